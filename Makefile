@@ -1,0 +1,44 @@
+# Two commands for a newcomer, each does its own set-up from a fresh clone:
+#   make repro    the Gemma-4 SWA page-table crash on this CPU: reproduced, trapped, fixed
+#   make test     lint, types, import rules and every test that this machine can run
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed-$(shell cat constraints.txt pyproject.toml Makefile | sha256sum | cut -c1-16)
+
+.PHONY: repro test lint format setup lock clean
+
+repro: setup
+	$(BIN)/gemma4-triage repro e4b-trtllm
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+setup: $(STAMP)
+
+# uv keeps every wheel in its own cache outside the checkout and links it into $(VENV): the 10 GB are fetched once per machine.
+$(STAMP): constraints.txt pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[runtime,dev]'
+	$(BIN)/uv pip check --python $(BIN)/python
+	rm -f $(VENV)/.installed-*
+	touch $@
+
+# Re-resolves every pin. Run it on purpose, then run make test.
+lock:
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-emit-index-url \
+	  --custom-compile-command "make lock" --extra runtime --extra dev pyproject.toml --output-file constraints.txt
+
+clean:
+	rm -rf $(VENV) build *.egg-info

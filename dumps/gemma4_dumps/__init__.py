@@ -1,0 +1,1 @@
+"""The on-disk dump format: schema, writer, reader, store. Needs neither torch nor sglang."""

@@ -1,0 +1,1 @@
+"""Triton kernels, one folder per op: kernel, launch, reference, spec."""

@@ -1,0 +1,1 @@
+"""Reproductions: scenarios, workloads, toy checkpoints and the runner."""

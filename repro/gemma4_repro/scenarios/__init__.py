@@ -1,0 +1,1 @@
+"""Scenarios, one file each; the catalog lists them."""

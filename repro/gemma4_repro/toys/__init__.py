@@ -1,0 +1,1 @@
+"""Makes and trains the toy checkpoints."""

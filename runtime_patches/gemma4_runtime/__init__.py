@@ -1,0 +1,1 @@
+"""What runs inside SGLang: the plugin, its catalog of patches, probes, fixes, faults and the host engine."""

@@ -1,0 +1,1 @@
+"""Pure checks: tensors and bounds in, a Violation or None out."""

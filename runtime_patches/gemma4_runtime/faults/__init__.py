@@ -1,0 +1,1 @@
+"""Patches that re-inject a known defect, only ever on request."""

@@ -1,0 +1,1 @@
+"""Patches that repair a known defect."""

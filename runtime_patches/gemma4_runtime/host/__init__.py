@@ -1,0 +1,1 @@
+"""CPU stand-ins for CUDA-only functions: the host engine."""

@@ -1,0 +1,1 @@
+"""The command line: inspect, diagnose and replay dumps, run reproductions."""
