@@ -1,0 +1,209 @@
+"""Attaches a set of patches to SGLang, verifies every one, and takes all of it off again.
+
+Hooks go through SGLang's HookRegistry and source edits through its source_patcher. HookRegistry only logs a hook that
+failed to attach, so `verify` walks from SGLang's symbol to our function and raises if it does not get there.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import CodeType, ModuleType
+from typing import Any
+
+from sglang.srt.debug_utils.source_patcher import EditSpec, PatchApplicationError, PatchState, patch_function
+from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
+
+from gemma4_runtime.claims import check_conflicts
+from gemma4_runtime.errors import PatchTargetMissing, UnsupportedRelease, VerificationFailed
+from gemma4_runtime.patch import Bind, Edit, Hook, Patch
+from gemma4_runtime.targets import dotted_path
+
+_SOURCE = HookSource("gemma4_runtime", "gemma4-triage")
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class _Site:
+    """One attribute of SGLang: its owner (module or class), its name, and the raw object found there (or _MISSING)."""
+
+    path: str
+    owner: Any
+    name: str
+    raw: Any
+
+    @property
+    def function(self) -> Any:
+        return self.raw.__func__ if isinstance(self.raw, (staticmethod, classmethod)) else self.raw
+
+    def current(self) -> Any:
+        raw = vars(self.owner).get(self.name, _MISSING)
+        return raw.__func__ if isinstance(raw, (staticmethod, classmethod)) else raw
+
+    def restore(self) -> None:
+        if self.raw is _MISSING:
+            if self.name in vars(self.owner):
+                delattr(self.owner, self.name)
+        elif vars(self.owner).get(self.name, _MISSING) is not self.raw:
+            setattr(self.owner, self.name, self.raw)
+
+
+def _find(path: str, patch: Patch, may_be_missing: bool = False) -> _Site:
+    owner_path, _, name = path.rpartition(".")
+    try:
+        owner = pkgutil.resolve_name(owner_path)
+    except (ImportError, AttributeError) as error:
+        raise PatchTargetMissing(f"patch {patch.id}: target {path} is missing: {error}") from error
+    raw = vars(owner).get(name, _MISSING)
+    if raw is _MISSING and not may_be_missing:
+        inherited = f"; {owner_path} inherits it, name the class that defines it" if hasattr(owner, name) else ""
+        raise PatchTargetMissing(f"patch {patch.id}: target {path} is missing{inherited}")
+    return _Site(path, owner, name, raw)
+
+
+@dataclass
+class _Applied:
+    patch: Patch
+    attachment: Hook | Edit | Bind
+    site: _Site
+    implementation: Any = None
+    edit: PatchState | None = None
+    edited_code: CodeType | None = None
+
+
+@dataclass
+class Attachment:
+    """A set of patches on their way onto SGLang. Call `register`, let SGLang apply its hooks, then call `verify`."""
+
+    patches: tuple[Patch, ...]
+    release: str
+    _applied: list[_Applied] = field(default_factory=list)
+
+    def register(self) -> None:
+        """Check everything that can be checked, then register hooks, edit sources and bind names. All or nothing.
+
+        Raises:
+            UnsupportedRelease: a patch does not declare this SGLang release.
+            PatchConflict: two patches claim one target.
+            PatchTargetMissing: a target or an edit's source line does not exist in this release.
+        """
+        for patch in self.patches:
+            if self.release not in patch.releases:
+                raise UnsupportedRelease(
+                    f"patch {patch.id} supports SGLang {', '.join(patch.releases)}, and {self.release} is installed"
+                )
+        check_conflicts(self.patches)
+        planned = [
+            (patch, attachment, _find(dotted_path(self.release, attachment.target), patch, isinstance(attachment, Bind)))
+            for patch in self.patches
+            for attachment in patch.attachments
+        ]
+        try:
+            for patch, attachment, site in planned:
+                self._applied.append(_register(patch, attachment, site))
+        except BaseException:
+            self.uninstall()
+            raise
+
+    def verify(self) -> None:
+        """Prove that each attachment is in force in this process.
+
+        Raises:
+            VerificationFailed: naming every patch and target that is not.
+        """
+        failures = [f"{a.patch.id} on {a.site.path}" for a in self._applied if not _in_force(a)]
+        if failures:
+            raise VerificationFailed("not in force after SGLang applied its hooks: " + "; ".join(failures))
+
+    def status(self) -> list[dict[str, Any]]:
+        """One row per patch: id, kind, title, targets, attached."""
+        rows = []
+        for patch in self.patches:
+            applied = [a for a in self._applied if a.patch is patch]
+            rows.append(
+                {
+                    "id": patch.id,
+                    "kind": patch.kind.value,
+                    "title": patch.title,
+                    "targets": [a.site.path for a in applied],
+                    "attached": bool(applied) and all(_in_force(a) for a in applied),
+                }
+            )
+        return rows
+
+    def uninstall(self) -> None:
+        """Put back the very objects that SGLang shipped. Safe to call twice, and after a failed `register`."""
+        for applied in reversed(self._applied):
+            if applied.edit is not None:
+                applied.edit.restore()
+            elif isinstance(applied.attachment, Bind):
+                applied.site.restore()
+            else:
+                _unhook(applied)
+        self._applied.clear()
+        # Hooks of other plugins on the same targets were taken off with ours; put them back.
+        HookRegistry.apply_hooks()
+
+
+def _register(patch: Patch, attachment: Hook | Edit | Bind, site: _Site) -> _Applied:
+    if isinstance(attachment, Edit):
+        edit = EditSpec(match=attachment.match, replacement=attachment.replacement)
+        try:
+            state = patch_function(target=site.function, edits=[edit])
+        except PatchApplicationError as error:
+            raise PatchTargetMissing(f"patch {patch.id}: the source of {site.path} has changed: {error}") from error
+        return _Applied(patch, attachment, site, edit=state, edited_code=site.function.__code__)
+    implementation = pkgutil.resolve_name(attachment.implementation)
+    if isinstance(attachment, Bind):
+        setattr(site.owner, site.name, implementation)
+    else:
+        HookRegistry.register(site.path, implementation, HookType(attachment.how.value), source=_SOURCE)
+    return _Applied(patch, attachment, site, implementation)
+
+
+def _in_force(applied: _Applied) -> bool:
+    current = applied.site.current()
+    if applied.edit is not None:
+        return _innermost(current).__code__ is applied.edited_code
+    if isinstance(applied.attachment, Bind):
+        return current is applied.implementation
+    return any(applied.implementation in _closure(wrapper) for wrapper in _chain(current))
+
+
+def _chain(function: Any) -> Iterable[Callable[..., Any]]:
+    while function is not None and function is not _MISSING:
+        yield function
+        function = getattr(function, "__wrapped__", None)
+
+
+def _innermost(function: Any) -> Any:
+    *_, last = _chain(function)
+    return last
+
+
+def _closure(function: Any) -> list[Any]:
+    return [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+
+
+def _unhook(applied: _Applied) -> None:
+    path = applied.site.path
+    hooks = HookRegistry._hooks.get(path, [])
+    hooks[:] = [hook for hook in hooks if hook[1] is not applied.implementation]
+    if not hooks:
+        HookRegistry._hooks.pop(path, None)
+    HookRegistry._patched.discard(path)
+    wrapped = applied.site.current()
+    applied.site.restore()
+    if isinstance(applied.site.owner, ModuleType):
+        _rebind_importers(wrapped, applied.site.raw)
+
+
+def _rebind_importers(wrapped: Any, original: Any) -> None:
+    """HookRegistry also rebinds modules that imported the function by name; walk the same modules back."""
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType):
+            for name, value in list(vars(module).items()):
+                if value is wrapped and value is not original:
+                    setattr(module, name, original)

@@ -1,0 +1,168 @@
+"""The catalog: the explicit tuple of every patch. Importing it needs neither torch nor sglang."""
+
+from __future__ import annotations
+
+
+from gemma4_runtime.patch import Bind, Edit, Hook, How, Kind, Patch
+
+_HOST = "gemma4_runtime.host"
+_FAULTS_AT = "gemma4_runtime.faults"
+_FIXES_AT = "gemma4_runtime.fixes"
+_PROBES_AT = "gemma4_runtime.probes"
+_SEED = "SGLang pull requests for Gemma-4 on trtllm_mha with MTP (feature rows F3, F4, F6)"
+_NO_UPSTREAM = "not upstream up to 0.5.23"
+
+_HOST_LEAVES = (
+    Patch(
+        id="host-processes",
+        kind=Kind.HOST_LEAF,
+        title="fork worker processes instead of spawning them",
+        origin="start-up time of the host engine",
+        upstream="not needed: CUDA forbids fork",
+        attachments=(Hook("engine.set_envs", How.AFTER, f"{_HOST}.processes:fork_workers"),),
+    ),
+    Patch(
+        id="host-sm100-check",
+        kind=Kind.HOST_LEAF,
+        title="pass the Blackwell check in server arguments",
+        origin="ValueError: trtllm_mha needs Blackwell",
+        upstream="not needed on a GPU",
+        attachments=(Bind("server_args.is_sm100", f"{_HOST}.device_checks:is_sm100_supported"),),
+    ),
+    Patch(
+        id="host-cpu-config",
+        kind=Kind.HOST_LEAF,
+        title="accept a dense model in the CPU padding of MoE sizes",
+        origin="TypeError: None % int in update_intermediate_size",
+        upstream=_NO_UPSTREAM,
+        attachments=(
+            Hook("cpu_config.update_intermediate_size", How.AROUND, f"{_HOST}.cpu_config:update_intermediate_size"),
+        ),
+    ),
+    Patch(
+        id="host-softcap",
+        kind=Kind.HOST_LEAF,
+        title="final logit softcapping in torch",
+        origin="the Triton interpreter has no libdevice.tanh",
+        upstream="not needed on a GPU",
+        attachments=(Bind("logits.softcap", f"{_HOST}.softcap:softcap_inplace"),),
+    ),
+    Patch(
+        id="host-draft-tree",
+        kind=Kind.HOST_LEAF,
+        title="draft tree construction and greedy verification in torch",
+        origin="NameError: sgl_build_tree_kernel_efficient; verify_tree_greedy_func is a no-op on a CPU",
+        upstream="not needed on a GPU",
+        attachments=(
+            Bind("eagle.build_tree", f"{_HOST}.speculative_tree:build_tree"),
+            Hook("eagle.verify_greedy", How.REPLACE, f"{_HOST}.speculative_tree:verify_tree_greedy"),
+        ),
+    ),
+    Patch(
+        id="host-alloc-kernels",
+        kind=Kind.HOST_LEAF,
+        title="paged allocation kernels in torch",
+        origin="the Triton interpreter takes half of a step for them",
+        upstream="not needed on a GPU",
+        attachments=(
+            Bind("alloc.extend_kernel", f"{_HOST}.alloc_kernels:alloc_extend_kernel"),
+            Bind("alloc.decode_kernel", f"{_HOST}.alloc_kernels:alloc_decode_kernel"),
+        ),
+    ),
+    Patch(
+        id="host-flashinfer-names",
+        kind=Kind.HOST_LEAF,
+        title="names that the flashinfer backend module imports only with CUDA",
+        origin="NameError at the construction of trtllm_mha's base class",
+        upstream="not needed on a GPU",
+        attachments=(
+            Bind("flashinfer.decode_wrapper", f"{_HOST}.flashinfer_names:HeldWrapper"),
+            Bind("flashinfer.prefill_paged_wrapper", f"{_HOST}.flashinfer_names:HeldWrapper"),
+            Bind("flashinfer.prefill_ragged_wrapper", f"{_HOST}.flashinfer_names:HeldWrapper"),
+            Bind("flashinfer.fast_decode_plan", f"{_HOST}.flashinfer_names:fast_decode_plan"),
+        ),
+    ),
+    Patch(
+        id="host-paged-attention",
+        kind=Kind.HOST_LEAF,
+        title="fp32 paged attention with a device model, in place of trtllm-gen kernels",
+        origin="NameError: flashinfer; device models sm100 and sm90",
+        upstream="not needed on a GPU",
+        attachments=(
+            Bind("trtllm.flashinfer", f"{_HOST}.paged_attention:flashinfer"),
+            Hook("swa.pool_init", How.AFTER, f"{_HOST}.arena:after_pool_init"),
+        ),
+    ),
+    Patch(
+        id="host-eager-inputs",
+        kind=Kind.HOST_LEAF,
+        title="copy eager inputs through the input registry, as on CUDA with graphs off",
+        origin="ModelRunner takes _eager_fb_view only for device cuda, which hides the stale out_cache_loc crash",
+        upstream="not needed on a GPU",
+        attachments=(
+            Edit(
+                "runner.forward_decode",
+                'if not self.server_args.enable_pdmux and self.device == "cuda":',
+                "if not self.server_args.enable_pdmux:",
+            ),
+            Edit(
+                "runner.forward_extend",
+                'if not self.server_args.enable_pdmux and self.device == "cuda":',
+                "if not self.server_args.enable_pdmux:",
+            ),
+        ),
+    ),
+)
+
+_FAULTS = (
+    Patch(
+        id="swa-state-stale",
+        kind=Kind.FAULT,
+        title="draft backend resolves its SWA state from its own, non-SWA pool (the seed bug)",
+        origin=f"{_SEED}; SGLang before TRTLLMHAAttnBackend._resolve_swa_kv_pool",
+        upstream="resolved from the allocator in 0.5.13",
+        attachments=(
+            Hook("trtllm.resolve_swa_pool", How.REPLACE, f"{_FAULTS_AT}.swa_state_stale:resolve_from_active_pool"),
+        ),
+    ),
+    Patch(
+        id="swa-alloc-oob",
+        kind=Kind.FAULT,
+        title="SWA allocator hands out an index beyond its pool, once",
+        origin=_SEED,
+        upstream="an injected fault; no release has it",
+        attachments=(Hook("swa.alloc_decode", How.AFTER, f"{_FAULTS_AT}.swa_alloc_oob:spoil_decode"),),
+    ),
+)
+
+_FIXES = (
+    Patch(
+        id="swa-state-swap",
+        kind=Kind.FIX,
+        title="draft SWA state follows the KV pool on every leaf, eager and in graphs; hybrid backend unwrapped",
+        origin=_SEED,
+        upstream="SWA state resolved from the allocator in 0.5.13; the hybrid crash is open up to 0.5.23",
+        default=True,
+        attachments=(
+            Hook("mtp.target_view", How.AROUND, f"{_FIXES_AT}.swa_state_swap:around_view"),
+            Hook("mtp.pool_view", How.AROUND, f"{_FIXES_AT}.swa_state_swap:around_view"),
+            Hook("mtp.graph_runner_init", How.AROUND, f"{_FIXES_AT}.swa_state_swap:around_graph_runner_init"),
+            Hook("mtp.init_draft_backend", How.AFTER, f"{_FIXES_AT}.swa_state_swap:unwrap_hybrid"),
+        ),
+    ),
+    Patch(
+        id="eager-out-cache-loc",
+        kind=Kind.FIX,
+        title="a draft batch carries no out_cache_loc into eager input copies",
+        origin='"size of tensor a (29) must match the size of tensor b (30)" with CUDA graphs off',
+        upstream="fixed in 0.5.15",
+        default=True,
+        attachments=(Hook("mtp.expand_for_topk", How.AFTER, f"{_FIXES_AT}.eager_out_cache_loc:drop_out_cache_loc"),),
+    ),
+)
+
+CATALOG: tuple[Patch, ...] = (
+    *_HOST_LEAVES,
+    *_FAULTS,
+    *_FIXES,
+)

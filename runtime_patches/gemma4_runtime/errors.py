@@ -1,0 +1,48 @@
+"""Errors of the runtime layer. Each knows the process exit code that the command line and the plugin use for it."""
+
+from __future__ import annotations
+
+
+class RuntimePatchError(RuntimeError):
+    """The patched runtime cannot do what was asked; nothing is served half-patched."""
+
+    exit_code = 3
+
+
+class SettingsError(RuntimePatchError):
+    """A setting cannot be read. The text names the variable, the value and what is allowed."""
+
+    exit_code = 2
+
+
+class PatchTargetMissing(RuntimePatchError):
+    """A patch names an SGLang symbol that this release does not have."""
+
+
+class UnsupportedRelease(RuntimePatchError):
+    """A patch does not declare support for the SGLang release that is installed."""
+
+
+class PatchConflict(RuntimePatchError):
+    """Two patches claim the same target in ways that cannot both hold."""
+
+
+class VerificationFailed(RuntimePatchError):
+    """A patch was registered but is not what SGLang's symbol now leads to."""
+
+
+class HostEngineRefused(RuntimePatchError):
+    """The host engine was asked for where it must not or cannot run."""
+
+
+class TrappedViolation(RuntimeError):
+    """Raised by a probe in `trap` mode, before the kernel that would have read or written out of bounds.
+
+    `dump` is the path of the dump that holds the evidence, or None with `dump_error` saying why there is none.
+    """
+
+    def __init__(self, message: str, dump: str | None, dump_error: str | None = None):
+        where = f"dump: {dump}" if dump else f"no dump was written: {dump_error}"
+        super().__init__(f"{message} [{where}]")
+        self.dump = dump
+        self.dump_error = dump_error

@@ -1,0 +1,24 @@
+"""Fault: the SWA allocator hands out an index beyond its pool, once, after a number of decode allocations.
+
+The last token of the batch is mapped to the first slot past the sliding-window buffer. Everything before looks
+healthy, so what is tested is that the trap fires at the hand-out and not at the far later write or read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+HEALTHY_CALLS = 8
+_calls: dict[int, int] = {}
+
+
+def spoil_decode(indices: torch.Tensor | None, allocator: Any, *args: Any, **kwargs: Any) -> None:
+    """After `alloc_decode` -> [requests] full-pool slots: corrupt the SWA peer of the last one."""
+    if indices is None:
+        return
+    calls = _calls[id(allocator)] = _calls.get(id(allocator), 0) + 1
+    if calls == HEALTHY_CALLS + 1:
+        beyond = allocator.size_swa + allocator.page_size
+        allocator.full_to_swa_index_mapping[indices[-1]] = beyond

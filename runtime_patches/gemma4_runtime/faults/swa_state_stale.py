@@ -1,0 +1,16 @@
+"""Fault: the draft's trtllm_mha backend takes its SWA state from its own pool, as before SGLang resolved it from the
+allocator. The draft's pool is a non-SWA dummy, so the backend believes that there is nothing to translate, and the
+assistant's sliding layers read the sliding-window buffer with full-pool page ids: the seed bug.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def resolve_from_active_pool(model_runner: Any) -> Any:
+    """In place of `TRTLLMHAAttnBackend._resolve_swa_kv_pool`: the active pool if it is an SWA pool, else None."""
+    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+
+    pool = model_runner.token_to_kv_pool
+    return pool if isinstance(pool, SWAKVPool) else None

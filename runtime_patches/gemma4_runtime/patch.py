@@ -1,0 +1,92 @@
+"""The record of a patch: plain data that imports neither torch nor sglang, so that anything may read the catalog."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    HOST_LEAF = "host leaf"
+    FAULT = "fault"
+    FIX = "fix"
+    OPTIMISATION = "optimisation"
+    PROBE = "probe"
+
+
+# Hooks on one target nest in the order of registration, so a probe, registered last, sees what all others made of it.
+ATTACH_ORDER = tuple(Kind)
+
+
+class How(StrEnum):
+    """How a hook meets SGLang's function; the values are those of sglang's HookType."""
+
+    BEFORE = "before"
+    AFTER = "after"
+    AROUND = "around"
+    REPLACE = "replace"
+
+
+@dataclass(frozen=True)
+class Hook:
+    """Attach `implementation` ("module:function") to the SGLang function behind the target key."""
+
+    target: str
+    how: How
+    implementation: str
+
+    @property
+    def exclusive(self) -> bool:
+        return self.how is How.REPLACE
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replace one unique run of source lines inside the function behind the target key, through source_patcher."""
+
+    target: str
+    match: str
+    replacement: str
+
+    exclusive = True
+
+
+@dataclass(frozen=True)
+class Bind:
+    """Set one module attribute, which may not exist yet. For CUDA-only names that a CPU build never defines."""
+
+    target: str
+    implementation: str
+
+    exclusive = True
+
+
+Attachment = Hook | Edit | Bind
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Anything the plugin can attach.
+
+    `origin` names the issue or pull request it comes from, `upstream` where SGLang has it, `releases` the SGLang
+    versions it was written and tested for, `default` whether `GEMMA4_TRIAGE_PATCHES=default` includes it.
+    `self_test` ("module:function") makes a probe prove in the serving process that it can still fire.
+    """
+
+    id: str
+    kind: Kind
+    title: str
+    origin: str
+    upstream: str
+    attachments: tuple[Attachment, ...]
+    releases: tuple[str, ...] = ("0.5.13.post1",)
+    default: bool = False
+    self_test: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind is Kind.FAULT and self.default:
+            raise ValueError(f"fault {self.id} must never be a default")
+        if self.kind is Kind.PROBE and self.self_test is None:
+            raise ValueError(f"probe {self.id} needs a self test")
+        if not self.attachments:
+            raise ValueError(f"patch {self.id} attaches nothing")

@@ -1,0 +1,38 @@
+"""The entry point that SGLang calls in every process: read settings, register what they ask for, verify, or stop.
+
+SGLang swallows an Exception from a plugin and serves on without it. A server that was asked to be guarded and is not
+is worse than one that does not start, so everything here ends in SystemExit, which SGLang lets pass.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+from gemma4_runtime.errors import RuntimePatchError
+from gemma4_runtime.settings import Settings, VARIABLES, read_settings
+
+
+def load() -> None:
+    """Attach what the environment asks for. With no variable set, nothing is imported and nothing is attached."""
+    if not any(os.environ.get(name) for name in VARIABLES):
+        return
+    try:
+        settings = read_settings()
+        if not settings.wants_nothing:
+            _attach(settings)
+    except RuntimePatchError as error:
+        _stop(error)
+
+
+def _attach(settings: Settings) -> None:
+    # Imported here so that a server which asks for nothing pays for nothing.
+    from gemma4_runtime.session import Session
+
+    Session(settings).start()
+
+
+def _stop(error: RuntimePatchError) -> NoReturn:
+    print(f"gemma4-triage: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    raise SystemExit(error.exit_code)

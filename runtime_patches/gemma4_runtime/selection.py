@@ -1,0 +1,64 @@
+"""Which patches the settings ask for. Pure: settings and catalog in, an ordered tuple of patches out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gemma4_runtime.catalog import CATALOG
+from gemma4_runtime.errors import SettingsError
+from gemma4_runtime.patch import ATTACH_ORDER, Kind, Patch
+from gemma4_runtime.settings import HostEngine, Mode, Settings
+
+_SELECTABLE = (Kind.FIX, Kind.OPTIMISATION)
+
+
+def select(settings: Settings, catalog: Iterable[Patch] = CATALOG) -> tuple[Patch, ...]:
+    """The patches to attach, in the order in which to attach them: host leaves, faults, fixes, optimisations, probes.
+
+    Raises:
+        SettingsError: a name that the catalog does not have for that variable; the message lists those it has.
+    """
+    catalog = tuple(catalog)
+    chosen: set[str] = set()
+    if settings.host_engine is not HostEngine.OFF:
+        chosen |= {patch.id for patch in catalog if patch.kind is Kind.HOST_LEAF}
+    chosen |= _named("GEMMA4_TRIAGE_FAULTS", settings.faults, _of_kind(catalog, Kind.FAULT))
+    chosen |= _edited("GEMMA4_TRIAGE_PATCHES", settings.patches, _of_kind(catalog, *_SELECTABLE))
+    if settings.mode is not Mode.OFF:
+        probes = _of_kind(catalog, Kind.PROBE)
+        chosen |= _named("GEMMA4_TRIAGE_PROBES", settings.probes, probes) or set(probes)
+    return tuple(sorted((p for p in catalog if p.id in chosen), key=lambda p: ATTACH_ORDER.index(p.kind)))
+
+
+def _of_kind(catalog: tuple[Patch, ...], *kinds: Kind) -> dict[str, Patch]:
+    return {patch.id: patch for patch in catalog if patch.kind in kinds}
+
+
+def _named(variable: str, names: tuple[str, ...], known: dict[str, Patch]) -> set[str]:
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise SettingsError(
+            f"{variable}={','.join(names)!r} names {', '.join(unknown)}, which this version does not have; "
+            f"allowed: {', '.join(known) or 'none'}"
+        )
+    return set(names)
+
+
+def _edited(variable: str, items: tuple[str, ...], known: dict[str, Patch]) -> set[str]:
+    """`default` or `none` may come first; then `+id` or `id` adds one and `-id` removes one."""
+    chosen: set[str] = set()
+    for position, item in enumerate(items):
+        if item in ("default", "none"):
+            if position:
+                raise SettingsError(f"{variable}={','.join(items)!r}: {item!r} can only come first")
+            if item == "default":
+                chosen = {patch.id for patch in known.values() if patch.default}
+            continue
+        (name,) = _named(variable, (item.lstrip("+-"),), known)
+        if item.startswith("-"):
+            if name not in chosen:
+                raise SettingsError(f"{variable}={','.join(items)!r} removes {name!r}, which is not chosen before it")
+            chosen.discard(name)
+        else:
+            chosen.add(name)
+    return chosen

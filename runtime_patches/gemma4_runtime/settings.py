@@ -1,0 +1,118 @@
+"""Settings from the environment. A value that cannot be read is an error that names variable, value and choices."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from gemma4_runtime.errors import SettingsError
+
+
+class Mode(StrEnum):
+    """What a probe does with a violation."""
+
+    OFF = "off"
+    LOG = "log"
+    TRAP = "trap"
+
+
+class HostEngine(StrEnum):
+    OFF = "off"
+    ON = "on"
+    FORCE = "force"
+
+
+class DeviceModel(StrEnum):
+    """How the host engine's attention meets a page that lies outside the buffer."""
+
+    SM100 = "sm100"
+    SM90 = "sm90"
+
+
+_MODE_WORDS = {"": "off", "0": "off", "off": "off", "log": "log", "trap": "trap", "1": "trap"}
+_HOST_WORDS = {"": "off", "0": "off", "off": "off", "1": "on", "force": "force"}
+
+
+def _word(table: dict[str, str], refused: dict[str, str] | None = None) -> BeforeValidator:
+    def read(value: Any) -> Any:
+        word = str(value).strip().lower()
+        if refused and word in refused:
+            raise ValueError(refused[word])
+        if word not in table:
+            raise ValueError("allowed: " + ", ".join(word for word in table if word))
+        return table[word]
+
+    return BeforeValidator(read)
+
+
+def _items(value: Any) -> tuple[str, ...]:
+    if value is None or isinstance(value, tuple):
+        return value or ()
+    items = tuple(item.strip() for item in str(value).split(",") if item.strip())
+    duplicates = sorted({item for item in items if items.count(item) > 1})
+    if duplicates:
+        raise ValueError(f"named twice: {', '.join(duplicates)}")
+    return items
+
+
+_Items = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_items)]
+
+_NOT_YET = "is part of the design but not of this version; allowed: "
+
+
+class Settings(BaseSettings):
+    """Everything that the environment can ask of the runtime. With no variable set, `wants_nothing` is true."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="ignore", case_sensitive=True, populate_by_name=True)
+
+    mode: Annotated[Mode, _word(_MODE_WORDS, {"contain": f"'contain' {_NOT_YET}0, off, log, trap, 1"})] = Field(
+        Mode.OFF, validation_alias="SGLANG_TRTLLM_MHA_DEBUG"
+    )
+    dump_dir: Path | None = Field(None, validation_alias="SGLANG_TRTLLM_MHA_DEBUG_DIR")
+    probes: _Items = Field((), validation_alias="GEMMA4_TRIAGE_PROBES")
+    patches: _Items = Field((), validation_alias="GEMMA4_TRIAGE_PATCHES")
+    faults: _Items = Field((), validation_alias="GEMMA4_TRIAGE_FAULTS")
+    leak: Annotated[
+        Mode, _word({"": "off", "off": "off", "0": "off"}, {w: f"{w!r} {_NOT_YET}off" for w in ("dump", "raise")})
+    ] = Field(Mode.OFF, validation_alias="GEMMA4_TRIAGE_LEAK")
+    host_engine: Annotated[HostEngine, _word(_HOST_WORDS)] = Field(
+        HostEngine.OFF, validation_alias="GEMMA4_TRIAGE_HOST_ENGINE"
+    )
+    device_model: Annotated[DeviceModel, _word({"": "sm100", "sm100": "sm100", "sm90": "sm90"})] = Field(
+        DeviceModel.SM100, validation_alias="GEMMA4_TRIAGE_DEVICE_MODEL"
+    )
+
+    @property
+    def wants_nothing(self) -> bool:
+        return self.mode is Mode.OFF and not (self.patches or self.faults) and self.host_engine is HostEngine.OFF
+
+
+VARIABLES = tuple(str(field.validation_alias) for field in Settings.model_fields.values())
+
+
+def read_settings() -> Settings:
+    """Read the environment.
+
+    Raises:
+        SettingsError: naming each variable that cannot be read, its value, and what is allowed.
+    """
+    try:
+        settings = Settings()  # pyright: ignore[reportCallIssue]
+    except ValidationError as error:
+        lines = [
+            f"{item['loc'][0]}={item['input']!r} cannot be read: {item['msg'].removeprefix('Value error, ')}"
+            for item in error.errors()
+        ]
+        raise SettingsError("\n".join(lines)) from None
+    if settings.probes and settings.mode is Mode.OFF:
+        raise SettingsError(
+            f"GEMMA4_TRIAGE_PROBES={','.join(settings.probes)!r} chooses probes but SGLANG_TRTLLM_MHA_DEBUG is off; "
+            "set SGLANG_TRTLLM_MHA_DEBUG to log, trap or 1, or unset GEMMA4_TRIAGE_PROBES"
+        )
+    if settings.dump_dir is not None and str(settings.dump_dir) in ("", "."):
+        raise SettingsError("SGLANG_TRTLLM_MHA_DEBUG_DIR='' cannot be read: name a directory or unset it")
+    return settings

@@ -1,0 +1,66 @@
+"""The only file that names SGLang's dotted paths. A later release needs a new table here and nothing else."""
+
+from __future__ import annotations
+
+from gemma4_runtime.errors import UnsupportedRelease
+
+_SRT = "sglang.srt"
+_TRTLLM = f"{_SRT}.layers.attention.trtllm_mha_backend"
+_FLASHINFER = f"{_SRT}.layers.attention.flashinfer_backend"
+_SWA_ALLOCATOR = f"{_SRT}.mem_cache.allocator.swa.SWATokenToKVPoolAllocator"
+_FROZEN = f"{_SRT}.speculative.frozen_kv_mtp_worker.FrozenKVMTPWorker"
+_RUNNER = f"{_SRT}.model_executor.model_runner.ModelRunner"
+_MTP_UTILS = f"{_SRT}.speculative.frozen_kv_mtp_utils"
+
+TARGETS: dict[str, dict[str, str]] = {
+    "0.5.13.post1": {
+        "trtllm.forward_decode": f"{_TRTLLM}.TRTLLMHAAttnBackend.forward_decode",
+        "trtllm.forward_extend": f"{_TRTLLM}.TRTLLMHAAttnBackend.forward_extend",
+        "trtllm.apply_graph_metadata": f"{_TRTLLM}.TRTLLMHAAttnBackend._apply_cuda_graph_metadata",
+        "trtllm.resolve_swa_pool": f"{_TRTLLM}.TRTLLMHAAttnBackend._resolve_swa_kv_pool",
+        "trtllm.flashinfer": f"{_TRTLLM}.flashinfer",
+        "flashinfer.decode_wrapper": f"{_FLASHINFER}.BatchDecodeWithPagedKVCacheWrapper",
+        "flashinfer.prefill_paged_wrapper": f"{_FLASHINFER}.BatchPrefillWithPagedKVCacheWrapper",
+        "flashinfer.prefill_ragged_wrapper": f"{_FLASHINFER}.BatchPrefillWithRaggedKVCacheWrapper",
+        "flashinfer.fast_decode_plan": f"{_FLASHINFER}.fast_decode_plan",
+        "swa.pool_init": f"{_SRT}.mem_cache.swa_memory_pool.SWAKVPool.__init__",
+        "swa.alloc": f"{_SWA_ALLOCATOR}.alloc",
+        "swa.alloc_extend": f"{_SWA_ALLOCATOR}.alloc_extend",
+        "swa.alloc_extend_tail": f"{_SWA_ALLOCATOR}.alloc_extend_swa_tail",
+        "swa.alloc_decode": f"{_SWA_ALLOCATOR}.alloc_decode",
+        "swa.set_mapping": f"{_SWA_ALLOCATOR}.set_full_to_swa_mapping",
+        "mtp.target_view": f"{_MTP_UTILS}.frozen_kv_target_view",
+        "mtp.pool_view": f"{_MTP_UTILS}.target_kv_pool_view",
+        "mtp.init_draft_backend": f"{_FROZEN}._init_draft_attn_backend",
+        "mtp.draft": f"{_FROZEN}.draft",
+        "mtp.expand_for_topk": f"{_FROZEN}._expand_for_topk_draft",
+        "mtp.graph_runner_init": f"{_SRT}.speculative.frozen_kv_mtp_cuda_graph_runner.FrozenKVMTPCudaGraphRunner.__init__",
+        "runner.forward_decode": f"{_RUNNER}.forward_decode",
+        "runner.forward_extend": f"{_RUNNER}.forward_extend",
+        "engine.set_envs": f"{_SRT}.entrypoints.engine._set_envs_and_config",
+        "server_args.is_sm100": f"{_SRT}.server_args.is_sm100_supported",
+        "cpu_config.update_intermediate_size": f"{_SRT}.configs.update_config.update_intermediate_size",
+        "logits.softcap": f"{_SRT}.layers.logits_processor.fused_softcap",
+        "eagle.build_tree": f"{_SRT}.speculative.eagle_utils.sgl_build_tree_kernel_efficient",
+        "eagle.verify_greedy": f"{_SRT}.speculative.eagle_utils.verify_tree_greedy_func",
+        "alloc.extend_kernel": f"{_SRT}.mem_cache.allocator.paged.alloc_extend_kernel",
+        "alloc.decode_kernel": f"{_SRT}.mem_cache.allocator.paged.alloc_decode_kernel",
+    }
+}
+
+
+def dotted_path(release: str, key: str) -> str:
+    """The dotted path behind `key` in SGLang `release`.
+
+    Raises:
+        UnsupportedRelease: there is no table for this release, or the table has no such key.
+    """
+    table = TARGETS.get(release)
+    if table is None:
+        raise UnsupportedRelease(
+            f"no target table for SGLang {release}; this version knows {', '.join(TARGETS)}. "
+            f"Install one of those, or unset the GEMMA4_TRIAGE_* and SGLANG_TRTLLM_MHA_DEBUG variables."
+        )
+    if key not in table:
+        raise UnsupportedRelease(f"target {key!r} is not in the table for SGLang {release} (gemma4_runtime/targets.py)")
+    return table[key]
