@@ -96,7 +96,11 @@ class Attachment:
                 )
         check_conflicts(self.patches)
         planned = [
-            (patch, attachment, _find(dotted_path(self.release, attachment.target), patch, isinstance(attachment, Bind)))
+            (
+                patch,
+                attachment,
+                _find(dotted_path(self.release, attachment.target), patch, isinstance(attachment, Bind)),
+            )
             for patch in self.patches
             for attachment in patch.attachments
         ]

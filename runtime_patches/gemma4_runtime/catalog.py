@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from gemma4_runtime.patch import Bind, Edit, Hook, How, Kind, Patch
 
 _HOST = "gemma4_runtime.host"
@@ -161,8 +160,36 @@ _FIXES = (
     ),
 )
 
-CATALOG: tuple[Patch, ...] = (
-    *_HOST_LEAVES,
-    *_FAULTS,
-    *_FIXES,
+_PROBES = (
+    Patch(
+        id="page-table",
+        kind=Kind.PROBE,
+        title="every live page id of trtllm_mha lies inside the buffer that its layer indexes",
+        origin=f"{_SEED}; the crash in fmhaSm100fKernel_*SlidingOrChunkedCausal*",
+        upstream=_NO_UPSTREAM,
+        attachments=(
+            Hook("trtllm.init", How.AFTER, f"{_PROBES_AT}.page_table:remember_role"),
+            Hook("trtllm.forward_decode", How.BEFORE, f"{_PROBES_AT}.page_table:before_decode"),
+            Hook("trtllm.forward_extend", How.BEFORE, f"{_PROBES_AT}.page_table:before_extend"),
+            Hook("trtllm.apply_graph_metadata", How.AFTER, f"{_PROBES_AT}.page_table:after_graph_metadata"),
+        ),
+        self_test=f"{_PROBES_AT}.page_table:self_test",
+    ),
+    Patch(
+        id="swa-allocator",
+        kind=Kind.PROBE,
+        title="every slot that the SWA allocator hands out lies inside its pool",
+        origin=_SEED,
+        upstream=_NO_UPSTREAM,
+        attachments=(
+            Hook("swa.alloc", How.AROUND, f"{_PROBES_AT}.swa_allocator:around_alloc"),
+            Hook("swa.alloc_extend", How.AROUND, f"{_PROBES_AT}.swa_allocator:around_alloc_extend"),
+            Hook("swa.alloc_extend_tail", How.AROUND, f"{_PROBES_AT}.swa_allocator:around_alloc_extend_tail"),
+            Hook("swa.alloc_decode", How.AROUND, f"{_PROBES_AT}.swa_allocator:around_alloc_decode"),
+            Hook("swa.set_mapping", How.AFTER, f"{_PROBES_AT}.swa_allocator:after_set_mapping"),
+        ),
+        self_test=f"{_PROBES_AT}.swa_allocator:self_test",
+    ),
 )
+
+CATALOG: tuple[Patch, ...] = (*_HOST_LEAVES, *_FAULTS, *_FIXES, *_PROBES)

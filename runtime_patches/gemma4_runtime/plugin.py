@@ -11,7 +11,7 @@ import sys
 from typing import NoReturn
 
 from gemma4_runtime.errors import RuntimePatchError
-from gemma4_runtime.settings import Settings, VARIABLES, read_settings
+from gemma4_runtime.settings import VARIABLES, Settings, read_settings
 
 
 def load() -> None:

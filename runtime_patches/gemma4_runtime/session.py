@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
+import pkgutil
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import sglang
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry
 
+from gemma4_dumps.store import default_root
+from gemma4_runtime import versions
 from gemma4_runtime.attachment import Attachment
-from gemma4_runtime.errors import HostEngineRefused
+from gemma4_runtime.errors import HostEngineRefused, RuntimePatchError
+from gemma4_runtime.guard import Guard
+from gemma4_runtime.manifest import build_manifest, write_manifest
 from gemma4_runtime.patch import Kind, Patch
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import HostEngine, Settings
@@ -21,34 +29,103 @@ _HOST_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1"}
 
 
 class Session:
-    """Attaches the patches that the settings ask for. One per process; `current` is the one in force, or None."""
+    """Attaches the patches that the settings ask for. One per process; probes reach its guard through `guard()`."""
 
-    current: Session | None = None
+    _current: Session | None = None
 
     def __init__(self, settings: Settings, patches: tuple[Patch, ...] | None = None) -> None:
         self.settings = settings
         self.patches = select(settings) if patches is None else patches
         self.attachment = Attachment(self.patches, sglang.__version__)
+        self.root = settings.dump_dir or default_root()
+        self.manifest: dict[str, Any] = {}
+        self._guard = Guard(settings.mode, self.root, self._dump_context)
+
+    @classmethod
+    def guard(cls) -> Guard:
+        """The guard of this process's session.
+
+        Raises:
+            RuntimePatchError: no session is in force; a probe outlived its session.
+        """
+        if cls._current is None:
+            raise RuntimePatchError("a probe fired without a session; uninstall did not take it off")
+        return cls._current._guard
 
     def start(self) -> None:
-        """Register now and verify as soon as SGLang has applied all plugins' hooks.
+        """Register now; verify and announce as soon as SGLang has applied every plugin's hooks.
 
         Raises:
             RuntimePatchError: see `Attachment.register` and `check_host_engine`.
         """
         check_host_engine(self.settings)
         self.attachment.register()
-        Session.current = self
+        Session._current = self
+        self._announce()
         _call_after_hooks_applied(self._finish)
 
     def stop(self) -> None:
         """Take everything off again. Safe to call twice."""
         self.attachment.uninstall()
-        if Session.current is self:
-            Session.current = None
+        if Session._current is self:
+            Session._current = None
 
     def _finish(self) -> None:
+        try:
+            self.verify()
+        except RuntimePatchError as error:
+            # SGLang's loader has returned by now and nothing above us would stop the server.
+            print(f"gemma4-triage: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            raise SystemExit(error.exit_code) from None
+        if self.settings.host_engine is not HostEngine.OFF:
+            os.register_at_fork(after_in_child=self._verify_in_child)
+
+    def verify(self) -> None:
+        """Prove every attachment, run every probe's self test, and write the guard manifest of this process.
+
+        Raises:
+            VerificationFailed: something is not in force, or a probe's self test does not fire.
+        """
+        rows = self.attachment.status()
+        for row, patch in zip(rows, self.patches, strict=True):
+            if patch.self_test is not None:
+                pkgutil.resolve_name(patch.self_test)()
+                row["self_test"] = "fired"
+        settings = self.settings.model_dump(mode="json")
+        self.manifest = build_manifest(rows, settings, versions.package_versions(), versions.gpu())
         self.attachment.verify()
+        self.manifest["verified"] = True
+        try:
+            path = write_manifest(self.root / "guards", self.manifest)
+        except OSError as error:
+            logger.error("gemma4-triage: the guard manifest could not be written: %s", error)
+        else:
+            logger.info("gemma4-triage: %d patches verified, guard manifest %s", len(rows), path)
+
+    def _verify_in_child(self) -> None:
+        # Only the host engine forks its workers; a spawned worker loads the plugin for itself.
+        if Session._current is self:
+            self.verify()
+
+    def _announce(self) -> None:
+        by_kind: dict[Kind, list[Patch]] = {}
+        for patch in self.patches:
+            by_kind.setdefault(patch.kind, []).append(patch)
+        for patch in by_kind.get(Kind.FAULT, []):
+            _say(f"FAULT INJECTED: {patch.id}: {patch.title}. This server is broken on purpose.", loud=True)
+        if leaves := by_kind.get(Kind.HOST_LEAF):
+            _say(
+                f"host engine, device model {self.settings.device_model.value}: CPU stand-ins replace "
+                f"{len(leaves)} CUDA-only parts: {', '.join(patch.id for patch in leaves)}",
+                loud=True,
+            )
+        for kind in (Kind.FIX, Kind.OPTIMISATION, Kind.PROBE):
+            if patches := by_kind.get(kind):
+                mode = f" (mode {self.settings.mode.value})" if kind is Kind.PROBE else ""
+                _say(f"{kind.value}: {', '.join(patch.id for patch in patches)}{mode}")
+
+    def _dump_context(self) -> Mapping[str, Any]:
+        return {"versions": self.manifest["versions"], "gpu": self.manifest["gpu"], "guards": self.manifest}
 
 
 def check_host_engine(settings: Settings) -> None:
@@ -66,16 +143,26 @@ def check_host_engine(settings: Settings) -> None:
         )
     missing = [f"{name}={value}" for name, value in _HOST_ENVIRONMENT.items() if os.environ.get(name) != value]
     if missing:
-        raise HostEngineRefused(f"the host engine needs these in the environment before Python starts: {' '.join(missing)}")
+        raise HostEngineRefused(
+            f"the host engine needs these in the environment before Python starts: {' '.join(missing)}"
+        )
 
 
-def _call_after_hooks_applied(callback) -> None:
+def _say(text: str, loud: bool = False) -> None:
+    """To stderr as well as the log: SGLang's Engine sets the log level to `error` by default."""
+    if loud:
+        print(f"gemma4-triage: {text}", file=sys.stderr, flush=True)
+    else:
+        logger.info("gemma4-triage: %s", text)
+
+
+def _call_after_hooks_applied(callback: Callable[[], None]) -> None:
     """Run `callback` once, when `HookRegistry.apply_hooks` next returns; `load_plugins` calls it after every plugin."""
     original = HookRegistry.__dict__["apply_hooks"]
 
-    def apply_then_call(cls) -> None:
+    def apply_then_call(cls: type[HookRegistry]) -> None:
         HookRegistry.apply_hooks = original
         cls.apply_hooks()
         callback()
 
-    HookRegistry.apply_hooks = classmethod(apply_then_call)
+    HookRegistry.apply_hooks = classmethod(apply_then_call)  # pyright: ignore[reportAttributeAccessIssue]

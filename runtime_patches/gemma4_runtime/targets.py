@@ -10,10 +10,12 @@ _FLASHINFER = f"{_SRT}.layers.attention.flashinfer_backend"
 _SWA_ALLOCATOR = f"{_SRT}.mem_cache.allocator.swa.SWATokenToKVPoolAllocator"
 _FROZEN = f"{_SRT}.speculative.frozen_kv_mtp_worker.FrozenKVMTPWorker"
 _RUNNER = f"{_SRT}.model_executor.model_runner.ModelRunner"
+_MTP_GRAPH = f"{_SRT}.speculative.frozen_kv_mtp_cuda_graph_runner.FrozenKVMTPCudaGraphRunner"
 _MTP_UTILS = f"{_SRT}.speculative.frozen_kv_mtp_utils"
 
 TARGETS: dict[str, dict[str, str]] = {
     "0.5.13.post1": {
+        "trtllm.init": f"{_TRTLLM}.TRTLLMHAAttnBackend.__init__",
         "trtllm.forward_decode": f"{_TRTLLM}.TRTLLMHAAttnBackend.forward_decode",
         "trtllm.forward_extend": f"{_TRTLLM}.TRTLLMHAAttnBackend.forward_extend",
         "trtllm.apply_graph_metadata": f"{_TRTLLM}.TRTLLMHAAttnBackend._apply_cuda_graph_metadata",
@@ -34,7 +36,7 @@ TARGETS: dict[str, dict[str, str]] = {
         "mtp.init_draft_backend": f"{_FROZEN}._init_draft_attn_backend",
         "mtp.draft": f"{_FROZEN}.draft",
         "mtp.expand_for_topk": f"{_FROZEN}._expand_for_topk_draft",
-        "mtp.graph_runner_init": f"{_SRT}.speculative.frozen_kv_mtp_cuda_graph_runner.FrozenKVMTPCudaGraphRunner.__init__",
+        "mtp.graph_runner_init": f"{_MTP_GRAPH}.__init__",
         "runner.forward_decode": f"{_RUNNER}.forward_decode",
         "runner.forward_extend": f"{_RUNNER}.forward_extend",
         "engine.set_envs": f"{_SRT}.entrypoints.engine._set_envs_and_config",

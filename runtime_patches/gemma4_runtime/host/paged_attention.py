@@ -18,6 +18,7 @@ Like the kernels, it reads only pages that hold visible keys. What an out-of-ran
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,7 +54,7 @@ def _gather_pages(cache: torch.Tensor, pages: torch.Tensor, model: DeviceModel) 
         shape = [1] * inner.dim()
         shape[dim] = size
         inner = inner + (torch.arange(size) * stride).view(shape)
-    address = cache.storage_offset() + pages.view(-1, 1, 1, 1) * cache.stride(0) + inner
+    address = int(cache.storage_offset()) + pages.view(-1, 1, 1, 1) * cache.stride(0) + inner
     if int(address.min()) < 0 or int(address.max()) >= memory.numel():
         raise IllegalAddress(report + ", beyond the memory around the buffer")
     return memory[address]
@@ -179,7 +180,7 @@ def trtllm_batch_context_with_kv_cache(
     model = _device_model()
     out = torch.zeros(query.shape, dtype=out_dtype or query.dtype)
     bounds = cum_seq_lens_q.tolist()
-    for row, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for row, (start, stop) in enumerate(pairwise(bounds)):
         if stop > start:
             one = _attend_uniform(
                 query[start:stop][None],

@@ -1,0 +1,100 @@
+"""What happens to a violation: a dump with its evidence, then whatever the mode says."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gemma4_dumps.draft import DumpDraft
+from gemma4_dumps.schema import Layer, Offence, Provenance
+from gemma4_dumps.writer import write_dump
+from gemma4_runtime.checks.violation import Violation
+from gemma4_runtime.errors import TrappedViolation
+from gemma4_runtime.settings import Mode
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a probe knows about the place of a violation. Tensors are handed over as payloads, already on the host."""
+
+    rule: str
+    site: str
+    summary: str
+    table: str
+    layer: Layer = field(default_factory=Layer)
+    pool_kind: str | None = None
+    provenance: Provenance = field(default_factory=Provenance)
+    request_slots: tuple[int, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def signature(self, verdict: str) -> tuple[Any, ...]:
+        return (self.rule, verdict, self.site, self.layer.id, self.facts.get("role"))
+
+
+class Guard:
+    """Receives violations from the probes of one process. `context` gives the parts that are the same for all."""
+
+    def __init__(self, mode: Mode, root: Path, context: Callable[[], Mapping[str, Any]]) -> None:
+        self.mode = mode
+        self.root = root
+        self._context = context
+        self._seen: Counter[tuple[Any, ...]] = Counter()
+
+    def report(self, violation: Violation, scene: Scene) -> None:
+        """Write a dump; in `trap` mode raise before the kernel runs, in `log` mode go on.
+
+        Raises:
+            TrappedViolation: in trap mode, always, also when the dump could not be written.
+        """
+        signature = scene.signature(violation.verdict)
+        self._seen[signature] += 1
+        seen = self._seen[signature]
+        # In log mode a fault repeats every step; the 1st, 2nd, 4th, 8th ... are enough to see that it goes on.
+        if self.mode is Mode.LOG and seen & (seen - 1):
+            return
+        outcome = write_dump(self.root, self._draft(violation, scene, seen))
+        dump = str(outcome.path) if outcome.path else None
+        problem = outcome.error or outcome.dropped_reason
+        if self.mode is Mode.TRAP:
+            raise TrappedViolation(f"{scene.rule}: {scene.summary}", dump, problem)
+        logger.error("%s: %s [seen %d times; dump: %s]", scene.rule, scene.summary, seen, dump or problem)
+
+    def _draft(self, violation: Violation, scene: Scene, seen: int) -> DumpDraft:
+        facts = dict(scene.facts)
+        scalars = {**facts.pop("scalars", {}), "seen": seen}
+        offences = tuple(
+            Offence(
+                table=scene.table,
+                row=bad.row,
+                column=bad.column,
+                value=bad.value,
+                lower=bad.lower,
+                upper=bad.upper,
+                request_slot=scene.request_slots[bad.row] if bad.row < len(scene.request_slots) else None,
+            )
+            for bad in violation.listed
+        )
+        return DumpDraft(
+            rule=scene.rule,
+            verdict=violation.verdict,
+            summary=scene.summary,
+            mode=self.mode.value,
+            action="trapped" if self.mode is Mode.TRAP else "logged",
+            site=scene.site,
+            layer=scene.layer,
+            pool_kind=scene.pool_kind,
+            provenance=scene.provenance,
+            offences=offences,
+            offence_count=violation.count,
+            launch_args=sys.argv,
+            scalars=scalars,
+            **self._context(),
+            **facts,
+        )
