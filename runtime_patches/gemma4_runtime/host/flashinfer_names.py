@@ -6,7 +6,7 @@ from typing import Any
 
 
 class HeldWrapper:
-    """Takes the place of a FlashInfer wrapper, which the base class of trtllm_mha creates and trtllm_mha never calls."""
+    """Takes the place of a FlashInfer wrapper, which trtllm_mha inherits the construction of and never calls."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 

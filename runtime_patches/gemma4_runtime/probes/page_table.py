@@ -9,6 +9,7 @@ has filled them, before the replay.
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from gemma4_runtime.session import Session
 
 RULE = "page-table-bounds"
 _ROLE = "_gemma4_role"
+_RUNNER = "_gemma4_runner"
 _CHECKED = "_gemma4_checked_routes"
 _GRAPH_ROUTES = "_gemma4_graph_routes"
 
@@ -47,8 +49,9 @@ class _Dispatch:
 
 
 def remember_role(result: Any, backend: Any, model_runner: Any, *args: Any, **kwargs: Any) -> None:
-    """After `TRTLLMHAAttnBackend.__init__`: keep whether this is the target's or the draft's backend."""
+    """After `TRTLLMHAAttnBackend.__init__`: keep whose backend this is, and where to read the step number."""
     setattr(backend, _ROLE, "draft" if model_runner.is_draft_worker else "target")
+    setattr(backend, _RUNNER, weakref.ref(model_runner))
 
 
 def before_decode(backend: Any, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kw: Any) -> None:
@@ -191,6 +194,7 @@ def _scene(
             "backend": "trtllm_mha",
             "forward_mode": forward_mode.name,
             "graph": Graph(captured=bucket is not None, bucket=bucket),
+            "step": _step(backend),
             "page_size": backend.page_size,
             "extents": extents,
             "tensors": tensors,
@@ -210,3 +214,9 @@ def _translate(pool: Any, page_table: torch.Tensor, page_size: int) -> torch.Ten
 def _pages(pool: Any, backend: Any) -> int:
     """Pages in a pool's buffers, the dummy page 0 included."""
     return pool.k_buffer[0].shape[0] // backend.page_size
+
+
+def _step(backend: Any) -> int | None:
+    """Forward passes that the model runner has begun, this one included; None if the runner is not known."""
+    runner = getattr(backend, _RUNNER, lambda: None)()
+    return None if runner is None else int(runner.forward_pass_id)

@@ -1,0 +1,229 @@
+"""Attaching and taking off: off means SGLang's very objects, on is verified, off again restores them."""
+
+import pkgutil
+from importlib.metadata import entry_points
+
+import pytest
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from gemma4_runtime import plugin, session
+from gemma4_runtime.attachment import Attachment
+from gemma4_runtime.catalog import CATALOG
+from gemma4_runtime.errors import PatchConflict, PatchTargetMissing, UnsupportedRelease, VerificationFailed
+from gemma4_runtime.patch import Bind, Edit, Hook, How, Kind, Patch
+from gemma4_runtime.session import Session
+from gemma4_runtime.settings import read_settings
+from gemma4_runtime.targets import TARGETS
+
+RELEASE = "0.5.13.post1"
+MISSING = object()
+
+
+def snapshot():
+    """The raw object and, for functions, the code object behind every target, and who else imported it by name."""
+    found = {}
+    for path in TARGETS[RELEASE].values():
+        owner, _, name = path.rpartition(".")
+        raw = vars(pkgutil.resolve_name(owner)).get(name, MISSING)
+        function = getattr(raw, "__func__", raw)
+        found[path] = (raw, getattr(function, "__code__", None))
+    return found
+
+
+def importers():
+    """A module that imported a hooked function by name, which HookRegistry rebinds too."""
+    from sglang.srt.speculative import eagle_info, frozen_kv_mtp_worker
+
+    return eagle_info.verify_tree_greedy_func, frozen_kv_mtp_worker.target_kv_pool_view
+
+
+def same(before, after):
+    return [path for path in before if before[path][0] is not after[path][0] or before[path][1] is not after[path][1]]
+
+
+def patch(*attachments, id="test-patch", **more):
+    return Patch(id, Kind.FIX, "t", "o", "u", attachments, **more)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    importers()
+    before, names, hooks = snapshot(), importers(), dict(HookRegistry._hooks)
+    yield
+    assert same(before, snapshot()) == []
+    assert all(a is b for a, b in zip(names, importers(), strict=True))
+    assert dict(HookRegistry._hooks) == hooks
+    assert Session._current is None
+
+
+def test_the_entry_point_is_the_one_sglang_looks_for():
+    (found,) = [e for e in entry_points(group="sglang.srt.plugins") if e.name == "gemma4_runtime"]
+    assert found.load() is plugin.load
+
+
+def test_with_nothing_set_nothing_is_attached():
+    before = snapshot()
+    apply_hooks = HookRegistry.__dict__["apply_hooks"]
+    plugin.load()
+    HookRegistry.apply_hooks()
+    assert same(before, snapshot()) == []
+    assert HookRegistry.__dict__["apply_hooks"] is apply_hooks
+
+
+@pytest.mark.parametrize("value", ["0", "off", ""])
+def test_switched_off_attaches_nothing(monkeypatch, value):
+    monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG", value)
+    before = snapshot()
+    plugin.load()
+    HookRegistry.apply_hooks()
+    assert same(before, snapshot()) == []
+
+
+def attach_everything(monkeypatch, tmp_path):
+    monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG", "trap")
+    monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(tmp_path))
+    # A registered fork handler cannot be taken off again, so the host engine's leaves are chosen without its setting.
+    return Session(read_settings(), CATALOG)
+
+
+def test_everything_attaches_verifies_and_comes_off_again(monkeypatch, tmp_path):
+    before = snapshot()
+    whole = attach_everything(monkeypatch, tmp_path)
+    whole.start()
+    HookRegistry.apply_hooks()
+    assert all(row["attached"] for row in whole.manifest["patches"])
+    assert {row["id"] for row in whole.manifest["patches"]} == {p.id for p in CATALOG}
+    changed = set(same(before, snapshot()))
+    assert changed == set(TARGETS[RELEASE].values()) - {TARGETS[RELEASE]["mtp.draft"]}
+    whole.stop()
+    whole.stop()
+    assert same(before, snapshot()) == []
+
+
+def test_attach_twice_is_the_same_as_once(monkeypatch, tmp_path):
+    for _ in range(2):
+        whole = attach_everything(monkeypatch, tmp_path)
+        whole.start()
+        HookRegistry.apply_hooks()
+        whole.verify()
+        whole.stop()
+
+
+def test_the_guard_manifest_says_what_is_in_force(monkeypatch, tmp_path):
+    import json
+
+    whole = attach_everything(monkeypatch, tmp_path)
+    whole.start()
+    HookRegistry.apply_hooks()
+    whole.stop()
+    (path,) = (tmp_path / "guards").glob("*.json")
+    written = json.loads(path.read_text())
+    assert written["verified"] is True
+    assert written["versions"]["sglang"] == RELEASE
+    probes = [row for row in written["patches"] if row["kind"] == "probe"]
+    assert [row["self_test"] for row in probes] == ["fired"] * len(probes)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_other_plugins_keep_their_hooks(monkeypatch, tmp_path):
+    path = TARGETS[RELEASE]["swa.alloc_decode"]
+    calls = []
+
+    def theirs(result, *args, **kwargs):
+        calls.append(result)
+
+    raw = snapshot()[path][0]
+    HookRegistry.register(path, theirs, HookType.AFTER)
+    whole = attach_everything(monkeypatch, tmp_path)
+    whole.start()
+    HookRegistry.apply_hooks()
+    whole.stop()
+    owner, _, name = path.rpartition(".")
+    cls = pkgutil.resolve_name(owner)
+    wrapper = vars(cls)[name]
+    assert wrapper is not raw
+    assert wrapper.__wrapped__ is raw
+    setattr(cls, name, raw)
+    HookRegistry._hooks.pop(path)
+    HookRegistry._patched.discard(path)
+
+
+class TestRefusals:
+    def test_a_missing_target_names_patch_and_target(self, monkeypatch):
+        monkeypatch.setitem(TARGETS[RELEASE], "gone", "sglang.srt.mem_cache.allocator.swa.NoSuchClass.alloc")
+        with pytest.raises(PatchTargetMissing, match=r"test-patch.*NoSuchClass\.alloc"):
+            Attachment((patch(Hook("gone", How.AFTER, "m:f")),), RELEASE).register()
+        monkeypatch.delitem(TARGETS[RELEASE], "gone")
+
+    def test_a_missing_attribute_does_too(self, monkeypatch):
+        monkeypatch.setitem(TARGETS[RELEASE], "gone", "sglang.srt.mem_cache.allocator.swa.no_such_function")
+        with pytest.raises(PatchTargetMissing, match=r"test-patch.*no_such_function"):
+            Attachment((patch(Hook("gone", How.AFTER, "m:f")),), RELEASE).register()
+        monkeypatch.delitem(TARGETS[RELEASE], "gone")
+
+    def test_an_undeclared_release_names_both(self):
+        with pytest.raises(UnsupportedRelease, match=r"test-patch supports SGLang 0\.5\.23, and 0\.5\.13\.post1"):
+            Attachment((patch(Hook("swa.alloc", How.AFTER, "m:f"), releases=("0.5.23",)),), RELEASE).register()
+
+    def test_a_release_without_a_table(self):
+        with pytest.raises(UnsupportedRelease, match=r"0\.4\.0"):
+            Attachment((patch(Hook("swa.alloc", How.AFTER, "m:f"), releases=("0.4.0",)),), "0.4.0").register()
+
+    def test_a_changed_source_line_names_the_function(self):
+        edit = Edit("runner.forward_decode", "this line is not there", "pass")
+        with pytest.raises(PatchTargetMissing, match=r"test-patch.*forward_decode has changed"):
+            Attachment((patch(edit),), RELEASE).register()
+
+    def test_a_conflict_is_found_before_anything_changes(self):
+        bind = "gemma4_runtime.host.softcap:softcap_inplace"
+        with pytest.raises(PatchConflict):
+            Attachment(
+                (patch(Bind("logits.softcap", bind)), patch(Bind("logits.softcap", bind), id="b")), RELEASE
+            ).register()
+
+    def test_a_failure_half_way_takes_off_the_first_half(self):
+        good = Bind("logits.softcap", "gemma4_runtime.host.softcap:softcap_inplace")
+        bad = Edit("runner.forward_decode", "this line is not there", "pass")
+        with pytest.raises(PatchTargetMissing):
+            Attachment((patch(good), patch(bad, id="b")), RELEASE).register()
+
+    def test_a_hook_that_sglang_did_not_apply_is_noticed(self):
+        hook = Hook("swa.alloc", How.AFTER, "gemma4_runtime.probes.swa_allocator:after_set_mapping")
+        attachment = Attachment((patch(hook),), RELEASE)
+        attachment.register()
+        with pytest.raises(VerificationFailed, match=r"test-patch on .*alloc"):
+            attachment.verify()
+        attachment.uninstall()
+
+    def test_a_bad_setting_stops_the_process_with_code_2(self, monkeypatch, capsys):
+        monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG", "banana")
+        with pytest.raises(SystemExit) as stopped:
+            plugin.load()
+        assert stopped.value.code == 2
+        assert "banana" in capsys.readouterr().err
+
+    def test_sglangs_loader_does_not_swallow_it(self, monkeypatch):
+        """SGLang logs an Exception from a plugin and serves on; a refusal must not end that way."""
+        import sglang.srt.plugins as plugins
+
+        monkeypatch.setattr(plugins, "_plugins_loaded", False)
+        monkeypatch.setenv("GEMMA4_TRIAGE_FAULTS", "no-such-fault")
+        with pytest.raises(SystemExit) as stopped:
+            plugins.load_plugins()
+        assert stopped.value.code == 2
+
+    def test_the_host_engine_needs_its_environment(self, monkeypatch):
+        monkeypatch.setenv("GEMMA4_TRIAGE_HOST_ENGINE", "1")
+        monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+        with pytest.raises(session.HostEngineRefused, match="TRITON_INTERPRET=1"):
+            Session(read_settings()).start()
+
+
+def test_faults_and_stand_ins_shout(monkeypatch, tmp_path, capsys):
+    whole = attach_everything(monkeypatch, tmp_path)
+    whole.start()
+    HookRegistry.apply_hooks()
+    whole.stop()
+    shouted = capsys.readouterr().err
+    assert "FAULT INJECTED: swa-state-stale" in shouted
+    assert "CPU stand-ins replace" in shouted

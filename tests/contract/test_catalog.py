@@ -1,0 +1,80 @@
+"""The catalog is complete, and every entry can be attached to the SGLang release that it names."""
+
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+from gemma4_runtime.catalog import CATALOG
+from gemma4_runtime.patch import Bind, Edit, Hook, Kind, Patch
+from gemma4_runtime.targets import TARGETS, dotted_path
+
+FOLDERS = {Kind.HOST_LEAF: "host", Kind.FAULT: "faults", Kind.FIX: "fixes", Kind.PROBE: "probes"}
+
+
+def implementations(patch):
+    return [a.implementation for a in patch.attachments if not isinstance(a, Edit)]
+
+
+def test_ids_are_unique_words():
+    ids = [patch.id for patch in CATALOG]
+    assert len(ids) == len(set(ids))
+    assert all(name == name.lower() and " " not in name for name in ids)
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_every_file_of_a_folder_is_in_the_catalog(kind):
+    package = f"gemma4_runtime.{FOLDERS[kind]}"
+    files = {m.name for m in pkgutil.iter_modules(pkgutil.resolve_name(package).__path__)}
+    used = {
+        name.split(":")[0].rpartition(".")[2]
+        for patch in CATALOG
+        if patch.kind is kind
+        for name in implementations(patch)
+    }
+    assert files == used
+
+
+@pytest.mark.parametrize("patch", CATALOG, ids=lambda patch: patch.id)
+def test_implementations_and_targets_resolve(patch):
+    for name in implementations(patch):
+        assert name.startswith(f"gemma4_runtime.{FOLDERS[patch.kind]}.")
+        pkgutil.resolve_name(name)
+    for release in patch.releases:
+        for attachment in patch.attachments:
+            path = dotted_path(release, attachment.target)
+            owner, _, name = path.rpartition(".")
+            resolved = pkgutil.resolve_name(owner)
+            assert isinstance(attachment, Bind) or name in vars(resolved)
+
+
+def test_every_target_is_used_by_a_patch_or_by_the_reproductions():
+    used = {a.target for patch in CATALOG for a in patch.attachments} | {"mtp.draft"}
+    for release, table in TARGETS.items():
+        assert set(table) == used, release
+
+
+def test_only_repairs_are_defaults():
+    assert not [
+        patch.id for patch in CATALOG if patch.kind in (Kind.FAULT, Kind.HOST_LEAF, Kind.PROBE) and patch.default
+    ]
+
+
+def test_a_record_refuses_nonsense():
+    hook = Hook("swa.alloc", "after", "m:f")
+    with pytest.raises(ValueError, match="never be a default"):
+        Patch("x", Kind.FAULT, "t", "o", "u", (hook,), default=True)
+    with pytest.raises(ValueError, match="self test"):
+        Patch("x", Kind.PROBE, "t", "o", "u", (hook,))
+    with pytest.raises(ValueError, match="attaches nothing"):
+        Patch("x", Kind.FIX, "t", "o", "u", ())
+
+
+def test_the_catalog_imports_neither_torch_nor_sglang():
+    code = (
+        "import sys, gemma4_runtime.selection, gemma4_runtime.targets;"
+        "print([m for m in ('torch', 'sglang', 'triton', 'numpy') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

@@ -1,0 +1,93 @@
+"""Which patches a setting selects."""
+
+import pytest
+
+from gemma4_runtime.catalog import CATALOG
+from gemma4_runtime.claims import check_conflicts
+from gemma4_runtime.errors import PatchConflict, SettingsError
+from gemma4_runtime.patch import Bind, Hook, How, Kind, Patch
+from gemma4_runtime.selection import select
+from gemma4_runtime.settings import read_settings
+
+
+def chosen(monkeypatch, **environment):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return [patch.id for patch in select(read_settings())]
+
+
+def test_nothing_by_default(monkeypatch):
+    assert chosen(monkeypatch) == []
+
+
+def test_debug_selects_every_probe_and_nothing_else(monkeypatch):
+    probes = [patch.id for patch in CATALOG if patch.kind is Kind.PROBE]
+    assert chosen(monkeypatch, SGLANG_TRTLLM_MHA_DEBUG="1") == probes
+
+
+def test_probes_can_be_named(monkeypatch):
+    assert chosen(monkeypatch, SGLANG_TRTLLM_MHA_DEBUG="log", GEMMA4_TRIAGE_PROBES="page-table") == ["page-table"]
+
+
+def test_default_patches_can_be_edited(monkeypatch):
+    defaults = [patch.id for patch in CATALOG if patch.default]
+    assert chosen(monkeypatch, GEMMA4_TRIAGE_PATCHES="default") == defaults
+    edited = chosen(monkeypatch, GEMMA4_TRIAGE_PATCHES="default,-swa-state-swap")
+    assert edited == [name for name in defaults if name != "swa-state-swap"]
+    assert chosen(monkeypatch, GEMMA4_TRIAGE_PATCHES="none,+swa-state-swap") == ["swa-state-swap"]
+    assert chosen(monkeypatch, GEMMA4_TRIAGE_PATCHES="swa-state-swap") == ["swa-state-swap"]
+
+
+def test_order_is_leaves_faults_fixes_probes(monkeypatch):
+    ids = chosen(
+        monkeypatch,
+        GEMMA4_TRIAGE_HOST_ENGINE="1",
+        GEMMA4_TRIAGE_FAULTS="swa-alloc-oob",
+        GEMMA4_TRIAGE_PATCHES="default",
+        SGLANG_TRTLLM_MHA_DEBUG="1",
+    )
+    kinds = [next(p.kind for p in CATALOG if p.id == name) for name in ids]
+    assert kinds == sorted(kinds, key=list(Kind).index)
+    # A probe must wrap a fault on the same target, or it would look before the fault acts.
+    assert kinds.index(Kind.FAULT) < kinds.index(Kind.PROBE)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("GEMMA4_TRIAGE_FAULTS", "swa-stale", r"swa-stale.*allowed: .*swa-state-stale"),
+        ("GEMMA4_TRIAGE_FAULTS", "swa-state-swap", "allowed"),
+        ("GEMMA4_TRIAGE_PATCHES", "default,-yoco", r"yoco.*allowed: .*swa-state-swap"),
+        ("GEMMA4_TRIAGE_PATCHES", "swa-state-swap,default", "can only come first"),
+        ("GEMMA4_TRIAGE_PATCHES", "none,-swa-state-swap", "not chosen before it"),
+        ("GEMMA4_TRIAGE_PATCHES", "swa-state-stale", "allowed"),
+    ],
+)
+def test_a_name_that_does_not_fit_is_refused(monkeypatch, variable, value, message):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SettingsError, match=message):
+        select(read_settings())
+
+
+def _patch(name: str, *attachments) -> Patch:
+    return Patch(name, Kind.FIX, "t", "o", "u", attachments)
+
+
+def test_two_replacements_of_one_target_conflict_by_name():
+    one = _patch("one", Hook("swa.alloc", How.REPLACE, "m:f"))
+    two = _patch("two", Bind("swa.alloc", "m:g"))
+    with pytest.raises(PatchConflict, match=r"swa\.alloc: one, two"):
+        check_conflicts([one, two])
+
+
+def test_observers_and_one_replacement_share_a_target():
+    check_conflicts(
+        [
+            _patch("one", Hook("swa.alloc", How.REPLACE, "m:f")),
+            _patch("two", Hook("swa.alloc", How.AFTER, "m:g"), Hook("swa.alloc", How.AROUND, "m:h")),
+        ]
+    )
+
+
+def test_the_whole_catalog_can_be_attached_together():
+    check_conflicts(CATALOG)

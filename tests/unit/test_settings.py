@@ -1,0 +1,76 @@
+"""Settings: every value is read as documented or refused by name."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gemma4_runtime.errors import SettingsError
+from gemma4_runtime.settings import VARIABLES, DeviceModel, HostEngine, Mode, read_settings
+
+
+def test_nothing_set_wants_nothing():
+    assert read_settings().wants_nothing
+
+
+@pytest.mark.parametrize(
+    ("value", "mode"),
+    [("0", Mode.OFF), ("", Mode.OFF), ("off", Mode.OFF), ("log", Mode.LOG), ("trap", Mode.TRAP), ("1", Mode.TRAP)],
+)
+def test_debug_modes(monkeypatch, value, mode):
+    monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG", value)
+    assert read_settings().mode is mode
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "allowed"),
+    [
+        ("SGLANG_TRTLLM_MHA_DEBUG", "banana", "0, off, log, trap, 1"),
+        ("SGLANG_TRTLLM_MHA_DEBUG", "contain", "not of this version"),
+        ("GEMMA4_TRIAGE_LEAK", "raise", "not of this version"),
+        ("GEMMA4_TRIAGE_HOST_ENGINE", "yes", "0, off, 1, force"),
+        ("GEMMA4_TRIAGE_DEVICE_MODEL", "sm80", "sm100, sm90"),
+        ("GEMMA4_TRIAGE_FAULTS", "a,a", "named twice: a"),
+        ("SGLANG_TRTLLM_MHA_DEBUG_DIR", "", "name a directory or unset it"),
+    ],
+)
+def test_a_bad_value_names_variable_value_and_choices(monkeypatch, variable, value, allowed):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SettingsError) as caught:
+        read_settings()
+    assert variable in str(caught.value)
+    assert repr(value) in str(caught.value)
+    assert allowed in str(caught.value)
+
+
+def test_every_bad_variable_is_named_at_once(monkeypatch):
+    monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG", "banana")
+    monkeypatch.setenv("GEMMA4_TRIAGE_DEVICE_MODEL", "pear")
+    with pytest.raises(SettingsError, match=r"(?s)banana.*pear"):
+        read_settings()
+
+
+def test_choosing_probes_while_off_is_refused(monkeypatch):
+    monkeypatch.setenv("GEMMA4_TRIAGE_PROBES", "page-table")
+    with pytest.raises(SettingsError, match="SGLANG_TRTLLM_MHA_DEBUG is off"):
+        read_settings()
+
+
+def test_host_engine_and_device_model(monkeypatch):
+    monkeypatch.setenv("GEMMA4_TRIAGE_HOST_ENGINE", "force")
+    monkeypatch.setenv("GEMMA4_TRIAGE_DEVICE_MODEL", "sm90")
+    found = read_settings()
+    assert (found.host_engine, found.device_model) == (HostEngine.FORCE, DeviceModel.SM90)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@given(
+    variable=st.sampled_from(VARIABLES),
+    value=st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=40),
+)
+def test_any_text_is_read_or_refused_by_name(variable, value):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(variable, value)
+        try:
+            read_settings()
+        except SettingsError as error:
+            assert variable in str(error)
