@@ -158,6 +158,9 @@ def _register(patch: Patch, attachment: Hook | Edit | Bind, site: _Site) -> _App
             state = patch_function(target=site.function, edits=[edit])
         except PatchApplicationError as error:
             raise PatchTargetMissing(f"patch {patch.id}: the source of {site.path} has changed: {error}") from error
+        except ValueError as error:
+            # source_patcher compiles the function on its own, so one that uses super() or a closure cannot be edited.
+            raise PatchTargetMissing(f"patch {patch.id}: {site.path} cannot be edited: {error}") from error
         return _Applied(patch, attachment, site, edit=state, edited_code=site.function.__code__)
     implementation = pkgutil.resolve_name(attachment.implementation)
     if isinstance(attachment, Bind):

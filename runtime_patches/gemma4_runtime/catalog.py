@@ -158,6 +158,14 @@ _FIXES = (
         default=True,
         attachments=(Hook("mtp.expand_for_topk", How.AFTER, f"{_FIXES_AT}.eager_out_cache_loc:drop_out_cache_loc"),),
     ),
+    Patch(
+        id="swa-window-width",
+        kind=Kind.FIX,
+        title="sliding layers see W keys as in transformers, not W+1 (changes shipped outputs past the window)",
+        origin="Gemma4Attention passes sliding_window where kernels expect sliding_window - 1",
+        upstream="fixed in 0.5.23",
+        attachments=(Hook("gemma4.attention_init", How.AFTER, f"{_FIXES_AT}.swa_window_width:narrow_window"),),
+    ),
 )
 
 _PROBES = (

@@ -37,6 +37,7 @@ TARGETS: dict[str, dict[str, str]] = {
         "mtp.draft": f"{_FROZEN}.draft",
         "mtp.expand_for_topk": f"{_FROZEN}._expand_for_topk_draft",
         "mtp.graph_runner_init": f"{_MTP_GRAPH}.__init__",
+        "gemma4.attention_init": f"{_SRT}.models.gemma4_causal.Gemma4Attention.__init__",
         "runner.forward_decode": f"{_RUNNER}.forward_decode",
         "runner.forward_extend": f"{_RUNNER}.forward_extend",
         "engine.set_envs": f"{_SRT}.entrypoints.engine._set_envs_and_config",

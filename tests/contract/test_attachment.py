@@ -174,6 +174,11 @@ class TestRefusals:
         with pytest.raises(PatchTargetMissing, match=r"test-patch.*forward_decode has changed"):
             Attachment((patch(edit),), RELEASE).register()
 
+    def test_a_function_that_cannot_be_edited_is_named(self):
+        edit = Edit("gemma4.attention_init", "sliding_window_size=self.sliding_window,", "sliding_window_size=None,")
+        with pytest.raises(PatchTargetMissing, match=r"test-patch.*Gemma4Attention.__init__ cannot be edited"):
+            Attachment((patch(edit),), RELEASE).register()
+
     def test_a_conflict_is_found_before_anything_changes(self):
         bind = "gemma4_runtime.host.softcap:softcap_inplace"
         with pytest.raises(PatchConflict):

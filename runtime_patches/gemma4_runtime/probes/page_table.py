@@ -151,7 +151,7 @@ def _scene(
     route, metadata, bad = dispatch.route, backend.forward_metadata, violation.first
     pool, role = backend.token_to_kv_pool, getattr(backend, _ROLE, None)
     layer_type = "sliding" if dispatch.sliding else "full"
-    extents = {"buffer_pages": route.buffer_pages, "table_columns": int(table.shape[1])}
+    extents = {"pages_in_buffer": route.buffer_pages, "table_columns": int(table.shape[1])}
     tensors = {
         "page_table": payload(metadata.page_table),
         "cache_seqlens": payload(metadata.cache_seqlens_int32),
@@ -161,13 +161,13 @@ def _scene(
         tensors["swa_page_table"] = payload(metadata.swa_page_table)
     explanation = ""
     if isinstance(pool, SWAKVPool):
-        extents["full_pool_pages"] = _pages(pool.full_kv_pool, backend)
-        extents["swa_pool_pages"] = _pages(pool.swa_kv_pool, backend)
+        extents["pages_full_pool"] = _pages(pool.full_kv_pool, backend)
+        extents["pages_swa_pool"] = _pages(pool.swa_kv_pool, backend)
         if route.table_space == "full" and route.buffer_space == "swa":
             translated = _translate(pool, metadata.page_table, backend.page_size)
             tensors["translated_page_table"] = payload(translated)
             explanation = (
-                f"page {bad.value} is a full-pool page (of {extents['full_pool_pages']}); the full-to-SWA map would "
+                f"page {bad.value} is a full-pool page (of {extents['pages_full_pool']}); the full-to-SWA map would "
                 f"have made it page {int(translated[bad.row, bad.column])} of {route.buffer_pages}: translation missing"
             )
     name = "swa_page_table" if route.table_space == "swa" else "page_table"

@@ -132,7 +132,10 @@ def _report(
             ),
             facts={
                 "page_size": allocator.page_size,
-                "extents": {"size_full": allocator.size_full, "size_swa": allocator.size_swa},
+                "extents": {
+                    "slots_full_pool": allocator.size_full + allocator.page_size,
+                    "slots_swa_pool": allocator.size_swa + allocator.page_size,
+                },
                 "scalars": {
                     "full_available": int(allocator.full_available_size()),
                     "swa_available": int(allocator.swa_available_size()),

@@ -1,0 +1,98 @@
+"""Read a dump. Its bytes may come from anywhere: every defect is a DumpError, never another exception."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic_core import from_json
+
+from .dtypes import storage_dtype, to_float32
+from .errors import DumpNotFound, DumpUnreadable
+from .manifest_file import load_manifest
+from .safe_file import MAX_FILE_BYTES, read_regular
+from .schema import Manifest, TensorRecord
+from .staging import EVENTS_NAME, TENSORS_NAME
+from .tensor_file import decode_tensors
+from .verify import Check, VerifyReport, verify_dump
+
+__all__ = ["Check", "Dump", "VerifyReport", "read_dump", "verify_dump"]
+
+MAX_STORAGE_BYTES = 256 * 1024**2
+"""How large a storage `strided` rebuilds: a small slice of a huge buffer records the huge buffer's strides."""
+
+
+@dataclass(frozen=True)
+class Dump:
+    """A dump whose manifest has been read; its tensors and events are read when they are asked for."""
+
+    path: Path
+    manifest: Manifest
+
+    def tensor(self, name: str) -> np.ndarray:
+        """The values of a tensor as a dense read-only array; bfloat16 and float8 as their bits, see `as_float32`.
+
+        Raises DumpNotFound for an unknown name, DumpUnreadable for a damaged file.
+        """
+        if name not in self.manifest.tensors:
+            known = ", ".join(self.manifest.tensors) or "none"
+            raise DumpNotFound(f"no tensor {name!r} in this dump; it holds: {known}")
+        return self._arrays[name]
+
+    def as_float32(self, name: str) -> np.ndarray:
+        """The values of a tensor decoded to float32. Raises like `tensor`."""
+        return to_float32(self.tensor(name), self.manifest.tensors[name].dtype)
+
+    def strided(self, name: str) -> np.ndarray:
+        """The values in the layout that they had: same stride and storage offset, zeros where nothing was stored.
+
+        Raises like `tensor`, and DumpUnreadable if the storage would exceed MAX_STORAGE_BYTES.
+        """
+        return _lay_out(self.tensor(name), self.manifest.tensors[name], name)
+
+    def events(self) -> Iterator[Any]:
+        """What led here, oldest first. Raises DumpUnreadable at the first damaged line."""
+        if EVENTS_NAME not in self.manifest.files and not os.path.lexists(self.path / EVENTS_NAME):
+            return
+        for number, line in enumerate(read_regular(self.path / EVENTS_NAME, MAX_FILE_BYTES).splitlines(), start=1):
+            try:
+                yield from_json(line, allow_inf_nan=False)
+            except ValueError as error:
+                raise DumpUnreadable(f"{EVENTS_NAME} line {number} is not JSON: {error}") from error
+
+    @cached_property
+    def _arrays(self) -> dict[str, np.ndarray]:
+        if TENSORS_NAME not in self.manifest.files and not self.manifest.tensors:
+            return {}
+        return decode_tensors(read_regular(self.path / TENSORS_NAME, MAX_FILE_BYTES), self.manifest.tensors)
+
+
+def read_dump(path: Path | str) -> Dump:
+    """Open the dump in directory `path`. Raises DumpNotFound, DumpUnreadable, DumpIncompatible."""
+    directory = Path(path)
+    # os.path's predicate, not pathlib's: it also answers for names that no file system accepts.
+    if not os.path.isdir(directory):
+        raise DumpNotFound(f"{directory!s:.200} is not a directory")
+    return Dump(directory, load_manifest(directory))
+
+
+def _lay_out(values: np.ndarray, record: TensorRecord, name: str) -> np.ndarray:
+    itemsize = storage_dtype(record.dtype).itemsize
+    if len(record.stride) != values.ndim:
+        raise DumpUnreadable(f"tensor {name!r} has {values.ndim} dimensions and {len(record.stride)} strides")
+    reach = [step * (extent - 1) for step, extent in zip(record.stride, values.shape, strict=True) if values.size]
+    lowest = record.storage_offset + sum(step for step in reach if step < 0)
+    length = record.storage_offset + sum(step for step in reach if step > 0) + 1
+    if lowest < 0 or length * itemsize > MAX_STORAGE_BYTES or any(abs(step) >= 2**40 for step in record.stride):
+        raise DumpUnreadable(
+            f"tensor {name!r}: stride {list(record.stride)[:8]} at offset {record.storage_offset} needs a storage of "
+            f"{length * itemsize} bytes from element {lowest}; at most {MAX_STORAGE_BYTES} bytes from 0 are rebuilt"
+        )
+    storage = np.zeros(length, dtype=values.dtype)
+    strides = [step * itemsize for step in record.stride]
+    view = np.lib.stride_tricks.as_strided(storage[record.storage_offset :], values.shape, strides)
+    view[...] = values
+    return view

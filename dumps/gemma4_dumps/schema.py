@@ -1,0 +1,162 @@
+"""The manifest of a dump, schema 1.0.
+
+A reader accepts every minor version of its own major version; fields that a newer minor added are kept, unread.
+`python -m gemma4_dumps.schema` prints the JSON schema that is published beside this file.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
+
+from .plain_json import plain
+
+SCHEMA_VERSION = "1.0"
+
+VERDICTS: Mapping[str, str] = {
+    "out_of_range": "an index at or above its exclusive upper bound is about to be read",
+    "negative": "an index below zero is about to be read",
+    "null_page_live": "the null page 0 stands in a column that the request needs",
+    "wrong_space": "indices of one pool's space are about to index another pool's buffer, whatever their values",
+    "write_out_of_range": "a write location lies outside the buffer",
+    "alloc_out_of_range": "an allocator handed out an index outside its pool",
+    "alloc_overlap": "an allocator handed out an index that is still owned",
+    "double_free": "an index was freed that is already free",
+    "stale_mapping": "a full-to-SWA mapping entry outlived the page that it points to",
+    "pool_leak": "pages belong to nobody and are not free",
+    "pool_alias": "a page has two owners",
+}
+"""The verdicts that this release writes. A manifest may hold others: a newer writer's verdict is still readable."""
+
+IndexSpace = Literal["full", "swa", "draft", "unknown"]
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+"""One plain path component: a manifest must not make a reader look outside the dump."""
+Size = Annotated[int, Field(ge=0)]
+JsonObject = Annotated[dict[str, Any], BeforeValidator(plain)]
+Scalar = Annotated[bool | int | float | str | None, BeforeValidator(plain)]
+
+
+class Record(BaseModel):
+    """Frozen; keeps unknown fields, so that a newer minor version survives reading and writing again."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+
+class Layer(Record):
+    """The attention layer at fault. id: as the target model counts, None if the site serves all layers."""
+
+    id: int | None = None
+    type: Literal["sliding", "full"] | None = None
+
+
+class Provenance(Record):
+    """Whose index space the table is in, and whose buffer it is about to index."""
+
+    table_space: IndexSpace = "unknown"
+    buffer_space: IndexSpace = "unknown"
+    table_origin: str = ""
+    buffer_origin: str = ""
+    explanation: str = ""
+
+
+class Graph(Record):
+    """CUDA graph state at the site. bucket: captured batch size, None outside a graph."""
+
+    captured: bool = False
+    bucket: int | None = None
+
+
+class Host(Record):
+    hostname: str
+    pid: int
+    rank: int = 0
+
+
+class Offence(Record):
+    """One bad index: `value` at [row, column] of `table`, which had to satisfy lower <= value < upper."""
+
+    table: str
+    row: int
+    column: int
+    value: int
+    lower: int
+    upper: int
+    request_slot: int | None = None
+
+
+class Dropped(Record):
+    """What is not here. dumps: removed or refused by this store's caps so far; the others: left out of this dump."""
+
+    dumps: Size = 0
+    events: Size = 0
+    tensors: Size = 0
+
+
+class Truncation(Record):
+    """A tensor that is shorter than it was (along dimension 0) or left out (to_shape None)."""
+
+    from_shape: tuple[int, ...]
+    to_shape: tuple[int, ...] | None
+    reason: str
+
+
+class FileRecord(Record):
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    size_bytes: Size
+
+
+class TensorRecord(Record):
+    """Layout of a stored tensor. The file holds its values densely; stride and storage_offset count elements."""
+
+    shape: tuple[Size, ...]
+    dtype: str
+    stride: tuple[int, ...]
+    storage_offset: Size = 0
+    truncated_from_shape: tuple[Size, ...] | None = None
+
+
+class Manifest(Record):
+    """Everything about a violation except its tensors and its events."""
+
+    schema_version: str = Field(default=SCHEMA_VERSION, pattern=r"^\d{1,6}\.\d{1,6}$")
+    dump_id: str
+    created_utc: AwareDatetime
+    rule: str
+    verdict: str
+    summary: str
+    mode: Literal["log", "contain", "trap"]
+    action: Literal["logged", "contained", "trapped"]
+    site: str
+    layer: Layer = Layer()
+    pool_kind: Literal["full", "swa", "draft"] | None = None
+    provenance: Provenance = Provenance()
+    role: Literal["target", "draft"] | None = None
+    backend: str | None = None
+    forward_mode: str | None = None
+    graph: Graph = Graph()
+    step: int | None = None
+    page_size: int | None = None
+    extents: dict[str, int] = {}
+    scalars: dict[str, Scalar] = {}
+    offences: tuple[Offence, ...] = ()
+    offence_count: Size = 0
+    versions: dict[str, str] = {}
+    gpu: JsonObject | None = None
+    host: Host
+    launch_args: tuple[str, ...] = ()
+    guards: JsonObject = {}
+    repeat_command: str | None = None
+    dropped: Dropped = Dropped()
+    truncated: dict[str, Truncation] = {}
+    files: dict[FileName, FileRecord] = {}
+    tensors: dict[str, TensorRecord] = {}
+
+
+def manifest_json_schema() -> dict[str, Any]:
+    """The JSON schema of a manifest, as published in manifest.schema.json."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | Manifest.model_json_schema()
+
+
+if __name__ == "__main__":
+    print(json.dumps(manifest_json_schema(), indent=2))

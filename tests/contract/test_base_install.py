@@ -1,0 +1,104 @@
+"""The base install reads dumps on a laptop: no torch, no sglang."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gemma4_dumps.draft import DumpDraft, TensorPayload
+from gemma4_dumps.schema import Offence
+from gemma4_dumps.writer import write_dump
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+UV = Path(sys.prefix) / "bin" / "uv"
+SOURCES = ("triage", "runtime_patches", "kernels", "repro", "dumps")
+
+
+@pytest.fixture(scope="session")
+def base_install(tmp_path_factory) -> Path:
+    """The bin directory of an environment with the base install only."""
+    if not UV.exists():
+        pytest.skip(f"{UV} is not there")
+    checkout = tmp_path_factory.mktemp("checkout")
+    # A copy: building in the checkout would leave build/ behind, from which later builds take stale files.
+    for name in ("pyproject.toml", "README.md", "LICENSE", "constraints.txt"):
+        shutil.copy(REPOSITORY / name, checkout)
+    for name in SOURCES:
+        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "samples", "*.safetensors")
+        shutil.copytree(REPOSITORY / name, checkout / name, ignore=ignored)
+    environment = tmp_path_factory.mktemp("base") / "venv"
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    install = [UV, "pip", "install", "--quiet", "--python", environment / "bin" / "python"]
+    for command in (
+        [UV, "venv", "--quiet", "--python", sys.executable, environment],
+        [*install, "--constraint", checkout / "constraints.txt", checkout],
+    ):
+        done = subprocess.run(command, cwd=checkout, env=clean, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    return environment / "bin"
+
+
+@pytest.fixture
+def dump_path(tmp_path) -> Path:
+    table = np.arange(20, dtype=np.int32).reshape(2, 10)
+    table[1, 3] = 70
+    draft = DumpDraft(
+        rule="page-table-bounds",
+        verdict="out_of_range",
+        summary="1 page id is at or above 65.",
+        mode="trap",
+        action="trapped",
+        site="TRTLLMHAAttnBackend.init_forward_metadata",
+        offences=[Offence(table="page_table", row=1, column=3, value=70, lower=0, upper=65)],
+        tensors={"page_table": TensorPayload.from_array(table)},
+    )
+    path = write_dump(tmp_path / "root", draft).path
+    assert path is not None
+    return path
+
+
+def run(*command) -> subprocess.CompletedProcess:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    return subprocess.run(list(map(str, command)), env=clean, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("package", ["torch", "sglang", "triton", "transformers"])
+def test_nothing_heavy_is_installed(base_install, package):
+    done = run(base_install / "python", "-c", f"import {package}")
+    assert "ModuleNotFoundError" in done.stderr
+
+
+def test_dumps_are_read_there(base_install, dump_path):
+    program = base_install / "gemma4-triage"
+    shown = run(program, "dumps", "show", dump_path)
+    assert shown.returncode == 0, shown.stderr
+    assert ">70<" in shown.stdout
+    listed = run(program, "dumps", "list", "--dir", dump_path.parent, "--json")
+    assert [entry["dump_id"] for entry in json.loads(listed.stdout)["dumps"]] == [dump_path.name]
+    assert run(program, "dumps", "verify", dump_path).returncode == 0
+    assert run(program, "--help").returncode == 0
+
+
+def test_dumps_can_be_written_there(base_install, tmp_path):
+    code = (
+        "import sys, numpy; from gemma4_dumps.draft import *; from gemma4_dumps.writer import write_dump;"
+        "draft = DumpDraft(rule='r', verdict='negative', summary='s', mode='log', action='logged', site='a',"
+        "tensors={'x': TensorPayload.from_array(numpy.zeros(3))});"
+        "outcome = write_dump(sys.argv[1], draft); print(outcome); sys.exit(outcome.path is None)"
+    )
+    done = run(base_install / "python", "-c", code, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_published_schema_is_installed(base_install):
+    code = (
+        "import importlib.resources as r; print(r.files('gemma4_dumps').joinpath('manifest.schema.json').read_text())"
+    )
+    done = run(base_install / "python", "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["title"] == "Manifest"

@@ -1,0 +1,75 @@
+"""The published schema, the redaction list and the install boundary are promises; these tests hold them."""
+
+import ast
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gemma4_dumps
+from gemma4_dumps.draft import DumpDraft, TensorPayload
+from gemma4_dumps.redaction import names_a_secret
+from gemma4_dumps.schema import Manifest, manifest_json_schema
+from gemma4_dumps.writer import write_dump
+
+PACKAGE = Path(gemma4_dumps.__file__).parent
+
+
+def test_the_published_schema_is_the_generated_one():
+    published = json.loads((PACKAGE / "manifest.schema.json").read_text())
+    assert published == manifest_json_schema(), (
+        "python -m gemma4_dumps.schema > dumps/gemma4_dumps/manifest.schema.json"
+    )
+
+
+def test_a_written_manifest_fits_the_published_schema(tmp_path):
+    jsonschema = pytest.importorskip("jsonschema")
+    tensors = {"x": TensorPayload.from_array(np.zeros((2, 3)))}
+    draft = DumpDraft(
+        rule="r", verdict="negative", summary="s", mode="log", action="logged", site="a.b", tensors=tensors
+    )
+    path = write_dump(tmp_path, draft).path
+    assert path is not None
+    published = json.loads((PACKAGE / "manifest.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(published)
+    jsonschema.validate(json.loads((path / "manifest.json").read_text()), published)
+
+
+def test_every_manifest_field_that_a_probe_knows_is_in_the_draft():
+    from_the_writer = {"schema_version", "dump_id", "host", "dropped", "truncated", "files"}
+    draft_fields = set(DumpDraft.__dataclass_fields__)
+    assert set(Manifest.model_fields) - from_the_writer <= draft_fields
+    assert draft_fields - set(Manifest.model_fields) == {"events", "dropped_events", "rank"}
+
+
+def test_of_sglangs_arguments_only_the_secrets_are_redacted():
+    package = importlib.util.find_spec("sglang")
+    if package is None or not package.submodule_search_locations:
+        pytest.skip("sglang is not installed")
+    source = Path(package.submodule_search_locations[0], "srt", "server_args.py").read_text()
+    flags = set(re.findall(r'"(--[a-z0-9-]+)"', source))
+    assert len(flags) > 200
+    secret = {flag for flag in flags if names_a_secret(flag)}
+    assert secret == {"--api-key", "--admin-api-key", "--ssl-keyfile-password"}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.name)
+def test_imports_stay_light(path):
+    allowed = set(sys.stdlib_module_names) | {"numpy", "safetensors", "pydantic", "pydantic_core", "platformdirs"}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            assert {name.name.partition(".")[0] for name in node.names} <= allowed
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            assert (node.module or "").partition(".")[0] in allowed
+
+
+def test_the_whole_package_imports_without_torch():
+    names = ", ".join(f"gemma4_dumps.{path.stem}" for path in PACKAGE.glob("*.py") if path.stem != "__init__")
+    code = f"import sys, {names}; print(sorted({{'torch', 'sglang', 'typer', 'rich'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

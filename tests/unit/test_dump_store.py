@@ -1,0 +1,172 @@
+import multiprocessing
+import os
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+from dump_examples import seed_bug_draft
+
+from gemma4_dumps.caps import StoreCaps
+from gemma4_dumps.draft import TensorPayload
+from gemma4_dumps.errors import DumpNotFound, DumpUnreadable
+from gemma4_dumps.reader import read_dump, verify_dump
+from gemma4_dumps.store import DumpStore, default_root
+
+NOW = datetime.now(UTC)
+
+
+def write_steps(store: DumpStore, steps, **changes) -> None:
+    for step in steps:
+        assert store.write(seed_bug_draft(step=step, **changes)).path is not None
+
+
+def steps_of(store: DumpStore) -> list[int | None]:
+    return [entry.manifest.step for entry in store.list() if entry.manifest is not None]
+
+
+class TestCaps:
+    def test_first_and_latest_of_a_signature_outlive_the_count_cap(self, tmp_path):
+        store = DumpStore(tmp_path, StoreCaps(count=5))
+        write_steps(store, [0], verdict="negative")
+        write_steps(store, range(1, 11))
+        assert steps_of(store) == [10, 9, 8, 1, 0]
+        assert store.dropped_dumps() == {"count": 6}
+        newest = read_dump(store.resolve("latest"))
+        assert newest.manifest.dropped.dumps == 5
+
+    def test_the_count_cap_holds_even_when_all_are_first_or_latest(self, tmp_path):
+        store = DumpStore(tmp_path, StoreCaps(count=3))
+        for number in range(6):
+            write_steps(store, [number], rule=f"rule-{number}")
+        assert steps_of(store) == [5, 4, 3]
+
+    def test_total_bytes(self, tmp_path):
+        store = DumpStore(tmp_path, StoreCaps(total_bytes=400_000))
+        block = {"block": TensorPayload.from_array(np.ones(25_000, np.float32))}
+        write_steps(store, range(8), tensors=block)
+        assert steps_of(store) == [7, 6, 0]
+        assert sum(p.stat().st_size for p in tmp_path.rglob("*") if p.is_file()) < 400_000
+        assert store.dropped_dumps() == {"total_bytes": 5}
+
+    def test_age_spares_first_and_latest(self, tmp_path):
+        store = DumpStore(tmp_path, StoreCaps(age_days=2))
+        for days in (30, 20, 10, 1):
+            write_steps(store, [days], created_utc=NOW - timedelta(days=days))
+        assert steps_of(store) == [1, 30]
+        assert store.dropped_dumps() == {"age": 2}
+
+    def test_a_dump_larger_than_the_store_is_refused_and_counted(self, tmp_path):
+        outcome = DumpStore(tmp_path, StoreCaps(total_bytes=100)).write(seed_bug_draft())
+        assert outcome.path is None
+        assert outcome.error is None
+        assert "do not fit" in (outcome.dropped_reason or "")
+        assert DumpStore(tmp_path).list() == []
+        assert DumpStore(tmp_path).dropped_dumps() == {"refused": 1}
+
+    def test_torn_dumps_go_first(self, tmp_path):
+        store = DumpStore(tmp_path, StoreCaps(count=3))
+        write_steps(store, range(3))
+        (store.list()[0].path / "manifest.json").write_text("{")
+        write_steps(store, [3])
+        assert steps_of(store) == [3, 1, 0]
+
+    def test_damaged_counters_stand_in_nobodys_way(self, tmp_path):
+        for content in ("{", '{"dropped_dumps": {"count": "many"}}', "[]", '{"dropped_dumps": []}'):
+            (tmp_path / "counters.json").write_text(content)
+            store = DumpStore(tmp_path, StoreCaps(count=1))
+            write_steps(store, [1, 2])
+            assert store.dropped_dumps()["count"] >= 1
+
+    def test_what_is_not_a_dump_is_never_removed(self, tmp_path):
+        (tmp_path / "thesis").mkdir()
+        (tmp_path / "thesis" / "manifest.json").write_text("{}")
+        outside = tmp_path / "elsewhere"
+        write_steps(DumpStore(outside), [1])
+        inside = tmp_path / "root"
+        inside.mkdir()
+        os.symlink(DumpStore(outside).list()[0].path, inside / DumpStore(outside).list()[0].dump_id)
+        assert DumpStore(inside).list() == []
+        DumpStore(inside).prune(keep=0)
+        DumpStore(tmp_path).prune(keep=0)
+        assert (tmp_path / "thesis" / "manifest.json").exists()
+        assert len(DumpStore(outside).list()) == 1
+
+
+def _write_many(root: str, rank: int) -> list[str | None]:
+    store = DumpStore(root, StoreCaps(count=10))
+    return [store.write(seed_bug_draft(rank=rank, step=step)).error for step in range(8)]
+
+
+def test_several_ranks_write_into_one_root(tmp_path):
+    with multiprocessing.get_context("spawn").Pool(3) as pool:
+        errors = pool.starmap(_write_many, [(str(tmp_path), rank) for rank in range(3)])
+    assert [error for rank in errors for error in rank] == [None] * 24
+    store = DumpStore(tmp_path)
+    entries = store.list()
+    assert len(entries) == 10
+    assert {entry.state for entry in entries} == {"complete"}
+    assert all(verify_dump(entry.path).ok for entry in entries)
+    assert sum(store.dropped_dumps().values()) == 14
+
+
+class TestResolve:
+    @pytest.fixture
+    def store(self, tmp_path):
+        store = DumpStore(tmp_path / "root")
+        for hour in (1, 2):
+            write_steps(store, [hour], created_utc=datetime(2026, 1, 1, hour, tzinfo=UTC))
+        return store
+
+    def test_latest_name_prefix_and_path(self, store):
+        newest, oldest = store.list()
+        assert store.resolve("latest") == newest.path
+        assert store.resolve(oldest.dump_id) == oldest.path
+        assert store.resolve("20260101T01") == oldest.path
+        assert store.resolve(oldest.path) == oldest.path
+
+    @pytest.mark.parametrize("wanted", ["20260101", "2027", "", "..\0", "x" * 5000, "/no/such"])
+    def test_what_fits_none_or_several(self, store, wanted):
+        with pytest.raises(DumpNotFound):
+            store.resolve(wanted)
+
+    def test_latest_skips_torn_dumps(self, store):
+        newest, oldest = store.list()
+        (newest.path / "manifest.json").unlink()
+        assert store.resolve("latest") == oldest.path
+        (oldest.path / "manifest.json").unlink()
+        with pytest.raises(DumpNotFound):
+            store.resolve("latest")
+
+
+class TestPrune:
+    def test_caps_age_keep_and_dry_run(self, tmp_path):
+        store = DumpStore(tmp_path)
+        for days in (5, 4, 3, 2):
+            write_steps(store, [days], created_utc=NOW - timedelta(days=days))
+        assert store.prune() == []
+        assert len(store.prune(older_than=timedelta(days=2.5), dry_run=True)) == 3
+        assert steps_of(store) == [2, 3, 4, 5]
+        assert [r.entry.manifest.step for r in store.prune(older_than=timedelta(days=3.5)) if r.entry.manifest] == [
+            4,
+            5,
+        ]
+        store.prune(keep=1)
+        assert steps_of(store) == [2]
+        assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == [store.list()[0].dump_id]
+
+    def test_nothing_there(self, tmp_path):
+        assert DumpStore(tmp_path / "absent").prune() == []
+        assert not (tmp_path / "absent").exists()
+
+
+def test_root_is_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DumpUnreadable):
+        DumpStore(tmp_path / "file").list()
+
+
+def test_default_root_is_the_state_directory(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert default_root() == tmp_path / "gemma4-triage" / "dumps"
+    assert DumpStore().root == default_root()
+    assert not default_root().exists()

@@ -1,0 +1,154 @@
+"""`dumps show` on a terminal: verdict first, evidence below it, then what to do."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from gemma4_dumps.reader import Dump
+from gemma4_dumps.schema import Manifest
+from gemma4_triage.cli.dump_table import plain_table
+from gemma4_triage.cli.output import printable, stdout_console
+from gemma4_triage.inspection.offending_rows import OffendingRow, offending_rows
+from gemma4_triage.inspection.provenance_sentence import SPACE_NAMES, index_unit, provenance_sentence
+from gemma4_triage.next_steps import next_steps
+
+MAX_GUARD_LINES = 40
+
+
+def print_dump(dump: Dump, rows: int) -> None:
+    """Show a dump with at most `rows` offending rows."""
+    console, manifest = stdout_console(), dump.manifest
+    _headline(console, manifest)
+    _offences(console, manifest, offending_rows(dump, rows))
+    _pairs(console, "geometry", _geometry(manifest))
+    _pairs(console, "scalars", manifest.scalars)
+    _pairs(console, "where", _where(manifest))
+    _pairs(console, "versions", manifest.versions | {f"gpu {k}": v for k, v in (manifest.gpu or {}).items()})
+    _pairs(console, "guards", dict(list(_flat(manifest.guards))[:MAX_GUARD_LINES]))
+    _section(console, "not in this dump", _missing(manifest))
+    _pairs(console, "tensors", {n: f"{t.dtype}{list(t.shape)}" for n, t in manifest.tensors.items()})
+    _section(console, "repeat with", [manifest.repeat_command] if manifest.repeat_command else [])
+    _section(console, "what to do next", next_steps(manifest, dump.path))
+
+
+def _headline(console: Console, manifest: Manifest) -> None:
+    title = Text(printable(manifest.verdict.replace("_", " ").upper()), style="bold red")
+    title.append(f"  {printable(manifest.rule)}, {manifest.action}", style="bold")
+    _line(console, title)
+    _line(console, Text(printable(manifest.summary)))
+    if sentence := provenance_sentence(manifest):
+        _line(console, Text(printable(sentence), style="bold"))
+    origin = manifest.provenance
+    for what, space, text in (
+        ("table", origin.table_space, origin.table_origin),
+        ("buffer", origin.buffer_space, origin.buffer_origin),
+    ):
+        if space != "unknown" or text:
+            _line(console, Text(printable(f"  {what:<7}{SPACE_NAMES.get(space, space)} space  {text}".rstrip())))
+    if origin.explanation:
+        _line(console, Text(printable(f"  {origin.explanation}")))
+
+
+def _offences(console: Console, manifest: Manifest, rows: list[OffendingRow]) -> None:
+    if not rows:
+        return
+    shown = sum(len(row.offences) for row in rows)
+    _title(console, f"offending entries ({shown} of {manifest.offence_count} in the rows below)")
+    table = plain_table("table", "row", "request", "column", "value", "allowed")
+    for row in rows:
+        for offence in row.offences[:8]:
+            slot = "" if offence.request_slot is None else str(offence.request_slot)
+            bound = f"{offence.lower} <= {index_unit(manifest)} < {offence.upper}"
+            cells = (offence.table, offence.row, slot, offence.column, offence.value, bound)
+            table.add_row(*(Text(printable(str(cell))) for cell in cells))
+        if len(row.offences) > 8:
+            table.add_row("", "", "", "…", f"{len(row.offences) - 8} more", "")
+    console.print(table)
+    for row in rows:
+        _neighbourhood(console, row)
+
+
+def _neighbourhood(console: Console, row: OffendingRow) -> None:
+    name = printable(f"{row.table}[{row.row}]")
+    if row.missing is not None:
+        _line(console, Text(f"  {name} is not shown: {printable(row.missing)}", style="yellow"))
+        return
+    width = max(len(str(number)) for cell in row.cells for number in (cell.column, cell.value)) + 3
+    columns, values = Text(f"  {name}  column"), Text(f"  {' ' * len(name)}  value ")
+    for cell in row.cells:
+        columns.append(f"{cell.column} ".rjust(width), style="dim")
+        values.append(
+            f">{cell.value}<".rjust(width) if cell.offends else f"{cell.value} ".rjust(width),
+            style="bold red" if cell.offends else "",
+        )
+    _line(console, columns)
+    _line(console, values)
+
+
+def _geometry(manifest: Manifest) -> dict[str, Any]:
+    known: dict[str, Any] = {} if manifest.page_size is None else {"page_size": manifest.page_size}
+    return known | manifest.extents
+
+
+def _where(manifest: Manifest) -> dict[str, Any]:
+    graph = manifest.graph
+    bucket = "" if graph.bucket is None else f", bucket {graph.bucket}"
+    known = {
+        "site": manifest.site,
+        "backend": manifest.backend,
+        "pool": SPACE_NAMES.get(manifest.pool_kind or "", manifest.pool_kind),
+        "forward mode": manifest.forward_mode,
+        "cuda graph": f"captured{bucket}" if graph.captured else "eager",
+        "step": manifest.step,
+        "mode": manifest.mode,
+        "process": f"{manifest.host.hostname}, pid {manifest.host.pid}, rank {manifest.host.rank}",
+        "time": manifest.created_utc.isoformat(),
+        "launched with": " ".join(manifest.launch_args) or None,
+    }
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def _missing(manifest: Manifest) -> Iterable[str]:
+    if manifest.offence_count > len(manifest.offences):
+        yield f"{manifest.offence_count - len(manifest.offences)} of {manifest.offence_count} offences are not listed"
+    for name, cut in manifest.truncated.items():
+        end = "left out" if cut.to_shape is None else f"cut to {list(cut.to_shape)}"
+        yield f"{name} {list(cut.from_shape)} {end}: {cut.reason}"
+    if manifest.dropped.events:
+        yield f"{manifest.dropped.events} older events"
+    if manifest.dropped.dumps:
+        yield f"{manifest.dropped.dumps} earlier dumps of this store were dropped by its caps"
+
+
+def _flat(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """{"page-table-bounds": {"attached": true}} -> ("page-table-bounds.attached", True)"""
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _flat(item, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, ", ".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _pairs(console: Console, title: str, pairs: Mapping[str, Any]) -> None:
+    width = max(map(len, pairs), default=0)
+    _section(console, title, (f"{name:<{width}}  {value}" for name, value in pairs.items() if name))
+
+
+def _section(console: Console, title: str, lines: Iterable[str]) -> None:
+    texts = [Text(printable(f"  {line}")) for line in lines]
+    if texts:
+        _title(console, title)
+        for text in texts:
+            _line(console, text)
+
+
+def _title(console: Console, title: str) -> None:
+    console.print()
+    console.print(Text(title, style="bold cyan"))
+
+
+def _line(console: Console, text: Text) -> None:
+    # Soft wrap: what is copied from a terminal or cut with grep stays one line.
+    console.print(text, soft_wrap=True)

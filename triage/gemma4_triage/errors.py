@@ -1,0 +1,48 @@
+"""Errors that are the user's to act on, and exit codes. Invariants of ours are plain exceptions: those are bugs."""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    OK = 0
+    VIOLATION = 1
+    USAGE = 2
+    ENVIRONMENT = 3
+    DUMP_UNREADABLE = 4
+    NOTHING_CHECKED = 5
+    BUG = 70
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141
+
+
+class UserError(Exception):
+    """Becomes `error: message`, `hint: hint` on stderr and the exit code. hint: what to do next, may be empty."""
+
+    exit_code = ExitCode.USAGE
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageMistake(UserError):
+    """An argument that cannot be understood, or names something that is not there."""
+
+
+class ExpectationFailed(UserError):
+    """What was checked is not as it should be."""
+
+    exit_code = ExitCode.VIOLATION
+
+
+class EnvironmentCannot(UserError):
+    """This machine or installation lacks something that the command needs."""
+
+    exit_code = ExitCode.ENVIRONMENT
+
+
+class NothingChecked(UserError):
+    """The command ran, but there was nothing to look at: neither good nor bad."""
+
+    exit_code = ExitCode.NOTHING_CHECKED

@@ -1,0 +1,1 @@
+"""What a dump says, computed once for the terminal and for JSON."""

@@ -1,0 +1,84 @@
+"""What to do about a dump: a table from what was found to what to run. The first row that fits is used.
+
+Commands shown here must exist; a test runs each one's --help.
+"""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemma4_dumps.schema import Manifest
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Applies where every field that is not None equals the manifest's."""
+
+    steps: tuple[str, ...]
+    rule: str | None = None
+    verdict: str | None = None
+    table_space: str | None = None
+    buffer_space: str | None = None
+
+    def fits(self, manifest: Manifest) -> bool:
+        found = (manifest.rule, manifest.verdict, manifest.provenance.table_space, manifest.provenance.buffer_space)
+        wanted = (self.rule, self.verdict, self.table_space, self.buffer_space)
+        return all(want is None or want == have for want, have in zip(wanted, found, strict=True))
+
+
+_SWA_STATE_SWAP = (
+    "Known: the draft backend kept the SWA state of its own pool. The fix is `swa-state-swap`.",
+    "Serve with GEMMA4_TRIAGE_PATCHES=default to attach it.",
+    "See what is attached where: gemma4-triage patches",
+    "Watch it crash, be trapped and be fixed on a CPU: gemma4-triage repro e4b-trtllm",
+)
+
+NEXT_STEPS: tuple[Advice, ...] = (
+    Advice(_SWA_STATE_SWAP, verdict="out_of_range", table_space="full", buffer_space="swa"),
+    Advice(_SWA_STATE_SWAP, verdict="wrong_space", table_space="full", buffer_space="swa"),
+    Advice(
+        (
+            "Draft indices met a buffer of the target, or the other way round: see above which pool was left behind.",
+            "Serve with GEMMA4_TRIAGE_PATCHES=default and see whether it stays away: gemma4-triage patches",
+            "Check that every guard attached: gemma4-triage doctor",
+        ),
+        verdict="wrong_space",
+    ),
+    Advice(
+        (
+            "A live column holds the null page: evicted, or never mapped. Compare the row with its sequence length.",
+            "If the request had already finished, this is stale metadata and harmless; if not, its attention is wrong.",
+            "Check that every guard attached: gemma4-triage doctor",
+        ),
+        verdict="null_page_live",
+    ),
+    Advice(
+        (
+            "An allocator gave out an index beyond its pool: look at the events before it for a free or a restore.",
+            "Serve with GEMMA4_TRIAGE_LEAK=dump to learn who owned the neighbouring pages.",
+        ),
+        verdict="alloc_out_of_range",
+    ),
+    Advice(
+        (
+            "A write outside the buffer corrupts another tensor: trust no result since the first such write.",
+            "Serve with SGLANG_TRTLLM_MHA_DEBUG=trap to stop before the first one.",
+        ),
+        verdict="write_out_of_range",
+    ),
+    Advice(
+        (
+            "Indices below zero are legal only as a last location: look for an unset entry in the table above.",
+            "Check that every guard attached: gemma4-triage doctor",
+        ),
+        verdict="negative",
+    ),
+)
+
+_ANYTHING_ELSE = ("See which fixes this runtime knows: gemma4-triage patches",)
+
+
+def next_steps(manifest: Manifest, dump_directory: Path) -> list[str]:
+    """The lines to show under "what to do next", most useful first."""
+    found = next((advice.steps for advice in NEXT_STEPS if advice.fits(manifest)), _ANYTHING_ELSE)
+    return [*found, f"Make sure that this dump is whole: gemma4-triage dumps verify {shlex.quote(str(dump_directory))}"]
