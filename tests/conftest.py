@@ -30,3 +30,56 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)
+
+
+@pytest.fixture
+def attach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """attach("trap", "swa-allocator", "swa-alloc-oob", ...) attaches catalog entries by id to this process's SGLang.
+
+    Returns the folder where dumps go. Everything is taken off again after the test.
+    """
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    from gemma4_runtime.catalog import CATALOG
+    from gemma4_runtime.patch import ATTACH_ORDER
+    from gemma4_runtime.session import Session
+    from gemma4_runtime.settings import read_settings
+
+    sessions = []
+
+    def attach_patches(mode: str, *ids: str) -> Path:
+        monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG", mode)
+        monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(tmp_path / "dumps"))
+        chosen = [patch for patch in CATALOG if patch.id in ids]
+        assert len(chosen) == len(ids), ids
+        session = Session(read_settings(), tuple(sorted(chosen, key=lambda patch: ATTACH_ORDER.index(patch.kind))))
+        session.start()
+        sessions.append(session)
+        HookRegistry.apply_hooks()
+        return tmp_path / "dumps"
+
+    yield attach_patches
+    for session in reversed(sessions):
+        session.stop()
+
+
+@pytest.fixture
+def swa_allocator():
+    """SGLang's own SWA pool pair and allocator on the CPU: 160 full and 64 SWA pages of 16 tokens, 2 + 1 layers."""
+    import torch
+    from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+
+    pool = SWAKVPool(
+        size=160 * 16,
+        size_swa=64 * 16,
+        page_size=16,
+        dtype=torch.float32,
+        head_num=2,
+        head_dim=8,
+        swa_attention_layer_ids=[0, 1],
+        full_attention_layer_ids=[2],
+        enable_kvcache_transpose=False,
+        device="cpu",
+    )
+    return SWATokenToKVPoolAllocator(160 * 16, 64 * 16, 16, torch.float32, "cpu", pool, need_sort=False)

@@ -94,11 +94,14 @@ def test_measured_numbers_meet_what_the_scenarios_need() -> None:
 @pytest.fixture(scope="module")
 def tools():
     """The modules that need torch: measure, recurrence, wrong_pages."""
-    pytest.importorskip("torch", reason="the toys run with torch")
+    torch = pytest.importorskip("torch", reason="the toys run with torch")
     pytest.importorskip("transformers.models.gemma4_assistant", reason="needs a transformers that has Gemma-4")
     from gemma4_repro.toys import measure, recurrence, wrong_pages
 
-    return measure, recurrence, wrong_pages
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # matrices this small only wait for each other on more
+    yield measure, recurrence, wrong_pages
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
