@@ -72,7 +72,9 @@ class Settings(BaseSettings):
     mode: Annotated[Mode, _word(_MODE_WORDS, {"contain": f"'contain' {_NOT_YET}0, off, log, trap, 1"})] = Field(
         Mode.OFF, validation_alias="SGLANG_TRTLLM_MHA_DEBUG"
     )
-    dump_dir: Path | None = Field(None, validation_alias="SGLANG_TRTLLM_MHA_DEBUG_DIR")
+    dump_dir: Annotated[Path | None, BeforeValidator(lambda value: value or None)] = Field(
+        None, validation_alias="SGLANG_TRTLLM_MHA_DEBUG_DIR"
+    )
     probes: _Items = Field((), validation_alias="GEMMA4_TRIAGE_PROBES")
     patches: _Items = Field((), validation_alias="GEMMA4_TRIAGE_PATCHES")
     faults: _Items = Field((), validation_alias="GEMMA4_TRIAGE_FAULTS")
@@ -113,6 +115,4 @@ def read_settings() -> Settings:
             f"GEMMA4_TRIAGE_PROBES={','.join(settings.probes)!r} chooses probes but SGLANG_TRTLLM_MHA_DEBUG is off; "
             "set SGLANG_TRTLLM_MHA_DEBUG to log, trap or 1, or unset GEMMA4_TRIAGE_PROBES"
         )
-    if settings.dump_dir is not None and str(settings.dump_dir) in ("", "."):
-        raise SettingsError("SGLANG_TRTLLM_MHA_DEBUG_DIR='' cannot be read: name a directory or unset it")
     return settings

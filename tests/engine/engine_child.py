@@ -1,0 +1,31 @@
+"""Run inside a fresh process: start SGLang's engine once per configuration, generate, write what came out as JSON.
+
+Usage: python engine_child.py SPEC.json RESULT.json
+"""
+
+import json
+import sys
+
+
+def main(spec_path: str, result_path: str) -> None:
+    with open(spec_path) as file:
+        spec = json.load(file)
+    from sglang.srt.entrypoints.engine import Engine
+
+    results = []
+    for arguments in spec["engines"]:
+        engine = Engine(**arguments)
+        outputs = engine.generate(
+            input_ids=spec["prompts"],
+            sampling_params={"temperature": 0, "ignore_eos": True, "max_new_tokens": spec["new_tokens"]},
+            return_logprob="logprobs_of" in spec,
+            token_ids_logprob=spec.get("logprobs_of"),
+        )
+        results.append([{"tokens": out["output_ids"], "meta": out["meta_info"]} for out in outputs])
+        engine.shutdown()
+        with open(result_path, "w") as file:
+            json.dump(results, file)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

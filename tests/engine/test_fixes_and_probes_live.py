@@ -1,0 +1,60 @@
+"""Fixes off and on, and a planted allocator fault, in the live engine. The seed bug's arms are in test_repro_*."""
+
+import pytest
+
+from gemma4_dumps.reader import read_dump
+from gemma4_dumps.store import DumpStore
+from gemma4_repro.toys.language import held_out_prompts
+
+pytestmark = pytest.mark.engine
+
+
+def load(mtp_arguments):
+    return {"engines": [mtp_arguments], "prompts": held_out_prompts(2, 40, seed=3), "new_tokens": 24}
+
+
+def test_without_its_fix_the_eager_draft_dies_on_out_cache_loc(run_engine, mtp_arguments):
+    run = run_engine({"GEMMA4_TRIAGE_PATCHES": "default,-eager-out-cache-loc"}, **load(mtp_arguments))
+    assert run.returncode != 0
+    assert run.outputs is None
+    assert "must match the size of tensor" in run.log
+    assert "_eager_fb_view" in run.log
+
+
+def test_a_slot_beyond_the_pool_is_trapped_where_it_is_handed_out(run_engine, engine_arguments, tmp_path):
+    run = run_engine(
+        {
+            "GEMMA4_TRIAGE_FAULTS": "swa-alloc-oob",
+            "GEMMA4_TRIAGE_PATCHES": "default",
+            "SGLANG_TRTLLM_MHA_DEBUG": "1",
+            "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(tmp_path),
+        },
+        **load(engine_arguments),
+    )
+    assert run.returncode != 0
+    assert "FAULT INJECTED: swa-alloc-oob" in run.log
+    assert "TrappedViolation: swa-alloc-range" in run.log
+    (entry,) = DumpStore(tmp_path).list()
+    found = read_dump(entry.path).manifest
+    assert (found.rule, found.verdict) == ("swa-alloc-range", "alloc_out_of_range")
+    assert found.guards["verified"] is True
+    assert found.guards["pid"] == found.host.pid
+
+
+def test_a_clean_run_with_mtp_leaves_no_dump(run_engine, mtp_arguments, tmp_path):
+    environment = {
+        "GEMMA4_TRIAGE_PATCHES": "default",
+        "SGLANG_TRTLLM_MHA_DEBUG": "log",
+        "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(tmp_path),
+    }
+    run = run_engine(environment, **load(mtp_arguments))
+    assert run.returncode == 0, run.log[-4000:]
+    assert DumpStore(tmp_path).list() == []
+    assert list((tmp_path / "guards").glob("*.json"))
+
+
+def test_a_bad_setting_stops_the_engine_at_once(run_engine, engine_arguments):
+    run = run_engine({"SGLANG_TRTLLM_MHA_DEBUG": "banana"}, **load(engine_arguments))
+    assert run.returncode == 2
+    assert "SGLANG_TRTLLM_MHA_DEBUG='banana' cannot be read" in run.log
+    assert "Traceback" not in run.log

@@ -1,0 +1,78 @@
+"""`doctor` and `patches`, as a user runs them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+COMMAND = [os.path.join(os.path.dirname(sys.executable), "gemma4-triage")]
+
+
+def run(*words, **environment):
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("GEMMA4_", "SGLANG_"))}
+    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, env=clean | environment, check=False)
+
+
+class TestDoctor:
+    def test_a_healthy_environment(self, tmp_path):
+        done = run("doctor", "--json", XDG_STATE_HOME=str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        document = json.loads(done.stdout)
+        assert document["schema_version"] == "1.0"
+        assert document["ok"] is True
+        states = {check["name"]: check["state"] for check in document["checks"]}
+        assert states["sglang"] == states["plugin"] == states["dump folder"] == "ok"
+
+    def test_a_word_it_cannot_read(self):
+        done = run("doctor", SGLANG_TRTLLM_MHA_DEBUG="banana")
+        assert done.returncode == 2
+        assert "SGLANG_TRTLLM_MHA_DEBUG='banana' cannot be read: allowed: 0, off, log, trap, 1" in done.stderr
+        assert "Traceback" not in done.stderr
+
+    def test_a_patch_that_does_not_exist(self):
+        done = run("doctor", GEMMA4_TRIAGE_PATCHES="default,+yoco")
+        assert done.returncode == 2
+        assert "yoco" in done.stderr
+
+    def test_a_plugin_filter_that_shuts_us_out(self):
+        done = run("doctor", SGLANG_TRTLLM_MHA_DEBUG="1", SGLANG_PLUGINS="other")
+        assert done.returncode == 3
+        assert "SGLANG_PLUGINS='other'" in done.stdout
+
+    def test_a_dump_folder_that_is_a_file(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        done = run("doctor", SGLANG_TRTLLM_MHA_DEBUG_DIR=str(tmp_path / "file"))
+        assert done.returncode == 3
+        assert "is not a directory" in done.stdout
+
+    def test_it_shows_what_is_asked_for(self):
+        done = run("doctor", SGLANG_TRTLLM_MHA_DEBUG="1", GEMMA4_TRIAGE_PATCHES="default")
+        assert done.returncode == 0
+        assert "page-table (probe)" in done.stdout
+        assert "swa-state-swap (fix)" in done.stdout
+
+
+class TestPatches:
+    def test_json_lists_the_whole_catalog(self):
+        from gemma4_runtime.catalog import CATALOG
+
+        rows = json.loads(run("patches", "--json").stdout)["patches"]
+        assert [row["id"] for row in rows] == [patch.id for patch in CATALOG]
+        assert not any(row["selected"] for row in rows)
+
+    def test_selection_follows_the_environment(self):
+        rows = json.loads(run("patches", "--json", GEMMA4_TRIAGE_PATCHES="default").stdout)["patches"]
+        assert [row["id"] for row in rows if row["selected"]] == [row["id"] for row in rows if row["default"]]
+
+    @pytest.mark.parametrize("kind", ["probe", "host leaf"])
+    def test_one_kind(self, kind):
+        done = run("patches", "--kind", kind)
+        assert done.returncode == 0
+        assert kind in done.stdout
+
+    def test_an_unknown_kind(self):
+        done = run("patches", "--kind", "plugin")
+        assert done.returncode == 2
+        assert "host leaf" in done.stderr

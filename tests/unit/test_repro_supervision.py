@@ -1,0 +1,227 @@
+"""The runner against real processes: forked arms that hang, die by a signal, write nonsense, or leave children."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gemma4_repro import runner
+from gemma4_repro.errors import EnvironmentLacks, OutputUnwritable, PreforkFailed
+from gemma4_repro.expect_ending import Completes
+from gemma4_repro.outcome import Ending
+from gemma4_repro.runner import Options, run_scenario
+from gemma4_repro.scenario import Arm, Scenario
+from gemma4_repro.supervisor import Supervisor
+from gemma4_repro.workloads import Workload
+
+# The real prefork process, with arms that run no engine. An arm does what its name says.
+FAKE = """
+import json, os, signal, subprocess, sys, time
+from gemma4_repro import prefork
+
+def run(request):
+    folder = request.folder
+    print("hello from", request.arm, flush=True)
+    (folder / "seen.json").write_text(json.dumps({"environment": dict(os.environ), "argv": sys.argv}))
+    (folder / "phase.txt").write_text("serving the load")
+    child = subprocess.Popen(["sleep", "300"])
+    (folder / "child.pid").write_text(str(child.pid))
+    if request.arm == "hangs":
+        time.sleep(300)
+    if request.arm == "segfaults":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if request.arm == "raises":
+        raise RuntimeError("no space in the inn")
+    if request.arm == "fills-disk":
+        raise OSError(28, "No space left on device")
+    if request.arm == "exits":
+        raise SystemExit(3)
+    text = "{]" if request.arm == "garbage" else json.dumps({
+        "arm": request.arm, "sglang_version": "0", "start_s": 0, "load_s": 0, "answers": [],
+        "idle": {"leak_checker_ran": True, "flush_succeeded": True, "used_tokens_after_flush": 0,
+                 "used_share_after_flush": 0}})
+    (folder / "result.json").write_text(text)
+
+prefork.main(lambda: {"cuda": False, "import_s": 0.1}, run)
+"""
+
+
+class Silent:
+    """A listener that remembers what was said to it."""
+
+    def __init__(self):
+        self.said = []
+
+    def importing(self, sglang_version, folder):
+        self.said.append("importing")
+
+    def arm_started(self, arm, limit_s):
+        self.said.append(f"start {arm.id}")
+
+    def waiting(self, phase, elapsed_s):
+        self.phase = phase
+
+    def arm_ended(self, arm, outcome):
+        self.said.append(f"end {arm.id}")
+
+
+def fake_command(code: str = FAKE) -> list[str]:
+    return [sys.executable, "-c", code, str(os.getpid())]
+
+
+def scenario(*names: str) -> Scenario:
+    load = Workload(prompt_count=1, prompt_tokens=2, shortest_new_tokens=1, longest_new_tokens=1)
+    arms = tuple(
+        Arm(name, name, {"GEMMA4_TRIAGE_DEVICE_MODEL": "sm90"}, {}, load, 20.0, (Completes(),)) for name in names
+    )
+    return Scenario(id="fake", symptom="s", hardware="CPU", expected_s=1, toys=("a", "b"), arms=arms)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # A zombie waits for its parent only.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def assert_gone(pid: int) -> None:
+    limit = time.monotonic() + 10
+    while is_running(pid):
+        assert time.monotonic() < limit, f"process {pid} is still running"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "check_sglang", lambda: "0.0")
+    monkeypatch.setattr(runner, "model_arguments", lambda scenario: {})
+
+    def run_arms(*names, **options):
+        listener = Silent()
+        finished = run_scenario(scenario(*names), Options(output=tmp_path / "run", **options), listener, fake_command())
+        for name in names:
+            assert_gone(int((tmp_path / "run" / name / "child.pid").read_text()))
+        return {verdict.arm.id: verdict for verdict in finished.verdicts}, listener
+
+    return run_arms
+
+
+def test_every_kind_of_end_is_told_apart_and_leaves_no_process(run, tmp_path):
+    verdicts, listener = run("works", "segfaults", "raises", "garbage", "exits")
+    endings = {name: verdict.outcome.ending for name, verdict in verdicts.items()}
+    assert endings == {
+        "works": Ending.COMPLETED,
+        "segfaults": Ending.CRASHED,
+        "raises": Ending.CRASHED,
+        "garbage": Ending.NO_RESULT,
+        "exits": Ending.CRASHED,
+    }
+    assert verdicts["segfaults"].outcome.signal_name == "SIGSEGV"
+    assert verdicts["exits"].outcome.exit_code == 3
+    assert [r.type_name for r in verdicts["raises"].outcome.raised] == ["RuntimeError"]
+    assert "no space in the inn" in (tmp_path / "run" / "raises" / "log.txt").read_text()
+    assert {name for name, verdict in verdicts.items() if not verdict.surprised} == {"works"}
+    assert listener.said[:3] == ["importing", "start works", "end works"]
+
+
+def test_an_arm_that_hangs_is_killed_at_its_limit_and_the_next_one_runs(run):
+    began = time.monotonic()
+    verdicts, _ = run("hangs", "works", time_limit_s=2.0)
+    assert time.monotonic() - began < 30
+    hung = verdicts["hangs"].outcome
+    assert hung.ending is Ending.TIMED_OUT
+    assert hung.problem == "killed after 2 s while serving the load"
+    assert verdicts["works"].outcome.ending is Ending.COMPLETED
+
+
+def test_arms_are_hermetic(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG", "log")
+    monkeypatch.setenv("GEMMA4_TRIAGE_FAULTS", "swa-alloc-oob")
+    monkeypatch.setenv("SGLANG_TEST_RETRACT", "1")
+    run("works", keep_traces=True)
+    seen = json.loads((tmp_path / "run" / "works" / "seen.json").read_text())
+    environment = seen["environment"]
+    assert not {"SGLANG_TRTLLM_MHA_DEBUG", "GEMMA4_TRIAGE_FAULTS", "SGLANG_TEST_RETRACT"} & environment.keys()
+    assert environment["GEMMA4_TRIAGE_DEVICE_MODEL"] == "sm90"
+    assert environment["GEMMA4_TRIAGE_HOST_ENGINE"] == environment["TRITON_INTERPRET"] == "1"
+    assert environment["SGLANG_TRTLLM_MHA_DEBUG_DIR"] == str(tmp_path / "run" / "works" / "dumps")
+    assert seen["argv"] == ["gemma4-triage", "repro", "fake", "--arm", "works"]
+
+
+def test_traces_go_and_logs_stay(run, tmp_path):
+    run("works")
+    left = {path.name for path in (tmp_path / "run" / "works").iterdir()}
+    assert left >= {"log.txt", "result.json", "dumps"}
+    assert not left & {"request.json", "phase.txt", "drafts.jsonl"}
+    assert (tmp_path / "run").stat().st_mode & 0o077 == 0
+
+
+def test_a_disk_that_became_full_is_not_a_verdict(run):
+    with pytest.raises(OutputUnwritable, match="disk became full while arm fills-disk"):
+        run("fills-disk")
+
+
+def test_a_prefork_process_that_dies_says_why(tmp_path):
+    command = fake_command("raise SystemExit('no such library')")
+    with Supervisor(tmp_path / "log", dict(os.environ), command) as supervisor, pytest.raises(PreforkFailed) as failed:
+        supervisor.wait_ready()
+    assert "no such library" in str(failed.value)
+
+
+def test_a_prefork_process_that_hangs_is_given_up_and_killed(tmp_path):
+    with Supervisor(tmp_path / "log", dict(os.environ), fake_command("import time; time.sleep(300)")) as supervisor:
+        pid = supervisor._process.pid
+        with pytest.raises(PreforkFailed, match="not imported within 1 s"):
+            supervisor.wait_ready(1.0)
+    assert_gone(pid)
+
+
+def test_cuda_is_refused_unless_forced(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "check_sglang", lambda: "0.0")
+    monkeypatch.setattr(runner, "model_arguments", lambda scenario: {})
+    command = fake_command(FAKE.replace('"cuda": False', '"cuda": True'))
+    with pytest.raises(EnvironmentLacks, match="has CUDA"):
+        run_scenario(scenario("works"), Options(output=tmp_path / "a"), Silent(), command)
+    monkeypatch.setenv("GEMMA4_TRIAGE_HOST_ENGINE", "force")
+    run_scenario(scenario("works"), Options(output=tmp_path / "b"), Silent(), command)
+    seen = json.loads((tmp_path / "b" / "works" / "seen.json").read_text())
+    assert seen["environment"]["GEMMA4_TRIAGE_HOST_ENGINE"] == "force"
+
+
+RUNNER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {here!r})
+import test_repro_supervision as t
+from gemma4_repro import runner
+runner.check_sglang = lambda: "0.0"
+runner.model_arguments = lambda scenario: {{}}
+t.run_scenario(t.scenario("hangs"), t.Options(output=Path({output!r})), t.Silent(), t.fake_command())
+"""
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda s: s.name)
+def test_nothing_outlives_a_runner_that_is_interrupted_or_killed(tmp_path, signal_number):
+    code = RUNNER.format(here=str(Path(__file__).parent), output=str(tmp_path / "run"))
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
+    pid_file = tmp_path / "run" / "hangs" / "child.pid"
+    limit = time.monotonic() + 60
+    while not (pid_file.exists() and pid_file.read_text()):
+        assert process.poll() is None, process.stderr.read().decode()
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    grandchild = int(pid_file.read_text())
+    arm = os.getpgid(grandchild)
+    assert is_running(grandchild)
+    process.send_signal(signal_number)
+    process.communicate(timeout=30)
+    assert process.returncode != 0
+    for pid in (arm, grandchild):
+        assert_gone(pid)

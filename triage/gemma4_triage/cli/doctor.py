@@ -1,0 +1,49 @@
+"""`gemma4-triage doctor`: what works here, what the environment asks for, and whether that can be had."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from gemma4_triage.cli.output import emit_json, stdout_console
+from gemma4_triage.errors import ExitCode, UsageMistake
+
+
+def register(app: typer.Typer) -> None:
+    """Add the `doctor` verb to the application."""
+    app.command("doctor")(doctor)
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+) -> None:
+    """Check versions, settings, GPU, plugin and dump folder.
+
+    Exits 2 if a setting cannot be read, 3 if the environment asks for something that cannot work here.
+    """
+    from gemma4_runtime.errors import SettingsError
+    from gemma4_runtime.settings import read_settings
+    from gemma4_triage.inspection.environment import survey
+
+    try:
+        checks = survey(read_settings())
+    except SettingsError as error:
+        raise UsageMistake(str(error), "correct or unset the variable; a server would refuse to start") from None
+    failed = [check for check in checks if check.needed and check.state == "missing"]
+    if as_json:
+        emit_json("doctor", {"ok": not failed, "checks": [asdict(check) for check in checks]})
+    else:
+        _print(checks)
+    if failed:
+        raise typer.Exit(ExitCode.ENVIRONMENT)
+
+
+def _print(checks: list) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    colours = {"ok": "green", "note": "yellow", "missing": "red"}
+    table = Table.grid(padding=(0, 2))
+    for check in checks:
+        table.add_row(Text(check.state, style=colours[check.state]), check.name, check.detail)
+    stdout_console().print(table)

@@ -1,0 +1,131 @@
+"""What this machine and this environment can do, found without importing torch or sglang."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from pathlib import Path
+
+from gemma4_dumps.store import default_root
+from gemma4_runtime.selection import select
+from gemma4_runtime.settings import HostEngine, Settings
+from gemma4_runtime.targets import TARGETS
+
+OK, NOTE, MISSING = "ok", "note", "missing"
+_GPU_QUERY_LIMIT_S = 10
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report. `needed`: the environment asks for something that cannot work without it."""
+
+    name: str
+    state: str
+    detail: str
+    needed: bool = False
+
+
+def survey(settings: Settings) -> list[Check]:
+    """Every check, in the order in which to read them. Raises SettingsError for a patch that does not exist."""
+    return list(_checks(settings))
+
+
+def _checks(settings: Settings) -> Iterator[Check]:
+    patches = select(settings)
+    yield Check("gemma4-triage", OK, f"{_version('gemma4-triage')}, Python {platform.python_version()}")
+    yield _sglang(needed=bool(patches))
+    for name in ("torch", "triton", "flashinfer-python", "transformers"):
+        found = _version(name)
+        yield Check(name, OK if found else NOTE, found or "not installed; reading dumps does not need it")
+    yield _plugin(needed=bool(patches))
+    yield _gpu()
+    yield _host_engine(settings)
+    chosen = ", ".join(f"{patch.id} ({patch.kind.value})" for patch in patches)
+    yield Check("patches asked for", OK, chosen or "none: SGLang runs as shipped")
+    yield Check("probe mode", OK, settings.mode.value)
+    root = settings.dump_dir or default_root()
+    yield _store(root)
+    yield _last_guards(root)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _sglang(needed: bool) -> Check:
+    found, known = _version("sglang"), ", ".join(TARGETS)
+    if found is None:
+        how = f"not installed: pip install 'gemma4-triage[runtime]' brings {known}"
+        return Check("sglang", MISSING if needed else NOTE, how, needed)
+    if found not in TARGETS:
+        return Check("sglang", MISSING if needed else NOTE, f"{found}; patches are written for {known}", needed)
+    return Check("sglang", OK, f"{found}, supported")
+
+
+def _plugin(needed: bool) -> Check:
+    names = [entry.name for entry in entry_points(group="sglang.srt.plugins")]
+    allowed = os.environ.get("SGLANG_PLUGINS")
+    if "gemma4_runtime" not in names:
+        return Check("plugin", MISSING, "entry point gemma4_runtime is not registered: reinstall gemma4-triage", needed)
+    if allowed and "gemma4_runtime" not in [name.strip() for name in allowed.split(",")]:
+        how = f"SGLANG_PLUGINS={allowed!r} keeps SGLang from loading gemma4_runtime: add it there"
+        return Check("plugin", MISSING if needed else NOTE, how, needed)
+    return Check("plugin", OK, "SGLang will load gemma4_runtime")
+
+
+def _gpu() -> Check:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return Check("GPU", NOTE, "no nvidia-smi: dumps can be read, and the CPU reproductions run")
+    query = [tool, "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader"]
+    try:
+        out = subprocess.run(query, capture_output=True, text=True, timeout=_GPU_QUERY_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return Check("GPU", NOTE, f"nvidia-smi did not answer in {_GPU_QUERY_LIMIT_S} s")
+    lines = [line.strip() for line in out.stdout.splitlines() if line.strip()]
+    if out.returncode or not lines:
+        return Check("GPU", NOTE, f"nvidia-smi reports none (exit {out.returncode})")
+    return Check("GPU", OK, "; ".join(lines))
+
+
+def _host_engine(settings: Settings) -> Check:
+    if settings.host_engine is HostEngine.OFF:
+        return Check("host engine", OK, "off")
+    return Check("host engine", OK, f"{settings.host_engine.value}, device model {settings.device_model.value}")
+
+
+def _store(root: Path) -> Check:
+    nearest = root
+    while not nearest.exists() and nearest != nearest.parent:
+        nearest = nearest.parent
+    if root.exists() and not root.is_dir():
+        return Check("dump folder", MISSING, f"{root} is not a directory", needed=True)
+    if not os.access(nearest, os.W_OK):
+        return Check("dump folder", MISSING, f"{root} cannot be written", needed=True)
+    free = shutil.disk_usage(nearest).free
+    return Check("dump folder", OK, f"{root}, {free // 2**20} MiB free")
+
+
+def _last_guards(root: Path) -> Check:
+    manifests = sorted((root / "guards").glob("*.json"))
+    if not manifests:
+        return Check("last guarded process", NOTE, f"none has written a guard manifest to {root / 'guards'}")
+    try:
+        last = json.loads(manifests[-1].read_text())
+        rows = last["patches"]
+        text = (
+            f"pid {last['pid']}, {last['created_utc']}, {sum(row['attached'] for row in rows)} of {len(rows)} attached"
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return Check("last guarded process", NOTE, f"{manifests[-1].name} cannot be read: {error}")
+    state = OK if last.get("verified") else NOTE
+    return Check("last guarded process", state, text + (", verified" if last.get("verified") else ", NOT verified"))
