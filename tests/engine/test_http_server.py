@@ -13,7 +13,7 @@ import urllib.request
 import pytest
 from openai import OpenAI
 
-from conftest import HOST
+from engine_process import HOST
 
 pytestmark = pytest.mark.engine
 
