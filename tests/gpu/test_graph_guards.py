@@ -1,7 +1,8 @@
 """The probes and the lock-step fix on a real GPU: CUDA graphs, XQA decode, the hybrid backend.
 
 The committed toys have head dims that XQA does not take, so a random-weight pair with head dims 64 and 128 is made.
-Blackwell's own kernel (trtllm-gen) is not needed: the tables are checked before any kernel runs.
+Target verify stays on Triton (speculative_attention_mode's default): XQA refuses it without a mask on Hopper, so the
+probe on a trtllm_mha verify under graphs is written for Blackwell and not measured.
 """
 
 import shutil
@@ -24,11 +25,12 @@ def make_checkpoint(folder, kind):
     import transformers
 
     from gemma4_repro.toys import geometry
+    from gemma4_repro.toys.locate import ASSISTANT_NAME, TARGET_NAME
 
     torch.manual_seed(0)
     name, config, model_class = {
-        "target": (geometry.TARGET_NAME, geometry.target_config(), transformers.Gemma4ForConditionalGeneration),
-        "assistant": (geometry.ASSISTANT_NAME, geometry.assistant_config(), transformers.Gemma4AssistantForCausalLM),
+        "target": (TARGET_NAME, geometry.target_config(), transformers.Gemma4ForConditionalGeneration),
+        "assistant": (ASSISTANT_NAME, geometry.assistant_config(), transformers.Gemma4AssistantForCausalLM),
     }[kind]
     config.text_config.head_dim, config.text_config.global_head_dim = 64, 128
     model_class(config).to(torch.bfloat16).save_pretrained(folder)
@@ -46,7 +48,6 @@ def arguments(tmp_path_factory):
         "dtype": "bfloat16",
         "prefill_attention_backend": "triton",
         "decode_attention_backend": "trtllm_mha",
-        "speculative_attention_mode": "decode",
         "page_size": 64,
         "max_total_tokens": 10240,
         "swa_full_tokens_ratio": 0.4,
