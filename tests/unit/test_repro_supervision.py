@@ -84,11 +84,10 @@ def scenario(*names: str) -> Scenario:
 
 def is_running(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        # A zombie waits for its parent only.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    # A zombie waits for its parent only.
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def assert_gone(pid: int) -> None:
@@ -152,6 +151,7 @@ def test_arms_are_hermetic(run, tmp_path, monkeypatch):
     assert environment["GEMMA4_TRIAGE_DEVICE_MODEL"] == "sm90"
     assert environment["GEMMA4_TRIAGE_HOST_ENGINE"] == environment["TRITON_INTERPRET"] == "1"
     assert environment["SGLANG_TRTLLM_MHA_DEBUG_DIR"] == str(tmp_path / "run" / "works" / "dumps")
+    assert not Path(environment["TMPDIR"]).exists()
     assert seen["argv"] == ["gemma4-triage", "repro", "fake", "--arm", "works"]
 
 

@@ -1,0 +1,109 @@
+"""One arm, in its own process: start SGLang's engine, run the load, check the pools at idle, write result.json.
+
+Whatever goes wrong ends this process with a traceback in its log; judging that is the runner's work.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from gemma4_repro.arm_request import DRAFTS_NAME, LEFTOVERS_NAME, PHASE_NAME, RESULT_NAME, ArmRequest, Phase
+from gemma4_repro.draft_recorder import DraftRecorder, request_id
+from gemma4_repro.outcome import Answer, ArmResult, IdleCheck
+
+IDLE_TIMEOUT_S = 20.0
+
+
+def run_arm(request: ArmRequest) -> None:
+    """Run one arm to its end.
+
+    Raises:
+        TimeoutError: the scheduler published no idle state after the load.
+        Exception: whatever the engine raises.
+    """
+    import sglang
+    from sglang.srt.entrypoints.engine import Engine
+
+    _enter(request.folder, Phase.STARTING)
+    DraftRecorder(request.folder / DRAFTS_NAME).register(sglang.__version__)
+    started = time.monotonic()
+    engine = Engine(**request.engine_arguments)
+    serving = time.monotonic()
+    _write_whole(request.folder / LEFTOVERS_NAME, _load_file(engine))
+    _enter(request.folder, Phase.SERVING)
+    answers = _serve(engine, request)
+    served = time.monotonic()
+    _enter(request.folder, Phase.IDLE)
+    idle = _check_idle(engine)
+    result = ArmResult(
+        arm=request.arm,
+        sglang_version=sglang.__version__,
+        start_s=serving - started,
+        load_s=served - serving,
+        answers=answers,
+        idle=idle,
+    )
+    _write_whole(request.folder / RESULT_NAME, result.model_dump_json(indent=1))
+    _enter(request.folder, Phase.DONE)
+    engine.shutdown()
+
+
+def _load_file(engine: Any) -> str:
+    """Where the scheduler publishes its load: a shared memory file that SGLang 0.5.13.post1 never removes."""
+    return engine.tokenizer_manager.load_snapshot_reader.path
+
+
+def _serve(engine: Any, request: ArmRequest) -> tuple[Answer, ...]:
+    replies = engine.generate(
+        input_ids=request.prompts,
+        sampling_params=[
+            {"temperature": 0, "max_new_tokens": count, "ignore_eos": True} for count in request.new_tokens
+        ],
+        rid=[request_id(prompt) for prompt in range(len(request.prompts))],
+    )
+    return tuple(
+        Answer(
+            prompt=prompt,
+            output_ids=tuple(reply["output_ids"]),
+            verify_rounds=int(reply["meta_info"].get("spec_verify_ct", 0)),
+        )
+        for prompt, reply in enumerate(replies)
+    )
+
+
+def _check_idle(engine: Any) -> IdleCheck:
+    """SGLang publishes its load when idle, after its leak checker; a leak raises there and no state is published."""
+    _idle_load(engine, time.time())
+    flushed = engine.flush_cache()
+    after = _idle_load(engine, time.time())
+    return IdleCheck(
+        leak_checker_ran=True,
+        flush_succeeded=bool(flushed.success),
+        used_tokens_after_flush=after.num_used_tokens,
+        used_share_after_flush=after.token_usage,
+    )
+
+
+def _idle_load(engine: Any, newer_than: float) -> Any:
+    """The scheduler's own report, published after `newer_than` (time.time()) with no request running or waiting."""
+    limit = time.monotonic() + IDLE_TIMEOUT_S
+    while time.monotonic() < limit:
+        for load in engine.loop.run_until_complete(engine.tokenizer_manager.get_loads()):
+            if load.timestamp > newer_than and load.num_running_reqs == load.num_waiting_reqs == 0:
+                return load
+        time.sleep(0.05)
+    raise TimeoutError(f"the scheduler published no idle state within {IDLE_TIMEOUT_S:.0f} s after the load")
+
+
+def _enter(folder: Path, phase: Phase) -> None:
+    _write_whole(folder / PHASE_NAME, phase.value)
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """A reader sees the whole text or the previous one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,51 @@
+"""What the runner hands to an arm's process: a JSON file in the arm's folder, and the phases that come back."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+REQUEST_NAME = "request.json"
+RESULT_NAME = "result.json"
+PHASE_NAME = "phase.txt"
+LOG_NAME = "log.txt"
+DRAFTS_NAME = "drafts.jsonl"
+LEFTOVERS_NAME = "leftovers.txt"
+"""Files outside the folder that SGLang leaves behind, one path per line; removed when the arm has ended."""
+
+
+class Phase(StrEnum):
+    """How far an arm has come; the file holds the latest. An arm that ends before SERVING died at start."""
+
+    STARTING = "starting the engine"
+    SERVING = "serving the load"
+    IDLE = "checking pools at idle"
+    DONE = "done"
+
+
+class ArmRequest(BaseModel):
+    """folder: absolute; the process writes nowhere else. environment: set before SGLang's plugins are loaded.
+
+    command: what a user types to run this arm; guard manifests and dumps name it as how the engine was launched.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    arm: str
+    folder: Path
+    command: list[str]
+    environment: dict[str, str]
+    engine_arguments: dict[str, Any]
+    prompts: list[list[int]]
+    new_tokens: list[int]
+
+
+def read_phase(folder: Path) -> Phase | None:
+    """The arm's latest phase, None before the first."""
+    try:
+        return Phase((folder / PHASE_NAME).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None

@@ -1,0 +1,27 @@
+"""The catalog of scenarios: an explicit tuple. Only what runs is listed."""
+
+from __future__ import annotations
+
+from gemma4_repro.errors import UnknownName
+from gemma4_repro.scenario import Arm, Scenario
+from gemma4_repro.scenarios import e4b_triton, e4b_trtllm
+
+SCENARIOS: tuple[Scenario, ...] = (e4b_trtllm.SCENARIO, e4b_triton.SCENARIO)
+
+
+def find_scenario(scenario_id: str) -> Scenario:
+    """Raises UnknownName, listing those that there are."""
+    for scenario in SCENARIOS:
+        if scenario.id == scenario_id:
+            return scenario
+    known = ", ".join(scenario.id for scenario in SCENARIOS)
+    raise UnknownName(f"there is no scenario {scenario_id!r}", f"known scenarios: {known}")
+
+
+def choose_arms(scenario: Scenario, wanted: tuple[str, ...]) -> tuple[Arm, ...]:
+    """The named arms in the scenario's order, each once; all of them if none is named. Raises UnknownName."""
+    known = [arm.id for arm in scenario.arms]
+    for name in wanted:
+        if name not in known:
+            raise UnknownName(f"scenario {scenario.id} has no arm {name!r}", f"its arms: {', '.join(known)}")
+    return tuple(arm for arm in scenario.arms if not wanted or arm.id in wanted)

@@ -1,0 +1,129 @@
+"""Runs a scenario's arms, one after the other, and judges them. The engine runs in other processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from gemma4_repro.arm_request import REQUEST_NAME, ArmRequest, read_phase
+from gemma4_repro.catalog import choose_arms
+from gemma4_repro.collect import collect
+from gemma4_repro.errors import EnvironmentLacks, OutputUnwritable
+from gemma4_repro.host_environment import hermetic_environment, host_engine_is_forced
+from gemma4_repro.outcome import Outcome
+from gemma4_repro.readiness import check_sglang, model_arguments
+from gemma4_repro.run_folder import disk_is_full, prepare_run_folder, remove_traces, writing
+from gemma4_repro.scenario import Arm, Scenario
+from gemma4_repro.supervisor import Supervisor
+from gemma4_repro.verdict import ArmVerdict, judge
+
+
+class Listener(Protocol):
+    """Is told how a run comes along. `waiting` is called several times a second and should be quick."""
+
+    def importing(self, sglang_version: str, folder: Path) -> None: ...
+    def arm_started(self, arm: Arm, limit_s: float) -> None: ...
+    def waiting(self, phase: str | None, elapsed_s: float) -> None: ...
+    def arm_ended(self, arm: Arm, outcome: Outcome) -> None: ...
+
+
+@dataclass(frozen=True)
+class Options:
+    """arms: by id, all if empty. time_limit_s: per arm, None for each arm's own."""
+
+    arms: tuple[str, ...] = ()
+    output: Path | None = None
+    overwrite: bool = False
+    keep_traces: bool = False
+    time_limit_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run. import_s: how long the one import of SGLang took, part of duration_s."""
+
+    scenario: Scenario
+    folder: Path
+    sglang_version: str
+    duration_s: float
+    import_s: float
+    verdicts: tuple[ArmVerdict, ...]
+
+
+def run_scenario(scenario: Scenario, options: Options, listener: Listener, command: Sequence[str] | None = None) -> Run:
+    """Run the chosen arms and judge them. command: of the prefork process, for tests.
+
+    Raises:
+        UnknownName: an arm that the scenario does not have.
+        OutputRefused, OutputUnwritable: see run_folder.
+        EnvironmentLacks: no SGLang, a release that is not known, no toys, CUDA present, the import failed.
+    """
+    began = time.monotonic()
+    arms = choose_arms(scenario, options.arms)
+    release = check_sglang()
+    models = model_arguments(scenario)
+    names = tuple(arm.id for arm in arms)
+    folder = prepare_run_folder(scenario.id, names, options.output, options.overwrite)
+    environment = hermetic_environment()
+    outcomes: dict[str, Outcome] = {}
+    with writing(folder), Supervisor(folder / "prefork.txt", environment, command) as supervisor:
+        listener.importing(release, folder)
+        ready = supervisor.wait_ready(tick=lambda: listener.waiting("importing sglang", time.monotonic() - began))
+        if ready["cuda"] and not host_engine_is_forced():
+            raise EnvironmentLacks(
+                "this machine has CUDA, and the host engine would replace its kernels by CPU stand-ins",
+                "hide the GPU with CUDA_VISIBLE_DEVICES='' or allow it with GEMMA4_TRIAGE_HOST_ENGINE=force",
+            )
+        for arm in arms:
+            outcomes[arm.id] = _run_arm(supervisor, scenario.id, arm, folder / arm.id, models, options, listener)
+    verdicts = judge(scenario, outcomes)
+    _refuse_full_disk(folder, verdicts)
+    if not options.keep_traces:
+        remove_traces(folder, names)
+    return Run(scenario, folder, release, time.monotonic() - began, float(ready["import_s"]), verdicts)
+
+
+def _run_arm(
+    supervisor: Supervisor,
+    scenario_id: str,
+    arm: Arm,
+    folder: Path,
+    models: Mapping[str, Any],
+    options: Options,
+    listener: Listener,
+) -> Outcome:
+    request = ArmRequest(
+        arm=arm.id,
+        folder=folder,
+        command=["gemma4-triage", "repro", scenario_id, "--arm", arm.id],
+        environment={**arm.environment, "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps")},
+        engine_arguments={**arm.engine_arguments, **models},
+        prompts=arm.workload.prompts(),
+        new_tokens=arm.workload.new_tokens(),
+    )
+    (folder / REQUEST_NAME).write_text(request.model_dump_json(), encoding="utf-8")
+    limit_s = options.time_limit_s or arm.time_limit_s
+    listener.arm_started(arm, limit_s)
+    began = time.monotonic()
+
+    def tick() -> None:
+        phase = read_phase(folder)
+        listener.waiting(phase.value if phase else None, time.monotonic() - began)
+
+    outcome = collect(arm.id, folder, supervisor.run(folder, limit_s, tick), limit_s)
+    listener.arm_ended(arm, outcome)
+    return outcome
+
+
+def _refuse_full_disk(folder: Path, verdicts: tuple[ArmVerdict, ...]) -> None:
+    """A surprise on a full disk says nothing about the engine. Raises OutputUnwritable."""
+    for verdict in verdicts:
+        full = any("No space left on device" in raised.message for raised in verdict.outcome.raised)
+        if verdict.surprised and (full or disk_is_full(folder)):
+            raise OutputUnwritable(
+                f"{folder}: the disk became full while arm {verdict.arm.id} ran, so nothing can be said about it",
+                "free some space or name another --output",
+            )

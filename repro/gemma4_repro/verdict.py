@@ -1,0 +1,58 @@
+"""Holds every arm's outcome against what the scenario expects. Pure but for the files that expectations read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gemma4_repro.expectation import Check, Status
+from gemma4_repro.outcome import Outcome
+from gemma4_repro.scenario import Arm, Scenario
+
+EXIT_AS_EXPECTED = 0
+EXIT_SURPRISE = 1
+EXIT_NOTHING_CHECKED = 5
+
+
+@dataclass(frozen=True)
+class ArmVerdict:
+    arm: Arm
+    outcome: Outcome
+    checks: tuple[Check, ...]
+
+    @property
+    def surprised(self) -> bool:
+        return any(check.status is Status.FAILED for check in self.checks)
+
+    @property
+    def status(self) -> str:
+        """`ok`, `surprise` or `not checked`."""
+        if self.surprised:
+            return "surprise"
+        return "ok" if any(check.status is Status.OK for check in self.checks) else "not checked"
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """What all checks measured, by name."""
+        return {name: value for check in self.checks for name, value in check.numbers.items()}
+
+
+def judge(scenario: Scenario, outcomes: Mapping[str, Outcome]) -> tuple[ArmVerdict, ...]:
+    """One verdict per arm that ran, in the scenario's order."""
+    verdicts = []
+    for arm in scenario.arms:
+        if arm.id not in outcomes:
+            continue
+        outcome = outcomes[arm.id]
+        checks = (e.check(outcome, outcomes.get(e.reference) if e.reference else None) for e in arm.expectations)
+        verdicts.append(ArmVerdict(arm, outcome, tuple(checks)))
+    return tuple(verdicts)
+
+
+def exit_code(verdicts: tuple[ArmVerdict, ...]) -> int:
+    """0 all as expected, 1 an expectation failed, 5 nothing was checked."""
+    if any(verdict.surprised for verdict in verdicts):
+        return EXIT_SURPRISE
+    checked = any(check.status is Status.OK for verdict in verdicts for check in verdict.checks)
+    return EXIT_AS_EXPECTED if checked else EXIT_NOTHING_CHECKED

@@ -1,0 +1,114 @@
+"""`gemma4-triage repro`: run a scenario's arms in supervised processes and hold them against what is expected."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gemma4_triage.cli.output import emit_json, say, stdout_console
+from gemma4_triage.errors import EnvironmentCannot, ExitCode, NothingChecked, UsageMistake, UserError
+
+if TYPE_CHECKING:
+    from gemma4_repro.errors import ReproError
+    from gemma4_repro.runner import Options, Run
+    from gemma4_repro.scenario import Scenario
+
+
+def register(app: typer.Typer) -> None:
+    """Add the `repro` verb to the application."""
+    app.command("repro")(repro)
+
+
+def repro(
+    scenario: Annotated[
+        str | None, typer.Argument(metavar="[SCENARIO]", help="What to reproduce. Without it: a list of them.")
+    ] = None,
+    arm: Annotated[
+        list[str] | None, typer.Option("--arm", metavar="NAME", help="Run this arm only. Repeatable.")
+    ] = None,
+    keep: Annotated[
+        bool,
+        typer.Option(
+            "--keep",
+            help="Keep drafts.jsonl (every draft token), request.json and phase.txt too. "
+            "Logs, results, dumps and the verdict are always kept.",
+        ),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", metavar="DIR", help="The run's folder, instead of one below the state directory."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write to --output even if it is not empty.")] = False,
+    time_limit: Annotated[
+        float | None, typer.Option("--time-limit", metavar="SECONDS", min=1, help="For each arm, instead of its own.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+) -> None:
+    """Reproduce a fault, trap it, and show it fixed, with the real engine on this CPU."""
+    from gemma4_repro.errors import ReproError
+    from gemma4_repro.runner import Options
+
+    names = tuple(arm or ())
+    if scenario is None:
+        if names or output is not None:
+            raise UsageMistake("--arm and --output need a scenario", "gemma4-triage repro lists the scenarios")
+        _list_scenarios(as_json)
+        return
+    try:
+        run = _run(scenario, Options(names, output, force, keep, time_limit))
+        code = _report(run, as_json)
+    except ReproError as error:
+        raise _for_user(error) from error
+    raise typer.Exit(code)
+
+
+def _list_scenarios(as_json: bool) -> None:
+    from gemma4_repro.catalog import SCENARIOS
+    from gemma4_triage.report.repro_document import scenario_list
+    from gemma4_triage.report.repro_view import print_scenarios
+
+    if as_json:
+        emit_json("scenario-list", scenario_list(SCENARIOS))
+    else:
+        print_scenarios(stdout_console(), SCENARIOS)
+        say("gemma4-triage repro SCENARIO runs one")
+
+
+def _run(scenario_id: str, options: "Options") -> "Run":
+    from gemma4_repro.catalog import choose_arms, find_scenario
+    from gemma4_repro.runner import run_scenario
+    from gemma4_triage.report.repro_progress import Progress
+
+    scenario: Scenario = find_scenario(scenario_id)
+    with Progress(scenario, choose_arms(scenario, options.arms)) as progress:
+        return run_scenario(scenario, options, progress)
+
+
+def _report(run: "Run", as_json: bool) -> int:
+    """Write verdict.json, show the verdict, and return the exit code. Raises NothingChecked, OutputUnwritable."""
+    import json
+
+    from gemma4_repro.run_folder import VERDICT_NAME, writing
+    from gemma4_repro.verdict import exit_code
+    from gemma4_triage.cli.output import JSON_SCHEMA_VERSION
+    from gemma4_triage.report.repro_document import run_document
+    from gemma4_triage.report.repro_view import print_run
+
+    document = run_document(run)
+    path = run.folder / VERDICT_NAME
+    with writing(path):
+        path.write_text(json.dumps({"schema_version": JSON_SCHEMA_VERSION, "kind": "repro"} | document, indent=2))
+    if as_json:
+        emit_json("repro", document)
+    else:
+        print_run(stdout_console(), run)
+    say(f"Wrote {path}")
+    code = exit_code(run.verdicts)
+    if code == ExitCode.NOTHING_CHECKED and not as_json:
+        raise NothingChecked("nothing was checked: every comparison needs an arm that did not run", "run all arms")
+    return code
+
+
+def _for_user(error: "ReproError") -> UserError:
+    kind = UsageMistake if error.exit_code == ExitCode.USAGE else EnvironmentCannot
+    return kind(str(error), error.hint)

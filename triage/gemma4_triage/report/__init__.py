@@ -1,0 +1,1 @@
+"""What commands found, as models, documents and pictures on a terminal."""

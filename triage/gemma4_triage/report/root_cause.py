@@ -1,0 +1,53 @@
+"""One paragraph on why, put together from what a dump says. Nothing here knows which scenario the dump comes from."""
+
+from pathlib import Path
+
+from gemma4_dumps.schema import Manifest
+from gemma4_triage.inspection.provenance_sentence import SPACE_NAMES, index_unit, provenance_sentence
+from gemma4_triage.next_steps import next_steps
+
+
+def root_cause(manifest: Manifest, dump_directory: Path) -> str:
+    """Where it happened, whose indices met whose buffer, what the probe concluded, and what is known about it."""
+    why = manifest.provenance.explanation or provenance_sentence(manifest)
+    sentences = (_where(manifest), _spaces(manifest), why, next_steps(manifest, dump_directory)[0])
+    return " ".join(_sentence(text) for text in sentences if text)
+
+
+def _where(manifest: Manifest) -> str:
+    who = f"the {manifest.role}'s {manifest.site}" if manifest.role else manifest.site
+    when = "" if manifest.step is None else f" at step {manifest.step}"
+    did = {"trapped": "was stopped before", "contained": "was kept from", "logged": "was seen"}[manifest.action]
+    act = "an allocation" if manifest.verdict.startswith("alloc") else f"using {_count(manifest)}"
+    layer = manifest.layer
+    at = "" if layer.id is None else f" in layer {layer.id}" + (f" ({layer.type})" if layer.type else "")
+    return f"{who} {did} {act}{at}{when}"
+
+
+def _count(manifest: Manifest) -> str:
+    unit = index_unit(manifest)
+    if not manifest.offence_count:
+        return f"{unit} indices of the wrong kind ({manifest.verdict.replace('_', ' ')})"
+    return f"{manifest.offence_count} bad {unit} {'index' if manifest.offence_count == 1 else 'indices'}"
+
+
+def _spaces(manifest: Manifest) -> str:
+    origin = manifest.provenance
+    if "unknown" in (origin.table_space, origin.buffer_space):
+        return "whose indices and whose buffer met is not recorded"
+    table, buffer = _space(origin.table_space), _space(origin.buffer_space)
+    if origin.table_space == origin.buffer_space:
+        return f"table and buffer both belong to the {table} pool, so the index itself is wrong"
+    return (
+        f"the table ({origin.table_origin or 'origin not recorded'}) holds ids of the {table} pool, "
+        f"the buffer ({origin.buffer_origin or 'origin not recorded'}) belongs to the {buffer} pool"
+    )
+
+
+def _space(space: str) -> str:
+    return SPACE_NAMES.get(space, space)
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
