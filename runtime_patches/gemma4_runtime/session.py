@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pkgutil
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,7 +22,7 @@ from gemma4_runtime.guard import Guard
 from gemma4_runtime.manifest import build_manifest, write_manifest
 from gemma4_runtime.patch import Kind, Patch
 from gemma4_runtime.selection import select
-from gemma4_runtime.settings import HostEngine, Settings
+from gemma4_runtime.settings import VARIABLES, HostEngine, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +126,12 @@ class Session:
                 _say(f"{kind.value}: {', '.join(patch.id for patch in patches)}{mode}")
 
     def _dump_context(self) -> Mapping[str, Any]:
-        return {"versions": self.manifest["versions"], "gpu": self.manifest["gpu"], "guards": self.manifest}
+        return {
+            "versions": self.manifest["versions"],
+            "gpu": self.manifest["gpu"],
+            "guards": self.manifest,
+            "repeat_command": repeat_command(),
+        }
 
 
 def check_host_engine(settings: Settings) -> None:
@@ -146,6 +152,14 @@ def check_host_engine(settings: Settings) -> None:
         raise HostEngineRefused(
             f"the host engine needs these in the environment before Python starts: {' '.join(missing)}"
         )
+
+
+def repeat_command() -> str:
+    """A shell line that starts this process again as it was: our variables, then its command."""
+    words = [f"{name}={os.environ[name]}" for name in VARIABLES if os.environ.get(name)]
+    # A server's argv[0] is a file inside a package; the interpreter has to be named for it to start.
+    interpreter = [] if os.access(sys.argv[0], os.X_OK) or os.sep not in sys.argv[0] else [sys.executable]
+    return shlex.join([*words, *interpreter, *sys.argv])
 
 
 def _say(text: str, loud: bool = False) -> None:

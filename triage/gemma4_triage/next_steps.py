@@ -55,7 +55,7 @@ NEXT_STEPS: tuple[Advice, ...] = (
     Advice(
         (
             "An allocator gave out an index beyond its pool: look at the events before it for a free or a restore.",
-            "Serve with GEMMA4_TRIAGE_LEAK=dump to learn who owned the neighbouring pages.",
+            "If GEMMA4_TRIAGE_FAULTS names swa-alloc-oob (see guards), the fault was injected.",
         ),
         verdict="alloc_out_of_range",
     ),

@@ -10,11 +10,10 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Manifest
 from gemma4_triage.cli.dump_table import plain_table
 from gemma4_triage.cli.output import printable, stdout_console
+from gemma4_triage.inspection.guard_lines import guard_lines
 from gemma4_triage.inspection.offending_rows import OffendingRow, offending_rows
 from gemma4_triage.inspection.provenance_sentence import SPACE_NAMES, index_unit, provenance_sentence
 from gemma4_triage.next_steps import next_steps
-
-MAX_GUARD_LINES = 40
 
 
 def print_dump(dump: Dump, rows: int) -> None:
@@ -26,7 +25,7 @@ def print_dump(dump: Dump, rows: int) -> None:
     _pairs(console, "scalars", manifest.scalars)
     _pairs(console, "where", _where(manifest))
     _pairs(console, "versions", manifest.versions | {f"gpu {k}": v for k, v in (manifest.gpu or {}).items()})
-    _pairs(console, "guards", dict(list(_flat(manifest.guards))[:MAX_GUARD_LINES]))
+    _section(console, "guards", guard_lines(manifest.guards))
     _section(console, "not in this dump", _missing(manifest))
     _pairs(console, "tensors", {n: f"{t.dtype}{list(t.shape)}" for n, t in manifest.tensors.items()})
     _section(console, "repeat with", [manifest.repeat_command] if manifest.repeat_command else [])
@@ -66,6 +65,8 @@ def _offences(console: Console, manifest: Manifest, rows: list[OffendingRow]) ->
         if len(row.offences) > 8:
             table.add_row("", "", "", "…", f"{len(row.offences) - 8} more", "")
     console.print(table)
+    if index_unit(manifest) == "page" and any(row.lower == 1 for row in rows):
+        _line(console, Text("  page 0 is the pool's dummy page: no live column may hold it", style="dim"))
     for row in rows:
         _neighbourhood(console, row)
 
@@ -75,16 +76,21 @@ def _neighbourhood(console: Console, row: OffendingRow) -> None:
     if row.missing is not None:
         _line(console, Text(f"  {name} is not shown: {printable(row.missing)}", style="yellow"))
         return
-    width = max(len(str(number)) for cell in row.cells for number in (cell.column, cell.value)) + 3
+    numbers = [number for cell in row.cells for number in (cell.column, cell.value, cell.translated or 0)]
+    width = max(len(str(number)) for number in numbers) + 3
     columns, values = Text(f"  {name}  column"), Text(f"  {' ' * len(name)}  value ")
+    translated = Text(f"  {'translated'.rjust(len(name))}  value ", style="green")
     for cell in row.cells:
         columns.append(f"{cell.column} ".rjust(width), style="dim")
         values.append(
             f">{cell.value}<".rjust(width) if cell.offends else f"{cell.value} ".rjust(width),
             style="bold red" if cell.offends else "",
         )
+        translated.append(f"{'' if cell.translated is None else cell.translated} ".rjust(width))
     _line(console, columns)
     _line(console, values)
+    if any(cell.translated is not None for cell in row.cells):
+        _line(console, translated)
 
 
 def _geometry(manifest: Manifest) -> dict[str, Any]:
@@ -120,15 +126,6 @@ def _missing(manifest: Manifest) -> Iterable[str]:
         yield f"{manifest.dropped.events} older events"
     if manifest.dropped.dumps:
         yield f"{manifest.dropped.dumps} earlier dumps of this store were dropped by its caps"
-
-
-def _flat(value: Any, prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """{"page-table-bounds": {"attached": true}} -> ("page-table-bounds.attached", True)"""
-    if isinstance(value, Mapping) and value:
-        for key, item in value.items():
-            yield from _flat(item, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield prefix, ", ".join(map(str, value)) if isinstance(value, list) else value
 
 
 def _pairs(console: Console, title: str, pairs: Mapping[str, Any]) -> None:

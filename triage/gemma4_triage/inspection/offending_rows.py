@@ -1,7 +1,7 @@
 """The rows of the saved page table that hold offences, with a few columns around each offence."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,11 +13,18 @@ COLUMNS_AROUND = 3
 MAX_COLUMNS = 14
 
 
+# The table that a translating reader would have used, row for row; a probe saves it where it can be worked out.
+TRANSLATED = "translated_page_table"
+
+
 @dataclass(frozen=True)
 class Cell:
+    """One column of the row. translated: the id that it should have been, if the dump can tell."""
+
     column: int
     value: int
     offends: bool
+    translated: int | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,8 @@ def _row(dump: Dump, offences: Sequence[Offence]) -> OffendingRow:
     missing = None
     try:
         cells = _cells(dump.tensor(first.table), first, {offence.column for offence in offences})
+        if TRANSLATED in dump.manifest.tensors:
+            cells = _with_translation(cells, dump.tensor(TRANSLATED), first.row)
     except DumpError as error:
         missing = str(error)
     except LookupError as error:
@@ -70,4 +79,13 @@ def _cells(table: np.ndarray, first: Offence, offending_columns: set[int]) -> tu
     end = min(max(near) + COLUMNS_AROUND + 1, begin + MAX_COLUMNS, rows.shape[1])
     return tuple(
         Cell(column, int(rows[first.row, column]), column in offending_columns) for column in range(begin, end)
+    )
+
+
+def _with_translation(cells: tuple[Cell, ...], table: np.ndarray, row: int) -> tuple[Cell, ...]:
+    if table.ndim != 2 or table.dtype.kind not in "iu" or row >= table.shape[0]:
+        return cells
+    return tuple(
+        replace(cell, translated=int(table[row, cell.column])) if cell.column < table.shape[1] else cell
+        for cell in cells
     )

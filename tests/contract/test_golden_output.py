@@ -1,0 +1,75 @@
+"""What the command line prints, word for word: help of every verb, and the committed sample dumps.
+
+`UPDATE_GOLDEN=1 pytest tests/contract/test_golden_output.py` rewrites the files; read the difference before committing.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).with_name("golden")
+ROOT = Path(__file__).parents[2]
+COMMAND = Path(sys.executable).with_name("gemma4-triage")
+SAMPLES = sorted(path.name for path in (ROOT / "dumps" / "samples").iterdir())
+VERBS = ["", "repro", "patches", "doctor", "dumps", "dumps list", "dumps show", "dumps verify", "dumps prune"]
+
+
+def run(*words: str) -> subprocess.CompletedProcess:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("GEMMA4_", "SGLANG_"))}
+    return subprocess.run(
+        [COMMAND, *words], capture_output=True, text=True, cwd=ROOT, env=clean | {"COLUMNS": "100"}, check=False
+    )
+
+
+def compare(name: str, text: str) -> None:
+    path = GOLDEN / name
+    if os.environ.get("UPDATE_GOLDEN") == "1":
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help(verb):
+    done = run(*verb.split(), "--help")
+    assert done.returncode == 0
+    compare(f"help_{verb.replace(' ', '_') or 'top'}.txt", done.stdout)
+
+
+def test_every_verb_has_a_golden_help():
+    from gemma4_triage.cli.app import VERBS as known
+
+    assert {verb.split()[0] for verb in VERBS if verb} == set(known)
+
+
+def test_there_is_a_sample_from_a_cpu_and_one_from_a_gpu():
+    gpus = [json.loads((ROOT / "dumps" / "samples" / name / "manifest.json").read_text())["gpu"] for name in SAMPLES]
+    assert sorted(gpu is not None for gpu in gpus) == [False, True]
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+class TestSamples:
+    def test_show(self, sample):
+        done = run("dumps", "show", f"dumps/samples/{sample}")
+        assert done.returncode == 0
+        compare(f"show_{sample}.txt", done.stdout)
+
+    def test_show_json_is_one_document_with_the_evidence(self, sample):
+        done = run("dumps", "show", f"dumps/samples/{sample}", "--json")
+        document = json.loads(done.stdout)
+        assert document["schema_version"]
+        assert done.stderr == ""
+        text = json.dumps(document)
+        assert '"table_space": "full"' in text
+        assert '"buffer_space": "swa"' in text
+
+    def test_it_is_whole(self, sample):
+        assert run("dumps", "verify", f"dumps/samples/{sample}").returncode == 0
+
+    def test_it_names_no_path_of_a_home(self, sample):
+        text = (ROOT / "dumps" / "samples" / sample / "manifest.json").read_text()
+        assert "/root" not in text
+        assert "/home" not in text

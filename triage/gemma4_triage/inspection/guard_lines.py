@@ -1,0 +1,42 @@
+"""The guard manifest inside a dump, in a few lines: what was attached, by kind, and whether it was verified."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_KINDS = ("fault", "fix", "optimisation", "probe", "host leaf")
+
+
+def guard_lines(guards: Mapping[str, Any]) -> Iterator[str]:
+    """One line for the verdict, one per kind of patch, one per setting that was set.
+
+    A manifest from another version may hold anything; what is not understood is shown as it is.
+    """
+    rows = guards.get("patches")
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) and "id" in row for row in rows):
+        yield from (f"{key}  {value}" for key, value in guards.items())
+        return
+    yield "verified" if guards.get("verified") else "NOT verified: a patch may be missing"
+    for kind in sorted({str(row.get("kind")) for row in rows}, key=_rank):
+        names = ", ".join(_patch(row) for row in rows if str(row.get("kind")) == kind)
+        yield f"{kind + ':':<13} {names}"
+    settings = guards.get("settings")
+    if isinstance(settings, Mapping):
+        chosen = [f"{key}={_text(value)}" for key, value in settings.items() if value not in (None, [], "off")]
+        yield f"{'settings:':<13} {', '.join(chosen)}"
+
+
+def _rank(kind: str) -> int:
+    return _KINDS.index(kind) if kind in _KINDS else len(_KINDS)
+
+
+def _patch(row: Mapping[str, Any]) -> str:
+    notes = [] if row.get("attached") else ["NOT ATTACHED"]
+    if "self_test" in row:
+        notes.append(f"self test {row['self_test']}")
+    return f"{row['id']}{' (' + ', '.join(notes) + ')' if notes else ''}"
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
