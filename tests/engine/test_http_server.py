@@ -1,5 +1,6 @@
 """End to end: sglang.launch_server on loopback with the probes on, asked through the OpenAI client."""
 
+import contextlib
 import json
 import os
 import signal
@@ -21,9 +22,12 @@ START_LIMIT_S = 150
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A free port below 55536: SGLang takes the port 10000 above it for gRPC."""
+    for port in range(21000, 21200):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("no free port from 21000 to 21199")
 
 
 def flags(arguments) -> list[str]:
@@ -66,7 +70,8 @@ def server(mtp_arguments, tmp_path):
                 time.sleep(0.5)
         yield f"http://127.0.0.1:{port}/v1", tmp_path / "dumps"
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         log.close()
 
