@@ -35,9 +35,10 @@ $(STAMP): constraints.txt pyproject.toml
 	rm -f $(VENV)/.installed-*
 	touch $@
 
-# Re-resolves every pin. Run it on purpose, then run make test.
-lock:
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-emit-index-url \
+# Resolves constraints.txt anew after a change to pyproject.toml. Pins that still fit stay; make lock UPGRADE=--upgrade
+# takes the newest of everything. Run make test afterwards.
+lock: setup
+	$(BIN)/uv pip compile --quiet $(UPGRADE) --universal --python-version 3.11 --no-annotate --no-emit-index-url \
 	  --custom-compile-command "make lock" --extra runtime --extra dev pyproject.toml --output-file constraints.txt
 
 clean:

@@ -16,6 +16,8 @@ HOST = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
     "GEMMA4_TRIAGE_HOST_ENGINE": "1",
+    # The host engine refuses to run where CUDA is present.
+    "CUDA_VISIBLE_DEVICES": "",
 }
 
 

@@ -1,6 +1,5 @@
 """The advisory lock of a dump store. Several ranks write into one root."""
 
-import fcntl
 import os
 import time
 from collections.abc import Iterator
@@ -30,6 +29,9 @@ def store_lock(root: Path, timeout_s: float) -> Iterator[bool]:
 
 
 def _acquire(descriptor: int, deadline_s: float) -> bool:
+    # POSIX only, and only a writer needs it: dumps can be read anywhere.
+    import fcntl
+
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

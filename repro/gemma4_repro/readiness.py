@@ -10,6 +10,8 @@ from gemma4_repro.scenario import Scenario
 from gemma4_repro.toys import toy_path
 from gemma4_runtime.targets import TARGETS
 
+_HOW_TO_INSTALL = "in a clone: make setup, or pip install -c constraints.txt '.[runtime]'"
+
 
 def check_sglang() -> str:
     """The release of SGLang that is installed. Raises EnvironmentLacks if it is absent or not one that is known."""
@@ -17,13 +19,11 @@ def check_sglang() -> str:
     try:
         installed = version("sglang")
     except PackageNotFoundError:
-        raise EnvironmentLacks(
-            "SGLang is not installed, and a reproduction runs its engine", "pip install 'gemma4-triage[runtime]'"
-        ) from None
+        raise EnvironmentLacks("SGLang is not installed, and a reproduction runs its engine", _HOW_TO_INSTALL) from None
     if installed not in TARGETS:
         raise EnvironmentLacks(
             f"SGLang {installed} is installed, and the patched runtime knows {known}",
-            "pip install 'gemma4-triage[runtime]' installs it",
+            _HOW_TO_INSTALL,
         )
     return installed
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from typing import NoReturn
 
 from gemma4_runtime.errors import RuntimePatchError
 from gemma4_runtime.settings import VARIABLES, Settings, read_settings
+
+_BUG = 70
 
 
 def load() -> None:
@@ -23,7 +26,11 @@ def load() -> None:
         if not settings.wants_nothing:
             _attach(settings)
     except RuntimePatchError as error:
-        _stop(error)
+        _stop(f"{type(error).__name__}: {error}", error.exit_code)
+    # Broad on purpose: whatever went wrong, SGLang would log it and serve without the guards that were asked for.
+    except Exception as error:  # noqa: BLE001
+        traceback.print_exc()
+        _stop(f"this is a bug in gemma4-triage: {type(error).__name__}: {error}", _BUG)
 
 
 def _attach(settings: Settings) -> None:
@@ -33,6 +40,6 @@ def _attach(settings: Settings) -> None:
     Session(settings).start()
 
 
-def _stop(error: RuntimePatchError) -> NoReturn:
-    print(f"gemma4-triage: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-    raise SystemExit(error.exit_code)
+def _stop(message: str, exit_code: int) -> NoReturn:
+    print(f"gemma4-triage: {message}", file=sys.stderr, flush=True)
+    raise SystemExit(exit_code)

@@ -15,7 +15,7 @@ import torch
 from sglang.srt.plugins.hook_registry import HookRegistry
 
 from gemma4_dumps.store import default_root
-from gemma4_runtime import versions
+from gemma4_runtime import host_environment, versions
 from gemma4_runtime.attachment import Attachment
 from gemma4_runtime.errors import HostEngineRefused, RuntimePatchError
 from gemma4_runtime.guard import Guard
@@ -25,8 +25,6 @@ from gemma4_runtime.selection import select
 from gemma4_runtime.settings import VARIABLES, HostEngine, Settings
 
 logger = logging.getLogger(__name__)
-
-_HOST_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "TRITON_INTERPRET": "1"}
 
 
 class Session:
@@ -94,14 +92,21 @@ class Session:
                 row["self_test"] = "fired"
         settings = self.settings.model_dump(mode="json")
         self.manifest = build_manifest(rows, settings, versions.package_versions(), versions.gpu())
-        self.attachment.verify()
-        self.manifest["verified"] = True
+        try:
+            self.attachment.verify()
+            self.manifest["verified"] = True
+        finally:
+            self._write_manifest()
+
+    def _write_manifest(self) -> None:
         try:
             path = write_manifest(self.root / "guards", self.manifest)
         except OSError as error:
+            # The guards themselves work without it, and every dump carries a copy.
             logger.error("gemma4-triage: the guard manifest could not be written: %s", error)
         else:
-            logger.info("gemma4-triage: %d patches verified, guard manifest %s", len(rows), path)
+            state = "verified" if self.manifest["verified"] else "NOT verified"
+            logger.info("gemma4-triage: %d patches %s, guard manifest %s", len(self.patches), state, path)
 
     def _verify_in_child(self) -> None:
         # Only the host engine forks its workers; a spawned worker loads the plugin for itself.
@@ -130,7 +135,8 @@ class Session:
             "versions": self.manifest["versions"],
             "gpu": self.manifest["gpu"],
             "guards": self.manifest,
-            "repeat_command": repeat_command(),
+            "repeat_command": repeat_command(self.settings),
+            "rank": torch.distributed.get_rank() if torch.distributed.is_initialized() else 0,
         }
 
 
@@ -147,16 +153,19 @@ def check_host_engine(settings: Settings) -> None:
             "GEMMA4_TRIAGE_HOST_ENGINE=1 would replace CUDA kernels by CPU stand-ins and this machine has CUDA; "
             "unset it, or set GEMMA4_TRIAGE_HOST_ENGINE=force"
         )
-    missing = [f"{name}={value}" for name, value in _HOST_ENVIRONMENT.items() if os.environ.get(name) != value]
-    if missing:
+    if missing := host_environment.missing_from_environment():
         raise HostEngineRefused(
             f"the host engine needs these in the environment before Python starts: {' '.join(missing)}"
         )
 
 
-def repeat_command() -> str:
-    """A shell line that starts this process again as it was: our variables, then its command."""
-    words = [f"{name}={os.environ[name]}" for name in VARIABLES if os.environ.get(name)]
+def repeat_command(settings: Settings) -> str:
+    """A shell line that starts this process again as it was: the variables that matter, then its command."""
+    if os.path.basename(sys.argv[0]) == "gemma4-triage":
+        # A reproduction's arm brings its own environment.
+        return shlex.join(sys.argv)
+    names = [*VARIABLES, *(host_environment.NEEDED if settings.host_engine is not HostEngine.OFF else ())]
+    words = [f"{name}={os.environ[name]}" for name in names if os.environ.get(name)]
     # A server's argv[0] is a file inside a package; the interpreter has to be named for it to start.
     interpreter = [] if os.access(sys.argv[0], os.X_OK) or os.sep not in sys.argv[0] else [sys.executable]
     return shlex.join([*words, *interpreter, *sys.argv])

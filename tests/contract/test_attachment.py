@@ -1,6 +1,8 @@
 """Attaching and taking off: off means SGLang's very objects, on is verified, off again restores them."""
 
+import json
 import pkgutil
+import sys
 from importlib.metadata import entry_points
 
 import pytest
@@ -110,8 +112,6 @@ def test_attach_twice_is_the_same_as_once(monkeypatch, tmp_path):
 
 
 def test_the_guard_manifest_says_what_is_in_force(monkeypatch, tmp_path):
-    import json
-
     whole = attach_everything(monkeypatch, tmp_path)
     whole.start()
     HookRegistry.apply_hooks()
@@ -216,6 +216,26 @@ class TestRefusals:
         with pytest.raises(SystemExit) as stopped:
             plugins.load_plugins()
         assert stopped.value.code == 2
+
+    def test_a_bug_of_ours_stops_the_server_too(self, monkeypatch, capsys):
+        monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG", "trap")
+        monkeypatch.setitem(sys.modules, "gemma4_runtime.session", None)
+        with pytest.raises(SystemExit) as stopped:
+            plugin.load()
+        assert stopped.value.code == 70
+        assert "bug in gemma4-triage" in capsys.readouterr().err
+
+    def test_a_failed_verification_leaves_a_manifest_that_says_so(self, monkeypatch, tmp_path):
+        whole = attach_everything(monkeypatch, tmp_path)
+        whole.start()
+        HookRegistry.apply_hooks()
+        whole.attachment.uninstall()
+        whole.attachment.register()
+        with pytest.raises(VerificationFailed):
+            whole.verify()
+        whole.stop()
+        states = {json.loads(path.read_text())["verified"] for path in (tmp_path / "guards").glob("*.json")}
+        assert False in states
 
     def test_the_host_engine_needs_its_environment(self, monkeypatch):
         monkeypatch.setenv("GEMMA4_TRIAGE_HOST_ENGINE", "1")

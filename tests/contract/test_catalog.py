@@ -5,12 +5,19 @@ import subprocess
 import sys
 
 import pytest
+import sglang
 
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Bind, Edit, Hook, Kind, Patch
 from gemma4_runtime.targets import TARGETS, dotted_path
 
-FOLDERS = {Kind.HOST_LEAF: "host", Kind.FAULT: "faults", Kind.FIX: "fixes", Kind.PROBE: "probes"}
+FOLDERS = {
+    Kind.HOST_LEAF: "host",
+    Kind.FAULT: "faults",
+    Kind.FIX: "fixes",
+    Kind.OPTIMISATION: "optimisations",
+    Kind.PROBE: "probes",
+}
 
 
 def implementations(patch):
@@ -23,7 +30,7 @@ def test_ids_are_unique_words():
     assert all(name == name.lower() and " " not in name for name in ids)
 
 
-@pytest.mark.parametrize("kind", FOLDERS)
+@pytest.mark.parametrize("kind", sorted({patch.kind for patch in CATALOG}))
 def test_every_file_of_a_folder_is_in_the_catalog(kind):
     package = f"gemma4_runtime.{FOLDERS[kind]}"
     files = {m.name for m in pkgutil.iter_modules(pkgutil.resolve_name(package).__path__)}
@@ -41,7 +48,7 @@ def test_implementations_and_targets_resolve(patch):
     for name in implementations(patch):
         assert name.startswith(f"gemma4_runtime.{FOLDERS[patch.kind]}.")
         pkgutil.resolve_name(name)
-    for release in patch.releases:
+    for release in {sglang.__version__} & set(patch.releases):
         for attachment in patch.attachments:
             path = dotted_path(release, attachment.target)
             owner, _, name = path.rpartition(".")

@@ -47,6 +47,11 @@ class TestDoctor:
         assert done.returncode == 3
         assert "is not a directory" in done.stdout
 
+    def test_a_host_engine_that_would_refuse_to_start(self):
+        done = run("doctor", GEMMA4_TRIAGE_HOST_ENGINE="1")
+        assert done.returncode == 3
+        assert "SGLANG_USE_CPU_ENGINE=1" in done.stdout
+
     def test_it_shows_what_is_asked_for(self):
         done = run("doctor", SGLANG_TRTLLM_MHA_DEBUG="1", GEMMA4_TRIAGE_PATCHES="default")
         assert done.returncode == 0

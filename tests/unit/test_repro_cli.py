@@ -158,7 +158,7 @@ def test_a_missing_extra_says_what_to_install(cli, monkeypatch):
     monkeypatch.setattr(readiness, "version", absent)
     code, _, err = cli("repro", "e4b-trtllm")
     assert code == 3
-    assert "pip install 'gemma4-triage[runtime]'" in err
+    assert "pip install -c constraints.txt '.[runtime]'" in err
 
 
 def test_another_release_of_sglang_names_both(cli, monkeypatch):

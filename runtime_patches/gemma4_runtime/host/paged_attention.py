@@ -18,6 +18,8 @@ Like the kernels, it reads only pages that hold visible keys. What an out-of-ran
 
 from __future__ import annotations
 
+import os
+from functools import lru_cache
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +34,12 @@ class IllegalAddress(RuntimeError):
 
 
 def _device_model() -> DeviceModel:
+    return _read_device_model(os.environ.get("GEMMA4_TRIAGE_DEVICE_MODEL"))
+
+
+@lru_cache
+def _read_device_model(raw: str | None) -> DeviceModel:
+    """Settings are parsed once per value, not once per attention call."""
     return read_settings().device_model
 
 

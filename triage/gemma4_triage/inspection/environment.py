@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
 from gemma4_dumps.store import default_root
+from gemma4_runtime.host_environment import missing_from_environment
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import HostEngine, Settings
 from gemma4_runtime.targets import TARGETS
@@ -64,7 +65,7 @@ def _version(name: str) -> str | None:
 def _sglang(needed: bool) -> Check:
     found, known = _version("sglang"), ", ".join(TARGETS)
     if found is None:
-        how = f"not installed: pip install 'gemma4-triage[runtime]' brings {known}"
+        how = f"not installed: in a clone, make setup or pip install -c constraints.txt '.[runtime]' brings {known}"
         return Check("sglang", MISSING if needed else NOTE, how, needed)
     if found not in TARGETS:
         return Check("sglang", MISSING if needed else NOTE, f"{found}; patches are written for {known}", needed)
@@ -100,6 +101,9 @@ def _gpu() -> Check:
 def _host_engine(settings: Settings) -> Check:
     if settings.host_engine is HostEngine.OFF:
         return Check("host engine", OK, "off")
+    if missing := missing_from_environment():
+        how = f"needs these in the environment before Python starts: {' '.join(missing)}"
+        return Check("host engine", MISSING, how, needed=True)
     return Check("host engine", OK, f"{settings.host_engine.value}, device model {settings.device_model.value}")
 
 
