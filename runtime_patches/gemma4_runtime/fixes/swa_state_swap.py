@@ -72,14 +72,20 @@ def lock_step(backend: Any, pool: Any) -> Iterator[None]:
 
 
 @contextmanager
-def around_view(original: Callable[..., Any], forward_batch: Any, kv_context: Any, backend: Any) -> Iterator[None]:
+def around_view(
+    original: Callable[..., Any], forward_batch: Any, kv_context: Any, draft_attn_backend: Any
+) -> Iterator[None]:
     """Around both of SGLang's context managers: theirs first, for its checks and its other swaps, then the leaves."""
-    with original(forward_batch, kv_context, backend), lock_step(backend, kv_context.target_token_to_kv_pool):
+    with (
+        original(forward_batch, kv_context, draft_attn_backend),
+        lock_step(draft_attn_backend, kv_context.target_token_to_kv_pool),
+    ):
         yield
 
 
-def around_graph_runner_init(original: Callable[..., Any], runner: Any, worker: Any) -> None:
+def around_graph_runner_init(original: Callable[..., Any], runner: Any, frozen_kv_mtp_worker: Any) -> None:
     """Around the draft graph runner's constructor, which sizes the graph's page tables and then captures."""
+    worker = frozen_kv_mtp_worker
     with lock_step(worker.draft_attn_backend, worker.kv_context.target_token_to_kv_pool):
         original(runner, worker)
 
