@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def attach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """attach("trap", "swa-allocator", "swa-alloc-oob", ...) attaches catalog entries by id to this process's SGLang.
 
-    Returns the folder where dumps go. Everything is taken off again after the test.
+    Returns the folder where dumps go. A second call replaces the first; everything is taken off after the test.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry
 
@@ -54,6 +54,8 @@ def attach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     def attach_patches(mode: str, *ids: str) -> Path:
         monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG", mode)
         monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(tmp_path / "dumps"))
+        while sessions:
+            sessions.pop().stop()
         chosen = [patch for patch in CATALOG if patch.id in ids]
         assert len(chosen) == len(ids), ids
         session = Session(read_settings(), tuple(sorted(chosen, key=lambda patch: ATTACH_ORDER.index(patch.kind))))

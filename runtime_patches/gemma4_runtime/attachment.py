@@ -11,18 +11,19 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from sglang.srt.debug_utils.source_patcher import EditSpec, PatchApplicationError, PatchState, patch_function
 from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 
 from gemma4_runtime.claims import check_conflicts
 from gemma4_runtime.errors import PatchTargetMissing, UnsupportedRelease, VerificationFailed
-from gemma4_runtime.patch import Bind, Edit, Hook, Patch
+from gemma4_runtime.patch import Bind, Edit, Hook, Kind, Patch
 from gemma4_runtime.targets import dotted_path
 
 _SOURCE = HookSource("gemma4_runtime", "gemma4-triage")
 _MISSING = object()
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,16 @@ class _Applied:
 
 @dataclass
 class Attachment:
-    """A set of patches on their way onto SGLang. Call `register`, let SGLang apply its hooks, then call `verify`."""
+    """A set of patches on their way onto SGLang. Call `register`, let SGLang apply its hooks, then call `verify`.
+
+    allow_missing: a probe whose release is undeclared or one of whose targets is not there is left out as a whole and
+    listed in `missing`, id to reason. Fixes, faults and host leaves are never left out.
+    """
 
     patches: tuple[Patch, ...]
     release: str
+    allow_missing: bool = False
+    missing: dict[str, str] = field(default_factory=dict)
     _applied: list[_Applied] = field(default_factory=list)
 
     def register(self) -> None:
@@ -89,27 +96,38 @@ class Attachment:
             PatchConflict: two patches claim one target.
             PatchTargetMissing: a target or an edit's source line does not exist in this release.
         """
-        for patch in self.patches:
-            if self.release not in patch.releases:
-                raise UnsupportedRelease(
-                    f"patch {patch.id} supports SGLang {', '.join(patch.releases)}, and {self.release} is installed"
-                )
-        check_conflicts(self.patches)
-        planned = [
-            (
-                patch,
-                attachment,
-                _find(dotted_path(self.release, attachment.target), patch, isinstance(attachment, Bind)),
-            )
-            for patch in self.patches
-            for attachment in patch.attachments
-        ]
+        supported = [patch for patch in self.patches if self._tolerating(patch, self._check_release)]
+        check_conflicts(supported)
+        planned = [plan for patch in supported for plan in self._tolerating(patch, self._plan) or ()]
         try:
             for patch, attachment, site in planned:
                 self._applied.append(_register(patch, attachment, site))
         except BaseException:
             self.uninstall()
             raise
+
+    def _tolerating(self, patch: Patch, step: Callable[[Patch], _T]) -> _T | None:
+        """What `step` makes of the patch; None if the patch is a probe that may be missing, and is."""
+        try:
+            return step(patch)
+        except (UnsupportedRelease, PatchTargetMissing) as error:
+            if not (self.allow_missing and patch.kind is Kind.PROBE):
+                raise
+            self.missing[patch.id] = str(error)
+            return None
+
+    def _check_release(self, patch: Patch) -> bool:
+        if self.release not in patch.releases:
+            raise UnsupportedRelease(
+                f"patch {patch.id} supports SGLang {', '.join(patch.releases)}, and {self.release} is installed"
+            )
+        return True
+
+    def _plan(self, patch: Patch) -> list[tuple[Patch, Hook | Edit | Bind, _Site]]:
+        return [
+            (patch, wanted, _find(dotted_path(self.release, wanted.target), patch, isinstance(wanted, Bind)))
+            for wanted in patch.attachments
+        ]
 
     def verify(self) -> None:
         """Prove that each attachment is in force in this process.
@@ -118,11 +136,16 @@ class Attachment:
             VerificationFailed: naming every patch and target that is not.
         """
         failures = [f"{a.patch.id} on {a.site.path}" for a in self._applied if not _in_force(a)]
+        failures += [
+            f"{patch.id} was never registered"
+            for patch in self.patches
+            if patch.id not in self.missing and not any(a.patch is patch for a in self._applied)
+        ]
         if failures:
             raise VerificationFailed("not in force after SGLang applied its hooks: " + "; ".join(failures))
 
     def status(self) -> list[dict[str, Any]]:
-        """One row per patch: id, kind, title, targets, attached."""
+        """One row per patch: id, kind, title, targets, attached; for a probe that was left out also the reason."""
         rows = []
         for patch in self.patches:
             applied = [a for a in self._applied if a.patch is patch]
@@ -133,6 +156,7 @@ class Attachment:
                     "title": patch.title,
                     "targets": [a.site.path for a in applied],
                     "attached": bool(applied) and all(_in_force(a) for a in applied),
+                    **({"reason": self.missing[patch.id]} if patch.id in self.missing else {}),
                 }
             )
         return rows
@@ -147,6 +171,7 @@ class Attachment:
             else:
                 _unhook(applied)
         self._applied.clear()
+        self.missing.clear()
         # Hooks of other plugins on the same targets were taken off with ours; put them back.
         HookRegistry.apply_hooks()
 
@@ -173,21 +198,21 @@ def _register(patch: Patch, attachment: Hook | Edit | Bind, site: _Site) -> _App
 def _in_force(applied: _Applied) -> bool:
     current = applied.site.current()
     if applied.edit is not None:
-        return _innermost(current).__code__ is applied.edited_code
+        return any(getattr(function, "__code__", None) is applied.edited_code for function in _chain(current))
     if isinstance(applied.attachment, Bind):
         return current is applied.implementation
-    return any(applied.implementation in _closure(wrapper) for wrapper in _chain(current))
+    return any(applied.implementation is cell for wrapper in _chain(current) for cell in _closure(wrapper))
 
 
 def _chain(function: Any) -> Iterable[Callable[..., Any]]:
+    """`function` and what it really calls, outermost first.
+
+    A REPLACE wrapper names what it replaced as `__wrapped__` but does not hold it: nothing below it is ever called.
+    """
     while function is not None and function is not _MISSING:
         yield function
-        function = getattr(function, "__wrapped__", None)
-
-
-def _innermost(function: Any) -> Any:
-    *_, last = _chain(function)
-    return last
+        wrapped = getattr(function, "__wrapped__", None)
+        function = wrapped if any(wrapped is cell for cell in _closure(function)) else None
 
 
 def _closure(function: Any) -> list[Any]:

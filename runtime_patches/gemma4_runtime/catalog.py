@@ -130,7 +130,10 @@ _FAULTS = (
         title="SWA allocator hands out an index beyond its pool, once",
         origin=_SEED,
         upstream="an injected fault; no release has it",
-        attachments=(Hook("swa.alloc_decode", How.AFTER, f"{_FAULTS_AT}.swa_alloc_oob:spoil_decode"),),
+        attachments=(
+            Hook("swa.alloc", How.AFTER, f"{_FAULTS_AT}.swa_alloc_oob:spoil"),
+            Hook("swa.alloc_decode", How.AFTER, f"{_FAULTS_AT}.swa_alloc_oob:spoil"),
+        ),
     ),
 )
 
@@ -186,7 +189,7 @@ _PROBES = (
     Patch(
         id="swa-allocator",
         kind=Kind.PROBE,
-        title="every slot that the SWA allocator hands out lies inside its pool",
+        title="slots of the SWA allocator: inside their pool, given and freed once, each with an SWA slot of its own",
         origin=_SEED,
         upstream=_NO_UPSTREAM,
         attachments=(
@@ -194,7 +197,12 @@ _PROBES = (
             Hook("swa.alloc_extend", How.AROUND, f"{_PROBES_AT}.swa_allocator:around_alloc_extend"),
             Hook("swa.alloc_extend_tail", How.AROUND, f"{_PROBES_AT}.swa_allocator:around_alloc_extend_tail"),
             Hook("swa.alloc_decode", How.AROUND, f"{_PROBES_AT}.swa_allocator:around_alloc_decode"),
-            Hook("swa.set_mapping", How.AFTER, f"{_PROBES_AT}.swa_allocator:after_set_mapping"),
+            Hook("swa.set_mapping", How.BEFORE, f"{_PROBES_AT}.swa_allocator:before_set_mapping"),
+            Hook("swa.free", How.AROUND, f"{_PROBES_AT}.swa_allocator_free:around_free"),
+            Hook("swa.free_swa", How.AROUND, f"{_PROBES_AT}.swa_allocator_free:around_free_swa"),
+            Hook("alloc.free_group_begin", How.AROUND, f"{_PROBES_AT}.swa_allocator_free:around_free_group_begin"),
+            Hook("alloc.free_group_end", How.AROUND, f"{_PROBES_AT}.swa_allocator_free:around_free_group_end"),
+            Hook("swa.restore_state", How.AROUND, f"{_PROBES_AT}.swa_allocator_state:around_restore_state"),
         ),
         self_test=f"{_PROBES_AT}.swa_allocator:self_test",
     ),

@@ -47,12 +47,20 @@ class Guard:
         self._context = context
         self._seen: Counter[tuple[Any, ...]] = Counter()
 
-    def report(self, violation: Violation, scene: Scene) -> None:
+    def report(self, violation: Violation, rule: str, site: str, describe: Callable[[], Scene]) -> None:
         """Write a dump; in `trap` mode raise before the kernel runs, in `log` mode go on.
+
+        `describe` collects the evidence. Whatever it meets must neither replace the trap nor stop a server in `log`.
 
         Raises:
             TrappedViolation: in trap mode, always, also when the dump could not be written.
         """
+        try:
+            scene = describe()
+        # Broad on purpose: the state that is being described is known to be bad.
+        except Exception as error:  # noqa: BLE001
+            lost = f"{violation.verdict}, value {violation.first.value}; evidence lost: {type(error).__name__}: {error}"
+            scene = Scene(rule=rule, site=site, summary=lost, table="")
         signature = scene.signature(violation.verdict)
         self._seen[signature] += 1
         seen = self._seen[signature]

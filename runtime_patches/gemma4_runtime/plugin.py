@@ -19,7 +19,7 @@ _BUG = 70
 
 def load() -> None:
     """Attach what the environment asks for. With no variable set, nothing is imported and nothing is attached."""
-    if not any(os.environ.get(name) for name in VARIABLES):
+    if not any(value for name, value in os.environ.items() if name in VARIABLES or name.startswith("GEMMA4_TRIAGE_")):
         return
     try:
         settings = read_settings()

@@ -37,11 +37,15 @@ def _of_kind(catalog: tuple[Patch, ...], *kinds: Kind) -> dict[str, Patch]:
 def _named(variable: str, names: tuple[str, ...], known: dict[str, Patch]) -> set[str]:
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise SettingsError(
-            f"{variable}={','.join(names)!r} names {', '.join(unknown)}, which this version does not have; "
-            f"allowed: {', '.join(known) or 'none'}"
-        )
+        raise _unknown(variable, names, unknown, known)
     return set(names)
+
+
+def _unknown(variable: str, items: tuple[str, ...], unknown: list[str], known: dict[str, Patch]) -> SettingsError:
+    return SettingsError(
+        f"{variable}={','.join(items)!r} names {', '.join(unknown)}, which this version does not have; "
+        f"allowed: {', '.join(known) or 'none'}"
+    )
 
 
 def _edited(variable: str, items: tuple[str, ...], known: dict[str, Patch]) -> set[str]:
@@ -54,7 +58,9 @@ def _edited(variable: str, items: tuple[str, ...], known: dict[str, Patch]) -> s
             if item == "default":
                 chosen = {patch.id for patch in known.values() if patch.default}
             continue
-        (name,) = _named(variable, (item.lstrip("+-"),), known)
+        name = item[1:] if item[0] in "+-" else item
+        if name not in known:
+            raise _unknown(variable, items, [name], known)
         if item.startswith("-"):
             if name not in chosen:
                 raise SettingsError(f"{variable}={','.join(items)!r} removes {name!r}, which is not chosen before it")

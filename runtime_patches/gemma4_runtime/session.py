@@ -22,7 +22,7 @@ from gemma4_runtime.guard import Guard
 from gemma4_runtime.manifest import build_manifest, write_manifest
 from gemma4_runtime.patch import Kind, Patch
 from gemma4_runtime.selection import select
-from gemma4_runtime.settings import VARIABLES, HostEngine, Settings
+from gemma4_runtime.settings import ALLOW_MISSING, VARIABLES, HostEngine, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +35,10 @@ class Session:
     def __init__(self, settings: Settings, patches: tuple[Patch, ...] | None = None) -> None:
         self.settings = settings
         self.patches = select(settings) if patches is None else patches
-        self.attachment = Attachment(self.patches, sglang.__version__)
+        self.attachment = Attachment(self.patches, sglang.__version__, settings.allow_missing)
         self.root = settings.dump_dir or default_root()
         self.manifest: dict[str, Any] = {}
+        self._cancel_finish: Callable[[], None] = lambda: None
         self._guard = Guard(settings.mode, self.root, self._dump_context)
 
     @classmethod
@@ -55,16 +56,19 @@ class Session:
         """Register now; verify and announce as soon as SGLang has applied every plugin's hooks.
 
         Raises:
-            RuntimePatchError: see `Attachment.register` and `check_host_engine`.
+            RuntimePatchError: there is a session already; see also `Attachment.register` and `check_host_engine`.
         """
+        if Session._current is not None:
+            raise RuntimePatchError("this process has a session already; stop it before another starts")
         check_host_engine(self.settings)
         self.attachment.register()
         Session._current = self
         self._announce()
-        _call_after_hooks_applied(self._finish)
+        self._cancel_finish = _call_after_hooks_applied(self._finish)
 
     def stop(self) -> None:
         """Take everything off again. Safe to call twice."""
+        self._cancel_finish()
         self.attachment.uninstall()
         if Session._current is self:
             Session._current = None
@@ -87,7 +91,7 @@ class Session:
         """
         rows = self.attachment.status()
         for row, patch in zip(rows, self.patches, strict=True):
-            if patch.self_test is not None:
+            if patch.self_test is not None and patch.id not in self.attachment.missing:
                 pkgutil.resolve_name(patch.self_test)()
                 row["self_test"] = "fired"
         settings = self.settings.model_dump(mode="json")
@@ -106,12 +110,18 @@ class Session:
             logger.error("gemma4-triage: the guard manifest could not be written: %s", error)
         else:
             state = "verified" if self.manifest["verified"] else "NOT verified"
-            logger.info("gemma4-triage: %d patches %s, guard manifest %s", len(self.patches), state, path)
+            count = sum(row["attached"] for row in self.manifest["patches"])
+            logger.info("gemma4-triage: %d patches %s, guard manifest %s", count, state, path)
 
     def _verify_in_child(self) -> None:
         # Only the host engine forks its workers; a spawned worker loads the plugin for itself.
         if Session._current is self:
-            self.verify()
+            try:
+                self.verify()
+            except RuntimePatchError as error:
+                # Python only prints an exception from here, and the worker would serve on unguarded.
+                print(f"gemma4-triage: worker {os.getpid()}: {error}", file=sys.stderr, flush=True)
+                os._exit(error.exit_code)
 
     def _announce(self) -> None:
         by_kind: dict[Kind, list[Patch]] = {}
@@ -125,8 +135,10 @@ class Session:
                 f"{len(leaves)} CUDA-only parts: {', '.join(patch.id for patch in leaves)}",
                 loud=True,
             )
+        for missing, reason in self.attachment.missing.items():
+            _say(f"PROBE NOT ATTACHED: {missing}: {reason}. {ALLOW_MISSING}=1 lets the server start.", loud=True)
         for kind in (Kind.FIX, Kind.OPTIMISATION, Kind.PROBE):
-            if patches := by_kind.get(kind):
+            if patches := [patch for patch in by_kind.get(kind, []) if patch.id not in self.attachment.missing]:
                 mode = f" (mode {self.settings.mode.value})" if kind is Kind.PROBE else ""
                 _say(f"{kind.value}: {', '.join(patch.id for patch in patches)}{mode}")
 
@@ -165,10 +177,10 @@ def repeat_command(settings: Settings) -> str:
         # A reproduction's arm brings its own environment.
         return shlex.join(sys.argv)
     names = [*VARIABLES, *(host_environment.NEEDED if settings.host_engine is not HostEngine.OFF else ())]
-    words = [f"{name}={os.environ[name]}" for name in names if os.environ.get(name)]
+    words = [f"{name}={shlex.quote(os.environ[name])}" for name in names if os.environ.get(name)]
     # A server's argv[0] is a file inside a package; the interpreter has to be named for it to start.
     interpreter = [] if os.access(sys.argv[0], os.X_OK) or os.sep not in sys.argv[0] else [sys.executable]
-    return shlex.join([*words, *interpreter, *sys.argv])
+    return " ".join([*words, shlex.join([*interpreter, *sys.argv])])
 
 
 def _say(text: str, loud: bool = False) -> None:
@@ -179,8 +191,11 @@ def _say(text: str, loud: bool = False) -> None:
         logger.info("gemma4-triage: %s", text)
 
 
-def _call_after_hooks_applied(callback: Callable[[], None]) -> None:
-    """Run `callback` once, when `HookRegistry.apply_hooks` next returns; `load_plugins` calls it after every plugin."""
+def _call_after_hooks_applied(callback: Callable[[], None]) -> Callable[[], None]:
+    """Run `callback` once, when `HookRegistry.apply_hooks` next returns; `load_plugins` calls it after every plugin.
+
+    Returns a function that cancels it; harmless once it has run.
+    """
     original = HookRegistry.__dict__["apply_hooks"]
 
     def apply_then_call(cls: type[HookRegistry]) -> None:
@@ -188,4 +203,11 @@ def _call_after_hooks_applied(callback: Callable[[], None]) -> None:
         cls.apply_hooks()
         callback()
 
-    HookRegistry.apply_hooks = classmethod(apply_then_call)  # pyright: ignore[reportAttributeAccessIssue]
+    waiting = classmethod(apply_then_call)
+    HookRegistry.apply_hooks = waiting  # pyright: ignore[reportAttributeAccessIssue]
+
+    def cancel() -> None:
+        if HookRegistry.__dict__["apply_hooks"] is waiting:
+            HookRegistry.apply_hooks = original
+
+    return cancel

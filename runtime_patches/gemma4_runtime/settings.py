@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,11 +36,15 @@ class DeviceModel(StrEnum):
 
 
 _MODE_WORDS = {"": "off", "0": "off", "off": "off", "log": "log", "trap": "trap", "1": "trap"}
+_YES_OR_NO = {"": False, "0": False, "1": True}
 _HOST_WORDS = {"": "off", "0": "off", "off": "off", "1": "on", "force": "force"}
 
 
-def _word(table: dict[str, str], refused: dict[str, str] | None = None) -> BeforeValidator:
+def _word(table: Mapping[str, Any], refused: dict[str, str] | None = None) -> BeforeValidator:
     def read(value: Any) -> Any:
+        if isinstance(value, bool):
+            # The default; from the environment come words.
+            return value
         word = str(value).strip().lower()
         if refused and word in refused:
             raise ValueError(refused[word])
@@ -61,6 +67,7 @@ def _items(value: Any) -> tuple[str, ...]:
 
 _Items = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_items)]
 
+ALLOW_MISSING = "GEMMA4_TRIAGE_ALLOW_MISSING"
 _NOT_YET = "is part of the design but not of this version; allowed: "
 
 
@@ -87,12 +94,16 @@ class Settings(BaseSettings):
     device_model: Annotated[DeviceModel, _word({"": "sm100", "sm100": "sm100", "sm90": "sm90"})] = Field(
         DeviceModel.SM100, validation_alias="GEMMA4_TRIAGE_DEVICE_MODEL"
     )
+    allow_missing: Annotated[bool, _word(_YES_OR_NO)] = Field(False, validation_alias=ALLOW_MISSING)
 
     @property
     def wants_nothing(self) -> bool:
         return self.mode is Mode.OFF and not (self.patches or self.faults) and self.host_engine is HostEngine.OFF
 
 
+_PREFIX = "GEMMA4_TRIAGE_"
+# Read by the command line alone.
+_OTHERS = ("GEMMA4_TRIAGE_TRACEBACK",)
 VARIABLES = tuple(str(field.validation_alias) for field in Settings.model_fields.values())
 
 
@@ -102,6 +113,10 @@ def read_settings() -> Settings:
     Raises:
         SettingsError: naming each variable that cannot be read, its value, and what is allowed.
     """
+    strangers = [n for n in os.environ if n.startswith(_PREFIX) and n not in (*VARIABLES, *_OTHERS)]
+    if strangers:
+        known = ", ".join(name for name in VARIABLES if name.startswith(_PREFIX))
+        raise SettingsError(f"{', '.join(sorted(strangers))}: no such setting; there are {known}")
     try:
         settings = Settings()  # pyright: ignore[reportCallIssue]
     except ValidationError as error:

@@ -11,7 +11,13 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from gemma4_runtime import plugin, session
 from gemma4_runtime.attachment import Attachment
 from gemma4_runtime.catalog import CATALOG
-from gemma4_runtime.errors import PatchConflict, PatchTargetMissing, UnsupportedRelease, VerificationFailed
+from gemma4_runtime.errors import (
+    PatchConflict,
+    PatchTargetMissing,
+    RuntimePatchError,
+    UnsupportedRelease,
+    VerificationFailed,
+)
 from gemma4_runtime.patch import Bind, Edit, Hook, How, Kind, Patch
 from gemma4_runtime.session import Session
 from gemma4_runtime.settings import read_settings
@@ -100,6 +106,45 @@ def test_everything_attaches_verifies_and_comes_off_again(monkeypatch, tmp_path)
     whole.stop()
     whole.stop()
     assert same(before, snapshot()) == []
+
+
+def test_stopping_before_sglang_applied_the_hooks_writes_nothing(monkeypatch, tmp_path):
+    apply_hooks = HookRegistry.__dict__["apply_hooks"]
+    whole = attach_everything(monkeypatch, tmp_path)
+    whole.start()
+    whole.stop()
+    assert HookRegistry.__dict__["apply_hooks"] is apply_hooks
+    assert not list(tmp_path.rglob("*.json"))
+
+
+def test_a_second_session_is_refused(monkeypatch, tmp_path):
+    whole = attach_everything(monkeypatch, tmp_path)
+    whole.start()
+    with pytest.raises(RuntimePatchError, match="a session already"):
+        attach_everything(monkeypatch, tmp_path).start()
+    HookRegistry.apply_hooks()
+    whole.stop()
+
+
+def test_a_replacement_by_another_plugin_above_ours_is_noticed():
+    hook = Hook("swa.alloc", How.REPLACE, "gemma4_runtime.probes.swa_allocator:around_alloc")
+    attachment = Attachment((patch(hook),), RELEASE)
+    attachment.register()
+    path = TARGETS[RELEASE]["swa.alloc"]
+
+    def theirs(*args): ...
+
+    HookRegistry.register(path, theirs, HookType.REPLACE)
+    HookRegistry.apply_hooks()
+    with pytest.raises(VerificationFailed, match="test-patch"):
+        attachment.verify()
+    HookRegistry._hooks[path] = [hook for hook in HookRegistry._hooks[path] if hook[1] is not theirs]
+    attachment.uninstall()
+
+
+def test_nothing_registered_is_not_verified():
+    with pytest.raises(VerificationFailed, match="test-patch was never registered"):
+        Attachment((patch(Hook("swa.alloc", How.AFTER, "m:f")),), RELEASE).verify()
 
 
 def test_attach_twice_is_the_same_as_once(monkeypatch, tmp_path):
@@ -193,7 +238,7 @@ class TestRefusals:
             Attachment((patch(good), patch(bad, id="b")), RELEASE).register()
 
     def test_a_hook_that_sglang_did_not_apply_is_noticed(self):
-        hook = Hook("swa.alloc", How.AFTER, "gemma4_runtime.probes.swa_allocator:after_set_mapping")
+        hook = Hook("swa.alloc", How.AFTER, "gemma4_runtime.probes.swa_allocator:before_set_mapping")
         attachment = Attachment((patch(hook),), RELEASE)
         attachment.register()
         with pytest.raises(VerificationFailed, match=r"test-patch on .*alloc"):

@@ -60,6 +60,14 @@ def test_leaves_are_found_once_and_kernel_names_are_not_leaves(dummy_pool):
     assert list(iter_leaves(multi)) == [leaf, mixed.prefill_backend]
 
 
+@pytest.mark.parametrize("name", ["prefill_backend", "decode_backend", "full_attn_backend", "primary"])
+@pytest.mark.parametrize("in_list", [None, "attn_backends", "children"])
+def test_every_way_of_holding_a_child(dummy_pool, name, in_list):
+    child = trtllm(dummy_pool)
+    parent = trtllm(dummy_pool, **({in_list: [child]} if in_list else {name: child}))
+    assert list(iter_leaves(parent)) == [child]
+
+
 def test_without_the_fix_leaves_keep_the_dummy_pool(view, dummy_pool, context):
     backend = hybrid(dummy_pool)
     with view(SimpleNamespace(spec_info="kept"), context, backend):

@@ -169,6 +169,19 @@ class TestDeviceModels:
             one_query(cache, [99, 1], DeviceModel.SM100, monkeypatch, window_left=16)
 
 
+def test_a_pool_keeps_its_pointer_tables_true_in_the_arena(attach, request):
+    """SGLang's copy kernels address buffers through these tables; the arena moves the buffers."""
+    attach("off", "host-paged-attention")
+    pool = request.getfixturevalue("swa_allocator").get_kvcache()
+    storages = set()
+    for child in (pool.swa_kv_pool, pool.full_kv_pool):
+        buffers = child.k_buffer + child.v_buffer
+        assert child.data_ptrs.tolist() == [tensor.data_ptr() for tensor in buffers]
+        assert child.k_data_ptrs.tolist() + child.v_data_ptrs.tolist() == child.data_ptrs.tolist()
+        storages |= {tensor.untyped_storage().data_ptr() for tensor in buffers}
+    assert len(storages) == 1
+
+
 def test_what_it_cannot_do_is_refused_by_name():
     with pytest.raises(NotImplementedError, match="sinks"):
         paged_attention.trtllm_batch_decode_with_kv_cache(

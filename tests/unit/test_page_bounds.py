@@ -9,11 +9,11 @@ from gemma4_runtime.checks.slot_range import check_slot_range
 from gemma4_runtime.checks.violation import MAX_LISTED
 
 
-def slow(table, seqlens, page, bound, null_legal):
+def slow(table, seqlens, page, bound, null_until):
     bad = []
-    for row, (pages, length, legal) in enumerate(zip(table, seqlens, null_legal, strict=True)):
-        for column in range(min(len(pages), (length + page - 1) // page)):
-            if not (0 if legal else 1) <= pages[column] < bound:
+    for row, (pages, length, until) in enumerate(zip(table, seqlens, null_until, strict=True)):
+        for column in range((length + page - 1) // page):
+            if not (0 if column < until else 1) <= pages[column] < bound:
                 bad.append((row, column, pages[column]))
     return bad
 
@@ -24,20 +24,20 @@ def cases(draw):
     page, bound = draw(st.sampled_from([1, 2, 16, 64])), draw(st.integers(1, 12))
     ids = st.integers(-2, bound + 2)
     table = [draw(st.lists(ids, min_size=columns, max_size=columns)) for _ in range(rows)]
-    seqlens = [draw(st.integers(0, columns * page + 3)) for _ in range(rows)]
-    return table, seqlens, page, bound, [draw(st.booleans()) for _ in range(rows)], columns
+    seqlens = [draw(st.integers(0, columns * page)) for _ in range(rows)]
+    return table, seqlens, page, bound, [draw(st.integers(0, columns + 1)) for _ in range(rows)], columns
 
 
 @given(cases(), st.booleans())
 def test_equals_the_slow_reading(case, strided):
-    table, seqlens, page, bound, null_legal, columns = case
+    table, seqlens, page, bound, null_until, columns = case
     tensor = torch.tensor(table, dtype=torch.int32).reshape(len(table), columns)
     if strided:
         tensor = torch.stack([tensor, torch.full_like(tensor, 99)], dim=-1)[..., 0]
     found = check_page_bounds(
-        tensor, torch.tensor(seqlens, dtype=torch.int32), page, bound, torch.tensor(null_legal, dtype=torch.bool)
+        tensor, torch.tensor(seqlens, dtype=torch.int32), page, bound, torch.tensor(null_until, dtype=torch.int64)
     )
-    expected = slow(table, seqlens, page, bound, null_legal)
+    expected = slow(table, seqlens, page, bound, null_until)
     if not expected:
         assert found is None
         return
@@ -48,21 +48,29 @@ def test_equals_the_slow_reading(case, strided):
 
 def test_stale_trailing_columns_are_never_looked_at():
     table = torch.tensor([[1, 2, 1_000_000, -7]])
-    assert check_page_bounds(table, torch.tensor([32]), 16, 3, False) is None
-    assert check_page_bounds(table, torch.tensor([33]), 16, 3, False).first.value == 1_000_000
+    assert check_page_bounds(table, torch.tensor([32]), 16, 3, 0) is None
+    assert check_page_bounds(table, torch.tensor([33]), 16, 3, 0).first.value == 1_000_000
 
 
 def test_verdicts():
     lens = torch.tensor([16])
-    assert check_page_bounds(torch.tensor([[-1]]), lens, 16, 4, False).verdict == "negative"
-    assert check_page_bounds(torch.tensor([[0]]), lens, 16, 4, False).verdict == "null_page_live"
-    assert check_page_bounds(torch.tensor([[4]]), lens, 16, 4, False).verdict == "out_of_range"
-    assert check_page_bounds(torch.tensor([[0]]), lens, 16, 4, True) is None
+    assert check_page_bounds(torch.tensor([[-1]]), lens, 16, 4, 0).verdict == "negative"
+    assert check_page_bounds(torch.tensor([[0]]), lens, 16, 4, 0).verdict == "null_page_live"
+    assert check_page_bounds(torch.tensor([[4]]), lens, 16, 4, 0).verdict == "out_of_range"
+    assert check_page_bounds(torch.tensor([[0]]), lens, 16, 4, 1) is None
+
+
+def test_a_table_that_ends_before_its_row_does():
+    found = check_page_bounds(torch.ones(3, 2), torch.tensor([32, 33, 70]), 16, 4, 0)
+    assert (found.verdict, found.count) == ("table_too_narrow", 2)
+    assert [(bad.row, bad.value, bad.upper) for bad in found.listed] == [(1, 3, 3), (2, 5, 3)]
+    assert check_page_bounds(torch.ones(1, 0), torch.tensor([0]), 16, 4, 0) is None
+    assert check_page_bounds(torch.ones(0, 3), torch.ones(0), 16, 4, 0) is None
 
 
 def test_a_long_list_is_cut_and_counted():
     table = torch.full((50, 50), 9)
-    found = check_page_bounds(table, torch.full((50,), 50), 1, 9, False)
+    found = check_page_bounds(table, torch.full((50,), 50), 1, 9, 0)
     assert (found.count, len(found.listed)) == (2500, MAX_LISTED)
 
 

@@ -12,9 +12,19 @@ from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.fixes.swa_state_swap import lock_step
+from gemma4_runtime.probes import page_table
 
 PAGE = 16
 SLIDING, FULL = 0, 2
+
+
+class Runner:
+    """The three things of a ModelRunner that the probe reads."""
+
+    def __init__(self):
+        self.is_draft_worker = False
+        self.forward_pass_id = 41
+        self.server_args = SimpleNamespace(disable_overlap_schedule=True)
 
 
 @pytest.fixture
@@ -39,6 +49,10 @@ def backend(swa_allocator):
         "is_xqa_impl": False,
         "target_verify_metadata": {},
     }
+    # What the probe keeps from the constructor's model runner.
+    runner = Runner()
+    page_table.remember_role(None, made, runner)
+    made.kept_runner = runner
     for name, value in fields.items():
         setattr(made, name, value)
     return made
@@ -117,6 +131,57 @@ class TestEager:
         assert backend.forward_metadata.swa_page_table[0, :3].tolist() == [0, 0, 0]
         dispatch(backend, SLIDING, forward_batch)
         assert DumpStore(dumps).list() == []
+
+    def test_a_zero_inside_the_window_is_a_finding(self, attach, backend, swa_allocator):
+        dumps = attach("trap", "page-table", "host-paged-attention", "host-alloc-kernels")
+        fill(backend, swa_allocator, [100])
+        # Window 31: the query at 99 sees keys from 68 on, so column 4 (64 to 79) must be real and column 3 need not.
+        swa_allocator.full_to_swa_index_mapping[backend.req_to_token[1, :80].to(torch.int64)] = 0
+        forward_batch = batch([100])
+        backend.init_forward_metadata(forward_batch)
+        with pytest.raises(TrappedViolation, match=r"page 0 of 65 in swa_page_table\[0, 4\]"):
+            dispatch(backend, SLIDING, forward_batch)
+        backend.kept_runner.server_args.disable_overlap_schedule = False
+        backend.init_forward_metadata(forward_batch)
+        dispatch(backend, SLIDING, forward_batch)
+        assert len(DumpStore(dumps).list()) == 1
+
+    @pytest.mark.parametrize("layer_id", [SLIDING, FULL])
+    def test_padded_rows_carry_request_0_and_are_legal(self, attach, backend, swa_allocator, layer_id):
+        """DP padding and SGLang's own warm-up batches: request slot 0, length 1, the null page."""
+        dumps = attach("trap", "page-table", "host-paged-attention", "host-alloc-kernels")
+        fill(backend, swa_allocator, [33])
+        forward_batch = batch([33, 1, 1], rows=[1, 0, 0])
+        backend.init_forward_metadata(forward_batch)
+        dispatch(backend, layer_id, forward_batch)
+        assert DumpStore(dumps).list() == []
+
+    def test_a_real_request_of_one_token_is_not_padding(self, attach, backend, swa_allocator):
+        attach("trap", "page-table", "host-paged-attention", "host-alloc-kernels")
+        forward_batch = batch([1])
+        backend.init_forward_metadata(forward_batch)
+        with pytest.raises(TrappedViolation, match="page 0 of 161"):
+            dispatch(backend, FULL, forward_batch)
+
+    @pytest.mark.parametrize("draft", [False, True])
+    def test_the_dump_names_role_and_step(self, attach, backend, swa_allocator, draft):
+        attach("trap", "page-table", "host-paged-attention", "host-alloc-kernels")
+        backend.kept_runner.is_draft_worker = draft
+        page_table.remember_role(None, backend, backend.kept_runner)
+        forward_batch = batch([1])
+        backend.init_forward_metadata(forward_batch)
+        with pytest.raises(TrappedViolation) as caught:
+            dispatch(backend, FULL, forward_batch)
+        found = read_dump(caught.value.dump).manifest
+        assert (found.role, found.step) == ("draft" if draft else "target", 41)
+
+    def test_lost_evidence_neither_replaces_the_trap_nor_stops_a_log(self, attach, backend, swa_allocator):
+        attach("trap", "page-table", "host-paged-attention", "host-alloc-kernels")
+        forward_batch = batch([1])
+        backend.init_forward_metadata(forward_batch)
+        forward_batch.forward_mode = SimpleNamespace(is_decode=lambda: True)
+        with pytest.raises(TrappedViolation, match="evidence lost: AttributeError"):
+            dispatch(backend, FULL, forward_batch)
 
     def test_full_ids_on_the_sliding_buffer_are_trapped_with_provenance(self, attach, backend, swa_allocator):
         attach("trap", "page-table", "host-paged-attention", "host-alloc-kernels")
@@ -210,6 +275,12 @@ class TestGraphs:
         padded = batch([56, 96, 1, 1], mode, rows=[1, 2, 0, 0], tokens=tokens)
         backend.init_forward_metadata_out_graph(padded)
         assert DumpStore(dumps).list() == []
+        rows = backend.req_to_token.clone()
+        # The window has left column 0 of the longer request, so only the full table must hold a page there.
+        backend.req_to_token[2, :16] = 0
+        with pytest.raises(TrappedViolation, match=r"page 0 of 161 in page_table\[1, 0\]"):
+            backend.init_forward_metadata_out_graph(padded)
+        backend.req_to_token.copy_(rows)
         swa_allocator.full_to_swa_index_mapping[backend.req_to_token[2, 80].long()] = 65 * PAGE
         with pytest.raises(TrappedViolation, match=r"page 65 of 65 in swa_page_table\[1, 5\]") as caught:
             backend.init_forward_metadata_out_graph(padded)

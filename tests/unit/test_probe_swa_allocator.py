@@ -138,9 +138,10 @@ def test_decode_from_minus_one_is_trapped(attach, swa_allocator):
 def test_only_the_tail_needs_a_swa_peer(attach, swa_allocator):
     attach("trap", "swa-allocator", "host-alloc-kernels")
     lens = [torch.tensor([x]) for x in (0, 0, 40, 40, -1)]
-    full = swa_allocator.alloc_extend_swa_tail(*lens, 40, 16)
-    assert (swa_allocator.full_to_swa_index_mapping[full[:24]] == 0).all()
-    assert (swa_allocator.full_to_swa_index_mapping[full[24:]] >= PAGE).all()
+    full = swa_allocator.alloc_extend_swa_tail(*lens, 40, 24)
+    assert (swa_allocator.full_to_swa_index_mapping[full[:16]] == 0).all()
+    assert (swa_allocator.full_to_swa_index_mapping[full[16:]] >= PAGE).all()
+    swa_allocator.free(full)
 
 
 def test_the_trap_survives_an_unwritable_store(attach, swa_allocator, tmp_path):

@@ -58,6 +58,8 @@ def test_order_is_leaves_faults_fixes_probes(monkeypatch):
         ("GEMMA4_TRIAGE_FAULTS", "swa-stale", r"swa-stale.*allowed: .*swa-state-stale"),
         ("GEMMA4_TRIAGE_FAULTS", "swa-state-swap", "allowed"),
         ("GEMMA4_TRIAGE_PATCHES", "default,-yoco", r"yoco.*allowed: .*swa-state-swap"),
+        ("GEMMA4_TRIAGE_PATCHES", "default,-nope", r"='default,-nope' names nope"),
+        ("GEMMA4_TRIAGE_PATCHES", "+-swa-state-swap", "names -swa-state-swap"),
         ("GEMMA4_TRIAGE_PATCHES", "swa-state-swap,default", "can only come first"),
         ("GEMMA4_TRIAGE_PATCHES", "none,-swa-state-swap", "not chosen before it"),
         ("GEMMA4_TRIAGE_PATCHES", "swa-state-stale", "allowed"),

@@ -53,6 +53,12 @@ def test_every_bad_variable_is_named_at_once(monkeypatch):
         read_settings()
 
 
+def test_a_misspelt_variable_is_refused(monkeypatch):
+    monkeypatch.setenv("GEMMA4_TRIAGE_PATCH", "default")
+    with pytest.raises(SettingsError, match=r"GEMMA4_TRIAGE_PATCH: no such setting; there are .*GEMMA4_TRIAGE_PATCHES"):
+        read_settings()
+
+
 def test_choosing_probes_while_off_is_refused(monkeypatch):
     monkeypatch.setenv("GEMMA4_TRIAGE_PROBES", "page-table")
     with pytest.raises(SettingsError, match="SGLANG_TRTLLM_MHA_DEBUG is off"):

@@ -61,6 +61,51 @@ NEXT_STEPS: tuple[Advice, ...] = (
     ),
     Advice(
         (
+            "A page has reached a second user, who overwrites the KV of the first: trust no output since.",
+            "Look for what freed it too early: serve with SGLANG_TRTLLM_MHA_DEBUG=trap, which stops at a double free.",
+            "page_states in the dump holds, per slot, the state of its full page and the owner of its SWA page.",
+        ),
+        verdict="alloc_overlap",
+    ),
+    Advice(
+        (
+            "Whoever frees this slot never allocated it: page 0 is the dummy that padded tokens write to.",
+            "Released, it would be handed out as a normal page. Look at the caller's row: unset entries hold 0.",
+        ),
+        verdict="free_out_of_range",
+    ),
+    Advice(
+        (
+            "Two owners believe that they hold these slots, or one owner frees them on two paths.",
+            "Compare slots in the dump with the prefix cache's insert and the request's release (release_kv_cache).",
+            "SGLang hides this within one call or one free_group: it frees every page once.",
+        ),
+        verdict="double_free",
+    ),
+    Advice(
+        (
+            "SGLang 0.5.13 releases SWA pages whole and clears only the mapping entries that it was given.",
+            "Look for a caller of free_swa that names part of a page; from 0.5.14 on the whole page is cleared.",
+        ),
+        verdict="stale_mapping",
+    ),
+    Advice(
+        (
+            "Two full pages share one SWA page: both requests write their sliding-window KV there.",
+            "page_states in the dump names, per slot, the full page that the SWA page serves.",
+        ),
+        verdict="pool_alias",
+    ),
+    Advice(
+        (
+            "These pages are neither free nor held; the pool stays smaller until it is cleared or restarted.",
+            "After a failed alloc_decode one of the two pools was full: see full_available and swa_available above.",
+            "Give the fuller pool more tokens: --swa-full-tokens-ratio, or --mem-fraction-static for both.",
+        ),
+        verdict="pool_leak",
+    ),
+    Advice(
+        (
             "A write outside the buffer corrupts another tensor: trust no result since the first such write.",
             "Serve with SGLANG_TRTLLM_MHA_DEBUG=trap to stop before the first one.",
         ),

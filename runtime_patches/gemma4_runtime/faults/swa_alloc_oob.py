@@ -7,18 +7,19 @@ healthy, so what is tested is that the trap fires at the hand-out and not at the
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 HEALTHY_CALLS = 8
-_calls: dict[int, int] = {}
+_calls: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
-def spoil_decode(indices: torch.Tensor | None, allocator: Any, *args: Any, **kwargs: Any) -> None:
-    """After `alloc_decode` -> [requests] full-pool slots: corrupt the SWA peer of the last one."""
+def spoil(indices: torch.Tensor | None, allocator: Any, *args: Any, **kwargs: Any) -> None:
+    """After `alloc_decode` (or `alloc`, page size 1) -> [n] full-pool slots: corrupt the SWA peer of the last one."""
     if indices is None:
         return
-    calls = _calls[id(allocator)] = _calls.get(id(allocator), 0) + 1
+    calls = _calls[allocator] = _calls.get(allocator, 0) + 1
     if calls == HEALTHY_CALLS + 1:
         beyond = allocator.size_swa + allocator.page_size
         allocator.full_to_swa_index_mapping[indices[-1]] = beyond

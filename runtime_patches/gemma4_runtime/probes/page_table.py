@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ class _Dispatch:
 
     route: Route
     layer_id: int
-    sliding: bool
+    window_left: int
     site: str
 
 
@@ -66,11 +67,8 @@ def before_extend(backend: Any, q: Any, k: Any, v: Any, layer: Any, forward_batc
 
 def after_graph_metadata(result: Any, backend: Any, bs: int, req_pool_indices: Any, seq_lens: Any, **kw: Any) -> None:
     """After `_apply_cuda_graph_metadata`: the static tables hold this step's pages, the graph has not run yet."""
-    metadata = backend.forward_metadata
-    # Padded rows carry the fill length and request 0; their pages are the null page by design.
-    padding = seq_lens[:bs] == backend.get_cuda_graph_seq_len_fill_value()
-    for dispatch in getattr(metadata, _GRAPH_ROUTES, {}).values():
-        _check(backend, dispatch, req_pool_indices[:bs], kw["forward_mode"], padding, bucket=bs)
+    for dispatch in getattr(backend.forward_metadata, _GRAPH_ROUTES, {}).values():
+        _check(backend, dispatch, req_pool_indices[:bs], kw["forward_mode"], bucket=bs)
 
 
 def self_test() -> None:
@@ -80,8 +78,8 @@ def self_test() -> None:
         VerificationFailed: the check no longer tells them apart.
     """
     lens = torch.tensor([33])
-    clean = check_page_bounds(torch.tensor([[1, 2, 3, 99]]), lens, 16, 4, False)
-    planted = check_page_bounds(torch.tensor([[1, 2, 4, 99]]), lens, 16, 4, False)
+    clean = check_page_bounds(torch.tensor([[1, 2, 3, 99]]), lens, 16, 4, 0)
+    planted = check_page_bounds(torch.tensor([[1, 2, 4, 99]]), lens, 16, 4, 0)
     if clean is not None or planted is None or planted.first.value != 4:
         raise VerificationFailed(f"{RULE}: self test: clean table gave {clean}, planted page gave {planted}")
 
@@ -99,7 +97,7 @@ def _at_dispatch(backend: Any, layer: Any, forward_batch: Any, site: str) -> Non
     checked = vars(metadata).setdefault(_CHECKED, set())
     if dispatch.route not in checked:
         checked.add(dispatch.route)
-        _check(backend, dispatch, forward_batch.req_pool_indices, forward_batch.forward_mode, False, bucket=None)
+        _check(backend, dispatch, forward_batch.req_pool_indices, forward_batch.forward_mode, bucket=None)
 
 
 def _dispatch(backend: Any, layer: Any, site: str) -> _Dispatch | None:
@@ -116,7 +114,8 @@ def _dispatch(backend: Any, layer: Any, site: str) -> _Dispatch | None:
         buffer_space=_buffer_space(backend, layer.layer_id),
         buffer_pages=keys.shape[0] // backend.page_size,
     )
-    return _Dispatch(route, layer.layer_id, (layer.sliding_window_size or -1) >= 0, site)
+    window_left = -1 if layer.sliding_window_size is None else layer.sliding_window_size
+    return _Dispatch(route, layer.layer_id, window_left, site)
 
 
 def _buffer_space(backend: Any, layer_id: int) -> str:
@@ -128,19 +127,44 @@ def _buffer_space(backend: Any, layer_id: int) -> str:
     return "draft" if getattr(backend, _ROLE, None) == "draft" else "full"
 
 
-def _check(
-    backend: Any, dispatch: _Dispatch, request_slots: Any, forward_mode: Any, padding: Any, bucket: int | None
-) -> None:
+def _check(backend: Any, dispatch: _Dispatch, request_slots: Any, forward_mode: Any, bucket: int | None) -> None:
     metadata, route = backend.forward_metadata, dispatch.route
     table = metadata.swa_page_table if route.table_space == "swa" else metadata.page_table
-    # A translated table is 0 where the window has left a page behind, so only full tables are held to page >= 1.
-    null_page_legal = True if route.table_space == "swa" else padding
-    seqlens = metadata.cache_seqlens_int32[: table.shape[0]]
-    violation = check_page_bounds(table, seqlens, backend.page_size, route.buffer_pages, null_page_legal)
+    rows = table.shape[0]
+    seqlens = metadata.cache_seqlens_int32[:rows]
+    real_from = _first_real_column(backend, dispatch, seqlens, request_slots[:rows])
+    violation = check_page_bounds(table, seqlens, backend.page_size, route.buffer_pages, real_from)
     if violation is None:
         return
-    guard = Session.guard()
-    guard.report(violation, _scene(backend, dispatch, violation, table, request_slots, forward_mode, bucket))
+    describe = partial(_scene, backend, dispatch, violation, table, request_slots, forward_mode, bucket)
+    Session.guard().report(violation, RULE, dispatch.site, describe)
+
+
+def _first_real_column(backend: Any, dispatch: _Dispatch, seqlens: torch.Tensor, request_slots: Any) -> torch.Tensor:
+    """[rows]: the first column of each row that must not be the null page.
+
+    Padded rows (graph buckets, DP padding, SGLang's own warm-up) carry request slot 0, which ReqToTokenPool never
+    hands out; their pages are the null page by design. In a translated table the window leaves zeros behind.
+    """
+    never = torch.full_like(seqlens, torch.iinfo(torch.int32).max)
+    if dispatch.route.table_space == "swa":
+        if not _window_is_strict(backend) or dispatch.window_left < 0:
+            return never
+        bounds = backend.forward_metadata.cu_seqlens_q
+        queries = bounds[1 : len(seqlens) + 1] - bounds[: len(seqlens)]
+        # The release shows its kernels one key more than the window holds (see swa-window-width), and may have let go
+        # of that one: the oldest key that counts is one nearer.
+        first_key = seqlens - queries - (dispatch.window_left - 1)
+        first = first_key.clamp(min=0) // backend.page_size
+    else:
+        first = torch.zeros_like(seqlens)
+    return torch.where(request_slots.to(seqlens.device) == 0, never, first.to(never.dtype))
+
+
+def _window_is_strict(backend: Any) -> bool:
+    """With overlap, a request may end while its next step is built; a zero in its window then means nothing."""
+    runner = _runner(backend)
+    return runner is not None and bool(runner.server_args.disable_overlap_schedule)
 
 
 def _scene(
@@ -150,7 +174,7 @@ def _scene(
 
     route, metadata, bad = dispatch.route, backend.forward_metadata, violation.first
     pool, role = backend.token_to_kv_pool, getattr(backend, _ROLE, None)
-    layer_type = "sliding" if dispatch.sliding else "full"
+    layer_type = "sliding" if dispatch.window_left >= 0 else "full"
     extents = {"pages_in_buffer": route.buffer_pages, "table_columns": int(table.shape[1])}
     tensors = {
         "page_table": payload(metadata.page_table),
@@ -198,7 +222,7 @@ def _scene(
             "page_size": backend.page_size,
             "extents": extents,
             "tensors": tensors,
-            "scalars": {"max_seq_len_q": int(metadata.max_seq_len_q)},
+            "scalars": {"max_seq_len_q": int(metadata.max_seq_len_q), "window_left": dispatch.window_left},
         },
     )
 
@@ -218,5 +242,9 @@ def _pages(pool: Any, backend: Any) -> int:
 
 def _step(backend: Any) -> int | None:
     """Forward passes that the model runner has begun, this one included; None if the runner is not known."""
-    runner = getattr(backend, _RUNNER, lambda: None)()
+    runner = _runner(backend)
     return None if runner is None else int(runner.forward_pass_id)
+
+
+def _runner(backend: Any) -> Any:
+    return getattr(backend, _RUNNER, lambda: None)()

@@ -1,47 +1,62 @@
-"""Probe: every slot that the SWA allocator hands out, or is asked to continue from, lies inside its pool.
+"""Probe `swa-allocator`, what is handed out: slots inside their pool, free so far, each with an SWA slot of its own.
 
-Backend-independent: it traps at the hand-out, before any kernel of any backend writes or reads there.
+Backend-independent: it traps at the hand-out, before any kernel of any backend writes or reads there. SGLang's own
+write of the mapping comes first: a full slot too large for the mapping fails there already (IndexError on a CPU, a
+device assertion on CUDA).
 
-| entry point             | full slots             | SWA peers (mapping)          | last_loc                          |
-|-------------------------|------------------------|------------------------------|-----------------------------------|
-| alloc                   | [1, size + page)       | [1, swa size + page)         | -                                 |
-| alloc_extend            | [page, size + page)    | [page, swa size + page)      | -1 only where the prefix is empty |
-| alloc_extend_swa_tail   | [page, size + page)    | 0 before the tail, else same | -1 only where the prefix is empty |
-| alloc_decode            | [page, size + page)    | [page, swa size + page)      | -1 only for a first token         |
-| set_full_to_swa_mapping | [page, size + page)    | [page, swa size + page)      | -                                 |
+| entry point             | full slots           | SWA peers (mapping)             | last_loc                          |
+|-------------------------|----------------------|---------------------------------|-----------------------------------|
+| alloc                   | [1, end)             | [1, swa end)                    | -                                 |
+| alloc_extend            | [page, end)          | [page, swa end)                 | -1 only where the prefix is empty |
+| alloc_extend_swa_tail   | [page, end)          | 0 before the tail, then as above| -1 only where the prefix is empty |
+| alloc_decode            | [page, end)          | [page, swa end)                 | -1 only for a first token         |
+| set_full_to_swa_mapping | [page, end)          | [page, swa end), in use, of this| -                                 |
+|                         |                      | full page, each slot once       |                                   |
+
+In the first four, a slot that opens a page must find it free in both pools, and any other slot continues a page that
+this call opened or that is in use, with the SWA page that serves it (`check_hand_out`). If they give nothing, neither
+pool's free list may be shorter than before.
+
+Cost per call: one comparison and read-back for last_loc, one for the slots; O(n log n) in the slots of the call, never
+in the pool.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from gemma4_dumps.schema import Provenance
+from gemma4_runtime.checks.lost_pages import check_failed_allocation, check_restored
+from gemma4_runtime.checks.slot_free import check_free, check_leftover_mappings, check_repeats, leftover_mappings
+from gemma4_runtime.checks.slot_hand_out import check_hand_out, check_mapping_write
+from gemma4_runtime.checks.slot_ledger import SlotLedger, pages_in_use
 from gemma4_runtime.checks.slot_range import check_slot_range
+from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.errors import VerificationFailed
-from gemma4_runtime.evidence import payload
-from gemma4_runtime.guard import Scene
-from gemma4_runtime.session import Session
-
-RULE = "swa-alloc-range"
+from gemma4_runtime.probes.swa_allocator_state import (
+    SPACES,
+    Books,
+    books_of,
+    report_last_loc,
+    report_lost,
+    report_slots,
+    uppers,
+)
 
 
 def around_alloc(original: Callable[..., Any], allocator: Any, need_size: int) -> Any:
     """Around `alloc(need_size)` -> [need_size] or None."""
-    slots = original(allocator, need_size)
-    _check_handed_out(allocator, slots, "alloc")
-    return slots
+    return _hand_out(allocator, "alloc", lambda: original(allocator, need_size))
 
 
 def around_alloc_extend(original: Callable[..., Any], allocator: Any, prefix_lens: Any, *args: Any, **kw: Any) -> Any:
     """Around `alloc_extend(prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, last_loc, extend_num_tokens)`."""
     last_loc = kw["last_loc"] if "last_loc" in kw else args[3]
     _check_last_loc(allocator, last_loc, prefix_lens == 0, "alloc_extend")
-    slots = original(allocator, prefix_lens, *args, **kw)
-    _check_handed_out(allocator, slots, "alloc_extend")
-    return slots
+    return _hand_out(allocator, "alloc_extend", lambda: original(allocator, prefix_lens, *args, **kw))
 
 
 def around_alloc_extend_tail(
@@ -50,10 +65,9 @@ def around_alloc_extend_tail(
     """Around `alloc_extend_swa_tail(..., extend_num_tokens, swa_tail_len)`: only the tail has SWA peers."""
     last_loc = kw["last_loc"] if "last_loc" in kw else args[3]
     tail = kw["swa_tail_len"] if "swa_tail_len" in kw else args[5]
-    _check_last_loc(allocator, last_loc, prefix_lens == 0, "alloc_extend_swa_tail")
-    slots = original(allocator, prefix_lens, *args, **kw)
-    _check_handed_out(allocator, slots, "alloc_extend_swa_tail", swa_from=None if slots is None else len(slots) - tail)
-    return slots
+    entry = "alloc_extend_swa_tail"
+    _check_last_loc(allocator, last_loc, prefix_lens == 0, entry)
+    return _hand_out(allocator, entry, lambda: original(allocator, prefix_lens, *args, **kw), swa_tail=tail)
 
 
 def around_alloc_decode(
@@ -61,86 +75,119 @@ def around_alloc_decode(
 ) -> Any:
     """Around `alloc_decode(seq_lens, seq_lens_cpu, last_loc)` -> [requests] or None; seq_lens counts the new token."""
     _check_last_loc(allocator, last_loc, seq_lens <= 1, "alloc_decode")
-    slots = original(allocator, seq_lens, seq_lens_cpu, last_loc)
-    _check_handed_out(allocator, slots, "alloc_decode")
-    return slots
+    return _hand_out(allocator, "alloc_decode", lambda: original(allocator, seq_lens, seq_lens_cpu, last_loc))
 
 
-def after_set_mapping(result: Any, allocator: Any, full_indices: Any, swa_indices: Any) -> None:
-    """After `set_full_to_swa_mapping`, which rebuilds entries that another path allocated."""
-    _check_handed_out(allocator, full_indices, "set_full_to_swa_mapping")
-
-
-def self_test() -> None:
-    """Fire on a slot past the pool and on a stray -1, stay silent on legal ones.
-
-    Raises:
-        VerificationFailed: the check no longer tells them apart.
-    """
-    clean = check_slot_range(torch.tensor([-1, 16, 31]), 16, 32, torch.tensor([True, False, False]))
-    beyond, stray = check_slot_range(torch.tensor([32]), 16, 32), check_slot_range(torch.tensor([-1]), 16, 32)
-    if clean is not None or beyond is None or stray is None:
-        raise VerificationFailed(f"{RULE}: self test: clean {clean}, beyond {beyond}, stray {stray}")
+def before_set_mapping(allocator: Any, full_indices: Any, swa_indices: Any) -> None:
+    """Before `set_full_to_swa_mapping`, [n] each, which rebuilds entries of pages that another path allocated."""
+    if full_indices.numel() == 0:
+        return
+    books = books_of(allocator)
+    violation = check_mapping_write(full_indices, swa_indices, books.ledger, *uppers(allocator))
+    if violation is not None:
+        _report(books, allocator, violation, full_indices, swa_indices, "set_full_to_swa_mapping")
+    books.commit(allocator, lambda: books.ledger.pair(full_indices, swa_indices))
 
 
 def _check_last_loc(allocator: Any, last_loc: torch.Tensor, minus_one_legal: torch.Tensor, entry: str) -> None:
-    upper = allocator.size_full + allocator.page_size
+    upper = uppers(allocator)[0]
     violation = check_slot_range(last_loc, allocator.page_size, upper, minus_one_legal.to(last_loc.device))
     if violation is not None:
-        _report(allocator, violation, "last_loc", last_loc, entry, "full")
+        report_last_loc(allocator, violation, last_loc, entry)
 
 
-def _check_handed_out(allocator: Any, slots: torch.Tensor | None, entry: str, swa_from: int | None = None) -> None:
-    if slots is None or slots.numel() == 0:
-        return
-    lower, page = allocator.page_size, allocator.page_size
-    violation = check_slot_range(slots, lower, allocator.size_full + page)
+def _hand_out(allocator: Any, entry: str, allocate: Callable[[], Any], swa_tail: int | None = None) -> Any:
+    books = books_of(allocator)
+    assert books.lists is not None
+    before = books.lists
+    with books.call():
+        full = allocate()
+    if full is None:
+        _check_nothing_taken(books, allocator, before, entry)
+        books.commit(allocator)
+        return full
+    unmapped = 0 if swa_tail is None else full.numel() - swa_tail
+    peers = allocator.full_to_swa_index_mapping[full.clamp(0, uppers(allocator)[0] - 1)]
+    violation = check_hand_out(full, peers, books.ledger, *uppers(allocator), unmapped)
     if violation is not None:
-        _report(allocator, violation, "full_slots", slots, entry, "full")
-        return
-    peers = allocator.full_to_swa_index_mapping[slots[swa_from or 0 :]]
-    violation = check_slot_range(peers, lower, allocator.size_swa + page)
-    if violation is not None:
-        _report(allocator, violation, "swa_slots", peers, entry, "swa", {"full_slots": payload(slots)})
+        _report(books, allocator, violation, full, peers, entry)
+    books.commit(allocator, lambda: books.ledger.hand_out(full, peers))
+    return full
+
+
+def _check_nothing_taken(books: Books, allocator: Any, before: tuple[torch.Tensor, ...], entry: str) -> None:
+    after = allocator.full_attn_allocator, allocator.swa_attn_allocator
+    counts = books.ledger.full_live.numel(), books.ledger.swa_owner.numel()
+    for pool, inner in enumerate(after):
+        lists = inner.free_pages, inner.release_pages
+        violation = check_failed_allocation(before[2 * pool : 2 * pool + 2], lists, counts[pool])
+        if violation is not None:
+            how = "taken from the free list by a call that then gave nothing"
+            report_lost(allocator, violation, entry, SPACES[pool], how)
 
 
 def _report(
-    allocator: Any, violation: Any, name: str, slots: torch.Tensor, entry: str, space: str, more: Any = None
+    books: Books, allocator: Any, violation: Violation, full: torch.Tensor, peers: torch.Tensor, entry: str
 ) -> None:
-    bad = violation.first
-    size = allocator.size_swa if space == "swa" else allocator.size_full
-    Session.guard().report(
-        violation,
-        Scene(
-            rule=RULE,
-            site=f"SWATokenToKVPoolAllocator.{entry}",
-            summary=(
-                f"{entry} gave {space} slot {bad.value}, legal are {bad.lower} to {bad.upper - 1} "
-                f"(pool of {size} tokens, page size {allocator.page_size})"
-                if name != "last_loc"
-                else f"{entry} was asked to continue from slot {bad.value}, legal are {bad.lower} to {bad.upper - 1}, "
-                "and -1 for a request without earlier tokens"
-            ),
-            table=name,
-            pool_kind=space,
-            provenance=Provenance(
-                table_space=space,  # pyright: ignore[reportArgumentType]
-                buffer_space=space,  # pyright: ignore[reportArgumentType]
-                table_origin=f"{type(allocator).__name__}.{entry}",
-                buffer_origin=f"{type(allocator.get_kvcache()).__name__}, {space} pool",
-                explanation=f"slot {bad.value} is outside the {space} pool that {entry} allocates from",
-            ),
-            facts={
-                "page_size": allocator.page_size,
-                "extents": {
-                    "slots_full_pool": allocator.size_full + allocator.page_size,
-                    "slots_swa_pool": allocator.size_swa + allocator.page_size,
-                },
-                "scalars": {
-                    "full_available": int(allocator.full_available_size()),
-                    "swa_available": int(allocator.swa_available_size()),
-                },
-                "tensors": {name: payload(slots), **(more or {})},
-            },
-        ),
-    )
+    describe = partial(_summary, violation, books.ledger, allocator, full, peers, entry)
+    report_slots(allocator, violation, full, peers, entry, describe)
+
+
+def _summary(
+    violation: Violation, ledger: SlotLedger, allocator: Any, full: torch.Tensor, peers: torch.Tensor, entry: str
+) -> str:
+    bad, page = violation.first, allocator.page_size
+    space, here = SPACES[bad.column], bad.value // page
+    given = f"{entry} gave {space} slot {bad.value}"
+    if violation.verdict == "alloc_out_of_range":
+        size = allocator.size_swa if bad.column else allocator.size_full
+        return f"{given}, legal are {bad.lower} to {bad.upper - 1} (pool of {size} tokens, page size {page})"
+    if violation.verdict == "alloc_overlap":
+        if int(((peers if bad.column else full) == bad.value).sum()) > 1:
+            return f"{given} twice in one call"
+        used = bool((ledger.swa_owner if bad.column else ledger.full_live)[here])
+        return f"{given}, " + (
+            f"and its page {here} is in use" if used else f"which continues page {here}, and that page is free"
+        )
+    leads = f"{entry}: full slot {int(full[bad.row])} maps to SWA slot {bad.value}"
+    if violation.verdict == "stale_mapping":
+        return f"{leads}, whose page {here} is free, or was somebody else's"
+    return f"{leads}, and not to a slot of its own: page {here} serves full page {int(ledger.swa_owner[here])}"
+
+
+def self_test() -> None:
+    """Fire on one planted case of each verdict, stay silent on legal ones. Pages of 16 in pools of 4 and 4 pages.
+
+    Raises:
+        VerificationFailed: a check no longer tells them apart.
+    """
+    ledger = SlotLedger.create(4, 4, 16, "cpu")
+    ends, two = (80, 80), torch.tensor([32, 33])
+    ledger.hand_out(torch.tensor([16, 17]), torch.tensor([48, 49]))
+    held, peers = torch.tensor([16, 17]), torch.tensor([48, 49])
+    mapping = torch.zeros(80, dtype=torch.int64)
+    mapping[17] = 49
+    left = leftover_mappings(held[:1], peers[:1], mapping, 16)
+    owners, pages = torch.tensor([0, 0, 1]), torch.arange(1, 5)
+    found = {
+        "clean last_loc": check_slot_range(torch.tensor([-1, 16]), 16, 80, torch.tensor([True, False])),
+        "clean hand-out": check_hand_out(two, two, ledger, *ends),
+        "clean free": check_free(held, peers, ledger, *ends),
+        "clean group": check_repeats(held, 16, 80),
+        "clean mapping": check_mapping_write(held, peers, ledger, *ends),
+        "clean failure": check_failed_allocation((pages,), (pages,), 5),
+        "alloc_out_of_range": check_hand_out(two, two + 48, ledger, *ends),
+        "alloc_overlap": check_hand_out(torch.tensor([16]), torch.tensor([16]), ledger, *ends),
+        "free_out_of_range": check_free(held - 16, peers, ledger, *ends),
+        "double_free": check_free(two, torch.zeros_like(two), ledger, *ends),
+        "stale_mapping": check_free(held, peers - 32, ledger, *ends),
+        "pool_alias": check_mapping_write(two, peers, ledger, *ends),
+        "stale_mapping after free_swa": check_leftover_mappings(left, 16, 80),
+        "double_free in a group": check_repeats(torch.tensor([16, 16]), 16, 80),
+        "pool_leak": check_failed_allocation((pages,), (pages[1:],), 5),
+        "pool_leak at restore": check_restored(owners, pages_in_use(torch.tensor([], dtype=torch.int64), 3)),
+    }
+    for case, violation in found.items():
+        wanted = None if case.startswith("clean") else case.split()[0]
+        if (violation.verdict if violation else None) != wanted:
+            raise VerificationFailed(f"swa-allocator: self test: {case}: {violation}")

@@ -55,6 +55,12 @@ def _checks(settings: Settings) -> Iterator[Check]:
     yield _last_guards(root)
 
 
+def guard_obstacles(settings: Settings) -> list[Check]:
+    """What would keep a server that wants guards from having them, or from writing down what they find."""
+    checks = (_plugin(needed=True), _store(settings.dump_dir or default_root()))
+    return [check for check in checks if check.needed and check.state == MISSING]
+
+
 def _version(name: str) -> str | None:
     try:
         return version(name)
@@ -86,7 +92,9 @@ def _plugin(needed: bool) -> Check:
 def _gpu() -> Check:
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return Check("GPU", NOTE, "no nvidia-smi: dumps can be read, and the CPU reproductions run")
+        return Check(
+            "GPU", NOTE, "no nvidia-smi: dumps can be read, and reproductions run on the CPU if SGLang is there"
+        )
     query = [tool, "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader"]
     try:
         out = subprocess.run(query, capture_output=True, text=True, timeout=_GPU_QUERY_LIMIT_S, check=False)
@@ -126,10 +134,10 @@ def _last_guards(root: Path) -> Check:
     try:
         last = json.loads(manifests[-1].read_text())
         rows = last["patches"]
-        text = (
-            f"pid {last['pid']}, {last['created_utc']}, {sum(row['attached'] for row in rows)} of {len(rows)} attached"
-        )
+        absent = [row["id"] for row in rows if not row["attached"]]
+        text = f"pid {last['pid']}, {last['created_utc']}, {len(rows) - len(absent)} of {len(rows)} attached"
+        text += f" (not {', '.join(absent)})" if absent else ""
     except (OSError, ValueError, KeyError, TypeError) as error:
         return Check("last guarded process", NOTE, f"{manifests[-1].name} cannot be read: {error}")
-    state = OK if last.get("verified") else NOTE
+    state = OK if last.get("verified") and not absent else NOTE
     return Check("last guarded process", state, text + (", verified" if last.get("verified") else ", NOT verified"))

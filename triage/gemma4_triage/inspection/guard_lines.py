@@ -23,7 +23,7 @@ def guard_lines(guards: Mapping[str, Any]) -> Iterator[str]:
         yield f"{kind + ':':<13} {names}"
     settings = guards.get("settings")
     if isinstance(settings, Mapping):
-        chosen = [f"{key}={_text(value)}" for key, value in settings.items() if value not in (None, [], "off")]
+        chosen = [f"{key}={_text(value)}" for key, value in settings.items() if value not in (None, [], "off", False)]
         yield f"{'settings:':<13} {', '.join(chosen)}"
 
 
@@ -32,7 +32,7 @@ def _rank(kind: str) -> int:
 
 
 def _patch(row: Mapping[str, Any]) -> str:
-    notes = [] if row.get("attached") else ["NOT ATTACHED"]
+    notes = [] if row.get("attached") else ["NOT ATTACHED" + (f": {row['reason']}" if row.get("reason") else "")]
     if "self_test" in row:
         notes.append(f"self test {row['self_test']}")
     return f"{row['id']}{' (' + ', '.join(notes) + ')' if notes else ''}"

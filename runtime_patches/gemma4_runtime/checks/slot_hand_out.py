@@ -1,0 +1,87 @@
+"""Check the slots that an allocator pair is about to give to requests, and the SWA slots that they map to."""
+
+from __future__ import annotations
+
+import torch
+
+from gemma4_runtime.checks.slot_codes import coded, repeated, worst_violation
+from gemma4_runtime.checks.slot_ledger import UNKNOWN, SlotLedger
+from gemma4_runtime.checks.violation import Violation
+
+_VERDICTS = ("alloc_out_of_range", "alloc_overlap", "stale_mapping", "pool_alias")
+
+
+def check_hand_out(
+    full: torch.Tensor, swa: torch.Tensor, ledger: SlotLedger, full_upper: int, swa_upper: int, unmapped: int = 0
+) -> Violation | None:
+    """Report slots outside their pool, slots that are in use, and pairs that do not belong together.
+
+    A request's slots are consecutive in the call. A slot at a page's begin opens a page, which must have been free; any
+    other slot continues a page: one that this call opened, or one that the request holds. Page size 1: all open one.
+
+    | verdict            | full slot                           | SWA slot                                         |
+    |--------------------|-------------------------------------|--------------------------------------------------|
+    | alloc_out_of_range | outside [page, full_upper)          | outside [page, swa_upper)                        |
+    | alloc_overlap      | given twice; opens a page in use;   | given twice; opens a page in use                 |
+    |                    | continues a free one                |                                                  |
+    | stale_mapping      | -                                   | continues a free page; not 0 where there is none |
+    | pool_alias         | -                                   | its page serves another full page; other offset  |
+
+    Args:
+        full: [n] full-pool slots. swa: [n] what they map to.
+        ledger: the pages in use before this call.
+        full_upper, swa_upper: pool size in tokens + page size.
+        unmapped: the first so many entries have no SWA slot.
+
+    Returns: the violation (row: position, column: 0 full, 1 SWA) or None. One device synchronisation.
+    """
+    page = ledger.page_size
+    position = torch.arange(full.numel(), device=full.device)
+    offset = full % page
+    first = position - offset
+    opens = offset == 0
+    # Does the slot at the begin of this page stand in this very call?
+    new = (first >= 0) & (full[first.clamp(min=0)] == full - offset)
+    live = ledger.full_live[(full // page).clamp(0, ledger.full_live.numel() - 1)]
+    owner = ledger.swa_owner[(swa // page).clamp(0, ledger.swa_owner.numel() - 1)]
+    mapped = position >= unmapped
+
+    own = (owner == full // page) | (owner == UNKNOWN)
+    apart = torch.where(new, swa != swa[first.clamp(min=0)] + offset, ~own) | ((swa - full) % page != 0)
+    full_codes = coded(
+        (full < page) | (full >= full_upper),
+        repeated(full) | (opens & live) | ~(new | live),
+    )
+    swa_codes = coded(
+        mapped & ((swa < page) | (swa >= swa_upper)),
+        mapped & (repeated(swa) | (opens & (owner != 0))),
+        torch.where(mapped, ~new & (owner == 0), swa != 0),
+        mapped & apart,
+    )
+    legal = (range(page, full_upper), range(page, swa_upper))
+    return worst_violation((full_codes, swa_codes), (full, swa), _VERDICTS, legal)
+
+
+def check_mapping_write(
+    full: torch.Tensor, swa: torch.Tensor, ledger: SlotLedger, full_upper: int, swa_upper: int
+) -> Violation | None:
+    """Report mapping entries that must not be written: full slot full[i] is to map to SWA slot swa[i], [n] each.
+
+    alloc_out_of_range: outside a pool. stale_mapping: the SWA page is free. pool_alias: an SWA slot stands twice, or
+    its page serves another full page, or the slots have different offsets in their pages.
+
+    Returns: as `check_hand_out`. One device synchronisation.
+    """
+    page = ledger.page_size
+    owner = ledger.swa_owner[(swa // page).clamp(0, ledger.swa_owner.numel() - 1)]
+    own = (owner == full // page) | (owner == UNKNOWN)
+    nothing = torch.zeros_like(own)
+    full_codes = coded((full < page) | (full >= full_upper))
+    swa_codes = coded(
+        (swa < page) | (swa >= swa_upper),
+        nothing,
+        owner == 0,
+        repeated(swa) | ~own | ((swa - full) % page != 0),
+    )
+    legal = (range(page, full_upper), range(page, swa_upper))
+    return worst_violation((full_codes, swa_codes), (full, swa), _VERDICTS, legal)

@@ -1,0 +1,138 @@
+"""Probe `swa-allocator`, what is given back. Checked before SGLang takes it.
+
+| entry point      | full slots                                   | SWA peers (mapping)                               |
+|------------------|----------------------------------------------|---------------------------------------------------|
+| free             | [page, end), in a page in use, no slot twice | 0 (evicted), or [page, end) in a page in use that |
+|                  |                                              | serves this full page, at the same offset         |
+| free_swa         | [0, end), no slot twice that has a peer      | as above; no entry may be left that leads into a  |
+|                  |                                              | page which this call released                     |
+| free_group_begin | -                                            | a group that holds slots must not begin again     |
+| free_group_end   | no slot in two calls of the group            | as `free`, when the slots were handed in          |
+
+Two calls of one group may name different slots of one page: the page is freed once. Outside a group the second such
+call frees a page that is free.
+
+After `free` the mapping may keep entries of slots that were not named: with MTP, rejected draft tokens in a request's
+last page. Their full page is free as well, and they are overwritten before they are used, so they are no violation.
+After a `free_swa` alone, the full page lives on with them, and they are.
+
+Cost per call: one read-back, O(n log n) in the slots of the call. `free_swa` with pages adds O(pages * page size) over
+the pages that it names, and waits for the device up to four times more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+
+from gemma4_runtime.checks.lost_pages import check_dropped_group
+from gemma4_runtime.checks.slot_free import check_free, check_leftover_mappings, check_repeats, leftover_mappings
+from gemma4_runtime.checks.violation import Violation
+from gemma4_runtime.probes.swa_allocator_state import Books, books_of, report_slots, uppers
+
+
+def around_free(original: Callable[..., Any], allocator: Any, free_index: torch.Tensor) -> Any:
+    """Around `free(free_index)`, [n] full slots."""
+    books = books_of(allocator)
+    if books.inside or free_index.numel() == 0:
+        return original(allocator, free_index)
+    peers = _check(books, allocator, free_index, "free", keeps_full=False)
+    if not allocator.is_not_in_free_group:
+        return original(allocator, free_index)
+    with books.call():
+        result = original(allocator, free_index)
+    books.commit(allocator, lambda: books.ledger.release(free_index, peers))
+    return result
+
+
+def around_free_swa(original: Callable[..., Any], allocator: Any, free_index: torch.Tensor) -> Any:
+    """Around `free_swa(free_index)`, [n] full slots that keep their full page."""
+    books = books_of(allocator)
+    if books.inside or free_index.numel() == 0:
+        return original(allocator, free_index)
+    peers = _check(books, allocator, free_index, "free_swa", keeps_full=True)
+    with books.call():
+        result = original(allocator, free_index)
+    if allocator.page_size > 1 and not books.doubted:
+        _check_leftovers(allocator, free_index, peers)
+    books.commit(allocator, lambda: books.ledger.release_swa(peers))
+    return result
+
+
+def around_free_group_begin(original: Callable[..., Any], allocator: Any) -> Any:
+    """Around `free_group_begin()` of every allocator; only a hybrid-SWA one is looked at."""
+    if isinstance(allocator, SWATokenToKVPoolAllocator) and not allocator.is_not_in_free_group:
+        pending = allocator.free_group
+        violation = check_dropped_group(pending, allocator.page_size, uppers(allocator)[0])
+        if violation is not None:
+            full = torch.cat(pending)
+            summary = f"free_group_begin forgets {violation.count} slots that the group before it was to free"
+            peers = allocator.full_to_swa_index_mapping[full]
+            report_slots(allocator, violation, full, peers, "free_group_begin", lambda: summary)
+    return original(allocator)
+
+
+def around_free_group_end(original: Callable[..., Any], allocator: Any) -> Any:
+    """Around `free_group_end()` of every allocator; only a hybrid-SWA one is looked at."""
+    if not (isinstance(allocator, SWATokenToKVPoolAllocator) and allocator.free_group):
+        return original(allocator)
+    books = books_of(allocator)
+    full = torch.cat(allocator.free_group)
+    peers = allocator.full_to_swa_index_mapping[full]
+    # Each call of the group has been checked; what is left is a slot that two of them named.
+    violation = check_repeats(full, allocator.page_size, uppers(allocator)[0])
+    if violation is not None:
+        summary = f"free_group_end frees full slot {violation.first.value} twice: two calls of the group named it"
+        report_slots(allocator, violation, full, peers, "free_group_end", lambda: summary)
+    with books.call():
+        result = original(allocator)
+    books.commit(allocator, lambda: books.ledger.release(full, peers))
+    return result
+
+
+def _check(books: Books, allocator: Any, full: torch.Tensor, entry: str, keeps_full: bool) -> torch.Tensor:
+    """Report what must not be freed. Returns the SWA peers of `full`, as they are before the call."""
+    mapping, (full_upper, swa_upper) = allocator.full_to_swa_index_mapping, uppers(allocator)
+    # A slot out of range is what is looked for; it must not index the mapping.
+    peers = mapping[full.clamp(0, full_upper - 1)]
+    violation = check_free(full, peers, books.ledger, full_upper, swa_upper, keeps_full)
+    if violation is not None:
+        describe = partial(_summary, violation, books, allocator, full, entry)
+        report_slots(allocator, violation, full, peers, entry, describe)
+    return peers
+
+
+def _summary(violation: Violation, books: Books, allocator: Any, full: torch.Tensor, entry: str) -> str:
+    bad, page = violation.first, allocator.page_size
+    here, slot = bad.value // page, int(full[bad.row])
+    if violation.verdict == "free_out_of_range":
+        space = ("full", "SWA")[bad.column]
+        through = f", mapped from full slot {slot}," if bad.column else ""
+        dummy = ": page 0 is the dummy and never free" if 0 <= bad.value < page else ""
+        legal = f"legal are {bad.lower} to {bad.upper - 1}{dummy}"
+        return f"{entry} is about to free {space} slot {bad.value}{through} {legal}"
+    if violation.verdict == "double_free":
+        how = "is named twice" if bool(books.ledger.full_live[here]) else f"is free already, with its page {here}"
+        return f"{entry}: full slot {bad.value} {how}"
+    leads = f"{entry}: full slot {slot} still maps to SWA slot {bad.value}, whose page {here}"
+    if violation.verdict == "stale_mapping":
+        return f"{leads} is free"
+    owner = int(books.ledger.swa_owner[here])
+    return f"{leads} serves full page {owner}; this slot is in full page {slot // page}"
+
+
+def _check_leftovers(allocator: Any, full: torch.Tensor, peers: torch.Tensor) -> None:
+    page = allocator.page_size
+    left = leftover_mappings(full, peers, allocator.full_to_swa_index_mapping, page)
+    violation = check_leftover_mappings(left, page, uppers(allocator)[1])
+    if violation is not None:
+        slot, bad = int(left[0, 0]), violation.first
+        summary = (
+            f"free_swa released SWA page {bad.value // page} whole, and full slot {slot}, which it was not told of, "
+            f"still maps to slot {bad.value} of it"
+        )
+        report_slots(allocator, violation, left[:, 0], left[:, 1], "free_swa", lambda: summary)

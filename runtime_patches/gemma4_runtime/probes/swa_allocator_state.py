@@ -1,0 +1,215 @@
+"""Probe `swa-allocator`, what it remembers: a ledger of pages per allocator, and how it stays true.
+
+The allocator's own lists of free pages are the truth. SGLang never changes such a list in place, it makes a new one, so
+the ledger is true as long as the lists are the very objects that the probe saw last: a host-side comparison. Where they
+are not (`clear`, `restore_state`, the first call of all, HiCache, which allocates on the inner allocators directly), it
+is rebuilt from the lists, O(pool), and who is served by which SWA page is learnt again from use.
+
+| entry point    | what is checked                                                                       |
+|----------------|---------------------------------------------------------------------------------------|
+| backup_state   | nothing: it hands out the lists                                                       |
+| restore_state  | no SWA page comes back that was freed, mapping and all, since the backup: `pool_leak` |
+| clear          | nothing: the new lists start a new ledger                                             |
+
+Not checked at `restore_state`: slots that were handed out since the backup and are still held. Whether the caller
+dropped them, as speculative drafts do, only the owner knows; if it did not, their next hand-out passes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from gemma4_dumps.schema import Provenance
+from gemma4_runtime.checks.lost_pages import check_restored
+from gemma4_runtime.checks.slot_ledger import SlotLedger, pages_in_use
+from gemma4_runtime.checks.violation import Violation
+from gemma4_runtime.evidence import payload
+from gemma4_runtime.guard import Scene
+from gemma4_runtime.session import Session
+
+RULES: Mapping[str, str] = {
+    "alloc_out_of_range": "swa-alloc-range",
+    "alloc_overlap": "swa-alloc-overlap",
+    "free_out_of_range": "swa-free-range",
+    "double_free": "swa-double-free",
+    "stale_mapping": "swa-stale-mapping",
+    "pool_alias": "swa-mapping-alias",
+    "pool_leak": "swa-lost-pages",
+}
+"""The rule under which a verdict is reported."""
+
+SPACES = ("full", "swa")
+
+
+@dataclass
+class Books:
+    """One allocator's ledger. lists: the free lists that it agrees with; None: none. inside: SGLang is in the middle of
+    a call that the probe has checked. doubted: a violation was found and the call went on.
+    """
+
+    ledger: SlotLedger
+    lists: tuple[torch.Tensor, ...] | None = None
+    inside: bool = False
+    doubted: bool = False
+
+    @contextmanager
+    def call(self):
+        """Around SGLang's own code: entry points that it calls in turn are not checked again."""
+        self.inside = True
+        try:
+            yield
+        finally:
+            self.inside = False
+
+    def commit(self, allocator: Any, update: Callable[[], None] | None = None) -> None:
+        """Note what a call did. After a violation its slots may index anything, so the lists are asked instead."""
+        if self.doubted:
+            self.lists, self.doubted = None, False
+            return
+        if update is not None:
+            update()
+        self.lists = free_lists(allocator)
+
+
+_BOOKS: WeakKeyDictionary[Any, Books] = WeakKeyDictionary()
+
+
+def books_of(allocator: Any) -> Books:
+    """The ledger of `allocator`, true as of now."""
+    books = _BOOKS.get(allocator)
+    if books is None:
+        page, device = allocator.page_size, allocator.full_to_swa_index_mapping.device
+        ledger = SlotLedger.create(allocator.size_full // page, allocator.size_swa // page, page, device)
+        books = _BOOKS[allocator] = Books(ledger)
+    lists = free_lists(allocator)
+    if not books.inside and (books.lists is None or any(a is not b for a, b in zip(books.lists, lists, strict=True))):
+        books.ledger.rebuild(torch.cat(lists[:2]), torch.cat(lists[2:]))
+        books.lists = lists
+    return books
+
+
+def free_lists(allocator: Any) -> tuple[torch.Tensor, ...]:
+    """free_pages and release_pages of the full pool, then of the SWA pool: page ids, [any] each."""
+    full, swa = allocator.full_attn_allocator, allocator.swa_attn_allocator
+    return full.free_pages, full.release_pages, swa.free_pages, swa.release_pages
+
+
+def uppers(allocator: Any) -> tuple[int, int]:
+    """The first slot beyond the last page, of the full and of the SWA pool."""
+    page = allocator.page_size
+    return (allocator.size_full // page + 1) * page, (allocator.size_swa // page + 1) * page
+
+
+def around_restore_state(original: Callable[..., Any], allocator: Any, state: Any) -> Any:
+    """Around `restore_state(state)`, state as `backup_state` returned it."""
+    books = books_of(allocator)
+    result = original(allocator, state)
+    lists = free_lists(allocator)
+    live = pages_in_use(torch.cat(lists[2:]), books.ledger.swa_owner.numel())
+    violation = check_restored(books.ledger.swa_owner, live)
+    if violation is not None:
+        report_lost(allocator, violation, "restore_state", "swa", "was freed since the backup; its mapping is gone")
+    books.ledger.rebuild(torch.cat(lists[:2]), torch.cat(lists[2:]), keep_owners=True)
+    books.commit(allocator)
+    return result
+
+
+def report_slots(
+    allocator: Any,
+    violation: Violation,
+    full: torch.Tensor,
+    swa: torch.Tensor,
+    entry: str,
+    summary: Callable[[], str],
+) -> None:
+    """Report slots of a call: `slots` [n, 2] in the dump, column 0 full, 1 SWA, with the state of their pages."""
+    ledger = books_of(allocator).ledger
+
+    def tensors() -> dict[str, torch.Tensor]:
+        slots = torch.stack((full, swa), dim=1).to(torch.int64)
+        pages = slots // allocator.page_size
+        states = [
+            table[pages[:, column].clamp(0, table.numel() - 1)].to(torch.int64)
+            for column, table in enumerate((ledger.full_live, ledger.swa_owner))
+        ]
+        return {"slots": slots, "page_states": torch.stack(states, dim=1)}
+
+    _report(allocator, violation, "slots", SPACES[violation.first.column], entry, summary, tensors)
+
+
+def report_last_loc(allocator: Any, violation: Violation, last_loc: torch.Tensor, entry: str) -> None:
+    """Report where an allocation was asked to continue from: `last_loc` [requests, 1] in the dump."""
+    bad = violation.first
+    summary = (
+        f"{entry} was asked to continue from slot {bad.value}, legal are {bad.lower} to {bad.upper - 1}, "
+        "and -1 for a request without earlier tokens"
+    )
+    tensors = lambda: {"last_loc": last_loc[:, None]}  # noqa: E731
+    _report(allocator, violation, "last_loc", "full", entry, lambda: summary, tensors)
+
+
+def report_lost(allocator: Any, violation: Violation, entry: str, space: str, how: str) -> None:
+    """Report pages that nobody holds and no list has: `pages_lost` [listed, 1] in the dump."""
+    noun = "page" if violation.count == 1 else "pages"
+    summary = f"{entry}: {violation.count} {space} {noun}, first {violation.first.value}: {how}"
+    lost = torch.tensor([[bad.value] for bad in violation.listed])
+    _report(allocator, violation, "pages_lost", space, entry, lambda: summary, lambda: {"pages_lost": lost})
+
+
+def _report(
+    allocator: Any,
+    violation: Violation,
+    table: str,
+    space: str,
+    entry: str,
+    summary: Callable[[], str],
+    tensors: Callable[[], dict[str, torch.Tensor]],
+) -> None:
+    books_of(allocator).doubted = True
+    rule, site = RULES[violation.verdict], f"SWATokenToKVPoolAllocator.{entry}"
+
+    def scene() -> Scene:
+        text = summary()
+        return Scene(
+            rule=rule,
+            site=site,
+            summary=text,
+            table=table,
+            pool_kind=space,
+            provenance=Provenance(
+                table_space=space,  # pyright: ignore[reportArgumentType]
+                buffer_space=space,  # pyright: ignore[reportArgumentType]
+                table_origin=f"{type(allocator).__name__}.{entry}",
+                buffer_origin=f"{type(allocator.get_kvcache()).__name__}, {space} pool",
+                explanation=text,
+            ),
+            facts=_facts(allocator, tensors()),
+        )
+
+    Session.guard().report(violation, rule, site, scene)
+
+
+def _facts(allocator: Any, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    lists, (full_upper, swa_upper), page = free_lists(allocator), uppers(allocator), allocator.page_size
+    tensors |= {"free_pages_full": torch.cat(lists[:2]), "free_pages_swa": torch.cat(lists[2:])}
+    return {
+        "page_size": page,
+        "extents": {
+            "slots_full_pool": full_upper,
+            "slots_swa_pool": swa_upper,
+            "pages_full_pool": full_upper // page,
+            "pages_swa_pool": swa_upper // page,
+        },
+        "scalars": {
+            "full_available": int(allocator.full_available_size()),
+            "swa_available": int(allocator.swa_available_size()),
+            "pending_frees": sum(part.numel() for part in allocator.free_group),
+        },
+        "tensors": {name: payload(tensor) for name, tensor in tensors.items()},
+    }

@@ -1,0 +1,48 @@
+"""The set of kernels is complete: per op one folder with the same four files, a test and a bench of the same stem."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "kernels" / "gemma4_kernels"
+OPS = sorted(path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__")
+
+
+def test_there_are_ops():
+    assert "page_guard" in OPS
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("part", ["__init__", "kernel", "launch", "reference", "spec"])
+def test_an_op_has_its_four_files(op, part):
+    assert (PACKAGE / op / f"{part}.py").is_file()
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_an_op_has_a_test_and_a_bench(op):
+    assert (ROOT / "tests" / "kernels" / f"test_{op}.py").is_file()
+    assert (ROOT / "kernels" / "bench" / f"bench_{op}.py").is_file()
+
+
+@pytest.mark.parametrize(("folder", "prefix"), [("tests/kernels", "test_"), ("kernels/bench", "bench_")])
+def test_no_test_or_bench_stands_without_an_op(folder, prefix):
+    found = {path.stem.removeprefix(prefix) for path in (ROOT / folder).glob(f"{prefix}*.py")}
+    assert found == set(OPS)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_spec_names_axes_cases_and_tolerances_with_reasons(op):
+    spec = importlib.import_module(f"gemma4_kernels.{op}.spec")
+    assert spec.AXES
+    assert spec.CASES
+    assert spec.TOLERANCES
+    assert all(tolerance.reason for tolerance in spec.TOLERANCES.values())
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_launcher_says_what_is_public_and_describes_it(op):
+    launch = importlib.import_module(f"gemma4_kernels.{op}.launch")
+    assert launch.__all__
+    assert all(getattr(launch, name).__doc__ for name in launch.__all__)

@@ -1,0 +1,340 @@
+"""`serve`, as a user runs it: what a dry run prints, and every refusal with its exit code."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from gemma4_repro.host_environment import REQUIRED
+from gemma4_repro.scenarios.e4b_engine import e4b_engine
+from gemma4_triage.cli import server_start
+from gemma4_triage.cli.app import main
+from gemma4_triage.cli.server_arguments import CPU_ARGUMENTS, missing_cpu_arguments
+
+COMMAND = os.path.join(os.path.dirname(sys.executable), "gemma4-triage")
+SERVER = [sys.executable, "-m", "sglang.launch_server"]
+PREFIXES = ("GEMMA4_", "SGLANG_")
+
+
+def run(*words, **environment):
+    clean = {
+        name: value for name, value in os.environ.items() if not name.startswith(PREFIXES) and name not in REQUIRED
+    }
+    # The host engine would be refused on a machine with a GPU.
+    clean |= {"CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [COMMAND, "serve", *words], capture_output=True, text=True, env=clean | environment, check=False
+    )
+
+
+def document(*words, **environment):
+    done = run("--dry-run", "--json", *words, **environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+class TestTheShellLine:
+    def test_default_fixes_and_nothing_else(self):
+        done = run("--dry-run", "--", "--model-path", "m")
+        assert done.returncode == 0, done.stderr
+        assert shlex.split(done.stdout) == ["GEMMA4_TRIAGE_PATCHES=default", *SERVER, "--model-path", "m"]
+        assert "fixes: swa-state-swap, eager-out-cache-loc" in done.stderr
+        assert "probes: none, the mode is off" in done.stderr
+
+    def test_a_shell_gets_every_word_as_it_was(self, tmp_path):
+        odd = ["--model-path", "a b", "--chat-template", "$HOME `x` \"q\" 'p' \\ *", "--", "", "line\nbreak", "é"]
+        folder = str(tmp_path / "dumps of $USER; 'x'")
+        done = run("--dry-run", "--debug", "log", "--dump-dir", folder, "--", *odd)
+        assert done.returncode == 0, done.stderr
+        before, after = done.stdout.split(shlex.join(SERVER), 1)
+        tell = "import os, sys; print(ascii((os.environ['SGLANG_TRTLLM_MHA_DEBUG_DIR'], sys.argv[1:])))"
+        line = f"{before}{shlex.join([sys.executable, '-c', tell])}{after}"
+        said = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, check=True).stdout
+        assert said.strip() == ascii((folder, odd))
+
+    def test_it_holds_what_was_inherited(self):
+        done = run("--dry-run", "--", "x", GEMMA4_TRIAGE_FAULTS="swa-alloc-oob", GEMMA4_TRIAGE_LEAK="off")
+        assert done.stdout.startswith("GEMMA4_TRIAGE_PATCHES=default GEMMA4_TRIAGE_FAULTS=swa-alloc-oob ")
+
+    def test_nothing_at_all_is_said_so(self):
+        done = run("--dry-run", "--patches", "none", "--", "x")
+        assert "nothing is attached: SGLang runs as shipped" in done.stderr
+        assert "guard manifests" not in done.stderr
+
+
+class TestPrecedence:
+    def test_an_option_wins_and_says_so(self):
+        done = run("--dry-run", "--debug", "trap", "--", "x", SGLANG_TRTLLM_MHA_DEBUG="log")
+        assert "SGLANG_TRTLLM_MHA_DEBUG=trap " in done.stdout
+        assert "SGLANG_TRTLLM_MHA_DEBUG=trap, not the inherited log: an option wins over a variable" in done.stderr
+
+    def test_off_wins_too(self):
+        found = document("--debug", "off", "--", "x", SGLANG_TRTLLM_MHA_DEBUG="trap")
+        assert found["environment"]["SGLANG_TRTLLM_MHA_DEBUG"] == "off"
+        assert found["overridden"] == {"SGLANG_TRTLLM_MHA_DEBUG": "trap"}
+        assert not [patch for patch in found["patches"] if patch["kind"] == "probe"]
+
+    def test_a_variable_holds_where_no_option_is_given(self):
+        found = document("--", "x", SGLANG_TRTLLM_MHA_DEBUG="log", GEMMA4_TRIAGE_PATCHES="eager-out-cache-loc")
+        assert found["settings"]["mode"] == "log"
+        assert found["overridden"] == {}
+        assert [patch["id"] for patch in found["patches"] if patch["kind"] == "fix"] == ["eager-out-cache-loc"]
+
+    @pytest.mark.parametrize(("options", "inherited"), [((), None), ((), ""), (("--patches", "default"), "none")])
+    def test_the_default_fixes(self, options, inherited):
+        environment = {} if inherited is None else {"GEMMA4_TRIAGE_PATCHES": inherited}
+        assert document(*options, "--", "x", **environment)["environment"]["GEMMA4_TRIAGE_PATCHES"] == "default"
+
+    @pytest.mark.parametrize(
+        ("options", "variable", "value"),
+        [
+            (["--debug", "1"], "SGLANG_TRTLLM_MHA_DEBUG", "1"),
+            (["--patches", "default,-swa-state-swap"], "GEMMA4_TRIAGE_PATCHES", "default,-swa-state-swap"),
+            (["--debug", "1", "--probes", "page-table"], "GEMMA4_TRIAGE_PROBES", "page-table"),
+            (["--faults", "swa-state-stale"], "GEMMA4_TRIAGE_FAULTS", "swa-state-stale"),
+            (["--dump-dir", "some/where"], "SGLANG_TRTLLM_MHA_DEBUG_DIR", "some/where"),
+            (["--host-engine"], "GEMMA4_TRIAGE_HOST_ENGINE", "1"),
+            (["--host-engine", "--device-model", "sm90"], "GEMMA4_TRIAGE_DEVICE_MODEL", "sm90"),
+            (["--debug", "1", "--allow-missing"], "GEMMA4_TRIAGE_ALLOW_MISSING", "1"),
+        ],
+    )
+    def test_each_option_sets_its_variable(self, options, variable, value):
+        assert document(*options, "--", "x")["environment"][variable] == value
+
+
+class TestWhatIsEffective:
+    def test_faults_come_first_and_loudly(self):
+        done = run("--dry-run", "--faults", "swa-state-stale", "--debug", "1", "--probes", "page-table", "--", "x")
+        first, second, *_ = done.stderr.splitlines()
+        assert first.startswith("gemma4-triage: FAULT INJECTED: swa-state-stale: ")
+        assert second == "gemma4-triage: probes: page-table (mode trap)"
+
+    def test_where_dumps_and_guard_manifests_go(self, tmp_path):
+        done = run("--dry-run", "--dump-dir", str(tmp_path), "--", "x")
+        assert f"dumps: {tmp_path}\n" in done.stderr
+        assert f"guard manifests, one per process: {tmp_path}/guards\n" in done.stderr
+        assert list(tmp_path.iterdir()) == []
+
+    def test_json_is_exactly_one_document(self):
+        found = document("--debug", "1", "--", "x")
+        assert (found["schema_version"], found["kind"]) == ("1.0", "serve")
+        assert found["command"] == [*SERVER, "x"]
+        assert shlex.split(found["shell_line"])[-4:] == found["command"]
+
+
+class TestHostEngine:
+    def test_it_sets_what_python_needs_before_it_starts(self):
+        found = document("--host-engine", "--", "--model-path", "m")
+        assert REQUIRED.items() <= found["environment"].items()
+        assert found["command"][5:] == found["added_arguments"] == list(missing_cpu_arguments([]))
+
+    def test_a_variable_asks_for_the_same(self):
+        found = document("--", "x", GEMMA4_TRIAGE_HOST_ENGINE="1", TRITON_INTERPRET="0")
+        assert found["environment"]["TRITON_INTERPRET"] == "1"
+        assert found["overridden"] == {"TRITON_INTERPRET": "0"}
+        assert found["added_arguments"]
+
+    def test_what_it_does_not_need_is_left_to_the_user(self):
+        done = run("--dry-run", "--host-engine", "--", "x", HF_HUB_OFFLINE="0")
+        assert " HF_HUB_OFFLINE=0 " in done.stdout
+        assert "HF_HUB_OFFLINE=0 was inherited and is kept" in done.stderr
+
+    def test_force_is_kept(self):
+        found = document("--host-engine", "--", "x", GEMMA4_TRIAGE_HOST_ENGINE="force")
+        assert found["settings"]["host_engine"] == "force"
+
+    def test_the_arguments_are_those_of_the_reproductions(self):
+        named = {option.removeprefix("--").replace("-", "_"): value for option, value in CPU_ARGUMENTS.items()}
+        assert {name: True if value is None else value for name, value in named.items()}.items() <= (
+            e4b_engine("trtllm_mha").items()
+        )
+
+    @pytest.mark.parametrize(
+        "given",
+        [["--dtype", "bfloat16"], ["--dtype=bfloat16"], ["--dty", "bfloat16"]],
+        ids=["word", "equals", "abbreviation"],
+    )
+    def test_what_was_given_is_not_added(self, given):
+        done = run("--dry-run", "--host-engine", "--", *given)
+        assert "float32" not in done.stdout
+        assert "arguments added for the CPU: --device cpu --disable-cuda-graph " in done.stderr
+
+    def test_a_longer_option_is_another_option(self):
+        assert "--disable-cuda-graph" in missing_cpu_arguments(["--disable-cuda-graph-padding"])
+
+    def test_what_stands_in_a_configuration_file_is_not_added(self, tmp_path):
+        path = tmp_path / "server.yaml"
+        path.write_text("dtype: bfloat16\nsampling_backend: pytorch\n")
+        added = missing_cpu_arguments(["--config", str(path)])
+        assert not {"--dtype", "--sampling-backend"} & set(added)
+        assert "--device" in added
+
+    @pytest.mark.parametrize("content", [None, ": [", "- a list", "\x00"])
+    def test_a_configuration_file_that_cannot_be_read_is_sglangs_to_report(self, tmp_path, content):
+        path = tmp_path / "server.yaml"
+        if content is not None:
+            path.write_text(content)
+        assert missing_cpu_arguments(["--config", str(path)]) == missing_cpu_arguments([])
+
+    def test_nothing_is_added_without_it(self):
+        assert document("--", "x")["added_arguments"] == []
+
+
+class TestUsage:
+    @pytest.mark.parametrize("words", [[], ["--"], ["--debug", "1"], ["--debug", "1", "--"]])
+    def test_no_arguments_for_sglang(self, words):
+        done = run(*words)
+        assert done.returncode == 2
+        assert "error: no arguments for SGLang" in done.stderr
+        assert "serve --debug 1 -- --model-path MODEL" in done.stderr
+
+    def test_sglangs_option_before_the_dashes(self):
+        done = run("--model-path", "m", "--", "x")
+        assert done.returncode == 2
+        assert "No such option: --model-path" in done.stderr
+
+    def test_ours_after_the_dashes_is_sglangs(self):
+        assert document("--", "--debug", "1")["command"][3:] == ["--debug", "1"]
+
+    def test_json_without_a_dry_run(self):
+        done = run("--json", "--", "x")
+        assert done.returncode == 2
+        assert json.loads(done.stdout)["exit_code"] == 2
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (["--debug", "banana"], "SGLANG_TRTLLM_MHA_DEBUG='banana' cannot be read: allowed: 0, off, log, trap, 1"),
+            (["--debug", "contain"], "not of this version"),
+            (["--patches", "yoco"], "yoco"),
+            (["--patches", "default,-swa-window-width"], "not chosen before it"),
+            (["--faults", "page-table"], "GEMMA4_TRIAGE_FAULTS"),
+            (["--faults", "swa-alloc-oob,swa-alloc-oob"], "named twice"),
+            (["--probes", "page-table"], "SGLANG_TRTLLM_MHA_DEBUG is off"),
+            (["--debug", "1", "--probes", "nope"], "allowed: page-table, "),
+            (["--host-engine", "--device-model", "sm80"], "sm100, sm90"),
+            (["--device-model", "sm90"], "add --host-engine"),
+        ],
+    )
+    def test_a_setting_that_cannot_be(self, words, said):
+        done = run(*words, "--", "x")
+        assert done.returncode == 2
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
+        assert done.stdout == ""
+
+    def test_a_variable_that_cannot_be_read(self):
+        done = run("--", "x", GEMMA4_TRIAGE_ALLOW_MISSING="maybe")
+        assert done.returncode == 2
+        assert "GEMMA4_TRIAGE_ALLOW_MISSING='maybe' cannot be read: allowed: 0, 1" in done.stderr
+
+
+class TestEnvironmentCannot:
+    def test_a_plugin_filter_that_shuts_us_out(self):
+        done = run("--", "x", SGLANG_PLUGINS="other")
+        assert done.returncode == 3
+        assert "SGLANG_PLUGINS='other'" in done.stderr
+
+    def test_the_filter_is_no_matter_where_nothing_is_attached(self):
+        assert run("--dry-run", "--patches", "none", "--", "x", SGLANG_PLUGINS="other").returncode == 0
+
+    def test_a_dump_folder_that_is_a_file(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        done = run("--dump-dir", str(tmp_path / "file"), "--", "x")
+        assert done.returncode == 3
+        assert "is not a directory" in done.stderr
+
+
+@pytest.fixture
+def release(monkeypatch):
+    """release("0.4.0") pretends that this SGLang is installed; None: none."""
+
+    def pretend(found):
+        def version(name):
+            if found is None:
+                raise server_start.PackageNotFoundError(name)
+            return found
+
+        monkeypatch.setattr(server_start, "version", version)
+
+    return pretend
+
+
+class TestRelease:
+    def test_no_sglang(self, release, capsys):
+        release(None)
+        assert main(["serve", "--patches", "none", "--", "x"]) == 3
+        assert "SGLang is not installed" in capsys.readouterr().err
+
+    def test_another_sglang(self, release, capsys):
+        release("0.4.0")
+        assert main(["serve", "--dry-run", "--json", "--", "x"]) == 3
+        said = capsys.readouterr()
+        assert "patch swa-state-swap supports SGLang 0.5.13.post1, and 0.4.0 is installed" in said.err
+        assert json.loads(said.out)["exit_code"] == 3
+
+    def test_another_sglang_is_no_matter_where_nothing_is_attached(self, release):
+        release("0.4.0")
+        assert main(["serve", "--dry-run", "--patches", "none", "--", "x"]) == 0
+
+    def test_probes_may_be_missing_if_allowed(self, release, capsys):
+        release("0.4.0")
+        words = ["--dry-run", "--patches", "none", "--debug", "1", "--", "x"]
+        assert main(["serve", *words]) == 3
+        capsys.readouterr()
+        assert main(["serve", "--allow-missing", *words]) == 0
+        said = capsys.readouterr().err
+        assert "PROBE WILL NOT BE ATTACHED: patch page-table supports SGLang 0.5.13.post1" in said
+        assert "probes: none (mode trap)" in said
+
+    def test_fixes_may_not(self, release):
+        release("0.4.0")
+        assert main(["serve", "--dry-run", "--allow-missing", "--", "x"]) == 3
+
+
+class TestCuda:
+    def test_the_host_engine_is_refused_beside_it(self, monkeypatch, capsys):
+        monkeypatch.setattr(server_start, "cuda_is_present", lambda: True)
+        assert main(["serve", "--dry-run", "--host-engine", "--", "x"]) == 3
+        assert "this machine has CUDA" in capsys.readouterr().err
+
+    def test_unless_forced(self, monkeypatch):
+        monkeypatch.setattr(server_start, "cuda_is_present", lambda: True)
+        monkeypatch.setenv("GEMMA4_TRIAGE_HOST_ENGINE", "force")
+        assert main(["serve", "--dry-run", "--host-engine", "--", "x"]) == 0
+
+    def test_the_environment_of_this_process_stays_as_it_was(self):
+        before = dict(os.environ)
+        assert main(["serve", "--dry-run", "--debug", "1", "--", "x"]) == 0
+        assert dict(os.environ) == before
+
+
+class TestBecomingTheServer:
+    @pytest.fixture
+    def executed(self, monkeypatch):
+        calls = []
+        monkeypatch.setattr(os, "execvpe", lambda *words: calls.append(words))
+        return calls
+
+    def test_it_replaces_itself(self, executed):
+        assert main(["serve", "--debug", "1", "--", "--port", "1"]) == 0
+        ((file, words, environment),) = executed
+        assert (file, *words) == (sys.executable, *SERVER, "--port", "1")
+        assert environment["SGLANG_TRTLLM_MHA_DEBUG"] == "1"
+        assert environment["PATH"] == os.environ["PATH"]
+
+    def test_a_dry_run_does_not(self, executed):
+        main(["serve", "--dry-run", "--", "x"])
+        assert executed == []
+
+    def test_a_refusal_does_not(self, executed):
+        main(["serve", "--debug", "banana", "--", "x"])
+        assert executed == []
+
+    def test_an_interpreter_that_is_gone(self, monkeypatch, capsys):
+        monkeypatch.setattr(sys, "executable", "/no/such/python")
+        assert main(["serve", "--", "x"]) == 3
+        assert "/no/such/python cannot be started" in capsys.readouterr().err

@@ -1,0 +1,187 @@
+"""`gemma4-triage serve`: become SGLang's server, with probes and fixes on, after saying what is effective."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from gemma4_triage.cli.output import emit_json, say
+from gemma4_triage.errors import EnvironmentCannot, ExitCode, UsageMistake
+
+if TYPE_CHECKING:
+    from gemma4_triage.cli.server_start import Start
+
+_EXAMPLE = "gemma4-triage serve --debug 1 -- --model-path MODEL"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the `serve` verb to the application."""
+    app.command("serve")(serve)
+
+
+def serve(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- SGLANG_ARGUMENTS", help="Everything after -- goes to sglang.launch_server."),
+    ] = None,
+    debug: Annotated[
+        str | None, typer.Option("--debug", metavar="off|log|trap|1", help="Probe mode: SGLANG_TRTLLM_MHA_DEBUG.")
+    ] = None,
+    patches: Annotated[
+        str | None,
+        typer.Option(
+            "--patches",
+            metavar="IDS",
+            help="Fixes, such as default,+swa-window-width or none: GEMMA4_TRIAGE_PATCHES, or default if unset.",
+        ),
+    ] = None,
+    probes: Annotated[
+        str | None, typer.Option("--probes", metavar="IDS", help="Only these probes: GEMMA4_TRIAGE_PROBES.")
+    ] = None,
+    faults: Annotated[
+        str | None,
+        typer.Option("--faults", metavar="IDS", help="Break the server on purpose: GEMMA4_TRIAGE_FAULTS."),
+    ] = None,
+    dump_dir: Annotated[
+        str | None,
+        typer.Option("--dump-dir", metavar="DIR", help="For dumps and guard manifests: SGLANG_TRTLLM_MHA_DEBUG_DIR."),
+    ] = None,
+    host_engine: Annotated[
+        bool,
+        typer.Option(
+            "--host-engine",
+            help="Run on this CPU: GEMMA4_TRIAGE_HOST_ENGINE, what Python needs before it starts, "
+            "and the SGLang arguments that a CPU needs where they are not given.",
+        ),
+    ] = False,
+    device_model: Annotated[
+        str | None,
+        typer.Option("--device-model", metavar="sm100|sm90", help="Of the host engine: GEMMA4_TRIAGE_DEVICE_MODEL."),
+    ] = None,
+    allow_missing: Annotated[
+        bool,
+        typer.Option(
+            "--allow-missing", help="Start without a probe that cannot attach here: GEMMA4_TRIAGE_ALLOW_MISSING."
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the shell line that would start the server, and stop.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print one JSON document on stdout.")] = False,
+) -> None:
+    """Start SGLang's server with fixes and probes.
+
+    An option wins over the inherited variable that it names; a variable without its option holds. What is effective is
+    printed on stderr. Then this process becomes the server: signals and exit code are the server's own.
+
+    Exits 2 if a setting cannot be read, 3 if SGLang is missing, of another release, or cannot be guarded as asked.
+    """
+    if not arguments:
+        raise UsageMistake("no arguments for SGLang", f"they come after --, for example: {_EXAMPLE}")
+    if as_json and not dry_run:
+        raise UsageMistake("--json needs --dry-run: stdout belongs to the server", "add --dry-run, or leave --json out")
+    options = {
+        "SGLANG_TRTLLM_MHA_DEBUG": debug,
+        "GEMMA4_TRIAGE_PATCHES": patches,
+        "GEMMA4_TRIAGE_PROBES": probes,
+        "GEMMA4_TRIAGE_FAULTS": faults,
+        "SGLANG_TRTLLM_MHA_DEBUG_DIR": dump_dir,
+        "GEMMA4_TRIAGE_HOST_ENGINE": "1" if host_engine else None,
+        "GEMMA4_TRIAGE_DEVICE_MODEL": device_model,
+        "GEMMA4_TRIAGE_ALLOW_MISSING": "1" if allow_missing else None,
+    }
+    start = _plan({name: value for name, value in options.items() if value is not None}, arguments)
+    for line in _effective(start):
+        say(f"gemma4-triage: {line}")
+    if as_json:
+        emit_json("serve", _document(start))
+    elif dry_run:
+        print(start.shell_line)
+    else:
+        _become_the_server(start)
+
+
+def _plan(options: dict[str, str], arguments: list[str]) -> Start:
+    from gemma4_runtime.errors import RuntimePatchError
+    from gemma4_runtime.settings import HostEngine
+    from gemma4_triage.cli.server_start import plan_start
+
+    try:
+        start = plan_start(options, arguments)
+    except RuntimePatchError as error:
+        if error.exit_code == ExitCode.USAGE:
+            raise UsageMistake(
+                str(error), "correct the option or the variable; --help says which belongs to which"
+            ) from None
+        raise EnvironmentCannot(str(error), "gemma4-triage doctor shows what can be had here") from None
+    if "GEMMA4_TRIAGE_DEVICE_MODEL" in options and start.settings.host_engine is HostEngine.OFF:
+        raise UsageMistake("--device-model is the host engine's, and that is off", "add --host-engine")
+    return start
+
+
+def _effective(start: Start) -> Iterator[str]:
+    """What the server will have, the worst first."""
+    from gemma4_runtime.patch import Kind
+    from gemma4_runtime.settings import HostEngine, Mode
+
+    settings, by_kind = start.settings, {kind: [p for p in start.patches if p.kind is kind] for kind in Kind}
+    for patch in by_kind[Kind.FAULT]:
+        yield f"FAULT INJECTED: {patch.id}: {patch.title}. This server is broken on purpose."
+    for reason in start.missing_probes.values():
+        yield f"PROBE WILL NOT BE ATTACHED: {reason}"
+    probes = _names(patch.id for patch in by_kind[Kind.PROBE] if patch.id not in start.missing_probes)
+    yield "probes: " + (
+        "none, the mode is off" if settings.mode is Mode.OFF else f"{probes} (mode {settings.mode.value})"
+    )
+    if settings.mode is not Mode.OFF and settings.allow_missing:
+        yield "the server also starts without a probe whose target is missing; it names each as PROBE NOT ATTACHED"
+    yield f"fixes: {_names(patch.id for patch in by_kind[Kind.FIX] + by_kind[Kind.OPTIMISATION])}"
+    if settings.host_engine is not HostEngine.OFF:
+        stand_ins = len(by_kind[Kind.HOST_LEAF])
+        yield f"HOST ENGINE: {stand_ins} CPU stand-ins, device model {settings.device_model.value}; slow, and fp32"
+        yield f"arguments added for the CPU: {shlex.join(start.added) or 'none, all were given'}"
+    for name, value in start.overridden.items():
+        now = shlex.quote(start.variables[name])
+        yield f"{name}={now}, not the inherited {shlex.quote(value)}: an option wins over a variable"
+    for name, value in start.kept.items():
+        yield f"{name}={shlex.quote(value)} was inherited and is kept; the host engine was tested with another value"
+    if start.patches:
+        yield f"dumps: {start.dump_folder}"
+        yield f"guard manifests, one per process: {start.dump_folder / 'guards'}"
+    else:
+        yield "nothing is attached: SGLang runs as shipped"
+
+
+def _names(ids: Iterator[str]) -> str:
+    return ", ".join(ids) or "none"
+
+
+def _document(start: Start) -> dict:
+    settings = start.settings.model_dump(mode="json", exclude={"dump_dir"})
+    return {
+        "shell_line": start.shell_line,
+        "environment": dict(start.variables),
+        "command": list(start.command),
+        "added_arguments": list(start.added),
+        "overridden": dict(start.overridden),
+        "kept": dict(start.kept),
+        "settings": settings,
+        "patches": [{"id": patch.id, "kind": patch.kind.value} for patch in start.patches],
+        "missing_probes": dict(start.missing_probes),
+        "dump_folder": str(start.dump_folder),
+        "guard_manifests": str(start.dump_folder / "guards"),
+    }
+
+
+def _become_the_server(start: Start) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvpe(start.command[0], start.command, start.environment)
+    except OSError as error:
+        raise EnvironmentCannot(f"{start.command[0]} cannot be started: {error.strerror}") from None

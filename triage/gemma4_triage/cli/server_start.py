@@ -1,0 +1,148 @@
+"""What starting a server comes to: its environment, its command, and whether the plugin would let it start."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from gemma4_dumps.store import default_root
+from gemma4_repro.host_environment import REQUIRED, host_engine_is_forced
+from gemma4_runtime.claims import check_conflicts
+from gemma4_runtime.errors import HostEngineRefused, UnsupportedRelease
+from gemma4_runtime.host_environment import NEEDED
+from gemma4_runtime.patch import Kind, Patch
+from gemma4_runtime.selection import select
+from gemma4_runtime.settings import VARIABLES, HostEngine, Settings, read_settings
+from gemma4_triage.cli.server_arguments import missing_cpu_arguments
+from gemma4_triage.errors import EnvironmentCannot
+from gemma4_triage.inspection.cuda_presence import cuda_is_present
+from gemma4_triage.inspection.environment import guard_obstacles
+
+PATCHES, HOST_ENGINE = "GEMMA4_TRIAGE_PATCHES", "GEMMA4_TRIAGE_HOST_ENGINE"
+_DEFAULT_PATCHES = "default"
+
+
+@dataclass(frozen=True)
+class Start:
+    """variables: those of ours that the server gets, by name, inherited ones too. environment: all that it gets.
+
+    added: SGLang arguments that were not given. overridden: variable to what was inherited, where an option changed it.
+    kept: variables of the host engine's environment that were inherited with another value than it sets.
+    missing_probes: id to reason, where allow_missing lets the server start without them.
+    """
+
+    settings: Settings
+    patches: tuple[Patch, ...]
+    variables: Mapping[str, str]
+    environment: Mapping[str, str]
+    command: tuple[str, ...]
+    added: tuple[str, ...]
+    overridden: Mapping[str, str]
+    kept: Mapping[str, str]
+    missing_probes: Mapping[str, str]
+
+    @property
+    def dump_folder(self) -> Path:
+        return (self.settings.dump_dir or default_root()).absolute()
+
+    @property
+    def shell_line(self) -> str:
+        """Assignments and command, quoted for a POSIX shell."""
+        # Only the value may be quoted: a shell takes 'NAME=a b' for a command.
+        words = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items()]
+        return " ".join([*words, shlex.join(self.command)])
+
+
+def plan_start(
+    options: Mapping[str, str], arguments: Sequence[str], inherited: Mapping[str, str] = os.environ
+) -> Start:
+    """Everything about a start, checked as far as it can be without importing SGLang.
+
+    options: variable to value, for each option that was given; they win over what was inherited.
+
+    Raises:
+        SettingsError: a setting cannot be read, or names a patch that does not exist.
+        PatchConflict, UnsupportedRelease, HostEngineRefused: the plugin would stop the server.
+        EnvironmentCannot: SGLang is missing, or it would not load the plugin, or dumps cannot be written.
+    """
+    inherited = dict(inherited)
+    options = dict(options)
+    if HOST_ENGINE in options and host_engine_is_forced(inherited):
+        # Asks for the same, and allows it beside CUDA.
+        options[HOST_ENGINE] = inherited[HOST_ENGINE]
+    ours = {PATCHES: inherited.get(PATCHES) or _DEFAULT_PATCHES, **options}
+    with _process_environment(inherited | ours):
+        settings = read_settings()
+    patches = select(settings)
+    check_conflicts(patches)
+    missing_probes = _check_release(settings, patches)
+    if patches and (obstacles := guard_obstacles(settings)):
+        raise EnvironmentCannot("; ".join(f"{check.name}: {check.detail}" for check in obstacles), _ASK_DOCTOR)
+    added: tuple[str, ...] = ()
+    kept: dict[str, str] = {}
+    if settings.host_engine is not HostEngine.OFF:
+        _check_cuda(settings)
+        added = missing_cpu_arguments(arguments)
+        kept = {name: inherited[name] for name in REQUIRED if inherited.get(name) and name not in {*NEEDED, *VARIABLES}}
+        ours |= {name: value for name, value in REQUIRED.items() if name not in {*kept, *VARIABLES}}
+    names = [*VARIABLES, *REQUIRED] if settings.host_engine is not HostEngine.OFF else VARIABLES
+    environment = inherited | ours
+    return Start(
+        settings=settings,
+        patches=patches,
+        variables={name: environment[name] for name in names if environment.get(name) or name in ours},
+        environment=environment,
+        command=(sys.executable, "-m", "sglang.launch_server", *arguments, *added),
+        added=added,
+        overridden={name: inherited[name] for name in ours if inherited.get(name) not in (None, "", ours[name])},
+        kept={name: value for name, value in kept.items() if value != REQUIRED[name]},
+        missing_probes=missing_probes,
+    )
+
+
+_ASK_DOCTOR = "gemma4-triage doctor shows everything that is checked"
+_HOW_TO_INSTALL = "in a clone: make setup, or pip install -c constraints.txt '.[runtime]'"
+
+
+def _check_release(settings: Settings, patches: Sequence[Patch]) -> dict[str, str]:
+    """The probes that the installed SGLang will be without. Raises EnvironmentCannot, UnsupportedRelease."""
+    try:
+        installed = version("sglang")
+    except PackageNotFoundError:
+        raise EnvironmentCannot("SGLang is not installed, and serve starts its server", _HOW_TO_INSTALL) from None
+    foreign = {
+        patch: f"patch {patch.id} supports SGLang {', '.join(patch.releases)}, and {installed} is installed"
+        for patch in patches
+        if installed not in patch.releases
+    }
+    for patch, reason in foreign.items():
+        if not (settings.allow_missing and patch.kind is Kind.PROBE):
+            raise UnsupportedRelease(reason)
+    return {patch.id: reason for patch, reason in foreign.items()}
+
+
+def _check_cuda(settings: Settings) -> None:
+    if settings.host_engine is not HostEngine.FORCE and cuda_is_present():
+        raise HostEngineRefused(
+            "the host engine would replace CUDA kernels by CPU stand-ins and this machine has CUDA; hide the GPU with "
+            f"CUDA_VISIBLE_DEVICES='', or allow it with {HOST_ENGINE}=force"
+        )
+
+
+@contextmanager
+def _process_environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Settings are read from the process's environment, and the server's is not yet this one's."""
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
