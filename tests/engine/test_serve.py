@@ -1,41 +1,26 @@
 """`gemma4-triage serve` on loopback: it becomes the server, answers, and goes away whole on SIGTERM."""
 
-import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
 from openai import OpenAI
-from test_http_server import START_LIMIT_S, flags, free_port
 
 from gemma4_repro.host_environment import REQUIRED
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind
 from gemma4_triage.cli.server_arguments import CPU_ARGUMENTS
+from server_process import flags, free_port, running_server, session_members
 
 pytestmark = pytest.mark.engine
 
 COMMAND = Path(sys.executable).with_name("gemma4-triage")
 STOP_LIMIT_S = 60
 PROBES = [patch.id for patch in CATALOG if patch.kind is Kind.PROBE]
-
-
-def session_members(session: int) -> list[int]:
-    """Processes of a session, without zombies. Field 6 of /proc/PID/stat; the name before it may hold anything."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, _, _, sid = path.read_text().rpartition(")")[2].split()[:4]
-            if int(sid) == session and state != "Z":
-                found.append(int(path.parent.name))
-    return found
 
 
 @pytest.fixture
@@ -45,31 +30,9 @@ def serving(mtp_arguments, tmp_path):
     given = {name: value for name, value in mtp_arguments.items() if f"--{name.replace('_', '-')}" not in CPU_ARGUMENTS}
     environment = {name: value for name, value in os.environ.items() if name not in REQUIRED}
     options = ["--host-engine", "--debug", "1", "--dump-dir", str(tmp_path / "dumps")]
-    with (tmp_path / "server.log").open("w") as log:
-        process = subprocess.Popen(
-            [COMMAND, "serve", *options, "--", "--host", "127.0.0.1", "--port", str(port), *flags(given)],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment | {"CUDA_VISIBLE_DEVICES": ""},
-            start_new_session=True,
-        )
-    try:
-        deadline = time.monotonic() + START_LIMIT_S
-        while True:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                    break
-            except (urllib.error.URLError, OSError):
-                text = (tmp_path / "server.log").read_text(errors="replace")
-                assert process.poll() is None, text[-4000:]
-                assert time.monotonic() < deadline, text[-4000:]
-                time.sleep(0.5)
+    command = [COMMAND, "serve", *options, "--", "--host", "127.0.0.1", "--port", str(port), *flags(given)]
+    with running_server(command, port, environment | {"CUDA_VISIBLE_DEVICES": ""}, tmp_path / "server.log") as process:
         yield process, f"http://127.0.0.1:{port}/v1"
-    finally:
-        for member in session_members(process.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(member, signal.SIGKILL)
-        process.wait()
 
 
 def test_it_serves_guarded_and_stops_on_sigterm(serving, tmp_path):
