@@ -195,8 +195,11 @@ def test_cuda_is_refused_unless_forced(tmp_path, monkeypatch):
     assert seen["environment"]["GEMMA4_TRIAGE_HOST_ENGINE"] == "force"
 
 
+# A shell that starts a job in the background leaves SIGINT ignored in it, and Python then leaves it so.
 RUNNER = """
+import signal
 import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
 sys.path.insert(0, {here!r})
 import test_repro_supervision as t
