@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gemma4_dumps.draft import DumpDraft
 from gemma4_dumps.schema import Layer, Offence, Provenance
@@ -18,6 +18,8 @@ from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.settings import Mode
 
 logger = logging.getLogger(__name__)
+
+Action = Literal["logged", "contained", "trapped"]
 
 
 @dataclass(frozen=True)
@@ -47,14 +49,29 @@ class Guard:
         self._context = context
         self._seen: Counter[tuple[Any, ...]] = Counter()
 
-    def report(self, violation: Violation, rule: str, site: str, describe: Callable[[], Scene]) -> None:
-        """Write a dump; in `trap` mode raise before the kernel runs, in `log` mode go on.
+    def report(
+        self,
+        violation: Violation,
+        rule: str,
+        site: str,
+        describe: Callable[[], Scene],
+        act: Mode | None = None,
+        action: Action | None = None,
+    ) -> str | None:
+        """Write a dump; in `trap` mode raise before the kernel runs, in the others go on.
 
         `describe` collects the evidence. Whatever it meets must neither replace the trap nor stop a server in `log`.
+
+        Args:
+            act: `log`, `contain` or `trap`; by default what the mode says outside CUDA graphs.
+            action: what the dump says was done; by default `trapped` in trap mode and `logged` in the others.
+
+        Returns: the dump's directory, or None if this repetition was only counted or no dump could be written.
 
         Raises:
             TrappedViolation: in trap mode, always, also when the dump could not be written.
         """
+        act = act or self.mode.at(in_graph=False)
         try:
             scene = describe()
         # Broad on purpose: the state that is being described is known to be bad.
@@ -64,17 +81,19 @@ class Guard:
         signature = scene.signature(violation.verdict)
         self._seen[signature] += 1
         seen = self._seen[signature]
-        # In log mode a fault repeats every step; the 1st, 2nd, 4th, 8th ... are enough to see that it goes on.
-        if self.mode is Mode.LOG and seen & (seen - 1):
-            return
-        outcome = write_dump(self.root, self._draft(violation, scene, seen))
+        # Where the server goes on, a fault repeats every step; the 1st, 2nd, 4th, 8th ... show that well enough.
+        if act is not Mode.TRAP and seen & (seen - 1):
+            return None
+        action = action or ("trapped" if act is Mode.TRAP else "logged")
+        outcome = write_dump(self.root, self._draft(violation, scene, seen, act, action))
         dump = str(outcome.path) if outcome.path else None
         problem = outcome.error or outcome.dropped_reason
-        if self.mode is Mode.TRAP:
+        if act is Mode.TRAP:
             raise TrappedViolation(f"{scene.rule}: {scene.summary}", dump, problem)
-        logger.error("%s: %s [seen %d times; dump: %s]", scene.rule, scene.summary, seen, dump or problem)
+        logger.error("%s: %s [%s; seen %d times; dump: %s]", scene.rule, scene.summary, action, seen, dump or problem)
+        return dump
 
-    def _draft(self, violation: Violation, scene: Scene, seen: int) -> DumpDraft:
+    def _draft(self, violation: Violation, scene: Scene, seen: int, act: Mode, action: Action) -> DumpDraft:
         facts = dict(scene.facts)
         scalars = {**facts.pop("scalars", {}), "seen": seen}
         offences = tuple(
@@ -93,8 +112,8 @@ class Guard:
             rule=scene.rule,
             verdict=violation.verdict,
             summary=scene.summary,
-            mode=self.mode.value,
-            action="trapped" if self.mode is Mode.TRAP else "logged",
+            mode=act.value,
+            action=action,
             site=scene.site,
             layer=scene.layer,
             pool_kind=scene.pool_kind,

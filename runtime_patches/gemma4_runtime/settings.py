@@ -15,11 +15,30 @@ from gemma4_runtime.errors import SettingsError
 
 
 class Mode(StrEnum):
-    """What a probe does with a violation."""
+    """What a probe does with a violation.
+
+    `on`, written as 1, is `trap` where a CUDA graph does not run and `contain` where one does.
+    """
 
     OFF = "off"
     LOG = "log"
+    CONTAIN = "contain"
     TRAP = "trap"
+    ON = "on"
+
+    def at(self, in_graph: bool) -> Mode:
+        """The mode at one site: `on` is resolved, the others are what they are."""
+        if self is not Mode.ON:
+            return self
+        return Mode.CONTAIN if in_graph else Mode.TRAP
+
+
+class Leak(StrEnum):
+    """What the leak audit does with a finding. `raise` ends the process; `dump` does not take the server down."""
+
+    OFF = "off"
+    DUMP = "dump"
+    RAISE = "raise"
 
 
 class HostEngine(StrEnum):
@@ -35,19 +54,18 @@ class DeviceModel(StrEnum):
     SM90 = "sm90"
 
 
-_MODE_WORDS = {"": "off", "0": "off", "off": "off", "log": "log", "trap": "trap", "1": "trap"}
+_MODE_WORDS = {"": "off", "0": "off", "off": "off", "log": "log", "contain": "contain", "trap": "trap", "1": "on"}
+_LEAK_WORDS = {"": "off", "0": "off", "off": "off", "dump": "dump", "raise": "raise"}
 _YES_OR_NO = {"": False, "0": False, "1": True}
 _HOST_WORDS = {"": "off", "0": "off", "off": "off", "1": "on", "force": "force"}
 
 
-def _word(table: Mapping[str, Any], refused: dict[str, str] | None = None) -> BeforeValidator:
+def _word(table: Mapping[str, Any]) -> BeforeValidator:
     def read(value: Any) -> Any:
         if isinstance(value, bool):
             # The default; from the environment come words.
             return value
         word = str(value).strip().lower()
-        if refused and word in refused:
-            raise ValueError(refused[word])
         if word not in table:
             raise ValueError("allowed: " + ", ".join(word for word in table if word))
         return table[word]
@@ -68,7 +86,6 @@ def _items(value: Any) -> tuple[str, ...]:
 _Items = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_items)]
 
 ALLOW_MISSING = "GEMMA4_TRIAGE_ALLOW_MISSING"
-_NOT_YET = "is part of the design but not of this version; allowed: "
 
 
 class Settings(BaseSettings):
@@ -76,18 +93,14 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(frozen=True, extra="ignore", case_sensitive=True, populate_by_name=True)
 
-    mode: Annotated[Mode, _word(_MODE_WORDS, {"contain": f"'contain' {_NOT_YET}0, off, log, trap, 1"})] = Field(
-        Mode.OFF, validation_alias="SGLANG_TRTLLM_MHA_DEBUG"
-    )
+    mode: Annotated[Mode, _word(_MODE_WORDS)] = Field(Mode.OFF, validation_alias="SGLANG_TRTLLM_MHA_DEBUG")
     dump_dir: Annotated[Path | None, BeforeValidator(lambda value: value or None)] = Field(
         None, validation_alias="SGLANG_TRTLLM_MHA_DEBUG_DIR"
     )
     probes: _Items = Field((), validation_alias="GEMMA4_TRIAGE_PROBES")
     patches: _Items = Field((), validation_alias="GEMMA4_TRIAGE_PATCHES")
     faults: _Items = Field((), validation_alias="GEMMA4_TRIAGE_FAULTS")
-    leak: Annotated[
-        Mode, _word({"": "off", "off": "off", "0": "off"}, {w: f"{w!r} {_NOT_YET}off" for w in ("dump", "raise")})
-    ] = Field(Mode.OFF, validation_alias="GEMMA4_TRIAGE_LEAK")
+    leak: Annotated[Leak, _word(_LEAK_WORDS)] = Field(Leak.OFF, validation_alias="GEMMA4_TRIAGE_LEAK")
     host_engine: Annotated[HostEngine, _word(_HOST_WORDS)] = Field(
         HostEngine.OFF, validation_alias="GEMMA4_TRIAGE_HOST_ENGINE"
     )
@@ -98,7 +111,12 @@ class Settings(BaseSettings):
 
     @property
     def wants_nothing(self) -> bool:
-        return self.mode is Mode.OFF and not (self.patches or self.faults) and self.host_engine is HostEngine.OFF
+        return (
+            self.mode is Mode.OFF
+            and self.leak is Leak.OFF
+            and not (self.patches or self.faults)
+            and self.host_engine is HostEngine.OFF
+        )
 
 
 _PREFIX = "GEMMA4_TRIAGE_"
@@ -128,6 +146,6 @@ def read_settings() -> Settings:
     if settings.probes and settings.mode is Mode.OFF:
         raise SettingsError(
             f"GEMMA4_TRIAGE_PROBES={','.join(settings.probes)!r} chooses probes but SGLANG_TRTLLM_MHA_DEBUG is off; "
-            "set SGLANG_TRTLLM_MHA_DEBUG to log, trap or 1, or unset GEMMA4_TRIAGE_PROBES"
+            "set SGLANG_TRTLLM_MHA_DEBUG to log, contain, trap or 1, or unset GEMMA4_TRIAGE_PROBES"
         )
     return settings

@@ -14,19 +14,31 @@ def test_nothing_set_wants_nothing():
 
 @pytest.mark.parametrize(
     ("value", "mode"),
-    [("0", Mode.OFF), ("", Mode.OFF), ("off", Mode.OFF), ("log", Mode.LOG), ("trap", Mode.TRAP), ("1", Mode.TRAP)],
+    [
+        ("0", Mode.OFF),
+        ("", Mode.OFF),
+        ("off", Mode.OFF),
+        ("log", Mode.LOG),
+        ("contain", Mode.CONTAIN),
+        ("trap", Mode.TRAP),
+        ("1", Mode.ON),
+    ],
 )
 def test_debug_modes(monkeypatch, value, mode):
     monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG", value)
     assert read_settings().mode is mode
 
 
+def test_one_is_trap_outside_graphs_and_contain_inside():
+    assert (Mode.ON.at(in_graph=False), Mode.ON.at(in_graph=True)) == (Mode.TRAP, Mode.CONTAIN)
+    assert all(mode.at(in_graph) is mode for mode in Mode if mode is not Mode.ON for in_graph in (True, False))
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "allowed"),
     [
-        ("SGLANG_TRTLLM_MHA_DEBUG", "banana", "0, off, log, trap, 1"),
-        ("SGLANG_TRTLLM_MHA_DEBUG", "contain", "not of this version"),
-        ("GEMMA4_TRIAGE_LEAK", "raise", "not of this version"),
+        ("SGLANG_TRTLLM_MHA_DEBUG", "banana", "0, off, log, contain, trap, 1"),
+        ("GEMMA4_TRIAGE_LEAK", "banana", "0, off, dump, raise"),
         ("GEMMA4_TRIAGE_HOST_ENGINE", "yes", "0, off, 1, force"),
         ("GEMMA4_TRIAGE_DEVICE_MODEL", "sm80", "sm100, sm90"),
         ("GEMMA4_TRIAGE_FAULTS", "a,a", "named twice: a"),

@@ -30,7 +30,8 @@ def serve(
         typer.Argument(metavar="-- SGLANG_ARGUMENTS", help="Everything after -- goes to sglang.launch_server."),
     ] = None,
     debug: Annotated[
-        str | None, typer.Option("--debug", metavar="off|log|trap|1", help="Probe mode: SGLANG_TRTLLM_MHA_DEBUG.")
+        str | None,
+        typer.Option("--debug", metavar="off|log|contain|trap|1", help="Probe mode: SGLANG_TRTLLM_MHA_DEBUG."),
     ] = None,
     patches: Annotated[
         str | None,
@@ -127,7 +128,7 @@ def _plan(options: dict[str, str], arguments: list[str]) -> Start:
 def _effective(start: Start) -> Iterator[str]:
     """What the server will have, the worst first."""
     from gemma4_runtime.patch import Kind
-    from gemma4_runtime.settings import HostEngine, Mode
+    from gemma4_runtime.settings import HostEngine, Leak, Mode
 
     settings, by_kind = start.settings, {kind: [p for p in start.patches if p.kind is kind] for kind in Kind}
     for patch in by_kind[Kind.FAULT]:
@@ -138,6 +139,8 @@ def _effective(start: Start) -> Iterator[str]:
     yield "probes: " + (
         "none, the mode is off" if settings.mode is Mode.OFF else f"{probes} (mode {settings.mode.value})"
     )
+    if settings.leak is not Leak.OFF:
+        yield f"leak audit: {settings.leak.value}"
     if settings.mode is not Mode.OFF and settings.allow_missing:
         yield "the server also starts without a probe whose target is missing; it names each as PROBE NOT ATTACHED"
     yield f"fixes: {_names(patch.id for patch in by_kind[Kind.FIX] + by_kind[Kind.OPTIMISATION])}"
