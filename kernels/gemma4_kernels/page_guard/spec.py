@@ -1,7 +1,9 @@
 """What page_guard takes, what it leaves in its result buffer, and how it is tested and measured. Imports torch only.
 
-An entry is *live* if its column is below ceil(cache_seqlens[row] / page_size). A live entry is an *offence* unless
-lower <= entry < bound, where bound is the table's and lower is 0 where the null page is legal, else 1.
+An entry is *live* if its row uses it; everything else is stale or uninitialised and is neither read nor written. A live
+entry is an *offence* unless lower <= entry < bound, where bound is the array's and lower is 0 where the null page is
+legal, else 1 in a table of pages and page_size in an array of token slots. A row *overflows* if it uses more than the
+array has; the part that exists is checked.
 """
 
 from __future__ import annotations
@@ -11,49 +13,93 @@ from typing import NamedTuple
 
 import torch
 
-# A route is a table and the buffer that it indexes; a build has the full and the SWA table, each on one or two buffers.
-MAX_TABLES = 4
-# Columns per program. One size for every shape, so that no width of table makes serving wait for a compilation.
+# A build has the full and the SWA table, and the slots that it writes to in each pool.
+MAX_ARRAYS = 4
+# Columns per step of a program. One size for every shape, so that no width makes serving wait for a compilation.
 BLOCK = 1024
-# The grid's second axis.
+# A row is split over several programs while the launch has fewer than MIN_LANES rows: program s of n takes the blocks
+# s, s + n, s + 2 n, ... of the row. So a buffer of a million slots costs no more programs than one of a thousand.
+MIN_LANES, MAX_SPLITS = 256, 32
 MAX_ROWS = 65535
-MAX_BOUND = 2**31 - 1
-# Positions that fit a first-offence key, see FIRST.
-MAX_ENTRIES = 2**31 - 1
+MAX_BOUND = 2**63 - 1
 
-# The result buffer, int64. All zero is "no offence", so a memset resets it, whatever was written over it before.
-#   word 0                        tables checked (0: there was nothing to check)
-#   word 1                        rows checked
-#   word TABLE + 4 * t + COUNT    offences in table t
-#   word TABLE + 4 * t + FIRST    0, or FIRST_BASE - key of the first offence in (row, column) order, where
-#                                 key = (row * columns + column) << 32 | value as uint32
-#   word TABLE + 4 * t + COLUMNS  columns of table t, which the key is read with
-#   word TABLE + 4 * t + BOUND    bound of table t
-#   word FLAGS + row              bit t: the row has an offence in table t
-TABLES, ROWS, TABLE = 0, 1, 2
-COUNT, FIRST, COLUMNS, BOUND = 0, 1, 2, 3
-TABLE_WORDS = 4
-FLAGS = TABLE + TABLE_WORDS * MAX_TABLES
-FIRST_BASE = 2**63 - 1
+# The result buffer, int64. A clean check leaves every word 0, so a memset resets it, whatever was written over it
+# before, and word FOUND alone says whether there is anything to read.
+#   word FOUND                       0: clean. 1: an offence or an overflow, and the words below describe it
+#   word ARRAYS, ROWS, SPLITS        the shape of the launch
+#   word ARRAY + 2 * a + COLUMNS     what array a has: columns of a table, slots of a ragged array
+#   word ARRAY + 2 * a + BOUND       bound of array a; both only if something was found in a
+#   word LANES + 5 * ((a * ROWS + row) * SPLITS + split) + ...
+#     COUNT                          offences that this program found
+#     COLUMN, VALUE, LOWER           its first one, whole: nothing is packed, an int64 value is exact
+#     NEEDED                         split 0 only. 0, or what the overflowing row needs; -1: see NO_SIZE_WOULD_DO
+FOUND, ARRAYS, ROWS, SPLITS, ARRAY = 0, 1, 2, 3, 4
+COLUMNS, BOUND = 0, 1
+ARRAY_WORDS = 2
+LANES = ARRAY + ARRAY_WORDS * MAX_ARRAYS
+COUNT, COLUMN, VALUE, LOWER, NEEDED = 0, 1, 2, 3, 4
+LANE_WORDS = 5
+# A range that starts below slot 0 or runs backwards: its indptr is corrupt, however long the buffer is.
+NO_SIZE_WOULD_DO = -1
+
+
+def splits_of(rows: int, columns: int) -> int:
+    """Programs per row. `columns`: the most that any array could use in one row."""
+    return max(1, min(-(-columns // BLOCK), MAX_SPLITS, MIN_LANES // max(1, rows)))
+
+
+def result_words(arrays: int, lanes: int) -> int:
+    """Words of a result. `lanes`: rows * splits."""
+    return LANES + LANE_WORDS * arrays * lanes
 
 
 class NullPage(IntEnum):
-    """Where a live entry may be page 0, the dummy page."""
+    """Where a live entry may be page 0, the dummy page, or one of its slots."""
 
     ILLEGAL = 0
     LEGAL = 1
     LEGAL_IN_PADDED_ROWS = 2
 
 
-class GuardedTable(NamedTuple):
-    """A table and what its entries must satisfy.
+class Kind(IntEnum):
+    """Where the live entries of a row are. The kernel is compiled per combination."""
 
-    pages: [rows, columns] int32, any strides. bound: entries must be below it, 1..MAX_BOUND.
+    ABSENT = 0
+    TABLE = 1
+    SLOTS = 2
+    RAGGED_SLOTS = 3
+
+
+class GuardedTable(NamedTuple):
+    """A page table and what its entries must satisfy. A row uses ceil(cache_seqlens[row] / page_size) columns.
+
+    pages: [rows, columns] int32 or int64, any strides. bound: entries must be below it, 1..MAX_BOUND. window_keys: if 0
+    or more, page 0 is legal in columns below max(0, cache_seqlens[row] - window_keys) // page_size, which the window
+    has left; `null_page` rules the live columns after these.
     """
 
     pages: torch.Tensor
     bound: int
     null_page: NullPage = NullPage.ILLEGAL
+    window_keys: int = -1
+
+
+class GuardedSlots(NamedTuple):
+    """Token slots and what they must satisfy. The null page is slots 0..page_size-1.
+
+    slots: int32 or int64, any strides: [rows, per_row], every column live, or [n] with `indptr`. bound: slots must be
+    below it, 1..MAX_BOUND. indptr: [rows + 1 or more] int32 or int64: row r uses slots[indptr[r]:indptr[r + 1]]. It may
+    be corrupt: a range is cut to the slots that there are, and a row that is cut, or whose range runs backwards, is an
+    overflow.
+    """
+
+    slots: torch.Tensor
+    bound: int
+    null_page: NullPage = NullPage.LEGAL
+    indptr: torch.Tensor | None = None
+
+
+Guarded = GuardedTable | GuardedSlots
 
 
 class Padding(NamedTuple):
@@ -84,6 +130,7 @@ CASES = (
     Case("block-full", 2, BLOCK, 16),
     Case("block-and-one", 2, BLOCK + 1, 16),
     Case("three-blocks", 2, 2 * BLOCK + 77, 1),
+    Case("more-blocks-than-splits", MIN_LANES // 2 + 1, BLOCK + 1, 1),
     Case("serving", 64, 4096, 64, interpreted=False),
     Case("token-indices", 1, 1_000_003, 1, interpreted=False),
 )
@@ -98,6 +145,6 @@ class Tolerance(NamedTuple):
 
 
 TOLERANCES = {
-    "result": Tolerance(0, "integers; sum, minimum and bitwise or give the same whatever the order of the programs"),
-    "tables": Tolerance(0, "an entry is either left as it is or replaced by 0; dead entries are not written at all"),
+    "result": Tolerance(0, "integers, each word written by one program, or by several with the same value"),
+    "arrays": Tolerance(0, "an entry is either left as it is or replaced by 0; dead entries are not written at all"),
 }

@@ -1,0 +1,120 @@
+"""What a check found, read from a host copy of its result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from gemma4_kernels.page_guard import spec
+
+
+class Offence(NamedTuple):
+    """The first offence of one row of one array: entry `column` of the row held `value`, not in lower..bound - 1.
+
+    In ragged slots `column` counts from the row's first slot. lower: 0 where the null page was legal, else 1 in a table
+    and page_size in slots.
+    """
+
+    array: int
+    row: int
+    column: int
+    value: int
+    bound: int
+    lower: int
+
+
+class Overflow(NamedTuple):
+    """A row of an array uses more than there is: of the rows that do, the first of those that need most.
+
+    needed: columns that the row uses, in ragged slots the end of its range; spec.NO_SIZE_WOULD_DO if no row needs too
+    much but this one's range starts below slot 0 or runs backwards. columns: what the array has, in ragged slots its
+    slots.
+    """
+
+    array: int
+    row: int
+    needed: int
+    columns: int
+
+
+class Findings(NamedTuple):
+    """All that a check found.
+
+    offences: by (array, row), the first of each row. counts: offences per array. overflows: by array, one each.
+    rows: rows with an offence or an overflow in any array.
+    """
+
+    offences: tuple[Offence, ...]
+    counts: tuple[int, ...]
+    overflows: tuple[Overflow, ...]
+    rows: tuple[int, ...]
+
+
+def decode(host: torch.Tensor) -> Findings | None:
+    """What a check found, or None. A clean result costs the read of one word, `host[spec.FOUND]`.
+
+    Args:
+        host: int64, a host copy of a result, the copy completed. It may be longer than the result.
+
+    Raises:
+        ValueError: it is not such a copy.
+    """
+    if host.device.type != "cpu" or host.dtype != torch.int64 or host.dim() != 1 or host.shape[0] <= spec.LANES:
+        raise ValueError(
+            f"a result is {list(host.shape)} {host.dtype} on {host.device}, expected one dimension of int64 on the "
+            f"host, of more than {spec.LANES} words: copy it there first"
+        )
+    found = host[spec.FOUND].item()
+    if found == 0:
+        return None
+    arrays, rows, splits = host[spec.ARRAYS : spec.ARRAY].tolist()
+    shape_is_possible = 1 <= arrays <= spec.MAX_ARRAYS and 1 <= rows <= spec.MAX_ROWS and 1 <= splits <= spec.MAX_SPLITS
+    if found != 1 or not shape_is_possible or spec.result_words(arrays, rows * splits) > host.shape[0]:
+        raise ValueError(
+            f"{host.shape[0]} words, found {found}, {arrays} arrays, {rows} rows, {splits} splits: "
+            f"not a page_guard result"
+        )
+    lanes = host[spec.LANES : spec.result_words(arrays, rows * splits)].view(arrays, rows, splits, spec.LANE_WORDS)
+    have = [host[spec.ARRAY + spec.ARRAY_WORDS * array :][: spec.ARRAY_WORDS].tolist() for array in range(arrays)]
+    offences = _offences(lanes, [words[spec.BOUND] for words in have])
+    overflows, overflowing = _overflows(lanes[:, :, 0, spec.NEEDED], [words[spec.COLUMNS] for words in have])
+    if not offences and not overflows:
+        raise ValueError("something was found, and no row says what: not a page_guard result")
+    return Findings(
+        offences=offences,
+        counts=tuple(lanes[..., spec.COUNT].sum(dim=(1, 2)).tolist()),
+        overflows=overflows,
+        rows=tuple(sorted({offence.row for offence in offences} | overflowing)),
+    )
+
+
+def _offences(lanes: torch.Tensor, bounds: Sequence[int]) -> tuple[Offence, ...]:
+    counts = lanes[..., spec.COUNT]
+    if bool((counts < 0).any()):
+        raise ValueError(f"{int(counts.min())} offences in a row: not a page_guard result")
+    firsts: dict[tuple[int, int], Offence] = {}
+    for array, row, split in counts.nonzero().tolist():
+        _, column, value, lower, _ = lanes[array, row, split].tolist()
+        offence = Offence(array, row, column, value, bounds[array], lower)
+        if column < 0 or lower < 0 or lower <= value < offence.bound:
+            raise ValueError(f"{offence} is none: not a page_guard result")
+        other = firsts.get((array, row))
+        if other is None or column < other.column:
+            firsts[array, row] = offence
+    return tuple(firsts[place] for place in sorted(firsts))
+
+
+def _overflows(needed: torch.Tensor, columns: Sequence[int]) -> tuple[tuple[Overflow, ...], set[int]]:
+    """The worst of each array, and every row that overflows in any."""
+    worst: dict[int, Overflow] = {}
+    rows = set()
+    for array, row in needed.nonzero().tolist():
+        overflow = Overflow(array, row, int(needed[array, row]), columns[array])
+        if overflow.needed <= overflow.columns and overflow.needed != spec.NO_SIZE_WOULD_DO:
+            raise ValueError(f"{overflow} is none: not a page_guard result")
+        rows.add(row)
+        if array not in worst or overflow.needed > worst[array].needed:
+            worst[array] = overflow
+    return tuple(worst[array] for array in sorted(worst)), rows
