@@ -61,10 +61,10 @@ def decode(host: torch.Tensor) -> Findings | None:
     Raises:
         ValueError: it is not such a copy.
     """
-    if host.device.type != "cpu" or host.dtype != torch.int64 or host.dim() != 1 or host.shape[0] <= spec.LANES:
+    if host.device.type != "cpu" or host.dtype != torch.int64 or host.dim() != 1 or host.shape[0] < spec.LANES:
         raise ValueError(
             f"a result is {list(host.shape)} {host.dtype} on {host.device}, expected one dimension of int64 on the "
-            f"host, of more than {spec.LANES} words: copy it there first"
+            f"host, of {spec.LANES} words or more: copy it there first"
         )
     found = host[spec.FOUND].item()
     if found == 0:

@@ -257,8 +257,7 @@ def _bind(runner: Any, arguments: Sequence[Any], constants: dict[str, Any], devi
     the arguments, and so their storages, live as long as the function that is returned.
     """
     bound = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments] + list(constants.values())
-    index = device.index if device.index is not None else torch.cuda.current_device()
-    current_device = torch.cuda.current_device
+    index, current_device = device.index, torch.cuda.current_device
 
     def launch(keeps: Sequence[Any] = arguments) -> None:
         if current_device() == index:

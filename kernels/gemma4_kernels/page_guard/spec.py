@@ -130,7 +130,7 @@ CASES = (
     Case("block-full", 2, BLOCK, 16),
     Case("block-and-one", 2, BLOCK + 1, 16),
     Case("three-blocks", 2, 2 * BLOCK + 77, 1),
-    Case("more-blocks-than-splits", MIN_LANES // 2 + 1, BLOCK + 1, 1),
+    Case("more-blocks-than-splits", 1, MAX_SPLITS * BLOCK + 1, 1),
     Case("serving", 64, 4096, 64, interpreted=False),
     Case("token-indices", 1, 1_000_003, 1, interpreted=False),
 )
