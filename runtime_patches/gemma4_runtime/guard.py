@@ -13,7 +13,7 @@ from typing import Any, Literal
 from gemma4_dumps.draft import DumpDraft
 from gemma4_dumps.schema import Layer, Offence, Provenance
 from gemma4_dumps.writer import write_dump
-from gemma4_runtime.checks.violation import Violation
+from gemma4_runtime.checks.violation import BadIndex, Violation
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.settings import Mode
 
@@ -24,7 +24,10 @@ Action = Literal["logged", "contained", "trapped"]
 
 @dataclass(frozen=True)
 class Scene:
-    """What a probe knows about the place of a violation. Tensors are handed over as payloads, already on the host."""
+    """What a probe knows about the place of a violation. Tensors are handed over as payloads, already on the host.
+
+    listed: bad indices that only the description looks up, in place of the violation's own; None: those.
+    """
 
     rule: str
     site: str
@@ -35,9 +38,7 @@ class Scene:
     provenance: Provenance = field(default_factory=Provenance)
     request_slots: tuple[int, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
-
-    def signature(self, verdict: str) -> tuple[Any, ...]:
-        return (self.rule, verdict, self.site, self.layer.id, self.facts.get("role"))
+    listed: tuple[BadIndex, ...] | None = None
 
 
 class Guard:
@@ -57,6 +58,7 @@ class Guard:
         describe: Callable[[], Scene],
         act: Mode | None = None,
         action: Action | None = None,
+        key: tuple[Any, ...] = (),
     ) -> str | None:
         """Write a dump; in `trap` mode raise before the kernel runs, in the others go on.
 
@@ -65,6 +67,7 @@ class Guard:
         Args:
             act: `log`, `contain` or `trap`; by default what the mode says outside CUDA graphs.
             action: what the dump says was done; by default `trapped` in trap mode and `logged` in the others.
+            key: with rule, verdict and site, what makes it the same violation again: layer and role, say.
 
         Returns: the dump's directory, or None if this repetition was only counted or no dump could be written.
 
@@ -72,18 +75,18 @@ class Guard:
             TrappedViolation: in trap mode, always, also when the dump could not be written.
         """
         act = act or self.mode.at(in_graph=False)
+        signature = (rule, violation.verdict, site, *key)
+        self._seen[signature] += 1
+        seen = self._seen[signature]
+        # Where the server goes on, a fault repeats every step; the 1st, 2nd, 4th, 8th ... show that well enough.
+        if act is not Mode.TRAP and seen & (seen - 1):
+            return None
         try:
             scene = describe()
         # Broad on purpose: the state that is being described is known to be bad.
         except Exception as error:  # noqa: BLE001
             lost = f"{violation.verdict}, value {violation.first.value}; evidence lost: {type(error).__name__}: {error}"
             scene = Scene(rule=rule, site=site, summary=lost, table="")
-        signature = scene.signature(violation.verdict)
-        self._seen[signature] += 1
-        seen = self._seen[signature]
-        # Where the server goes on, a fault repeats every step; the 1st, 2nd, 4th, 8th ... show that well enough.
-        if act is not Mode.TRAP and seen & (seen - 1):
-            return None
         action = action or ("trapped" if act is Mode.TRAP else "logged")
         outcome = write_dump(self.root, self._draft(violation, scene, seen, act, action))
         dump = str(outcome.path) if outcome.path else None
@@ -106,7 +109,7 @@ class Guard:
                 upper=bad.upper,
                 request_slot=scene.request_slots[bad.row] if bad.row < len(scene.request_slots) else None,
             )
-            for bad in violation.listed
+            for bad in (violation.listed if scene.listed is None else scene.listed)
         )
         return DumpDraft(
             rule=scene.rule,

@@ -11,6 +11,7 @@ _SWA_ALLOCATOR = f"{_SRT}.mem_cache.allocator.swa.SWATokenToKVPoolAllocator"
 _FROZEN = f"{_SRT}.speculative.frozen_kv_mtp_worker.FrozenKVMTPWorker"
 _RUNNER = f"{_SRT}.model_executor.model_runner.ModelRunner"
 _MTP_GRAPH = f"{_SRT}.speculative.frozen_kv_mtp_cuda_graph_runner.FrozenKVMTPCudaGraphRunner"
+_SCHEDULER = f"{_SRT}.managers.scheduler.Scheduler"
 _MTP_UTILS = f"{_SRT}.speculative.frozen_kv_mtp_utils"
 
 TARGETS: dict[str, dict[str, str]] = {
@@ -18,7 +19,8 @@ TARGETS: dict[str, dict[str, str]] = {
         "trtllm.init": f"{_TRTLLM}.TRTLLMHAAttnBackend.__init__",
         "trtllm.forward_decode": f"{_TRTLLM}.TRTLLMHAAttnBackend.forward_decode",
         "trtllm.forward_extend": f"{_TRTLLM}.TRTLLMHAAttnBackend.forward_extend",
-        "trtllm.apply_graph_metadata": f"{_TRTLLM}.TRTLLMHAAttnBackend._apply_cuda_graph_metadata",
+        "trtllm.init_metadata": f"{_TRTLLM}.TRTLLMHAAttnBackend.init_forward_metadata",
+        "trtllm.init_graph_metadata": f"{_TRTLLM}.TRTLLMHAAttnBackend.init_forward_metadata_out_graph",
         "trtllm.resolve_swa_pool": f"{_TRTLLM}.TRTLLMHAAttnBackend._resolve_swa_kv_pool",
         "trtllm.flashinfer": f"{_TRTLLM}.flashinfer",
         "flashinfer.decode_wrapper": f"{_FLASHINFER}.BatchDecodeWithPagedKVCacheWrapper",
@@ -43,6 +45,9 @@ TARGETS: dict[str, dict[str, str]] = {
         "mtp.expand_for_topk": f"{_FROZEN}._expand_for_topk_draft",
         "mtp.graph_runner_init": f"{_MTP_GRAPH}.__init__",
         "gemma4.attention_init": f"{_SRT}.models.gemma4_causal.Gemma4Attention.__init__",
+        "scheduler.run_batch": f"{_SCHEDULER}.run_batch",
+        "scheduler.process_result": f"{_SCHEDULER}.process_batch_result",
+        "req.update_finish_state": f"{_SRT}.managers.schedule_batch.Req.update_finish_state",
         "runner.forward_decode": f"{_RUNNER}.forward_decode",
         "runner.forward_extend": f"{_RUNNER}.forward_extend",
         "engine.set_envs": f"{_SRT}.entrypoints.engine._set_envs_and_config",

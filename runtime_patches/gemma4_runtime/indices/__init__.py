@@ -1,0 +1,1 @@
+"""What attention kernels are about to follow: the index arrays of a metadata build, and where they lead."""

@@ -1,0 +1,56 @@
+"""Whose backend it is: the model runner that built it, its role, its attention layers, its step."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+_ROLE = "_gemma4_role"
+_RUNNER = "_gemma4_runner"
+_LAYERS = "_gemma4_attention_layers"
+
+
+def remember_owner(backend: Any, model_runner: Any) -> None:
+    """Keep whose backend it is; the backend does not."""
+    setattr(backend, _ROLE, "draft" if model_runner.is_draft_worker else "target")
+    setattr(backend, _RUNNER, weakref.ref(model_runner))
+
+
+def role_of(backend: Any) -> str | None:
+    return getattr(backend, _ROLE, None)
+
+
+def runner_of(backend: Any) -> Any:
+    return getattr(backend, _RUNNER, lambda: None)()
+
+
+def step_of(backend: Any) -> int | None:
+    """Forward passes that the model runner has begun, this one included; None if the runner is not known."""
+    runner = runner_of(backend)
+    return None if runner is None else int(runner.forward_pass_id)
+
+
+def attention_layers(backend: Any) -> tuple[Any, ...]:
+    """The model's RadixAttention layers. Their layer_id is read anew each time: frozen-KV binding changes it once."""
+    runner = runner_of(backend)
+    if runner is None:
+        return ()
+    layers = getattr(runner, _LAYERS, None)
+    if layers is None:
+        from sglang.srt.layers.radix_attention import RadixAttention
+
+        layers = tuple(module for module in runner.model.modules() if isinstance(module, RadixAttention))
+        setattr(runner, _LAYERS, layers)
+    return layers
+
+
+def writes_kv(backend: Any) -> bool:
+    """Whether this backend's layers store keys and values: all but a frozen-KV draft's do."""
+    runner = runner_of(backend)
+    return not (runner is not None and runner.is_draft_worker and runner.spec_algorithm.is_frozen_kv_mtp())
+
+
+def window_is_strict(backend: Any) -> bool:
+    """With overlap, a request may end while its next step is built; a null page in its window then means nothing."""
+    runner = runner_of(backend)
+    return runner is not None and bool(runner.server_args.disable_overlap_schedule)

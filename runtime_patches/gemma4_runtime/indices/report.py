@@ -1,0 +1,84 @@
+"""From what a check found to violations, their dumps and, in contain mode, the end of the requests concerned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from gemma4_runtime.checks.violation import MAX_LISTED, BadIndex, Violation
+from gemma4_runtime.indices.build import Build, Use
+from gemma4_runtime.indices.scene import bounds_scene, wrong_space_scene
+from gemma4_runtime.session import Session
+from gemma4_runtime.settings import Mode
+from gemma4_runtime.steps import fail_requests
+
+RULE = "page-table-bounds"
+
+
+def report_findings(build: Build, names: tuple[str, ...], findings: Any, act: Mode) -> None:
+    """Report what page_guard found: one violation per array, with the first bad entry of each row.
+
+    Raises:
+        TrappedViolation: in trap mode; in contain mode if the requests cannot be ended one by one.
+    """
+    for index, name in enumerate(names):
+        bad = tuple(BadIndex(o.row, o.column, o.value, o.lower, o.bound) for o in findings.offences if o.array == index)
+        if bad:
+            use, verdict = _culprit(build, name, bad[0].value), _verdict(build, name, bad[0])
+            _report(build, use, bad, Violation(verdict, bad[:MAX_LISTED], findings.counts[index]), act)
+        wide = tuple(
+            BadIndex(o.row, o.columns, o.needed, 0, o.columns + 1) for o in findings.overflows if o.array == index
+        )
+        if wide:
+            use = build.uses_of(name)[0]
+            _report(build, use, wide, Violation("table_too_narrow", wide[:MAX_LISTED], len(wide)), act)
+
+
+def report_wrong_space(build: Build, use: Use, act: Mode, with_rows: bool) -> None:
+    """Report that ids of one pool are about to index another pool's buffer.
+
+    In contain mode nothing is neutralised, since the ids may all be in range. What a draft proposes the target
+    verifies, so a draft's requests go on; a target's are ended.
+
+    Raises:
+        TrappedViolation: as `report_findings`.
+    """
+    violation = Violation("wrong_space", (BadIndex(0, 0, 0, 0, use.bound),), build.rows if with_rows else 0)
+    describe = partial(wrong_space_scene, build, use, RULE, with_rows)
+    dump = Session.guard().report(violation, RULE, build.site, describe, act, key=_key(build, use))
+    if act is Mode.CONTAIN and build.role == "target":
+        said = f"{use.array} holds another pool's ids for layer {use.layer_id}"
+        fail_requests(_requests(build, range(build.rows)), said, dump)
+
+
+def _report(build: Build, use: Use, bad: tuple[BadIndex, ...], violation: Violation, act: Mode) -> None:
+    describe = partial(bounds_scene, build, use, violation, RULE)
+    action = "contained" if act is Mode.CONTAIN else None
+    dump = Session.guard().report(violation, RULE, build.site, describe, act, action, key=_key(build, use))
+    if act is Mode.CONTAIN:
+        value, layer = violation.first.value, f"{build.role} layer {use.layer_id}"
+        said = f"{violation.verdict}, value {value} in {use.array} for {layer}"
+        fail_requests(_requests(build, (entry.row for entry in bad)), said, dump)
+
+
+def _key(build: Build, use: Use) -> tuple[Any, ...]:
+    return (build.role, use.layer_id, use.array, build.in_graph)
+
+
+def _requests(build: Build, rows: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted({row // build.rows_per_request for row in rows}))
+
+
+def _culprit(build: Build, name: str, value: int) -> Use:
+    """Of the uses of an array the one that `value` harms: the first whose bound it breaks."""
+    uses = build.uses_of(name)
+    return next((use for use in uses if use.buffer_space is not None and value >= use.bound), uses[0])
+
+
+def _verdict(build: Build, name: str, bad: BadIndex) -> str:
+    if 0 <= bad.value < bad.upper:
+        return "null_page_live"
+    if all(use.writes for use in build.uses_of(name)):
+        return "write_out_of_range"
+    return "negative" if bad.value < 0 else "out_of_range"

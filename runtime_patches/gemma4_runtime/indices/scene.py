@@ -1,0 +1,157 @@
+"""What a report about an index says: the place in words, the provenance, and the tensors that show it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from gemma4_dumps.schema import Graph, Layer, Provenance
+from gemma4_runtime.checks.violation import BadIndex, Violation
+from gemma4_runtime.evidence import payload
+from gemma4_runtime.guard import Scene
+from gemma4_runtime.indices.buffers import extents
+from gemma4_runtime.indices.build import Build, IndexArray, Use
+from gemma4_runtime.indices.owner import step_of
+
+logger = logging.getLogger(__name__)
+
+
+def bounds_scene(build: Build, use: Use, violation: Violation, rule: str) -> Scene:
+    """The scene of entries that leave a buffer, are null where they must not be, or do not fit their table."""
+    bad, array = violation.first, build.array(use.array)
+    noun = "page" if array.paged else "slot"
+    if violation.verdict == "table_too_narrow":
+        said = f"row {bad.row} needs {bad.value} columns of {bad.column} in {use.array}"
+    else:
+        said = f"{noun} {bad.value} of {use.bound} in {use.array}[{bad.row}, {bad.column}]"
+    explanation = "" if use.belongs(array) else _missing_translation(build, use, bad)
+    return _scene(build, use, rule, said, explanation)
+
+
+def wrong_space_scene(build: Build, use: Use, rule: str, with_rows: bool) -> Scene:
+    """The scene of ids that belong to another pool than their buffer.
+
+    with_rows: look up the first live entry, which synchronises; without, the build has no request's rows.
+    """
+    bad = _telling_entry(build, use) if with_rows else None
+    said = f"{use.array}, any value" if bad is None else f"{use.array}[{bad.row}, {bad.column}] = {bad.value}"
+    explanation = _missing_translation(build, use, bad)
+    return _scene(build, use, rule, said, explanation, () if bad is None else (bad,))
+
+
+def _scene(
+    build: Build, use: Use, rule: str, said: str, explanation: str, listed: tuple[BadIndex, ...] | None = None
+) -> Scene:
+    array = build.array(use.array)
+    layer_type = "sliding" if use.window_left >= 0 else "full"
+    does = "written to" if use.writes else "on"
+    buffer = "no buffer of the pool in force" if use.buffer_space is None else f"the {use.buffer_space} buffer"
+    ids = "page ids" if array.paged else "slots"
+    kv_pool = type(build.pool).__name__
+    return Scene(
+        rule=rule,
+        site=build.site,
+        summary=(f"{said}, {build.role} layer {use.layer_id} ({layer_type}): {array.space} {ids} {does} {buffer}"),
+        table=use.array,
+        layer=Layer(id=use.layer_id, type=layer_type),
+        pool_kind=use.buffer_space,
+        provenance=Provenance(
+            table_space=array.space,  # pyright: ignore[reportArgumentType]
+            buffer_space=use.buffer_space or "unknown",  # pyright: ignore[reportArgumentType]
+            table_origin=array.origin,
+            buffer_origin=f"{kv_pool}.get_kv_buffer({use.layer_id})",
+            explanation=explanation,
+        ),
+        request_slots=tuple(_on_host(build.request_slots)),
+        facts={
+            "role": build.role,
+            "backend": build.backend_name,
+            "forward_mode": build.forward_mode,
+            "graph": Graph(captured=build.in_graph, bucket=build.bucket),
+            "step": step_of(build.backend),
+            "page_size": build.page_size,
+            "extents": {
+                ("pages_in_buffer" if array.paged else "slots_in_buffer"): use.bound,
+                **({"table_columns": int(array.values.shape[1])} if array.paged else {}),
+                **extents(build.pool, build.page_size),
+            },
+            "tensors": _tensors(build, use),
+            "scalars": {"max_seq_len_q": build.query_tokens, "window_left": use.window_left},
+        },
+        listed=listed,
+    )
+
+
+def _missing_translation(build: Build, use: Use, bad: BadIndex | None) -> str:
+    if use.buffer_space is None:
+        return (
+            f"the pool that the backend holds, {type(build.pool).__name__}, has no layer {use.layer_id}: it is not the "
+            "pool that this layer was bound to, so a pool swap did not reach this backend"
+        )
+    array = build.array(use.array)
+    if bad is None or not _lacks_translation(array, use):
+        return f"{array.space} ids index the {use.buffer_space} buffer; each pool has an id space of its own"
+    pages = extents(build.pool, build.page_size)
+    to = int(translate(build.pool, torch.tensor([[bad.value]]), build.page_size))
+    same = ", the same so far by chance" if to == bad.value else ""
+    return (
+        f"page {bad.value} is a full-pool page (of {pages['pages_full_pool']}); the full-to-SWA map would have made it "
+        f"page {to} of {use.bound}{same}: translation missing"
+    )
+
+
+def _lacks_translation(array: IndexArray, use: Use) -> bool:
+    return (array.space, use.buffer_space, array.paged) == ("full", "swa", True)
+
+
+def _telling_entry(build: Build, use: Use) -> BadIndex | None:
+    """A live entry of a request's row: the first that the missing translation would change, else the first of all."""
+    array = build.array(use.array)
+    if not array.paged:
+        return None
+    columns = torch.arange(array.values.shape[1], device=array.values.device)
+    live = columns[None, :] * build.page_size < build.cache_seqlens[:, None]
+    # In a translated table the window leaves null pages behind.
+    live &= (build.request_slots.to(live.device) != 0)[:, None] & (array.values != 0)
+    changed = live
+    if _lacks_translation(array, use):
+        changed = live & (translate(build.pool, array.values, build.page_size) != array.values)
+    found = (changed if bool(changed.any()) else live).nonzero()
+    if found.shape[0] == 0:
+        return None
+    row, column = found[0].tolist()
+    return BadIndex(row, column, int(array.values[row, column]), 1, use.bound)
+
+
+def _tensors(build: Build, use: Use) -> dict[str, Any]:
+    tensors = {array.name: array.values for array in build.arrays}
+    tensors |= {f"{array.name}_indptr": array.indptr for array in build.arrays if array.indptr is not None}
+    tensors |= {"cache_seqlens": build.cache_seqlens, "request_slots": build.request_slots}
+    found = {}
+    for name, tensor in tensors.items():
+        try:
+            found[name] = payload(tensor)
+        except RuntimeError as error:
+            # After a crash the device is gone; what the host knows is still worth a dump.
+            logger.warning("gemma4-triage: %s is lost: %s", name, str(error).splitlines()[0])
+    array = build.array(use.array)
+    if _lacks_translation(array, use):
+        found["translated_page_table"] = payload(translate(build.pool, array.values, build.page_size))
+    return found
+
+
+def translate(pool: Any, page_table: torch.Tensor, page_size: int) -> torch.Tensor:
+    """Full-pool page ids [rows, columns] -> the SWA page ids that they map to; ids outside the map give -1."""
+    mapping = pool.full_to_swa_index_mapping
+    slots = page_table.to(mapping.device, torch.int64) * page_size
+    inside = (slots >= 0) & (slots < mapping.shape[0] - 1)
+    return torch.where(inside, mapping[slots.clamp(0, mapping.shape[0] - 2)] // page_size, -1).to(torch.int32)
+
+
+def _on_host(slots: torch.Tensor) -> list[int]:
+    try:
+        return slots.tolist()
+    except RuntimeError:
+        return []

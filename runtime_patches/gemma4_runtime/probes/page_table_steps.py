@@ -1,0 +1,56 @@
+"""Probe `page-table`, when results are read: at the synchronisation that a scheduler step has anyway.
+
+SGLang waits for the device before it decides which requests finish: in V1 speculation inside `verify`, after its
+`.tolist()`; without speculation when it processes the batch's result; with overlap, that is one batch later. So
+`Req.update_finish_state` is where results are read, and a request that is told to finish there ends with this step.
+
+| hook                        | why                                                                                |
+|-----------------------------|------------------------------------------------------------------------------------|
+| around run_batch            | begins a step and hangs it on the result; a step that raises is read on the way out |
+| before update_finish_state  | reads the step in hand                                                              |
+| around process_batch_result | says which step is in hand; reads what no request asked for (a chunk of a prefill)   |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gemma4_runtime.steps import Step, run, running
+
+_STEP = "_gemma4_step"
+_in_hand: Step | None = None
+
+
+def around_run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around `Scheduler.run_batch`."""
+    step = Step(tuple(batch.reqs or ()), scheduler.server_args.tp_size * scheduler.server_args.pp_size)
+    with run(step):
+        result = original(scheduler, batch, *args, **kwargs)
+    if step.unread:
+        setattr(result, _STEP, step)
+    return result
+
+
+def before_update_finish_state(request: Any, *args: Any, **kwargs: Any) -> None:
+    """Before `Req.update_finish_state`. The step in hand is over; with overlap another may be running."""
+    step = _in_hand or running()
+    if step is not None and step.unread:
+        step.settle()
+
+
+def around_process_batch_result(
+    original: Callable[..., Any], scheduler: Any, batch: Any, result: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Around `Scheduler.process_batch_result`."""
+    global _in_hand
+    step = getattr(result, _STEP, None)
+    if step is None:
+        return original(scheduler, batch, result, *args, **kwargs)
+    _in_hand = step
+    try:
+        done = original(scheduler, batch, result, *args, **kwargs)
+        step.settle()
+        return done
+    finally:
+        _in_hand = None

@@ -1,0 +1,104 @@
+"""A scheduler step: results that wait for its own synchronisation, and the requests that a finding ends.
+
+A check that is launched in a step leaves its result in pinned memory; see `probes/page_table_steps.py` for when it is
+read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import Any
+
+from gemma4_runtime.errors import TrappedViolation
+
+logger = logging.getLogger(__name__)
+
+
+class Step:
+    """One scheduler step: its requests in row order, and the results that nobody has read yet."""
+
+    def __init__(self, requests: tuple[Any, ...], ranks: int) -> None:
+        self.requests = requests
+        self.ranks = ranks
+        self.unread: list[Callable[[], None]] = []
+
+    def settle(self) -> None:
+        """Read every result, first to last. A finding may raise; the rest stays unread then."""
+        global _reading
+        while self.unread:
+            read = self.unread.pop(0)
+            _reading, before = self, _reading
+            try:
+                read()
+            finally:
+                _reading = before
+
+
+_running: Step | None = None
+_reading: Step | None = None
+
+
+def running() -> Step | None:
+    """The step that the scheduler is running now."""
+    return _running
+
+
+@contextmanager
+def run(step: Step) -> Iterator[None]:
+    """`step` is the running one inside. If it raises, what its checks left is read on the way out."""
+    global _running
+    _running = step
+    try:
+        yield
+    except Exception:
+        _settle_after_a_crash(step)
+        raise
+    finally:
+        _running = None
+
+
+def defer(read: Callable[[], None]) -> None:
+    """Have `read` called at the step's synchronisation; at once where there is no scheduler step."""
+    if _running is None:
+        read()
+    else:
+        _running.unread.append(read)
+
+
+def fail_requests(rows: tuple[int, ...], reason: str, dump: str | None) -> None:
+    """End the requests of these rows with an error that says why; the others go on.
+
+    Their keys and values stem from neutralised reads and must not reach the prefix cache. A row beyond the requests is
+    padding.
+
+    Raises:
+        TrappedViolation: it cannot be done for single requests: outside a scheduler step, or on several ranks, where
+            one rank must not end a request alone.
+    """
+    step = _reading
+    if step is None or step.ranks > 1:
+        where = "outside a scheduler step" if step is None else f"on one of {step.ranks} ranks"
+        raise TrappedViolation(f"{reason}; {where} a single request cannot be ended", dump)
+    from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
+    for request in {row: step.requests[row] for row in rows if row < len(step.requests)}.values():
+        abort = FINISH_ABORT(
+            f"the step of this request was contained: {reason}", HTTPStatus.INTERNAL_SERVER_ERROR, "ContainedViolation"
+        )
+        request.skip_radix_cache_insert = True
+        if request.finished():
+            request.finished_reason = abort
+        else:
+            request.to_finish = abort
+
+
+def _settle_after_a_crash(step: Step) -> None:
+    """A step that raised may have raised because of what its checks found. Pinned memory outlives the CUDA context."""
+    try:
+        step.settle()
+    # Broad on purpose: SGLang's own exception is on its way and must not be replaced.
+    except Exception as error:  # noqa: BLE001
+        logger.error("gemma4-triage: what the checks of the crashed step found could not be read: %s", error)
