@@ -2,9 +2,10 @@
 
     python kernels/bench/bench_page_guard.py --output FILE
 
-An arm is a CUDA graph of BUILDS builds in a row, over SETS sets of tables in turn; the arms are replayed one after the
-other, round by round, in rotating order, and a sample is one replay's time / BUILDS. The tables are in the L2 cache, as
-they are in serving, where SGLang has written them just before. Without --output the document goes to stdout.
+Clock "graph": an arm is a CUDA graph of BUILDS builds in a row, over SETS sets of tables in turn; the arms are replayed
+one after the other, round by round, in rotating order, and a sample is one replay's time / BUILDS. The tables are in
+the L2 cache, as they are in serving, where SGLang has written them just before. Clock "host": the caller's time for one
+call, the GPU idle, arms in rotating order too. Without --output the document goes to stdout.
 Exit codes: 0 measured, 1 a guard's answer was wrong, 2 usage, 3 no CUDA.
 """
 
@@ -24,17 +25,36 @@ from typing import Any
 
 import torch
 
-from gemma4_kernels.page_guard.launch import Finding, GuardedTable, NullPage, Padding, PageGuard, decode
+from gemma4_kernels.page_guard.launch import (
+    Findings,
+    GuardedSlots,
+    GuardedTable,
+    NullPage,
+    Offence,
+    Padding,
+    PageGuard,
+    PreparedCheck,
+    decode,
+)
 from gemma4_kernels.page_guard.spec import AXES
 
-SCHEMA_VERSION = "1.0"
-ARMS = {
-    "contain": "check and contain, no offence: what serving pays",
+SCHEMA_VERSION = "2.0"
+GRAPH_ARMS = {
+    "step": "check and contain, no offence, and the copy of the result to the host: what serving pays",
+    "contain": "check and contain, no offence",
     "check": "check only, no offence",
-    "offences": "check only, one offence in each row of each table: the atomics",
+    "offences": "check only, one offence in each row of each table",
+    "ragged": "check only, no offence, the same entries as int32 token slots with an indptr",
     "reset": "the memset of the result buffer alone, which is part of each of the above",
     "copy": "device copy that moves as many bytes, read and written, as the guard reads of the tables",
     "empty": "an empty Triton kernel",
+}
+HOST_ARMS = {
+    "check": "PageGuard.check with contain: validation, memset, launch through Triton's binder",
+    "launch": "PreparedCheck.launch: memset, bound launch, copy to the host",
+    "replay": "replay of PreparedCheck.capture: the same three in one CUDA graph",
+    "decode": "decode of a clean result",
+    "copy": "one device copy in torch, of as many bytes as the guard reads: what any one operation costs",
 }
 TABLES, PAGE_SIZE, BOUND = 2, 64, 1 << 20
 BUILDS, SETS = 20, 4
@@ -55,7 +75,8 @@ def main(argv: list[str] | None = None) -> int:
         print("bench_page_guard measures a GPU, and no CUDA device was found: run it on a GPU host", file=sys.stderr)
         return 3
     rows = []
-    print("us per build, medians\n rows x columns" + "".join(f"{arm:>10}" for arm in ARMS), file=sys.stderr)
+    titles = (*GRAPH_ARMS, *(f"host:{arm}" for arm in HOST_ARMS))
+    print("us, medians\n rows x columns" + "".join(f"{title:>12}" for title in titles), file=sys.stderr)
     for row_count in AXES["rows"]:
         for columns in AXES["columns"]:
             try:
@@ -64,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"{row_count} x {columns}: {error}", file=sys.stderr)
                 return 1
             rows += measured
-            medians = "".join(f"{row['median_us']:>10.2f}" for row in measured if row["clock"] == "graph")
+            medians = "".join(f"{row['median_us']:>12.2f}" for row in measured)
             print(f"{row_count:>5} x {columns:<7}{medians}", file=sys.stderr)
     document = json.dumps(heading(options.rounds) | {"rows": rows}, indent=1) + "\n"
     if options.output is None:
@@ -101,68 +122,126 @@ def heading(rounds: int) -> dict[str, Any]:
         },
         "rounds": rounds,
         "builds_per_graph": BUILDS,
-        "arms": ARMS,
+        "arms": {"graph": GRAPH_ARMS, "host": HOST_ARMS},
     }
 
 
 def measure(rows: int, columns: int, rounds: int) -> Iterator[dict[str, Any]]:
-    """One row of the document per arm under graph replay, and one of the host's time per eager `check`.
+    """One row of the document per arm and clock.
 
     Raises:
         WrongAnswer: a guard found something in clean tables, or missed a planted offence.
     """
-    arms = make_arms(rows, columns)
-    graphs = {name: capture(arm) for name, arm in arms.items()}
+    size = {"rows": rows, "columns": columns, "tables": TABLES, "bytes": TABLES * rows * columns * 4}
+    on_graph, on_host = make_arms(rows, columns)
+    graphs = {name: capture(arm) for name, arm in on_graph.items()}
+    clocks: dict[str, dict[str, Callable[[int], float]]] = {
+        "graph": {name: lambda _, graph=graph: replay_us(graph) / BUILDS for name, graph in graphs.items()},
+        "host": {name: lambda round_, arm=arm: host_us(arm, round_) for name, arm in on_host.items()},
+    }
+    for clock, arms in clocks.items():
+        samples = interleaved(arms, rounds)
+        for name in arms:
+            yield size | {"arm": name, "clock": clock} | summary(samples[name])
+
+
+def interleaved(arms: dict[str, Callable[[int], float]], rounds: int) -> dict[str, list[float]]:
+    """Microseconds per arm and round."""
     samples: dict[str, list[float]] = {name: [] for name in arms}
     names = list(arms)
-    for round_number in range(-5, rounds):
-        shift = round_number % len(names)
+    # The first rounds warm caches and clocks up.
+    for round_ in range(-5, rounds):
+        shift = round_ % len(names)
         for name in names[shift:] + names[:shift]:
-            took_us = replay_us(graphs[name]) / BUILDS
-            # The first rounds warm caches and clocks up.
-            if round_number >= 0:
+            took_us = arms[name](round_)
+            if round_ >= 0:
                 samples[name].append(took_us)
-    size = {"rows": rows, "columns": columns, "tables": TABLES, "bytes": TABLES * rows * columns * 4}
-    for name in ARMS:
-        yield size | {"arm": name, "clock": "graph"} | summary(samples[name])
-    yield size | {"arm": "contain", "clock": "host"} | summary([host_us(arms["contain"], i) for i in range(rounds)])
+    return samples
 
 
-def make_arms(rows: int, columns: int) -> dict[str, Callable[[int], Any]]:
-    """Per arm a function of the build's number, which picks the set of tables."""
+Arm = Callable[[int], Any]
+
+
+def make_arms(rows: int, columns: int) -> tuple[dict[str, Arm], dict[str, Arm]]:
+    """Per clock and arm a function of the build's number, which picks the set of tables."""
     shape = (rows, columns)
     clean = [
-        [torch.randint(1, BOUND, shape, dtype=torch.int32, device="cuda") for _ in range(TABLES)] for _ in range(SETS)
+        [torch.randint(PAGE_SIZE, BOUND, shape, dtype=torch.int32, device="cuda") for _ in range(TABLES)]
+        for _ in range(SETS)
     ]
     spoilt = [[pages.clone() for pages in tables] for tables in clean]
     for pages in (pages for tables in spoilt for pages in tables):
         pages[:, -1] = BOUND
     # Every column is live: the guard's worst case for a table of this width.
     lengths = torch.full((rows,), columns * PAGE_SIZE, dtype=torch.int32, device="cuda")
-    guard = PageGuard(rows, "cuda")
+    indptr = torch.arange(rows + 1, dtype=torch.int32, device="cuda") * columns
+    guard, padding = PageGuard(rows, "cuda"), Padding(lengths, 0)
+    modes = (NullPage.LEGAL_IN_PADDED_ROWS, NullPage.LEGAL)
 
-    def check(sets: list[list[torch.Tensor]], contain: bool) -> Callable[[int], torch.Tensor]:
-        modes = (NullPage.LEGAL_IN_PADDED_ROWS, NullPage.LEGAL)
-        guarded = [[GuardedTable(pages, BOUND, mode) for pages, mode in zip(t, modes, strict=True)] for t in sets]
-        padding = Padding(lengths, 1)
-        return lambda build: guard.check(guarded[build % SETS], lengths, PAGE_SIZE, contain=contain, padding=padding)
+    def tables_of(pages: list[torch.Tensor]) -> list[GuardedTable | GuardedSlots]:
+        return [GuardedTable(table, BOUND, mode) for table, mode in zip(pages, modes, strict=True)]
 
-    arms = {"contain": check(clean, True), "check": check(clean, False), "offences": check(spoilt, False)}
-    first = Finding(0, 0, columns - 1, BOUND, BOUND, (rows,) * TABLES, tuple(range(rows)))
-    for name, expected in (("contain", None), ("check", None), ("offences", first)):
-        found = decode(arms[name](0).cpu())
-        if found != expected:
-            raise WrongAnswer(f"{name} found {found}, expected {expected}")
+    def slots_of(pages: list[torch.Tensor]) -> list[GuardedTable | GuardedSlots]:
+        return [GuardedSlots(table.view(-1), BOUND, mode, indptr) for table, mode in zip(pages, modes, strict=True)]
+
+    def prepare(arrays: list[list[GuardedTable | GuardedSlots]], contain: bool) -> list[PreparedCheck]:
+        return [guard.prepare(a, lengths, PAGE_SIZE, contain=contain, padding=padding) for a in arrays]
+
+    prepared = {
+        "contain": prepare([tables_of(pages) for pages in clean], True),
+        "check": prepare([tables_of(pages) for pages in clean], False),
+        "offences": prepare([tables_of(pages) for pages in spoilt], False),
+        "ragged": prepare([slots_of(pages) for pages in clean], False),
+    }
+    refuse_wrong_answers(prepared, rows, columns)
     # Half the bytes are read and half written.
     words = max(1, TABLES * rows * columns // 2)
     sources = [torch.ones(words, dtype=torch.int32, device="cuda") for _ in range(SETS)]
     targets = [torch.empty_like(source) for source in sources]
+    steps = prepared["contain"]
+    hosts = [step.host_buffer() for step in steps]
+    replays = [step.capture(host) for step, host in zip(steps, hosts, strict=True)]
+    arrays = [tables_of(pages) for pages in clean]
     empty = empty_kernel()
-    return arms | {
-        "reset": lambda build: guard.result.zero_(),
-        "copy": lambda build: targets[build % SETS].copy_(sources[build % SETS]),
+
+    def copy(build: int) -> Any:
+        return targets[build % SETS].copy_(sources[build % SETS])
+
+    on_graph: dict[str, Arm] = {
+        "step": lambda build: steps[build % SETS].launch(hosts[build % SETS]),
+        **{name: lambda build, checks=checks: checks[build % SETS].run() for name, checks in prepared.items()},
+        "reset": lambda build: steps[build % SETS].result.zero_(),
+        "copy": copy,
         "empty": lambda build: empty[(1,)](),
     }
+    on_host: dict[str, Arm] = {
+        "check": lambda build: guard.check(arrays[build % SETS], lengths, PAGE_SIZE, contain=True, padding=padding),
+        "launch": on_graph["step"],
+        "replay": lambda build: replays[build % SETS].replay(),
+        "decode": lambda build: decode(hosts[build % SETS]),
+        "copy": copy,
+    }
+    if list(on_graph) != list(GRAPH_ARMS) or list(on_host) != list(HOST_ARMS):
+        raise RuntimeError("an arm without a description, or a description without an arm")
+    return on_graph, on_host
+
+
+def refuse_wrong_answers(prepared: dict[str, list[PreparedCheck]], rows: int, columns: int) -> None:
+    places = [(table, row) for table in range(TABLES) for row in range(rows)]
+    # A padded row has no keys, and here every row has some: the null page is legal in the second table only.
+    planted = Findings(
+        offences=tuple(Offence(table, row, columns - 1, BOUND, BOUND, int(table == 0)) for table, row in places),
+        counts=(rows,) * TABLES,
+        overflows=(),
+        rows=tuple(range(rows)),
+    )
+    for name, checks in prepared.items():
+        host = checks[0].host_buffer()
+        checks[0].launch(host)
+        torch.cuda.synchronize()
+        found, expected = decode(host), planted if name == "offences" else None
+        if found != expected:
+            raise WrongAnswer(f"{name} found {found}, expected {expected}")
 
 
 def empty_kernel() -> Any:
@@ -196,7 +275,7 @@ def replay_us(graph: torch.cuda.CUDAGraph) -> float:
 
 
 def host_us(arm: Callable[[int], Any], build: int) -> float:
-    """The caller's time for one eager build, the GPU idle: a metadata build runs outside the graph."""
+    """The caller's time for one call, the GPU idle: a metadata build runs outside the graph."""
     torch.cuda.synchronize()
     start = time.perf_counter_ns()
     arm(build)

@@ -199,6 +199,7 @@ def test_kernel_and_torch_path_leave_the_same_words_and_arrays(build):
 @given(builds())
 @pytest.mark.parametrize("path", PATHS)
 def test_a_prepared_launch_leaves_what_a_check_leaves(path, build):
+    build.contain = build.contain and not rows_overlap(build)
     assert run(build, path, launched=True) == run(build, path)
 
 
