@@ -173,7 +173,7 @@ def clean(rows: int, columns: int, page_size: int = 16, arrays: int = 2, **chang
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(builds())
 @example(Build([Table([], 4, 3)], []))
 @example(Build([Table([[], []], 0, 3)], [16, 16]))
@@ -187,7 +187,7 @@ def test_equals_the_slow_reading(path, build):
         assert_reads_like_the_slow_one(build, path)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(builds())
 @needs_kernel
 def test_kernel_and_torch_path_leave_the_same_words_and_arrays(build):
@@ -195,7 +195,7 @@ def test_kernel_and_torch_path_leave_the_same_words_and_arrays(build):
     assert run(build, "kernel")[1:] == run(build, "torch")[1:]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(builds())
 @pytest.mark.parametrize("path", PATHS)
 def test_a_prepared_launch_leaves_what_a_check_leaves(path, build):
