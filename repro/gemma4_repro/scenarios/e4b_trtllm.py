@@ -54,7 +54,7 @@ SCENARIO = Scenario(
             time_limit_s=_LIMIT_S,
             expectations=(
                 TrapsBefore("TrappedViolation", "IllegalAddress"),
-                WritesDump("page-table-bounds", "out_of_range", table_space="full", buffer_space="swa"),
+                WritesDump("page-table-bounds", "wrong_space", table_space="full", buffer_space="swa"),
             ),
         ),
         Arm(

@@ -26,12 +26,14 @@ from gemma4_runtime.settings import Mode
 from gemma4_runtime.steps import defer
 
 logger = logging.getLogger(__name__)
+# With overlap a step is launched before the one before it is read.
+_STEPS_IN_FLIGHT = 2
 
 
 class Checker:
     """A prepared check of one build, launched once for an eager build and once per replay for a graph's static arrays.
 
-    Results travel in a ring of pinned buffers: with overlap, a step is launched before the one before it is read.
+    Results travel in pinned buffers, one for each step in flight.
     """
 
     def __init__(self, build: Build) -> None:
@@ -58,7 +60,7 @@ class Checker:
             return None
         slot = next((slot for slot in self._slots if not slot.busy), None)
         if slot is None:
-            slot = self._new_slot()
+            slot = self._new_slot(captured=False)
             self._slots.append(slot)
         slot.run()
         if slot.done is not None:
@@ -67,19 +69,19 @@ class Checker:
         return slot
 
     def warm_up(self) -> None:
-        """Compile, and have a first result buffer ready. What the rows of a capture hold is not looked at."""
-        slot = self.launch()
-        if slot is not None:
-            slot.read()
+        """Before a graph is captured: compile, and make reset, check and copy one launch for each step in flight.
 
-    def _new_slot(self) -> _Slot:
+        Later would be too late, because making such a launch synchronises.
+        """
+        if self.names:
+            self._slots = [self._new_slot(captured=True) for _ in range(_STEPS_IN_FLIGHT)]
+
+    def _new_slot(self, captured: bool) -> _Slot:
         host = self._prepared.host_buffer()
         if not host.is_pinned():
-            return _Slot(host, lambda: self._prepared.launch(host), None)
-        if not self.build.in_graph:
-            return _Slot(host, lambda: self._prepared.launch(host), torch.cuda.Event())
-        # Static arrays: reset, check and copy become one launch.
-        return _Slot(host, self._prepared.capture(host).replay, torch.cuda.Event())
+            return _Slot(host, partial(self._prepared.launch, host), None)
+        run = self._prepared.capture(host).replay if captured else partial(self._prepared.launch, host)
+        return _Slot(host, run, torch.cuda.Event())
 
 
 class _Slot:
@@ -97,7 +99,15 @@ class _Slot:
             except RuntimeError:
                 # The context died in this step. What reached the host before that is here to read.
                 logger.warning("gemma4-triage: CUDA failed before a page check was read; reading what arrived")
+                return self._decode_what_arrived()
         return decode(self.host)
+
+    def _decode_what_arrived(self) -> Any:
+        try:
+            return decode(self.host)
+        except ValueError:
+            logger.warning("gemma4-triage: only a part of the result arrived")
+            return None
 
 
 def check_build(checker: Checker, live: bool = True) -> None:
