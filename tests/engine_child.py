@@ -15,6 +15,10 @@ def main(spec_path: str, result_path: str) -> None:
     results = []
     for arguments in spec["engines"]:
         engine = Engine(**arguments)
+        if not spec["prompts"]:
+            # Starting was all that was asked for.
+            engine.shutdown()
+            continue
         outputs = engine.generate(
             input_ids=spec["prompts"],
             sampling_params={"temperature": 0, "ignore_eos": True, "max_new_tokens": spec["new_tokens"]},
