@@ -271,7 +271,7 @@ def check_swa_room(room: SwaRoom) -> Iterator[Finding]:
     elif room.swa_slots <= longest:
         sides = f"longest prefill step {step} (chunk {room.chunk}, input {room.longest_input}) + page {room.page_size}"
         yield _too_small(
-            room, Severity.ADVICE, longest, sides, f"no input of {room.swa_slots - room.page_size} or more"
+            room, Severity.NOTE, longest, sides, f"no input of {room.swa_slots - room.page_size} tokens or more"
         )
     if 0 < room.full_slots < room.swa_slots:
         yield Finding(
