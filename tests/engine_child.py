@@ -1,9 +1,12 @@
 """Run inside a fresh process: start SGLang's engine once per configuration, generate, write what came out as JSON.
 
+`before` ("module:function", from this folder) is called first; the host engine's workers are forked and inherit it.
+
 Usage: python engine_child.py SPEC.json RESULT.json
 """
 
 import json
+import pkgutil
 import sys
 
 
@@ -12,6 +15,8 @@ def main(spec_path: str, result_path: str) -> None:
         spec = json.load(file)
     from sglang.srt.entrypoints.engine import Engine
 
+    if "before" in spec:
+        pkgutil.resolve_name(spec["before"])()
     results = []
     for arguments in spec["engines"]:
         engine = Engine(**arguments)

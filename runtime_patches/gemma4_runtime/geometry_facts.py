@@ -85,9 +85,15 @@ def _part(pool: Any) -> SubPool:
     return SubPool(slots, *(getattr(pool, name, None) for name in ("head_num", "head_dim", "v_head_dim")))
 
 
-def slots_to_hand_out(allocator: Any) -> int:
-    """The highest slot that an allocator gives out. An SWA allocator's own `size` is that of the smaller pool."""
-    return int(getattr(allocator, "size_full", allocator.size))
+def slots_to_hand_out(allocator: Any) -> dict[str, int]:
+    """How many slots an allocator gives out: `full`, and `sliding` if it serves an SWA pool.
+
+    An SWA allocator's own `size` is that of the smaller pool.
+    """
+    slots = {"full": int(getattr(allocator, "size_full", allocator.size))}
+    if hasattr(allocator, "size_swa"):
+        slots["sliding"] = int(allocator.size_swa)
+    return slots
 
 
 def backend_nodes(backend: Any, site: str) -> Iterator[Node]:

@@ -32,6 +32,7 @@ TARGET_POOL = Pool(
     {0: "sliding", 1: "sliding", 2: "full"},
 )
 DUMMY = Pool("MHATokenToKVPool@2", {"all": SubPool(64, 2, 16, 16)}, {0: "all", 1: "all"})
+HANDED_OUT = {"full": 2560, "sliding": 1024}
 ROOM = SwaRoom(swa_slots=1024, full_slots=2560, page_size=16, window=W - 1, chunk=512, longest_input=4096)
 
 shared = st.builds(
@@ -127,30 +128,36 @@ class TestNodes:
 
     def test_all_on_the_pool_meant_is_silent(self):
         nodes = [self.node("HybridAttnBackend", swa_state=None), self.node(), self.node(site="other")]
-        assert list(check_nodes(nodes, TARGET_POOL, [SLIDING, FULL], 2560)) == []
+        assert list(check_nodes(nodes, TARGET_POOL, [SLIDING, FULL], HANDED_OUT)) == []
 
     def test_a_child_left_behind_is_one_finding_with_both_pools_and_all_places(self):
         nodes = [self.node("HybridAttnBackend", swa_state=None)]
         nodes += [self.node(f"H.{c}_backend", DUMMY, site) for site in ("a", "b") for c in ("prefill", "decode")]
-        (found,) = check_nodes(nodes, TARGET_POOL, [SLIDING, FULL], 2560)
+        (found,) = check_nodes(nodes, TARGET_POOL, [SLIDING, FULL], HANDED_OUT)
         assert (found.verdict, found.severity, found.what) == ("geometry_mismatch", Severity.FATAL, "pool")
         assert found.found == "MHATokenToKVPool@2 (64 slots) on H.prefill_backend, H.decode_backend inside a, b"
         assert found.expected == "SWAKVPool@1 (1024 + 2560 slots)"
 
     @pytest.mark.parametrize("state", ["", "SWAKVPool@9"])
     def test_stale_swa_state_is_advice(self, state):
-        (found,) = check_nodes([self.node(swa_state=state)], TARGET_POOL, [SLIDING, FULL], 2560)
+        (found,) = check_nodes([self.node(swa_state=state)], TARGET_POOL, [SLIDING, FULL], HANDED_OUT)
         assert (found.verdict, found.severity, found.expected) == ("swa_state", Severity.ADVICE, "SWAKVPool@1")
 
     def test_swa_state_on_a_plain_pool_is_advice_too(self):
-        (found,) = check_nodes([self.node(pool=DUMMY)], DUMMY, [replace(SLIDING, layer_id=0)], 64)
+        (found,) = check_nodes([self.node(pool=DUMMY)], DUMMY, [replace(SLIDING, layer_id=0)], {"full": 64})
         assert (found.verdict, found.expected) == ("swa_state", "none")
 
     @given(st.integers(0, 200))
     def test_fewer_slots_than_the_allocator_hands_out(self, handed_out):
         nodes = [self.node(pool=DUMMY, swa_state=None)]
-        found = list(check_nodes(nodes, DUMMY, [], handed_out))
+        found = list(check_nodes(nodes, DUMMY, [], {"full": handed_out}))
         assert [(f.verdict, f.found) for f in found] == ([("pool_too_small", 64)] if handed_out > 64 else [])
+
+    @pytest.mark.parametrize("part", ["full", "sliding"])
+    def test_either_part_of_an_swa_pool_may_be_the_smaller_one(self, part):
+        (found,) = check_nodes([self.node()], TARGET_POOL, [], HANDED_OUT | {part: HANDED_OUT[part] + 16})
+        assert (found.what, found.found) == (f"slots_{part}", HANDED_OUT[part])
+        assert found.expected.startswith(f"at least {HANDED_OUT[part] + 16},")
 
 
 class TestRoom:

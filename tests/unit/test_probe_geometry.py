@@ -133,7 +133,7 @@ class TestTheFrozenDraft:
         assert found.scalars["expected"].startswith("SWAKVPool@")
         assert "(1024 + 2560 slots)" in found.scalars["expected"]
         assert "left this behind" in found.provenance.explanation
-        assert (found.extents["slots_handed_out"], found.extents["slots_all"]) == (2560, 64)
+        assert (found.extents["handed_out_full"], found.extents["slots_all"]) == (2560, 64)
         assert [entry["severity"] for entry in findings(folder)] == ["fatal"]
 
     def test_with_the_fix_a_hybrid_backend_is_silent(self, attach, worker, dummy_pool):

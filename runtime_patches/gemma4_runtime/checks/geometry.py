@@ -195,14 +195,17 @@ def _keys(window_left: int) -> str:
     return "all" if window_left == NO_WINDOW else str(window_left + 1)
 
 
-def check_nodes(nodes: Iterable[Node], meant: Pool, layers: Iterable[Layer], slots: int) -> Iterator[Finding]:
+def check_nodes(
+    nodes: Iterable[Node], meant: Pool, layers: Iterable[Layer], slots: dict[str, int]
+) -> Iterator[Finding]:
     """Whether every node of a draft's backend reads the pool that it is meant to, and that pool serves the draft.
 
     Args:
         nodes: of all sites.
         meant: the target's pool for a frozen draft, else the draft's own.
         layers: of the draft.
-        slots: what the allocator, which is the target's, hands out; the pool has to have as many.
+        slots: `full` and, with an SWA allocator, `sliding`: what it hands out. It is the target's, and the pool has to
+            have as many of each kind as it has at all.
     """
     layers = tuple(layers)
     left_behind: dict[str, list[Node]] = {}
@@ -247,18 +250,19 @@ def _size(pool: Pool) -> str:
     return " + ".join(str(part.slots) for part in pool.parts.values())
 
 
-def _check_slots(pool: Pool, slots: int) -> Iterator[Finding]:
-    part = pool.parts.get("full") or pool.parts["all"]
-    if part.slots < slots:
-        yield Finding(
-            verdict="pool_too_small",
-            severity=Severity.FATAL,
-            what="slots",
-            found=part.slots,
-            expected=f"at least {slots}, which the allocator hands out",
-            why=f"the draft indexes {pool.name} with the target's slots, and would leave it (SGLang issue 17630)",
-            role="draft",
-        )
+def _check_slots(pool: Pool, slots: dict[str, int]) -> Iterator[Finding]:
+    for name, part in pool.parts.items():
+        needed = slots.get("full" if name == "all" else name, 0)
+        if part.slots < needed:
+            yield Finding(
+                verdict="pool_too_small",
+                severity=Severity.FATAL,
+                what=f"slots_{name}",
+                found=part.slots,
+                expected=f"at least {needed}, which the allocator hands out",
+                why=f"the draft indexes {pool.name} with the target's slots, and would leave it (SGLang issue 17630)",
+                role="draft",
+            )
 
 
 def check_swa_room(room: SwaRoom) -> Iterator[Finding]:

@@ -151,7 +151,8 @@ def _scene(finding: Finding, others: list[Finding], site: str, runner: Any) -> S
     extents = {"context_length": int(runner.model_config.context_len)}
     for part, pool in facts.pool_facts(runner.token_to_kv_pool).parts.items():
         extents[f"slots_{part}"] = pool.slots
-    extents["slots_handed_out"] = facts.slots_to_hand_out(runner.token_to_kv_pool_allocator)
+    for part, slots in facts.slots_to_hand_out(runner.token_to_kv_pool_allocator).items():
+        extents[f"handed_out_{part}"] = slots
     return Scene(
         rule=RULE,
         # One site per subject: findings of one kind at one start are different ones, not repetitions.
