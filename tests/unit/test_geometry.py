@@ -48,13 +48,13 @@ shared = st.builds(
 
 @given(shared)
 def test_equal_sides_are_silent(side):
-    assert list(check_shared(side, replace(side))) == []
+    assert list(check_shared(side, replace(side), True)) == []
 
 
 @given(shared, shared)
 def test_exactly_the_fields_that_differ_are_named(target, draft):
     differing = {f.name for f in fields(Shared) if getattr(target, f.name) != getattr(draft, f.name)}
-    found = list(check_shared(target, draft))
+    found = list(check_shared(target, draft, True))
     assert {finding.what for finding in found} == differing
     assert len(found) == len(differing)
     for finding in found:
@@ -62,6 +62,14 @@ def test_exactly_the_fields_that_differ_are_named(target, draft):
         assert finding.found == getattr(draft, finding.what)
         assert finding.expected.startswith(str(getattr(target, finding.what)))
         assert finding.why
+
+
+@given(shared, shared)
+def test_a_draft_with_kv_of_its_own_shares_slots_rows_and_pages_only(target, draft):
+    found = {finding.what for finding in check_shared(target, draft, False)}
+    assert found == {
+        name for name in ("allocator", "request_table", "page_size") if getattr(target, name) != getattr(draft, name)
+    }
 
 
 def test_layers_that_fit_are_silent():

@@ -19,6 +19,7 @@ from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_runtime import geometry_facts as facts
 from gemma4_runtime.errors import TrappedViolation
+from gemma4_runtime.probes.geometry import after_model_workers
 
 W = 32
 # The pools of the fixture `swa_allocator`: layers 0 and 1 sliding, 2 full, 2 heads of 8.
@@ -205,24 +206,22 @@ class TestTheFrozenDraft:
         assert [entry["verdict"] for entry in findings(folder)] == ["swa_state"]
 
 
+def start(worker, draft=None, chunk=512, longest=4000):
+    """What the hook does with a Scheduler whose workers exist; `init_model_worker` itself loads checkpoints."""
+    scheduler = object.__new__(Scheduler)
+    vars(scheduler).update(
+        tp_worker=worker.target_worker,
+        draft_worker=draft,
+        server_args=SimpleNamespace(chunked_prefill_size=chunk),
+        max_req_input_len=longest,
+    )
+    after_model_workers(None, scheduler)
+
+
 class TestTheTarget:
-    def start(self, worker, draft=None, allocator=None, chunk=512, longest=4000):
-        """Run SGLang's `init_model_worker` up to where its own parts, which are not there, are asked for."""
-        scheduler = object.__new__(Scheduler)
-        target = worker.target_worker
-        vars(scheduler).update(
-            tp_worker=target,
-            draft_worker=draft,
-            server_args=SimpleNamespace(chunked_prefill_size=chunk),
-            max_req_input_len=longest,
-        )
-        from gemma4_runtime.probes.geometry import after_model_workers
-
-        after_model_workers(None, scheduler)
-
     def test_one_that_fits_is_silent(self, attach, worker):
         folder = attach("log", "geometry")
-        self.start(worker)
+        start(worker)
         assert dumps_in(folder) == []
         assert findings(folder) == []
 
@@ -232,7 +231,7 @@ class TestTheTarget:
         worker.target_worker.model_runner.model = Gemma4Layers(*bound, window_left=W)
         folder = attach(mode, "geometry")
         with caplog.at_level(logging.WARNING):
-            self.start(worker)
+            start(worker)
         found = dumps_in(folder)
         assert [one.verdict for one in found] == (["window_width"] if mode == "log" else [])
         lines = [record.message for record in caplog.records if "window_left" in record.message]
@@ -245,7 +244,7 @@ class TestTheTarget:
     def test_a_longest_request_that_never_fits_is_a_line_and_no_dump(self, attach, worker, caplog):
         folder = attach("log", "geometry")
         with caplog.at_level(logging.WARNING):
-            self.start(worker, chunk=2048)
+            start(worker, chunk=2048)
         assert dumps_in(folder) == []
         assert "swa_slots: found 1024, expected more than 2064" in caplog.text
         assert [entry["severity"] for entry in findings(folder)] == ["note"]
@@ -255,35 +254,38 @@ class TestTheTarget:
         target.sliding_window_size = 1024
         folder = attach("trap", "geometry")
         with pytest.raises(SystemExit):
-            self.start(worker)
+            start(worker)
         (found,) = dumps_in(folder)
         assert (found.verdict, found.scalars["found"]) == ("pool_too_small", 1024)
         assert found.scalars["expected"] == "more than 1040 = window 1024 + page 16"
 
 
-class TestADraftWithAPoolOfItsOwn(TestTheTarget):
+class TestADraftWithAPoolOfItsOwn:
     """EAGLE's way: `draft_worker.draft_worker.draft_runner`, and backends whose steps hold the draft's pool."""
 
     def eagle(self, worker, slots):
         target = worker.target_worker.model_runner
         pool = MHATokenToKVPool(slots, 16, torch.float32, 2, 8, 1, "cpu", False)
         layers = torch.nn.ModuleList([RadixAttention(4, 8, 1, num_kv_heads=2, layer_id=0)])
-        draft = runner(target.token_to_kv_pool_allocator, pool, layers, target.req_to_token_pool)
+        draft = runner(
+            target.token_to_kv_pool_allocator, pool, layers, target.req_to_token_pool, sliding_window_size=None
+        )
         steps = object.__new__(TritonMultiStepDraftBackend)
-        steps.attn_backends = [trtllm(pool), trtllm(pool)]
+        # The release resolves their SWA state from the shared allocator, whatever pool they read.
+        steps.attn_backends = [trtllm(pool, target.token_to_kv_pool), trtllm(pool, target.token_to_kv_pool)]
         draft.attn_backend = trtllm(pool)
         inner = SimpleNamespace(draft_runner=draft, draft_attn_backend=steps, draft_extend_attn_backend=None)
         return SimpleNamespace(draft_worker=inner)
 
     def test_one_as_large_as_the_allocator_is_silent(self, attach, worker):
         folder = attach("trap", "geometry")
-        self.start(worker, self.eagle(worker, 2560))
+        start(worker, self.eagle(worker, 2560))
         assert dumps_in(folder) == []
 
     def test_a_smaller_one_stops_the_start(self, attach, worker):
         folder = attach("trap", "geometry")
         with pytest.raises(SystemExit):
-            self.start(worker, self.eagle(worker, 2560 - 16))
+            start(worker, self.eagle(worker, 2560 - 16))
         (found,) = dumps_in(folder)
         assert (found.verdict, found.role, found.scalars["found"]) == ("pool_too_small", "draft", 2544)
         assert found.scalars["expected"] == "at least 2560, which the allocator hands out"
@@ -293,12 +295,12 @@ class TestADraftWithAPoolOfItsOwn(TestTheTarget):
         draft = self.eagle(worker, 2560)
         draft.draft_worker.draft_attn_backend.attn_backends[1].token_to_kv_pool = dummy_pool
         folder = attach("log", "geometry")
-        self.start(worker, draft)
+        start(worker, draft)
         (found,) = dumps_in(folder)
         assert "TritonMultiStepDraftBackend.attn_backends[1] inside draft_attn_backend" in found.scalars["found"]
 
 
 def test_a_draft_without_a_model_is_nothing_to_look_at(attach, worker):
     folder = attach("trap", "geometry")
-    TestTheTarget().start(worker, SimpleNamespace())
+    start(worker, SimpleNamespace())
     assert findings(folder) == []

@@ -2,7 +2,8 @@
 
 | rule                                                                                      | verdict           |
 |-------------------------------------------------------------------------------------------|-------------------|
-| draft and target: one allocator, one request table, equal page, context, KV dtype, window | geometry_mismatch |
+| draft and target: one allocator, one request table, equal page size                       | geometry_mismatch |
+| ... and, where the draft reads the target's KV, equal context, KV dtype and window        | geometry_mismatch |
 | every layer's id is in the pool that it reads, in the sub-pool of its type                | geometry_mismatch |
 | a layer's KV heads and K and V head dims are the pool's                                   | geometry_mismatch |
 | every node of a draft's backend reads the pool that it is meant to read                   | geometry_mismatch |
@@ -131,11 +132,11 @@ class SwaRoom:
     longest_input: int
 
 
-def check_shared(target: Shared, draft: Shared) -> Iterator[Finding]:
-    """One finding per field that differs."""
+def check_shared(target: Shared, draft: Shared, reads_target_kv: bool) -> Iterator[Finding]:
+    """One finding per field that differs. A draft with KV of its own has its own dtype, window and context."""
     for field in fields(Shared):
         wanted, found = getattr(target, field.name), getattr(draft, field.name)
-        if wanted != found:
+        if wanted != found and (reads_target_kv or field.name in _ALWAYS_SHARED):
             yield _mismatch(field.name, found, f"{wanted}, as the target has it", _WHY[field.name], "draft")
 
 
@@ -299,6 +300,7 @@ def _too_small(room: SwaRoom, severity: Severity, bound: int, sides: str, who: s
     )
 
 
+_ALWAYS_SHARED = ("allocator", "request_table", "page_size")
 _WHY = {
     "allocator": "slots that one allocator gives out are free in the other's eyes",
     "request_table": "the draft would look its requests up in rows that nobody writes",

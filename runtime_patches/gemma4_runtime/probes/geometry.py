@@ -30,6 +30,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from gemma4_dumps.schema import Layer as LayerRecord
@@ -56,7 +57,7 @@ _BACKEND_NAMES = ("draft_attn_backend", "draft_extend_attn_backend")
 def before_draft_graphs(worker: Any) -> None:
     """Before the frozen draft captures its graphs: a pool that was left behind would end the capture in IndexError."""
     target, draft = worker.target_worker.model_runner, worker.draft_model_runner
-    found = list(geometry.check_shared(facts.shared_facts(target), facts.shared_facts(draft)))
+    found = list(geometry.check_shared(facts.shared_facts(target), facts.shared_facts(draft), True))
     layers = facts.layer_facts(draft.model)
     found += geometry.check_windows("draft", layers)
     if worker.kv_context is not None:
@@ -86,11 +87,17 @@ def _own_pool_draft(worker: Any, target: Any) -> Iterable[Finding]:
     if draft is None or hasattr(worker, "kv_context"):
         return
     layers = facts.layer_facts(draft.model)
-    yield from geometry.check_shared(facts.shared_facts(target), facts.shared_facts(draft))
+    yield from geometry.check_shared(facts.shared_facts(target), facts.shared_facts(draft), False)
     yield from geometry.check_windows("draft", layers)
     backends = {"attn_backend": getattr(draft, "attn_backend", None)}
     backends |= {name: getattr(worker, name, None) for name in _BACKEND_NAMES}
-    nodes = [node for name, held in backends.items() if held is not None for node in facts.backend_nodes(held, name)]
+    nodes = [
+        # Such a backend translates with the allocator's map, which serves the draft's pool as well as the target's.
+        replace(node, swa_state=None)
+        for name, held in backends.items()
+        if held is not None
+        for node in facts.backend_nodes(held, name)
+    ]
     slots = facts.slots_to_hand_out(target.token_to_kv_pool_allocator)
     yield from geometry.check_nodes(nodes, facts.pool_facts(draft.token_to_kv_pool), layers, slots)
 
@@ -102,8 +109,8 @@ def self_test() -> None:
         VerificationFailed: the check no longer tells them apart.
     """
     target = geometry.Shared("a", "t", 16, 512, "float32", 31)
-    clean = list(geometry.check_shared(target, target))
-    planted = [found.what for found in geometry.check_shared(target, geometry.Shared("a", "t", 1, 512, "float32", 31))]
+    clean = list(geometry.check_shared(target, target, True))
+    planted = [found.what for found in geometry.check_shared(target, replace(target, page_size=1), True)]
     if clean or planted != ["page_size"]:
         raise VerificationFailed(f"{RULE}: self test: equal sides gave {clean}, planted page size gave {planted}")
 
@@ -145,9 +152,11 @@ def _scene(finding: Finding, others: list[Finding], site: str, runner: Any) -> S
         "what": finding.what,
         "found": finding.found,
         "expected": finding.expected,
-        "layers": ",".join(map(str, finding.layers)) or None,
-        "other_findings": "; ".join(other.summary for other in others) or None,
     }
+    if finding.layers:
+        scalars["layers"] = ",".join(map(str, finding.layers))
+    if others:
+        scalars["other_findings"] = "; ".join(other.summary for other in others)
     extents = {"context_length": int(runner.model_config.context_len)}
     for part, pool in facts.pool_facts(runner.token_to_kv_pool).parts.items():
         extents[f"slots_{part}"] = pool.slots
