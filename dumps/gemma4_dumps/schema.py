@@ -28,6 +28,10 @@ VERDICTS: Mapping[str, str] = {
     "stale_mapping": "a full-to-SWA mapping entry outlived the page that it points to",
     "pool_leak": "pages belong to nobody and are not free",
     "pool_alias": "a page has two owners",
+    "geometry_mismatch": "two parts of a server that must agree do not: a draft and its target, a layer and its pool",
+    "swa_state": "a backend's SWA state is not that of the pool it reads: page ids go untranslated, or twice",
+    "window_width": "attention layers show another number of keys than the model's configuration says",
+    "pool_too_small": "a pool has fewer slots than must be addressed or held at once",
 }
 """The verdicts that this release writes. A manifest may hold others: a newer writer's verdict is still readable."""
 

@@ -210,6 +210,18 @@ _PROBES = (
         ),
         self_test=f"{_PROBES_AT}.swa_allocator:self_test",
     ),
+    Patch(
+        id="geometry",
+        kind=Kind.PROBE,
+        title="at start-up: pools, layers, windows and backends of target and draft fit together",
+        origin="SGLang issue 17630; the hybrid backend's pool swap; Gemma4Attention's window",
+        upstream=_NO_UPSTREAM,
+        attachments=(
+            Hook("mtp.init_graphs", How.BEFORE, f"{_PROBES_AT}.geometry:before_draft_graphs"),
+            Hook("scheduler.init_model_worker", How.AFTER, f"{_PROBES_AT}.geometry:after_model_workers"),
+        ),
+        self_test=f"{_PROBES_AT}.geometry:self_test",
+    ),
 )
 
 CATALOG: tuple[Patch, ...] = (*_HOST_LEAVES, *_FAULTS, *_FIXES, *_PROBES)

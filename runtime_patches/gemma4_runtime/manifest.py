@@ -41,7 +41,8 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> Path:
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+    # Of the manifest and not of now, so that one process's manifest, written again, stays one file.
+    stamp = datetime.fromisoformat(manifest["created_utc"]).strftime("%Y%m%dT%H%M%S")
     path = folder / f"{stamp}_{manifest['hostname']}_p{manifest['pid']}.json"
     temporary = path.with_suffix(f".tmp{manifest['pid']}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -52,6 +52,17 @@ class Session:
             raise RuntimePatchError("a probe fired without a session; uninstall did not take it off")
         return cls._current._guard
 
+    @classmethod
+    def note_findings(cls, patch: str, findings: list[dict[str, str]]) -> None:
+        """Add what a probe found to its row of this process's guard manifest; an empty list says that it looked."""
+        current = cls._current
+        rows = current.manifest.get("patches", ()) if current is not None else ()
+        for row in rows:
+            if row["id"] == patch:
+                row["findings"] = [*row.get("findings", ()), *findings]
+        if current is not None and rows:
+            current._write_manifest()
+
     def start(self) -> None:
         """Register now; verify and announce as soon as SGLang has applied every plugin's hooks.
 

@@ -50,6 +50,8 @@ TARGETS: dict[str, dict[str, str]] = {
         "req.update_finish_state": f"{_SRT}.managers.schedule_batch.Req.update_finish_state",
         "runner.forward_decode": f"{_RUNNER}.forward_decode",
         "runner.forward_extend": f"{_RUNNER}.forward_extend",
+        "mtp.init_graphs": f"{_FROZEN}.init_cuda_graphs",
+        "scheduler.init_model_worker": f"{_SRT}.managers.scheduler.Scheduler.init_model_worker",
         "engine.set_envs": f"{_SRT}.entrypoints.engine._set_envs_and_config",
         "server_args.is_sm100": f"{_SRT}.server_args.is_sm100_supported",
         "cpu_config.update_intermediate_size": f"{_SRT}.configs.update_config.update_intermediate_size",

@@ -118,6 +118,45 @@ NEXT_STEPS: tuple[Advice, ...] = (
         ),
         verdict="negative",
     ),
+    Advice(
+        (
+            "SGLang up to 0.5.22 shows Gemma-4's sliding layers one key more than transformers does (found = W).",
+            "Outputs as in transformers: serve with GEMMA4_TRIAGE_PATCHES=default,+swa-window-width",
+            "If found is not W, look for who else sets sliding_window_size: gemma4-triage patches",
+        ),
+        rule="geometry",
+        verdict="window_width",
+    ),
+    Advice(
+        (
+            "If it is the pool that a draft reads: it has to be as large as the target's. Do not serve; outputs of "
+            "the draft come from outside its pool (SGLang issue 17630).",
+            "If it is the SWA pool: see expected above, and raise --swa-full-tokens-ratio or --max-total-tokens, or "
+            "lower --chunked-prefill-size.",
+        ),
+        rule="geometry",
+        verdict="pool_too_small",
+    ),
+    Advice(
+        (
+            "A draft backend would read the SWA pool with full-pool page ids. The fix is `swa-state-swap`.",
+            "Serve with GEMMA4_TRIAGE_PATCHES=default to attach it.",
+            "Watch it crash, be trapped and be fixed on a CPU: gemma4-triage repro e4b-trtllm",
+        ),
+        rule="geometry",
+        verdict="swa_state",
+    ),
+    Advice(
+        (
+            "If the pool of a backend's node differs, a pool swap left it behind: serve with "
+            "GEMMA4_TRIAGE_PATCHES=default, which attaches `swa-state-swap`.",
+            "Without it: --speculative-draft-attention-backend trtllm_mha gives the draft a backend without children.",
+            "If a layer id, head count or head dim differs, draft and target are checkpoints of different models.",
+            "Page size, context length and KV dtype come from the launch arguments: see above.",
+        ),
+        rule="geometry",
+        verdict="geometry_mismatch",
+    ),
 )
 
 _ANYTHING_ELSE = ("See which fixes this runtime knows: gemma4-triage patches",)

@@ -10,7 +10,9 @@ from gemma4_triage.next_steps import next_steps
 def root_cause(manifest: Manifest, dump_directory: Path) -> str:
     """Where it happened, whose indices met whose buffer, what the probe concluded, and what is known about it."""
     why = manifest.provenance.explanation or provenance_sentence(manifest)
-    sentences = (_where(manifest), _spaces(manifest), why, next_steps(manifest, dump_directory)[0])
+    # At start-up parts are compared, and no index is at fault yet.
+    found = (manifest.summary,) if manifest.rule == "geometry" else (_where(manifest), _spaces(manifest))
+    sentences = (*found, why, next_steps(manifest, dump_directory)[0])
     return " ".join(_sentence(text) for text in sentences if text)
 
 

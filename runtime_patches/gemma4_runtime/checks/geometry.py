@@ -1,0 +1,315 @@
+"""Check what a server has been put together from: pools, layers, windows, backends. Plain values in, findings out.
+
+| rule                                                                                      | verdict           |
+|-------------------------------------------------------------------------------------------|-------------------|
+| draft and target: one allocator, one request table, equal page size                       | geometry_mismatch |
+| ... and, where the draft reads the target's KV, equal context, KV dtype and window        | geometry_mismatch |
+| every layer's id is in the pool that it reads, in the sub-pool of its type                | geometry_mismatch |
+| a layer's KV heads and K and V head dims are the pool's                                   | geometry_mismatch |
+| every node of a draft's backend reads the pool that it is meant to read                   | geometry_mismatch |
+| ... and translates page ids exactly if that pool is an SWA pool (advice)                  | swa_state         |
+| a sliding layer sees W keys, a full layer all (one key more, as shipped: advice)          | window_width      |
+| a pool that a draft reads has a slot for whatever the allocator hands out                 | pool_too_small    |
+| the SWA pool can admit a request at all, and the longest one (note)                       | pool_too_small    |
+| the SWA pool is no larger than the full pool (note)                                       | geometry_mismatch |
+
+What names no severity is fatal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+NO_WINDOW = -1
+
+
+class Severity(StrEnum):
+    """`fatal` stops a server in trap mode, `advice` does not: a release ships it, or another probe traps the access.
+    `note` is no defect of the server: what some requests will meet with the sizes that were chosen.
+    """
+
+    FATAL = "fatal"
+    ADVICE = "advice"
+    NOTE = "note"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`what` differs: `found` against `expected`, both in words or numbers; `layers` are bound layer ids, if any."""
+
+    verdict: str
+    severity: Severity
+    what: str
+    found: int | str
+    expected: str
+    why: str
+    role: str | None = None
+    layers: tuple[int, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        where = f", layers {', '.join(map(str, self.layers))}" if self.layers else ""
+        role = f"{self.role} " if self.role else ""
+        return f"{role}{self.what}{where}: found {self.found}, expected {self.expected}"
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What a draft must have in common with its target. Objects stand as "Type@id"; sizes in tokens."""
+
+    allocator: str
+    request_table: str
+    page_size: int
+    context_length: int
+    kv_dtype: str
+    sliding_window: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One attention layer. layer_id: as bound, the id that it indexes its pool with; type: `sliding` or `full`.
+
+    window_left: keys before the query's own that the kernel shows, -1 for all of them. config_window: keys that the
+    model's configuration shows, the query's own included; None if this model's convention is not known.
+    """
+
+    layer_id: int
+    type: str
+    kv_heads: int
+    k_dim: int
+    v_dim: int
+    window_left: int
+    config_window: int | None
+
+
+@dataclass(frozen=True)
+class SubPool:
+    """slots: what may be addressed, the dummy page not counted. None where this kind of pool does not say."""
+
+    slots: int
+    kv_heads: int | None
+    k_dim: int | None
+    v_dim: int | None
+
+
+@dataclass(frozen=True)
+class Pool:
+    """name: "Type@id". parts: `sliding` and `full` of an SWA pool, `all` of a plain one. places: layer id to part;
+    None for a kind of pool whose layers are not known here."""
+
+    name: str
+    parts: dict[str, SubPool]
+    places: dict[int, str] | None
+
+    @property
+    def is_swa(self) -> bool:
+        return "sliding" in self.parts
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of an attention backend, as it stands at `site`. swa_state: the pool that it translates page ids
+    for, "" if it translates none, None if this kind of backend keeps no such state."""
+
+    site: str
+    path: str
+    pool: Pool
+    swa_state: str | None
+
+
+@dataclass(frozen=True)
+class SwaRoom:
+    """Tokens. window: as the prefix cache counts it. chunk: the largest prefill at once, None for unlimited.
+    longest_input: the longest prompt that the server accepts."""
+
+    swa_slots: int
+    full_slots: int
+    page_size: int
+    window: int
+    chunk: int | None
+    longest_input: int
+
+
+def check_shared(target: Shared, draft: Shared, reads_target_kv: bool) -> Iterator[Finding]:
+    """One finding per field that differs. A draft with KV of its own has its own dtype, window and context."""
+    for field in fields(Shared):
+        wanted, found = getattr(target, field.name), getattr(draft, field.name)
+        if wanted != found and (reads_target_kv or field.name in _ALWAYS_SHARED):
+            yield _mismatch(field.name, found, f"{wanted}, as the target has it", _WHY[field.name], "draft")
+
+
+def check_layers(role: str, layers: Iterable[Layer], pool: Pool) -> Iterator[Finding]:
+    """Whether `pool` has every layer, in the sub-pool of its type, with its heads and dims. Alike findings are one."""
+    if pool.places is None:
+        return
+    groups: dict[tuple[str, int | str, str, str], list[int]] = {}
+    for layer in layers:
+        for difference in _layer_differences(layer, pool):
+            groups.setdefault(difference, []).append(layer.layer_id)
+    for (what, found, expected, why), ids in groups.items():
+        yield _mismatch(what, found, expected, why, role, tuple(sorted(set(ids))))
+
+
+def _layer_differences(layer: Layer, pool: Pool) -> Iterator[tuple[str, int | str, str, str]]:
+    place = (pool.places or {}).get(layer.layer_id)
+    if place is None:
+        has = f"one of {sorted(pool.places or {})}"
+        yield "layer_id", layer.layer_id, has, f"{pool.name} holds no such layer: its lookup fails at the first read"
+        return
+    if pool.is_swa and place != layer.type:
+        yield "sub_pool", place, layer.type, f"{pool.name} keeps this layer in the other sub-pool, with other page ids"
+    part = pool.parts[place]
+    for name in ("kv_heads", "k_dim", "v_dim"):
+        wanted, found = getattr(part, name), getattr(layer, name)
+        if wanted is not None and found != wanted:
+            yield name, found, f"{wanted}, as {pool.name} ({place}) has it", "the kernel would read across rows"
+
+
+def check_windows(role: str, layers: Iterable[Layer]) -> Iterator[Finding]:
+    """Whether each layer sees the keys that its configuration says, in the kernels' convention: W - 1 before its own.
+
+    One key too many is what SGLang up to 0.5.22 ships for Gemma-4 (fix `swa-window-width`), hence advice.
+    """
+    groups: dict[tuple[int, int], list[int]] = {}
+    for layer in layers:
+        if layer.config_window is not None:
+            wanted = layer.config_window - 1 if layer.type == "sliding" else NO_WINDOW
+            if layer.window_left != wanted:
+                groups.setdefault((layer.window_left, wanted), []).append(layer.layer_id)
+    for (found, wanted), ids in groups.items():
+        shipped = wanted != NO_WINDOW and found == wanted + 1
+        yield Finding(
+            verdict="window_width",
+            severity=Severity.ADVICE if shipped else Severity.FATAL,
+            what="window_left",
+            found=found,
+            expected=str(wanted),
+            why=f"kernels show window_left + 1 keys: {_keys(found)} here, {_keys(wanted)} in the model's configuration",
+            role=role,
+            layers=tuple(sorted(set(ids))),
+        )
+
+
+def _keys(window_left: int) -> str:
+    return "all" if window_left == NO_WINDOW else str(window_left + 1)
+
+
+def check_nodes(
+    nodes: Iterable[Node], meant: Pool, layers: Iterable[Layer], slots: dict[str, int]
+) -> Iterator[Finding]:
+    """Whether every node of a draft's backend reads the pool that it is meant to, and that pool serves the draft.
+
+    Args:
+        nodes: of all sites.
+        meant: the target's pool for a frozen draft, else the draft's own.
+        layers: of the draft.
+        slots: `full` and, with an SWA allocator, `sliding`: what it hands out. It is the target's, and the pool has to
+            have as many of each kind as it has at all.
+    """
+    layers = tuple(layers)
+    left_behind: dict[str, list[Node]] = {}
+    stale: dict[str, list[Node]] = {}
+    for node in nodes:
+        if node.pool.name != meant.name:
+            left_behind.setdefault(f"{node.pool.name} ({_size(node.pool)} slots)", []).append(node)
+        elif node.swa_state is not None and node.swa_state != _swa_state(meant):
+            stale.setdefault(node.swa_state or "none", []).append(node)
+    for pool, held in left_behind.items():
+        yield _mismatch(
+            "pool",
+            f"{pool} on {_where(held)}",
+            f"{meant.name} ({_size(meant)} slots)",
+            "a pool swap left this behind: another pool is indexed with the layer ids and page ids of the one meant",
+            "draft",
+        )
+    for state, held in stale.items():
+        yield Finding(
+            verdict="swa_state",
+            severity=Severity.ADVICE,
+            what="swa_state",
+            found=f"{state} on {_where(held)}",
+            expected=_swa_state(meant) or "none",
+            why="page ids of sliding layers go untranslated, or twice; `page-table` traps the first bad one",
+            role="draft",
+        )
+    yield from check_layers("draft", layers, meant)
+    yield from _check_slots(meant, slots)
+
+
+def _where(nodes: list[Node]) -> str:
+    paths, sites = dict.fromkeys(node.path for node in nodes), dict.fromkeys(node.site for node in nodes)
+    return f"{', '.join(paths)} inside {', '.join(sites)}"
+
+
+def _swa_state(pool: Pool) -> str:
+    return pool.name if pool.is_swa else ""
+
+
+def _size(pool: Pool) -> str:
+    return " + ".join(str(part.slots) for part in pool.parts.values())
+
+
+def _check_slots(pool: Pool, slots: dict[str, int]) -> Iterator[Finding]:
+    for name, part in pool.parts.items():
+        needed = slots.get("full" if name == "all" else name, 0)
+        if part.slots < needed:
+            yield Finding(
+                verdict="pool_too_small",
+                severity=Severity.FATAL,
+                what=f"slots_{name}",
+                found=part.slots,
+                expected=f"at least {needed}, which the allocator hands out",
+                why=f"the draft indexes {pool.name} with the target's slots, and would leave it (SGLang issue 17630)",
+                role="draft",
+            )
+
+
+def check_swa_room(room: SwaRoom) -> Iterator[Finding]:
+    """Whether SGLang's admission test, `max(input of this step, window) + page < free SWA slots`, can ever hold."""
+    least = room.window + room.page_size
+    step = room.longest_input if room.chunk is None else min(room.chunk, room.longest_input)
+    longest = max(step, room.window) + room.page_size
+    if room.swa_slots <= least:
+        yield _too_small(room, Severity.FATAL, least, f"window {room.window} + page {room.page_size}", "no request")
+    elif room.swa_slots <= longest:
+        sides = f"longest prefill step {step} (chunk {room.chunk}, input {room.longest_input}) + page {room.page_size}"
+        yield _too_small(
+            room, Severity.NOTE, longest, sides, f"no input of {room.swa_slots - room.page_size} tokens or more"
+        )
+    if 0 < room.full_slots < room.swa_slots:
+        yield Finding(
+            verdict="geometry_mismatch",
+            severity=Severity.NOTE,
+            what="swa_ratio",
+            found=room.swa_slots,
+            expected=f"at most {room.full_slots}, as many as full slots",
+            why="every SWA slot serves a full slot, so what is above can never be used: --swa-full-tokens-ratio over 1",
+        )
+
+
+def _too_small(room: SwaRoom, severity: Severity, bound: int, sides: str, who: str) -> Finding:
+    return Finding(
+        verdict="pool_too_small",
+        severity=severity,
+        what="swa_slots",
+        found=room.swa_slots,
+        expected=f"more than {bound} = {sides}",
+        why=f"SGLang admits {who}: it waits in the queue for ever. Raise --swa-full-tokens-ratio or the pool",
+    )
+
+
+_ALWAYS_SHARED = ("allocator", "request_table", "page_size")
+_WHY = {
+    "allocator": "slots that one allocator gives out are free in the other's eyes",
+    "request_table": "the draft would look its requests up in rows that nobody writes",
+    "page_size": "page ids of the one are no page ids of the other",
+    "context_length": "the draft's page tables are too narrow, or its positions end before the target's",
+    "kv_dtype": "the draft would read the target's KV as another type",
+    "sliding_window": "metadata of sliding layers is built for another window than the target keeps",
+}
+
+
+def _mismatch(what: str, found: int | str, expected: str, why: str, role: str, layers: tuple[int, ...] = ()) -> Finding:
+    return Finding("geometry_mismatch", Severity.FATAL, what, found, expected, why, role, layers)
