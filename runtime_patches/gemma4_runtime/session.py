@@ -150,7 +150,7 @@ class Session:
             _say(f"PROBE NOT ATTACHED: {missing}: {reason}. {ALLOW_MISSING}=1 lets the server start.", loud=True)
         for kind in (Kind.FIX, Kind.OPTIMISATION, Kind.PROBE):
             if patches := [patch for patch in by_kind.get(kind, []) if patch.id not in self.attachment.missing]:
-                mode = f" (mode {self.settings.mode.value})" if kind is Kind.PROBE else ""
+                mode = f" (mode {self.settings.mode.text})" if kind is Kind.PROBE else ""
                 _say(f"{kind.value}: {', '.join(patch.id for patch in patches)}{mode}")
 
     def _dump_context(self) -> Mapping[str, Any]:

@@ -32,6 +32,11 @@ class Mode(StrEnum):
             return self
         return Mode.CONTAIN if in_graph else Mode.TRAP
 
+    @property
+    def text(self) -> str:
+        """For people."""
+        return "1: trap, and contain in CUDA graphs" if self is Mode.ON else self.value
+
 
 class Leak(StrEnum):
     """What the leak audit does with a finding. `raise` ends the process; `dump` does not take the server down."""

@@ -258,6 +258,8 @@ class TestRefusals:
 
         monkeypatch.setattr(plugins, "_plugins_loaded", False)
         monkeypatch.setenv("GEMMA4_TRIAGE_FAULTS", "no-such-fault")
+        # Other packages bring plugins too, and which comes first is the file system's choice.
+        monkeypatch.setenv("SGLANG_PLUGINS", "gemma4_runtime")
         with pytest.raises(SystemExit) as stopped:
             plugins.load_plugins()
         assert stopped.value.code == 2

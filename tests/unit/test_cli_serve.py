@@ -110,7 +110,7 @@ class TestWhatIsEffective:
         done = run("--dry-run", "--faults", "swa-state-stale", "--debug", "1", "--probes", "page-table", "--", "x")
         first, second, *_ = done.stderr.splitlines()
         assert first.startswith("gemma4-triage: FAULT INJECTED: swa-state-stale: ")
-        assert second == "gemma4-triage: probes: page-table (mode trap)"
+        assert second == "gemma4-triage: probes: page-table (mode 1: trap, and contain in CUDA graphs)"
 
     def test_where_dumps_and_guard_manifests_go(self, tmp_path):
         done = run("--dry-run", "--dump-dir", str(tmp_path), "--", "x")
@@ -290,7 +290,7 @@ class TestRelease:
         assert main(["serve", "--allow-missing", *words]) == 0
         said = capsys.readouterr().err
         assert "PROBE WILL NOT BE ATTACHED: patch page-table supports SGLang 0.5.13.post1" in said
-        assert "probes: none (mode trap)" in said
+        assert "probes: none (mode 1: trap, and contain in CUDA graphs)" in said
 
     def test_fixes_may_not(self, release):
         release("0.4.0")

@@ -137,7 +137,7 @@ def _effective(start: Start) -> Iterator[str]:
         yield f"PROBE WILL NOT BE ATTACHED: {reason}"
     probes = _names(patch.id for patch in by_kind[Kind.PROBE] if patch.id not in start.missing_probes)
     yield "probes: " + (
-        "none, the mode is off" if settings.mode is Mode.OFF else f"{probes} (mode {settings.mode.value})"
+        "none, the mode is off" if settings.mode is Mode.OFF else f"{probes} (mode {settings.mode.text})"
     )
     if settings.leak is not Leak.OFF:
         yield f"leak audit: {settings.leak.value}"

@@ -49,7 +49,7 @@ def _checks(settings: Settings) -> Iterator[Check]:
     yield _host_engine(settings)
     chosen = ", ".join(f"{patch.id} ({patch.kind.value})" for patch in patches)
     yield Check("patches asked for", OK, chosen or "none: SGLang runs as shipped")
-    yield Check("probe mode", OK, settings.mode.value)
+    yield Check("probe mode", OK, settings.mode.text)
     root = settings.dump_dir or default_root()
     yield _store(root)
     yield _last_guards(root)
