@@ -46,7 +46,7 @@ def test_it_serves_guarded_and_stops_on_sigterm(serving, tmp_path):
     assert answer.usage.completion_tokens == 8
 
     said = (tmp_path / "server.log").read_text(errors="replace")
-    assert f"gemma4-triage: probes: {', '.join(PROBES)} (mode trap)" in said
+    assert f"gemma4-triage: probes: {', '.join(PROBES)} (mode 1: trap, and contain in CUDA graphs)" in said
     assert "gemma4-triage: fixes: swa-state-swap, eager-out-cache-loc" in said
     assert "arguments added for the CPU: --device cpu --dtype float32" in said
 
