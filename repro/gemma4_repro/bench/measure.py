@@ -1,0 +1,149 @@
+"""Runs a plan: servers up, warm, then round by round, until the plan or the time is over."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gemma4_repro.bench.arms import REFERENCE
+from gemma4_repro.bench.burst import Burst, run_burst
+from gemma4_repro.bench.checkpoint import make_pair
+from gemma4_repro.bench.cores import split_cores
+from gemma4_repro.bench.fleet import Fleet
+from gemma4_repro.bench.plan import Plan, schedule
+from gemma4_repro.bench.server import BenchServer, ServerLost
+from gemma4_repro.bench.server_arguments import cuda_arguments, host_arguments
+from gemma4_repro.toys.locate import ASSISTANT_NAME, TARGET_NAME, toy_path
+
+_BURST_LIMIT_S = 180
+_WARM_LIMIT_S = 400
+SLOW, SLOW_ROUNDS = 6, 3
+"""An arm that takes SLOW times the reference's time is measured in SLOW_ROUNDS rounds, to leave time for the others."""
+
+
+@dataclass
+class Measured:
+    """lost: per MTP setting ("mtp on", "mtp off") and arm why it did not finish. partial: why rounds are missing, or
+    empty. idle_cores: per burst, cores' worth of CPU time that all other servers took together."""
+
+    bursts: list[Burst] = field(default_factory=list)
+    lost: dict[str, dict[str, str]] = field(default_factory=dict)
+    partial: str = ""
+    idle_cores: list[float] = field(default_factory=list)
+    interrupted: bool = False
+
+
+def run_plan(plan: Plan, folder: Path, tell: Callable[[str], None]) -> Measured:
+    """`tell` gets a line about what happens now. Every server has ended when this returns or raises.
+
+    Raises:
+        OSError: the run's folder cannot be written.
+        FileNotFoundError: the toys are not there.
+        EnvironmentLacks: no free ports.
+    """
+    measured = Measured()
+    ends = time.monotonic() + plan.limit_s
+    pair = (toy_path(TARGET_NAME), toy_path(ASSISTANT_NAME)) if plan.host_engine else make_pair(folder / "models")
+    make_arguments = host_arguments if plan.host_engine else cuda_arguments
+    own_cores, _ = split_cores()
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, own_cores)
+    try:
+        for position, mtp in enumerate(plan.mtp):
+            now = time.monotonic()
+            deadline = now + (ends - now) / (len(plan.mtp) - position)
+            name = _phase(mtp)
+            arguments = make_arguments(pair, mtp, plan.batches)
+            tell(f"{name}: starting {len(plan.arms)} servers, logs below {folder / name.replace(' ', '-')}")
+            with Fleet(plan.arms, folder / name.replace(" ", "-"), arguments, plan.host_engine) as fleet:
+                measured.lost[name] = fleet.lost
+                _Phase(plan, mtp, fleet, deadline, measured, tell).run()
+    except KeyboardInterrupt:
+        measured.partial, measured.interrupted = "interrupted", True
+    finally:
+        os.sched_setaffinity(0, before)
+    return measured
+
+
+def _phase(mtp: bool) -> str:
+    return "mtp on" if mtp else "mtp off"
+
+
+class _Phase:
+    """One MTP setting: servers that have been started, to bursts."""
+
+    def __init__(
+        self, plan: Plan, mtp: bool, fleet: Fleet, deadline: float, measured: Measured, tell: Callable[[str], None]
+    ) -> None:
+        self._plan, self._mtp, self._fleet, self._deadline = plan, mtp, fleet, deadline
+        self._measured, self._tell = measured, tell
+        self._started = time.monotonic()
+        self._wall_s: dict[tuple[str, int], float] = {}
+
+    def run(self) -> None:
+        self._fleet.wait_until_ready(self._deadline, lambda arm: self._say(f"{arm} is up"))
+        self._warm_up()
+        self._say(f"warm: {', '.join(self._fleet.servers)}")
+        # Round 0 is thrown away: each arm alone for the first time. It tells which arms are slow.
+        for number in range(self._plan.rounds + 1):
+            if REFERENCE not in self._fleet.servers:
+                self._stop(f"the arm {REFERENCE!r} is lost, and nothing can be compared without it")
+                return
+            for batch, arm in schedule(self._plan, self._arms_of(number), number):
+                if time.monotonic() + self._wall_s.get((arm, batch), 0) > self._deadline:
+                    self._stop(f"time is up in round {number} of {self._plan.rounds}")
+                    return
+                self._measure(number, batch, arm)
+            self._say(f"round {number} of {self._plan.rounds}" + (" (not counted)" if number == 0 else ""))
+
+    def _arms_of(self, number: int) -> tuple[str, ...]:
+        arms = tuple(self._fleet.servers)
+        return arms if number <= SLOW_ROUNDS else tuple(arm for arm in arms if not self._is_slow(arm))
+
+    def _is_slow(self, arm: str) -> bool:
+        pairs = [(self._wall_s.get((arm, b)), self._wall_s.get((REFERENCE, b))) for b in self._plan.batches]
+        return any(mine > SLOW * reference for mine, reference in pairs if mine and reference)
+
+    def _measure(self, number: int, batch: int, arm: str) -> None:
+        if arm not in self._fleet.servers:
+            return
+        others_s, started = self._fleet.cpu_s_of_others(arm), time.monotonic()
+        burst = self._burst(self._fleet.servers[arm], number, batch)
+        if burst is None:
+            return
+        idle = (self._fleet.cpu_s_of_others(arm) - others_s) / (time.monotonic() - started)
+        self._wall_s[arm, batch] = burst.wall_s
+        if number > 0:
+            self._measured.bursts.append(burst)
+            self._measured.idle_cores.append(idle)
+
+    def _warm_up(self) -> None:
+        """All servers at once: what is compiled now is compiled by each process for itself."""
+        with ThreadPoolExecutor(len(self._fleet.servers) or 1) as pool:
+            list(pool.map(self._warm_one, list(self._fleet.servers.values())))
+
+    def _warm_one(self, server: BenchServer) -> None:
+        for batch in self._plan.batches:
+            if server.arm.id in self._fleet.servers:
+                self._burst(server, 0, batch, _WARM_LIMIT_S)
+
+    def _burst(self, server: BenchServer, number: int, batch: int, limit_s: float = _BURST_LIMIT_S) -> Burst | None:
+        plan = self._plan
+        limit_s = max(1.0, min(limit_s, self._deadline - time.monotonic()))
+        try:
+            return run_burst(server, self._mtp, batch, number, plan.prompt_tokens, plan.new_tokens, limit_s)
+        except ServerLost as error:
+            self._fleet.drop(server.arm.id, str(error))
+            self._say(f"lost {error}")
+            return None
+
+    def _stop(self, why: str) -> None:
+        self._measured.partial = "; ".join(filter(None, [self._measured.partial, f"{_phase(self._mtp)}: {why}"]))
+        self._say(why)
+
+    def _say(self, text: str) -> None:
+        self._tell(f"{_phase(self._mtp)}, {time.monotonic() - self._started:.0f} s: {text}")

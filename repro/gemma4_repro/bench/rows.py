@@ -1,0 +1,48 @@
+"""Bursts to rows: one per arm, MTP setting and batch."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from gemma4_repro.bench.arms import ARMS, REFERENCE
+from gemma4_repro.bench.burst import Burst
+from gemma4_repro.bench.quantiles import ratio_by_round, spread
+
+HOST_DEVICE = "host engine"
+
+
+def build_rows(bursts: Sequence[Burst], device: str, dumps: dict[str, int]) -> list[dict[str, Any]]:
+    """Rows by MTP, batch and the arms' order. device: the GPU's name, or HOST_DEVICE.
+
+    step_ms is over all windows of all rounds; the ratio pairs the median window of a round with the reference's of the
+    same round. dumps: how many each arm wrote; a probe that found something did more than look.
+    """
+    order = [arm.id for arm in ARMS]
+    cells = {(burst.mtp, burst.batch, burst.arm) for burst in bursts if burst.step_ms}
+    rows = []
+    for mtp, batch, arm in sorted(cells, key=lambda cell: (cell[0], cell[1], order.index(cell[2]))):
+        mine = [b for b in bursts if (b.mtp, b.batch, b.arm) == (mtp, batch, arm) and b.step_ms]
+        reference = [b for b in bursts if (b.mtp, b.batch, b.arm) == (mtp, batch, REFERENCE) and b.step_ms]
+        ratio = ratio_by_round(_by_round(mine), _by_round(reference))
+        rows.append(
+            {
+                "arm": arm,
+                "mtp": mtp,
+                "batch": batch,
+                "device": device,
+                "rounds": len(mine),
+                "step_ms": spread([window for burst in mine for window in burst.step_ms]),
+                "output_tokens_per_s": spread([burst.tokens_per_s for burst in mine]),
+                "tokens_per_step": round(statistics.fmean(burst.tokens_per_step for burst in mine), 3),
+                "step_ratio_to_none": None if ratio is None else asdict(ratio),
+                "dumps": dumps.get(arm, 0),
+            }
+        )
+    return rows
+
+
+def _by_round(bursts: Sequence[Burst]) -> dict[int, float]:
+    return {burst.round: statistics.median(burst.step_ms) for burst in bursts}

@@ -1,0 +1,129 @@
+"""One arm's server: started, asked, and ended with its whole session, whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gemma4_repro.bench.arms import BenchArm
+from gemma4_repro.bench.cores import cpu_seconds, session_members
+from gemma4_repro.bench.server_arguments import command_words
+from gemma4_repro.errors import EnvironmentLacks
+from gemma4_repro.log_exceptions import last_lines
+from gemma4_repro.parent_death import die_with_parent
+
+LOG_NAME = "server.log"
+_LOG_LINES = 15
+# SGLang's gRPC port is 10000 above its HTTP port, so that nothing above 55535 will do.
+_PORTS = range(21000, 45000, 40)
+
+
+class ServerLost(Exception):
+    """The server ended, does not answer, or answers with an error: what and where, with the end of its log."""
+
+
+class BenchServer:
+    """A server that is being started. Call `close` in every case."""
+
+    def __init__(
+        self,
+        arm: BenchArm,
+        folder: Path,
+        arguments: Mapping[str, Any],
+        environment: Mapping[str, str],
+        cores: set[int],
+        port: int,
+    ) -> None:
+        self.arm, self.folder = arm, folder
+        self.log_path = folder / LOG_NAME
+        self._url = f"http://127.0.0.1:{port}"
+        words = command_words({**arguments, "port": port, "nccl_port": port + 20})
+        self.command = [sys.executable, "-m", "sglang.launch_server", *words]
+        parent = os.getpid()
+
+        def prepare() -> None:
+            die_with_parent(parent)
+            os.sched_setaffinity(0, cores)
+
+        with self.log_path.open("w") as log:
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=dict(environment),
+                start_new_session=True,
+                preexec_fn=prepare,
+            )
+        self._members: list[int] = []
+
+    def is_ready(self) -> bool:
+        """Whether /health answers. Raises ServerLost if the server has ended."""
+        if self._process.poll() is not None:
+            raise self.lost(f"ended with {self._process.returncode} before it was ready")
+        try:
+            with urllib.request.urlopen(f"{self._url}/health", timeout=5):
+                pass
+        except (urllib.error.URLError, OSError):
+            return False
+        self._members = session_members(self._process.pid)
+        return True
+
+    def ask(self, path: str, body: Any = None, timeout_s: float = 60) -> Any:
+        """GET, or POST `body` as JSON; the answer's JSON, or its text. Raises ServerLost."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self._url}{path}", data, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+                text = answer.read().decode()
+        except urllib.error.HTTPError as error:
+            raise self.lost(f"{path}: HTTP {error.code}: {error.read().decode(errors='replace')[:300]}") from error
+        except (urllib.error.URLError, OSError, ValueError) as error:
+            raise self.lost(f"{path}: {error}") from error
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+
+    def cpu_s(self) -> float:
+        """CPU time of all its processes so far, in seconds."""
+        return cpu_seconds(self._members)
+
+    def lost(self, what: str) -> ServerLost:
+        end = "\n".join(f"    {line}" for line in last_lines(self.log_path, _LOG_LINES))
+        return ServerLost(f"{self.arm.id}: {what}; {self.log_path} ends:\n{end}")
+
+    def close(self) -> None:
+        """Kill every process of its session. A second call does nothing."""
+        for member in {*session_members(self._process.pid), *self._members}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member, signal.SIGKILL)
+        self._members = []
+        self._process.wait()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that are free now, together with those that SGLang derives from them. Raises EnvironmentLacks."""
+    found = [port for port in _PORTS if all(_is_free(port + offset) for offset in (0, 20, 10000))]
+    if len(found) < count:
+        raise EnvironmentLacks(f"{count} servers need ports from {_PORTS.start} on, and {len(found)} are free")
+    return found[:count]
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,139 @@
+"""`gemma4-triage bench probes`: decode step time and throughput of the real server, per arm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gemma4_triage.cli.output import emit_json, say, stdout_console
+from gemma4_triage.cli.output_file import refuse_existing, write_output
+from gemma4_triage.errors import EnvironmentCannot, ExitCode, UsageMistake
+
+if TYPE_CHECKING:
+    from gemma4_repro.bench.plan import Plan
+
+KIND = "bench-probes"
+_MTP = {"on": (True,), "off": (False,), "both": (False, True)}
+
+
+def probes(
+    out: Annotated[Path | None, typer.Option("--out", metavar="PATH", help="Write the rows there, as JSON.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite --out.")] = False,
+    arms: Annotated[str, typer.Option("--arms", metavar="IDS", help="Comma-separated; none is always measured.")] = "",
+    batches: Annotated[
+        str,
+        typer.Option("--batches", metavar="SIZES", help="Requests at once. Default: 1,16,64, on the host engine 1,2."),
+    ] = "",
+    mtp: Annotated[str, typer.Option("--mtp", metavar="on|off|both", help="Speculative decoding.")] = "both",
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Counted rounds; one more goes before them.")] = 10,
+    max_minutes: Annotated[
+        float, typer.Option("--max-minutes", min=1, help="For everything; then write what there is, as partial.")
+    ] = 9.0,
+    run_folder: Annotated[
+        Path | None,
+        typer.Option("--run-folder", metavar="DIR", help="For logs, instead of one below the state directory."),
+    ] = None,
+    host_engine: Annotated[
+        bool,
+        typer.Option("--host-engine", help="Smoke run with the toys on this CPU: one round, and no measurement."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+) -> None:
+    """Measure what each arm adds to a decode step of SGLang's server, all arms interleaved.
+
+    Needs a CUDA device and no network: the model is a scaled toy with dummy weights. Arms: none, off, log, contain,
+    trap, ledger, flashinfer-3, flashinfer-5, strict-mem-check. Exits 1 if a target is missed or could not be measured,
+    3 without CUDA.
+    """
+    from gemma4_repro.errors import ReproError
+
+    plan = _plan(arms, batches, mtp, rounds, max_minutes, host_engine)
+    refuse_existing(out, force)
+    if not host_engine:
+        _need_cuda()
+    try:
+        document, interrupted = _measure(plan, run_folder)
+    except ReproError as error:
+        kind = UsageMistake if error.exit_code == ExitCode.USAGE else EnvironmentCannot
+        raise kind(str(error), error.hint) from error
+    _report(document, out, as_json)
+    raise typer.Exit(ExitCode.INTERRUPTED if interrupted else _exit_code(document))
+
+
+def _plan(arms: str, batches: str, mtp: str, rounds: int, max_minutes: float, host_engine: bool) -> Plan:
+    from gemma4_repro.bench.arms import choose
+    from gemma4_repro.bench.plan import CUDA_SIZES, HOST_SIZES, Plan
+    from gemma4_repro.errors import UnknownName
+
+    if mtp not in _MTP:
+        raise UsageMistake(f"--mtp {mtp!r} cannot be read", "allowed: on, off, both")
+    try:
+        chosen = choose(tuple(id.strip() for id in arms.split(",") if id.strip()), smoke=host_engine)
+    except UnknownName as error:
+        raise UsageMistake(str(error), error.hint) from error
+    sizes = _batches(batches or ("1,2" if host_engine else "1,16,64"))
+    lengths = HOST_SIZES if host_engine else CUDA_SIZES
+    return Plan(chosen, sizes, _MTP[mtp], 1 if host_engine else rounds, host_engine, 60 * max_minutes, **lengths)
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    try:
+        sizes = sorted({int(word) for word in text.split(",")})
+    except ValueError:
+        sizes = []
+    if not sizes or sizes[0] < 1 or sizes[-1] > 128:
+        raise UsageMistake(f"--batches {text!r} cannot be read", "numbers from 1 to 128, for example 1,16,64")
+    return tuple(sizes)
+
+
+def _need_cuda() -> None:
+    from gemma4_repro.readiness import check_sglang
+    from gemma4_triage.inspection.cuda_presence import cuda_is_present
+
+    if not cuda_is_present():
+        raise EnvironmentCannot(
+            "bench probes measures a GPU, and the CUDA driver shows no device here",
+            "run it on a GPU host with SGLang installed; --host-engine tries the command out on this CPU",
+        )
+    check_sglang()
+
+
+def _measure(plan: Plan, run_folder: Path | None) -> tuple[dict[str, Any], bool]:
+    from gemma4_repro.bench.ask_installation import InstallationQuestion
+    from gemma4_repro.bench.measure import run_plan
+    from gemma4_repro.readiness import check_sglang
+    from gemma4_repro.run_folder import prepare_run_folder
+    from gemma4_triage.report.bench_document import bench_document
+
+    check_sglang()
+    folder = prepare_run_folder("bench-probes", (), run_folder, False)
+    say(f"run folder: {folder}")
+    with InstallationQuestion(folder, plan.host_engine) as question:
+        measured = run_plan(plan, folder, say)
+        installation = question.answer()
+    document = bench_document(plan, measured, installation, folder)
+    if not document["rows"] and not measured.interrupted:
+        reasons = [why for lost in measured.lost.values() for why in lost.values()]
+        why = "\n".join(reasons) or measured.partial
+        raise EnvironmentCannot(f"nothing was measured\n{why}", f"the servers' logs are below {folder}")
+    return document, measured.interrupted
+
+
+def _report(document: dict[str, Any], out: Path | None, as_json: bool) -> None:
+    from gemma4_triage.report.bench_view import print_bench
+
+    if as_json:
+        emit_json(KIND, document)
+    else:
+        print_bench(stdout_console(), document)
+    if out is not None:
+        write_output(out, KIND, document)
+
+
+def _exit_code(document: dict[str, Any]) -> ExitCode:
+    from gemma4_repro.bench.targets import MET, NOT_JUDGED
+
+    good = all(target["status"] in (MET, NOT_JUDGED) for target in document["targets"])
+    return ExitCode.OK if good else ExitCode.VIOLATION

@@ -1,0 +1,39 @@
+"""A result file that a command writes: refused if it exists, written whole, announced."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from gemma4_triage.cli.output import JSON_SCHEMA_VERSION, say
+from gemma4_triage.errors import EnvironmentCannot, UsageMistake
+
+
+def refuse_existing(path: Path | None, force: bool) -> None:
+    """Before the work starts. Raises UsageMistake if `path` exists without `force`, or its folder does not."""
+    if path is None:
+        return
+    if path.exists() and not force:
+        raise UsageMistake(f"{path} exists", "name another --out, or overwrite it with --force")
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise UsageMistake(f"{path} cannot be a file here", "--out takes a file in a folder that exists")
+
+
+def write_output(path: Path, kind: str, fields: dict[str, Any]) -> None:
+    """One JSON document, as `emit_json` prints it. Raises EnvironmentCannot."""
+    document = {"schema_version": JSON_SCHEMA_VERSION, "kind": kind} | fields
+    write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Under a temporary name first, so that a full disk leaves no half file. Raises EnvironmentCannot."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise EnvironmentCannot(f"{path} cannot be written: {error.strerror}", "name another --out") from error
+    say(f"Wrote {path}")

@@ -1,0 +1,82 @@
+"""A finished bench as one JSON document: what was measured, on what, how, and against which targets."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gemma4_repro.bench.checkpoint import geometry
+from gemma4_repro.bench.cores import split_cores
+from gemma4_repro.bench.measure import SLOW, SLOW_ROUNDS, Measured
+from gemma4_repro.bench.plan import Plan
+from gemma4_repro.bench.quantiles import quantile
+from gemma4_repro.bench.rows import HOST_DEVICE, build_rows
+from gemma4_repro.bench.server_arguments import STEPS_PER_WINDOW
+from gemma4_repro.bench.targets import judge_targets
+
+_UNKNOWN_GPU = "unknown GPU"
+
+
+def bench_document(plan: Plan, measured: Measured, installation: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """installation: of InstallationQuestion. folder: the run's, where dumps are counted."""
+    gpu = None if plan.host_engine else installation["gpu"]
+    device = HOST_DEVICE if plan.host_engine else (gpu or {}).get("name", _UNKNOWN_GPU)
+    rows = build_rows(measured.bursts, device, count_dumps(folder))
+    return {
+        "measurement": not plan.host_engine,
+        "command": shlex.join(["gemma4-triage", *sys.argv[1:]]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": device,
+        "gpu": gpu,
+        "versions": installation["versions"],
+        "model": "committed toys" if plan.host_engine else geometry(),
+        "method": _method(plan, measured),
+        "arms": {arm.id: {"title": arm.title, "environment": dict(arm.environment)} for arm in plan.arms},
+        "rows": rows,
+        "targets": judge_targets(plan.arms, rows, installation["identity"]),
+        "lost": {phase: dict(lost) for phase, lost in measured.lost.items() if lost},
+        "partial": measured.partial,
+        "run_folder": str(folder),
+    }
+
+
+def count_dumps(folder: Path) -> dict[str, int]:
+    """Dumps by arm, over both MTP settings; `guards` holds manifests and is none."""
+    found: dict[str, int] = {}
+    for path in folder.glob("*/*/dumps/*"):
+        if path.is_dir() and path.name != "guards":
+            arm = path.parents[1].name
+            found[arm] = found.get(arm, 0) + 1
+    return found
+
+
+def _method(plan: Plan, measured: Measured) -> dict[str, Any]:
+    own, servers = split_cores()
+    return {
+        "step_ms": "SGLang's own record of decode step times (SGLANG_RECORD_STEP_TIME), by the scheduler's clock; one "
+        "value per window of steps; the first window of a burst, which holds the prefill, is left out",
+        "steps_per_window": STEPS_PER_WINDOW,
+        "output_tokens_per_s": "output tokens over the client's wall time of a burst, prefill and HTTP included",
+        "step_ratio_to_none": "median over rounds of (an arm's median window / that of none in the same round), with "
+        "a 95% bootstrap interval over rounds",
+        "order": "all servers up at once, one at work at a time; per round and batch the arms in an order drawn anew",
+        "slow_arms": f"an arm at {SLOW} times the reference's time or more is measured in {SLOW_ROUNDS} rounds",
+        "noise": "off runs the code that none runs: what its ratio differs from 1 by is noise",
+        "cores": {"all": os.cpu_count(), "measuring": sorted(own), "servers": sorted(servers)},
+        "idle_servers_cores": _idle(measured.idle_cores),
+        "rounds": plan.rounds,
+        "seed": plan.seed,
+        "prompt_tokens": plan.prompt_tokens,
+        "new_tokens": plan.new_tokens,
+    }
+
+
+def _idle(cores: list[float]) -> dict[str, float] | None:
+    """Cores' worth of CPU time that all idle servers together took while one worked."""
+    if not cores:
+        return None
+    return {"median": round(quantile(cores, 0.5), 4), "q90": round(quantile(cores, 0.9), 4)}

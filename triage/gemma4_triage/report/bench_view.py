@@ -1,0 +1,80 @@
+"""A finished bench on a terminal: rows, targets, what was lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gemma4_triage.cli.output import printable
+
+_STYLES = {"met": "green", "missed": "bold red", "not measured": "bold red", "not judged": "yellow"}
+
+
+def print_bench(console: Console, document: dict[str, Any]) -> None:
+    if not document["measurement"]:
+        console.print(Text("host engine: a smoke run; these numbers are no measurement", style="bold yellow"))
+    console.print(_rows(document["rows"]))
+    for target in document["targets"]:
+        console.print(_target(target), soft_wrap=True)
+    for phase, lost in document["lost"].items():
+        for text in lost.values():
+            console.print(Text(printable(f"{phase}: lost {text}"), style="red"), soft_wrap=True)
+    if document["partial"]:
+        console.print(Text(f"partial: {document['partial']}", style="yellow"), soft_wrap=True)
+
+
+def ratio_text(ratio: dict[str, Any] | None) -> str:
+    """{"median": 1.004, "low": 0.998, "high": 1.009} -> "+0.4% [-0.2, +0.9]"; a factor from 2 on."""
+    if ratio is None:
+        return ""
+    median = ratio["median"]
+    if median >= 2:
+        return f"x{median:.1f}"
+    interval = "" if ratio["low"] is None else f" [{_percent(ratio['low'])}, {_percent(ratio['high'])}]"
+    return f"{_percent(median)}%{interval}"
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.1f}"
+
+
+def _rows(rows: list[dict[str, Any]]) -> Table:
+    columns = ("mtp", "batch", "arm", "step ms", "10%", "90%", "windows", "rounds", "step against none", "tokens/s")
+    table = Table(*columns, "dumps", box=SIMPLE)
+    for column in table.columns[3:8]:
+        column.justify = "right"
+    last = None
+    for row in rows:
+        cell, step = (row["mtp"], row["batch"]), row["step_ms"]
+        if last not in (None, cell):
+            table.add_section()
+        last = cell
+        table.add_row(
+            "on" if row["mtp"] else "off",
+            str(row["batch"]),
+            row["arm"],
+            *(f"{step[name]:.3f}" for name in ("median", "q10", "q90")),
+            str(step["n"]),
+            str(row["rounds"]),
+            ratio_text(row["step_ratio_to_none"]),
+            f"{row['output_tokens_per_s']['median']:.0f}",
+            str(row["dumps"] or ""),
+        )
+    return table
+
+
+def _target(target: dict[str, Any]) -> Text:
+    if target["target"] == "identity":
+        proof = target["proof"] or {"compared": 0, "changed": []}
+        text = f"{proof['compared']} of SGLang's functions compared, {len(proof['changed'])} changed ({target['test']})"
+    else:
+        worst = target["worst"]
+        text = f"step time at most {100 * (target['limit'] - 1):.0f}% over none"
+        if worst:
+            where = f"mtp {'on' if worst['mtp'] else 'off'}, batch {worst['batch']}"
+            text += f"; worst {ratio_text(worst['ratio'])} ({where})"
+    return Text(f"{target['arm']}: ").append(target["status"], _STYLES[target["status"]]).append(f": {text}")
