@@ -21,8 +21,9 @@ from gemma4_repro.toys.locate import ASSISTANT_NAME, TARGET_NAME, toy_path
 
 _BURST_LIMIT_S = 180
 _WARM_LIMIT_S = 400
-SLOW, SLOW_ROUNDS = 6, 3
-"""An arm that takes SLOW times the reference's time is measured in SLOW_ROUNDS rounds, to leave time for the others."""
+SLOW = 3
+"""An arm that takes SLOW times the reference's time gets short bursts, and sits out rounds until it has had SLOW times
+the reference's time in all: it would leave the others none."""
 
 
 @dataclass
@@ -83,6 +84,8 @@ class _Phase:
         self._measured, self._tell = measured, tell
         self._started = time.monotonic()
         self._wall_s: dict[tuple[str, int], float] = {}
+        self._spent_s: dict[str, float] = {}
+        self._slow: set[str] = set()
 
     def run(self) -> None:
         self._fleet.wait_until_ready(self._deadline, lambda arm: self._say(f"{arm} is up"))
@@ -98,15 +101,20 @@ class _Phase:
                     self._stop(f"time is up in round {number} of {self._plan.rounds}")
                     return
                 self._measure(number, batch, arm)
+            if number == 0:
+                self._find_slow()
             self._say(f"round {number} of {self._plan.rounds}" + (" (not counted)" if number == 0 else ""))
 
     def _arms_of(self, number: int) -> tuple[str, ...]:
-        arms = tuple(self._fleet.servers)
-        return arms if number <= SLOW_ROUNDS else tuple(arm for arm in arms if not self._is_slow(arm))
+        limit_s = SLOW * self._spent_s.get(REFERENCE, 0)
+        return tuple(arm for arm in self._fleet.servers if number <= 1 or self._spent_s.get(arm, 0) <= limit_s)
 
-    def _is_slow(self, arm: str) -> bool:
-        pairs = [(self._wall_s.get((arm, b)), self._wall_s.get((REFERENCE, b))) for b in self._plan.batches]
-        return any(mine > SLOW * reference for mine, reference in pairs if mine and reference)
+    def _find_slow(self) -> None:
+        first = self._plan.batches[0]
+        reference_s = self._wall_s.get((REFERENCE, first), 0)
+        self._slow = {arm for arm in self._fleet.servers if self._wall_s.get((arm, first), 0) > SLOW * reference_s}
+        if self._slow:
+            self._say(f"slow, hence fewer and shorter bursts: {', '.join(sorted(self._slow))}")
 
     def _measure(self, number: int, batch: int, arm: str) -> None:
         if arm not in self._fleet.servers:
@@ -118,6 +126,7 @@ class _Phase:
         idle = (self._fleet.cpu_s_of_others(arm) - others_s) / (time.monotonic() - started)
         self._wall_s[arm, batch] = burst.wall_s
         if number > 0:
+            self._spent_s[arm] = self._spent_s.get(arm, 0) + burst.wall_s
             self._measured.bursts.append(burst)
             self._measured.idle_cores.append(idle)
 
@@ -133,9 +142,10 @@ class _Phase:
 
     def _burst(self, server: BenchServer, number: int, batch: int, limit_s: float = _BURST_LIMIT_S) -> Burst | None:
         plan = self._plan
+        new_tokens = plan.short_tokens if number == 0 or server.arm.id in self._slow else plan.new_tokens
         limit_s = max(1.0, min(limit_s, self._deadline - time.monotonic()))
         try:
-            return run_burst(server, self._mtp, batch, number, plan.prompt_tokens, plan.new_tokens, limit_s)
+            return run_burst(server, self._mtp, batch, number, plan.prompt_tokens, new_tokens, limit_s)
         except ServerLost as error:
             self._fleet.drop(server.arm.id, str(error))
             self._say(f"lost {error}")

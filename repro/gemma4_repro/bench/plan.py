@@ -11,7 +11,8 @@ from gemma4_repro.bench.arms import BenchArm
 
 @dataclass(frozen=True)
 class Plan:
-    """mtp: with which settings of MTP, one after the other. limit_s: for everything, starts included."""
+    """mtp: with which settings of MTP, one after the other. limit_s: for everything, starts included.
+    short_tokens: generated instead of new_tokens by a burst that is not counted, or whose arm is slow."""
 
     arms: tuple[BenchArm, ...]
     batches: tuple[int, ...]
@@ -21,12 +22,13 @@ class Plan:
     limit_s: float
     prompt_tokens: int
     new_tokens: int
+    short_tokens: int
     seed: int = 0
 
 
 # The prompt is longer than the model's window, so that the sliding layers' pages move.
-CUDA_SIZES = {"prompt_tokens": 576, "new_tokens": 144}
-HOST_SIZES = {"prompt_tokens": 60, "new_tokens": 60}
+CUDA_SIZES = {"prompt_tokens": 576, "new_tokens": 144, "short_tokens": 64}
+HOST_SIZES = {"prompt_tokens": 60, "new_tokens": 60, "short_tokens": 60}
 
 
 def schedule(plan: Plan, arms: tuple[str, ...], round_number: int) -> Iterator[tuple[int, str]]:

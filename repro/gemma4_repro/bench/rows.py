@@ -27,6 +27,8 @@ def build_rows(bursts: Sequence[Burst], device: str, dumps: dict[str, int]) -> l
         mine = [b for b in bursts if (b.mtp, b.batch, b.arm) == (mtp, batch, arm) and b.step_ms]
         reference = [b for b in bursts if (b.mtp, b.batch, b.arm) == (mtp, batch, REFERENCE) and b.step_ms]
         ratio = ratio_by_round(_by_round(mine), _by_round(reference))
+        step_ms = spread([window for burst in mine for window in burst.step_ms])
+        tokens_per_step = statistics.fmean(burst.tokens_per_step for burst in mine)
         rows.append(
             {
                 "arm": arm,
@@ -34,9 +36,11 @@ def build_rows(bursts: Sequence[Burst], device: str, dumps: dict[str, int]) -> l
                 "batch": batch,
                 "device": device,
                 "rounds": len(mine),
-                "step_ms": spread([window for burst in mine for window in burst.step_ms]),
+                "step_ms": step_ms,
+                "decode_tokens_per_s": round(1000 * batch * tokens_per_step / step_ms["median"], 1),
                 "output_tokens_per_s": spread([burst.tokens_per_s for burst in mine]),
-                "tokens_per_step": round(statistics.fmean(burst.tokens_per_step for burst in mine), 3),
+                "tokens_per_step": round(tokens_per_step, 3),
+                "new_tokens": max(burst.new_tokens for burst in mine),
                 "step_ratio_to_none": None if ratio is None else asdict(ratio),
                 "dumps": dumps.get(arm, 0),
             }

@@ -11,7 +11,7 @@ from typing import Any
 
 from gemma4_repro.bench.checkpoint import geometry
 from gemma4_repro.bench.cores import split_cores
-from gemma4_repro.bench.measure import SLOW, SLOW_ROUNDS, Measured
+from gemma4_repro.bench.measure import SLOW, Measured
 from gemma4_repro.bench.plan import Plan
 from gemma4_repro.bench.quantiles import quantile
 from gemma4_repro.bench.rows import HOST_DEVICE, build_rows
@@ -60,11 +60,13 @@ def _method(plan: Plan, measured: Measured) -> dict[str, Any]:
         "step_ms": "SGLang's own record of decode step times (SGLANG_RECORD_STEP_TIME), by the scheduler's clock; one "
         "value per window of steps; the first window of a burst, which holds the prefill, is left out",
         "steps_per_window": STEPS_PER_WINDOW,
+        "decode_tokens_per_s": "batch times tokens per step over the median step time",
         "output_tokens_per_s": "output tokens over the client's wall time of a burst, prefill and HTTP included",
         "step_ratio_to_none": "median over rounds of (an arm's median window / that of none in the same round), with "
         "a 95% bootstrap interval over rounds",
         "order": "all servers up at once, one at work at a time; per round and batch the arms in an order drawn anew",
-        "slow_arms": f"an arm at {SLOW} times the reference's time or more is measured in {SLOW_ROUNDS} rounds",
+        "slow_arms": f"an arm above {SLOW} times the reference's time gets bursts of {plan.short_tokens} tokens, and "
+        f"sits out rounds until it has had {SLOW} times the reference's time in all",
         "noise": "off runs the code that none runs: what its ratio differs from 1 by is noise",
         "cores": {"all": os.cpu_count(), "measuring": sorted(own), "servers": sorted(servers)},
         "idle_servers_cores": _idle(measured.idle_cores),

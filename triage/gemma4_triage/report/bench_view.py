@@ -43,7 +43,7 @@ def _percent(ratio: float) -> str:
 
 
 def _rows(rows: list[dict[str, Any]]) -> Table:
-    columns = ("mtp", "batch", "arm", "step ms", "10%", "90%", "windows", "rounds", "step against none", "tokens/s")
+    columns = ("mtp", "batch", "arm", "step ms", "10%", "90%", "windows", "rounds", "step against none", "decode tok/s")
     table = Table(*columns, "dumps", box=SIMPLE)
     for column in table.columns[3:8]:
         column.justify = "right"
@@ -61,7 +61,7 @@ def _rows(rows: list[dict[str, Any]]) -> Table:
             str(step["n"]),
             str(row["rounds"]),
             ratio_text(row["step_ratio_to_none"]),
-            f"{row['output_tokens_per_s']['median']:.0f}",
+            f"{row['decode_tokens_per_s']:.0f}",
             str(row["dumps"] or ""),
         )
     return table
