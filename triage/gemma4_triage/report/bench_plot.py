@@ -1,8 +1,8 @@
 """Rows of a bench as one SVG without outside references: a panel per MTP setting and batch, a line per arm.
 
-A dot is the median ratio of an arm's decode step time to that of SGLang without the plugin, the bar its bootstrap
-interval, on a logarithmic axis, because FlashInfer's logging and a probe's 1% are to fit in one picture; the numbers
-stand beside it.
+A dot is what an arm adds to a decode step of SGLang without the plugin (median of rounds), the bar its bootstrap
+interval. The axis is logarithmic in what is added, because a probe's 1% and a log that takes ten times as long are to
+fit in one picture; what is below 0.1%, or nothing, lies at its left end. A red tick is the arm's target.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from html import escape
 from typing import Any
 
+from gemma4_repro.bench.arms import ARMS
 from gemma4_triage.report.bench_view import ratio_text
 
 _WIDTH, _LEFT, _RIGHT, _ROW, _HEAD = 860, 150, 250, 22, 34
 _TITLE, _FOOT = 62, 54
-_TICKS = (0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 20, 50, 100)
+_FLOOR = 0.001
+_TICKS = {0.001: "0.1% or less", 0.01: "1%", 0.1: "10%", 1.0: "100%", 10.0: "1000%", 100.0: "10000%"}
+_LIMITS = {arm.id: arm.ratio_limit for arm in ARMS if arm.ratio_limit is not None}
 _COLOURS = {True: "#2f6f4f", False: "#8a8f98"}
 _OURS = ("off", "log", "contain", "trap", "ledger")
 
@@ -40,15 +43,14 @@ def draw(documents: list[dict[str, Any]]) -> str:
 
 
 class _Scale:
-    """Ratio to x, logarithmic."""
+    """Ratio to x, logarithmic in ratio - 1."""
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
         ratios = [row["step_ratio_to_none"] for row in rows]
-        ends = [value for ratio in ratios for value in (ratio["median"], ratio["low"], ratio["high"]) if value]
-        self.low, self.high = min(0.95, *ends), max(1.1, *ends) * 1.02
+        self.high = max(0.1, *(max(ratio["median"], ratio["high"] or 0) - 1 for ratio in ratios)) * 1.1
 
     def __call__(self, ratio: float) -> float:
-        share = math.log(ratio / self.low) / math.log(self.high / self.low)
+        share = math.log(max(_FLOOR, ratio - 1) / _FLOOR) / math.log(self.high / _FLOOR)
         return round(_LEFT + share * (_WIDTH - _LEFT - _RIGHT), 1)
 
 
@@ -57,7 +59,9 @@ def _title(documents: list[dict[str, Any]]) -> Iterator[str]:
     versions = ", ".join(f"{name} {first['versions'].get(name, '?')}" for name in ("sglang", "torch", "triton"))
     dates = sorted({document["date"][:10] for document in documents})
     partial = "; partial" if any(document["partial"] for document in documents) else ""
-    yield _text(12, 24, "Decode step time against SGLang without the plugin", 'font-size="16" font-weight="bold"')
+    yield _text(
+        12, 24, "What each arm adds to a decode step of SGLang without the plugin", 'font-size="16" font-weight="bold"'
+    )
     yield _text(12, 44, f"{first['device']}; {versions}; {' to '.join(dates)}{partial}", 'fill="#555b63"')
 
 
@@ -66,7 +70,9 @@ def _panel(title: str, rows: list[dict[str, Any]], scale: _Scale, top: int) -> I
     note = "" if reference is None else f": none takes {reference:.2f} ms"
     yield _text(12, top + 22, title + note, 'font-weight="bold"')
     bottom = top + _HEAD + _ROW * len(rows)
-    yield f'<line x1="{scale(1)}" y1="{top + _HEAD - 4}" x2="{scale(1)}" y2="{bottom - 4}" stroke="#1c1f23"/>'
+    for tick in _ticks(scale):
+        x = scale(1 + tick)
+        yield f'<line x1="{x}" y1="{top + _HEAD - 4}" x2="{x}" y2="{bottom - 4}" stroke="#d9dce0"/>'
     for position, row in enumerate(rows):
         yield from _arm(row, scale, top + _HEAD + _ROW * position + _ROW // 2)
 
@@ -77,18 +83,23 @@ def _arm(row: dict[str, Any], scale: _Scale, y: int) -> Iterator[str]:
     if ratio["low"] is not None:
         bar = f'x1="{scale(ratio["low"])}" y1="{y}" x2="{scale(ratio["high"])}" y2="{y}"'
         yield f'<line {bar} stroke="{colour}" stroke-width="3" stroke-opacity="0.45"/>'
+    if limit := _LIMITS.get(row["arm"]):
+        x = scale(limit)
+        yield f'<line x1="{x}" y1="{y - 8}" x2="{x}" y2="{y + 8}" stroke="#b3261e" stroke-width="2"/>'
     yield f'<circle cx="{scale(ratio["median"])}" cy="{y}" r="4" fill="{colour}"/>'
     said = "" if row["arm"] == "none" else ratio_text(ratio)
     yield _text(_WIDTH - _RIGHT + 16, y + 4, f"{row['step_ms']['median']:.2f} ms   {said}", 'xml:space="preserve"')
 
 
 def _axis(scale: _Scale, top: int) -> Iterator[str]:
-    yield f'<line x1="{_LEFT}" y1="{top + 6}" x2="{_WIDTH - _RIGHT}" y2="{top + 6}" stroke="#8a8f98"/>'
-    for tick in _TICKS:
-        if scale.low <= tick <= scale.high:
-            yield _text(scale(tick), top + 24, f"x{tick:g}", 'text-anchor="middle" fill="#555b63"')
-    note = "median of per-round ratios, 95% bootstrap interval; step times by SGLang's own clock"
-    yield _text(12, top + 44, note, 'fill="#555b63"')
+    for tick in _ticks(scale):
+        yield _text(scale(1 + tick), top + 14, _TICKS[tick], 'text-anchor="middle" fill="#555b63"')
+    note = "added to a decode step, median of rounds and 95% bootstrap interval; by SGLang's own clock; red: target"
+    yield _text(12, top + 40, note, 'fill="#555b63"')
+
+
+def _ticks(scale: _Scale) -> list[float]:
+    return [tick for tick in _TICKS if tick <= scale.high]
 
 
 def _text(x: float, y: float, text: str, attributes: str = "") -> str:
