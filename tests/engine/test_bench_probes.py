@@ -1,0 +1,31 @@
+"""`bench probes --host-engine`: two real servers at once, one round, and nothing left running."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.engine
+
+
+def test_a_smoke_run(tmp_path):
+    words = ["--host-engine", "--arms", "off", "--mtp", "off", "--batches", "2", "--max-minutes", "5", "--json"]
+    folder, rows = tmp_path / "run", tmp_path / "rows.json"
+    command = [sys.executable, "-m", "gemma4_triage", "bench", "probes", *words, "--run-folder", folder, "--out", rows]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert json.loads(rows.read_text()) == document
+    assert document["measurement"] is False
+    assert {row["device"] for row in document["rows"]} == {"host engine"}
+    assert [row["arm"] for row in document["rows"]] == ["none", "off"]
+    assert all(row["step_ms"]["n"] >= 2 and row["step_ms"]["median"] > 0 for row in document["rows"])
+    assert all(row["tokens_per_step"] == 1 for row in document["rows"])
+    (target,) = document["targets"]
+    assert target["status"] == "met"
+    assert target["proof"]["compared"] > 20
+    assert target["proof"]["plugin_loaded"], "off has the plugin, none has not"
+    commands = [path.read_text(errors="replace") for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not [words for words in commands if str(folder) in words]
