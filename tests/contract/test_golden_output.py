@@ -15,7 +15,21 @@ GOLDEN = Path(__file__).with_name("golden")
 ROOT = Path(__file__).parents[2]
 COMMAND = Path(sys.executable).with_name("gemma4-triage")
 SAMPLES = sorted(path.name for path in (ROOT / "dumps" / "samples").iterdir())
-VERBS = ["", "repro", "serve", "patches", "doctor", "dumps", "dumps list", "dumps show", "dumps verify", "dumps prune"]
+VERBS = [
+    "",
+    "repro",
+    "serve",
+    "patches",
+    "doctor",
+    "dumps",
+    "dumps list",
+    "dumps show",
+    "dumps verify",
+    "dumps prune",
+    "bench",
+    "bench probes",
+    "bench plot",
+]
 
 
 def run(*words: str) -> subprocess.CompletedProcess:

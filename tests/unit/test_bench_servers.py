@@ -185,12 +185,17 @@ class TestFleet:
     def test_whatever_happens_every_process_of_every_server_ends(self, program, tmp_path, error):
         program(f"sleep 600 & echo $$ $! > {tmp_path}/pids.$$; wait")
         sessions = []
-        with pytest.raises(error), Fleet(ARMS[:3], tmp_path / "run", {}, False) as fleet:
-            sessions += [server._process.pid for server in fleet.servers.values()]
-            while len([line for path in tmp_path.glob("pids.*") for line in path.read_text().splitlines()]) < 3:
-                time.sleep(0.05)
-            assert all(len(session_members(session)) == 2 for session in sessions)
-            raise error
+
+        def start_three_and_fail():
+            with Fleet(ARMS[:3], tmp_path / "run", {}, False) as fleet:
+                sessions.extend(server._process.pid for server in fleet.servers.values())
+                while len(list(tmp_path.glob("pids.*"))) < 3:
+                    time.sleep(0.05)
+                assert all(len(session_members(session)) == 2 for session in sessions)
+                raise error
+
+        with pytest.raises(error):
+            start_three_and_fail()
         assert [session_members(session) for session in sessions] == [[], [], []]
 
     def test_the_environment_arrives(self, program, tmp_path):
