@@ -22,6 +22,7 @@ from gemma4_runtime.settings import Settings, read_settings
 BY_ID = {arm.id: arm for arm in ARMS}
 PLAN = Plan(ARMS, (1, 16, 64), (False,), 10, False, 540, **CUDA_SIZES)
 IDS = tuple(BY_ID)
+CORES = {max(os.sched_getaffinity(0))}
 
 
 def settings_of(environment, monkeypatch) -> Settings:
@@ -168,7 +169,7 @@ def program(tmp_path, monkeypatch):
 class TestFleet:
     def test_a_server_that_ends_is_lost_with_the_end_of_its_log(self, program, tmp_path):
         program("echo it fell over; exit 3")
-        with Fleet((BY_ID["none"],), tmp_path / "run", {}, False) as fleet:
+        with Fleet((BY_ID["none"],), tmp_path / "run", {}, False, CORES) as fleet:
             fleet.wait_until_ready(time.monotonic() + 10, pytest.fail)
             assert fleet.servers == {}
         assert "ended with 3" in fleet.lost["none"]
@@ -177,7 +178,7 @@ class TestFleet:
 
     def test_a_server_that_hangs_is_lost_when_time_is_up(self, program, tmp_path):
         program("sleep 600")
-        with Fleet((BY_ID["none"],), tmp_path / "run", {}, False) as fleet:
+        with Fleet((BY_ID["none"],), tmp_path / "run", {}, False, CORES) as fleet:
             fleet.wait_until_ready(time.monotonic() + 0.1, pytest.fail)
         assert "was not ready in time" in fleet.lost["none"]
 
@@ -187,7 +188,7 @@ class TestFleet:
         sessions = []
 
         def start_three_and_fail():
-            with Fleet(ARMS[:3], tmp_path / "run", {}, False) as fleet:
+            with Fleet(ARMS[:3], tmp_path / "run", {}, False, CORES) as fleet:
                 sessions.extend(server._process.pid for server in fleet.servers.values())
                 while len(list(tmp_path.glob("pids.*"))) < 3:
                     time.sleep(0.05)
@@ -198,11 +199,12 @@ class TestFleet:
             start_three_and_fail()
         assert [session_members(session) for session in sessions] == [[], [], []]
 
-    def test_the_environment_arrives(self, program, tmp_path):
+    def test_environment_and_cores_arrive(self, program, tmp_path):
         program(f"env > {tmp_path}/seen.part; mv {tmp_path}/seen.part {tmp_path}/seen; sleep 600")
-        with Fleet((BY_ID["trap"],), tmp_path / "run", {}, False):
+        with Fleet((BY_ID["trap"],), tmp_path / "run", {}, False, CORES) as fleet:
             while not (tmp_path / "seen").exists():
                 time.sleep(0.05)
+            assert os.sched_getaffinity(fleet.servers["trap"]._process.pid) == CORES
         assert "SGLANG_TRTLLM_MHA_DEBUG=trap" in (tmp_path / "seen").read_text().splitlines()
 
 

@@ -108,6 +108,13 @@ class TestProbes:
         assert "the CUDA driver shows no device here" in err
         assert "--host-engine" in err
 
+    def test_a_run_folder_that_is_in_use(self, cli, tmp_path):
+        (tmp_path / "theirs").touch()
+        code, _, err = cli("bench", "probes", "--host-engine", "--run-folder", tmp_path)
+        assert code == 2
+        assert "is not empty" in err
+        assert "--run-folder" in err
+
     def test_it_overwrites_nothing_unasked(self, cli, measured, tmp_path):
         measured()
         path = tmp_path / "rows.json"

@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Any
 
 from gemma4_repro.bench.arms import BenchArm
-from gemma4_repro.bench.cores import split_cores
 from gemma4_repro.bench.server import BenchServer, ServerLost, free_ports
 from gemma4_repro.bench.server_environment import server_environment
 
@@ -19,11 +18,19 @@ _POLL_S = 0.5
 class Fleet:
     """A context manager: leaving it kills every server, whatever happened.
 
-    servers: those that run, by arm. lost: why the others do not.
+    cores: every server may use all of these. servers: those that run, by arm. lost: why the others do not.
     """
 
-    def __init__(self, arms: tuple[BenchArm, ...], folder: Path, arguments: dict[str, Any], host_engine: bool) -> None:
-        self._arms, self._folder, self._arguments, self._host_engine = arms, folder, arguments, host_engine
+    def __init__(
+        self,
+        arms: tuple[BenchArm, ...],
+        folder: Path,
+        arguments: dict[str, Any],
+        host_engine: bool,
+        cores: set[int],
+    ) -> None:
+        self._arms, self._folder, self._arguments = arms, folder, arguments
+        self._host_engine, self._cores = host_engine, cores
         self.servers: dict[str, BenchServer] = {}
         self.lost: dict[str, str] = {}
 
@@ -66,12 +73,11 @@ class Fleet:
         return sum(server.cpu_s() for name, server in self.servers.items() if name != arm)
 
     def _start(self) -> None:
-        _, cores = split_cores()
         for arm, port in zip(self._arms, free_ports(len(self._arms)), strict=True):
             folder = self._folder / arm.id
             folder.mkdir(mode=0o700, parents=True)
             environment = server_environment(arm, folder, self._host_engine)
-            self.servers[arm.id] = BenchServer(arm, folder, self._arguments, environment, cores, port)
+            self.servers[arm.id] = BenchServer(arm, folder, self._arguments, environment, self._cores, port)
 
     def _close(self) -> None:
         for server in self.servers.values():

@@ -17,6 +17,7 @@ from gemma4_repro.bench.fleet import Fleet
 from gemma4_repro.bench.plan import Plan, schedule
 from gemma4_repro.bench.server import BenchServer, ServerLost
 from gemma4_repro.bench.server_arguments import cuda_arguments, host_arguments
+from gemma4_repro.errors import EnvironmentLacks
 from gemma4_repro.toys.locate import ASSISTANT_NAME, TARGET_NAME, toy_path
 
 _BURST_LIMIT_S = 90
@@ -45,14 +46,13 @@ def run_plan(plan: Plan, folder: Path, tell: Callable[[str], None]) -> Measured:
 
     Raises:
         OSError: the run's folder cannot be written.
-        FileNotFoundError: the toys are not there.
-        EnvironmentLacks: no free ports.
+        EnvironmentLacks: the toys are not there, or no free ports.
     """
     measured = Measured()
     ends = time.monotonic() + plan.limit_s
-    pair = (toy_path(TARGET_NAME), toy_path(ASSISTANT_NAME)) if plan.host_engine else make_pair(folder / "models")
+    pair = _checkpoints(plan, folder)
     make_arguments = host_arguments if plan.host_engine else cuda_arguments
-    own_cores, _ = split_cores()
+    own_cores, server_cores = split_cores()
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, own_cores)
     try:
@@ -61,8 +61,9 @@ def run_plan(plan: Plan, folder: Path, tell: Callable[[str], None]) -> Measured:
             deadline = now + (ends - now) / (len(plan.mtp) - position)
             name = _phase(mtp)
             arguments = make_arguments(pair, mtp, plan.batches)
-            tell(f"{name}: starting {len(plan.arms)} servers, logs below {folder / name.replace(' ', '-')}")
-            with Fleet(plan.arms, folder / name.replace(" ", "-"), arguments, plan.host_engine) as fleet:
+            tell(f"{name}: starting {len(plan.arms)} servers")
+            subfolder = folder / name.replace(" ", "-")
+            with Fleet(plan.arms, subfolder, arguments, plan.host_engine, server_cores) as fleet:
                 measured.lost[name] = fleet.lost
                 _Phase(plan, mtp, fleet, deadline, measured, tell).run()
     except KeyboardInterrupt:
@@ -70,6 +71,14 @@ def run_plan(plan: Plan, folder: Path, tell: Callable[[str], None]) -> Measured:
     finally:
         os.sched_setaffinity(0, before)
     return measured
+
+
+def _checkpoints(plan: Plan, folder: Path) -> tuple[Path, Path]:
+    try:
+        return (toy_path(TARGET_NAME), toy_path(ASSISTANT_NAME)) if plan.host_engine else make_pair(folder / "models")
+    except FileNotFoundError as error:
+        message, _, hint = str(error).rpartition("\n")
+        raise EnvironmentLacks(message, hint) from error
 
 
 def _phase(mtp: bool) -> str:

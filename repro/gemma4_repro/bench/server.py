@@ -24,8 +24,8 @@ from gemma4_repro.parent_death import die_with_parent
 
 LOG_NAME = "server.log"
 _LOG_LINES = 15
-# SGLang's gRPC port is 10000 above its HTTP port, so that nothing above 55535 will do.
-_PORTS = range(21000, 45000, 40)
+# SGLang's gRPC port is 10000 above its HTTP port; above 32767 the system hands out ports of its own choice.
+_PORTS = range(22000, 32000, 40)
 
 
 class ServerLost(Exception):
@@ -114,9 +114,14 @@ class BenchServer:
 
 def free_ports(count: int) -> list[int]:
     """Ports that are free now, together with those that SGLang derives from them. Raises EnvironmentLacks."""
-    found = [port for port in _PORTS if all(_is_free(port + offset) for offset in (0, 20, 10000))]
+    # A port stays free until its server is up, seconds later: two runs at a time must not begin at the same one.
+    first = os.getpid() % len(_PORTS)
+    candidates = [*_PORTS[first:], *_PORTS[:first]]
+    found = [port for port in candidates if all(_is_free(port + offset) for offset in (0, 20, 10000))]
     if len(found) < count:
-        raise EnvironmentLacks(f"{count} servers need ports from {_PORTS.start} on, and {len(found)} are free")
+        raise EnvironmentLacks(
+            f"{count} servers need ports from {_PORTS.start} to {_PORTS.stop}, and {len(found)} are free"
+        )
     return found[:count]
 
 

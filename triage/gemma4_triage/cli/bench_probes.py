@@ -103,12 +103,16 @@ def _need_cuda() -> None:
 def _measure(plan: Plan, run_folder: Path | None) -> tuple[dict[str, Any], bool]:
     from gemma4_repro.bench.ask_installation import InstallationQuestion
     from gemma4_repro.bench.measure import run_plan
+    from gemma4_repro.errors import OutputRefused
     from gemma4_repro.readiness import check_sglang
     from gemma4_repro.run_folder import prepare_run_folder
     from gemma4_triage.report.bench_document import bench_document
 
     check_sglang()
-    folder = prepare_run_folder("bench-probes", (), run_folder, False)
+    try:
+        folder = prepare_run_folder("bench-probes", (), run_folder, False)
+    except OutputRefused as error:
+        raise UsageMistake(str(error), "name another --run-folder") from error
     say(f"run folder: {folder}")
     with InstallationQuestion(folder, plan.host_engine) as question:
         measured = run_plan(plan, folder, say)
