@@ -116,9 +116,11 @@ def _measure(plan: Plan, run_folder: Path | None) -> tuple[dict[str, Any], bool]
     say(f"run folder: {folder}")
     with InstallationQuestion(folder, plan.host_engine) as question:
         measured = run_plan(plan, folder, say)
+        if measured.interrupted and not measured.bursts:
+            raise KeyboardInterrupt
         installation = question.answer()
     document = bench_document(plan, measured, installation, folder)
-    if not document["rows"] and not measured.interrupted:
+    if not document["rows"]:
         reasons = [why for lost in measured.lost.values() for why in lost.values()]
         why = "\n".join(reasons) or measured.partial
         raise EnvironmentCannot(f"nothing was measured\n{why}", f"the servers' logs are below {folder}")

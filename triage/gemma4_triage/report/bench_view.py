@@ -17,6 +17,7 @@ _STYLES = {"met": "green", "missed": "bold red", "not measured": "bold red", "no
 def print_bench(console: Console, document: dict[str, Any]) -> None:
     if not document["measurement"]:
         console.print(Text("host engine: a smoke run; these numbers are no measurement", style="bold yellow"))
+    console.print(Text(_about(document)), soft_wrap=True)
     console.print(_rows(document["rows"]))
     for target in document["targets"]:
         console.print(_target(target), soft_wrap=True)
@@ -40,6 +41,13 @@ def ratio_text(ratio: dict[str, Any] | None) -> str:
 
 def _percent(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f}"
+
+
+def _about(document: dict[str, Any]) -> str:
+    versions = [f"{name} {document['versions'].get(name, '?')}" for name in ("sglang", "torch", "flashinfer-python")]
+    idle = document["method"]["idle_servers_cores"]
+    took = "" if idle is None else f"; idle servers took {idle['median']:.2f} cores together (median)"
+    return f"{document['device']}, {', '.join(versions)}{took}"
 
 
 def _rows(rows: list[dict[str, Any]]) -> Table:
