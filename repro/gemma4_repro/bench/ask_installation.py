@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from gemma4_repro.bench.arms import ARMS
 from gemma4_repro.bench.installation import MARK
 from gemma4_repro.bench.server_environment import server_environment
+from gemma4_repro.parent_death import die_with_parent
 
 _LIMIT_S = 180
 _NOTHING: dict[str, Any] = {"versions": {}, "gpu": None, "identity": None}
@@ -30,6 +32,7 @@ class InstallationQuestion:
         self._environment = environment
 
     def __enter__(self) -> InstallationQuestion:
+        parent = os.getpid()
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "gemma4_repro.bench.installation"],
@@ -37,6 +40,7 @@ class InstallationQuestion:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self._environment,
+                preexec_fn=lambda: die_with_parent(parent),
             )
         return self
 
