@@ -5,9 +5,37 @@
 Usage: python engine_child.py SPEC.json RESULT.json
 """
 
+import asyncio
 import json
 import pkgutil
 import sys
+
+
+def generate_all(engine, spec):
+    """One request for all prompts; if one fails, all do."""
+    return engine.generate(
+        input_ids=spec["prompts"],
+        sampling_params=sampling(spec),
+        return_logprob="logprobs_of" in spec,
+        token_ids_logprob=spec.get("logprobs_of"),
+    )
+
+
+def generate_each(engine, spec):
+    """A request for each prompt, all at once. One that fails has no tokens, and its error's text in its meta_info."""
+
+    async def gather():
+        requests = [
+            engine.async_generate(input_ids=prompt, sampling_params=sampling(spec)) for prompt in spec["prompts"]
+        ]
+        return await asyncio.gather(*requests, return_exceptions=True)
+
+    answers = engine.loop.run_until_complete(gather())
+    return [{"output_ids": [], "meta_info": {"error": str(a)}} if isinstance(a, Exception) else a for a in answers]
+
+
+def sampling(spec):
+    return {"temperature": 0, "ignore_eos": True, "max_new_tokens": spec["new_tokens"]}
 
 
 def main(spec_path: str, result_path: str) -> None:
@@ -24,12 +52,7 @@ def main(spec_path: str, result_path: str) -> None:
             # Starting was all that was asked for.
             engine.shutdown()
             continue
-        outputs = engine.generate(
-            input_ids=spec["prompts"],
-            sampling_params={"temperature": 0, "ignore_eos": True, "max_new_tokens": spec["new_tokens"]},
-            return_logprob="logprobs_of" in spec,
-            token_ids_logprob=spec.get("logprobs_of"),
-        )
+        outputs = generate_each(engine, spec) if spec.get("each_alone") else generate_all(engine, spec)
         results.append([{"tokens": out["output_ids"], "meta": out["meta_info"]} for out in outputs])
         engine.shutdown()
         with open(result_path, "w") as file:

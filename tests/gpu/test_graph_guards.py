@@ -64,12 +64,18 @@ def arguments(tmp_path_factory):
 
 @pytest.fixture
 def run(tmp_path):
-    def run_once(arguments, **environment):
+    def run_once(arguments, each_alone=False, **environment):
         prompts = [[2, *range(20 + i, 20 + i + 400)] for i in range(8)]
         prompts = [[token % 490 + 10 for token in prompt] for prompt in prompts]
         settings = {"HF_HUB_OFFLINE": "1"} | environment
         return engine_process.run_engine(
-            tmp_path, settings, START_LIMIT_S, engines=[arguments], prompts=prompts, new_tokens=200
+            tmp_path,
+            settings,
+            START_LIMIT_S,
+            engines=[arguments],
+            prompts=prompts,
+            new_tokens=200,
+            each_alone=each_alone,
         )
 
     return run_once
@@ -82,7 +88,7 @@ def dumps(tmp_path):
 FAULT = {"GEMMA4_TRIAGE_FAULTS": "swa-state-stale"}
 NO_SWAP = {"GEMMA4_TRIAGE_PATCHES": "default,-swa-state-swap"}
 FIXED = {"GEMMA4_TRIAGE_PATCHES": "default"}
-TRAP = {"SGLANG_TRTLLM_MHA_DEBUG": "1"}
+DEBUG = {"SGLANG_TRTLLM_MHA_DEBUG": "1"}
 # Without this the draft gets a HybridAttnBackend, whose own defect would hide the seed bug.
 PLAIN_DRAFT = {"speculative_draft_attention_backend": "trtllm_mha"}
 
@@ -94,7 +100,7 @@ def test_hybrid_without_the_fix_indexes_the_dummy_pool(run, arguments):
 
 
 def test_hybrid_with_the_fix_serves_and_is_clean(run, arguments, tmp_path):
-    done = run(arguments, **FIXED, **TRAP)
+    done = run(arguments, **FIXED, **DEBUG)
     assert done.returncode == 0, done.log[-4000:]
     assert dumps(tmp_path) == []
 
@@ -105,18 +111,40 @@ def test_the_seed_bug_is_silent_on_hopper(run, arguments, tmp_path):
 
 
 def test_the_seed_bug_is_trapped_before_a_graph_replays(run, arguments, tmp_path):
-    done = run(arguments | PLAIN_DRAFT, **FAULT, **NO_SWAP, **TRAP)
+    done = run(arguments | PLAIN_DRAFT, **FAULT, **NO_SWAP, SGLANG_TRTLLM_MHA_DEBUG="trap")
     assert done.outputs is None
     assert "TrappedViolation: page-table-bounds" in done.log
-    (found,) = dumps(tmp_path)
-    assert found.graph.captured
-    assert (found.provenance.table_space, found.provenance.buffer_space) == ("full", "swa")
-    assert found.role == "draft"
-    assert found.gpu["name"]
+    trapped, at_capture = sorted(dumps(tmp_path), key=lambda found: found.action, reverse=True)
+    assert (at_capture.action, at_capture.verdict, at_capture.offences) == ("logged", "wrong_space", ())
+    assert (trapped.action, trapped.verdict) == ("trapped", "wrong_space")
+    for found in (trapped, at_capture):
+        assert found.graph.captured
+        assert (found.provenance.table_space, found.provenance.buffer_space) == ("full", "swa")
+        assert (found.role, found.layer.type) == ("draft", "sliding")
+        assert found.gpu["name"]
+    (offence,) = trapped.offences
+    assert offence.request_slot
+    assert "translation missing" in trapped.provenance.explanation
+
+
+def test_the_seed_bug_is_contained_in_graphs_and_only_some_requests_end(run, arguments, tmp_path):
+    done = run(arguments | PLAIN_DRAFT, each_alone=True, **FAULT, **NO_SWAP, SGLANG_TRTLLM_MHA_DEBUG="1")
+    assert done.returncode == 0, done.log[-4000:]
+    (answers,) = done.outputs
+    ended = [answer["meta"]["error"] for answer in answers if "error" in answer["meta"]]
+    assert 0 < len(ended) < len(answers)
+    assert all("the step of this request was contained" in text for text in ended)
+    found = dumps(tmp_path)
+    assert {(one.verdict, one.action) for one in found} == {("wrong_space", "logged"), ("out_of_range", "contained")}
+    contained = next(one for one in found if one.action == "contained")
+    assert (contained.mode, contained.role, contained.graph.captured) == ("contain", "draft", True)
+    assert contained.layer.type == "sliding"
+    assert all(bad.value >= bad.upper == 65 and bad.request_slot for bad in contained.offences)
+    assert "translation missing" in contained.provenance.explanation
 
 
 def test_the_fix_holds_under_graphs_with_the_fault_injected(run, arguments, tmp_path):
-    done = run(arguments | PLAIN_DRAFT, **FAULT, **FIXED, **TRAP)
+    done = run(arguments | PLAIN_DRAFT, **FAULT, **FIXED, **DEBUG)
     assert done.returncode == 0, done.log[-4000:]
     assert dumps(tmp_path) == []
 
@@ -129,6 +157,6 @@ def test_eager_drafts_need_the_out_cache_loc_fix(run, arguments):
 
 
 def test_eager_with_both_fixes(run, arguments, tmp_path):
-    done = run(arguments | PLAIN_DRAFT | {"disable_cuda_graph": True}, **FAULT, **FIXED, **TRAP)
+    done = run(arguments | PLAIN_DRAFT | {"disable_cuda_graph": True}, **FAULT, **FIXED, **DEBUG)
     assert done.returncode == 0, done.log[-4000:]
     assert dumps(tmp_path) == []
