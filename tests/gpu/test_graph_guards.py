@@ -114,10 +114,12 @@ def test_the_seed_bug_is_trapped_before_a_graph_replays(run, arguments, tmp_path
     done = run(arguments | PLAIN_DRAFT, **FAULT, **NO_SWAP, SGLANG_TRTLLM_MHA_DEBUG="trap")
     assert done.outputs is None
     assert "TrappedViolation: page-table-bounds" in done.log
-    trapped, at_capture = sorted(dumps(tmp_path), key=lambda found: found.action, reverse=True)
-    assert (at_capture.action, at_capture.verdict, at_capture.offences) == ("logged", "wrong_space", ())
-    assert (trapped.action, trapped.verdict) == ("trapped", "wrong_space")
-    for found in (trapped, at_capture):
+    trapped, *at_capture = sorted(dumps(tmp_path), key=lambda found: found.action, reverse=True)
+    assert at_capture
+    assert {(found.action, found.offences) for found in at_capture} == {("logged", ())}
+    assert trapped.action == "trapped"
+    for found in (trapped, *at_capture):
+        assert found.verdict == "wrong_space"
         assert found.graph.captured
         assert (found.provenance.table_space, found.provenance.buffer_space) == ("full", "swa")
         assert (found.role, found.layer.type) == ("draft", "sliding")
