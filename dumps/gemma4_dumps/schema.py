@@ -25,6 +25,7 @@ VERDICTS: Mapping[str, str] = {
     "alloc_overlap": "an allocator handed out an index that is still owned",
     "free_out_of_range": "an index was freed that its pool never hands out: page 0, or outside the pool",
     "double_free": "an index was freed that is already free",
+    "freed_in_use": "a page is on the free list while a request or the prefix cache still holds it",
     "stale_mapping": "a full-to-SWA mapping entry outlived the page that it points to",
     "pool_leak": "pages belong to nobody and are not free",
     "pool_alias": "a page has two owners",

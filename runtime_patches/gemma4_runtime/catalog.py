@@ -222,6 +222,64 @@ _PROBES = (
         ),
         self_test=f"{_PROBES_AT}.geometry:self_test",
     ),
+    Patch(
+        id="leak-ledger",
+        kind=Kind.PROBE,
+        title="every page is in one place: free, cached or held by a request; names owner and site of any that is not",
+        origin="SGLang issues 11970, 7130, 10871; its own checker compares sums and cannot name an owner",
+        upstream=_NO_UPSTREAM,
+        asked_by="leak",
+        attachments=(
+            *(
+                Hook(f"{pool}.{entry}", How.AROUND, f"{_PROBES_AT}.leak_allocators:around_inner_alloc")
+                for pool, entry in (
+                    ("paged", "alloc"),
+                    ("paged", "alloc_extend"),
+                    ("paged", "alloc_decode"),
+                    ("token", "alloc"),
+                )
+            ),
+            *(
+                hook
+                for pool in ("paged", "token")
+                for hook in (
+                    Hook(f"{pool}.free", How.BEFORE, f"{_PROBES_AT}.leak_allocators:before_inner_free"),
+                    Hook(f"{pool}.clear", How.AFTER, f"{_PROBES_AT}.leak_allocators:after_inner_clear"),
+                )
+            ),
+            Hook("swa.alloc", How.AROUND, f"{_PROBES_AT}.leak_allocators:around_swa_alloc"),
+            Hook("swa.alloc_extend", How.AROUND, f"{_PROBES_AT}.leak_allocators:around_swa_alloc"),
+            Hook("swa.alloc_extend_tail", How.AROUND, f"{_PROBES_AT}.leak_allocators:around_swa_alloc_tail"),
+            Hook("swa.alloc_decode", How.AROUND, f"{_PROBES_AT}.leak_allocators:around_swa_alloc"),
+            Hook("swa.set_mapping", How.BEFORE, f"{_PROBES_AT}.leak_allocators:before_set_mapping"),
+            Hook("swa.free", How.BEFORE, f"{_PROBES_AT}.leak_allocators:before_swa_free"),
+            Hook("req_pool.alloc", How.AROUND, f"{_PROBES_AT}.leak_owners:around_req_alloc"),
+            Hook("cache.alloc_for_extend", How.AROUND, f"{_PROBES_AT}.leak_owners:around_alloc_for_extend"),
+            Hook("cache.alloc_for_decode", How.AROUND, f"{_PROBES_AT}.leak_owners:around_alloc_for_decode"),
+            Hook("cache.release", How.AROUND, f"{_PROBES_AT}.leak_owners:around_release"),
+            *(
+                hook
+                for cache in ("radix", "swa_radix")
+                for hook in (
+                    Hook(f"{cache}.cache_finished", How.AROUND, f"{_PROBES_AT}.leak_owners:around_cache_finished"),
+                    Hook(f"{cache}.cache_unfinished", How.AROUND, f"{_PROBES_AT}.leak_owners:around_cache_unfinished"),
+                    Hook(f"{cache}.evict", How.AROUND, f"{_PROBES_AT}.leak_owners:around_evict"),
+                )
+            ),
+            Hook("batch.evict_swa", How.AROUND, f"{_PROBES_AT}.leak_owners:around_evict_swa"),
+            Hook("eagle.prepare_for_verify", How.AROUND, f"{_PROBES_AT}.leak_owners:around_prepare_for_verify"),
+            Hook("eagle.verify", How.AROUND, f"{_PROBES_AT}.leak_owners:around_verify"),
+            Hook("eagle.v2_prepare_for_decode", How.AROUND, f"{_PROBES_AT}.leak_owners:around_spec_v2_decode"),
+            Hook("scheduler.run_batch", How.BEFORE, f"{_PROBES_AT}.leak_audit:before_run_batch"),
+            Hook("scheduler.next_batch", How.BEFORE, f"{_PROBES_AT}.leak_audit:before_next_batch"),
+            Hook("scheduler.on_idle", How.BEFORE, f"{_PROBES_AT}.leak_audit:before_idle"),
+            Hook("scheduler.flush_cache", How.BEFORE, f"{_PROBES_AT}.leak_audit:before_flush"),
+            Hook("checker.report_leak", How.AROUND, f"{_PROBES_AT}.leak_audit:around_report_leak"),
+            Hook("checker.check_req_pool", How.AROUND, f"{_PROBES_AT}.leak_audit:around_check_req_pool"),
+            Hook("checker.check_tree", How.AROUND, f"{_PROBES_AT}.leak_audit:around_check_tree"),
+        ),
+        self_test=f"{_PROBES_AT}.leak_audit:self_test",
+    ),
 )
 
 CATALOG: tuple[Patch, ...] = (*_HOST_LEAVES, *_FAULTS, *_FIXES, *_PROBES)

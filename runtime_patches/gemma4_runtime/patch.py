@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 
 class Kind(StrEnum):
@@ -71,6 +72,7 @@ class Patch:
     `origin` names the issue or pull request it comes from, `upstream` where SGLang has it, `releases` the SGLang
     versions it was written and tested for, `default` whether `GEMMA4_TRIAGE_PATCHES=default` includes it.
     `self_test` ("module:function") makes a probe prove in the serving process that it can still fire.
+    `asked_by` says which setting attaches a probe: `mode` SGLANG_TRTLLM_MHA_DEBUG, `leak` GEMMA4_TRIAGE_LEAK.
     """
 
     id: str
@@ -82,6 +84,7 @@ class Patch:
     releases: tuple[str, ...] = ("0.5.13.post1",)
     default: bool = False
     self_test: str | None = None
+    asked_by: Literal["mode", "leak"] = "mode"
 
     def __post_init__(self) -> None:
         if self.kind is Kind.FAULT and self.default:

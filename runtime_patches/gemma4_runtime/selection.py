@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.errors import SettingsError
 from gemma4_runtime.patch import ATTACH_ORDER, Kind, Patch
-from gemma4_runtime.settings import HostEngine, Mode, Settings
+from gemma4_runtime.settings import HostEngine, Leak, Mode, Settings
 
 _SELECTABLE = (Kind.FIX, Kind.OPTIMISATION)
 
@@ -25,8 +25,10 @@ def select(settings: Settings, catalog: Iterable[Patch] = CATALOG) -> tuple[Patc
     chosen |= _named("GEMMA4_TRIAGE_FAULTS", settings.faults, _of_kind(catalog, Kind.FAULT))
     chosen |= _edited("GEMMA4_TRIAGE_PATCHES", settings.patches, _of_kind(catalog, *_SELECTABLE))
     if settings.mode is not Mode.OFF:
-        probes = _of_kind(catalog, Kind.PROBE)
+        probes = {name: patch for name, patch in _of_kind(catalog, Kind.PROBE).items() if patch.asked_by == "mode"}
         chosen |= _named("GEMMA4_TRIAGE_PROBES", settings.probes, probes) or set(probes)
+    if settings.leak is not Leak.OFF:
+        chosen |= {patch.id for patch in catalog if patch.kind is Kind.PROBE and patch.asked_by == "leak"}
     return tuple(sorted((p for p in catalog if p.id in chosen), key=lambda p: ATTACH_ORDER.index(p.kind)))
 
 

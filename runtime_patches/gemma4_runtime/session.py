@@ -63,6 +63,13 @@ class Session:
         if current is not None and rows:
             current._write_manifest()
 
+    @classmethod
+    def in_force(cls) -> Session:
+        """This process's session. Raises RuntimePatchError, see `guard`."""
+        cls.guard()
+        assert cls._current is not None
+        return cls._current
+
     def start(self) -> None:
         """Register now; verify and announce as soon as SGLang has applied every plugin's hooks.
 
@@ -150,8 +157,17 @@ class Session:
             _say(f"PROBE NOT ATTACHED: {missing}: {reason}. {ALLOW_MISSING}=1 lets the server start.", loud=True)
         for kind in (Kind.FIX, Kind.OPTIMISATION, Kind.PROBE):
             if patches := [patch for patch in by_kind.get(kind, []) if patch.id not in self.attachment.missing]:
-                mode = f" (mode {self.settings.mode.text})" if kind is Kind.PROBE else ""
-                _say(f"{kind.value}: {', '.join(patch.id for patch in patches)}{mode}")
+                if kind is Kind.PROBE:
+                    self._announce_probes(patches)
+                else:
+                    _say(f"{kind.value}: {', '.join(patch.id for patch in patches)}")
+
+    def _announce_probes(self, probes: list[Patch]) -> None:
+        ids = {who: [probe.id for probe in probes if probe.asked_by == who] for who in ("mode", "leak")}
+        if ids["mode"]:
+            _say(f"probe: {', '.join(ids['mode'])} (mode {self.settings.mode.text})")
+        if ids["leak"]:
+            _say(f"leak audit: {', '.join(ids['leak'])} ({self.settings.leak_text})")
 
     def _dump_context(self) -> Mapping[str, Any]:
         return {

@@ -88,6 +88,15 @@ def _items(value: Any) -> tuple[str, ...]:
     return items
 
 
+def _steps(value: Any) -> int:
+    word = str(value).strip()
+    if not word.isascii() or not word.isdigit():
+        if not word:
+            return 0
+        raise ValueError("allowed: a number of scheduler steps, 1 or more; 0 for none")
+    return int(word)
+
+
 _Items = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_items)]
 
 ALLOW_MISSING = "GEMMA4_TRIAGE_ALLOW_MISSING"
@@ -106,6 +115,7 @@ class Settings(BaseSettings):
     patches: _Items = Field((), validation_alias="GEMMA4_TRIAGE_PATCHES")
     faults: _Items = Field((), validation_alias="GEMMA4_TRIAGE_FAULTS")
     leak: Annotated[Leak, _word(_LEAK_WORDS)] = Field(Leak.OFF, validation_alias="GEMMA4_TRIAGE_LEAK")
+    leak_every: Annotated[int, BeforeValidator(_steps)] = Field(0, validation_alias="GEMMA4_TRIAGE_LEAK_EVERY")
     host_engine: Annotated[HostEngine, _word(_HOST_WORDS)] = Field(
         HostEngine.OFF, validation_alias="GEMMA4_TRIAGE_HOST_ENGINE"
     )
@@ -113,6 +123,12 @@ class Settings(BaseSettings):
         DeviceModel.SM100, validation_alias="GEMMA4_TRIAGE_DEVICE_MODEL"
     )
     allow_missing: Annotated[bool, _word(_YES_OR_NO)] = Field(False, validation_alias=ALLOW_MISSING)
+
+    @property
+    def leak_text(self) -> str:
+        """The leak audit's settings in words."""
+        every = f" and every {self.leak_every} steps" if self.leak_every else ""
+        return f"{self.leak.value}, at idle{every}"
 
     @property
     def wants_nothing(self) -> bool:
@@ -152,5 +168,10 @@ def read_settings() -> Settings:
         raise SettingsError(
             f"GEMMA4_TRIAGE_PROBES={','.join(settings.probes)!r} chooses probes but SGLANG_TRTLLM_MHA_DEBUG is off; "
             "set SGLANG_TRTLLM_MHA_DEBUG to log, contain, trap or 1, or unset GEMMA4_TRIAGE_PROBES"
+        )
+    if settings.leak_every and settings.leak is Leak.OFF:
+        raise SettingsError(
+            f"GEMMA4_TRIAGE_LEAK_EVERY='{settings.leak_every}' audits every so many steps but GEMMA4_TRIAGE_LEAK is "
+            "off; set GEMMA4_TRIAGE_LEAK to dump or raise, or unset GEMMA4_TRIAGE_LEAK_EVERY"
         )
     return settings

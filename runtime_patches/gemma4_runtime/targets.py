@@ -8,6 +8,10 @@ _SRT = "sglang.srt"
 _TRTLLM = f"{_SRT}.layers.attention.trtllm_mha_backend"
 _FLASHINFER = f"{_SRT}.layers.attention.flashinfer_backend"
 _SWA_ALLOCATOR = f"{_SRT}.mem_cache.allocator.swa.SWATokenToKVPoolAllocator"
+_PAGED = f"{_SRT}.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator"
+_TOKEN = f"{_SRT}.mem_cache.allocator.token.TokenToKVPoolAllocator"
+_SCHEDULER = f"{_SRT}.managers.scheduler.Scheduler"
+_CHECKER = f"{_SRT}.managers.scheduler_components.invariant_checker.SchedulerInvariantChecker"
 _FROZEN = f"{_SRT}.speculative.frozen_kv_mtp_worker.FrozenKVMTPWorker"
 _RUNNER = f"{_SRT}.model_executor.model_runner.ModelRunner"
 _MTP_GRAPH = f"{_SRT}.speculative.frozen_kv_mtp_cuda_graph_runner.FrozenKVMTPCudaGraphRunner"
@@ -60,6 +64,35 @@ TARGETS: dict[str, dict[str, str]] = {
         "eagle.verify_greedy": f"{_SRT}.speculative.eagle_utils.verify_tree_greedy_func",
         "alloc.extend_kernel": f"{_SRT}.mem_cache.allocator.paged.alloc_extend_kernel",
         "alloc.decode_kernel": f"{_SRT}.mem_cache.allocator.paged.alloc_decode_kernel",
+        "paged.alloc": f"{_PAGED}.alloc",
+        "paged.alloc_extend": f"{_PAGED}.alloc_extend",
+        "paged.alloc_decode": f"{_PAGED}.alloc_decode",
+        "paged.free": f"{_PAGED}.free",
+        "paged.clear": f"{_PAGED}.clear",
+        "token.alloc": f"{_TOKEN}.alloc",
+        "token.free": f"{_TOKEN}.free",
+        "token.clear": f"{_TOKEN}.clear",
+        "req_pool.alloc": f"{_SRT}.mem_cache.memory_pool.ReqToTokenPool.alloc",
+        "cache.alloc_for_extend": f"{_SRT}.mem_cache.common.alloc_for_extend",
+        "cache.alloc_for_decode": f"{_SRT}.mem_cache.common.alloc_for_decode",
+        "cache.release": f"{_SRT}.mem_cache.common.release_kv_cache",
+        "radix.cache_finished": f"{_SRT}.mem_cache.radix_cache.RadixCache.cache_finished_req",
+        "radix.cache_unfinished": f"{_SRT}.mem_cache.radix_cache.RadixCache.cache_unfinished_req",
+        "radix.evict": f"{_SRT}.mem_cache.radix_cache.RadixCache.evict",
+        "swa_radix.cache_finished": f"{_SRT}.mem_cache.swa_radix_cache.SWARadixCache.cache_finished_req",
+        "swa_radix.cache_unfinished": f"{_SRT}.mem_cache.swa_radix_cache.SWARadixCache.cache_unfinished_req",
+        "swa_radix.evict": f"{_SRT}.mem_cache.swa_radix_cache.SWARadixCache.evict",
+        "batch.evict_swa": f"{_SRT}.managers.schedule_batch.ScheduleBatch._evict_swa",
+        "eagle.prepare_for_verify": f"{_SRT}.speculative.eagle_info.EagleVerifyInput.prepare_for_verify",
+        "eagle.verify": f"{_SRT}.speculative.eagle_info.EagleVerifyInput.verify",
+        "eagle.v2_prepare_for_decode": f"{_SRT}.speculative.eagle_info_v2.EagleDraftInputV2Mixin.prepare_for_decode",
+        "scheduler.run_batch": f"{_SCHEDULER}.run_batch",
+        "scheduler.next_batch": f"{_SCHEDULER}.get_next_batch_to_run",
+        "scheduler.on_idle": f"{_SCHEDULER}.on_idle",
+        "scheduler.flush_cache": f"{_SCHEDULER}.flush_cache",
+        "checker.report_leak": f"{_CHECKER}._report_leak",
+        "checker.check_req_pool": f"{_CHECKER}._check_req_pool",
+        "checker.check_tree": f"{_CHECKER}._check_tree_cache",
     }
 }
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.engine
 
 COMMAND = Path(sys.executable).with_name("gemma4-triage")
 STOP_LIMIT_S = 60
-PROBES = [patch.id for patch in CATALOG if patch.kind is Kind.PROBE]
+PROBES = [patch.id for patch in CATALOG if patch.kind is Kind.PROBE and patch.asked_by == "mode"]
 
 
 @pytest.fixture

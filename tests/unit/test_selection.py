@@ -21,8 +21,19 @@ def test_nothing_by_default(monkeypatch):
 
 
 def test_debug_selects_every_probe_and_nothing_else(monkeypatch):
-    probes = [patch.id for patch in CATALOG if patch.kind is Kind.PROBE]
+    probes = [patch.id for patch in CATALOG if patch.kind is Kind.PROBE and patch.asked_by == "mode"]
     assert chosen(monkeypatch, SGLANG_TRTLLM_MHA_DEBUG="1") == probes
+
+
+def test_the_leak_audit_is_asked_for_by_its_own_setting(monkeypatch):
+    assert chosen(monkeypatch, GEMMA4_TRIAGE_LEAK="dump") == ["leak-ledger"]
+
+
+def test_the_leak_audit_stands_beside_named_probes_and_is_none_of_them(monkeypatch):
+    asked = {"SGLANG_TRTLLM_MHA_DEBUG": "log", "GEMMA4_TRIAGE_LEAK": "raise"}
+    assert chosen(monkeypatch, **asked, GEMMA4_TRIAGE_PROBES="page-table") == ["page-table", "leak-ledger"]
+    with pytest.raises(SettingsError, match="names leak-ledger"):
+        chosen(monkeypatch, **asked, GEMMA4_TRIAGE_PROBES="leak-ledger")
 
 
 def test_probes_can_be_named(monkeypatch):

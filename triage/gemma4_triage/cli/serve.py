@@ -135,12 +135,14 @@ def _effective(start: Start) -> Iterator[str]:
         yield f"FAULT INJECTED: {patch.id}: {patch.title}. This server is broken on purpose."
     for reason in start.missing_probes.values():
         yield f"PROBE WILL NOT BE ATTACHED: {reason}"
-    probes = _names(patch.id for patch in by_kind[Kind.PROBE] if patch.id not in start.missing_probes)
+    present = [patch for patch in by_kind[Kind.PROBE] if patch.id not in start.missing_probes]
+    probes = _names(patch.id for patch in present if patch.asked_by == "mode")
     yield "probes: " + (
         "none, the mode is off" if settings.mode is Mode.OFF else f"{probes} (mode {settings.mode.text})"
     )
     if settings.leak is not Leak.OFF:
-        yield f"leak audit: {settings.leak.value}"
+        audits = _names(patch.id for patch in present if patch.asked_by == "leak")
+        yield f"leak audit: {audits} ({settings.leak_text})"
     if settings.mode is not Mode.OFF and settings.allow_missing:
         yield "the server also starts without a probe whose target is missing; it names each as PROBE NOT ATTACHED"
     yield f"fixes: {_names(patch.id for patch in by_kind[Kind.FIX] + by_kind[Kind.OPTIMISATION])}"

@@ -1,0 +1,74 @@
+"""One full audit of a scheduler's pools: history folded, places read, every check run, the equation written out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gemma4_runtime.checks.page_census import Fault, Finding, check_census
+from gemma4_runtime.checks.swa_mapping_census import check_mapping
+from gemma4_runtime.leak.equation import Equation, equations
+from gemma4_runtime.leak.ledger import LeakLedger, ledger_of
+from gemma4_runtime.leak.whereabouts import read, unreadable
+
+
+class CannotAudit(Exception):
+    """The structures of this server are not among those that an audit can read."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What one audit found: nothing, if `findings` is empty. Each page of a pool is in one finding at most."""
+
+    findings: tuple[Finding, ...]
+    equations: tuple[Equation, ...]
+    ledger: LeakLedger
+
+
+def audit(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iterable[Any], idle: bool) -> Audit:
+    """Look at every page of every pool. Waits for the device.
+
+    Args:
+        requests: every `Req` that may hold a request slot, each once.
+        idle: no request is left, so nobody may hold a lock on the tree either.
+
+    Raises:
+        CannotAudit: the prefix cache is of a kind whose holders cannot be told.
+    """
+    reason = unreadable(tree_cache)
+    if reason:
+        raise CannotAudit(reason)
+    ledger = ledger_of(allocator)
+    ledger.log.drain()
+    reading = read(allocator, req_to_token_pool, tree_cache, requests)
+    found = [finding for where in reading.pools for finding in check_census(where)]
+    if reading.pairs is not None:
+        swa = next(where for where in reading.pools if where.pool == "swa")
+        found += check_mapping(reading.pairs, swa.free, swa.pages, allocator.page_size)
+    if idle and not reading.session_pages["full"] and reading.locked.size:
+        found.append(Finding(Fault.LOCKED_AT_IDLE, "full", reading.locked, np.ones_like(reading.locked)))
+    found += _anomalies(ledger)
+    return Audit(tuple(_each_page_once(found)), equations(allocator, req_to_token_pool, tree_cache, reading), ledger)
+
+
+def _anomalies(ledger: LeakLedger) -> list[Finding]:
+    by_kind: dict[tuple[Fault, str], list[int]] = {}
+    for anomaly in ledger.anomalies:
+        by_kind.setdefault((anomaly.fault, anomaly.pool), []).append(anomaly.page)
+    ledger.anomalies.clear()
+    pages = {key: np.unique(np.array(value)) for key, value in by_kind.items()}
+    return [Finding(fault, pool, found, np.full_like(found, 2)) for (fault, pool), found in pages.items()]
+
+
+def _each_page_once(findings: Iterable[Finding]) -> Iterable[Finding]:
+    """A page that has several faults keeps the first: what an event saw adds nothing to what the census sees now."""
+    seen: dict[str, set[int]] = {}
+    for finding in findings:
+        known = seen.setdefault(finding.pool, set())
+        fresh = np.array([int(page) not in known for page in finding.pages])
+        known.update(int(page) for page in finding.pages)
+        if fresh.any():
+            yield Finding(finding.fault, finding.pool, finding.pages[fresh], finding.places[fresh])

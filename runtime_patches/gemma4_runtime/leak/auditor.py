@@ -1,0 +1,165 @@
+"""When a scheduler is audited, what of it is news, and what has been explained already."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from gemma4_runtime.checks.page_census import Fault, Finding
+from gemma4_runtime.leak.audit import Audit, CannotAudit, audit
+from gemma4_runtime.leak.ledger import LeakLedger, ledger_of
+from gemma4_runtime.leak.report import report
+from gemma4_runtime.leak.tally import write_tally
+from gemma4_runtime.session import Session
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Auditor:
+    """Audits the pools of one allocator. latest: the latest audit; runs: how many, by site.
+
+    found: pages by verdict; passed: failures of SGLang's own checks that did not stop the server, by check.
+    """
+
+    ledger: LeakLedger
+    latest: Audit | None = None
+    runs: Counter[str] = field(default_factory=Counter)
+    found: Counter[str] = field(default_factory=Counter)
+    passed: Counter[str] = field(default_factory=Counter)
+    cannot: str | None = None
+    _said: dict[str, str] = field(default_factory=dict)
+    _reported: set[tuple[Fault, str, int]] = field(default_factory=set)
+    _events_at_idle: int = -1
+    _step_at_busy: int = 0
+
+    def at_idle(self, scheduler: Any, site: str) -> None:
+        """Audit if anything has happened since the last idle audit. Raises TrappedViolation, see `report`."""
+        if self._events_at_idle == self.ledger.log.count or not self._readable(scheduler):
+            return
+        self._events_at_idle = self.ledger.log.count
+        try:
+            self._run(scheduler, site, idle=True)
+        finally:
+            self._write_tally()
+
+    def at_step(self, scheduler: Any, every: int) -> None:
+        """Audit if `every` steps have passed. Raises TrappedViolation, see `report`."""
+        if self.ledger.step - self._step_at_busy >= every and self._readable(scheduler):
+            self._step_at_busy = self.ledger.step
+            self._run(scheduler, "scheduler step", idle=False)
+
+    def explains(self, *pools: str) -> bool:
+        """Whether the latest audit named pages of one of `pools`, by SGLang's count or in the tree."""
+        return self.latest is not None and any(finding.pool in pools for finding in self.latest.findings)
+
+    def explains_locks(self) -> bool:
+        """Whether the latest audit named locks in the prefix cache that nobody holds."""
+        return self.latest is not None and any(f.fault is Fault.LOCKED_AT_IDLE for f in self.latest.findings)
+
+    def let_pass(self, check: str, error: Exception) -> None:
+        """Note that SGLang's own checker failed and the server goes on; loudly, once per failure that says the same."""
+        if self._said.get(check) != str(error):
+            self._said[check] = str(error)
+            logger.error("gemma4-triage: SGLang would stop here, and the leak audit has explained it: %s", error)
+        self.passed[check] += 1
+
+    def _readable(self, scheduler: Any) -> bool:
+        if self.cannot is None:
+            self.cannot = _exempt(scheduler) or ""
+            if self.cannot:
+                self._say_cannot()
+        return not self.cannot
+
+    def _run(self, scheduler: Any, site: str, idle: bool) -> None:
+        settings, guard = Session.in_force().settings, Session.guard()
+        try:
+            self.latest = audit(
+                scheduler.token_to_kv_pool_allocator,
+                scheduler.req_to_token_pool,
+                scheduler.tree_cache,
+                live_requests(scheduler),
+                idle,
+            )
+        except CannotAudit as error:
+            self.cannot = str(error)
+            self._say_cannot()
+            return
+        self.runs[site] += 1
+        news = list(self._news(self.latest.findings))
+        if news:
+            for finding in news:
+                self.found[finding.verdict] += finding.pages.size
+            self._write_tally()
+            report(self.latest, news, site, settings.leak, guard)
+
+    def _news(self, findings: Iterable[Finding]) -> Iterator[Finding]:
+        """What was not reported before; what has gone, by a flush for example, may come again."""
+        present = set()
+        for finding in findings:
+            keys = [(finding.fault, finding.pool, int(page)) for page in finding.pages]
+            present.update(keys)
+            fresh = np.array([key not in self._reported for key in keys])
+            if fresh.any():
+                yield Finding(finding.fault, finding.pool, finding.pages[fresh], finding.places[fresh])
+        self._reported = present
+
+    def _say_cannot(self) -> None:
+        logger.error("gemma4-triage: leak-ledger: no audit on this server: %s", self.cannot)
+        self._write_tally()
+
+    def _write_tally(self) -> None:
+        ledger, latest = self.ledger, self.latest
+        write_tally(
+            Session.in_force().root,
+            {
+                "audits": dict(self.runs),
+                "steps": ledger.step,
+                "events": ledger.log.count,
+                "page_size": ledger.page_size,
+                "pages": {name: pool.pages for name, pool in ledger.pools.items()},
+                "findings": dict(self.found),
+                "equations": [] if latest is None else [equation.text() for equation in latest.equations],
+                "balanced": None if latest is None else all(equation.holds for equation in latest.equations),
+                "let_pass": dict(self.passed),
+                "cannot": self.cannot or None,
+            },
+        )
+
+
+_AUDITORS: WeakKeyDictionary[Any, Auditor] = WeakKeyDictionary()
+
+
+def auditor_of(allocator: Any) -> Auditor:
+    """The auditor of the scheduler that owns `allocator`."""
+    found = _AUDITORS.get(allocator)
+    if found is None:
+        found = _AUDITORS[allocator] = Auditor(ledger_of(allocator))
+    return found
+
+
+def live_requests(scheduler: Any) -> list[Any]:
+    """Every request that may hold a request slot, each once: in a batch, half prefilled, or waiting."""
+    batches = [scheduler.running_batch, scheduler.last_batch, scheduler.cur_batch]
+    batches += [batch for batch, _ in getattr(scheduler, "result_queue", ())]
+    requests = [request for batch in batches if batch is not None for request in batch.reqs]
+    requests += [scheduler.chunked_req] if scheduler.chunked_req is not None else []
+    requests += scheduler.waiting_queue
+    return list({id(request): request for request in requests if request.req_pool_idx is not None}.values())
+
+
+def _exempt(scheduler: Any) -> str | None:
+    """Where pages are held by what an audit does not read."""
+    if scheduler.disaggregation_mode.value != "null":
+        return "prefill and decode are disaggregated"
+    if scheduler.ps.pp_size > 1:
+        return "pipeline parallelism keeps several batches in flight"
+    if scheduler.enable_hisparse:
+        return "HiSparse moves pages to the host"
+    return None

@@ -1,0 +1,122 @@
+"""From an audit's findings to dumps: one per verdict, the most telling first; what is known already stays silent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from gemma4_dumps.draft import TensorPayload
+from gemma4_dumps.schema import Provenance
+from gemma4_runtime.checks.page_census import Fault, Finding
+from gemma4_runtime.checks.page_ledger import LastEvent, Site
+from gemma4_runtime.checks.violation import MAX_LISTED, BadIndex, Violation
+from gemma4_runtime.guard import Guard, Scene
+from gemma4_runtime.leak.audit import Audit
+from gemma4_runtime.leak.suspects import COLUMNS, POOLS, suspects
+from gemma4_runtime.leak.whereabouts import REQUEST_SLOTS
+from gemma4_runtime.settings import Leak, Mode
+
+RULE = "leak-audit"
+_PLACES = COLUMNS.index("places")
+_OWNER = COLUMNS.index("owner_slot")
+
+_WORDS = {
+    Fault.NOWHERE: "belong to nobody and are not free",
+    Fault.FREE_TWICE: "are on the free list more than once",
+    Fault.FREE_AND_HELD: "are on the free list while somebody still holds them",
+    Fault.HELD_TWICE: "have two holders",
+    Fault.OUT_OF_RANGE: "are on the free list and no pages of this pool",
+    Fault.LOCKED_AT_IDLE: "are locked in the prefix cache by a request that is gone",
+    Fault.UNMAPPED: "have live tokens without an SWA slot",
+    Fault.STALE_MAPPING: "map to SWA slots that are not theirs any more",
+    Fault.FREED_AGAIN: "were freed while they were free",
+    Fault.HANDED_OUT_IN_USE: "were handed out while in use",
+}
+
+
+def report(audit: Audit, findings: Iterable[Finding], site: str, leak: Leak, guard: Guard) -> None:
+    """Write a dump per verdict of `findings`, which are new among the audit's.
+
+    Raises:
+        TrappedViolation: with `raise`, once every dump is written, for the first verdict.
+    """
+    by_verdict: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_verdict.setdefault(finding.verdict, []).append(finding)
+    groups = list(by_verdict.values())
+    for group in reversed(groups):
+        trap = leak is Leak.RAISE and group is groups[0]
+        _report_group(audit, group, site, Mode.TRAP if trap else Mode.LOG, guard)
+
+
+def _report_group(audit: Audit, group: list[Finding], site: str, act: Mode, guard: Guard) -> None:
+    table = suspects(group, audit.ledger)
+    listed = tuple(
+        BadIndex(row=row, column=_PLACES, value=int(places), lower=1, upper=2)
+        for row, places in enumerate(table[:MAX_LISTED, _PLACES])
+    )
+    violation = Violation(group[0].verdict, listed, sum(finding.pages.size for finding in group))
+    guard.report(violation, RULE, site, lambda: _scene(audit, group, table, site), act=act)
+
+
+def _scene(audit: Audit, group: list[Finding], table: np.ndarray, site: str) -> Scene:
+    what = "; ".join(_sentence(finding, audit) for finding in group)
+    broken = [equation.text() for equation in audit.equations if not equation.holds]
+    balance = "; ".join(broken) or "the pool equations hold, so SGLang's own checker sees nothing"
+    ledger = audit.ledger
+    pool = group[0].pool
+    space = pool if pool in ("full", "swa") else "unknown"
+    return Scene(
+        rule=RULE,
+        site=site,
+        summary=f"{what}. {balance}",
+        table="suspects",
+        pool_kind=pool if space != "unknown" else None,
+        provenance=Provenance(table_space=space, buffer_space=space, explanation=what),  # pyright: ignore[reportArgumentType]
+        request_slots=tuple(int(slot) for slot in table[:MAX_LISTED, _OWNER]),
+        facts={
+            "step": ledger.step,
+            "page_size": ledger.page_size,
+            "extents": {f"pages_{name}_pool": history.pages for name, history in ledger.pools.items()},
+            "scalars": _scalars(audit),
+            "tensors": {"suspects": TensorPayload.from_array(table)},
+            "events": tuple(ledger.recent),
+            "dropped_events": max(ledger.log.count - len(ledger.recent), 0),
+        },
+    )
+
+
+def _sentence(finding: Finding, audit: Audit) -> str:
+    (row,) = suspects([Finding(finding.fault, finding.pool, finding.pages[:1], finding.places[:1])], audit.ledger)
+    first = dict(zip(COLUMNS, row.tolist(), strict=True))
+    count, noun = finding.pages.size, "request slot" if finding.pool == REQUEST_SLOTS else f"{finding.pool} page"
+    said = f"{count} {noun}{'s' if count > 1 else ''}, first {first['page']}: {_WORDS[finding.fault]}"
+    if finding.pool == REQUEST_SLOTS:
+        return said
+    owner = "owner unknown"
+    if first["owner_slot"] > 0:
+        owner = f"last owner request slot {first['owner_slot']}, generation {first['owner_generation']}"
+    said += f"; {owner}, handed out by {_site(first['alloc_site'])} at step {first['alloc_step']}"
+    if first["free_step"] >= 0:
+        said += f", freed by {_site(first['free_site'])} at step {first['free_step']}"
+    return f"{said}, last event: {_words(LastEvent(first['last_event']).name)}"
+
+
+def _scalars(audit: Audit) -> dict[str, Any]:
+    scalars: dict[str, Any] = {"columns": ",".join(COLUMNS), "events_seen": audit.ledger.log.count}
+    for equation in audit.equations:
+        scalars |= equation.scalars()
+    scalars |= {f"pool_{code}": name for code, name in enumerate(POOLS)}
+    for prefix, words in (("site", Site), ("fault", Fault), ("last_event", LastEvent)):
+        scalars |= {f"{prefix}_{word.value}": _words(word.name) for word in words}
+    return scalars
+
+
+def _site(code: int) -> str:
+    return Site(code).name.lower()
+
+
+def _words(name: str) -> str:
+    return name.lower().replace("_", " ")

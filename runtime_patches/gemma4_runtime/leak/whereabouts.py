@@ -1,0 +1,191 @@
+"""Reads where every page is from SGLang's own structures, at a moment when no step is half done.
+
+| place                 | full pool                                    | SWA pool                                      |
+|-----------------------|----------------------------------------------|-----------------------------------------------|
+| free                  | free_pages and release_pages                 | the same of the SWA allocator                 |
+| pending               | free_group, while one is open                | -                                             |
+| tree node             | its value                                    | what the mapping has for it, if no tombstone  |
+| request, session slot | row [cache_protected_len, kv_allocated_len)  | the mapping from swa_evicted_seqlen on        |
+
+A page counts as held from the first of its tokens on, so a row's last page is whole: ceil(kv_allocated_len). Rows of
+the tree's own tokens, [0, cache_protected_len), belong to the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+
+from gemma4_runtime.checks.page_census import Whereabouts
+from gemma4_runtime.checks.swa_mapping_census import SlotPairs, held_swa_pages
+
+REQUEST_SLOTS = "requests"
+"""The name of the pool of request slots, which is counted like a pool of pages."""
+
+_READABLE = ("RadixCache", "SWARadixCache", "ChunkCache", "SWAChunkCache")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A private row range: tokens [start, end) of request slot `slot`, with SWA slots from `swa_from` on."""
+
+    slot: int
+    start: int
+    end: int
+    swa_from: int
+    session: bool = False
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Everything that an audit looks at, on the host. pairs: None without an SWA pool.
+
+    locked: full pages of tree nodes that somebody has locked. private_swa, session_pages, private_pages: how many.
+    """
+
+    pools: tuple[Whereabouts, ...]
+    pairs: SlotPairs | None
+    locked: np.ndarray
+    private_pages: dict[str, int]
+    session_pages: dict[str, int]
+
+
+def unreadable(tree_cache: Any) -> str | None:
+    """Why the holders of this prefix cache cannot be told, None if they can."""
+    kind = type(_inner(tree_cache)).__name__
+    return None if kind in _READABLE else f"{kind} is not one of {', '.join(_READABLE)}"
+
+
+def read(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iterable[Any]) -> Reading:
+    """Read it all. Copies free lists, tree values, private rows and the mapping to the host, and waits for them.
+
+    Args:
+        requests: every `Req` that may hold a request slot, each once.
+    """
+    page = allocator.page_size
+    requests = list(requests)
+    rows = [*_rows(requests), *_session_rows(tree_cache, {r.req_pool_idx for r in requests})]
+    nodes = list(_nodes(_inner(tree_cache)))
+    table = req_to_token_pool.req_to_token
+    node_slots = _to_host([node.value for node in nodes])
+    row_slots = _to_host([table[row.slot, row.start : row.end] for row in rows])
+    held = [np.unique(slots // page) for slots in (*node_slots, *row_slots)]
+    inner = _full(allocator)
+    # A group that has ended keeps its list; it is pending only while the group is open.
+    pending = _to_host([] if allocator.is_not_in_free_group else allocator.free_group)
+    full = Whereabouts(
+        "full",
+        inner.size // page,
+        _free(inner),
+        np.unique(np.concatenate([np.empty(0, np.int64), *pending]) // page),
+        held,
+    )
+    pools, pairs, private_swa, session_swa = [full], None, 0, 0
+    if isinstance(allocator, SWATokenToKVPoolAllocator):
+        mapping = allocator.full_to_swa_index_mapping.cpu().numpy()
+        node_pairs = _pairs(mapping, node_slots, [[not node.swa_tombstone] for node in nodes])
+        live = [np.arange(row.start, row.end) >= row.swa_from for row in rows]
+        row_pairs = _pairs(mapping, row_slots, live)
+        session = np.repeat([row.session for row in rows], [row.end - row.start for row in rows]).astype(bool)
+        swa_held = [held_swa_pages(_join(node_pairs, row_pairs), page)]
+        private_swa = held_swa_pages(_only(row_pairs, ~session), page).size
+        session_swa = held_swa_pages(_only(row_pairs, session), page).size
+        swa = allocator.swa_attn_allocator
+        pools.append(Whereabouts("swa", swa.size // page, _free(swa), held=swa_held))
+        pairs = _join(node_pairs, row_pairs)
+    pools.append(_request_slots(req_to_token_pool, requests, rows))
+    row_pages = held[len(nodes) :]
+    return Reading(
+        tuple(pools),
+        pairs,
+        _cat([pages for node, pages in zip(nodes, held, strict=False) if _locks(node)]),
+        {"full": _count(rows, row_pages, session=False), "swa": private_swa},
+        {"full": _count(rows, row_pages, session=True), "swa": session_swa},
+    )
+
+
+def _rows(requests: Sequence[Any]) -> Iterator[Row]:
+    for request in requests:
+        if request.req_pool_idx is not None and not request.kv_committed_freed:
+            start, end = request.cache_protected_len, request.kv_allocated_len
+            yield Row(request.req_pool_idx, start, max(start, end), request.swa_evicted_seqlen)
+
+
+def _session_rows(tree_cache: Any, active: set[int | None]) -> Iterator[Row]:
+    for slot in getattr(tree_cache, "slots", {}).values():
+        if slot.is_holding_kv and slot.req_pool_idx not in active:
+            start, end = slot.cache_protected_len, slot.kv_allocated_len
+            yield Row(slot.req_pool_idx, start, max(start, end), slot.swa_evicted_seqlen, session=True)
+
+
+def _request_slots(pool: Any, requests: Sequence[Any], rows: Sequence[Row]) -> Whereabouts:
+    held = [request.req_pool_idx for request in requests if request.req_pool_idx is not None]
+    held += [row.slot for row in rows if row.session]
+    free = np.array(pool.free_slots, np.int64)
+    return Whereabouts(REQUEST_SLOTS, pool.size, free, held=[np.array([slot]) for slot in held])
+
+
+def _inner(tree_cache: Any) -> Any:
+    """The prefix cache that holds the nodes: streaming sessions wrap one."""
+    return getattr(tree_cache, "inner", tree_cache)
+
+
+def _full(allocator: Any) -> Any:
+    return getattr(allocator, "full_attn_allocator", allocator)
+
+
+def _nodes(tree_cache: Any) -> Iterator[Any]:
+    root = getattr(tree_cache, "root_node", None)
+    waiting = list(root.children.values()) if root is not None else []
+    while waiting:
+        node = waiting.pop()
+        waiting.extend(node.children.values())
+        if node.value is not None:
+            yield node
+
+
+def _locks(node: Any) -> int:
+    return node.full_lock_ref if hasattr(node, "full_lock_ref") else node.lock_ref
+
+
+def _free(inner: Any) -> np.ndarray:
+    return torch.cat((inner.free_pages, inner.release_pages)).cpu().numpy()
+
+
+def _to_host(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
+    """One copy for all of them."""
+    if not tensors:
+        return []
+    flat = torch.cat([tensor.to(torch.int64) for tensor in tensors]).cpu().numpy()
+    return np.split(flat, np.cumsum([tensor.numel() for tensor in tensors])[:-1])
+
+
+def _cat(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.empty(0, np.int64), *arrays])
+
+
+def _pairs(mapping: np.ndarray, slots: Sequence[np.ndarray], live: Sequence[Any]) -> SlotPairs:
+    full = _cat(slots)
+    flags = [np.broadcast_to(flag, part.shape) for flag, part in zip(live, slots, strict=True)]
+    return SlotPairs(full, mapping[np.clip(full, 0, mapping.size - 2)], np.concatenate([np.empty(0, bool), *flags]))
+
+
+def _join(one: SlotPairs, other: SlotPairs) -> SlotPairs:
+    return SlotPairs(
+        np.concatenate((one.full, other.full)),
+        np.concatenate((one.swa, other.swa)),
+        np.concatenate((one.live, other.live)),
+    )
+
+
+def _only(pairs: SlotPairs, chosen: np.ndarray) -> SlotPairs:
+    return SlotPairs(pairs.full[chosen], pairs.swa[chosen], pairs.live[chosen])
+
+
+def _count(rows: Sequence[Row], pages: Sequence[np.ndarray], session: bool) -> int:
+    return sum(held.size for row, held in zip(rows, pages, strict=True) if row.session is session)

@@ -1,0 +1,77 @@
+"""Probe `leak-ledger`, what the allocators do: pages handed out, paired and released, of any allocator and page size.
+
+| entry point                                    | event                                                          |
+|------------------------------------------------|----------------------------------------------------------------|
+| Paged and Token: alloc, alloc_extend, _decode  | handed out, of the pool that this allocator serves             |
+| Paged and Token: free                          | freed, or asked to be freed while a free group is open         |
+| Paged and Token: clear                         | cleared                                                        |
+| SWA: alloc, alloc_extend, _swa_tail, _decode   | paired: which SWA slots the full slots were given              |
+| SWA: set_full_to_swa_mapping                   | paired                                                         |
+| SWA: free in a group                           | asked to be freed; the group's end frees on the inner pools    |
+
+Cost per call: an append. A view, which is what page size 1 hands out and what a row's release names, costs one small
+clone; see `leak/event_log.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gemma4_runtime.leak.ledger import ledger_of, pool_of
+
+
+def around_inner_alloc(original: Callable[..., Any], allocator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around every `alloc…` of a paged or token allocator -> [n] slots or None."""
+    slots = original(allocator, *args, **kwargs)
+    if slots is not None:
+        ledger, pool = pool_of(allocator)
+        ledger.handed_out(pool, slots)
+    return slots
+
+
+def before_inner_free(allocator: Any, free_index: Any) -> None:
+    """Before `free(free_index)`, [n] slots of this pool."""
+    if free_index.numel() == 0:
+        return
+    ledger, pool = pool_of(allocator)
+    (ledger.freed if allocator.is_not_in_free_group else ledger.free_asked)(pool, free_index)
+
+
+def after_inner_clear(result: Any, allocator: Any) -> None:
+    """After `clear()`, which the constructor calls too."""
+    ledger, pool = pool_of(allocator)
+    ledger.cleared(pool)
+
+
+def around_swa_alloc(original: Callable[..., Any], allocator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around `alloc`, `alloc_extend` and `alloc_decode` of a hybrid allocator -> [n] full slots or None."""
+    ledger = ledger_of(allocator)
+    full = original(allocator, *args, **kwargs)
+    if full is not None and ledger.latest_swa_hand_out is not None:
+        ledger.paired(full, ledger.latest_swa_hand_out)
+    return full
+
+
+def around_swa_alloc_tail(original: Callable[..., Any], allocator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Around `alloc_extend_swa_tail(...)` -> [n] full slots or None, of which the last have SWA slots."""
+    ledger = ledger_of(allocator)
+    ledger.latest_swa_hand_out = None
+    full = original(allocator, *args, **kwargs)
+    if full is not None and ledger.latest_swa_hand_out is not None:
+        tail = ledger.latest_swa_hand_out
+        ledger.paired(full[-tail.numel() :], tail)
+    return full
+
+
+def before_set_mapping(allocator: Any, full_indices: Any, swa_indices: Any) -> None:
+    """Before `set_full_to_swa_mapping`, [n] each."""
+    if full_indices.numel():
+        ledger_of(allocator).paired(full_indices, swa_indices)
+
+
+def before_swa_free(allocator: Any, free_index: Any) -> None:
+    """Before `free(free_index)` of a hybrid allocator, [n] full slots. Outside a group the inner pools tell."""
+    ledger = ledger_of(allocator)
+    if free_index.numel() and not allocator.is_not_in_free_group:
+        ledger.free_asked("full", free_index)
