@@ -49,3 +49,16 @@ BRIEF_SWA_PRESSURE = Workload(
     prompt_count=4, prompt_tokens=PROMPT_TOKENS, shortest_new_tokens=16, longest_new_tokens=16
 )
 """The same pressure for pools of 1024 and 307 tokens, in few steps: Triton's interpreter needs seconds for each."""
+
+
+@dataclass(frozen=True)
+class MixedWorkload(Workload):
+    """Prompts of many lengths; every third one begins like the first, so that prefixes are found in the cache."""
+
+    def prompts(self) -> list[list[int]]:
+        """Token ids, [prompt_count][3 to prompt_tokens]; the same every time."""
+        whole = super().prompts()
+        lengths = [3 + (self.prompt_tokens - 3) * (7 * i % 10) // 9 for i in range(self.prompt_count)]
+        mixed = [prompt[:length] for prompt, length in zip(whole, lengths, strict=True)]
+        shared = whole[0][: self.prompt_tokens // 2]
+        return [shared + prompt[len(shared) :] if i % 3 == 0 else prompt for i, prompt in enumerate(mixed)]

@@ -21,6 +21,7 @@ VERBS = [
     "serve",
     "patches",
     "doctor",
+    "audit",
     "dumps",
     "dumps list",
     "dumps show",

@@ -33,7 +33,21 @@ _SWA_STATE_SWAP = (
     "Watch it crash, be trapped and be fixed on a CPU: gemma4-triage repro e4b-trtllm",
 )
 
+_AUDIT = (
+    "See the pages, their owner and the equation: gemma4-triage audit DUMP",
+    "Audit every few steps to catch the step at which it happens: GEMMA4_TRIAGE_LEAK=raise GEMMA4_TRIAGE_LEAK_EVERY=8",
+)
+
 NEXT_STEPS: tuple[Advice, ...] = (
+    Advice(
+        (
+            "Nobody will free these pages: look at what the site in the summary does when its request ends.",
+            *_AUDIT,
+            "The pool stays smaller until a flush_cache or a restart.",
+        ),
+        rule="leak-audit",
+        verdict="pool_leak",
+    ),
     Advice(_SWA_STATE_SWAP, verdict="out_of_range", table_space="full", buffer_space="swa"),
     Advice(_SWA_STATE_SWAP, verdict="wrong_space", table_space="full", buffer_space="swa"),
     Advice(
@@ -103,6 +117,13 @@ NEXT_STEPS: tuple[Advice, ...] = (
             "Give the fuller pool more tokens: --swa-full-tokens-ratio, or --mem-fraction-static for both.",
         ),
         verdict="pool_leak",
+    ),
+    Advice(
+        (
+            "Somebody freed pages that a request or the prefix cache still reads: the next owner overwrites them.",
+            *_AUDIT,
+        ),
+        verdict="freed_in_use",
     ),
     Advice(
         (

@@ -105,12 +105,14 @@ def _sentence(finding: Finding, audit: Audit) -> str:
 
 
 def _scalars(audit: Audit) -> dict[str, Any]:
+    """The equations, and what the table's codes mean: comma-separated words, the code is the position."""
     scalars: dict[str, Any] = {"columns": ",".join(COLUMNS), "events_seen": audit.ledger.log.count}
     for equation in audit.equations:
         scalars |= equation.scalars()
-    scalars |= {f"pool_{code}": name for code, name in enumerate(POOLS)}
-    for prefix, words in (("site", Site), ("fault", Fault), ("last_event", LastEvent)):
-        scalars |= {f"{prefix}_{word.value}": _words(word.name) for word in words}
+    scalars["pools"] = ",".join(POOLS)
+    for name, words in (("sites", Site), ("faults", Fault), ("last_events", LastEvent)):
+        by_code = {word.value: word.name.lower() for word in words}
+        scalars[name] = ",".join(by_code.get(code, "none") for code in range(max(by_code) + 1))
     return scalars
 
 

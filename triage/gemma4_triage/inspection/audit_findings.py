@@ -1,0 +1,120 @@
+"""What a dump of the leak audit says, read from its table and scalars with numpy alone."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gemma4_dumps.errors import DumpUnreadable
+from gemma4_dumps.reader import Dump
+
+RULE = "leak-audit"
+TABLE = "suspects"
+_SIDES = ("available", "evictable", "protected", "session_held", "uncached")
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """One page (or request slot), in how many places it is, whose it was, and what happened to it.
+
+    owner: request slot and generation, None if the ledger does not know. *_step: None if it never happened.
+    """
+
+    page: int
+    pool: str
+    fault: str
+    places: int
+    owner: tuple[int, int] | None
+    alloc_site: str
+    alloc_step: int | None
+    free_site: str
+    free_step: int | None
+    peer: int | None
+    last_event: str
+
+
+@dataclass(frozen=True)
+class PoolEquation:
+    """`sides` add up to `total` where the pool is whole, in tokens; for request slots in slots."""
+
+    pool: str
+    sides: Mapping[str, int]
+    total: int
+
+    @property
+    def accounted(self) -> int:
+        return sum(self.sides.values())
+
+    @property
+    def holds(self) -> bool:
+        return self.accounted == self.total
+
+    def text(self) -> str:
+        """Both sides written out."""
+        left = " + ".join(f"{value} {name.replace('_', '-')}" for name, value in self.sides.items())
+        missing = self.total - self.accounted
+        end = "" if self.holds else f": {missing} missing" if missing > 0 else f": {-missing} too many"
+        return f"{left} = {self.accounted} {'=' if self.holds else '!='} {self.total}{end}"
+
+
+def suspects(dump: Dump) -> list[Suspect]:
+    """The rows of the table.
+
+    Raises:
+        DumpUnreadable: the table or the words for its codes are not there, or do not fit.
+    """
+    scalars = dump.manifest.scalars
+    columns = _words(scalars, "columns")
+    words = {name: _words(scalars, name) for name in ("pools", "sites", "faults", "last_events")}
+    table = dump.tensor(TABLE)
+    if table.ndim != 2 or table.shape[1] != len(columns):
+        raise DumpUnreadable(f"{TABLE} is {list(table.shape)}, and {len(columns)} columns are named")
+    try:
+        return [_suspect(dict(zip(columns, row, strict=True)), words) for row in table.tolist()]
+    except (KeyError, IndexError) as error:
+        raise DumpUnreadable(f"{TABLE} holds a code without a word, or lacks a column: {error}") from error
+
+
+def equations(dump: Dump) -> list[PoolEquation]:
+    """One per pool whose numbers the dump has."""
+    return list(_equations(dump.manifest.scalars))
+
+
+def _equations(scalars: Mapping[str, Any]) -> Iterator[PoolEquation]:
+    for pool in ("full", "swa", "requests"):
+        numbers = {side: scalars.get(f"{pool}_{side}") for side in (*_SIDES, "total")}
+        if all(isinstance(number, int) for number in numbers.values()):
+            yield PoolEquation(pool, {side: numbers[side] for side in _SIDES}, numbers["total"])
+
+
+def _words(scalars: Mapping[str, Any], name: str) -> list[str]:
+    words = scalars.get(name)
+    if not isinstance(words, str):
+        raise DumpUnreadable(f"the scalar {name!r}, which names {TABLE}'s columns or codes, is missing")
+    return words.split(",")
+
+
+def _suspect(row: Mapping[str, int], words: Mapping[str, list[str]]) -> Suspect:
+    known = row["owner_slot"] > 0
+    return Suspect(
+        page=row["page"],
+        pool=_word(words["pools"], row["pool"]),
+        fault=_word(words["faults"], row["fault"]),
+        places=row["places"],
+        owner=(row["owner_slot"], row["owner_generation"]) if known else None,
+        alloc_site=_word(words["sites"], row["alloc_site"]),
+        alloc_step=_step(row["alloc_step"]),
+        free_site=_word(words["sites"], row["free_site"]),
+        free_step=_step(row["free_step"]),
+        peer=row["peer"] or None,
+        last_event=_word(words["last_events"], row["last_event"]),
+    )
+
+
+def _word(words: list[str], code: int) -> str:
+    if code < 0:
+        raise IndexError(code)
+    return words[code]
+
+
+def _step(step: int) -> int | None:
+    return step if step >= 0 else None

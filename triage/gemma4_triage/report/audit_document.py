@@ -1,0 +1,72 @@
+"""An audit as the JSON document of `audit --json`: from dumps, or from a live run."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from gemma4_dumps.reader import Dump
+from gemma4_triage.inspection.audit_findings import PoolEquation, Suspect, equations, suspects
+
+if TYPE_CHECKING:
+    from gemma4_repro.live_audit import LiveAudit
+
+
+def dumps_document(dumps: Sequence[Dump], skipped: Sequence[Dump]) -> dict[str, Any]:
+    """`audit DUMP…`. skipped: dumps of another rule."""
+    return {
+        "leak": bool(dumps),
+        "audits": [_audit(dump) for dump in dumps],
+        "skipped": [{"dump": dump.manifest.dump_id, "rule": dump.manifest.rule} for dump in skipped],
+    }
+
+
+def live_document(live: "LiveAudit", dumps: Sequence[Dump]) -> dict[str, Any]:
+    """`audit --live`. equations: as of the last audit, after the flush."""
+    tally = live.tally
+    return {
+        "leak": bool(dumps),
+        "run_folder": str(live.folder),
+        "faults": list(live.faults),
+        "requests": live.requests,
+        "audits_run": tally.audits,
+        "steps": tally.steps,
+        "events": tally.events,
+        "pages": tally.pages,
+        "page_size": tally.page_size,
+        "equations": tally.equations,
+        "let_pass": tally.let_pass,
+        "audits": [_audit(dump) for dump in dumps],
+    }
+
+
+def _audit(dump: Dump) -> dict[str, Any]:
+    manifest = dump.manifest
+    return {
+        "dump": manifest.dump_id,
+        "path": str(dump.path),
+        "verdict": manifest.verdict,
+        "site": manifest.site,
+        "step": manifest.step,
+        "summary": manifest.summary,
+        "page_size": manifest.page_size,
+        "equations": [_equation(equation) for equation in equations(dump)],
+        "suspect_count": manifest.offence_count,
+        "suspects": [_suspect(suspect) for suspect in suspects(dump)],
+    }
+
+
+def _equation(equation: PoolEquation) -> dict[str, Any]:
+    return {
+        "pool": equation.pool,
+        **equation.sides,
+        "accounted": equation.accounted,
+        "total": equation.total,
+        "holds": equation.holds,
+    }
+
+
+def _suspect(suspect: Suspect) -> dict[str, Any]:
+    owner = suspect.owner
+    return asdict(suspect) | {
+        "owner": None if owner is None else {"request_slot": owner[0], "generation": owner[1]},
+    }
