@@ -89,15 +89,18 @@ def live_scenario(faults: tuple[str, ...], requests: int) -> Scenario:
 
 def run_live_audit(scenario: Scenario, listener: Listener) -> LiveAudit:
     """Run it to its end. Raises like `run_scenario`."""
-    run = run_scenario(scenario, Options(), listener)
-    (verdict,) = run.verdicts
-    ended, arm = verdict.outcome, scenario.arms[0]
+    (arm,) = scenario.arms
+    faults = tuple(filter(None, arm.environment.get("GEMMA4_TRIAGE_FAULTS", "").split(",")))
+    requests = arm.workload.prompt_count
+    words = [word for fault in faults for word in ("--fault", fault)]
+    typed = ("gemma4-triage", "audit", "--live", *words, "--requests", str(requests))
+    run = run_scenario(scenario, Options(typed=typed), listener)
+    ended = run.verdicts[0].outcome
     problem = None
     if ended.ending is not Ending.COMPLETED:
         said = f": {ended.raised[0].type_name}: {ended.raised[0].message}" if ended.raised else ""
         problem = f"the engine {ended.ending.value}{said}"
-    faults = tuple(filter(None, arm.environment.get("GEMMA4_TRIAGE_FAULTS", "").split(",")))
-    return LiveAudit(run.folder, faults, arm.workload.prompt_count, _tally(ended.dumps / "audits"), problem)
+    return LiveAudit(run.folder, faults, requests, _tally(ended.dumps / "audits"), problem)
 
 
 def _tally(folder: Path) -> Tally:

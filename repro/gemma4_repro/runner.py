@@ -32,13 +32,17 @@ class Listener(Protocol):
 
 @dataclass(frozen=True)
 class Options:
-    """arms: by id, all if empty. time_limit_s: per arm, None for each arm's own."""
+    """arms: by id, all if empty. time_limit_s: per arm, None for each arm's own.
+
+    typed: what a user types to run the arm, if that is not `repro`.
+    """
 
     arms: tuple[str, ...] = ()
     output: Path | None = None
     overwrite: bool = False
     keep_traces: bool = False
     time_limit_s: float | None = None
+    typed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ def _run_arm(
     request = ArmRequest(
         arm=arm.id,
         folder=folder,
-        command=["gemma4-triage", "repro", scenario_id, "--arm", arm.id],
+        command=[*(options.typed or ("gemma4-triage", "repro", scenario_id, "--arm", arm.id))],
         environment={**arm.environment, "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps")},
         engine_arguments={**arm.engine_arguments, **models},
         prompts=arm.workload.prompts(),

@@ -48,6 +48,15 @@ NEXT_STEPS: tuple[Advice, ...] = (
         rule="leak-audit",
         verdict="pool_leak",
     ),
+    Advice(
+        (
+            "Tokens count as held in the sliding-window pool, and their SWA slots are gone: the sum exceeds the pool.",
+            "Compare swa_evicted_seqlen of the request that cached these pages with what free_swa was given.",
+            *_AUDIT,
+        ),
+        rule="leak-audit",
+        verdict="null_page_live",
+    ),
     Advice(_SWA_STATE_SWAP, verdict="out_of_range", table_space="full", buffer_space="swa"),
     Advice(_SWA_STATE_SWAP, verdict="wrong_space", table_space="full", buffer_space="swa"),
     Advice(

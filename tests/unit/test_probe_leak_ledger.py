@@ -1,0 +1,228 @@
+"""The leak audit on SGLang's own pools: silent on what SGLang does, it names page, owner and site of a loss."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pool_world import PoolWorld
+from sglang.srt.plugins.hook_registry import HookRegistry
+
+from gemma4_dumps.reader import read_dump
+from gemma4_dumps.store import DumpStore
+from gemma4_runtime.catalog import CATALOG
+from gemma4_runtime.checks.page_ledger import Site
+from gemma4_runtime.errors import TrappedViolation
+from gemma4_runtime.guard import Guard
+from gemma4_runtime.leak.ledger import ledger_of
+from gemma4_runtime.leak.report import report
+from gemma4_runtime.patch import ATTACH_ORDER
+from gemma4_runtime.session import Session
+from gemma4_runtime.settings import Leak, Mode, read_settings
+
+KINDS = [(16, True, True), (1, True, True), (16, False, True), (1, False, True), (16, True, False), (16, False, False)]
+NAMES = ["swa-16", "swa-1", "plain-16", "plain-1", "swa-chunk-16", "plain-chunk-16"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def attached(tmp_path_factory):
+    """Once for all tests: a probe with this many hooks takes seconds to attach."""
+    patches = [patch for patch in CATALOG if patch.id in ("leak-ledger", "host-alloc-kernels")]
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("GEMMA4_TRIAGE_LEAK", "dump")
+        environment.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(tmp_path_factory.mktemp("attached")))
+        session = Session(read_settings(), tuple(sorted(patches, key=lambda patch: ATTACH_ORDER.index(patch.kind))))
+        session.start()
+        HookRegistry.apply_hooks()
+        yield
+        session.stop()
+
+
+@pytest.fixture(params=KINDS, ids=NAMES)
+def world(request, monkeypatch):
+    return PoolWorld(monkeypatch, *request.param)
+
+
+@pytest.fixture
+def swa(monkeypatch):
+    return PoolWorld(monkeypatch, page_size=16)
+
+
+@pytest.fixture
+def guard(tmp_path):
+    return Guard(Mode.OFF, tmp_path, dict)
+
+
+def prompt(seed, length):
+    return [(seed * 31 + i * i) % 97 for i in range(length)]
+
+
+actions = st.lists(st.tuples(st.sampled_from("sssdddddff"), st.integers(0, 3), st.integers(1, 90)), max_size=25)
+
+
+def test_silent_on_clean_histories(world):
+    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(actions)
+    def run(history):
+        world.flush()
+        for action, seed, length in history:
+            if action == "s":
+                world.start(prompt(seed, length))
+            elif action == "d":
+                for _ in range(length % 20):
+                    world.decode()
+            elif world.requests:
+                world.finish(world.requests[length % len(world.requests)])
+            found = world.audit()
+            assert found.findings == ()
+            assert all(equation.holds for equation in found.equations), [e.text() for e in found.equations]
+        while world.requests:
+            world.finish(world.requests[0])
+        found = world.audit()
+        assert found.findings == ()
+        assert all(equation.holds for equation in found.equations), [e.text() for e in found.equations]
+
+    run()
+
+
+def test_a_request_that_is_forgotten(world):
+    first, lost = world.start(prompt(1, 40)), world.start(prompt(2, 40))
+    for _ in range(20):
+        world.decode()
+    world.finish(first)
+    slot = lost.req_pool_idx
+    world.requests.remove(lost)
+    found = world.audit()
+    leaks = {finding.pool: finding for finding in found.findings if finding.fault.name == "NOWHERE"}
+    assert leaks["requests"].pages.tolist() == [slot]
+    ledger = ledger_of(world.allocator).pools["full"]
+    pages = leaks["full"].pages
+    assert (ledger.owner[pages] == slot).all()
+    assert (ledger.generation[pages] == 1).all()
+    assert {Site(code) for code in ledger.alloc_site[pages]} <= {Site.ALLOC_FOR_EXTEND, Site.ALLOC_FOR_DECODE}
+    (full, *_) = found.equations
+    locked = sum(finding.pages.size for finding in found.findings if finding.fault.name == "LOCKED_AT_IDLE")
+    assert full.total - full.accounted == pages.size * world.page
+    assert bool(locked) is world.tree.is_tree_cache()
+
+
+def test_the_next_request_in_the_slot_is_another_owner(swa):
+    swa.finish(swa.start(prompt(1, 20)))
+    # The pool hands slots out in turn: the sixth request after it has the first one's.
+    for seed in range(2, 7):
+        swa.finish(swa.start(prompt(seed, 20)))
+    lost = swa.start(prompt(8, 20))
+    slot = lost.req_pool_idx
+    swa.requests.remove(lost)
+    (finding,) = [f for f in swa.audit().findings if (f.fault.name, f.pool) == ("NOWHERE", "full")]
+    ledger = ledger_of(swa.allocator).pools["full"]
+    assert ledger.owner[finding.pages].tolist() == [slot] * finding.pages.size
+    assert ledger.generation[finding.pages].tolist() == [2] * finding.pages.size
+
+
+def test_one_page_over_count(swa):
+    swa.finish(swa.start(prompt(1, 64)))
+    (node,) = swa.tree.root_node.children.values()
+    swa.allocator.swa_attn_allocator.free_pages = torch.cat(
+        (swa.allocator.swa_attn_allocator.free_pages, swa.allocator.full_to_swa_index_mapping[node.value[:1]] // 16)
+    )
+    found = swa.faults()
+    assert set(found) == {("FREE_AND_HELD", "swa"), ("STALE_MAPPING", "full")}
+    text = next(equation.text() for equation in swa.audit().equations if equation.pool == "swa")
+    assert text.endswith("= 336 of 320 tokens, 16 too many")
+
+
+def test_a_page_in_two_rows(world):
+    one, two = world.start(prompt(1, 20)), world.start(prompt(2, 20))
+    # Tokens of a decode step are in no tree yet.
+    world.decode()
+    stolen = world.rows.req_to_token[one.req_pool_idx, one.kv_allocated_len - 1].clone()
+    world.rows.req_to_token[two.req_pool_idx, two.kv_allocated_len - 1] = stolen
+    found = world.faults()
+    assert found[("HELD_TWICE", "full")] == [int(stolen) // world.page]
+
+
+def test_a_page_freed_while_a_request_holds_it(world):
+    request = world.start(prompt(1, 20))
+    for _ in range(3):
+        world.decode()
+    slot = world.rows.req_to_token[request.req_pool_idx, request.kv_allocated_len - 1 :][:1].to(torch.int64)
+    world.allocator.free(slot.clone())
+    assert world.faults()[("FREE_AND_HELD", "full")] == [int(slot) // world.page]
+
+
+def test_a_double_free_across_calls(world):
+    slots = torch.tensor([world.page * 39])
+    world.finish(world.start(prompt(1, 20)))
+    inner = getattr(world.allocator, "full_attn_allocator", world.allocator)
+    inner.free(slots)
+    assert world.faults()[("FREE_TWICE", "full")] == [39]
+
+
+def test_a_stale_mapping(swa):
+    request = swa.start(prompt(1, 40))
+    swa.decode()
+    slot = swa.rows.req_to_token[request.req_pool_idx, request.kv_allocated_len - 1].to(torch.int64)
+    swa.allocator.full_to_swa_index_mapping[slot] = 16 * 19
+    found = swa.faults()
+    assert found[("STALE_MAPPING", "full")] == [int(slot) // 16]
+
+
+def test_an_swa_slot_that_is_missing(swa):
+    request = swa.start(prompt(1, 40))
+    slot = swa.rows.req_to_token[request.req_pool_idx, request.kv_allocated_len - 1].to(torch.int64)
+    swa.allocator.full_to_swa_index_mapping[slot] = 0
+    assert swa.faults()[("UNMAPPED", "full")] == [int(slot) // 16]
+
+
+def test_balanced_sums_do_not_hide_it(swa):
+    """A leaked page and a page freed twice: SGLang's equation holds, and the audit names both."""
+    swa.finish(swa.start(prompt(1, 20)))
+    inner = swa.allocator.full_attn_allocator
+    inner.free_pages = torch.cat((inner.free_pages[1:], inner.free_pages[1:2]))
+    found = swa.audit()
+    assert {finding.fault.name for finding in found.findings} == {"NOWHERE", "FREE_TWICE"}
+    assert all(equation.holds for equation in found.equations)
+
+
+def test_a_pending_group_is_a_place(world):
+    request = world.start(prompt(1, 20))
+    world.allocator.free_group_begin()
+    world.finish(request)
+    assert [key for key in world.faults() if key[0] == "NOWHERE" and key[1] == "full"] == []
+    world.allocator.free_group_end()
+    assert world.faults() == {}
+
+
+def planted(world):
+    lost = world.start(prompt(1, 40))
+    world.requests.remove(lost)
+    return world.audit()
+
+
+def test_dump_mode_writes_one_dump_and_goes_on(swa, guard):
+    found = planted(swa)
+    report(found, found.findings, "idle", Leak.DUMP, guard)
+    (entry,) = DumpStore(guard.root).list()
+    dump = read_dump(entry.path)
+    assert (dump.manifest.rule, dump.manifest.verdict, dump.manifest.action) == ("leak-audit", "pool_leak", "logged")
+    assert "last owner request slot 1, generation 1, handed out by alloc_for_extend" in dump.manifest.summary
+    assert dump.tensor("suspects").shape[1] == len(str(dump.manifest.scalars["columns"]).split(","))
+    assert dump.manifest.scalars["full_total"] == 640
+    assert [event["kind"] for event in dump.events()][:1] == ["handed_out"]
+
+
+def test_raise_mode_traps_after_the_dump(swa, guard):
+    found = planted(swa)
+    with pytest.raises(TrappedViolation, match=r"leak-audit: .*belong to nobody.*missing") as caught:
+        report(found, found.findings, "idle", Leak.RAISE, guard)
+    assert read_dump(caught.value.dump).manifest.action == "trapped"
+
+
+def test_no_token_of_a_prompt_reaches_the_dump(swa, guard):
+    lost = swa.start([90, 91, 92, 93] * 10)
+    swa.requests.remove(lost)
+    found = swa.audit()
+    report(found, found.findings, "idle", Leak.DUMP, guard)
+    (entry,) = DumpStore(guard.root).list()
+    assert set(read_dump(entry.path).manifest.tensors) == {"suspects"}
+    assert lost.rid not in (entry.path / "manifest.json").read_text()
