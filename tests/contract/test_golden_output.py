@@ -15,6 +15,7 @@ GOLDEN = Path(__file__).with_name("golden")
 ROOT = Path(__file__).parents[2]
 COMMAND = Path(sys.executable).with_name("gemma4-triage")
 SAMPLES = sorted(path.name for path in (ROOT / "dumps" / "samples").iterdir())
+AUDITS = [name for name in SAMPLES if "_leak-audit_" in name]
 VERBS = [
     "",
     "repro",
@@ -60,9 +61,9 @@ def test_every_verb_has_a_golden_help():
     assert {verb.split()[0] for verb in VERBS if verb} == set(known)
 
 
-def test_there_is_a_sample_from_a_cpu_and_one_from_a_gpu():
+def test_there_are_samples_from_a_cpu_and_one_from_a_gpu():
     gpus = [json.loads((ROOT / "dumps" / "samples" / name / "manifest.json").read_text())["gpu"] for name in SAMPLES]
-    assert sorted(gpu is not None for gpu in gpus) == [False, True]
+    assert sorted(gpu is not None for gpu in gpus) == [False, False, True]
 
 
 @pytest.mark.parametrize("sample", SAMPLES)
@@ -78,8 +79,9 @@ class TestSamples:
         assert document["schema_version"]
         assert done.stderr == ""
         text = json.dumps(document)
-        assert '"table_space": "full"' in text
-        assert '"buffer_space": "swa"' in text
+        spaces = ("full", "full") if sample in AUDITS else ("full", "swa")
+        assert f'"table_space": "{spaces[0]}"' in text
+        assert f'"buffer_space": "{spaces[1]}"' in text
 
     def test_it_is_whole(self, sample):
         assert run("dumps", "verify", f"dumps/samples/{sample}").returncode == 0
@@ -88,3 +90,10 @@ class TestSamples:
         text = (ROOT / "dumps" / "samples" / sample / "manifest.json").read_text()
         assert "/root" not in text
         assert "/home" not in text
+
+
+@pytest.mark.parametrize("sample", AUDITS)
+def test_audit(sample):
+    done = run("audit", f"dumps/samples/{sample}")
+    assert done.returncode == 1
+    compare(f"audit_{sample}.txt", done.stdout)
