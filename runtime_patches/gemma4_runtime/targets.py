@@ -86,7 +86,6 @@ TARGETS: dict[str, dict[str, str]] = {
         "eagle.prepare_for_verify": f"{_SRT}.speculative.eagle_info.EagleVerifyInput.prepare_for_verify",
         "eagle.verify": f"{_SRT}.speculative.eagle_info.EagleVerifyInput.verify",
         "eagle.v2_prepare_for_decode": f"{_SRT}.speculative.eagle_info_v2.EagleDraftInputV2Mixin.prepare_for_decode",
-        "scheduler.run_batch": f"{_SCHEDULER}.run_batch",
         "scheduler.next_batch": f"{_SCHEDULER}.get_next_batch_to_run",
         "scheduler.on_idle": f"{_SCHEDULER}.on_idle",
         "scheduler.flush_cache": f"{_SCHEDULER}.flush_cache",

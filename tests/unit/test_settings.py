@@ -39,6 +39,8 @@ def test_one_is_trap_outside_graphs_and_contain_inside():
     [
         ("SGLANG_TRTLLM_MHA_DEBUG", "banana", "0, off, log, contain, trap, 1"),
         ("GEMMA4_TRIAGE_LEAK", "banana", "0, off, dump, raise"),
+        ("GEMMA4_TRIAGE_LEAK_EVERY", "-1", "1 or more"),
+        ("GEMMA4_TRIAGE_LEAK_EVERY", "often", "a number of scheduler steps"),
         ("GEMMA4_TRIAGE_HOST_ENGINE", "yes", "0, off, 1, force"),
         ("GEMMA4_TRIAGE_DEVICE_MODEL", "sm80", "sm100, sm90"),
         ("GEMMA4_TRIAGE_FAULTS", "a,a", "named twice: a"),
@@ -96,3 +98,11 @@ def test_any_text_is_read_or_refused_by_name(variable, value):
             read_settings()
         except SettingsError as error:
             assert variable in str(error)
+
+
+def test_an_audit_interval_without_an_audit_is_refused(monkeypatch):
+    monkeypatch.setenv("GEMMA4_TRIAGE_LEAK_EVERY", "8")
+    with pytest.raises(SettingsError, match="GEMMA4_TRIAGE_LEAK is off"):
+        read_settings()
+    monkeypatch.setenv("GEMMA4_TRIAGE_LEAK", "dump")
+    assert read_settings().leak_every == 8

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from gemma4_dumps.draft import TensorPayload
-from gemma4_dumps.schema import Provenance
 from gemma4_runtime.checks.page_census import Fault, Finding
 from gemma4_runtime.checks.page_ledger import LastEvent, Site
 from gemma4_runtime.checks.violation import MAX_LISTED, BadIndex, Violation
@@ -67,14 +66,12 @@ def _scene(audit: Audit, group: list[Finding], table: np.ndarray, site: str) -> 
     balance = "; ".join(broken) or "the pool equations hold, so SGLang's own checker sees nothing"
     ledger = audit.ledger
     pool = group[0].pool
-    space = pool if pool in ("full", "swa") else "unknown"
     return Scene(
         rule=RULE,
         site=site,
         summary=f"{what}. {balance}",
         table="suspects",
-        pool_kind=pool if space != "unknown" else None,
-        provenance=Provenance(table_space=space, buffer_space=space, explanation=what),  # pyright: ignore[reportArgumentType]
+        pool_kind=None if pool == REQUEST_SLOTS else pool,
         request_slots=tuple(int(slot) for slot in table[:MAX_LISTED, _OWNER]),
         facts={
             "step": ledger.step,

@@ -81,8 +81,9 @@ def equations(dump: Dump) -> list[PoolEquation]:
 
 def _equations(scalars: Mapping[str, Any]) -> Iterator[PoolEquation]:
     for pool in ("full", "swa", "requests"):
-        numbers = {side: scalars.get(f"{pool}_{side}") for side in (*_SIDES, "total")}
-        if all(isinstance(number, int) for number in numbers.values()):
+        found = {side: scalars.get(f"{pool}_{side}") for side in (*_SIDES, "total")}
+        numbers = {side: number for side, number in found.items() if isinstance(number, int)}
+        if len(numbers) == len(found):
             yield PoolEquation(pool, {side: numbers[side] for side in _SIDES}, numbers["total"])
 
 

@@ -6,7 +6,9 @@ SPACE_NAMES = {"full": "full", "swa": "SWA", "draft": "draft"}
 
 
 def index_unit(manifest: Manifest) -> str:
-    """What the offending numbers count: "page" or "slot"."""
+    """What the offending numbers count: "page", "slot", or the places where a page of a leak audit is."""
+    if manifest.rule == "leak-audit":
+        return "places"
     tables = " ".join(offence.table for offence in manifest.offences)
     return "page" if "page" in f"{manifest.rule} {tables}" else "slot"
 
@@ -38,7 +40,7 @@ def provenance_sentence(manifest: Manifest) -> str:
 
 
 def _index_facts(manifest: Manifest) -> str:
-    if not manifest.offences:
+    if not manifest.offences or index_unit(manifest) == "places":
         return ""
     unit, value, origin = index_unit(manifest), manifest.offences[0].value, manifest.provenance
     facts = []
