@@ -10,6 +10,7 @@ logged instead of raised; any other passes.
 
 What the ledger costs a step: an append per allocator call, one clone of a few slots where a view is freed (page size 1
 also where it is handed out), no synchronisation; every 256 events one concatenation and one copy to pinned memory.
+Folding those events into the ledger is host work on the scheduler's thread, which grows with the slots of a step.
 An audit copies free lists, tree values, rows and the mapping to the host and waits for them: O(pool).
 """
 
