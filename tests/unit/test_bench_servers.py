@@ -108,7 +108,9 @@ class TestArguments:
 
     def test_the_pool_holds_the_largest_batch(self, tmp_path):
         arguments = cuda_arguments((tmp_path, tmp_path), True, PLAN.batches)
-        tokens = max(PLAN.batches) * (PLAN.prompt_tokens + PLAN.new_tokens + 2 * arguments["page_size"])
+        tokens = max(PLAN.batches) * (
+            PLAN.prompt_tokens + PLAN.tokens(mtp=True, short=False) + 2 * arguments["page_size"]
+        )
         assert tokens <= arguments["swa_full_tokens_ratio"] * arguments["max_total_tokens"]
         assert PLAN.prompt_tokens > geometry()["window"]
 

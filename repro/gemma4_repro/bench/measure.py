@@ -154,7 +154,7 @@ class _Phase:
 
     def _burst(self, server: BenchServer, number: int, batch: int, limit_s: float = _BURST_LIMIT_S) -> Burst | None:
         plan = self._plan
-        new_tokens = plan.short_tokens if number == 0 or server.arm.id in self._slow else plan.new_tokens
+        new_tokens = plan.tokens(self._mtp, short=number == 0 or server.arm.id in self._slow)
         limit_s = max(1.0, min(limit_s, self._deadline - time.monotonic()))
         try:
             return run_burst(server, self._mtp, batch, number, plan.prompt_tokens, new_tokens, limit_s)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gemma4_repro.bench.plan import DRAFT_TOKENS
+
 STEPS_PER_WINDOW = 20
 """SGLang times its decode steps in windows of decode_log_interval. 20: a log line, in every arm, each 20 steps."""
 
@@ -22,7 +24,7 @@ _SPECULATIVE = {
     "speculative_algorithm": "NEXTN",
     "speculative_num_steps": 3,
     "speculative_eagle_topk": 1,
-    "speculative_num_draft_tokens": 4,
+    "speculative_num_draft_tokens": DRAFT_TOKENS,
 }
 
 
@@ -39,8 +41,8 @@ def cuda_arguments(pair: tuple[Path, Path], mtp: bool, batches: Sequence[int]) -
         "prefill_attention_backend": "triton",
         "decode_attention_backend": "trtllm_mha",
         "page_size": 64,
-        # All arms' servers share the GPU: the pool has a fixed size, 1 to 2 GB.
-        "max_total_tokens": 131072,
+        # All arms' servers share the GPU: the pool has a fixed size, 2 to 3 GB.
+        "max_total_tokens": 196608,
         "mem_fraction_static": 0.7,
         "swa_full_tokens_ratio": 0.5,
         "max_running_requests": max(batches),
