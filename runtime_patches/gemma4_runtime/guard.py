@@ -59,6 +59,7 @@ class Guard:
         act: Mode | None = None,
         action: Action | None = None,
         key: tuple[Any, ...] = (),
+        once: bool = False,
     ) -> str | None:
         """Write a dump; in `trap` mode raise before the kernel runs, in the others go on.
 
@@ -68,6 +69,7 @@ class Guard:
             act: `log`, `contain` or `trap`; by default what the mode says outside CUDA graphs.
             action: what the dump says was done; by default `trapped` in trap mode and `logged` in the others.
             key: with rule, verdict and site, what makes it the same violation again: layer and role, say.
+            once: of a violation that is not trapped, the first is enough.
 
         Returns: the dump's directory, or None if this repetition was only counted or no dump could be written.
 
@@ -79,7 +81,7 @@ class Guard:
         self._seen[signature] += 1
         seen = self._seen[signature]
         # Where the server goes on, a fault repeats every step; the 1st, 2nd, 4th, 8th ... show that well enough.
-        if act is not Mode.TRAP and seen & (seen - 1):
+        if act is not Mode.TRAP and ((once and seen > 1) or seen & (seen - 1)):
             return None
         try:
             scene = describe()

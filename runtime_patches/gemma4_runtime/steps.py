@@ -18,9 +18,10 @@ logger = logging.getLogger(__name__)
 
 
 class Step:
-    """One scheduler step: its requests in row order, and the results that nobody has read yet."""
+    """One scheduler step: its number, its requests in row order, and the results that nobody has read yet."""
 
-    def __init__(self, requests: tuple[Any, ...], ranks: int) -> None:
+    def __init__(self, number: int, requests: tuple[Any, ...], ranks: int) -> None:
+        self.number = number
         self.requests = requests
         self.ranks = ranks
         self.unread: list[Callable[[], None]] = []
@@ -44,6 +45,12 @@ _reading: Step | None = None
 def running() -> Step | None:
     """The step that the scheduler is running now."""
     return _running
+
+
+def step_number() -> int | None:
+    """Of the step whose results are being read, else of the running one; None outside a scheduler."""
+    step = _reading or _running
+    return None if step is None else step.number
 
 
 @contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from gemma4_runtime.steps import step_number
+
 _ROLE = "_gemma4_role"
 _RUNNER = "_gemma4_runner"
 _LAYERS = "_gemma4_attention_layers"
@@ -25,8 +27,13 @@ def runner_of(backend: Any) -> Any:
 
 
 def step_of(backend: Any) -> int | None:
-    """Forward passes that the model runner has begun, this one included; None if the runner is not known."""
-    runner = runner_of(backend)
+    """The scheduler's step; outside one, the forward passes that the model runner has begun, this one included.
+
+    Not those inside a step: the replay of a draft's CUDA graph is not counted there.
+    """
+    number, runner = step_number(), runner_of(backend)
+    if number is not None:
+        return number
     return None if runner is None else int(runner.forward_pass_id)
 
 

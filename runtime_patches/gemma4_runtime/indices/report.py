@@ -46,7 +46,9 @@ def report_wrong_space(build: Build, use: Use, act: Mode, with_rows: bool) -> No
     """
     violation = Violation("wrong_space", (BadIndex(0, 0, 0, 0, use.bound),), build.rows if with_rows else 0)
     describe = partial(wrong_space_scene, build, use, RULE, with_rows)
-    dump = Session.guard().report(violation, RULE, build.site, describe, act, key=_key(build, use))
+    # A capture meets it once per bucket.
+    key, once = (*_key(build, use), with_rows), not with_rows
+    dump = Session.guard().report(violation, RULE, build.site, describe, act, key=key, once=once)
     if act is Mode.CONTAIN and build.role == "target":
         said = f"{use.array} holds another pool's ids for layer {use.layer_id}"
         fail_requests(_requests(build, range(build.rows)), said, dump)

@@ -36,7 +36,7 @@ def wrong_space_scene(build: Build, use: Use, rule: str, with_rows: bool) -> Sce
     with_rows: look up the first live entry, which synchronises; without, the build has no request's rows.
     """
     bad = _telling_entry(build, use) if with_rows else None
-    said = f"{use.array}, any value" if bad is None else f"{use.array}[{bad.row}, {bad.column}] = {bad.value}"
+    said = f"{use.array} as a whole" if bad is None else f"{use.array}[{bad.row}, {bad.column}] = {bad.value}"
     explanation = _missing_translation(build, use, bad)
     return _scene(build, use, rule, said, explanation, () if bad is None else (bad,))
 
@@ -95,7 +95,7 @@ def _missing_translation(build: Build, use: Use, bad: BadIndex | None) -> str:
         return f"{array.space} ids index the {use.buffer_space} buffer; each pool has an id space of its own"
     pages = extents(build.pool, build.page_size)
     to = int(translate(build.pool, torch.tensor([[bad.value]]), build.page_size))
-    same = ", the same so far by chance" if to == bad.value else ""
+    same = ", the same only because both pools are young" if to == bad.value else ""
     return (
         f"page {bad.value} is a full-pool page (of {pages['pages_full_pool']}); the full-to-SWA map would have made it "
         f"page {to} of {use.bound}{same}: translation missing"

@@ -24,7 +24,9 @@ _in_hand: Step | None = None
 
 def around_run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Around `Scheduler.run_batch`."""
-    step = Step(tuple(batch.reqs or ()), scheduler.server_args.tp_size * scheduler.server_args.pp_size)
+    ranks = scheduler.server_args.tp_size * scheduler.server_args.pp_size
+    # SGLang counts the call itself only inside it.
+    step = Step(scheduler.forward_ct + 1, tuple(batch.reqs or ()), ranks)
     with run(step):
         result = original(scheduler, batch, *args, **kwargs)
     if step.unread:
