@@ -6,6 +6,7 @@ from gemma4_runtime.errors import UnsupportedRelease
 
 _SRT = "sglang.srt"
 _TRTLLM = f"{_SRT}.layers.attention.trtllm_mha_backend"
+_TRITON = f"{_SRT}.layers.attention.triton_backend.TritonAttnBackend"
 _FLASHINFER = f"{_SRT}.layers.attention.flashinfer_backend"
 _SWA_ALLOCATOR = f"{_SRT}.mem_cache.allocator.swa.SWATokenToKVPoolAllocator"
 _PAGED = f"{_SRT}.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator"
@@ -27,6 +28,11 @@ TARGETS: dict[str, dict[str, str]] = {
         "trtllm.init_graph_metadata": f"{_TRTLLM}.TRTLLMHAAttnBackend.init_forward_metadata_out_graph",
         "trtllm.resolve_swa_pool": f"{_TRTLLM}.TRTLLMHAAttnBackend._resolve_swa_kv_pool",
         "trtllm.flashinfer": f"{_TRTLLM}.flashinfer",
+        "triton.init": f"{_TRITON}.__init__",
+        "triton.forward_decode": f"{_TRITON}.forward_decode",
+        "triton.forward_extend": f"{_TRITON}.forward_extend",
+        "triton.init_metadata": f"{_TRITON}.init_forward_metadata",
+        "triton.init_graph_metadata": f"{_TRITON}.init_forward_metadata_out_graph",
         "flashinfer.decode_wrapper": f"{_FLASHINFER}.BatchDecodeWithPagedKVCacheWrapper",
         "flashinfer.prefill_paged_wrapper": f"{_FLASHINFER}.BatchPrefillWithPagedKVCacheWrapper",
         "flashinfer.prefill_ragged_wrapper": f"{_FLASHINFER}.BatchPrefillWithRaggedKVCacheWrapper",

@@ -22,7 +22,8 @@ _BELONG = {("full", "full"), ("swa", "swa"), ("full", "draft"), ("draft", "draft
 class IndexArray:
     """values: page ids [rows, columns] if `paged`, else token slots [rows, per row], or [any] with `indptr` [> rows].
 
-    space: the pool whose ids the backend means these to be. origin: the attribute that holds them.
+    space: the pool whose ids the backend means these to be. origin: the attribute that holds them. may_be_null: a slot
+    of the null page may stand in any row, not in padded rows only; for slots.
     """
 
     name: str
@@ -31,6 +32,7 @@ class IndexArray:
     origin: str
     paged: bool = True
     indptr: torch.Tensor | None = None
+    may_be_null: bool = False
 
 
 @dataclass(frozen=True)

@@ -143,8 +143,7 @@ def _settle(checker: Checker, slot: _Slot, act: Mode) -> None:
 def _guarded(build: Build, array: IndexArray) -> GuardedTable | GuardedSlots:
     bound = build.bound_of(array.name)
     if not array.paged:
-        # A token that the window has left, or that a tail allocation left out, has no SWA slot.
-        null_page = NullPage.LEGAL if array.space == "swa" else NullPage.LEGAL_IN_PADDED_ROWS
+        null_page = NullPage.LEGAL if array.may_be_null else NullPage.LEGAL_IN_PADDED_ROWS
         return GuardedSlots(array.values, bound, null_page, array.indptr)
     if array.space != "swa":
         return GuardedTable(array.values, bound, NullPage.LEGAL_IN_PADDED_ROWS)

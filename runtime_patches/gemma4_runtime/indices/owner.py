@@ -61,3 +61,11 @@ def window_is_strict(backend: Any) -> bool:
     """With overlap, a request may end while its next step is built; a null page in its window then means nothing."""
     runner = runner_of(backend)
     return runner is not None and bool(runner.server_args.disable_overlap_schedule)
+
+
+def rows_per_request(backend: Any, mode: Any) -> int:
+    """Rows of a build that belong to one request: a draft's decode has one for each of its top-k candidates."""
+    runner = runner_of(backend)
+    if runner is None or not runner.is_draft_worker or not mode.is_decode():
+        return 1
+    return runner.server_args.speculative_eagle_topk or 1

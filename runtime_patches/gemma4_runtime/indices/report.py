@@ -25,8 +25,9 @@ def report_findings(build: Build, names: tuple[str, ...], findings: Any, act: Mo
     for index, name in enumerate(names):
         bad = tuple(BadIndex(o.row, o.column, o.value, o.lower, o.bound) for o in findings.offences if o.array == index)
         if bad:
-            use, verdict = _culprit(build, name, bad[0].value), _verdict(build, name, bad[0])
-            _report(build, use, bad, Violation(verdict, bad[:MAX_LISTED], findings.counts[index]), act)
+            use = _culprit(build, name, bad[0].value)
+            violation = Violation(_verdict(use, bad[0]), bad[:MAX_LISTED], findings.counts[index])
+            _report(build, use, bad, violation, act)
         wide = tuple(
             BadIndex(o.row, o.columns, o.needed, 0, o.columns + 1) for o in findings.overflows if o.array == index
         )
@@ -78,9 +79,9 @@ def _culprit(build: Build, name: str, value: int) -> Use:
     return next((use for use in uses if use.buffer_space is not None and value >= use.bound), uses[0])
 
 
-def _verdict(build: Build, name: str, bad: BadIndex) -> str:
+def _verdict(use: Use, bad: BadIndex) -> str:
     if 0 <= bad.value < bad.upper:
         return "null_page_live"
-    if all(use.writes for use in build.uses_of(name)):
+    if use.writes:
         return "write_out_of_range"
     return "negative" if bad.value < 0 else "out_of_range"

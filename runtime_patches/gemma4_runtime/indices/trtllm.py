@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemma4_runtime.indices.buffers import Buffer, buffer_of
 from gemma4_runtime.indices.build import Build, IndexArray, Use
-from gemma4_runtime.indices.owner import attention_layers, role_of, window_is_strict, writes_kv
+from gemma4_runtime.indices.owner import role_of, window_is_strict, writes_kv
+from gemma4_runtime.indices.uses import location_arrays, read_use, read_uses, write_uses
 
 BACKEND = "trtllm_mha"
 _ATTRIBUTE = "TRTLLMHAAttnBackend.forward_metadata"
-_USES = "_gemma4_uses"
 
 
 def trtllm_build(backend: Any, forward_batch: Any, site: str, in_graph: bool) -> Build:
@@ -21,21 +20,20 @@ def trtllm_build(backend: Any, forward_batch: Any, site: str, in_graph: bool) ->
     if metadata.swa_page_table is not None:
         origin = f"{_ATTRIBUTE}.swa_page_table"
         tables.append(IndexArray("swa_page_table", metadata.swa_page_table, "swa", origin))
-    uses = _reads(backend)
+    uses = read_uses(backend, use_of, variant=metadata.swa_page_table is not None, holds=(backend._swa_kv_pool,))
     if writes_kv(backend) and forward_batch.out_cache_loc is not None:
         swa_slots = backend.cuda_graph_swa_out_cache_loc if in_graph else metadata.swa_out_cache_loc
-        lists = {"out_cache_loc": (forward_batch.out_cache_loc, "full"), "swa_out_cache_loc": (swa_slots, "swa")}
         ragged = not (mode.is_decode_or_idle() or mode.is_target_verify())
-        for name, (slots, space) in lists.items():
-            if slots is None:
-                continue
-            origin = f"{_ATTRIBUTE}.{name}" if space == "swa" else "ForwardBatch.out_cache_loc"
-            if ragged:
-                tables.append(IndexArray(name, slots, space, origin, paged=False, indptr=metadata.cu_seqlens_q))
-            elif (tokens := rows * max(metadata.max_seq_len_q, 1)) <= slots.shape[0]:
-                # A graph's buffer is longer than its bucket. A shorter list stops SGLang's own write.
-                tables.append(IndexArray(name, slots[:tokens].view(rows, -1), space, origin, paged=False))
-        uses += _writes(backend, uses, {array.name for array in tables})
+        locations = location_arrays(
+            forward_batch.out_cache_loc,
+            swa_slots,
+            f"{_ATTRIBUTE}.swa_out_cache_loc",
+            rows,
+            max(metadata.max_seq_len_q, 1),
+            metadata.cu_seqlens_q if ragged else None,
+        )
+        tables += locations
+        uses += write_uses(backend, uses, locations)
     return Build(
         backend=backend,
         backend_name=BACKEND,
@@ -56,12 +54,7 @@ def trtllm_build(backend: Any, forward_batch: Any, site: str, in_graph: bool) ->
 
 def use_of(backend: Any, layer: Any) -> Use:
     """Which table `layer` will be given, by the backend's own choice, and which buffer it will index with it."""
-    table, pool = _table_of(backend, layer), backend.token_to_kv_pool
-    window = -1 if layer.sliding_window_size is None else layer.sliding_window_size
-    buffer = buffer_of(pool, layer.layer_id, role_of(backend))
-    if buffer is None:
-        return Use(table, None, 0, layer.layer_id, window)
-    return Use(table, buffer.space, buffer.slots // backend.page_size, layer.layer_id, window)
+    return read_use(backend, layer, _table_of(backend, layer), paged=True)
 
 
 def _table_of(backend: Any, layer: Any) -> str:
@@ -72,36 +65,6 @@ def _table_of(backend: Any, layer: Any) -> str:
         # The layer is not in the pool that the backend translates for. SGLang raises the same at the layer's dispatch.
         return "swa_page_table"
     return "swa_page_table" if swa_table is not None and table is swa_table else "page_table"
-
-
-def _reads(backend: Any) -> tuple[Use, ...]:
-    """One use per pair of table and buffer, with its first layer. Kept for as long as the pools are the same."""
-    pool, translates = backend.token_to_kv_pool, backend._swa_kv_pool
-    has_swa_table = backend.forward_metadata.swa_page_table is not None
-    kept = getattr(backend, _USES, {}).get(has_swa_table)
-    if kept is not None and kept[0] is pool and kept[1] is translates:
-        return kept[2]
-    uses: dict[tuple[Any, ...], Use] = {}
-    for layer in attention_layers(backend):
-        use = use_of(backend, layer)
-        uses.setdefault((use.array, use.buffer_space, use.bound, use.window_left), use)
-    vars(backend).setdefault(_USES, {})[has_swa_table] = (pool, translates, found := tuple(uses.values()))
-    return found
-
-
-def _writes(backend: Any, reads: tuple[Use, ...], arrays: set[str]) -> tuple[Use, ...]:
-    """Each buffer that is read is written through the list of its own space; without a split there is one list."""
-    uses: dict[str, Use] = {}
-    for read in reads:
-        buffer = None if read.layer_id is None else buffer_of(backend.token_to_kv_pool, read.layer_id, role_of(backend))
-        if buffer is not None:
-            name = "swa_out_cache_loc" if buffer.space == "swa" and "swa_out_cache_loc" in arrays else "out_cache_loc"
-            uses.setdefault(buffer.space, _write(name, buffer, read))
-    return tuple(uses.values())
-
-
-def _write(name: str, buffer: Buffer, read: Use) -> Use:
-    return Use(name, buffer.space, buffer.slots, read.layer_id, read.window_left, writes=True)
 
 
 def _window_keys(backend: Any, uses: tuple[Use, ...], forward_batch: Any) -> int:

@@ -1,0 +1,48 @@
+"""Probe `page-table` on Triton attention: its ragged lists of token slots. See `page_table.py`.
+
+Not checked: the steps of `TritonMultiStepDraftBackend` (EAGLE's draft model, which Gemma-4's frozen-KV draft does not
+use). It makes the lists of all steps itself, and at a replay it calls none of the functions that are hooked here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemma4_runtime.indices.triton import gather_of, has_lists_of_its_own, triton_build, use_of
+from gemma4_runtime.indices.watch import spare_the_allocator, watch_dispatch, watch_eager, watch_graph
+
+
+def after_metadata(result: Any, backend: Any, forward_batch: Any) -> None:
+    """After `TritonAttnBackend.init_forward_metadata`."""
+    if not has_lists_of_its_own(forward_batch):
+        watch_eager(backend, None)
+        return
+    spare_the_allocator(forward_batch)
+    site = "TritonAttnBackend.init_forward_metadata"
+    watch_eager(backend, triton_build(backend, forward_batch, site, in_graph=False))
+
+
+def after_graph_metadata(result: Any, backend: Any, forward_batch: Any, in_capture: bool = False) -> None:
+    """After `TritonAttnBackend.init_forward_metadata_out_graph`: the lists hold this step's ids, the graph waits."""
+    if not has_lists_of_its_own(forward_batch, in_capture):
+        watch_eager(backend, None)
+        return
+    site = "TritonAttnBackend.init_forward_metadata_out_graph"
+    watch_graph(
+        backend,
+        forward_batch,
+        (backend.cuda_graph_kv_indices, forward_batch.seq_lens.data_ptr()),
+        lambda: triton_build(backend, forward_batch, site, in_graph=True),
+        in_capture,
+    )
+
+
+def before_decode(backend: Any, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> None:
+    """Before `TritonAttnBackend.forward_decode`."""
+    watch_dispatch(backend, use_of(backend, layer))
+
+
+def before_extend(backend: Any, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> None:
+    """Before `TritonAttnBackend.forward_extend`."""
+    gathers = (gather_of(backend, layer),) if k is None else ()
+    watch_dispatch(backend, use_of(backend, layer), *gathers)
