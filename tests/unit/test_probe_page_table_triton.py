@@ -1,0 +1,480 @@
+"""The page-table probe on SGLang's own Triton backend: eager lists, CUDA-graph lists, writes, gathers, provenance."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+from sglang.srt.layers.radix_attention import RadixAttention
+from sglang.srt.model_executor import cuda_graph_runner
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+from gemma4_dumps.reader import read_dump
+from gemma4_dumps.store import DumpStore
+from gemma4_runtime.errors import TrappedViolation
+from gemma4_runtime.indices import owner
+from gemma4_runtime.indices.triton import triton_build
+
+PAGE = 16
+SLIDING, FULL = 0, 2
+# As the runner reports it; layers carry one more, see swa-window-width.
+WINDOW = 31
+FULL_SLOTS, SWA_SLOTS = 161 * PAGE, 65 * PAGE
+
+
+def attention(layer_id):
+    return RadixAttention(2, 8, 1.0, 2, layer_id, sliding_window_size=-1 if layer_id == FULL else WINDOW + 1)
+
+
+class Runner:
+    """What the backend's constructor and the probe read of a ModelRunner."""
+
+    def __init__(self, allocator, is_draft_worker=False, topk=1):
+        rows = torch.zeros(5, 256, dtype=torch.int32)
+        self.req_to_token_pool = SimpleNamespace(size=4, req_to_token=rows)
+        self.token_to_kv_pool = allocator.get_kvcache()
+        self.token_to_kv_pool_allocator = allocator
+        self.sliding_window_size = WINDOW
+        self.is_draft_worker = is_draft_worker
+        self.device, self.gpu_id, self.forward_pass_id = "cpu", 0, 41
+        self.hybrid_gdn_config = self.kimi_linear_config = self.linear_attn_model_spec = None
+        self.spec_algorithm = SpeculativeAlgorithm.FROZEN_KV_MTP
+        self.model = torch.nn.ModuleList(attention(layer_id) for layer_id in (SLIDING, 1, FULL))
+        self.server_args = SimpleNamespace(
+            speculative_num_draft_tokens=4,
+            speculative_num_steps=3,
+            speculative_eagle_topk=topk,
+            disable_overlap_schedule=True,
+            triton_attention_num_kv_splits=2,
+            triton_attention_split_tile_size=None,
+            disable_cuda_graph=False,
+            chunked_prefill_size=-1,
+            enable_deterministic_inference=False,
+        )
+        self.model_config = SimpleNamespace(
+            attention_arch=None,
+            num_attention_heads=2,
+            get_num_kv_heads=lambda _: 2,
+            v_head_dim=8,
+            swa_v_head_dim=8,
+            context_len=256,
+            is_encoder_decoder=False,
+        )
+
+
+@pytest.fixture
+def make(swa_allocator, monkeypatch):
+    """make(...) -> SGLang's backend on real pools, built by its own constructor: after `attach`, so hooks see it."""
+    from sglang.srt.layers.attention import triton_backend
+
+    monkeypatch.setattr(triton_backend, "get_attention_tp_size", lambda: 1)
+    monkeypatch.setattr(triton_backend, "get_device_core_count", lambda _: 0)
+
+    def build(**options):
+        runner = Runner(swa_allocator, **options)
+        made = TritonAttnBackend(runner)
+        made.kept_runner = runner
+        return made
+
+    return build
+
+
+@pytest.fixture(autouse=True)
+def long_full_pool(swa_allocator):
+    """Use up 70 full-pool pages whose SWA pages are free again, as eviction leaves them: ids now differ by pool."""
+    for _ in range(7):
+        lens = [torch.tensor([x]) for x in (0, 0, 160, 160, -1)]
+        swa_allocator.free_swa(swa_allocator.alloc_extend(*lens, 160))
+
+
+@pytest.fixture
+def mapping(swa_allocator):
+    return swa_allocator.full_to_swa_index_mapping
+
+
+def fill(backend, lengths):
+    """Give request i+1 `lengths[i]` tokens. Request 0 is SGLang's padding row."""
+    for row, length in enumerate(lengths, start=1):
+        lens = [torch.tensor([x]) for x in (0, 0, length, length, -1)]
+        slots = backend.token_to_kv_pool_allocator.alloc_extend(*lens, length)
+        backend.req_to_token[row, :length] = slots.to(torch.int32)
+
+
+def slots_of(backend, row, *positions):
+    return backend.req_to_token[row, list(positions)].to(torch.int64)
+
+
+def batch(lengths, mode=ForwardMode.DECODE, rows=None, locations=None):
+    lens = torch.tensor(lengths)
+    verify = SimpleNamespace(custom_mask=None, kv_indptr=None)
+    return SimpleNamespace(
+        seq_lens=lens,
+        seq_lens_sum=int(lens.sum()),
+        batch_size=len(lengths),
+        forward_mode=mode,
+        spec_info=verify if mode.is_target_verify() else None,
+        encoder_lens=None,
+        out_cache_loc=locations,
+        req_pool_indices=torch.tensor(rows or list(range(1, len(lengths) + 1))),
+        extend_prefix_lens_cpu=None,
+    )
+
+
+def extend(backend, prefix, new):
+    """Request 1 has `prefix` tokens and gets `new` more."""
+    forward_batch = batch([prefix + new], ForwardMode.EXTEND)
+    forward_batch.out_cache_loc = backend.req_to_token[1, prefix : prefix + new].to(torch.int64)
+    forward_batch.extend_prefix_lens = torch.tensor([prefix])
+    forward_batch.extend_prefix_lens_cpu = [prefix]
+    forward_batch.extend_seq_lens = torch.tensor([new])
+    forward_batch.extend_seq_lens_cpu = [new]
+    return forward_batch
+
+
+def found_in(dumps):
+    return [read_dump(entry.path).manifest for entry in DumpStore(dumps).list()]
+
+
+ATTACHED = ("page-table", "host-alloc-kernels")
+
+
+class TestEager:
+    def test_clean_lists_are_silent(self, attach, make):
+        dumps = attach("trap", *ATTACHED)
+        backend = make()
+        fill(backend, [33, 100])
+        decode = batch([33, 100], locations=torch.cat([slots_of(backend, 1, 32), slots_of(backend, 2, 99)]))
+        backend.init_forward_metadata(decode)
+        new = torch.cat([slots_of(backend, 1, *range(29, 33)), slots_of(backend, 2, *range(96, 100))])
+        backend.init_forward_metadata(batch([29, 96], ForwardMode.TARGET_VERIFY, locations=new))
+        backend.init_forward_metadata(extend(backend, 16, 17))
+        assert found_in(dumps) == []
+
+    def test_it_follows_layers_and_pools(self, attach, make):
+        attach("trap", *ATTACHED)
+        backend = make()
+        fill(backend, [100])
+        forward_batch = batch([100], locations=slots_of(backend, 1, 99))
+        backend.init_forward_metadata(forward_batch)
+        build = triton_build(backend, forward_batch, "here", in_graph=False)
+        assert {(use.array, use.buffer_space, use.bound, use.writes) for use in build.uses} == {
+            ("kv_indices", "full", FULL_SLOTS, False),
+            ("window_kv_indices", "swa", SWA_SLOTS, False),
+            ("out_cache_loc", "full", FULL_SLOTS, True),
+            ("swa_out_cache_loc", "swa", SWA_SLOTS, True),
+        }
+        assert build.array("window_kv_indices").values.shape == (WINDOW,)
+        assert build.page_size == PAGE
+
+    def test_a_slot_beyond_the_full_buffer(self, attach, make):
+        attach("trap", *ATTACHED)
+        backend = make()
+        # Short of the window's list: only the full list holds the slot.
+        fill(backend, [33, 100])
+        backend.req_to_token[2, 50] = FULL_SLOTS
+        with pytest.raises(TrappedViolation, match=rf"slot {FULL_SLOTS} of {FULL_SLOTS} in kv_indices\[1, 50\]") as got:
+            backend.init_forward_metadata(batch([33, 100]))
+        found = read_dump(got.value.dump).manifest
+        assert (found.verdict, found.backend, found.role, found.step) == ("out_of_range", "triton", "target", 41)
+        assert (found.layer.id, found.offences[0].request_slot) == (FULL, 2)
+        assert found.extents["slots_in_buffer"] == FULL_SLOTS
+
+    def test_a_slot_beyond_the_swa_buffer(self, attach, make, mapping):
+        attach("trap", *ATTACHED)
+        backend = make()
+        fill(backend, [100])
+        mapping[slots_of(backend, 1, 99)] = SWA_SLOTS
+        with pytest.raises(TrappedViolation, match=rf"slot {SWA_SLOTS} of {SWA_SLOTS} in window_kv_indices\[0, 30\]"):
+            backend.init_forward_metadata(batch([100]))
+
+    def test_a_negative_slot(self, attach, make):
+        attach("trap", *ATTACHED)
+        backend = make()
+        fill(backend, [100])
+        backend.req_to_token[1, 3] = -1
+        with pytest.raises(TrappedViolation, match="slot -1") as got:
+            backend.init_forward_metadata(batch([100]))
+        assert read_dump(got.value.dump).manifest.verdict == "negative"
+
+    def test_a_null_slot_in_a_live_row(self, attach, make):
+        attach("trap", *ATTACHED)
+        backend = make()
+        fill(backend, [100])
+        backend.req_to_token[1, 3] = 0
+        with pytest.raises(TrappedViolation, match=r"slot 0 of 2576 in kv_indices\[0, 3\]") as got:
+            backend.init_forward_metadata(batch([100]))
+        assert read_dump(got.value.dump).manifest.verdict == "null_page_live"
+
+    def test_what_the_window_has_left_may_have_no_swa_slot(self, attach, make, swa_allocator):
+        dumps = attach("trap", *ATTACHED)
+        backend = make()
+        fill(backend, [100])
+        swa_allocator.free_swa(slots_of(backend, 1, *range(64)))
+        backend.init_forward_metadata(batch([100]))
+        assert found_in(dumps) == []
+
+    def test_a_window_that_was_freed_is_a_finding_without_overlap(self, attach, make, swa_allocator):
+        dumps = attach("trap", *ATTACHED)
+        backend = make()
+        fill(backend, [100])
+        swa_allocator.free_swa(slots_of(backend, 1, *range(64, 80)))
+        with pytest.raises(TrappedViolation, match=r"slot 0 of 1040 in window_kv_indices\[0, 0\]"):
+            backend.init_forward_metadata(batch([100]))
+        # With overlap the request may have ended meanwhile.
+        backend.kept_runner.server_args.disable_overlap_schedule = False
+        backend.init_forward_metadata(batch([100]))
+        assert len(found_in(dumps)) == 1
+
+    def test_padded_rows_carry_request_0_and_are_legal(self, attach, make):
+        dumps = attach("trap", *ATTACHED)
+        backend = make()
+        fill(backend, [33])
+        backend.init_forward_metadata(batch([33, 1, 1], rows=[1, 0, 0]))
+        assert found_in(dumps) == []
+
+    def test_a_prefix_is_checked_in_an_extend(self, attach, make):
+        attach("trap", *ATTACHED)
+        backend = make()
+        fill(backend, [60])
+        forward_batch = extend(backend, 48, 12)
+        backend.req_to_token[1, 5] = FULL_SLOTS + 7
+        with pytest.raises(TrappedViolation, match=r"in kv_indices\[0, 5\]") as got:
+            backend.init_forward_metadata(forward_batch)
+        assert read_dump(got.value.dump).manifest.forward_mode == "EXTEND"
+
+    def test_a_corrupt_indptr(self, attach, make):
+        attach("trap", *ATTACHED)
+        backend = make()
+        fill(backend, [33, 40])
+        backend.kv_indptr[0] = 5000
+        with pytest.raises(TrappedViolation, match="kv_indices") as got:
+            backend.init_forward_metadata(batch([33, 40]))
+        assert read_dump(got.value.dump).manifest.verdict == "table_too_narrow"
+
+    def test_a_step_of_a_multi_step_draft_is_left_alone(self, attach, make):
+        dumps = attach("trap", *ATTACHED)
+        backend = make(is_draft_worker=True)
+        forward_batch = batch([33])
+        forward_batch.spec_info = SimpleNamespace(
+            kv_indptr=torch.tensor([0, 2], dtype=torch.int32), kv_indices=torch.tensor([10**6, -4])
+        )
+        backend.init_forward_metadata(forward_batch)
+        assert found_in(dumps) == []
+
+
+class TestProvenance:
+    def test_a_window_list_that_was_not_translated(self, attach, make):
+        """The pool was swapped after the build: the list holds full ids, the sliding layer's buffer is the SWA pool's."""
+        attach("trap", *ATTACHED)
+        backend = make()
+        pool = backend.token_to_kv_pool
+        fill(backend, [33])
+        backend.token_to_kv_pool = pool.full_kv_pool
+        backend.kept_runner.model = torch.nn.ModuleList([attention(SLIDING)])
+        backend.use_sliding_window_kv_pool = False
+        forward_batch = batch([33])
+        backend.init_forward_metadata(forward_batch)
+        backend.token_to_kv_pool = pool
+        with pytest.raises(TrappedViolation, match="in window_kv_indices|window_kv_indices, any value") as got:
+            backend.forward_decode(torch.zeros(1, 2, 8), None, None, attention(SLIDING), forward_batch, False)
+        found = read_dump(got.value.dump).manifest
+        assert (found.provenance.table_space, found.provenance.buffer_space) == ("full", "swa")
+
+    def test_a_pool_without_the_layer(self, attach, make):
+        attach("trap", *ATTACHED)
+        backend = make()
+        fill(backend, [33])
+        backend.kept_runner.model.append(attention(7))
+        with pytest.raises(TrappedViolation, match=r"layer 7 .* on no buffer"):
+            backend.init_forward_metadata(batch([33]))
+
+
+class TestNewSlots:
+    def test_a_write_beyond_the_full_buffer(self, attach, make):
+        attach("trap", *ATTACHED)
+        backend = make()
+        fill(backend, [33])
+        # SGLang's own translation of such a slot would index beyond the map.
+        backend.use_sliding_window_kv_pool = False
+        backend.kept_runner.model = torch.nn.ModuleList([attention(FULL)])
+        with pytest.raises(TrappedViolation, match=rf"slot {FULL_SLOTS} of {FULL_SLOTS} in out_cache_loc") as got:
+            backend.init_forward_metadata(batch([33], locations=torch.tensor([FULL_SLOTS])))
+        assert read_dump(got.value.dump).manifest.verdict == "write_out_of_range"
+
+    def test_a_write_beyond_the_swa_buffer(self, attach, make, mapping):
+        attach("trap", *ATTACHED)
+        backend = make()
+        fill(backend, [60])
+        forward_batch = extend(backend, 48, 12)
+        mapping[slots_of(backend, 1, 59)] = SWA_SLOTS
+        with pytest.raises(
+            TrappedViolation, match=r"in swa_out_cache_loc\[0, 11\], target layer 0 .* written to the swa"
+        ):
+            backend.init_forward_metadata(forward_batch)
+
+    def test_the_null_slot_is_for_padding_only(self, attach, make):
+        attach("trap", *ATTACHED)
+        backend = make()
+        fill(backend, [33])
+        new = torch.cat([slots_of(backend, 1, 32), torch.zeros(1, dtype=torch.int64)])
+        backend.init_forward_metadata(batch([33, 1], rows=[1, 0], locations=new))
+        with pytest.raises(TrappedViolation, match=r"slot 0 of 2576 in out_cache_loc\[1, 0\]"):
+            backend.init_forward_metadata(batch([33, 33], rows=[1, 1], locations=new))
+
+    def test_a_frozen_draft_writes_nothing(self, attach, make):
+        dumps = attach("trap", *ATTACHED)
+        backend = make(is_draft_worker=True)
+        fill(backend, [33])
+        backend.use_sliding_window_kv_pool = False
+        backend.init_forward_metadata(batch([33], locations=torch.tensor([10**6])))
+        assert found_in(dumps) == []
+
+    @pytest.mark.parametrize(("layer_id", "name"), [(FULL, "out_cache_loc"), (SLIDING, "swa_out_cache_loc")])
+    def test_a_layer_without_keys_gathers_them_where_nothing_writes(self, attach, make, mapping, layer_id, name):
+        dumps = attach("trap", *ATTACHED)
+        backend = make(is_draft_worker=True)
+        fill(backend, [60])
+        forward_batch, layer = extend(backend, 48, 12), attention(layer_id)
+        slot = slots_of(backend, 1, 53)
+        mapping[slot] = SWA_SLOTS
+        if layer_id == FULL:
+            backend.use_sliding_window_kv_pool = False
+            forward_batch.out_cache_loc[5] = FULL_SLOTS
+        backend.init_forward_metadata(forward_batch)
+        assert found_in(dumps) == []
+        with pytest.raises(TrappedViolation, match=rf"in {name}\[0, 5\], draft layer {layer_id}") as got:
+            backend.forward_extend(torch.zeros(12, 2, 8), None, None, layer, forward_batch, False)
+        assert read_dump(got.value.dump).manifest.verdict == "out_of_range"
+
+    def test_a_clean_gather_is_silent(self, attach, make):
+        dumps = attach("trap", *ATTACHED)
+        backend = make(is_draft_worker=True)
+        fill(backend, [18])
+        forward_batch = extend(backend, 16, 2)
+        backend.init_forward_metadata(forward_batch)
+        for layer_id in (SLIDING, FULL):
+            query = torch.zeros(2, 2, 8)
+            assert backend.forward_extend(query, None, None, attention(layer_id), forward_batch, False).shape == (
+                2,
+                2,
+                8,
+            )
+        assert found_in(dumps) == []
+
+
+class TestContain:
+    """Outside a scheduler step a result is read at once, and no single request can be ended: the process ends."""
+
+    def test_bad_entries_become_the_null_slot_and_the_others_stay(self, attach, make, mapping):
+        attach("contain", *ATTACHED)
+        backend = make()
+        fill(backend, [33, 100])
+        mapping[slots_of(backend, 2, 99)] = SWA_SLOTS + 5
+        with pytest.raises(TrappedViolation, match="outside a scheduler step") as got:
+            backend.init_forward_metadata(batch([33, 100]))
+        metadata = backend.forward_metadata
+        window = metadata.window_kv_indices[metadata.window_kv_indptr[1] : metadata.window_kv_indptr[2]]
+        assert window[30] == 0
+        assert bool((window[:30] != 0).all())
+        assert read_dump(got.value.dump).manifest.action == "contained"
+
+    def test_the_allocators_list_is_left_alone(self, attach, make):
+        attach("contain", *ATTACHED)
+        backend = make()
+        fill(backend, [33])
+        # SGLang's own translation of such a slot would index beyond the map.
+        backend.use_sliding_window_kv_pool = False
+        backend.kept_runner.model = torch.nn.ModuleList([attention(FULL)])
+        forward_batch = batch([33], locations=(locations := torch.tensor([FULL_SLOTS])))
+        with pytest.raises(TrappedViolation, match="write_out_of_range"):
+            backend.init_forward_metadata(forward_batch)
+        assert forward_batch.out_cache_loc.tolist() == [0]
+        assert locations.tolist() == [FULL_SLOTS]
+
+
+class TestGraphs:
+    """The host side of CUDA graphs: lists are static buffers, and `forward_metadata` stays what a capture left."""
+
+    def capture(self, backend, mode=ForwardMode.DECODE):
+        for size in (4, 1):
+            tokens = size * (4 if mode.is_target_verify() else 1)
+            captured = batch([1] * size, mode, rows=[0] * size, locations=torch.zeros(tokens, dtype=torch.int64))
+            backend.init_forward_metadata_out_graph(captured, in_capture=True)
+
+    @pytest.mark.parametrize("mode", [ForwardMode.DECODE, ForwardMode.TARGET_VERIFY])
+    def test_replay_checks_the_static_lists(self, attach, make, mapping, mode):
+        dumps = attach("trap", *ATTACHED)
+        backend = make()
+        per_row = 4 if mode.is_target_verify() else 1
+        fill(backend, [60, 100])
+        backend.init_cuda_graph_state(4, 16)
+        self.capture(backend, mode)
+        new = torch.zeros(4 * per_row, dtype=torch.int64)
+        new[: 2 * per_row] = slots_of(backend, 1, *range(60 - 2 * per_row, 60))
+        # Two live requests, two rows of padding; the last capture was of one row.
+        padded = batch([56, 96, 1, 1], mode, rows=[1, 2, 0, 0], locations=new)
+        backend.init_forward_metadata_out_graph(padded)
+        assert backend.forward_metadata.kv_indptr.shape == (2,)
+        assert found_in(dumps) == []
+        mapping[slots_of(backend, 2, 95)] = SWA_SLOTS
+        with pytest.raises(TrappedViolation, match=r"slot 1040 of 1040 in window_kv_indices\[1, 30\]") as got:
+            backend.init_forward_metadata_out_graph(padded)
+        found = read_dump(got.value.dump).manifest
+        assert (found.graph.captured, found.graph.bucket, found.forward_mode) == (True, 4, mode.name)
+        mapping[slots_of(backend, 2, 95)] = 32
+        backend.req_to_token[2, 7] = FULL_SLOTS
+        with pytest.raises(TrappedViolation, match=r"slot 2576 of 2576 in kv_indices\[1, 7\]"):
+            backend.init_forward_metadata_out_graph(padded)
+
+    def test_writes_in_a_graph(self, attach, make, mapping):
+        attach("trap", *ATTACHED)
+        backend = make()
+        fill(backend, [60])
+        backend.init_cuda_graph_state(4, 16)
+        self.capture(backend)
+        # A slot that the lists of keys do not hold: 59 of request 1, read up to 50.
+        mapping[slots_of(backend, 1, 59)] = SWA_SLOTS
+        with pytest.raises(TrappedViolation, match=r"slot 1040 of 1040 in swa_out_cache_loc\[0, 0\]"):
+            backend.init_forward_metadata_out_graph(batch([50], locations=slots_of(backend, 1, 59)))
+
+    def test_contain_neutralises_in_the_graphs_buffer(self, attach, make):
+        attach("contain", *ATTACHED)
+        backend = make()
+        fill(backend, [60])
+        backend.init_cuda_graph_state(4, 16)
+        self.capture(backend)
+        backend.req_to_token[1, 7] = FULL_SLOTS
+        with pytest.raises(TrappedViolation, match="outside a scheduler step"):
+            backend.init_forward_metadata_out_graph(batch([60]))
+        assert backend.cuda_graph_kv_indices[6:9].tolist() == [
+            int(backend.req_to_token[1, 6]),
+            0,
+            int(backend.req_to_token[1, 8]),
+        ]
+
+    def test_capture_stays_silent_about_a_capture_batch(self, attach, make, monkeypatch):
+        dumps = attach("trap", *ATTACHED)
+        backend = make()
+        backend.init_cuda_graph_state(4, 16)
+        monkeypatch.setattr(cuda_graph_runner, "is_capture_mode", True)
+        self.capture(backend)
+        assert found_in(dumps) == []
+
+
+def test_a_drafts_rows_are_its_requests_candidates(attach, make):
+    attach("trap", *ATTACHED)
+    backend = make(is_draft_worker=True, topk=2)
+    fill(backend, [33])
+    forward_batch = batch([33, 33], rows=[1, 1])
+    backend.init_forward_metadata(forward_batch)
+    assert triton_build(backend, forward_batch, "here", in_graph=False).rows_per_request == 2
+    target = make(topk=2)
+    fill(target, [33])
+    target.init_forward_metadata(batch([33]))
+    assert triton_build(target, batch([33]), "here", in_graph=False).rows_per_request == 1
+
+
+def test_a_constructed_backend_knows_its_owner(attach, make):
+    attach("trap", *ATTACHED)
+    assert owner.role_of(make(is_draft_worker=True)) == "draft"
