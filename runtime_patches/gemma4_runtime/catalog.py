@@ -175,7 +175,7 @@ _PROBES = (
     Patch(
         id="page-table",
         kind=Kind.PROBE,
-        title="page ids and write locations lie inside the buffer, and belong to the pool, that layers use them on",
+        title="page ids, token slots and write locations lie in the buffer, and belong to the pool, that layers use",
         origin=f"{_SEED}; the crash in fmhaSm100fKernel_*SlidingOrChunkedCausal*",
         upstream=_NO_UPSTREAM,
         attachments=(
@@ -189,6 +189,13 @@ _PROBES = (
             Hook("triton.init_graph_metadata", How.AFTER, f"{_PROBES_AT}.page_table_triton:after_graph_metadata"),
             Hook("triton.forward_decode", How.BEFORE, f"{_PROBES_AT}.page_table_triton:before_decode"),
             Hook("triton.forward_extend", How.BEFORE, f"{_PROBES_AT}.page_table_triton:before_extend"),
+            Hook("flashinfer.init", How.AFTER, f"{_PROBES_AT}.page_table:after_init"),
+            Hook("flashinfer.init_metadata", How.AFTER, f"{_PROBES_AT}.page_table_flashinfer:after_metadata"),
+            Hook(
+                "flashinfer.init_graph_metadata", How.AFTER, f"{_PROBES_AT}.page_table_flashinfer:after_graph_metadata"
+            ),
+            Hook("flashinfer.forward_decode", How.BEFORE, f"{_PROBES_AT}.page_table_flashinfer:before_dispatch"),
+            Hook("flashinfer.forward_extend", How.BEFORE, f"{_PROBES_AT}.page_table_flashinfer:before_dispatch"),
             Hook("scheduler.run_batch", How.AROUND, f"{_PROBES_AT}.page_table_steps:around_run_batch"),
             Hook("scheduler.process_result", How.AROUND, f"{_PROBES_AT}.page_table_steps:around_process_batch_result"),
             Hook("req.update_finish_state", How.BEFORE, f"{_PROBES_AT}.page_table_steps:before_update_finish_state"),

@@ -5,62 +5,29 @@ from types import SimpleNamespace
 import pytest
 import torch
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
-from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.model_executor import cuda_graph_runner
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from slot_list_runner import (
+    FULL,
+    FULL_SLOTS,
+    PAGE,
+    SLIDING,
+    SWA_SLOTS,
+    WINDOW,
+    Runner,
+    attention,
+    batch,
+    extend,
+    fill,
+    found_in,
+    slots_of,
+    use_up_full_pages,
+)
 
 from gemma4_dumps.reader import read_dump
-from gemma4_dumps.store import DumpStore
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.indices import owner
 from gemma4_runtime.indices.triton import triton_build
-
-PAGE = 16
-SLIDING, FULL = 0, 2
-# As the runner reports it; layers carry one more, see swa-window-width.
-WINDOW = 31
-FULL_SLOTS, SWA_SLOTS = 161 * PAGE, 65 * PAGE
-
-
-def attention(layer_id):
-    return RadixAttention(2, 8, 1.0, 2, layer_id, sliding_window_size=-1 if layer_id == FULL else WINDOW + 1)
-
-
-class Runner:
-    """What the backend's constructor and the probe read of a ModelRunner."""
-
-    def __init__(self, allocator, is_draft_worker=False, topk=1):
-        rows = torch.zeros(5, 256, dtype=torch.int32)
-        self.req_to_token_pool = SimpleNamespace(size=4, req_to_token=rows)
-        self.token_to_kv_pool = allocator.get_kvcache()
-        self.token_to_kv_pool_allocator = allocator
-        self.sliding_window_size = WINDOW
-        self.is_draft_worker = is_draft_worker
-        self.device, self.gpu_id, self.forward_pass_id = "cpu", 0, 41
-        self.hybrid_gdn_config = self.kimi_linear_config = self.linear_attn_model_spec = None
-        self.spec_algorithm = SpeculativeAlgorithm.FROZEN_KV_MTP
-        self.model = torch.nn.ModuleList(attention(layer_id) for layer_id in (SLIDING, 1, FULL))
-        self.server_args = SimpleNamespace(
-            speculative_num_draft_tokens=4,
-            speculative_num_steps=3,
-            speculative_eagle_topk=topk,
-            disable_overlap_schedule=True,
-            triton_attention_num_kv_splits=2,
-            triton_attention_split_tile_size=None,
-            disable_cuda_graph=False,
-            chunked_prefill_size=-1,
-            enable_deterministic_inference=False,
-        )
-        self.model_config = SimpleNamespace(
-            attention_arch=None,
-            num_attention_heads=2,
-            get_num_kv_heads=lambda _: 2,
-            v_head_dim=8,
-            swa_v_head_dim=8,
-            context_len=256,
-            is_encoder_decoder=False,
-        )
 
 
 @pytest.fixture
@@ -82,58 +49,12 @@ def make(swa_allocator, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def long_full_pool(swa_allocator):
-    """Use up 70 full-pool pages whose SWA pages are free again, as eviction leaves them: ids now differ by pool."""
-    for _ in range(7):
-        lens = [torch.tensor([x]) for x in (0, 0, 160, 160, -1)]
-        swa_allocator.free_swa(swa_allocator.alloc_extend(*lens, 160))
+    use_up_full_pages(swa_allocator)
 
 
 @pytest.fixture
 def mapping(swa_allocator):
     return swa_allocator.full_to_swa_index_mapping
-
-
-def fill(backend, lengths):
-    """Give request i+1 `lengths[i]` tokens. Request 0 is SGLang's padding row."""
-    for row, length in enumerate(lengths, start=1):
-        lens = [torch.tensor([x]) for x in (0, 0, length, length, -1)]
-        slots = backend.token_to_kv_pool_allocator.alloc_extend(*lens, length)
-        backend.req_to_token[row, :length] = slots.to(torch.int32)
-
-
-def slots_of(backend, row, *positions):
-    return backend.req_to_token[row, list(positions)].to(torch.int64)
-
-
-def batch(lengths, mode=ForwardMode.DECODE, rows=None, locations=None):
-    lens = torch.tensor(lengths)
-    verify = SimpleNamespace(custom_mask=None, kv_indptr=None)
-    return SimpleNamespace(
-        seq_lens=lens,
-        seq_lens_sum=int(lens.sum()),
-        batch_size=len(lengths),
-        forward_mode=mode,
-        spec_info=verify if mode.is_target_verify() else None,
-        encoder_lens=None,
-        out_cache_loc=locations,
-        req_pool_indices=torch.tensor(rows or list(range(1, len(lengths) + 1))),
-        extend_prefix_lens_cpu=None,
-    )
-
-
-def extend(backend, prefix, new):
-    """Request 1 has `prefix` tokens and gets `new` more."""
-    forward_batch = batch([prefix + new], ForwardMode.EXTEND)
-    forward_batch.out_cache_loc = backend.req_to_token[1, prefix : prefix + new].to(torch.int64)
-    forward_batch.extend_prefix_lens = torch.tensor([prefix])
-    forward_batch.extend_prefix_lens_cpu = [prefix]
-    forward_batch.extend_seq_lens = torch.tensor([new])
-    forward_batch.extend_seq_lens_cpu = [new]
-    return forward_batch
-
-
-def found_in(dumps):
-    return [read_dump(entry.path).manifest for entry in DumpStore(dumps).list()]
 
 
 ATTACHED = ("page-table", "host-alloc-kernels")
@@ -265,7 +186,7 @@ class TestEager:
 
 class TestProvenance:
     def test_a_window_list_that_was_not_translated(self, attach, make):
-        """The pool was swapped after the build: the list holds full ids, the sliding layer's buffer is the SWA pool's."""
+        """The pool was swapped after the build: full ids in the list, but the buffer is the SWA pool's."""
         attach("trap", *ATTACHED)
         backend = make()
         pool = backend.token_to_kv_pool
@@ -276,7 +197,7 @@ class TestProvenance:
         forward_batch = batch([33])
         backend.init_forward_metadata(forward_batch)
         backend.token_to_kv_pool = pool
-        with pytest.raises(TrappedViolation, match="in window_kv_indices|window_kv_indices, any value") as got:
+        with pytest.raises(TrappedViolation, match=r"slot \d+ of 1040 in window_kv_indices\[0, 0\]") as got:
             backend.forward_decode(torch.zeros(1, 2, 8), None, None, attention(SLIDING), forward_batch, False)
         found = read_dump(got.value.dump).manifest
         assert (found.provenance.table_space, found.provenance.buffer_space) == ("full", "swa")

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from gemma4_runtime.indices.build import Build, IndexArray, Use
-from gemma4_runtime.indices.owner import role_of, rows_per_request, window_is_strict, writes_kv
-from gemma4_runtime.indices.uses import FULL_LOCATIONS, SWA_LOCATIONS, location_arrays, read_use, read_uses, write_uses
+from gemma4_runtime.indices.owner import window_is_strict
+from gemma4_runtime.indices.slot_lists import FULL_LIST, WINDOW_LIST, NewSlots, extends, slot_list_build
+from gemma4_runtime.indices.uses import FULL_LOCATIONS, SWA_LOCATIONS, read_use
 
 BACKEND = "triton"
-FULL_LIST, WINDOW_LIST = "kv_indices", "window_kv_indices"
 _EAGER, _GRAPH = "TritonAttnBackend.forward_metadata.", "TritonAttnBackend.cuda_graph_"
 
 
@@ -37,48 +37,29 @@ def triton_build(backend: Any, forward_batch: Any, site: str, in_graph: bool) ->
 
     The pool in force translates the window's list if it can, as `update_sliding_window_buffer` does.
     """
-    metadata, mode, pool = backend.forward_metadata, forward_batch.forward_mode, backend.token_to_kv_pool
-    rows = forward_batch.batch_size if in_graph else metadata.kv_indptr.shape[0] - 1
-    lists = _graph_lists(backend, rows, mode) if in_graph else _eager_lists(metadata)
-    window_space = "swa" if hasattr(pool, "translate_loc_from_full_to_swa") else "full"
-    # With overlap the request may have ended meanwhile, and with it its SWA slots.
-    may_be_null = window_space == "swa" and not window_is_strict(backend)
-    spaces = {FULL_LIST: ("full", False), WINDOW_LIST: (window_space, may_be_null)}
-    origin = _GRAPH if in_graph else _EAGER
-    arrays = tuple(
-        IndexArray(name, slots, spaces[name][0], origin + name, False, indptr, spaces[name][1])
-        for name, (slots, indptr) in lists.items()
+    metadata, mode = backend.forward_metadata, forward_batch.forward_mode
+    rows, origin = forward_batch.batch_size, _GRAPH if in_graph else _EAGER
+    if in_graph:
+        full, window = _graph_lists(backend, rows, mode)
+    else:
+        full = (metadata.kv_indices, metadata.kv_indptr)
+        window = (metadata.window_kv_indices, metadata.window_kv_indptr)
+    lists = [IndexArray(FULL_LIST, full[0], "full", f"{origin}{FULL_LIST}", paged=False, indptr=full[1])]
+    if window[0] is not None:
+        space = "swa" if hasattr(backend.token_to_kv_pool, "translate_loc_from_full_to_swa") else "full"
+        # With overlap the request may have ended meanwhile, and with it its SWA slots.
+        may_be_null = space == "swa" and not window_is_strict(backend)
+        lists.append(IndexArray(WINDOW_LIST, window[0], space, f"{origin}{WINDOW_LIST}", False, window[1], may_be_null))
+    query_indptr = None
+    if extends(mode):
+        query_indptr = backend.qo_indptr[: rows + 1] if in_graph else metadata.qo_indptr
+    new = NewSlots(
+        swa=_swa_locations(backend, in_graph),
+        swa_origin=f"{origin}{SWA_LOCATIONS}",
+        per_row=1 if mode.is_decode_or_idle() else backend.num_draft_tokens or 1,
+        query_indptr=query_indptr,
     )
-    names = tuple(lists)
-    reads = tuple(use for use in read_uses(backend, use_of, variant=names) if use.array in names)
-    per_row = 1 if mode.is_decode_or_idle() else backend.num_draft_tokens
-    ragged = not (mode.is_decode_or_idle() or mode.is_target_verify())
-    locations: tuple[IndexArray, ...] = ()
-    if forward_batch.out_cache_loc is not None and (writes_kv(backend) or not mode.is_decode_or_idle()):
-        locations = location_arrays(
-            forward_batch.out_cache_loc,
-            _swa_locations(backend, in_graph),
-            f"{origin}{SWA_LOCATIONS}",
-            rows,
-            per_row,
-            (backend.qo_indptr[: rows + 1] if in_graph else metadata.qo_indptr) if ragged else None,
-        )
-    return Build(
-        backend=backend,
-        backend_name=BACKEND,
-        role=role_of(backend),
-        site=site,
-        forward_mode=mode.name,
-        bucket=rows if in_graph else None,
-        page_size=pool.page_size,
-        arrays=arrays + locations,
-        uses=reads + (write_uses(backend, reads, locations) if writes_kv(backend) else ()),
-        pool=pool,
-        cache_seqlens=forward_batch.seq_lens[:rows],
-        request_slots=forward_batch.req_pool_indices[:rows],
-        query_tokens=int((None if in_graph else metadata.max_extend_len) or per_row),
-        rows_per_request=rows_per_request(backend, mode),
-    )
+    return slot_list_build(backend, BACKEND, forward_batch, site, tuple(lists), use_of, new, in_graph)
 
 
 def use_of(backend: Any, layer: Any) -> Use:
@@ -93,19 +74,12 @@ def gather_of(backend: Any, layer: Any) -> Use:
     return replace(use, array=SWA_LOCATIONS) if use.buffer_space == "swa" else use
 
 
-def _eager_lists(metadata: Any) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    lists = {FULL_LIST: (metadata.kv_indices, metadata.kv_indptr)}
-    if metadata.window_kv_indices is not None:
-        lists[WINDOW_LIST] = (metadata.window_kv_indices, metadata.window_kv_indptr)
-    return lists
-
-
-def _graph_lists(backend: Any, rows: int, mode: Any) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    lists = {FULL_LIST: (backend.cuda_graph_kv_indices, backend.kv_indptr[: rows + 1])}
+def _graph_lists(backend: Any, rows: int, mode: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    full = (backend.cuda_graph_kv_indices, backend.kv_indptr[: rows + 1])
     # A draft's extend fills no window list, and gives its graph none.
-    if backend.window_kv_indptr is not None and (mode.is_decode_or_idle() or mode.is_target_verify()):
-        lists[WINDOW_LIST] = (backend.cuda_graph_window_kv_indices, backend.window_kv_indptr[: rows + 1])
-    return lists
+    if backend.window_kv_indptr is None or extends(mode):
+        return full, (None, None)
+    return full, (backend.cuda_graph_window_kv_indices, backend.window_kv_indptr[: rows + 1])
 
 
 def _swa_locations(backend: Any, in_graph: bool) -> torch.Tensor | None:

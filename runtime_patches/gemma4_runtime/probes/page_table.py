@@ -9,7 +9,8 @@ table is measured against the SWA buffer, which is what the kernel will do.
 At each dispatch, and so at capture, a layer's choice of table and buffer is compared with those that the build covered:
 the pool may have been swapped for one and not for the other. That costs no GPU work.
 
-Here: trtllm_mha, and what every backend has in common. `page_table_triton.py` is Triton attention.
+Here: trtllm_mha, and what every backend has in common. `page_table_triton.py` is Triton attention,
+`page_table_flashinfer.py` FlashInfer.
 """
 
 from __future__ import annotations

@@ -1,0 +1,43 @@
+"""Probe `page-table` on FlashInfer: the lists of token slots that its wrappers keep of a plan. See `page_table.py`.
+
+trtllm_mha's backend is a subclass that overrides every function that is hooked here but the constructor, so it is not
+checked twice. Not checked: cross attention, and the steps of `FlashInferMultiStepDraftBackend` (EAGLE's draft model,
+which Gemma-4's frozen-KV draft does not use).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemma4_runtime.indices.flashinfer import flashinfer_build, is_covered, use_of
+from gemma4_runtime.indices.watch import spare_the_allocator, watch_dispatch, watch_eager, watch_graph
+
+
+def after_metadata(result: Any, backend: Any, forward_batch: Any) -> None:
+    """After `FlashInferAttnBackend.init_forward_metadata`."""
+    if not is_covered(backend, forward_batch):
+        watch_eager(backend, None)
+        return
+    spare_the_allocator(forward_batch)
+    site = "FlashInferAttnBackend.init_forward_metadata"
+    watch_eager(backend, flashinfer_build(backend, forward_batch, site, in_graph=False))
+
+
+def after_graph_metadata(result: Any, backend: Any, forward_batch: Any, in_capture: bool = False) -> None:
+    """After `FlashInferAttnBackend.init_forward_metadata_out_graph`: the lists hold this step's ids, the graph waits."""
+    if not is_covered(backend, forward_batch):
+        watch_eager(backend, None)
+        return
+    site = "FlashInferAttnBackend.init_forward_metadata_out_graph"
+    watch_graph(
+        backend,
+        forward_batch,
+        (backend.cuda_graph_kv_indices, forward_batch.seq_lens.data_ptr()),
+        lambda: flashinfer_build(backend, forward_batch, site, in_graph=True),
+        in_capture,
+    )
+
+
+def before_dispatch(backend: Any, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> None:
+    """Before `forward_decode` and `forward_extend`."""
+    watch_dispatch(backend, use_of(backend, layer))
