@@ -190,10 +190,8 @@ _PROBES = (
             Hook("triton.forward_decode", How.BEFORE, f"{_PROBES_AT}.page_table_triton:before_decode"),
             Hook("triton.forward_extend", How.BEFORE, f"{_PROBES_AT}.page_table_triton:before_extend"),
             Hook("flashinfer.init", How.AFTER, f"{_PROBES_AT}.page_table:after_init"),
-            Hook("flashinfer.init_metadata", How.AFTER, f"{_PROBES_AT}.page_table_flashinfer:after_metadata"),
-            Hook(
-                "flashinfer.init_graph_metadata", How.AFTER, f"{_PROBES_AT}.page_table_flashinfer:after_graph_metadata"
-            ),
+            Hook("flashinfer.init_metadata", How.AFTER, f"{_PROBES_AT}.page_table_flashinfer:after_plan"),
+            Hook("flashinfer.init_graph_metadata", How.AFTER, f"{_PROBES_AT}.page_table_flashinfer:after_graph_plan"),
             Hook("flashinfer.forward_decode", How.BEFORE, f"{_PROBES_AT}.page_table_flashinfer:before_dispatch"),
             Hook("flashinfer.forward_extend", How.BEFORE, f"{_PROBES_AT}.page_table_flashinfer:before_dispatch"),
             Hook("scheduler.run_batch", How.AROUND, f"{_PROBES_AT}.page_table_steps:around_run_batch"),

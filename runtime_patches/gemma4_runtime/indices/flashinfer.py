@@ -3,7 +3,7 @@
 A plan leaves in a wrapper the tensors that its kernels will read: `_paged_kv_indices_buf`, token slots, since SGLang
 plans with pages of one token, and `_paged_kv_indptr_buf`. They lie on the device and are read at each run, so what is
 neutralised there never reaches a kernel; the plan itself goes by lengths alone. With a window there are two wrappers,
-the sliding layers' first.
+the sliding layers' first; a verify then fails in SGLang's own updater, which subtracts a prefix length of None.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def flashinfer_build(backend: Any, forward_batch: Any, site: str, in_graph: bool
     if len(wrappers) > 1:
         updater = backend.indices_updater_decode if decodes else backend.indices_updater_prefill
         space = "swa" if _translates(updater) else "full"
-        # A verify translates the whole row, also what the window has left. With overlap the request may have ended.
-        may_be_null = space == "swa" and (mode.is_target_verify() or not window_is_strict(backend))
+        # With overlap the request may have ended meanwhile, and with it its SWA slots.
+        may_be_null = space == "swa" and not window_is_strict(backend)
         lists.append(_list(WINDOW_LIST, wrappers[0], space, may_be_null))
     new = NewSlots(
         swa=_swa_locations(backend, in_graph),
@@ -54,7 +54,7 @@ def flashinfer_build(backend: Any, forward_batch: Any, site: str, in_graph: bool
 
 
 def use_of(backend: Any, layer: Any) -> Use:
-    """Which wrapper `layer` will be given, by the backend's own choice, and which buffer it will index with its list."""
+    """Which wrapper `layer` will be given, by the backend's own choice, and which buffer its list will index."""
     full = backend.num_wrappers == 1 or bool(backend._get_wrapper_idx(layer))
     return read_use(backend, layer, FULL_LIST if full else WINDOW_LIST, paged=False)
 

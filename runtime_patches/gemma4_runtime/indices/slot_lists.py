@@ -35,7 +35,7 @@ def slot_list_build(
     new: NewSlots,
     in_graph: bool,
 ) -> Build:
-    """lists: with an indptr of [rows + 1] each, the full list first. Layers of a list that is not there are left out."""
+    """lists: with an indptr of [rows + 1] each, the full list first. Layers of a missing list are left out."""
     mode, pool, locations = forward_batch.forward_mode, backend.token_to_kv_pool, forward_batch.out_cache_loc
     indptr = lists[0].indptr
     assert indptr is not None

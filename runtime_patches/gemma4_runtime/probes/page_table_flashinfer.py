@@ -13,7 +13,7 @@ from gemma4_runtime.indices.flashinfer import flashinfer_build, is_covered, use_
 from gemma4_runtime.indices.watch import spare_the_allocator, watch_dispatch, watch_eager, watch_graph
 
 
-def after_metadata(result: Any, backend: Any, forward_batch: Any) -> None:
+def after_plan(result: Any, backend: Any, forward_batch: Any) -> None:
     """After `FlashInferAttnBackend.init_forward_metadata`."""
     if not is_covered(backend, forward_batch):
         watch_eager(backend, None)
@@ -23,8 +23,8 @@ def after_metadata(result: Any, backend: Any, forward_batch: Any) -> None:
     watch_eager(backend, flashinfer_build(backend, forward_batch, site, in_graph=False))
 
 
-def after_graph_metadata(result: Any, backend: Any, forward_batch: Any, in_capture: bool = False) -> None:
-    """After `FlashInferAttnBackend.init_forward_metadata_out_graph`: the lists hold this step's ids, the graph waits."""
+def after_graph_plan(result: Any, backend: Any, forward_batch: Any, in_capture: bool = False) -> None:
+    """After `FlashInferAttnBackend.init_forward_metadata_out_graph`: the lists hold this step's ids."""
     if not is_covered(backend, forward_batch):
         watch_eager(backend, None)
         return

@@ -18,25 +18,27 @@ WINDOW = 31
 FULL_SLOTS, SWA_SLOTS = 161 * PAGE, 65 * PAGE
 
 
-def attention(layer_id):
-    return RadixAttention(2, 8, 1.0, 2, layer_id, sliding_window_size=-1 if layer_id == FULL else WINDOW + 1)
+def attention(layer_id, head_dim=8):
+    return RadixAttention(2, head_dim, 1.0, 2, layer_id, sliding_window_size=-1 if layer_id == FULL else WINDOW + 1)
 
 
 class Runner:
     """What the backend's constructor and the probe read of a ModelRunner."""
 
-    def __init__(self, allocator, is_draft_worker=False, topk=1):
+    def __init__(self, allocator, is_draft_worker=False, topk=1, window=WINDOW, head_dim=8):
         rows = torch.zeros(5, 256, dtype=torch.int32)
         self.req_to_token_pool = SimpleNamespace(size=4, req_to_token=rows)
         self.token_to_kv_pool = allocator.get_kvcache()
         self.token_to_kv_pool_allocator = allocator
-        self.sliding_window_size = WINDOW
+        self.sliding_window_size = window
         self.is_draft_worker = is_draft_worker
-        self.device, self.gpu_id, self.forward_pass_id = "cpu", 0, 41
-        self.dtype = self.kv_cache_dtype = torch.float32
+        self.device, self.gpu_id, self.forward_pass_id = allocator.device, 0, 41
+        self.dtype = self.kv_cache_dtype = allocator.dtype
         self.hybrid_gdn_config = self.kimi_linear_config = self.linear_attn_model_spec = None
         self.spec_algorithm = SpeculativeAlgorithm.FROZEN_KV_MTP
-        self.model = torch.nn.ModuleList(attention(layer_id) for layer_id in (SLIDING, 1, FULL))
+        self.model = torch.nn.ModuleList(
+            attention(layer_id) for layer_id in ((SLIDING, 1, FULL) if window else (FULL,))
+        )
         self.server_args = SimpleNamespace(
             speculative_num_draft_tokens=4,
             speculative_num_steps=3,
@@ -55,12 +57,12 @@ class Runner:
             attention_arch=AttentionArch.MHA,
             num_attention_heads=2,
             get_num_kv_heads=lambda _: 2,
-            v_head_dim=8,
-            swa_v_head_dim=8,
+            v_head_dim=head_dim,
+            swa_v_head_dim=head_dim,
             context_len=256,
             is_encoder_decoder=False,
             is_multimodal=True,
-            head_dim=8,
+            head_dim=head_dim,
             hf_config=SimpleNamespace(architectures=["Gemma4ForConditionalGeneration"]),
         )
 
@@ -72,16 +74,20 @@ def use_up_full_pages(allocator):
         allocator.free_swa(allocator.alloc_extend(*lens, 160))
 
 
+def rows_of(backend):
+    return backend.req_to_token_pool.req_to_token
+
+
 def fill(backend, lengths):
     """Give request i+1 `lengths[i]` tokens. Request 0 is SGLang's padding row."""
     for row, length in enumerate(lengths, start=1):
         lens = [torch.tensor([x]) for x in (0, 0, length, length, -1)]
-        slots = backend.token_to_kv_pool_allocator.alloc_extend(*lens, length)
-        backend.req_to_token[row, :length] = slots.to(torch.int32)
+        slots = backend.kept_runner.token_to_kv_pool_allocator.alloc_extend(*lens, length)
+        rows_of(backend)[row, :length] = slots.to(torch.int32)
 
 
 def slots_of(backend, row, *positions):
-    return backend.req_to_token[row, list(positions)].to(torch.int64)
+    return rows_of(backend)[row, list(positions)].to(torch.int64)
 
 
 def batch(lengths, mode=ForwardMode.DECODE, rows=None, locations=None):
@@ -98,13 +104,14 @@ def batch(lengths, mode=ForwardMode.DECODE, rows=None, locations=None):
         out_cache_loc=locations,
         req_pool_indices=torch.tensor(rows or list(range(1, len(lengths) + 1))),
         extend_prefix_lens_cpu=None,
+        cross_attention_custom_mask=None,
     )
 
 
 def extend(backend, prefix, new):
     """Request 1 has `prefix` tokens and gets `new` more."""
     forward_batch = batch([prefix + new], ForwardMode.EXTEND)
-    forward_batch.out_cache_loc = backend.req_to_token[1, prefix : prefix + new].to(torch.int64)
+    forward_batch.out_cache_loc = rows_of(backend)[1, prefix : prefix + new].to(torch.int64)
     forward_batch.extend_prefix_lens = torch.tensor([prefix])
     forward_batch.extend_prefix_lens_cpu = [prefix]
     forward_batch.extend_seq_lens = torch.tensor([new])
