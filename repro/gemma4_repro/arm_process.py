@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from gemma4_repro.arm_request import DRAFTS_NAME, LEFTOVERS_NAME, PHASE_NAME, RESULT_NAME, ArmRequest, Phase
-from gemma4_repro.draft_recorder import DraftRecorder, request_id
-from gemma4_repro.outcome import Answer, ArmResult, IdleCheck
+from gemma4_repro.detection.step_recorder import StepRecorder
+from gemma4_repro.draft_recorder import DraftRecorder
+from gemma4_repro.outcome import ArmResult, IdleCheck
+from gemma4_repro.serving import serve
 
 IDLE_TIMEOUT_S = 20.0
 
@@ -29,12 +31,14 @@ def run_arm(request: ArmRequest) -> None:
 
     _enter(request.folder, Phase.STARTING)
     DraftRecorder(request.folder / DRAFTS_NAME).register(sglang.__version__)
+    if request.step_times is not None:
+        StepRecorder(request.folder / request.step_times).register(sglang.__version__)
     started = time.monotonic()
     engine = Engine(**request.engine_arguments)
     serving = time.monotonic()
     _write_whole(request.folder / LEFTOVERS_NAME, _load_file(engine))
     _enter(request.folder, Phase.SERVING)
-    answers = _serve(engine, request)
+    answers = serve(engine, request)
     served = time.monotonic()
     _enter(request.folder, Phase.IDLE)
     idle = _check_idle(engine)
@@ -54,24 +58,6 @@ def run_arm(request: ArmRequest) -> None:
 def _load_file(engine: Any) -> str:
     """Where the scheduler publishes its load: a shared memory file that SGLang 0.5.13.post1 never removes."""
     return engine.tokenizer_manager.load_snapshot_reader.path
-
-
-def _serve(engine: Any, request: ArmRequest) -> tuple[Answer, ...]:
-    replies = engine.generate(
-        input_ids=request.prompts,
-        sampling_params=[
-            {"temperature": 0, "max_new_tokens": count, "ignore_eos": True} for count in request.new_tokens
-        ],
-        rid=[request_id(prompt) for prompt in range(len(request.prompts))],
-    )
-    return tuple(
-        Answer(
-            prompt=prompt,
-            output_ids=tuple(reply["output_ids"]),
-            verify_rounds=int(reply["meta_info"].get("spec_verify_ct", 0)),
-        )
-        for prompt, reply in enumerate(replies)
-    )
 
 
 def _check_idle(engine: Any) -> IdleCheck:

@@ -30,6 +30,8 @@ class ArmRequest(BaseModel):
     """folder: absolute; the process writes nowhere else. environment: set before SGLang's plugins are loaded.
 
     command: what a user types to run this arm; guard manifests and dumps name it as how the engine was launched.
+    stage_of: per prompt, when it is sent (see StagedWorkload); empty: all at once. aborted: prompt -> aborted after so
+    many output tokens. step_times: a file name for when each of the scheduler's steps began; None: not recorded.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -41,6 +43,9 @@ class ArmRequest(BaseModel):
     engine_arguments: dict[str, Any]
     prompts: list[list[int]]
     new_tokens: list[int]
+    stage_of: list[int] = []
+    aborted: dict[int, int] = {}
+    step_times: str | None = None
 
 
 def read_phase(folder: Path) -> Phase | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from gemma4_repro.errors import EnvironmentLacks
-from gemma4_repro.scenario import Scenario
+from gemma4_repro.host_environment import host_engine_is_forced
 from gemma4_repro.toys import toy_path
 from gemma4_runtime.targets import TARGETS
 
@@ -28,11 +29,20 @@ def check_sglang() -> str:
     return installed
 
 
-def model_arguments(scenario: Scenario) -> dict[str, Any]:
+def model_arguments(toys: tuple[str, ...]) -> dict[str, Any]:
     """Engine arguments that name the toys: target first, then the assistant. Raises EnvironmentLacks."""
     try:
-        target, assistant = (str(toy_path(name)) for name in scenario.toys)
+        target, assistant = (str(toy_path(name)) for name in toys)
     except FileNotFoundError as error:
         message, _, hint = str(error).rpartition("\n")
         raise EnvironmentLacks(message, hint) from error
     return {"model_path": target, "speculative_draft_model_path": assistant}
+
+
+def refuse_cuda(ready: Mapping[str, Any]) -> None:
+    """ready: what the prefork process said of itself. Raises EnvironmentLacks where it sees CUDA and is not forced."""
+    if ready["cuda"] and not host_engine_is_forced():
+        raise EnvironmentLacks(
+            "this machine has CUDA, and the host engine would replace its kernels by CPU stand-ins",
+            "hide the GPU with CUDA_VISIBLE_DEVICES='' or allow it with GEMMA4_TRIAGE_HOST_ENGINE=force",
+        )

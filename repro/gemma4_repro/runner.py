@@ -11,10 +11,10 @@ from typing import Any, Protocol
 from gemma4_repro.arm_request import REQUEST_NAME, ArmRequest, read_phase
 from gemma4_repro.catalog import choose_arms
 from gemma4_repro.collect import collect
-from gemma4_repro.errors import EnvironmentLacks, OutputUnwritable
-from gemma4_repro.host_environment import hermetic_environment, host_engine_is_forced
+from gemma4_repro.errors import OutputUnwritable
+from gemma4_repro.host_environment import hermetic_environment
 from gemma4_repro.outcome import Outcome
-from gemma4_repro.readiness import check_sglang, model_arguments
+from gemma4_repro.readiness import check_sglang, model_arguments, refuse_cuda
 from gemma4_repro.run_folder import disk_is_full, prepare_run_folder, remove_traces, writing
 from gemma4_repro.scenario import Arm, Scenario
 from gemma4_repro.supervisor import Supervisor
@@ -68,7 +68,7 @@ def run_scenario(scenario: Scenario, options: Options, listener: Listener, comma
     began = time.monotonic()
     arms = choose_arms(scenario, options.arms)
     release = check_sglang()
-    models = model_arguments(scenario)
+    models = model_arguments(scenario.toys)
     names = tuple(arm.id for arm in arms)
     folder = prepare_run_folder(scenario.id, names, options.output, options.overwrite)
     environment = hermetic_environment()
@@ -76,11 +76,7 @@ def run_scenario(scenario: Scenario, options: Options, listener: Listener, comma
     with writing(folder), Supervisor(folder / "prefork.txt", environment, command) as supervisor:
         listener.importing(release, folder)
         ready = supervisor.wait_ready(tick=lambda: listener.waiting("importing sglang", time.monotonic() - began))
-        if ready["cuda"] and not host_engine_is_forced():
-            raise EnvironmentLacks(
-                "this machine has CUDA, and the host engine would replace its kernels by CPU stand-ins",
-                "hide the GPU with CUDA_VISIBLE_DEVICES='' or allow it with GEMMA4_TRIAGE_HOST_ENGINE=force",
-            )
+        refuse_cuda(ready)
         for arm in arms:
             outcomes[arm.id] = _run_arm(supervisor, scenario.id, arm, folder / arm.id, models, options, listener)
     verdicts = judge(scenario, outcomes)

@@ -135,6 +135,38 @@ _FAULTS = (
             Hook("swa.alloc_decode", How.AFTER, f"{_FAULTS_AT}.swa_alloc_oob:spoil"),
         ),
     ),
+    Patch(
+        id="page-past-the-end",
+        kind=Kind.FAULT,
+        title="a live entry of the sliding-window table names the first page past the buffer's end",
+        origin="SGLang 9123, an injected form of it",
+        upstream="an injected fault; no release has it",
+        attachments=(Hook("trtllm.init_metadata", How.AFTER, f"{_FAULTS_AT}.page_past_the_end:point_past_the_end"),),
+    ),
+    Patch(
+        id="negative-page",
+        kind=Kind.FAULT,
+        title="a live entry of the full table holds -1",
+        origin="TensorRT-LLM 16280, an injected form of it",
+        upstream="an injected fault; no release has it",
+        attachments=(Hook("trtllm.init_metadata", How.AFTER, f"{_FAULTS_AT}.negative_page:leave_unassigned"),),
+    ),
+    Patch(
+        id="stale-mapping",
+        kind=Kind.FAULT,
+        title="free_swa gives SWA pages back and leaves the full-to-SWA mapping as it was",
+        origin="SGLang 25805",
+        upstream="mapping cleared per token in 0.5.13, per page in 0.5.14",
+        attachments=(Hook("swa.free_swa", How.AROUND, f"{_FAULTS_AT}.stale_mapping:keep_mapping"),),
+    ),
+    Patch(
+        id="free-of-page-zero",
+        kind=Kind.FAULT,
+        title="a finished request also frees an unset entry of its row: slot 0",
+        origin="SGLang 38519, an injected form of it",
+        upstream="an injected fault; no release has it",
+        attachments=(Hook("kv.release", How.BEFORE, f"{_FAULTS_AT}.free_of_page_zero:free_unset_entry"),),
+    ),
 )
 
 _FIXES = (

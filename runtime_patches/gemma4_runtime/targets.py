@@ -16,15 +16,14 @@ _CHECKER = f"{_SRT}.managers.scheduler_components.invariant_checker.SchedulerInv
 _FROZEN = f"{_SRT}.speculative.frozen_kv_mtp_worker.FrozenKVMTPWorker"
 _RUNNER = f"{_SRT}.model_executor.model_runner.ModelRunner"
 _MTP_GRAPH = f"{_SRT}.speculative.frozen_kv_mtp_cuda_graph_runner.FrozenKVMTPCudaGraphRunner"
-_SCHEDULER = f"{_SRT}.managers.scheduler.Scheduler"
 _MTP_UTILS = f"{_SRT}.speculative.frozen_kv_mtp_utils"
 
 TARGETS: dict[str, dict[str, str]] = {
     "0.5.13.post1": {
         "trtllm.init": f"{_TRTLLM}.TRTLLMHAAttnBackend.__init__",
+        "trtllm.init_metadata": f"{_TRTLLM}.TRTLLMHAAttnBackend.init_forward_metadata",
         "trtllm.forward_decode": f"{_TRTLLM}.TRTLLMHAAttnBackend.forward_decode",
         "trtllm.forward_extend": f"{_TRTLLM}.TRTLLMHAAttnBackend.forward_extend",
-        "trtllm.init_metadata": f"{_TRTLLM}.TRTLLMHAAttnBackend.init_forward_metadata",
         "trtllm.init_graph_metadata": f"{_TRTLLM}.TRTLLMHAAttnBackend.init_forward_metadata_out_graph",
         "trtllm.resolve_swa_pool": f"{_TRTLLM}.TRTLLMHAAttnBackend._resolve_swa_kv_pool",
         "trtllm.flashinfer": f"{_TRTLLM}.flashinfer",
@@ -53,6 +52,7 @@ TARGETS: dict[str, dict[str, str]] = {
         "swa.restore_state": f"{_SWA_ALLOCATOR}.restore_state",
         "alloc.free_group_begin": f"{_SRT}.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.free_group_begin",
         "alloc.free_group_end": f"{_SRT}.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.free_group_end",
+        "kv.release": f"{_SRT}.mem_cache.common.release_kv_cache",
         "mtp.target_view": f"{_MTP_UTILS}.frozen_kv_target_view",
         "mtp.pool_view": f"{_MTP_UTILS}.target_kv_pool_view",
         "mtp.init_draft_backend": f"{_FROZEN}._init_draft_attn_backend",

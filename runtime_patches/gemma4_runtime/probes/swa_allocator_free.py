@@ -131,8 +131,9 @@ def _check_leftovers(allocator: Any, full: torch.Tensor, peers: torch.Tensor) ->
     violation = check_leftover_mappings(left, page, uppers(allocator)[1])
     if violation is not None:
         slot, bad = int(left[0, 0]), violation.first
+        was = "was" if bool((full == slot).any()) else "was not"
         summary = (
-            f"free_swa released SWA page {bad.value // page} whole, and full slot {slot}, which it was not told of, "
+            f"free_swa released SWA page {bad.value // page} whole, and full slot {slot}, which it {was} told of, "
             f"still maps to slot {bad.value} of it"
         )
         report_slots(allocator, violation, left[:, 0], left[:, 1], "free_swa", lambda: summary)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gemma4_triage.cli import repro_corpus
 from gemma4_triage.cli.output import emit_json, say, stdout_console
 from gemma4_triage.errors import EnvironmentCannot, ExitCode, NothingChecked, UsageMistake, UserError
 
@@ -21,7 +22,11 @@ def register(app: typer.Typer) -> None:
 
 def repro(
     scenario: Annotated[
-        str | None, typer.Argument(metavar="[SCENARIO]", help="What to reproduce. Without it: a list of them.")
+        str | None,
+        typer.Argument(
+            metavar="[SCENARIO]",
+            help="What to reproduce. Without it: a list of them. `corpus`: every known fault, and which probe sees it.",
+        ),
     ] = None,
     arm: Annotated[
         list[str] | None, typer.Option("--arm", metavar="NAME", help="Run this arm only. Repeatable.")
@@ -42,6 +47,11 @@ def repro(
     time_limit: Annotated[
         float | None, typer.Option("--time-limit", metavar="SECONDS", min=1, help="For each arm, instead of its own.")
     ] = None,
+    only: Annotated[str | None, typer.Option("--only", metavar="ID[,ID]", help="corpus: run these cases only.")] = None,
+    list_cases: Annotated[bool, typer.Option("--list", help="corpus: list its cases and run none.")] = False,
+    unguarded: Annotated[
+        bool, typer.Option("--unguarded", help="corpus: run each fault without probes too, to see what it does.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
     """Reproduce a fault, trap it, and show it fixed, with the real engine on this CPU."""
@@ -49,6 +59,12 @@ def repro(
     from gemma4_repro.runner import Options
 
     names = tuple(arm or ())
+    if scenario == repro_corpus.NAME:
+        if names:
+            raise UsageMistake("the corpus has no arms", "--only ID[,ID] chooses its cases, --list names them")
+        raise typer.Exit(_corpus(_items(only), list_cases, unguarded, output, force, keep, time_limit, as_json))
+    if only is not None or list_cases or unguarded:
+        raise UsageMistake("--only, --list and --unguarded belong to the corpus", "gemma4-triage repro corpus --list")
     if scenario is None:
         if names or output is not None:
             raise UsageMistake("--arm and --output need a scenario", "gemma4-triage repro lists the scenarios")
@@ -62,6 +78,32 @@ def repro(
     raise typer.Exit(code)
 
 
+def _corpus(
+    only: tuple[str, ...],
+    list_cases: bool,
+    unguarded: bool,
+    output: Path | None,
+    force: bool,
+    keep: bool,
+    time_limit: float | None,
+    as_json: bool,
+) -> int:
+    from gemma4_repro.detection.runner import Options
+    from gemma4_repro.errors import ReproError
+
+    if list_cases:
+        repro_corpus.list_cases(as_json)
+        return ExitCode.OK
+    try:
+        return repro_corpus.run_and_report(Options(only, output, force, keep, time_limit, unguarded), as_json)
+    except ReproError as error:
+        raise _for_user(error) from error
+
+
+def _items(text: str | None) -> tuple[str, ...]:
+    return tuple(item.strip() for item in (text or "").split(",") if item.strip())
+
+
 def _list_scenarios(as_json: bool) -> None:
     from gemma4_repro.catalog import SCENARIOS
     from gemma4_triage.report.repro_document import scenario_list
@@ -71,7 +113,7 @@ def _list_scenarios(as_json: bool) -> None:
         emit_json("scenario-list", scenario_list(SCENARIOS))
     else:
         print_scenarios(stdout_console(), SCENARIOS)
-        say("gemma4-triage repro SCENARIO runs one")
+        say("gemma4-triage repro SCENARIO runs one; gemma4-triage repro corpus runs every known fault under all probes")
 
 
 def _run(scenario_id: str, options: "Options") -> "Run":

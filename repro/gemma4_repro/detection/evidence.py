@@ -1,0 +1,56 @@
+"""Reads what a run left in its folder into Evidence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gemma4_dumps.store import DumpStore
+from gemma4_repro.detection.case import Case, CleanCase
+from gemma4_repro.detection.matrix import Evidence, Sighting
+from gemma4_repro.detection.step_recorder import read_step_times, step_at
+from gemma4_repro.outcome import Ending, Outcome
+
+STEPS_NAME = "steps.txt"
+
+
+def gather(case: Case, outcome: Outcome) -> Evidence:
+    """Dumps in the order in which they were written, and whether the load was served whole."""
+    entries = sorted(DumpStore(outcome.dumps).list(), key=lambda entry: (entry.created_utc, entry.dump_id))
+    steps = read_step_times(outcome.folder / STEPS_NAME)
+    sightings = tuple(
+        Sighting(entry.path, entry.manifest, step_at(steps, entry.created_utc.timestamp()))
+        for entry in entries
+        if entry.manifest is not None
+    )
+    wanted = case.shows if isinstance(case, CleanCase) else ()
+    return Evidence(
+        sightings=sightings,
+        unreadable=len(entries) - len(sightings),
+        ending=ending_text(outcome),
+        incomplete=_incomplete(outcome),
+        missing=_missing(outcome.log, wanted) if wanted else (),
+        duration_s=outcome.duration_s,
+    )
+
+
+def ending_text(outcome: Outcome) -> str:
+    """`completed, accept length 2.31` or `crashed: IndexError: list index out of range`, as far as known."""
+    if outcome.ending is Ending.COMPLETED and outcome.result is not None:
+        length = outcome.result.accept_length
+        return "completed" if length is None else f"completed, accept length {length:.2f}"
+    why = outcome.problem or (f"{outcome.raised[0].type_name}: {outcome.raised[0].message}" if outcome.raised else "")
+    return f"{outcome.ending.value}: {why}" if why else outcome.ending.value
+
+
+def _incomplete(outcome: Outcome) -> str | None:
+    if outcome.ending is not Ending.COMPLETED or outcome.result is None or outcome.raised:
+        return f"the load was not served whole: {ending_text(outcome)}"
+    idle = outcome.result.idle
+    if not idle.flush_succeeded or idle.used_tokens_after_flush:
+        return f"{idle.used_tokens_after_flush} tokens were in use after the load"
+    return None
+
+
+def _missing(log: Path, wanted: tuple[str, ...]) -> tuple[str, ...]:
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    return tuple(words for words in wanted if words not in text)

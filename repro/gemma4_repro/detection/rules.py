@@ -1,0 +1,21 @@
+"""Which probe writes a rule. A dump names its rule; people ask which probe fired."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+PROBE_OF_RULE: Mapping[str, str] = {
+    "page-table-bounds": "page-table",
+    "swa-alloc-range": "swa-allocator",
+    "swa-alloc-overlap": "swa-allocator",
+    "swa-free-range": "swa-allocator",
+    "swa-double-free": "swa-allocator",
+    "swa-stale-mapping": "swa-allocator",
+    "swa-mapping-alias": "swa-allocator",
+    "swa-lost-pages": "swa-allocator",
+}
+
+
+def probe_of(rule: str) -> str:
+    """The probe behind `rule`; the rule itself where that is not known."""
+    return PROBE_OF_RULE.get(rule, rule)

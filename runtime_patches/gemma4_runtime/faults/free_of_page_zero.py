@@ -1,0 +1,15 @@
+"""Fault: a finished request also frees an entry of its row that was never written, which holds slot 0.
+
+Page 0 is the dummy that padded tokens write to. Once in the free list, it is handed out like any other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def free_unset_entry(req: Any, tree_cache: Any, *args: Any, **kwargs: Any) -> None:
+    """Before `release_kv_cache(req, tree_cache)`: free the last entry of the row, far beyond the request's tokens."""
+    if req.req_pool_idx is not None:
+        row = tree_cache.req_to_token_pool.req_to_token[req.req_pool_idx]
+        tree_cache.token_to_kv_pool_allocator.free(row[-1:])

@@ -1,0 +1,20 @@
+"""Fault: `free_swa` gives the SWA pages back and leaves the full-to-SWA mapping as it was.
+
+Whoever frees these full slots next frees the SWA pages again, which by then may belong to another request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def keep_mapping(original: Callable[..., Any], allocator: Any, free_index: torch.Tensor) -> Any:
+    """Around `free_swa(free_index)`, [n] full slots."""
+    mapping = allocator.full_to_swa_index_mapping
+    before = mapping[free_index].clone()
+    result = original(allocator, free_index)
+    mapping[free_index] = before
+    return result
