@@ -165,7 +165,88 @@ _FAULTS = (
         title="a finished request also frees an unset entry of its row: slot 0",
         origin="SGLang 38519, an injected form of it",
         upstream="an injected fault; no release has it",
-        attachments=(Hook("kv.release", How.BEFORE, f"{_FAULTS_AT}.free_of_page_zero:free_unset_entry"),),
+        attachments=(Hook("cache.release", How.BEFORE, f"{_FAULTS_AT}.free_of_page_zero:free_unset_entry"),),
+    ),
+    Patch(
+        id="hybrid-pool-unswapped",
+        kind=Kind.FAULT,
+        title="draft on a hybrid backend whose decode child keeps the dummy pool",
+        origin="SGLang 26966 swaps one backend's state; a hybrid has two more",
+        upstream="open up to 0.5.23",
+        attachments=(Hook("mtp.init_draft_backend", How.AFTER, f"{_FAULTS_AT}.hybrid_pool_unswapped:wrap_in_hybrid"),),
+    ),
+    Patch(
+        id="full-draft-through-swa-map",
+        kind=Kind.FAULT,
+        title="the draft's full layers read the full buffer with translated page ids",
+        origin="SGLang 25103",
+        upstream="fixed before 0.5.13",
+        attachments=(
+            Hook("trtllm.init", How.AFTER, f"{_FAULTS_AT}.full_draft_through_swa_map:remember_draft"),
+            Hook("trtllm.layer_table", How.AFTER, f"{_FAULTS_AT}.full_draft_through_swa_map:take_swa_table"),
+        ),
+    ),
+    Patch(
+        id="one-untranslated-row",
+        kind=Kind.FAULT,
+        title="one row of the sliding-window table skips the full-to-SWA translation",
+        origin="SGLang 24402, an injected form of it",
+        upstream="an injected fault; no release has it",
+        attachments=(Hook("trtllm.init_metadata", How.AFTER, f"{_FAULTS_AT}.one_untranslated_row:keep_one_row"),),
+    ),
+    Patch(
+        id="page-over-count",
+        kind=Kind.FAULT,
+        title="the prefix cache takes one evicted SWA page of a finished request for present",
+        origin="SGLang 27789, an injected form of it",
+        upstream="an injected fault; no release has it",
+        attachments=(Hook("swa_radix.insert", How.AROUND, f"{_FAULTS_AT}.page_over_count:understate_evicted"),),
+    ),
+    Patch(
+        id="deferred-free-after-replacement",
+        kind=Kind.FAULT,
+        title="the SWA page of slots in a free group is replaced before the group is flushed",
+        origin="SGLang 36081",
+        upstream="recovery inside a free group exists from 0.5.18 on",
+        attachments=(
+            Hook(
+                "alloc.free_group_end", How.AROUND, f"{_FAULTS_AT}.deferred_free_after_replacement:replace_before_flush"
+            ),
+        ),
+    ),
+    Patch(
+        id="draft-pool-too-small",
+        kind=Kind.FAULT,
+        title="the full pool that the draft reads ends before the allocator's",
+        origin="SGLang 17630",
+        upstream="fixed before 0.5.13",
+        attachments=(Hook("mtp.bind_context", How.AFTER, f"{_FAULTS_AT}.draft_pool_too_small:shorten_pool"),),
+    ),
+    Patch(
+        id="unmergeable-spec-info",
+        kind=Kind.FAULT,
+        title="a round in which all requests finish leaves the verify input on the batch",
+        origin="SGLang 26859",
+        upstream="fixed before 0.5.13",
+        attachments=(
+            Hook("mtp.preprocess_idle", How.REPLACE, f"{_FAULTS_AT}.unmergeable_spec_info:leave_verify_input"),
+        ),
+    ),
+    Patch(
+        id="double-bookkeeping",
+        kind=Kind.FAULT,
+        title="requests that V1 verify finished are taken for released, as under spec V2",
+        origin="SGLang 12224: a release rule per scheduler kind",
+        upstream="no release combines V1 verify with the V2 scheduler",
+        attachments=(Hook("results.process_decode", How.AROUND, f"{_FAULTS_AT}.double_bookkeeping:skip_finished"),),
+    ),
+    Patch(
+        id="alloc-on-one-pool",
+        kind=Kind.FAULT,
+        title="alloc_decode succeeds in the full pool and fails in the SWA pool, once",
+        origin="SGLang 7909 brought paged pool pairs",
+        upstream="open in 0.5.13",
+        attachments=(Hook("swa.alloc_decode", How.AROUND, f"{_FAULTS_AT}.alloc_on_one_pool:fail_swa_side"),),
     ),
 )
 
@@ -321,6 +402,19 @@ _PROBES = (
             Hook("checker.check_tree", How.AROUND, f"{_PROBES_AT}.leak_audit:around_check_tree"),
         ),
         self_test=f"{_PROBES_AT}.leak_audit:self_test",
+    ),
+    Patch(
+        id="batch-shapes",
+        kind=Kind.PROBE,
+        title="what a batch carries to its next step fits its requests: write locations, speculative state",
+        origin="SGLang 29616 (eager out_cache_loc), SGLang 26859 (a round in which all requests finish)",
+        upstream=_NO_UPSTREAM,
+        attachments=(
+            Hook("runner.eager_view", How.BEFORE, f"{_PROBES_AT}.batch_shapes:before_eager_view"),
+            Hook("batch.merge", How.BEFORE, f"{_PROBES_AT}.batch_shapes:before_merge"),
+            Hook("batch.filter", How.BEFORE, f"{_PROBES_AT}.batch_shapes:before_filter"),
+        ),
+        self_test=f"{_PROBES_AT}.batch_shapes:self_test",
     ),
 )
 

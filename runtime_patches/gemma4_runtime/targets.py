@@ -17,11 +17,13 @@ _FROZEN = f"{_SRT}.speculative.frozen_kv_mtp_worker.FrozenKVMTPWorker"
 _RUNNER = f"{_SRT}.model_executor.model_runner.ModelRunner"
 _MTP_GRAPH = f"{_SRT}.speculative.frozen_kv_mtp_cuda_graph_runner.FrozenKVMTPCudaGraphRunner"
 _MTP_UTILS = f"{_SRT}.speculative.frozen_kv_mtp_utils"
+_RESULTS = f"{_SRT}.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
 
 TARGETS: dict[str, dict[str, str]] = {
     "0.5.13.post1": {
         "trtllm.init": f"{_TRTLLM}.TRTLLMHAAttnBackend.__init__",
         "trtllm.init_metadata": f"{_TRTLLM}.TRTLLMHAAttnBackend.init_forward_metadata",
+        "trtllm.layer_table": f"{_TRTLLM}.TRTLLMHAAttnBackend._get_layer_page_table",
         "trtllm.forward_decode": f"{_TRTLLM}.TRTLLMHAAttnBackend.forward_decode",
         "trtllm.forward_extend": f"{_TRTLLM}.TRTLLMHAAttnBackend.forward_extend",
         "trtllm.init_graph_metadata": f"{_TRTLLM}.TRTLLMHAAttnBackend.init_forward_metadata_out_graph",
@@ -52,7 +54,11 @@ TARGETS: dict[str, dict[str, str]] = {
         "swa.restore_state": f"{_SWA_ALLOCATOR}.restore_state",
         "alloc.free_group_begin": f"{_SRT}.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.free_group_begin",
         "alloc.free_group_end": f"{_SRT}.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.free_group_end",
-        "kv.release": f"{_SRT}.mem_cache.common.release_kv_cache",
+        "cache.release": f"{_SRT}.mem_cache.common.release_kv_cache",
+        "swa_radix.insert": f"{_SRT}.mem_cache.swa_radix_cache.SWARadixCache.insert",
+        "results.process_decode": f"{_RESULTS}.process_batch_result_decode",
+        "mtp.bind_context": f"{_FROZEN}._bind_kv_context",
+        "mtp.preprocess_idle": f"{_FROZEN}._draft_preprocess_idle",
         "mtp.target_view": f"{_MTP_UTILS}.frozen_kv_target_view",
         "mtp.pool_view": f"{_MTP_UTILS}.target_kv_pool_view",
         "mtp.init_draft_backend": f"{_FROZEN}._init_draft_attn_backend",
@@ -63,6 +69,9 @@ TARGETS: dict[str, dict[str, str]] = {
         "scheduler.run_batch": f"{_SCHEDULER}.run_batch",
         "scheduler.process_result": f"{_SCHEDULER}.process_batch_result",
         "req.update_finish_state": f"{_SRT}.managers.schedule_batch.Req.update_finish_state",
+        "runner.eager_view": f"{_RUNNER}._eager_fb_view",
+        "batch.merge": f"{_SRT}.managers.schedule_batch.ScheduleBatch.merge_batch",
+        "batch.filter": f"{_SRT}.managers.schedule_batch.ScheduleBatch.filter_batch",
         "runner.forward_decode": f"{_RUNNER}.forward_decode",
         "runner.forward_extend": f"{_RUNNER}.forward_extend",
         "mtp.init_graphs": f"{_FROZEN}.init_cuda_graphs",
@@ -86,7 +95,6 @@ TARGETS: dict[str, dict[str, str]] = {
         "req_pool.alloc": f"{_SRT}.mem_cache.memory_pool.ReqToTokenPool.alloc",
         "cache.alloc_for_extend": f"{_SRT}.mem_cache.common.alloc_for_extend",
         "cache.alloc_for_decode": f"{_SRT}.mem_cache.common.alloc_for_decode",
-        "cache.release": f"{_SRT}.mem_cache.common.release_kv_cache",
         "radix.cache_finished": f"{_SRT}.mem_cache.radix_cache.RadixCache.cache_finished_req",
         "radix.cache_unfinished": f"{_SRT}.mem_cache.radix_cache.RadixCache.cache_unfinished_req",
         "radix.evict": f"{_SRT}.mem_cache.radix_cache.RadixCache.evict",

@@ -143,6 +143,22 @@ NEXT_STEPS: tuple[Advice, ...] = (
     ),
     Advice(
         (
+            "Known: with CUDA graphs off, V1 verify leaves the target's write locations on the draft's batch.",
+            "The fix is `eager-out-cache-loc`; serve with GEMMA4_TRIAGE_PATCHES=default to attach it.",
+            "Watch it being caught on a CPU: gemma4-triage repro corpus --only eager-out-cache-loc",
+        ),
+        verdict="stale_write_rows",
+    ),
+    Advice(
+        (
+            "A speculative worker handed a batch back without an input for its next draft.",
+            "Known: FROZEN_KV_MTP before 0.5.13 did, when all requests finished in one verify round.",
+            "Watch it being caught on a CPU: gemma4-triage repro corpus --only unmergeable-spec-info",
+        ),
+        verdict="unusable_spec_info",
+    ),
+    Advice(
+        (
             "Indices below zero are legal only as a last location: look for an unset entry in the table above.",
             "Check that every guard attached: gemma4-triage doctor",
         ),

@@ -3,27 +3,59 @@
 from __future__ import annotations
 
 from gemma4_repro.corpus import (
+    alloc_on_one_pool,
+    clean_aborts,
+    clean_chunked_prefill,
     clean_mixed_lengths,
+    clean_prefix_hits,
+    clean_retraction,
+    deferred_free_after_replacement,
+    double_bookkeeping,
+    draft_pool_too_small,
+    eager_out_cache_loc,
     free_of_page_zero,
+    full_draft_through_swa_map,
+    hybrid_pool_unswapped,
     negative_page,
+    one_untranslated_row,
+    page_over_count,
     page_past_the_end,
     stale_mapping,
     swa_alloc_oob,
     swa_state_stale,
+    unmergeable_spec_info,
+    window_one_too_wide,
 )
 from gemma4_repro.detection.case import Case, CleanCase, FaultCase
 from gemma4_repro.errors import UnknownName
 
 FAULTS: tuple[FaultCase, ...] = (
     swa_state_stale.CASE,
+    hybrid_pool_unswapped.CASE,
+    full_draft_through_swa_map.CASE,
     page_past_the_end.CASE,
+    one_untranslated_row.CASE,
     negative_page.CASE,
     stale_mapping.CASE,
+    page_over_count.CASE,
+    deferred_free_after_replacement.CASE,
+    draft_pool_too_small.CASE,
+    eager_out_cache_loc.CASE,
+    unmergeable_spec_info.CASE,
+    double_bookkeeping.CASE,
+    window_one_too_wide.CASE,
     free_of_page_zero.CASE,
+    alloc_on_one_pool.CASE,
     swa_alloc_oob.CASE,
 )
 
-CLEAN: tuple[CleanCase, ...] = (clean_mixed_lengths.CASE,)
+CLEAN: tuple[CleanCase, ...] = (
+    clean_mixed_lengths.CASE,
+    clean_retraction.CASE,
+    clean_aborts.CASE,
+    clean_prefix_hits.CASE,
+    clean_chunked_prefill.CASE,
+)
 
 CASES: tuple[Case, ...] = (*FAULTS, *CLEAN)
 

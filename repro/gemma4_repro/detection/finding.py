@@ -17,7 +17,7 @@ Proof = Callable[[Manifest], str | None]
 class Finding:
     """evidence: dotted field of the manifest -> the value that it must hold, or a tuple of which it holds one.
 
-    A field that the manifest does not have counts as None.
+    A number counts in a tuple: `offences.0.row`. A field that the manifest does not have counts as None.
     """
 
     probe: str
@@ -48,7 +48,10 @@ class Finding:
 
 def _look_up(record: Any, dotted: str) -> Any:
     for name in dotted.split("."):
-        record = record.get(name) if isinstance(record, Mapping) else getattr(record, name, None)
+        if isinstance(record, tuple):
+            record = record[int(name)] if int(name) < len(record) else None
+        else:
+            record = record.get(name) if isinstance(record, Mapping) else getattr(record, name, None)
     return record
 
 

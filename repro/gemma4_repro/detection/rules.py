@@ -13,6 +13,9 @@ PROBE_OF_RULE: Mapping[str, str] = {
     "swa-stale-mapping": "swa-allocator",
     "swa-mapping-alias": "swa-allocator",
     "swa-lost-pages": "swa-allocator",
+    "geometry": "geometry",
+    "leak-audit": "leak-ledger",
+    "batch-shapes": "batch-shapes",
 }
 
 

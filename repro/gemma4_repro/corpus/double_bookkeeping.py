@@ -1,0 +1,17 @@
+"""Finished twice, released never."""
+
+from gemma4_repro.detection.case import FaultCase, Origin
+from gemma4_repro.detection.finding import Finding
+from gemma4_repro.detection.loads import BRIEF
+
+CASE = FaultCase(
+    id="double-bookkeeping",
+    title="requests that V1 verify finished are never released",
+    origin=Origin(
+        "SGLang 12224", "releasing KV depends on the kind of scheduler; V1 verify under V2 leaks 24 tokens a request"
+    ),
+    injected="the processing of decode results skips finished requests, as it does with overlap scheduling",
+    inject=("double-bookkeeping",),
+    workload=BRIEF,
+    findings=(Finding("leak-ledger", "leak-audit", "pool_leak"),),
+)

@@ -1,0 +1,27 @@
+"""Fault: `alloc_decode` gets its page from the full pool and none from the SWA pool, once.
+
+It then gives nothing, and does not give back what it took: the full page is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_failed = False
+
+
+def fail_swa_side(original: Callable[..., Any], allocator: Any, seq_lens: torch.Tensor, *args: Any, **kw: Any) -> Any:
+    """Around `alloc_decode(seq_lens, seq_lens_cpu, last_loc)`: the first call that needs a page gets it on one side."""
+    global _failed
+    if _failed or not bool((seq_lens % allocator.page_size == 1).any()):
+        return original(allocator, seq_lens, *args, **kw)
+    _failed = True
+    swa = allocator.swa_attn_allocator
+    swa.alloc_decode = lambda *args, **kw: None
+    try:
+        return original(allocator, seq_lens, *args, **kw)
+    finally:
+        del swa.alloc_decode

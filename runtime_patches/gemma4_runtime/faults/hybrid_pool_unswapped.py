@@ -1,0 +1,16 @@
+"""Fault: the frozen draft runs on a hybrid backend, whose decode child keeps the draft's dummy pool.
+
+SGLang builds such a wrapper where prefill and decode use different backends, and its pool swap sets the attribute of
+the wrapper only. Triton prefill takes minutes on the host engine, so the wrapper is put around the leaf directly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def wrap_in_hybrid(backend: Any, worker: Any) -> Any:
+    """After `_init_draft_attn_backend`: a wrapper whose children are the leaf that was chosen."""
+    from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
+
+    return HybridAttnBackend(worker.draft_model_runner, backend, backend)

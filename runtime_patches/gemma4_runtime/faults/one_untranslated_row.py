@@ -1,0 +1,14 @@
+"""Fault: one row of the sliding-window table skips the full-to-SWA translation, the others have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+ROW = 5
+
+
+def keep_one_row(result: Any, backend: Any, forward_batch: Any) -> None:
+    """After `init_forward_metadata`, target verify: row 5 of the SWA table [requests, columns] is the full table's."""
+    metadata = backend.forward_metadata
+    if forward_batch.forward_mode.is_target_verify() and metadata.page_table.shape[0] > ROW:
+        metadata.swa_page_table[ROW] = metadata.page_table[ROW]

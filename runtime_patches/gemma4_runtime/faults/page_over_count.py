@@ -1,0 +1,17 @@
+"""Fault: a finished request tells the prefix cache that one page less of its SWA KV was evicted than there was.
+
+The cache then counts that page as evictable although the SWA pool has it back: the sums exceed the pool by one page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+
+def understate_evicted(original: Callable[..., Any], cache: Any, params: Any) -> Any:
+    """Around `SWARadixCache.insert(params)`."""
+    if params.swa_evicted_seqlen > params.prev_prefix_len:
+        params = replace(params, swa_evicted_seqlen=params.swa_evicted_seqlen - cache.page_size)
+    return original(cache, params)

@@ -1,0 +1,114 @@
+"""Probe `batch-shapes`: what a batch carries into the next step fits the requests that it has then.
+
+| hook                              | finding            | what SGLang would do next                             |
+|-----------------------------------|--------------------|-------------------------------------------------------|
+| before ModelRunner._eager_fb_view | stale_write_rows   | copy out_cache_loc into a shorter buffer, and die     |
+| before ScheduleBatch.merge_batch  | unusable_spec_info | AttributeError, or a draft from nothing a step later  |
+| before ScheduleBatch.filter_batch | unusable_spec_info | AttributeError here, or at the merge after it         |
+
+A batch whose requests have all left is looked at as well: SGLang skips its speculative state then, and merges the next
+prefill into that very batch if one comes before it is dropped.
+
+Host-only: shapes and types, no device work and no synchronisation.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from gemma4_dumps.schema import Provenance
+from gemma4_runtime.checks.batch_shapes import check_write_rows, filter_problem, merge_problem
+from gemma4_runtime.checks.violation import Violation
+from gemma4_runtime.errors import VerificationFailed
+from gemma4_runtime.evidence import payload
+from gemma4_runtime.guard import Scene
+from gemma4_runtime.session import Session
+
+RULE = "batch-shapes"
+_VIEW = "ModelRunner._eager_fb_view"
+_MERGE = "ScheduleBatch.merge_batch"
+_FILTER = "ScheduleBatch.filter_batch"
+
+
+def before_eager_view(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
+    """Before the inputs of an eager forward are copied into the runner's buffers."""
+    if forward_batch.out_cache_loc is None or forward_batch.input_ids is None:
+        return
+    rows, tokens = forward_batch.out_cache_loc.shape[0], forward_batch.input_ids.shape[0]
+    violation = check_write_rows(rows, tokens)
+    if violation is None:
+        return
+    role = "draft" if runner.is_draft_worker else "target"
+    summary = (
+        f"the {role}'s batch has {tokens} tokens and {rows} write locations: out_cache_loc is left from an earlier step"
+    )
+
+    def scene() -> Scene:
+        return Scene(
+            rule=RULE,
+            site=_VIEW,
+            summary=summary,
+            table="out_cache_loc",
+            provenance=Provenance(table_origin="ForwardBatch.out_cache_loc", explanation=summary),
+            facts={
+                "role": role,
+                "forward_mode": forward_batch.forward_mode.name,
+                "step": int(runner.forward_pass_id),
+                "page_size": int(runner.page_size),
+                "scalars": {"rows": rows, "tokens": tokens, "requests": int(forward_batch.batch_size)},
+                "tensors": {"out_cache_loc": payload(forward_batch.out_cache_loc)},
+            },
+        )
+
+    Session.guard().report(violation, RULE, _VIEW, scene)
+
+
+def before_merge(batch: Any, other: Any) -> None:
+    """Before `merge_batch(other)`."""
+    _report_state(merge_problem(batch.spec_info, other.spec_info), _MERGE, batch, other)
+
+
+def before_filter(batch: Any, *args: Any, **kwargs: Any) -> None:
+    """Before `filter_batch(...)`."""
+    _report_state(filter_problem(batch.spec_info), _FILTER, batch, None)
+
+
+def self_test() -> None:
+    """Fire on planted batches, stay silent on clean ones.
+
+    Raises:
+        VerificationFailed: the checks no longer tell them apart.
+    """
+    state = SimpleNamespace(merge_batch=print, filter_batch=print)
+    clean = (check_write_rows(4, 4), merge_problem(state, state), filter_problem(state), filter_problem(None))
+    planted = (check_write_rows(5, 4), merge_problem(state, None), merge_problem(object(), state), filter_problem(1))
+    if any(clean) or not all(planted):
+        raise VerificationFailed(f"{RULE}: self test: clean batches gave {clean}, planted ones gave {planted}")
+
+
+def _report_state(problem: str | None, site: str, batch: Any, other: Any) -> None:
+    if problem is None:
+        return
+
+    def scene() -> Scene:
+        return Scene(
+            rule=RULE,
+            site=site,
+            summary=f"{site.rpartition('.')[2]}: {problem}",
+            table="spec_info",
+            provenance=Provenance(table_origin=type(batch.spec_info).__name__, explanation=problem),
+            facts={
+                "forward_mode": None if batch.forward_mode is None else batch.forward_mode.name,
+                "scalars": {
+                    "spec_info": type(batch.spec_info).__name__,
+                    "joining_spec_info": None if other is None else type(other.spec_info).__name__,
+                    "requests": len(batch.reqs),
+                    "finished": sum(bool(request.finished()) for request in batch.reqs),
+                    "joining_requests": 0 if other is None else len(other.reqs),
+                },
+            },
+        )
+
+    # No index is at fault, so none is listed.
+    Session.guard().report(Violation("unusable_spec_info", (), 0), RULE, site, scene)
