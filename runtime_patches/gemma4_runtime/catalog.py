@@ -236,7 +236,7 @@ _FAULTS = (
         id="double-bookkeeping",
         kind=Kind.FAULT,
         title="requests that V1 verify finished are taken for released, as under spec V2",
-        origin="SGLang 12224: a release rule per scheduler kind",
+        origin="the symptom of SGLang 7130; a V1 worker wrapped for spec V2",
         upstream="no release combines V1 verify with the V2 scheduler",
         attachments=(Hook("results.process_decode", How.AROUND, f"{_FAULTS_AT}.double_bookkeeping:skip_finished"),),
     ),

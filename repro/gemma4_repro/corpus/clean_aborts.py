@@ -14,5 +14,4 @@ CASE = CleanCase(
         ),
         aborted={1: 12, 3: 25},
     ),
-    shows=("Abort running request",),
 )

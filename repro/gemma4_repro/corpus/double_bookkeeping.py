@@ -8,7 +8,7 @@ CASE = FaultCase(
     id="double-bookkeeping",
     title="requests that V1 verify finished are never released",
     origin=Origin(
-        "SGLang 12224", "releasing KV depends on the kind of scheduler; V1 verify under V2 leaks 24 tokens a request"
+        "SGLang 7130", "with MTP and pages of several tokens, the server's own check finds tokens that leaked"
     ),
     injected="the processing of decode results skips finished requests, as it does with overlap scheduling",
     inject=("double-bookkeeping",),

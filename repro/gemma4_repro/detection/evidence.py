@@ -27,7 +27,7 @@ def gather(case: Case, outcome: Outcome) -> Evidence:
         sightings=sightings,
         unreadable=len(entries) - len(sightings),
         ending=ending_text(outcome),
-        incomplete=_incomplete(outcome),
+        incomplete=_incomplete(case, outcome),
         missing=_missing(outcome.log, wanted) if wanted else (),
         duration_s=outcome.duration_s,
     )
@@ -42,9 +42,14 @@ def ending_text(outcome: Outcome) -> str:
     return f"{outcome.ending.value}: {why}" if why else outcome.ending.value
 
 
-def _incomplete(outcome: Outcome) -> str | None:
+def _incomplete(case: Case, outcome: Outcome) -> str | None:
     if outcome.ending is not Ending.COMPLETED or outcome.result is None or outcome.raised:
         return f"the load was not served whole: {ending_text(outcome)}"
+    asked, aborted = case.workload.new_tokens(), case.workload.aborted
+    for answer in outcome.result.answers:
+        whole = len(answer.output_ids) >= asked[answer.prompt]
+        if whole == (answer.prompt in aborted):
+            return f"prompt {answer.prompt} was {'not aborted' if whole else 'cut short'}"
     idle = outcome.result.idle
     if not idle.flush_succeeded or idle.used_tokens_after_flush:
         return f"{idle.used_tokens_after_flush} tokens were in use after the load"
