@@ -3,6 +3,7 @@
 from gemma4_repro.detection.case import FaultCase, Origin
 from gemma4_repro.detection.finding import Finding
 from gemma4_repro.detection.loads import BRIEF
+from gemma4_repro.detection.proofs import one_swa_page_missing, owner_is_known
 
 CASE = FaultCase(
     id="deferred-free-after-replacement",
@@ -11,5 +12,7 @@ CASE = FaultCase(
     injected="one SWA page of a free group is replaced before the group is flushed",
     inject=("deferred-free-after-replacement",),
     workload=BRIEF,
-    findings=(Finding("leak-ledger", "leak-audit", "pool_leak", {"pool_kind": "swa"}),),
+    findings=(
+        Finding("leak-ledger", "leak-audit", "pool_leak", {"pool_kind": "swa"}, (owner_is_known, one_swa_page_missing)),
+    ),
 )

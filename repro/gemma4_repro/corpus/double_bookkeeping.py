@@ -3,6 +3,7 @@
 from gemma4_repro.detection.case import FaultCase, Origin
 from gemma4_repro.detection.finding import Finding
 from gemma4_repro.detection.loads import BRIEF
+from gemma4_repro.detection.proofs import owner_is_known
 
 CASE = FaultCase(
     id="double-bookkeeping",
@@ -13,5 +14,5 @@ CASE = FaultCase(
     injected="the processing of decode results skips finished requests, as it does with overlap scheduling",
     inject=("double-bookkeeping",),
     workload=BRIEF,
-    findings=(Finding("leak-ledger", "leak-audit", "pool_leak"),),
+    findings=(Finding("leak-ledger", "leak-audit", "pool_leak", proofs=(owner_is_known,)),),
 )

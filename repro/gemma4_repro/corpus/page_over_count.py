@@ -3,6 +3,7 @@
 from gemma4_repro.detection.case import FaultCase, Origin
 from gemma4_repro.detection.finding import Finding
 from gemma4_repro.detection.loads import PAST_THE_WINDOW
+from gemma4_repro.detection.proofs import one_swa_page_too_many, owner_is_known
 
 CASE = FaultCase(
     id="page-over-count",
@@ -13,5 +14,13 @@ CASE = FaultCase(
     injected="a finished request tells the prefix cache of one evicted SWA page less than there is",
     inject=("page-over-count",),
     workload=PAST_THE_WINDOW,
-    findings=(Finding("leak-ledger", "leak-audit", "stale_mapping", {"pool_kind": "swa"}),),
+    findings=(
+        Finding(
+            "leak-ledger",
+            "leak-audit",
+            "null_page_live",
+            {"pool_kind": "full"},
+            (owner_is_known, one_swa_page_too_many),
+        ),
+    ),
 )

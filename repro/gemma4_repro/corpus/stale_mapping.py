@@ -20,5 +20,6 @@ CASE = FaultCase(
             "stale_mapping",
             {"site": "SWATokenToKVPoolAllocator.free_swa", "pool_kind": "swa"},
         ),
+        Finding("leak-ledger", "leak-audit", "stale_mapping", {"pool_kind": "swa"}),
     ),
 )

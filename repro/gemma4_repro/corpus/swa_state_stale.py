@@ -16,6 +16,7 @@ CASE = FaultCase(
     without=("swa-state-swap",),
     workload=UNDER_PRESSURE,
     findings=(
+        Finding("geometry", "geometry", "swa_state", {"role": "draft"}),
         Finding(
             "page-table",
             "page-table-bounds",

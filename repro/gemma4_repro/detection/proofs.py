@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from gemma4_dumps.schema import Manifest
 
+_PARTS = ("available", "evictable", "protected", "session_held", "uncached")
+
 
 def all_in_one_row(manifest: Manifest) -> str | None:
     """Every offence stands in the same row of a table."""
@@ -22,3 +24,31 @@ def slot_of_page_zero(manifest: Manifest) -> str | None:
     page_size = manifest.page_size or 1
     wrong = sorted({offence.value for offence in manifest.offences if not 0 <= offence.value < page_size})
     return None if manifest.offences and not wrong else f"offences {wrong}, not slots of page 0"
+
+
+def owner_is_known(manifest: Manifest) -> str | None:
+    """Every page names the request slot that held it last."""
+    unknown = sum(offence.request_slot is None or offence.request_slot < 1 for offence in manifest.offences)
+    return None if manifest.offences and not unknown else f"{unknown} of {len(manifest.offences)} pages have no owner"
+
+
+def one_swa_page_missing(manifest: Manifest) -> str | None:
+    """The SWA pool's equation: one page is in no part."""
+    return _imbalance(manifest, -1)
+
+
+def one_swa_page_too_many(manifest: Manifest) -> str | None:
+    """The SWA pool's equation: the parts exceed the pool by one page."""
+    return _imbalance(manifest, 1)
+
+
+def _imbalance(manifest: Manifest, pages: int) -> str | None:
+    parts = [manifest.scalars.get(f"swa_{name}") for name in _PARTS]
+    total = manifest.scalars.get("swa_total")
+    numbers = [part for part in parts if isinstance(part, int)]
+    if not isinstance(total, int) or len(numbers) < len(parts):
+        return "the SWA pool's equation is not in the dump"
+    found = sum(numbers) - total
+    return (
+        None if found == pages * (manifest.page_size or 1) else f"the SWA pool's parts differ from it by {found} tokens"
+    )

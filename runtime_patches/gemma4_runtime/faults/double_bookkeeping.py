@@ -13,8 +13,9 @@ from typing import Any
 def skip_finished(original: Callable[..., Any], processor: Any, batch: Any, result: Any) -> Any:
     """Around `process_batch_result_decode(batch, result)`: as if overlap scheduling were on."""
     was = processor.enable_overlap
-    processor.enable_overlap = True
+    # The processor is a frozen record.
+    object.__setattr__(processor, "enable_overlap", True)
     try:
         return original(processor, batch, result)
     finally:
-        processor.enable_overlap = was
+        object.__setattr__(processor, "enable_overlap", was)

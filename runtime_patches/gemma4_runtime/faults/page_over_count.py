@@ -1,4 +1,4 @@
-"""Fault: a finished request tells the prefix cache that one page less of its SWA KV was evicted than there was.
+"""Fault: a finished request tells the prefix cache that one page less of its SWA KV was evicted than there was, once.
 
 The cache then counts that page as evictable although the SWA pool has it back: the sums exceed the pool by one page.
 """
@@ -10,8 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 
+_understated = False
+
+
 def understate_evicted(original: Callable[..., Any], cache: Any, params: Any) -> Any:
     """Around `SWARadixCache.insert(params)`."""
-    if params.swa_evicted_seqlen > params.prev_prefix_len:
+    global _understated
+    if not _understated and params.swa_evicted_seqlen > params.prev_prefix_len:
+        _understated = True
         params = replace(params, swa_evicted_seqlen=params.swa_evicted_seqlen - cache.page_size)
     return original(cache, params)
