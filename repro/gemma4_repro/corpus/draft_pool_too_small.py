@@ -19,6 +19,7 @@ CASE = FaultCase(
             "out_of_range",
             {
                 "role": "draft",
+                "site": "TRTLLMHAAttnBackend.init_forward_metadata",
                 "layer.type": "full",
                 "provenance.table_space": "full",
                 "provenance.buffer_space": "full",

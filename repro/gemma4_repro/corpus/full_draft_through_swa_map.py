@@ -18,6 +18,7 @@ CASE = FaultCase(
             "wrong_space",
             {
                 "role": "draft",
+                "site": "TRTLLMHAAttnBackend.init_forward_metadata",
                 "layer.type": "full",
                 "provenance.table_space": "swa",
                 "provenance.buffer_space": "full",

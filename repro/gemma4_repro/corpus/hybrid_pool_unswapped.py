@@ -18,7 +18,7 @@ CASE = FaultCase(
             "page-table",
             "page-table-bounds",
             "wrong_space",
-            {"role": "draft", "provenance.buffer_space": "draft"},
+            {"role": "draft", "provenance.buffer_space": "unknown", "provenance.table_space": ("swa", "full")},
         ),
     ),
 )

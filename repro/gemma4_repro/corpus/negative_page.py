@@ -18,6 +18,7 @@ CASE = FaultCase(
             "negative",
             {
                 "role": "target",
+                "site": "TRTLLMHAAttnBackend.init_forward_metadata",
                 "layer.type": "full",
                 "provenance.table_space": "full",
                 "provenance.buffer_space": "full",

@@ -19,6 +19,7 @@ CASE = FaultCase(
             "out_of_range",
             {
                 "role": "target",
+                "site": "TRTLLMHAAttnBackend.init_forward_metadata",
                 "layer.type": "sliding",
                 "provenance.table_space": "swa",
                 "provenance.buffer_space": "swa",

@@ -4,6 +4,14 @@ from gemma4_repro.detection.case import FaultCase, Origin
 from gemma4_repro.detection.finding import Finding
 from gemma4_repro.detection.loads import UNDER_PRESSURE
 
+_PLACE = {
+    "role": "draft",
+    "layer.type": "sliding",
+    "provenance.table_space": "full",
+    "provenance.buffer_space": "swa",
+    "site": "TRTLLMHAAttnBackend.init_forward_metadata",
+}
+
 CASE = FaultCase(
     id="swa-state-stale",
     title="draft reads the sliding-window buffer with full-pool page ids",
@@ -17,16 +25,7 @@ CASE = FaultCase(
     workload=UNDER_PRESSURE,
     findings=(
         Finding("geometry", "geometry", "swa_state", {"role": "draft"}),
-        Finding(
-            "page-table",
-            "page-table-bounds",
-            "out_of_range",
-            {
-                "role": "draft",
-                "layer.type": "sliding",
-                "provenance.table_space": "full",
-                "provenance.buffer_space": "swa",
-            },
-        ),
+        Finding("page-table", "page-table-bounds", "wrong_space", _PLACE),
+        Finding("page-table", "page-table-bounds", "out_of_range", _PLACE),
     ),
 )

@@ -1,0 +1,64 @@
+"""A part of the corpus through the command line, on the live engine: a fault for each probe, and a clean load."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gemma4_repro.detection.catalog import choose_cases
+from gemma4_runtime.catalog import CATALOG
+from gemma4_runtime.patch import Kind
+
+pytestmark = pytest.mark.engine
+
+CASES = (
+    "page-past-the-end",
+    "eager-out-cache-loc",
+    "double-bookkeeping",
+    "window-one-too-wide",
+    "swa-alloc-oob",
+    "clean-aborts",
+)
+TIME_LIMIT_S = 400
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory):
+    command = [Path(sys.executable).with_name("gemma4-triage"), "repro", "corpus", "--only", ",".join(CASES), "--json"]
+    output = tmp_path_factory.mktemp("corpus") / "run"
+    done = subprocess.run(
+        [*command, "--output", str(output)], capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+def test_there_is_a_fault_for_every_probe():
+    probes = {probe for case in choose_cases(CASES) for probe in getattr(case, "probes", ())}
+    assert probes == {patch.id for patch in CATALOG if patch.kind is Kind.PROBE}
+
+
+def test_nothing_is_missed_misnamed_or_made_up(document):
+    assert document["totals"] == {
+        "faults": 5,
+        "missed": 0,
+        "wrong_causes": 0,
+        "clean_runs": 1,
+        "false_alarms": 0,
+        "unfit_clean_runs": 0,
+    }
+    assert document["exit_code"] == 0
+
+
+def test_every_fault_names_its_dump_its_step_and_its_cause(document):
+    for fault in document["faults"]:
+        assert fault["cause"] == "right", fault["id"]
+        assert fault["dumps"], fault["id"]
+        assert fault["root_cause"], fault["id"]
+        assert fault["dumps"][0]["step"] == fault["steps_to_detection"]
+    steps = {fault["id"]: fault["steps_to_detection"] for fault in document["faults"]}
+    assert steps["window-one-too-wide"] == 0, "found at start-up"
+    # Three healthy builds of target verify after the prefill, then the spoiled one.
+    assert steps["page-past-the-end"] == 5

@@ -1,0 +1,119 @@
+"""Probe batch-shapes on SGLang's own ScheduleBatch, ModelRunner and speculative states."""
+
+import pytest
+import torch
+from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+from sglang.srt.model_executor.model_runner import ModelRunner
+from sglang.srt.speculative.frozen_kv_mtp_info import FrozenKVMTPDraftInput, FrozenKVMTPVerifyInput
+
+from gemma4_dumps.reader import read_dump
+from gemma4_dumps.store import DumpStore
+from gemma4_runtime.errors import TrappedViolation
+from gemma4_runtime.probes import batch_shapes
+
+
+def idle_input():
+    return FrozenKVMTPDraftInput.create_idle_input(
+        device="cpu", hidden_size=8, dtype=torch.float32, topk=1, capture_hidden_mode=CaptureHiddenMode.LAST
+    )
+
+
+def verify_input():
+    return FrozenKVMTPVerifyInput.__new__(FrozenKVMTPVerifyInput)
+
+
+def batch(spec_info, reqs=()):
+    return ScheduleBatch(reqs=list(reqs), spec_info=spec_info, forward_mode=ForwardMode.DECODE)
+
+
+class Finished:
+    """All that filter_batch and the dump ask of a request that is done."""
+
+    def finished(self):
+        return True
+
+
+def eager_batch(tokens, rows):
+    return ForwardBatch(
+        forward_mode=ForwardMode.DECODE,
+        batch_size=tokens,
+        input_ids=torch.zeros(tokens, dtype=torch.int64),
+        req_pool_indices=torch.arange(tokens),
+        seq_lens=torch.full((tokens,), 20),
+        out_cache_loc=None if rows is None else torch.arange(rows),
+        seq_lens_sum=20 * tokens,
+    )
+
+
+@pytest.fixture
+def runner():
+    """A runner without a model: the probe reads three attributes of it, and SGLang's view then fails on its own."""
+    runner = ModelRunner.__new__(ModelRunner)
+    runner.is_draft_worker, runner.forward_pass_id, runner.page_size = True, 7, 16
+    return runner
+
+
+def the_dump(folder):
+    (entry,) = DumpStore(folder).list()
+    return read_dump(entry.path)
+
+
+class TestWriteRows:
+    def test_rows_of_an_earlier_step_are_trapped_before_the_copy(self, attach, runner):
+        dumps = attach("trap", "batch-shapes")
+        with pytest.raises(TrappedViolation, match="2 tokens and 29 write locations"):
+            runner._eager_fb_view(eager_batch(2, 29))
+        found = the_dump(dumps)
+        assert (found.manifest.rule, found.manifest.verdict) == ("batch-shapes", "stale_write_rows")
+        assert (found.manifest.role, found.manifest.step) == ("draft", 7)
+        assert found.manifest.scalars["rows"] == 29
+        assert found.tensor("out_cache_loc").tolist() == list(range(29))
+
+    @pytest.mark.parametrize("rows", [None, 2, 1])
+    def test_as_many_rows_as_tokens_fewer_or_none_pass(self, attach, runner, rows):
+        dumps = attach("trap", "batch-shapes")
+        batch_shapes.before_eager_view(runner, eager_batch(2, rows))
+        assert DumpStore(dumps).list() == []
+
+    def test_log_goes_on_into_sglangs_own_code(self, attach, runner):
+        dumps = attach("log", "batch-shapes")
+        with pytest.raises(AttributeError):
+            runner._eager_fb_view(eager_batch(2, 29))
+        assert the_dump(dumps).manifest.action == "logged"
+
+
+class TestSpeculativeState:
+    def test_filter_with_a_verify_input_is_trapped(self, attach):
+        dumps = attach("trap", "batch-shapes")
+        with pytest.raises(TrappedViolation, match="FrozenKVMTPVerifyInput, which has no filter_batch"):
+            batch(verify_input(), [Finished()]).filter_batch()
+        manifest = the_dump(dumps).manifest
+        assert (manifest.verdict, manifest.site) == ("unusable_spec_info", "ScheduleBatch.filter_batch")
+        assert (manifest.scalars["requests"], manifest.scalars["finished"]) == (1, 1)
+
+    def test_merge_with_a_verify_input_is_trapped(self, attach):
+        dumps = attach("trap", "batch-shapes")
+        with pytest.raises(TrappedViolation, match="has no merge_batch"):
+            batch(verify_input()).merge_batch(batch(idle_input()))
+        manifest = the_dump(dumps).manifest
+        assert manifest.site == "ScheduleBatch.merge_batch"
+        assert manifest.scalars["joining_spec_info"] == "FrozenKVMTPDraftInput"
+
+    def test_merge_of_one_sided_state_is_trapped(self, attach):
+        attach("trap", "batch-shapes")
+        with pytest.raises(TrappedViolation, match="has no speculative state"):
+            batch(idle_input()).merge_batch(batch(None))
+
+    @pytest.mark.parametrize("state", [None, idle_input()])
+    def test_what_can_follow_is_silent(self, attach, state):
+        dumps = attach("trap", "batch-shapes")
+        kept = batch(state, [Finished()])
+        kept.filter_batch()
+        assert kept.reqs == []
+        batch_shapes.before_merge(batch(state), batch(state))
+        assert DumpStore(dumps).list() == []
+
+
+def test_the_self_test_passes():
+    batch_shapes.self_test()
