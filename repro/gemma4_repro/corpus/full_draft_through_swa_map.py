@@ -2,7 +2,7 @@
 
 from gemma4_repro.detection.case import FaultCase, Origin
 from gemma4_repro.detection.finding import Finding
-from gemma4_repro.detection.loads import BRIEF
+from gemma4_repro.detection.loads import UNDER_PRESSURE
 
 CASE = FaultCase(
     id="full-draft-through-swa-map",
@@ -10,7 +10,7 @@ CASE = FaultCase(
     origin=Origin("SGLang 25103", "no error at all: accept length is lower than it should be"),
     injected="the draft gets the sliding-window page table for its full layers too",
     inject=("full-draft-through-swa-map",),
-    workload=BRIEF,
+    workload=UNDER_PRESSURE,
     findings=(
         Finding(
             "page-table",

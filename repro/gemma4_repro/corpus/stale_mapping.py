@@ -3,6 +3,7 @@
 from gemma4_repro.detection.case import FaultCase, Origin
 from gemma4_repro.detection.finding import Finding
 from gemma4_repro.detection.loads import PAST_THE_WINDOW
+from gemma4_repro.detection.proofs import owner_is_known
 
 CASE = FaultCase(
     id="stale-mapping",
@@ -20,6 +21,6 @@ CASE = FaultCase(
             "stale_mapping",
             {"site": "SWATokenToKVPoolAllocator.free_swa", "pool_kind": "swa"},
         ),
-        Finding("leak-ledger", "leak-audit", "stale_mapping", {"pool_kind": "swa"}),
+        Finding("leak-ledger", "leak-audit", "stale_mapping", {"pool_kind": "full"}, (owner_is_known,)),
     ),
 )

@@ -21,5 +21,12 @@ CASE = FaultCase(
             {"site": "SWATokenToKVPoolAllocator.alloc_decode", "pool_kind": "swa"},
             (first_page_past_the_end,),
         ),
+        Finding(
+            "page-table",
+            "page-table-bounds",
+            "write_out_of_range",
+            {"role": "target", "layer.type": "sliding", "provenance.buffer_space": "swa"},
+            (first_page_past_the_end,),
+        ),
     ),
 )

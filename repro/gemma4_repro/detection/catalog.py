@@ -9,6 +9,7 @@ from gemma4_repro.corpus import (
     clean_mixed_lengths,
     clean_prefix_hits,
     clean_retraction,
+    clean_swa_pressure,
     deferred_free_after_replacement,
     double_bookkeeping,
     draft_pool_too_small,
@@ -55,6 +56,7 @@ CLEAN: tuple[CleanCase, ...] = (
     clean_aborts.CASE,
     clean_prefix_hits.CASE,
     clean_chunked_prefill.CASE,
+    clean_swa_pressure.CASE,
 )
 
 CASES: tuple[Case, ...] = (*FAULTS, *CLEAN)

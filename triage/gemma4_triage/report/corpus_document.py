@@ -1,5 +1,6 @@
 """A finished run of the corpus as one JSON document. The terminal view shows the same facts."""
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ def corpus_document(run: CorpusRun) -> dict[str, Any]:
         "sglang_version": run.sglang_version,
         "duration_s": round(run.duration_s, 2),
         "import_s": run.import_s,
+        "cores": os.cpu_count(),
         "host_engine": {"stand_ins": stand_ins()},
         "probes": list(probe_columns(matrix)),
         "faults": [_fault(row.case) | _fault_row(row) for row in matrix.faults],
