@@ -53,7 +53,7 @@ def _table(matrix: Matrix, probes: tuple[str, ...]) -> Table:
     for name in ("detected", "cause", "step"):
         table.add_column(name, no_wrap=True)
     if any(row.unguarded for row in matrix.faults):
-        table.add_column("without probes", overflow="fold", ratio=1)
+        table.add_column("without probes", overflow="fold")
     for row in matrix.faults:
         table.add_row(
             Text(row.case.id),
@@ -62,7 +62,7 @@ def _table(matrix: Matrix, probes: tuple[str, ...]) -> Table:
             Text("yes", style="green") if row.detected else Text("NO", style="bold red"),
             Text(row.cause.value, style=_CAUSES[row.cause]),
             "" if row.steps_to_detection is None else str(row.steps_to_detection),
-            *([Text(printable(row.unguarded))] if row.unguarded else []),
+            *([Text(printable(_short(row.unguarded)))] if row.unguarded else []),
         )
     for row in matrix.clean:
         alarms = f"{row.false_alarms} false alarms" if row.false_alarms else "no dump"
@@ -78,6 +78,11 @@ def _cell(row: FaultRow, probe: str) -> Text:
     if probe in row.case.probes:
         return Text(str(count), style="green") if count else Text("miss", style="bold red")
     return Text(str(count), style="dim") if count else Text("")
+
+
+def _short(ending: str) -> str:
+    """`crashed: IndexError`, without its message, which the JSON document has."""
+    return ": ".join(ending.split(": ")[:2])
 
 
 def _trouble(console: Console, row: FaultRow | CleanRow) -> None:
