@@ -7,6 +7,11 @@ import torch
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from sglang.srt.model_executor import cuda_graph_runner
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+from gemma4_dumps.reader import read_dump
+from gemma4_runtime.errors import TrappedViolation
+from gemma4_runtime.indices import owner
+from gemma4_runtime.indices.triton import triton_build
 from slot_list_runner import (
     FULL,
     FULL_SLOTS,
@@ -23,11 +28,6 @@ from slot_list_runner import (
     slots_of,
     use_up_full_pages,
 )
-
-from gemma4_dumps.reader import read_dump
-from gemma4_runtime.errors import TrappedViolation
-from gemma4_runtime.indices import owner
-from gemma4_runtime.indices.triton import triton_build
 
 
 @pytest.fixture
