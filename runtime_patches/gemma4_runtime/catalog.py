@@ -332,6 +332,7 @@ _PROBES = (
             Hook("swa.restore_state", How.AROUND, f"{_PROBES_AT}.swa_allocator_state:around_restore_state"),
         ),
         self_test=f"{_PROBES_AT}.swa_allocator:self_test",
+        synchronises=True,
     ),
     Patch(
         id="geometry",

@@ -73,6 +73,7 @@ class Patch:
     versions it was written and tested for, `default` whether `GEMMA4_TRIAGE_PATCHES=default` includes it.
     `self_test` ("module:function") makes a probe prove in the serving process that it can still fire.
     `asked_by` says which setting attaches a probe: `mode` SGLANG_TRTLLM_MHA_DEBUG, `leak` GEMMA4_TRIAGE_LEAK.
+    `synchronises`: the probe waits for the device in every step, so `contain` has it only by name.
     """
 
     id: str
@@ -85,6 +86,7 @@ class Patch:
     default: bool = False
     self_test: str | None = None
     asked_by: Literal["mode", "leak"] = "mode"
+    synchronises: bool = False
 
     def __post_init__(self) -> None:
         if self.kind is Kind.FAULT and self.default:

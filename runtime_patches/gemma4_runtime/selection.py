@@ -26,10 +26,22 @@ def select(settings: Settings, catalog: Iterable[Patch] = CATALOG) -> tuple[Patc
     chosen |= _edited("GEMMA4_TRIAGE_PATCHES", settings.patches, _of_kind(catalog, *_SELECTABLE))
     if settings.mode is not Mode.OFF:
         probes = {name: patch for name, patch in _of_kind(catalog, Kind.PROBE).items() if patch.asked_by == "mode"}
-        chosen |= _named("GEMMA4_TRIAGE_PROBES", settings.probes, probes) or set(probes)
+        unnamed = {name for name, patch in probes.items() if not _costs_too_much(patch, settings.mode)}
+        chosen |= _named("GEMMA4_TRIAGE_PROBES", settings.probes, probes) or unnamed
     if settings.leak is not Leak.OFF:
         chosen |= {patch.id for patch in catalog if patch.kind is Kind.PROBE and patch.asked_by == "leak"}
     return tuple(sorted((p for p in catalog if p.id in chosen), key=lambda p: ATTACH_ORDER.index(p.kind)))
+
+
+def left_out(settings: Settings, catalog: Iterable[Patch] = CATALOG) -> tuple[Patch, ...]:
+    """Probes that the mode leaves out, and that would be attached if GEMMA4_TRIAGE_PROBES named them."""
+    asked = (patch for patch in catalog if patch.kind is Kind.PROBE and patch.asked_by == "mode")
+    return () if settings.probes else tuple(patch for patch in asked if _costs_too_much(patch, settings.mode))
+
+
+def _costs_too_much(patch: Patch, mode: Mode) -> bool:
+    """`contain` is for production, where no probe may wait for the device."""
+    return mode is Mode.CONTAIN and patch.synchronises
 
 
 def _of_kind(catalog: tuple[Patch, ...], *kinds: Kind) -> dict[str, Patch]:

@@ -6,7 +6,7 @@ from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.claims import check_conflicts
 from gemma4_runtime.errors import PatchConflict, SettingsError
 from gemma4_runtime.patch import Bind, Hook, How, Kind, Patch
-from gemma4_runtime.selection import select
+from gemma4_runtime.selection import left_out, select
 from gemma4_runtime.settings import read_settings
 
 
@@ -23,6 +23,19 @@ def test_nothing_by_default(monkeypatch):
 def test_debug_selects_every_probe_and_nothing_else(monkeypatch):
     probes = [patch.id for patch in CATALOG if patch.kind is Kind.PROBE and patch.asked_by == "mode"]
     assert chosen(monkeypatch, SGLANG_TRTLLM_MHA_DEBUG="1") == probes
+
+
+def test_contain_waits_for_nothing_unless_it_is_named(monkeypatch):
+    waiting = [patch.id for patch in CATALOG if patch.synchronises]
+    assert waiting == ["swa-allocator"]
+    assert chosen(monkeypatch, SGLANG_TRTLLM_MHA_DEBUG="contain") == [
+        patch.id
+        for patch in CATALOG
+        if patch.kind is Kind.PROBE and patch.asked_by == "mode" and not patch.synchronises
+    ]
+    assert [patch.id for patch in left_out(read_settings())] == waiting
+    assert chosen(monkeypatch, GEMMA4_TRIAGE_PROBES="swa-allocator") == waiting
+    assert left_out(read_settings()) == ()
 
 
 def test_the_leak_audit_is_asked_for_by_its_own_setting(monkeypatch):

@@ -128,6 +128,7 @@ def _plan(options: dict[str, str], arguments: list[str]) -> Start:
 def _effective(start: Start) -> Iterator[str]:
     """What the server will have, the worst first."""
     from gemma4_runtime.patch import Kind
+    from gemma4_runtime.selection import left_out
     from gemma4_runtime.settings import HostEngine, Leak, Mode
 
     settings, by_kind = start.settings, {kind: [p for p in start.patches if p.kind is kind] for kind in Kind}
@@ -140,6 +141,8 @@ def _effective(start: Start) -> Iterator[str]:
     yield "probes: " + (
         "none, the mode is off" if settings.mode is Mode.OFF else f"{probes} (mode {settings.mode.text})"
     )
+    for patch in left_out(settings):
+        yield f"left out by contain, as it waits for the device in every step: {patch.id}; --probes can name it"
     if settings.leak is not Leak.OFF:
         audits = _names(patch.id for patch in present if patch.asked_by == "leak")
         yield f"leak audit: {audits} ({settings.leak_text})"
