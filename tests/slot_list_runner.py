@@ -16,6 +16,13 @@ SLIDING, FULL = 0, 2
 # As the runner reports it; layers carry one more, see swa-window-width.
 WINDOW = 31
 FULL_SLOTS, SWA_SLOTS = 161 * PAGE, 65 * PAGE
+# Of a decode: array, buffer, bound, whether it is written.
+DECODE_USES = {
+    ("kv_indices", "full", FULL_SLOTS, False),
+    ("window_kv_indices", "swa", SWA_SLOTS, False),
+    ("out_cache_loc", "full", FULL_SLOTS, True),
+    ("swa_out_cache_loc", "swa", SWA_SLOTS, True),
+}
 
 
 def attention(layer_id, head_dim=8):
@@ -72,6 +79,10 @@ def use_up_full_pages(allocator):
     for _ in range(7):
         lens = [torch.tensor([x]) for x in (0, 0, 160, 160, -1)]
         allocator.free_swa(allocator.alloc_extend(*lens, 160))
+
+
+def uses_of(build):
+    return {(use.array, use.buffer_space, use.bound, use.writes) for use in build.uses}
 
 
 def rows_of(backend):

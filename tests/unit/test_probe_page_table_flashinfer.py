@@ -15,6 +15,7 @@ from gemma4_dumps.reader import read_dump
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.indices.flashinfer import flashinfer_build
 from slot_list_runner import (
+    DECODE_USES,
     FULL,
     FULL_SLOTS,
     PAGE,
@@ -30,6 +31,7 @@ from slot_list_runner import (
     rows_of,
     slots_of,
     use_up_full_pages,
+    uses_of,
 )
 
 KEPT = ("_paged_kv_indices_buf", "_paged_kv_indptr_buf", "_qo_indptr_buf")
@@ -149,12 +151,7 @@ class TestEager:
         forward_batch = batch([100], locations=slots_of(backend, 1, 99))
         backend.init_forward_metadata(forward_batch)
         build = flashinfer_build(backend, forward_batch, "here", in_graph=False)
-        assert {(use.array, use.buffer_space, use.bound, use.writes) for use in build.uses} == {
-            ("kv_indices", "full", FULL_SLOTS, False),
-            ("window_kv_indices", "swa", SWA_SLOTS, False),
-            ("out_cache_loc", "full", FULL_SLOTS, True),
-            ("swa_out_cache_loc", "swa", SWA_SLOTS, True),
-        }
+        assert uses_of(build) == DECODE_USES
         assert build.array("window_kv_indices").indptr.tolist() == [0, WINDOW + 1]
         assert build.page_size == PAGE
         assert build.wrong_uses() == ()

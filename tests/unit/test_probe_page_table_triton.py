@@ -13,6 +13,7 @@ from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.indices import owner
 from gemma4_runtime.indices.triton import triton_build
 from slot_list_runner import (
+    DECODE_USES,
     FULL,
     FULL_SLOTS,
     PAGE,
@@ -27,6 +28,7 @@ from slot_list_runner import (
     found_in,
     slots_of,
     use_up_full_pages,
+    uses_of,
 )
 
 
@@ -79,12 +81,7 @@ class TestEager:
         forward_batch = batch([100], locations=slots_of(backend, 1, 99))
         backend.init_forward_metadata(forward_batch)
         build = triton_build(backend, forward_batch, "here", in_graph=False)
-        assert {(use.array, use.buffer_space, use.bound, use.writes) for use in build.uses} == {
-            ("kv_indices", "full", FULL_SLOTS, False),
-            ("window_kv_indices", "swa", SWA_SLOTS, False),
-            ("out_cache_loc", "full", FULL_SLOTS, True),
-            ("swa_out_cache_loc", "swa", SWA_SLOTS, True),
-        }
+        assert uses_of(build) == DECODE_USES
         assert build.array("window_kv_indices").values.shape == (WINDOW,)
         assert build.page_size == PAGE
 

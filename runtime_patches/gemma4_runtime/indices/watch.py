@@ -15,27 +15,36 @@ _BUILD = "_gemma4_build"
 _CHECKERS = "_gemma4_checkers"
 
 
-def spare_the_allocator(forward_batch: Any) -> None:
-    """What is neutralised for the kernels must not reach the allocator, which frees rejected slots from this list."""
+def watch_eager(backend: Any, forward_batch: Any, gather: Callable[[], Build], covered: bool = True) -> None:
+    """Check the eager build that `gather` returns, now. covered: false for what is not checked, at dispatch either."""
+    if not covered:
+        setattr(backend, _BUILD, None)
+        return
     if Session.guard().mode is Mode.CONTAIN and forward_batch.out_cache_loc is not None:
+        # What is neutralised for the kernels must not reach the allocator, which frees rejected slots from this list.
         forward_batch.out_cache_loc = forward_batch.out_cache_loc.clone()
-
-
-def watch_eager(backend: Any, build: Build | None) -> None:
-    """Check an eager build now. None: nothing of it can be checked, so its dispatches are not either."""
+    build = gather()
     setattr(backend, _BUILD, build)
-    if build is not None and build.rows:
+    if build.rows:
         check_build(Checker(build))
 
 
 def watch_graph(
-    backend: Any, forward_batch: Any, holds: tuple[Any, ...], gather: Callable[[], Build], in_capture: bool
+    backend: Any,
+    forward_batch: Any,
+    gather: Callable[[], Build],
+    in_capture: bool,
+    holds: tuple[Any, ...],
+    covered: bool = True,
 ) -> None:
     """Check a graph's static arrays, which hold this step's ids while the graph waits. One checker per bucket.
 
     holds: what a checker goes by, by identity or, for addresses, by value: another pool or other storage needs a new
-    one, from what `gather` returns.
+    one, from what `gather` returns. covered: as for `watch_eager`.
     """
+    if not covered:
+        setattr(backend, _BUILD, None)
+        return
     kept: dict[Any, tuple[tuple[Any, ...], Checker]] = vars(backend).setdefault(_CHECKERS, {})
     key = (forward_batch.batch_size, forward_batch.forward_mode)
     locations = forward_batch.out_cache_loc

@@ -15,6 +15,7 @@ Here: trtllm_mha, and what every backend has in common. `page_table_triton.py` i
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from gemma4_kernels.page_guard.launch import GuardedTable, PageGuard, decode
 from gemma4_runtime.errors import VerificationFailed
 from gemma4_runtime.indices.owner import remember_owner
 from gemma4_runtime.indices.trtllm import trtllm_build, use_of
-from gemma4_runtime.indices.watch import spare_the_allocator, watch_dispatch, watch_eager, watch_graph
+from gemma4_runtime.indices.watch import watch_dispatch, watch_eager, watch_graph
 
 RULE = "page-table-bounds"
 
@@ -35,21 +36,14 @@ def after_init(result: Any, backend: Any, model_runner: Any, *args: Any, **kwarg
 
 def after_metadata(result: Any, backend: Any, forward_batch: Any) -> None:
     """After `TRTLLMHAAttnBackend.init_forward_metadata`."""
-    spare_the_allocator(forward_batch)
     site = "TRTLLMHAAttnBackend.init_forward_metadata"
-    watch_eager(backend, trtllm_build(backend, forward_batch, site, in_graph=False))
+    watch_eager(backend, forward_batch, partial(trtllm_build, backend, forward_batch, site, in_graph=False))
 
 
 def after_graph_metadata(result: Any, backend: Any, forward_batch: Any, in_capture: bool = False) -> None:
     """After `TRTLLMHAAttnBackend.init_forward_metadata_out_graph`: the arrays hold this step's ids, the graph waits."""
-    site = "TRTLLMHAAttnBackend.init_forward_metadata_out_graph"
-    watch_graph(
-        backend,
-        forward_batch,
-        (backend._swa_kv_pool,),
-        lambda: trtllm_build(backend, forward_batch, site, in_graph=True),
-        in_capture,
-    )
+    gather = partial(trtllm_build, backend, forward_batch, "TRTLLMHAAttnBackend.init_forward_metadata_out_graph", True)
+    watch_graph(backend, forward_batch, gather, in_capture, holds=(backend._swa_kv_pool,))
 
 
 def before_dispatch(backend: Any, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> None:

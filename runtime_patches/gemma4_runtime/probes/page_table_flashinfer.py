@@ -7,35 +7,26 @@ which Gemma-4's frozen-KV draft does not use).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from gemma4_runtime.indices.flashinfer import flashinfer_build, is_covered, use_of
-from gemma4_runtime.indices.watch import spare_the_allocator, watch_dispatch, watch_eager, watch_graph
+from gemma4_runtime.indices.watch import watch_dispatch, watch_eager, watch_graph
 
 
 def after_plan(result: Any, backend: Any, forward_batch: Any) -> None:
     """After `FlashInferAttnBackend.init_forward_metadata`."""
-    if not is_covered(backend, forward_batch):
-        watch_eager(backend, None)
-        return
-    spare_the_allocator(forward_batch)
-    site = "FlashInferAttnBackend.init_forward_metadata"
-    watch_eager(backend, flashinfer_build(backend, forward_batch, site, in_graph=False))
+    gather = partial(flashinfer_build, backend, forward_batch, "FlashInferAttnBackend.init_forward_metadata", False)
+    watch_eager(backend, forward_batch, gather, covered=is_covered(backend, forward_batch))
 
 
 def after_graph_plan(result: Any, backend: Any, forward_batch: Any, in_capture: bool = False) -> None:
     """After `FlashInferAttnBackend.init_forward_metadata_out_graph`: the lists hold this step's ids."""
-    if not is_covered(backend, forward_batch):
-        watch_eager(backend, None)
-        return
-    site = "FlashInferAttnBackend.init_forward_metadata_out_graph"
-    watch_graph(
-        backend,
-        forward_batch,
-        (backend.cuda_graph_kv_indices, forward_batch.seq_lens.data_ptr()),
-        lambda: flashinfer_build(backend, forward_batch, site, in_graph=True),
-        in_capture,
+    gather = partial(
+        flashinfer_build, backend, forward_batch, "FlashInferAttnBackend.init_forward_metadata_out_graph", True
     )
+    holds = (backend.cuda_graph_kv_indices, forward_batch.seq_lens.data_ptr())
+    watch_graph(backend, forward_batch, gather, in_capture, holds, covered=is_covered(backend, forward_batch))
 
 
 def before_dispatch(backend: Any, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> None:

@@ -6,34 +6,25 @@ use). It makes the lists of all steps itself, and at a replay it calls none of t
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from gemma4_runtime.indices.triton import gather_of, has_lists_of_its_own, triton_build, use_of
-from gemma4_runtime.indices.watch import spare_the_allocator, watch_dispatch, watch_eager, watch_graph
+from gemma4_runtime.indices.watch import watch_dispatch, watch_eager, watch_graph
 
 
 def after_metadata(result: Any, backend: Any, forward_batch: Any) -> None:
     """After `TritonAttnBackend.init_forward_metadata`."""
-    if not has_lists_of_its_own(forward_batch):
-        watch_eager(backend, None)
-        return
-    spare_the_allocator(forward_batch)
-    site = "TritonAttnBackend.init_forward_metadata"
-    watch_eager(backend, triton_build(backend, forward_batch, site, in_graph=False))
+    gather = partial(triton_build, backend, forward_batch, "TritonAttnBackend.init_forward_metadata", False)
+    watch_eager(backend, forward_batch, gather, covered=has_lists_of_its_own(forward_batch))
 
 
 def after_graph_metadata(result: Any, backend: Any, forward_batch: Any, in_capture: bool = False) -> None:
-    """After `TritonAttnBackend.init_forward_metadata_out_graph`: the lists hold this step's ids, the graph waits."""
-    if not has_lists_of_its_own(forward_batch, in_capture):
-        watch_eager(backend, None)
-        return
-    site = "TritonAttnBackend.init_forward_metadata_out_graph"
+    """After `TritonAttnBackend.init_forward_metadata_out_graph`: the lists hold this step's ids."""
+    gather = partial(triton_build, backend, forward_batch, "TritonAttnBackend.init_forward_metadata_out_graph", True)
+    holds = (backend.cuda_graph_kv_indices, forward_batch.seq_lens.data_ptr())
     watch_graph(
-        backend,
-        forward_batch,
-        (backend.cuda_graph_kv_indices, forward_batch.seq_lens.data_ptr()),
-        lambda: triton_build(backend, forward_batch, site, in_graph=True),
-        in_capture,
+        backend, forward_batch, gather, in_capture, holds, covered=has_lists_of_its_own(forward_batch, in_capture)
     )
 
 
