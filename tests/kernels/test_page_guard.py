@@ -30,6 +30,7 @@ from page_guard_by_hand import (
 )
 
 from gemma4_kernels.page_guard import spec
+from gemma4_kernels.page_guard.findings import decode
 from gemma4_kernels.page_guard.launch import (
     Findings,
     GuardedSlots,
@@ -39,7 +40,7 @@ from gemma4_kernels.page_guard.launch import (
     Overflow,
     Padding,
     PageGuard,
-    decode,
+    PreparedCheck,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,25 +53,30 @@ PATHS = [pytest.param("torch", id="torch"), pytest.param("kernel", id="kernel", 
 ILLEGAL, LEGAL, IN_PADDED_ROWS = NullPage
 
 
-def run(build: Build, path: str, guard: PageGuard | None = None, launched: bool = False):
+def launch_and_read(prepared: PreparedCheck) -> Findings | None:
+    prepared.launch()
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    return prepared.read()
+
+
+def run(build: Build, path: str):
     """(findings, arrays afterwards, result words), and nothing around the arrays has changed."""
-    guard = guard or PageGuard(max(1, len(build.lengths)), DEVICE, path)
     given_, views, memories = arguments(build, DEVICE)
     before = [(memory.clone(), view.clone()) for memory, view in zip(memories, views, strict=True)]
-    if launched:
-        prepared = guard.prepare(**given_)
-        host = prepared.host_buffer()
-        prepared.launch(host)
-        if DEVICE == "cuda":
-            torch.cuda.synchronize()
-    else:
-        host = guard.check(**given_).cpu()
+    prepared = PageGuard(DEVICE, path).prepare(**given_)
+    prepared.launch()
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    words = prepared.result.tolist()
     after = [view.tolist() for view in views]
     for view, memory, (old, contents) in zip(views, memories, before, strict=True):
         # With the view put back as it was, the memory around it has to be what it was.
         view.copy_(contents)
         assert torch.equal(memory, old), "memory outside the array was written"
-    return decode(host), after, host.tolist()
+    found = prepared.read()
+    assert not prepared.result.any(), "the next launch would not start clean"
+    return found, after, words
 
 
 def assert_reads_like_the_slow_one(build: Build, path: str) -> Findings | None:
@@ -198,9 +204,11 @@ def test_kernel_and_torch_path_leave_the_same_words_and_arrays(build):
 @settings(max_examples=40, deadline=None)
 @given(builds())
 @pytest.mark.parametrize("path", PATHS)
-def test_a_prepared_launch_leaves_what_a_check_leaves(path, build):
+def test_a_check_finds_what_a_prepared_launch_finds(path, build):
     build.contain = build.contain and not rows_overlap(build)
-    assert run(build, path, launched=True) == run(build, path)
+    given_, views, _ = arguments(build, DEVICE)
+    found = PageGuard(DEVICE, path).check(**given_)
+    assert (found, [view.tolist() for view in views]) == run(build, path)[:2]
 
 
 @pytest.mark.parametrize(
@@ -362,35 +370,39 @@ def test_the_first_is_the_same_whatever_else_is_bad(path):
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_check_forgets_the_one_before_and_heals_overwritten_words(path):
-    guard = PageGuard(8, DEVICE, path)
-    bad, good = clean(3, 4, arrays=4), clean(2, 4, arrays=1)
-    bad.arrays[3].values[2][1] = -5
-    assert run(bad, path, guard)[0] == Findings((Offence(3, 2, 1, -5, 970, 1),), (0, 0, 0, 1), (), (2,))
-    assert run(good, path, guard)[0] is None
-    guard.result.fill_(-1)
-    assert not any(run(good, path, guard)[2])
-    run(bad, path, guard)
-    assert not any(run(Build([Table([], 4, 3)], []), path, guard)[2])
+def test_a_launch_forgets_the_one_before_and_overwritten_words_are_refused_once(path):
+    pages = torch.tensor([[1], [9]], dtype=torch.int32, device=DEVICE)
+    lengths = torch.tensor([1, 1], device=DEVICE)
+    prepared = PageGuard(DEVICE, path).prepare(one(pages), lengths, 1, contain=False)
+    for page in (9, 7, 3, 3, 8, 3):
+        pages[1] = page
+        expected = Findings((Offence(0, 1, 0, page, 4, 1),), (1,), (), (1,)) if page >= 4 else None
+        assert launch_and_read(prepared) == expected
+    prepared.result.fill_(-1)
+    with pytest.raises(ValueError, match="not a page_guard result"):
+        launch_and_read(prepared)
+    assert launch_and_read(prepared) is None
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_check_without_rows_finds_nothing(path):
+    assert not any(run(Build([Table([], 4, 3)], []), path)[2])
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_two_prepared_checks_are_in_flight_together(path):
     """Draft and verify of one step: neither overwrites what the host has yet to read of the other."""
-    guard = PageGuard(2, DEVICE, path)
+    guard = PageGuard(DEVICE, path)
     pages = torch.tensor([[1, 7], [3, 4]], dtype=torch.int32, device=DEVICE)
     out_cache_loc = torch.tensor([16, 99], device=DEVICE)
     lengths = torch.tensor([2, 1], device=DEVICE)
     draft = guard.prepare([GuardedTable(pages, 5)], lengths, 1, contain=True)
     verify = guard.prepare([GuardedSlots(out_cache_loc.view(2, 1), 50)], None, 16, contain=True)
-    hosts = guard.host_buffer(), guard.host_buffer()
     for first, second in [(7, 99), (2, 20), (2, 99), (8, 20)]:
         pages[0, 1], out_cache_loc[1] = first, second
-        draft.launch(hosts[0])
-        verify.launch(hosts[1])
-        if DEVICE == "cuda":
-            torch.cuda.synchronize()
-        values = [[offence.value for offence in found.offences] if found else [] for found in map(decode, hosts)]
+        draft.launch()
+        both = launch_and_read(verify), draft.read()
+        values = [[offence.value for offence in found.offences] if found else [] for found in reversed(both)]
         assert values == [[first] if first >= 5 else [], [second] if second >= 50 else []]
         contained = (first if first < 5 else 0, second if second < 50 else 0)
         assert (pages[0, 1].item(), out_cache_loc[1].item()) == contained
@@ -400,9 +412,9 @@ def test_two_prepared_checks_are_in_flight_together(path):
 def test_arrays_may_share_memory_when_nothing_is_contained(path):
     pages = torch.tensor([[1, 5, 9]], dtype=torch.int32, device=DEVICE)
     lengths = torch.tensor([3], device=DEVICE)
-    guard = PageGuard(1, DEVICE, path)
+    guard = PageGuard(DEVICE, path)
     arrays = [GuardedTable(pages, 100), GuardedTable(pages, 6), GuardedTable(pages, 3)]
-    found = decode(guard.check(arrays, lengths, 1, contain=False).cpu())
+    found = guard.check(arrays, lengths, 1, contain=False)
     assert found == Findings((Offence(1, 0, 2, 9, 6, 1), Offence(2, 0, 1, 5, 3, 1)), (0, 1, 2), (), (0,))
     for refused, message in [
         (arrays, "arrays 0 and 1 share memory"),
@@ -435,7 +447,7 @@ def flat(slots: torch.Tensor = PAGES[0], indptr: torch.Tensor | None = INDPTR) -
         ({"arrays": one(PAGES[0])}, "expected .* int32"),
         ({"arrays": one(PAGES.to("meta"))}, "on meta"),
         ({"arrays": [*one(PAGES), *one(PAGES[:1])]}, r"array 1 is \[1, 3\]"),
-        ({"arrays": one(torch.ones(9, 3, dtype=torch.int32))}, "9 rows"),
+        ({"arrays": one(torch.ones(spec.MAX_ROWS + 1, 3, dtype=torch.int32))}, "65536 rows"),
         ({"arrays": one(PAGES, 0)}, "bound is 0"),
         ({"arrays": one(PAGES, 2**63)}, "bound is 9223372036854775808"),
         ({"arrays": one(PAGES, 4, NullPage.LEGAL_IN_PADDED_ROWS)}, "no padding"),
@@ -457,7 +469,7 @@ def flat(slots: torch.Tensor = PAGES[0], indptr: torch.Tensor | None = INDPTR) -
 )
 def test_arguments_that_cannot_be_checked(change, message):
     ok = {"arrays": one(PAGES), "cache_seqlens": torch.tensor([1, 2]), "page_size": 1, "contain": True}
-    guard = PageGuard(8, "cpu", "torch")
+    guard = PageGuard("cpu", "torch")
     for method in (guard.check, guard.prepare):
         with pytest.raises(ValueError, match=message):
             method(**(ok | change))
@@ -465,28 +477,16 @@ def test_arguments_that_cannot_be_checked(change, message):
 
 def test_the_rows_of_ragged_slots_alone():
     def rows(**more):
-        return decode(
-            guard.check([GuardedSlots(torch.tensor([99] * 3), 9, indptr=INDPTR)], None, 1, contain=False, **more)
-        )
+        return guard.check([GuardedSlots(torch.tensor([99] * 3), 9, indptr=INDPTR)], None, 1, contain=False, **more)
 
-    guard = PageGuard(8, "cpu", "torch")
+    guard = PageGuard("cpu", "torch")
     assert rows().rows == (0, 1)
     assert rows(rows=1).rows == (0,)
 
 
-def test_guards_hosts_and_results_that_cannot_be():
-    for rows in (0, spec.MAX_ROWS + 1):
-        with pytest.raises(ValueError, match="max_rows"):
-            PageGuard(rows, "cpu")
+def test_a_path_that_there_is_not():
     with pytest.raises(ValueError, match="path is 'gpu'"):
-        PageGuard(1, "cpu", "gpu")  # pyright: ignore[reportArgumentType]
-    prepared = PageGuard(2, "cpu", "torch").prepare(one(PAGES), torch.tensor([1, 2]), 1, contain=False)
-    words = prepared.host_buffer()
-    for host in (words[1:], words.int(), words.to("meta"), torch.cat([words, words])[::2]):
-        with pytest.raises(ValueError, match="host buffer is"):
-            prepared.launch(host)
-    with pytest.raises(ValueError, match="cannot be captured"):
-        prepared.capture(words)
+        PageGuard("cpu", "gpu")  # pyright: ignore[reportArgumentType]
 
 
 def test_words_that_are_not_a_result_are_refused():
@@ -494,9 +494,11 @@ def test_words_that_are_not_a_result_are_refused():
     for result in (torch.zeros(3, dtype=torch.int64), torch.zeros(words), torch.zeros(words, device="meta")):
         with pytest.raises(ValueError, match="a result is"):
             decode(result)
-    guard = PageGuard(2, "cpu", "torch")
-    result = guard.check(one(PAGES, 1), torch.tensor([0, 1]), 1, contain=False)
-    assert decode(result) is not None
+    prepared = PageGuard("cpu", "torch").prepare(one(PAGES, 1), torch.tensor([0, 1]), 1, contain=False)
+    prepared.launch()
+    result = prepared.result
+    # As many words as another result has, and older ones behind.
+    assert decode(torch.cat([result, torch.full((9,), -1)])) == decode(result) is not None
     lane = spec.LANES + spec.LANE_WORDS
     for word, value in [
         *((spec.FOUND, value) for value in (2, -1)),
@@ -515,24 +517,12 @@ def test_words_that_are_not_a_result_are_refused():
             decode(spoilt)
 
 
-def test_a_longer_host_buffer_with_an_older_result_behind():
-    guard = PageGuard(2, "cpu", "torch")
-    host = guard.host_buffer().fill_(-1)
-    pages = torch.tensor([[1], [9]], dtype=torch.int32)
-    prepared = guard.prepare(one(pages), torch.tensor([1, 1]), 1, contain=True)
-    prepared.launch(host)
-    assert decode(host) == Findings((Offence(0, 1, 0, 9, 4, 1),), (1,), (), (1,))
-    pages[1] = 3
-    prepared.launch(host)
-    assert decode(host) is None
-
-
 def test_a_cpu_takes_the_torch_path_without_importing_triton():
     program = (
         "import sys, torch; sys.modules['triton'] = None\n"
         "from gemma4_kernels.page_guard.launch import *\n"
         "table = GuardedTable(torch.tensor([[1, 7]], dtype=torch.int32), 4)\n"
-        "found = decode(PageGuard(1, 'cpu').check([table], torch.tensor([2]), 1, contain=True))\n"
+        "found = PageGuard('cpu').check([table], torch.tensor([2]), 1, contain=True)\n"
         "print(found.offences[0].value)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=_environment())
@@ -581,28 +571,59 @@ def _environment() -> dict[str, str]:
 
 
 @pytest.mark.gpu
-def test_neither_a_check_nor_a_launch_nor_a_replay_synchronises():
+def test_neither_preparing_nor_launching_synchronises():
     given_, _, _ = arguments(clean(8, 64), "cuda")
     # The torch path is the CPU's and the reference; on a GPU it synchronises, and nothing promises otherwise.
-    guard = PageGuard(8, "cuda", "kernel")
-    host, captured = guard.host_buffer(), guard.host_buffer()
-    assert host.is_pinned()
+    guard = PageGuard("cuda", "kernel")
     prepared = guard.prepare(**given_)
-    graph = prepared.capture(captured)
-    guard.check(**given_)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        host.copy_(guard.result, non_blocking=True)
-        guard.check(**given_)
-        guard.prepare(**given_).launch(host)
-        prepared.launch(host)
-        graph.replay()
+        guard.prepare(**given_).launch()
+        prepared.launch()
+        prepared.read()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
 
 
 @pytest.mark.gpu
-def test_a_captured_check_follows_changing_arrays():
+def test_a_finding_arrives_in_pinned_memory_when_the_stream_gets_there():
+    """Behind a long wait on the stream nothing has arrived, so the launch did not wait; no copy follows it."""
+    pages = torch.tensor([[1, 2], [3, -5]], dtype=torch.int32, device="cuda")
+    prepared = PageGuard("cuda").prepare(one(pages), torch.tensor([2, 2], device="cuda"), 1, contain=True)
+    assert prepared.result.is_pinned()
+    prepared.launch()
+    torch.cuda.synchronize()
+    prepared.read()
+    pages[1, 1] = -5
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(500_000_000)
+        prepared.launch()
+        assert prepared.read() is None
+    stream.synchronize()
+    assert prepared.read() == Findings((Offence(0, 1, 1, -5, 4, 1),), (1,), (), (1,))
+    assert pages.tolist() == [[1, 2], [3, 0]]
+
+
+@pytest.mark.gpu
+def test_many_launches_in_a_row_and_clean_after_a_finding():
+    pages = torch.ones(64, 300, dtype=torch.int32, device="cuda")
+    prepared = PageGuard("cuda").prepare(one(pages), torch.full((64,), 300, device="cuda"), 1, contain=True)
+    for round_ in range(200):
+        row, column = round_ % 64, 7 * round_ % 300
+        pages[row, column] = bad = -1 - round_
+        assert launch_and_read(prepared) == Findings((Offence(0, row, column, bad, 4, 1),), (1,), (), (row,))
+        # It was contained: nothing is bad until the null page is taken away too.
+        pages[row, column] = 1
+        for _ in range(5):
+            prepared.launch()
+        assert launch_and_read(prepared) is None
+
+
+@pytest.mark.gpu
+def test_a_launch_in_a_captured_graph_reports_on_each_replay():
     rows, columns, page_size = 8, spec.BLOCK + 100, 16
     random = torch.Generator().manual_seed(0)
     static = [torch.ones(rows, columns, dtype=torch.int32, device="cuda") for _ in range(2)]
@@ -614,15 +635,10 @@ def test_a_captured_check_follows_changing_arrays():
         GuardedTable(static[1], 90, NullPage.ILLEGAL, window_keys=64),
         GuardedSlots(kv_indices, 9000, NullPage.ILLEGAL, indptr),
     ]
-    guard = PageGuard(rows, "cuda")
-    prepared = guard.prepare(arrays, lengths, page_size, contain=True, padding=Padding(seq_lens, 0))
-    host = prepared.host_buffer()
-    before = [tensor.clone() for tensor in (*static, kv_indices)]
-    static[0].fill_(-1)
-    graph = prepared.capture(host)
-    assert bool((static[0] == -1).all()), "the warm-up touched an array"
-    assert all(torch.equal(a, b) for a, b in zip(before[1:], (static[1], kv_indices), strict=True))
-    del prepared
+    prepared = PageGuard("cuda").prepare(arrays, lengths, page_size, contain=True, padding=Padding(seq_lens, 0))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        prepared.launch()
     found = []
     for round_ in range(30):
         spoil = (0, 0.0002, 0.5)[round_ % 3]
@@ -656,25 +672,11 @@ def test_a_captured_check_follows_changing_arrays():
         graph.replay()
         torch.cuda.synchronize()
         expected, after = slow(build)
-        assert decode(host) == expected
+        assert prepared.read() == expected
         assert [tensor.tolist() for tensor in (*static, kv_indices)] == after
         found.append(expected)
     assert None in found
     assert any(found)
-
-
-@pytest.mark.gpu
-def test_a_capture_needs_the_kernel_rows_and_pinned_memory():
-    pages, lengths = torch.ones(2, 3, dtype=torch.int32, device="cuda"), torch.ones(2, dtype=torch.int32, device="cuda")
-    guard = PageGuard(2, "cuda")
-    with pytest.raises(ValueError, match="cannot be captured"):
-        PageGuard(2, "cuda", "torch").prepare(one(pages), lengths, 1, contain=True).capture(guard.host_buffer())
-    with pytest.raises(ValueError, match="cannot be captured"):
-        guard.prepare(one(pages[:0]), lengths[:0], 1, contain=True).capture(guard.host_buffer())
-    with pytest.raises(ValueError, match="not pinned"):
-        guard.prepare(one(pages), lengths, 1, contain=True).launch(
-            torch.zeros_like(guard.host_buffer(), pin_memory=False)
-        )
 
 
 @pytest.mark.gpu
@@ -684,11 +686,11 @@ def test_rows_more_than_two_gibi_entries_apart():
     pages[2, 3] = -1
     memory[-1] = 77
     lengths, indptr = (torch.tensor(values, device="cuda") for values in ([4] * 3, [0, 4, 2**31, 2**31 + 2**20]))
-    guard = PageGuard(3, "cuda")
-    found = decode(guard.check([GuardedSlots(memory, 60, NullPage.ILLEGAL, indptr)], None, 1, contain=False).cpu())
+    guard = PageGuard("cuda")
+    found = guard.check([GuardedSlots(memory, 60, NullPage.ILLEGAL, indptr)], None, 1, contain=False)
     # Row 1 ends where row 2 of the table begins, and entry 3 of that is in row 2 of the slots.
     assert found == Findings((Offence(0, 2, 3, -1, 60, 1),), (2,), (), (2,))
-    found = decode(guard.check([GuardedTable(pages, 9)], lengths, 1, contain=True).cpu())
+    found = guard.check([GuardedTable(pages, 9)], lengths, 1, contain=True)
     assert found == Findings((Offence(0, 2, 3, -1, 9, 1),), (1,), (), (2,))
     assert bool((memory[: 2**30 + 8] == 1).all())
     assert pages.tolist() == [[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 0]]
@@ -701,7 +703,7 @@ def test_new_widths_bounds_and_alignments_do_not_compile_again():
     def binaries():
         return sum(len(cache[0]) for cache in page_guard_kernel.device_caches.values())
 
-    guard = PageGuard(8, "cuda")
+    guard = PageGuard("cuda")
 
     def check(rows, columns, offset, bound, step, page_size=64, window=-1):
         memory = torch.ones(rows * columns * step + offset, dtype=torch.int32, device="cuda")[offset:]
@@ -709,7 +711,6 @@ def test_new_widths_bounds_and_alignments_do_not_compile_again():
         lengths = torch.full((rows,), columns, dtype=torch.int32, device="cuda")
         arrays = [GuardedTable(pages, bound, window_keys=window)]
         guard.check(arrays, lengths, page_size, contain=True)
-        guard.prepare(arrays, lengths, page_size, contain=True).run()
 
     check(8, 64, 0, 1024, 1)
     before = binaries()

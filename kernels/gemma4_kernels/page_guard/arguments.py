@@ -36,16 +36,15 @@ def validate(
     page_size: int,
     padding: Padding | None,
     rows: int,
-    max_rows: int,
     device: torch.device,
 ) -> None:
-    """Raises ValueError for what `PageGuard.check` cannot check."""
+    """Raises ValueError for what a `PageGuard` cannot check."""
     if not 1 <= len(arrays) <= spec.MAX_ARRAYS:
         raise ValueError(f"{len(arrays)} arrays, expected 1..{spec.MAX_ARRAYS}")
     if not 1 <= page_size <= spec.MAX_BOUND:
         raise ValueError(f"page_size is {page_size}, expected 1..{spec.MAX_BOUND}")
-    if not 0 <= rows <= max_rows:
-        raise ValueError(f"{rows} rows, and this guard was made for 0..{max_rows}")
+    if not 0 <= rows <= spec.MAX_ROWS:
+        raise ValueError(f"{rows} rows, expected 0..{spec.MAX_ROWS}")
     for index, array in enumerate(arrays):
         _validate_array(index, array, rows, padding, device)
     if cache_seqlens is not None:

@@ -1,4 +1,4 @@
-"""What a check found, read from a host copy of its result."""
+"""What a check found, read from the words of its result."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def decode(host: torch.Tensor) -> Findings | None:
     """What a check found, or None. A clean result costs the read of one word, `host[spec.FOUND]`.
 
     Args:
-        host: int64, a host copy of a result, the copy completed. It may be longer than the result.
+        host: int64 words on the host, which the check has finished with. There may be more than the result's.
 
     Raises:
-        ValueError: it is not such a copy.
+        ValueError: they are no result.
     """
     if host.device.type != "cpu" or host.dtype != torch.int64 or host.dim() != 1 or host.shape[0] < spec.LANES:
         raise ValueError(
             f"a result is {list(host.shape)} {host.dtype} on {host.device}, expected one dimension of int64 on the "
-            f"host, of {spec.LANES} words or more: copy it there first"
+            f"host, of {spec.LANES} words or more"
         )
     found = host[spec.FOUND].item()
     if found == 0:

@@ -3,10 +3,11 @@
 There is no atomic and no ticket. A program keeps its first offence in registers and stores it into words that no other
 program writes, so column and value can never be torn, not even while `contain` overwrites the entry; the host takes the
 lowest column of a row's programs. Word FOUND and the shape words are stored by whoever found something, always with the
-same values. A program that found nothing writes nothing, so zero is the empty state and a memset resets the buffer.
+same values. A program that found nothing writes nothing, so zero is the empty state, and nothing is ever read back: the
+words can lie in pinned host memory, where a launch needs neither a memset before it nor a copy after it.
 Rejected: a first per row reduced by the last program to finish. It needs a ticket in device memory, and a ticket that a
-wild write has hit would silence the guard for good, in just the servers that it is for; a memset before each launch
-heals whatever was there. Rejected too: arguments in device memory, for the same reason.
+wild write has hit would silence the guard for good, in just the servers that it is for. Rejected too: arguments in
+device memory, for the same reason.
 """
 
 # The annotations are Triton's, which reads them as the types of the compiled kernel's parameters.

@@ -1,13 +1,17 @@
 """Guard the page tables and token slots of one metadata build, and read on the host what was found.
 
-guard = PageGuard(max_rows, device)
-host = guard.host_buffer()
+guard = PageGuard(device)
 arrays = [GuardedTable(page_table, pages), GuardedSlots(out_cache_loc.view(rows, -1), slots)]
 
-Now and then: guard.check(...), which validates and returns the result on the device.
-Every step:   prepared = guard.prepare(...) once; prepared.launch(host), or graph = prepared.capture(host) and
-              graph.replay(), leave the result in `host` without a synchronisation.
-After the step's own synchronisation point: decode(host), which reads one word if all is well.
+Now and then: guard.check(...), which waits and returns what was found.
+Every step:   prepared = guard.prepare(...) once; prepared.launch() leaves the result in pinned host memory, without a
+              synchronisation and without a copy. After the step's own synchronisation point: prepared.read(), which
+              reads one word if all is well.
+
+The kernel stores into host memory, over the bus, and only where it found something. It is given the host address: under
+unified addressing that is the device's too, on every device, for all that cudaHostAlloc returns; of cudaHostRegister,
+which torch's pinned allocator can be set to, torch itself verifies it.
+https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__UNIFIED.html
 """
 
 from __future__ import annotations
@@ -33,41 +37,28 @@ __all__ = [
     "Padding",
     "PageGuard",
     "PreparedCheck",
-    "decode",
 ]
 
 
 class PageGuard:
-    """Makes checks. Owns the result buffer of `check`, and of nothing else: each prepared check has its own.
-
-    So `check` is for one stream at a time, and checks that are in flight together are prepared ones.
+    """Makes checks of arrays on one device.
 
     Args:
-        max_rows: the most rows that a check may have, 1..65535.
         device: where the arrays are.
         path: "auto" takes the kernel on CUDA and torch elsewhere; "kernel" off CUDA needs TRITON_INTERPRET=1.
 
     Raises:
-        ValueError: max_rows out of range, an unknown path, or a path that this device cannot run.
+        ValueError: an unknown path, or one that this device cannot run.
     """
 
-    def __init__(
-        self, max_rows: int, device: torch.device | str, path: Literal["auto", "kernel", "torch"] = "auto"
-    ) -> None:
-        if not 1 <= max_rows <= spec.MAX_ROWS:
-            raise ValueError(f"max_rows is {max_rows}, expected 1..{spec.MAX_ROWS}")
+    def __init__(self, device: torch.device | str, path: Literal["auto", "kernel", "torch"] = "auto") -> None:
         if path not in ("auto", "kernel", "torch"):
             raise ValueError(f"path is {path!r}, expected 'auto', 'kernel' or 'torch'")
-        self.max_rows = max_rows
-        # int64, words as in spec.py, as many as the largest check leaves.
-        words = spec.result_words(spec.MAX_ARRAYS, max(max_rows, spec.MIN_LANES))
-        self.result = torch.zeros(words, dtype=torch.int64, device=device)
-        takes_kernel = path == "kernel" or (path == "auto" and self.result.is_cuda)
-        self._kernel = _load_kernel(self.result.is_cuda) if takes_kernel else None
-
-    def host_buffer(self) -> torch.Tensor:
-        """A host tensor that takes any result of this guard: pinned where the result is on CUDA."""
-        return _host_buffer(self.result)
+        # Of a tensor, because "cuda" has no index and the arrays' device has one.
+        self.device = torch.empty(0, device=device).device
+        self._cuda = self.device.type == "cuda"
+        takes_kernel = path == "kernel" or (path == "auto" and self._cuda)
+        self._kernel = _load_kernel(self._cuda) if takes_kernel else None
 
     def check(
         self,
@@ -78,29 +69,13 @@ class PageGuard:
         contain: bool,
         padding: Padding | None = None,
         rows: int | None = None,
-    ) -> torch.Tensor:
-        """Check every live entry now; leave counts, first offences and overflows in `result`, which is reset first.
-
-        One memset and one launch on the current stream, no synchronisation.
-
-        Args:
-            arrays: 1..4 tables and slots, of the same rows. An array that indexes two buffers takes the smaller bound.
-            cache_seqlens: [rows] int32 or int64, any stride: keys per row, below 1 for none. None if there is no table.
-            page_size: tokens per page.
-            contain: replace offences by 0, in place. Where a corrupt indptr makes rows overlap, an offence that two
-                rows share is reported by one of them at least, and another may have read the 0.
-            padding: which rows are padded; needed for NullPage.LEGAL_IN_PADDED_ROWS.
-            rows: needed if every array is ragged, there is no cache_seqlens, and indptr is longer than rows + 1.
-
-        Returns: the words of this check, a view of `result`, on the device. The next check overwrites it.
-
-        Raises:
-            ValueError: a shape, dtype, device, bound or page size that is not as above, or `contain` on arrays that
-                share memory, where one program would read what another has already replaced.
-        """
-        prepared = self._prepare(arrays, cache_seqlens, page_size, contain, padding, rows, self.result)
-        prepared.run()
-        return prepared.result
+    ) -> Findings | None:
+        """Prepare, launch on the current stream, wait for that, and read. Arguments and Raises: see `prepare`."""
+        prepared = self.prepare(arrays, cache_seqlens, page_size, contain=contain, padding=padding, rows=rows)
+        prepared.launch()
+        if self._cuda:
+            torch.cuda.current_stream(self.device).synchronize()
+        return prepared.read()
 
     def prepare(
         self,
@@ -112,131 +87,86 @@ class PageGuard:
         padding: Padding | None = None,
         rows: int | None = None,
     ) -> PreparedCheck:
-        """Validate and compile once what `check` would do; for buffers that stay where they are. See `check`."""
-        return self._prepare(arrays, cache_seqlens, page_size, contain, padding, rows, None)
+        """Validate, compile and bind a check of every live entry, for buffers that stay where they are.
 
-    def _prepare(
-        self,
-        arrays: Sequence[Guarded],
-        cache_seqlens: torch.Tensor | None,
-        page_size: int,
-        contain: bool,
-        padding: Padding | None,
-        rows: int | None,
-        result: torch.Tensor | None,
-    ) -> PreparedCheck:
+        No synchronisation, but a compilation the first time, and an allocation of pinned memory.
+
+        Args:
+            arrays: 1..4 tables and slots, of the same rows. An array that indexes two buffers takes the smaller bound.
+            cache_seqlens: [rows] int32 or int64, any stride: keys per row, below 1 for none. None if there is no table.
+            page_size: tokens per page.
+            contain: replace offences by 0, in place. Where a corrupt indptr makes rows overlap, an offence that two
+                rows share is reported by one of them at least, and another may have read the 0.
+            padding: which rows are padded; needed for NullPage.LEGAL_IN_PADDED_ROWS.
+            rows: needed if every array is ragged, there is no cache_seqlens, and indptr is longer than rows + 1.
+
+        Raises:
+            ValueError: a shape, dtype, device, bound or page size that is not as above, or `contain` on arrays that
+                share memory, where one program would read what another has already replaced.
+        """
         rows = rows_of(arrays, cache_seqlens) if rows is None else rows
-        validate(arrays, cache_seqlens, page_size, padding, rows, self.max_rows, self.result.device)
+        validate(arrays, cache_seqlens, page_size, padding, rows, self.device)
         if contain:
             refuse_shared_memory(arrays)
         splits = spec.splits_of(rows, max(array[0].shape[-1] for array in arrays))
         words = spec.result_words(len(arrays), rows * splits)
-        result = torch.zeros(words, dtype=torch.int64, device=self.result.device) if result is None else result[:words]
+        result = torch.zeros(words, dtype=torch.int64, pin_memory=self._cuda)
         if rows == 0:
-            return PreparedCheck(result, _nothing, None)
+            return PreparedCheck(result, _nothing)
         if self._kernel is None:
             parts = (tuple(arrays), rows, splits, cache_seqlens, page_size, contain, padding)
-            return PreparedCheck(result, functools.partial(reference.guard_arrays, result, *parts), None)
+            return PreparedCheck(result, functools.partial(reference.guard_arrays, result, *parts))
         grid = (rows, splits, len(arrays))
         arguments = _kernel_arguments(result, arrays, cache_seqlens, page_size, padding)
         constants = _kernel_constants(arrays, contain)
-        if not result.is_cuda:
-            return PreparedCheck(result, functools.partial(self._kernel[grid], *arguments, **constants), None)
-        # No columns, so the launch that warms up a capture touches no array.
-        touching_nothing = _kernel_arguments(result, arrays, cache_seqlens, page_size, padding, columns=0)
+        if not self._cuda:
+            return PreparedCheck(result, functools.partial(self._kernel[grid], *arguments, **constants))
         # Triton compiles for, and launches on, the current device, which need not be the arrays'.
-        with torch.cuda.device(result.device):
+        with torch.cuda.device(self.device):
             runner = self._kernel.warmup(*arguments, grid=grid, **constants)[grid]
-        launch, warm_up = (_bind(runner, given, constants, result.device) for given in (arguments, touching_nothing))
-        return PreparedCheck(result, launch, warm_up)
+        return PreparedCheck(result, _bind(runner, arguments, constants, self.device))
 
 
 class PreparedCheck:
-    """A check whose arguments are bound, with a result buffer of its own, so that several may be in flight.
+    """A check whose arguments are bound, and the host memory that its result arrives in.
 
     Made by `PageGuard.prepare`. It keeps the tensors that it was made of alive and goes by their addresses: change
-    their contents, never their storage. One stream at a time, and one host read per launch: the next launch overwrites.
+    their contents, never their storage. Keep it until the stream has got past its last launch, and as long as a CUDA
+    graph that holds one: its pinned memory goes back to torch with it. One launch in flight at a time; who launches
+    again before the last one is read takes another prepared check.
     """
 
-    def __init__(self, result: torch.Tensor, launch: Callable[[], Any], warm_up: Callable[[], Any] | None) -> None:
-        # int64, words as in spec.py; on the device.
+    def __init__(self, result: torch.Tensor, launch: Callable[[], Any]) -> None:
+        # int64, words as in spec.py, on the host; pinned if the arrays are on CUDA. All 0 before every launch.
         self.result = result
-        self._launch, self._warm_up = launch, warm_up
-        self._host: torch.Tensor | None = None
-        self._host_words = result
+        self._launch = launch
 
-    def host_buffer(self) -> torch.Tensor:
-        """A host tensor of the result's size: pinned where the result is on CUDA."""
-        return _host_buffer(self.result)
+    def launch(self) -> None:
+        """Check, on the current stream of the arrays' device: one kernel, no copy, no synchronisation (kernel path).
 
-    def run(self) -> None:
-        """Reset and check, on the current stream of the arrays' device, no synchronisation and no copy."""
-        self.result.zero_()
+        Can be captured into a CUDA graph; each replay is a launch then.
+        """
         self._launch()
 
-    def launch(self, host: torch.Tensor) -> None:
-        """Reset, check, and copy the result into `host`; three operations on the current stream, no synchronisation.
+    def read(self) -> Findings | None:
+        """What the last launch found, or None; the next launch starts clean. A clean result costs one word.
 
-        Args:
-            host: int64 words on the host, the result's or more, pinned if that is on CUDA: a `host_buffer()`. Read it
-                once the stream has got there.
-
-        Raises:
-            ValueError: a host that is not as above.
-        """
-        if host is not self._host:
-            self._take_host(host)
-        self.result.zero_()
-        self._launch()
-        self._host_words.copy_(self.result, non_blocking=True)
-
-    def capture(self, host: torch.Tensor) -> torch.cuda.CUDAGraph:
-        """The three operations of `launch` as a CUDA graph; `replay()` is then the whole cost of a step.
-
-        Synchronises, and launches the kernel once without touching an array. The graph keeps this check and `host`
-        alive.
+        Read once the stream has got past the launch: until then a finding may be missing or in parts. What had arrived
+        when a CUDA context died can still be read.
 
         Raises:
-            ValueError: not the kernel path on CUDA, or no rows; or a host that `launch` would not take.
+            ValueError: the words are no result: only a part arrived, or something else wrote there.
         """
-        if self._warm_up is None:
-            raise ValueError(
-                f"a check on {self.result.device} without rows or without the kernel cannot be captured: launch it"
-            )
-        self._take_host(host)
-        with torch.cuda.device(self.result.device):
-            self._warm_up()
-            graph = _CheckGraph()
-            graph.keeps = (self, host)
-            # Other threads of a server may allocate meanwhile.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self.launch(host)
-        return graph
-
-    def _take_host(self, host: torch.Tensor) -> None:
-        words = self.result.shape[0]
-        right = host.device.type == "cpu" and host.dtype == torch.int64 and host.dim() == 1 and host.is_contiguous()
-        if not right or host.shape[0] < words:
-            raise ValueError(
-                f"the host buffer is {list(host.shape)} {host.dtype} on {host.device}, "
-                f"expected [{words} or more] contiguous int64 on the host: take host_buffer()"
-            )
-        if self.result.is_cuda and not host.is_pinned():
-            raise ValueError("the host buffer is not pinned, so the copy would synchronise: take host_buffer()")
-        self._host, self._host_words = host, host[:words]
-
-
-class _CheckGraph(torch.cuda.CUDAGraph):
-    # What the graph holds raw addresses of.
-    keeps: tuple[PreparedCheck, torch.Tensor]
+        if self.result[spec.FOUND].item() == 0:
+            return None
+        try:
+            return decode(self.result)
+        finally:
+            self.result.zero_()
 
 
 def _nothing() -> None:
     """The launch of a check without rows."""
-
-
-def _host_buffer(result: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(result.shape, dtype=torch.int64, pin_memory=result.is_cuda)
 
 
 def _load_kernel(cuda: bool) -> Any:
@@ -275,17 +205,16 @@ def _kernel_arguments(
     cache_seqlens: torch.Tensor | None,
     page_size: int,
     padding: Padding | None,
-    columns: int | None = None,
 ) -> tuple[Any, ...]:
     """In the order of the kernel's parameters; `result` stands for a tensor that no program reads."""
     lengths = (cache_seqlens, cache_seqlens.stride(0)) if cache_seqlens is not None else (result, 0)
     rows = (padding.seq_lens, padding.seq_lens.stride(0), padding.fill) if padding is not None else (result, 0, 0)
     absent = (result, result, 0, 0, 0, 0, 1, 0, -1) * (spec.MAX_ARRAYS - len(arrays))
-    present = (argument for array in arrays for argument in _array_arguments(result, array, columns))
+    present = (argument for array in arrays for argument in _array_arguments(result, array))
     return (result, *lengths, *rows, page_size, *present, *absent)
 
 
-def _array_arguments(result: torch.Tensor, array: Guarded, columns: int | None) -> tuple[Any, ...]:
+def _array_arguments(result: torch.Tensor, array: Guarded) -> tuple[Any, ...]:
     entries = array[0]
     indptr, window_keys = (None, array.window_keys) if isinstance(array, GuardedTable) else (array.indptr, -1)
     return (
@@ -293,7 +222,7 @@ def _array_arguments(result: torch.Tensor, array: Guarded, columns: int | None) 
         *((indptr, indptr.stride(0)) if indptr is not None else (result, 0)),
         entries.stride(0) if entries.dim() == 2 else 0,
         entries.stride(-1),
-        entries.shape[-1] if columns is None else columns,
+        entries.shape[-1],
         array.bound,
         int(array.null_page),
         window_keys,

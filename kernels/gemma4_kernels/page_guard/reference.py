@@ -35,9 +35,9 @@ def guard_arrays(
     contain: bool,
     padding: Padding | None,
 ) -> None:
-    """Fill `result`, int64 words as in spec.py, zeroed by the caller; with `contain`, set offences to 0.
+    """Fill `result`, int64 words as in spec.py, on the host and 0 before; with `contain`, set offences to 0.
 
-    Takes what `PageGuard.check` has checked, with at least one row.
+    Takes what `PageGuard.prepare` has validated, with at least one row.
     """
     lanes = result[spec.LANES :].view(len(arrays), rows, splits, spec.LANE_WORDS)
     for index, array in enumerate(arrays):

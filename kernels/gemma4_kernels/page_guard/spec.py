@@ -23,8 +23,9 @@ MIN_LANES, MAX_SPLITS = 256, 32
 MAX_ROWS = 65535
 MAX_BOUND = 2**63 - 1
 
-# The result buffer, int64. A clean check leaves every word 0, so a memset resets it, whatever was written over it
-# before, and word FOUND alone says whether there is anything to read.
+# The result, int64 words in host memory that the device can address. They are only ever stored to, and only by a
+# program that found something: a clean check leaves every word 0, so word FOUND alone says whether there is anything to
+# read, and only after a finding does the host zero them again.
 #   word FOUND                       0: clean. 1: an offence or an overflow, and the words below describe it
 #   word ARRAYS, ROWS, SPLITS        the shape of the launch
 #   word ARRAY + 2 * a + COLUMNS     what array a has: columns of a table, slots of a ragged array

@@ -12,13 +12,19 @@ Ids of another pool than their buffer's are found without the device, whatever t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
-from gemma4_kernels.page_guard.launch import GuardedSlots, GuardedTable, NullPage, Padding, PageGuard, decode
+from gemma4_kernels.page_guard.launch import (
+    Findings,
+    GuardedSlots,
+    GuardedTable,
+    NullPage,
+    Padding,
+    PageGuard,
+    PreparedCheck,
+)
 from gemma4_runtime.indices.build import Build, IndexArray
 from gemma4_runtime.indices.report import report_findings, report_wrong_space
 from gemma4_runtime.session import Session
@@ -31,21 +37,38 @@ _STEPS_IN_FLIGHT = 2
 
 
 class Checker:
-    """A prepared check of one build, launched once for an eager build and once per replay for a graph's static arrays.
+    """The checks of one build, launched once for an eager build and once per replay for a graph's static arrays.
 
-    Results travel in pinned buffers, one for each step in flight.
+    One prepared check for each step in flight, because its result lies in memory of its own until it is read.
     """
 
     def __init__(self, build: Build) -> None:
         self.build = build
         self.wrong_uses = build.wrong_uses()
-        arrays = [array for array in build.arrays if build.bound_of(array.name) > 0]
-        self.names = tuple(array.name for array in arrays)
+        self._arrays = [array for array in build.arrays if build.bound_of(array.name) > 0]
+        self.names = tuple(array.name for array in self._arrays)
         self._slots: list[_Slot] = []
-        if not arrays:
-            return
-        self._prepared = PageGuard(build.rows, build.request_slots.device).prepare(
-            [_guarded(build, array) for array in arrays],
+
+    def launch(self) -> _Slot | None:
+        """Launch a check on the current stream; no synchronisation. None: no array of the build is followed."""
+        if not self.names:
+            return None
+        slot = next((slot for slot in self._slots if not slot.busy), None)
+        if slot is None:
+            slot = self._new_slot()
+            self._slots.append(slot)
+        slot.launch()
+        return slot
+
+    def warm_up(self) -> None:
+        """Compile, and prepare a check for each step in flight, so that no replay waits for that."""
+        if self.names:
+            self._slots = [self._new_slot() for _ in range(_STEPS_IN_FLIGHT)]
+
+    def _new_slot(self) -> _Slot:
+        build = self.build
+        prepared = PageGuard(build.request_slots.device).prepare(
+            [_guarded(build, array) for array in self._arrays],
             build.cache_seqlens,
             build.page_size,
             contain=Session.guard().mode.at(build.in_graph) is Mode.CONTAIN,
@@ -53,58 +76,36 @@ class Checker:
             # out; their pages are the null page by design.
             padding=Padding(build.request_slots, 0),
         )
-
-    def launch(self) -> _Slot | None:
-        """Launch the check on the current stream; no synchronisation. None: no array of the build is followed."""
-        if not self.names:
-            return None
-        slot = next((slot for slot in self._slots if not slot.busy), None)
-        if slot is None:
-            slot = self._new_slot(captured=False)
-            self._slots.append(slot)
-        slot.run()
-        if slot.done is not None:
-            slot.done.record()
-        slot.busy = True
-        return slot
-
-    def warm_up(self) -> None:
-        """Before a graph is captured: compile, and make reset, check and copy one launch for each step in flight.
-
-        Later would be too late, because making such a launch synchronises.
-        """
-        if self.names:
-            self._slots = [self._new_slot(captured=True) for _ in range(_STEPS_IN_FLIGHT)]
-
-    def _new_slot(self, captured: bool) -> _Slot:
-        host = self._prepared.host_buffer()
-        if not host.is_pinned():
-            return _Slot(host, partial(self._prepared.launch, host), None)
-        run = self._prepared.capture(host).replay if captured else partial(self._prepared.launch, host)
-        return _Slot(host, run, torch.cuda.Event())
+        return _Slot(prepared, torch.cuda.Event() if build.request_slots.is_cuda else None)
 
 
 class _Slot:
-    """One result in flight: its buffer, what launches the check into it, the event after it, whether it is unread."""
+    """One result in flight: the check that it is of, the event after the launch, whether it is unread."""
 
-    def __init__(self, host: torch.Tensor, run: Callable[[], Any], done: torch.cuda.Event | None) -> None:
-        self.host, self.run, self.done, self.busy = host, run, done, False
+    def __init__(self, prepared: PreparedCheck, done: torch.cuda.Event | None) -> None:
+        self._prepared, self._done, self.busy = prepared, done, False
 
-    def read(self) -> Any:
+    def launch(self) -> None:
+        self._prepared.launch()
+        if self._done is not None:
+            self._done.record()
+        self.busy = True
+
+    def read(self) -> Findings | None:
         """The findings, or None. Waits for the check; at the step's own synchronisation it is long done."""
         self.busy = False
-        if self.done is not None:
+        if self._done is not None:
             try:
-                self.done.synchronize()
+                self._done.synchronize()
             except RuntimeError:
                 # The context died in this step. What reached the host before that is here to read.
                 logger.warning("gemma4-triage: CUDA failed before a page check was read; reading what arrived")
-                return self._decode_what_arrived()
-        return decode(self.host)
+                return self._read_what_arrived()
+        return self._prepared.read()
 
-    def _decode_what_arrived(self) -> Any:
+    def _read_what_arrived(self) -> Findings | None:
         try:
-            return decode(self.host)
+            return self._prepared.read()
         except ValueError:
             logger.warning("gemma4-triage: only a part of the result arrived")
             return None

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from gemma4_kernels.page_guard.launch import GuardedTable, PageGuard, decode
+from gemma4_kernels.page_guard.launch import GuardedTable, PageGuard
 from gemma4_runtime.errors import VerificationFailed
 from gemma4_runtime.indices.owner import remember_owner
 from gemma4_runtime.indices.trtllm import trtllm_build, use_of
@@ -57,11 +57,11 @@ def self_test() -> None:
     Raises:
         VerificationFailed: the check no longer tells them apart.
     """
-    lens, guard = torch.tensor([33]), PageGuard(1, "cpu")
+    lens, guard = torch.tensor([33]), PageGuard("cpu")
     found = []
     for page in (3, 4):
         table = GuardedTable(torch.tensor([[1, 2, page, 99]], dtype=torch.int32), 4)
-        found.append(decode(guard.check([table], lens, 16, contain=False)))
+        found.append(guard.check([table], lens, 16, contain=False))
     clean, planted = found
     if clean is not None or planted is None or planted.offences[0].value != 4:
         raise VerificationFailed(f"{RULE}: self test: clean table gave {clean}, planted page gave {planted}")
