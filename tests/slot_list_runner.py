@@ -132,3 +132,18 @@ def extend(backend, prefix, new):
 
 def found_in(dumps):
     return [read_dump(entry.path).manifest for entry in DumpStore(dumps).list()]
+
+
+def capture_batch(backend, captured):
+    """Build for a capture; the batch's list of new slots is the static one from then on."""
+    vars(backend).setdefault("kept_static", {})[captured.batch_size] = captured.out_cache_loc
+    backend.init_forward_metadata_out_graph(captured, in_capture=True)
+
+
+def replay_batch(backend, live):
+    """Build for a replay, after the static list is filled from the batch's, as SGLang's graph runner does."""
+    static = backend.kept_static[live.batch_size]
+    static.zero_()
+    if live.out_cache_loc is not None:
+        static[: live.out_cache_loc.shape[0]].copy_(live.out_cache_loc)
+    backend.init_forward_metadata_out_graph(live)

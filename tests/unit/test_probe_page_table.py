@@ -14,7 +14,7 @@ from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.fixes.swa_state_swap import lock_step
-from gemma4_runtime.indices import owner
+from gemma4_runtime.indices import owner, watch
 from gemma4_runtime.probes import page_table
 
 PAGE = 16
@@ -400,8 +400,9 @@ class TestContain:
 class TestGraphs:
     """The host side of CUDA graphs: tables are static buffers, capture dispatches layers, replay dispatches none."""
 
-    def capture(self, backend, size, monkeypatch, mode=ForwardMode.DECODE, tokens=1):
+    def capture(self, backend, size, monkeypatch, mode=ForwardMode.DECODE, tokens=1, new_slots=None):
         captured = batch([1] * size, mode, rows=[0] * size, tokens=tokens)
+        captured.out_cache_loc = new_slots
         backend.init_forward_metadata_out_graph(captured, in_capture=True)
         monkeypatch.setattr(cuda_graph_runner, "is_capture_mode", True)
         for layer_id in (SLIDING, FULL):
@@ -436,13 +437,31 @@ class TestGraphs:
         attach("trap", "page-table", *STAND_INS)
         fill(backend, swa_allocator, [60])
         backend.init_cuda_graph_state(1, 4)
-        self.capture(backend, 1, monkeypatch)
+        static = torch.zeros(1, dtype=torch.int64)
+        self.capture(backend, 1, monkeypatch, new_slots=static)
         live = batch([60])
-        live.out_cache_loc = torch.tensor([161 * PAGE])
-        # SGLang's own translation of such a slot would index beyond the map.
-        backend.use_sliding_window_kv_pool = False
+        # A replay's batch brings the list that SGLang has filled the static one from; the graph reads the static one.
+        live.out_cache_loc = backend.req_to_token[1, 59:60].long()
+        static.copy_(live.out_cache_loc)
+        backend.init_forward_metadata_out_graph(live)
+        static[0] = 161 * PAGE
         with pytest.raises(TrappedViolation, match="slot 2576 of 2576 in out_cache_loc"):
             backend.init_forward_metadata_out_graph(live)
+
+    def test_a_replay_prepares_nothing_anew(self, attach, backend, swa_allocator, monkeypatch):
+        attach("log", "page-table", *STAND_INS)
+        fill(backend, swa_allocator, [60])
+        backend.init_cuda_graph_state(1, 4)
+        self.capture(backend, 1, monkeypatch, new_slots=torch.zeros(1, dtype=torch.int64))
+        rows = torch.tensor([1])
+        live = batch([60])
+        live.req_pool_indices = rows
+        backend.init_forward_metadata_out_graph(live)
+        monkeypatch.setattr(watch, "Checker", None)
+        # Each step brings a new list; the one that the graph reads is the capture's.
+        live = batch([60])
+        live.req_pool_indices, live.out_cache_loc = rows, backend.req_to_token[1, 59:60].long()
+        backend.init_forward_metadata_out_graph(live)
 
     def test_untranslated_tables_are_seen_at_capture_and_stop_the_first_live_build(
         self, attach, backend, swa_allocator, monkeypatch

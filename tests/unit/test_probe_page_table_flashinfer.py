@@ -25,9 +25,11 @@ from slot_list_runner import (
     Runner,
     attention,
     batch,
+    capture_batch,
     extend,
     fill,
     found_in,
+    replay_batch,
     rows_of,
     slots_of,
     use_up_full_pages,
@@ -150,7 +152,7 @@ class TestEager:
         fill(backend, [100])
         forward_batch = batch([100], locations=slots_of(backend, 1, 99))
         backend.init_forward_metadata(forward_batch)
-        build = flashinfer_build(backend, forward_batch, "here", in_graph=False)
+        build = flashinfer_build(backend, forward_batch, "here", False, forward_batch.out_cache_loc)
         assert uses_of(build) == DECODE_USES
         assert build.array("window_kv_indices").indptr.tolist() == [0, WINDOW + 1]
         assert build.page_size == PAGE
@@ -240,7 +242,7 @@ class TestGraphs:
             captured = make_batch([1] * size, locations=torch.zeros(size * per_row, dtype=torch.int64))
             captured.req_pool_indices = torch.zeros(size, dtype=torch.int64)
             captured.positions = torch.zeros(size * per_row, dtype=torch.int64)
-            backend.init_forward_metadata_out_graph(captured, in_capture=True)
+            capture_batch(backend, captured)
 
     def test_replay_checks_the_buckets_own_buffers(self, attach, make, mapping):
         dumps = attach("trap", *ATTACHED)
@@ -249,11 +251,11 @@ class TestGraphs:
         self.capture(backend, batch)
         new = torch.cat([slots_of(backend, 1, 59), slots_of(backend, 2, 99), torch.zeros(2, dtype=torch.int64)])
         padded = batch([60, 100, 1, 1], rows=[1, 2, 0, 0], locations=new)
-        backend.init_forward_metadata_out_graph(padded)
+        replay_batch(backend, padded)
         assert found_in(dumps) == []
         mapping[slots_of(backend, 2, 95)] = SWA_SLOTS
         with pytest.raises(TrappedViolation, match=r"slot 1040 of 1040 in window_kv_indices\[1, 27\]") as got:
-            backend.init_forward_metadata_out_graph(padded)
+            replay_batch(backend, padded)
         found = read_dump(got.value.dump).manifest
         assert (found.graph.captured, found.graph.bucket, found.forward_mode) == (True, 4, "DECODE")
 
@@ -263,9 +265,9 @@ class TestGraphs:
         fill(backend, [60])
         self.capture(backend, verify, per_row=4)
         replayed = verify([56], slots_of(backend, 1, *range(56, 60)))
-        backend.init_forward_metadata_out_graph(replayed)
+        replay_batch(backend, replayed)
         assert found_in(dumps) == []
         rows_of(backend)[1, 58] = FULL_SLOTS
         with pytest.raises(TrappedViolation, match=r"slot 2576 of 2576 in kv_indices\[0, 58\]") as got:
-            backend.init_forward_metadata_out_graph(replayed)
+            replay_batch(backend, replayed)
         assert read_dump(got.value.dump).manifest.forward_mode == "TARGET_VERIFY"

@@ -23,9 +23,11 @@ from slot_list_runner import (
     Runner,
     attention,
     batch,
+    capture_batch,
     extend,
     fill,
     found_in,
+    replay_batch,
     slots_of,
     use_up_full_pages,
     uses_of,
@@ -80,7 +82,7 @@ class TestEager:
         fill(backend, [100])
         forward_batch = batch([100], locations=slots_of(backend, 1, 99))
         backend.init_forward_metadata(forward_batch)
-        build = triton_build(backend, forward_batch, "here", in_graph=False)
+        build = triton_build(backend, forward_batch, "here", False, forward_batch.out_cache_loc)
         assert uses_of(build) == DECODE_USES
         assert build.array("window_kv_indices").values.shape == (WINDOW,)
         assert build.page_size == PAGE
@@ -318,7 +320,7 @@ class TestGraphs:
         for size in (4, 1):
             tokens = size * (4 if mode.is_target_verify() else 1)
             captured = batch([1] * size, mode, rows=[0] * size, locations=torch.zeros(tokens, dtype=torch.int64))
-            backend.init_forward_metadata_out_graph(captured, in_capture=True)
+            capture_batch(backend, captured)
 
     @pytest.mark.parametrize("mode", [ForwardMode.DECODE, ForwardMode.TARGET_VERIFY])
     def test_replay_checks_the_static_lists(self, attach, make, mapping, mode):
@@ -332,18 +334,18 @@ class TestGraphs:
         new[: 2 * per_row] = slots_of(backend, 1, *range(60 - 2 * per_row, 60))
         # Two live requests, two rows of padding; the last capture was of one row.
         padded = batch([56, 96, 1, 1], mode, rows=[1, 2, 0, 0], locations=new)
-        backend.init_forward_metadata_out_graph(padded)
+        replay_batch(backend, padded)
         assert backend.forward_metadata.kv_indptr.shape == (2,)
         assert found_in(dumps) == []
         mapping[slots_of(backend, 2, 95)] = SWA_SLOTS
         with pytest.raises(TrappedViolation, match=r"slot 1040 of 1040 in window_kv_indices\[1, 30\]") as got:
-            backend.init_forward_metadata_out_graph(padded)
+            replay_batch(backend, padded)
         found = read_dump(got.value.dump).manifest
         assert (found.graph.captured, found.graph.bucket, found.forward_mode) == (True, 4, mode.name)
         mapping[slots_of(backend, 2, 95)] = 32
         backend.req_to_token[2, 7] = FULL_SLOTS
         with pytest.raises(TrappedViolation, match=r"slot 2576 of 2576 in kv_indices\[1, 7\]"):
-            backend.init_forward_metadata_out_graph(padded)
+            replay_batch(backend, padded)
 
     def test_writes_in_a_graph(self, attach, make, mapping):
         attach("trap", *ATTACHED)
@@ -354,7 +356,7 @@ class TestGraphs:
         # A slot that the lists of keys do not hold: 59 of request 1, read up to 50.
         mapping[slots_of(backend, 1, 59)] = SWA_SLOTS
         with pytest.raises(TrappedViolation, match=r"slot 1040 of 1040 in swa_out_cache_loc\[0, 0\]"):
-            backend.init_forward_metadata_out_graph(batch([50], locations=slots_of(backend, 1, 59)))
+            replay_batch(backend, batch([50], locations=slots_of(backend, 1, 59)))
 
     def test_contain_neutralises_in_the_graphs_buffer(self, attach, make):
         attach("contain", *ATTACHED)
@@ -364,7 +366,7 @@ class TestGraphs:
         self.capture(backend)
         backend.req_to_token[1, 7] = FULL_SLOTS
         with pytest.raises(TrappedViolation, match="outside a scheduler step"):
-            backend.init_forward_metadata_out_graph(batch([60]))
+            replay_batch(backend, batch([60]))
         assert backend.cuda_graph_kv_indices[6:9].tolist() == [
             int(backend.req_to_token[1, 6]),
             0,
@@ -386,11 +388,11 @@ def test_a_drafts_rows_are_its_requests_candidates(attach, make):
     fill(backend, [33])
     forward_batch = batch([33, 33], rows=[1, 1])
     backend.init_forward_metadata(forward_batch)
-    assert triton_build(backend, forward_batch, "here", in_graph=False).rows_per_request == 2
+    assert triton_build(backend, forward_batch, "here", False, forward_batch.out_cache_loc).rows_per_request == 2
     target = make(topk=2)
     fill(target, [33])
     target.init_forward_metadata(batch([33]))
-    assert triton_build(target, batch([33]), "here", in_graph=False).rows_per_request == 1
+    assert triton_build(target, batch([33]), "here", False, None).rows_per_request == 1
 
 
 def test_a_constructed_backend_knows_its_owner(attach, make):

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from gemma4_runtime.indices.build import Build, IndexArray, Use
 from gemma4_runtime.indices.owner import window_is_strict
 from gemma4_runtime.indices.slot_lists import FULL_LIST, WINDOW_LIST, NewSlots, extends, slot_list_build
@@ -29,7 +31,9 @@ def is_covered(backend: Any, forward_batch: Any) -> bool:
     return backend.dispatch_reason != WrapperDispatch.CROSS_ATTENTION and not from_batch
 
 
-def flashinfer_build(backend: Any, forward_batch: Any, site: str, in_graph: bool) -> Build:
+def flashinfer_build(
+    backend: Any, forward_batch: Any, site: str, in_graph: bool, new_slots: torch.Tensor | None
+) -> Build:
     """The build that the kernels will see: `forward_metadata`'s wrappers', or in a graph those of its bucket.
 
     The decode and prefill updaters translate the first wrapper's list by the allocator that they hold.
@@ -45,6 +49,7 @@ def flashinfer_build(backend: Any, forward_batch: Any, site: str, in_graph: bool
         may_be_null = space == "swa" and not window_is_strict(backend)
         lists.append(_list(WINDOW_LIST, wrappers[0], space, may_be_null))
     new = NewSlots(
+        full=new_slots,
         swa=_swa_locations(backend, in_graph),
         swa_origin=_SWA_ORIGIN,
         per_row=forward_batch.spec_info.draft_token_num if mode.is_target_verify() else 1,

@@ -15,10 +15,12 @@ FULL_LIST, WINDOW_LIST = "kv_indices", "window_kv_indices"
 
 
 class NewSlots(NamedTuple):
-    """Where new keys go. swa: as SWA ids, [tokens or more] or None, held by `swa_origin`. per_row: tokens of each row.
-    query_indptr: [rows + 1], where rows begin and end in an extend, else None.
+    """Where new keys go, in the lists that the kernels will read. full, swa: as ids of these pools, [tokens or more] or
+    None; `swa_origin` holds the latter. per_row: tokens of each row. query_indptr: [rows + 1], where rows begin and end
+    in an extend, else None.
     """
 
+    full: torch.Tensor | None
     swa: torch.Tensor | None
     swa_origin: str
     per_row: int
@@ -36,7 +38,7 @@ def slot_list_build(
     in_graph: bool,
 ) -> Build:
     """lists: with an indptr of [rows + 1] each, the full list first. Layers of a missing list are left out."""
-    mode, pool, locations = forward_batch.forward_mode, backend.token_to_kv_pool, forward_batch.out_cache_loc
+    mode, pool, locations = forward_batch.forward_mode, backend.token_to_kv_pool, new.full
     indptr = lists[0].indptr
     assert indptr is not None
     rows, names = indptr.shape[0] - 1, tuple(array.name for array in lists)

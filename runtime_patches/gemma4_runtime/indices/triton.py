@@ -32,7 +32,7 @@ def has_lists_of_its_own(forward_batch: Any, in_capture: bool = False) -> bool:
     return not in_capture and spec_info.kv_indptr is None
 
 
-def triton_build(backend: Any, forward_batch: Any, site: str, in_graph: bool) -> Build:
+def triton_build(backend: Any, forward_batch: Any, site: str, in_graph: bool, new_slots: torch.Tensor | None) -> Build:
     """The build that the kernels will see: `forward_metadata`'s, or at replay, where that is a capture's, the buffers'.
 
     The pool in force translates the window's list if it can, as `update_sliding_window_buffer` does.
@@ -54,6 +54,7 @@ def triton_build(backend: Any, forward_batch: Any, site: str, in_graph: bool) ->
     if extends(mode):
         query_indptr = backend.qo_indptr[: rows + 1] if in_graph else metadata.qo_indptr
     new = NewSlots(
+        full=new_slots,
         swa=_swa_locations(backend, in_graph),
         swa_origin=f"{origin}{SWA_LOCATIONS}",
         per_row=1 if mode.is_decode_or_idle() else backend.num_draft_tokens or 1,

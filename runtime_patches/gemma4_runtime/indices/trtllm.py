@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from gemma4_runtime.indices.build import Build, IndexArray, Use
 from gemma4_runtime.indices.owner import role_of, window_is_strict, writes_kv
 from gemma4_runtime.indices.uses import location_arrays, read_use, read_uses, write_uses
@@ -12,8 +14,11 @@ BACKEND = "trtllm_mha"
 _ATTRIBUTE = "TRTLLMHAAttnBackend.forward_metadata"
 
 
-def trtllm_build(backend: Any, forward_batch: Any, site: str, in_graph: bool) -> Build:
-    """The build that `backend.forward_metadata` holds. The pool in force is the one that the kernels will see."""
+def trtllm_build(backend: Any, forward_batch: Any, site: str, in_graph: bool, new_slots: torch.Tensor | None) -> Build:
+    """The build that `backend.forward_metadata` holds. The pool in force is the one that the kernels will see.
+
+    new_slots: the list that the kernels will read, [tokens or more] full-pool slots.
+    """
     metadata, mode = backend.forward_metadata, forward_batch.forward_mode
     rows = metadata.page_table.shape[0]
     tables = [IndexArray("page_table", metadata.page_table, "full", f"{_ATTRIBUTE}.page_table")]
@@ -21,11 +26,11 @@ def trtllm_build(backend: Any, forward_batch: Any, site: str, in_graph: bool) ->
         origin = f"{_ATTRIBUTE}.swa_page_table"
         tables.append(IndexArray("swa_page_table", metadata.swa_page_table, "swa", origin))
     uses = read_uses(backend, use_of, variant=metadata.swa_page_table is not None, holds=(backend._swa_kv_pool,))
-    if writes_kv(backend) and forward_batch.out_cache_loc is not None:
+    if writes_kv(backend) and new_slots is not None:
         swa_slots = backend.cuda_graph_swa_out_cache_loc if in_graph else metadata.swa_out_cache_loc
         ragged = not (mode.is_decode_or_idle() or mode.is_target_verify())
         locations = location_arrays(
-            forward_batch.out_cache_loc,
+            new_slots,
             swa_slots,
             f"{_ATTRIBUTE}.swa_out_cache_loc",
             rows,

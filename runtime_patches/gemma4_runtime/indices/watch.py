@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from gemma4_runtime.indices.build import Build, Use
 from gemma4_runtime.indices.check import Checker, check_build
 from gemma4_runtime.session import Session
@@ -13,9 +15,14 @@ from gemma4_runtime.settings import Mode
 
 _BUILD = "_gemma4_build"
 _CHECKERS = "_gemma4_checkers"
+_NEW_SLOTS = "_gemma4_static_new_slots"
 
 
-def watch_eager(backend: Any, forward_batch: Any, gather: Callable[[], Build], covered: bool = True) -> None:
+Gather = Callable[[torch.Tensor | None], Build]
+"""From the list of new slots that the kernels will read, [tokens or more], to the build."""
+
+
+def watch_eager(backend: Any, forward_batch: Any, gather: Gather, covered: bool = True) -> None:
     """Check the eager build that `gather` returns, now. covered: false for what is not checked, at dispatch either."""
     if not covered:
         setattr(backend, _BUILD, None)
@@ -23,7 +30,7 @@ def watch_eager(backend: Any, forward_batch: Any, gather: Callable[[], Build], c
     if Session.guard().mode is Mode.CONTAIN and forward_batch.out_cache_loc is not None:
         # What is neutralised for the kernels must not reach the allocator, which frees rejected slots from this list.
         forward_batch.out_cache_loc = forward_batch.out_cache_loc.clone()
-    build = gather()
+    build = gather(forward_batch.out_cache_loc)
     setattr(backend, _BUILD, build)
     if build.rows:
         check_build(Checker(build))
@@ -32,12 +39,15 @@ def watch_eager(backend: Any, forward_batch: Any, gather: Callable[[], Build], c
 def watch_graph(
     backend: Any,
     forward_batch: Any,
-    gather: Callable[[], Build],
+    gather: Gather,
     in_capture: bool,
     holds: tuple[Any, ...],
     covered: bool = True,
 ) -> None:
     """Check a graph's static arrays, which hold this step's ids while the graph waits. One checker per bucket.
+
+    The batch of a capture brings the static list of new slots, which the graph will read; a replay's brings the list
+    that it was filled from.
 
     holds: what a checker goes by, by identity or, for addresses, by value: another pool or other storage needs a new
     one, from what `gather` returns. covered: as for `watch_eager`.
@@ -47,15 +57,13 @@ def watch_graph(
         return
     kept: dict[Any, tuple[tuple[Any, ...], Checker]] = vars(backend).setdefault(_CHECKERS, {})
     key = (forward_batch.batch_size, forward_batch.forward_mode)
-    locations = forward_batch.out_cache_loc
-    holds = (
-        backend.token_to_kv_pool,
-        None if locations is None else locations.data_ptr(),
-        forward_batch.req_pool_indices.data_ptr(),
-        *holds,
-    )
+    static: dict[Any, torch.Tensor | None] = vars(backend).setdefault(_NEW_SLOTS, {})
+    if in_capture:
+        static[key] = forward_batch.out_cache_loc
+        kept.pop(key, None)
+    holds = (backend.token_to_kv_pool, forward_batch.req_pool_indices.data_ptr(), *holds)
     if key not in kept or any(old is not new and old != new for old, new in zip(kept[key][0], holds, strict=True)):
-        kept[key] = (holds, Checker(gather()))
+        kept[key] = (holds, Checker(gather(static.get(key))))
     checker = kept[key][1]
     setattr(backend, _BUILD, checker.build)
     if in_capture:

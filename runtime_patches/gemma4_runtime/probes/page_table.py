@@ -37,7 +37,7 @@ def after_init(result: Any, backend: Any, model_runner: Any, *args: Any, **kwarg
 def after_metadata(result: Any, backend: Any, forward_batch: Any) -> None:
     """After `TRTLLMHAAttnBackend.init_forward_metadata`."""
     site = "TRTLLMHAAttnBackend.init_forward_metadata"
-    watch_eager(backend, forward_batch, partial(trtllm_build, backend, forward_batch, site, in_graph=False))
+    watch_eager(backend, forward_batch, partial(trtllm_build, backend, forward_batch, site, False))
 
 
 def after_graph_metadata(result: Any, backend: Any, forward_batch: Any, in_capture: bool = False) -> None:
