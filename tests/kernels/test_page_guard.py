@@ -608,6 +608,22 @@ def test_a_finding_arrives_in_pinned_memory_when_the_stream_gets_there():
 
 
 @pytest.mark.gpu
+def test_what_was_found_can_be_read_after_the_context_died():
+    program = (
+        "import torch\n"
+        "from gemma4_kernels.page_guard.launch import *\n"
+        "table = GuardedTable(torch.tensor([[1, 7]], dtype=torch.int32, device='cuda'), 4)\n"
+        "prepared = PageGuard('cuda').prepare([table], torch.tensor([2], device='cuda'), 1, contain=False)\n"
+        "prepared.launch()\n"
+        "torch.zeros(3, device='cuda')[torch.tensor([9], device='cuda')]\n"
+        "try: torch.cuda.synchronize()\n"
+        "except RuntimeError: print('died', prepared.read().offences[0].value, flush=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=_environment())
+    assert done.stdout.strip() == "died 7", done.stderr
+
+
+@pytest.mark.gpu
 def test_many_launches_in_a_row_and_clean_after_a_finding():
     pages = torch.ones(64, 300, dtype=torch.int32, device="cuda")
     prepared = PageGuard("cuda").prepare(one(pages), torch.full((64,), 300, device="cuda"), 1, contain=True)
@@ -615,7 +631,7 @@ def test_many_launches_in_a_row_and_clean_after_a_finding():
         row, column = round_ % 64, 7 * round_ % 300
         pages[row, column] = bad = -1 - round_
         assert launch_and_read(prepared) == Findings((Offence(0, row, column, bad, 4, 1),), (1,), (), (row,))
-        # It was contained: nothing is bad until the null page is taken away too.
+        # Contained it is page 0, which is illegal here too.
         pages[row, column] = 1
         for _ in range(5):
             prepared.launch()
@@ -636,6 +652,7 @@ def test_a_launch_in_a_captured_graph_reports_on_each_replay():
         GuardedSlots(kv_indices, 9000, NullPage.ILLEGAL, indptr),
     ]
     prepared = PageGuard("cuda").prepare(arrays, lengths, page_size, contain=True, padding=Padding(seq_lens, 0))
+    assert launch_and_read(prepared) is None
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         prepared.launch()

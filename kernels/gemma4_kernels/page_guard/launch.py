@@ -144,7 +144,7 @@ class PreparedCheck:
     def launch(self) -> None:
         """Check, on the current stream of the arrays' device: one kernel, no copy, no synchronisation (kernel path).
 
-        Can be captured into a CUDA graph; each replay is a launch then.
+        After one launch, which loads the kernel, it can be captured into a CUDA graph: each replay is a launch.
         """
         self._launch()
 
