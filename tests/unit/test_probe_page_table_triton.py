@@ -12,6 +12,7 @@ from gemma4_dumps.reader import read_dump
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.indices import owner
 from gemma4_runtime.indices.triton import triton_build
+from gemma4_runtime.probes import page_table_triton
 from slot_list_runner import (
     DECODE_USES,
     FULL,
@@ -167,9 +168,11 @@ class TestEager:
         attach("trap", *ATTACHED)
         backend = make()
         fill(backend, [33, 40])
+        backend.init_forward_metadata(batch([33, 40]))
+        # Afterwards: SGLang's own kernel would write to where it points.
         backend.kv_indptr[0] = 5000
         with pytest.raises(TrappedViolation, match="kv_indices") as got:
-            backend.init_forward_metadata(batch([33, 40]))
+            page_table_triton.after_metadata(None, backend, batch([33, 40]))
         assert read_dump(got.value.dump).manifest.verdict == "table_too_narrow"
 
     def test_a_step_of_a_multi_step_draft_is_left_alone(self, attach, make):
