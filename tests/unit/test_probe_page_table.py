@@ -370,6 +370,18 @@ class TestContain:
         assert (dump.manifest.mode, dump.manifest.action) == ("contain", "contained")
         assert dump.tensor("swa_page_table")[1, 4] != 0
 
+    def test_the_dump_says_what_the_map_would_have_made_of_it(self, attach, backend, swa_allocator):
+        attach("contain", "page-table", *STAND_INS)
+        fill(backend, swa_allocator, [33])
+        page = int(backend.req_to_token[1, 0]) // PAGE
+        translated = int(swa_allocator.full_to_swa_index_mapping[page * PAGE]) // PAGE
+        backend._swa_kv_pool = None
+        with pytest.raises(TrappedViolation, match="out_of_range") as caught:
+            build(backend, batch([33]))
+        dump = read_dump(caught.value.dump)
+        assert f"made it page {translated} of 65" in dump.manifest.provenance.explanation
+        assert (dump.tensor("page_table")[0, 0], dump.tensor("translated_page_table")[0, 0]) == (0, translated)
+
     def test_the_allocators_list_is_left_alone(self, attach, backend, swa_allocator):
         attach("contain", "page-table", *STAND_INS)
         fill(backend, swa_allocator, [33])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,7 +28,8 @@ def bounds_scene(build: Build, use: Use, violation: Violation, rule: str) -> Sce
     else:
         said = f"{noun} {bad.value} of {use.bound} in {use.array}[{bad.row}, {bad.column}]"
     explanation = "" if use.belongs(array) else _missing_translation(build, use, bad)
-    return _scene(build, use, rule, said, explanation)
+    held = () if violation.verdict == "table_too_narrow" else violation.listed
+    return _scene(build, use, rule, said, explanation, held)
 
 
 def wrong_space_scene(build: Build, use: Use, rule: str, with_rows: bool) -> Scene:
@@ -38,12 +40,12 @@ def wrong_space_scene(build: Build, use: Use, rule: str, with_rows: bool) -> Sce
     bad = _telling_entry(build, use) if with_rows else None
     said = f"{use.array} as a whole" if bad is None else f"{use.array}[{bad.row}, {bad.column}] = {bad.value}"
     explanation = _missing_translation(build, use, bad)
-    return _scene(build, use, rule, said, explanation, () if bad is None else (bad,))
+    found = () if bad is None else (bad,)
+    return replace(_scene(build, use, rule, said, explanation, found), listed=found)
 
 
-def _scene(
-    build: Build, use: Use, rule: str, said: str, explanation: str, listed: tuple[BadIndex, ...] | None = None
-) -> Scene:
+def _scene(build: Build, use: Use, rule: str, said: str, explanation: str, held: tuple[BadIndex, ...]) -> Scene:
+    """held: what entries held when the check saw them; in contain mode that is gone from the arrays."""
     array = build.array(use.array)
     layer_type = "sliding" if use.window_left >= 0 else "full"
     does = "written to" if use.writes else "on"
@@ -77,10 +79,9 @@ def _scene(
                 **({"table_columns": int(array.values.shape[1])} if array.paged else {}),
                 **extents(build.pool, build.page_size),
             },
-            "tensors": _tensors(build, use),
+            "tensors": _tensors(build, use, held),
             "scalars": {"max_seq_len_q": build.query_tokens, "window_left": use.window_left},
         },
-        listed=listed,
     )
 
 
@@ -125,7 +126,7 @@ def _telling_entry(build: Build, use: Use) -> BadIndex | None:
     return BadIndex(row, column, int(array.values[row, column]), 1, use.bound)
 
 
-def _tensors(build: Build, use: Use) -> dict[str, Any]:
+def _tensors(build: Build, use: Use, held: tuple[BadIndex, ...]) -> dict[str, Any]:
     tensors = {array.name: array.values for array in build.arrays}
     tensors |= {f"{array.name}_indptr": array.indptr for array in build.arrays if array.indptr is not None}
     tensors |= {"cache_seqlens": build.cache_seqlens, "request_slots": build.request_slots}
@@ -138,7 +139,11 @@ def _tensors(build: Build, use: Use) -> dict[str, Any]:
             logger.warning("gemma4-triage: %s is lost: %s", name, str(error).splitlines()[0])
     array = build.array(use.array)
     if _lacks_translation(array, use):
-        found["translated_page_table"] = payload(translate(build.pool, array.values, build.page_size))
+        pages = array.values.clone()
+        for bad in held:
+            # Containment has replaced it.
+            pages[bad.row, bad.column] = bad.value
+        found["translated_page_table"] = payload(translate(build.pool, pages, build.page_size))
     return found
 
 

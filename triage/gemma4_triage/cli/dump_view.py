@@ -67,6 +67,9 @@ def _offences(console: Console, manifest: Manifest, rows: list[OffendingRow]) ->
     console.print(table)
     if index_unit(manifest) == "page" and any(row.lower == 1 for row in rows):
         _line(console, Text("  page 0 is the pool's dummy page: no live column may hold it", style="dim"))
+    if manifest.action == "contained":
+        said = "  saved after containment: bad entries are 0; the first of each row is shown as it was"
+        _line(console, Text(said, style="dim"))
     for row in rows:
         _neighbourhood(console, row)
 

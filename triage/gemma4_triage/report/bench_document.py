@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from gemma4_dumps.store import DumpStore
 from gemma4_repro.bench.checkpoint import geometry
 from gemma4_repro.bench.cores import split_cores
 from gemma4_repro.bench.measure import SLOW, Measured
@@ -45,12 +46,10 @@ def bench_document(plan: Plan, measured: Measured, installation: dict[str, Any],
 
 
 def count_dumps(folder: Path) -> dict[str, int]:
-    """Dumps by arm, over both MTP settings; `guards` holds manifests and is none."""
+    """Dumps by arm, over both MTP settings."""
     found: dict[str, int] = {}
-    for path in folder.glob("*/*/dumps/*"):
-        if path.is_dir() and path.name != "guards":
-            arm = path.parents[1].name
-            found[arm] = found.get(arm, 0) + 1
+    for store in folder.glob("*/*/dumps"):
+        found[store.parent.name] = found.get(store.parent.name, 0) + len(DumpStore(store).list())
     return found
 
 
