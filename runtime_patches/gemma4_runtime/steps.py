@@ -18,12 +18,16 @@ logger = logging.getLogger(__name__)
 
 
 class Step:
-    """One scheduler step: its number, its requests in row order, and the results that nobody has read yet."""
+    """One scheduler step: its number, its requests in row order, and the results that nobody has read yet.
 
-    def __init__(self, number: int, requests: tuple[Any, ...], ranks: int) -> None:
+    chunked: the request whose prefill goes on in another step, if there is one.
+    """
+
+    def __init__(self, number: int, requests: tuple[Any, ...], ranks: int, chunked: Any = None) -> None:
         self.number = number
         self.requests = requests
         self.ranks = ranks
+        self.chunked = chunked
         self.unread: list[Callable[[], None]] = []
 
     def settle(self) -> None:
@@ -82,24 +86,28 @@ def fail_requests(rows: tuple[int, ...], reason: str, dump: str | None) -> None:
     padding.
 
     Raises:
-        TrappedViolation: it cannot be done for single requests: outside a scheduler step, or on several ranks, where
-            one rank must not end a request alone.
+        TrappedViolation: it cannot be done for single requests: outside a scheduler step; on several ranks, where one
+            rank must not end a request alone; between two chunks of a prefill, which SGLang runs to its end, through
+            the prefix cache.
     """
     step = _reading
     if step is None or step.ranks > 1:
         where = "outside a scheduler step" if step is None else f"on one of {step.ranks} ranks"
         raise TrappedViolation(f"{reason}; {where} a single request cannot be ended", dump)
+    concerned = {row: step.requests[row] for row in rows if row < len(step.requests)}.values()
+    if step.chunked is not None and any(request is step.chunked for request in concerned):
+        raise TrappedViolation(f"{reason}; between chunks of its prefill a request cannot be ended", dump)
     from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
-    for request in {row: step.requests[row] for row in rows if row < len(step.requests)}.values():
+    for request in concerned:
+        # With overlap its last step may have been built already: nothing of that is used.
+        if request.finished() or request.is_retracted:
+            continue
         abort = FINISH_ABORT(
             f"the step of this request was contained: {reason}", HTTPStatus.INTERNAL_SERVER_ERROR, "ContainedViolation"
         )
         request.skip_radix_cache_insert = True
-        if request.finished():
-            request.finished_reason = abort
-        else:
-            request.to_finish = abort
+        request.to_finish = abort
 
 
 def _settle_after_a_crash(step: Step) -> None:

@@ -26,7 +26,7 @@ def around_run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *
     """Around `Scheduler.run_batch`."""
     ranks = scheduler.server_args.tp_size * scheduler.server_args.pp_size
     # SGLang counts the call itself only inside it.
-    step = Step(scheduler.forward_ct + 1, tuple(batch.reqs or ()), ranks)
+    step = Step(scheduler.forward_ct + 1, tuple(batch.reqs or ()), ranks, batch.chunked_req)
     with run(step):
         result = original(scheduler, batch, *args, **kwargs)
     if step.unread:
