@@ -12,7 +12,9 @@ from gemma4_runtime.steps import defer, fail_requests, step_number
 
 
 def request(name):
-    return Req(name, "", [5, 6, 7], SamplingParams(max_new_tokens=8), vocab_size=512)
+    parameters = SamplingParams(max_new_tokens=8)
+    parameters.normalize(None)
+    return Req(name, "", [5, 6, 7], parameters, vocab_size=512)
 
 
 @pytest.fixture
