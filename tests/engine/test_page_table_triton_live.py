@@ -13,7 +13,7 @@ TRITON = {"attention_backend": "triton", "max_total_tokens": 1024, "max_running_
 
 def test_a_clean_run_past_the_window_with_a_top_2_draft_leaves_no_dump(run_engine, mtp_arguments, tmp_path):
     environment = {
-        "GEMMA4_TRIAGE_PATCHES": "default",
+        "GEMMA4_TRIAGE_PATCHES": "default,+swa-window-width",
         "SGLANG_TRTLLM_MHA_DEBUG": "log",
         "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(tmp_path),
     }
