@@ -219,6 +219,21 @@ class TestEager:
             build(backend, forward_batch)
         assert read_dump(caught.value.dump).manifest.verdict == "table_too_narrow"
 
+    @pytest.mark.parametrize("mode", ["log", "contain"])
+    def test_a_defect_of_ours_is_named_and_stops_no_server(self, attach, backend, swa_allocator, caplog, mode):
+        dumps = attach(mode, "page-table", *STAND_INS)
+        fill(backend, swa_allocator, [33])
+        watch._defects.clear()
+        backend.kept_runner.model = "no module"
+        for _ in range(3):
+            build(backend, batch([33]))
+            assert dispatch(backend, FULL, batch([33])).shape == (1, 16)
+        assert caplog.text.count("UNCHECKED") == 1
+        assert DumpStore(dumps).list() == []
+        attach("trap", "page-table", *STAND_INS)
+        with pytest.raises(AttributeError):
+            build(backend, batch([33]))
+
     def test_log_mode_goes_on(self, attach, backend, swa_allocator):
         dumps = attach("log", "page-table", *STAND_INS)
         forward_batch = batch([1])

@@ -100,14 +100,11 @@ class _Slot:
             except RuntimeError:
                 # The context died in this step. What reached the host before that is here to read.
                 logger.warning("gemma4-triage: CUDA failed before a page check was read; reading what arrived")
-                return self._read_what_arrived()
-        return self._prepared.read()
-
-    def _read_what_arrived(self) -> Findings | None:
         try:
             return self._prepared.read()
-        except ValueError:
-            logger.warning("gemma4-triage: only a part of the result arrived")
+        except ValueError as error:
+            # Torn by a crash, or overwritten: whatever did that is worse than the loss of this result.
+            logger.error("gemma4-triage: the result of a page check is lost: %s", error)
             return None
 
 
