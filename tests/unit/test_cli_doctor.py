@@ -28,7 +28,7 @@ class TestDoctor:
     def test_a_word_it_cannot_read(self):
         done = run("doctor", SGLANG_TRTLLM_MHA_DEBUG="banana")
         assert done.returncode == 2
-        assert "SGLANG_TRTLLM_MHA_DEBUG='banana' cannot be read: allowed: 0, off, log, trap, 1" in done.stderr
+        assert "SGLANG_TRTLLM_MHA_DEBUG='banana' cannot be read: allowed: 0, off, log, contain, trap, 1" in done.stderr
         assert "Traceback" not in done.stderr
 
     def test_a_patch_that_does_not_exist(self):

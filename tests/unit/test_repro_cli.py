@@ -43,7 +43,7 @@ def finished(tmp_path, monkeypatch):
             (folder / "drafts.jsonl").write_text(json.dumps([0, 1, [1 if arm == "fixed" else 2]]) + "\n")
             outcomes[arm] = _outcome(arm, folder)
         if "fault-probes" in arms:
-            DumpStore(tmp_path / "fault-probes" / "dumps").write(seed_bug_draft(**changes))
+            DumpStore(tmp_path / "fault-probes" / "dumps").write(seed_bug_draft(verdict="wrong_space", **changes))
         run = Run(TRTLLM, tmp_path, "0.5.13.post1", 42.0, 9.0, judge(TRTLLM, outcomes))
         monkeypatch.setattr(verb, "_run", lambda scenario, options: run)
         return run
