@@ -20,13 +20,16 @@ logger = logging.getLogger(__name__)
 class Step:
     """One scheduler step: its number, its requests in row order, and the results that nobody has read yet.
 
-    chunked: the request whose prefill goes on in another step, if there is one.
+    together: why no request of this step can be ended alone, if so. chunked: the request whose prefill goes on in
+    another step, if there is one.
     """
 
-    def __init__(self, number: int, requests: tuple[Any, ...], ranks: int, chunked: Any = None) -> None:
+    def __init__(
+        self, number: int, requests: tuple[Any, ...], together: str | None = None, chunked: Any = None
+    ) -> None:
         self.number = number
         self.requests = requests
-        self.ranks = ranks
+        self.together = together
         self.chunked = chunked
         self.unread: list[Callable[[], None]] = []
 
@@ -87,13 +90,13 @@ def fail_requests(rows: tuple[int, ...], reason: str, dump: str | None) -> None:
 
     Raises:
         TrappedViolation: it cannot be done for single requests: outside a scheduler step; on several ranks, where one
-            rank must not end a request alone; between two chunks of a prefill, which SGLang runs to its end, through
-            the prefix cache.
+            rank must not end a request alone; where prefill is disaggregated, which caches and sends whatever it has
+            computed; between two chunks of a prefill, which SGLang runs to its end, through the prefix cache.
     """
     step = _reading
-    if step is None or step.ranks > 1:
-        where = "outside a scheduler step" if step is None else f"on one of {step.ranks} ranks"
-        raise TrappedViolation(f"{reason}; {where} a single request cannot be ended", dump)
+    together = "outside a scheduler step" if step is None else step.together
+    if step is None or together is not None:
+        raise TrappedViolation(f"{reason}; {together} a single request cannot be ended", dump)
     concerned = {row: step.requests[row] for row in rows if row < len(step.requests)}.values()
     if step.chunked is not None and any(request is step.chunked for request in concerned):
         raise TrappedViolation(f"{reason}; between chunks of its prefill a request cannot be ended", dump)

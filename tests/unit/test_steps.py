@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from gemma4_runtime.errors import TrappedViolation
@@ -25,13 +26,13 @@ def requests():
 class Scheduler:
     """What the hooks read of a Scheduler, and its two methods as SGLang calls them."""
 
-    def __init__(self, ranks=1):
+    def __init__(self, ranks=1, stages=1, disaggregation="null"):
         self.forward_ct = 6
-        self.server_args = SimpleNamespace(tp_size=ranks, pp_size=1)
+        self.server_args = SimpleNamespace(tp_size=ranks, pp_size=stages, disaggregation_mode=disaggregation)
 
-    def run(self, requests, launch, chunked=None):
+    def run(self, requests, launch, chunked=None, mode=ForwardMode.EXTEND):
         """run_batch, in which `launch` is what the probes do. Returns (batch, result)."""
-        batch = SimpleNamespace(reqs=requests, chunked_req=chunked)
+        batch = SimpleNamespace(reqs=requests, chunked_req=chunked, forward_mode=mode)
 
         def original(scheduler, batch):
             launch()
@@ -116,9 +117,9 @@ class TestReading:
 
 
 class TestEnding:
-    def end(self, scheduler, requests, rows, chunked=None):
+    def end(self, scheduler, requests, rows, chunked=None, mode=ForwardMode.EXTEND):
         launch = lambda: defer(lambda: fail_requests(rows, "page 70 of 65", "dumps/x"))  # noqa: E731
-        scheduler.process(*scheduler.run(requests, launch, chunked))
+        scheduler.process(*scheduler.run(requests, launch, chunked, mode))
 
     def test_only_the_rows_concerned(self, requests):
         self.end(Scheduler(), requests, (1,))
@@ -145,6 +146,18 @@ class TestEnding:
         assert aborted(requests) == []
         self.end(Scheduler(), requests, (0,), chunked=requests[2])
         assert aborted(requests) == ["a"]
+
+    def test_a_chunk_of_long_ago_is_no_matter(self, requests):
+        """A batch of prefills that becomes the running one keeps its chunked_req."""
+        self.end(Scheduler(), requests, (2,), chunked=requests[2], mode=ForwardMode.DECODE)
+        assert aborted(requests) == ["c"]
+
+    @pytest.mark.parametrize("scheduler", [Scheduler(stages=2), Scheduler(disaggregation="prefill")])
+    def test_where_the_result_goes_elsewhere_it_is_read_in_the_step(self, requests, scheduler):
+        launch = lambda: defer(lambda: fail_requests((0,), "page 70 of 65", None))  # noqa: E731
+        with pytest.raises(TrappedViolation, match="a single request cannot be ended"):
+            scheduler.run(requests, launch)
+        assert aborted(requests) == []
 
     def test_several_ranks_end_the_process(self, requests):
         with pytest.raises(TrappedViolation, match="on one of 2 ranks"):

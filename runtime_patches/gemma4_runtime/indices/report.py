@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from gemma4_runtime.checks.violation import MAX_LISTED, BadIndex, Violation
 from gemma4_runtime.indices.build import Build, Use
@@ -27,13 +27,14 @@ def report_findings(build: Build, names: tuple[str, ...], findings: Any, act: Mo
         if bad:
             use = _culprit(build, name, bad[0].value)
             violation = Violation(_verdict(use, bad[0]), bad[:MAX_LISTED], findings.counts[index])
-            _report(build, use, bad, violation, act)
+            _report(build, use, violation, act, [entry.row for entry in bad], "contained")
         wide = tuple(
             BadIndex(o.row, o.columns, o.needed, 0, o.columns + 1) for o in findings.overflows if o.array == index
         )
         if wide:
             use = build.uses_of(name)[0]
-            _report(build, use, wide, Violation("table_too_narrow", wide[:MAX_LISTED], len(wide)), act)
+            violation = Violation("table_too_narrow", wide[:MAX_LISTED], len(wide))
+            _report(build, use, violation, act, findings.rows, "logged")
 
 
 def report_wrong_space(build: Build, use: Use, act: Mode, with_rows: bool) -> None:
@@ -55,14 +56,16 @@ def report_wrong_space(build: Build, use: Use, act: Mode, with_rows: bool) -> No
         fail_requests(_requests(build, range(build.rows)), said, dump)
 
 
-def _report(build: Build, use: Use, bad: tuple[BadIndex, ...], violation: Violation, act: Mode) -> None:
+def _report(
+    build: Build, use: Use, violation: Violation, act: Mode, rows: Iterable[int], action: Literal["logged", "contained"]
+) -> None:
+    """rows: whose requests contain mode ends. action: what it did to them; a row beyond its table cannot be undone."""
     describe = partial(bounds_scene, build, use, violation, RULE)
-    action = "contained" if act is Mode.CONTAIN else None
-    dump = Session.guard().report(violation, RULE, build.site, describe, act, action, key=_key(build, use))
+    done = action if act is Mode.CONTAIN else None
+    dump = Session.guard().report(violation, RULE, build.site, describe, act, done, key=_key(build, use))
     if act is Mode.CONTAIN:
         value, layer = violation.first.value, f"{build.role} layer {use.layer_id}"
-        said = f"{violation.verdict}, value {value} in {use.array} for {layer}"
-        fail_requests(_requests(build, (entry.row for entry in bad)), said, dump)
+        fail_requests(_requests(build, rows), f"{violation.verdict}, value {value} in {use.array} for {layer}", dump)
 
 
 def _key(build: Build, use: Use) -> tuple[Any, ...]:

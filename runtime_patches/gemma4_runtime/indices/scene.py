@@ -127,7 +127,7 @@ def _telling_entry(build: Build, use: Use) -> BadIndex | None:
 
 
 def _tensors(build: Build, use: Use, held: tuple[BadIndex, ...]) -> dict[str, Any]:
-    tensors = {array.name: array.values for array in build.arrays}
+    tensors = {array.name: _used(build, array) for array in build.arrays}
     tensors |= {f"{array.name}_indptr": array.indptr for array in build.arrays if array.indptr is not None}
     tensors |= {"cache_seqlens": build.cache_seqlens, "request_slots": build.request_slots}
     found = {}
@@ -145,6 +145,19 @@ def _tensors(build: Build, use: Use, held: tuple[BadIndex, ...]) -> dict[str, An
             pages[bad.row, bad.column] = bad.value
         found["translated_page_table"] = payload(translate(build.pool, pages, build.page_size))
     return found
+
+
+def _used(build: Build, array: IndexArray) -> torch.Tensor:
+    """The part of an array that rows use. A graph's static buffers are sized for the longest context."""
+    try:
+        if array.indptr is not None:
+            return array.values[: max(int(array.indptr[build.rows]), 0)]
+        if array.paged and build.rows:
+            return array.values[:, : max(-(-int(build.cache_seqlens.max()) // build.page_size), 1)]
+    except RuntimeError:
+        # After a crash nothing of the device can be asked.
+        pass
+    return array.values
 
 
 def translate(pool: Any, page_table: torch.Tensor, page_size: int) -> torch.Tensor:

@@ -80,5 +80,5 @@ def location_arrays(
             arrays.append(IndexArray(name, slots, space, origin, False, indptr, may_be_null))
         elif (tokens := rows * per_row) <= slots.shape[0]:
             # A graph's buffer is longer than its bucket. A shorter list stops SGLang's own write.
-            arrays.append(IndexArray(name, slots[:tokens].view(rows, -1), space, origin, False, None, may_be_null))
+            arrays.append(IndexArray(name, slots[:tokens].view(rows, per_row), space, origin, False, None, may_be_null))
     return tuple(arrays)

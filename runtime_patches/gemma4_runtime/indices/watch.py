@@ -91,7 +91,7 @@ def watch_graph(
             static[key] = forward_batch.out_cache_loc
             kept.pop(key, None)
         holds = (backend.token_to_kv_pool, forward_batch.req_pool_indices.data_ptr(), *holds)
-        if key not in kept or any(old is not new and old != new for old, new in zip(kept[key][0], holds, strict=True)):
+        if key not in kept or not all(map(_same, kept[key][0], holds)):
             kept[key] = (holds, Checker(gather(static.get(key))))
         checker = kept[key][1]
         setattr(backend, _BUILD, checker.build)
@@ -99,6 +99,13 @@ def watch_graph(
             # Now, so that no replay waits for a compilation.
             checker.warm_up()
         check_build(checker, live=not in_capture)
+
+
+def _same(old: Any, new: Any) -> bool:
+    """Addresses by value, all else by identity; lists, which SGLang makes anew, by what they hold."""
+    if isinstance(old, list | tuple):
+        return isinstance(new, list | tuple) and len(old) == len(new) and all(map(_same, old, new))
+    return old is new or (isinstance(old, int) and old == new)
 
 
 def watch_dispatch(backend: Any, *uses: Use) -> None:

@@ -24,11 +24,18 @@ _in_hand: Step | None = None
 
 def around_run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Around `Scheduler.run_batch`."""
-    ranks = scheduler.server_args.tp_size * scheduler.server_args.pp_size
+    arguments = scheduler.server_args
+    ranks, sends = arguments.tp_size * arguments.pp_size, arguments.disaggregation_mode == "prefill"
+    together = f"on one of {ranks} ranks" if ranks > 1 else "in a prefill server" if sends else None
+    # SGLang leaves chunked_req as it was when a batch of prefills becomes the running one.
+    chunked = batch.chunked_req if batch.forward_mode.is_extend() else None
     # SGLang counts the call itself only inside it.
-    step = Step(scheduler.forward_ct + 1, tuple(batch.reqs or ()), ranks, batch.chunked_req)
+    step = Step(scheduler.forward_ct + 1, tuple(batch.reqs or ()), together, chunked)
     with run(step):
         result = original(scheduler, batch, *args, **kwargs)
+        if arguments.pp_size > 1 or sends:
+            # The result goes on as another object, or its keys are sent before any request is asked.
+            step.settle()
     if step.unread:
         setattr(result, _STEP, step)
     return result
