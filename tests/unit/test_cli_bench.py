@@ -4,7 +4,9 @@ import json
 from xml.etree import ElementTree
 
 import pytest
+from dump_examples import seed_bug_draft
 
+from gemma4_dumps.writer import write_dump
 from gemma4_repro.bench.arms import ARMS, choose
 from gemma4_repro.bench.burst import Burst
 from gemma4_repro.bench.measure import Measured
@@ -185,6 +187,8 @@ class TestPlot:
 
 
 def test_dumps_are_counted_by_arm_and_guard_manifests_are_none(tmp_path):
-    for path in ("mtp-on/trap/dumps/a", "mtp-off/trap/dumps/b", "mtp-on/trap/dumps/guards", "mtp-on/log/dumps/guards"):
-        (tmp_path / path).mkdir(parents=True)
-    assert count_dumps(tmp_path) == {"trap": 2}
+    for phase in ("mtp-on", "mtp-off"):
+        write_dump(tmp_path / phase / "trap" / "dumps", seed_bug_draft())
+    for other in ("guards", "audits"):
+        (tmp_path / "mtp-on" / "log" / "dumps" / other).mkdir(parents=True)
+    assert count_dumps(tmp_path) == {"trap": 2, "log": 0}

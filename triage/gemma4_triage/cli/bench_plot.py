@@ -29,18 +29,31 @@ def plot(
     about = {(document["device"], json.dumps(document["versions"], sort_keys=True)) for document in documents}
     if len(about) > 1:
         raise UsageMistake("these files are of different devices or versions", "draw each of them on its own")
-    write_text(out, draw(documents))
+    try:
+        picture = draw(documents)
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"{', '.join(map(str, rows))}: rows are not as bench probes writes them: {_lacks(error)}"
+        raise UsageMistake(what, _WRITER) from error
+    write_text(out, picture)
+
+
+_WRITER = "gemma4-triage bench probes --out writes them"
+
+
+def _lacks(error: Exception) -> str:
+    return f"it lacks {error}" if isinstance(error, KeyError) else str(error)
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         kind, measurement, found = document["kind"], document["measurement"], document["rows"]
+        # Which device, and which versions: rows of different ones are not drawn together.
+        _ = document["device"], document["versions"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        what = f"{path} cannot be read as rows: {error!r}"
-        raise UsageMistake(what, "gemma4-triage bench probes --out writes them") from error
+        raise UsageMistake(f"{path} cannot be read as rows: {_lacks(error)}", _WRITER) from error
     if kind != "bench-probes" or not found:
-        raise UsageMistake(f"{path} holds no rows of bench probes", "gemma4-triage bench probes --out writes them")
+        raise UsageMistake(f"{path} holds no rows of bench probes", _WRITER)
     if not measurement:
         raise UsageMistake(
             f"{path} is of a smoke run on the host engine, which is no measurement", "measure on a GPU host"

@@ -21,11 +21,13 @@ _MTP = {"on": (True,), "off": (False,), "both": (False, True)}
 def probes(
     out: Annotated[Path | None, typer.Option("--out", metavar="PATH", help="Write the rows there, as JSON.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite --out.")] = False,
-    arms: Annotated[str, typer.Option("--arms", metavar="IDS", help="Comma-separated; none is always measured.")] = "",
+    arms: Annotated[
+        str | None, typer.Option("--arms", metavar="IDS", help="Comma-separated; none is always measured.")
+    ] = None,
     batches: Annotated[
-        str,
+        str | None,
         typer.Option("--batches", metavar="SIZES", help="Requests at once. Default: 1,16,64, on the host engine 1,2."),
-    ] = "",
+    ] = None,
     mtp: Annotated[str, typer.Option("--mtp", metavar="on|off|both", help="Speculative decoding.")] = "both",
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Counted rounds; one more goes before them.")] = 10,
     max_minutes: Annotated[
@@ -62,18 +64,21 @@ def probes(
     raise typer.Exit(ExitCode.INTERRUPTED if interrupted else _exit_code(document))
 
 
-def _plan(arms: str, batches: str, mtp: str, rounds: int, max_minutes: float, host_engine: bool) -> Plan:
+def _plan(arms: str | None, batches: str | None, mtp: str, rounds: int, max_minutes: float, host_engine: bool) -> Plan:
     from gemma4_repro.bench.arms import choose
     from gemma4_repro.bench.plan import CUDA_SIZES, HOST_SIZES, Plan
     from gemma4_repro.errors import UnknownName
 
     if mtp not in _MTP:
         raise UsageMistake(f"--mtp {mtp!r} cannot be read", "allowed: on, off, both")
+    ids = tuple(id.strip() for id in (arms or "").split(",") if id.strip())
+    if arms is not None and not ids:
+        raise UsageMistake(f"--arms {arms!r} names no arm", "leave it out for all of them")
     try:
-        chosen = choose(tuple(id.strip() for id in arms.split(",") if id.strip()), smoke=host_engine)
+        chosen = choose(ids, smoke=host_engine)
     except UnknownName as error:
         raise UsageMistake(str(error), error.hint) from error
-    sizes = _batches(batches or ("1,2" if host_engine else "1,16,64"))
+    sizes = _batches(batches if batches is not None else "1,2" if host_engine else "1,16,64")
     lengths = HOST_SIZES if host_engine else CUDA_SIZES
     return Plan(chosen, sizes, _MTP[mtp], 1 if host_engine else rounds, host_engine, 60 * max_minutes, **lengths)
 

@@ -62,6 +62,9 @@ def repro(
     if scenario == repro_corpus.NAME:
         if names:
             raise UsageMistake("the corpus has no arms", "--only ID[,ID] chooses its cases, --list names them")
+        if only is not None and (list_cases or not _items(only)):
+            what = "--list names all cases" if list_cases else f"--only {only!r} names no case"
+            raise UsageMistake(what, "gemma4-triage repro corpus --list, without --only")
         raise typer.Exit(_corpus(_items(only), list_cases, unguarded, output, force, keep, time_limit, as_json))
     if only is not None or list_cases or unguarded:
         raise UsageMistake("--only, --list and --unguarded belong to the corpus", "gemma4-triage repro corpus --list")
