@@ -1,0 +1,1 @@
+"""From evidence to findings: dumps, guard manifests, ledgers and logs in; ranked causes out."""
