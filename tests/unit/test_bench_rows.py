@@ -18,8 +18,8 @@ POSITIVE = st.floats(0.01, 1e4)
 CLEAN = {"compared": 38, "changed": [], "plugin_loaded": True}
 
 
-def burst(arm, round_number, *step_ms, mtp=False, batch=1):
-    return Burst(arm, mtp, batch, round_number, 144, step_ms, 500.0, 1.0, 0.3)
+def burst(arm, round_number, *step_ms, mtp=False, batch=1, copy=1):
+    return Burst(arm, copy, mtp, batch, round_number, 144, step_ms, 500.0, 1.0, 0.3)
 
 
 @given(st.lists(POSITIVE, min_size=1), st.floats(0, 1))
@@ -126,3 +126,19 @@ def test_arms_are_chosen_in_the_catalogs_order_with_the_reference():
 def test_an_arm_that_is_not_there():
     with pytest.raises(UnknownName, match="there is no arm 'flashinfer-3' on the host engine"):
         choose(("flashinfer-3",), smoke=True)
+
+
+def test_what_equal_servers_differ_by_is_averaged_and_told():
+    # GIVEN two servers of each arm, the second of each slower by itself, and an arm that costs 1%
+    bursts = []
+    for number in (1, 2, 3):
+        for copy, own_ms in ((1, 2.0), (2, 2.4)):
+            bursts += [burst("none", number, own_ms, copy=copy), burst("contain", number, 1.01 * own_ms, copy=copy)]
+    # AND a round that one server did not finish
+    bursts += [burst("none", 4, 2.0), burst("none", 4, 2.4, copy=2), burst("contain", 4, 2.424, copy=2)]
+    # WHEN rows are made of it
+    none, contain = build_rows(bursts, GPU, {})
+    # THEN the 1% is found, the servers are told apart, and the round does not count
+    assert contain["step_ratio_to_none"]["median"] == pytest.approx(1.01)
+    assert contain["step_ratio_to_none"]["rounds"] == 3
+    assert none["servers_ms"] == [2.0, 2.4]

@@ -171,7 +171,7 @@ def program(tmp_path, monkeypatch):
 class TestFleet:
     def test_a_server_that_ends_is_lost_with_the_end_of_its_log(self, program, tmp_path):
         program("echo it fell over; exit 3")
-        with Fleet((BY_ID["none"],), tmp_path / "run", {}, False, CORES) as fleet:
+        with Fleet((BY_ID["none"],), 1, tmp_path / "run", {}, False, CORES) as fleet:
             fleet.wait_until_ready(time.monotonic() + 10, pytest.fail)
             assert fleet.servers == {}
         assert "ended with 3" in fleet.lost["none"]
@@ -180,7 +180,7 @@ class TestFleet:
 
     def test_a_server_that_hangs_is_lost_when_time_is_up(self, program, tmp_path):
         program("sleep 600")
-        with Fleet((BY_ID["none"],), tmp_path / "run", {}, False, CORES) as fleet:
+        with Fleet((BY_ID["none"],), 1, tmp_path / "run", {}, False, CORES) as fleet:
             fleet.wait_until_ready(time.monotonic() + 0.1, pytest.fail)
         assert "was not ready in time" in fleet.lost["none"]
 
@@ -190,7 +190,7 @@ class TestFleet:
         sessions = []
 
         def start_three_and_fail():
-            with Fleet(ARMS[:3], tmp_path / "run", {}, False, CORES) as fleet:
+            with Fleet(ARMS[:3], 1, tmp_path / "run", {}, False, CORES) as fleet:
                 sessions.extend(server._process.pid for server in fleet.servers.values())
                 while len(list(tmp_path.glob("pids.*"))) < 3:
                     time.sleep(0.05)
@@ -203,7 +203,7 @@ class TestFleet:
 
     def test_environment_and_cores_arrive(self, program, tmp_path):
         program(f"env > {tmp_path}/seen.part; mv {tmp_path}/seen.part {tmp_path}/seen; sleep 600")
-        with Fleet((BY_ID["trap"],), tmp_path / "run", {}, False, CORES) as fleet:
+        with Fleet((BY_ID["trap"],), 1, tmp_path / "run", {}, False, CORES) as fleet:
             while not (tmp_path / "seen").exists():
                 time.sleep(0.05)
             assert os.sched_getaffinity(fleet.servers["trap"]._process.pid) == CORES

@@ -36,7 +36,7 @@ def document(folder, *, arms=ARMS, host_engine=False, factors=FACTORS, installat
     plan = Plan(arms, (1, 64), (False, True), 5, host_engine, 540, **CUDA_SIZES)
     cells = [(mtp, batch, number) for mtp in plan.mtp for batch in plan.batches for number in range(1, 6)]
     bursts = [
-        Burst(arm.id, mtp, batch, number, 144, (2.0 * factors.get(arm.id, 1.0),) * 6, 400.0, 1.0, 0.4)
+        Burst(arm.id, 1, mtp, batch, number, 144, (2.0 * factors.get(arm.id, 1.0),) * 6, 400.0, 1.0, 0.4)
         for mtp, batch, number in cells
         for arm in arms
     ]
@@ -187,8 +187,8 @@ class TestPlot:
 
 
 def test_dumps_are_counted_by_arm_and_guard_manifests_are_none(tmp_path):
-    for phase in ("mtp-on", "mtp-off"):
-        write_dump(tmp_path / phase / "trap" / "dumps", seed_bug_draft())
+    for server in ("mtp-on/trap", "mtp-off/trap.2"):
+        write_dump(tmp_path / server / "dumps", seed_bug_draft())
     for other in ("guards", "audits"):
         (tmp_path / "mtp-on" / "log" / "dumps" / other).mkdir(parents=True)
     assert count_dumps(tmp_path) == {"trap": 2, "log": 0}

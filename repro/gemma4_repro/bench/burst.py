@@ -20,10 +20,11 @@ FIRST_TOKEN, LAST_TOKEN = 16, 511  # words of the toys' language; below are spec
 
 @dataclass(frozen=True)
 class Burst:
-    """step_ms: one value per window. tokens_per_s: output tokens by the client's clock, prefill included.
-    tokens_per_step: of one request; 1 without MTP."""
+    """copy: which of the arm's servers, from 1. step_ms: one value per window. tokens_per_s: output tokens by the
+    client's clock, prefill included. tokens_per_step: of one request; 1 without MTP."""
 
     arm: str
+    copy: int
     mtp: bool
     batch: int
     round: int
@@ -60,6 +61,7 @@ def run_burst(
     windows = _windows_ms(server, batch)[seen:]
     return Burst(
         server.arm.id,
+        server.copy,
         mtp,
         batch,
         round_number,

@@ -1,4 +1,4 @@
-"""All arms' servers at once: started together, waited for, ended together."""
+"""All servers of all arms at once: started together, waited for, ended together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from gemma4_repro.bench.arms import BenchArm
-from gemma4_repro.bench.server import BenchServer, ServerLost, free_ports
+from gemma4_repro.bench.server import BenchServer, ServerLost, free_ports, server_name
 from gemma4_repro.bench.server_environment import server_environment
 
 _POLL_S = 0.5
@@ -18,18 +18,21 @@ _POLL_S = 0.5
 class Fleet:
     """A context manager: leaving it kills every server, whatever happened.
 
-    cores: every server may use all of these. servers: those that run, by arm. lost: why the others do not.
+    copies: servers of each arm. cores: every server may use all of these. servers: those that run, by name. lost: why
+    the others do not.
     """
 
     def __init__(
         self,
         arms: tuple[BenchArm, ...],
+        copies: int,
         folder: Path,
         arguments: dict[str, Any],
         host_engine: bool,
         cores: set[int],
     ) -> None:
-        self._arms, self._folder, self._arguments = arms, folder, arguments
+        self._plan = [(arm, copy) for copy in range(1, copies + 1) for arm in arms]
+        self._folder, self._arguments = folder, arguments
         self._host_engine, self._cores = host_engine, cores
         self.servers: dict[str, BenchServer] = {}
         self.lost: dict[str, str] = {}
@@ -49,35 +52,36 @@ class Fleet:
         """Until every server answers or is lost. deadline: of time.monotonic(); `ready` hears of each one."""
         waiting = list(self.servers)
         while waiting:
-            for arm in list(waiting):
+            for name in list(waiting):
                 try:
-                    if self.servers[arm].is_ready():
-                        waiting.remove(arm)
-                        ready(arm)
+                    if self.servers[name].is_ready():
+                        waiting.remove(name)
+                        ready(name)
                 except ServerLost as error:
-                    waiting.remove(arm)
-                    self.drop(arm, str(error))
+                    waiting.remove(name)
+                    self.drop(name, str(error))
             if waiting and time.monotonic() > deadline:
-                for arm in waiting:
-                    self.drop(arm, str(self.servers[arm].lost("was not ready in time")))
+                for name in waiting:
+                    self.drop(name, str(self.servers[name].lost("was not ready in time")))
                 return
             time.sleep(_POLL_S)
 
-    def drop(self, arm: str, why: str) -> None:
-        """Go on without this arm."""
-        self.lost[arm] = why
-        self.servers.pop(arm).close()
+    def drop(self, name: str, why: str) -> None:
+        """Go on without this server."""
+        self.lost[name] = why
+        self.servers.pop(name).close()
 
-    def cpu_s_of_others(self, arm: str) -> float:
-        """CPU time so far of all servers but this arm's, in seconds."""
-        return sum(server.cpu_s() for name, server in self.servers.items() if name != arm)
+    def cpu_s_of_others(self, name: str) -> float:
+        """CPU time so far of all servers but this one, in seconds."""
+        return sum(server.cpu_s() for other, server in self.servers.items() if other != name)
 
     def _start(self) -> None:
-        for arm, port in zip(self._arms, free_ports(len(self._arms)), strict=True):
-            folder = self._folder / arm.id
+        for (arm, copy), port in zip(self._plan, free_ports(len(self._plan)), strict=True):
+            name = server_name(arm, copy)
+            folder = self._folder / name
             folder.mkdir(mode=0o700, parents=True)
             environment = server_environment(arm, folder, self._host_engine)
-            self.servers[arm.id] = BenchServer(arm, folder, self._arguments, environment, self._cores, port)
+            self.servers[name] = BenchServer(arm, copy, folder, self._arguments, environment, self._cores, port)
 
     def _close(self) -> None:
         for server in self.servers.values():

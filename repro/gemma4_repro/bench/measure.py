@@ -31,7 +31,7 @@ the reference's time in all: it would leave the others none."""
 
 @dataclass
 class Measured:
-    """lost: per MTP setting ("mtp on", "mtp off") and arm why it did not finish. partial: why rounds are missing, or
+    """lost: per MTP setting ("mtp on", "mtp off") and server why it did not finish. partial: why rounds are missing, or
     empty. idle_cores: per burst, cores' worth of CPU time that all other servers took together."""
 
     bursts: list[Burst] = field(default_factory=list)
@@ -61,9 +61,9 @@ def run_plan(plan: Plan, folder: Path, tell: Callable[[str], None]) -> Measured:
             deadline = now + (ends - now) / (len(plan.mtp) - position)
             name = _phase(mtp)
             arguments = make_arguments(pair, mtp, plan.batches)
-            tell(f"{name}: starting {len(plan.arms)} servers")
+            tell(f"{name}: starting {len(plan.arms) * plan.copies} servers")
             subfolder = folder / name.replace(" ", "-")
-            with Fleet(plan.arms, subfolder, arguments, plan.host_engine, server_cores) as fleet:
+            with Fleet(plan.arms, plan.copies, subfolder, arguments, plan.host_engine, server_cores) as fleet:
                 measured.lost[name] = fleet.lost
                 _Phase(plan, mtp, fleet, deadline, measured, tell).run()
     except KeyboardInterrupt:
@@ -100,7 +100,7 @@ class _Phase:
 
     def run(self) -> None:
         start_limit = self._started + _START_SHARE * (self._deadline - self._started)
-        self._fleet.wait_until_ready(start_limit, lambda arm: self._say(f"{arm} is up"))
+        self._fleet.wait_until_ready(start_limit, lambda name: self._say(f"{name} is up"))
         self._warm_up()
         self._say(f"warm: {', '.join(self._fleet.servers)}")
         # Round 0 is thrown away: each arm alone for the first time. It tells which arms are slow.
@@ -108,37 +108,37 @@ class _Phase:
             if REFERENCE not in self._fleet.servers:
                 self._stop(f"the arm {REFERENCE!r} is lost, and nothing can be compared without it")
                 return
-            for batch, arm in schedule(self._plan, self._arms_of(number), number):
-                if time.monotonic() + self._wall_s.get((arm, batch), 0) > self._deadline:
+            for batch, name in schedule(self._plan, self._servers_of(number), number):
+                if time.monotonic() + self._wall_s.get((name, batch), 0) > self._deadline:
                     self._stop(f"time is up in round {number} of {self._plan.rounds}")
                     return
-                self._measure(number, batch, arm)
+                self._measure(number, batch, name)
             if number == 0:
                 self._find_slow()
             self._say(f"round {number} of {self._plan.rounds}" + (" (not counted)" if number == 0 else ""))
 
-    def _arms_of(self, number: int) -> tuple[str, ...]:
+    def _servers_of(self, number: int) -> tuple[str, ...]:
         limit_s = SLOW * self._spent_s.get(REFERENCE, 0)
-        return tuple(arm for arm in self._fleet.servers if number <= 1 or self._spent_s.get(arm, 0) <= limit_s)
+        return tuple(name for name in self._fleet.servers if number <= 1 or self._spent_s.get(name, 0) <= limit_s)
 
     def _find_slow(self) -> None:
         first = self._plan.batches[0]
         reference_s = self._wall_s.get((REFERENCE, first), 0)
-        self._slow = {arm for arm in self._fleet.servers if self._wall_s.get((arm, first), 0) > SLOW * reference_s}
+        self._slow = {name for name in self._fleet.servers if self._wall_s.get((name, first), 0) > SLOW * reference_s}
         if self._slow:
             self._say(f"slow, hence fewer and shorter bursts: {', '.join(sorted(self._slow))}")
 
-    def _measure(self, number: int, batch: int, arm: str) -> None:
-        if arm not in self._fleet.servers:
+    def _measure(self, number: int, batch: int, name: str) -> None:
+        if name not in self._fleet.servers:
             return
-        others_s, started = self._fleet.cpu_s_of_others(arm), time.monotonic()
-        burst = self._burst(self._fleet.servers[arm], number, batch)
+        others_s, started = self._fleet.cpu_s_of_others(name), time.monotonic()
+        burst = self._burst(self._fleet.servers[name], number, batch)
         if burst is None:
             return
-        idle = (self._fleet.cpu_s_of_others(arm) - others_s) / (time.monotonic() - started)
-        self._wall_s[arm, batch] = burst.wall_s
+        idle = (self._fleet.cpu_s_of_others(name) - others_s) / (time.monotonic() - started)
+        self._wall_s[name, batch] = burst.wall_s
         if number > 0:
-            self._spent_s[arm] = self._spent_s.get(arm, 0) + burst.wall_s
+            self._spent_s[name] = self._spent_s.get(name, 0) + burst.wall_s
             self._measured.bursts.append(burst)
             self._measured.idle_cores.append(idle)
 
@@ -149,17 +149,17 @@ class _Phase:
 
     def _warm_one(self, server: BenchServer) -> None:
         for batch in self._plan.batches:
-            if server.arm.id in self._fleet.servers:
+            if server.name in self._fleet.servers:
                 self._burst(server, 0, batch, _WARM_LIMIT_S)
 
     def _burst(self, server: BenchServer, number: int, batch: int, limit_s: float = _BURST_LIMIT_S) -> Burst | None:
         plan = self._plan
-        new_tokens = plan.tokens(self._mtp, short=number == 0 or server.arm.id in self._slow)
+        new_tokens = plan.tokens(self._mtp, short=number == 0 or server.name in self._slow)
         limit_s = max(1.0, min(limit_s, self._deadline - time.monotonic()))
         try:
             return run_burst(server, self._mtp, batch, number, plan.prompt_tokens, new_tokens, limit_s)
         except ServerLost as error:
-            self._fleet.drop(server.arm.id, str(error))
+            self._fleet.drop(server.name, str(error))
             self._say(f"lost {error}")
             return None
 

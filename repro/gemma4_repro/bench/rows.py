@@ -17,8 +17,10 @@ HOST_DEVICE = "host engine"
 def build_rows(bursts: Sequence[Burst], device: str, dumps: dict[str, int]) -> list[dict[str, Any]]:
     """Rows by MTP, batch and the arms' order. device: the GPU's name, or HOST_DEVICE.
 
-    step_ms is over all windows of all rounds; the ratio pairs the median window of a round with the reference's of the
-    same round. dumps: how many each arm wrote; a probe that found something did more than look.
+    step_ms is over all windows of all rounds and servers. The ratio pairs an arm's time in a round with the reference's
+    in the same round; a round's time is the mean over the arm's servers of each one's median window. servers_ms: that
+    median over all rounds, per server: what equal programs differ by. dumps: how many each arm wrote; a probe that
+    found something did more than look.
     """
     order = [arm.id for arm in ARMS]
     cells = {(burst.mtp, burst.batch, burst.arm) for burst in bursts if burst.step_ms}
@@ -35,8 +37,9 @@ def build_rows(bursts: Sequence[Burst], device: str, dumps: dict[str, int]) -> l
                 "mtp": mtp,
                 "batch": batch,
                 "device": device,
-                "rounds": len(mine),
+                "rounds": len({burst.round for burst in mine}),
                 "step_ms": step_ms,
+                "servers_ms": _by_server(mine),
                 "decode_tokens_per_s": round(1000 * batch * tokens_per_step / step_ms["median"], 1),
                 "output_tokens_per_s": spread([burst.tokens_per_s for burst in mine]),
                 "tokens_per_step": round(tokens_per_step, 3),
@@ -49,4 +52,17 @@ def build_rows(bursts: Sequence[Burst], device: str, dumps: dict[str, int]) -> l
 
 
 def _by_round(bursts: Sequence[Burst]) -> dict[int, float]:
-    return {burst.round: statistics.median(burst.step_ms) for burst in bursts}
+    """Only rounds that every one of the arm's servers has: servers differ, and a mean of fewer would differ too."""
+    copies = {burst.copy for burst in bursts}
+    found: dict[int, float] = {}
+    for number in {burst.round for burst in bursts}:
+        medians = {burst.copy: statistics.median(burst.step_ms) for burst in bursts if burst.round == number}
+        if medians.keys() == copies:
+            found[number] = statistics.fmean(medians.values())
+    return found
+
+
+def _by_server(bursts: Sequence[Burst]) -> list[float]:
+    copies = sorted({burst.copy for burst in bursts})
+    windows = {copy: [ms for burst in bursts if burst.copy == copy for ms in burst.step_ms] for copy in copies}
+    return [round(statistics.median(windows[copy]), 5) for copy in copies]

@@ -33,18 +33,20 @@ class ServerLost(Exception):
 
 
 class BenchServer:
-    """A server that is being started. Call `close` in every case."""
+    """A server that is being started. Call `close` in every case. copy: which of the arm's servers, from 1."""
 
     def __init__(
         self,
         arm: BenchArm,
+        copy: int,
         folder: Path,
         arguments: Mapping[str, Any],
         environment: Mapping[str, str],
         cores: set[int],
         port: int,
     ) -> None:
-        self.arm, self.folder = arm, folder
+        self.arm, self.copy, self.folder = arm, copy, folder
+        self.name = server_name(arm, copy)
         self.log_path = folder / LOG_NAME
         self._url = f"http://127.0.0.1:{port}"
         words = command_words({**arguments, "port": port, "nccl_port": port + 20})
@@ -101,7 +103,7 @@ class BenchServer:
 
     def lost(self, what: str) -> ServerLost:
         end = "\n".join(f"    {line}" for line in last_lines(self.log_path, _LOG_LINES))
-        return ServerLost(f"{self.arm.id}: {what}; {self.log_path} ends:\n{end}")
+        return ServerLost(f"{self.name}: {what}; {self.log_path} ends:\n{end}")
 
     def close(self) -> None:
         """Kill every process of its session. A second call does nothing."""
@@ -110,6 +112,11 @@ class BenchServer:
                 os.kill(member, signal.SIGKILL)
         self._members = []
         self._process.wait()
+
+
+def server_name(arm: BenchArm, copy: int) -> str:
+    """ "contain" is the first server of that arm, "contain.2" the second. Also the name of its folder."""
+    return arm.id if copy == 1 else f"{arm.id}.{copy}"
 
 
 def free_ports(count: int) -> list[int]:

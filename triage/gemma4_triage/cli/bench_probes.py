@@ -30,6 +30,9 @@ def probes(
     ] = None,
     mtp: Annotated[str, typer.Option("--mtp", metavar="on|off|both", help="Speculative decoding.")] = "both",
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Counted rounds; one more goes before them.")] = 10,
+    copies: Annotated[
+        int, typer.Option("--copies", min=1, max=8, help="Servers of each arm: equal programs differ in speed.")
+    ] = 1,
     max_minutes: Annotated[
         float, typer.Option("--max-minutes", min=1, help="For everything; then write what there is, as partial.")
     ] = 9.0,
@@ -51,7 +54,7 @@ def probes(
     """
     from gemma4_repro.errors import ReproError
 
-    plan = _plan(arms, batches, mtp, rounds, max_minutes, host_engine)
+    plan = _plan(arms, batches, mtp, rounds, copies, max_minutes, host_engine)
     refuse_existing(out, force)
     if not host_engine:
         _need_cuda()
@@ -64,7 +67,15 @@ def probes(
     raise typer.Exit(ExitCode.INTERRUPTED if interrupted else _exit_code(document))
 
 
-def _plan(arms: str | None, batches: str | None, mtp: str, rounds: int, max_minutes: float, host_engine: bool) -> Plan:
+def _plan(
+    arms: str | None,
+    batches: str | None,
+    mtp: str,
+    rounds: int,
+    copies: int,
+    max_minutes: float,
+    host_engine: bool,
+) -> Plan:
     from gemma4_repro.bench.arms import choose
     from gemma4_repro.bench.plan import CUDA_SIZES, HOST_SIZES, Plan
     from gemma4_repro.errors import UnknownName
@@ -80,7 +91,8 @@ def _plan(arms: str | None, batches: str | None, mtp: str, rounds: int, max_minu
         raise UsageMistake(str(error), error.hint) from error
     sizes = _batches(batches if batches is not None else "1,2" if host_engine else "1,16,64")
     lengths = HOST_SIZES if host_engine else CUDA_SIZES
-    return Plan(chosen, sizes, _MTP[mtp], 1 if host_engine else rounds, host_engine, 60 * max_minutes, **lengths)
+    rounds = 1 if host_engine else rounds
+    return Plan(chosen, sizes, _MTP[mtp], rounds, host_engine, 60 * max_minutes, copies=copies, **lengths)
 
 
 def _batches(text: str) -> tuple[int, ...]:

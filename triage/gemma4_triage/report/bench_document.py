@@ -46,10 +46,11 @@ def bench_document(plan: Plan, measured: Measured, installation: dict[str, Any],
 
 
 def count_dumps(folder: Path) -> dict[str, int]:
-    """Dumps by arm, over both MTP settings."""
+    """Dumps by arm, over its servers and both MTP settings."""
     found: dict[str, int] = {}
     for store in folder.glob("*/*/dumps"):
-        found[store.parent.name] = found.get(store.parent.name, 0) + len(DumpStore(store).list())
+        arm = store.parent.name.partition(".")[0]
+        found[arm] = found.get(arm, 0) + len(DumpStore(store).list())
     return found
 
 
@@ -61,12 +62,14 @@ def _method(plan: Plan, measured: Measured) -> dict[str, Any]:
         "steps_per_window": STEPS_PER_WINDOW,
         "decode_tokens_per_s": "batch times tokens per step over the median step time",
         "output_tokens_per_s": "output tokens over the client's wall time of a burst, prefill and HTTP included",
-        "step_ratio_to_none": "median over rounds of (an arm's median window / that of none in the same round), with "
-        "a 95% bootstrap interval over rounds",
+        "step_ratio_to_none": "median over rounds of (an arm's time / that of none in the same round), with a 95% "
+        "bootstrap interval over rounds; an arm's time in a round is the mean over its servers of the median window",
         "order": "all servers up at once, one at work at a time; per round and batch the arms in an order drawn anew",
         "slow_arms": f"an arm above {SLOW} times the reference's time gets bursts of {plan.short_tokens} tokens, and "
         f"sits out rounds until it has had {SLOW} times the reference's time in all",
-        "noise": "off runs the code that none runs: what its ratio differs from 1 by is noise",
+        "noise": "off runs the code that none runs: what its ratio differs from 1 by is noise; servers_ms has the "
+        "median of each of an arm's equal servers",
+        "copies": plan.copies,
         "cores": {"all": os.cpu_count(), "measuring": sorted(own), "servers": sorted(servers)},
         "idle_servers_cores": _idle(measured.idle_cores),
         "rounds": plan.rounds,
