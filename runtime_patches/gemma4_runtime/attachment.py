@@ -17,6 +17,7 @@ from sglang.srt.debug_utils.source_patcher import EditSpec, PatchApplicationErro
 from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 
 from gemma4_runtime.claims import check_conflicts
+from gemma4_runtime.cost import timed
 from gemma4_runtime.errors import PatchTargetMissing, UnsupportedRelease, VerificationFailed
 from gemma4_runtime.patch import Bind, Edit, Hook, Kind, Patch
 from gemma4_runtime.targets import dotted_path
@@ -79,12 +80,14 @@ class Attachment:
     """A set of patches on their way onto SGLang. Call `register`, let SGLang apply its hooks, then call `verify`.
 
     allow_missing: a probe whose release is undeclared or one of whose targets is not there is left out as a whole and
-    listed in `missing`, id to reason. Fixes, faults and host leaves are never left out.
+    listed in `missing`, id to reason. Fixes, faults and host leaves are never left out. timed: every hook of every
+    probe is wrapped in a clock, see cost.py.
     """
 
     patches: tuple[Patch, ...]
     release: str
     allow_missing: bool = False
+    timed: bool = False
     missing: dict[str, str] = field(default_factory=dict)
     _applied: list[_Applied] = field(default_factory=list)
 
@@ -101,7 +104,7 @@ class Attachment:
         planned = [plan for patch in supported for plan in self._tolerating(patch, self._plan) or ()]
         try:
             for patch, attachment, site in planned:
-                self._applied.append(_register(patch, attachment, site))
+                self._applied.append(_register(patch, attachment, site, self.timed))
         except BaseException:
             self.uninstall()
             raise
@@ -176,7 +179,7 @@ class Attachment:
         HookRegistry.apply_hooks()
 
 
-def _register(patch: Patch, attachment: Hook | Edit | Bind, site: _Site) -> _Applied:
+def _register(patch: Patch, attachment: Hook | Edit | Bind, site: _Site, clocks: bool) -> _Applied:
     if isinstance(attachment, Edit):
         edit = EditSpec(match=attachment.match, replacement=attachment.replacement)
         try:
@@ -191,6 +194,8 @@ def _register(patch: Patch, attachment: Hook | Edit | Bind, site: _Site) -> _App
     if isinstance(attachment, Bind):
         setattr(site.owner, site.name, implementation)
     else:
+        if clocks and patch.finds:
+            implementation = timed(patch.id, attachment.how, implementation)
         HookRegistry.register(site.path, implementation, HookType(attachment.how.value), source=_SOURCE)
     return _Applied(patch, attachment, site, implementation)
 

@@ -417,6 +417,20 @@ _PROBES = (
         ),
         self_test=f"{_PROBES_AT}.batch_shapes:self_test",
     ),
+    Patch(
+        id="probe-cost",
+        kind=Kind.PROBE,
+        title="the time that probes take of the scheduler's thread, per kind of step, in /server_info",
+        origin="this project: a cost that is claimed has to be measurable where the probes run",
+        upstream=_NO_UPSTREAM,
+        asked_by="cost",
+        # Last, and so outermost: a step has its kind before any other probe meets it.
+        attachments=(
+            Hook("scheduler.run_batch", How.BEFORE, f"{_PROBES_AT}.probe_cost:before_run_batch"),
+            Hook("scheduler.internal_state", How.AFTER, f"{_PROBES_AT}.probe_cost:after_internal_state"),
+        ),
+        self_test=f"{_PROBES_AT}.probe_cost:self_test",
+    ),
 )
 
 CATALOG: tuple[Patch, ...] = (*_HOST_LEAVES, *_FAULTS, *_FIXES, *_PROBES)

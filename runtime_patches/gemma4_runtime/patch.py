@@ -72,7 +72,8 @@ class Patch:
     `origin` names the issue or pull request it comes from, `upstream` where SGLang has it, `releases` the SGLang
     versions it was written and tested for, `default` whether `GEMMA4_TRIAGE_PATCHES=default` includes it.
     `self_test` ("module:function") makes a probe prove in the serving process that it can still fire.
-    `asked_by` says which setting attaches a probe: `mode` SGLANG_TRTLLM_MHA_DEBUG, `leak` GEMMA4_TRIAGE_LEAK.
+    `asked_by` says which setting attaches a probe: `mode` SGLANG_TRTLLM_MHA_DEBUG, `leak` GEMMA4_TRIAGE_LEAK, `cost`
+    GEMMA4_TRIAGE_COST.
     `synchronises`: the probe waits for the device in every step, so `contain` has it only by name.
     """
 
@@ -85,8 +86,13 @@ class Patch:
     releases: tuple[str, ...] = ("0.5.13.post1",)
     default: bool = False
     self_test: str | None = None
-    asked_by: Literal["mode", "leak"] = "mode"
+    asked_by: Literal["mode", "leak", "cost"] = "mode"
     synchronises: bool = False
+
+    @property
+    def finds(self) -> bool:
+        """Whether it is a probe that can find a violation; one only measures what the others take."""
+        return self.kind is Kind.PROBE and self.asked_by != "cost"
 
     def __post_init__(self) -> None:
         if self.kind is Kind.FAULT and self.default:

@@ -30,6 +30,8 @@ def select(settings: Settings, catalog: Iterable[Patch] = CATALOG) -> tuple[Patc
         chosen |= _named("GEMMA4_TRIAGE_PROBES", settings.probes, probes) or unnamed
     if settings.leak is not Leak.OFF:
         chosen |= {patch.id for patch in catalog if patch.kind is Kind.PROBE and patch.asked_by == "leak"}
+    if settings.cost:
+        chosen |= {patch.id for patch in catalog if patch.kind is Kind.PROBE and patch.asked_by == "cost"}
     return tuple(sorted((p for p in catalog if p.id in chosen), key=lambda p: ATTACH_ORDER.index(p.kind)))
 
 

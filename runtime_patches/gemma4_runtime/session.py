@@ -35,7 +35,7 @@ class Session:
     def __init__(self, settings: Settings, patches: tuple[Patch, ...] | None = None) -> None:
         self.settings = settings
         self.patches = select(settings) if patches is None else patches
-        self.attachment = Attachment(self.patches, sglang.__version__, settings.allow_missing)
+        self.attachment = Attachment(self.patches, sglang.__version__, settings.allow_missing, settings.cost)
         self.root = settings.dump_dir or default_root()
         self.manifest: dict[str, Any] = {}
         self._cancel_finish: Callable[[], None] = lambda: None
@@ -166,6 +166,8 @@ class Session:
         ids = {who: [probe.id for probe in probes if probe.asked_by == who] for who in ("mode", "leak")}
         if ids["mode"]:
             _say(f"probe: {', '.join(ids['mode'])} (mode {self.settings.mode.text})")
+        if self.settings.cost:
+            _say("clocks on every hook of every probe; /server_info has the totals")
         if ids["leak"]:
             _say(f"leak audit: {', '.join(ids['leak'])} ({self.settings.leak_text})")
 

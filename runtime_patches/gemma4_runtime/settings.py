@@ -116,6 +116,7 @@ class Settings(BaseSettings):
     faults: _Items = Field((), validation_alias="GEMMA4_TRIAGE_FAULTS")
     leak: Annotated[Leak, _word(_LEAK_WORDS)] = Field(Leak.OFF, validation_alias="GEMMA4_TRIAGE_LEAK")
     leak_every: Annotated[int, BeforeValidator(_steps)] = Field(0, validation_alias="GEMMA4_TRIAGE_LEAK_EVERY")
+    cost: Annotated[bool, _word(_YES_OR_NO)] = Field(False, validation_alias="GEMMA4_TRIAGE_COST")
     host_engine: Annotated[HostEngine, _word(_HOST_WORDS)] = Field(
         HostEngine.OFF, validation_alias="GEMMA4_TRIAGE_HOST_ENGINE"
     )
@@ -173,5 +174,10 @@ def read_settings() -> Settings:
         raise SettingsError(
             f"GEMMA4_TRIAGE_LEAK_EVERY='{settings.leak_every}' audits every so many steps but GEMMA4_TRIAGE_LEAK is "
             "off; set GEMMA4_TRIAGE_LEAK to dump or raise, or unset GEMMA4_TRIAGE_LEAK_EVERY"
+        )
+    if settings.cost and settings.mode is Mode.OFF and settings.leak is Leak.OFF:
+        raise SettingsError(
+            "GEMMA4_TRIAGE_COST='1' times probes and none is on; set SGLANG_TRTLLM_MHA_DEBUG or GEMMA4_TRIAGE_LEAK, "
+            "or unset GEMMA4_TRIAGE_COST"
         )
     return settings

@@ -67,6 +67,7 @@ TARGETS: dict[str, dict[str, str]] = {
         "mtp.graph_runner_init": f"{_MTP_GRAPH}.__init__",
         "gemma4.attention_init": f"{_SRT}.models.gemma4_causal.Gemma4Attention.__init__",
         "scheduler.run_batch": f"{_SCHEDULER}.run_batch",
+        "scheduler.internal_state": f"{_SCHEDULER}.get_internal_state",
         "scheduler.process_result": f"{_SCHEDULER}.process_batch_result",
         "req.update_finish_state": f"{_SRT}.managers.schedule_batch.Req.update_finish_state",
         "runner.eager_view": f"{_RUNNER}._eager_fb_view",

@@ -15,7 +15,7 @@ from gemma4_runtime.patch import Kind
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import read_settings
 
-PROBES = {patch.id for patch in CATALOG if patch.kind is Kind.PROBE}
+PROBES = {patch.id for patch in CATALOG if patch.finds}
 INJECTABLE = {patch.id for patch in CATALOG if patch.kind is Kind.FAULT}
 
 

@@ -1,4 +1,4 @@
-"""`bench probes --host-engine`: two real servers at once, one round, and nothing left running."""
+"""`bench probes --host-engine`: three real servers at once, one round, and nothing left running."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.engine
 
 
 def test_a_smoke_run(tmp_path):
-    words = ["--host-engine", "--arms", "off", "--mtp", "off", "--batches", "2", "--max-minutes", "5", "--json"]
+    words = ["--host-engine", "--arms", "off,log", "--mtp", "off", "--batches", "2", "--max-minutes", "5", "--json"]
     folder, rows = tmp_path / "run", tmp_path / "rows.json"
     command = [sys.executable, "-m", "gemma4_triage", "bench", "probes", *words, "--run-folder", folder, "--out", rows]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -20,7 +20,11 @@ def test_a_smoke_run(tmp_path):
     assert json.loads(rows.read_text()) == document
     assert document["measurement"] is False
     assert {row["device"] for row in document["rows"]} == {"host engine"}
-    assert [row["arm"] for row in document["rows"]] == ["none", "off"]
+    assert [row["arm"] for row in document["rows"]] == ["none", "off", "log"]
+    log = document["rows"][-1]
+    assert 0 < log["probes_us"]["median"] < 1000 * log["step_ms"]["median"]
+    assert {"page-table", "swa-allocator"} <= {hook.partition(".")[0] for hook in log["hooks_us"]}
+    assert not any(row["probes_us"] for row in document["rows"][:-1]), "without clocks nothing is known"
     assert all(row["step_ms"]["n"] >= 2 and row["step_ms"]["median"] > 0 for row in document["rows"])
     assert all(row["tokens_per_step"] == 1 for row in document["rows"])
     (target,) = document["targets"]

@@ -18,8 +18,8 @@ POSITIVE = st.floats(0.01, 1e4)
 CLEAN = {"compared": 38, "changed": [], "plugin_loaded": True}
 
 
-def burst(arm, round_number, *step_ms, mtp=False, batch=1, copy=1):
-    return Burst(arm, copy, mtp, batch, round_number, 144, step_ms, 500.0, 1.0, 0.3)
+def burst(arm, round_number, *step_ms, mtp=False, batch=1, copy=1, **hooks_us):
+    return Burst(arm, copy, mtp, batch, round_number, 144, step_ms, 500.0, 1.0, 0.3, hooks_us)
 
 
 @given(st.lists(POSITIVE, min_size=1), st.floats(0, 1))
@@ -86,16 +86,28 @@ def test_rows_are_sorted_and_a_burst_without_a_whole_window_is_none():
     assert [(row["mtp"], row["arm"]) for row in rows] == [(False, "none"), (True, "none"), (True, "trap")]
 
 
-def rows_with(contain_ms, device=GPU):
-    bursts = [burst(arm, number, ms) for number in range(1, 6) for arm, ms in (("none", 1.0), ("contain", contain_ms))]
-    return build_rows([*bursts, burst("none", 1, 1.0, batch=64), burst("contain", 1, 1.0, batch=64)], device, {})
+def rows_with(guard_us, device=GPU):
+    bursts = []
+    for number in range(1, 6):
+        bursts += [burst("none", number, 1.0), burst("contain", number, 9.0, guard=guard_us, other=2.0)]
+        bursts += [burst("none", number, 1.0, batch=64), burst("contain", number, 1.0, batch=64, guard=1.0, other=1.0)]
+    return build_rows(bursts, device, {})
 
 
-@pytest.mark.parametrize(("ms", "status"), [(1.009, "met"), (1.011, "missed")])
-def test_a_ratio_has_to_hold_in_every_cell(ms, status):
-    (target,) = judge_targets(choose(("contain",), smoke=False), rows_with(ms), CLEAN)
-    assert (target["arm"], target["limit"], target["status"]) == ("contain", 1.01, status)
+@pytest.mark.parametrize(("us", "status"), [(7.9, "met"), (8.1, "missed")])
+def test_all_probes_together_have_to_hold_in_every_cell(us, status):
+    (target,) = judge_targets(choose(("contain",), smoke=False), rows_with(us), CLEAN)
+    assert (target["arm"], target["limit"], target["status"]) == ("contain", 0.01, status)
     assert target["worst"]["batch"] == 1
+    assert rows_with(us)[1]["hooks_us"] == {"guard": us, "other": 2.0}
+    assert target["worst"]["share"] == pytest.approx((us + 2) / 1000)
+
+
+def test_an_arm_without_clocks_has_no_share():
+    none, contain = build_rows([burst("none", 1, 1.0), burst("contain", 1, 1.0)], GPU, {})
+    assert (none["probes_us"], none["hooks_us"], none["probes_share"]) == (None, {}, None)
+    (target,) = judge_targets(choose(("contain",), smoke=False), [none, contain], CLEAN)
+    assert target["status"] == "not measured"
 
 
 def test_a_smoke_run_is_not_judged():

@@ -11,17 +11,22 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from gemma4_repro.bench.server import BenchServer
 
+COST = "gemma4_triage_cost"
 FIRST_TOKEN, LAST_TOKEN = 16, 511  # words of the toys' language; below are special tokens
 
 
 @dataclass(frozen=True)
 class Burst:
     """copy: which of the arm's servers, from 1. step_ms: one value per window. tokens_per_s: output tokens by the
-    client's clock, prefill included. tokens_per_step: of one request; 1 without MTP."""
+    client's clock, prefill included. tokens_per_step: of one request; 1 without MTP. hooks_us: per
+    "probe.hook" the microseconds that its own code took of a decode step, on average; empty without
+    GEMMA4_TRIAGE_COST."""
 
     arm: str
     copy: int
@@ -33,6 +38,7 @@ class Burst:
     tokens_per_s: float
     tokens_per_step: float
     wall_s: float
+    hooks_us: Mapping[str, float] = field(default_factory=dict)
 
 
 def prompts(batch: int, length: int, seed: int) -> list[list[int]]:
@@ -46,7 +52,7 @@ def run_burst(
 ) -> Burst:
     """Raises ServerLost, also if the answers are shorter than asked for."""
     _flush(server)
-    seen = len(_windows_ms(server, batch))
+    before = _state(server)
     body = {
         "input_ids": prompts(batch, prompt_tokens, seed=1000 * round_number + batch),
         "sampling_params": {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True},
@@ -58,7 +64,8 @@ def run_burst(
     if len(told) != batch or any(info["completion_tokens"] != new_tokens for info in told):
         raise server.lost(f"answered with {[info['completion_tokens'] for info in told]} tokens, asked {new_tokens}")
     steps = sum(info.get("spec_verify_ct") or info["completion_tokens"] - 1 for info in told)
-    windows = _windows_ms(server, batch)[seen:]
+    after = _state(server)
+    windows = _windows_ms(after, batch)[len(_windows_ms(before, batch)) :]
     return Burst(
         server.arm.id,
         server.copy,
@@ -70,6 +77,7 @@ def run_burst(
         tokens_per_s=batch * new_tokens / wall_s,
         tokens_per_step=batch * (new_tokens - 1) / steps,
         wall_s=wall_s,
+        hooks_us=_hooks_us(before, after),
     )
 
 
@@ -78,6 +86,23 @@ def _flush(server: BenchServer) -> None:
     server.ask("/flush_cache?timeout=5", {})
 
 
-def _windows_ms(server: BenchServer, batch: int) -> list[float]:
+def _state(server: BenchServer) -> dict[str, Any]:
     (state,) = server.ask("/server_info")["internal_states"]
+    return state
+
+
+def _windows_ms(state: dict[str, Any], batch: int) -> list[float]:
     return [1000 * seconds for seconds in state["step_time_dict"].get(str(batch), [])]
+
+
+def _hooks_us(before: dict[str, Any], after: dict[str, Any]) -> dict[str, float]:
+    """gemma4_runtime/cost.py says what a state holds."""
+    (old_steps, old), (new_steps, new) = map(_totals_us, (before, after))
+    steps = new_steps - old_steps
+    return {hook: (us - old.get(hook, 0)) / steps for hook, us in new.items()} if steps else {}
+
+
+def _totals_us(state: dict[str, Any]) -> tuple[int, dict[str, float]]:
+    decode = state.get(COST, {}).get("decode", {"steps": 0, "probes": {}})
+    hooks = [(probe, hook, spent) for probe, hooks in decode["probes"].items() for hook, spent in hooks.items()]
+    return decode["steps"], {f"{probe}.{hook}": spent["own_us"] for probe, hook, spent in hooks}

@@ -67,6 +67,10 @@ def _method(plan: Plan, measured: Measured) -> dict[str, Any]:
         "order": "all servers up at once, one at work at a time; per round and batch the arms in an order drawn anew",
         "slow_arms": f"an arm above {SLOW} times the reference's time gets bursts of {plan.short_tokens} tokens, and "
         f"sits out rounds until it has had {SLOW} times the reference's time in all",
+        "probes_us": "GEMMA4_TRIAGE_COST: the probes' own code on the scheduler's thread, kernel launches included, "
+        "per decode step; median over bursts. What a launched check takes on the device is in kernels/bench/rows",
+        "probes_share": "probes_us of all probes over the median step of none; the targets are of it, because equal "
+        "servers differ by more than they allow",
         "noise": "off runs the code that none runs: what its ratio differs from 1 by is noise; servers_ms has the "
         "median of each of an arm's equal servers",
         "copies": plan.copies,

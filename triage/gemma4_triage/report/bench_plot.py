@@ -1,8 +1,9 @@
 """Rows of a bench as one SVG without outside references: a panel per MTP setting and batch, a line per arm.
 
-A dot is what an arm adds to a decode step of SGLang without the plugin (median of rounds), the bar its bootstrap
-interval. The axis is logarithmic in what is added, because a probe's 1% and a log that takes ten times as long are to
-fit in one picture; what is below 0.1%, or nothing, lies at its left end. A red tick is the arm's target.
+A dot is an arm's decode step against that of SGLang without the plugin (median of rounds), the bar its bootstrap
+interval; two equal servers differ too. A diamond is the time that the probes' own code takes of a step, and a red tick
+the arm's target for it. The axis is logarithmic in what is added, because a probe's 1% and a log that takes ten times
+as long are to fit in one picture; what is below 0.1%, or nothing, lies at its left end.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from html import escape
 from typing import Any
 
 from gemma4_repro.bench.arms import ARMS
-from gemma4_triage.report.bench_view import ratio_text
+from gemma4_triage.report.bench_view import ratio_text, share_text
 
-_WIDTH, _LEFT, _RIGHT, _ROW, _HEAD = 860, 150, 250, 22, 34
-_TITLE, _FOOT = 62, 54
+_WIDTH, _LEFT, _RIGHT, _ROW, _HEAD = 960, 150, 350, 22, 34
+_TITLE, _FOOT = 62, 70
 _FLOOR = 0.001
 _TICKS = {0.001: "0.1% or less", 0.01: "1%", 0.1: "10%", 1.0: "100%", 10.0: "1000%", 100.0: "10000%"}
-_LIMITS = {arm.id: arm.ratio_limit for arm in ARMS if arm.ratio_limit is not None}
+_LIMITS = {arm.id: arm.share_limit for arm in ARMS if arm.share_limit is not None}
 _COLOURS = {True: "#2f6f4f", False: "#8a8f98"}
 _OURS = ("off", "log", "contain", "trap", "ledger")
 
@@ -84,17 +85,21 @@ def _arm(row: dict[str, Any], scale: _Scale, y: int) -> Iterator[str]:
         bar = f'x1="{scale(ratio["low"])}" y1="{y}" x2="{scale(ratio["high"])}" y2="{y}"'
         yield f'<line {bar} stroke="{colour}" stroke-width="3" stroke-opacity="0.45"/>'
     if limit := _LIMITS.get(row["arm"]):
-        x = scale(limit)
+        x = scale(1 + limit)
         yield f'<line x1="{x}" y1="{y - 8}" x2="{x}" y2="{y + 8}" stroke="#b3261e" stroke-width="2"/>'
     yield f'<circle cx="{scale(ratio["median"])}" cy="{y}" r="4" fill="{colour}"/>'
     said = "" if row["arm"] == "none" else ratio_text(ratio)
+    if (share := row["probes_share"]) is not None:
+        x, said = scale(1 + share), f"{said}   probes {share_text(share)}"
+        yield f'<path d="M{x - 5} {y} L{x} {y - 5} L{x + 5} {y} L{x} {y + 5} Z" fill="#ffffff" stroke="{colour}"/>'
     yield _text(_WIDTH - _RIGHT + 16, y + 4, f"{row['step_ms']['median']:.2f} ms   {said}", 'xml:space="preserve"')
 
 
 def _axis(scale: _Scale, top: int) -> Iterator[str]:
     for tick in _ticks(scale):
         yield _text(scale(1 + tick), top + 14, _TICKS[tick], 'text-anchor="middle" fill="#555b63"')
-    note = "added to a decode step, median of rounds and 95% bootstrap interval; by SGLang's own clock; red: target"
+    note = "dot: decode step against none, by SGLang's own clock, median of rounds, 95% bootstrap interval"
+    yield _text(12, top + 56, "diamond: the probes' own code, of a step of none; red: target", 'fill="#555b63"')
     yield _text(12, top + 40, note, 'fill="#555b63"')
 
 

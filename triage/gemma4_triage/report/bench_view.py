@@ -39,6 +39,11 @@ def ratio_text(ratio: dict[str, Any] | None) -> str:
     return f"{_percent(median)}%{interval}"
 
 
+def share_text(share: float | None) -> str:
+    """0.0085 -> "0.85%"."""
+    return "" if share is None else f"{100 * share:.2f}%"
+
+
 def _percent(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f}"
 
@@ -51,8 +56,8 @@ def _about(document: dict[str, Any]) -> str:
 
 
 def _rows(rows: list[dict[str, Any]]) -> Table:
-    columns = ("mtp", "batch", "arm", "step ms", "10%", "90%", "windows", "rounds", "step against none", "decode tok/s")
-    table = Table(*columns, "dumps", box=SIMPLE)
+    columns = ("mtp", "batch", "arm", "step ms", "10%", "90%", "windows", "rounds", "step against none")
+    table = Table(*columns, "probes us", "of a step", "decode tok/s", "dumps", box=SIMPLE)
     for column in table.columns[3:8]:
         column.justify = "right"
     last = None
@@ -69,6 +74,8 @@ def _rows(rows: list[dict[str, Any]]) -> Table:
             str(step["n"]),
             str(row["rounds"]),
             ratio_text(row["step_ratio_to_none"]),
+            f"{row['probes_us']['median']:.0f}" if row["probes_us"] else "",
+            share_text(row["probes_share"]),
             f"{row['decode_tokens_per_s']:.0f}",
             str(row["dumps"] or ""),
         )
@@ -81,8 +88,8 @@ def _target(target: dict[str, Any]) -> Text:
         text = f"{proof['compared']} of SGLang's functions compared, {len(proof['changed'])} changed ({target['test']})"
     else:
         worst = target["worst"]
-        text = f"step time at most {100 * (target['limit'] - 1):.0f}% over none"
+        text = f"probes take at most {100 * target['limit']:.0f}% of a step of none"
         if worst:
             where = f"mtp {'on' if worst['mtp'] else 'off'}, batch {worst['batch']}"
-            text += f"; worst {ratio_text(worst['ratio'])} ({where})"
+            text += f"; worst {share_text(worst['share'])} ({where})"
     return Text(f"{target['arm']}: ").append(target["status"], _STYLES[target["status"]]).append(f": {text}")

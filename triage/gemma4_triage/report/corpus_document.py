@@ -8,14 +8,13 @@ from gemma4_repro.detection.case import Case, CleanCase, FaultCase
 from gemma4_repro.detection.matrix import CleanRow, FaultRow, Matrix, Row
 from gemma4_repro.detection.runner import CorpusRun
 from gemma4_runtime.catalog import CATALOG
-from gemma4_runtime.patch import Kind
 from gemma4_triage.report.repro_document import stand_ins
 from gemma4_triage.report.root_cause import root_cause
 
 
 def probe_columns(matrix: Matrix) -> tuple[str, ...]:
     """The catalog's probes in its order, then whatever else wrote a dump."""
-    known = [patch.id for patch in CATALOG if patch.kind is Kind.PROBE]
+    known = [patch.id for patch in CATALOG if patch.finds]
     rows: Sequence[Row] = (*matrix.faults, *matrix.clean)
     return tuple(dict.fromkeys([*known, *(probe for row in rows for probe in row.fired)]))
 

@@ -1,0 +1,88 @@
+"""What probes cost the thread that they run on: the time in our own hook functions, per kind of scheduler step.
+
+`GEMMA4_TRIAGE_COST=1` wraps every hook of every probe in a clock, and /server_info then has the totals. Around an
+original function only our own part counts. It holds the host's time, kernel launches included; what a launched kernel
+takes on the device, and what a hook costs others (caches, garbage), it does not hold. The clocks themselves add about
+half a microsecond per call to a step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import wraps
+from time import perf_counter_ns
+from typing import Any
+
+from gemma4_runtime.patch import How
+
+OUTSIDE = "outside a step"
+
+
+class Ledger:
+    """Totals of one process. kind: of the step that the scheduler began last, by SGLang's name of its forward mode."""
+
+    def __init__(self) -> None:
+        self.kind = OUTSIDE
+        self.steps: Counter[str] = Counter()
+        self.calls: Counter[tuple[str, str, str]] = Counter()
+        self.own_ns: Counter[tuple[str, str, str]] = Counter()
+
+    def begin_step(self, kind: str) -> None:
+        self.kind = kind
+        self.steps[kind] += 1
+
+    def add(self, probe: str, hook: str, own_ns: int) -> None:
+        self.calls[self.kind, probe, hook] += 1
+        self.own_ns[self.kind, probe, hook] += own_ns
+
+    def document(self) -> dict[str, Any]:
+        """{kind: {"steps": n, "probes": {id: {hook: {"calls": n, "own_us": microseconds}}}}}, for JSON."""
+        found: dict[str, Any] = {}
+        for (kind, probe, hook), own_ns in self.own_ns.items():
+            entry = found.setdefault(kind, {"steps": self.steps[kind], "probes": {}})
+            totals = {"calls": self.calls[kind, probe, hook], "own_us": own_ns / 1000}
+            entry["probes"].setdefault(probe, {})[hook] = totals
+        return found
+
+
+LEDGER = Ledger()
+
+
+def timed(probe: str, how: How, function: Callable[..., Any], ledger: Ledger = LEDGER) -> Callable[..., Any]:
+    """`function`, a hook, with its own time added to `ledger` whenever it returns or raises."""
+    if how is How.AROUND:
+        return _timed_around(probe, function, ledger)
+
+    @wraps(function)
+    def hook(*args: Any, **kwargs: Any) -> Any:
+        began = perf_counter_ns()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            ledger.add(probe, function.__name__, perf_counter_ns() - began)
+
+    return hook
+
+
+def _timed_around(probe: str, function: Callable[..., Any], ledger: Ledger) -> Callable[..., Any]:
+    @wraps(function)
+    def hook(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        inside = 0
+
+        @wraps(original)
+        def call(*given: Any, **named: Any) -> Any:
+            nonlocal inside
+            left = perf_counter_ns()
+            try:
+                return original(*given, **named)
+            finally:
+                inside += perf_counter_ns() - left
+
+        began = perf_counter_ns()
+        try:
+            return function(call, *args, **kwargs)
+        finally:
+            ledger.add(probe, function.__name__, perf_counter_ns() - began - inside)
+
+    return hook
