@@ -297,6 +297,7 @@ _PROBES = (
             Hook("trtllm.init_graph_metadata", How.AFTER, f"{_PROBES_AT}.page_table:after_graph_metadata"),
             Hook("trtllm.forward_decode", How.BEFORE, f"{_PROBES_AT}.page_table:before_dispatch"),
             Hook("trtllm.forward_extend", How.BEFORE, f"{_PROBES_AT}.page_table:before_dispatch"),
+            Hook("attention.init_in_graph", How.BEFORE, f"{_PROBES_AT}.page_table:before_in_graph"),
             Hook("triton.init", How.AFTER, f"{_PROBES_AT}.page_table:after_init"),
             Hook("triton.init_metadata", How.AFTER, f"{_PROBES_AT}.page_table_triton:after_metadata"),
             Hook("triton.init_graph_metadata", How.AFTER, f"{_PROBES_AT}.page_table_triton:after_graph_metadata"),
@@ -427,6 +428,7 @@ _PROBES = (
         # Last, and so outermost: a step has its kind before any other probe meets it.
         attachments=(
             Hook("scheduler.run_batch", How.BEFORE, f"{_PROBES_AT}.probe_cost:before_run_batch"),
+            Hook("scheduler.on_idle", How.BEFORE, f"{_PROBES_AT}.probe_cost:before_idle"),
             Hook("scheduler.internal_state", How.AFTER, f"{_PROBES_AT}.probe_cost:after_internal_state"),
         ),
         self_test=f"{_PROBES_AT}.probe_cost:self_test",

@@ -7,9 +7,9 @@ read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from http import HTTPStatus
+from types import TracebackType
 from typing import Any
 
 from gemma4_runtime.errors import TrappedViolation
@@ -24,6 +24,8 @@ class Step:
     another step, if there is one.
     """
 
+    __slots__ = ("chunked", "number", "requests", "together", "unread")
+
     def __init__(
         self, number: int, requests: tuple[Any, ...], together: str | None = None, chunked: Any = None
     ) -> None:
@@ -32,6 +34,10 @@ class Step:
         self.together = together
         self.chunked = chunked
         self.unread: list[Callable[[], None]] = []
+
+    def requests_of(self, rows: tuple[int, ...]) -> list[Any]:
+        """The requests of these rows; a row beyond the requests is padding."""
+        return [self.requests[row] for row in rows if row < len(self.requests)]
 
     def settle(self) -> None:
         """Read every result, first to last. A finding may raise; the rest stays unread then."""
@@ -45,48 +51,57 @@ class Step:
                 _reading = before
 
 
-_running: Step | None = None
+running: Step | None = None
+"""The step that the scheduler is running now."""
 _reading: Step | None = None
-
-
-def running() -> Step | None:
-    """The step that the scheduler is running now."""
-    return _running
+_latest: Step | None = None
 
 
 def step_number() -> int | None:
     """Of the step whose results are being read, else of the running one; None outside a scheduler."""
-    step = _reading or _running
+    step = _reading or running
     return None if step is None else step.number
 
 
-@contextmanager
-def run(step: Step) -> Iterator[None]:
-    """`step` is the running one inside. If it raises, what its checks left is read on the way out."""
-    global _running
-    _running = step
-    try:
-        yield
-    except Exception:
-        _settle_after_a_crash(step)
-        raise
-    finally:
-        _running = None
+class Running:
+    """A context manager: `step` is the running one inside. If it raises, what its checks left is read on the way out.
+
+    A class, because a generator would cost each step microseconds.
+    """
+
+    __slots__ = ("_step",)
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+
+    def __enter__(self) -> None:
+        global running, _latest
+        running = _latest = self._step
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        global running
+        try:
+            if isinstance(error, Exception):
+                _settle_after_a_crash(self._step)
+        finally:
+            running = None
 
 
 def defer(read: Callable[[], None]) -> None:
     """Have `read` called at the step's synchronisation; at once where there is no scheduler step."""
-    if _running is None:
+    if running is None:
         read()
     else:
-        _running.unread.append(read)
+        running.unread.append(read)
 
 
-def fail_requests(rows: tuple[int, ...], reason: str, dump: str | None) -> None:
+def fail_requests(rows: tuple[int, ...], reason: str, dump: str | None, and_next: bool = False) -> None:
     """End the requests of these rows with an error that says why; the others go on.
 
-    Their keys and values stem from neutralised reads and must not reach the prefix cache. A row beyond the requests is
-    padding.
+    Their keys and values stem from neutralised reads and must not reach the prefix cache.
+
+    and_next: with overlap the step after the one being read runs already, and its requests in these rows end too: it
+    cannot be told which of the two it was, and none that may be wrong goes on.
 
     Raises:
         TrappedViolation: it cannot be done for single requests: outside a scheduler step; on several ranks, where one
@@ -97,7 +112,8 @@ def fail_requests(rows: tuple[int, ...], reason: str, dump: str | None) -> None:
     together = "outside a scheduler step" if step is None else step.together
     if step is None or together is not None:
         raise TrappedViolation(f"{reason}; {together} a single request cannot be ended", dump)
-    concerned = {row: step.requests[row] for row in rows if row < len(step.requests)}.values()
+    steps = [step, _latest] if and_next and _latest is not None else [step]
+    concerned = {id(found): found for each in steps for found in each.requests_of(rows)}.values()
     if step.chunked is not None and any(request is step.chunked for request in concerned):
         raise TrappedViolation(f"{reason}; between chunks of its prefill a request cannot be ended", dump)
     from sglang.srt.managers.schedule_batch import FINISH_ABORT

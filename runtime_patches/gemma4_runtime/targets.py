@@ -29,6 +29,9 @@ TARGETS: dict[str, dict[str, str]] = {
         "trtllm.init_graph_metadata": f"{_TRTLLM}.TRTLLMHAAttnBackend.init_forward_metadata_out_graph",
         "trtllm.resolve_swa_pool": f"{_TRTLLM}.TRTLLMHAAttnBackend._resolve_swa_kv_pool",
         "trtllm.flashinfer": f"{_TRTLLM}.flashinfer",
+        "attention.init_in_graph": (
+            f"{_SRT}.layers.attention.base_attn_backend.AttentionBackend.init_forward_metadata_in_graph"
+        ),
         "triton.init": f"{_TRITON}.__init__",
         "triton.forward_decode": f"{_TRITON}.forward_decode",
         "triton.forward_extend": f"{_TRITON}.forward_extend",

@@ -6,6 +6,10 @@
 | contain | checks and neutralises | when SGLang next decides which requests finish, after its own wait  |
 | log     | checks                 | as contain                                                          |
 
+In `contain` and `log` the check of a CUDA graph's arrays is a node of that graph, ahead of the kernels that follow
+them: a replay costs the host no launch, and what is checked is what the graph will read. `trap`, which has to look
+before the replay, and a replay whose pool is not that of the capture, launch it from the host.
+
 Ids of another pool than their buffer's are found without the device, whatever their values.
 """
 
@@ -25,6 +29,7 @@ from gemma4_kernels.page_guard.launch import (
     PageGuard,
     PreparedCheck,
 )
+from gemma4_kernels.page_guard.spec import FOUND
 from gemma4_runtime.indices.build import Build, IndexArray
 from gemma4_runtime.indices.report import report_findings, report_wrong_space
 from gemma4_runtime.session import Session
@@ -47,6 +52,7 @@ class Checker:
         self.wrong_uses = build.wrong_uses()
         self._arrays = [array for array in build.arrays if build.bound_of(array.name) > 0]
         self.names = tuple(array.name for array in self._arrays)
+        self.recorded: Recorded | None = None
         self._slots: list[_Slot] = []
 
     def launch(self) -> _Slot | None:
@@ -65,9 +71,25 @@ class Checker:
         if self.names:
             self._slots = [self._new_slot() for _ in range(_STEPS_IN_FLIGHT)]
 
+    def prepare_recording(self) -> Recorded | None:
+        """A check for the graph that is about to be captured; None: no array of the build is followed. Waits."""
+        if not self.names:
+            return None
+        prepared = self._prepare()
+        # A first launch loads the kernel, which a capture does not allow. The arrays belong to nobody yet.
+        prepared.launch()
+        if self.build.request_slots.is_cuda:
+            torch.cuda.current_stream().synchronize()
+        prepared.result.zero_()
+        return Recorded(self, prepared)
+
     def _new_slot(self) -> _Slot:
+        prepared = self._prepare()
+        return _Slot(prepared, torch.cuda.Event() if self.build.request_slots.is_cuda else None)
+
+    def _prepare(self) -> PreparedCheck:
         build = self.build
-        prepared = PageGuard(build.request_slots.device).prepare(
+        return PageGuard(build.request_slots.device).prepare(
             [_guarded(build, array) for array in self._arrays],
             build.cache_seqlens,
             build.page_size,
@@ -76,7 +98,38 @@ class Checker:
             # out; their pages are the null page by design.
             padding=Padding(build.request_slots, 0),
         )
-        return _Slot(prepared, torch.cuda.Event() if build.request_slots.is_cuda else None)
+
+
+class Recorded:
+    """A check inside a captured graph, whose every replay is a launch. Keep it as long as the graph.
+
+    All replays share one result. With overlap the next replay may be running when this step's result is read, and
+    nothing in it says which of the two found something: both steps' requests in these rows are taken to be concerned.
+    """
+
+    def __init__(self, checker: Checker, prepared: PreparedCheck) -> None:
+        self._checker, self._prepared = checker, prepared
+        self._words = prepared.result.numpy().data
+
+    def record(self) -> None:
+        """Call while the graph is being captured, before the kernels that follow the arrays."""
+        self._prepared.launch()
+        self._checker.recorded = self
+
+    def settle(self) -> None:
+        """Report what was found, if anything was. One word is read if all is well."""
+        if not self._words[FOUND]:
+            return
+        try:
+            if self._checker.build.request_slots.is_cuda:
+                torch.cuda.synchronize()
+        except RuntimeError:
+            logger.warning("gemma4-triage: CUDA failed before a page check was read; reading what arrived")
+        findings = _read(self._prepared)
+        if findings is not None:
+            build = self._checker.build
+            act = Session.guard().mode.at(build.in_graph)
+            report_findings(build, self._checker.names, findings, act, and_next=True)
 
 
 class _Slot:
@@ -100,12 +153,16 @@ class _Slot:
             except RuntimeError:
                 # The context died in this step. What reached the host before that is here to read.
                 logger.warning("gemma4-triage: CUDA failed before a page check was read; reading what arrived")
-        try:
-            return self._prepared.read()
-        except ValueError as error:
-            # Torn by a crash, or overwritten: whatever did that is worse than the loss of this result.
-            logger.error("gemma4-triage: the result of a page check is lost: %s", error)
-            return None
+        return _read(self._prepared)
+
+
+def _read(prepared: PreparedCheck) -> Findings | None:
+    try:
+        return prepared.read()
+    except ValueError as error:
+        # Torn by a crash, or overwritten: whatever did that is worse than the loss of this result.
+        logger.error("gemma4-triage: the result of a page check is lost: %s", error)
+        return None
 
 
 def check_build(checker: Checker, live: bool = True) -> None:
@@ -119,17 +176,26 @@ def check_build(checker: Checker, live: bool = True) -> None:
         TrappedViolation: in trap mode, before any kernel has followed an index.
     """
     act = Session.guard().mode.at(checker.build.in_graph)
-    slot = checker.launch() if live else None
-    if slot is not None and act is Mode.TRAP:
-        _settle(checker, slot, act)
-    elif slot is not None:
-        defer(partial(_settle, checker, slot, act))
+    if live and checker.recorded is not None:
+        defer(checker.recorded.settle)
+    elif live:
+        _launch(checker, act)
     for use in checker.wrong_uses:
         report = partial(report_wrong_space, checker.build, use, act if live else Mode.LOG, with_rows=live)
         if act is Mode.TRAP or not live:
             report()
         else:
             defer(report)
+
+
+def _launch(checker: Checker, act: Mode) -> None:
+    slot = checker.launch()
+    if slot is None:
+        return
+    if act is Mode.TRAP:
+        _settle(checker, slot, act)
+    else:
+        defer(partial(_settle, checker, slot, act))
 
 
 def _settle(checker: Checker, slot: _Slot, act: Mode) -> None:

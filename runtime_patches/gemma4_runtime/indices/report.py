@@ -16,8 +16,10 @@ from gemma4_runtime.steps import fail_requests
 RULE = "page-table-bounds"
 
 
-def report_findings(build: Build, names: tuple[str, ...], findings: Any, act: Mode) -> None:
+def report_findings(build: Build, names: tuple[str, ...], findings: Any, act: Mode, and_next: bool = False) -> None:
     """Report what page_guard found: one violation per array, with the first bad entry of each row.
+
+    and_next: the step after the one that is being read may have found it, see `fail_requests`.
 
     Raises:
         TrappedViolation: in trap mode; in contain mode if the requests cannot be ended one by one.
@@ -27,14 +29,14 @@ def report_findings(build: Build, names: tuple[str, ...], findings: Any, act: Mo
         if bad:
             use = _culprit(build, name, bad[0].value)
             violation = Violation(_verdict(use, bad[0]), bad[:MAX_LISTED], findings.counts[index])
-            _report(build, use, violation, act, [entry.row for entry in bad], "contained")
+            _report(build, use, violation, act, [entry.row for entry in bad], "contained", and_next)
         wide = tuple(
             BadIndex(o.row, o.columns, o.needed, 0, o.columns + 1) for o in findings.overflows if o.array == index
         )
         if wide:
             use = build.uses_of(name)[0]
             violation = Violation("table_too_narrow", wide[:MAX_LISTED], len(wide))
-            _report(build, use, violation, act, findings.rows, "logged")
+            _report(build, use, violation, act, findings.rows, "logged", and_next)
 
 
 def report_wrong_space(build: Build, use: Use, act: Mode, with_rows: bool) -> None:
@@ -57,7 +59,13 @@ def report_wrong_space(build: Build, use: Use, act: Mode, with_rows: bool) -> No
 
 
 def _report(
-    build: Build, use: Use, violation: Violation, act: Mode, rows: Iterable[int], action: Literal["logged", "contained"]
+    build: Build,
+    use: Use,
+    violation: Violation,
+    act: Mode,
+    rows: Iterable[int],
+    action: Literal["logged", "contained"],
+    and_next: bool,
 ) -> None:
     """rows: whose requests contain mode ends. action: what it did to them; a row beyond its table cannot be undone."""
     describe = partial(bounds_scene, build, use, violation, RULE)
@@ -65,7 +73,8 @@ def _report(
     dump = Session.guard().report(violation, RULE, build.site, describe, act, done, key=_key(build, use))
     if act is Mode.CONTAIN:
         value, layer = violation.first.value, f"{build.role} layer {use.layer_id}"
-        fail_requests(_requests(build, rows), f"{violation.verdict}, value {value} in {use.array} for {layer}", dump)
+        said = f"{violation.verdict}, value {value} in {use.array} for {layer}"
+        fail_requests(_requests(build, rows), said, dump, and_next)
 
 
 def _key(build: Build, use: Use) -> tuple[Any, ...]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import TracebackType
 from typing import Any
 
 import torch
 
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.indices.build import Build, Use
-from gemma4_runtime.indices.check import Checker, check_build
+from gemma4_runtime.indices.check import Checker, Recorded, check_build
 from gemma4_runtime.session import Session
 from gemma4_runtime.settings import Mode
 
@@ -22,29 +23,39 @@ _defects: Counter[str] = Counter()
 _BUILD = "_gemma4_build"
 _CHECKERS = "_gemma4_checkers"
 _NEW_SLOTS = "_gemma4_static_new_slots"
-
+# Checks that wait for a capture to begin, by backend, and those that are in a graph, which keeps their addresses.
+_to_record: dict[int, Recorded] = {}
+_recorded: list[Recorded] = []
 
 Gather = Callable[[torch.Tensor | None], Build]
 """From the list of new slots that the kernels will read, [tokens or more], to the build."""
 
 
-@contextmanager
-def _defects_of_ours(in_graph: bool) -> Iterator[None]:
-    """In trap mode whatever a check meets stops the server. In the others a defect of ours must not: it is named, and
-    the build goes unchecked.
+class _DefectsOfOurs:
+    """A context manager. In trap mode whatever a check meets stops the server. In the others a defect of ours must not:
+    it is named, and the build goes unchecked. A class, because a generator would cost each build microseconds.
     """
-    try:
-        yield
-    except TrappedViolation:
-        raise
-    # Broad on purpose: this is the boundary between our code and a server that works.
-    except Exception as error:
-        if Session.guard().mode.at(in_graph) is Mode.TRAP:
-            raise
+
+    __slots__ = ("_in_graph",)
+
+    def __init__(self, in_graph: bool) -> None:
+        self._in_graph = in_graph
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> bool:
+        # This is the boundary between our code and a server that works: any Exception, but never a finding.
+        if not isinstance(error, Exception) or isinstance(error, TrappedViolation):
+            return False
+        if Session.guard().mode.at(self._in_graph) is Mode.TRAP:
+            return False
         text = f"{type(error).__name__}: {error}"
         _defects[text] += 1
         if _defects[text] == 1:
-            logger.exception("gemma4-triage: page-table could not check a build, which went on UNCHECKED: %s", text)
+            message = "gemma4-triage: page-table could not check a build, which went on UNCHECKED: %s"
+            logger.error(message, text, exc_info=error)
+        return True
 
 
 def watch_eager(backend: Any, forward_batch: Any, gather: Gather, covered: bool = True) -> None:
@@ -56,7 +67,7 @@ def watch_eager(backend: Any, forward_batch: Any, gather: Gather, covered: bool 
         # What is neutralised for the kernels must not reach the allocator, which frees rejected slots from this list.
         forward_batch.out_cache_loc = forward_batch.out_cache_loc.clone()
     setattr(backend, _BUILD, None)
-    with _defects_of_ours(in_graph=False):
+    with _DefectsOfOurs(in_graph=False):
         build = gather(forward_batch.out_cache_loc)
         setattr(backend, _BUILD, build)
         if build.rows:
@@ -68,44 +79,90 @@ def watch_graph(
     forward_batch: Any,
     gather: Gather,
     in_capture: bool,
-    holds: tuple[Any, ...],
+    pools: tuple[Any, ...],
+    addresses: tuple[int, ...] = (),
     covered: bool = True,
 ) -> None:
     """Check a graph's static arrays, which hold this step's ids while the graph waits. One checker per bucket.
 
+    A check that the graph itself holds is only read. It covers the static arrays, whatever the batch of a replay
+    brings; what a replay may change is the pool in force, and with that whose ids the arrays hold.
+
     The batch of a capture brings the static list of new slots, which the graph will read; a replay's brings the list
     that it was filled from.
 
-    holds: what a checker goes by, by identity or, for addresses, by value: another pool or other storage needs a new
-    one, from what `gather` returns. covered: as for `watch_eager`.
+    pools: what decides whose ids the arrays hold, by identity. addresses: of arrays that a check which is launched from
+    here has bound. If either is another one, a new checker is made of what `gather` returns. covered: as for
+    `watch_eager`.
     """
     if not covered:
         setattr(backend, _BUILD, None)
         return
     setattr(backend, _BUILD, None)
-    with _defects_of_ours(in_graph=True):
-        kept: dict[Any, tuple[tuple[Any, ...], Checker]] = vars(backend).setdefault(_CHECKERS, {})
-        key = (forward_batch.batch_size, forward_batch.forward_mode)
-        static: dict[Any, torch.Tensor | None] = vars(backend).setdefault(_NEW_SLOTS, {})
-        if in_capture:
-            static[key] = forward_batch.out_cache_loc
-            kept.pop(key, None)
-        holds = (backend.token_to_kv_pool, forward_batch.req_pool_indices.data_ptr(), *holds)
-        if key not in kept or not all(map(_same, kept[key][0], holds)):
-            kept[key] = (holds, Checker(gather(static.get(key))))
-        checker = kept[key][1]
+    with _DefectsOfOurs(in_graph=True):
+        kept: dict[Any, _Kept] = vars(backend).setdefault(_CHECKERS, {})
+        # An enum's own hash is a call into Python.
+        key = (forward_batch.batch_size, int(forward_batch.forward_mode))
+        pools = (backend.token_to_kv_pool, *pools)
+        found = kept.get(key)
+        if in_capture or found is None or not found.fits(pools, addresses, forward_batch):
+            static: dict[Any, torch.Tensor | None] = vars(backend).setdefault(_NEW_SLOTS, {})
+            if in_capture:
+                static[key] = forward_batch.out_cache_loc
+            bound = (forward_batch.req_pool_indices.data_ptr(), *addresses)
+            found = kept[key] = _Kept(pools, bound, Checker(gather(static.get(key))))
+        checker = found.checker
         setattr(backend, _BUILD, checker.build)
         if in_capture:
-            # Now, so that no replay waits for a compilation.
-            checker.warm_up()
+            _prepare_for(backend, checker)
         check_build(checker, live=not in_capture)
 
 
+def record_checks(*backends: Any) -> None:
+    """If a CUDA graph is being captured: put the checks of these backends' metadata builds into it, here.
+
+    Called where a graph begins, or else where its first attention layer does.
+    """
+    if not _to_record or not torch.cuda.is_current_stream_capturing():
+        return
+    with _DefectsOfOurs(in_graph=True):
+        for backend in backends:
+            recorded = _to_record.pop(id(backend), None)
+            if recorded is not None:
+                recorded.record()
+                _recorded.append(recorded)
+
+
+def _prepare_for(backend: Any, checker: Checker) -> None:
+    """All that could make a replay wait, or that a capture does not allow."""
+    _to_record.pop(id(backend), None)
+    if Session.guard().mode.at(in_graph=True) is Mode.TRAP or not checker.build.request_slots.is_cuda:
+        checker.warm_up()
+    elif (recorded := checker.prepare_recording()) is not None:
+        _to_record[id(backend)] = recorded
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A checker and what it goes by. addresses: the request slots' first."""
+
+    pools: tuple[Any, ...]
+    addresses: tuple[int, ...]
+    checker: Checker
+
+    def fits(self, pools: tuple[Any, ...], addresses: tuple[int, ...], forward_batch: Any) -> bool:
+        if not all(map(_same, self.pools, pools)):
+            return False
+        if self.checker.recorded is not None:
+            return True
+        return self.addresses == (forward_batch.req_pool_indices.data_ptr(), *addresses)
+
+
 def _same(old: Any, new: Any) -> bool:
-    """Addresses by value, all else by identity; lists, which SGLang makes anew, by what they hold."""
+    """By identity; lists, which SGLang makes anew, by what they hold."""
     if isinstance(old, list | tuple):
-        return isinstance(new, list | tuple) and len(old) == len(new) and all(map(_same, old, new))
-    return old is new or (isinstance(old, int) and old == new)
+        return isinstance(new, list | tuple) and len(old) == len(new) and all(map(operator.is_, old, new))
+    return old is new
 
 
 def watch_dispatch(backend: Any, *uses: Use) -> None:
@@ -113,7 +170,8 @@ def watch_dispatch(backend: Any, *uses: Use) -> None:
     build: Build | None = getattr(backend, _BUILD, None)
     if build is None:
         return
-    with _defects_of_ours(build.in_graph):
+    record_checks(backend)
+    with _DefectsOfOurs(build.in_graph):
         covered = {(use.array, use.buffer_space, use.bound) for use in build.uses}
         known = {array.name for array in build.arrays}
         for use in uses:

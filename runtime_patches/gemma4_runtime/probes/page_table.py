@@ -24,7 +24,7 @@ from gemma4_kernels.page_guard.launch import GuardedTable, PageGuard
 from gemma4_runtime.errors import VerificationFailed
 from gemma4_runtime.indices.owner import remember_owner
 from gemma4_runtime.indices.trtllm import trtllm_build, use_of
-from gemma4_runtime.indices.watch import watch_dispatch, watch_eager, watch_graph
+from gemma4_runtime.indices.watch import record_checks, watch_dispatch, watch_eager, watch_graph
 
 RULE = "page-table-bounds"
 
@@ -43,7 +43,13 @@ def after_metadata(result: Any, backend: Any, forward_batch: Any) -> None:
 def after_graph_metadata(result: Any, backend: Any, forward_batch: Any, in_capture: bool = False) -> None:
     """After `TRTLLMHAAttnBackend.init_forward_metadata_out_graph`: the arrays hold this step's ids, the graph waits."""
     gather = partial(trtllm_build, backend, forward_batch, "TRTLLMHAAttnBackend.init_forward_metadata_out_graph", True)
-    watch_graph(backend, forward_batch, gather, in_capture, holds=(backend._swa_kv_pool,))
+    watch_graph(backend, forward_batch, gather, in_capture, pools=(backend._swa_kv_pool,))
+
+
+def before_in_graph(backend: Any, forward_batch: Any) -> None:
+    """Before `AttentionBackend.init_forward_metadata_in_graph`, with which SGLang begins a graph of the target."""
+    # A hybrid backend does not pass the call on.
+    record_checks(backend, getattr(backend, "decode_backend", None), getattr(backend, "prefill_backend", None))
 
 
 def before_dispatch(backend: Any, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> None:

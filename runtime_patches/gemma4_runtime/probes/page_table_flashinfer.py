@@ -25,8 +25,9 @@ def after_graph_plan(result: Any, backend: Any, forward_batch: Any, in_capture: 
     gather = partial(
         flashinfer_build, backend, forward_batch, "FlashInferAttnBackend.init_forward_metadata_out_graph", True
     )
-    holds = (backend.cuda_graph_kv_indices, forward_batch.seq_lens.data_ptr())
-    watch_graph(backend, forward_batch, gather, in_capture, holds, covered=is_covered(backend, forward_batch))
+    pools, addresses = (backend.cuda_graph_kv_indices,), (forward_batch.seq_lens.data_ptr(),)
+    covered = is_covered(backend, forward_batch)
+    watch_graph(backend, forward_batch, gather, in_capture, pools, addresses, covered)
 
 
 def before_dispatch(backend: Any, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> None:

@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gemma4_runtime.steps import Step, run, running
+from gemma4_runtime import steps
+from gemma4_runtime.steps import Running, Step
 
 _STEP = "_gemma4_step"
 _in_hand: Step | None = None
@@ -31,7 +32,7 @@ def around_run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *
     chunked = batch.chunked_req if batch.forward_mode.is_extend() else None
     # SGLang counts the call itself only inside it.
     step = Step(scheduler.forward_ct + 1, tuple(batch.reqs or ()), together, chunked)
-    with run(step):
+    with Running(step):
         result = original(scheduler, batch, *args, **kwargs)
         if arguments.pp_size > 1 or sends:
             # The result goes on as another object, or its keys are sent before any request is asked.
@@ -43,7 +44,8 @@ def around_run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *
 
 def before_update_finish_state(request: Any, *args: Any, **kwargs: Any) -> None:
     """Before `Req.update_finish_state`. The step in hand is over; with overlap another may be running."""
-    step = _in_hand or running()
+    # Once per request and step: as little as possible.
+    step = _in_hand or steps.running
     if step is not None and step.unread:
         step.settle()
 

@@ -22,10 +22,9 @@ def after_metadata(result: Any, backend: Any, forward_batch: Any) -> None:
 def after_graph_metadata(result: Any, backend: Any, forward_batch: Any, in_capture: bool = False) -> None:
     """After `TritonAttnBackend.init_forward_metadata_out_graph`: the lists hold this step's ids."""
     gather = partial(triton_build, backend, forward_batch, "TritonAttnBackend.init_forward_metadata_out_graph", True)
-    holds = (backend.cuda_graph_kv_indices, forward_batch.seq_lens.data_ptr())
-    watch_graph(
-        backend, forward_batch, gather, in_capture, holds, covered=has_lists_of_its_own(forward_batch, in_capture)
-    )
+    pools, addresses = (backend.cuda_graph_kv_indices,), (forward_batch.seq_lens.data_ptr(),)
+    covered = has_lists_of_its_own(forward_batch, in_capture)
+    watch_graph(backend, forward_batch, gather, in_capture, pools, addresses, covered)
 
 
 def before_decode(backend: Any, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> None:

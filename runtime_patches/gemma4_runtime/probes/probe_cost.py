@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import sleep
 from typing import Any
 
-from gemma4_runtime.cost import LEDGER, Ledger, timed
+from gemma4_runtime.cost import IDLE, LEDGER, Ledger, timed
 from gemma4_runtime.errors import VerificationFailed
 from gemma4_runtime.patch import How
 
@@ -16,6 +16,11 @@ KEY = "gemma4_triage_cost"
 def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
     """Before `Scheduler.run_batch`."""
     LEDGER.begin_step(batch.forward_mode.name.lower())
+
+
+def before_idle(scheduler: Any) -> None:
+    """Before `Scheduler.on_idle`: an audit there is no part of the step before it."""
+    LEDGER.kind = IDLE
 
 
 def after_internal_state(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:

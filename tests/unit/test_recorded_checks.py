@@ -1,0 +1,165 @@
+"""Checks that a CUDA graph holds: launched by a replay, read at the step's synchronisation, shared by two replays.
+
+Without CUDA nothing can be captured: here `record` launches at once, and the test launches again for each replay.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+from gemma4_dumps.store import DumpStore
+from gemma4_runtime.indices.build import Build, IndexArray, Use
+from gemma4_runtime.indices.check import Checker, check_build
+from gemma4_runtime.probes import page_table_steps
+
+PAGES = 5
+
+
+def request(name):
+    parameters = SamplingParams(max_new_tokens=8)
+    parameters.normalize(None)
+    return Req(name, "", [5, 6, 7], parameters, vocab_size=512)
+
+
+@pytest.fixture
+def table():
+    return torch.tensor([[1, 2], [3, 4]], dtype=torch.int32)
+
+
+@pytest.fixture
+def checker(table):
+    backend = SimpleNamespace(page_size=16)
+    build = Build(
+        backend=backend,
+        backend_name="trtllm_mha",
+        role="draft",
+        site="here",
+        forward_mode="DECODE",
+        bucket=2,
+        page_size=16,
+        arrays=(IndexArray("page_table", table, "full", "metadata.page_table"),),
+        uses=(Use("page_table", "full", PAGES, 5),),
+        pool=SimpleNamespace(),
+        cache_seqlens=torch.tensor([32, 32], dtype=torch.int32),
+        request_slots=torch.tensor([1, 2]),
+        query_tokens=1,
+    )
+    return Checker(build)
+
+
+class Server:
+    """Two steps of a scheduler, one after the other or, with overlap, the second launched before the first is read."""
+
+    def __init__(self):
+        self.forward_ct = 0
+        self.server_args = SimpleNamespace(tp_size=1, pp_size=1, disaggregation_mode="null")
+
+    def run(self, requests, replay):
+        batch = SimpleNamespace(reqs=requests, chunked_req=None, forward_mode=ForwardMode.DECODE)
+
+        def original(scheduler, batch):
+            self.forward_ct += 1
+            replay()
+            return SimpleNamespace()
+
+        return batch, page_table_steps.around_run_batch(original, self, batch)
+
+    def read(self, batch, result):
+        def original(scheduler, batch, result):
+            for one in batch.reqs:
+                page_table_steps.before_update_finish_state(one)
+                one.output_ids.append(9)
+                one.update_finish_state()
+
+        page_table_steps.around_process_batch_result(original, self, batch, result)
+
+
+def aborted(*requests):
+    return [one.rid for one in requests if isinstance(one.finished_reason, FINISH_ABORT)]
+
+
+def replay_of(checker, recorded, table, page=None):
+    """What a replay does: SGLang fills the static arrays, the graph checks them, the hook leaves a read."""
+
+    def replay():
+        table.copy_(torch.tensor([[1, 2], [3, 4]]))
+        if page is not None:
+            table[1, 0] = page
+        recorded._prepared.launch()
+        check_build(checker)
+
+    return replay
+
+
+@pytest.fixture
+def store(attach):
+    return DumpStore(attach("contain", "page-table"))
+
+
+@pytest.fixture
+def recorded(store, checker):
+    made = checker.prepare_recording()
+    assert made is not None
+    assert checker.recorded is None, "not before it is in the graph"
+    made.record()
+    return made
+
+
+class TestOneStepAtATime:
+    def test_a_clean_replay_is_silent(self, checker, recorded, table, store):
+        server, (a, b) = Server(), map(request, "ab")
+        server.read(*server.run([a, b], replay_of(checker, recorded, table)))
+        assert aborted(a, b) == []
+        assert store.list() == []
+        assert table.tolist() == [[1, 2], [3, 4]]
+
+    def test_a_bad_page_is_neutralised_dumped_and_ends_its_request(self, checker, recorded, table, store):
+        server, (a, b) = Server(), map(request, "ab")
+        server.read(*server.run([a, b], replay_of(checker, recorded, table, page=PAGES)))
+        assert aborted(a, b) == ["b"]
+        assert table.tolist() == [[1, 2], [0, 4]]
+        (entry,) = store.list()
+        assert (entry.manifest.verdict, entry.manifest.action) == ("out_of_range", "contained")
+        assert entry.manifest.offences[0].value == PAGES
+
+    def test_what_was_found_once_is_not_found_again(self, checker, recorded, table, store):
+        server, (a, b, c, d) = Server(), map(request, "abcd")
+        server.read(*server.run([a, b], replay_of(checker, recorded, table, page=PAGES)))
+        server.read(*server.run([c, d], replay_of(checker, recorded, table)))
+        assert aborted(c, d) == []
+        assert len(store.list()) == 1
+
+    def test_the_host_launches_nothing(self, checker, recorded, table):
+        checker.launch = pytest.fail
+        server, (a, b) = Server(), map(request, "ab")
+        server.read(*server.run([a, b], replay_of(checker, recorded, table)))
+
+
+class TestOverlap:
+    def test_the_next_steps_finding_ends_the_requests_of_both(self, checker, recorded, table, store):
+        server, (a, b, c, d) = Server(), map(request, "abcd")
+        first = server.run([a, b], replay_of(checker, recorded, table))
+        second = server.run([c, d], replay_of(checker, recorded, table, page=PAGES))
+        server.read(*first)
+        server.read(*second)
+        # Row 1 of either step: nothing in the result says which.
+        assert aborted(a, b, c, d) == ["b", "d"]
+        assert len(store.list()) == 1
+
+    def test_no_request_that_may_be_wrong_goes_on(self, checker, recorded, table):
+        server, (a, b, c, d) = Server(), map(request, "abcd")
+        first = server.run([a, b], replay_of(checker, recorded, table, page=PAGES))
+        second = server.run([c, d], replay_of(checker, recorded, table))
+        server.read(*first)
+        server.read(*second)
+        assert "b" in aborted(a, b, c, d)
+
+
+def test_a_check_of_nothing_is_not_recorded(store, checker):
+    build = checker.build
+    nobody = Checker(Build(**{**vars(build), "uses": ()}))
+    assert nobody.prepare_recording() is None
