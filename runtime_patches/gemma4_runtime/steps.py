@@ -41,18 +41,23 @@ class Step:
 
     def settle(self) -> None:
         """Read every result, first to last. A finding may raise; the rest stays unread then."""
-        global _reading
-        while self.unread:
-            read = self.unread.pop(0)
-            _reading, before = self, _reading
-            try:
-                read()
-            finally:
-                _reading = before
+        global _reading, awaited
+        before, _reading = _reading, self
+        try:
+            while self.unread:
+                self.unread.pop(0)()
+            if awaited is self:
+                awaited = None
+        finally:
+            _reading = before
 
 
 running: Step | None = None
 """The step that the scheduler is running now."""
+awaited: Step | None = None
+"""The step whose results are to be read before a request may finish: the one whose result SGLang is processing, else
+the running one; None once they are read.
+"""
 _reading: Step | None = None
 _latest: Step | None = None
 
@@ -75,24 +80,47 @@ class Running:
         self._step = step
 
     def __enter__(self) -> None:
-        global running, _latest
-        running = _latest = self._step
+        global running, awaited, _latest
+        running = awaited = _latest = self._step
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        global running
+        global running, awaited
         try:
             if isinstance(error, Exception):
                 _settle_after_a_crash(self._step)
         finally:
-            running = None
+            running = awaited = None
+
+
+class InHand:
+    """A context manager: SGLang is processing the result of `step` inside. Read at its end, if nobody asked before."""
+
+    __slots__ = ("_step",)
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+
+    def __enter__(self) -> None:
+        global awaited
+        awaited = self._step
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        global awaited
+        try:
+            if error is None:
+                self._step.settle()
+        finally:
+            awaited = None
 
 
 def defer(read: Callable[[], None]) -> None:
     """Have `read` called at the step's synchronisation; at once where there is no scheduler step."""
+    global awaited
     if running is None:
         read()
     else:
         running.unread.append(read)
+        awaited = running
 
 
 def fail_requests(rows: tuple[int, ...], reason: str, dump: str | None, and_next: bool = False) -> None:

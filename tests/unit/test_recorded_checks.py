@@ -12,6 +12,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from gemma4_dumps.store import DumpStore
+from gemma4_runtime.indices import watch
 from gemma4_runtime.indices.build import Build, IndexArray, Use
 from gemma4_runtime.indices.check import Checker, check_build
 from gemma4_runtime.probes import page_table_steps
@@ -157,6 +158,41 @@ class TestOverlap:
         server.read(*first)
         server.read(*second)
         assert "b" in aborted(a, b, c, d)
+
+
+class TestWhoChecksAReplay:
+    """The graph does, if the pools are those of its capture; else the host has to look."""
+
+    BATCH = SimpleNamespace(batch_size=2, forward_mode=ForwardMode.DECODE)
+
+    @pytest.fixture
+    def backend(self, checker):
+        pool, swa = SimpleNamespace(), SimpleNamespace()
+        kept = watch._Kept((pool, swa), (0,), checker)
+        key = (2, int(ForwardMode.DECODE))
+        return SimpleNamespace(token_to_kv_pool=pool, _swa_kv_pool=swa, **{watch._CHECKERS: {key: kept}})
+
+    def test_the_graph(self, backend, recorded):
+        assert watch.leave_to_graph(backend, self.BATCH, backend._swa_kv_pool)
+
+    def test_the_host_before_the_check_is_in_the_graph(self, backend):
+        assert not watch.leave_to_graph(backend, self.BATCH, backend._swa_kv_pool)
+
+    def test_the_host_if_the_pool_in_force_is_another(self, backend, recorded):
+        backend.token_to_kv_pool = SimpleNamespace()
+        assert not watch.leave_to_graph(backend, self.BATCH, backend._swa_kv_pool)
+
+    def test_the_host_if_the_translating_pool_is_another(self, backend, recorded):
+        assert not watch.leave_to_graph(backend, self.BATCH, None)
+
+    def test_the_host_in_another_bucket(self, backend, recorded):
+        other = SimpleNamespace(batch_size=4, forward_mode=ForwardMode.DECODE)
+        assert not watch.leave_to_graph(backend, other, backend._swa_kv_pool)
+
+    def test_the_host_where_ids_of_another_pool_have_to_be_reported_each_time(self, backend, checker, store):
+        checker.wrong_uses = checker.build.uses
+        checker.prepare_recording().record()
+        assert not watch.leave_to_graph(backend, self.BATCH, backend._swa_kv_pool)
 
 
 def test_a_check_of_nothing_is_not_recorded(store, checker):

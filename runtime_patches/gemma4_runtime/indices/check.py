@@ -16,6 +16,7 @@ Ids of another pool than their buffer's are found without the device, whatever t
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -44,6 +45,8 @@ _STEPS_IN_FLIGHT = 2
 class Checker:
     """The checks of one build, launched once for an eager build and once per replay for a graph's static arrays.
 
+    recorded: the check that the graph itself holds. read_replay: all that is left to do per replay then, if it is.
+
     One prepared check for each step in flight, because its result lies in memory of its own until it is read.
     """
 
@@ -53,6 +56,7 @@ class Checker:
         self._arrays = [array for array in build.arrays if build.bound_of(array.name) > 0]
         self.names = tuple(array.name for array in self._arrays)
         self.recorded: Recorded | None = None
+        self.read_replay: Callable[[], None] | None = None
         self._slots: list[_Slot] = []
 
     def launch(self) -> _Slot | None:
@@ -115,6 +119,8 @@ class Recorded:
         """Call while the graph is being captured, before the kernels that follow the arrays."""
         self._prepared.launch()
         self._checker.recorded = self
+        if not self._checker.wrong_uses:
+            self._checker.read_replay = self.settle
 
     def settle(self) -> None:
         """Report what was found, if anything was. One word is read if all is well."""

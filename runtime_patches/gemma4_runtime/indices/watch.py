@@ -17,6 +17,7 @@ from gemma4_runtime.indices.build import Build, Use
 from gemma4_runtime.indices.check import Checker, Recorded, check_build
 from gemma4_runtime.session import Session
 from gemma4_runtime.settings import Mode
+from gemma4_runtime.steps import defer
 
 logger = logging.getLogger(__name__)
 _defects: Counter[str] = Counter()
@@ -79,7 +80,7 @@ def watch_graph(
     forward_batch: Any,
     gather: Gather,
     in_capture: bool,
-    pools: tuple[Any, ...],
+    pool: Any,
     addresses: tuple[int, ...] = (),
     covered: bool = True,
 ) -> None:
@@ -91,9 +92,9 @@ def watch_graph(
     The batch of a capture brings the static list of new slots, which the graph will read; a replay's brings the list
     that it was filled from.
 
-    pools: what decides whose ids the arrays hold, by identity. addresses: of arrays that a check which is launched from
-    here has bound. If either is another one, a new checker is made of what `gather` returns. covered: as for
-    `watch_eager`.
+    pool: what decides, besides the pool in force, whose ids the arrays hold; by identity. addresses: of arrays that a
+    check which is launched from here has bound. If either is another one, a new checker is made of what `gather`
+    returns. covered: as for `watch_eager`.
     """
     if not covered:
         setattr(backend, _BUILD, None)
@@ -103,7 +104,7 @@ def watch_graph(
         kept: dict[Any, _Kept] = vars(backend).setdefault(_CHECKERS, {})
         # An enum's own hash is a call into Python.
         key = (forward_batch.batch_size, int(forward_batch.forward_mode))
-        pools = (backend.token_to_kv_pool, *pools)
+        pools = (backend.token_to_kv_pool, pool)
         found = kept.get(key)
         if in_capture or found is None or not found.fits(pools, addresses, forward_batch):
             static: dict[Any, torch.Tensor | None] = vars(backend).setdefault(_NEW_SLOTS, {})
@@ -116,6 +117,21 @@ def watch_graph(
         if in_capture:
             _prepare_for(backend, checker)
         check_build(checker, live=not in_capture)
+
+
+def leave_to_graph(backend: Any, forward_batch: Any, pool: Any) -> bool:
+    """Whether the graph that is about to be replayed holds its own check, captured with these pools. Then that will be
+    read, and `watch_graph` has nothing to do. Once per build and replay: as little as possible.
+    """
+    kept = backend.__dict__.get(_CHECKERS)
+    found = kept.get((forward_batch.batch_size, int(forward_batch.forward_mode))) if kept else None
+    if found is None or found.checker.read_replay is None:
+        return False
+    pools = found.pools
+    if pools[0] is not backend.token_to_kv_pool or pools[1] is not pool:
+        return False
+    defer(found.checker.read_replay)
+    return True
 
 
 def record_checks(*backends: Any) -> None:

@@ -24,7 +24,7 @@ from gemma4_kernels.page_guard.launch import GuardedTable, PageGuard
 from gemma4_runtime.errors import VerificationFailed
 from gemma4_runtime.indices.owner import remember_owner
 from gemma4_runtime.indices.trtllm import trtllm_build, use_of
-from gemma4_runtime.indices.watch import record_checks, watch_dispatch, watch_eager, watch_graph
+from gemma4_runtime.indices.watch import leave_to_graph, record_checks, watch_dispatch, watch_eager, watch_graph
 
 RULE = "page-table-bounds"
 
@@ -42,8 +42,10 @@ def after_metadata(result: Any, backend: Any, forward_batch: Any) -> None:
 
 def after_graph_metadata(result: Any, backend: Any, forward_batch: Any, in_capture: bool = False) -> None:
     """After `TRTLLMHAAttnBackend.init_forward_metadata_out_graph`: the arrays hold this step's ids, the graph waits."""
-    gather = partial(trtllm_build, backend, forward_batch, "TRTLLMHAAttnBackend.init_forward_metadata_out_graph", True)
-    watch_graph(backend, forward_batch, gather, in_capture, pools=(backend._swa_kv_pool,))
+    pool = backend._swa_kv_pool
+    if in_capture or not leave_to_graph(backend, forward_batch, pool):
+        site = "TRTLLMHAAttnBackend.init_forward_metadata_out_graph"
+        watch_graph(backend, forward_batch, partial(trtllm_build, backend, forward_batch, site, True), in_capture, pool)
 
 
 def before_in_graph(backend: Any, forward_batch: Any) -> None:

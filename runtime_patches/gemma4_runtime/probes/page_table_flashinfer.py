@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from gemma4_runtime.indices.flashinfer import flashinfer_build, is_covered, use_of
-from gemma4_runtime.indices.watch import watch_dispatch, watch_eager, watch_graph
+from gemma4_runtime.indices.watch import leave_to_graph, watch_dispatch, watch_eager, watch_graph
 
 
 def after_plan(result: Any, backend: Any, forward_batch: Any) -> None:
@@ -22,12 +22,13 @@ def after_plan(result: Any, backend: Any, forward_batch: Any) -> None:
 
 def after_graph_plan(result: Any, backend: Any, forward_batch: Any, in_capture: bool = False) -> None:
     """After `FlashInferAttnBackend.init_forward_metadata_out_graph`: the lists hold this step's ids."""
-    gather = partial(
-        flashinfer_build, backend, forward_batch, "FlashInferAttnBackend.init_forward_metadata_out_graph", True
-    )
-    pools, addresses = (backend.cuda_graph_kv_indices,), (forward_batch.seq_lens.data_ptr(),)
-    covered = is_covered(backend, forward_batch)
-    watch_graph(backend, forward_batch, gather, in_capture, pools, addresses, covered)
+    pool = backend.cuda_graph_kv_indices
+    if not in_capture and leave_to_graph(backend, forward_batch, pool):
+        return
+    site = "FlashInferAttnBackend.init_forward_metadata_out_graph"
+    gather = partial(flashinfer_build, backend, forward_batch, site, True)
+    addresses, covered = (forward_batch.seq_lens.data_ptr(),), is_covered(backend, forward_batch)
+    watch_graph(backend, forward_batch, gather, in_capture, pool, addresses, covered)
 
 
 def before_dispatch(backend: Any, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> None:

@@ -17,10 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 from gemma4_runtime import steps
-from gemma4_runtime.steps import Running, Step
+from gemma4_runtime.steps import InHand, Running, Step
 
 _STEP = "_gemma4_step"
-_in_hand: Step | None = None
 
 
 def around_run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -42,26 +41,18 @@ def around_run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *
     return result
 
 
-def before_update_finish_state(request: Any, *args: Any, **kwargs: Any) -> None:
-    """Before `Req.update_finish_state`. The step in hand is over; with overlap another may be running."""
-    # Once per request and step: as little as possible.
-    step = _in_hand or steps.running
-    if step is not None and step.unread:
-        step.settle()
+def before_update_finish_state(*args: Any, **kwargs: Any) -> None:
+    """Before `Req.update_finish_state`, once per request and step: as little as possible."""
+    if steps.awaited is not None:
+        steps.awaited.settle()
 
 
 def around_process_batch_result(
     original: Callable[..., Any], scheduler: Any, batch: Any, result: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Around `Scheduler.process_batch_result`."""
-    global _in_hand
     step = getattr(result, _STEP, None)
     if step is None:
         return original(scheduler, batch, result, *args, **kwargs)
-    _in_hand = step
-    try:
-        done = original(scheduler, batch, result, *args, **kwargs)
-        step.settle()
-        return done
-    finally:
-        _in_hand = None
+    with InHand(step):
+        return original(scheduler, batch, result, *args, **kwargs)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from gemma4_runtime.indices.triton import gather_of, has_lists_of_its_own, triton_build, use_of
-from gemma4_runtime.indices.watch import watch_dispatch, watch_eager, watch_graph
+from gemma4_runtime.indices.watch import leave_to_graph, watch_dispatch, watch_eager, watch_graph
 
 
 def after_metadata(result: Any, backend: Any, forward_batch: Any) -> None:
@@ -21,10 +21,13 @@ def after_metadata(result: Any, backend: Any, forward_batch: Any) -> None:
 
 def after_graph_metadata(result: Any, backend: Any, forward_batch: Any, in_capture: bool = False) -> None:
     """After `TritonAttnBackend.init_forward_metadata_out_graph`: the lists hold this step's ids."""
+    pool = backend.cuda_graph_kv_indices
+    if not in_capture and leave_to_graph(backend, forward_batch, pool):
+        return
     gather = partial(triton_build, backend, forward_batch, "TritonAttnBackend.init_forward_metadata_out_graph", True)
-    pools, addresses = (backend.cuda_graph_kv_indices,), (forward_batch.seq_lens.data_ptr(),)
+    addresses = (forward_batch.seq_lens.data_ptr(),)
     covered = has_lists_of_its_own(forward_batch, in_capture)
-    watch_graph(backend, forward_batch, gather, in_capture, pools, addresses, covered)
+    watch_graph(backend, forward_batch, gather, in_capture, pool, addresses, covered)
 
 
 def before_decode(backend: Any, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> None:
