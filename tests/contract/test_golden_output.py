@@ -23,6 +23,7 @@ VERBS = [
     "patches",
     "doctor",
     "audit",
+    "diagnose",
     "dumps",
     "dumps list",
     "dumps show",
@@ -99,3 +100,10 @@ def test_audit(sample):
     done = run("audit", f"dumps/samples/{sample}")
     assert done.returncode == 1
     compare(f"audit_{sample}.txt", done.stdout)
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_diagnose(sample):
+    done = run("diagnose", f"dumps/samples/{sample}")
+    assert (done.returncode, done.stderr) == (1, "")
+    compare(f"diagnose_{sample}.txt", done.stdout)

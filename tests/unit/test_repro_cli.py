@@ -199,12 +199,12 @@ def test_the_cause_is_put_together_from_the_dump(tmp_path):
 
     store = DumpStore(tmp_path)
     dump = read_dump(store.write(seed_bug_draft()).path)
-    text = root_cause(dump.manifest, dump.path)
+    text = root_cause(dump)
     assert "draft" in text
     assert "layer 4 (sliding)" in text
     assert "swa-state-swap" in text
     other = read_dump(store.write(seed_bug_draft(verdict="negative", provenance=Provenance(), role="target")).path)
-    text = root_cause(other.manifest, other.path)
+    text = root_cause(other)
     assert "not recorded" in text
     assert "swa-state-swap" not in text
 

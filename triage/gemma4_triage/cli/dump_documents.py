@@ -10,9 +10,9 @@ from gemma4_dumps.plain_json import plain
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.retention import Removal
 from gemma4_dumps.verify import VerifyReport
+from gemma4_triage.diagnose.next_steps import next_steps
 from gemma4_triage.inspection.offending_rows import offending_rows
 from gemma4_triage.inspection.provenance_sentence import provenance_sentence
-from gemma4_triage.next_steps import next_steps
 
 
 def listing(root: Path, entries: Sequence[DumpEntry], dropped: dict[str, int]) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def dump(found: Dump, rows: int) -> dict[str, Any]:
         "path": str(found.path),
         "provenance_sentence": provenance_sentence(found.manifest),
         "offending_rows": plain([asdict(row) for row in offending_rows(found, rows)]),
-        "next_steps": next_steps(found.manifest, found.path),
+        "next_steps": next_steps(found),
         # A newer minor version may have brought fields with values that JSON has no word for.
         "manifest": plain(found.manifest.model_dump(mode="json")),
     }

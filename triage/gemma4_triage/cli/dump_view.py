@@ -10,10 +10,10 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Manifest
 from gemma4_triage.cli.dump_table import plain_table
 from gemma4_triage.cli.output import printable, stdout_console
+from gemma4_triage.diagnose.next_steps import next_steps
 from gemma4_triage.inspection.guard_lines import guard_lines
 from gemma4_triage.inspection.offending_rows import OffendingRow, offending_rows
 from gemma4_triage.inspection.provenance_sentence import SPACE_NAMES, index_unit, provenance_sentence
-from gemma4_triage.next_steps import next_steps
 
 
 def print_dump(dump: Dump, rows: int) -> None:
@@ -29,7 +29,7 @@ def print_dump(dump: Dump, rows: int) -> None:
     _section(console, "not in this dump", _missing(manifest))
     _pairs(console, "tensors", {n: f"{t.dtype}{list(t.shape)}" for n, t in manifest.tensors.items()})
     _section(console, "repeat with", [manifest.repeat_command] if manifest.repeat_command else [])
-    _section(console, "what to do next", next_steps(manifest, dump.path))
+    _section(console, "what to do next", next_steps(dump))
 
 
 def _headline(console: Console, manifest: Manifest) -> None:

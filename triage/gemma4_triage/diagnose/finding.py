@@ -27,8 +27,9 @@ class _Record(BaseModel):
 class Evidence(_Record):
     """One value that a reader can look up.
 
-    source: a dump id or a file name. field: where in it: a manifest field ("provenance.table_space"), a tensor entry
-    ("page_table[5, 7]") or a line ("line 1042"). value: as it stands there. meaning: what it says about the cause.
+    source: a dump id or a file name. field: where in it: a manifest field ("role", "offences.0.value"), a tensor entry
+    ("page_table[5, 7]"), a field of an event ("events.14.site") or a line ("line 1042"). value: as it stands there;
+    None for a field that is not there. meaning: what it says about the cause.
     """
 
     source: str
@@ -41,8 +42,8 @@ class Finding(_Record):
     """A cause, and why it is believed.
 
     rule: id of the rule that found it. cause: one sentence. ruled_out_if: observations that would contradict it.
-    next_commands: to run, the first one first. fix: id of a patch of ours, if there is one. upstream: issues and pull
-    requests, as "SGLang 26957".
+    advice: what to do or to look at, in words. next_commands: to run, the first one first. fix: id of a patch of ours,
+    if there is one. upstream: issues and pull requests, as "SGLang 26957".
     """
 
     rule: str
@@ -50,6 +51,7 @@ class Finding(_Record):
     confidence: Confidence
     evidence: tuple[Evidence, ...]
     ruled_out_if: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
     next_commands: tuple[str, ...] = ()
     fix: str | None = None
     upstream: tuple[str, ...] = ()

@@ -9,8 +9,8 @@ from rich.text import Text
 from gemma4_dumps.reader import Dump
 from gemma4_triage.cli.dump_table import plain_table
 from gemma4_triage.cli.output import printable
+from gemma4_triage.diagnose.next_steps import next_steps
 from gemma4_triage.inspection.audit_findings import Suspect, equations, suspects
-from gemma4_triage.next_steps import next_steps
 
 if TYPE_CHECKING:
     from gemma4_repro.live_audit import LiveAudit
@@ -34,7 +34,7 @@ def print_audit(console: Console, dump: Dump, rows: int) -> None:
     console.print(table)
     if manifest.offence_count > min(rows, len(found)):
         _line(console, Text(f"{manifest.offence_count - min(rows, len(found))} more; --json has them", style="dim"))
-    for step in next_steps(manifest, dump.path):
+    for step in next_steps(dump, on_screen="audit"):
         _line(console, Text(printable(f"  {step}"), style="dim"))
 
 

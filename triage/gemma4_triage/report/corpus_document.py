@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from gemma4_dumps.reader import Dump
 from gemma4_repro.detection.case import Case, CleanCase, FaultCase
 from gemma4_repro.detection.matrix import CleanRow, FaultRow, Matrix, Row
 from gemma4_repro.detection.runner import CorpusRun
@@ -103,7 +104,7 @@ def _fault_row(row: FaultRow) -> dict[str, Any]:
         "silent_probes": list(row.silent),
         "cause": row.cause.value,
         "objections": list(row.objections),
-        "root_cause": None if first is None else root_cause(first.manifest, first.path),
+        "root_cause": None if first is None else root_cause(Dump(first.path, first.manifest)),
         "unguarded": row.unguarded,
     } | _row(row)
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gemma4_dumps.listing import DumpEntry
+from gemma4_dumps.reader import Dump
 from gemma4_repro.expect_evidence import dumps_of
 from gemma4_repro.log_exceptions import last_lines
 from gemma4_repro.runner import Run
@@ -56,7 +57,7 @@ def run_document(run: Run) -> dict[str, Any]:
         "arms": [_arm(run.scenario, verdict) for verdict in run.verdicts],
         "root_cause": None
         if cause is None or cause.manifest is None
-        else {"text": root_cause(cause.manifest, cause.path), "dump": str(cause.path)},
+        else {"text": root_cause(Dump(cause.path, cause.manifest)), "dump": str(cause.path)},
         "exit_code": exit_code(run.verdicts),
     }
 

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gemma4_dumps.reader import Dump
 from gemma4_repro.expectation import Check, Status
 from gemma4_repro.log_exceptions import last_lines
 from gemma4_repro.runner import Run
@@ -103,7 +104,7 @@ def _cause(console: Console, run: Run) -> None:
         _line(console, "  No readable dump was written in this run, so nothing is said about the cause.")
         return
     _title(console, "root cause, from the dump")
-    console.print(Text(printable(root_cause(entry.manifest, entry.path))), soft_wrap=not console.is_terminal)
+    console.print(Text(printable(root_cause(Dump(entry.path, entry.manifest)))), soft_wrap=not console.is_terminal)
     _title(console, "the dump")
     _line(console, f"  gemma4-triage dumps show {shlex.quote(str(entry.path))}")
 

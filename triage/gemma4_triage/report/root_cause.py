@@ -1,18 +1,19 @@
 """One paragraph on why, put together from what a dump says. Nothing here knows which scenario the dump comes from."""
 
-from pathlib import Path
-
+from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Manifest
+from gemma4_triage.diagnose.next_steps import first_finding, fix_line
 from gemma4_triage.inspection.provenance_sentence import SPACE_NAMES, index_unit, provenance_sentence
-from gemma4_triage.next_steps import next_steps
 
 
-def root_cause(manifest: Manifest, dump_directory: Path) -> str:
-    """Where it happened, whose indices met whose buffer, what the probe concluded, and what is known about it."""
+def root_cause(dump: Dump) -> str:
+    """Where it happened, whose indices met whose buffer, what the probe concluded, the likeliest cause and its fix."""
+    manifest = dump.manifest
     why = manifest.provenance.explanation or provenance_sentence(manifest)
     # At start-up parts are compared, and no index is at fault yet.
     found = (manifest.summary,) if manifest.rule == "geometry" else (_where(manifest), _spaces(manifest))
-    sentences = (*found, why, next_steps(manifest, dump_directory)[0])
+    cause = first_finding(dump)
+    sentences = (*found, why, cause.cause, fix_line(cause) if cause.fix else "")
     return " ".join(_sentence(text) for text in sentences if text)
 
 

@@ -1,0 +1,134 @@
+"""Every rule against every dump that the corpus yields: the right cause comes first, and no rule speaks out of turn.
+
+The dumps are of a real run; `tests/trim_corpus_dumps.py` made them.
+"""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from evidence_lookup import stands_there
+from gemma4_dumps.store import DumpStore
+from gemma4_dumps.verify import verify_dump
+from gemma4_repro.detection.catalog import CLEAN, FAULTS
+from gemma4_triage.diagnose.catalog import RULES
+from gemma4_triage.diagnose.conclude import conclude
+from gemma4_triage.diagnose.finding import Confidence
+from gemma4_triage.diagnose.grouping import group
+from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.material import read_store
+from gemma4_triage.diagnose.rules import injected_fault
+
+ROOT = Path(__file__).parents[1] / "data" / "corpus_dumps"
+
+CAUSES = {
+    "swa-state-stale": "draft-swa-state-stale",
+    "hybrid-pool-unswapped": "pool-swap-missed-leaf",
+    "full-draft-through-swa-map": "draft-reads-translated-ids",
+    "page-past-the-end": "page-past-pool-end",
+    "one-untranslated-row": "row-not-translated",
+    "negative-page": "unassigned-page",
+    "stale-mapping": "mapping-outlives-page",
+    "page-over-count": "evicted-page-counted",
+    "deferred-free-after-replacement": "swa-page-replaced-before-free",
+    "draft-pool-too-small": "draft-pool-too-small",
+    "eager-out-cache-loc": "write-locations-left-over",
+    "unmergeable-spec-info": "verify-input-left-on-batch",
+    "double-bookkeeping": "finished-requests-not-released",
+    "window-one-too-wide": "window-one-too-wide",
+    "free-of-page-zero": "unset-slot-freed",
+    "alloc-on-one-pool": "failed-allocation-keeps-pages",
+    "swa-alloc-oob": "allocator-past-pool-end",
+}
+# An index that leads past a pool's end is that whatever led there; the finding that says why drops it.
+ALSO = {("one-untranslated-row", "page-past-pool-end"), ("draft-pool-too-small", "page-past-pool-end")}
+
+
+@cache
+def incident_of(case: str) -> Incident:
+    material = read_store(DumpStore(ROOT / case))
+    assert material.unreadable == ()
+    (incident,) = group(material.dumps, material.guards, material.ledgers)
+    return incident
+
+
+def test_the_fixtures_are_the_corpus():
+    assert set(CAUSES) == {case.id for case in FAULTS}
+    assert {path.name for path in ROOT.iterdir()} == {case.id for case in (*FAULTS, *CLEAN)}
+
+
+def test_the_fixtures_are_whole_and_name_no_path_of_a_home():
+    for manifest in ROOT.rglob("manifest.json"):
+        assert verify_dump(manifest.parent).ok
+    for file in ROOT.rglob("*.json"):
+        assert not {"/root", "/home", "/tmp"} & {f"/{part}" for part in file.read_text().split("/")}
+
+
+@pytest.mark.parametrize("case", CAUSES)
+def test_the_first_finding_is_the_cause_and_the_only_one(case):
+    findings = conclude(incident_of(case))
+    assert [finding.rule for finding in findings] == [CAUSES[case]]
+
+
+@pytest.mark.parametrize("case", CLEAN, ids=lambda case: case.id)
+def test_a_clean_run_has_no_finding(case):
+    incident = incident_of(case.id)
+    assert incident.guards
+    assert incident.ledgers
+    assert conclude(incident) == ()
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if not rule.fallback], ids=lambda rule: rule.id)
+def test_a_rule_speaks_where_its_cause_is_and_nowhere_else(rule):
+    spoke = {case for case in (*CAUSES, *(case.id for case in CLEAN)) if rule.find(incident_of(case)) is not None}
+    expected = {case for case, cause in CAUSES.items() if cause == rule.id}
+    if rule.id == injected_fault.ID:
+        expected = {case.id for case in FAULTS if case.inject}
+    assert spoke == expected | {case for case, other in ALSO if other == rule.id}
+
+
+@pytest.mark.parametrize("case", CAUSES)
+def test_every_piece_of_evidence_stands_in_the_dump(case):
+    for finding in conclude(incident_of(case)):
+        assert len(finding.evidence) >= 3
+        wrong = [piece for piece in finding.evidence if not stands_there(piece, ROOT / case)]
+        assert wrong == []
+
+
+@pytest.mark.parametrize("case", FAULTS, ids=lambda case: case.id)
+def test_an_injected_fault_is_called_one(case):
+    (finding,) = conclude(incident_of(case.id))
+    named = [piece.value for piece in finding.evidence if ".settings.faults." in piece.field]
+    assert named == list(case.inject)
+    assert ("injected on request" in finding.cause) is bool(case.inject)
+
+
+@pytest.mark.parametrize("case", FAULTS, ids=lambda case: case.id)
+def test_the_upstream_issue_is_the_corpus_own(case):
+    (finding,) = conclude(incident_of(case.id))
+    assert case.origin.reference in finding.upstream
+
+
+@pytest.mark.parametrize("case", FAULTS, ids=lambda case: case.id)
+def test_a_fix_that_the_case_leaves_off_is_the_one_that_is_named(case):
+    (finding,) = conclude(incident_of(case.id))
+    assert finding.fix == (case.without[0] if case.without else None)
+
+
+LIKELY = {"page-past-the-end", "negative-page", "free-of-page-zero"}
+
+
+@pytest.mark.parametrize("case", CAUSES)
+def test_certain_only_where_the_values_leave_no_other_cause(case):
+    (finding,) = conclude(incident_of(case))
+    assert finding.confidence is (Confidence.LIKELY if case in LIKELY else Confidence.CERTAIN)
+
+
+@pytest.mark.parametrize("case", CAUSES)
+def test_each_dump_alone_has_a_cause_of_its_own_or_the_same(case):
+    # Whoever sends one dump of many gets the cause that this dump shows, never the fallback for what nobody knows.
+    for dump in incident_of(case).dumps:
+        (alone,) = group((dump,))
+        first = conclude(alone)[0]
+        assert first.rule == CAUSES[case] or (case, dump.manifest.verdict) == ("swa-alloc-oob", "write_out_of_range")

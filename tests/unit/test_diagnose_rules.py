@@ -1,0 +1,273 @@
+"""Rules about what the corpus does not inject, and what is made of findings: dropped, held against a fix, ranked."""
+
+from datetime import timedelta
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from diagnose_examples import (
+    CORPUS,
+    OTHERS,
+    altered,
+    corpus_dump,
+    crash_line,
+    guards_only,
+    of,
+    offence,
+    page_table,
+    start_up,
+)
+from gemma4_dumps.reader import Dump
+from gemma4_dumps.schema import VERDICTS, Layer, Provenance
+from gemma4_triage.diagnose.catalog import RULES
+from gemma4_triage.diagnose.conclude import conclude
+from gemma4_triage.diagnose.evidence import plain_value
+from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
+from gemma4_triage.diagnose.grouping import group
+from gemma4_triage.diagnose.guards import Guards
+from gemma4_triage.diagnose.incident import Incident, Ledger
+
+FALLBACKS = {rule.id for rule in RULES if rule.fallback}
+
+
+@pytest.mark.parametrize("rule", OTHERS)
+def test_the_first_finding_is_the_cause(rule):
+    assert conclude(OTHERS[rule])[0].rule == rule
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if not rule.fallback], ids=lambda rule: rule.id)
+def test_a_rule_is_silent_about_all_other_causes(rule):
+    spoke = {name for name, incident in OTHERS.items() if rule.find(incident) is not None}
+    assert spoke == {rule.id} & set(OTHERS)
+
+
+def test_every_rule_has_an_incident_that_it_fires_on():
+    on_the_corpus = {path.name for path in CORPUS.iterdir() if not path.name.startswith("clean-")}
+    assert len(RULES) == len(OTHERS) + len(on_the_corpus)
+
+
+@pytest.mark.parametrize("rule", sorted(FALLBACKS))
+def test_a_fallback_claims_no_certainty(rule):
+    assert conclude(OTHERS[rule])[0].confidence is not Confidence.CERTAIN
+
+
+def test_the_fallback_says_what_is_known_of_a_verdict_from_a_newer_release():
+    (finding,) = conclude(OTHERS["unknown-verdict"])
+    assert finding.confidence is Confidence.POSSIBLE
+    assert "'invented later', which this release does not know" in finding.cause
+    assert finding.evidence[1].value == "invented_later"
+
+
+class TestConsequences:
+    def stale(self):
+        return corpus_dump("stale-mapping", "stale_mapping")
+
+    def double_free(self, after_s):
+        created = self.stale().manifest.created_utc + timedelta(seconds=after_s)
+        dump = corpus_dump("free-of-page-zero", "free_out_of_range")
+        return altered(dump, rule="swa-double-free", verdict="double_free", created_utc=created, dump_id=f"{after_s}")
+
+    def test_what_a_cause_explains_becomes_its_evidence(self):
+        (finding,) = conclude(of(altered(self.stale()), self.double_free(5)))
+        assert finding.rule == "mapping-outlives-page"
+        assert (finding.evidence[-1].source, finding.evidence[-1].value) == ("5", "double_free")
+
+    def test_what_came_before_it_is_not(self):
+        found = conclude(of(self.double_free(-5), self.stale()))
+        assert {finding.rule for finding in found} == {"mapping-outlives-page", "page-freed-twice"}
+
+    def test_what_is_more_certain_is_not(self):
+        # Only likely, once the audit alone has seen the mapping.
+        audit = corpus_dump("stale-mapping", "stale_mapping")
+        audit = altered(audit, rule="leak-audit", offences=(), tensors={})
+        shared = altered(
+            self.stale(), verdict="pool_alias", rule="x", created_utc=audit.manifest.created_utc + timedelta(seconds=1)
+        )
+        found = conclude(of(audit, shared))
+        assert [finding.rule for finding in found] == ["swa-page-shared", "mapping-outlives-page"]
+
+    def test_a_repetition_is_no_finding_of_its_own(self):
+        first = OTHERS["foreign-ids"].dumps[0]
+        again = altered(first, dump_id="again", step=99, site="elsewhere")
+        assert len(conclude(of(first, again))) == 1
+
+    def test_what_differs_is(self):
+        first = OTHERS["foreign-ids"].dumps[0]
+        other = altered(first, dump_id="other", layer=Layer(id=4, type="sliding"))
+        assert [found.rule for found in conclude(of(first, other))] == ["foreign-ids", "foreign-ids"]
+
+
+class TestConfidence:
+    def wrong_space(self, **changes):
+        return altered(corpus_dump("swa-state-stale", "wrong_space"), **changes)
+
+    def test_a_fix_that_was_attached_takes_the_certainty(self):
+        dump = self.wrong_space()
+        rows = [*dump.manifest.guards["patches"], {"id": "swa-state-swap", "kind": "fix", "attached": True}]
+        dump = altered(dump, guards=dump.manifest.guards | {"patches": rows})
+        (finding,) = conclude(of(dump))
+        assert finding.confidence is Confidence.LIKELY
+        assert finding.evidence[-1].field == f"guards.patches.{len(rows) - 1}.attached"
+        assert conclude(of(self.wrong_space()))[0].confidence is Confidence.CERTAIN
+
+    def test_a_backend_that_does_translate_makes_the_stale_state_less_certain(self):
+        dump = self.wrong_space()
+        tensors = dump.manifest.tensors | {"swa_page_table": dump.manifest.tensors["page_table"]}
+        assert conclude(of(altered(dump, tensors=tensors)))[0].confidence is Confidence.LIKELY
+
+    @pytest.mark.parametrize(
+        ("missing", "rule", "confidence"),
+        [
+            (set(), "row-not-translated", Confidence.CERTAIN),
+            ({"swa_out_cache_loc"}, "row-not-translated", Confidence.LIKELY),
+            ({"page_table"}, "page-past-pool-end", Confidence.LIKELY),
+        ],
+    )
+    def test_a_row_that_equals_the_full_tables_is_no_off_by_one(self, tmp_path, missing, rule, confidence):
+        dump = corpus_dump("one-untranslated-row", "out_of_range")
+        kept = {name: record for name, record in dump.manifest.tensors.items() if name not in missing}
+        save_file({name: np.array(dump.tensor(name)) for name in kept}, tmp_path / "tensors.safetensors")
+        (finding,) = conclude(of(Dump(tmp_path, altered(dump, tensors=kept).manifest)))
+        assert (finding.rule, finding.confidence) == (rule, confidence)
+
+    def test_a_contained_row_is_compared_as_it_was(self, tmp_path):
+        dump = corpus_dump("one-untranslated-row", "out_of_range")
+        tensors = {name: np.array(dump.tensor(name)) for name in dump.manifest.tensors}
+        tensors["swa_page_table"][5, 7] = 0
+        save_file(tensors, tmp_path / "tensors.safetensors")
+        (finding,) = conclude(of(Dump(tmp_path, altered(dump, action="contained").manifest)))
+        assert (finding.rule, finding.confidence) == ("row-not-translated", Confidence.LIKELY)
+
+    def test_pages_lost_without_the_exchange_in_the_events_are_likely_only(self, tmp_path):
+        dump = corpus_dump("deferred-free-after-replacement", "pool_leak")
+        (tmp_path / "tensors.safetensors").write_bytes((dump.path / "tensors.safetensors").read_bytes())
+        (tmp_path / "events.jsonl").write_text("")
+        (finding,) = conclude(of(Dump(tmp_path, altered(dump).manifest)))
+        assert (finding.rule, finding.confidence) == ("swa-page-replaced-before-free", Confidence.LIKELY)
+
+    def test_an_index_far_beyond_the_end_is_no_off_by_one(self):
+        beyond = page_table("out_of_range", offences=(offence("swa_page_table", 65), offence("swa_page_table", 900)))
+        assert conclude(beyond)[0].rule == "index-outside-buffer"
+
+    def test_the_window_is_no_cause_of_a_crash(self):
+        window = corpus_dump("window-one-too-wide", "window_width")
+        assert conclude(of(altered(window)))[0].confidence is Confidence.CERTAIN
+        (cause, aside) = conclude(of(altered(window), self.wrong_space()))
+        assert (cause.rule, aside.rule) == ("draft-swa-state-stale", "window-one-too-wide")
+        assert aside.confidence is Confidence.POSSIBLE
+
+    def test_a_window_that_is_off_by_more_is_not_the_releases(self):
+        other = start_up("window_width", "target window_left, layers 0: found 40, expected 31")
+        assert conclude(other)[0].rule == "unknown-verdict"
+
+
+class TestGuards:
+    def advice(self, verdict, summary, severity="advice"):
+        return guards_only(id="geometry", findings=[{"severity": severity, "verdict": verdict, "summary": summary}])
+
+    def test_advice_alone_names_its_cause(self):
+        (finding,) = conclude(self.advice("swa_state", "draft swa_state: found none on B, expected SWAKVPool@1"))
+        assert (finding.rule, finding.confidence) == ("draft-swa-state-stale", Confidence.LIKELY)
+        (piece,) = finding.evidence
+        assert (piece.source, piece.field) == ("1.json", "patches.0.findings.0.summary")
+        (finding,) = conclude(self.advice("window_width", "target window_left, layers 0: found 32, expected 31"))
+        assert (finding.rule, finding.confidence) == ("window-one-too-wide", Confidence.CERTAIN)
+
+    def test_a_note_is_no_finding(self):
+        assert conclude(self.advice("pool_too_small", "swa_slots: found 512, expected more than 650", "note")) == ()
+
+    def test_what_was_not_in_force(self):
+        (finding,) = conclude(guards_only(attached=False, reason="SGLang 0.5.99 has no such function"))
+        assert [piece.value for piece in finding.evidence] == ["page-table", "SGLang 0.5.99 has no such function"]
+        assert finding.confidence is Confidence.CERTAIN
+        assert conclude(guards_only(self_test="silent"))[0].rule == "guards-incomplete"
+        unverified = Incident(guards=(Guards("1.json", "", {"verified": False, "patches": []}),))
+        assert conclude(unverified)[0].evidence[0].field == "verified"
+        blind = Incident(ledgers=(Ledger("vm_p1.json", {"cannot": "an unknown prefix cache"}),))
+        assert conclude(blind)[0].evidence[0].value == "an unknown prefix cache"
+
+    def test_beside_a_dump_they_are_not_the_first_cause(self):
+        dump = altered(corpus_dump("page-past-the-end", "out_of_range"))
+        rows = [{"id": "swa-allocator", "kind": "probe", "attached": False}]
+        found = conclude(of(altered(dump, guards=dump.manifest.guards | {"patches": rows})))
+        assert [finding.rule for finding in found] == ["page-past-pool-end", "guards-incomplete"]
+
+    def test_a_fault_that_no_dump_shows_stays_a_finding(self):
+        dump = altered(corpus_dump("page-past-the-end", "out_of_range"))
+        chosen = dump.manifest.guards["settings"] | {"faults": ["page-past-the-end", "stale-mapping"]}
+        found = conclude(of(altered(dump, guards=dump.manifest.guards | {"settings": chosen})))
+        assert [finding.rule for finding in found] == ["page-past-pool-end", "injected-fault"]
+        assert [piece.value for piece in found[1].evidence] == ["stale-mapping"]
+
+    @given(
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+            lambda inner: (
+                st.lists(inner, max_size=3)
+                | st.dictionaries(
+                    st.sampled_from(["patches", "settings", "faults", "id", "attached", "findings", "summary", "pid"]),
+                    inner,
+                    max_size=4,
+                )
+            ),
+            max_leaves=20,
+        )
+    )
+    def test_a_manifest_from_anywhere_is_survived(self, anything):
+        fields = anything if isinstance(anything, dict) else {"patches": anything}
+        for finding in conclude(Incident(guards=(Guards("x.json", "", fields),))):
+            assert all(plain_value(fields, piece.field) == piece.value for piece in finding.evidence)
+
+
+class TestLogs:
+    def test_crash_lines_go_to_the_first_cause(self):
+        (finding,) = conclude(of(altered(corpus_dump("hybrid-pool-unswapped", "wrong_space")), log=(crash_line(),)))
+        assert finding.rule == "pool-swap-missed-leaf"
+        assert (finding.evidence[-1].source, finding.evidence[-1].field) == ("server.log", "line 1042")
+
+    def test_findings_of_a_log_analysis_are_ranked_with_the_others(self):
+        piece = Evidence(source="server.log", field="line 7", value="text", meaning="")
+        theirs = Finding(rule="accept-length-fell", cause="c", confidence=Confidence.CERTAIN, evidence=(piece,))
+        found = conclude(OTHERS["unknown-verdict"], [theirs])
+        assert [finding.rule for finding in found] == ["accept-length-fell", "unknown-verdict"]
+
+
+SPACES = st.sampled_from(["full", "swa", "draft", "unknown"])
+NUMBERS = st.integers(-3, 70)
+
+
+@settings(deadline=None)
+@given(
+    rule=st.sampled_from(["page-table-bounds", "leak-audit", "geometry", "swa-free-range", "swa-lost-pages", "new"]),
+    verdict=st.sampled_from([*VERDICTS, "new"]),
+    role=st.sampled_from([None, "target", "draft"]),
+    spaces=st.tuples(SPACES, SPACES),
+    places=st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), max_size=3),
+    page_size=st.sampled_from([None, 0, 1, 16]),
+    case=st.sampled_from(
+        [
+            ("one-untranslated-row", "out_of_range"),
+            ("double-bookkeeping", "pool_leak"),
+            ("stale-mapping", "stale_mapping"),
+        ]
+    ),
+)
+def test_any_manifest_has_a_finding_whose_evidence_stands_in_it(rule, verdict, role, spaces, places, page_size, case):
+    dump = altered(
+        corpus_dump(*case),
+        rule=rule,
+        verdict=verdict,
+        role=role,
+        page_size=page_size,
+        provenance=Provenance(table_space=spaces[0], buffer_space=spaces[1]),
+        offences=tuple(offence("swa_page_table", value, row=row, column=column) for row, column, value in places),
+    )
+    (incident,) = group([dump])
+    findings = conclude(incident)
+    assert findings
+    for piece in (piece for finding in findings for piece in finding.evidence):
+        if "[" not in piece.field and not piece.field.startswith("events."):
+            assert plain_value(dump.manifest, piece.field) == piece.value

@@ -1,0 +1,105 @@
+"""`gemma4-triage diagnose`: from dumps to causes, with the evidence, and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gemma4_triage.cli.dumps import AsJson, Directory, open_store
+from gemma4_triage.cli.output import emit_json, say, stdout_console
+from gemma4_triage.errors import ExitCode, NothingChecked, UsageMistake
+
+if TYPE_CHECKING:
+    from gemma4_triage.diagnose.incident import Incident
+    from gemma4_triage.diagnose.material import Material
+    from gemma4_triage.report.diagnosis_document import Diagnosis
+
+
+def register(app: typer.Typer) -> None:
+    """Add the `diagnose` verb to the application."""
+    app.command("diagnose")(diagnose)
+
+
+def diagnose(
+    dumps: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[DUMP]...",
+            help='Names, beginnings of names, paths, or "latest". Without one: all that --dir holds.',
+        ),
+    ] = None,
+    directory: Directory = None,
+    log: Annotated[
+        Path | None, typer.Option("--log", metavar="FILE", help="The server's log: its crash lines become evidence.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what went wrong, on which evidence, and what to do about it.
+
+    Dumps of one launch (ranks, target and draft, repetitions) are one incident. Its causes are ranked by certainty;
+    each names the values that it rests on, what would rule it out, and the next command.
+
+    Exits 0 if nothing is wrong, 1 for a finding, 4 if a dump cannot be read, 5 if there was nothing to look at.
+    """
+    from gemma4_triage.report.diagnosis_document import diagnosis_document
+    from gemma4_triage.report.diagnosis_view import print_diagnoses
+
+    material = _material(dumps, directory)
+    diagnoses = _diagnoses(material, log)
+    for problem in material.unreadable:
+        say(f"not read: {problem.path}: {problem.problem}")
+    code = _exit_code(diagnoses, material)
+    if as_json:
+        emit_json("diagnosis", diagnosis_document(diagnoses, material, code))
+    else:
+        print_diagnoses(stdout_console(), diagnoses)
+    raise typer.Exit(code)
+
+
+def _material(names: list[str] | None, directory: Path | None) -> Material:
+    from gemma4_triage.diagnose.material import read_named, read_store
+
+    store = open_store(directory)
+    return read_named(store, names) if names else read_store(store)
+
+
+def _diagnoses(material: Material, log: Path | None) -> list[Diagnosis]:
+    from gemma4_triage.diagnose.conclude import conclude
+    from gemma4_triage.diagnose.grouping import group
+    from gemma4_triage.report.diagnosis_document import Diagnosis
+
+    incidents = group(material.dumps, material.guards, material.ledgers)
+    if log is not None:
+        incidents = _with_log(incidents, log)
+    if not incidents and not material.unreadable:
+        raise NothingChecked(
+            "neither a dump nor a guard manifest there" + ("" if log is None else f", and no crash in {log}"),
+            "serve with SGLANG_TRTLLM_MHA_DEBUG=1 to get them; --dir names another directory",
+        )
+    return [Diagnosis(incident, conclude(incident)) for incident in incidents]
+
+
+def _with_log(incidents: list[Incident], log: Path) -> list[Incident]:
+    """The log goes to the incident whose dump it names, else to the newest; alone it is one if it has a crash."""
+    from gemma4_triage.diagnose.incident import Incident
+    from gemma4_triage.diagnose.log_signatures import crash_lines
+
+    try:
+        lines = crash_lines(log)
+    except OSError as error:
+        raise UsageMistake(f"{log} cannot be read: {error.strerror}", "--log takes the server's log") from error
+    if not incidents:
+        return [Incident(log=lines)] if lines else []
+    text = " ".join(line.text for line in lines)
+    named = (at for at, found in enumerate(incidents) if any(dump.manifest.dump_id in text for dump in found.dumps))
+    at = next(named, 0)
+    return [replace(found, log=lines) if number == at else found for number, found in enumerate(incidents)]
+
+
+def _exit_code(diagnoses: list[Diagnosis], material: Material) -> ExitCode:
+    if any(diagnosis.findings for diagnosis in diagnoses):
+        return ExitCode.VIOLATION
+    return ExitCode.DUMP_UNREADABLE if material.unreadable else ExitCode.OK

@@ -1,0 +1,81 @@
+"""Pieces of evidence: the value is looked up here and nowhere written by a rule, so it is what stands in the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gemma4_dumps.errors import DumpError
+from gemma4_dumps.reader import Dump
+from gemma4_triage.diagnose.finding import Evidence
+from gemma4_triage.diagnose.guards import Guards
+from gemma4_triage.diagnose.log_signatures import LogLine
+
+Value = str | int | float | bool | None
+
+
+def said(dump: Dump, field: str, meaning: str) -> Evidence:
+    """A field of the manifest, dotted; a number counts in a list: "offences.0.value". None if it is not there."""
+    return Evidence(source=dump.manifest.dump_id, field=field, value=plain_value(dump.manifest, field), meaning=meaning)
+
+
+def cell(dump: Dump, tensor: str, index: tuple[int, ...], meaning: str) -> Evidence:
+    """One entry of a tensor. Raises DumpError, IndexError."""
+    value = dump.tensor(tensor)[index].item()
+    return Evidence(
+        source=dump.manifest.dump_id, field=f"{tensor}[{', '.join(map(str, index))}]", value=value, meaning=meaning
+    )
+
+
+def event(dump: Dump, number: int, field: str, meaning: str) -> Evidence:
+    """A field of an event, the first one has number 0. Raises DumpError."""
+    events = list(dump.events())
+    return Evidence(
+        source=dump.manifest.dump_id,
+        field=f"events.{number}.{field}",
+        value=plain_value(events[number], field),
+        meaning=meaning,
+    )
+
+
+def guarded(guards: Guards, field: str, meaning: str) -> Evidence:
+    """A field of a guard manifest."""
+    return Evidence(
+        source=guards.source, field=guards.prefix + field, value=plain_value(guards.fields, field), meaning=meaning
+    )
+
+
+def logged(line: LogLine) -> Evidence:
+    """A line of a server log."""
+    return Evidence(source=line.source, field=f"line {line.number}", value=line.text, meaning=line.meaning)
+
+
+def tensor_or_none(dump: Dump, name: str) -> Any:
+    """A tensor's array; None if this dump has none of that name, or its file cannot be read."""
+    if name not in dump.manifest.tensors:
+        return None
+    try:
+        return dump.tensor(name)
+    except DumpError:
+        return None
+
+
+def readable_events(dump: Dump) -> list[Mapping[str, Any]]:
+    """The events that are records; none if they cannot be read."""
+    try:
+        events = list(dump.events())
+    except DumpError:
+        return []
+    return events if all(isinstance(event, Mapping) for event in events) else []
+
+
+def plain_value(record: Any, dotted: str) -> Value:
+    """What stands at a dotted path; None if nothing does, or no single value."""
+    for name in dotted.split("."):
+        if isinstance(record, Mapping):
+            record = record.get(name)
+        elif isinstance(record, Sequence) and not isinstance(record, str):
+            record = record[int(name)] if name.isdecimal() and int(name) < len(record) else None
+        else:
+            record = getattr(record, name, None)
+    return record if record is None or isinstance(record, str | int | float | bool) else None

@@ -1,0 +1,70 @@
+"""What belongs together: the dumps, guard manifests, leak ledgers and log lines of one server's run.
+
+A rule is given an Incident and nothing else. Tensors and events of its dumps are read when a rule asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gemma4_dumps.reader import Dump
+from gemma4_triage.diagnose.guards import Guards
+from gemma4_triage.diagnose.log_signatures import LogLine
+
+PAGE_TABLE, GEOMETRY, LEAK, SHAPES = "page-table-bounds", "geometry", "leak-audit", "batch-shapes"
+LOST_PAGES = "swa-lost-pages"
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What the leak audit of one process wrote down at its end. source: file name."""
+
+    source: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Incident:
+    """dumps: oldest first, of every rank, target and draft, repetitions too. guards: one per process, as of its latest
+    dump, or from a file of its own."""
+
+    dumps: tuple[Dump, ...] = ()
+    guards: tuple[Guards, ...] = ()
+    ledgers: tuple[Ledger, ...] = ()
+    log: tuple[LogLine, ...] = ()
+
+    def of(self, **wanted: Any) -> Iterator[Dump]:
+        """Dumps whose manifest says so: `rule`, `verdict`, `role`, `table_space`, `buffer_space`. A tuple: any of."""
+        return (dump for dump in self.dumps if all(_says(dump, name, value) for name, value in wanted.items()))
+
+    def first(self, **wanted: Any) -> Dump | None:
+        """The oldest of them."""
+        return next(self.of(**wanted), None)
+
+    def dump(self, source: str) -> Dump | None:
+        """The dump that a piece of evidence names."""
+        return next((dump for dump in self.dumps if dump.manifest.dump_id == source), None)
+
+    def without(self, explained: frozenset[str]) -> Incident:
+        """The same without these dumps (ids) and without repetitions of them."""
+        return replace(self, dumps=tuple(dump for dump in self.dumps if not self.is_again(dump, explained)))
+
+    def is_again(self, dump: Dump, explained: frozenset[str]) -> bool:
+        """Whether `dump` is one of these, or the same again: at another step, rank or site."""
+        return _kind(dump) in {_kind(other) for other in self.dumps if other.manifest.dump_id in explained}
+
+
+def _says(dump: Dump, name: str, value: Any) -> bool:
+    manifest = dump.manifest
+    found = getattr(manifest.provenance if name.endswith("_space") else manifest, name)
+    return found in value if isinstance(value, tuple) else found == value
+
+
+def _kind(dump: Dump) -> tuple[str | None, ...]:
+    manifest = dump.manifest
+    spaces = manifest.provenance.table_space, manifest.provenance.buffer_space
+    # Start-up comparisons differ by what they compare.
+    what = str(manifest.scalars.get("what")) if manifest.rule == GEOMETRY else None
+    return manifest.rule, manifest.verdict, manifest.role, manifest.layer.type, manifest.pool_kind, *spaces, what

@@ -1,0 +1,40 @@
+"""What to do about one dump, as lines: the diagnosis of that dump alone, in short."""
+
+from __future__ import annotations
+
+import shlex
+
+from gemma4_dumps.reader import Dump
+from gemma4_triage.diagnose.conclude import conclude
+from gemma4_triage.diagnose.finding import Finding
+from gemma4_triage.diagnose.grouping import group
+
+PROGRAM = "gemma4-triage"
+
+
+def first_finding(dump: Dump) -> Finding:
+    """The likeliest cause of a single dump. There is always one: the last fallback takes every dump."""
+    (incident,) = group((dump,))
+    return conclude(incident)[0]
+
+
+def next_steps(dump: Dump, on_screen: str = "dumps show") -> list[str]:
+    """The lines to show under "what to do next", most useful first. on_screen: the verb that shows them."""
+    found, path = first_finding(dump), shlex.quote(str(dump.path))
+    return [
+        f"{found.cause} ({found.confidence})",
+        *found.advice,
+        *([fix_line(found)] if found.fix else []),
+        *(f"Run: {command}" for command in found.next_commands if not command.startswith(f"{PROGRAM} {on_screen} ")),
+        f"The evidence, field by field: {PROGRAM} diagnose {path}",
+        f"Make sure that this dump is whole: {PROGRAM} dumps verify {path}",
+    ]
+
+
+def fix_line(found: Finding) -> str:
+    """Which patch of ours repairs it, and how to attach it."""
+    from gemma4_runtime.catalog import CATALOG
+
+    default = any(patch.id == found.fix and patch.default for patch in CATALOG)
+    asked = "default" if default else f"default,+{found.fix}"
+    return f"The fix is `{found.fix}`: serve with GEMMA4_TRIAGE_PATCHES={asked}"

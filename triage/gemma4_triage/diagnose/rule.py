@@ -1,0 +1,25 @@
+"""The record of a rule. A rule is one cause; it may show under several verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gemma4_triage.diagnose.finding import Finding
+from gemma4_triage.diagnose.incident import Incident
+
+
+@dataclass(frozen=True)
+class Rule:
+    """find: pure; None where the incident does not show this cause.
+
+    injected_by: faults of the catalog that put this cause into a server. explains: rules whose findings are
+    consequences of this one, or say less about the same dumps. fallback: is asked last, and sees only dumps that no
+    other finding has explained.
+    """
+
+    id: str
+    find: Callable[[Incident], Finding | None]
+    injected_by: tuple[str, ...] = ()
+    explains: tuple[str, ...] = ()
+    fallback: bool = False

@@ -1,0 +1,1 @@
+"""One cause per file, each with `RULE`. Listed in diagnose/catalog.py."""

@@ -1,0 +1,51 @@
+"""An allocator hands out a slot that its pool does not have; writes and reads beyond the buffer follow from it."""
+
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
+from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
+from gemma4_triage.diagnose.rule import Rule
+
+ID = "allocator-past-pool-end"
+
+
+def find(incident: Incident) -> Finding | None:
+    dump = incident.first(verdict="alloc_out_of_range")
+    if dump is None:
+        return None
+    given = {offence.value for offence in dump.manifest.offences}
+    evidence: list[Evidence] = [
+        said(dump, "site", "the call that handed it out"),
+        said(dump, "pool_kind", "the pool"),
+        said(dump, "offences.0.value", "the slot"),
+        said(dump, "offences.0.upper", "the first slot that the pool does not have"),
+    ]
+    for later in incident.of(rule=PAGE_TABLE, verdict=("write_out_of_range", "out_of_range")):
+        if any(offence.value in given for offence in later.manifest.offences):
+            evidence.append(said(later, "offences.0.value", "the same slot, on its way to a kernel"))
+            break
+    return Finding(
+        rule=ID,
+        cause="The allocator handed out a slot beyond its pool; what lies there is another tensor's.",
+        confidence=Confidence.CERTAIN,
+        evidence=tuple(evidence),
+        ruled_out_if=("the slot lies inside the pool",),
+        advice=(
+            "Look at the free list and at what changed it: a free of foreign slots, a restore_state, a resized pool. "
+            "free_pages_full and free_pages_swa are in the dump.",
+            "Trust no output since the first such hand-out.",
+        ),
+        next_commands=(
+            commands.serve(incident, "--debug trap", "--probes swa-allocator,page-table"),
+            commands.corpus("swa-alloc-oob"),
+        ),
+        upstream=("SGLang 9123",),
+    )
+
+
+RULE = Rule(
+    ID,
+    find,
+    injected_by=("swa-alloc-oob",),
+    explains=("write-past-buffer", "page-past-pool-end", "index-outside-buffer"),
+)

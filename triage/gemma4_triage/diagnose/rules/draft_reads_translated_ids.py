@@ -1,0 +1,42 @@
+"""Translated once too often: the draft's full layers read the full buffer with SWA page ids, all of them in range."""
+
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
+from gemma4_triage.diagnose.rule import Rule
+
+ID = "draft-reads-translated-ids"
+
+
+def find(incident: Incident) -> Finding | None:
+    dump = incident.first(
+        rule=PAGE_TABLE, verdict="wrong_space", role="draft", table_space="swa", buffer_space=("full", "draft")
+    )
+    if dump is None:
+        return None
+    return Finding(
+        rule=ID,
+        cause=(
+            "The draft's full-attention layers read a buffer that is not the sliding-window pool's with page ids that "
+            "went through the full-to-SWA map, so they read other requests' keys."
+        ),
+        # Which table a layer is handed and which buffer it reads is known on the host, whatever the values.
+        confidence=Confidence.CERTAIN,
+        evidence=(
+            said(dump, "layer.type", "the layers that read"),
+            said(dump, "provenance.table_space", "whose page ids they follow"),
+            said(dump, "provenance.buffer_space", "whose buffer they index"),
+            said(dump, "provenance.table_origin", "the table that they are handed"),
+        ),
+        ruled_out_if=("provenance.table_space is full",),
+        advice=(
+            "Nothing crashes, since the SWA pool is the smaller one; outputs stay right, and accept length is too low.",
+            "Look at who chooses the page table of a layer: _get_layer_page_table, or what replaces it.",
+        ),
+        next_commands=(commands.corpus("full-draft-through-swa-map"), commands.PATCHES),
+        upstream=("SGLang 25103",),
+    )
+
+
+RULE = Rule(ID, find, injected_by=("full-draft-through-swa-map",))

@@ -1,0 +1,80 @@
+"""The seed bug: a draft's backend keeps the SWA state of the draft's own pool while it reads the target's."""
+
+from gemma4_dumps.reader import Dump
+from gemma4_dumps.schema import Offence
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
+from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
+from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
+from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.start_up import start_up_evidence
+
+ID = "draft-swa-state-stale"
+_TRANSLATED_TABLE = "swa_page_table"
+# Worked out by the probe, for the report only.
+_WOULD_BE = "translated_page_table"
+
+
+def find(incident: Incident) -> Finding | None:
+    untranslated = tuple(incident.of(rule=PAGE_TABLE, role="draft", table_space="full", buffer_space="swa"))
+    state = start_up_evidence(
+        incident,
+        "swa_state",
+        lambda summary: summary.startswith("draft "),
+        "the SWA state of the draft's backend, inside the pool swap",
+    )
+    if not untranslated and not state:
+        return None
+    shown = _first_of_each_verdict(untranslated)
+    no_table = any(_TRANSLATED_TABLE not in dump.manifest.tensors for dump in shown)
+    return Finding(
+        rule=ID,
+        cause=(
+            "The draft's attention backend kept the SWA state of its own pool, which has no sliding-window part, so it "
+            "reads the target's sliding-window buffer with full-pool page ids that nobody translated."
+        ),
+        # A backend that translates has a second table; without one there was no SWA state.
+        confidence=Confidence.CERTAIN if shown and (state or no_table) else Confidence.LIKELY,
+        evidence=(
+            *(evidence for dump in shown[:1] for evidence in _evidence(dump)),
+            *(said(dump, "verdict", "the same table, later") for dump in shown[1:]),
+            *state,
+        ),
+        ruled_out_if=(
+            "the dump has a swa_page_table that the sliding layers follow",
+            "the same verdict with role target: then the target's own translation is missing",
+        ),
+        advice=("Outputs stay right, because the target verifies them; accept length falls until a page id crashes.",),
+        next_commands=(commands.serve(incident, "--patches default", "--debug 1"), "gemma4-triage repro e4b-trtllm"),
+        fix="swa-state-swap",
+        upstream=("SGLang 26957",),
+    )
+
+
+def _first_of_each_verdict(dumps: tuple[Dump, ...]) -> list[Dump]:
+    return list({dump.manifest.verdict: dump for dump in reversed(dumps)}.values())[::-1]
+
+
+def _evidence(dump: Dump) -> tuple[Evidence, ...]:
+    found = [
+        said(dump, "verdict", "what the probe concluded"),
+        said(dump, "role", "it is the draft that reads"),
+        said(dump, "provenance.table_space", "whose page ids the table holds"),
+        said(dump, "provenance.buffer_space", "whose buffer they index"),
+    ]
+    if dump.manifest.offences:
+        found.append(said(dump, "offences.0.value", "a page id, valid in the full pool"))
+        found += _translation(dump, dump.manifest.offences[0])
+    if _TRANSLATED_TABLE not in dump.manifest.tensors:
+        found.append(said(dump, f"tensors.{_TRANSLATED_TABLE}", "no translated table was built: no SWA state"))
+    return tuple(found)
+
+
+def _translation(dump: Dump, first: Offence) -> list[Evidence]:
+    table = tensor_or_none(dump, _WOULD_BE)
+    if table is None or table.ndim != 2 or not (0 <= first.row < table.shape[0] and 0 <= first.column < table.shape[1]):
+        return []
+    return [cell(dump, _WOULD_BE, (first.row, first.column), "what the full-to-SWA map makes of it")]
+
+
+RULE = Rule(ID, find, injected_by=("swa-state-stale",))

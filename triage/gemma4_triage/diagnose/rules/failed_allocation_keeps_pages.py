@@ -1,0 +1,46 @@
+"""Half an allocation: it succeeds in one pool, fails in the other, and keeps what it took."""
+
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.diagnose.incident import LOST_PAGES, Incident
+from gemma4_triage.diagnose.rule import Rule
+
+ID = "failed-allocation-keeps-pages"
+
+
+def find(incident: Incident) -> Finding | None:
+    dump = next((dump for dump in incident.of(rule=LOST_PAGES) if ".alloc" in dump.manifest.site), None)
+    if dump is None:
+        return None
+    return Finding(
+        rule=ID,
+        cause=(
+            "An allocation took pages from one pool of the pair, found the other one short, gave nothing, and did not "
+            "give back what it had taken."
+        ),
+        # The probe compares the free lists before and after a call that returned nothing.
+        confidence=Confidence.CERTAIN,
+        evidence=(
+            said(dump, "site", "the call that gave nothing"),
+            said(dump, "pool_kind", "the pool whose free list is shorter than before"),
+            said(dump, "offence_count", "pages that it lacks"),
+            said(dump, "offences.0.value", "the first of them"),
+            said(dump, "scalars.full_available", "tokens free in the full pool afterwards"),
+            said(dump, "scalars.swa_available", "tokens free in the SWA pool afterwards"),
+        ),
+        ruled_out_if=("the pages are in the free list again",),
+        advice=(
+            "These pages stay lost until the pool is cleared. Give the fuller pool more tokens: "
+            "--swa-full-tokens-ratio, or --mem-fraction-static for both.",
+            "SGLang checks both pools before it decodes; look at what made the check and the allocation disagree.",
+        ),
+        next_commands=(
+            commands.serve(incident, "--debug trap", "--probes swa-allocator"),
+            commands.corpus("alloc-on-one-pool"),
+        ),
+        upstream=("SGLang 7909",),
+    )
+
+
+RULE = Rule(ID, find, injected_by=("alloc-on-one-pool",), explains=("pages-leaked",))

@@ -1,0 +1,62 @@
+"""Finished, and never released: request slots, their pages and their locks all stay."""
+
+from gemma4_dumps.errors import DumpError
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.evidence import cell, said
+from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.diagnose.incident import LEAK, Incident
+from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.inspection.audit_findings import TABLE, Suspect, suspects
+
+ID = "finished-requests-not-released"
+_PAGE, _OWNER = 0, 4
+
+
+def find(incident: Incident) -> Finding | None:
+    for dump in incident.of(rule=LEAK, verdict="pool_leak"):
+        try:
+            rows = suspects(dump)
+        except DumpError:
+            continue
+        slot = next((row for row, suspect in enumerate(rows) if suspect.pool == "requests"), None)
+        page = next(
+            (row for row, suspect in enumerate(rows) if slot is not None and _belongs(suspect, rows[slot])), None
+        )
+        if slot is not None and page is not None:
+            break
+    else:
+        return None
+    locked = any(suspect.fault == "locked_at_idle" for suspect in rows)
+    return Finding(
+        rule=ID,
+        cause=(
+            "Requests finished and were never released: their request slots, the pages of their tokens"
+            f"{' and their locks in the prefix cache' if locked else ''} are all still taken."
+        ),
+        # One of the three alone would be a leak on some path; together they are what one release gives back.
+        confidence=Confidence.CERTAIN if locked else Confidence.LIKELY,
+        evidence=(
+            cell(dump, TABLE, (slot, _PAGE), "a request slot that belongs to nobody and is not free"),
+            cell(dump, TABLE, (page, _PAGE), "a page that belongs to nobody and is not free"),
+            cell(dump, TABLE, (page, _OWNER), "its last owner: that request slot"),
+            said(dump, "scalars.requests_available", "request slots that are free"),
+            said(dump, "scalars.requests_total", "request slots that there are"),
+            said(dump, "scalars.full_protected", "tokens locked in the prefix cache, with no request left"),
+        ),
+        ruled_out_if=("the events show release_kv_cache for these request slots",),
+        advice=(
+            "Look for a result path that skips finished requests: V1 verify finishes them inside the forward, and an "
+            "overlap scheduler takes them for released already.",
+            "The pools stay smaller until a restart; SGLang's own check says only that tokens leaked.",
+        ),
+        next_commands=(commands.audit(dump), commands.corpus("double-bookkeeping")),
+        upstream=("SGLang 7130",),
+    )
+
+
+def _belongs(suspect: Suspect, slot: Suspect) -> bool:
+    owner = None if suspect.owner is None else suspect.owner[0]
+    return suspect.pool == "full" and suspect.fault == "nowhere" and owner == slot.page
+
+
+RULE = Rule(ID, find, injected_by=("double-bookkeeping",))

@@ -1,0 +1,47 @@
+"""A guard that was asked for was not in force, so that what came first may have gone unseen."""
+
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.evidence import guarded
+from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
+from gemma4_triage.diagnose.guards import Guards
+from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.rule import Rule
+
+ID = "guards-incomplete"
+
+
+def find(incident: Incident) -> Finding | None:
+    evidence = tuple(piece for guards in incident.guards for piece in _gaps(guards))
+    unread = tuple(
+        Evidence(source=ledger.source, field="cannot", value=str(ledger.fields["cannot"]), meaning="no audit ran")
+        for ledger in incident.ledgers
+        if ledger.fields.get("cannot")
+    )
+    if not evidence and not unread:
+        return None
+    return Finding(
+        rule=ID,
+        cause="Not all guards that were asked for were in force: what they watch went unseen in that process.",
+        # That is certain; that the cause hides behind it is not, once other dumps speak.
+        confidence=Confidence.POSSIBLE if incident.dumps else Confidence.CERTAIN,
+        evidence=(*evidence, *unread),
+        advice=("A probe is left out where GEMMA4_TRIAGE_ALLOW_MISSING=1 lets a server start without it.",),
+        next_commands=(commands.DOCTOR, commands.serve(incident, "--debug 1", "--dry-run")),
+    )
+
+
+def _gaps(guards: Guards) -> tuple[Evidence, ...]:
+    gaps: list[Evidence] = []
+    if guards.fields.get("verified") is False:
+        gaps.append(guarded(guards, "verified", "this process never verified its patches"))
+    for at, row in guards.rows():
+        if row.get("attached") is not True:
+            gaps.append(guarded(guards, f"{at}.id", "asked for and not attached"))
+            if row.get("reason"):
+                gaps.append(guarded(guards, f"{at}.reason", "why"))
+        elif row.get("self_test") not in (None, "fired"):
+            gaps.append(guarded(guards, f"{at}.self_test", f"the self test of {row['id']}"))
+    return tuple(gaps)
+
+
+RULE = Rule(ID, find)

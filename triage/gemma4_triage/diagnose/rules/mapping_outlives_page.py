@@ -1,0 +1,58 @@
+"""The full-to-SWA mapping still leads to SWA pages that were given back."""
+
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
+from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
+from gemma4_triage.diagnose.incident import LEAK, Incident
+from gemma4_triage.diagnose.rule import Rule
+
+ID = "mapping-outlives-page"
+
+
+def find(incident: Incident) -> Finding | None:
+    at_free = incident.first(rule="swa-stale-mapping")
+    at_audit = incident.first(rule=LEAK, verdict="stale_mapping")
+    evidence: list[Evidence] = []
+    if at_free is not None:
+        evidence += [
+            said(at_free, "site", "the call after which the mapping was wrong"),
+            said(at_free, "offences.0.value", "an SWA slot of a page that is free"),
+        ]
+        slots = tensor_or_none(at_free, "slots")
+        if slots is not None and slots.ndim == 2 and slots.size:
+            evidence.append(cell(at_free, "slots", (0, 0), "the full slot that still maps to it"))
+        evidence.append(said(at_free, "offence_count", "so many slots do"))
+    if at_audit is not None:
+        evidence += [
+            said(at_audit, "verdict", "the audit saw it too, later"),
+            said(at_audit, "offence_count", "full pages with such entries"),
+        ]
+    if not evidence:
+        return None
+    # The allocator probe compares the mapping with the pages that this very call released.
+    seen_at_release = at_free is not None and at_free.manifest.site.endswith(".free_swa")
+    return Finding(
+        rule=ID,
+        cause=(
+            "SWA pages were given back while the full-to-SWA mapping still leads to them; whoever frees these full "
+            "slots frees the SWA pages again, which by then may serve another request."
+        ),
+        confidence=Confidence.CERTAIN if seen_at_release else Confidence.LIKELY,
+        evidence=tuple(evidence),
+        ruled_out_if=("the page of the SWA slot is not in free_pages_swa",),
+        advice=(
+            "SGLang 0.5.13 releases SWA pages whole and clears only the mapping entries that it was given; from 0.5.14 "
+            "on the whole page is cleared. Look for a caller of free_swa that names part of a page.",
+            "In SGLang's own log this ends as more SWA slots free than the pool has, many requests later.",
+        ),
+        next_commands=(
+            commands.serve(incident, "--debug trap", "--probes swa-allocator"),
+            commands.corpus("stale-mapping"),
+        ),
+        upstream=("SGLang 25805",),
+    )
+
+
+RULE = Rule(
+    ID, find, injected_by=("stale-mapping",), explains=("page-freed-twice", "page-given-twice", "swa-page-shared")
+)

@@ -1,0 +1,42 @@
+"""Two owners of one page, or one owner that frees it on two paths."""
+
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.rule import Rule
+
+ID = "page-freed-twice"
+
+
+def find(incident: Incident) -> Finding | None:
+    dump = incident.first(verdict="double_free")
+    if dump is None:
+        return None
+    return Finding(
+        rule=ID,
+        cause=(
+            "A page was freed that is free already: two owners believe that they hold it, or one owner frees it on two "
+            "paths."
+        ),
+        confidence=Confidence.LIKELY,
+        evidence=(
+            said(dump, "site", "the second free, or the audit that saw it"),
+            said(dump, "offences.0.value", "the slot, or in an audit the number of places"),
+            said(dump, "offence_count", "so many are freed again"),
+            said(dump, "pool_kind", "of which pool"),
+        ),
+        ruled_out_if=("the page is not in the dump's free list",),
+        advice=(
+            "Compare the slots with the prefix cache's insert and the request's release (release_kv_cache).",
+            "SGLang hides a double free within one call or one free_group: it frees every page once.",
+        ),
+        next_commands=(
+            commands.serve(incident, "--debug trap", "--probes swa-allocator"),
+            "gemma4-triage audit --live",
+        ),
+        upstream=("SGLang 25805",),
+    )
+
+
+RULE = Rule(ID, find, explains=("page-given-twice",))

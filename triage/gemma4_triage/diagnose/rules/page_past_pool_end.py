@@ -1,0 +1,52 @@
+"""Off by one at the end of a pool: the index is the first that the buffer does not have."""
+
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
+from gemma4_triage.diagnose.rule import Rule
+
+ID = "page-past-pool-end"
+
+
+def find(incident: Incident) -> Finding | None:
+    for dump in incident.of(rule=PAGE_TABLE, verdict="out_of_range"):
+        manifest = dump.manifest
+        own = manifest.provenance.table_space == manifest.provenance.buffer_space
+        if own and manifest.offences and all(offence.value == offence.upper for offence in manifest.offences):
+            break
+    else:
+        return None
+    return Finding(
+        rule=ID,
+        cause=(
+            "Somebody counts one further than the pool reaches: the table belongs to the pool that it indexes, and the "
+            "bad entry is the first page past the end of the buffer."
+        ),
+        # A stray value could be this one by chance; no other cause aims at it.
+        confidence=Confidence.LIKELY,
+        evidence=(
+            said(dump, "provenance.table_space", "whose page ids the table holds"),
+            said(dump, "provenance.buffer_space", "the same pool: nothing was left untranslated"),
+            said(dump, "offences.0.value", "the bad entry"),
+            said(dump, "offences.0.upper", "the first index that the buffer does not have: the same"),
+            said(dump, "offences.0.request_slot", "the request whose row it is in"),
+        ),
+        ruled_out_if=(
+            "the row equals the full table's row: then it was not translated",
+            "geometry says that this pool is smaller than what the allocator hands out",
+            "an allocator dump of the same run: then the allocator gave the index out",
+        ),
+        advice=(
+            "Compare how the pool counts pages (size / page_size, plus the dummy page 0) with who fills this table: "
+            "ids run from 1 to the number of pages.",
+        ),
+        next_commands=(
+            commands.serve(incident, "--debug trap", "--probes page-table,swa-allocator,geometry"),
+            commands.corpus("page-past-the-end"),
+        ),
+        upstream=("SGLang 9123",),
+    )
+
+
+RULE = Rule(ID, find, injected_by=("page-past-the-end",))

@@ -1,0 +1,46 @@
+"""Pages that belong to nobody, on a path that no rule knows: the ledger names the last owner and the sites."""
+
+from gemma4_dumps.errors import DumpError
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.evidence import cell, said
+from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.diagnose.incident import LEAK, Incident
+from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.inspection.audit_findings import TABLE, suspects
+
+ID = "pages-leaked"
+
+
+def find(incident: Incident) -> Finding | None:
+    dump = incident.first(rule=LEAK, verdict="pool_leak")
+    if dump is None:
+        return None
+    try:
+        first = suspects(dump)[0]
+    except (DumpError, IndexError):
+        where, rows = "", ()
+    else:
+        where = f", handed out by {first.alloc_site}" if first.alloc_step is not None else ""
+        rows = (
+            cell(dump, TABLE, (0, 0), "the first page"),
+            cell(dump, TABLE, (0, 4), "the request slot that owned it last"),
+            cell(dump, TABLE, (0, 7), f"the step at which {first.alloc_site} handed it out"),
+        )
+    return Finding(
+        rule=ID,
+        cause=f"Pages belong to nobody and are not free{where}: their last owner ended without giving them back.",
+        confidence=Confidence.LIKELY if rows else Confidence.POSSIBLE,
+        evidence=(said(dump, "offence_count", "pages that are lost"), said(dump, "step", "when it was seen"), *rows),
+        ruled_out_if=("a session or a disaggregated transfer still holds them",),
+        advice=(
+            "Nobody will free these pages: look at what that site does when its request ends, is aborted or retracted.",
+            "Audit every few steps to catch the step at which it happens: GEMMA4_TRIAGE_LEAK=raise "
+            "GEMMA4_TRIAGE_LEAK_EVERY=8.",
+            "The pool stays smaller until a flush_cache or a restart.",
+        ),
+        next_commands=(commands.audit(dump),),
+        upstream=("SGLang 11970", "SGLang 7130"),
+    )
+
+
+RULE = Rule(ID, find, fallback=True)

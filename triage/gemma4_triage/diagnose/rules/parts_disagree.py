@@ -1,0 +1,36 @@
+"""Draft and target, or layers and pools, were put together from parts that do not fit."""
+
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.start_up import start_up_evidence
+
+ID = "parts-disagree"
+
+
+def find(incident: Incident) -> Finding | None:
+    evidence = start_up_evidence(
+        incident,
+        "geometry_mismatch",
+        # A pool that was left behind has a rule of its own.
+        lambda summary: not summary.startswith("draft pool:"),
+        "one side of the comparison",
+    )
+    if not evidence:
+        return None
+    return Finding(
+        rule=ID,
+        cause="Parts of this server that must agree do not: a draft and its target, or layers and the pool they read.",
+        confidence=Confidence.CERTAIN,
+        evidence=evidence,
+        ruled_out_if=("both sides name the same value",),
+        advice=(
+            "If a layer id, head count or head dim differs, draft and target are checkpoints of different models.",
+            "Page size, context length and KV dtype come from the launch arguments: see launch_args in the dump.",
+        ),
+        next_commands=(commands.serve(incident, "--debug trap", "--probes geometry"), commands.DOCTOR),
+    )
+
+
+RULE = Rule(ID, find, explains=("index-outside-buffer", "table-too-narrow"))

@@ -1,0 +1,35 @@
+"""Two full pages, or two holders, share one page."""
+
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.rule import Rule
+
+ID = "swa-page-shared"
+
+
+def find(incident: Incident) -> Finding | None:
+    dump = incident.first(verdict="pool_alias")
+    if dump is None:
+        return None
+    return Finding(
+        rule=ID,
+        cause="A page has two owners, and both write their keys and values there.",
+        confidence=Confidence.CERTAIN,
+        evidence=(
+            said(dump, "site", "where it was seen"),
+            said(dump, "offences.0.value", "the slot, or in an audit the number of places"),
+            said(dump, "pool_kind", "of which pool"),
+            said(dump, "offence_count", "so many are shared"),
+        ),
+        ruled_out_if=("page_states names the same full page for both",),
+        advice=(
+            "Look at who wrote the mapping last: set_full_to_swa_mapping, or a hand-out of a page that was not free.",
+            "page_states in a dump of the allocator names, per slot, the full page that the SWA page serves.",
+        ),
+        next_commands=(commands.serve(incident, "--debug trap", "--probes swa-allocator"), commands.show(dump)),
+    )
+
+
+RULE = Rule(ID, find)

@@ -1,0 +1,35 @@
+"""A row needs more columns than its page table has."""
+
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
+from gemma4_triage.diagnose.rule import Rule
+
+ID = "table-too-narrow"
+
+
+def find(incident: Incident) -> Finding | None:
+    dump = incident.first(rule=PAGE_TABLE, verdict="table_too_narrow")
+    if dump is None:
+        return None
+    return Finding(
+        rule=ID,
+        cause=(
+            "A sequence is longer than its row of the page table, so the kernel reads on into the next row or beyond "
+            "the table: the table was sized for a shorter context than the sequence has."
+        ),
+        confidence=Confidence.CERTAIN,
+        evidence=(
+            said(dump, "offences.0.value", "columns that the row needs"),
+            said(dump, "offences.0.column", "columns that there are"),
+            said(dump, "offences.0.request_slot", "the request"),
+            said(dump, "page_size", "tokens of a page"),
+        ),
+        ruled_out_if=("the sequence length of the row is itself wrong: compare cache_seqlens with the request",),
+        advice=("Compare the context length of draft and target, and --context-length with what requests may reach.",),
+        next_commands=(commands.serve(incident, "--debug trap", "--probes page-table,geometry"), commands.show(dump)),
+    )
+
+
+RULE = Rule(ID, find)

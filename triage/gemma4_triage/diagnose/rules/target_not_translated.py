@@ -1,0 +1,40 @@
+"""The target itself reads its sliding-window buffer with full-pool ids."""
+
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
+from gemma4_triage.diagnose.rule import Rule
+
+ID = "target-not-translated"
+
+
+def find(incident: Incident) -> Finding | None:
+    dump = incident.first(rule=PAGE_TABLE, role="target", table_space="full", buffer_space="swa")
+    if dump is None:
+        return None
+    return Finding(
+        rule=ID,
+        cause=(
+            "The target's sliding layers follow full-pool ids into the sliding-window buffer: the full-to-SWA "
+            "translation is missing on this path."
+        ),
+        confidence=Confidence.CERTAIN,
+        evidence=(
+            said(dump, "provenance.table_space", "whose ids the table holds"),
+            said(dump, "provenance.buffer_space", "whose buffer they index"),
+            said(dump, "provenance.table_origin", "the table"),
+            said(dump, "forward_mode", "the path that built it"),
+            said(dump, "backend", "the attention backend"),
+        ),
+        ruled_out_if=("the role is draft: then it is the draft's SWA state",),
+        advice=(
+            "Trust no output of this server: nothing verifies what the target reads.",
+            "Serve with another attention backend until the path is mended; a bisection of forward modes names it.",
+        ),
+        next_commands=(commands.serve(incident, "--debug trap"), commands.PATCHES),
+        upstream=("SGLang 24402",),
+    )
+
+
+RULE = Rule(ID, find)

@@ -1,0 +1,48 @@
+"""-1, the mark of an index that was never assigned, stands in a column that a request needs."""
+
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
+from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
+from gemma4_triage.diagnose.rule import Rule
+
+ID = "unassigned-page"
+_MARK = -1
+
+
+def find(incident: Incident) -> Finding | None:
+    for dump in incident.of(rule=PAGE_TABLE, verdict=("negative", "write_out_of_range")):
+        if dump.manifest.offences and all(offence.value == _MARK for offence in dump.manifest.offences):
+            break
+    else:
+        return None
+    row = dump.manifest.offences[0].row
+    lengths = tensor_or_none(dump, "cache_seqlens")
+    length = ()
+    if lengths is not None and 0 <= row < lengths.shape[0]:
+        length = (cell(dump, "cache_seqlens", (row,), "keys of that row, which say that the column is live"),)
+    return Finding(
+        rule=ID,
+        cause=(
+            "An index that was never assigned reached a kernel: -1 marks a place that is still to be filled, and here "
+            "it stands where a request reads or writes."
+        ),
+        confidence=Confidence.LIKELY,
+        evidence=(
+            said(dump, "offences.0.value", "the mark of an unassigned index"),
+            said(dump, "offences.0.table", "in which table"),
+            said(dump, "offences.0.column", "in which column"),
+            *length,
+            said(dump, "offences.0.request_slot", "the request whose row it is"),
+        ),
+        ruled_out_if=("other negative values beside -1: then the table is damaged, not unfilled",),
+        advice=(
+            "-1 is legal only as the last location of an empty prefix. Look for a sequence that grew past the pages "
+            "that were allocated for it: draft tokens that cross into a new page, or an allocation that was skipped.",
+        ),
+        next_commands=(commands.serve(incident, "--debug trap"), commands.corpus("negative-page")),
+        upstream=("TensorRT-LLM 16280",),
+    )
+
+
+RULE = Rule(ID, find, injected_by=("negative-page",))

@@ -1,0 +1,45 @@
+"""A draft batch carries the write locations that target verify left on it."""
+
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.diagnose.incident import SHAPES, Incident
+from gemma4_triage.diagnose.rule import Rule
+
+ID = "write-locations-left-over"
+
+
+def find(incident: Incident) -> Finding | None:
+    dump = incident.first(rule=SHAPES, verdict="stale_write_rows")
+    if dump is None:
+        return None
+    of_draft = dump.manifest.role == "draft"
+    return Finding(
+        rule=ID,
+        cause=(
+            "With CUDA graphs off, target verify leaves its write locations on the batch, and the draft's next forward "
+            "copies more of them than it has tokens."
+        ),
+        # Of a target it would be another path that leaves them.
+        confidence=Confidence.CERTAIN if of_draft else Confidence.POSSIBLE,
+        evidence=(
+            said(dump, "role", "whose batch it is"),
+            said(dump, "scalars.tokens", "tokens of the batch"),
+            said(dump, "scalars.rows", "write locations that it carries"),
+            said(dump, "site", "where they would be copied"),
+        ),
+        ruled_out_if=("CUDA graphs are on and the batch was replayed", "the batch is the target's"),
+        advice=(
+            "Without the fix SGLang dies of `The size of tensor a must match the size of tensor b`.",
+            "SGLang 0.5.15 and later have the fix.",
+        ),
+        next_commands=(
+            commands.serve(incident, "--patches default", "--debug 1"),
+            commands.corpus("eager-out-cache-loc"),
+        ),
+        fix="eager-out-cache-loc",
+        upstream=("SGLang 29616",),
+    )
+
+
+RULE = Rule(ID, find)

@@ -1,0 +1,37 @@
+"""A write location outside the buffer, without the allocation that it came from."""
+
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
+from gemma4_triage.diagnose.rule import Rule
+
+ID = "write-past-buffer"
+
+
+def find(incident: Incident) -> Finding | None:
+    dump = incident.first(rule=PAGE_TABLE, verdict="write_out_of_range")
+    if dump is None:
+        return None
+    return Finding(
+        rule=ID,
+        cause=(
+            "New keys and values are about to be written outside the pool's buffer, into another tensor; an allocator "
+            "gave out the slot, or the list of slots is not this batch's."
+        ),
+        confidence=Confidence.POSSIBLE,
+        evidence=(
+            said(dump, "offences.0.value", "the slot"),
+            said(dump, "offences.0.upper", "the first slot that the buffer does not have"),
+            said(dump, "offences.0.table", "the list that it is in"),
+            said(dump, "offences.0.request_slot", "the request"),
+        ),
+        advice=(
+            "Trust no result since the first such write.",
+            "With swa-allocator in trap mode the server stops at the hand-out, if that is where the slot comes from.",
+        ),
+        next_commands=(commands.serve(incident, "--debug trap"), commands.show(dump)),
+    )
+
+
+RULE = Rule(ID, find, fallback=True)

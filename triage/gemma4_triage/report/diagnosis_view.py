@@ -1,0 +1,117 @@
+"""A diagnosis on a terminal: the dumps of an incident numbered, then cause by cause why, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from gemma4_triage.cli.dump_table import plain_table
+from gemma4_triage.cli.output import printable
+from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.next_steps import fix_line
+from gemma4_triage.inspection.provenance_sentence import place
+from gemma4_triage.report.diagnosis_document import Diagnosis, notes
+
+_STYLES = {Confidence.CERTAIN: "bold red", Confidence.LIKELY: "bold yellow", Confidence.POSSIBLE: "bold"}
+MAX_DUMPS = 12
+
+
+def print_diagnoses(console: Console, diagnoses: Sequence[Diagnosis]) -> None:
+    """One block per incident, the newest first."""
+    for number, diagnosis in enumerate(diagnoses, start=1):
+        if number > 1:
+            console.print()
+        _headline(console, diagnosis.incident, number, len(diagnoses))
+        numbers = {dump.manifest.dump_id: f"[{at}]" for at, dump in enumerate(diagnosis.incident.dumps, start=1)}
+        _dumps(console, diagnosis, numbers)
+        for rank, finding in enumerate(diagnosis.findings, start=1):
+            _finding(console, finding, rank, numbers)
+        if not diagnosis.findings:
+            _nothing(console, diagnosis.incident)
+
+
+def _headline(console: Console, incident: Incident, number: int, count: int) -> None:
+    which = f"INCIDENT {number} of {count}" if count > 1 else "INCIDENT" if incident.dumps else "GUARDED RUN"
+    title = Text(which, style="bold")
+    if incident.dumps:
+        first, last = incident.dumps[0].manifest, incident.dumps[-1].manifest
+        ranks = sorted({dump.manifest.host.rank for dump in incident.dumps})
+        where = f"{first.host.hostname}, rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+        when = first.created_utc.isoformat(sep=" ", timespec="seconds")
+        lasted = (last.created_utc - first.created_utc).total_seconds()
+        title.append(printable(f"  {where}, {when}" + (f", {lasted:.1f} s" if len(incident.dumps) > 1 else "")))
+    elif incident.guards:
+        started = incident.guards[0].started_utc
+        title.append(printable(f"  {incident.guards[0].fields.get('hostname')}, {started:%Y-%m-%d %H:%M:%S}+00:00"))
+    _line(console, title)
+
+
+def _dumps(console: Console, diagnosis: Diagnosis, numbers: dict[str, str]) -> None:
+    dumps = diagnosis.incident.dumps
+    if not dumps:
+        return
+    table = plain_table("", "dump", "verdict", "where", "step")
+    for dump in dumps[:MAX_DUMPS]:
+        manifest = dump.manifest
+        step = "" if manifest.step is None else str(manifest.step)
+        cells = (numbers[manifest.dump_id], manifest.dump_id, manifest.verdict, place(manifest), step)
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+    if len(dumps) > MAX_DUMPS:
+        table.add_row("", f"{len(dumps) - MAX_DUMPS} more; --json has them", "", "", "")
+    console.print(table)
+
+
+def _finding(console: Console, finding: Finding, rank: int, numbers: dict[str, str]) -> None:
+    console.print()
+    title = Text(f"{rank}. {finding.confidence.upper()}", style=_STYLES[finding.confidence])
+    _line(console, title.append(f"  {finding.rule}", style="bold"))
+    _line(console, Text(printable(f"   {finding.cause}")))
+    table = plain_table("", "", "", "")
+    table.show_header = False
+    for evidence in finding.evidence:
+        cells = (
+            numbers.get(evidence.source, evidence.source),
+            evidence.field,
+            _value(evidence.value),
+            evidence.meaning,
+        )
+        table.add_row(*(Text(printable(f"{'     ' * (at == 0)}{cell}")) for at, cell in enumerate(cells)))
+    console.print(table)
+    for label, lines in (
+        ("ruled out if", finding.ruled_out_if),
+        ("what to do", (*finding.advice, *([fix_line(finding)] if finding.fix else ()))),
+        ("run", finding.next_commands),
+        ("upstream", (", ".join(finding.upstream),) if finding.upstream else ()),
+    ):
+        _labelled(console, label, lines)
+
+
+def _labelled(console: Console, label: str, lines: Sequence[str]) -> None:
+    for at, line in enumerate(lines):
+        text = Text(f"   {label if at == 0 else '':<13} ", style="cyan")
+        _line(console, text.append(printable(line), style=""))
+
+
+def _value(value: object) -> str:
+    return "not there" if value is None else str(value)
+
+
+def _nothing(console: Console, incident: Incident) -> None:
+    processes = len(incident.guards)
+    said = f"nothing wrong here: {processes} guarded process{'es' * (processes != 1)}, verified, no dump"
+    audits = sum(sum(_counts(ledger.fields.get("audits"))) for ledger in incident.ledgers)
+    _line(console, Text(said + (f"; {audits} leak audits, all balanced" if audits else ""), style="bold green"))
+    for note in notes(incident):
+        _line(console, Text(printable(f"  noted at start-up: {note}"), style="dim"))
+
+
+def _counts(audits: object) -> list[int]:
+    return [count for count in audits.values() if isinstance(count, int)] if isinstance(audits, dict) else []
+
+
+def _line(console: Console, text: Text) -> None:
+    # Soft wrap: a command that is copied from a terminal stays one line.
+    console.print(text, soft_wrap=True)
