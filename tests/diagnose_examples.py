@@ -6,7 +6,7 @@ from typing import Any
 from gemma4_dumps.reader import Dump, read_dump
 from gemma4_dumps.schema import Layer, Offence
 from gemma4_triage.diagnose.guards import Guards
-from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.incident import Incident, Ledger
 from gemma4_triage.diagnose.log_signatures import LogLine
 
 ROOT = Path(__file__).parents[1]
@@ -80,6 +80,7 @@ OTHERS: dict[str, Incident] = {
     "parts-disagree": start_up("geometry_mismatch", "draft page_size: found 1, expected 16, as the target has it"),
     "guards-incomplete": guards_only(attached=False, reason="no such target"),
     "injected-fault": guards_only(faults=("swa-state-stale",)),
+    "ledger-without-dump": Incident(ledgers=(Ledger("vm_p1.json", {"findings": {"pool_leak": 2}, "balanced": False}),)),
     "crash-without-dump": Incident(log=(crash_line(),)),
     "foreign-ids": page_table(
         "wrong_space", "full-draft-through-swa-map", "wrong_space", role="target", layer=Layer(id=5, type="full")

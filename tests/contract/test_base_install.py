@@ -84,6 +84,17 @@ def test_dumps_are_read_there(base_install, dump_path):
     assert run(program, "--help").returncode == 0
 
 
+def test_dumps_are_diagnosed_there(base_install):
+    folder = REPOSITORY / "tests" / "data" / "corpus_dumps"
+    for case, code, said in (
+        ("swa-state-stale", 1, "draft-swa-state-stale"),
+        ("clean-aborts", 0, "nothing wrong here"),
+    ):
+        done = run(base_install / "gemma4-triage", "diagnose", "--dir", folder / case)
+        assert done.returncode == code, done.stderr
+        assert said in done.stdout
+
+
 def test_dumps_can_be_written_there(base_install, tmp_path):
     code = (
         "import sys, numpy; from gemma4_dumps.draft import *; from gemma4_dumps.writer import write_dump;"

@@ -88,11 +88,20 @@ class TestWhatItSays:
     def test_nothing_wrong(self, cli):
         code, out, err = cli("diagnose", "--dir", CORPUS / "clean-aborts")
         assert (code, err) == (0, "")
-        assert "nothing wrong here: 3 guarded processes, verified, no dump; 4 leak audits, all balanced" in out
+        assert "nothing wrong here: 3 guarded processes, 3 verified, no dump; 4 leak audits without a finding" in out
         assert "noted at start-up: swa_slots: found 1024" in out
         code, out, _ = cli("diagnose", "--dir", CORPUS / "clean-aborts", "--json")
         assert (code, document(out)["clean"]) == (0, True)
         assert document(out)["incidents"][0]["findings"] == []
+
+    def test_runs_that_say_the_same_are_shown_once(self, cli):
+        code, out, _ = cli(
+            "diagnose", *(CORPUS / name for name in ("clean-aborts", "clean-retraction", "negative-page"))
+        )
+        assert code == 1
+        assert out.index("1. LIKELY  unassigned-page") < out.index("RUN WITHOUT DUMPS")
+        assert out.count("nothing wrong here") == 1
+        assert "the same in 1 more runs" in out
 
     def test_what_a_dump_says_cannot_command_the_terminal(self, cli, tmp_path):
         dump = shutil.copytree(CORPUS / "unmergeable-spec-info", tmp_path / "store")

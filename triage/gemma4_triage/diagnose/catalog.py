@@ -17,6 +17,7 @@ from gemma4_triage.diagnose.rules import (
     guards_incomplete,
     index_outside_buffer,
     injected_fault,
+    ledger_without_dump,
     mapping_outlives_page,
     null_page_in_live_column,
     page_freed_twice,
@@ -75,6 +76,7 @@ RULES: tuple[Rule, ...] = (
     swa_pool_too_small.RULE,
     window_one_too_wide.RULE,
     # What is said about the run itself.
+    ledger_without_dump.RULE,
     guards_incomplete.RULE,
     injected_fault.RULE,
     crash_without_dump.RULE,

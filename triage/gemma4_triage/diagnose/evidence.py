@@ -9,6 +9,7 @@ from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_triage.diagnose.finding import Evidence
 from gemma4_triage.diagnose.guards import Guards
+from gemma4_triage.diagnose.incident import Ledger
 from gemma4_triage.diagnose.log_signatures import LogLine
 
 Value = str | int | float | bool | None
@@ -43,6 +44,11 @@ def guarded(guards: Guards, field: str, meaning: str) -> Evidence:
     return Evidence(
         source=guards.source, field=guards.prefix + field, value=plain_value(guards.fields, field), meaning=meaning
     )
+
+
+def counted(ledger: Ledger, field: str, meaning: str) -> Evidence:
+    """A field of a leak ledger."""
+    return Evidence(source=ledger.source, field=field, value=plain_value(ledger.fields, field), meaning=meaning)
 
 
 def logged(line: LogLine) -> Evidence:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from gemma4_dumps.reader import Dump
+from gemma4_runtime.catalog import CATALOG
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.finding import Finding
 from gemma4_triage.diagnose.grouping import group
@@ -33,8 +34,6 @@ def next_steps(dump: Dump, on_screen: str = "dumps show") -> list[str]:
 
 def fix_line(found: Finding) -> str:
     """Which patch of ours repairs it, and how to attach it."""
-    from gemma4_runtime.catalog import CATALOG
-
     default = any(patch.id == found.fix and patch.default for patch in CATALOG)
     asked = "default" if default else f"default,+{found.fix}"
     return f"The fix is `{found.fix}`: serve with GEMMA4_TRIAGE_PATCHES={asked}"

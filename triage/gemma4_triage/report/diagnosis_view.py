@@ -20,22 +20,33 @@ MAX_DUMPS = 12
 
 
 def print_diagnoses(console: Console, diagnoses: Sequence[Diagnosis]) -> None:
-    """One block per incident, the newest first."""
-    for number, diagnosis in enumerate(diagnoses, start=1):
-        if number > 1:
-            console.print()
-        _headline(console, diagnosis.incident, number, len(diagnoses))
-        numbers = {dump.manifest.dump_id: f"[{at}]" for at, dump in enumerate(diagnosis.incident.dumps, start=1)}
-        _dumps(console, diagnosis, numbers)
-        for rank, finding in enumerate(diagnosis.findings, start=1):
-            _finding(console, finding, rank, numbers)
-        if not diagnosis.findings:
-            _nothing(console, diagnosis.incident)
+    """One block per incident with dumps, the newest first; then the runs without, those that say the same as one."""
+    incidents = [diagnosis for diagnosis in diagnoses if diagnosis.incident.dumps]
+    for number, diagnosis in enumerate(incidents, start=1):
+        _print(console, diagnosis, f"INCIDENT {number} of {len(incidents)}" if len(incidents) > 1 else "INCIDENT")
+    runs: dict[tuple[str, ...], list[Diagnosis]] = {}
+    for diagnosis in diagnoses:
+        if not diagnosis.incident.dumps:
+            runs.setdefault(tuple(finding.rule for finding in diagnosis.findings), []).append(diagnosis)
+    for alike in runs.values():
+        _print(console, alike[0], "RUN WITHOUT DUMPS")
+        if len(alike) > 1:
+            _line(console, Text(f"   the same in {len(alike) - 1} more runs; --json has them", style="dim"))
 
 
-def _headline(console: Console, incident: Incident, number: int, count: int) -> None:
-    which = f"INCIDENT {number} of {count}" if count > 1 else "INCIDENT" if incident.dumps else "GUARDED RUN"
-    title = Text(which, style="bold")
+def _print(console: Console, diagnosis: Diagnosis, title: str) -> None:
+    _headline(console, diagnosis.incident, title)
+    numbers = {dump.manifest.dump_id: f"[{at}]" for at, dump in enumerate(diagnosis.incident.dumps, start=1)}
+    _dumps(console, diagnosis, numbers)
+    for rank, finding in enumerate(diagnosis.findings, start=1):
+        _finding(console, finding, rank, numbers)
+    if not diagnosis.findings:
+        _nothing(console, diagnosis.incident)
+    console.print()
+
+
+def _headline(console: Console, incident: Incident, name: str) -> None:
+    title = Text(name, style="bold")
     if incident.dumps:
         first, last = incident.dumps[0].manifest, incident.dumps[-1].manifest
         ranks = sorted({dump.manifest.host.rank for dump in incident.dumps})
@@ -44,8 +55,8 @@ def _headline(console: Console, incident: Incident, number: int, count: int) -> 
         lasted = (last.created_utc - first.created_utc).total_seconds()
         title.append(printable(f"  {where}, {when}" + (f", {lasted:.1f} s" if len(incident.dumps) > 1 else "")))
     elif incident.guards:
-        started = incident.guards[0].started_utc
-        title.append(printable(f"  {incident.guards[0].fields.get('hostname')}, {started:%Y-%m-%d %H:%M:%S}+00:00"))
+        guards = incident.guards[0]
+        title.append(printable(f"  {guards.fields.get('hostname')}, {guards.fields.get('created_utc')}"))
     _line(console, title)
 
 
@@ -101,9 +112,10 @@ def _value(value: object) -> str:
 
 def _nothing(console: Console, incident: Incident) -> None:
     processes = len(incident.guards)
-    said = f"nothing wrong here: {processes} guarded process{'es' * (processes != 1)}, verified, no dump"
+    verified = sum(guards.fields.get("verified") is True for guards in incident.guards)
+    said = f"nothing wrong here: {processes} guarded process{'es' * (processes != 1)}, {verified} verified, no dump"
     audits = sum(sum(_counts(ledger.fields.get("audits"))) for ledger in incident.ledgers)
-    _line(console, Text(said + (f"; {audits} leak audits, all balanced" if audits else ""), style="bold green"))
+    _line(console, Text(said + (f"; {audits} leak audits without a finding" if audits else ""), style="bold green"))
     for note in notes(incident):
         _line(console, Text(printable(f"  noted at start-up: {note}"), style="dim"))
 

@@ -1,7 +1,7 @@
 """A guard that was asked for was not in force, so that what came first may have gone unseen."""
 
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.evidence import guarded
+from gemma4_triage.diagnose.evidence import counted, guarded
 from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident
@@ -13,9 +13,7 @@ ID = "guards-incomplete"
 def find(incident: Incident) -> Finding | None:
     evidence = tuple(piece for guards in incident.guards for piece in _gaps(guards))
     unread = tuple(
-        Evidence(source=ledger.source, field="cannot", value=str(ledger.fields["cannot"]), meaning="no audit ran")
-        for ledger in incident.ledgers
-        if ledger.fields.get("cannot")
+        counted(ledger, "cannot", "why no audit ran") for ledger in incident.ledgers if ledger.fields.get("cannot")
     )
     if not evidence and not unread:
         return None
