@@ -95,6 +95,19 @@ def test_dumps_are_diagnosed_there(base_install):
         assert said in done.stdout
 
 
+def test_logs_are_read_there(base_install):
+    done = run(base_install / "gemma4-triage", "logs", REPOSITORY / "tests" / "data" / "logs" / "swa-starved.log")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "binding-pool" in done.stdout
+
+
+def test_pools_are_planned_there(base_install):
+    config = REPOSITORY / "tests" / "data" / "configs" / "26b-a4b.json"
+    words = ("--kv-mem", "109.47806GB", "--workload", "80x8000+1000", "--apply")
+    done = run(base_install / "gemma4-triage", "pools", "--config", config, *words)
+    assert (done.returncode, done.stdout) == (0, "--swa-full-tokens-ratio 0.25\n")
+
+
 def test_dumps_can_be_written_there(base_install, tmp_path):
     code = (
         "import sys, numpy; from gemma4_dumps.draft import *; from gemma4_dumps.writer import write_dump;"

@@ -24,6 +24,8 @@ VERBS = [
     "doctor",
     "audit",
     "diagnose",
+    "logs",
+    "pools",
     "dumps",
     "dumps list",
     "dumps show",

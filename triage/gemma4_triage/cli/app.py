@@ -18,7 +18,18 @@ from gemma4_dumps.errors import DumpError, DumpIncompatible, DumpNotFound
 from gemma4_triage.cli.output import emit_json, say
 from gemma4_triage.errors import ExitCode, UserError
 
-VERBS: tuple[str, ...] = ("repro", "serve", "diagnose", "dumps", "audit", "patches", "doctor", "bench")
+VERBS: tuple[str, ...] = (
+    "repro",
+    "serve",
+    "diagnose",
+    "dumps",
+    "audit",
+    "logs",
+    "pools",
+    "patches",
+    "doctor",
+    "bench",
+)
 
 TRACEBACK_VARIABLE = "GEMMA4_TRIAGE_TRACEBACK"
 

@@ -1,0 +1,125 @@
+"""`gemma4-triage logs`: output, document, exit codes, and the memory that it takes."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from serving_log_lines import steady
+
+from gemma4_triage.cli import app
+
+SAMPLES = Path(__file__).parents[1] / "data" / "logs"
+SCRIPT = Path(__file__).parents[1] / "measure_log_reading.py"
+
+
+@pytest.fixture
+def cli(capsys):
+    def run(*words):
+        code = app.main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def test_what_a_person_sees(cli):
+    code, out, err = cli("logs", SAMPLES / "swa-starved.log")
+    assert (code, err) == (1, "")
+    lines = out.splitlines()
+    assert "64 of 78 lines understood" in lines[1]
+    assert "pools: full 2560 tokens, swa 1024 tokens, ratio 0.4" in out
+    assert "retractions  18 requests in 18 events, 2464 tokens prefilled again" in out
+    assert next(line for line in lines if "SWA usage" in line).endswith("peak 0.98")
+    assert "CERTAIN  binding-pool" in lines
+    assert lines[-1] == "3 findings"
+
+
+def test_a_clean_log(cli):
+    code, out, _ = cli("logs", SAMPLES / "healthy.log")
+    assert code == 0
+    assert out.splitlines()[-1] == "no findings"
+
+
+def test_the_document(cli):
+    code, out, err = cli("logs", SAMPLES / "illegal-access.log", SAMPLES / "healthy.log", "--json", "--points", "5")
+    document = json.loads(out)
+    assert (code, err, document["kind"], document["clean"]) == (1, "", "logs", False)
+    assert [log["file"].rsplit("/")[-1] for log in document["logs"]] == ["illegal-access.log", "healthy.log"]
+    crashed, healthy = document["logs"]
+    assert crashed["injected_faults"] == ["swa-state-stale"]
+    assert crashed["pool_tokens"] == {"full": 2560, "swa": 1024}
+    assert crashed["deaths"][0]["type_name"] == "IllegalAddress"
+    assert crashed["schedulers"][0]["retractions"]["events"] == 6
+    assert healthy["understood_lines"] == sum(healthy["understood_by_kind"].values())
+    assert all(len(column) <= 4 for column in healthy["schedulers"][0]["series"].values())
+    first = document["findings"][0]
+    assert (first["rule"], first["confidence"], first["fix"]) == ("illegal-access", "likely", "swa-state-swap")
+    assert first["evidence"][0]["source"].endswith("illegal-access.log")
+
+
+def test_stdin(cli, monkeypatch):
+    stream = io.TextIOWrapper(io.BufferedReader(io.BytesIO((SAMPLES / "trapped.log").read_bytes())))
+    monkeypatch.setattr(sys, "stdin", stream)
+    code, out, _ = cli("logs", "-")
+    assert code == 1
+    assert out.startswith("-\n")
+    assert "next: gemma4-triage dumps show /srv/runs/e4b/fault-probes/dumps/" in out
+
+
+def test_a_closed_stdin(cli, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    code, _, err = cli("logs", "-")
+    assert (code, "stdin is closed" in err) == (2, True)
+
+
+@pytest.mark.parametrize("content", [b"", b"nothing\n" * 3, bytes(range(256)) * 20], ids=["empty", "text", "bytes"])
+def test_nothing_understood(cli, tmp_path, content):
+    path = tmp_path / "log"
+    path.write_bytes(content)
+    code, out, err = cli("logs", path)
+    assert (code, out) == (5, "")
+    assert "0 of" in err
+    code, out, _ = cli("logs", path, "--json")
+    assert json.loads(out)["exit_code"] == 5
+
+
+def test_one_log_of_several_is_no_log(cli, tmp_path):
+    other = tmp_path / "notes.txt"
+    other.write_text("no log\n")
+    code, out, err = cli("logs", SAMPLES / "healthy.log", other)
+    assert code == 0
+    assert f"{other}: 0 of 1 lines understood" in err
+    assert "0 of 1 lines understood" in out
+
+
+def test_terminal_commands_in_a_log_are_shown_not_done(cli, tmp_path):
+    path = tmp_path / "log"
+    evil = "[2026-01-01 00:00:00] a-rule: \x1b]0;evil\x07 [logged; seen 1 times; dump: /x]\n"
+    path.write_text("".join(steady(3)) + evil)
+    _, out, _ = cli("logs", path)
+    assert "\x1b" not in out
+    assert "\\x1b]0;evil" in out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("no-such-file",), (".",), ("-", "-"), ("x", "--points", "1")],
+    ids=["none", "missing", "folder", "stdin twice", "points"],
+)
+def test_usage_mistakes(cli, words):
+    code, out, _ = cli("logs", *words)
+    assert code == 2
+    assert words == () or out == ""
+
+
+def test_memory_does_not_grow_with_the_log():
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--megabytes", "60"], capture_output=True, text=True, check=True, timeout=300
+    )
+    measured = json.loads(done.stdout)
+    assert measured["lines"] == measured["understood_lines"] + measured["other_lines"]
+    assert measured["megabytes"] >= 60
+    assert measured["peak_rss_mib"] < 200

@@ -1,0 +1,135 @@
+"""`gemma4-triage pools`: output, document, picture, exit codes."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from gemma4_triage.cli import app
+
+CONFIG = Path(__file__).parents[1] / "data" / "configs" / "26b-a4b.json"
+E4B = CONFIG.with_name("e4b.json")
+TOY = Path(__file__).parents[2] / "repro" / "toys" / "toy-e4b"
+KV = ("--kv-mem", "109.47806GB")
+LOAD = ("--workload", "80x8000+1000")
+
+
+@pytest.fixture
+def cli(capsys):
+    def run(*words):
+        code = app.main(["pools", *(str(word) for word in words)])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def test_without_a_load_the_sizes_at_the_default(cli):
+    code, out, err = cli("--config", CONFIG, *KV)
+    assert (code, err) == (0, "")
+    assert "109478060000 / (20480 + 0.8 x 204800) bytes, pages of 1" in out
+    assert "= 593956 full and 475164 SWA tokens" in out
+
+
+def test_a_load(cli):
+    code, out, _ = cli("--config", CONFIG, *KV, *LOAD)
+    assert code == 0
+    lines = out.splitlines()
+    (default,) = [line for line in lines if line.startswith("SGLang's default")]
+    assert default.split()[2:] == ["0.8", "593956", "475164", "65", "223", "65", "of", "80", "full"]
+    assert lines[-2:] == ["set --swa-full-tokens-ratio 0.25", "80 of 80 requests fit at once at ratio 0.25"]
+
+
+def test_a_ratio_that_holds_less_is_a_finding(cli):
+    code, out, _ = cli("--config", CONFIG, *KV, *LOAD, "--ratio", "0.8")
+    assert code == 1
+    assert out.splitlines()[-1] == "65 of 80 requests fit at once at ratio 0.8; the others wait, or are retracted"
+    code, out, _ = cli("--config", CONFIG, *KV, *LOAD, "--ratio", "0.02")
+    assert code == 1
+    assert next(line for line in out.splitlines() if line.startswith("asked")).split()[-1] == "SWA"
+
+
+def test_apply_prints_the_flag_alone(cli):
+    assert cli("--config", CONFIG, *KV, *LOAD, "--apply") == (0, "--swa-full-tokens-ratio 0.25\n", "")
+
+
+def test_the_document(cli):
+    code, out, err = cli("--config", CONFIG, *KV, *LOAD, "--workload", "16x100+100", "--page-size", "64", "--json")
+    document = json.loads(out)
+    assert (code, err, document["kind"], document["fits"]) == (0, "", "pools", True)
+    assert document["bytes_per_token"] == {"full": 20480, "swa": 204800}
+    assert (document["full_tokens"], document["swa_tokens"]) == (593920, 475136)
+    load = document["load"]
+    assert (load["workloads"], load["requests"]) == (["80x8000+1000", "16x100+100"], 96)
+    assert load["server_flag"] == f"--swa-full-tokens-ratio {load['recommended']['ratio']:g}"
+    assert load["recommended"]["requests"] >= 96 > load["at_sglang_default"]["requests"]
+    assert len(document["curve"]) == 100
+    assert all(one["requests"] == min(one["full_requests"], one["swa_requests"]) for one in document["curve"])
+    assert {one["full_tokens"] % 64 for one in document["curve"]} == {0}
+
+
+def test_owners_only(cli):
+    every, owners = (
+        json.loads(cli("--config", E4B, "--kv-mem", "40GiB", "--json", *more)[1]) for more in ((), ("--owner-only",))
+    )
+    assert owners["full_tokens"] / every["full_tokens"] == pytest.approx(1.75, rel=1e-4)
+    assert owners["model"]["full_layers"] == 4
+    assert "18 layers share their KV" in cli("--config", E4B, "--kv-mem", "40GiB", "--owner-only")[1]
+
+
+def test_memory_of_a_gpu_and_the_weights_beside_the_config(cli, tmp_path):
+    weights = sum(path.stat().st_size for path in TOY.glob("*.safetensors"))
+    document = json.loads(cli("--config", TOY, "--gpu-mem", "1GiB", "--mem-fraction", "0.5", "--json")[1])
+    assert document["pools_bytes"] == (1 << 29) - weights
+    given = json.loads(cli("--config", TOY, "--gpu-mem", "1GiB", "--weights", "512MiB", "--json")[1])
+    assert given["pools_bytes"] == int(0.85 * (1 << 30)) - (1 << 29)
+    assert "x 0.85 - weights 0.500 GiB" in given["pools_bytes_from"]
+
+
+def test_the_picture(cli, tmp_path):
+    out = tmp_path / "x.svg"
+    code, _, err = cli("--config", CONFIG, *KV, *LOAD, "--ratio", "0.5", "--out", out)
+    assert (code, err) == (0, f"Wrote {out}\n")
+    text = out.read_text()
+    ElementTree.fromstring(text)
+    assert "recommended 0.25: 169" in text
+    assert "default 0.8: 65" in text
+    assert re.findall(r"""(?:href|src)=["']|url\(""", text) == []
+    code, _, err = cli("--config", CONFIG, *KV, *LOAD, "--out", out)
+    assert (code, "--force" in err) == (2, True)
+    assert out.read_text() == text
+    assert cli("--config", CONFIG, *KV, *LOAD, "--out", out, "--force")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--config", CONFIG), "--gpu-mem and --weights"),
+        (("--config", CONFIG, "--gpu-mem", "80GiB"), "no safetensors beside"),
+        (("--config", CONFIG, "--gpu-mem", "80"), "--weights"),
+        (("--config", CONFIG, "--kv-mem", "80"), "GiB"),
+        (("--config", CONFIG, *KV, "--gpu-mem", "80GiB"), "stands for"),
+        (("--config", CONFIG, "--gpu-mem", "80GiB", "--weights", "70GiB"), "nothing is left for pools"),
+        (("--config", CONFIG, "--gpu-mem", "80GiB", "--weights", "7GiB", "--mem-fraction", "1.5"), "at most 1"),
+        (("--config", "missing.json", *KV), "cannot be read"),
+        (("--config", CONFIG, *KV, "--ratio", "0"), "above 0"),
+        (("--config", CONFIG, *KV, "--ratio", "nan"), "above 0"),
+        (("--config", CONFIG, *KV, "--evict-multiplier", "nan"), "--evict-multiplier"),
+        (("--config", CONFIG, *KV, "--kv-dtype", "int3"), "fp8_e4m3"),
+        (("--config", CONFIG, *KV, "--workload", "many"), "80x8000+1000"),
+        (("--config", CONFIG, *KV, "--workload", "1x300000+1"), "context is 262144"),
+        (("--config", CONFIG, "--kv-mem", "1GB", *LOAD), "not one request fits"),
+        (("--config", CONFIG, *KV, "--apply"), "needs a load"),
+        (("--config", CONFIG, *KV, *LOAD, "--apply", "--json"), "both want stdout"),
+        (("--config", CONFIG, *KV, "--page-size", "0"), "--help"),
+        ((), "--config"),
+    ],
+)
+def test_usage_mistakes(cli, words, said):
+    code, out, err = cli(*words)
+    assert code == 2
+    assert said in err
+    if "--json" not in words:
+        assert out == ""

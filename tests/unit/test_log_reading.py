@@ -1,0 +1,267 @@
+"""Reading serving logs: any bytes, any chunks, any rank, in bounded memory; what SGLang's own code formats is read."""
+
+import gzip
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from serving_log_lines import death, decode, prefill, retraction, stamp, steady
+
+from gemma4_triage.logs.batch_line import find_batch
+from gemma4_triage.logs.catalog import findings
+from gemma4_triage.logs.drops import DropWatch
+from gemma4_triage.logs.lines import MAX_LINE_BYTES, blocks_of_lines
+from gemma4_triage.logs.read import MAX_KEPT, MAX_RANKS, read_log, read_source
+from gemma4_triage.logs.series import COLUMNS
+from gemma4_triage.logs.source import Source, SourceError
+from gemma4_triage.report.logs_document import logs_document
+from gemma4_triage.report.sparkline import sparkline
+
+SAMPLES = sorted((Path(__file__).parents[1] / "data" / "logs").glob("*.log"))
+TEXTS = [path.read_bytes() for path in SAMPLES]
+PIECES = [
+    *(line + b"\n" for text in TEXTS for line in text.split(b"\n")[:40]),
+    *(
+        b"[2026-01-01 00:00:00 TP",
+        b"] Decode batch, #running-req: ",
+        b"Traceback (most recent call last):",
+        b"\r",
+        b"\xff",
+    ),
+    *(b"hit an exception: ", b"] total=", b"#new-token: 1e999, ", b"; dump: ", b"Process x:\n", b"9" * 30, b"\x00"),
+]
+
+
+def read(*lines: str, points: int = 240):
+    return read_log("made.log", ["".join(lines).encode()], points)
+
+
+def judged(text: bytes, cuts: list[int]) -> str:
+    """Everything that is said about the text, as one string."""
+    edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+    facts = read_log("x", [text[a:b] for a, b in pairwise(edges)])
+    return json.dumps(logs_document([facts], findings(facts)), allow_nan=False)
+
+
+class TestAnyBytes:
+    @given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=4))
+    def test_noise(self, text, cuts):
+        assert judged(text, cuts) == judged(text, [])
+
+    @given(st.lists(st.sampled_from(PIECES), max_size=60), st.lists(st.integers(0, 10**6), max_size=6))
+    @example([b"[9999-99-99 00:00:00] Decode batch, #running-req: 1, accept len: nan\n"], [7])
+    def test_pieces_of_logs_in_any_order_and_chunks(self, pieces, cuts):
+        text = b"".join(pieces)
+        assert judged(text, cuts) == judged(text, [])
+
+    @given(st.sampled_from(TEXTS), st.data())
+    def test_a_damaged_log(self, text, data):
+        spots = data.draw(st.lists(st.tuples(st.integers(0, len(text) - 1), st.integers(0, 255)), max_size=30))
+        damaged = bytearray(text)
+        for at, value in spots:
+            damaged[at] = value
+        judged(bytes(damaged), [])
+
+    @given(st.lists(st.binary(max_size=9), max_size=9), st.lists(st.integers(0, 99), max_size=9))
+    def test_lines_are_those_of_the_whole_text(self, lines, cuts):
+        text = b"\n".join(lines)
+        edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
+        blocks = list(blocks_of_lines(text[a:b] for a, b in pairwise(edges)))
+        *whole, torn = text.split(b"\n")
+        assert [line for block in blocks if block.whole for line in block.lines] == whole
+        assert [line for block in blocks if not block.whole for line in block.lines] == ([torn] if torn else [])
+        numbers = [block.first + i for block in blocks for i in range(len(block.lines))]
+        assert numbers == list(range(1, len(numbers) + 1))
+        assert all(line in block.text for block in blocks for line in block.lines)
+
+
+class TestLongAndTornLines:
+    def test_a_line_without_end_is_cut_and_counted(self):
+        chunks = [b"x" * 1000] * 2000 + [b"\n", decode(1).encode()]
+        facts = read_log("x", chunks)
+        assert (facts.lines, facts.long_lines, facts.understood) == (2, 1, {"decode": 1})
+        assert max(len(line) for block in blocks_of_lines(chunks) for line in block.lines) == MAX_LINE_BYTES + 1
+
+    def test_numbers_of_a_torn_last_line_are_not_used(self):
+        whole = decode(1, swa=0.3)
+        facts = read(whole, decode(2, swa=0.97).removesuffix("\n"))
+        assert (facts.torn_last_line, facts.ranks[0].decode_lines, facts.ranks[0].peaks["swa"].swa) == (True, 1, 0.3)
+
+    def test_words_of_a_torn_last_line_are(self):
+        assert read(decode(1), f"{stamp(2)} CUDA error: an illegal memory access was encountered").death_count == 1
+
+
+class TestRanks:
+    def test_interleaved_schedulers_are_kept_apart(self):
+        rows = [line for second in range(9) for rank in ("DP0 TP0", "DP1 TP0") for line in [
+            decode(second, accept=2.0 + (rank == "DP1 TP0"), rank=rank)
+        ]]  # fmt: skip
+        facts = read(*rows)
+        assert {rank.rank: rank.accept_length for rank in facts.ranks} == {"DP0 TP0": 2.0, "DP1 TP0": 3.0}
+
+    def test_a_line_written_into_another_is_the_one_that_is_read(self):
+        torn = decode(1, accept=2.0, rank="DP0")[:90] + decode(1, accept=3.0, rank="DP1")
+        (rank,) = read(torn).ranks
+        assert (rank.rank, rank.accept_length) == ("DP1", 3.0)
+
+    def test_what_a_container_runtime_puts_before_a_line_is_skipped(self):
+        facts = read("2026-01-01T00:00:00.1Z stderr F " + decode(5, rank="TP0"))
+        assert (facts.ranks[0].rank, facts.first_time) == ("TP0", "2026-01-01T00:00:05")
+
+    def test_a_line_without_a_stamp_is_read(self):
+        facts = read(decode(5).split("] ")[1])
+        assert (facts.ranks[0].decode_lines, facts.first_time) == (1, "")
+
+    def test_more_ranks_than_are_followed_are_counted(self):
+        facts = read(*(decode(1, rank=f"TP{rank}") for rank in range(MAX_RANKS + 5)))
+        assert (len(facts.ranks), facts.dropped_rank_lines) == (MAX_RANKS, 5)
+
+    def test_a_traceback_that_another_rank_writes_into_is_still_one(self):
+        first, rest = death(3, "KeyError: 1", rank="TP0").split("\n", 1)
+        facts = read(first + "\n", decode(3, rank="TP1"), rest)
+        assert [(found.rank, found.type_name, found.frame) for found in facts.deaths] == [
+            ("TP0", "KeyError", "scheduler.py:12 step")
+        ]
+
+    def test_many_deaths_are_counted_and_the_first_kept(self):
+        facts = read(*(death(1, f"KeyError: {i}") for i in range(MAX_KEPT + 9)))
+        assert (len(facts.deaths), facts.death_count, facts.deaths[0].message) == (MAX_KEPT, MAX_KEPT + 9, "0")
+
+    def test_a_worker_that_multiprocessing_introduces(self):
+        text = 'Process a::b:\nTraceback (most recent call last):\n  File "c.py", line 3, in h\nKeyError: 9\n'
+        assert [found.message for found in read(decode(1), text).deaths] == ["9"]
+
+    def test_a_chain_is_reported_from_its_cause_on(self):
+        chain = death(1, "ValueError: first").rstrip("\n") + (
+            "\n\nDuring handling of the above exception, another exception occurred:\n\n"
+            'Traceback (most recent call last):\n  File "b.py", line 2, in g\nRuntimeError: second\n'
+        )
+        assert [found.message for found in read(chain).deaths] == ["first", "second"]
+
+
+class TestSeries:
+    @pytest.mark.parametrize("lines", [1, 7, 8, 9, 100, 1000])
+    def test_bounded_and_nothing_lost(self, lines):
+        rows = []
+        for second in range(lines):
+            rows += [prefill(second, new=10, cached=3), retraction(second)]
+        series = read(*rows, points=8).ranks[0].series
+        assert list(series) == list(COLUMNS)
+        assert {len(column) for column in series.values()} == {len(series["line"])}
+        assert 0 < len(series["line"]) <= 8
+        assert [sum(series[name]) for name in ("batch_lines", "new_tokens", "cached_tokens", "retracted_requests")] == [
+            *(lines, 10 * lines, 3 * lines, lines)
+        ]
+        assert series["line"] == sorted(series["line"])
+
+    def test_a_peak_survives(self):
+        rows = list(steady(500, swa=0.2))
+        rows[333] = decode(333, swa=0.91)
+        assert max(read(*rows, points=8).ranks[0].series["swa_usage_max"]) == 0.91
+
+    def test_sparkline(self):
+        assert sparkline([0, 0.5, None, 1.0], 60, top=1.0) == "▁▅ █"
+        assert len(sparkline(list(range(1000)), 60)) == 60
+        assert sparkline([], 60) == ""
+
+
+class TestDrops:
+    @given(st.lists(st.tuples(st.floats(0, 9), st.integers(1, 9)), max_size=60), st.integers(1, 6))
+    def test_as_a_slow_reading_finds_them(self, values, window):
+        watch = DropWatch(0.7, window)
+        for at, (value, weight) in enumerate(values):
+            watch.add(value, weight, at, "")
+        worst = None
+        for end in range(2 * window, len(values) + 1):
+            recent, past = values[end - window : end], values[: end - window]
+            after, before = _mean(recent), _mean(past)
+            if before > 0 and after <= 0.7 * before and (worst is None or after < worst[0] / worst[1] * before):
+                worst = (after, before, end - window)
+        found = watch.worst
+        assert (worst is None) == (found is None)
+        if worst and found:
+            assert (found.after, found.before) == pytest.approx(worst[:2])
+            assert found.first.line == worst[2]
+
+
+def _mean(pairs):
+    return sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
+
+
+class TestSources:
+    def test_gzip_is_known_by_its_bytes(self, tmp_path):
+        path = tmp_path / "no-suffix"
+        path.write_bytes(gzip.compress(TEXTS[0]))
+        plain = read_log(str(path), [TEXTS[0]])
+        assert read_source(Source(str(path))) == plain
+
+    def test_a_torn_gzip_keeps_what_came_before(self, tmp_path):
+        path = tmp_path / "torn.gz"
+        path.write_bytes(gzip.compress("".join(steady(2000)).encode())[:-200])
+        facts = read_source(Source(str(path)))
+        assert facts.understood["decode"] > 1000
+        assert "ends early" in facts.problem
+
+    def test_zstd_where_python_cannot(self, tmp_path):
+        path = tmp_path / "log.zst"
+        path.write_bytes(b"\x28\xb5\x2f\xfd rest")
+        try:
+            facts = read_source(Source(str(path)))
+        except SourceError as error:
+            assert error.hint == f"zstd -dc {path} | gemma4-triage logs -"
+        else:
+            assert facts.problem is not None
+
+    @pytest.mark.parametrize("name", ["missing", ".", "a\0b"])
+    def test_what_cannot_be_opened(self, tmp_path, monkeypatch, name):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SourceError):
+            read_source(Source(name))
+
+
+class TestAgainstSglang:
+    """What SGLang's own code formats is what is read."""
+
+    @pytest.fixture(scope="class")
+    def usage_parts(self):
+        stats = pytest.importorskip("sglang.srt.managers.scheduler_components.pool_stats_observer").PoolStats
+        pools = {"full_num_used": 1240, "full_token_usage": 0.48, "swa_num_used": 998, "swa_token_usage": 0.97}
+        names = stats.__dataclass_fields__
+        required = {name: 0 for name, field in names.items() if field.default is not None and name not in pools}
+        return stats(**required | pools | {"is_hybrid_swa": True, "is_hybrid_ssm": False, "is_hisparse": False})
+
+    def test_decode_usage(self, usage_parts):
+        text = ", ".join(usage_parts.get_decode_usage_msg_parts())
+        found = find_batch(f"Decode batch, #running-req: 3, {text}, #queue-req: 1".encode())
+        assert found is not None
+        assert (found[1].full_usage, found[1].swa_usage, found[1].queued) == (0.48, 0.97, 1)
+
+    def test_prefill_usage(self, usage_parts):
+        text = ", ".join(usage_parts.get_prefill_usage_msg_parts())
+        found = find_batch(f"Prefill batch [12], #new-seq: 2, #new-token: 70, #cached-token: 9, {text}".encode())
+        assert found is not None
+        assert (found[1].full_usage, found[1].swa_usage, found[1].new_requests) == (0.48, 0.97, 2)
+
+    def test_one_pool(self, usage_parts):
+        plain = replace(usage_parts, is_hybrid_swa=False)
+        text = ", ".join(plain.get_decode_usage_msg_parts())
+        found = find_batch(f"Decode batch, #running-req: 3, {text}".encode())
+        assert found is not None
+        assert (found[1].full_usage, found[1].swa_usage) == (0.48, None)
+
+    def test_the_pool_equation(self):
+        module = pytest.importorskip("sglang.srt.managers.scheduler_components.invariant_checker")
+        checker = next(value for value in vars(module).values() if hasattr(value, "_check_pool_invariant"))
+        _, text = checker._check_pool_invariant("swa", 752, 288, 0, 0, 1024)
+        (leak,) = read(f"{stamp(1)} pool memory leak detected! {text}\n").leaks
+        assert (leak.pool, leak.total, leak.missing) == ("swa", 1024, -16)
+
+
+def test_a_document_of_simple_facts_is_finite():
+    facts = read(decode(1, rate=0.0))
+    assert SimpleNamespace(**logs_document([facts], ())).clean is True

@@ -1,0 +1,215 @@
+"""Each rule over serving logs: one it fires on, and all the others on which it is silent."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+from serving_log_lines import death, decode, prefill, retraction, stamp, steady
+
+from gemma4_runtime.errors import TrappedViolation
+from gemma4_triage.cli.app import build_app
+from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.logs import rules
+from gemma4_triage.logs.catalog import ENDINGS, LOADS, findings
+from gemma4_triage.logs.read import read_log, read_source
+from gemma4_triage.logs.rules import other_crash
+from gemma4_triage.logs.source import Source
+
+SAMPLES = Path(__file__).parents[1] / "data" / "logs"
+
+# Of real runs. What is not named here must be silent.
+FOUND = {
+    "accept-drop": {"accept-length-drop", "prefix-cache-loss"},
+    "full-starved": {"binding-pool"},
+    "healthy": set(),
+    "hybrid-draft-pool": {"hybrid-draft-pool"},
+    "illegal-access": {"illegal-access", "binding-pool", "retraction-thrash", "re-prefill-storm"},
+    "out-of-memory": {"out-of-memory"},
+    "pool-leak": {"pool-leak"},
+    "prefix-hits": set(),
+    "prefix-loss": {"prefix-cache-loss"},
+    "probe-logged": {"probe-stopped", "stale-write-rows"},
+    "stale-write-rows": {"stale-write-rows"},
+    "swa-starved": {"binding-pool", "retraction-thrash", "re-prefill-storm"},
+    "trapped": {"probe-stopped"},
+}
+
+ILLEGAL = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+VERIFY_INPUT = "AttributeError: 'FrozenKVMTPVerifyInput' object has no attribute 'merge_batch'"
+NO_SLOT = "RuntimeError: Decode out of memory. Try to lower your batch size."
+
+# Of what this CPU cannot produce.
+MADE = {
+    "illegal-access": [prefill(1), decode(2, swa=0.4), death(3, ILLEGAL)],
+    "unmergeable-batch": [prefill(1), death(3, VERIFY_INPUT)],
+    "hang": [decode(1), f"{stamp(400)} Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)\n"],
+    "throughput-collapse": [*steady(40, rate=900), *steady(20, start=40, rate=200)],
+    "other-crash": [decode(1), death(2, "KeyError: 'layer_9'")],
+    "out-of-memory": [
+        decode(1, swa=0.99),
+        death(2, "RuntimeError: Decode out of memory. Try to lower your batch size."),
+    ],
+}
+
+
+def found_in(lines) -> tuple[Finding, ...]:
+    return findings(read_log("made.log", ["".join(lines).encode()]))
+
+
+def of_sample(name: str) -> dict[str, Finding]:
+    return {finding.rule: finding for finding in findings(read_source(Source(str(SAMPLES / f"{name}.log"))))}
+
+
+def test_every_sample_is_judged():
+    assert {path.stem for path in SAMPLES.glob("*.log")} == set(FOUND)
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_real_log(name):
+    assert set(of_sample(name)) == FOUND[name]
+
+
+@pytest.mark.parametrize("rule", MADE)
+def test_a_made_log(rule):
+    assert {finding.rule for finding in found_in(MADE[rule])} == {rule}
+
+
+def test_every_rule_fires_somewhere_and_has_a_file_that_is_listed():
+    ids = {rule.id for rule in (*ENDINGS, *LOADS)} | {other_crash.ID}
+    assert ids == {rule for found in FOUND.values() for rule in found} | set(MADE)
+    files = {path.stem for path in Path(rules.__path__[0]).glob("*.py")} - {"__init__"}
+    assert {id.replace("-", "_") for id in ids} == files
+
+
+class TestWhatTheFindingsSay:
+    def test_the_dump_of_a_trap_is_named(self):
+        finding = of_sample("trapped")["probe-stopped"]
+        assert finding.confidence is Confidence.CERTAIN
+        assert finding.next_commands[0].startswith("gemma4-triage dumps show /srv/runs/e4b/fault-probes/dumps/2026")
+        assert "full page ids on the swa buffer" in finding.evidence[0].value
+
+    def test_the_exception_of_this_release_is_understood(self):
+        error = TrappedViolation("geometry: draft pool differs", "/dumps/with space")
+        (finding,) = found_in([decode(1), death(2, f"gemma4_runtime.errors.TrappedViolation: {error}")])
+        assert finding.next_commands == ("gemma4-triage dumps show '/dumps/with space'",)
+        error = TrappedViolation("geometry: draft pool differs", None, "disk full")
+        (finding,) = found_in([decode(1), death(2, f"gemma4_runtime.errors.TrappedViolation: {error}")])
+        assert finding.next_commands == ("gemma4-triage dumps list",)
+
+    def test_what_contain_mode_logs(self):
+        said = "page-table-bounds: page_table[5, 7] = 65 [contained; seen 4 times; dump: /dumps/a_leak]"
+        (finding,) = found_in([decode(1), f"{stamp(2, 'TP0')} {said}\n"])
+        assert finding.cause == "The probe page-table-bounds contained a violation: page_table[5, 7] = 65"
+        assert finding.next_commands == ("gemma4-triage dumps show /dumps/a_leak",)
+
+    def test_a_leak_dump_is_shown_by_audit(self):
+        said = "leak-audit: 7 full pages [logged; seen 1 times; dump: /dumps/x]"
+        (finding,) = found_in([f"{stamp(2)} {said}\n"])
+        assert finding.next_commands == ("gemma4-triage audit /dumps/x",)
+
+    def test_an_illegal_access_at_swa_pressure_is_the_known_one(self):
+        finding = of_sample("illegal-access")["illegal-access"]
+        assert (finding.confidence, finding.fix) == (Confidence.LIKELY, "swa-state-swap")
+        assert [evidence.value for evidence in finding.evidence][1:] == [
+            "full 0.36, swa 0.89",
+            "FROZEN_KV_MTP, trtllm_mha",
+        ]
+        assert finding.evidence[1].field == "line 18"
+
+    def test_an_illegal_access_without_pressure_is_not(self):
+        (finding,) = found_in(MADE["illegal-access"])
+        assert (finding.confidence, finding.fix) == (Confidence.POSSIBLE, None)
+
+    def test_the_line_of_evidence_holds_the_value(self):
+        lines = (SAMPLES / "swa-starved.log").read_text().splitlines()
+        finding = of_sample("swa-starved")["binding-pool"]
+        number = int(finding.evidence[0].field.removeprefix("line "))
+        assert "full token usage: 0.41, swa token usage: 0.98" in lines[number - 1].replace("#swa token: ", "")
+        assert "raise --swa-full-tokens-ratio" in finding.cause
+
+    def test_a_full_pool_that_binds_says_the_other_direction(self):
+        assert "lower --swa-full-tokens-ratio" in of_sample("full-starved")["binding-pool"].cause
+
+    def test_both_equations_of_a_leak_are_read(self):
+        finding = of_sample("pool-leak")["pool-leak"]
+        assert "112 of 2560 tokens of the full pool" in finding.cause
+        assert "112 of 1024 tokens of the swa pool" in finding.cause
+
+    def test_too_many_tokens_are_not_called_missing(self):
+        line = f"{stamp(1)} pool memory leak detected! [swa] total=1024, available=752, evictable=288, protected=0\n"
+        (finding,) = found_in([line])
+        assert "16 tokens of the swa pool are counted twice" in finding.cause
+
+    def test_the_published_leaks(self):
+        said = (
+            "[full] total=2138243, available=2137945, evictable=0, protected=274",
+            "[full] total=106600, available=106570, evictable=0, protected=6",
+        )
+        causes = [found_in([f"{stamp(1)} pool memory leak detected! {text}\n"])[0].cause for text in said]
+        assert [int(cause.split(": ")[1].split()[0]) for cause in causes] == [24, 24]
+
+    def test_no_slot_with_room_in_the_pools_is_another_cause(self):
+        roomy, full = of_sample("out-of-memory")["out-of-memory"], found_in(MADE["out-of-memory"])[0]
+        assert "although the pools had room" in roomy.cause
+        assert "although" not in full.cause
+
+    def test_endings_come_before_loads(self):
+        order = [finding.rule for finding in findings(read_source(Source(str(SAMPLES / "illegal-access.log"))))]
+        assert order[0] == "illegal-access"
+
+    def test_an_accept_length_that_comes_back_says_where(self):
+        evidence = of_sample("accept-drop")["accept-length-drop"].evidence
+        assert evidence[0].value > evidence[1].value / 0.75
+        assert evidence[-1].meaning.startswith("back at 90%")
+
+
+class TestThresholds:
+    def test_a_few_retractions_in_an_hour_are_no_thrash(self):
+        assert found_in([prefill(0), *(retraction(600 * i) for i in range(6))]) == ()
+
+    def test_retractions_of_all_ranks_of_a_group_are_one(self):
+        """Every tensor-parallel rank prints them; only the first reports batches."""
+        rows = [prefill(0, rank="TP0")]
+        rows += [retraction(10 * i, rank=f"TP{rank}") for i in range(3) for rank in range(8)]
+        assert found_in(rows) == ()
+
+    def test_without_usage_no_pool_is_blamed(self):
+        (finding,) = found_in(retraction(i) for i in range(5))
+        assert finding.cause.startswith("A pool is too small")
+        assert finding.confidence is Confidence.LIKELY
+
+    def test_retraction_for_testing_is_none(self):
+        line = "{} Testing retraction. #retracted_reqs: 1, #new_tokens_gained: 16\n"
+        assert found_in([prefill(0), *(line.format(stamp(i)) for i in range(10))]) == ()
+
+    def test_a_full_pool_alone_is_no_finding_while_nobody_waits(self):
+        assert found_in(steady(50, full=0.4, swa=0.97)) == ()
+
+    def test_two_full_pools_bind_together(self):
+        assert found_in(steady(50, full=0.95, swa=0.97, queued=9)) == ()
+
+    def test_slow_lines_after_a_prefill_are_no_collapse(self):
+        rows = [*steady(40, rate=900)]
+        for second in range(40, 80):
+            rows += [prefill(second, queued=0), decode(second, rate=100)]
+        assert found_in(rows) == ()
+
+    def test_fewer_requests_are_no_collapse(self):
+        assert found_in([*steady(40, rate=900, running=64), *steady(40, start=40, rate=100, running=2)]) == ()
+
+    def test_a_caught_traceback_is_no_crash(self):
+        text = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\nOSError: no libavutil\n'
+        assert found_in([prefill(1), text]) == ()
+
+
+def test_commands_to_run_next_exist():
+    every = [finding for name in FOUND for finding in of_sample(name).values()]
+    every += [finding for lines in MADE.values() for finding in found_in(lines)]
+    application = typer.main.get_command(build_app())
+    for line in {command for finding in every for command in finding.next_commands}:
+        command, words = application, shlex.split(line)[1:]
+        while words and words[0] in getattr(command, "commands", {}):
+            command, words = command.commands[words[0]], words[1:]
+        assert command is not application, line
+        command.make_context(line, list(words))

@@ -1,0 +1,74 @@
+"""`gemma4-triage logs`: what serving logs say went wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gemma4_triage.cli.output import emit_json, say, stdout_console
+from gemma4_triage.errors import ExitCode, NothingChecked, UsageMistake
+
+if TYPE_CHECKING:
+    from gemma4_triage.logs.facts import LogFacts
+
+MAX_POINTS = 4000
+
+
+def register(app: typer.Typer) -> None:
+    """Add the `logs` verb to the application."""
+    app.command("logs")(logs)
+
+
+def logs(
+    files: Annotated[
+        list[str], typer.Argument(metavar="FILE...", help="SGLang's output, plain or gzip; - reads stdin.")
+    ],
+    points: Annotated[
+        int, typer.Option("--points", min=2, max=MAX_POINTS, help="Of each time series at most; they are averaged.")
+    ] = 240,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+) -> None:
+    """Find crashes, retraction thrash, the pool that binds, lost drafts and slow decoding in serving logs.
+
+    Each file is read once, in constant memory, and judged by itself. Exits 0 if nothing was found, 1 for findings,
+    5 if no line was understood.
+    """
+    from gemma4_triage.logs.catalog import findings
+    from gemma4_triage.report.logs_document import logs_document
+    from gemma4_triage.report.logs_view import print_logs
+
+    if files.count("-") > 1:
+        raise UsageMistake("- is given twice", "stdin can be read once")
+    read = [_read(name, points - points % 2) for name in files]
+    _need_one_understood(read)
+    found = [finding for facts in read for finding in findings(facts)]
+    if as_json:
+        emit_json("logs", logs_document(read, found))
+    else:
+        print_logs(stdout_console(), read, found)
+    raise typer.Exit(ExitCode.VIOLATION if found else ExitCode.OK)
+
+
+def _read(name: str, points: int) -> LogFacts:
+    from gemma4_triage.logs.read import read_source
+    from gemma4_triage.logs.source import Source, SourceError
+
+    try:
+        return read_source(Source(name), points)
+    except SourceError as error:
+        raise UsageMistake(str(error), error.hint) from error
+
+
+def _need_one_understood(read: list[LogFacts]) -> None:
+    for facts in read:
+        if facts.problem:
+            say(f"{facts.name} {facts.problem}")
+        if not facts.understood_lines:
+            say(f"{facts.name}: 0 of {facts.lines} lines understood")
+    if not any(facts.understood_lines for facts in read):
+        lines = sum(facts.lines for facts in read)
+        raise NothingChecked(
+            f"none of {lines} lines is one that SGLang writes while it serves",
+            "give the server's stdout and stderr; lines such as 'Prefill batch, #new-seq: …' are looked for",
+        )

@@ -1,0 +1,112 @@
+"""The two lines that a scheduler repeats, as SGLang 0.5.13 writes them (scheduler_components/metrics_reporter.py,
+report_prefill_stats and report_decode_stats).
+
+Fields are read by name, so a field more or less, as other releases have it, changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple
+
+MARK = b" batch"
+
+_LINE = re.compile(rb"(?:Prefill|Decode) batch(?: \[\d+\])?, (?=#)")
+_FIELD = re.compile(rb"([^ ,:][^,:]*): ([^,]*)")
+_LONGEST_NUMBER = 18
+
+
+class BatchLine(NamedTuple):
+    """Usages are shares of a pool, 0 to 1; tokens are counts; None: the line does not say.
+
+    full_usage: of the one pool, where a model has only one. new_tokens, cached_tokens, new_requests: prefill only.
+    accept_length: tokens per request and verify step, with speculative decoding only. generated_per_s: decode only.
+    """
+
+    prefill: bool
+    running: int
+    queued: int | None
+    full_usage: float | None
+    swa_usage: float | None
+    new_requests: int = 0
+    new_tokens: int = 0
+    cached_tokens: int = 0
+    accept_length: float | None = None
+    generated_per_s: float | None = None
+
+
+def find_batch(line: bytes) -> tuple[int, BatchLine] | None:
+    """Where the last batch line in `line` begins, and what it says; None if there is none, or too little of it.
+
+    The last, because processes that share a file may write into each other's lines.
+    """
+    found = _LINE.search(line)
+    if found is None:
+        return None
+    while (later := _LINE.search(line, found.end())) is not None:
+        found = later
+    begin, end = found.span()
+    fields = dict(_FIELD.findall(line, end))
+    read = _prefill(fields) if line.startswith(b"P", begin) else _decode(fields)
+    return None if read is None else (begin, read)
+
+
+def _prefill(fields: dict[bytes, bytes]) -> BatchLine | None:
+    new, cached = _count(fields.get(b"#new-token")), _count(fields.get(b"#cached-token"))
+    if new is None or cached is None:
+        return None
+    full, swa = _usages(fields)
+    return BatchLine(
+        prefill=True,
+        running=_count(fields.get(b"#running-req")) or 0,
+        queued=_count(fields.get(b"#queue-req")),
+        full_usage=full,
+        swa_usage=swa,
+        new_requests=_count(fields.get(b"#new-seq")) or 0,
+        new_tokens=new,
+        cached_tokens=cached,
+    )
+
+
+def _decode(fields: dict[bytes, bytes]) -> BatchLine | None:
+    running = _count(fields.get(b"#running-req"))
+    if running is None:
+        return None
+    full, swa = _usages(fields)
+    return BatchLine(
+        prefill=False,
+        running=running,
+        queued=_count(fields.get(b"#queue-req")),
+        full_usage=full,
+        swa_usage=swa,
+        accept_length=_number(fields.get(b"accept len")),
+        generated_per_s=_number(fields.get(b"gen throughput (token/s)")),
+    )
+
+
+def _usages(fields: dict[bytes, bytes]) -> tuple[float | None, float | None]:
+    full = _number(fields.get(b"full token usage"))
+    if full is None:
+        full = _number(fields.get(b"token usage"))
+    return full, _number(fields.get(b"swa token usage"))
+
+
+def _count(value: bytes | None) -> int | None:
+    if value is None or len(value) > _LONGEST_NUMBER:
+        return None
+    try:
+        return max(0, int(value))
+    except ValueError:
+        return None
+
+
+def _number(value: bytes | None) -> float | None:
+    """Finite, and not negative; None for anything else."""
+    if value is None or len(value) > _LONGEST_NUMBER:
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) and number >= 0 else None

@@ -1,0 +1,54 @@
+"""The explicit list of rules over a log, and what they make of one."""
+
+from __future__ import annotations
+
+from gemma4_triage.diagnose.finding import Finding, ranked
+from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.rule import Rule
+from gemma4_triage.logs.rules import (
+    accept_length_drop,
+    binding_pool,
+    hang,
+    hybrid_draft_pool,
+    illegal_access,
+    other_crash,
+    out_of_memory,
+    pool_leak,
+    prefix_cache_loss,
+    probe_stopped,
+    re_prefill_storm,
+    retraction_thrash,
+    stale_write_rows,
+    throughput_collapse,
+    unmergeable_batch,
+)
+
+ENDINGS: tuple[Rule, ...] = (
+    probe_stopped.RULE,
+    stale_write_rows.RULE,
+    hybrid_draft_pool.RULE,
+    unmergeable_batch.RULE,
+    pool_leak.RULE,
+    illegal_access.RULE,
+    out_of_memory.RULE,
+    hang.RULE,
+)
+"""Of what a server died of, or would have."""
+
+LOADS: tuple[Rule, ...] = (
+    retraction_thrash.RULE,
+    binding_pool.RULE,
+    re_prefill_storm.RULE,
+    prefix_cache_loss.RULE,
+    accept_length_drop.RULE,
+    throughput_collapse.RULE,
+)
+"""Of how it served."""
+
+
+def findings(facts: LogFacts) -> tuple[Finding, ...]:
+    """What ended the server first, then how it served; each the most certain first."""
+    unexplained = [death for death in facts.deaths if not any(rule.explains(death) for rule in ENDINGS)]
+    endings = [finding for rule in ENDINGS for finding in rule.find(facts)]
+    loads = [finding for rule in LOADS for finding in rule.find(facts)]
+    return (*ranked([*endings, *other_crash.find(facts, unexplained)]), *ranked(loads))

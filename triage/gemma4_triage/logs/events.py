@@ -1,0 +1,106 @@
+"""The single lines that matter beside batches and tracebacks: what SGLang 0.5.13 and this project's plugin write.
+
+Sources: managers/scheduler.py (retraction), scheduler_components/invariant_checker.py (pool equations),
+model_executor/pool_configurator.py (pool sizes), server_args.py; gemma4_runtime/guard.py and plugin.py.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gemma4_triage.logs.facts import Death, GuardLine, LeakLine, Place, Pool
+
+RETRACTION = b"KV cache pool is full. Retract requests."
+POOL_SIZES = b"Use sliding window memory pool"
+SERVER_ARGS = b"server_args=ServerArgs("
+LEAK_MARKS = (b"memory leak detected!", b"Mem Leak Detected!", b"] total=")
+GUARD_MARK = b"; dump: "
+FAULT_MARK = b"gemma4-triage: FAULT INJECTED: "
+# What only an end prints. Anywhere in a line: C++ and other processes write it without a traceback.
+DEATH_MARKS = (
+    b"an illegal memory access was encountered",
+    b"device-side assert triggered",
+    b"CUDA out of memory",
+    b"watchdog timeout (",
+    b"operation not supported on global/shared address space",
+)
+
+_SETTINGS = (
+    *("attention_backend", "prefill_attention_backend", "decode_attention_backend", "page_size"),
+    *("swa_full_tokens_ratio", "mem_fraction_static", "chunked_prefill_size", "max_running_requests"),
+    *("max_total_tokens", "speculative_algorithm", "speculative_num_steps", "disable_cuda_graph"),
+    *("disable_overlap_schedule", "disable_radix_cache", "tp_size", "dp_size", "kv_cache_dtype"),
+)
+_SETTING = re.compile(rf"\b({'|'.join(_SETTINGS)})=('[^']{{0,80}}'|[\w.+-]{{1,40}})")
+_RETRACTED = re.compile(rb"#retracted_reqs: (\d{1,9})")
+_POOL_TOKENS = re.compile(rb"\b(full|swa)_layer_tokens=(\d{1,18})")
+_EQUATION = re.compile(
+    r"\[(\w{1,20})\] total=(\d{1,18}), available=(\d{1,18}), evictable=(\d{1,18}), protected=(\d{1,18})"
+    r"(?:, session_held=(\d{1,18}))?(?:, uncached=(\d{1,18}))?"
+)
+_GUARD = re.compile(r"([\w-]{1,60}): (.*) \[(trapped|contained|logged); seen \d+ times; dump: (.*)\]")
+_TRAPPED = re.compile(r"([\w-]{1,60}): (.*) \[(?:dump: (.*)|no dump was written: .*)\]")
+_FAULT = re.compile(rb"FAULT INJECTED: ([\w-]{1,60})")
+_LONGEST_TEXT = 2000
+
+
+def retracted_requests(line: bytes) -> int:
+    """Of a line with RETRACTION; at least 1."""
+    found = _RETRACTED.search(line)
+    return max(1, int(found[1])) if found else 1
+
+
+def pool_tokens(line: bytes) -> dict[Pool, int]:
+    """Of a line with POOL_SIZES."""
+    return {("full" if name == b"full" else "swa"): int(count) for name, count in _POOL_TOKENS.findall(line)}
+
+
+def settings(line: bytes) -> dict[str, str]:
+    """Of a line with SERVER_ARGS: those that say something about pools, attention and drafts."""
+    text = line[line.find(SERVER_ARGS) :].decode(errors="replace")
+    return {name: value.strip("'") for name, value in _SETTING.findall(text)}
+
+
+def injected_fault(line: bytes) -> str | None:
+    """Of a line with FAULT_MARK: its id."""
+    found = _FAULT.search(line)
+    return found[1].decode() if found else None
+
+
+def leaks(text: str, place: Place) -> list[LeakLine]:
+    """The equations in a line or message. What leaked of which pool; an equation that holds is no leak."""
+    found = []
+    for match in _EQUATION.finditer(text[: 4 * _LONGEST_TEXT]):
+        total, *sides = (int(number or 0) for number in match.groups()[1:])
+        if total != sum(sides):
+            found.append(LeakLine(place, match[1], match[0], total, total - sum(sides)))
+    return found
+
+
+def guard_line(line: bytes, place: Place) -> GuardLine | None:
+    """A probe's line in `log` or `contain` mode."""
+    match = _GUARD.search(line[: 4 * _LONGEST_TEXT].decode(errors="replace"))
+    if match is None:
+        return None
+    return GuardLine(place, match[1], match[3], match[2][:_LONGEST_TEXT], _dump(match[4]))
+
+
+def trapped(death: Death) -> GuardLine | None:
+    """A TrappedViolation as what the probe found; None for any other exception."""
+    if death.type_name != "TrappedViolation":
+        return None
+    match = _TRAPPED.fullmatch(death.message)
+    if match is None:
+        return GuardLine(death.place, "", "trapped", death.message, "")
+    return GuardLine(death.place, match[1], "trapped", match[2], match[3] or "")
+
+
+def death_message(line: bytes) -> str:
+    """A line with one of DEATH_MARKS, from the mark's sentence on."""
+    at = min(position for mark in DEATH_MARKS if (position := line.find(mark)) >= 0)
+    return line[max(0, at - 100) : at + 200].decode(errors="replace").strip()
+
+
+def _dump(text: str) -> str:
+    # Where no dump was written the reason stands there.
+    return text if text.startswith("/") else ""

@@ -1,0 +1,218 @@
+"""One pass over a log, in memory that does not grow with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from gemma4_triage.logs import events
+from gemma4_triage.logs.batch_line import MARK, find_batch
+from gemma4_triage.logs.facts import Death, LogFacts, Place, Pool
+from gemma4_triage.logs.lines import MAX_LINE_BYTES, Block, blocks_of_lines
+from gemma4_triage.logs.rank import RankReading
+from gemma4_triage.logs.source import Source
+from gemma4_triage.logs.stamp import NO_STAMP, Stamp, StampReader
+from gemma4_triage.logs.tracebacks import INTRODUCTIONS, TRACEBACK, TracebackReader
+
+DEFAULT_POINTS = 240
+MAX_RANKS = 64
+MAX_KEPT = 32
+
+# In the order in which they are looked for; a line is of the first kind that it fits.
+_MARKS = (
+    (events.RETRACTION, "retraction"),
+    (TRACEBACK, "traceback"),
+    (events.GUARD_MARK, "guard"),
+    *((mark, "leak") for mark in events.LEAK_MARKS),
+    *((mark, "death") for mark in events.DEATH_MARKS),
+    (events.SERVER_ARGS, "start"),
+    (events.POOL_SIZES, "pool_sizes"),
+    (events.FAULT_MARK, "fault"),
+    *((mark, "introduction") for mark in INTRODUCTIONS),
+)
+
+
+def read_source(source: Source, points: int = DEFAULT_POINTS) -> LogFacts:
+    """The whole of a log. Raises SourceError."""
+    facts = read_log(source.name, source.chunks(), points)
+    return replace(facts, problem=source.problem)
+
+
+def read_log(name: str, chunks: Iterable[bytes], points: int = DEFAULT_POINTS) -> LogFacts:
+    """points: of each time series at most, even."""
+    reading = LogReading(name, points)
+    for block in blocks_of_lines(reading.measured(chunks)):
+        reading.block(block)
+    return reading.facts()
+
+
+class _Kept:
+    """The first MAX_KEPT of something, and how many there were."""
+
+    def __init__(self) -> None:
+        self.items: list = []
+        self.count = 0
+
+    def add(self, item) -> None:
+        self.count += 1
+        if len(self.items) < MAX_KEPT:
+            self.items.append(item)
+
+
+class LogReading:
+    """Feed it blocks of lines, in order."""
+
+    def __init__(self, name: str, points: int) -> None:
+        self._name, self._points = name, points
+        self._size = self._lines = self._long = 0
+        self._torn = False
+        self._understood: dict[str, int] = {}
+        self._stamps = StampReader()
+        self._first = self._last = ""
+        self._ranks: dict[str, RankReading] = {}
+        self._dropped_rank_lines = 0
+        self._last_rank: RankReading | None = None
+        self._tracebacks = TracebackReader()
+        self._deaths, self._leaks, self._guards = _Kept(), _Kept(), _Kept()
+        self._faults: dict[str, None] = {}
+        self._starts = 0
+        self._settings: dict[str, str] = {}
+        self._pool_tokens: dict[Pool, int] = {}
+
+    def measured(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        """The chunks, counted."""
+        for chunk in chunks:
+            self._size += len(chunk)
+            yield chunk
+
+    def block(self, block: Block) -> None:
+        """The numbers of a torn line are not believed, its words are."""
+        self._lines = block.first + len(block.lines) - 1
+        self._torn = not block.whole
+        if max(map(len, block.lines)) > MAX_LINE_BYTES:
+            self._long += sum(len(line) > MAX_LINE_BYTES for line in block.lines)
+        # A mark that is nowhere in the block need not be looked for in each of its lines, and most blocks hold none.
+        marks = [(mark, kind) for mark, kind in _MARKS if mark in block.text]
+        for number, line in enumerate(block.lines, block.first):
+            if MARK in line and block.whole and self._batch(number, line):
+                continue
+            if marks or self._tracebacks.watching:
+                self._other(number, line, marks)
+
+    def _other(self, number: int, line: bytes, marks: list[tuple[bytes, str]]) -> None:
+        if self._tracebacks.watching and self._traceback_line(line):
+            return
+        for mark, kind in marks:
+            if mark in line:
+                self._event(kind, number, line)
+                return
+
+    def _batch(self, number: int, line: bytes) -> bool:
+        found = find_batch(line)
+        if found is None:
+            return False
+        at, batch = found
+        stamp = self._stamp(line, at)
+        self._understand("prefill" if batch.prefill else "decode")
+        if (rank := self._rank(stamp.rank)) is not None:
+            rank.batch(batch, number, stamp.text)
+            self._last_rank = rank
+        return True
+
+    def _event(self, kind: str, number: int, line: bytes) -> None:
+        stamp = self._stamp(line, len(line))
+        place = Place(number, stamp.text)
+        if kind == "traceback":
+            if self._tracebacks.begin(line, stamp.rank, place):
+                self._understand(kind)
+            return
+        if kind == "introduction":
+            self._tracebacks.introduce(line)
+            return
+        if kind == "guard":
+            if (guard := events.guard_line(line, place)) is None:
+                return
+            self._guards.add(guard)
+        elif kind == "retraction":
+            if (rank := self._rank(stamp.rank)) is not None:
+                rank.retracted(events.retracted_requests(line), number, stamp)
+        elif kind == "leak":
+            self._leak(line.decode(errors="replace"), place)
+        elif kind == "death":
+            self._die(Death(place, stamp.rank, "", events.death_message(line)))
+        elif kind == "start":
+            self._starts += 1
+            self._settings = events.settings(line)
+        elif kind == "pool_sizes":
+            self._pool_tokens = events.pool_tokens(line)
+        elif kind == "fault" and (fault := events.injected_fault(line)) and len(self._faults) < MAX_KEPT:
+            self._faults[fault] = None
+        self._understand(kind)
+
+    def _leak(self, text: str, place: Place) -> None:
+        for leak in events.leaks(text, place):
+            self._leaks.add(leak)
+
+    def _traceback_line(self, line: bytes) -> bool:
+        """Whether the line belongs to a traceback. Lines with a stamp are other processes', and end nothing."""
+        if TRACEBACK in line or (line.startswith(b"[2") and self._stamp(line, len(line)) is not NO_STAMP):
+            return False
+        belongs, death = self._tracebacks.line(line)
+        if death is not None:
+            self._leak(death.message, death.place)
+            self._die(death)
+        if belongs:
+            self._understand("traceback")
+        return belongs
+
+    def _die(self, death: Death) -> None:
+        rank = self._ranks.get(death.rank)
+        usage = None if rank is None else rank.usage
+        if usage is None and self._last_rank is not None:
+            usage = self._last_rank.usage
+        self._deaths.add(replace(death, usage=usage))
+
+    def _stamp(self, line: bytes, end: int) -> Stamp:
+        stamp = self._stamps.read(line, end)
+        if stamp.text:
+            self._first = self._first or stamp.text
+            self._last = stamp.text
+        return stamp
+
+    def _rank(self, name: str) -> RankReading | None:
+        found = self._ranks.get(name)
+        if found is None:
+            if len(self._ranks) >= MAX_RANKS:
+                self._dropped_rank_lines += 1
+                return None
+            found = self._ranks[name] = RankReading(name, self._points)
+        return found
+
+    def _understand(self, kind: str) -> None:
+        self._understood[kind] = self._understood.get(kind, 0) + 1
+
+    def facts(self) -> LogFacts:
+        """As of the last line."""
+        return LogFacts(
+            name=self._name,
+            size_bytes=self._size,
+            lines=self._lines,
+            understood=dict(self._understood),
+            torn_last_line=self._torn,
+            long_lines=self._long,
+            problem=None,
+            first_time=self._first,
+            last_time=self._last,
+            starts=self._starts,
+            settings=self._settings,
+            pool_tokens=self._pool_tokens,
+            faults=tuple(self._faults),
+            ranks=tuple(rank.facts() for rank in self._ranks.values()),
+            dropped_rank_lines=self._dropped_rank_lines,
+            deaths=tuple(self._deaths.items),
+            death_count=self._deaths.count,
+            leaks=tuple(self._leaks.items),
+            leak_count=self._leaks.count,
+            guards=tuple(self._guards.items),
+            guard_count=self._guards.count,
+        )

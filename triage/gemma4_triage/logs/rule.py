@@ -1,0 +1,52 @@
+"""What a rule over a log is, and how it names its evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from gemma4_triage.diagnose.finding import Evidence, Finding
+from gemma4_triage.logs.facts import Death, Drop, LogFacts, Place
+
+
+@dataclass(frozen=True)
+class Rule:
+    """find: what the rule makes of a log, usually nothing. explains: whether an end of a process is this rule's."""
+
+    id: str
+    title: str
+    find: Callable[[LogFacts], Iterator[Finding]]
+    explains: Callable[[Death], bool] = lambda death: False
+
+
+def at(facts: LogFacts, place: Place, value: str | int | float | None, meaning: str) -> Evidence:
+    """A value that stands in a line of the log, and when, as far as the log says."""
+    when = f"; {place.time}" if place.time else ""
+    return Evidence(source=facts.name, field=f"line {place.line}", value=value, meaning=meaning + when)
+
+
+def over(facts: LogFacts, what: str, value: str | int | float | None, meaning: str) -> Evidence:
+    """A value of the whole log."""
+    return Evidence(source=facts.name, field=what, value=value, meaning=meaning)
+
+
+def on_rank(rank: str) -> str:
+    """ " on DP0 TP1", or nothing where there is one scheduler."""
+    return f" on {rank}" if rank else ""
+
+
+def of_drop(facts: LogFacts, drop: Drop, what: str, digits: int) -> list[Evidence]:
+    """What a moving mean came from, went to, and whether it came back. what: with its unit."""
+    found = [
+        at(facts, drop.first, round(drop.before, digits), f"{what}, mean until here"),
+        at(facts, drop.last, round(drop.after, digits), f"{what}, mean since line {drop.first.line}"),
+    ]
+    if drop.recovered:
+        found.append(at(facts, drop.recovered, None, "back at 90% of what it was"))
+    return found
+
+
+def usage_text(full: float | None, swa: float | None) -> str:
+    """Both pools, as the log has them."""
+    parts = [f"{name} {share:.2f}" for name, share in (("full", full), ("swa", swa)) if share is not None]
+    return ", ".join(parts) or "not said"

@@ -1,0 +1,1 @@
+"""One file per rule, each with a `RULE`; `catalog.py` above lists them."""

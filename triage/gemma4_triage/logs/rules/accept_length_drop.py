@@ -1,0 +1,33 @@
+"""Drafts are accepted less than before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.rule import Rule, of_drop, on_rank
+
+
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    drops = [(drop, rank) for rank in facts.schedulers if (drop := rank.accept_drop) is not None]
+    if not drops:
+        return
+    drop, rank = min(drops, key=lambda found: found[0].ratio)
+    evidence = of_drop(facts, drop, "accept length", 2)
+    yield Finding(
+        rule=RULE.id,
+        cause=f"Accept length fell to {drop.ratio:.0%} of what it was{on_rank(rank.rank)}: drafts read other keys than "
+        "before, or the text became harder to guess.",
+        confidence=Confidence.POSSIBLE,
+        evidence=tuple(evidence),
+        ruled_out_if=("the prompts changed in kind at that time", "the same prompts give the same accept length again"),
+        next_commands=(
+            "gemma4-triage serve --debug log -- --model-path MODEL",
+            "gemma4-triage repro e4b-trtllm --arm fault-silent",
+        ),
+        upstream=("SGLang 25103", "SGLang 26957"),
+    )
+
+
+RULE = Rule("accept-length-drop", "drafts are accepted less than before", _find)

@@ -1,0 +1,58 @@
+"""One pool is full while the other has room: the ratio between them does not fit the load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.logs.facts import LogFacts, Pool, RankFacts
+from gemma4_triage.logs.rank import APART, PRESSED_AT
+from gemma4_triage.logs.rule import Rule, at, on_rank, over, usage_text
+
+SHARE = 0.05  # of the batch lines
+_DIRECTION: dict[Pool, str] = {"swa": "raise", "full": "lower"}
+_OTHER: dict[Pool, Pool] = {"swa": "full", "full": "swa"}
+
+
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    bound: list[tuple[RankFacts, Pool]] = [
+        (rank, pool) for rank in facts.schedulers if (pool := binding_pool(rank)) is not None
+    ]
+    if not bound:
+        return
+    rank, pool = max(bound, key=lambda found: found[0].pressed[found[1]])
+    peak, retracted = rank.peaks[pool], (rank.retractions.binding or {}).get(pool, 0)
+    harm = [
+        over(
+            facts,
+            "batch lines",
+            rank.pressed[pool],
+            f"of {rank.usage_lines} with {pool} at {PRESSED_AT} or more and the other at least {APART} below it",
+        ),
+        over(facts, "batch lines", rank.pressed_queued[pool], "of those, with requests waiting (#queue-req)"),
+        over(facts, "retractions", retracted, f"with the {pool} pool the fuller one"),
+    ]
+    if ratio := facts.settings.get("swa_full_tokens_ratio"):
+        harm.append(over(facts, "server_args", ratio, "swa_full_tokens_ratio"))
+    yield Finding(
+        rule=RULE.id,
+        cause=f"The {pool} pool binds{on_rank(rank.rank)}, and the {_OTHER[pool]} pool has room that nobody can use: "
+        f"{_DIRECTION[pool]} --swa-full-tokens-ratio.",
+        confidence=Confidence.CERTAIN if retracted else Confidence.LIKELY,
+        evidence=(at(facts, peak.place, usage_text(peak.full, peak.swa), f"where {pool} was fullest"), *harm),
+        next_commands=("gemma4-triage pools --config CONFIG --kv-mem 40GiB --workload 64x8000+1000",),
+    )
+
+
+def binding_pool(rank: RankFacts) -> Pool | None:
+    """The pool that was often full alone, with somebody waiting or retracted for it; None if neither was."""
+    pools: tuple[Pool, ...] = ("swa", "full")
+    for pool in pools:
+        often = rank.pressed[pool] >= max(1, SHARE * rank.usage_lines)
+        harmed = rank.pressed_queued[pool] or (rank.retractions.binding or {}).get(pool, 0)
+        if often and harmed:
+            return pool
+    return None
+
+
+RULE = Rule("binding-pool", "one pool is full while the other has room", _find)

@@ -1,0 +1,87 @@
+"""An illegal memory access, and how full the sliding-window pool was before it.
+
+The known cause with a nearly full SWA pool: a draft's attention backend follows full-pool page ids into the smaller SWA
+buffer (SGLang issue 26957; published at about 85% SWA usage). Ids pass the end of the buffer only once the full pool
+hands out ids beyond it, which is when the SWA pool is nearly used up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
+from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.rule import Rule, at, on_rank, over, usage_text
+
+SWA_PRESSED_AT = 0.8
+_SENTENCES = ("illegal memory access", "operation not supported on global/shared address space")
+_SERVE = "gemma4-triage serve --debug 1 -- --model-path MODEL"
+
+
+def _explains(death: Death) -> bool:
+    return any(sentence in death.message for sentence in _SENTENCES)
+
+
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    deaths = [death for death in facts.deaths if _explains(death)]
+    if not deaths:
+        return
+    death = deaths[0]
+    pressed = death.usage is not None and (death.usage.swa or 0) >= SWA_PRESSED_AT
+    yield _of_the_draft(facts, death) if pressed else _of_anything(facts, death)
+
+
+def _of_the_draft(facts: LogFacts, death: Death) -> Finding:
+    drafts = facts.settings.get("speculative_algorithm", "None")
+    known = "trtllm_mha" in _backends(facts) and drafts != "None"
+    return Finding(
+        rule=RULE.id,
+        cause="A kernel left its buffer while the sliding-window pool was nearly full, as it does when a draft follows "
+        "full-pool page ids into the SWA buffer.",
+        confidence=Confidence.LIKELY if known else Confidence.POSSIBLE,
+        evidence=(*_evidence(facts, death), *_settings(facts)),
+        ruled_out_if=(
+            "the server ran without speculative decoding",
+            "it happens with GEMMA4_TRIAGE_PATCHES=default too: gemma4-triage patches",
+            "a trap names another table or buffer",
+        ),
+        next_commands=(_SERVE, "gemma4-triage repro e4b-trtllm"),
+        fix="swa-state-swap",
+        upstream=("SGLang 26957",),
+    )
+
+
+def _of_anything(facts: LogFacts, death: Death) -> Finding:
+    return Finding(
+        rule=RULE.id,
+        cause="A kernel left its buffer. The log does not say which: such an error is noticed after the kernel.",
+        confidence=Confidence.POSSIBLE,
+        evidence=_evidence(facts, death),
+        ruled_out_if=("the probes trap nothing before the same crash",),
+        next_commands=(_SERVE,),
+    )
+
+
+def _evidence(facts: LogFacts, death: Death) -> tuple[Evidence, ...]:
+    what = f"what the process died of{on_rank(death.rank)}{', in ' + death.frame if death.frame else ''}"
+    found = (at(facts, death.place, f"{death.type_name}: {death.message}".removeprefix(": ")[:300], what),)
+    if death.usage is None:
+        return found
+    usage = death.usage
+    return (*found, at(facts, usage.place, usage_text(usage.full, usage.swa), "the last pool usage before it"))
+
+
+def _settings(facts: LogFacts) -> tuple[Evidence, ...]:
+    drafts = facts.settings.get("speculative_algorithm")
+    if drafts is None:
+        return ()
+    backends = ", ".join(sorted(_backends(facts))) or "SGLang's choice"
+    return (over(facts, "server_args", f"{drafts}, {backends}", "drafts and attention backends of this server"),)
+
+
+def _backends(facts: LogFacts) -> set[str]:
+    names = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+    return {value for name in names if (value := facts.settings.get(name, "None")) != "None"}
+
+
+RULE = Rule("illegal-access", "a kernel left its buffer", _find, _explains)

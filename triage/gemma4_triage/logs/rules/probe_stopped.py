@@ -1,0 +1,45 @@
+"""A probe of this project found a violation: the log names the dump that holds the evidence."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.logs.events import trapped
+from gemma4_triage.logs.facts import Death, GuardLine, LogFacts
+from gemma4_triage.logs.rule import Rule, at
+
+_SHOWN = 4
+_VERBS = {"leak-audit": "audit"}
+
+
+def _explains(death: Death) -> bool:
+    return trapped(death) is not None
+
+
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    found = [guard for death in facts.deaths if (guard := trapped(death))] + list(facts.guards)
+    by_rule: dict[str, list[GuardLine]] = {}
+    for guard in found:
+        by_rule.setdefault(guard.rule, []).append(guard)
+    for rule, guards in by_rule.items():
+        first = guards[0]
+        dumps = list(dict.fromkeys(guard.dump for guard in guards if guard.dump))
+        yield Finding(
+            rule=RULE.id,
+            cause=f"The probe {rule or '(unnamed)'} {first.action} a violation: {first.summary}",
+            confidence=Confidence.CERTAIN,
+            evidence=tuple(
+                at(facts, guard.place, guard.summary, f"{guard.action} by {guard.rule}") for guard in guards[:_SHOWN]
+            ),
+            next_commands=tuple(_command(rule, dump) for dump in dumps[:_SHOWN]) or ("gemma4-triage dumps list",),
+        )
+
+
+def _command(rule: str, dump: str) -> str:
+    verb = _VERBS.get(rule, "dumps show")
+    return f"gemma4-triage {verb} {shlex.quote(dump)}"
+
+
+RULE = Rule("probe-stopped", "a probe of ours found a violation and wrote a dump", _find, _explains)

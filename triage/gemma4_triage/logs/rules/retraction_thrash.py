@@ -1,0 +1,58 @@
+"""Requests are thrown out of a full pool again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.logs.facts import Burst, LogFacts
+from gemma4_triage.logs.rule import Rule, at, on_rank, over, usage_text
+
+WITHIN_S = 60
+WITHIN_BATCH_LINES = 100  # where the log has no times
+
+
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    thrashing = [rank for rank in facts.schedulers if _thrashes(rank.retractions.burst)]
+    if not thrashing:
+        return
+    rank = max(thrashing, key=lambda rank: rank.retractions.requests)
+    seen, burst = rank.retractions, rank.retractions.burst
+    if burst is None or seen.first is None or seen.last is None:
+        return
+    binding = seen.binding or {}
+    pool = max(("swa", "full"), key=lambda name: binding.get(name, 0))
+    which = f"The {pool} pool" if binding.get(pool) else "A pool"
+    evidence = [
+        at(
+            facts,
+            burst.first,
+            burst.events,
+            f"retractions{on_rank(rank.rank)} by line {burst.last.line}, {_span(burst)}",
+        ),
+        over(facts, f"lines {seen.first.line} to {seen.last.line}", seen.requests, "requests retracted in all"),
+    ]
+    if seen.worst is not None:
+        usage = usage_text(seen.worst.full, seen.worst.swa)
+        evidence.append(at(facts, seen.worst.place, usage, "the fullest pools before a retraction"))
+    yield Finding(
+        rule=RULE.id,
+        cause=f"{which} is too small for what runs: requests are retracted, wait, and start again.",
+        confidence=Confidence.CERTAIN if seen.worst is not None else Confidence.LIKELY,
+        evidence=tuple(evidence),
+        ruled_out_if=("SGLANG_TEST_RETRACT was set",),
+        next_commands=("gemma4-triage pools --config CONFIG --kv-mem 40GiB --workload 64x8000+1000",),
+    )
+
+
+def _thrashes(burst: Burst | None) -> bool:
+    if burst is None:
+        return False
+    return burst.batch_lines <= WITHIN_BATCH_LINES if burst.seconds is None else burst.seconds <= WITHIN_S
+
+
+def _span(burst: Burst) -> str:
+    return f"{burst.batch_lines} batch lines" if burst.seconds is None else f"{burst.seconds:.0f} s"
+
+
+RULE = Rule("retraction-thrash", "requests are retracted again and again", _find)

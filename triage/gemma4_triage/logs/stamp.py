@@ -1,0 +1,57 @@
+"""The prefix that SGLang writes before each line: "[2026-11-21 16:51:32 DP0 TP1]" (utils/common.py, configure_logger).
+
+What a container runtime or Ray put before it is skipped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+_STAMP = re.compile(rb"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d+)?((?: [A-Z_]+\d+)*)\]")
+_LONGEST_RANK = 80
+_MOST_KNOWN = 256
+
+
+class Stamp(NamedTuple):
+    """text: date and time as the server's clock had them, whose zone the log does not say; "" if there is none.
+    rank: "" if the server has one scheduler."""
+
+    text: str
+    rank: str
+
+    @property
+    def time_s(self) -> float | None:
+        """For differences; None if the text is no date."""
+        try:
+            return datetime.fromisoformat(self.text).replace(tzinfo=UTC).timestamp()
+        except ValueError:
+            return None
+
+
+NO_STAMP = Stamp("", "")
+
+
+class StampReader:
+    """Remembers stamps: a log repeats each one many times."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Stamp] = {}
+
+    def read(self, line: bytes, end: int) -> Stamp:
+        """The last stamp before byte `end`; NO_STAMP if there is none."""
+        if end >= 2 and line.startswith(b"] ", end - 2):
+            # The usual case: it stands right before.
+            known = self._known.get(line[line.rfind(b"[", 0, end) : end - 1])
+            if known is not None:
+                return known
+        last = deque(_STAMP.finditer(line, 0, end), maxlen=1)
+        if not last or len(last[0][2]) > _LONGEST_RANK:
+            return NO_STAMP
+        whole, text, rank = last[0].group(0, 1, 2)
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        found = self._known[whole] = Stamp(text.decode().replace(" ", "T"), rank.decode().strip())
+        return found

@@ -1,0 +1,126 @@
+"""What a Gemma-4 config.json says about KV: layers of each kind, heads, head dims, window, shared layers.
+
+Defaults and derived values are those of transformers' Gemma4TextConfig 5.8.1; base attributes are the sliding layers',
+`global_*` the full ones', which SGLang swaps when it loads a config (utils/hf_transformers/config.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gemma4_triage.pools.errors import PoolsError
+
+_LARGEST_CONFIG_BYTES = 16 << 20
+_MOST_LAYERS = 10_000
+_TYPES = ("sliding_attention", "full_attention")
+_PATTERN = 6
+_HINT = "give the config.json of a Gemma-4 checkpoint, or the folder that it is in"
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """layer_types: "sliding_attention" or "full_attention" each. shared_layers: the last so many have no KV of their
+    own. *_heads: KV heads before tensor parallelism. window: in tokens. context: the longest sequence."""
+
+    name: str
+    layer_types: tuple[str, ...]
+    shared_layers: int
+    full_heads: int
+    swa_heads: int
+    full_head_dim: int
+    swa_head_dim: int
+    window: int
+    context: int
+
+    def layers(self, kind: str, owners_only: bool) -> int:
+        """How many of a kind; owners_only: that have KV of their own."""
+        types = self.layer_types[: len(self.layer_types) - self.shared_layers] if owners_only else self.layer_types
+        return sum(layer == kind for layer in types)
+
+
+def read_shape(path: Path) -> ModelShape:
+    """path: config.json, or the folder that it is in.
+
+    Raises:
+        PoolsError: it cannot be read, is no Gemma-4, or lacks or contradicts what KV needs.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    config = _load(file)
+    kind = str(config.get("model_type", ""))
+    if "assistant" in kind:
+        raise PoolsError(f"{file} is a draft ({kind}), whose KV lies in its target's pools", "give the target's config")
+    text = config.get("text_config", config)
+    if not isinstance(text, dict) or not kind.startswith("gemma4"):
+        raise PoolsError(f"{file} is not of a Gemma-4: model_type is {kind or 'not there'!r}", _HINT)
+    return _shape(file, _Fields(file, text))
+
+
+def _load(file: Path) -> dict[str, Any]:
+    try:
+        if file.stat().st_size > _LARGEST_CONFIG_BYTES:
+            raise PoolsError(f"{file} is too large for a config", _HINT)
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PoolsError(f"{file} cannot be read: {error.strerror}", _HINT) from error
+    except (ValueError, RecursionError) as error:
+        raise PoolsError(f"{file} is no JSON: {error}", _HINT) from error
+    if not isinstance(document, dict):
+        raise PoolsError(f"{file} holds no JSON object", _HINT)
+    return document
+
+
+class _Fields:
+    """The text config, whose errors name the file and the field."""
+
+    def __init__(self, file: Path, text: Mapping[str, Any]) -> None:
+        self.file, self.text = file, text
+
+    def number(self, name: str, default: int | None = None, low: int = 1) -> int:
+        value = self.text.get(name)
+        value = default if value is None else value
+        if value is None:
+            raise PoolsError(f"{self.file} has no {name}", _HINT)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value < 1 << 31:
+            raise PoolsError(f"{self.file}: {name} is {value!r}, not a whole number of {low} or more", _HINT)
+        return value
+
+
+def _shape(file: Path, fields: _Fields) -> ModelShape:
+    types = _layer_types(file, fields)
+    shared = fields.number("num_kv_shared_layers", 0, low=0)
+    if shared >= len(types):
+        raise PoolsError(f"{file}: {shared} of {len(types)} layers share their KV, which leaves no owner", _HINT)
+    swa_heads, swa_dim = fields.number("num_key_value_heads"), fields.number("head_dim", 256)
+    return ModelShape(
+        name=file.parent.name if file.name == "config.json" else file.stem,
+        layer_types=types,
+        shared_layers=shared,
+        full_heads=fields.number("num_global_key_value_heads", swa_heads),
+        swa_heads=swa_heads,
+        full_head_dim=fields.number("global_head_dim", 512),
+        swa_head_dim=swa_dim,
+        window=fields.number("sliding_window"),
+        context=fields.number("max_position_embeddings", 131_072),
+    )
+
+
+def _layer_types(file: Path, fields: _Fields) -> tuple[str, ...]:
+    count = fields.number("num_hidden_layers")
+    if count > _MOST_LAYERS:
+        raise PoolsError(f"{file}: {count} layers", _HINT)
+    types = fields.text.get("layer_types")
+    if types is None:
+        types = [_TYPES[(i + 1) % _PATTERN == 0] for i in range(count)]
+    if not isinstance(types, list) or not all(kind in _TYPES for kind in types):
+        raise PoolsError(f"{file}: layer_types holds something other than {' and '.join(_TYPES)}", _HINT)
+    if len(types) != count:
+        raise PoolsError(f"{file}: {len(types)} layer_types for {count} layers", _HINT)
+    # transformers forces the last layer to be full.
+    types = (*types[:-1], "full_attention")
+    if "sliding_attention" not in types:
+        raise PoolsError(f"{file} has no sliding layer, so there is one pool and no ratio", _HINT)
+    return types

@@ -1,0 +1,109 @@
+"""A plan: the pools at every ratio, and the ratio that fits most of the load."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gemma4_triage.pools.arithmetic import PoolSizes, TokenBytes, pool_sizes
+from gemma4_triage.pools.demand import Demand, Fit, Serving, demand, fit
+from gemma4_triage.pools.errors import PoolsError
+from gemma4_triage.pools.model_shape import ModelShape
+from gemma4_triage.pools.size import gib_text
+from gemma4_triage.pools.workload import Workload
+
+SGLANG_DEFAULT = 0.8
+STEPS = 1000  # a recommendation has three digits
+CURVE_STEPS = 100
+
+
+@dataclass(frozen=True)
+class Plan:
+    """need, recommended, asked, default and curve are None or empty without a workload.
+
+    available_bytes: for both pools, on one GPU. asked: at the ratio that was asked about. sizes: at `asked_ratio`.
+    """
+
+    shape: ModelShape
+    cell: TokenBytes
+    available_bytes: int
+    serving: Serving
+    workloads: tuple[Workload, ...]
+    asked_ratio: float | None
+    sizes: PoolSizes
+    need: Demand | None = None
+    recommended: Fit | None = None
+    asked: Fit | None = None
+    default: Fit | None = None
+    curve: tuple[Fit, ...] = ()
+
+    @property
+    def enough(self) -> bool:
+        """Whether the whole load fits at once: at the ratio that was asked about, else at the recommended one."""
+        judged = self.asked or self.recommended
+        return self.need is None or judged is None or judged.requests >= self.need.requests
+
+
+def make_plan(
+    shape: ModelShape,
+    cell: TokenBytes,
+    available_bytes: int,
+    serving: Serving,
+    workloads: Sequence[Workload],
+    ratio: float | None,
+) -> Plan:
+    """ratio: the one in use, if one is to be judged.
+
+    Raises:
+        PoolsError: a request is longer than the model's context, or not even one fits at any ratio.
+    """
+    asked_ratio = SGLANG_DEFAULT if ratio is None else ratio
+    sizes = pool_sizes(available_bytes, cell, asked_ratio, serving.page_size)
+    plan = Plan(shape, cell, available_bytes, serving, tuple(workloads), ratio, sizes)
+    if not workloads:
+        return plan
+    for load in workloads:
+        if load.length > shape.context:
+            what = f"a request of {load} has {load.length} tokens, and the model's context is {shape.context}"
+            raise PoolsError(what, "give shorter requests")
+    need = demand(workloads, serving)
+
+    def at(ratio: float) -> Fit:
+        return fit(pool_sizes(available_bytes, cell, ratio, serving.page_size), need)
+
+    recommended = _recommend([at(step / STEPS) for step in range(1, STEPS + 1)], need)
+    if recommended.requests < 1:
+        raise PoolsError(
+            _nothing_fits(available_bytes, cell, need), "give more memory, shorter requests, or a smaller --chunk"
+        )
+    return Plan(
+        *(shape, cell, available_bytes, serving, tuple(workloads), ratio, sizes),
+        need=need,
+        recommended=recommended,
+        asked=None if ratio is None else at(ratio),
+        default=at(SGLANG_DEFAULT),
+        curve=tuple(at(step / CURVE_STEPS) for step in range(1, CURVE_STEPS + 1)),
+    )
+
+
+def _recommend(fits: Sequence[Fit], need: Demand) -> Fit:
+    """Most requests of the load; among equals the ratio at which what is left over is left over in both pools."""
+    wanted = need.requests
+    best = max(min(one.requests, wanted) for one in fits)
+    equals = [one for one in fits if min(one.requests, wanted) == best]
+    return min(equals, key=lambda one: abs(math.log(one.sizes.ratio / _ideal(need, best))))
+
+
+def _ideal(need: Demand, requests: int) -> float:
+    """The ratio of what so many requests need of each pool."""
+    share = max(1, requests) / need.requests
+    return min(1.0, (need.swa * share + need.swa_fixed) / (need.full * share))
+
+
+def _nothing_fits(available_bytes: int, cell: TokenBytes, need: Demand) -> str:
+    one_full, one_swa = need.full / need.requests, need.swa / need.requests
+    bytes_needed = int(cell.full * one_full + cell.swa * max(need.swa_least, one_swa + need.swa_fixed))
+    return (
+        f"not one request fits: it needs about {gib_text(bytes_needed)}, and the pools have {gib_text(available_bytes)}"
+    )

@@ -1,0 +1,94 @@
+"""Serving logs on a terminal: what was read, how each scheduler fared over time, then the findings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from gemma4_triage.cli.output import printable, size_text
+from gemma4_triage.diagnose.finding import Finding
+from gemma4_triage.logs.facts import LogFacts, RankFacts
+from gemma4_triage.report.finding_view import print_finding
+from gemma4_triage.report.sparkline import sparkline
+
+_SPARK_WIDTH = 60
+
+
+def print_logs(console: Console, logs: Sequence[LogFacts], findings: Sequence[Finding]) -> None:
+    """findings: in the order to show."""
+    for facts in logs:
+        _print_log(console, facts)
+    for finding in findings:
+        print_finding(console, finding)
+    verdict = f"{len(findings)} findings" if findings else "no findings"
+    _line(console, Text(verdict, style="bold red" if findings else "bold green"))
+
+
+def _print_log(console: Console, facts: LogFacts) -> None:
+    _line(console, Text(printable(facts.name), style="bold"))
+    kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in facts.understood.items())
+    size = size_text(facts.size_bytes)
+    _line(console, Text(f"  {facts.understood_lines} of {facts.lines} lines understood, {size}: {kinds or 'none'}"))
+    for remark in _remarks(facts):
+        _line(console, Text(printable(f"  {remark}")))
+    if not facts.understood_lines:
+        return
+    for rank in facts.schedulers:
+        _print_rank(console, rank)
+
+
+def _remarks(facts: LogFacts) -> list[str]:
+    remarks = []
+    if facts.first_time:
+        remarks.append(f"{facts.first_time} to {facts.last_time}, {facts.starts} server starts")
+    if facts.pool_tokens:
+        pools = ", ".join(f"{pool} {tokens} tokens" for pool, tokens in facts.pool_tokens.items())
+        ratio = facts.settings.get("swa_full_tokens_ratio")
+        remarks.append(f"pools: {pools}{f', ratio {ratio}' if ratio else ''}")
+    if facts.faults:
+        remarks.append(f"faults injected on purpose: {', '.join(facts.faults)}")
+    if facts.problem:
+        remarks.append(f"the file {facts.problem}; what came before is counted")
+    if facts.torn_last_line:
+        remarks.append("the last line has no end; its numbers are not used")
+    if facts.dropped_rank_lines:
+        remarks.append(f"{facts.dropped_rank_lines} lines of further ranks are not followed")
+    return remarks
+
+
+def _print_rank(console: Console, rank: RankFacts) -> None:
+    if rank.rank:
+        _line(console, Text(printable(f"  {rank.rank}"), style="bold"))
+    cached = "" if rank.cached_share is None else f" ({rank.cached_share:.0%} of prompt tokens cached)"
+    prefill = f"{rank.prefill_lines} lines, {rank.new_tokens} new and {rank.cached_tokens} cached tokens{cached}"
+    _line(console, Text(f"  prefill      {prefill}"))
+    _line(console, Text(f"  decode       {rank.decode_lines} lines"))
+    seen = rank.retractions
+    if seen.events:
+        again = f"{seen.recomputed_tokens} tokens prefilled again"
+        _line(console, Text(f"  retractions  {seen.requests} requests in {seen.events} events, {again}"))
+    series = rank.series
+    _spark(console, "full usage", series["full_usage_max"], _peak(series["full_usage_max"], "peak {:.2f}"), 1.0)
+    _spark(console, "SWA usage", series["swa_usage_max"], _peak(series["swa_usage_max"], "peak {:.2f}"), 1.0)
+    _spark(console, "accept len", series["accept_length"], _mean(rank.accept_length, "mean {:.2f}"))
+    _spark(console, "tokens/s", series["generated_per_s"], _mean(rank.generated_per_s, "mean {:.1f}"))
+    _spark(console, "queue", series["queued_max"], _peak(series["queued_max"], "peak {}"))
+
+
+def _spark(console: Console, name: str, values: list, note: str, top: float | None = None) -> None:
+    if any(values):
+        _line(console, Text(f"  {name:<11}  {sparkline(values, _SPARK_WIDTH, top)}  {note}"))
+
+
+def _peak(values: list, form: str) -> str:
+    return form.format(max((value for value in values if value is not None), default=0))
+
+
+def _mean(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)
+
+
+def _line(console: Console, text: Text) -> None:
+    console.print(text, soft_wrap=True)

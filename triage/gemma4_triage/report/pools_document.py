@@ -1,0 +1,69 @@
+"""A plan of the KV pools as the JSON document of `pools --json`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemma4_triage.pools.demand import Fit
+from gemma4_triage.pools.memory import Memory
+from gemma4_triage.pools.plan import SGLANG_DEFAULT, Plan
+from gemma4_triage.report.pools_view import server_flag
+
+
+def pools_document(plan: Plan, memory: Memory, owner_only: bool) -> dict[str, Any]:
+    """Bytes and tokens are of one GPU. load and curve are null and empty without a workload."""
+    shape, cell, serving = plan.shape, plan.cell, plan.serving
+    return {
+        "model": {
+            "name": shape.name,
+            "layers": len(shape.layer_types),
+            "full_layers": shape.layers("full_attention", owner_only),
+            "swa_layers": shape.layers("sliding_attention", owner_only),
+            "window_tokens": shape.window,
+            "context_tokens": shape.context,
+        },
+        "owner_only": owner_only,
+        "bytes_per_token": {"full": cell.full, "swa": cell.swa},
+        "pools_bytes": memory.pools_bytes,
+        "pools_bytes_from": memory.how,
+        "page_size": serving.page_size,
+        "chunk_tokens": serving.chunk,
+        "chunks_in_flight": serving.chunks_in_flight,
+        "draft_tokens": serving.draft_tokens,
+        "ratio": plan.sizes.ratio,
+        "full_tokens": plan.sizes.full_tokens,
+        "swa_tokens": plan.sizes.swa_tokens,
+        "sglang_default_ratio": SGLANG_DEFAULT,
+        "fits": plan.enough,
+        "load": _load(plan),
+        "curve": [_fit(one) for one in plan.curve],
+    }
+
+
+def _load(plan: Plan) -> dict[str, Any] | None:
+    need, recommended, default = plan.need, plan.recommended, plan.default
+    if need is None or recommended is None or default is None:
+        return None
+    return {
+        "workloads": [str(load) for load in plan.workloads],
+        "requests": need.requests,
+        "full_tokens_needed": need.full,
+        "swa_tokens_needed": need.swa + need.swa_fixed,
+        "swa_tokens_in_prefill": need.swa_fixed,
+        "recommended": _fit(recommended),
+        "server_flag": server_flag(plan),
+        "at_sglang_default": _fit(default),
+        "asked": None if plan.asked is None else _fit(plan.asked),
+    }
+
+
+def _fit(one: Fit) -> dict[str, Any]:
+    return {
+        "ratio": one.sizes.ratio,
+        "full_tokens": one.sizes.full_tokens,
+        "swa_tokens": one.sizes.swa_tokens,
+        "full_requests": one.full_requests,
+        "swa_requests": one.swa_requests,
+        "requests": one.requests,
+        "binding": one.binding,
+    }

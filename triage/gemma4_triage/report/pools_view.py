@@ -1,0 +1,91 @@
+"""A plan of the KV pools on a terminal: the arithmetic, then the load at three ratios, then what to set."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from gemma4_triage.cli.dump_table import plain_table
+from gemma4_triage.cli.output import printable
+from gemma4_triage.pools.demand import Fit
+from gemma4_triage.pools.memory import Memory
+from gemma4_triage.pools.plan import SGLANG_DEFAULT, Plan
+from gemma4_triage.pools.size import gib_text
+
+_BINDING = {"full": "full", "swa": "SWA", "both": "both"}
+
+
+def server_flag(plan: Plan) -> str:
+    """For SGLang's command line."""
+    ratio = plan.sizes.ratio if plan.recommended is None else plan.recommended.sizes.ratio
+    return f"--swa-full-tokens-ratio {ratio:g}"
+
+
+def print_plan(console: Console, plan: Plan, memory: Memory, owner_only: bool) -> None:
+    """Everything is of one GPU."""
+    shape, cell, sizes = plan.shape, plan.cell, plan.sizes
+    full, swa = shape.layers("full_attention", owner_only), shape.layers("sliding_attention", owner_only)
+    _line(console, Text(printable(shape.name), style="bold"))
+    _line(console, Text(f"  {full} full and {swa} sliding layers with KV, window {shape.window}"))
+    if owner_only:
+        _line(
+            console,
+            Text(
+                f"  {shape.shared_layers} layers share their KV and count for nothing; SGLang 0.5.13.post1 counts them"
+            ),
+        )
+    elif shape.shared_layers:
+        _line(
+            console, Text(f"  {shape.shared_layers} of them share their KV, and SGLang has pools for them all the same")
+        )
+    _line(console, Text(f"  one token takes {cell.full} bytes in the full pool, {cell.swa} in the SWA pool"))
+    _line(console, Text(f"  for pools: {memory.how}"))
+    if memory.how != gib_text(memory.pools_bytes):
+        _line(console, Text(f"             = {gib_text(memory.pools_bytes)}"))
+    per_token = f"({cell.full} + {sizes.ratio:g} x {cell.swa}) bytes"
+    _line(
+        console,
+        Text(f"  at ratio {sizes.ratio:g}: {memory.pools_bytes} / {per_token}, pages of {plan.serving.page_size}"),
+    )
+    _line(console, Text(f"             = {sizes.full_tokens} full and {sizes.swa_tokens} SWA tokens"))
+    if plan.need is not None:
+        _print_load(console, plan)
+
+
+def _print_load(console: Console, plan: Plan) -> None:
+    need, recommended, default = plan.need, plan.recommended, plan.default
+    if need is None or recommended is None or default is None:
+        return
+    loads = " and ".join(map(str, plan.workloads))
+    swa = f"{need.swa + need.swa_fixed} SWA tokens ({need.swa_fixed} of them for chunks in prefill)"
+    _line(console, Text(f"{loads} needs {need.full} full and {swa}"))
+    table = plain_table(
+        "", "ratio", "full tokens", "SWA tokens", "full holds", "SWA holds", "requests at once", "binds"
+    )
+    rows = [("recommended", recommended), ("SGLang's default", default)]
+    if plan.asked is not None and plan.asked.sizes.ratio != SGLANG_DEFAULT:
+        rows.append(("asked", plan.asked))
+    for name, one in rows:
+        table.add_row(name, *_cells(one, need.requests))
+    console.print(table)
+    _line(console, Text(f"set {server_flag(plan)}", style="bold"))
+    judged = plan.asked or recommended
+    verdict = (
+        f"{min(judged.requests, need.requests)} of {need.requests} requests fit at once at ratio {judged.sizes.ratio:g}"
+    )
+    rest = "" if plan.enough else "; the others wait, or are retracted"
+    _line(console, Text(verdict + rest, style="bold green" if plan.enough else "bold red"))
+
+
+def _cells(one: Fit, wanted: int) -> tuple[str, ...]:
+    sizes = one.sizes
+    return (
+        *(f"{sizes.ratio:g}", str(sizes.full_tokens), str(sizes.swa_tokens)),
+        *(str(one.full_requests), str(one.swa_requests)),
+        f"{min(one.requests, wanted)} of {wanted}",
+        _BINDING[one.binding],
+    )
+
+
+def _line(console: Console, text: Text) -> None:
+    console.print(text, soft_wrap=True)
