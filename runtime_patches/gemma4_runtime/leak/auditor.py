@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from gemma4_runtime.checks.page_census import Fault, Finding
 from gemma4_runtime.leak.audit import Audit, CannotAudit, audit
+from gemma4_runtime.leak.by_identity import ByIdentity
 from gemma4_runtime.leak.ledger import LeakLedger, ledger_of
 from gemma4_runtime.leak.report import report
 from gemma4_runtime.leak.tally import write_tally
@@ -133,15 +133,12 @@ class Auditor:
         )
 
 
-_AUDITORS: WeakKeyDictionary[Any, Auditor] = WeakKeyDictionary()
+_AUDITORS: ByIdentity[Auditor] = ByIdentity()
 
 
 def auditor_of(allocator: Any) -> Auditor:
     """The auditor of the scheduler that owns `allocator`."""
-    found = _AUDITORS.get(allocator)
-    if found is None:
-        found = _AUDITORS[allocator] = Auditor(ledger_of(allocator))
-    return found
+    return _AUDITORS.get(allocator) or _AUDITORS.put(allocator, Auditor(ledger_of(allocator)))
 
 
 def live_requests(scheduler: Any) -> list[Any]:

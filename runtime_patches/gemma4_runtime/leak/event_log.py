@@ -1,119 +1,173 @@
 """Events of the pools, in order: tensors are kept where they are, and copied to the host many at a time.
 
-A hook appends an entry; that is all that happens inside a scheduler step. A tensor that is a view (a row of
+A hook appends a few numbers; that is all that happens inside a scheduler step. A tensor that is a view (a row of
 req_to_token, a slice of a free list) is cloned, because its base is written again or would be kept alive whole: one
 small kernel. Any other tensor is kept by reference: SGLang makes new ones and never changes those that it handed out.
-When enough entries wait, one concatenation and one copy to pinned memory are started, and the entries are folded into
-the ledger once that copy has ended: no synchronisation. Only an audit waits.
+A tensor that several events name, as those of one allocation do, is kept and copied once.
+When enough waits, one concatenation and one copy to pinned memory are started, and the events are folded into the
+ledger in one go once that copy has ended: no synchronisation. Only an audit waits.
+
+What waits is bounded: a copy starts at COPY_AT_EVENTS or COPY_AT_SLOTS, so device references and pinned memory hold at
+most COPY_AT_SLOTS * 8 bytes each, and what the steps hand out and free while a copy is under way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum, auto
-from typing import Any
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-COPY_AT = 256
+from gemma4_runtime.checks.page_events import Events, Kind, Owners
+
+COPY_AT_EVENTS = 512
+COPY_AT_SLOTS = 1 << 15
+_NO_LIST = -1
+_COLUMNS = 6
 
 
-class Kind(Enum):
-    HANDED_OUT = auto()
-    OWNED = auto()
-    PAIRED = auto()
-    FREE_ASKED = auto()
-    FREED = auto()
-    CLEARED = auto()
+def _numbers() -> array[int]:
+    return array("q")
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """slots: [n] of pool, None for CLEARED. about: see `LeakLedger`; for PAIRED it is a tensor of SWA slots, [n]."""
+@dataclass
+class _Waiting:
+    """Events that no copy has taken yet. heads: _COLUMNS numbers per event, as in `Events`; lists: their tensors.
 
-    kind: Kind
-    pool: str
-    site: int
-    step: int
-    slots: torch.Tensor | None = None
-    about: Any = None
+    number_of: of a tensor in `lists`, by the identity of the tensor that the hook saw. views: those that were cloned.
+    """
+
+    heads: array[int] = field(default_factory=_numbers)
+    lists: list[torch.Tensor] = field(default_factory=list)
+    sizes: array[int] = field(default_factory=_numbers)
+    number_of: dict[int, int] = field(default_factory=dict)
+    views: list[torch.Tensor] = field(default_factory=list)
+    slots: int = 0
+    owner_counts: array[int] = field(default_factory=_numbers)
+    requests: array[int] = field(default_factory=_numbers)
+    generations: array[int] = field(default_factory=_numbers)
+    lengths: array[int] = field(default_factory=_numbers)
+
+    def number(self, tensor: torch.Tensor) -> int:
+        """Of the list of slots that `tensor` holds."""
+        found = self.number_of.get(id(tensor))
+        return self._keep(tensor) if found is None else found
+
+    def _keep(self, tensor: torch.Tensor) -> int:
+        number, count = len(self.lists), tensor.numel()
+        if tensor.untyped_storage().nbytes() == count * tensor.itemsize:
+            self.lists.append(tensor)
+        else:
+            self.lists.append(tensor.clone())
+            # Kept until the next pump, so that nothing else takes its identity.
+            self.views.append(tensor)
+        self.number_of[id(tensor)] = number
+        self.sizes.append(count)
+        self.slots += count
+        return number
+
+    def forget_views(self) -> None:
+        """What a view shows may change by the next step, so that it is another list then."""
+        for view in self.views:
+            del self.number_of[id(view)]
+        self.views.clear()
+
+    def events(self, slots: np.ndarray, page_size: int) -> Events:
+        owners = Owners(*map(_array, (self.owner_counts, self.requests, self.generations, self.lengths)))
+        bounds = np.append(0, np.cumsum(_array(self.sizes)))
+        kind, pool, site, step, first, second = _array(self.heads).reshape(-1, _COLUMNS).T
+        return Events(kind, pool, site, step, first, second, slots, bounds, owners, page_size)
 
 
 @dataclass
 class _Copy:
-    """Entries whose tensors are on their way to the host. values: all of them, one after the other, int64."""
+    """Events whose slots are on their way to the host."""
 
-    entries: list[Entry]
-    values: torch.Tensor
+    taken: _Waiting
+    slots: torch.Tensor
     done: torch.cuda.Event | None
     source: torch.Tensor
 
 
 class EventLog:
-    """Collects entries and hands them to `fold(entry, slots, about)`, tensors turned into host arrays."""
+    """Collects events and hands them to `fold`, many at a time, with their slots on the host."""
 
-    def __init__(self, fold: Callable[[Entry, np.ndarray | None, Any], None]) -> None:
+    def __init__(self, fold: Callable[[Events], None], page_size: int) -> None:
         self.count = 0
         self._fold = fold
-        self._waiting: list[Entry] = []
+        self._page_size = page_size
+        self._waiting = _Waiting()
         self._copying: _Copy | None = None
-        self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor` itself if nothing can change it, else a clone; the same clone for the same tensor twice in a row."""
-        if tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize:
-            return tensor
-        if self._kept is None or self._kept[0] is not tensor:
-            self._kept = tensor, tensor.clone()
-        return self._kept[1]
-
-    def add(self, entry: Entry) -> None:
+    def add(self, kind: Kind, pool: int, site: int, step: int, slots: torch.Tensor | None) -> None:
+        """slots: [n] of `pool`, None for CLEARED."""
+        number = _NO_LIST if slots is None else self._waiting.number(slots)
+        self._waiting.heads.extend((kind, pool, site, step, number, _NO_LIST))
         self.count += 1
-        self._waiting.append(entry)
+
+    def add_paired(self, site: int, step: int, full: torch.Tensor, swa: torch.Tensor) -> None:
+        """full, swa: [n] slots each, of the pools FULL and SWA."""
+        waiting = self._waiting
+        waiting.heads.extend((Kind.PAIRED, 0, site, step, waiting.number(full), waiting.number(swa)))
+        self.count += 1
+
+    def add_owned(
+        self,
+        site: int,
+        step: int,
+        slots: torch.Tensor,
+        requests: Sequence[int],
+        generations: Sequence[int],
+        lengths: Sequence[int],
+    ) -> None:
+        """slots: [sum of lengths] of the pool FULL, request after request."""
+        self.add(Kind.OWNED, 0, site, step, slots)
+        waiting = self._waiting
+        waiting.owner_counts.append(len(requests))
+        waiting.requests.extend(requests)
+        waiting.generations.extend(generations)
+        waiting.lengths.extend(lengths)
 
     def pump(self) -> None:
         """Fold what has arrived on the host and start the next copy if enough waits. Never waits for the device."""
+        waiting = self._waiting
+        if waiting.views:
+            waiting.forget_views()
         if self._copying is not None and (self._copying.done is None or self._copying.done.query()):
             self._finish()
-        if self._copying is None and len(self._waiting) >= COPY_AT:
+        enough = len(waiting.heads) >= COPY_AT_EVENTS * _COLUMNS or waiting.slots >= COPY_AT_SLOTS
+        if enough and self._copying is None:
             self._start()
 
     def drain(self) -> None:
         """Fold everything; waits for the device."""
-        while self._copying is not None or self._waiting:
+        while self._copying is not None or self._waiting.heads:
             if self._copying is None:
                 self._start()
             self._finish()
 
     def _start(self) -> None:
-        entries, self._waiting, self._kept = self._waiting, [], None
-        tensors = [t.reshape(-1).to(torch.int64) for entry in entries for t in _tensors(entry)]
-        source = torch.cat(tensors) if tensors else torch.empty(0, dtype=torch.int64)
-        done = None
-        values = source
+        taken, self._waiting = self._waiting, _Waiting()
+        lists = [tensor if tensor.dim() == 1 else tensor.reshape(-1) for tensor in taken.lists]
+        source = torch.cat(lists) if lists else torch.empty(0, dtype=torch.int64)
+        done, slots = None, source
         if source.is_cuda:
-            values = torch.empty(source.shape, dtype=torch.int64, pin_memory=True)
-            values.copy_(source, non_blocking=True)
+            slots = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
+            slots.copy_(source, non_blocking=True)
             done = torch.cuda.Event()
             done.record()
-        self._copying = _Copy(entries, values, done, source)
+        taken.lists.clear()
+        self._copying = _Copy(taken, slots, done, source)
 
     def _finish(self) -> None:
         assert self._copying is not None
         copy, self._copying = self._copying, None
         if copy.done is not None:
             copy.done.synchronize()
-        values, at = copy.values.numpy(), 0
-        for entry in copy.entries:
-            arrays = []
-            for tensor in _tensors(entry):
-                arrays.append(values[at : at + tensor.numel()])
-                at += tensor.numel()
-            slots = arrays[0] if arrays else None
-            self._fold(entry, slots, arrays[1] if len(arrays) > 1 else entry.about)
+        self._fold(copy.taken.events(copy.slots.numpy().astype(np.int64, copy=False), self._page_size))
 
 
-def _tensors(entry: Entry) -> list[torch.Tensor]:
-    return [t for t in (entry.slots, entry.about) if isinstance(t, torch.Tensor)]
+def _array(numbers: array[int]) -> np.ndarray:
+    return np.frombuffer(numbers, np.int64) if numbers else np.empty(0, np.int64)

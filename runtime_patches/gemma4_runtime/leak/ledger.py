@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 
 from gemma4_runtime.checks.page_census import Fault
-from gemma4_runtime.checks.page_ledger import PageLedger, Site
-from gemma4_runtime.leak.event_log import Entry, EventLog, Kind
+from gemma4_runtime.checks.page_events import FULL, SWA, Events, Kind, PageRows, inside
+from gemma4_runtime.checks.page_ledger import Folded, PageLedger, Site
+from gemma4_runtime.leak.by_identity import ByIdentity
+from gemma4_runtime.leak.event_log import EventLog
+from gemma4_runtime.leak.recent_events import RecentEvent
 
 SITE: ContextVar[Site] = ContextVar("leak-ledger site", default=Site.UNKNOWN)
 """Who is asking; set by the hooks around SGLang's callers of the allocators."""
 
 RECENT_EVENTS = 64
-_PAGES_NAMED = 8
+_WRONG = {Kind.HANDED_OUT: Fault.HANDED_OUT_IN_USE, Kind.FREED: Fault.FREED_AGAIN}
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Anomaly:
 class LeakLedger:
     """History of the pools of one allocator: `full`, and `swa` for a hybrid one. `step` counts scheduler steps.
 
-    `about` of an OWNED entry: (request slots, generations, lengths), host lists; slots lie request after request.
+    Hooks name a pool by its number, FULL or SWA.
     """
 
     def __init__(self, allocator: Any) -> None:
@@ -45,125 +47,104 @@ class LeakLedger:
         self.step = 0
         self.pools = {name: _page_ledger(part) for name, part in (inner or {"full": allocator}).items()}
         self.anomalies: list[Anomaly] = []
-        self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT_EVENTS)
-        self.log = EventLog(self._fold)
+        self.log = EventLog(self._fold, self.page_size)
         self.latest_hand_out: torch.Tensor | None = None
         self.latest_swa_hand_out: torch.Tensor | None = None
-        for name, part in (inner or {"full": allocator}).items():
-            _POOL_OF[part] = (self, name)
+        self._by_number = list(self.pools.items())
+        self._recent: deque[RecentEvent] = deque(maxlen=RECENT_EVENTS)
+        for number, part in enumerate((inner or {"full": allocator}).values()):
+            _POOL_OF.put(part, (self, number))
 
-    def handed_out(self, pool: str, slots: torch.Tensor) -> None:
-        self._add(Kind.HANDED_OUT, pool, self.log.keep(slots))
-        if pool == "full":
+    def handed_out(self, pool: int, slots: torch.Tensor) -> None:
+        self.log.add(Kind.HANDED_OUT, pool, SITE.get(), self.step, slots)
+        if pool == FULL:
             self.latest_hand_out = slots
         else:
             self.latest_swa_hand_out = slots
 
     def paired(self, full: torch.Tensor, swa: torch.Tensor) -> None:
         """`full` and `swa`, [n] each: the mapping now leads from the one to the other."""
-        self._add(Kind.PAIRED, "full", self.log.keep(full), self.log.keep(swa))
+        self.log.add_paired(SITE.get(), self.step, full, swa)
 
-    def owned(self, slots: torch.Tensor, request_slots: list[int], generations: list[int], lengths: list[int]) -> None:
-        """`slots`, [sum of lengths], were written into the rows of `request_slots`."""
-        self._add(Kind.OWNED, "full", self.log.keep(slots), (request_slots, generations, lengths))
+    def owned(self, slots: torch.Tensor, requests: list[int], generations: list[int], lengths: list[int]) -> None:
+        """`slots`, [sum of lengths], were written into the rows of the request slots `requests`."""
+        self.log.add_owned(SITE.get(), self.step, slots, requests, generations, lengths)
 
-    def free_asked(self, pool: str, slots: torch.Tensor) -> None:
-        self._add(Kind.FREE_ASKED, pool, self.log.keep(slots))
+    def free_asked(self, pool: int, slots: torch.Tensor) -> None:
+        self.log.add(Kind.FREE_ASKED, pool, SITE.get(), self.step, slots)
 
-    def freed(self, pool: str, slots: torch.Tensor) -> None:
-        self._add(Kind.FREED, pool, self.log.keep(slots))
+    def freed(self, pool: int, slots: torch.Tensor) -> None:
+        self.log.add(Kind.FREED, pool, SITE.get(), self.step, slots)
 
-    def cleared(self, pool: str) -> None:
-        self._add(Kind.CLEARED, pool, None)
+    def cleared(self, pool: int) -> None:
+        self.log.add(Kind.CLEARED, pool, SITE.get(), self.step, None)
 
-    def _add(self, kind: Kind, pool: str, slots: torch.Tensor | None, about: Any = None) -> None:
-        self.log.add(Entry(kind, pool, SITE.get(), self.step, slots, about))
+    @property
+    def recent(self) -> list[dict[str, Any]]:
+        """The latest RECENT_EVENTS events but for pairings, as dumps hold them, oldest first."""
+        return [event.document(self._by_number) for event in self._recent]
 
-    def _fold(self, entry: Entry, slots: np.ndarray | None, about: Any) -> None:
-        pool = self.pools[entry.pool]
-        if entry.kind is Kind.CLEARED:
-            pool.clear(entry.step)
+    def _fold(self, events: Events) -> None:
+        began = 0
+        for cleared in np.flatnonzero(events.kind == Kind.CLEARED):
+            self._fold_between(events, began, cleared)
+            _, pool = self._by_number[events.pool[cleared]]
+            pool.clear(int(events.step[cleared]))
             self.anomalies.clear()
-        else:
-            assert slots is not None
-            self._fold_slots(entry, pool, slots, about)
-        self._remember(entry, pool, slots, about)
+            began = cleared + 1
+        self._fold_between(events, began, events.kind.size)
+        told = np.flatnonzero(events.kind != Kind.PAIRED)[-RECENT_EVENTS:]
+        self._recent.extend(RecentEvent.of(events, number) for number in told)
 
-    def _fold_slots(self, entry: Entry, pool: PageLedger, slots: np.ndarray, about: Any) -> None:
-        match entry.kind:
-            case Kind.HANDED_OUT:
-                bad = pool.hand_out(slots, entry.site, entry.step)
-                self.anomalies += [Anomaly(Fault.HANDED_OUT_IN_USE, entry.pool, int(page)) for page in bad]
-            case Kind.OWNED:
-                self._own(pool, slots, *about)
-            case Kind.PAIRED:
-                pool.peer[_clip(slots // self.page_size, pool.pages)] = about // self.page_size
-                swa = self.pools["swa"]
-                swa.peer[_clip(about // self.page_size, swa.pages)] = slots // self.page_size
-            case Kind.FREE_ASKED:
-                pool.ask_free(slots, entry.site, entry.step)
-            case Kind.FREED:
-                bad = pool.free(slots, entry.site, entry.step)
-                self.anomalies += [Anomaly(Fault.FREED_AGAIN, entry.pool, int(page)) for page in bad]
-
-    def _own(
-        self, pool: PageLedger, slots: np.ndarray, requests: list[int], generations: list[int], lengths: list[int]
-    ):
-        if sum(lengths) != slots.size:
-            return
-        pages = slots // self.page_size
-        who, which = np.repeat(requests, lengths), np.repeat(generations, lengths)
-        pool.own(pages, who, which)
+    def _fold_between(self, events: Events, began: int, end: int) -> None:
+        """Fold the events from `began` until `end`, none of them CLEARED."""
+        chosen = np.arange(began, end)[events.whole[began:end]]
+        full = PageRows.of(events, chosen[events.pool[chosen] == FULL], FULL, self.pools["full"].pages)
+        folded = [self.pools["full"].fold(full, events.site, events.step)]
         if "swa" in self.pools:
-            self.pools["swa"].own(pool.peer[_clip(pages, pool.pages)], who, which)
+            pool = self.pools["swa"]
+            swa = chosen[(events.pool[chosen] == SWA) | (events.kind[chosen] == Kind.PAIRED)]
+            owned = replace(folded[0].owned, page=inside(folded[0].owned.page, pool.pages))
+            rows = PageRows.of(events, swa, SWA, pool.pages).merged_with(owned)
+            folded.append(pool.fold(rows, events.site, events.step))
+        self.anomalies += self._anomalies(events, folded)
 
-    def _remember(self, entry: Entry, pool: PageLedger, slots: np.ndarray | None, about: Any) -> None:
-        pages = [] if slots is None else pool.pages_of(slots).tolist()
-        event = {
-            "kind": entry.kind.name.lower(),
-            "pool": entry.pool,
-            "site": Site(entry.site).name.lower(),
-            "step": entry.step,
-            "pages": len(pages),
-            "first_pages": pages[:_PAGES_NAMED],
-        }
-        if entry.kind is Kind.OWNED:
-            event["request_slots"] = about[0][:_PAGES_NAMED]
-        if entry.kind is not Kind.PAIRED:
-            self.recent.append(event)
+    def _anomalies(self, events: Events, folded: list[Folded]) -> list[Anomaly]:
+        """In the order of their events, which are those of one pool."""
+        found = [
+            (int(event), Anomaly(_WRONG[Kind(events.kind[event])], name, int(page)))
+            for (name, _), of_pool in zip(self._by_number, folded, strict=True)
+            for event, page in zip(of_pool.event, of_pool.page, strict=True)
+        ]
+        return [anomaly for _, anomaly in sorted(found, key=lambda pair: pair[0])]
 
 
-_POOL_OF: WeakKeyDictionary[Any, tuple[LeakLedger, str]] = WeakKeyDictionary()
-_LEDGERS: WeakKeyDictionary[Any, LeakLedger] = WeakKeyDictionary()
-_GENERATIONS: WeakKeyDictionary[Any, dict[int, int]] = WeakKeyDictionary()
+_POOL_OF: ByIdentity[tuple[LeakLedger, int]] = ByIdentity()
+_LEDGERS: ByIdentity[LeakLedger] = ByIdentity()
+_GENERATIONS: ByIdentity[defaultdict[int, int]] = ByIdentity()
 
 
 def ledger_of(allocator: Any) -> LeakLedger:
     """The ledger of `allocator` (the one that the scheduler holds), from now on."""
-    ledger = _LEDGERS.get(allocator)
-    if ledger is None:
-        ledger = _LEDGERS[allocator] = LeakLedger(allocator)
-    return ledger
+    return _LEDGERS.get(allocator) or _LEDGERS.put(allocator, LeakLedger(allocator))
 
 
-def pool_of(inner: Any) -> tuple[LeakLedger, str]:
-    """The ledger and the pool name of a paged or token allocator, which may be one of a hybrid pair."""
+def pool_of(inner: Any) -> tuple[LeakLedger, int]:
+    """The ledger of a paged or token allocator, which may be one of a hybrid pair, and the number of its pool."""
     found = _POOL_OF.get(inner)
     if found is None:
         ledger_of(inner)
-        found = _POOL_OF[inner]
+        found = _POOL_OF.get(inner)
+        assert found is not None
     return found
 
 
-def generations_of(req_to_token_pool: Any) -> dict[int, int]:
+def generations_of(req_to_token_pool: Any) -> defaultdict[int, int]:
     """Request slot -> how often this pool gave it out while the probe watched."""
-    return _GENERATIONS.setdefault(req_to_token_pool, {})
+    found = _GENERATIONS.get(req_to_token_pool)
+    return _GENERATIONS.put(req_to_token_pool, defaultdict(int)) if found is None else found
 
 
 def _page_ledger(inner: Any) -> PageLedger:
     free = torch.cat((inner.free_pages, inner.release_pages)).cpu().numpy()
     return PageLedger(inner.size // inner.page_size, inner.page_size, free)
-
-
-def _clip(pages: np.ndarray, most: int) -> np.ndarray:
-    return np.where((pages < 0) | (pages > most), 0, pages)

@@ -65,6 +65,7 @@ def _scene(audit: Audit, group: list[Finding], table: np.ndarray, site: str) -> 
     broken = [equation.text() for equation in audit.equations if not equation.holds]
     balance = "; ".join(broken) or "the pool equations hold, so SGLang's own checker sees nothing"
     ledger = audit.ledger
+    recent = ledger.recent
     pool = group[0].pool
     return Scene(
         rule=RULE,
@@ -79,8 +80,8 @@ def _scene(audit: Audit, group: list[Finding], table: np.ndarray, site: str) -> 
             "extents": {f"pages_{name}_pool": history.pages for name, history in ledger.pools.items()},
             "scalars": _scalars(audit),
             "tensors": {"suspects": TensorPayload.from_array(table)},
-            "events": tuple(ledger.recent),
-            "dropped_events": max(ledger.log.count - len(ledger.recent), 0),
+            "events": tuple(recent),
+            "dropped_events": max(ledger.log.count - len(recent), 0),
         },
     )
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from gemma4_runtime.checks.page_census import Finding
-from gemma4_runtime.checks.page_ledger import NOBODY, LastEvent
+from gemma4_runtime.checks.page_events import NOBODY
+from gemma4_runtime.checks.page_ledger import LastEvent
 from gemma4_runtime.leak.ledger import LeakLedger
 from gemma4_runtime.leak.whereabouts import REQUEST_SLOTS
 

@@ -9,8 +9,8 @@
 | SWA: set_full_to_swa_mapping                   | paired                                                         |
 | SWA: free in a group                           | asked to be freed; the group's end frees on the inner pools    |
 
-Cost per call: an append. A view, which is what page size 1 hands out and what a row's release names, costs one small
-clone; see `leak/event_log.py`.
+Cost per call: an append of a few numbers. A view, which is what page size 1 hands out and what a row's release names,
+costs one small clone; see `leak/event_log.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from gemma4_runtime.checks.page_events import FULL
 from gemma4_runtime.leak.ledger import ledger_of, pool_of
 
 
@@ -72,6 +73,5 @@ def before_set_mapping(allocator: Any, full_indices: Any, swa_indices: Any) -> N
 
 def before_swa_free(allocator: Any, free_index: Any) -> None:
     """Before `free(free_index)` of a hybrid allocator, [n] full slots. Outside a group the inner pools tell."""
-    ledger = ledger_of(allocator)
-    if free_index.numel() and not allocator.is_not_in_free_group:
-        ledger.free_asked("full", free_index)
+    if not allocator.is_not_in_free_group and free_index.numel():
+        ledger_of(allocator).free_asked(FULL, free_index)

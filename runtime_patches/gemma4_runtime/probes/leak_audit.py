@@ -20,12 +20,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 from gemma4_runtime.checks.page_census import Fault, Whereabouts, check_census
+from gemma4_runtime.checks.page_events import FULL, Events, Kind, PageRows
 from gemma4_runtime.checks.page_ledger import PageLedger, Site
 from gemma4_runtime.checks.swa_mapping_census import SlotPairs, check_mapping
 from gemma4_runtime.errors import VerificationFailed
 from gemma4_runtime.leak.auditor import Auditor, auditor_of
+from gemma4_runtime.leak.event_log import EventLog
 from gemma4_runtime.leak.whereabouts import REQUEST_SLOTS
 from gemma4_runtime.session import Session
 from gemma4_runtime.settings import Leak
@@ -100,11 +103,11 @@ def self_test() -> None:
     pairs = SlotPairs(np.array([16, 17, 32]), np.array([16, 17, 0]), np.array([True, True, False]))
     spare = np.array([2, 3, 4])
     ledger = PageLedger(6, 16, np.arange(1, 7))
-    ledger.hand_out(np.array([16, 17]), Site.UNKNOWN, 1)
+    _fold(ledger, Kind.HANDED_OUT, 16, 17)
     found = {
         "clean pool": _census(free, held),
         "clean mapping": [f.fault for f in check_mapping(pairs, spare, 4, 16)],
-        "clean history": ledger.hand_out(np.array([18]), Site.UNKNOWN, 2).tolist(),
+        "clean history": _fold(ledger, Kind.HANDED_OUT, 18),
         Fault.NOWHERE: _census(free[1:], held),
         Fault.FREE_TWICE: _census(np.append(free, 4), held),
         Fault.FREE_AND_HELD: _census(np.append(free, 2), held),
@@ -112,12 +115,23 @@ def self_test() -> None:
         Fault.OUT_OF_RANGE: _census(np.append(free, 0), held),
         Fault.UNMAPPED: [f.fault for f in check_mapping(_live(pairs), spare, 4, 16)],
         Fault.STALE_MAPPING: [f.fault for f in check_mapping(pairs, np.array([1, 2]), 4, 16)],
-        Fault.HANDED_OUT_IN_USE: [Fault.HANDED_OUT_IN_USE for _ in ledger.hand_out(np.array([16]), 0, 3)],
-        Fault.FREED_AGAIN: [Fault.FREED_AGAIN for _ in ledger.free(np.array([32]), Site.UNKNOWN, 4)],
+        Fault.HANDED_OUT_IN_USE: [Fault.HANDED_OUT_IN_USE for _ in _fold(ledger, Kind.HANDED_OUT, 16)],
+        Fault.FREED_AGAIN: [Fault.FREED_AGAIN for _ in _fold(ledger, Kind.FREED, 32)],
     }
     for case, faults in found.items():
         if faults != ([case] if isinstance(case, Fault) else []):
             raise VerificationFailed(f"leak-ledger: self test: {case}: {faults}")
+
+
+def _fold(ledger: PageLedger, kind: Kind, *slots: int) -> list[int]:
+    """Pages that one event over `slots` found in the wrong state."""
+    chunks: list[Events] = []
+    log = EventLog(chunks.append, ledger.page_size)
+    log.add(kind, FULL, Site.UNKNOWN, 0, torch.tensor(slots))
+    log.drain()
+    (events,) = chunks
+    rows = PageRows.of(events, np.array([0]), FULL, ledger.pages)
+    return ledger.fold(rows, events.site, events.step).page.tolist()
 
 
 def _census(free: np.ndarray, held: list[np.ndarray]) -> list[Fault]:

@@ -93,7 +93,7 @@ def around_req_alloc(original: Callable[..., Any], pool: Any, reqs: Any) -> Any:
         generations = generations_of(pool)
         for new, slot in zip(fresh, indices, strict=True):
             if new:
-                generations[slot] = generations.get(slot, 0) + 1
+                generations[slot] += 1
     return indices
 
 
@@ -113,5 +113,5 @@ def _own_evenly(batch: Any, slots: Any) -> None:
 
 def _own(batch: Any, slots: Any, lengths: list[int]) -> None:
     rows = [request.req_pool_idx for request in batch.reqs]
-    generations = generations_of(batch.req_to_token_pool)
-    ledger_of(batch.token_to_kv_pool_allocator).owned(slots, rows, [generations.get(r, 0) for r in rows], lengths)
+    generation = generations_of(batch.req_to_token_pool).__getitem__
+    ledger_of(batch.token_to_kv_pool_allocator).owned(slots, rows, [*map(generation, rows)], lengths)

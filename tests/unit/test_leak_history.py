@@ -1,0 +1,257 @@
+"""The ledger of a pool pair against a plain history: one event at a time, slot by slot, a dictionary per page."""
+
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+
+from gemma4_runtime.checks.page_events import FULL, SWA
+from gemma4_runtime.leak import event_log
+from gemma4_runtime.leak.ledger import SITE, LeakLedger, Site
+
+PAGES = {"full": 6, "swa": 4}
+NAMES = ("full", "swa")
+IN_USE, FREE = ("handed_out", "owned", "free_asked"), ("freed", "cleared")
+FACTS = ("last_event", "owner", "generation", "alloc_site", "alloc_step", "free_site", "free_step", "peer")
+
+
+def make_ledger(page_size, hybrid, free):
+    """A ledger of pools with the free pages `free` {name: pages}."""
+    inner = {
+        name: SimpleNamespaceWithIdentity(
+            size=PAGES[name] * page_size,
+            page_size=page_size,
+            free_pages=torch.tensor(free[name], dtype=torch.int64),
+            release_pages=torch.empty(0, dtype=torch.int64),
+        )
+        for name in NAMES
+    }
+    if not hybrid:
+        return LeakLedger(inner["full"])
+    allocator = SWATokenToKVPoolAllocator.__new__(SWATokenToKVPoolAllocator)
+    allocator.page_size = page_size
+    allocator.full_attn_allocator, allocator.swa_attn_allocator = inner["full"], inner["swa"]
+    return LeakLedger(allocator)
+
+
+class SimpleNamespaceWithIdentity(SimpleNamespace):
+    __hash__ = object.__hash__
+
+
+class PlainHistory:
+    """The oracle. pages: {pool: {page: facts}}; page 0 of `pages` only keeps the peer of what is no page."""
+
+    def __init__(self, page_size, hybrid, free):
+        self.page_size = page_size
+        self.pages = {name: {0: {"peer": 0}} for name in NAMES[: 1 + hybrid]}
+        for name, known in self.pages.items():
+            for page in range(1, PAGES[name] + 1):
+                event = "cleared" if page in free[name] else "none"
+                known[page] = dict.fromkeys(("alloc_step", "free_step", "owner"), -1) | {"last_event": event}
+                known[page] |= dict.fromkeys(("generation", "alloc_site", "free_site", "peer"), 0)
+        self.anomalies, self.recent = [], []
+
+    def apply(self, kind, pool, site, step, slots, *about):
+        getattr(self, kind)(pool, site, step, slots, *about)
+        if kind == "paired":
+            return
+        named = self.named(pool, slots)
+        said = {"kind": kind, "pool": pool, "site": site.name.lower(), "step": step}
+        said |= {"pages": len(named), "first_pages": named[:8]}
+        self.recent.append(said | ({"request_slots": about[0][:8]} if kind == "owned" else {}))
+
+    def named(self, pool, slots):
+        return sorted({slot // self.page_size for slot in slots} & set(range(1, PAGES[pool] + 1)))
+
+    def row(self, pool, page):
+        """Facts of the page, of page 0 for what lies outside the pool."""
+        return self.pages[pool].get(page, self.pages[pool][0])
+
+    def handed_out(self, pool, site, step, slots):
+        opened = self.named(pool, [slot for slot in slots if slot % self.page_size == 0])
+        for page in self.named(pool, slots):
+            facts = self.pages[pool][page]
+            if page in opened:
+                if facts["last_event"] in IN_USE:
+                    self.anomalies.append(("HANDED_OUT_IN_USE", pool, page))
+                facts |= {"owner": -1, "generation": 0, "peer": 0, "alloc_site": site, "alloc_step": step}
+            facts["last_event"] = "handed_out"
+
+    def paired(self, pool, site, step, slots, others):
+        for full, swa in zip(slots, others, strict=True):
+            self.row("full", full // self.page_size)["peer"] = swa // self.page_size
+            self.row("swa", swa // self.page_size)["peer"] = full // self.page_size
+
+    def owned(self, pool, site, step, slots, requests, generations, lengths):
+        if sum(lengths) != len(slots):
+            return
+        whose = [(r, g) for r, g, n in zip(requests, generations, lengths, strict=True) for _ in range(n)]
+        for slot, (request, generation) in zip(slots, whose, strict=True):
+            self.own("full", slot // self.page_size, request, generation)
+        for slot, (request, generation) in zip(slots, whose, strict=True):
+            if "swa" in self.pages:
+                self.own("swa", self.row("full", slot // self.page_size)["peer"], request, generation)
+
+    def own(self, pool, page, request, generation):
+        if 1 <= page <= PAGES[pool]:
+            self.pages[pool][page] |= {"owner": request, "generation": generation, "last_event": "owned"}
+
+    def free_asked(self, pool, site, step, slots):
+        for page in self.named(pool, slots):
+            self.pages[pool][page] |= {"free_site": site, "free_step": step, "last_event": "free_asked"}
+
+    def freed(self, pool, site, step, slots):
+        for page in self.named(pool, slots):
+            facts = self.pages[pool][page]
+            if facts["last_event"] in FREE or (self.page_size == 1 and slots.count(page) > 1):
+                self.anomalies.append(("FREED_AGAIN", pool, page))
+            if facts["last_event"] != "free_asked":
+                facts |= {"free_site": site, "free_step": step}
+            facts["last_event"] = "freed"
+
+    def cleared(self, pool, site, step, slots):
+        for page, facts in self.pages[pool].items():
+            facts |= {"owner": -1, "generation": 0, "peer": 0, "free_site": Site.UNKNOWN, "free_step": step}
+            facts["last_event"] = "cleared" if page else None
+        self.anomalies.clear()
+
+
+@st.composite
+def slot_lists(draw, page_size, most=12):
+    """Slots of either pool, a few of them outside; runs of neighbours as allocators hand them out, or anything."""
+    highest = (max(PAGES.values()) + 2) * page_size
+    if draw(st.booleans()):
+        return draw(st.lists(st.integers(-2 * page_size, highest), max_size=most))
+    starts = draw(st.lists(st.integers(0, highest), min_size=1, max_size=4))
+    return [slot for start in starts for slot in range(start, start + draw(st.integers(1, 2 * page_size)))][:40]
+
+
+@st.composite
+def events(draw, page_size, hybrid):
+    """(kind, pool, site, step increment, slots, *about)."""
+    kinds = ["handed_out", "handed_out", "owned", "owned", "free_asked", "freed", "freed", "cleared"]
+    kind = draw(st.sampled_from(kinds + ["paired"] * 3 * hybrid))
+    pool = draw(st.sampled_from(NAMES[: 1 + hybrid])) if kind not in ("owned", "paired") else "full"
+    slots = draw(slot_lists(page_size)) if kind != "cleared" else []
+    about = []
+    if kind == "paired":
+        others = draw(slot_lists(page_size))
+        slots, about = slots[: len(others)], [others[: len(slots)]]
+    if kind == "owned":
+        lengths = draw(st.lists(st.integers(0, 6), max_size=5)) if draw(st.booleans()) else [len(slots)]
+        lengths = lengths + [max(len(slots) - sum(lengths), 0)]
+        numbers = st.lists(st.integers(1, 9), min_size=len(lengths), max_size=len(lengths))
+        about = [draw(numbers), draw(numbers), lengths]
+    return kind, pool, draw(st.sampled_from(Site)), draw(st.integers(0, 1)), slots, *about
+
+
+@st.composite
+def histories(draw):
+    page_size, hybrid = draw(st.sampled_from([1, 16])), draw(st.booleans())
+    free = {name: draw(st.lists(st.integers(1, count), unique=True)) for name, count in PAGES.items()}
+    story = draw(st.lists(events(page_size, hybrid) | st.just("pump") | st.just("same tensors"), max_size=40))
+    return page_size, hybrid, free, story
+
+
+class Recorder:
+    """Feeds a LeakLedger as the hooks do. Lists that repeat may be the same tensor, and some are views."""
+
+    def __init__(self, ledger):
+        self.ledger, self.tensors, self.reuse = ledger, {}, False
+
+    def tensor(self, slots):
+        key = tuple(slots)
+        if not self.reuse or key not in self.tensors:
+            view = len(slots) % 3 == 0
+            whole = torch.tensor(
+                [*slots, 7] if view else slots, dtype=torch.int32 if len(slots) % 4 == 1 else torch.int64
+            )
+            self.tensors[key] = whole[:-1] if view else whole
+        return self.tensors[key]
+
+    def apply(self, kind, pool, site, step, slots, *about):
+        self.ledger.step = step
+        token = SITE.set(site)
+        number = {"full": FULL, "swa": SWA}[pool]
+        if kind == "paired":
+            self.ledger.paired(self.tensor(slots), self.tensor(about[0]))
+        elif kind == "owned":
+            self.ledger.owned(self.tensor(slots), *about)
+        elif kind == "cleared":
+            self.ledger.cleared(number)
+        else:
+            getattr(self.ledger, kind)(number, self.tensor(slots))
+        SITE.reset(token)
+
+
+@settings(max_examples=600, deadline=None)
+@given(histories(), st.sampled_from([1, 3, 1000]))
+def test_a_fold_of_many_events_is_what_they_come_to_one_by_one(history, copy_at):
+    page_size, hybrid, free, story = history
+    ledger, plain = make_ledger(page_size, hybrid, free), PlainHistory(page_size, hybrid, free)
+    recorder, step = Recorder(ledger), 0
+    with mock.patch.object(event_log, "COPY_AT_EVENTS", copy_at):
+        for event in story:
+            if event == "pump":
+                ledger.log.pump()
+            elif event == "same tensors":
+                recorder.reuse = not recorder.reuse
+            else:
+                kind, pool, site, later, slots, *about = event
+                step += later
+                recorder.apply(kind, pool, site, step, slots, *about)
+                plain.apply(kind, pool, site, step, slots, *about)
+        ledger.log.drain()
+    for name, known in plain.pages.items():
+        pool = ledger.pools[name]
+        for page in range(1, PAGES[name] + 1):
+            said = {fact: int(getattr(pool, fact)[page]) for fact in FACTS}
+            said["last_event"] = ("none", "handed_out", "owned", "free_asked", "freed", "cleared")[said["last_event"]]
+            assert said == known[page], (name, page)
+    assert [(a.fault.name, a.pool, a.page) for a in ledger.anomalies] == plain.anomalies
+    assert ledger.recent == plain.recent[-64:]
+
+
+class TestWaiting:
+    @pytest.fixture
+    def log(self):
+        self.folded = []
+        return event_log.EventLog(self.folded.append, 16)
+
+    def test_slots_start_a_copy_as_events_do(self, log):
+        log.add(event_log.Kind.HANDED_OUT, FULL, 0, 1, torch.arange(event_log.COPY_AT_SLOTS))
+        log.pump()
+        log.add(event_log.Kind.HANDED_OUT, FULL, 0, 2, torch.arange(4))
+        log.pump()
+        (events,) = self.folded
+        assert events.step.tolist() == [1]
+
+    def test_a_tensor_of_many_events_is_copied_once(self, log):
+        slots = torch.arange(8)
+        for step in range(5):
+            log.add(event_log.Kind.HANDED_OUT, FULL, 0, step, slots)
+        log.drain()
+        (events,) = self.folded
+        assert (events.slots.size, events.kind.size) == (8, 5)
+
+    def test_a_view_that_changes_between_steps_is_two_lists(self, log):
+        row = torch.arange(10, dtype=torch.int32)
+        view = row[2:5]
+        for step in range(2):
+            log.add(event_log.Kind.FREED, FULL, 0, step, view)
+            log.pump()
+            row += 100
+        log.drain()
+        (events,) = self.folded
+        assert [events.slots_of(number).tolist() for number in range(2)] == [[2, 3, 4], [102, 103, 104]]
+
+    def test_pairs_that_do_not_fit_are_left_out(self):
+        ledger = make_ledger(16, True, {"full": [1, 2], "swa": [1, 2]})
+        ledger.paired(torch.tensor([16, 17]), torch.tensor([16]))
+        ledger.log.drain()
+        assert not np.any(ledger.pools["full"].peer)
