@@ -19,6 +19,7 @@ import random
 import tempfile
 import time
 from array import array
+from contextlib import ExitStack
 from types import SimpleNamespace
 from unittest import mock
 
@@ -150,6 +151,12 @@ def measure(count: int, page_size: int, steps: int, warm_up: int, device: str) -
     return found | {"all": sum(found.values()), "longest before_next_batch": longest / 1000}
 
 
+def write_rows(request_slots, table, start, end, slots, count: int) -> None:
+    """`assign_req_to_token_pool_func` in torch, for a CPU, where Triton's interpreter takes most of a step."""
+    columns = start[:, None] + torch.arange(DRAFT_TOKENS)
+    table[request_slots[:, None], columns] = slots.view(count, DRAFT_TOKENS).to(table.dtype)
+
+
 def attach(device: str) -> Session:
     wanted = {"leak-ledger"} | ({"host-alloc-kernels"} if device == "cpu" else set())
     chosen = sorted((p for p in CATALOG if p.id in wanted), key=lambda patch: ATTACH_ORDER.index(patch.kind))
@@ -196,12 +203,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"GEMMA4_TRIAGE_LEAK": "dump", "GEMMA4_TRIAGE_COST": "1", "SGLANG_TRTLLM_MHA_DEBUG_DIR": folder}
         with (
+            ExitStack() as patches,
             mock.patch.object(cost, "perf_counter_ns", time.thread_time_ns),
             mock.patch.object(EagleVerifyInput, "verify", release_rejected),
             mock.patch.object(common, "get_global_server_args", return_value=served),
             mock.patch.object(schedule_batch, "get_global_server_args", return_value=served),
             mock.patch.object(eagle_info, "get_global_server_args", return_value=served),
         ):
+            if arguments.device == "cpu":
+                patches.enter_context(mock.patch.object(eagle_info, "assign_req_to_token_pool_func", write_rows))
             session = attach(arguments.device)
             rows = {
                 count: measure(count, arguments.page_size, arguments.steps, arguments.warm_up, arguments.device)

@@ -144,7 +144,7 @@ def events(draw, page_size, hybrid):
         slots, about = slots[: len(others)], [others[: len(slots)]]
     if kind == "owned":
         lengths = draw(st.lists(st.integers(0, 6), max_size=5)) if draw(st.booleans()) else [len(slots)]
-        lengths = lengths + [max(len(slots) - sum(lengths), 0)]
+        lengths = [*lengths, max(len(slots) - sum(lengths), 0)]
         numbers = st.lists(st.integers(1, 9), min_size=len(lengths), max_size=len(lengths))
         about = [draw(numbers), draw(numbers), lengths]
     return kind, pool, draw(st.sampled_from(Site)), draw(st.integers(0, 1)), slots, *about

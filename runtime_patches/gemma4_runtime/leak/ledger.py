@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,12 +16,11 @@ from gemma4_runtime.checks.page_events import FULL, SWA, Events, Kind, PageRows,
 from gemma4_runtime.checks.page_ledger import Folded, PageLedger, Site
 from gemma4_runtime.leak.by_identity import ByIdentity
 from gemma4_runtime.leak.event_log import EventLog
-from gemma4_runtime.leak.recent_events import RecentEvent
+from gemma4_runtime.leak.recent_events import RecentEvents
 
 SITE: ContextVar[Site] = ContextVar("leak-ledger site", default=Site.UNKNOWN)
 """Who is asking; set by the hooks around SGLang's callers of the allocators."""
 
-RECENT_EVENTS = 64
 _WRONG = {Kind.HANDED_OUT: Fault.HANDED_OUT_IN_USE, Kind.FREED: Fault.FREED_AGAIN}
 
 
@@ -51,7 +50,7 @@ class LeakLedger:
         self.latest_hand_out: torch.Tensor | None = None
         self.latest_swa_hand_out: torch.Tensor | None = None
         self._by_number = list(self.pools.items())
-        self._recent: deque[RecentEvent] = deque(maxlen=RECENT_EVENTS)
+        self._recent = RecentEvents()
         for number, part in enumerate((inner or {"full": allocator}).values()):
             _POOL_OF.put(part, (self, number))
 
@@ -81,8 +80,8 @@ class LeakLedger:
 
     @property
     def recent(self) -> list[dict[str, Any]]:
-        """The latest RECENT_EVENTS events but for pairings, as dumps hold them, oldest first."""
-        return [event.document(self._by_number) for event in self._recent]
+        """The latest events but for pairings, as dumps hold them, oldest first."""
+        return self._recent.documents(self._by_number)
 
     def _fold(self, events: Events) -> None:
         began = 0
@@ -93,8 +92,7 @@ class LeakLedger:
             self.anomalies.clear()
             began = cleared + 1
         self._fold_between(events, began, events.kind.size)
-        told = np.flatnonzero(events.kind != Kind.PAIRED)[-RECENT_EVENTS:]
-        self._recent.extend(RecentEvent.of(events, number) for number in told)
+        self._recent.add(events)
 
     def _fold_between(self, events: Events, began: int, end: int) -> None:
         """Fold the events from `began` until `end`, none of them CLEARED."""

@@ -1,9 +1,9 @@
-"""The latest events of a ledger as dumps hold them: kept as slots, turned into pages when somebody asks."""
+"""The latest events of a ledger as dumps hold them: chunks are kept, and read when somebody asks."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,37 +11,40 @@ import numpy as np
 from gemma4_runtime.checks.page_events import Events, Kind
 from gemma4_runtime.checks.page_ledger import PageLedger, Site
 
+RECENT_EVENTS = 64
 _NAMED = 8
 
 
-@dataclass(frozen=True)
-class RecentEvent:
-    """slots: a copy, so that no chunk of events is kept for it. requests: of OWNED, the first few; else None."""
+class RecentEvents:
+    """Remembers the chunks that hold the latest RECENT_EVENTS events but for pairings: at most one beyond need."""
 
-    kind: Kind
-    pool: int
-    site: Site
-    step: int
-    slots: np.ndarray
-    requests: list[int] | None
+    def __init__(self) -> None:
+        self._chunks: deque[tuple[Events, int]] = deque()
+        self._told = 0
 
-    @classmethod
-    def of(cls, events: Events, number: int) -> RecentEvent:
-        kind, pool = Kind(events.kind[number]), int(events.pool[number])
-        requests = events.requests_of(number)[:_NAMED].tolist() if kind is Kind.OWNED else None
-        site, step = Site(events.site[number]), int(events.step[number])
-        return cls(kind, pool, site, step, events.slots_of(number).copy(), requests)
+    def add(self, events: Events) -> None:
+        told = int(np.count_nonzero(events.kind != Kind.PAIRED))
+        self._chunks.append((events, told))
+        self._told += told
+        while self._told - self._chunks[0][1] >= RECENT_EVENTS:
+            self._told -= self._chunks.popleft()[1]
 
-    def document(self, pools: Sequence[tuple[str, PageLedger]]) -> dict[str, Any]:
-        """For JSON. pools: name and ledger of the pools FULL and SWA."""
-        name, ledger = pools[self.pool]
-        pages = ledger.pages_of(self.slots)
-        said = {
-            "kind": self.kind.name.lower(),
-            "pool": name,
-            "site": self.site.name.lower(),
-            "step": self.step,
-            "pages": pages.size,
-            "first_pages": pages[:_NAMED].tolist(),
-        }
-        return said if self.requests is None else said | {"request_slots": self.requests}
+    def documents(self, pools: Sequence[tuple[str, PageLedger]]) -> list[dict[str, Any]]:
+        """For JSON, oldest first. pools: name and ledger of the pools FULL and SWA."""
+        numbers = [(events, n) for events, _ in self._chunks for n in np.flatnonzero(events.kind != Kind.PAIRED)]
+        return [_document(events, number, pools) for events, number in numbers[-RECENT_EVENTS:]]
+
+
+def _document(events: Events, number: int, pools: Sequence[tuple[str, PageLedger]]) -> dict[str, Any]:
+    kind = Kind(events.kind[number])
+    name, ledger = pools[events.pool[number]]
+    pages = ledger.pages_of(events.slots_of(number))
+    said = {
+        "kind": kind.name.lower(),
+        "pool": name,
+        "site": Site(events.site[number]).name.lower(),
+        "step": int(events.step[number]),
+        "pages": pages.size,
+        "first_pages": pages[:_NAMED].tolist(),
+    }
+    return said | {"request_slots": events.requests_of(number)[:_NAMED].tolist()} if kind is Kind.OWNED else said

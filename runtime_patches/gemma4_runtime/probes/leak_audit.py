@@ -9,8 +9,10 @@ With `dump` the server goes on: SGLang's idle checker fails on what the audit ha
 logged instead of raised; any other passes.
 
 What the ledger costs a step: an append per allocator call, one clone of a few slots where a view is freed (page size 1
-also where it is handed out), no synchronisation; every 256 events one concatenation and one copy to pinned memory.
-Folding those events into the ledger is host work on the scheduler's thread, which grows with the slots of a step.
+also where it is handed out), no synchronisation; every 512 events or 8,192 slots one concatenation and one copy to
+pinned memory. They are folded into the ledger in one go on the scheduler's thread once they have arrived: the same few
+dozen numpy calls however many events there are, so most steps do none of it and one in many does all. What that comes
+to, per step and at its longest, `python tests/bench_leak_ledger.py` prints for 1, 16 and 64 requests.
 An audit copies free lists, tree values, rows and the mapping to the host and waits for them: O(pool).
 """
 
