@@ -8,8 +8,8 @@ When enough waits, one concatenation and one copy to pinned memory are started, 
 ledger in one go once that copy has ended: no synchronisation. Only an audit waits.
 
 What waits is bounded: a copy starts at COPY_AT_EVENTS or COPY_AT_SLOTS, so device references and pinned memory hold at
-most COPY_AT_SLOTS * 8 bytes each, and what the steps hand out and free while a copy is under way. The latest chunks stay
-on the host, for the events that a dump holds.
+most COPY_AT_SLOTS * 8 bytes each, and what the steps hand out and free while a copy is under way. The latest chunks
+stay on the host, for the events that a dump holds.
 """
 
 from __future__ import annotations
