@@ -54,8 +54,12 @@ def dump_path(tmp_path) -> Path:
         mode="trap",
         action="trapped",
         site="TRTLLMHAAttnBackend.init_forward_metadata",
+        page_size=16,
         offences=[Offence(table="page_table", row=1, column=3, value=70, lower=0, upper=65)],
-        tensors={"page_table": TensorPayload.from_array(table)},
+        tensors={
+            "page_table": TensorPayload.from_array(table),
+            "cache_seqlens": TensorPayload.from_array(np.array([160, 150], np.int32)),
+        },
     )
     path = write_dump(tmp_path / "root", draft).path
     assert path is not None
@@ -106,6 +110,17 @@ def test_pools_are_planned_there(base_install):
     words = ("--kv-mem", "109.47806GB", "--workload", "80x8000+1000", "--apply")
     done = run(base_install / "gemma4-triage", "pools", "--config", config, *words)
     assert (done.returncode, done.stdout) == (0, "--swa-full-tokens-ratio 0.25\n")
+
+
+def test_dumps_are_replayed_and_shrunk_there(base_install, dump_path, tmp_path):
+    program = base_install / "gemma4-triage"
+    shown = run(program, "replay", dump_path, "--shrink", "--output", tmp_path / "small")
+    assert shown.returncode == 1, shown.stderr
+    assert shown.stdout.startswith("READS BEYOND THE BUFFER")
+    assert "shrunk: 2 rows x 10 columns -> 1 x 1" in shown.stderr
+    real = run(program, "replay", dump_path, "--backend", "torch")
+    assert real.returncode == 3, real.stderr
+    assert "cannot run here: not installed: No module named 'torch'" in real.stdout
 
 
 def test_dumps_can_be_written_there(base_install, tmp_path):

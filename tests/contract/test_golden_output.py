@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 COMMAND = Path(sys.executable).with_name("gemma4-triage")
 SAMPLES = sorted(path.name for path in (ROOT / "dumps" / "samples").iterdir())
 AUDITS = [name for name in SAMPLES if "_leak-audit_" in name]
+REPLAYED = [name for name in SAMPLES if name not in AUDITS]
 VERBS = [
     "",
     "repro",
@@ -26,6 +27,7 @@ VERBS = [
     "diagnose",
     "logs",
     "pools",
+    "replay",
     "dumps",
     "dumps list",
     "dumps show",
@@ -109,3 +111,10 @@ def test_diagnose(sample):
     done = run("diagnose", f"dumps/samples/{sample}")
     assert (done.returncode, done.stderr) == (1, "")
     compare(f"diagnose_{sample}.txt", done.stdout)
+
+
+@pytest.mark.parametrize("sample", REPLAYED)
+def test_replay(sample):
+    done = run("replay", f"dumps/samples/{sample}")
+    assert done.returncode == 1
+    compare(f"replay_{sample}.txt", done.stdout)

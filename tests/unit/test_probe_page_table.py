@@ -16,6 +16,9 @@ from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.fixes.swa_state_swap import lock_step
 from gemma4_runtime.indices import owner, watch
 from gemma4_runtime.probes import page_table
+from gemma4_triage.replay.damage import Kind
+from gemma4_triage.replay.options import ReplayOptions
+from gemma4_triage.replay.run import replay
 
 PAGE = 16
 SLIDING, FULL = 0, 2
@@ -298,6 +301,41 @@ class TestProvenance:
         with pytest.raises(TrappedViolation, match=r"layer 7 .* on no buffer") as caught:
             build(backend, batch([33]))
         assert "has no layer 7" in read_dump(caught.value.dump).manifest.provenance.explanation
+
+    def test_the_dump_says_what_a_replay_needs(self, attach, backend, swa_allocator):
+        attach("trap", "page-table", *STAND_INS)
+        fill(backend, swa_allocator, [33, 100])
+        backend._swa_kv_pool = None
+        with pytest.raises(TrappedViolation) as caught:
+            build(backend, batch([33, 100]))
+        dump = read_dump(caught.value.dump)
+        scalars = dump.manifest.scalars
+        assert (scalars["q_heads"], scalars["kv_heads"], scalars["head_dim"], scalars["kv_dtype"]) == (
+            2,
+            2,
+            8,
+            "float32",
+        )
+        assert (scalars["window_left"], scalars["scaling"]) == (31, 1.0)
+        replayed = replay(dump, ReplayOptions())
+        assert replayed.call.geometry.assumed == ()
+        assert replayed.worst is Kind.OUT_OF_RANGE
+        assert not replayed.reads_right
+
+    def test_a_bad_translated_entry_comes_with_the_right_one(self, attach, backend, swa_allocator):
+        """Row 1 of the SWA table went wrong after SGLang had made it: the dump translates the full one again."""
+        attach("trap", "page-table", *STAND_INS)
+        fill(backend, swa_allocator, [33, 100])
+        build(backend, batch([33, 100]))
+        right = backend.forward_metadata.swa_page_table[1, :7].tolist()
+        backend.forward_metadata.swa_page_table[1, 6] = 65
+        with pytest.raises(TrappedViolation, match=r"page 65 of 65 in swa_page_table\[1, 6\]") as caught:
+            page_table.after_metadata(None, backend, batch([33, 100]))
+        dump = read_dump(caught.value.dump)
+        assert dump.tensor("translated_page_table")[1, :7].tolist() == right
+        replayed = replay(dump, ReplayOptions())
+        assert [(damage.row, damage.outside) for damage in replayed.damages] == [(1, 1)]
+        assert replayed.unknown_intentions == 0
 
     def test_a_pool_swapped_between_build_and_dispatch(self, attach, backend, swa_allocator):
         attach("trap", "page-table", *STAND_INS)

@@ -14,7 +14,7 @@ from gemma4_runtime.evidence import payload
 from gemma4_runtime.guard import Scene
 from gemma4_runtime.indices.buffers import extents
 from gemma4_runtime.indices.build import Build, IndexArray, Use
-from gemma4_runtime.indices.owner import step_of
+from gemma4_runtime.indices.owner import attention_layers, step_of
 
 logger = logging.getLogger(__name__)
 
@@ -80,9 +80,27 @@ def _scene(build: Build, use: Use, rule: str, said: str, explanation: str, held:
                 **extents(build.pool, build.page_size),
             },
             "tensors": _tensors(build, use, held),
-            "scalars": {"max_seq_len_q": build.query_tokens, "window_left": use.window_left},
+            "scalars": {
+                "max_seq_len_q": build.query_tokens,
+                "window_left": use.window_left,
+                **_layer_scalars(build, use),
+            },
         },
     )
+
+
+def _layer_scalars(build: Build, use: Use) -> dict[str, Any]:
+    """What a replay of the layer's attention needs to know of it; empty if the layer is not found."""
+    layer = next((one for one in attention_layers(build.backend) if one.layer_id == use.layer_id), None)
+    if layer is None:
+        return {}
+    return {
+        "q_heads": int(layer.tp_q_head_num),
+        "kv_heads": int(layer.tp_k_head_num),
+        "head_dim": int(layer.head_dim),
+        "scaling": float(layer.scaling),
+        "kv_dtype": str(build.pool.dtype).removeprefix("torch."),
+    }
 
 
 def _missing_translation(build: Build, use: Use, bad: BadIndex | None) -> str:
@@ -137,14 +155,24 @@ def _tensors(build: Build, use: Use, held: tuple[BadIndex, ...]) -> dict[str, An
         except RuntimeError as error:
             # After a crash the device is gone; what the host knows is still worth a dump.
             logger.warning("gemma4-triage: %s is lost: %s", name, str(error).splitlines()[0])
+    full_pages = _to_translate(build, use, held)
+    if full_pages is not None:
+        found["translated_page_table"] = payload(translate(build.pool, full_pages, build.page_size))
+    return found
+
+
+def _to_translate(build: Build, use: Use, held: tuple[BadIndex, ...]) -> torch.Tensor | None:
+    """The full-pool page ids, [rows, columns], of which the used table should be the translation; None if of none."""
     array = build.array(use.array)
     if _lacks_translation(array, use):
         pages = array.values.clone()
         for bad in held:
             # Containment has replaced it.
             pages[bad.row, bad.column] = bad.value
-        found["translated_page_table"] = payload(translate(build.pool, pages, build.page_size))
-    return found
+        return pages
+    if (array.space, use.buffer_space, array.paged) == ("swa", "swa", True):
+        return next((other.values for other in build.arrays if other.paged and other.space == "full"), None)
+    return None
 
 
 def _used(build: Build, array: IndexArray) -> torch.Tensor:

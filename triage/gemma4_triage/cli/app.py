@@ -22,6 +22,7 @@ VERBS: tuple[str, ...] = (
     "repro",
     "serve",
     "diagnose",
+    "replay",
     "dumps",
     "audit",
     "logs",

@@ -1,0 +1,138 @@
+"""`gemma4-triage replay`: the attention call of a dump, run again without the server."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gemma4_triage.cli.dumps import AsJson, Directory, DumpName, open_store
+from gemma4_triage.cli.output import emit_json, say, stdout_console
+from gemma4_triage.errors import ExitCode, UsageMistake
+
+if TYPE_CHECKING:
+    from gemma4_dumps.reader import Dump
+    from gemma4_triage.replay.options import ReplayOptions
+    from gemma4_triage.replay.outcome import Replay
+    from gemma4_triage.replay.shrink import Shrunk
+
+
+def register(app: typer.Typer) -> None:
+    """Add the `replay` verb to the application."""
+    app.command("replay")(replay)
+
+
+def replay(
+    dump: DumpName,
+    backend: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="Comma-separated: reference (fp64, needs nothing), torch, triton, flashinfer, trtllm_mha.",
+        ),
+    ] = "reference",
+    heads: Annotated[
+        str | None, typer.Option(metavar="Q:KV", help="Query and KV heads. Default: the dump's, else 8:2.")
+    ] = None,
+    head_dim: Annotated[int | None, typer.Option(min=1, max=1024, help="Default: the dump's, else 64.")] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(min=-1, help="Keys before a query that it sees; -1: all. Default: the dump's, else -1."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of keys, values and queries that the dump does not hold.")] = 0,
+    cap_mib: Annotated[int, typer.Option(min=1, help="How much the keys and values may take.")] = 256,
+    timeout_s: Annotated[float, typer.Option(min=1, help="Per backend. The first run may compile kernels.")] = 300.0,
+    rows: Annotated[int, typer.Option(min=1, help="How many damaged rows to show.")] = 8,
+    shrink: Annotated[
+        bool, typer.Option("--shrink", help="First cut it down to the smallest dump that still fails; replay that.")
+    ] = False,
+    renumber: Annotated[bool, typer.Option("--renumber", help="With --shrink: number the pages anew, from 1.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="With --shrink: where the new dump goes. Default: the user state directory."),
+    ] = None,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the attention call of a dump again: what its table reads, and how far the outputs are off.
+
+    Outputs are held against fp64 on the table as it should have been. Each real backend runs in a process of its own.
+
+    Exits 0 if the call is fine on all backends, 1 for reads outside the buffer or a mismatch, 3 if a backend cannot run
+    here and nothing else is wrong, or if none of those asked for can, 4 if the dump cannot be read, 5 if there is no
+    attention call in it.
+    """
+    from gemma4_dumps.reader import read_dump
+    from gemma4_triage.replay.run import replay as run_replay
+
+    names, options = _backends(backend), _options(heads, head_dim, window, seed, cap_mib)
+    if not shrink and (renumber or output):
+        raise UsageMistake("--renumber and --output are of --shrink", "add --shrink, or leave them out")
+    found = read_dump(open_store(directory).resolve(dump))
+    shrunk = _shrink(found, options, output, renumber) if shrink else None
+    result = run_replay(found if shrunk is None else shrunk.dump, options, names, timeout_s)
+    _report(result, shrunk, names, rows, as_json)
+    raise typer.Exit(_exit_code(result, names))
+
+
+def _report(result: "Replay", shrunk: "Shrunk | None", names: tuple[str, ...], rows: int, as_json: bool) -> None:
+    from gemma4_triage.report.replay_document import replay_document
+    from gemma4_triage.report.replay_view import print_replay, shrunk_text
+
+    if as_json:
+        emit_json("replay", replay_document(result, shrunk, names))
+    else:
+        print_replay(stdout_console(), result, rows)
+    if shrunk is not None:
+        say(shrunk_text(shrunk))
+        say(f"Wrote {shrunk.dump.path}")
+
+
+def _shrink(dump: "Dump", options: "ReplayOptions", output: Path | None, renumber: bool) -> "Shrunk":
+    import platformdirs
+
+    from gemma4_triage.replay.shrink import shrink
+
+    if output is not None and output.exists() and not output.is_dir():
+        raise UsageMistake(f"{output} is not a directory", "--output takes a directory; it is made if it is not there")
+    return shrink(dump, options, output or Path(platformdirs.user_state_dir("gemma4-triage")) / "shrunk", renumber)
+
+
+def _exit_code(result: "Replay", names: tuple[str, ...]) -> ExitCode:
+    refused = {outcome.backend for outcome in result.backends if outcome.refusal is not None}
+    if refused == set(names):
+        return ExitCode.ENVIRONMENT
+    if not result.fine:
+        return ExitCode.VIOLATION
+    return ExitCode.ENVIRONMENT if refused else ExitCode.OK
+
+
+def _backends(text: str) -> tuple[str, ...]:
+    from gemma4_triage.replay.backend_run import BACKENDS
+
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    unknown = [name for name in names if name not in BACKENDS]
+    if unknown or not names:
+        said = f"no backend is called {', '.join(unknown)}" if unknown else "--backend names none"
+        raise UsageMistake(said, f"there are {', '.join(BACKENDS)}")
+    return names
+
+
+def _options(heads: str | None, head_dim: int | None, window: int | None, seed: int, cap_mib: int) -> "ReplayOptions":
+    from gemma4_triage.replay.options import MIB, ReplayOptions
+
+    return ReplayOptions(
+        heads=None if heads is None else _heads(heads),
+        head_dim=head_dim,
+        window_left=window,
+        seed=seed,
+        cap_bytes=cap_mib * MIB,
+    )
+
+
+def _heads(text: str) -> tuple[int, int]:
+    from gemma4_triage.replay.geometry import MAX_HEADS
+
+    query, _, key = text.partition(":")
+    if not (query.isdecimal() and key.isdecimal() and 0 < int(query) <= MAX_HEADS and 0 < int(key) <= MAX_HEADS):
+        raise UsageMistake(f"--heads {text} is not query heads and KV heads", "--heads 8:2, for example")
+    return int(query), int(key)
