@@ -6,13 +6,18 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed-$(shell cat constraints.txt pyproject.toml Makefile | sha256sum | cut -c1-16)
 
-.PHONY: repro test lint format setup lock clean
+.PHONY: repro test fuzz lint format setup lock clean
 
 repro: setup
 	$(BIN)/gemma4-triage repro e4b-trtllm
 
 test: lint
 	$(BIN)/python -m pytest
+
+# Damaged dumps through everything that reads them; make fuzz INPUTS=1000 for fewer.
+INPUTS ?= 100000
+fuzz: setup
+	$(BIN)/python tests/fuzz/run.py --inputs $(INPUTS)
 
 lint: setup
 	$(BIN)/ruff check .

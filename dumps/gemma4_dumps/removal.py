@@ -2,22 +2,23 @@
 
 import os
 import shutil
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 from .directory_name import REMOVED_PREFIX
-from .drop_counters import add_to_counters
+from .drop_counters import add_pending, count_dropped
 from .retention import Removal
 
 
 def remove_dumps(root: Path, removals: Iterable[Removal]) -> list[Removal]:
     """Remove what was planned and count it. The caller holds the store's lock.
 
-    Returns what was really removed: one that another user owns stays. Raises OSError if the counters cannot be written.
+    Returns what was really removed: one that another user owns stays.
     """
     done = [removal for removal in removals if _remove(removal.entry.path)]
-    add_to_counters(root, Counter(removal.reason for removal in done))
+    for removal in done:
+        count_dropped(root, removal.reason)
+    add_pending(root)
     return done
 
 

@@ -4,12 +4,15 @@ Order of removal: older than the age cap, but never a signature's first or lates
 they are too large, oldest first: torn ones, then those in the middle of their signature, last whatever there is.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 
 from .caps import StoreCaps
-from .listing import DumpEntry, Signature
+from .directory_name import TEMPORARY_PREFIX
+from .listing import StoredDump, unread
+from .manifest_file import Signature
 
 
 @dataclass(frozen=True)
@@ -22,14 +25,31 @@ class Incoming:
 
 @dataclass(frozen=True)
 class Removal:
-    """reason: "age", "count" or "total_bytes"."""
+    """reason: "age", "count" or "total_bytes"; "asked" by a person; "crowd", see `crowd_out`."""
 
-    entry: DumpEntry
+    entry: StoredDump
     reason: str
 
 
+CROWD = 1024
+"""So many dumps above the cap on their number are a crowd: someone else has put them there, or lowered the cap."""
+REMOVED_PER_WRITE = 256
+
+
+def crowd_out(root: Path, names: Sequence[str], caps: StoreCaps) -> list[Removal]:
+    """The removals for one write into a store that holds a crowd; nothing if it holds none.
+
+    names: newest first. A process that is crashing cannot look at 10^5 dumps, so the oldest few go unread, whatever
+    their signature, and more of them than are written: the store shrinks with every write.
+    """
+    if len(names) <= caps.count + CROWD:
+        return []
+    oldest = [name for name in names[-REMOVED_PER_WRITE:] if not name.startswith(TEMPORARY_PREFIX)]
+    return [Removal(unread(root, name), "crowd") for name in oldest]
+
+
 def plan_retention(
-    entries: Iterable[DumpEntry], caps: StoreCaps, now: datetime, incoming: Incoming | None = None
+    entries: Iterable[StoredDump], caps: StoreCaps, now: datetime, incoming: Incoming | None = None
 ) -> list[Removal]:
     """The removals after which `entries`, with `incoming`, fit `caps`. Entries being written are left alone."""
     stored = sorted(
@@ -52,7 +72,7 @@ def plan_retention(
     return removals
 
 
-def _first_and_latest(stored: list[DumpEntry], incoming: Incoming | None) -> set[str]:
+def _first_and_latest(stored: list[StoredDump], incoming: Incoming | None) -> set[str]:
     first: dict[Signature, str] = {}
     latest: dict[Signature, str] = {}
     for entry in stored:

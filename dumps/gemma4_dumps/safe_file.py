@@ -2,47 +2,76 @@
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from .errors import DumpUnreadable
 
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
-MAX_FILE_BYTES = 1024**3
-"""The largest tensor or event file that a reader takes into memory."""
+CHUNK_BYTES = 1024**2
 
 
-def read_regular(path: Path, max_bytes: int) -> bytes:
-    """The content of a regular file. Never follows a symlink and never waits on a pipe.
+@contextmanager
+def open_regular(path: Path) -> Iterator[BinaryIO]:
+    """A regular file for reading. Never follows a symlink and never waits on a pipe.
 
-    Raises DumpUnreadable if there is no such file, it is something else, or it has more than max_bytes.
+    Raises DumpUnreadable if there is no such file or it is something else.
     """
-    try:
+    with as_unreadable(path):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise DumpUnreadable(f"{path.name} is not a regular file")
-            if status.st_size > max_bytes:
-                raise DumpUnreadable(f"{path.name} has {status.st_size} bytes; at most {max_bytes} are read")
-            data = file.read(max_bytes + 1)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise DumpUnreadable(f"{path.name} is not a regular file")
+    with os.fdopen(descriptor, "rb") as file:
+        yield file
+
+
+@contextmanager
+def as_unreadable(path: Path) -> Iterator[None]:
+    """What the system says against reading `path`, as DumpUnreadable."""
+    try:
+        yield
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise DumpUnreadable(f"{path.name} cannot be read: {reason}") from error
+
+
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """The content of a regular file, see `open_regular`. Raises DumpUnreadable, also for more than max_bytes."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > max_bytes:
+            raise DumpUnreadable(f"{path.name} has {size} bytes; at most {max_bytes} are read")
+        with as_unreadable(path):
+            data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise DumpUnreadable(f"{path.name} grew beyond {max_bytes} bytes while it was read")
     return data
 
 
-def write_private(path: Path, data: bytes) -> None:
-    """Create a file that must not exist yet, mode 0600, and fsync it. Raises OSError."""
+def read_chunks(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """The rest of an open file, a piece at a time. Raises DumpUnreadable."""
+    while True:
+        with as_unreadable(path):
+            chunk = file.read(CHUNK_BYTES)
+        if not chunk:
+            return
+        yield chunk
+
+
+def write_private(path: Path, data: bytes, durable: bool = True) -> None:
+    """Create a file that must not exist yet, mode 0600, and fsync it if it has to be durable. Raises OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
     with os.fdopen(descriptor, "wb") as file:
         # A umask may have taken bits away; the owner must be able to read it back.
         os.fchmod(file.fileno(), FILE_MODE)
         file.write(data)
         file.flush()
-        os.fsync(file.fileno())
+        if durable:
+            os.fsync(file.fileno())
 
 
 def sync_directory(path: Path) -> None:

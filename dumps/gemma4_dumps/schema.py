@@ -95,7 +95,9 @@ class Offence(Record):
 
 
 class Dropped(Record):
-    """What is not here. dumps: removed or refused by this store's caps so far; the others: left out of this dump."""
+    """What is not here. dumps: not kept by this store so far, because of its caps or as a repetition; the others: left
+    out of this dump.
+    """
 
     dumps: Size = 0
     events: Size = 0

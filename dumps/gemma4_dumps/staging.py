@@ -15,14 +15,13 @@ from typing import Any
 from .budget import FittedTensors, fit_tensors
 from .directory_name import TEMPORARY_PREFIX, format_name
 from .draft import DumpDraft
-from .manifest_file import MANIFEST_NAME, encode_manifest
+from .manifest_file import MANIFEST_NAME, MAX_MANIFEST_BYTES, encode_manifest
 from .plain_json import plain
 from .redaction import redact_command, redact_fields, redact_launch_args
 from .safe_file import DIRECTORY_MODE, sync_directory, write_private
 from .schema import Dropped, FileRecord, Host, Manifest
-from .tensor_file import encode_tensors
+from .tensor_file import TENSORS_NAME, encode_tensors
 
-TENSORS_NAME = "tensors.safetensors"
 EVENTS_NAME = "events.jsonl"
 MAX_OFFENCES = 256
 
@@ -55,6 +54,10 @@ def stage_dump(root: Path, draft: DumpDraft, bytes_cap: int, dropped_dumps: int)
     }
     manifest = _complete(base, tensors, contents, draft.dropped_events + dropped_events)
     contents[MANIFEST_NAME] = encode_manifest(manifest)
+    if len(contents[MANIFEST_NAME]) > MAX_MANIFEST_BYTES:
+        raise ValueError(
+            f"the manifest has {len(contents[MANIFEST_NAME])} bytes; at most {MAX_MANIFEST_BYTES} are read"
+        )
     size_bytes = sum(map(len, contents.values()))
     if size_bytes > bytes_cap:
         raise ValueError(f"the dump has {size_bytes} bytes even without its large tensors; the cap is {bytes_cap}")

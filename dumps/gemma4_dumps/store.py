@@ -1,6 +1,7 @@
 """A directory of dumps: write, list, find, prune."""
 
 import os
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,11 +12,13 @@ from .directory_name import TEMPORARY_PREFIX
 from .draft import DumpDraft
 from .drop_counters import load_counters
 from .errors import DumpNotFound, DumpUnreadable
-from .listing import DumpEntry, scan_store
+from .listing import DumpEntry, describe, dump_names, survey
 from .lock import store_lock
 from .removal import remove_dumps
 from .retention import Removal, plan_retention
 from .writer import LOCK_TIMEOUT_S, WriteOutcome, write_dump
+
+REMOVED_PER_LOCK = 64
 
 __all__ = ["DumpEntry", "DumpStore", "StoreCaps", "default_root"]
 
@@ -36,15 +39,23 @@ class DumpStore:
         """Store a dump, making room as the caps demand. Raises nothing, see `write_dump`."""
         return write_dump(self.root, draft, self.caps)
 
-    def list(self) -> "list[DumpEntry]":
-        """All dumps, newest first, torn ones too; empty if there is no root. Raises DumpUnreadable."""
+    def names(self) -> "list[str]":
+        """The names of all dumps, newest first, unread; empty if there is no root. Raises DumpUnreadable."""
         try:
-            return scan_store(self.root)
+            return dump_names(self.root)
         except OSError as error:
             raise DumpUnreadable(f"{self.root} cannot be listed: {error.strerror}") from error
 
+    def list(self, limit: int | None = None) -> "list[DumpEntry]":
+        """The newest `limit` dumps, or all of them, with their manifests; torn ones too. Raises DumpUnreadable."""
+        return self.describe(self.names()[:limit])
+
+    def describe(self, names: "Iterable[str]") -> "list[DumpEntry]":
+        """Some of `names()` with their manifests."""
+        return [describe(self.root, name) for name in names]
+
     def dropped_dumps(self) -> dict[str, int]:
-        """How many dumps the caps removed or refused, by reason."""
+        """How many dumps were not kept, by reason: removed or refused by the caps, or repetitions only counted."""
         return dict(load_counters(self.root))
 
     def resolve(self, wanted: str | Path) -> Path:
@@ -55,21 +66,24 @@ class DumpStore:
         text = str(wanted)
         if ("/" in text or text in (".", "..")) and os.path.isdir(text):
             return Path(text)
-        entries = self.list()
+        names = self.names()
         if text == "latest":
-            complete = [entry for entry in entries if entry.state == "complete"]
-            if not complete:
+            # Opens no more than it has to.
+            newest = next((name for name in names if describe(self.root, name).state == "complete"), None)
+            if newest is None:
                 raise DumpNotFound(f"no complete dump in {self.root}")
-            return complete[0].path
-        matches = [entry.path for entry in entries if entry.dump_id == text] or [
-            entry.path for entry in entries if text and entry.dump_id.removeprefix(TEMPORARY_PREFIX).startswith(text)
+            return self.root / newest
+        matches = [name for name in names if name == text] or [
+            name for name in names if text and name.removeprefix(TEMPORARY_PREFIX).startswith(text)
         ]
         if len(matches) == 1:
-            return matches[0]
+            return self.root / matches[0]
         if matches:
             raise DumpNotFound(f"{text!r} is the beginning of {len(matches)} dumps in {self.root}")
         if os.path.isdir(text):
             return Path(text)
+        if os.path.isfile(text):
+            raise DumpNotFound(f"{text} is a file, and a dump is a directory: an exported zip is read after unzip")
         raise DumpNotFound(f"no dump {text!r} in {self.root}")
 
     def prune(
@@ -80,24 +94,34 @@ class DumpStore:
         What is asked for by name takes a signature's first and latest too. Returns what was (would be) removed.
         Raises DumpUnreadable if the root cannot be listed or another process holds its lock.
         """
-        if dry_run or not self.root.exists():
-            return self._plan(older_than, keep)
+        planned, done = self._plan(older_than, keep), list[Removal]()
+        if dry_run:
+            return planned
         try:
-            with store_lock(self.root, LOCK_TIMEOUT_S) as locked:
-                if not locked:
-                    raise DumpUnreadable(f"{self.root} is locked by another process")
-                return remove_dumps(self.root, self._plan(older_than, keep))
+            for begin in range(0, len(planned), REMOVED_PER_LOCK):
+                # A server that has something to write waits two seconds for the lock, and 10^5 dumps take minutes.
+                with store_lock(self.root, LOCK_TIMEOUT_S) as locked:
+                    if not locked:
+                        said = f"{self.root} is locked by another process; {len(done)} of {len(planned)} were removed"
+                        raise DumpUnreadable(said)
+                    done += remove_dumps(self.root, planned[begin : begin + REMOVED_PER_LOCK])
         except OSError as error:
             raise DumpUnreadable(f"{self.root} cannot be pruned: {error.strerror}") from error
+        return done
 
     def _plan(self, older_than: timedelta | None, keep: int | None) -> "list[Removal]":
-        now, entries = datetime.now(UTC), self.list()
-        if older_than is None and keep is None:
-            return plan_retention(entries, self.caps, now)
-        entries = [entry for entry in entries if entry.state != "writing"]
+        now = datetime.now(UTC)
+        by_caps = older_than is None and keep is None
+        try:
+            stored = survey(self.root, signatures=by_caps)
+            if by_caps:
+                return plan_retention(stored, self.caps, now)
+            stored = [dump for dump in stored if dump.state != "writing"]
+        except OSError as error:
+            raise DumpUnreadable(f"{self.root} cannot be listed: {error.strerror}") from error
         return [
-            Removal(entry, "asked")
-            for position, entry in enumerate(entries)
-            if (older_than is not None and now - entry.created_utc > older_than)
+            Removal(dump, "asked")
+            for position, dump in enumerate(stored)
+            if (older_than is not None and now - dump.created_utc > older_than)
             or (keep is not None and position >= keep)
         ]

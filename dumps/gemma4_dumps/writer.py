@@ -2,19 +2,18 @@
 
 import os
 import shutil
-import threading
-from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from .caps import DEFAULT_CAPS, StoreCaps
 from .draft import DumpDraft, TensorPayload
-from .drop_counters import add_to_counters, load_counters
-from .listing import scan_store, signature_of
+from .drop_counters import add_pending, count_dropped, dropped_so_far
+from .listing import dump_names, survey
 from .lock import store_lock
+from .manifest_file import signature_of
 from .removal import remove_dumps
-from .retention import Incoming, plan_retention
+from .retention import Incoming, Removal, crowd_out, plan_retention
 from .safe_file import sync_directory
 from .staging import StagedDump, stage_dump
 
@@ -22,17 +21,18 @@ __all__ = ["LOCK_TIMEOUT_S", "DumpDraft", "TensorPayload", "WriteOutcome", "writ
 
 LOCK_TIMEOUT_S = 2.0
 
-_refused_unlocked: Counter[str] = Counter()
-_refused_guard = threading.Lock()
-
 
 @dataclass(frozen=True)
 class WriteOutcome:
-    """Exactly one is set: path of the dump; dropped_reason, if the caps refused it; error, if it failed."""
+    """Exactly one is set: path of the dump; dropped_reason, if the caps refused it; error, if it failed.
+
+    cause: the exception that `error` names, for a caller who raises and wants it in the chain.
+    """
 
     path: Path | None = None
     dropped_reason: str | None = None
     error: str | None = None
+    cause: Exception | None = None
 
 
 def write_dump(
@@ -44,14 +44,11 @@ def write_dump(
     # Broad on purpose, and only here: the caller is a server that is handling another exception, and whatever goes
     # wrong with the evidence must not replace it.
     except Exception as error:  # noqa: BLE001
-        return WriteOutcome(error=f"{type(error).__name__}: {error}")
+        return WriteOutcome(error=f"{type(error).__name__}: {error}", cause=error)
 
 
 def _write(root: Path, draft: DumpDraft, caps: StoreCaps, lock_timeout_s: float) -> WriteOutcome:
-    refused_before = load_counters(root).total()
-    with _refused_guard:
-        refused_before += _refused_unlocked.total()
-    staged = stage_dump(root, draft, caps.bytes_per_dump, refused_before)
+    staged = stage_dump(root, draft, caps.bytes_per_dump, dropped_so_far(root))
     published = False
     try:
         # The slow part, the writing, is done: the lock is held for renames and removals only.
@@ -65,27 +62,33 @@ def _write(root: Path, draft: DumpDraft, caps: StoreCaps, lock_timeout_s: float)
 
 
 def _admit(root: Path, staged: StagedDump, caps: StoreCaps) -> WriteOutcome:
-    with _refused_guard:
-        add_to_counters(root, _refused_unlocked)
-        _refused_unlocked.clear()
     if caps.count < 1 or staged.size_bytes > caps.total_bytes:
-        add_to_counters(root, Counter(refused=1))
+        count_dropped(root, "refused")
+        add_pending(root)
         return WriteOutcome(
             dropped_reason=f"{staged.size_bytes} bytes in one dump do not fit a store of "
             f"{caps.count} dumps and {caps.total_bytes} bytes"
         )
-    incoming = Incoming(signature_of(staged.manifest), staged.size_bytes)
-    remove_dumps(root, plan_retention(scan_store(root), caps, datetime.now(UTC), incoming))
+    remove_dumps(root, _removals(root, staged, caps))
     return WriteOutcome(path=_publish(root, staged))
 
 
+def _removals(root: Path, staged: StagedDump, caps: StoreCaps) -> list[Removal]:
+    if crowd := crowd_out(root, dump_names(root), caps):
+        return crowd
+    incoming = Incoming(signature_of(staged.manifest), staged.size_bytes)
+    return plan_retention(survey(root), caps, datetime.now(UTC), incoming)
+
+
 def _admit_unlocked(root: Path, staged: StagedDump, caps: StoreCaps, lock_timeout_s: float) -> WriteOutcome:
-    """Without the lock nothing may be removed, but evidence is still worth keeping while there is room for it."""
-    entries = scan_store(root)
-    if len(entries) <= caps.count and sum(entry.size_bytes for entry in entries) <= caps.total_bytes:
+    """Without the lock nothing may be removed, but evidence is still worth keeping while there is room for it.
+
+    What is still being written counts too, this dump included, so several processes here never exceed the caps.
+    """
+    few = len(dump_names(root)) <= caps.count
+    if few and sum(dump.size_bytes for dump in survey(root, signatures=False)) <= caps.total_bytes:
         return WriteOutcome(path=_publish(root, staged))
-    with _refused_guard:
-        _refused_unlocked["store_busy"] += 1
+    count_dropped(root, "store_busy")
     return WriteOutcome(dropped_reason=f"the store is full and was locked by another process for {lock_timeout_s} s")
 
 

@@ -6,13 +6,16 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from gemma4_dumps.caps import DEFAULT_CAPS, StoreCaps
 from gemma4_dumps.draft import DumpDraft
+from gemma4_dumps.drop_counters import count_dropped
+from gemma4_dumps.rate import RateLimit
 from gemma4_dumps.schema import Layer, Offence, Provenance
-from gemma4_dumps.writer import write_dump
+from gemma4_dumps.writer import WriteOutcome, write_dump
 from gemma4_runtime.checks.violation import BadIndex, Violation
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.settings import Mode
@@ -44,10 +47,14 @@ class Scene:
 class Guard:
     """Receives violations from the probes of one process. `context` gives the parts that are the same for all."""
 
-    def __init__(self, mode: Mode, root: Path, context: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(
+        self, mode: Mode, root: Path, context: Callable[[], Mapping[str, Any]], caps: StoreCaps = DEFAULT_CAPS
+    ) -> None:
         self.mode = mode
         self.root = root
         self._context = context
+        self._caps = caps
+        self._rate = RateLimit(caps.logged_per_minute)
         self._seen: Counter[tuple[Any, ...]] = Counter()
 
     def report(
@@ -71,32 +78,66 @@ class Guard:
             key: with rule, verdict and site, what makes it the same violation again: layer and role, say.
             once: of a violation that is not trapped, the first is enough.
 
-        Returns: the dump's directory, or None if this repetition was only counted or no dump could be written.
+        Returns: the dump's directory, or None if this violation was only counted or no dump could be written.
 
         Raises:
-            TrappedViolation: in trap mode, always, also when the dump could not be written.
+            TrappedViolation: in trap mode, always, also when the dump could not be written. What went wrong with the
+                evidence is its cause, and an exception that was being handled stays in the chain.
         """
         act = act or self.mode.at(in_graph=False)
         signature = (rule, violation.verdict, site, *key)
         self._seen[signature] += 1
         seen = self._seen[signature]
-        # Where the server goes on, a fault repeats every step; the 1st, 2nd, 4th, 8th ... show that well enough.
-        if act is not Mode.TRAP and ((once and seen > 1) or seen & (seen - 1)):
+        if act is not Mode.TRAP and self._only_counted(seen, once):
             return None
-        try:
-            scene = describe()
-        # Broad on purpose: the state that is being described is known to be bad.
-        except Exception as error:  # noqa: BLE001
-            lost = f"{violation.verdict}, value {violation.first.value}; evidence lost: {type(error).__name__}: {error}"
-            scene = Scene(rule=rule, site=site, summary=lost, table="")
         action = action or ("trapped" if act is Mode.TRAP else "logged")
-        outcome = write_dump(self.root, self._draft(violation, scene, seen, act, action))
+        scene, outcome = self._store(violation, rule, site, describe, seen, act, action)
         dump = str(outcome.path) if outcome.path else None
         problem = outcome.error or outcome.dropped_reason
         if act is Mode.TRAP:
-            raise TrappedViolation(f"{scene.rule}: {scene.summary}", dump, problem)
+            trapped = TrappedViolation(f"{scene.rule}: {scene.summary}", dump, problem)
+            if outcome.cause is None:
+                # Not `from None`: an exception that is being handled stays in sight.
+                raise trapped
+            raise trapped from outcome.cause
         logger.error("%s: %s [%s; seen %d times; dump: %s]", scene.rule, scene.summary, action, seen, dump or problem)
         return dump
+
+    def _only_counted(self, seen: int, once: bool) -> bool:
+        """Where the server goes on, a fault repeats every step; the 1st, 2nd, 4th, 8th ... show that well enough."""
+        if (once and seen > 1) or seen & (seen - 1):
+            count_dropped(self.root, "repeated")
+        elif not self._rate.admits():
+            count_dropped(self.root, "rate")
+        else:
+            return False
+        return True
+
+    def _store(
+        self,
+        violation: Violation,
+        rule: str,
+        site: str,
+        describe: Callable[[], Scene],
+        seen: int,
+        act: Mode,
+        action: Action,
+    ) -> tuple[Scene, WriteOutcome]:
+        """The dump with all evidence, else with what the check itself found, else an outcome that says why not."""
+        try:
+            scene = describe()
+            return scene, write_dump(self.root, self._draft(violation, scene, seen, act, action), self._caps)
+        # Broad on purpose, both: the state that is being described is known to be bad.
+        except Exception as error:  # noqa: BLE001
+            lost = error
+        value = f", value {violation.first.value}" if violation.listed else ""
+        summary = f"{violation.verdict}{value}; evidence lost: {type(lost).__name__}: {lost}"
+        scene = Scene(rule=rule, site=site, summary=summary, table="")
+        try:
+            outcome = write_dump(self.root, self._draft(violation, scene, seen, act, action), self._caps)
+        except Exception as error:  # noqa: BLE001
+            outcome = WriteOutcome(error=f"{type(error).__name__}: {error}", cause=error)
+        return scene, replace(outcome, cause=outcome.cause or lost)
 
     def _draft(self, violation: Violation, scene: Scene, seen: int, act: Mode, action: Action) -> DumpDraft:
         facts = dict(scene.facts)

@@ -32,6 +32,7 @@ VERBS = [
     "dumps list",
     "dumps show",
     "dumps verify",
+    "dumps export",
     "dumps prune",
     "bench",
     "bench probes",

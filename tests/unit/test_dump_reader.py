@@ -86,8 +86,11 @@ class TestHostileManifest:
             b'{"schema_version": "1.0", "step": 1e999}',
             b'{"schema_version": "\\ud800"}',
             b'{"schema_version": "1.0", "step": ' + b"9" * 5000 + b"}",
+            b'{"schema_version": "1.0", "schema_version": "1.0"}',
+            b'{"schema_version": "1.0", "guards": {"a": [{"b": 1, "c": 2, "b": 3}]}}',
+            b'{"schema_version": "1.0", "guards": "' + b"x" * 2**21 + b'"}',
         ],
-        ids=range(11),
+        ids=range(14),
     )
     def test_damage(self, dump_path, content):
         (dump_path / "manifest.json").write_bytes(content)
@@ -158,8 +161,30 @@ class TestHostileManifest:
     def test_a_file_of_many_gigabytes_is_not_loaded(self, dump_path):
         with open(dump_path / "tensors.safetensors", "r+b") as file:
             file.truncate(2**40)
-        with pytest.raises(DumpUnreadable, match="at most"):
+        with pytest.raises(DumpUnreadable, match="damaged: 1099511627696 bytes of values"):
             read_dump(dump_path).tensor("page_table")
+        assert not verify_dump(dump_path).ok
+
+    def test_a_key_twice_is_refused_whatever_it_says(self, dump_path):
+        text = (dump_path / "manifest.json").read_text().replace('"rule"', '"rule": "page-table-bounds", "rule"', 1)
+        (dump_path / "manifest.json").write_text(text)
+        with pytest.raises(DumpUnreadable, match="the key 'rule' stands twice"):
+            read_dump(dump_path)
+
+    def test_a_shape_without_values_that_no_array_can_have(self, dump_path):
+        shape = [0, 10**30]
+        header = json.dumps({"page_table": {"dtype": "I32", "shape": shape, "data_offsets": [0, 0]}}).encode()
+        (dump_path / "tensors.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+        edit_manifest(dump_path, tensors={"page_table": {"shape": shape, "dtype": "int32", "stride": [1, 1]}})
+        with pytest.raises(DumpUnreadable, match="cannot be"):
+            read_dump(dump_path).tensor("page_table")
+
+    def test_events_are_read_line_by_line(self, dump_path):
+        (dump_path / "events.jsonl").write_bytes(b'{"n": 1}\n' * 3 + b"{" + b" " * 2**21)
+        events = read_dump(dump_path).events()
+        assert [next(events) for _ in range(3)] == [{"n": 1}] * 3
+        with pytest.raises(DumpUnreadable, match="line 4 has more than"):
+            next(events)
 
     def test_infinity_by_overflow_becomes_text(self, dump_path):
         text = (dump_path / "manifest.json").read_text().replace('"window": 512', '"window": 1e999')

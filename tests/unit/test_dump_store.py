@@ -1,15 +1,20 @@
 import multiprocessing
 import os
+import threading
+import time
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
+from big_dumps import crowd
 from dump_examples import seed_bug_draft
 
 from gemma4_dumps.caps import StoreCaps
 from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.errors import DumpNotFound, DumpUnreadable
+from gemma4_dumps.lock import store_lock
 from gemma4_dumps.reader import read_dump, verify_dump
+from gemma4_dumps.removal import remove_dumps
 from gemma4_dumps.store import DumpStore, default_root
 
 NOW = datetime.now(UTC)
@@ -146,13 +151,35 @@ class TestPrune:
         assert store.prune() == []
         assert len(store.prune(older_than=timedelta(days=2.5), dry_run=True)) == 3
         assert steps_of(store) == [2, 3, 4, 5]
-        assert [r.entry.manifest.step for r in store.prune(older_than=timedelta(days=3.5)) if r.entry.manifest] == [
-            4,
-            5,
-        ]
+        removed = store.prune(older_than=timedelta(days=3.5))
+        assert [removal.entry.created_utc for removal in removed] == [NOW - timedelta(days=days) for days in (4, 5)]
         store.prune(keep=1)
         assert steps_of(store) == [2]
         assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == [store.list()[0].dump_id]
+
+    def test_a_long_prune_lets_a_server_write(self, tmp_path, monkeypatch):
+        crowd(tmp_path / "root", 700)
+        # So full that a writer without the lock is refused.
+        store = DumpStore(tmp_path / "root", StoreCaps(count=600))
+        writer = threading.Thread(target=write_steps, args=(store, range(5)))
+
+        def remove_slowly(root, removals):
+            # 3.5 s altogether: longer than a writer waits for the lock.
+            time.sleep(len(removals) * 0.005)
+            return remove_dumps(root, removals)
+
+        monkeypatch.setattr("gemma4_dumps.store.remove_dumps", remove_slowly)
+        writer.start()
+        store.prune(keep=0)
+        writer.join()
+        assert "store_busy" not in store.dropped_dumps()
+        assert 1 <= len(store.names()) <= 5
+
+    def test_a_locked_store_is_said_to_be(self, tmp_path):
+        store = DumpStore(tmp_path)
+        write_steps(store, [1])
+        with store_lock(tmp_path, 1), pytest.raises(DumpUnreadable, match="another process; 0 of 1 were removed"):
+            store.prune(keep=0)
 
     def test_nothing_there(self, tmp_path):
         assert DumpStore(tmp_path / "absent").prune() == []

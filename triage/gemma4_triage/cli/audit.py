@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gemma4_triage.cli.dumps import AsJson, Directory, open_store
 from gemma4_triage.cli.output import emit_json, say, stdout_console
+from gemma4_triage.cli.store_options import AsJson, Directory, open_store
 from gemma4_triage.errors import (
     EnvironmentCannot,
     ExitCode,

@@ -15,9 +15,10 @@ from gemma4_triage.inspection.offending_rows import offending_rows
 from gemma4_triage.inspection.provenance_sentence import provenance_sentence
 
 
-def listing(root: Path, entries: Sequence[DumpEntry], dropped: dict[str, int]) -> dict[str, Any]:
-    """`dumps list --json`."""
-    return {"root": str(root), "dumps": [_entry(entry) for entry in entries], "dropped_dumps": dropped}
+def listing(root: Path, entries: Sequence[DumpEntry], hidden: int, dropped: dict[str, int]) -> dict[str, Any]:
+    """`dumps list --json`. hidden: how many older dumps the limit leaves out."""
+    dumps = [_entry(entry) for entry in entries]
+    return {"root": str(root), "dumps": dumps, "hidden": hidden, "dropped_dumps": dropped}
 
 
 def dump(found: Dump, rows: int) -> dict[str, Any]:

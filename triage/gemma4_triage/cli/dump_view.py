@@ -128,7 +128,7 @@ def _missing(manifest: Manifest) -> Iterable[str]:
     if manifest.dropped.events:
         yield f"{manifest.dropped.events} older events"
     if manifest.dropped.dumps:
-        yield f"{manifest.dropped.dumps} earlier dumps of this store were dropped by its caps"
+        yield f"{manifest.dropped.dumps} earlier violations are not in this store: its caps, or repetitions"
 
 
 def _pairs(console: Console, title: str, pairs: Mapping[str, Any]) -> None:

@@ -1,25 +1,15 @@
-"""`gemma4-triage dumps`: list, show, verify, prune."""
+"""`gemma4-triage dumps`: list, show, verify, export, prune."""
 
-import os
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from gemma4_triage.cli.age import parse_age
+from gemma4_triage.cli.dumps_export import export
 from gemma4_triage.cli.output import emit_json, say, size_text
-from gemma4_triage.errors import ExitCode, UsageMistake
+from gemma4_triage.cli.store_options import AsJson, Directory, open_store
+from gemma4_triage.errors import ExitCode
 
-if TYPE_CHECKING:
-    from gemma4_dumps.store import DumpStore
-
-DIRECTORY_VARIABLE = "SGLANG_TRTLLM_MHA_DEBUG_DIR"
-
-Directory = Annotated[
-    Path | None,
-    typer.Option("--dir", help=f"Where the dumps are. Default: {DIRECTORY_VARIABLE}, else the user state directory."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 DumpName = Annotated[
     str, typer.Argument(metavar="DUMP", help='A name, the beginning of one, a path, or "latest".', show_default=False)
 ]
@@ -31,37 +21,41 @@ def register(app: typer.Typer) -> None:
     verbs.command("list")(list_dumps)
     verbs.command("show")(show_dump)
     verbs.command("verify")(verify)
+    verbs.command("export")(export)
     verbs.command("prune")(prune)
     app.add_typer(verbs, name="dumps")
 
 
-def open_store(directory: Path | None) -> "DumpStore":
-    """The store that --dir, the environment or the default names. Raises UsageMistake if --dir is not a directory."""
-    from gemma4_dumps.store import DumpStore
-
-    if directory is not None:
-        if not os.path.isdir(directory):
-            raise UsageMistake(f"{directory} is not a directory", "--dir takes the directory that holds the dumps")
-        return DumpStore(directory)
-    # Unset and empty mean the same to a shell user.
-    return DumpStore(os.environ.get(DIRECTORY_VARIABLE) or None)
-
-
-def list_dumps(directory: Directory = None, as_json: AsJson = False) -> None:
+def list_dumps(
+    directory: Directory = None,
+    limit: Annotated[int, typer.Option(min=0, help="How many of the newest to list; 0: all of them.")] = 100,
+    as_json: AsJson = False,
+) -> None:
     """List the dumps, newest first. Torn ones are listed too."""
     from gemma4_triage.cli import dump_documents, dump_table
 
     store = open_store(directory)
-    entries, dropped = store.list(), store.dropped_dumps()
+    names, dropped = store.names(), store.dropped_dumps()
+    entries = store.describe(names[: limit or None])
+    hidden = len(names) - len(entries)
     if as_json:
-        emit_json("dump-list", dump_documents.listing(store.root, entries, dropped))
+        emit_json("dump-list", dump_documents.listing(store.root, entries, hidden, dropped))
         return
     if not entries:
         say(f"no dumps in {store.root}")
         return
     dump_table.print_listing(entries)
-    dropped_text = f"; {sum(dropped.values())} more were dropped by the store's caps" if dropped else ""
-    say(f"{len(entries)} dumps, {size_text(sum(e.size_bytes for e in entries))}, in {store.root}{dropped_text}")
+    size = size_text(sum(entry.size_bytes for entry in entries))
+    say(f"{len(entries)} dumps, {size}, in {store.root}{_not_kept(dropped)}")
+    if hidden:
+        say(f"{hidden} older ones are not shown: --limit 0 lists them too")
+
+
+def _not_kept(dropped: dict[str, int]) -> str:
+    if not dropped:
+        return ""
+    reasons = ", ".join(f"{reason} {number}" for reason, number in sorted(dropped.items()))
+    return f"; {sum(dropped.values())} more were not kept ({reasons})"
 
 
 def show_dump(

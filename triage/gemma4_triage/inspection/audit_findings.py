@@ -9,6 +9,8 @@ from gemma4_dumps.reader import Dump
 
 RULE = "leak-audit"
 TABLE = "suspects"
+MAX_ROWS = 100_000
+"""More than fit a dump at its default cap."""
 _SIDES = ("available", "evictable", "protected", "session_held", "uncached")
 
 
@@ -65,11 +67,15 @@ def suspects(dump: Dump) -> list[Suspect]:
     scalars = dump.manifest.scalars
     columns = _words(scalars, "columns")
     words = {name: _words(scalars, name) for name in ("pools", "sites", "faults", "last_events")}
-    table = dump.tensor(TABLE)
-    if table.ndim != 2 or table.shape[1] != len(columns):
-        raise DumpUnreadable(f"{TABLE} is {list(table.shape)}, and {len(columns)} columns are named")
+    if TABLE not in dump.manifest.tensors:
+        raise DumpUnreadable(f"an audit without its table of {TABLE}")
+    layout = dump.record(TABLE)
+    if len(layout.shape) != 2 or layout.shape[1] != len(columns) or not layout.dtype.startswith(("int", "uint")):
+        raise DumpUnreadable(f"{TABLE} is {layout.dtype}{list(layout.shape)}, and {len(columns)} columns are named")
+    if layout.shape[0] > MAX_ROWS:
+        raise DumpUnreadable(f"{TABLE} has {layout.shape[0]} rows; at most {MAX_ROWS} are read")
     try:
-        return [_suspect(dict(zip(columns, row, strict=True)), words) for row in table.tolist()]
+        return [_suspect(dict(zip(columns, row, strict=True)), words) for row in dump.tensor(TABLE).tolist()]
     except (KeyError, IndexError) as error:
         raise DumpUnreadable(f"{TABLE} holds a code without a word, or lacks a column: {error}") from error
 

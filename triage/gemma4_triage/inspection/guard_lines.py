@@ -35,7 +35,7 @@ def _patch(row: Mapping[str, Any]) -> str:
     notes = [] if row.get("attached") else ["NOT ATTACHED" + (f": {row['reason']}" if row.get("reason") else "")]
     if "self_test" in row:
         notes.append(f"self test {row['self_test']}")
-    if row.get("findings"):
+    if isinstance(row.get("findings"), list) and row["findings"]:
         notes.append(f"{len(row['findings'])} findings at start-up")
     return f"{row['id']}{' (' + ', '.join(notes) + ')' if notes else ''}"
 

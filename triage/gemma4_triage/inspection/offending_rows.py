@@ -1,13 +1,11 @@
 """The rows of the saved page table that hold offences, with a few columns around each offence."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
-from gemma4_dumps.schema import Offence
+from gemma4_dumps.schema import Offence, TensorRecord
 
 COLUMNS_AROUND = 3
 MAX_COLUMNS = 14
@@ -54,9 +52,9 @@ def _row(dump: Dump, offences: Sequence[Offence]) -> OffendingRow:
     cells: tuple[Cell, ...] = ()
     missing = None
     try:
-        cells = _cells(_rows(dump, first), first, {offence.column for offence in offences})
+        cells = _cells(dump, first, {offence.column for offence in offences})
         if TRANSLATED in dump.manifest.tensors:
-            cells = _with_translation(cells, dump.tensor(TRANSLATED), first.row)
+            cells = _with_translation(cells, dump, first.row)
         if dump.manifest.action == "contained":
             cells = _before_containment(cells, offences)
     except DumpError as error:
@@ -68,33 +66,50 @@ def _row(dump: Dump, offences: Sequence[Offence]) -> OffendingRow:
     )
 
 
-def _rows(dump: Dump, first: Offence) -> Mapping[int, np.ndarray]:
-    """The offence's row of the saved table, by its number; empty if it is not in the saved part."""
-    table = dump.tensor(first.table)
-    if table.dtype.kind not in "iu":
-        raise LookupError(f"{first.table} holds {table.dtype}, not indices")
-    if table.ndim not in (1, 2):
-        raise LookupError(f"{first.table} has {table.ndim} dimensions")
+def _row_span(dump: Dump, first: Offence) -> tuple[int, int]:
+    """Where the offence's row begins in the flattened table, and how many columns it has. A table of any size is not
+    read for it. Raises LookupError if the row is not in the saved part.
+    """
+    record = dump.record(first.table)
+    if not _holds_indices(record):
+        raise LookupError(f"{first.table} holds {record.dtype}, not indices")
+    if len(record.shape) not in (1, 2):
+        raise LookupError(f"{first.table} has {len(record.shape)} dimensions")
     ragged = f"{first.table}_indptr"
-    if table.ndim == 1 and ragged in dump.manifest.tensors:
-        indptr = dump.tensor(ragged)
-        if not 0 <= first.row < indptr.shape[0] - 1:
-            return {}
-        # An indptr may be what is wrong: a slice of it is cut to what there is.
-        begin, end = (max(int(at), 0) for at in indptr[first.row : first.row + 2])
-        return {first.row: table[begin:end]}
-    rows = table.reshape(1, -1) if table.ndim == 1 else table
-    return {first.row: rows[first.row]} if 0 <= first.row < rows.shape[0] else {}
+    if len(record.shape) == 1 and ragged in dump.manifest.tensors:
+        return _ragged_span(dump, ragged, first.row, record.shape[0])
+    rows, columns = record.shape if len(record.shape) == 2 else (1, record.shape[0])
+    return (first.row * columns, columns) if 0 <= first.row < rows else (0, 0)
 
 
-def _cells(rows: Mapping[int, np.ndarray], first: Offence, offending_columns: set[int]) -> tuple[Cell, ...]:
-    row = rows.get(first.row)
-    if row is None or not 0 <= first.column < row.shape[0]:
+def _ragged_span(dump: Dump, indptr: str, row: int, length: int) -> tuple[int, int]:
+    record = dump.record(indptr)
+    if not _holds_indices(record) or len(record.shape) != 1:
+        raise LookupError(f"{indptr} is {record.dtype}{list(record.shape)}, not a list of row ends")
+    if not 0 <= row < record.shape[0] - 1:
+        return (0, 0)
+    # An indptr may be what is wrong: what it says is cut to what there is.
+    begin, end = (min(max(int(at), 0), length) for at in dump.window(indptr, row, row + 2))
+    return begin, max(end - begin, 0)
+
+
+def _holds_indices(record: TensorRecord) -> bool:
+    # By name: bfloat16 and float8 are stored as the bits of an integer type.
+    return record.dtype.startswith(("int", "uint"))
+
+
+def _cells(dump: Dump, first: Offence, offending_columns: set[int]) -> tuple[Cell, ...]:
+    start, columns = _row_span(dump, first)
+    if not 0 <= first.column < columns:
         raise LookupError(f"[{first.row}, {first.column}] of {first.table} is not in the saved part")
     begin = max(first.column - COLUMNS_AROUND, 0)
     near = [column for column in offending_columns if first.column <= column < begin + MAX_COLUMNS]
-    end = min(max(near) + COLUMNS_AROUND + 1, begin + MAX_COLUMNS, row.shape[0])
-    return tuple(Cell(column, int(row[column]), column in offending_columns) for column in range(begin, end))
+    end = min(max(near) + COLUMNS_AROUND + 1, begin + MAX_COLUMNS, columns)
+    values = dump.window(first.table, start + begin, start + end).tolist()
+    return tuple(
+        Cell(column, value, column in offending_columns)
+        for column, value in zip(range(begin, end), values, strict=True)
+    )
 
 
 def _before_containment(cells: tuple[Cell, ...], offences: Sequence[Offence]) -> tuple[Cell, ...]:
@@ -109,10 +124,11 @@ def _before_containment(cells: tuple[Cell, ...], offences: Sequence[Offence]) ->
     )
 
 
-def _with_translation(cells: tuple[Cell, ...], table: np.ndarray, row: int) -> tuple[Cell, ...]:
-    if table.ndim != 2 or table.dtype.kind not in "iu" or row >= table.shape[0]:
+def _with_translation(cells: tuple[Cell, ...], dump: Dump, row: int) -> tuple[Cell, ...]:
+    record = dump.record(TRANSLATED)
+    if len(record.shape) != 2 or not _holds_indices(record) or row >= record.shape[0] or not cells:
         return cells
-    return tuple(
-        replace(cell, translated=int(table[row, cell.column])) if cell.column < table.shape[1] else cell
-        for cell in cells
-    )
+    begin = row * record.shape[1] + cells[0].column
+    known = max(min(record.shape[1] - cells[0].column, len(cells)), 0)
+    values = dump.window(TRANSLATED, begin, begin + known).tolist()
+    return tuple(replace(cell, translated=value) for cell, value in zip(cells, values, strict=False)) + cells[known:]

@@ -1,0 +1,71 @@
+"""Fuzz everything that reads a dump: `python tests/fuzz/run.py --inputs 100000`.
+
+Starts from dumps/samples. Every input is read whole; every fifth also goes through one verb of the command line. Prints
+how many inputs ended how, and exits 1 at the first exception that is not a DumpError, or exit code that is not allowed,
+with the input kept in --keep.
+"""
+
+import argparse
+import os
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from mutations import Files, mutate
+from target import COMMANDS, lay_out, read_all, run_command
+
+ADDRESS_SPACE_BYTES = 4 * 1024**3
+SAMPLES = Path(__file__).parents[2] / "dumps" / "samples"
+
+
+def corpus() -> list[Files]:
+    """The files of every sample."""
+    return [{file.name: file.read_bytes() for file in path.iterdir()} for path in sorted(SAMPLES.iterdir())]
+
+
+def fuzz(inputs: int, seed: int, keep: Path, command_every: int = 5) -> Counter[str]:
+    """How often which outcome came. Raises what an input brought about, after it has been kept."""
+    outcomes: Counter[str] = Counter()
+    seeds = corpus()
+    # In memory where there is such a folder: a disk would be most of the time.
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        for number in range(inputs):
+            random_ = random.Random(f"{seed}:{number}")
+            kind, files = mutate(random_.choice(seeds), seeds, random_)
+            path = lay_out(Path(folder), files)
+            try:
+                outcomes[f"{kind}: {read_all(path)}"] += 1
+                if number % command_every == 0:
+                    outcomes[run_command(path, random_.choice(COMMANDS))] += 1
+            except Exception as error:
+                error.add_note(f"input {number} of seed {seed}, kept in {lay_out(keep, files)}")
+                raise
+    return outcomes
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--inputs", type=int, default=100_000)
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--keep", type=Path, default=Path(tempfile.gettempdir()))
+    chosen = options.parse_args()
+    # Whatever asks for more than any dump should becomes a MemoryError, which is no DumpError.
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
+    begin = time.monotonic()
+    outcomes = fuzz(chosen.inputs, chosen.seed, chosen.keep)
+    for outcome, count in sorted(outcomes.items()):
+        print(f"{count:>8}  {outcome}")
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"{chosen.inputs} inputs in {time.monotonic() - begin:.0f} s, peak {peak_mb:.0f} MB, nothing but DumpErrors")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""One input of the fuzzers: a dump of arbitrary bytes, read in every way that the command line reads one."""
+
+import contextlib
+import io
+import os
+from pathlib import Path
+
+from gemma4_dumps.errors import DumpError
+from gemma4_dumps.listing import describe, survey
+from gemma4_dumps.reader import read_dump, verify_dump
+from gemma4_triage.cli import app
+from gemma4_triage.errors import ExitCode
+
+NAME = "20260101T000000.000000Z_vm_r0_p1_page-table-bounds_0001"
+ALLOWED = {ExitCode.OK, ExitCode.VIOLATION, ExitCode.DUMP_UNREADABLE, ExitCode.NOTHING_CHECKED}
+COMMANDS = (
+    ("dumps", "show"),
+    ("dumps", "show", "--json"),
+    ("dumps", "verify"),
+    ("dumps", "verify", "--json"),
+    ("audit",),
+    ("audit", "--json"),
+)
+
+
+class Misbehaved(Exception):
+    """The command line took an input for a bug of its own."""
+
+
+def lay_out(root: Path, files: dict[str, bytes]) -> Path:
+    """Put the files of a dump below `root`, in place of those of the last input."""
+    path = root / NAME
+    path.mkdir(exist_ok=True)
+    for left in os.listdir(path):
+        os.unlink(path / left)
+    for name, content in files.items():
+        (path / name).write_bytes(content)
+    return path
+
+
+def read_all(path: Path) -> str:
+    """Read everything. Returns the outcome: "read", or the name of the DumpError. Any other exception is a finding."""
+    outcome = "read"
+    list(survey(path.parent))
+    describe(path.parent, path.name)
+    for step in (_verify, _tensors, _events):
+        try:
+            step(path)
+        except DumpError as error:
+            outcome = type(error).__name__
+    return outcome
+
+
+def run_command(path: Path, command: tuple[str, ...]) -> str:
+    """Run one verb in this process. Returns its exit code's name. Raises Misbehaved for one that is not allowed."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = app.main([*command, str(path)])
+    if code not in ALLOWED or "Traceback" in err.getvalue():
+        raise Misbehaved(f"{' '.join(command)}: exit {code}: {err.getvalue()[-2000:]}")
+    return f"{' '.join(command)}: {ExitCode(code).name}"
+
+
+def _verify(path: Path) -> None:
+    verify_dump(path)
+
+
+def _tensors(path: Path) -> None:
+    dump = read_dump(path)
+    for name in dump.manifest.tensors:
+        for read in (dump.tensor, dump.as_float32, dump.strided):
+            with contextlib.suppress(DumpError):
+                read(name)
+        dump.window(name, -3, 10)
+
+
+def _events(path: Path) -> None:
+    for _ in read_dump(path).events():
+        pass

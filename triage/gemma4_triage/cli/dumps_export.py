@@ -1,0 +1,94 @@
+"""`gemma4-triage dumps export`: one zip, with its own README, to hand to somebody else."""
+
+import hashlib
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gemma4_triage.cli.output import emit_json, say, size_text
+from gemma4_triage.cli.output_file import refuse_existing
+from gemma4_triage.cli.store_options import AsJson, Directory, open_store
+from gemma4_triage.errors import EnvironmentCannot, ExpectationFailed, UsageMistake
+
+if TYPE_CHECKING:
+    from gemma4_dumps.archive import Archived, Candidate
+
+
+def export(
+    dumps: Annotated[
+        list[str],
+        typer.Argument(metavar="DUMP...", help='Names, beginnings of names, paths, or "latest".', show_default=False),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The zip to write.", show_default=False)],
+    directory: Directory = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the zip if it exists.")] = False,
+    allow_damaged: Annotated[
+        bool, typer.Option("--allow-damaged", help="Also what fails verification; the README says so.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Put dumps into one zip that carries its own README.
+
+    The same dumps give the same zip. To read it: unzip, then dumps show.
+    """
+    from gemma4_dumps.archive import write_archive
+    from gemma4_triage.report.export_readme import export_readme
+
+    refuse_existing(out, force)
+    candidates = _examined(dumps, directory)
+    if not allow_damaged:
+        _refuse_damaged(candidates)
+    try:
+        archived = write_archive(out, candidates, export_readme)
+        document = _document(out, archived)
+    except OSError as error:
+        raise EnvironmentCannot(f"{out} cannot be written: {error.strerror}", "name another --out") from error
+    if as_json:
+        emit_json("dump-export", document)
+    say(f"Wrote {out}: {len(archived)} dumps, {size_text(document['size_bytes'])}")
+
+
+def _examined(dumps: list[str], directory: Path | None) -> "list[Candidate]":
+    from gemma4_dumps.archive import examine
+
+    store = open_store(directory)
+    paths = {path.resolve(): path for path in map(store.resolve, dumps)}
+    candidates = sorted((examine(path) for path in paths.values()), key=lambda candidate: candidate.folder)
+    for one, next_one in pairwise(candidates):
+        if one.folder == next_one.folder:
+            raise UsageMistake(
+                f"{one.path} and {next_one.path} would both be {one.folder} in the zip", "export them one by one"
+            )
+    return candidates
+
+
+def _refuse_damaged(candidates: "list[Candidate]") -> None:
+    for candidate in candidates:
+        if candidate.error is not None:
+            raise candidate.error
+        if candidate.problems:
+            raise ExpectationFailed(
+                f"{candidate.path.name} is damaged: {candidate.problems[0]}",
+                "--allow-damaged exports it as it is, and says so in the README",
+            )
+
+
+def _document(out: Path, archived: "list[Archived]") -> dict[str, Any]:
+    with open(out, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {
+        "path": str(out),
+        "size_bytes": out.stat().st_size,
+        "sha256": digest,
+        "dumps": [
+            {
+                "dump_id": dump.candidate.folder,
+                "path": str(dump.candidate.path),
+                "problems": list(dump.candidate.problems),
+                "files": {name: record.model_dump() for name, record in dump.files.items()},
+            }
+            for dump in archived
+        ],
+    }

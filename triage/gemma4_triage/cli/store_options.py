@@ -1,0 +1,32 @@
+"""The options of every verb that reads dumps, and the store that they name."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gemma4_triage.errors import UsageMistake
+
+if TYPE_CHECKING:
+    from gemma4_dumps.store import DumpStore
+
+DIRECTORY_VARIABLE = "SGLANG_TRTLLM_MHA_DEBUG_DIR"
+
+Directory = Annotated[
+    Path | None,
+    typer.Option("--dir", help=f"Where the dumps are. Default: {DIRECTORY_VARIABLE}, else the user state directory."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+def open_store(directory: Path | None) -> "DumpStore":
+    """The store that --dir, the environment or the default names. Raises UsageMistake if --dir is not a directory."""
+    from gemma4_dumps.store import DumpStore
+
+    if directory is not None:
+        if not os.path.isdir(directory):
+            raise UsageMistake(f"{directory} is not a directory", "--dir takes the directory that holds the dumps")
+        return DumpStore(directory)
+    # Unset and empty mean the same to a shell user.
+    return DumpStore(os.environ.get(DIRECTORY_VARIABLE) or None)

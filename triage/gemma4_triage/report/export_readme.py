@@ -1,0 +1,84 @@
+"""The README.md inside an exported zip: what it is, what was found, how to read it, what is not in it."""
+
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+
+from gemma4_dumps.archive import Archived
+from gemma4_dumps.schema import Manifest
+from gemma4_triage.cli.output import printable
+from gemma4_triage.inspection.provenance_sentence import provenance_sentence
+
+_HOW_TO_READ = """\
+## How to read it
+
+With gemma4-triage, whose base install needs neither torch nor SGLang nor a GPU:
+
+    unzip THIS.zip -d dumps
+    gemma4-triage dumps list --dir dumps
+    gemma4-triage dumps show {name} --dir dumps
+    gemma4-triage dumps verify {name} --dir dumps
+
+Without it: `manifest.json` is JSON and says everything but the tensors; `tensors.safetensors` opens with any reader of
+safetensors; `events.jsonl` has one JSON object a line. `sha256sum` must give the hashes above.
+
+## What is in it, and what is not
+
+In it: page tables, sequence lengths, request slots, pool sizes, versions, host name, process id, and launch arguments
+with secrets redacted.
+
+Not in it: prompts, token ids, generated text, KV values, weights. No setting of this release puts them in; the tensors
+that are in it are listed above. Look through `manifest.json` before you pass the zip on."""
+
+
+def export_readme(archived: Sequence[Archived]) -> str:
+    """The whole text. Says nothing about when and where it was made, so that equal dumps give equal zips."""
+    count = "One dump" if len(archived) == 1 else f"{len(archived)} dumps"
+    lines = [
+        "# Dumps of a Gemma-4 server on SGLang",
+        "",
+        f"{count}, exported by gemma4-triage {version('gemma4-triage')}. A dump is what a probe inside the server saw",
+        "when it met a violation: page tables and allocations that are about to go wrong, and where that was.",
+        "",
+    ]
+    for dump in archived:
+        lines += [*_dump(dump), ""]
+    lines.append(_HOW_TO_READ.format(name=archived[0].candidate.folder))
+    return "\n".join(lines) + "\n"
+
+
+def _dump(dump: Archived) -> Iterator[str]:
+    candidate = dump.candidate
+    yield f"## {candidate.folder}"
+    yield ""
+    if candidate.problems:
+        yield "**Damaged**, and exported all the same:"
+        yield ""
+        yield from (_literal(problem) for problem in candidate.problems)
+        yield ""
+    if candidate.manifest is not None:
+        yield from (_literal(line) for line in _summary(candidate.manifest))
+        yield ""
+    yield "| file | bytes | SHA-256 |"
+    yield "|---|---|---|"
+    for name, record in dump.files.items():
+        yield f"| {name} | {record.size_bytes} | {record.sha256} |"
+    if candidate.manifest is not None and candidate.manifest.tensors:
+        yield ""
+        yield "Tensors:"
+        yield ""
+        for name, tensor in candidate.manifest.tensors.items():
+            yield _literal(f"{name}  {tensor.dtype}{list(tensor.shape)}")
+
+
+def _summary(manifest: Manifest) -> Iterator[str]:
+    yield f"{manifest.verdict}  {manifest.rule}, {manifest.action}"
+    yield manifest.summary
+    if sentence := provenance_sentence(manifest):
+        yield sentence
+    yield "  ".join(f"{name} {found}" for name, found in manifest.versions.items()) or "no versions recorded"
+    yield "GPU: " + (", ".join(f"{key} {value}" for key, value in manifest.gpu.items()) if manifest.gpu else "none")
+
+
+def _literal(text: str) -> str:
+    """One indented line: what a dump says is no Markdown of ours."""
+    return "    " + printable(" ".join(text.split()))
