@@ -7,6 +7,7 @@ import sys
 import pytest
 import sglang
 
+from gemma4_runtime import catalog
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Bind, Edit, Hook, Kind, Patch
 from gemma4_runtime.targets import TARGETS, dotted_path
@@ -28,6 +29,17 @@ def test_ids_are_unique_words():
     ids = [patch.id for patch in CATALOG]
     assert len(ids) == len(set(ids))
     assert all(name == name.lower() and " " not in name for name in ids)
+
+
+def test_every_module_of_the_catalog_holds_one_kind_and_is_joined():
+    joined, kinds = [], []
+    for info in pkgutil.iter_modules(catalog.__path__):
+        module = pkgutil.resolve_name(f"gemma4_runtime.catalog.{info.name}")
+        patches = getattr(module, info.name.upper(), ())
+        kinds += {patch.kind for patch in patches}
+        joined += patches
+    assert len(kinds) == len(set(kinds))
+    assert {patch.id for patch in CATALOG} == {patch.id for patch in joined}
 
 
 @pytest.mark.parametrize("kind", sorted({patch.kind for patch in CATALOG}))

@@ -1,0 +1,11 @@
+"""The catalog: the explicit tuple of every patch, one module per kind. Importing it needs neither torch nor sglang."""
+
+from __future__ import annotations
+
+from gemma4_runtime.catalog.faults import FAULTS
+from gemma4_runtime.catalog.fixes import FIXES
+from gemma4_runtime.catalog.host_leaves import HOST_LEAVES
+from gemma4_runtime.catalog.probes import PROBES
+from gemma4_runtime.patch import Patch
+
+CATALOG: tuple[Patch, ...] = (*HOST_LEAVES, *FAULTS, *FIXES, *PROBES)

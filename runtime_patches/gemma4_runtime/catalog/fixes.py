@@ -1,0 +1,42 @@
+"""Fixes: repairs of defects that the release has."""
+
+from __future__ import annotations
+
+from gemma4_runtime.catalog.origins import SEED
+from gemma4_runtime.patch import Hook, How, Kind, Patch
+
+_AT = "gemma4_runtime.fixes"
+
+FIXES: tuple[Patch, ...] = (
+    Patch(
+        id="swa-state-swap",
+        kind=Kind.FIX,
+        title="draft SWA state follows the KV pool on every leaf, eager and in graphs; hybrid backend unwrapped",
+        origin=SEED,
+        upstream="SWA state resolved from the allocator in 0.5.13; the hybrid crash is open up to 0.5.23",
+        default=True,
+        attachments=(
+            Hook("mtp.target_view", How.AROUND, f"{_AT}.swa_state_swap:around_view"),
+            Hook("mtp.pool_view", How.AROUND, f"{_AT}.swa_state_swap:around_view"),
+            Hook("mtp.graph_runner_init", How.AROUND, f"{_AT}.swa_state_swap:around_graph_runner_init"),
+            Hook("mtp.init_draft_backend", How.AFTER, f"{_AT}.swa_state_swap:unwrap_hybrid"),
+        ),
+    ),
+    Patch(
+        id="eager-out-cache-loc",
+        kind=Kind.FIX,
+        title="a draft batch carries no out_cache_loc into eager input copies",
+        origin='"size of tensor a (29) must match the size of tensor b (30)" with CUDA graphs off',
+        upstream="fixed in 0.5.15",
+        default=True,
+        attachments=(Hook("mtp.expand_for_topk", How.AFTER, f"{_AT}.eager_out_cache_loc:drop_out_cache_loc"),),
+    ),
+    Patch(
+        id="swa-window-width",
+        kind=Kind.FIX,
+        title="sliding layers see W keys as in transformers, not W+1 (changes shipped outputs past the window)",
+        origin="Gemma4Attention passes sliding_window where kernels expect sliding_window - 1",
+        upstream="fixed in 0.5.23",
+        attachments=(Hook("gemma4.attention_init", How.AFTER, f"{_AT}.swa_window_width:narrow_window"),),
+    ),
+)

@@ -1,0 +1,110 @@
+"""Host leaves: CPU stand-ins for what exists for CUDA alone; only the host engine attaches them."""
+
+from __future__ import annotations
+
+from gemma4_runtime.catalog.origins import NO_UPSTREAM
+from gemma4_runtime.patch import Bind, Edit, Hook, How, Kind, Patch
+
+_AT = "gemma4_runtime.host"
+
+HOST_LEAVES: tuple[Patch, ...] = (
+    Patch(
+        id="host-processes",
+        kind=Kind.HOST_LEAF,
+        title="fork worker processes instead of spawning them",
+        origin="start-up time of the host engine",
+        upstream="not needed: CUDA forbids fork",
+        attachments=(Hook("engine.set_envs", How.AFTER, f"{_AT}.processes:fork_workers"),),
+    ),
+    Patch(
+        id="host-sm100-check",
+        kind=Kind.HOST_LEAF,
+        title="pass the Blackwell check in server arguments",
+        origin="ValueError: trtllm_mha needs Blackwell",
+        upstream="not needed on a GPU",
+        attachments=(Bind("server_args.is_sm100", f"{_AT}.device_checks:is_sm100_supported"),),
+    ),
+    Patch(
+        id="host-cpu-config",
+        kind=Kind.HOST_LEAF,
+        title="accept a dense model in the CPU padding of MoE sizes",
+        origin="TypeError: None % int in update_intermediate_size",
+        upstream=NO_UPSTREAM,
+        attachments=(
+            Hook("cpu_config.update_intermediate_size", How.AROUND, f"{_AT}.cpu_config:update_intermediate_size"),
+        ),
+    ),
+    Patch(
+        id="host-softcap",
+        kind=Kind.HOST_LEAF,
+        title="final logit softcapping in torch",
+        origin="the Triton interpreter has no libdevice.tanh",
+        upstream="not needed on a GPU",
+        attachments=(Bind("logits.softcap", f"{_AT}.softcap:softcap_inplace"),),
+    ),
+    Patch(
+        id="host-draft-tree",
+        kind=Kind.HOST_LEAF,
+        title="draft tree construction and greedy verification in torch",
+        origin="NameError: sgl_build_tree_kernel_efficient; verify_tree_greedy_func is a no-op on a CPU",
+        upstream="not needed on a GPU",
+        attachments=(
+            Bind("eagle.build_tree", f"{_AT}.speculative_tree:build_tree"),
+            Hook("eagle.verify_greedy", How.REPLACE, f"{_AT}.speculative_tree:verify_tree_greedy"),
+        ),
+    ),
+    Patch(
+        id="host-alloc-kernels",
+        kind=Kind.HOST_LEAF,
+        title="paged allocation kernels in torch",
+        origin="the Triton interpreter takes half of a step for them",
+        upstream="not needed on a GPU",
+        attachments=(
+            Bind("alloc.extend_kernel", f"{_AT}.alloc_kernels:alloc_extend_kernel"),
+            Bind("alloc.decode_kernel", f"{_AT}.alloc_kernels:alloc_decode_kernel"),
+        ),
+    ),
+    Patch(
+        id="host-flashinfer-names",
+        kind=Kind.HOST_LEAF,
+        title="names that the flashinfer backend module imports only with CUDA",
+        origin="NameError at the construction of trtllm_mha's base class",
+        upstream="not needed on a GPU",
+        attachments=(
+            Bind("flashinfer.decode_wrapper", f"{_AT}.flashinfer_names:HeldWrapper"),
+            Bind("flashinfer.prefill_paged_wrapper", f"{_AT}.flashinfer_names:HeldWrapper"),
+            Bind("flashinfer.prefill_ragged_wrapper", f"{_AT}.flashinfer_names:HeldWrapper"),
+            Bind("flashinfer.fast_decode_plan", f"{_AT}.flashinfer_names:fast_decode_plan"),
+        ),
+    ),
+    Patch(
+        id="host-paged-attention",
+        kind=Kind.HOST_LEAF,
+        title="fp32 paged attention with a device model, in place of trtllm-gen kernels",
+        origin="NameError: flashinfer; device models sm100 and sm90",
+        upstream="not needed on a GPU",
+        attachments=(
+            Bind("trtllm.flashinfer", f"{_AT}.paged_attention:flashinfer"),
+            Hook("swa.pool_init", How.AFTER, f"{_AT}.arena:after_pool_init"),
+        ),
+    ),
+    Patch(
+        id="host-eager-inputs",
+        kind=Kind.HOST_LEAF,
+        title="copy eager inputs through the input registry, as on CUDA with graphs off",
+        origin="ModelRunner takes _eager_fb_view only for device cuda, which hides the stale out_cache_loc crash",
+        upstream="not needed on a GPU",
+        attachments=(
+            Edit(
+                "runner.forward_decode",
+                'if not self.server_args.enable_pdmux and self.device == "cuda":',
+                "if not self.server_args.enable_pdmux:",
+            ),
+            Edit(
+                "runner.forward_extend",
+                'if not self.server_args.enable_pdmux and self.device == "cuda":',
+                "if not self.server_args.enable_pdmux:",
+            ),
+        ),
+    ),
+)
