@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+# Modules of set-up whose assertions should show values when they fail, as a test's own do.
+pytest.register_assert_rewrite("page_guard_runs")
+
 # On a GPU host nothing is interpreted, and the kernels' own tests need it so.
 if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
