@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 # Modules of set-up whose assertions should show values when they fail, as a test's own do.
-pytest.register_assert_rewrite("page_guard_runs")
+pytest.register_assert_rewrite("page_guard_runs", "small_swa_pools")
 
 # On a GPU host nothing is interpreted, and the kernels' own tests need it so.
 if not os.path.exists("/dev/nvidiactl"):
@@ -75,20 +75,12 @@ def attach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 @pytest.fixture
 def swa_allocator():
     """SGLang's own SWA pool pair and allocator on the CPU: 160 full and 64 SWA pages of 16 tokens, 2 + 1 layers."""
-    import torch
-    from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
-    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+    from swa_pools import make_swa_allocator
 
-    pool = SWAKVPool(
-        size=160 * 16,
-        size_swa=64 * 16,
-        page_size=16,
-        dtype=torch.float32,
-        head_num=2,
-        head_dim=8,
-        swa_attention_layer_ids=[0, 1],
-        full_attention_layer_ids=[2],
-        enable_kvcache_transpose=False,
-        device="cpu",
-    )
-    return SWATokenToKVPoolAllocator(160 * 16, 64 * 16, 16, torch.float32, "cpu", pool, need_sort=False)
+    return make_swa_allocator(160 * 16, 64 * 16, 16, heads=2, swa_layers=(0, 1), full_layers=(2,))
+
+
+@pytest.fixture
+def mapping(swa_allocator):
+    """The allocator's own map of full slots to SWA slots, to be spoilt in place."""
+    return swa_allocator.full_to_swa_index_mapping

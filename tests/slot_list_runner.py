@@ -11,6 +11,8 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 
+# What a test of the page-table probe on such a backend attaches.
+ATTACHED = ("page-table", "host-alloc-kernels")
 PAGE = 16
 SLIDING, FULL = 0, 2
 # As the runner reports it; layers carry one more, see swa-window-width.

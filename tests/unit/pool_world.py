@@ -8,18 +8,17 @@ from sglang.srt.managers import schedule_batch
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.mem_cache import common
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
-from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.chunk_cache import ChunkCache, SWAChunkCache
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool
 from sglang.srt.mem_cache.radix_cache import RadixCache
-from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.mem_cache.swa_radix_cache import SWARadixCache
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from gemma4_runtime.leak.audit import Audit, audit
+from swa_pools import make_swa_allocator
 
 FULL_TOKENS, SWA_TOKENS, WINDOW, REQUEST_SLOTS = 640, 320, 32, 6
 
@@ -43,7 +42,8 @@ class PoolWorld:
             monkeypatch.setattr(module, "get_global_server_args", lambda: arguments)
         self.page = page_size
         self.rows = ReqToTokenPool(REQUEST_SLOTS, 512, "cpu", enable_memory_saver=False)
-        self.allocator = _swa_allocator(page_size) if hybrid else _plain_allocator(page_size)
+        pair = (FULL_TOKENS, SWA_TOKENS, page_size)
+        self.allocator = make_swa_allocator(*pair) if hybrid else _plain_allocator(page_size)
         kinds = {(True, True): SWARadixCache, (False, True): RadixCache, (True, False): SWAChunkCache}
         parameters = CacheInitParams(
             disable=False,
@@ -121,22 +121,6 @@ class PoolWorld:
             model_config=SimpleNamespace(is_encoder_decoder=False),
             enable_overlap=False,
         )
-
-
-def _swa_allocator(page_size):
-    pool = SWAKVPool(
-        size=FULL_TOKENS,
-        size_swa=SWA_TOKENS,
-        page_size=page_size,
-        dtype=torch.float32,
-        head_num=1,
-        head_dim=8,
-        swa_attention_layer_ids=[0],
-        full_attention_layer_ids=[1],
-        enable_kvcache_transpose=False,
-        device="cpu",
-    )
-    return SWATokenToKVPoolAllocator(FULL_TOKENS, SWA_TOKENS, page_size, torch.float32, "cpu", pool, need_sort=False)
 
 
 def _plain_allocator(page_size):

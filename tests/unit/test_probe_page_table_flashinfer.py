@@ -6,23 +6,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from sglang.srt.layers.attention import flashinfer_backend
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative.frozen_kv_mtp_info import FrozenKVMTPVerifyInput
-from torch.overrides import TorchFunctionMode
+from slot_list_backends import KEPT, flashinfer_backends
 
 from gemma4_dumps.reader import read_dump
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.indices.flashinfer import flashinfer_build
 from slot_list_runner import (
+    ATTACHED,
     DECODE_USES,
-    FULL,
     FULL_SLOTS,
     PAGE,
     SLIDING,
     SWA_SLOTS,
     WINDOW,
-    Runner,
     attention,
     batch,
     capture_batch,
@@ -32,80 +30,14 @@ from slot_list_runner import (
     replay_batch,
     rows_of,
     slots_of,
-    use_up_full_pages,
     uses_of,
 )
-
-KEPT = ("_paged_kv_indices_buf", "_paged_kv_indptr_buf", "_qo_indptr_buf")
-
-
-class Wrapper:
-    """Keeps of a plan what FlashInfer's wrappers keep, where they keep it. Runs no kernel."""
-
-    def __init__(self, *args, use_cuda_graph=False, **buffers):
-        self.is_cuda_graph_enabled = use_cuda_graph
-        for kept in KEPT:
-            name = kept.removeprefix("_")
-            setattr(self, kept, buffers.get(name, buffers.get(f"{name}fer")))
-
-    def keep(self, **plan):
-        for kept, tensor in plan.items():
-            if self.is_cuda_graph_enabled:
-                buffer = getattr(self, kept)
-                buffer[: len(tensor)].copy_(tensor)
-            else:
-                setattr(self, kept, tensor)
-
-
-class DecodeWrapper(Wrapper):
-    def begin_forward(self, indptr, indices, *args, **kwargs):
-        self.keep(_paged_kv_indptr_buf=indptr, _paged_kv_indices_buf=indices)
-
-
-class PrefillWrapper(Wrapper):
-    def begin_forward(self, qo_indptr, indptr, indices, *args, **kwargs):
-        self.keep(_qo_indptr_buf=qo_indptr, _paged_kv_indptr_buf=indptr, _paged_kv_indices_buf=indices)
-
-    def forward(self, query, *args, **kwargs):
-        return torch.zeros_like(query)
-
-
-class OnThisCpu(TorchFunctionMode):
-    """SGLang names the device of some of the backend's buffers itself."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        return function(*args, **(kwargs | {"device": "cpu"} if kwargs.get("device") == "cuda" else kwargs))
 
 
 @pytest.fixture
 def make(swa_allocator, monkeypatch):
-    """make(...) -> SGLang's backend on real pools, built by its own constructor: after `attach`, so hooks see it."""
-    use_up_full_pages(swa_allocator)
-    leaves = {
-        "BatchDecodeWithPagedKVCacheWrapper": DecodeWrapper,
-        "BatchPrefillWithPagedKVCacheWrapper": PrefillWrapper,
-        "BatchPrefillWithRaggedKVCacheWrapper": Wrapper,
-        "fast_decode_plan": lambda wrapper, *args, **kwargs: None,
-        "global_workspace_buffer": torch.empty(0),
-        "get_attention_tp_size": lambda: 1,
-    }
-    for name, leaf in leaves.items():
-        monkeypatch.setattr(flashinfer_backend, name, leaf, raising=False)
-
-    def build(**options):
-        runner = Runner(swa_allocator, **options)
-        made = flashinfer_backend.FlashInferAttnBackend(runner)
-        made.kept_runner = runner
-        return made
-
-    with OnThisCpu():
-        yield build
-
-
-@pytest.fixture
-def mapping(swa_allocator):
-    return swa_allocator.full_to_swa_index_mapping
+    with flashinfer_backends(swa_allocator, monkeypatch) as maker:
+        yield maker
 
 
 def verify(lengths, locations=None):
@@ -114,9 +46,6 @@ def verify(lengths, locations=None):
     forward_batch.spec_info.draft_token_num = 4
     forward_batch.spec_info.custom_mask = torch.ones(sum(4 * (length + 4) for length in lengths), dtype=torch.bool)
     return forward_batch
-
-
-ATTACHED = ("page-table", "host-alloc-kernels")
 
 
 def test_the_installed_flashinfer_keeps_its_plans_where_the_probe_looks():
@@ -158,24 +87,6 @@ class TestEager:
         assert build.page_size == PAGE
         assert build.wrong_uses() == ()
 
-    def test_a_slot_beyond_the_full_buffer(self, attach, make):
-        attach("trap", *ATTACHED)
-        backend = make()
-        fill(backend, [33, 100])
-        rows_of(backend)[2, 50] = FULL_SLOTS
-        with pytest.raises(TrappedViolation, match=r"slot 2576 of 2576 in kv_indices\[1, 50\]") as got:
-            backend.init_forward_metadata(batch([33, 100]))
-        found = read_dump(got.value.dump).manifest
-        assert (found.verdict, found.backend, found.layer.id) == ("out_of_range", "flashinfer", FULL)
-
-    def test_a_slot_beyond_the_swa_buffer(self, attach, make, mapping):
-        attach("trap", *ATTACHED)
-        backend = make()
-        fill(backend, [100])
-        mapping[slots_of(backend, 1, 99)] = SWA_SLOTS
-        with pytest.raises(TrappedViolation, match=r"slot 1040 of 1040 in window_kv_indices\[0, 31\]"):
-            backend.init_forward_metadata(batch([100]))
-
     def test_new_slots_of_an_extend(self, attach, make, mapping):
         attach("trap", *ATTACHED)
         backend = make()
@@ -186,20 +97,6 @@ class TestEager:
         mapping[slots_of(backend, 1, 3)] = SWA_SLOTS
         with pytest.raises(TrappedViolation, match=r"in swa_out_cache_loc\[0, 3\], target layer 0 .* written to"):
             backend.init_forward_metadata(forward_batch)
-
-    def test_a_window_that_was_freed_is_a_finding_in_a_decode_without_overlap(self, attach, make, swa_allocator):
-        dumps = attach("trap", *ATTACHED)
-        backend = make()
-        fill(backend, [100])
-        swa_allocator.free_swa(slots_of(backend, 1, *range(64)))
-        backend.init_forward_metadata(batch([100]))
-        assert found_in(dumps) == []
-        swa_allocator.free_swa(slots_of(backend, 1, *range(64, 80)))
-        with pytest.raises(TrappedViolation, match=r"slot 0 of 1040 in window_kv_indices\[0, 0\]"):
-            backend.init_forward_metadata(batch([100]))
-        backend.kept_runner.server_args.disable_overlap_schedule = False
-        backend.init_forward_metadata(batch([100]))
-        assert len(found_in(dumps)) == 1
 
     def test_contain_neutralises_what_the_kernels_will_read(self, attach, make, mapping):
         attach("contain", *ATTACHED)

@@ -1,12 +1,11 @@
-"""The page-table probe on SGLang's own Triton backend: eager lists, CUDA-graph lists, writes, gathers, provenance."""
+"""The page-table probe on SGLang's own Triton backend: eager lists, provenance, writes, gathers, contain."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
-from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
-from sglang.srt.model_executor import cuda_graph_runner
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from slot_list_backends import triton_backends
 
 from gemma4_dumps.reader import read_dump
 from gemma4_runtime.errors import TrappedViolation
@@ -14,6 +13,7 @@ from gemma4_runtime.indices import owner
 from gemma4_runtime.indices.triton import triton_build
 from gemma4_runtime.probes import page_table_triton
 from slot_list_runner import (
+    ATTACHED,
     DECODE_USES,
     FULL,
     FULL_SLOTS,
@@ -21,48 +21,20 @@ from slot_list_runner import (
     SLIDING,
     SWA_SLOTS,
     WINDOW,
-    Runner,
     attention,
     batch,
-    capture_batch,
     extend,
     fill,
     found_in,
-    replay_batch,
     slots_of,
-    use_up_full_pages,
     uses_of,
 )
 
 
 @pytest.fixture
 def make(swa_allocator, monkeypatch):
-    """make(...) -> SGLang's backend on real pools, built by its own constructor: after `attach`, so hooks see it."""
-    from sglang.srt.layers.attention import triton_backend
-
-    monkeypatch.setattr(triton_backend, "get_attention_tp_size", lambda: 1)
-    monkeypatch.setattr(triton_backend, "get_device_core_count", lambda _: 0)
-
-    def build(**options):
-        runner = Runner(swa_allocator, **options)
-        made = TritonAttnBackend(runner)
-        made.kept_runner = runner
-        return made
-
-    return build
-
-
-@pytest.fixture(autouse=True)
-def long_full_pool(swa_allocator):
-    use_up_full_pages(swa_allocator)
-
-
-@pytest.fixture
-def mapping(swa_allocator):
-    return swa_allocator.full_to_swa_index_mapping
-
-
-ATTACHED = ("page-table", "host-alloc-kernels")
+    with triton_backends(swa_allocator, monkeypatch) as maker:
+        yield maker
 
 
 class TestEager:
@@ -88,27 +60,6 @@ class TestEager:
         assert build.array("window_kv_indices").values.shape == (WINDOW,)
         assert build.page_size == PAGE
 
-    def test_a_slot_beyond_the_full_buffer(self, attach, make):
-        attach("trap", *ATTACHED)
-        backend = make()
-        # Short of the window's list: only the full list holds the slot.
-        fill(backend, [33, 100])
-        backend.req_to_token[2, 50] = FULL_SLOTS
-        with pytest.raises(TrappedViolation, match=rf"slot {FULL_SLOTS} of {FULL_SLOTS} in kv_indices\[1, 50\]") as got:
-            backend.init_forward_metadata(batch([33, 100]))
-        found = read_dump(got.value.dump).manifest
-        assert (found.verdict, found.backend, found.role, found.step) == ("out_of_range", "triton", "target", 41)
-        assert (found.layer.id, found.offences[0].request_slot) == (FULL, 2)
-        assert found.extents["slots_in_buffer"] == FULL_SLOTS
-
-    def test_a_slot_beyond_the_swa_buffer(self, attach, make, mapping):
-        attach("trap", *ATTACHED)
-        backend = make()
-        fill(backend, [100])
-        mapping[slots_of(backend, 1, 99)] = SWA_SLOTS
-        with pytest.raises(TrappedViolation, match=rf"slot {SWA_SLOTS} of {SWA_SLOTS} in window_kv_indices\[0, 30\]"):
-            backend.init_forward_metadata(batch([100]))
-
     def test_a_negative_slot(self, attach, make):
         attach("trap", *ATTACHED)
         backend = make()
@@ -126,26 +77,6 @@ class TestEager:
         with pytest.raises(TrappedViolation, match=r"slot 0 of 2576 in kv_indices\[0, 3\]") as got:
             backend.init_forward_metadata(batch([100]))
         assert read_dump(got.value.dump).manifest.verdict == "null_page_live"
-
-    def test_what_the_window_has_left_may_have_no_swa_slot(self, attach, make, swa_allocator):
-        dumps = attach("trap", *ATTACHED)
-        backend = make()
-        fill(backend, [100])
-        swa_allocator.free_swa(slots_of(backend, 1, *range(64)))
-        backend.init_forward_metadata(batch([100]))
-        assert found_in(dumps) == []
-
-    def test_a_window_that_was_freed_is_a_finding_without_overlap(self, attach, make, swa_allocator):
-        dumps = attach("trap", *ATTACHED)
-        backend = make()
-        fill(backend, [100])
-        swa_allocator.free_swa(slots_of(backend, 1, *range(64, 80)))
-        with pytest.raises(TrappedViolation, match=r"slot 0 of 1040 in window_kv_indices\[0, 0\]"):
-            backend.init_forward_metadata(batch([100]))
-        # With overlap the request may have ended meanwhile.
-        backend.kept_runner.server_args.disable_overlap_schedule = False
-        backend.init_forward_metadata(batch([100]))
-        assert len(found_in(dumps)) == 1
 
     def test_padded_rows_carry_request_0_and_are_legal(self, attach, make):
         dumps = attach("trap", *ATTACHED)
@@ -314,75 +245,6 @@ class TestContain:
             backend.init_forward_metadata(forward_batch)
         assert forward_batch.out_cache_loc.tolist() == [0]
         assert locations.tolist() == [FULL_SLOTS]
-
-
-class TestGraphs:
-    """The host side of CUDA graphs: lists are static buffers, and `forward_metadata` stays what a capture left."""
-
-    def capture(self, backend, mode=ForwardMode.DECODE):
-        for size in (4, 1):
-            tokens = size * (4 if mode.is_target_verify() else 1)
-            captured = batch([1] * size, mode, rows=[0] * size, locations=torch.zeros(tokens, dtype=torch.int64))
-            capture_batch(backend, captured)
-
-    @pytest.mark.parametrize("mode", [ForwardMode.DECODE, ForwardMode.TARGET_VERIFY])
-    def test_replay_checks_the_static_lists(self, attach, make, mapping, mode):
-        dumps = attach("trap", *ATTACHED)
-        backend = make()
-        per_row = 4 if mode.is_target_verify() else 1
-        fill(backend, [60, 100])
-        backend.init_cuda_graph_state(4, 16)
-        self.capture(backend, mode)
-        new = torch.zeros(4 * per_row, dtype=torch.int64)
-        new[: 2 * per_row] = slots_of(backend, 1, *range(60 - 2 * per_row, 60))
-        # Two live requests, two rows of padding; the last capture was of one row.
-        padded = batch([56, 96, 1, 1], mode, rows=[1, 2, 0, 0], locations=new)
-        replay_batch(backend, padded)
-        assert backend.forward_metadata.kv_indptr.shape == (2,)
-        assert found_in(dumps) == []
-        mapping[slots_of(backend, 2, 95)] = SWA_SLOTS
-        with pytest.raises(TrappedViolation, match=r"slot 1040 of 1040 in window_kv_indices\[1, 30\]") as got:
-            replay_batch(backend, padded)
-        found = read_dump(got.value.dump).manifest
-        assert (found.graph.captured, found.graph.bucket, found.forward_mode) == (True, 4, mode.name)
-        mapping[slots_of(backend, 2, 95)] = 32
-        backend.req_to_token[2, 7] = FULL_SLOTS
-        with pytest.raises(TrappedViolation, match=r"slot 2576 of 2576 in kv_indices\[1, 7\]"):
-            replay_batch(backend, padded)
-
-    def test_writes_in_a_graph(self, attach, make, mapping):
-        attach("trap", *ATTACHED)
-        backend = make()
-        fill(backend, [60])
-        backend.init_cuda_graph_state(4, 16)
-        self.capture(backend)
-        # A slot that the lists of keys do not hold: 59 of request 1, read up to 50.
-        mapping[slots_of(backend, 1, 59)] = SWA_SLOTS
-        with pytest.raises(TrappedViolation, match=r"slot 1040 of 1040 in swa_out_cache_loc\[0, 0\]"):
-            replay_batch(backend, batch([50], locations=slots_of(backend, 1, 59)))
-
-    def test_contain_neutralises_in_the_graphs_buffer(self, attach, make):
-        attach("contain", *ATTACHED)
-        backend = make()
-        fill(backend, [60])
-        backend.init_cuda_graph_state(4, 16)
-        self.capture(backend)
-        backend.req_to_token[1, 7] = FULL_SLOTS
-        with pytest.raises(TrappedViolation, match="outside a scheduler step"):
-            replay_batch(backend, batch([60]))
-        assert backend.cuda_graph_kv_indices[6:9].tolist() == [
-            int(backend.req_to_token[1, 6]),
-            0,
-            int(backend.req_to_token[1, 8]),
-        ]
-
-    def test_capture_stays_silent_about_a_capture_batch(self, attach, make, monkeypatch):
-        dumps = attach("trap", *ATTACHED)
-        backend = make()
-        backend.init_cuda_graph_state(4, 16)
-        monkeypatch.setattr(cuda_graph_runner, "is_capture_mode", True)
-        self.capture(backend)
-        assert found_in(dumps) == []
 
 
 def test_a_drafts_rows_are_its_requests_candidates(attach, make):

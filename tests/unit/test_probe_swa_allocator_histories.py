@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from test_probe_swa_allocator_faults import PROBE, decode, extend, make_allocator
+from small_swa_pools import PROBE, decode, extend, make_allocator
 
 from gemma4_dumps.store import DumpStore
 from gemma4_runtime.checks.slot_ledger import UNKNOWN

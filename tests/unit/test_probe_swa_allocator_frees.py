@@ -1,0 +1,117 @@
+"""What is given back wrongly, planted on SGLang's own allocator: caught at the call, with its dump."""
+
+import pytest
+import torch
+from small_swa_pools import FULL_PAGES, SWA_PAGES, OnSmallPools, caught, decode, extend, says
+
+
+class TestDoubleFree(OnSmallPools):
+    def test_a_second_call(self, dumps, allocator, page):
+        slots = extend(allocator, 2 * page)
+        allocator.free(slots)
+        dump = caught(lambda: allocator.free(slots[-page:]))
+        assert says(dump, "double_free", "free", int(slots[-page]), "full")
+        assert "is free already" in dump.manifest.summary
+        assert dump.tensor("page_states")[0].tolist() == [0, 0]
+        assert int(slots[-1]) // page in dump.tensor("free_pages_full")
+
+    def test_one_call_that_names_a_slot_twice(self, dumps, allocator):
+        slots = extend(allocator, 3)
+        dump = caught(lambda: allocator.free(torch.cat((slots, slots[1:2]))))
+        assert says(dump, "double_free", "free", int(slots[1]), "full")
+        assert dump.manifest.offences[0].row == 3
+        assert "is named twice" in dump.manifest.summary
+
+    def test_two_calls_of_one_free_group(self, dumps, allocator):
+        slots, other = extend(allocator, 3), extend(allocator, 3)
+        allocator.free_group_begin()
+        allocator.free(slots)
+        allocator.free(other)
+        allocator.free(slots[:1])
+        available = allocator.full_available_size()
+        dump = caught(allocator.free_group_end)
+        assert says(dump, "double_free", "free_group_end", int(slots[0]), "full")
+        assert dump.manifest.scalars["pending_frees"] == 7
+        assert allocator.full_available_size() == available
+
+    def test_a_free_page_that_enters_a_group(self, dumps, allocator):
+        slots = extend(allocator, 3)
+        allocator.free(slots)
+        allocator.free_group_begin()
+        assert says(caught(lambda: allocator.free(slots)), "double_free", "free", int(slots[0]))
+
+    def test_two_parts_of_a_page_outside_a_group(self, dumps, paged):
+        slots = extend(paged, 8)
+        paged.free(slots[:4])
+        assert says(caught(lambda: paged.free(slots[4:])), "double_free", "free", int(slots[4]), "full")
+
+    def test_free_swa_that_names_a_slot_twice(self, dumps, allocator, page):
+        slots = extend(allocator, 2 * page)
+        dump = caught(lambda: allocator.free_swa(torch.cat((slots, slots[:1]))))
+        assert says(dump, "double_free", "free_swa", int(slots[0]), "full")
+
+    def test_a_dead_slot_of_a_draft_that_was_rolled_back(self, dumps, allocator):
+        state = allocator.backup_state()
+        draft = extend(allocator, 4)
+        allocator.restore_state(state)
+        assert says(caught(lambda: allocator.free(draft)), "double_free", "free", int(draft[0]))
+
+    def test_int32_slots_as_a_request_row_holds_them(self, dumps, allocator):
+        slots = extend(allocator, 3).to(torch.int32)
+        allocator.free(slots)
+        assert says(caught(lambda: allocator.free(slots)), "double_free", "free", int(slots[0]))
+
+
+class TestRange(OnSmallPools):
+    @pytest.mark.parametrize("bad", ["zero", "dummy", "beyond", "minus one"])
+    def test_a_full_slot_that_was_never_given(self, dumps, allocator, page, bad):
+        value = {"zero": 0, "dummy": page - 1, "beyond": (FULL_PAGES + 1) * page, "minus one": -1}[bad]
+        slots = extend(allocator, 2)
+        before = allocator.full_available_size(), allocator.swa_available_size()
+        dump = caught(lambda: allocator.free(torch.cat((slots, torch.tensor([value])))))
+        assert says(dump, "free_out_of_range", "free", value, "full")
+        assert ("page 0 is the dummy" in dump.manifest.summary) is (0 <= value < page)
+        assert (allocator.full_available_size(), allocator.swa_available_size()) == before
+
+    @pytest.mark.parametrize("entry", ["free", "free_swa"])
+    def test_a_mapping_into_the_dummy_page_would_free_it(self, dumps, paged, entry):
+        slots = extend(paged, 20)
+        paged.full_to_swa_index_mapping[slots[5]] = 5
+        dump = caught(lambda: getattr(paged, entry)(slots))
+        assert says(dump, "free_out_of_range", entry, 5, "swa")
+        assert dump.tensor("slots")[5].tolist() == [int(slots[5]), 5]
+        assert "page 0 is the dummy" in dump.manifest.summary
+
+    def test_a_mapping_beyond_the_pool(self, dumps, allocator, page):
+        slots = extend(allocator, 2)
+        beyond = (SWA_PAGES + 1) * page
+        allocator.full_to_swa_index_mapping[slots[1]] = beyond
+        assert says(caught(lambda: allocator.free(slots)), "free_out_of_range", "free", beyond, "swa")
+
+    def test_free_swa_must_not_reach_the_sentinel(self, dumps, allocator):
+        dump = caught(lambda: allocator.free_swa(torch.tensor([-1])))
+        assert says(dump, "free_out_of_range", "free_swa", -1, "full")
+        assert allocator.full_to_swa_index_mapping[-1] == -1
+
+    def test_a_request_whose_last_swa_slot_is_gone_continues_in_page_zero(self, dumps, paged):
+        slots = extend(paged, 20)
+        paged.free_swa(slots)
+        assert says(caught(lambda: decode(paged, [slots])), "alloc_out_of_range", "alloc_decode", 1, "swa")
+
+
+class TestLostPages(OnSmallPools):
+    def test_swa_pages_freed_since_the_backup(self, dumps, allocator, page):
+        slots = extend(allocator, 2 * page)
+        peers = allocator.full_to_swa_index_mapping[slots].clone()
+        state = allocator.backup_state()
+        allocator.free_swa(slots[:page])
+        dump = caught(lambda: allocator.restore_state(state))
+        assert says(dump, "pool_leak", "restore_state", int(peers[0]) // page, "swa")
+
+    def test_a_group_that_begins_again(self, dumps, allocator):
+        slots = extend(allocator, 3)
+        allocator.free_group_begin()
+        allocator.free(slots)
+        dump = caught(allocator.free_group_begin)
+        assert says(dump, "pool_leak", "free_group_begin", int(slots[0]), "full")
+        assert allocator.free_group

@@ -1,0 +1,100 @@
+"""What is handed out wrongly, planted on SGLang's own allocator: caught at the call, with its dump."""
+
+import pytest
+from small_swa_pools import FULL_PAGES, PROBE, SWA_PAGES, OnSmallPools, caught, decode, extend, make_allocator, says
+
+from gemma4_dumps.reader import read_dump
+from gemma4_dumps.store import DumpStore
+from gemma4_runtime.probes.swa_allocator_state import _BOOKS
+
+
+class TestOneSidedAllocation(OnSmallPools):
+    """A request that fills its last page: its next token needs a page of both pools."""
+
+    def test_full_succeeds_and_swa_does_not(self, dumps, paged):
+        request = extend(paged, SWA_PAGES * 16)
+        next_page = int(paged.full_attn_allocator.free_pages[0])
+        dump = caught(lambda: decode(paged, [request]))
+        assert says(dump, "pool_leak", "alloc_decode", next_page, "full")
+        assert dump.tensor("pages_lost").tolist() == [[next_page]]
+        assert dump.manifest.scalars["swa_available"] == 0
+        assert paged.full_available_size() == (FULL_PAGES - SWA_PAGES - 1) * 16
+
+    def test_swa_succeeds_and_full_does_not(self, dumps, paged):
+        requests = [extend(paged, 16) for _ in range(8)]
+        paged.full_attn_allocator.free_pages = paged.full_attn_allocator.free_pages[:0]
+        dump = caught(lambda: decode(paged, requests[:2]))
+        assert says(dump, "pool_leak", "alloc_decode", pool="swa")
+        assert dump.manifest.offence_count == 2
+
+    def test_both_fail_and_nothing_is_taken(self, dumps, paged):
+        request = extend(paged, SWA_PAGES * 16)
+        paged.full_attn_allocator.free_pages = paged.full_attn_allocator.free_pages[:0]
+        assert decode(paged, [request]) is None
+
+    def test_a_refused_extend_takes_nothing(self, dumps, allocator, page):
+        assert extend(allocator, (SWA_PAGES + 1) * page) is None
+        assert DumpStore(dumps).list() == []
+
+
+class TestOverlap(OnSmallPools):
+    @pytest.mark.parametrize("pool", ["full", "swa"])
+    def test_a_page_that_stands_twice_in_a_free_list(self, attach, allocator, page, pool):
+        dumps = attach("log", *PROBE)
+        slots = extend(allocator, page)
+        inner = getattr(allocator, f"{pool}_attn_allocator")
+        held = int(slots[0]) // page if pool == "full" else int(allocator.full_to_swa_index_mapping[slots[0]]) // page
+        assert DumpStore(dumps).list() == []
+        # In place, as a stray write would: SGLang itself always makes a new list.
+        inner.free_pages[0] = held
+        extend(allocator, page)
+        (entry,) = DumpStore(dumps).list()
+        dump = read_dump(entry.path)
+        assert says(dump, "alloc_overlap", "alloc" if page == 1 else "alloc_extend", held * page, pool)
+        assert "is in use" in dump.manifest.summary
+
+    def test_two_requests_that_continue_from_one_slot(self, dumps, paged):
+        slots = extend(paged, 4)
+        dump = caught(lambda: decode(paged, [slots, slots]))
+        assert says(dump, "alloc_overlap", "alloc_decode", int(slots[-1]) + 1, "full")
+        assert "twice in one call" in dump.manifest.summary
+
+    def test_a_request_that_continues_in_a_page_that_it_freed(self, dumps, paged):
+        slots = extend(paged, 4)
+        peers = paged.full_to_swa_index_mapping[slots].clone()
+        paged.free(slots)
+        paged.full_to_swa_index_mapping[slots] = peers
+        dump = caught(lambda: decode(paged, [slots]))
+        assert says(dump, "alloc_overlap", "alloc_decode", int(slots[-1]) + 1, "full")
+        assert "that page is free" in dump.manifest.summary
+
+
+class TestLifetime(OnSmallPools):
+    def test_log_mode_goes_on_and_sees_what_comes_of_it(self, attach, paged):
+        dumps = attach("log", *PROBE)
+        slots, _held = extend(paged, 16), extend(paged, 16)
+        paged.free(slots)
+        paged.free(slots)
+        extend(paged, 16)
+        extend(paged, 16)
+        found = sorted(read_dump(entry.path).manifest.verdict for entry in DumpStore(dumps).list())
+        assert found == ["alloc_overlap", "double_free"]
+
+    @pytest.mark.parametrize("need_sort", [False, True])
+    def test_clear_starts_afresh_even_inside_a_group(self, dumps, page, need_sort):
+        allocator = make_allocator(page, need_sort)
+        slots = extend(allocator, 3 * page)
+        allocator.free_group_begin()
+        allocator.free(slots)
+        allocator.clear()
+        for _ in range(2):
+            again = extend(allocator, SWA_PAGES * page)
+            allocator.free(again)
+        assert DumpStore(dumps).list() == []
+
+    def test_a_probe_that_attaches_late_learns_from_the_lists(self, dumps, allocator):
+        slots, other = extend(allocator, 3), extend(allocator, 3)
+        del _BOOKS[allocator]
+        allocator.free(other)
+        assert says(caught(lambda: allocator.free(other)), "double_free", "free", int(other[0]))
+        allocator.free(slots)

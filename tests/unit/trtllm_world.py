@@ -1,0 +1,98 @@
+"""SGLang's own trtllm_mha backend on real pools on the CPU: a model of two sliding layers and a full one, batches."""
+
+from types import SimpleNamespace
+
+import torch
+from sglang.srt.layers.attention.trtllm_mha_backend import TRTLLMHAAttnBackend
+from sglang.srt.layers.radix_attention import RadixAttention
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+from gemma4_runtime.indices import owner
+from slot_list_runner import FULL, PAGE, SLIDING, use_up_full_pages
+
+STAND_INS = ("host-paged-attention", "host-alloc-kernels")
+
+
+class Runner:
+    """What the probe reads of a ModelRunner: its model has two sliding layers and a full one."""
+
+    def __init__(self):
+        self.is_draft_worker = False
+        self.forward_pass_id = 41
+        self.server_args = SimpleNamespace(disable_overlap_schedule=True)
+        self.spec_algorithm = SpeculativeAlgorithm.FROZEN_KV_MTP
+        self.model = torch.nn.ModuleList(attention(layer_id) for layer_id in (SLIDING, 1, FULL))
+
+
+def attention(layer_id):
+    window = -1 if layer_id == FULL else 31
+    return RadixAttention(2, 8, 1.0, 2, layer_id, sliding_window_size=window)
+
+
+def trtllm_backend(swa_allocator):
+    """A TRTLLMHAAttnBackend with real pools whose page ids differ by pool.
+
+    Its constructor wants a whole engine, so its fields are set here.
+    """
+    use_up_full_pages(swa_allocator)
+    made = object.__new__(TRTLLMHAAttnBackend)
+    rows = torch.zeros(5, 256, dtype=torch.int32)
+    fields = {
+        "token_to_kv_pool": swa_allocator.get_kvcache(),
+        "_swa_kv_pool": swa_allocator.get_kvcache(),
+        "use_sliding_window_kv_pool": True,
+        "req_to_token": rows,
+        "req_to_token_pool": SimpleNamespace(req_to_token=rows),
+        "page_size": PAGE,
+        "device": "cpu",
+        "max_context_len": 256,
+        "speculative_num_draft_tokens": 4,
+        "speculative_step_id": 0,
+        "workspace_buffer": None,
+        "q_data_type": torch.float32,
+        "data_type": torch.float32,
+        "is_xqa_impl": False,
+        "target_verify_metadata": {},
+    }
+    # What the probe keeps from the constructor's model runner.
+    runner = Runner()
+    owner.remember_owner(made, runner)
+    made.kept_runner = runner
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def fill(backend, allocator, lengths):
+    """Give request i+1 `lengths[i]` tokens. Request 0 is SGLang's padding row."""
+    for row, length in enumerate(lengths, start=1):
+        lens = [torch.tensor([x]) for x in (0, 0, length, length, -1)]
+        slots = allocator.alloc_extend(*lens, length)
+        backend.req_to_token[row, :length] = slots.to(torch.int32)
+
+
+def batch(lengths, mode=ForwardMode.DECODE, rows=None, tokens=1):
+    lens = torch.tensor(lengths)
+    return SimpleNamespace(
+        seq_lens=lens,
+        seq_lens_cpu=lens,
+        batch_size=len(lengths),
+        forward_mode=mode,
+        spec_info=None,
+        encoder_lens=None,
+        out_cache_loc=None,
+        input_ids=torch.zeros(len(lengths) * tokens, dtype=torch.int64),
+        positions=torch.zeros(len(lengths) * tokens, dtype=torch.int64),
+        req_pool_indices=torch.tensor(rows or list(range(1, len(lengths) + 1))),
+    )
+
+
+def dispatch(backend, layer_id, forward_batch):
+    query = torch.zeros(forward_batch.input_ids.shape[0], 2, 8)
+    method = backend.forward_decode if forward_batch.forward_mode.is_decode() else backend.forward_extend
+    return method(query, None, None, attention(layer_id), forward_batch, save_kv_cache=False)
+
+
+def build(backend, forward_batch):
+    backend.init_forward_metadata(forward_batch)
