@@ -40,6 +40,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]):
+    """cli("dumps", "list", ...) -> (exit code, stdout, stderr) of the command line, run in this process."""
+    from gemma4_triage.cli import app
+
+    def run(*words: object) -> tuple[int, str, str]:
+        code = app.main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        return int(code), out, err
+
+    return run
+
+
+@pytest.fixture
 def attach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """attach("trap", "swa-allocator", "swa-alloc-oob", ...) attaches catalog entries by id to this process's SGLang.
 

@@ -23,17 +23,25 @@ HOST = {
 
 @dataclass(frozen=True)
 class Run:
-    """returncode as of subprocess; outputs: per engine, per prompt; log: stdout and stderr together."""
+    """returncode as of subprocess; outputs: what the child wrote, None if it did not; log: stdout and stderr together.
+
+    outputs of engine_child.py: per engine, per prompt.
+    """
 
     returncode: int
-    outputs: list[list[dict[str, Any]]] | None
+    outputs: list[Any] | None
     log: str
 
 
 def run_engine(folder: Path, environment: dict[str, str], timeout_s: float, **spec: Any) -> Run:
     """spec: engines (a list of keyword arguments), prompts, new_tokens, logprobs_of. See engine_child.py."""
+    return run_child("engine_child.py", folder, environment, timeout_s, spec)
+
+
+def run_child(script: str, folder: Path, environment: dict[str, str], timeout_s: float, spec: dict[str, Any]) -> Run:
+    """script: of this folder, started as `python script SPEC.json RESULT.json`. Its dumps go to `folder`/dumps."""
     (folder / "spec.json").write_text(json.dumps(spec))
-    command = [sys.executable, str(Path(__file__).with_name("engine_child.py"))]
+    command = [sys.executable, str(Path(__file__).with_name(script))]
     with (folder / "log").open("w") as log:
         child = subprocess.Popen(
             [*command, str(folder / "spec.json"), str(folder / "result.json")],

@@ -1,23 +1,17 @@
 """The leak audit in the live engine: silent on a mixed load with an abort, and a planted leak does what was asked."""
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from engine_process import HOST
+from engine_process import HOST, run_child
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_repro.toys.language import held_out_prompts
 
 pytestmark = pytest.mark.engine
 
-CHILD = Path(__file__).parents[1] / "leak_child.py"
 LIMIT_S = 180
 
 
@@ -29,32 +23,16 @@ def run(mtp_arguments, tmp_path):
         lengths = (60, 17, 33, 60, 5, 48)
         prompts = [prompt[:n] for prompt, n in zip(held_out_prompts(len(lengths), 60, 5), lengths, strict=True)]
         prompts[3] = prompts[0][:50] + prompts[3][50:]
-        (tmp_path / "spec.json").write_text(json.dumps({"engine": mtp_arguments, "prompts": prompts, "plant": plant}))
-        environment = {
+        environment = HOST | {
             "GEMMA4_TRIAGE_PATCHES": "default",
             "GEMMA4_TRIAGE_LEAK": leak,
             "GEMMA4_TRIAGE_LEAK_EVERY": "1",
-            "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(tmp_path / "dumps"),
         }
-        with (tmp_path / "log").open("w") as log:
-            child = subprocess.Popen(
-                [sys.executable, str(CHILD), str(tmp_path / "spec.json"), str(tmp_path / "result.json")],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=os.environ | HOST | environment,
-                start_new_session=True,
-            )
-            try:
-                code = child.wait(LIMIT_S)
-            finally:
-                if child.poll() is None:
-                    os.killpg(child.pid, signal.SIGKILL)
-                    child.wait()
-        result = tmp_path / "result.json"
-        served = json.loads(result.read_text()) if result.exists() else []
+        spec = {"engine": mtp_arguments, "prompts": prompts, "plant": plant}
+        ended = run_child("leak_child.py", tmp_path, environment, LIMIT_S, spec)
         tallies = [json.loads(path.read_text()) for path in (tmp_path / "dumps" / "audits").glob("*.json")]
         dumps = [read_dump(entry.path) for entry in DumpStore(tmp_path / "dumps").list()]
-        return code, served, (tmp_path / "log").read_text(errors="replace"), dumps, max(tallies, key=events)
+        return ended.returncode, ended.outputs or [], ended.log, dumps, max(tallies, key=events)
 
     return start
 

@@ -10,7 +10,6 @@ from dump_examples import seed_bug_draft
 
 from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.store import DumpStore
-from gemma4_triage.cli import app
 
 (SAMPLE,) = (Path(__file__).parents[2] / "dumps" / "samples").glob("*_leak-audit_*")
 
@@ -18,16 +17,6 @@ from gemma4_triage.cli import app
 @pytest.fixture
 def store(tmp_path):
     return DumpStore(tmp_path / "root")
-
-
-@pytest.fixture
-def cli(capsys):
-    def run(*words):
-        code = app.main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 def test_pages_owner_site_and_the_equation(cli):

@@ -11,7 +11,7 @@ from gemma4_repro.bench.arms import ARMS, choose
 from gemma4_repro.bench.burst import Burst
 from gemma4_repro.bench.measure import Measured
 from gemma4_repro.bench.plan import CUDA_SIZES, Plan
-from gemma4_triage.cli import app, bench_probes
+from gemma4_triage.cli import bench_probes
 from gemma4_triage.report.bench_document import bench_document, count_dumps
 
 INSTALLATION = {
@@ -21,16 +21,6 @@ INSTALLATION = {
 }
 FACTORS = {"contain": 1.004, "ledger": 1.01, "flashinfer-5": 22.0}
 HOOKS_US = {"contain": {"page-table.build": 8.0, "page-table.step": 1.0}, "ledger": {"leak-ledger.alloc": 30.0}}
-
-
-@pytest.fixture
-def cli(capsys):
-    def run(*words):
-        code = app.main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        return int(code), out, err
-
-    return run
 
 
 def document(

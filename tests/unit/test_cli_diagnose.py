@@ -6,24 +6,11 @@ import shutil
 import subprocess
 import sys
 
-import pytest
-
 from diagnose_examples import CORPUS, ROOT
-from gemma4_triage.cli import app
 
 SEED = CORPUS / "swa-state-stale"
 SAMPLES = ROOT / "dumps" / "samples"
 LATEST = "20261121T165051.804820Z_vm_r0_p18498_page-table-bounds_0006"
-
-
-@pytest.fixture
-def cli(capsys):
-    def run(*words):
-        code = app.main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 def document(text: str) -> dict:

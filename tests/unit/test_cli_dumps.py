@@ -31,16 +31,6 @@ def dump_path(store) -> Path:
     return path
 
 
-@pytest.fixture
-def cli(capsys):
-    def run(*words):
-        code = app.main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
-
-
 def one_document(text: str) -> dict:
     document = json.loads(text)
     assert document["schema_version"] == "1.0"

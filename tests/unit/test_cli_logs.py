@@ -9,20 +9,8 @@ from pathlib import Path
 import pytest
 from serving_log_lines import steady
 
-from gemma4_triage.cli import app
-
 SAMPLES = Path(__file__).parents[1] / "data" / "logs"
 SCRIPT = Path(__file__).parents[1] / "measure_log_reading.py"
-
-
-@pytest.fixture
-def cli(capsys):
-    def run(*words):
-        code = app.main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 def test_what_a_person_sees(cli):

@@ -13,21 +13,10 @@ from gemma4_repro.catalog import SCENARIOS
 from gemma4_repro.outcome import Answer, ArmResult, Ending, IdleCheck, Outcome, Raised
 from gemma4_repro.runner import Run
 from gemma4_repro.verdict import judge
-from gemma4_triage.cli import app
 from gemma4_triage.cli import repro as verb
 from gemma4_triage.report.root_cause import root_cause
 
 TRTLLM = SCENARIOS[0]
-
-
-@pytest.fixture
-def cli(capsys):
-    def run(*words):
-        code = app.main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        return int(code), out, err
-
-    return run
 
 
 @pytest.fixture

@@ -13,21 +13,11 @@ from gemma4_repro.detection.matrix import CleanRow, FaultRow, Matrix
 from gemma4_repro.detection.runner import CorpusRun
 from gemma4_repro.errors import EnvironmentLacks
 from gemma4_repro.outcome import Answer, ArmResult, Ending, IdleCheck, Outcome
-from gemma4_triage.cli import app, repro_corpus
+from gemma4_triage.cli import repro_corpus
 
 # The case whose one finding the example dump makes.
 PAST_END = next(case for case in FAULTS if case.id == "page-past-the-end")
 MIXED = CLEAN[0]
-
-
-@pytest.fixture
-def cli(capsys):
-    def run(*words):
-        code = app.main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        return int(code), out, err
-
-    return run
 
 
 def outcome(case, folder):

@@ -11,10 +11,11 @@ from types import TracebackType
 from typing import Any
 
 from gemma4_repro.bench.arms import ARMS
-from gemma4_repro.bench.installation import MARK
 from gemma4_repro.bench.server_environment import server_environment
 from gemma4_repro.parent_death import die_with_parent
 
+# What the line with the answer begins with: libraries print on stdout too.
+MARK = "gemma4-bench-installation: "
 _LIMIT_S = 180
 _NOTHING: dict[str, Any] = {"versions": {}, "gpu": None, "identity": None}
 

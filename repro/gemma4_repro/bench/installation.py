@@ -9,46 +9,29 @@ from __future__ import annotations
 
 import json
 import pkgutil
-import platform
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Any
 
-from gemma4_runtime.targets import TARGETS
+import torch
 
-MARK = "gemma4-bench-installation: "
-_PACKAGES = ("gemma4-triage", "sglang", "torch", "triton", "flashinfer-python", "sglang-kernel", "transformers")
+from gemma4_repro.bench.ask_installation import MARK
+from gemma4_runtime.targets import TARGETS
+from gemma4_runtime.versions import gpu, package_versions
+
 _MISSING = object()
 
 
 def main() -> None:
-    """Libraries print on stdout too, hence the mark."""
-    print(MARK + json.dumps({"versions": _versions(), "gpu": _gpu(), "identity": _identity()}), flush=True)
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    print(MARK + json.dumps({"versions": package_versions(), "gpu": _gpu(), "identity": _identity()}), flush=True)
 
 
 def _gpu() -> dict[str, Any] | None:
-    import torch
-
-    if not torch.cuda.is_available():
+    found = gpu()
+    if found is None:
         return None
-    properties = torch.cuda.get_device_properties(0)
-    return {
-        "name": properties.name,
-        "capability": f"{properties.major}.{properties.minor}",
-        "memory_bytes": properties.total_memory,
-        "multiprocessors": properties.multi_processor_count,
-        "cuda": torch.version.cuda,
-    }
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return found | {"multiprocessors": properties.multi_processor_count}
 
 
 def _identity() -> dict[str, Any]:

@@ -14,8 +14,8 @@ import torch
 
 from gemma4_runtime.indices.build import Build, IndexArray, Use
 from gemma4_runtime.indices.owner import window_is_strict
-from gemma4_runtime.indices.slot_lists import FULL_LIST, WINDOW_LIST, NewSlots, extends, slot_list_build
-from gemma4_runtime.indices.uses import read_use
+from gemma4_runtime.indices.slot_lists import FULL_LIST, WINDOW_LIST, NewSlots, slot_list_build, swa_locations
+from gemma4_runtime.indices.uses import extends, read_use
 
 BACKEND = "flashinfer"
 _SWA_ORIGIN = "FlashInferAttnBackend.forward_metadata.swa_out_cache_loc"
@@ -50,7 +50,7 @@ def flashinfer_build(
         lists.append(_list(WINDOW_LIST, wrappers[0], space, may_be_null))
     new = NewSlots(
         full=new_slots,
-        swa=_swa_locations(backend, in_graph),
+        swa=swa_locations(backend, in_graph),
         swa_origin=_SWA_ORIGIN,
         per_row=forward_batch.spec_info.draft_token_num if mode.is_target_verify() else 1,
         query_indptr=wrappers[-1]._qo_indptr_buf if extends(mode) else None,
@@ -82,9 +82,3 @@ def _translates(updater: Any) -> bool:
     from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 
     return isinstance(updater.token_to_kv_pool_allocator, SWATokenToKVPoolAllocator)
-
-
-def _swa_locations(backend: Any, in_graph: bool) -> Any:
-    if not backend.use_sliding_window_kv_pool:
-        return None
-    return backend.cuda_graph_swa_out_cache_loc if in_graph else backend.forward_metadata.swa_out_cache_loc

@@ -67,6 +67,8 @@ def slot_list_build(
     )
 
 
-def extends(mode: Any) -> bool:
-    """Whether rows have as many queries as they like: an extend, but not a verify."""
-    return not (mode.is_decode_or_idle() or mode.is_target_verify())
+def swa_locations(backend: Any, in_graph: bool) -> torch.Tensor | None:
+    """The list of new slots as ids of the SWA pool, [tokens or more]; None where the backend keeps none."""
+    if not backend.use_sliding_window_kv_pool:
+        return None
+    return backend.cuda_graph_swa_out_cache_loc if in_graph else backend.forward_metadata.swa_out_cache_loc

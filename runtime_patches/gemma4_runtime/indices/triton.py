@@ -17,8 +17,8 @@ import torch
 
 from gemma4_runtime.indices.build import Build, IndexArray, Use
 from gemma4_runtime.indices.owner import window_is_strict
-from gemma4_runtime.indices.slot_lists import FULL_LIST, WINDOW_LIST, NewSlots, extends, slot_list_build
-from gemma4_runtime.indices.uses import FULL_LOCATIONS, SWA_LOCATIONS, read_use
+from gemma4_runtime.indices.slot_lists import FULL_LIST, WINDOW_LIST, NewSlots, slot_list_build, swa_locations
+from gemma4_runtime.indices.uses import FULL_LOCATIONS, SWA_LOCATIONS, extends, read_use
 
 BACKEND = "triton"
 _EAGER, _GRAPH = "TritonAttnBackend.forward_metadata.", "TritonAttnBackend.cuda_graph_"
@@ -55,7 +55,7 @@ def triton_build(backend: Any, forward_batch: Any, site: str, in_graph: bool, ne
         query_indptr = backend.qo_indptr[: rows + 1] if in_graph else metadata.qo_indptr
     new = NewSlots(
         full=new_slots,
-        swa=_swa_locations(backend, in_graph),
+        swa=swa_locations(backend, in_graph),
         swa_origin=f"{origin}{SWA_LOCATIONS}",
         per_row=1 if mode.is_decode_or_idle() else backend.num_draft_tokens or 1,
         query_indptr=query_indptr,
@@ -81,9 +81,3 @@ def _graph_lists(backend: Any, rows: int, mode: Any) -> tuple[tuple[Any, Any], t
     if backend.window_kv_indptr is None or extends(mode):
         return full, (None, None)
     return full, (backend.cuda_graph_window_kv_indices, backend.window_kv_indptr[: rows + 1])
-
-
-def _swa_locations(backend: Any, in_graph: bool) -> torch.Tensor | None:
-    if not backend.use_sliding_window_kv_pool:
-        return None
-    return backend.cuda_graph_swa_out_cache_loc if in_graph else backend.forward_metadata.swa_out_cache_loc

@@ -8,7 +8,7 @@ import torch
 
 from gemma4_runtime.indices.build import Build, IndexArray, Use
 from gemma4_runtime.indices.owner import role_of, window_is_strict, writes_kv
-from gemma4_runtime.indices.uses import location_arrays, read_use, read_uses, write_uses
+from gemma4_runtime.indices.uses import extends, location_arrays, read_use, read_uses, write_uses
 
 BACKEND = "trtllm_mha"
 _ATTRIBUTE = "TRTLLMHAAttnBackend.forward_metadata"
@@ -28,14 +28,13 @@ def trtllm_build(backend: Any, forward_batch: Any, site: str, in_graph: bool, ne
     uses = read_uses(backend, use_of, variant=metadata.swa_page_table is not None, holds=(backend._swa_kv_pool,))
     if writes_kv(backend) and new_slots is not None:
         swa_slots = backend.cuda_graph_swa_out_cache_loc if in_graph else metadata.swa_out_cache_loc
-        ragged = not (mode.is_decode_or_idle() or mode.is_target_verify())
         locations = location_arrays(
             new_slots,
             swa_slots,
             f"{_ATTRIBUTE}.swa_out_cache_loc",
             rows,
             max(metadata.max_seq_len_q, 1),
-            metadata.cu_seqlens_q if ragged else None,
+            metadata.cu_seqlens_q if extends(mode) else None,
         )
         tables += locations
         uses += write_uses(backend, uses, locations)
@@ -83,7 +82,6 @@ def _window_keys(backend: Any, uses: tuple[Use, ...], forward_batch: Any) -> int
         return -1
     queries = backend.forward_metadata.max_seq_len_q
     lengths = getattr(forward_batch, "extend_seq_lens_cpu", None)
-    mode = forward_batch.forward_mode
-    if not (mode.is_decode_or_idle() or mode.is_target_verify()):
+    if extends(forward_batch.forward_mode):
         queries = min((int(length) for length in lengths), default=0) if lengths is not None else 0
     return queries + min(windows) - 1

@@ -15,6 +15,11 @@ FULL_LOCATIONS, SWA_LOCATIONS = "out_cache_loc", "swa_out_cache_loc"
 _KEPT = "_gemma4_uses"
 
 
+def extends(mode: Any) -> bool:
+    """Whether rows have as many queries as they like: an extend, but not a verify."""
+    return not (mode.is_decode_or_idle() or mode.is_target_verify())
+
+
 def read_use(backend: Any, layer: Any, array: str, paged: bool) -> Use:
     """`layer` follows `array` into its buffer in the pool in force; ids are pages if `paged`, else token slots."""
     window = -1 if layer.sliding_window_size is None else layer.sliding_window_size
