@@ -105,6 +105,7 @@ class Attachment:
         try:
             for patch, attachment, site in planned:
                 self._applied.append(_register(patch, attachment, site, self.timed))
+        # Whatever stops it, Ctrl-C too: SGLang must not stay half patched. It is raised again.
         except BaseException:
             self.uninstall()
             raise

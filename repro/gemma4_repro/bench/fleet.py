@@ -40,6 +40,7 @@ class Fleet:
     def __enter__(self) -> Fleet:
         try:
             self._start()
+        # Ctrl-C too: without __exit__, servers that have started would go on. It is raised again.
         except BaseException:
             self._close()
             raise
