@@ -26,10 +26,10 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Owners:
-    """Who was given the slots of the OWNED events, in order.
+    """Groups of owners; a group may serve many OWNED events, as one batch decodes for many steps.
 
-    counts: requests of each event, [OWNED events]. requests, generations, lengths: one after the other,
-    [sum of counts]; an event's slots lie request after request, lengths[i] of them for requests[i].
+    counts: requests of each group, [groups]. requests, generations, lengths: one after the other, [sum of counts]; an
+    event's slots lie request after request, lengths[i] of them for requests[i].
     """
 
     counts: np.ndarray
@@ -42,7 +42,8 @@ class Owners:
 class Events:
     """Events in the order in which they came. kind, pool, site, step, first, second: int64 [events].
 
-    first: number of the event's list of slots, -1 for CLEARED. second: for PAIRED, of the SWA slots that go with them.
+    first: number of the event's list of slots, -1 for CLEARED. second: for PAIRED, of the SWA slots that go with them;
+    for OWNED, of the group of owners; else -1.
     slots: int64, all lists one after the other; list i is slots[bounds[i] : bounds[i + 1]], and may serve many events.
     """
 
@@ -64,7 +65,7 @@ class Events:
 
     def requests_of(self, event: int) -> np.ndarray:
         """Request slots of an OWNED event."""
-        return self.owners.requests[slice(*self._requests_of[self._owned_number[event]])]
+        return self.owners.requests[slice(*self._requests_of[self.second[event]])]
 
     @cached_property
     def runs(self) -> Runs:
@@ -74,21 +75,18 @@ class Events:
     def whole(self) -> np.ndarray:
         """Bool [events]: not of two lists that do not fit, nor of owners whose lengths do not add up to the list."""
         sizes = np.append(np.diff(self.bounds), 0)
-        fits = (self.kind != Kind.PAIRED) | (sizes[self.first] == sizes[self.second])
-        owned = np.flatnonzero(self.kind == Kind.OWNED)
+        fits = np.ones(self.kind.size, bool)
+        paired, owned = np.flatnonzero(self.kind == Kind.PAIRED), np.flatnonzero(self.kind == Kind.OWNED)
+        fits[paired] = sizes[self.first[paired]] == sizes[self.second[paired]]
         said = np.diff(self._tokens_until[self._requests_of], axis=1)[:, 0]
-        fits[owned] = said == sizes[self.first[owned]]
+        fits[owned] = said[self.second[owned]] == sizes[self.first[owned]]
         return fits
 
     def owner_of(self, event: np.ndarray, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Owner and generation of the slots at `position` of their OWNED events' lists, [n] each."""
-        token = self._tokens_until[self._requests_of[self._owned_number[event], 0]] + position
+        token = self._tokens_until[self._requests_of[self.second[event], 0]] + position
         request = self._request_of_token[token]
         return self.owners.requests[request], self.owners.generations[request]
-
-    @cached_property
-    def _owned_number(self) -> np.ndarray:
-        return np.cumsum(self.kind == Kind.OWNED) - 1
 
     @cached_property
     def _requests_of(self) -> np.ndarray:

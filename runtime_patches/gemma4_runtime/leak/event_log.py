@@ -24,8 +24,10 @@ import torch
 from gemma4_runtime.checks.page_events import Events, Kind, Owners
 
 COPY_AT_EVENTS = 512
-COPY_AT_SLOTS = 1 << 13
-_NO_LIST = -1
+COPY_AT_SLOTS = 1 << 14
+_NONE = -1
+# An enum's members are looked up by a Python function in 3.11, which a hook need not pay.
+_OWNED, _PAIRED = int(Kind.OWNED), int(Kind.PAIRED)
 _COLUMNS = 6
 
 
@@ -50,6 +52,16 @@ class _Waiting:
     requests: array[int] = field(default_factory=_numbers)
     generations: array[int] = field(default_factory=_numbers)
     lengths: array[int] = field(default_factory=_numbers)
+    latest_owners: tuple[Sequence[int], ...] = ()
+
+    def group(self, *owners: Sequence[int]) -> int:
+        """Of these request slots, generations and lengths, which a batch that decodes repeats at every step."""
+        if owners != self.latest_owners:
+            self.latest_owners = owners
+            self.owner_counts.append(len(owners[0]))
+            for column, values in zip((self.requests, self.generations, self.lengths), owners, strict=True):
+                column.extend(values)
+        return len(self.owner_counts) - 1
 
     def number(self, tensor: torch.Tensor) -> int:
         """Of the list of slots that `tensor` holds."""
@@ -102,16 +114,16 @@ class EventLog:
         self._waiting = _Waiting()
         self._copying: _Copy | None = None
 
-    def add(self, kind: Kind, pool: int, site: int, step: int, slots: torch.Tensor | None) -> None:
-        """slots: [n] of `pool`, None for CLEARED."""
-        number = _NO_LIST if slots is None else self._waiting.number(slots)
-        self._waiting.heads.extend((kind, pool, site, step, number, _NO_LIST))
+    def add(self, kind: int, pool: int, site: int, step: int, slots: torch.Tensor | None) -> None:
+        """kind: a `Kind` but OWNED and PAIRED. slots: [n] of `pool`, None for CLEARED."""
+        number = _NONE if slots is None else self._waiting.number(slots)
+        self._waiting.heads.extend((kind, pool, site, step, number, _NONE))
         self.count += 1
 
     def add_paired(self, site: int, step: int, full: torch.Tensor, swa: torch.Tensor) -> None:
         """full, swa: [n] slots each, of the pools FULL and SWA."""
         waiting = self._waiting
-        waiting.heads.extend((Kind.PAIRED, 0, site, step, waiting.number(full), waiting.number(swa)))
+        waiting.heads.extend((_PAIRED, 0, site, step, waiting.number(full), waiting.number(swa)))
         self.count += 1
 
     def add_owned(
@@ -124,12 +136,10 @@ class EventLog:
         lengths: Sequence[int],
     ) -> None:
         """slots: [sum of lengths] of the pool FULL, request after request."""
-        self.add(Kind.OWNED, 0, site, step, slots)
         waiting = self._waiting
-        waiting.owner_counts.append(len(requests))
-        waiting.requests.extend(requests)
-        waiting.generations.extend(generations)
-        waiting.lengths.extend(lengths)
+        group = waiting.group(requests, generations, lengths)
+        waiting.heads.extend((_OWNED, 0, site, step, waiting.number(slots), group))
+        self.count += 1
 
     def pump(self) -> None:
         """Fold what has arrived on the host and start the next copy if enough waits. Never waits for the device."""

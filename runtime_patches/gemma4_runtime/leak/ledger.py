@@ -21,6 +21,8 @@ from gemma4_runtime.leak.recent_events import RecentEvents
 SITE: ContextVar[Site] = ContextVar("leak-ledger site", default=Site.UNKNOWN)
 """Who is asking; set by the hooks around SGLang's callers of the allocators."""
 
+# As in the event log: plain numbers, since a hook uses them.
+_HANDED_OUT, _FREE_ASKED, _FREED = int(Kind.HANDED_OUT), int(Kind.FREE_ASKED), int(Kind.FREED)
 _WRONG = {Kind.HANDED_OUT: Fault.HANDED_OUT_IN_USE, Kind.FREED: Fault.FREED_AGAIN}
 
 
@@ -55,7 +57,7 @@ class LeakLedger:
             _POOL_OF.put(part, (self, number))
 
     def handed_out(self, pool: int, slots: torch.Tensor) -> None:
-        self.log.add(Kind.HANDED_OUT, pool, SITE.get(), self.step, slots)
+        self.log.add(_HANDED_OUT, pool, SITE.get(), self.step, slots)
         if pool == FULL:
             self.latest_hand_out = slots
         else:
@@ -70,10 +72,10 @@ class LeakLedger:
         self.log.add_owned(SITE.get(), self.step, slots, requests, generations, lengths)
 
     def free_asked(self, pool: int, slots: torch.Tensor) -> None:
-        self.log.add(Kind.FREE_ASKED, pool, SITE.get(), self.step, slots)
+        self.log.add(_FREE_ASKED, pool, SITE.get(), self.step, slots)
 
     def freed(self, pool: int, slots: torch.Tensor) -> None:
-        self.log.add(Kind.FREED, pool, SITE.get(), self.step, slots)
+        self.log.add(_FREED, pool, SITE.get(), self.step, slots)
 
     def cleared(self, pool: int) -> None:
         self.log.add(Kind.CLEARED, pool, SITE.get(), self.step, None)

@@ -9,7 +9,7 @@ With `dump` the server goes on: SGLang's idle checker fails on what the audit ha
 logged instead of raised; any other passes.
 
 What the ledger costs a step: an append per allocator call, one clone of a few slots where a view is freed (page size 1
-also where it is handed out), no synchronisation; every 512 events or 8,192 slots one concatenation and one copy to
+also where it is handed out), no synchronisation; every 512 events or 16,384 slots one concatenation and one copy to
 pinned memory. They are folded into the ledger in one go on the scheduler's thread once they have arrived: the same few
 dozen numpy calls however many events there are, so most steps do none of it and one in many does all. What that comes
 to, per step and at its longest, `python tests/bench_leak_ledger.py` prints for 1, 16 and 64 requests.
