@@ -137,6 +137,7 @@ class TestProbes:
         ("words", "said"),
         [
             (("--arms", "none,trapp"), "there is no arm 'trapp'"),
+            (("--model", "12b"), "--model '12b' cannot be read"),
             (("--mtp", "maybe"), "--mtp 'maybe' cannot be read"),
             (("--batches", "1,x"), "--batches '1,x' cannot be read"),
             (("--batches", "0"), "--batches '0' cannot be read"),

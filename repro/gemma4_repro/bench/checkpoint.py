@@ -1,58 +1,91 @@
 """The toy pair scaled up: configuration and tokenizer only, since SGLang's load_format=dummy draws the weights.
 
-E4B's shape: five sliding layers to a full one, the last third without KV of its own, per-layer embeddings, and an
-assistant that reads the target's KV. Head dims 64 and 128, which XQA on Hopper takes. Dummy weights are uniform in
-+-0.001 from a fixed seed, equal in all arms; the assistant is never right, so an MTP step yields one token.
+E4B's shape: five sliding layers to a full one, the last ones without KV of their own, per-layer embeddings, and an
+assistant that reads the target's KV. Head dims that XQA on Hopper takes. Dummy weights are uniform in +-0.001 from a
+fixed seed, equal in all arms.
+
+| size     | hidden | layers, of which without KV | intermediate | head dims, sliding and full |
+|----------|--------|-----------------------------|--------------|-----------------------------|
+| `scaled` | 1536   | 18, 6                       | 6144         | 64, 128                     |
+| `e4b`    | 2560   | 42, 18: as E4B itself       | 10240        | 128, 256: half of E4B's     |
+
+The vocabulary is the toys': what E4B's costs a step, its logits and sampling, is left out, so a probe's share of a step
+comes out larger than with E4B's own weights.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gemma4_repro.toys.locate import ASSISTANT_NAME, TARGET_NAME, toy_path
 
-HIDDEN, ASSISTANT_HIDDEN, WINDOW = 1536, 256, 512
+WINDOW = 512
+_ASSISTANT_HIDDEN = 256
 _GROUP = ["sliding_attention"] * 5 + ["full_attention"]
-_ATTENTION = {
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "global_head_dim": 128,
-    "sliding_window": WINDOW,
-}
-_TARGET = _ATTENTION | {
-    "layer_types": _GROUP * 3,
-    "num_hidden_layers": len(_GROUP) * 3,
-    "num_kv_shared_layers": len(_GROUP),
-    "hidden_size": HIDDEN,
-    "intermediate_size": 4 * HIDDEN,
-    "hidden_size_per_layer_input": 128,
-}
-_ASSISTANT = _ATTENTION | {"hidden_size": ASSISTANT_HIDDEN, "intermediate_size": 4 * ASSISTANT_HIDDEN}
 
 
-def make_pair(folder: Path) -> tuple[Path, Path]:
+@dataclass(frozen=True)
+class Size:
+    """groups: of five sliding layers and a full one. shared: layers at the end without KV of their own."""
+
+    hidden: int
+    groups: int
+    shared: int
+    head_dim: int
+    per_layer_input: int
+
+    @property
+    def attention(self) -> dict[str, Any]:
+        return {
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": self.head_dim,
+            "global_head_dim": 2 * self.head_dim,
+            "sliding_window": WINDOW,
+        }
+
+    @property
+    def target(self) -> dict[str, Any]:
+        layers = _GROUP * self.groups
+        return self.attention | {
+            "layer_types": layers,
+            "num_hidden_layers": len(layers),
+            "num_kv_shared_layers": self.shared,
+            "hidden_size": self.hidden,
+            "intermediate_size": 4 * self.hidden,
+            "hidden_size_per_layer_input": self.per_layer_input,
+        }
+
+    @property
+    def assistant(self) -> dict[str, Any]:
+        return self.attention | {"hidden_size": _ASSISTANT_HIDDEN, "intermediate_size": 4 * _ASSISTANT_HIDDEN}
+
+
+SIZES = {"scaled": Size(1536, 3, 6, 64, 128), "e4b": Size(2560, 7, 18, 128, 256)}
+
+
+def make_pair(folder: Path, size: Size) -> tuple[Path, Path]:
     """Folders of the target and the assistant, made below `folder`. Raises FileNotFoundError without the toys."""
-    target = _scaled(TARGET_NAME, folder / "target", _TARGET, {})
-    assistant = _scaled(ASSISTANT_NAME, folder / "assistant", _ASSISTANT, {"backbone_hidden_size": HIDDEN})
+    target = _scaled(TARGET_NAME, folder / "target", size.target, {})
+    assistant = _scaled(ASSISTANT_NAME, folder / "assistant", size.assistant, {"backbone_hidden_size": size.hidden})
     return target, assistant
 
 
-def geometry() -> dict[str, Any]:
+def geometry(size: Size) -> dict[str, Any]:
     """What a row's document says about the model."""
-    assistant = {"layers": 4, "hidden": ASSISTANT_HIDDEN}
     return {
-        "layers": _TARGET["num_hidden_layers"],
-        "layers_without_kv": _TARGET["num_kv_shared_layers"],
-        "hidden": HIDDEN,
-        "heads": _ATTENTION["num_attention_heads"],
-        "kv_heads": _ATTENTION["num_key_value_heads"],
-        "head_dims": {"sliding": _ATTENTION["head_dim"], "full": _ATTENTION["global_head_dim"]},
+        "layers": len(_GROUP) * size.groups,
+        "layers_without_kv": size.shared,
+        "hidden": size.hidden,
+        "heads": size.attention["num_attention_heads"],
+        "kv_heads": size.attention["num_key_value_heads"],
+        "head_dims": {"sliding": size.head_dim, "full": 2 * size.head_dim},
         "window": WINDOW,
-        "assistant": assistant,
+        "assistant": {"layers": 4, "hidden": _ASSISTANT_HIDDEN},
         "weights": "dummy",
     }
 

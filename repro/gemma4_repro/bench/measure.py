@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gemma4_repro.bench.arms import REFERENCE
 from gemma4_repro.bench.burst import Burst, run_burst
-from gemma4_repro.bench.checkpoint import make_pair
+from gemma4_repro.bench.checkpoint import SIZES, make_pair
 from gemma4_repro.bench.cores import split_cores
 from gemma4_repro.bench.fleet import Fleet
 from gemma4_repro.bench.plan import Plan, schedule
@@ -75,7 +75,11 @@ def run_plan(plan: Plan, folder: Path, tell: Callable[[str], None]) -> Measured:
 
 def _checkpoints(plan: Plan, folder: Path) -> tuple[Path, Path]:
     try:
-        return (toy_path(TARGET_NAME), toy_path(ASSISTANT_NAME)) if plan.host_engine else make_pair(folder / "models")
+        return (
+            (toy_path(TARGET_NAME), toy_path(ASSISTANT_NAME))
+            if plan.host_engine
+            else make_pair(folder / "models", SIZES[plan.size])
+        )
     except FileNotFoundError as error:
         message, _, hint = str(error).rpartition("\n")
         raise EnvironmentLacks(message, hint) from error

@@ -20,25 +20,36 @@ from gemma4_runtime import steps
 from gemma4_runtime.steps import InHand, Running, Step
 
 _STEP = "_gemma4_step"
+_WAYS = "_gemma4_ways_to_end"
 
 
 def around_run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Around `Scheduler.run_batch`."""
-    arguments = scheduler.server_args
-    ranks, sends = arguments.tp_size * arguments.pp_size, arguments.disaggregation_mode == "prefill"
-    together = f"on one of {ranks} ranks" if ranks > 1 else "in a prefill server" if sends else None
-    # SGLang leaves chunked_req as it was when a batch of prefills becomes the running one.
-    chunked = batch.chunked_req if batch.forward_mode.is_extend() else None
+    together, at_once = scheduler.__dict__.get(_WAYS) or _ways_of(scheduler)
+    chunked = batch.chunked_req
+    if chunked is not None and not batch.forward_mode.is_extend():
+        # SGLang leaves chunked_req as it was when a batch of prefills becomes the running one.
+        chunked = None
     # SGLang counts the call itself only inside it.
     step = Step(scheduler.forward_ct + 1, tuple(batch.reqs or ()), together, chunked)
     with Running(step):
         result = original(scheduler, batch, *args, **kwargs)
-        if arguments.pp_size > 1 or sends:
+        if at_once:
             # The result goes on as another object, or its keys are sent before any request is asked.
             step.settle()
     if step.unread:
         setattr(result, _STEP, step)
     return result
+
+
+def _ways_of(scheduler: Any) -> tuple[str | None, bool]:
+    """Why no request of this server can be ended alone, and whether results have to be read before a step returns."""
+    arguments = scheduler.server_args
+    ranks, sends = arguments.tp_size * arguments.pp_size, arguments.disaggregation_mode == "prefill"
+    together = f"on one of {ranks} ranks" if ranks > 1 else "in a prefill server" if sends else None
+    ways = (together, arguments.pp_size > 1 or sends)
+    setattr(scheduler, _WAYS, ways)
+    return ways
 
 
 def before_update_finish_state(*args: Any, **kwargs: Any) -> None:

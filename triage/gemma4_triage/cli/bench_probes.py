@@ -30,6 +30,9 @@ def probes(
     ] = None,
     mtp: Annotated[str, typer.Option("--mtp", metavar="on|off|both", help="Speculative decoding.")] = "both",
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Counted rounds; one more goes before them.")] = 10,
+    model: Annotated[
+        str, typer.Option("--model", metavar="scaled|e4b", help="The toy scaled up, or as wide and deep as E4B.")
+    ] = "scaled",
     copies: Annotated[
         int, typer.Option("--copies", min=1, max=8, help="Servers of each arm: equal programs differ in speed.")
     ] = 1,
@@ -54,7 +57,7 @@ def probes(
     """
     from gemma4_repro.errors import ReproError
 
-    plan = _plan(arms, batches, mtp, rounds, copies, max_minutes, host_engine)
+    plan = _plan(arms, batches, mtp, rounds, model, copies, max_minutes, host_engine)
     refuse_existing(out, force)
     if not host_engine:
         _need_cuda()
@@ -72,16 +75,20 @@ def _plan(
     batches: str | None,
     mtp: str,
     rounds: int,
+    model: str,
     copies: int,
     max_minutes: float,
     host_engine: bool,
 ) -> Plan:
     from gemma4_repro.bench.arms import choose
+    from gemma4_repro.bench.checkpoint import SIZES
     from gemma4_repro.bench.plan import CUDA_SIZES, HOST_SIZES, Plan
     from gemma4_repro.errors import UnknownName
 
     if mtp not in _MTP:
         raise UsageMistake(f"--mtp {mtp!r} cannot be read", "allowed: on, off, both")
+    if model not in SIZES:
+        raise UsageMistake(f"--model {model!r} cannot be read", f"allowed: {', '.join(SIZES)}")
     ids = tuple(id.strip() for id in (arms or "").split(",") if id.strip())
     if arms is not None and not ids:
         raise UsageMistake(f"--arms {arms!r} names no arm", "leave it out for all of them")
@@ -92,7 +99,7 @@ def _plan(
     sizes = _batches(batches if batches is not None else "1,2" if host_engine else "1,16,64")
     lengths = HOST_SIZES if host_engine else CUDA_SIZES
     rounds = 1 if host_engine else rounds
-    return Plan(chosen, sizes, _MTP[mtp], rounds, host_engine, 60 * max_minutes, copies=copies, **lengths)
+    return Plan(chosen, sizes, _MTP[mtp], rounds, host_engine, 60 * max_minutes, size=model, copies=copies, **lengths)
 
 
 def _batches(text: str) -> tuple[int, ...]:

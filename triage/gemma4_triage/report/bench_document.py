@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gemma4_dumps.store import DumpStore
-from gemma4_repro.bench.checkpoint import geometry
+from gemma4_repro.bench.checkpoint import SIZES, geometry
 from gemma4_repro.bench.cores import split_cores
 from gemma4_repro.bench.measure import SLOW, Measured
 from gemma4_repro.bench.plan import Plan
@@ -34,7 +34,7 @@ def bench_document(plan: Plan, measured: Measured, installation: dict[str, Any],
         "device": device,
         "gpu": gpu,
         "versions": installation["versions"],
-        "model": "committed toys" if plan.host_engine else geometry(),
+        "model": "committed toys" if plan.host_engine else geometry(SIZES[plan.size]),
         "method": _method(plan, measured),
         "arms": {arm.id: {"title": arm.title, "environment": dict(arm.environment)} for arm in plan.arms},
         "rows": rows,
