@@ -20,6 +20,8 @@ COMMANDS = (
     ("dumps", "verify", "--json"),
     ("audit",),
     ("audit", "--json"),
+    ("diagnose",),
+    ("diagnose", "--json"),
 )
 
 
