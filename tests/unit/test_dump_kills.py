@@ -54,11 +54,13 @@ def test_killed_by_the_clock(tmp_path):
             time.sleep(random_.uniform(0, 1))
             writer.send_signal(signal.SIGKILL)
         store = DumpStore(tmp_path, StoreCaps(count=3))
-        states = Counter(entry.state for entry in store.list())
-        assert states["complete"] <= 3
-        assert states["torn"] <= 2
-        assert all(verify_dump(entry.path).ok for entry in store.list() if entry.state == "complete")
-    assert store.write(seed_bug_draft()).path is not None
+        entries = store.list()
+        assert {entry.state for entry in entries} <= {"complete", "torn"}
+        assert sum(entry.state == "complete" for entry in entries) <= 3
+        assert all(verify_dump(entry.path).ok for entry in entries if entry.state == "complete")
+        # What the killed one left goes with the next dump that is written.
+        assert store.write(seed_bug_draft()).path is not None
+        assert len(store.names()) <= 3
     store.prune(keep=0)
     assert store.names() == []
 
