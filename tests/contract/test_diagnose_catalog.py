@@ -56,7 +56,7 @@ def test_every_fault_belongs_to_one_cause():
 
 def findings():
     for case in FAULTS:
-        for incident in group(read_store(DumpStore(CORPUS / case.id)).dumps):
+        for incident in group(read_store(DumpStore(CORPUS / case.id), None).dumps):
             yield from conclude(incident)
 
 

@@ -39,6 +39,15 @@ class TestWhatItReads:
         assert len(incident["dumps"]) == 4
         assert len({guards["pid"] for guards in incident["guards"]}) == 3
 
+    def test_of_a_large_folder_the_newest_and_it_says_so(self, cli):
+        _, out, err = cli("diagnose", SEED, "--limit", "1", "--json")
+        found = document(out)
+        (incident,) = found["incidents"]
+        assert [dump["dump_id"] for dump in incident["dumps"]] == [LATEST]
+        assert found["older_dumps_not_read"] == 3
+        assert "3 older dumps; --limit 0 reads all of them" in err
+        assert document(cli("diagnose", SEED, "--limit", "0", "--json")[1])["older_dumps_not_read"] == 0
+
     def test_a_dump_named_twice_counts_once(self, cli):
         _, out, _ = cli("diagnose", LATEST, SEED / LATEST, "--dir", SEED, "--json")
         assert len(document(out)["incidents"][0]["dumps"]) == 1

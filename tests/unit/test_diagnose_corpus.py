@@ -47,7 +47,7 @@ ALSO = {("one-untranslated-row", "page-past-pool-end"), ("draft-pool-too-small",
 
 @cache
 def incident_of(case: str) -> Incident:
-    material = read_store(DumpStore(ROOT / case))
+    material = read_store(DumpStore(ROOT / case), None)
     assert material.unreadable == ()
     (incident,) = group(material.dumps, material.guards, material.ledgers)
     return incident

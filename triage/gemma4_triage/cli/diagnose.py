@@ -32,6 +32,9 @@ def diagnose(
         ),
     ] = None,
     directory: Directory = None,
+    limit: Annotated[
+        int, typer.Option("--limit", min=0, metavar="N", help="Of a folder, only the newest N dumps; 0 for all.")
+    ] = 200,
     log: Annotated[
         Path | None, typer.Option("--log", metavar="FILE", help="The server's log: its crash lines become evidence.")
     ] = None,
@@ -47,10 +50,12 @@ def diagnose(
     from gemma4_triage.report.diagnosis_document import diagnosis_document
     from gemma4_triage.report.diagnosis_view import print_diagnoses
 
-    material = _material(dumps, directory)
+    material = _material(dumps, directory, limit or None)
     diagnoses = _diagnoses(material, log)
     for problem in material.unreadable:
         say(f"not read: {problem.path}: {problem.problem}")
+    if material.hidden:
+        say(f"not read: {material.hidden} older dumps; --limit 0 reads all of them")
     code = _exit_code(diagnoses, material)
     if as_json:
         emit_json("diagnosis", diagnosis_document(diagnoses, material, code))
@@ -59,11 +64,11 @@ def diagnose(
     raise typer.Exit(code)
 
 
-def _material(names: list[str] | None, directory: Path | None) -> Material:
+def _material(names: list[str] | None, directory: Path | None, limit: int | None) -> Material:
     from gemma4_triage.diagnose.material import read_named, read_store
 
     store = open_store(directory)
-    return read_named(store, names) if names else read_store(store)
+    return read_named(store, names, limit) if names else read_store(store, limit)
 
 
 def _diagnoses(material: Material, log: Path | None) -> list[Diagnosis]:

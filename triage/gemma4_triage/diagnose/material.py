@@ -30,16 +30,17 @@ class Unreadable:
 
 @dataclass(frozen=True)
 class Material:
-    """guards, ledgers: from files of their own. Dumps hold guard manifests too."""
+    """guards, ledgers: from files of their own. Dumps hold guard manifests too. hidden: older dumps left unread."""
 
     dumps: tuple[Dump, ...] = ()
     guards: tuple[Guards, ...] = ()
     ledgers: tuple[Ledger, ...] = ()
     unreadable: tuple[Unreadable, ...] = ()
+    hidden: int = 0
 
 
-def read_named(store: DumpStore, names: Iterable[str]) -> Material:
-    """The named dumps, each once. A directory without a manifest that holds dumps stands for all of them.
+def read_named(store: DumpStore, names: Iterable[str], limit: int | None) -> Material:
+    """The named dumps, each once. A directory without a manifest that holds dumps stands for the newest of them.
 
     Raises DumpError: a dump that was asked for cannot be found or read.
     """
@@ -49,15 +50,19 @@ def read_named(store: DumpStore, names: Iterable[str]) -> Material:
         real = Path(os.path.realpath(path))
         if real not in parts:
             whole = not (path / MANIFEST_NAME).exists() and _is_store(path)
-            parts[real] = read_store(DumpStore(path)) if whole else Material(dumps=(read_dump(path),))
+            parts[real] = read_store(DumpStore(path), limit) if whole else Material(dumps=(read_dump(path),))
     return _joined(parts.values())
 
 
-def read_store(store: DumpStore) -> Material:
-    """Everything below the store's root. Raises DumpUnreadable if that cannot be listed."""
+def read_store(store: DumpStore, limit: int | None) -> Material:
+    """The newest `limit` dumps below the store's root, or all, and what else is there.
+
+    Raises DumpUnreadable if that cannot be listed.
+    """
     dumps: list[Dump] = []
     unreadable: list[Unreadable] = []
-    for entry in store.list():
+    names = store.names()
+    for entry in store.describe(names[:limit]):
         if entry.manifest is not None:
             dumps.append(Dump(entry.path, entry.manifest))
         elif entry.state != "writing":
@@ -69,11 +74,12 @@ def read_store(store: DumpStore) -> Material:
     for path in sorted((store.root / LEDGERS).glob("*.json")):
         fields = _fields(path, unreadable)
         ledgers += [] if fields is None else [Ledger(path.name, fields)]
-    return Material(tuple(dumps), tuple(guards), tuple(ledgers), tuple(unreadable))
+    hidden = 0 if limit is None else max(0, len(names) - limit)
+    return Material(tuple(dumps), tuple(guards), tuple(ledgers), tuple(unreadable), hidden)
 
 
 def _is_store(path: Path) -> bool:
-    return (path / GUARDS).is_dir() or bool(DumpStore(path).list())
+    return (path / GUARDS).is_dir() or bool(DumpStore(path).names())
 
 
 def _fields(path: Path, unreadable: list[Unreadable]) -> dict | None:
@@ -97,4 +103,5 @@ def _joined(parts: Iterable[Material]) -> Material:
         tuple(guards for part in listed for guards in part.guards),
         tuple(ledger for part in listed for ledger in part.ledgers),
         tuple(problem for part in listed for problem in part.unreadable),
+        sum(part.hidden for part in listed),
     )

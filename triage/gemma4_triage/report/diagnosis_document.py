@@ -29,6 +29,7 @@ def diagnosis_document(diagnoses: Sequence[Diagnosis], material: Material, exit_
         "exit_code": exit_code,
         "incidents": [_incident(diagnosis) for diagnosis in diagnoses],
         "unreadable": [{"path": str(item.path), "problem": item.problem} for item in material.unreadable],
+        "older_dumps_not_read": material.hidden,
     }
 
 
