@@ -80,10 +80,11 @@ def timed(probe: str, how: How, function: Callable[..., Any], ledger: Ledger = L
 def _timed_around(probe: str, function: Callable[..., Any], ledger: Ledger) -> Callable[..., Any]:
     @wraps(function)
     def hook(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        inside = 0
+        inside, calls = 0, 0
 
         def call(*given: Any, **named: Any) -> Any:
-            nonlocal inside
+            nonlocal inside, calls
+            calls += 1
             left = perf_counter_ns()
             try:
                 return original(*given, **named)
@@ -91,11 +92,11 @@ def _timed_around(probe: str, function: Callable[..., Any], ledger: Ledger) -> C
                 inside += perf_counter_ns() - left
 
         # wraps() itself would cost every call microseconds; the name is all that a hook reads.
-        call.__name__ = original.__name__
+        call.__name__ = getattr(original, "__name__", "original")
         began = perf_counter_ns()
         try:
             return function(call, *args, **kwargs)
         finally:
-            ledger.add(probe, function.__name__, perf_counter_ns() - began - inside, 2)
+            ledger.add(probe, function.__name__, perf_counter_ns() - began - inside, 1 + calls)
 
     return hook

@@ -12,6 +12,8 @@ from http import HTTPStatus
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from gemma4_runtime.errors import TrappedViolation
 
 logger = logging.getLogger(__name__)
@@ -74,20 +76,23 @@ class Running:
     A class, because a generator would cost each step microseconds.
     """
 
-    __slots__ = ("_step",)
+    __slots__ = ("_before", "_step")
 
     def __init__(self, step: Step) -> None:
         self._step = step
+        self._before: Step | None = None
 
     def __enter__(self) -> None:
         global running, awaited, _latest
+        self._before = _latest
         running = awaited = _latest = self._step
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         global running, awaited
         try:
             if isinstance(error, Exception):
-                _settle_after_a_crash(self._step)
+                # With overlap the step before may be what the device died of, and nobody has read it yet.
+                _settle_after_a_crash(self._before, self._step)
         finally:
             running = awaited = None
 
@@ -109,6 +114,9 @@ class InHand:
         try:
             if error is None:
                 self._step.settle()
+            elif isinstance(error, Exception):
+                # Where SGLang waits for the device, a step that it died of comes to light: this one, or the next.
+                _settle_after_a_crash(self._step, _latest)
         finally:
             awaited = None
 
@@ -123,13 +131,25 @@ def defer(read: Callable[[], None]) -> None:
         awaited = running
 
 
+def next_waits_for(read: Callable[[], None]) -> bool:
+    """Whether the step after the one that is being read runs already, and has left the same `read`."""
+    return _latest is not None and _latest is not _reading and read in _latest.unread
+
+
+def settle_at_once(step: Step) -> None:
+    """Read what `step` left before SGLang waits for the device: wait for it here."""
+    if step.unread:
+        _wait_for_the_device()
+        step.settle()
+
+
 def fail_requests(rows: tuple[int, ...], reason: str, dump: str | None, and_next: bool = False) -> None:
     """End the requests of these rows with an error that says why; the others go on.
 
     Their keys and values stem from neutralised reads and must not reach the prefix cache.
 
-    and_next: with overlap the step after the one being read runs already, and its requests in these rows end too: it
-    cannot be told which of the two it was, and none that may be wrong goes on.
+    and_next: the step after the one being read has launched the same check, and its requests in these rows end too:
+    it cannot be told which of the two it was, and none that may be wrong goes on.
 
     Raises:
         TrappedViolation: it cannot be done for single requests: outside a scheduler step; on several ranks, where one
@@ -142,7 +162,8 @@ def fail_requests(rows: tuple[int, ...], reason: str, dump: str | None, and_next
         raise TrappedViolation(f"{reason}; {together} a single request cannot be ended", dump)
     steps = [step, _latest] if and_next and _latest is not None else [step]
     concerned = {id(found): found for each in steps for found in each.requests_of(rows)}.values()
-    if step.chunked is not None and any(request is step.chunked for request in concerned):
+    chunked = [each.chunked for each in steps if each.chunked is not None]
+    if any(request is prefill for request in concerned for prefill in chunked):
         raise TrappedViolation(f"{reason}; between chunks of its prefill a request cannot be ended", dump)
     from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
@@ -157,10 +178,24 @@ def fail_requests(rows: tuple[int, ...], reason: str, dump: str | None, and_next
         request.to_finish = abort
 
 
-def _settle_after_a_crash(step: Step) -> None:
+def _settle_after_a_crash(*crashed: Step | None) -> None:
     """A step that raised may have raised because of what its checks found. Pinned memory outlives the CUDA context."""
+    unread = [step for step in crashed if step is not None and step.unread]
+    if not unread:
+        return
     try:
-        step.settle()
+        _wait_for_the_device()
+        for step in unread:
+            step.settle()
     # Broad on purpose: SGLang's own exception is on its way and must not be replaced.
     except Exception as error:  # noqa: BLE001
         logger.error("gemma4-triage: what the checks of the crashed step found could not be read: %s", error)
+
+
+def _wait_for_the_device() -> None:
+    try:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    except RuntimeError:
+        # The context is dead. What reached the host before that is there to read.
+        logger.warning("gemma4-triage: CUDA failed before page checks were read; reading what arrived")

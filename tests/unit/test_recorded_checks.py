@@ -12,10 +12,12 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from gemma4_dumps.store import DumpStore
+from gemma4_runtime import steps
 from gemma4_runtime.indices import watch
 from gemma4_runtime.indices.build import Build, IndexArray, Use
 from gemma4_runtime.indices.check import Checker, check_build
 from gemma4_runtime.probes import page_table_steps
+from gemma4_runtime.steps import Running, Step
 
 PAGES = 5
 
@@ -151,6 +153,14 @@ class TestOverlap:
         assert aborted(a, b, c, d) == ["b", "d"]
         assert len(store.list()) == 1
 
+    def test_a_next_step_that_has_not_launched_this_check_is_left_alone(self, checker, recorded, table):
+        server, (a, b, c, d) = Server(), map(request, "abcd")
+        first = server.run([a, b], replay_of(checker, recorded, table, page=PAGES))
+        prefill = server.run([c, d], lambda: None)
+        server.read(*first)
+        server.read(*prefill)
+        assert aborted(a, b, c, d) == ["b"]
+
     def test_no_request_that_may_be_wrong_goes_on(self, checker, recorded, table):
         server, (a, b, c, d) = Server(), map(request, "abcd")
         first = server.run([a, b], replay_of(checker, recorded, table, page=PAGES))
@@ -158,6 +168,36 @@ class TestOverlap:
         server.read(*first)
         server.read(*second)
         assert "b" in aborted(a, b, c, d)
+
+
+def die():
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+class TestCrashes:
+    """With overlap a step that the device died of comes to light later; what it left is read then."""
+
+    def test_while_its_result_is_processed(self, checker, recorded, table, store):
+        server = Server()
+        batch, result = server.run([request("a"), request("b")], replay_of(checker, recorded, table, page=PAGES))
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            page_table_steps.around_process_batch_result(lambda *_: die(), server, batch, result)
+        assert len(store.list()) == 1
+
+    def test_while_the_step_before_is_processed(self, checker, recorded, table, store):
+        server = Server()
+        first = server.run([request("a"), request("b")], replay_of(checker, recorded, table))
+        server.run([request("c"), request("d")], replay_of(checker, recorded, table, page=PAGES))
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            page_table_steps.around_process_batch_result(lambda *_: die(), server, *first)
+        assert len(store.list()) == 1
+
+    def test_while_the_next_step_is_launched(self, checker, recorded, table, store):
+        server = Server()
+        server.run([request("a"), request("b")], replay_of(checker, recorded, table, page=PAGES))
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            server.run([request("c"), request("d")], die)
+        assert len(store.list()) == 1
 
 
 class TestWhoChecksAReplay:
@@ -170,7 +210,12 @@ class TestWhoChecksAReplay:
         pool, swa = SimpleNamespace(), SimpleNamespace()
         kept = watch._Kept((pool, swa), (0,), checker)
         key = (2, int(ForwardMode.DECODE))
-        return SimpleNamespace(token_to_kv_pool=pool, _swa_kv_pool=swa, **{watch._CHECKERS: {key: kept}})
+        return SimpleNamespace(token_to_kv_pool=pool, _swa_kv_pool=swa, **{watch._CAPTURED: {key: kept}})
+
+    @pytest.fixture(autouse=True)
+    def in_a_step(self):
+        with Running(Step(1, ())):
+            yield
 
     def test_the_graph(self, backend, recorded):
         assert watch.leave_to_graph(backend, self.BATCH, backend._swa_kv_pool)
@@ -181,6 +226,27 @@ class TestWhoChecksAReplay:
     def test_the_host_if_the_pool_in_force_is_another(self, backend, recorded):
         backend.token_to_kv_pool = SimpleNamespace()
         assert not watch.leave_to_graph(backend, self.BATCH, backend._swa_kv_pool)
+
+    def test_the_host_outside_a_step_where_nobody_reads_later(self, backend, recorded, monkeypatch):
+        monkeypatch.setattr(steps, "running", None)
+        assert not watch.leave_to_graph(backend, self.BATCH, backend._swa_kv_pool)
+
+    def test_both_if_the_pool_is_another_and_what_the_graph_did_is_told(self, backend, checker, recorded, table, store):
+        """The graph goes by its capture: it neutralises what the pool in force would allow."""
+        backend.token_to_kv_pool = SimpleNamespace()
+        larger = Build(**{**vars(checker.build), "uses": (Use("page_table", "full", 99, 5),)})
+        batch = SimpleNamespace(**vars(self.BATCH), req_pool_indices=larger.request_slots, out_cache_loc=None)
+        server, (a, b) = Server(), map(request, "ab")
+
+        def replay():
+            table[1, 0] = PAGES
+            watch.watch_graph(backend, batch, lambda new: larger, False, backend._swa_kv_pool)
+            recorded._prepared.launch()
+
+        server.read(*server.run([a, b], replay))
+        assert table[1, 0] == 0
+        assert len(store.list()) == 1
+        assert aborted(a, b) == ["b"]
 
     def test_the_host_if_the_translating_pool_is_another(self, backend, recorded):
         assert not watch.leave_to_graph(backend, self.BATCH, None)

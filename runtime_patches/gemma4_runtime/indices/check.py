@@ -31,11 +31,12 @@ from gemma4_kernels.page_guard.launch import (
     PreparedCheck,
 )
 from gemma4_kernels.page_guard.spec import FOUND
+from gemma4_runtime import steps
 from gemma4_runtime.indices.build import Build, IndexArray
 from gemma4_runtime.indices.report import report_findings, report_wrong_space
 from gemma4_runtime.session import Session
 from gemma4_runtime.settings import Mode
-from gemma4_runtime.steps import defer
+from gemma4_runtime.steps import defer, next_waits_for
 
 logger = logging.getLogger(__name__)
 # With overlap a step is launched before the one before it is read.
@@ -107,7 +108,7 @@ class Checker:
 class Recorded:
     """A check inside a captured graph, whose every replay is a launch. Keep it as long as the graph.
 
-    All replays share one result. With overlap the next replay may be running when this step's result is read, and
+    All replays share one result. With overlap the next step's replay may be running when this one's result is read, and
     nothing in it says which of the two found something: both steps' requests in these rows are taken to be concerned.
     """
 
@@ -135,7 +136,7 @@ class Recorded:
         if findings is not None:
             build = self._checker.build
             act = Session.guard().mode.at(build.in_graph)
-            report_findings(build, self._checker.names, findings, act, and_next=True)
+            report_findings(build, self._checker.names, findings, act, next_waits_for(self.settle))
 
 
 class _Slot:
@@ -182,7 +183,7 @@ def check_build(checker: Checker, live: bool = True) -> None:
         TrappedViolation: in trap mode, before any kernel has followed an index.
     """
     act = Session.guard().mode.at(checker.build.in_graph)
-    if live and checker.recorded is not None:
+    if live and checker.recorded is not None and steps.running is not None:
         defer(checker.recorded.settle)
     elif live:
         _launch(checker, act)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from gemma4_runtime import steps
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.indices.build import Build, Use
 from gemma4_runtime.indices.check import Checker, Recorded, check_build
@@ -24,9 +25,9 @@ _defects: Counter[str] = Counter()
 _BUILD = "_gemma4_build"
 _CHECKERS = "_gemma4_checkers"
 _NEW_SLOTS = "_gemma4_static_new_slots"
-# Checks that wait for a capture to begin, by backend, and those that are in a graph, which keeps their addresses.
+_CAPTURED = "_gemma4_captured"
+# Checks that wait for their capture to begin, by the identity of the backend.
 _to_record: dict[int, Recorded] = {}
-_recorded: list[Recorded] = []
 
 Gather = Callable[[torch.Tensor | None], Build]
 """From the list of new slots that the kernels will read, [tokens or more], to the build."""
@@ -96,36 +97,57 @@ def watch_graph(
     check which is launched from here has bound. If either is another one, a new checker is made of what `gather`
     returns. covered: as for `watch_eager`.
     """
-    if not covered:
-        setattr(backend, _BUILD, None)
-        return
+    if in_capture:
+        _to_record.pop(id(backend), None)
     setattr(backend, _BUILD, None)
+    if not covered:
+        return
     with _DefectsOfOurs(in_graph=True):
-        kept: dict[Any, _Kept] = vars(backend).setdefault(_CHECKERS, {})
         # An enum's own hash is a call into Python.
         key = (forward_batch.batch_size, int(forward_batch.forward_mode))
-        pools = (backend.token_to_kv_pool, pool)
-        found = kept.get(key)
-        if in_capture or found is None or not found.fits(pools, addresses, forward_batch):
-            static: dict[Any, torch.Tensor | None] = vars(backend).setdefault(_NEW_SLOTS, {})
-            if in_capture:
-                static[key] = forward_batch.out_cache_loc
-            bound = (forward_batch.req_pool_indices.data_ptr(), *addresses)
-            found = kept[key] = _Kept(pools, bound, Checker(gather(static.get(key))))
-        checker = found.checker
+        state = ((backend.token_to_kv_pool, pool), (forward_batch.req_pool_indices.data_ptr(), *addresses))
+        found = _captured if in_capture else _replayed
+        checker = found(backend, key, state, forward_batch, gather)
         setattr(backend, _BUILD, checker.build)
-        if in_capture:
-            _prepare_for(backend, checker)
         check_build(checker, live=not in_capture)
+
+
+_State = tuple[tuple[Any, Any], tuple[int, ...]]
+
+
+def _captured(backend: Any, key: Any, state: _State, forward_batch: Any, gather: Gather) -> Checker:
+    static: dict[Any, torch.Tensor | None] = vars(backend).setdefault(_NEW_SLOTS, {})
+    static[key] = forward_batch.out_cache_loc
+    made = _Kept(*state, Checker(gather(static[key])))
+    # A graph goes by its addresses: a check that it holds is kept until another capture takes its place.
+    for kept in (_CAPTURED, _CHECKERS):
+        vars(backend).setdefault(kept, {})[key] = made
+    _prepare_for(backend, made.checker)
+    return made.checker
+
+
+def _replayed(backend: Any, key: Any, state: _State, forward_batch: Any, gather: Gather) -> Checker:
+    captured: _Kept | None = vars(backend).get(_CAPTURED, {}).get(key)
+    recorded = None if captured is None else captured.checker.recorded
+    if captured is not None and recorded is not None:
+        if captured.same_pools(*state[0]):
+            return captured.checker
+        # The graph still checks, and in contain neutralises, by the pools of its capture.
+        defer(recorded.settle)
+    kept: dict[Any, _Kept] = vars(backend).setdefault(_CHECKERS, {})
+    found = kept.get(key)
+    if found is None or found.checker.recorded is not None or not found.fits(*state):
+        found = kept[key] = _Kept(*state, Checker(gather(vars(backend).get(_NEW_SLOTS, {}).get(key))))
+    return found.checker
 
 
 def leave_to_graph(backend: Any, forward_batch: Any, pool: Any) -> bool:
     """Whether the graph that is about to be replayed holds its own check, captured with these pools. Then that will be
     read, and `watch_graph` has nothing to do. Once per build and replay: as little as possible.
     """
-    kept = backend.__dict__.get(_CHECKERS)
-    found = kept.get((forward_batch.batch_size, int(forward_batch.forward_mode))) if kept else None
-    if found is None or found.checker.read_replay is None:
+    captured = backend.__dict__.get(_CAPTURED)
+    found = captured.get((forward_batch.batch_size, int(forward_batch.forward_mode))) if captured else None
+    if found is None or found.checker.read_replay is None or steps.running is None:
         return False
     pools = found.pools
     if pools[0] is not backend.token_to_kv_pool or pools[1] is not pool:
@@ -146,12 +168,10 @@ def record_checks(*backends: Any) -> None:
             recorded = _to_record.pop(id(backend), None)
             if recorded is not None:
                 recorded.record()
-                _recorded.append(recorded)
 
 
 def _prepare_for(backend: Any, checker: Checker) -> None:
     """All that could make a replay wait, or that a capture does not allow."""
-    _to_record.pop(id(backend), None)
     if Session.guard().mode.at(in_graph=True) is Mode.TRAP or not checker.build.request_slots.is_cuda:
         checker.warm_up()
     elif (recorded := checker.prepare_recording()) is not None:
@@ -162,16 +182,15 @@ def _prepare_for(backend: Any, checker: Checker) -> None:
 class _Kept:
     """A checker and what it goes by. addresses: the request slots' first."""
 
-    pools: tuple[Any, ...]
+    pools: tuple[Any, Any]
     addresses: tuple[int, ...]
     checker: Checker
 
-    def fits(self, pools: tuple[Any, ...], addresses: tuple[int, ...], forward_batch: Any) -> bool:
-        if not all(map(_same, self.pools, pools)):
-            return False
-        if self.checker.recorded is not None:
-            return True
-        return self.addresses == (forward_batch.req_pool_indices.data_ptr(), *addresses)
+    def same_pools(self, in_force: Any, translating: Any) -> bool:
+        return _same(self.pools[0], in_force) and _same(self.pools[1], translating)
+
+    def fits(self, pools: tuple[Any, Any], addresses: tuple[int, ...]) -> bool:
+        return self.same_pools(*pools) and self.addresses == addresses
 
 
 def _same(old: Any, new: Any) -> bool:
@@ -197,4 +216,6 @@ def watch_dispatch(backend: Any, *uses: Use) -> None:
             from sglang.srt.model_executor.cuda_graph_runner import get_is_capture_mode
 
             uncovered = replace(build, uses=(use,), pool=backend.token_to_kv_pool)
-            check_build(Checker(uncovered), live=not get_is_capture_mode())
+            # SGLang captures anew without its capture mode.
+            capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+            check_build(Checker(uncovered), live=not (capturing or get_is_capture_mode()))

@@ -36,7 +36,7 @@ def around_run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *
         result = original(scheduler, batch, *args, **kwargs)
         if at_once:
             # The result goes on as another object, or its keys are sent before any request is asked.
-            step.settle()
+            steps.settle_at_once(step)
     if step.unread:
         setattr(result, _STEP, step)
     return result
