@@ -37,6 +37,8 @@ VERBS = [
     "bench",
     "bench probes",
     "bench plot",
+    "diff",
+    "diff dumps",
 ]
 
 
@@ -119,3 +121,9 @@ def test_replay(sample):
     done = run("replay", f"dumps/samples/{sample}")
     assert done.returncode == 1
     compare(f"replay_{sample}.txt", done.stdout)
+
+
+def test_diff():
+    done = run("diff", *(f"dumps/samples/{name}" for name in REPLAYED))
+    assert (done.returncode, done.stderr) == (1, "")
+    compare("diff_samples.txt", done.stdout)

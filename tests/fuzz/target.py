@@ -13,6 +13,8 @@ from gemma4_triage.errors import ExitCode
 
 NAME = "20260101T000000.000000Z_vm_r0_p1_page-table-bounds_0001"
 ALLOWED = {ExitCode.OK, ExitCode.VIOLATION, ExitCode.DUMP_UNREADABLE, ExitCode.NOTHING_CHECKED}
+SAMPLES = Path(__file__).parents[2] / "dumps" / "samples"
+SAMPLE = str(SAMPLES / "20261121T103430.648335Z_vm_r0_p24275_page-table-bounds_0001")
 COMMANDS = (
     ("dumps", "show"),
     ("dumps", "show", "--json"),
@@ -22,6 +24,8 @@ COMMANDS = (
     ("audit", "--json"),
     ("diagnose",),
     ("diagnose", "--json"),
+    ("diff", "dumps", SAMPLE),
+    ("diff", "dumps", SAMPLE, "--json"),
 )
 
 

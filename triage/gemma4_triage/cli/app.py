@@ -24,6 +24,7 @@ VERBS: tuple[str, ...] = (
     "diagnose",
     "replay",
     "dumps",
+    "diff",
     "audit",
     "logs",
     "pools",

@@ -1,0 +1,72 @@
+"""`gemma4-triage diff`: hold one dump against another."""
+
+from typing import Annotated
+
+import typer
+from typer.core import TyperGroup
+
+from gemma4_triage.cli.output import emit_json, stdout_console
+from gemma4_triage.cli.store_options import AsJson, Directory, open_store
+from gemma4_triage.errors import ExitCode
+
+_DEFAULT = "dumps"
+_NAME = 'A name, the beginning of one, a path, or "latest".'
+
+
+class _DumpsUnlessNamed(TyperGroup):
+    """`diff A B` is `diff dumps A B`. A dump called like a command needs a path: ./dumps."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+        """See click."""
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = [_DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the `diff` verbs to the application."""
+    verbs = typer.Typer(
+        cls=_DumpsUnlessNamed,
+        help="Hold one dump against another: `diff DUMP_A DUMP_B` is short for `diff dumps DUMP_A DUMP_B`.",
+        no_args_is_help=True,
+    )
+
+    @verbs.callback()
+    def group() -> None:
+        # Without it typer would make a lone command the verb itself.
+        pass
+
+    verbs.command(_DEFAULT)(dumps)
+    app.add_typer(verbs, name="diff")
+
+
+def dumps(
+    dump_a: Annotated[str, typer.Argument(metavar="DUMP_A", help=_NAME, show_default=False)],
+    dump_b: Annotated[str, typer.Argument(metavar="DUMP_B", help="The same.", show_default=False)],
+    directory: Directory = None,
+    rows: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="How many differences to show of each section and tensor.")
+    ] = 12,
+    volatile: Annotated[
+        bool, typer.Option("--volatile", help="Also show when, where and under which name they were written.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show in what two dumps differ: manifests, guards, tensors and events, and what differs first.
+
+    Volatile fields (dump_id, created_utc, pid, ...) never count; NaN is equal to NaN.
+    Exits 0 if the dumps are equal, 1 if they differ, 2 for a dump that is not there, 4 for one that cannot be read.
+    """
+    from gemma4_triage.compare.compare_dumps import compare_dumps
+    from gemma4_triage.compare.side import open_side
+    from gemma4_triage.report.diff_document import diff_document
+    from gemma4_triage.report.diff_view import print_diff
+
+    store = open_store(directory)
+    a, b = open_side("A", store.resolve(dump_a)), open_side("B", store.resolve(dump_b))
+    comparison = compare_dumps(a, b, rows)
+    if as_json:
+        emit_json("dump-diff", diff_document(a, b, comparison, rows, volatile))
+    else:
+        print_diff(stdout_console(), a, b, comparison, rows, volatile)
+    raise typer.Exit(ExitCode.OK if comparison.equal else ExitCode.VIOLATION)
