@@ -85,6 +85,7 @@ def test_dumps_are_read_there(base_install, dump_path):
     listed = run(program, "dumps", "list", "--dir", dump_path.parent, "--json")
     assert [entry["dump_id"] for entry in json.loads(listed.stdout)["dumps"]] == [dump_path.name]
     assert run(program, "dumps", "verify", dump_path).returncode == 0
+    assert run(program, "diff", dump_path, dump_path).returncode == 0
     assert run(program, "--help").returncode == 0
 
 

@@ -155,6 +155,14 @@ def test_small_floats_are_compared_by_their_values(tmp_path, dtype, bits, value)
     assert [(entry.index, entry.a, entry.b) for entry in tensor.entries] == [((2,), 0.0, 1.5)]
 
 
+def test_any_byte_but_zero_is_true(tmp_path):
+    payloads = [TensorPayload(data=bytes(values), dtype="bool", shape=(3,)) for values in ([0, 1, 1], [0, 2, 0])]
+    (tensor,) = pair(tmp_path, {"tensors": {"live": payloads[0]}}, {"tensors": {"live": payloads[1]}}).tensors
+    (entry,) = tensor.entries
+    assert (entry.index, entry.a, entry.b) == ((2,), True, False)
+    assert type(entry.a) is bool
+
+
 def test_integers_of_other_types_are_compared_exactly(tmp_path):
     (tensor,) = arrays_pair(
         tmp_path,

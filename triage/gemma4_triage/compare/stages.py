@@ -18,6 +18,6 @@ def tensor_stage(name: str) -> str:
     return next((stage for stage, parts in _PARTS if any(part in name for part in parts)), OTHER_TENSORS)
 
 
-def tensor_order(name: str) -> tuple[int, bool, str]:
-    """Sorts tensors by stage; in a stage, what was translated comes after what it was made of."""
-    return TENSOR_STAGES.index(tensor_stage(name)), name.startswith(("swa_", "translated_")), name
+def tensor_order(name: str) -> tuple[int, str]:
+    """Sorts tensors by stage, then by name: what was translated happens to come after what it was made of."""
+    return TENSOR_STAGES.index(tensor_stage(name)), name

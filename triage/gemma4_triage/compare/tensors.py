@@ -78,9 +78,6 @@ def _values(a: Side, b: Side, name: str, rows: int) -> tuple[int, tuple[EntryDif
 def _window(side: Side, name: str, start: int) -> np.ndarray:
     """Entries from `start` on, 1-D: whole numbers as they are, float64 too, all others exactly in float32."""
     values, dtype = side.window(name, start, start + WINDOW_ENTRIES), side.record(name).dtype
-    if dtype == "bool":
-        # A damaged file may hold bytes that are neither 0 nor 1.
-        return values.view(np.uint8).astype(bool)
     return values if dtype.startswith(_WHOLE) or dtype == "float64" else to_float32(values, dtype)
 
 
