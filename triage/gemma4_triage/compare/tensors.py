@@ -92,6 +92,6 @@ def _unequal(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 def _index(place: int, shape: tuple[int, ...]) -> Iterator[int]:
     """Where element `place` of the flattened tensor is; Python's integers hold any shape."""
     for inner in range(1, len(shape) + 1):
-        place, rest = place, prod(shape[inner:])
+        rest = prod(shape[inner:])
         yield place // rest
         place %= rest
