@@ -17,32 +17,10 @@ from typing import Any
 
 from engine_process import HOST
 from gemma4_repro.toys.language import FIRST_WORD, VOCAB_SIZE, held_out_prompts
-from gemma4_repro.toys.locate import toy_path
 from server_process import flags, free_port, running_server
+from toy_arguments import ENGINE, MTP
 
-SERVER = {
-    "model_path": str(toy_path("toy-e4b")),
-    "device": "cpu",
-    "dtype": "float32",
-    "attention_backend": "trtllm_mha",
-    "page_size": 16,
-    "swa_full_tokens_ratio": 0.4,
-    "max_total_tokens": 2560,
-    "max_running_requests": 8,
-    "disable_cuda_graph": True,
-    "disable_overlap_schedule": True,
-    "sampling_backend": "pytorch",
-    "grammar_backend": "none",
-    "decode_log_interval": 4,
-    "random_seed": 1,
-}
-MTP = {
-    "speculative_algorithm": "NEXTN",
-    "speculative_draft_model_path": str(toy_path("toy-e4b-assistant")),
-    "speculative_num_steps": 3,
-    "speculative_eagle_topk": 1,
-    "speculative_num_draft_tokens": 4,
-}
+SERVER = ENGINE | {"decode_log_interval": 4, "random_seed": 1}
 Prompts = list[list[int]]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import CodeType, ModuleType
 from typing import Any, TypeVar
@@ -102,13 +103,12 @@ class Attachment:
         supported = [patch for patch in self.patches if self._tolerating(patch, self._check_release)]
         check_conflicts(supported)
         planned = [plan for patch in supported for plan in self._tolerating(patch, self._plan) or ()]
-        try:
+        # Whatever stops this, SGLang does not stay half patched.
+        with ExitStack() as unless_all_registered:
+            unless_all_registered.callback(self.uninstall)
             for patch, attachment, site in planned:
                 self._applied.append(_register(patch, attachment, site, self.timed))
-        # Whatever stops it, Ctrl-C too: SGLang must not stay half patched. It is raised again.
-        except BaseException:
-            self.uninstall()
-            raise
+            unless_all_registered.pop_all()
 
     def _tolerating(self, patch: Patch, step: Callable[[Patch], _T]) -> _T | None:
         """What `step` makes of the patch; None if the patch is a probe that may be missing, and is."""

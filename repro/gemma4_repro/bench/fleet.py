@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -38,12 +39,11 @@ class Fleet:
         self.lost: dict[str, str] = {}
 
     def __enter__(self) -> Fleet:
-        try:
+        # Whatever interrupts the start, servers that have started do not go on.
+        with ExitStack() as unless_all_started:
+            unless_all_started.callback(self._close)
             self._start()
-        # Ctrl-C too: without __exit__, servers that have started would go on. It is raised again.
-        except BaseException:
-            self._close()
-            raise
+            unless_all_started.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
