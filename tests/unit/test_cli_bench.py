@@ -83,10 +83,17 @@ class TestProbes:
         assert json.loads(out)["rows"] == json.loads(json.dumps(found["rows"]))
 
     def test_a_missed_target_exits_1(self, cli, measured):
-        measured(hooks_us=HOOKS_US | {"contain": {"page-table.build": 21.0}})
+        measured(hooks_us=HOOKS_US | {"contain": {"page-table.build": 21.0}}, factors=FACTORS | {"contain": 1.011})
         code, out, _ = cli("bench", "probes")
         assert code == 1
         assert "contain: missed" in out
+
+    def test_a_target_that_only_the_step_shows_is_met_and_says_so(self, cli, measured):
+        measured(hooks_us=HOOKS_US | {"contain": {"page-table.build": 21.0}})
+        code, out, _ = cli("bench", "probes")
+        assert code == 0
+        assert "contain: met: probes take at most 1% of a step of none; worst 1.05% (mtp" in out
+        assert "in 4 of 4 cells above that, where the step is at most 0.40% longer, noise included" in out
 
     def test_a_target_that_could_not_be_measured_exits_1(self, cli, measured):
         measured(installation=INSTALLATION | {"identity": None})

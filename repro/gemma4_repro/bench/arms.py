@@ -9,6 +9,7 @@ from pathlib import Path
 from gemma4_repro.errors import UnknownName
 
 REFERENCE = "none"
+OFF = "off"
 # SGLang takes SGLANG_PLUGINS for a list of those to load: with a name that nobody has, ours is not even imported.
 _WITHOUT_PLUGIN = {"SGLANG_PLUGINS": "no-plugin"}
 
@@ -47,7 +48,7 @@ def _flashinfer(level: int) -> dict[str, str]:
 
 ARMS: tuple[BenchArm, ...] = (
     BenchArm(REFERENCE, "SGLang as shipped: the plugin is not loaded", _WITHOUT_PLUGIN, smoke=True),
-    BenchArm("off", "plugin loaded, probes off", {"SGLANG_TRTLLM_MHA_DEBUG": "0"}, identity=True, smoke=True),
+    BenchArm(OFF, "plugin loaded, probes off", {"SGLANG_TRTLLM_MHA_DEBUG": "0"}, identity=True, smoke=True),
     BenchArm("log", "probes on: log", _probes("log"), smoke=True),
     BenchArm("contain", "probes on: contain", _probes("contain"), share_limit=0.01),
     BenchArm("trap", "probes on: trap", _probes("trap"), smoke=True),

@@ -70,7 +70,8 @@ def _method(plan: Plan, measured: Measured) -> dict[str, Any]:
         "probes_us": "GEMMA4_TRIAGE_COST: the probes' own code on the scheduler's thread, kernel launches included, "
         "per decode step; median over bursts. What a launched check takes on the device is in kernels/bench/rows",
         "probes_share": "probes_us of all probes over the median step of none; the targets are of it, because equal "
-        "servers differ by more than they allow",
+        "servers may differ by more than they allow, or else of the step itself: the upper end of its ratio's interval "
+        "and how far off is from none, added",
         "noise": "off runs the code that none runs: what its ratio differs from 1 by is noise; servers_ms has the "
         "median of each of an arm's equal servers",
         "copies": plan.copies,

@@ -92,4 +92,9 @@ def _target(target: dict[str, Any]) -> Text:
         if worst:
             where = f"mtp {'on' if worst['mtp'] else 'off'}, batch {worst['batch']}"
             text += f"; worst {share_text(worst['share'])} ({where})"
+        hidden = [cell for cell in target["cells"] if cell["held_by"] == "step"]
+        if hidden:
+            longer = max(cell["step_at_most"] for cell in hidden)
+            text += f"; in {len(hidden)} of {len(target['cells'])} cells above that, where the step is at most "
+            text += f"{share_text(longer)} longer, noise included"
     return Text(f"{target['arm']}: ").append(target["status"], _STYLES[target["status"]]).append(f": {text}")
