@@ -4,6 +4,7 @@ Each backend runs in a subprocess of its own, several at a time. This process ne
 fault in one of them is all that happens.
 """
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,13 +26,19 @@ SAMPLES = Path(__file__).parents[2] / "dumps" / "samples"
 (SEED_BUG,) = SAMPLES.glob("*p24275*")
 (CONTAINED,) = SAMPLES.glob("*p1291*")
 OPTIONS = ReplayOptions(heads=(8, 2), head_dim=64)
+# XQA and FlashInfer compile their kernels at the first call of a shape, several of them side by side here.
+TIMEOUT_S = 900
+HOPPER = re.compile(r"\bG?H(20|100|200|800)\b")
 KERNELS = ("triton", "flashinfer", "trtllm_mha")
 RUNS = [("contained", "torch"), *((case, name) for name in KERNELS for case in ("contained", "seed"))]
 RUNS += [("far", "triton"), ("far", "trtllm_mha")]
 
 
 def far_dump(root):
-    """One entry 2**24 pages, 64 GiB, behind the buffer; the rest is as it should be."""
+    """One entry 2**24 pages, 64 GiB, behind the buffer; the rest is as it should be.
+
+    XQA multiplies page ids in 32 bits, in heads of 128 bytes: from 2**27 pages on it would come round to the front.
+    """
     right = np.arange(1, 17, dtype=np.int32).reshape(2, 8)
     table = right.copy()
     table[1, 3] = 65 + 2**24
@@ -60,7 +67,7 @@ def outcomes(tmp_path_factory):
     paths = {"contained": CONTAINED, "seed": SEED_BUG, "far": far_dump(tmp_path_factory.mktemp("far"))}
 
     def run(case, name):
-        (found,) = replay(read_dump(paths[case]), OPTIONS, [name]).backends
+        (found,) = replay(read_dump(paths[case]), OPTIONS, [name], TIMEOUT_S).backends
         return found, {variant.variant: variant for variant in found.variants}
 
     with ThreadPoolExecutor(4) as pool:
@@ -91,10 +98,8 @@ def test_wrong_pages_inside_the_buffer_are_read_in_silence(outcomes, name):
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_page_just_behind_the_buffer(outcomes, name):
     """Page 65 of 65: Hopper's kernels read what lies there, as the replay models it; Blackwell's loads may fault."""
-    import torch
-
     found, by_name = outcomes["seed", name]
-    if torch.cuda.get_device_capability()[0] != 9 and by_name[AS_DUMPED].status is Status.ILLEGAL_ACCESS:
+    if by_name[AS_DUMPED].status is Status.ILLEGAL_ACCESS and not HOPPER.search(found.device):
         return
     assert by_name[AS_DUMPED].status is Status.RAN, found
     assert by_name[AS_DUMPED].from_table.fine, by_name[AS_DUMPED]
