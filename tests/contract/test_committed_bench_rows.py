@@ -5,41 +5,74 @@ from pathlib import Path
 
 import pytest
 
+from gemma4_repro.bench.arms import ARMS
+from gemma4_repro.bench.targets import judge_targets
 from gemma4_triage.report.bench_plot import draw
 
 ROOT = Path(__file__).parents[2]
 README = " ".join((ROOT / "README.md").read_text().split())
-DOCUMENTS = [json.loads(path.read_text()) for path in sorted((ROOT / "docs" / "bench").glob("probes_h200_*.json"))]
 
 
-def rows(arm, mtp):
-    return [row for document in DOCUMENTS for row in document["rows"] if (row["arm"], row["mtp"]) == (arm, mtp)]
+def documents(model):
+    return [json.loads(path.read_text()) for path in sorted((ROOT / "docs" / "bench").glob(f"probes_h200_*_{model}_*"))]
 
 
-def percent(row):
-    return f"{100 * row['probes_share']:.1f}%"
+E4B, SCALED = documents("e4b"), documents("scaled")
 
 
-@pytest.mark.parametrize("arm", ["contain", "ledger"])
-def test_shares_with_mtp(arm):
-    shares = sorted(rows(arm, True), key=lambda row: row["probes_share"])
-    assert f"{percent(shares[0])} to {percent(shares[-1])}" in README
+def rows(found, arm, mtp):
+    return [row for document in found for row in document["rows"] if (row["arm"], row["mtp"]) == (arm, mtp)]
 
 
-def test_without_mtp():
-    contain, ledger = (sorted(rows(arm, False), key=lambda row: row["probes_share"]) for arm in ("contain", "ledger"))
-    assert f"{percent(contain[0])} to {percent(contain[-1])} and {percent(ledger[0])}" in README
-    spent = [[round(row["probes_us"]["median"]) for row in (found[0], found[-1])] for found in (contain, ledger)]
-    assert f"({spent[0][0]} to {spent[0][1]}, and {spent[1][0]} to {spent[1][1]})" in README
-    assert f"{percent(ledger[0])} to {percent(ledger[-1])}: both targets are missed there" in README
+def shares(found, arm, mtp):
+    """0.5% to 1.1%, of the cells of this arm."""
+    values = sorted(row["probes_share"] for row in rows(found, arm, mtp))
+    return f"{100 * values[0]:.1f}% to {100 * values[-1]:.1f}%"
+
+
+def microseconds(found, arm, mtp):
+    values = sorted(row["probes_us"]["median"] for row in rows(found, arm, mtp))
+    return f"{values[0]:.0f} to {values[-1]:.0f}"
+
+
+def steps(found, arm, mtp):
+    values = sorted(row["step_ratio_to_none"]["median"] - 1 for row in rows(found, arm, mtp))
+    return f"{100 * values[0]:+.1f}% to {100 * values[-1]:+.1f}%"
+
+
+@pytest.mark.parametrize("mtp", [True, False])
+def test_the_table_of_e4b(mtp):
+    for arm in ("contain", "ledger"):
+        line = f"| `{arm}`, MTP {'on' if mtp else 'off'} | {microseconds(E4B, arm, mtp)} us | {shares(E4B, arm, mtp)} |"
+        assert line in README
+    assert f"| `off`, MTP {'on' if mtp else 'off'} | | | {steps(E4B, 'off', mtp)} |" in README
+
+
+def test_the_steps_of_e4b_without_mtp():
+    for arm in ("contain", "ledger"):
+        assert f"{shares(E4B, arm, False)} | {steps(E4B, arm, False)} |" in README
+
+
+def test_the_targets_hold_on_e4b_as_the_rows_are_judged_today():
+    for document in E4B:
+        arms = [arm for arm in ARMS if arm.id in document["arms"]]
+        (proof,) = [target["proof"] for target in document["targets"] if target["target"] == "identity"]
+        judged = judge_targets(arms, document["rows"], proof)
+        assert {target["arm"]: target["status"] for target in judged} == dict.fromkeys(("off", "contain", "ledger"), "met")
+
+
+def test_the_smaller_model():
+    assert f"{shares(SCALED, 'contain', True)} of a step with MTP, {shares(SCALED, 'contain', False)} without" in README
+    assert f"{shares(SCALED, 'ledger', True)} and {shares(SCALED, 'ledger', False)}" in README
 
 
 def test_off_is_identity():
-    (proof,) = [t["proof"] for d in DOCUMENTS for t in d["targets"] if t["target"] == "identity"]
-    assert f"{proof['compared']} of SGLang's functions compared, none changed" in README
-    assert proof["changed"] == []
+    proofs = [t["proof"] for d in E4B + SCALED for t in d["targets"] if t["target"] == "identity"]
+    assert len({proof["compared"] for proof in proofs}) == 1
+    assert all(proof["changed"] == [] for proof in proofs)
+    assert f"{proofs[0]['compared']} of SGLang's functions compared, none changed" in README
 
 
 def test_the_picture_is_drawn_from_the_rows():
-    """If this fails: gemma4-triage bench plot docs/bench/probes_h200_*.json --out docs/probes_h200.svg --force"""
-    assert (ROOT / "docs" / "probes_h200.svg").read_text() == draw(DOCUMENTS)
+    """If this fails: gemma4-triage bench plot docs/bench/probes_h200_*_e4b_*.json --out docs/probes_h200.svg --force"""
+    assert (ROOT / "docs" / "probes_h200.svg").read_text() == draw(E4B)
