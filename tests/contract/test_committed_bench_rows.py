@@ -58,7 +58,8 @@ def test_the_targets_hold_on_e4b_as_the_rows_are_judged_today():
         arms = [arm for arm in ARMS if arm.id in document["arms"]]
         (proof,) = [target["proof"] for target in document["targets"] if target["target"] == "identity"]
         judged = judge_targets(arms, document["rows"], proof)
-        assert {target["arm"]: target["status"] for target in judged} == dict.fromkeys(("off", "contain", "ledger"), "met")
+        statuses = {target["arm"]: target["status"] for target in judged}
+        assert statuses == {"off": "met", "contain": "met", "ledger": "met"}
 
 
 def test_the_smaller_model():

@@ -47,7 +47,8 @@ class LeakLedger:
         self.page_size: int = allocator.page_size
         self.step = 0
         self.pools = {name: _page_ledger(part) for name, part in (inner or {"full": allocator}).items()}
-        self.anomalies: list[Anomaly] = []
+        # Each once, so that no more wait for an audit than there are pages.
+        self.anomalies: dict[Anomaly, None] = {}
         self.log = EventLog(self._fold, self.page_size)
         self.latest_hand_out: torch.Tensor | None = None
         self.latest_swa_hand_out: torch.Tensor | None = None
@@ -107,7 +108,7 @@ class LeakLedger:
             owned = replace(folded[0].owned, page=inside(folded[0].owned.page, pool.pages))
             rows = PageRows.of(events, swa, SWA, pool.pages).merged_with(owned)
             folded.append(pool.fold(rows, events.site, events.step))
-        self.anomalies += self._anomalies(events, folded)
+        self.anomalies.update(dict.fromkeys(self._anomalies(events, folded)))
 
     def _anomalies(self, events: Events, folded: list[Folded]) -> list[Anomaly]:
         """In the order of their events, which are those of one pool."""
