@@ -7,7 +7,8 @@ from gemma4_dumps.reader import Dump, read_dump
 from gemma4_dumps.schema import Layer, Offence
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident, Ledger
-from gemma4_triage.diagnose.log_signatures import LogLine
+from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.read import read_log
 
 ROOT = Path(__file__).parents[1]
 CORPUS = ROOT / "tests" / "data" / "corpus_dumps"
@@ -60,8 +61,14 @@ def guards_only(faults: tuple[str, ...] = (), **row: Any) -> Incident:
     return Incident(guards=(Guards("1.json", "", fields),))
 
 
-def crash_line(text: str = "IndexError: list index out of range") -> LogLine:
-    return LogLine("server.log", 1042, "index-error", text, "an index was outside a list")
+def crash_log(last_line: str = "KeyError: 'layer_9'", file: str = "scheduler.py") -> LogFacts:
+    """A log of one batch line, and of a traceback that begins in line 2, ends like this and was raised in `file`."""
+    text = (
+        "[2026-01-01 00:00:01] Decode batch, #running-req: 8, full token usage: 0.50, swa token usage: 0.50\n"
+        "[2026-01-01 00:00:02] Scheduler hit an exception: Traceback (most recent call last):\n"
+        f'  File "/srv/sglang/{file}", line 12, in step\n    call()\n{last_line}\n\n'
+    )
+    return read_log("server.log", [text.encode()])
 
 
 # Rules about what the corpus does not inject, each with an incident that shows its cause.
@@ -81,7 +88,7 @@ OTHERS: dict[str, Incident] = {
     "guards-incomplete": guards_only(attached=False, reason="no such target"),
     "injected-fault": guards_only(faults=("swa-state-stale",)),
     "ledger-without-dump": Incident(ledgers=(Ledger("vm_p1.json", {"findings": {"pool_leak": 2}, "balanced": False}),)),
-    "crash-without-dump": Incident(log=(crash_line(),)),
+    "crash-without-dump": Incident(logs=(crash_log(),)),
     "foreign-ids": page_table(
         "wrong_space", "full-draft-through-swa-map", "wrong_space", role="target", layer=Layer(id=5, type="full")
     ),

@@ -1,7 +1,8 @@
-"""Measures `gemma4-triage logs` on a generated log: MB/s and peak memory of the process that reads.
+"""Measures `gemma4-triage logs` or `diagnose --log` on a generated log: MB/s and peak memory of the reading process.
 
-Usage: python tests/measure_log_reading.py --megabytes 1000. Prints one JSON document. The log goes through a pipe and
-never lies on a disk; it is made of batch lines, access lines and long request lines in the ratio of a busy server.
+Usage: python tests/measure_log_reading.py --megabytes 1000 [--diagnose]. Prints one JSON document. The log goes through
+a pipe and never lies on a disk; it is made of batch lines, access lines and long request lines in the ratio of a busy
+server.
 """
 
 import argparse
@@ -9,6 +10,7 @@ import json
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -30,15 +32,9 @@ def block() -> tuple[bytes, int, int]:
     return "".join(rows).encode(), batches, len(rows) - batches
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--megabytes", type=int, default=1000)
-    wanted = parser.parse_args().megabytes * 1_000_000
-    text, batches, others = block()
-    repeats = -(-wanted // len(text))
-    reader = subprocess.Popen(
-        [sys.executable, "-m", "gemma4_triage", "logs", "-", "--json"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+def read(command: list[str], text: bytes, repeats: int) -> tuple[dict, float]:
+    """The document of a command that reads the text so many times on stdin, and the seconds that it took."""
+    reader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert reader.stdin is not None
     assert reader.stdout is not None
     begin = time.perf_counter()
@@ -48,7 +44,21 @@ def main() -> None:
     document = json.loads(reader.stdout.read())
     seconds = time.perf_counter() - begin
     reader.wait()
-    (log,) = document["logs"]
+    return document, seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--megabytes", type=int, default=1000)
+    parser.add_argument("--diagnose", action="store_true", help="read it with diagnose --log, beside no dumps")
+    arguments = parser.parse_args()
+    wanted = arguments.megabytes * 1_000_000
+    text, batches, others = block()
+    repeats = -(-wanted // len(text))
+    with tempfile.TemporaryDirectory() as empty:
+        words = ["diagnose", "--dir", empty, "--log", "-"] if arguments.diagnose else ["logs", "-"]
+        document, seconds = read([sys.executable, "-m", "gemma4_triage", *words, "--json"], text, repeats)
+    (log,) = document["incidents"][0]["logs"] if arguments.diagnose else document["logs"]
     assert log["lines"] == repeats * (batches + others)
     assert log["understood_lines"] == repeats * batches
     megabytes = repeats * len(text) / 1e6

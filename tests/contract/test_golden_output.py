@@ -116,6 +116,18 @@ def test_diagnose(sample):
     compare(f"diagnose_{sample}.txt", done.stdout)
 
 
+def test_diagnose_with_a_log():
+    done = run("diagnose", "tests/data/corpus_dumps/swa-state-stale", "--log", "tests/data/logs/illegal-access.log")
+    assert (done.returncode, done.stderr) == (1, "")
+    compare("diagnose_with_log.txt", done.stdout)
+
+
+def test_diagnose_a_log_alone(tmp_path):
+    done = run("diagnose", "--dir", str(tmp_path), "--log", "tests/data/logs/pool-leak.log")
+    assert (done.returncode, done.stderr) == (1, "")
+    compare("diagnose_log_alone.txt", done.stdout)
+
+
 @pytest.mark.parametrize("sample", REPLAYED)
 def test_replay(sample):
     done = run("replay", f"dumps/samples/{sample}")

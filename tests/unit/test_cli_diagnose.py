@@ -1,5 +1,7 @@
 """The verb `diagnose`: what it prints, its document, its exit codes."""
 
+import gzip
+import io
 import json
 import resource
 import shutil
@@ -10,6 +12,7 @@ from diagnose_examples import CORPUS, ROOT
 
 SEED = CORPUS / "swa-state-stale"
 SAMPLES = ROOT / "dumps" / "samples"
+LOGS = ROOT / "tests" / "data" / "logs"
 LATEST = "20261121T165051.804820Z_vm_r0_p18498_page-table-bounds_0006"
 
 
@@ -109,34 +112,87 @@ class TestWhatItSays:
 
 
 class TestLog:
-    def test_its_crash_lines_become_evidence(self, cli, tmp_path):
-        log = tmp_path / "server.log"
-        log.write_text("fine\nfine\nIndexError: list index out of range\n")
-        code, out, _ = cli("diagnose", CORPUS / "hybrid-pool-unswapped", "--log", log, "--json")
-        (finding,) = document(out)["incidents"][0]["findings"]
-        assert code == 1
-        assert {"source": "server.log", "field": "line 3", "value": "IndexError: list index out of range"}.items() <= (
-            finding["evidence"][-1].items()
-        )
+    def test_one_cause_is_shown_with_values_of_both(self, cli):
+        code, out, err = cli("diagnose", SEED, "--log", LOGS / "illegal-access.log")
+        assert (code, err) == (1, "")
+        assert f"[L1]  {LOGS / 'illegal-access.log'}: 112 of 116 lines understood, 2026-11-21T16:51:28 to" in out
+        first = " ".join(out.partition("2. CERTAIN")[0].split())
+        assert "1. CERTAIN draft-swa-state-stale" in first
+        assert "[2] provenance.table_space full whose page ids the table holds" in first
+        assert "[L1] line 18 full 0.36, swa 0.89 the last pool usage before it" in first
+
+    def test_the_document(self, cli):
+        logs = [LOGS / "illegal-access.log", LOGS / "illegal-access.log", LOGS / "healthy.log"]
+        _, out, _ = cli("diagnose", SEED, *(word for log in logs for word in ("--log", log)), "--json")
+        (incident,) = document(out)["incidents"]
+        assert [log["file"] for log in incident["logs"]] == [
+            str(LOGS / "illegal-access.log"),
+            str(LOGS / "healthy.log"),
+        ]
+        assert incident["logs"][0]["injected_faults"] == ["swa-state-stale"]
+        assert incident["findings"][0]["rule"] == "draft-swa-state-stale"
+        assert str(LOGS / "illegal-access.log") in {piece["source"] for piece in incident["findings"][0]["evidence"]}
 
     def test_it_goes_to_the_incident_whose_dump_it_names(self, cli, tmp_path):
         log = tmp_path / "server.log"
-        log.write_text(f"TrappedViolation: see {LATEST}\n")
-        _, out, _ = cli("diagnose", SEED, CORPUS / "negative-page", "--log", log, "--json")
-        assert [len(incident["log_lines"]) for incident in document(out)["incidents"]] == [0, 1]
+        log.write_text(f"page-table-bounds: page 65 [logged; seen 1 times; dump: /gone/{LATEST}]\n")
+        _, out, err = cli("diagnose", SEED, CORPUS / "negative-page", "--log", log, "--json")
+        assert [len(incident["logs"]) for incident in document(out)["incidents"]] == [0, 1]
+        assert err == ""
 
-    def test_a_crash_without_a_dump_is_a_finding(self, cli, tmp_path):
-        log = tmp_path / "server.log"
-        log.write_text("RuntimeError: CUDA error: an illegal memory access was encountered\n")
-        (tmp_path / "empty").mkdir()
-        code, out, _ = cli("diagnose", "--dir", tmp_path / "empty", "--log", log)
+    def test_of_a_choice_it_says_what_it_took(self, cli):
+        _, out, err = cli("diagnose", SEED, CORPUS / "negative-page", "--log", LOGS / "healthy.log", "--json")
+        assert [len(incident["logs"]) for incident in document(out)["incidents"]] == [1, 0]
+        assert "names no dump that was read: taken as the log of incident 1" in err
+
+    def test_alone_it_is_a_run(self, cli, tmp_path):
+        code, out, _ = cli("diagnose", "--dir", tmp_path, "--log", LOGS / "pool-leak.log")
         assert code == 1
-        assert "POSSIBLE  crash-without-dump" in out
+        assert "RUN WITHOUT DUMPS" in out
+        assert out.index("1. CERTAIN  pool-leak") < out.index("2. POSSIBLE  crash-without-dump")
+        code, out, _ = cli(
+            "diagnose", "--dir", tmp_path, "--log", LOGS / "healthy.log", "--log", LOGS / "accept-drop.log"
+        )
+        assert (code, out.count("RUN WITHOUT DUMPS")) == (1, 2)
+        code, out, _ = cli("diagnose", "--dir", tmp_path, "--log", LOGS / "healthy.log")
+        assert code == 0
+        assert "nothing wrong in the log; there is no guard manifest of this run" in out
 
-    def test_a_log_that_is_not_there(self, cli, tmp_path):
-        code, _, err = cli("diagnose", SEED, "--log", tmp_path / "none.log")
-        assert code == 2
-        assert "cannot be read" in err
+    def test_gzip_and_stdin(self, cli, tmp_path, monkeypatch):
+        packed = tmp_path / "server.log.1.gz"
+        packed.write_bytes(gzip.compress((LOGS / "pool-leak.log").read_bytes()))
+        stream = io.TextIOWrapper(io.BufferedReader(io.BytesIO((LOGS / "trapped.log").read_bytes())))
+        monkeypatch.setattr(sys, "stdin", stream)
+        code, out, _ = cli("diagnose", "--dir", tmp_path, "--log", packed, "--log", "-", "--json")
+        assert code == 1
+        assert [[log["file"] for log in incident["logs"]] for incident in document(out)["incidents"]] == [
+            [str(packed)],
+            ["-"],
+        ]
+
+    def test_a_torn_gzip_counts_as_far_as_it_goes(self, cli, tmp_path):
+        packed = tmp_path / "log.gz"
+        packed.write_bytes(gzip.compress((LOGS / "swa-starved.log").read_bytes())[:-200])
+        code, _, err = cli("diagnose", "--dir", tmp_path, "--log", packed)
+        assert code == 1
+        assert f"{packed} ends early" in err
+
+    def test_a_log_that_cannot_be_read(self, cli, tmp_path):
+        for path in (tmp_path / "none.log", tmp_path):
+            code, out, err = cli("diagnose", SEED, "--log", path)
+            assert (code, out) == (2, "")
+            assert "error: " in err
+        assert cli("diagnose", SEED, "--log", "-", "--log", "-")[0] == 2
+
+    def test_something_else_than_a_log(self, cli, tmp_path):
+        log = tmp_path / "notes.txt"
+        log.write_text("fine\n")
+        code, out, err = cli("diagnose", "--dir", tmp_path, "--log", log, "--json")
+        assert (code, document(out)["exit_code"]) == (5, 5)
+        assert "no line of SGLang's in the logs" in err
+        code, out, err = cli("diagnose", SEED, "--log", log)
+        assert (code, err) == (1, f"{log}: 0 of 1 lines understood\n")
+        assert "notes.txt" not in out
 
 
 class TestExitCodes:

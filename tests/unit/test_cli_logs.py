@@ -103,9 +103,10 @@ def test_usage_mistakes(cli, words):
     assert words == () or out == ""
 
 
-def test_memory_does_not_grow_with_the_log():
+@pytest.mark.parametrize("more", [[], ["--diagnose"]], ids=["logs", "diagnose"])
+def test_memory_does_not_grow_with_the_log(more):
     done = subprocess.run(
-        [sys.executable, SCRIPT, "--megabytes", "60"], capture_output=True, text=True, check=True, timeout=300
+        [sys.executable, SCRIPT, "--megabytes", "60", *more], capture_output=True, text=True, check=True, timeout=300
     )
     measured = json.loads(done.stdout)
     assert measured["lines"] == measured["understood_lines"] + measured["other_lines"]

@@ -13,7 +13,6 @@ from diagnose_examples import (
     OTHERS,
     altered,
     corpus_dump,
-    crash_line,
     guards_only,
     of,
     offence,
@@ -25,7 +24,7 @@ from gemma4_dumps.schema import VERDICTS, Layer, Provenance
 from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.evidence import plain_value
-from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
+from gemma4_triage.diagnose.finding import Confidence
 from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident, Ledger
@@ -220,19 +219,6 @@ class TestGuards:
         fields = anything if isinstance(anything, dict) else {"patches": anything}
         for finding in conclude(Incident(guards=(Guards("x.json", "", fields),))):
             assert all(plain_value(fields, piece.field) == piece.value for piece in finding.evidence)
-
-
-class TestLogs:
-    def test_crash_lines_go_to_the_first_cause(self):
-        (finding,) = conclude(of(altered(corpus_dump("hybrid-pool-unswapped", "wrong_space")), log=(crash_line(),)))
-        assert finding.rule == "pool-swap-missed-leaf"
-        assert (finding.evidence[-1].source, finding.evidence[-1].field) == ("server.log", "line 1042")
-
-    def test_findings_of_a_log_analysis_are_ranked_with_the_others(self):
-        piece = Evidence(source="server.log", field="line 7", value="text", meaning="")
-        theirs = Finding(rule="accept-length-fell", cause="c", confidence=Confidence.CERTAIN, evidence=(piece,))
-        found = conclude(OTHERS["unknown-verdict"], [theirs])
-        assert [finding.rule for finding in found] == ["accept-length-fell", "unknown-verdict"]
 
 
 SPACES = st.sampled_from(["full", "swa", "draft", "unknown"])

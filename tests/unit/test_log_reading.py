@@ -213,7 +213,7 @@ class TestSources:
         try:
             facts = read_source(Source(str(path)))
         except SourceError as error:
-            assert error.hint == f"zstd -dc {path} | gemma4-triage logs -"
+            assert error.hint == f"zstd -dk {path} unpacks it"
         else:
             assert facts.problem is not None
 

@@ -25,7 +25,7 @@ FOUND = {
     "healthy": set(),
     "hybrid-draft-pool": {"hybrid-draft-pool"},
     "illegal-access": {"illegal-access", "binding-pool", "retraction-thrash", "re-prefill-storm"},
-    "out-of-memory": {"out-of-memory"},
+    "out-of-memory": {"no-slot"},
     "pool-leak": {"pool-leak"},
     "prefix-hits": set(),
     "prefix-loss": {"prefix-cache-loss"},
@@ -36,6 +36,7 @@ FOUND = {
 }
 
 ILLEGAL = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+ASSERTION = "torch.AcceleratorError: CUDA error: device-side assert triggered"
 VERIFY_INPUT = "AttributeError: 'FrozenKVMTPVerifyInput' object has no attribute 'merge_batch'"
 NO_SLOT = "RuntimeError: Decode out of memory. Try to lower your batch size."
 
@@ -46,10 +47,9 @@ MADE = {
     "hang": [decode(1), f"{stamp(400)} Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)\n"],
     "throughput-collapse": [*steady(40, rate=900), *steady(20, start=40, rate=200)],
     "other-crash": [decode(1), death(2, "KeyError: 'layer_9'")],
-    "out-of-memory": [
-        decode(1, swa=0.99),
-        death(2, "RuntimeError: Decode out of memory. Try to lower your batch size."),
-    ],
+    "no-slot": [decode(1, swa=0.99), death(2, NO_SLOT)],
+    "out-of-memory": [decode(1), death(2, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")],
+    "index-outside-tensor": [decode(1), death(2, ASSERTION)],
 }
 
 
@@ -150,9 +150,16 @@ class TestWhatTheFindingsSay:
         assert [int(cause.split(": ")[1].split()[0]) for cause in causes] == [24, 24]
 
     def test_no_slot_with_room_in_the_pools_is_another_cause(self):
-        roomy, full = of_sample("out-of-memory")["out-of-memory"], found_in(MADE["out-of-memory"])[0]
+        roomy, full = of_sample("out-of-memory")["no-slot"], found_in(MADE["no-slot"])[0]
         assert "although the pools had room" in roomy.cause
         assert "although" not in full.cause
+
+    def test_an_index_on_the_host_is_one_too(self):
+        (finding,) = found_in(
+            [decode(1), death(2, "IndexError: index 1040 is out of bounds for dimension 0 with size 9")]
+        )
+        assert finding.rule == "index-outside-tensor"
+        assert "in scheduler.py:12 step" in finding.evidence[0].meaning
 
     def test_endings_come_before_loads(self):
         order = [finding.rule for finding in findings(read_source(Source(str(SAMPLES / "illegal-access.log"))))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,11 +9,12 @@ import typer
 
 from gemma4_triage.cli.dumps import AsJson, Directory, open_store
 from gemma4_triage.cli.output import emit_json, say, stdout_console
-from gemma4_triage.errors import ExitCode, NothingChecked, UsageMistake
+from gemma4_triage.cli.read_logs import read_logs
+from gemma4_triage.errors import ExitCode, NothingChecked
 
 if TYPE_CHECKING:
-    from gemma4_triage.diagnose.incident import Incident
     from gemma4_triage.diagnose.material import Material
+    from gemma4_triage.logs.facts import LogFacts
     from gemma4_triage.report.diagnosis_document import Diagnosis
 
 
@@ -36,22 +36,26 @@ def diagnose(
         int, typer.Option("--limit", min=0, metavar="N", help="Of a folder, only the newest N dumps; 0 for all.")
     ] = 200,
     log: Annotated[
-        Path | None, typer.Option("--log", metavar="FILE", help="The server's log: its crash lines become evidence.")
+        list[str] | None,
+        typer.Option("--log", metavar="FILE", help="The server's log, plain or gzip; - reads stdin. Repeatable."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what went wrong, on which evidence, and what to do about it.
 
     Dumps of one launch (ranks, target and draft, repetitions) are one incident. Its causes are ranked by certainty;
-    each names the values that it rests on, what would rule it out, and the next command.
+    each names the values that it rests on, what would rule it out, and the next command. What a log says of the same
+    cause becomes evidence of it, of any other a finding of its own.
 
     Exits 0 if nothing is wrong, 1 for a finding, 4 if a dump cannot be read, 5 if there was nothing to look at.
     """
     from gemma4_triage.report.diagnosis_document import diagnosis_document
     from gemma4_triage.report.diagnosis_view import print_diagnoses
 
+    # First, so that a wrong path costs no reading of dumps.
+    logs = read_logs(log or [])
     material = _material(dumps, directory, limit or None)
-    diagnoses = _diagnoses(material, log)
+    diagnoses = _diagnoses(material, logs, bool(dumps))
     for problem in material.unreadable:
         say(f"not read: {problem.path}: {problem.problem}")
     if material.hidden:
@@ -71,37 +75,26 @@ def _material(names: list[str] | None, directory: Path | None, limit: int | None
     return read_named(store, names, limit) if names else read_store(store, limit)
 
 
-def _diagnoses(material: Material, log: Path | None) -> list[Diagnosis]:
+def _diagnoses(material: Material, logs: list[LogFacts], named: bool) -> list[Diagnosis]:
+    from gemma4_triage.diagnose.assign_logs import assign_logs
     from gemma4_triage.diagnose.conclude import conclude
     from gemma4_triage.diagnose.grouping import group
+    from gemma4_triage.logs.catalog import findings
     from gemma4_triage.report.diagnosis_document import Diagnosis
 
-    incidents = group(material.dumps, material.guards, material.ledgers)
-    if log is not None:
-        incidents = _with_log(incidents, log)
-    if not incidents and not material.unreadable:
+    understood = [facts for facts in logs if facts.understood_lines]
+    assigned = assign_logs(group(material.dumps, material.guards, material.ledgers), understood, named)
+    for guess in assigned.guessed:
+        say(guess)
+    if not assigned.incidents and not material.unreadable:
         raise NothingChecked(
-            "neither a dump nor a guard manifest there" + ("" if log is None else f", and no crash in {log}"),
+            "neither a dump nor a guard manifest there" + (", and no line of SGLang's in the logs" if logs else ""),
             "serve with SGLANG_TRTLLM_MHA_DEBUG=1 to get them; --dir names another directory",
         )
-    return [Diagnosis(incident, conclude(incident)) for incident in incidents]
-
-
-def _with_log(incidents: list[Incident], log: Path) -> list[Incident]:
-    """The log goes to the incident whose dump it names, else to the newest; alone it is one if it has a crash."""
-    from gemma4_triage.diagnose.incident import Incident
-    from gemma4_triage.diagnose.log_signatures import crash_lines
-
-    try:
-        lines = crash_lines(log)
-    except OSError as error:
-        raise UsageMistake(f"{log} cannot be read: {error.strerror}", "--log takes the server's log") from error
-    if not incidents:
-        return [Incident(log=lines)] if lines else []
-    text = " ".join(line.text for line in lines)
-    named = (at for at, found in enumerate(incidents) if any(dump.manifest.dump_id in text for dump in found.dumps))
-    at = next(named, 0)
-    return [replace(found, log=lines) if number == at else found for number, found in enumerate(incidents)]
+    return [
+        Diagnosis(incident, conclude(incident, [one for facts in incident.logs for one in findings(facts)]))
+        for incident in assigned.incidents
+    ]
 
 
 def _exit_code(diagnoses: list[Diagnosis], material: Material) -> ExitCode:

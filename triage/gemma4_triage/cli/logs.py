@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gemma4_triage.cli.output import emit_json, say, stdout_console
-from gemma4_triage.errors import ExitCode, NothingChecked, UsageMistake
+from gemma4_triage.cli.output import emit_json, stdout_console
+from gemma4_triage.cli.read_logs import read_logs
+from gemma4_triage.errors import ExitCode, NothingChecked
 
 if TYPE_CHECKING:
     from gemma4_triage.logs.facts import LogFacts
@@ -38,9 +39,7 @@ def logs(
     from gemma4_triage.report.logs_document import logs_document
     from gemma4_triage.report.logs_view import print_logs
 
-    if files.count("-") > 1:
-        raise UsageMistake("- is given twice", "stdin can be read once")
-    read = [_read(name, points - points % 2) for name in files]
+    read = read_logs(files, points)
     _need_one_understood(read)
     found = [finding for facts in read for finding in findings(facts)]
     if as_json:
@@ -50,22 +49,7 @@ def logs(
     raise typer.Exit(ExitCode.VIOLATION if found else ExitCode.OK)
 
 
-def _read(name: str, points: int) -> LogFacts:
-    from gemma4_triage.logs.read import read_source
-    from gemma4_triage.logs.source import Source, SourceError
-
-    try:
-        return read_source(Source(name), points)
-    except SourceError as error:
-        raise UsageMistake(str(error), error.hint) from error
-
-
 def _need_one_understood(read: list[LogFacts]) -> None:
-    for facts in read:
-        if facts.problem:
-            say(f"{facts.name} {facts.problem}")
-        if not facts.understood_lines:
-            say(f"{facts.name}: 0 of {facts.lines} lines understood")
     if not any(facts.understood_lines for facts in read):
         lines = sum(facts.lines for facts in read)
         raise NothingChecked(

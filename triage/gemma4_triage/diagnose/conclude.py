@@ -3,23 +3,25 @@
 1. Every rule that is no fallback sees the whole incident.
 2. A finding is dropped if one that is at least as certain, and began no later, explains its rule. Its dumps become
    evidence of that one.
-3. A cause that is an injected fault says so. A fault that no finding accounts for stays a finding of its own.
-4. A cause whose fix was attached is no longer certain: the fix did not prevent it.
-5. Fallbacks, in the catalog's order and as often as they find something, see the dumps that nothing so far has
+3. Fallbacks, in the catalog's order and as often as they find something, see the dumps that nothing so far has
    explained, repetitions left out. After them every dump is in a finding.
-6. `ranked` puts the most certain first.
+4. What logs say joins the cause that it is about; see join_logs.py.
+5. A cause that is an injected fault says so. A fault that no finding accounts for stays a finding of its own.
+6. A cause whose fix was attached is no longer certain: the fix did not prevent it.
+7. The most certain first; of those, what dumps show before what only a log says. How the server served comes last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from gemma4_triage.diagnose.catalog import RULES
-from gemma4_triage.diagnose.evidence import guarded, logged, said
+from gemma4_triage.diagnose.evidence import guarded, is_guard, resting_on, said
 from gemma4_triage.diagnose.finding import Confidence, Finding, ranked
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.join_logs import faults_of, join_logs
 from gemma4_triage.diagnose.rules import injected_fault
+from gemma4_triage.logs.catalog import is_load
 
 _CERTAINTY = (Confidence.CERTAIN, Confidence.LIKELY, Confidence.POSSIBLE)
 _BY_ID = {rule.id: rule for rule in RULES}
@@ -28,15 +30,25 @@ _BY_ID = {rule.id: rule for rule in RULES}
 def conclude(incident: Incident, from_logs: Iterable[Finding] = ()) -> tuple[Finding, ...]:
     """The findings about an incident, the most certain first; none if nothing is wrong.
 
-    from_logs: findings that an analysis of the server's log made; they are ranked with the others.
+    from_logs: what logs.catalog.findings made of the incident's logs.
     """
     asked = [finding for rule in RULES if not rule.fallback and (finding := rule.find(incident)) is not None]
     found = list(_without_consequences(asked, incident))
-    found = [_hold_against_fix(finding, incident) for finding in _account_for_faults(found)]
     for rule in RULES:
-        while rule.fallback and (finding := rule.find(incident.without(_dumps_of(found, incident)))) is not None:
+        while rule.fallback and (finding := rule.find(incident.without(resting_on(found, incident)))) is not None:
             found.append(finding)
-    return ranked([*_with_log(found, incident), *from_logs])
+    every = _account_for_faults(join_logs(ranked(found), from_logs, incident))
+    return _in_order([_hold_against_fix(finding, incident) for finding in every], incident)
+
+
+def _in_order(found: Iterable[Finding], incident: Incident) -> tuple[Finding, ...]:
+    of_logs = {facts.name for facts in incident.logs}
+
+    def key(finding: Finding) -> tuple[bool, int, bool]:
+        only_logged = all(piece.source in of_logs for piece in finding.evidence)
+        return is_load(finding), _CERTAINTY.index(finding.confidence), only_logged
+
+    return tuple(sorted(ranked(found), key=key))
 
 
 def _without_consequences(asked: list[Finding], incident: Incident) -> Iterator[Finding]:
@@ -65,22 +77,18 @@ def _explains(cause: Finding, finding: Finding, incident: Incident) -> bool:
 
 def _began(finding: Finding, incident: Incident) -> float:
     """When the first dump that it rests on was written; a guard manifest comes before all dumps."""
-    dumps = [incident.dump(evidence.source) for evidence in finding.evidence if not _is_guard(evidence.field)]
+    dumps = [incident.dump(evidence.source) for evidence in finding.evidence if not is_guard(evidence)]
     return min((dump.manifest.created_utc.timestamp() for dump in dumps if dump is not None), default=0.0)
 
 
-def _is_guard(field: str) -> bool:
-    return field.startswith("guards.")
-
-
-def _account_for_faults(found: list[Finding]) -> Iterator[Finding]:
+def _account_for_faults(found: Sequence[Finding]) -> Iterator[Finding]:
     """Move each injected fault from its own finding to the cause that it is."""
     injected = next((finding for finding in found if finding.rule == injected_fault.ID), None)
     open_faults = {} if injected is None else {str(piece.value): piece for piece in injected.evidence}
     for finding in found:
         if finding is injected:
             continue
-        mine = [open_faults.pop(fault) for fault in _rule_of(finding).injected_by if fault in open_faults]
+        mine = [open_faults.pop(fault) for fault in faults_of(finding.rule) if fault in open_faults]
         if not mine:
             yield finding
             continue
@@ -103,23 +111,3 @@ def _hold_against_fix(finding: Finding, incident: Incident) -> Finding:
     evidence = guarded(*held, f"the fix {finding.fix} was attached, and this happened all the same")
     confidence = Confidence.LIKELY if finding.confidence is Confidence.CERTAIN else finding.confidence
     return finding.model_copy(update={"evidence": (*finding.evidence, evidence), "confidence": confidence})
-
-
-def _dumps_of(found: Iterable[Finding], incident: Incident) -> frozenset[str]:
-    """Ids of the dumps that findings rest on. What stands in a dump's guard manifest says nothing about that dump."""
-    named = {evidence.source for finding in found for evidence in finding.evidence if not _is_guard(evidence.field)}
-    return frozenset(name for name in named if incident.dump(name) is not None)
-
-
-def _with_log(found: list[Finding], incident: Incident) -> list[Finding]:
-    """The log's crash lines go to the first cause as evidence, unless a finding holds them already."""
-    causes = [finding for finding in ranked(found) if _rule_of(finding).id != injected_fault.ID]
-    if not incident.log or not incident.dumps or not causes:
-        return found
-    first = causes[0]
-    grown = first.model_copy(update={"evidence": (*first.evidence, *(logged(line) for line in incident.log[:3]))})
-    return [grown if finding is first else finding for finding in found]
-
-
-def _rule_of(finding: Finding) -> Rule:
-    return _BY_ID[finding.rule]

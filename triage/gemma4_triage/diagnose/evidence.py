@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
-from gemma4_triage.diagnose.finding import Evidence
+from gemma4_triage.diagnose.finding import Evidence, Finding
 from gemma4_triage.diagnose.guards import Guards
-from gemma4_triage.diagnose.incident import Ledger
-from gemma4_triage.diagnose.log_signatures import LogLine
+from gemma4_triage.diagnose.incident import Incident, Ledger
 
 Value = str | int | float | bool | None
 
@@ -51,9 +50,15 @@ def counted(ledger: Ledger, field: str, meaning: str) -> Evidence:
     return Evidence(source=ledger.source, field=field, value=plain_value(ledger.fields, field), meaning=meaning)
 
 
-def logged(line: LogLine) -> Evidence:
-    """A line of a server log."""
-    return Evidence(source=line.source, field=f"line {line.number}", value=line.text, meaning=line.meaning)
+def is_guard(piece: Evidence) -> bool:
+    """Whether it stands in a dump's guard manifest, which says nothing about that dump."""
+    return piece.field.startswith("guards.")
+
+
+def resting_on(found: Iterable[Finding], incident: Incident) -> frozenset[str]:
+    """Ids of the dumps that findings rest on."""
+    named = {piece.source for finding in found for piece in finding.evidence if not is_guard(piece)}
+    return frozenset(name for name in named if incident.dump(name) is not None)
 
 
 def tensor_or_none(dump: Dump, name: str) -> Any:

@@ -57,6 +57,11 @@ class Finding(_Record):
     upstream: tuple[str, ...] = ()
 
 
+def more_certain(one: Confidence, other: Confidence) -> Confidence:
+    """Of the two."""
+    return min(one, other, key=_ORDER.__getitem__)
+
+
 def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """The most certain first, and of those the one with more evidence; otherwise in the order given."""
     return tuple(sorted(findings, key=lambda finding: (_ORDER[finding.confidence], -len(finding.evidence))))

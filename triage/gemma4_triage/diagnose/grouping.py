@@ -110,6 +110,4 @@ def _incident(launch: list[_Process], ledgers: list[Ledger]) -> Incident:
 
 
 def _newest(incident: Incident) -> float:
-    times = [dump.manifest.created_utc.timestamp() for dump in incident.dumps]
-    times += [guards.started_utc.timestamp() for guards in incident.guards if guards.started_utc]
-    return max(times, default=0.0)
+    return max(incident.times_s, default=0.0)

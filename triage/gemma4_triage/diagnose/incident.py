@@ -1,4 +1,4 @@
-"""What belongs together: the dumps, guard manifests, leak ledgers and log lines of one server's run.
+"""What belongs together: the dumps, guard manifests, leak ledgers and logs of one server's run.
 
 A rule is given an Incident and nothing else. Tensors and events of its dumps are read when a rule asks for them.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from gemma4_dumps.reader import Dump
 from gemma4_triage.diagnose.guards import Guards
-from gemma4_triage.diagnose.log_signatures import LogLine
+from gemma4_triage.logs.facts import LogFacts
 
 PAGE_TABLE, GEOMETRY, LEAK, SHAPES = "page-table-bounds", "geometry", "leak-audit", "batch-shapes"
 LOST_PAGES = "swa-lost-pages"
@@ -33,7 +33,7 @@ class Incident:
     dumps: tuple[Dump, ...] = ()
     guards: tuple[Guards, ...] = ()
     ledgers: tuple[Ledger, ...] = ()
-    log: tuple[LogLine, ...] = ()
+    logs: tuple[LogFacts, ...] = ()
 
     def of(self, **wanted: Any) -> Iterator[Dump]:
         """Dumps whose manifest says so: `rule`, `verdict`, `role`, `table_space`, `buffer_space`. A tuple: any of."""
@@ -46,6 +46,17 @@ class Incident:
     def dump(self, source: str) -> Dump | None:
         """The dump that a piece of evidence names."""
         return next((dump for dump in self.dumps if dump.manifest.dump_id == source), None)
+
+    @property
+    def crashed(self) -> bool:
+        """Whether a log says that a process of the server died."""
+        return any(facts.deaths for facts in self.logs)
+
+    @property
+    def times_s(self) -> list[float]:
+        """When its dumps were written and its processes started, since the epoch; in no order."""
+        times = [dump.manifest.created_utc.timestamp() for dump in self.dumps]
+        return times + [guards.started_utc.timestamp() for guards in self.guards if guards.started_utc]
 
     def without(self, explained: frozenset[str]) -> Incident:
         """The same without these dumps (ids) and without repetitions of them."""

@@ -8,12 +8,18 @@ from dataclasses import dataclass
 from gemma4_triage.diagnose.finding import Finding
 from gemma4_triage.diagnose.incident import Incident
 
+# Rules over logs, by what a cause does to the server.
+LEAVES_BUFFERS = ("illegal-access", "index-outside-tensor")
+LOSES_PAGES = ("pool-leak", "no-slot")
+SPOILS_DRAFTS = ("accept-length-drop",)
+
 
 @dataclass(frozen=True)
 class Rule:
     """find: pure; None where the incident does not show this cause.
 
-    injected_by: faults of the catalog that put this cause into a server. explains: rules whose findings are
+    in_logs: rules over logs (logs/catalog.py) that find this very cause there. leads_to: such as find what this cause
+    leads to. injected_by: faults of the catalog that put this cause into a server. explains: rules whose findings are
     consequences of this one, or say less about the same dumps. fallback: is asked last, and sees only dumps that no
     other finding has explained.
     """
@@ -21,5 +27,7 @@ class Rule:
     id: str
     find: Callable[[Incident], Finding | None]
     injected_by: tuple[str, ...] = ()
+    in_logs: tuple[str, ...] = ()
+    leads_to: tuple[str, ...] = ()
     explains: tuple[str, ...] = ()
     fallback: bool = False

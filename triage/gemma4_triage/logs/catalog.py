@@ -11,6 +11,8 @@ from gemma4_triage.logs.rules import (
     hang,
     hybrid_draft_pool,
     illegal_access,
+    index_outside_tensor,
+    no_slot,
     other_crash,
     out_of_memory,
     pool_leak,
@@ -30,6 +32,8 @@ ENDINGS: tuple[Rule, ...] = (
     unmergeable_batch.RULE,
     pool_leak.RULE,
     illegal_access.RULE,
+    index_outside_tensor.RULE,
+    no_slot.RULE,
     out_of_memory.RULE,
     hang.RULE,
 )
@@ -44,6 +48,14 @@ LOADS: tuple[Rule, ...] = (
     throughput_collapse.RULE,
 )
 """Of how it served."""
+
+
+_LOAD_IDS = frozenset(rule.id for rule in LOADS)
+
+
+def is_load(finding: Finding) -> bool:
+    """Whether it is about how a server served, and not about what ended it."""
+    return finding.rule in _LOAD_IDS
 
 
 def findings(facts: LogFacts) -> tuple[Finding, ...]:

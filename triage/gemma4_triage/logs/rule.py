@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from gemma4_triage.diagnose.finding import Evidence, Finding
 from gemma4_triage.logs.facts import Death, Drop, LogFacts, Place
 
+_LONGEST_EXCEPTION = 300
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -28,6 +30,11 @@ def at(facts: LogFacts, place: Place, value: str | int | float | None, meaning: 
 def over(facts: LogFacts, what: str, value: str | int | float | None, meaning: str) -> Evidence:
     """A value of the whole log."""
     return Evidence(source=facts.name, field=what, value=value, meaning=meaning)
+
+
+def exception_text(death: Death) -> str:
+    """Its type and message, in at most a few lines' length."""
+    return f"{death.type_name}: {death.message}".removeprefix(": ")[:_LONGEST_EXCEPTION]
 
 
 def on_rank(rank: str) -> str:

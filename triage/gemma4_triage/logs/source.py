@@ -84,7 +84,7 @@ class Source:
     def _zstd(self, raw: BinaryIO, stack: ExitStack) -> BinaryIO:
         # In the standard library from Python 3.14 on.
         if importlib.util.find_spec("compression") is None:
-            hint = f"zstd -dc {self.name} | gemma4-triage logs -"
+            hint = f"zstd -dk {self.name} unpacks it"
             raise SourceError(f"{self.name} is zstd, which this Python cannot read", hint)
         zstd = importlib.import_module("compression.zstd")
         return stack.enter_context(zstd.ZstdFile(raw))

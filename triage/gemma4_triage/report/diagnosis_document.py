@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from gemma4_dumps.plain_json import plain
@@ -12,6 +12,7 @@ from gemma4_triage.diagnose.finding import Finding
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.material import Material
+from gemma4_triage.logs.facts import LogFacts
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,25 @@ def _incident(diagnosis: Diagnosis) -> dict[str, Any]:
         "ledgers": [
             {"source": ledger.source, "balanced": ledger.fields.get("balanced")} for ledger in incident.ledgers
         ],
-        "log_lines": [asdict(line) for line in incident.log],
+        "logs": [_log(facts) for facts in incident.logs],
         "notes": notes(incident),
+    }
+
+
+def _log(facts: LogFacts) -> dict[str, Any]:
+    """What was read; `logs --json` has the rest."""
+    return {
+        "file": facts.name,
+        "size_bytes": facts.size_bytes,
+        "lines": facts.lines,
+        "understood_lines": facts.understood_lines,
+        "problem": facts.problem,
+        "first_time": facts.first_time,
+        "last_time": facts.last_time,
+        "server_starts": facts.starts,
+        "injected_faults": list(facts.faults),
+        "death_count": facts.death_count,
+        "probe_line_count": facts.guard_count,
     }
 
 

@@ -27,7 +27,8 @@ def print_diagnoses(console: Console, diagnoses: Sequence[Diagnosis]) -> None:
     runs: dict[tuple[str, ...], list[Diagnosis]] = {}
     for diagnosis in diagnoses:
         if not diagnosis.incident.dumps:
-            runs.setdefault(tuple(finding.rule for finding in diagnosis.findings), []).append(diagnosis)
+            logs = tuple(facts.name for facts in diagnosis.incident.logs)
+            runs.setdefault((*logs, *(finding.rule for finding in diagnosis.findings)), []).append(diagnosis)
     for alike in runs.values():
         _print(console, alike[0], "RUN WITHOUT DUMPS")
         if len(alike) > 1:
@@ -37,7 +38,9 @@ def print_diagnoses(console: Console, diagnoses: Sequence[Diagnosis]) -> None:
 def _print(console: Console, diagnosis: Diagnosis, title: str) -> None:
     _headline(console, diagnosis.incident, title)
     numbers = {dump.manifest.dump_id: f"[{at}]" for at, dump in enumerate(diagnosis.incident.dumps, start=1)}
+    numbers |= {facts.name: f"[L{at}]" for at, facts in enumerate(diagnosis.incident.logs, start=1)}
     _dumps(console, diagnosis, numbers)
+    _logs(console, diagnosis.incident, numbers)
     for rank, finding in enumerate(diagnosis.findings, start=1):
         _finding(console, finding, rank, numbers)
     if not diagnosis.findings:
@@ -73,6 +76,13 @@ def _dumps(console: Console, diagnosis: Diagnosis, numbers: dict[str, str]) -> N
     if len(dumps) > MAX_DUMPS:
         table.add_row("", f"{len(dumps) - MAX_DUMPS} more; --json has them", "", "", "")
     console.print(table)
+
+
+def _logs(console: Console, incident: Incident, numbers: dict[str, str]) -> None:
+    for facts in incident.logs:
+        when = f", {facts.first_time} to {facts.last_time}" if facts.first_time else ""
+        read = f"{facts.understood_lines} of {facts.lines} lines understood{when}"
+        _line(console, Text(printable(f"{numbers[facts.name]}  {facts.name}: {read}")))
 
 
 def _finding(console: Console, finding: Finding, rank: int, numbers: dict[str, str]) -> None:
@@ -111,6 +121,9 @@ def _value(value: object) -> str:
 
 
 def _nothing(console: Console, incident: Incident) -> None:
+    if not incident.guards and not incident.dumps:
+        _line(console, Text("nothing wrong in the log; there is no guard manifest of this run", style="bold green"))
+        return
     processes = len(incident.guards)
     verified = sum(guards.fields.get("verified") is True for guards in incident.guards)
     said = f"nothing wrong here: {processes} guarded process{'es' * (processes != 1)}, {verified} verified, no dump"

@@ -4,7 +4,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
 
 ID = "allocator-past-pool-end"
 
@@ -48,4 +48,5 @@ RULE = Rule(
     find,
     injected_by=("swa-alloc-oob",),
     explains=("write-past-buffer", "page-past-pool-end", "index-outside-buffer"),
+    leads_to=LEAVES_BUFFERS,
 )

@@ -1,22 +1,27 @@
 """A server log with a crash, and no dump of it."""
 
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.evidence import logged
 from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.logs.rule import at, exception_text
+from gemma4_triage.logs.rules.probe_stopped import dump_names
 
 ID = "crash-without-dump"
 
 
 def find(incident: Incident) -> Finding | None:
-    if incident.dumps or not incident.log:
+    if incident.dumps or not incident.crashed or any(dump_names(facts) for facts in incident.logs):
         return None
     return Finding(
         rule=ID,
         cause="The server crashed and no probe wrote a dump, so there is no evidence from before the access.",
         confidence=Confidence.POSSIBLE,
-        evidence=tuple(logged(line) for line in incident.log),
+        evidence=tuple(
+            at(facts, death.place, exception_text(death), "what a process died of")
+            for facts in incident.logs
+            for death in facts.deaths[:1]
+        ),
         ruled_out_if=("the dumps of this run are in another folder: see --dir",),
         advice=("Serve it guarded and send the same load: a probe stops before the access and writes what it saw.",),
         next_commands=(commands.serve(incident, "--patches none", "--debug 1"), commands.DOCTOR),

@@ -4,7 +4,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, SPOILS_DRAFTS, Rule
 from gemma4_triage.diagnose.start_up import start_up_evidence
 
 ID = "draft-pool-too-small"
@@ -47,4 +47,10 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, injected_by=("draft-pool-too-small",), explains=("page-past-pool-end", "index-outside-buffer"))
+RULE = Rule(
+    ID,
+    find,
+    injected_by=("draft-pool-too-small",),
+    explains=("page-past-pool-end", "index-outside-buffer"),
+    leads_to=(*LEAVES_BUFFERS, *SPOILS_DRAFTS),
+)

@@ -4,7 +4,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import SPOILS_DRAFTS, Rule
 
 ID = "draft-reads-translated-ids"
 
@@ -39,4 +39,4 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, injected_by=("full-draft-through-swa-map",))
+RULE = Rule(ID, find, injected_by=("full-draft-through-swa-map",), leads_to=SPOILS_DRAFTS)

@@ -6,7 +6,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, SPOILS_DRAFTS, Rule
 from gemma4_triage.diagnose.start_up import start_up_evidence
 
 ID = "draft-swa-state-stale"
@@ -77,4 +77,4 @@ def _translation(dump: Dump, first: Offence) -> list[Evidence]:
     return [cell(dump, _WOULD_BE, (first.row, first.column), "what the full-to-SWA map makes of it")]
 
 
-RULE = Rule(ID, find, injected_by=("swa-state-stale",))
+RULE = Rule(ID, find, injected_by=("swa-state-stale",), leads_to=(*LEAVES_BUFFERS, *SPOILS_DRAFTS))

@@ -44,4 +44,4 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, injected_by=("page-over-count",))
+RULE = Rule(ID, find, injected_by=("page-over-count",), leads_to=("pool-leak",))

@@ -4,7 +4,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.diagnose.incident import LOST_PAGES, Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import LOSES_PAGES, Rule
 
 ID = "failed-allocation-keeps-pages"
 
@@ -43,4 +43,4 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, injected_by=("alloc-on-one-pool",), explains=("pages-leaked",))
+RULE = Rule(ID, find, injected_by=("alloc-on-one-pool",), explains=("pages-leaked",), leads_to=LOSES_PAGES)

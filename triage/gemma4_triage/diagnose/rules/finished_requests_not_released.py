@@ -5,7 +5,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.diagnose.incident import LEAK, Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import LOSES_PAGES, Rule
 from gemma4_triage.inspection.audit_findings import TABLE, Suspect, suspects
 
 ID = "finished-requests-not-released"
@@ -59,4 +59,4 @@ def _belongs(suspect: Suspect, slot: Suspect) -> bool:
     return suspect.pool == "full" and suspect.fault == "nowhere" and owner == slot.page
 
 
-RULE = Rule(ID, find, injected_by=("double-bookkeeping",))
+RULE = Rule(ID, find, injected_by=("double-bookkeeping",), leads_to=LOSES_PAGES)

@@ -4,12 +4,19 @@ from gemma4_triage.diagnose.evidence import guarded
 from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.logs.rule import over
 
 ID = "injected-fault"
 
 
 def find(incident: Incident) -> Finding | None:
+    # What stands in a guard manifest says more than the line that the server printed.
     injected = {
+        fault: over(facts, "FAULT INJECTED", fault, "injected on request, as the server printed")
+        for facts in incident.logs
+        for fault in facts.faults
+    }
+    injected |= {
         fault: guarded(guards, f"settings.faults.{number}", "injected on request, by GEMMA4_TRIAGE_FAULTS")
         for guards in reversed(incident.guards)
         for number, fault in enumerate(guards.faults)

@@ -4,7 +4,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import counted
 from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
 from gemma4_triage.diagnose.incident import LEAK, Incident, Ledger
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import LOSES_PAGES, Rule
 
 ID = "ledger-without-dump"
 
@@ -36,4 +36,4 @@ def _found(ledger: Ledger) -> tuple[Evidence, ...]:
     return tuple(pieces)
 
 
-RULE = Rule(ID, find)
+RULE = Rule(ID, find, leads_to=LOSES_PAGES)

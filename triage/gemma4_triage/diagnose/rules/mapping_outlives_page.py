@@ -54,5 +54,9 @@ def find(incident: Incident) -> Finding | None:
 
 
 RULE = Rule(
-    ID, find, injected_by=("stale-mapping",), explains=("page-freed-twice", "page-given-twice", "swa-page-shared")
+    ID,
+    find,
+    injected_by=("stale-mapping",),
+    explains=("page-freed-twice", "page-given-twice", "swa-page-shared"),
+    leads_to=("pool-leak",),
 )

@@ -39,4 +39,4 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, explains=("page-given-twice",))
+RULE = Rule(ID, find, explains=("page-given-twice",), leads_to=("pool-leak",))

@@ -5,7 +5,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.diagnose.incident import LEAK, Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import LOSES_PAGES, Rule
 from gemma4_triage.inspection.audit_findings import TABLE, suspects
 
 ID = "pages-leaked"
@@ -43,4 +43,4 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, fallback=True)
+RULE = Rule(ID, find, leads_to=LOSES_PAGES, fallback=True)

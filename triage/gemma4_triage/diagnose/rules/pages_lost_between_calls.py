@@ -4,7 +4,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.diagnose.incident import LOST_PAGES, Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import LOSES_PAGES, Rule
 
 ID = "pages-lost-between-calls"
 
@@ -38,4 +38,4 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find)
+RULE = Rule(ID, find, leads_to=LOSES_PAGES)

@@ -3,7 +3,7 @@
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
 from gemma4_triage.diagnose.start_up import start_up_evidence
 
 ID = "parts-disagree"
@@ -33,4 +33,4 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, explains=("index-outside-buffer", "table-too-narrow"))
+RULE = Rule(ID, find, explains=("index-outside-buffer", "table-too-narrow"), leads_to=LEAVES_BUFFERS)

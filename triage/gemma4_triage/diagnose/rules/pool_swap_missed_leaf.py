@@ -55,4 +55,4 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, injected_by=("hybrid-pool-unswapped",))
+RULE = Rule(ID, find, injected_by=("hybrid-pool-unswapped",), in_logs=("hybrid-draft-pool",))

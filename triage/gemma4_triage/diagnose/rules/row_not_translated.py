@@ -7,7 +7,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
 
 ID = "row-not-translated"
 _SWA, _FULL, _LENGTHS, _SWA_WRITES = "swa_page_table", "page_table", "cache_seqlens", "swa_out_cache_loc"
@@ -86,4 +86,4 @@ def _translated_write(dump: Dump, row: int) -> tuple[Evidence, ...]:
     )
 
 
-RULE = Rule(ID, find, injected_by=("one-untranslated-row",), explains=("page-past-pool-end",))
+RULE = Rule(ID, find, injected_by=("one-untranslated-row",), explains=("page-past-pool-end",), leads_to=LEAVES_BUFFERS)

@@ -9,7 +9,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, said
 from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
 from gemma4_triage.diagnose.incident import LEAK, Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import LOSES_PAGES, Rule
 from gemma4_triage.inspection.audit_findings import TABLE, Suspect, suspects
 
 ID = "swa-page-replaced-before-free"
@@ -84,4 +84,4 @@ def _page(record: Mapping[str, Any]) -> Any:
     return pages[0] if isinstance(pages, list) and pages else None
 
 
-RULE = Rule(ID, find, injected_by=("deferred-free-after-replacement",))
+RULE = Rule(ID, find, injected_by=("deferred-free-after-replacement",), leads_to=LOSES_PAGES)

@@ -32,4 +32,4 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find)
+RULE = Rule(ID, find, leads_to=("pool-leak",))

@@ -29,4 +29,4 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find)
+RULE = Rule(ID, find, leads_to=("no-slot",))

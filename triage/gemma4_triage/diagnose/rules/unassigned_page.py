@@ -4,7 +4,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
 
 ID = "unassigned-page"
 _MARK = -1
@@ -45,4 +45,4 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, injected_by=("negative-page",))
+RULE = Rule(ID, find, injected_by=("negative-page",), leads_to=LEAVES_BUFFERS)

@@ -42,4 +42,4 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, injected_by=("free-of-page-zero",))
+RULE = Rule(ID, find, injected_by=("free-of-page-zero",), leads_to=("pool-leak",))

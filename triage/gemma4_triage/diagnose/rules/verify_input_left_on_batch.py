@@ -46,4 +46,4 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, injected_by=("unmergeable-spec-info",))
+RULE = Rule(ID, find, injected_by=("unmergeable-spec-info",), in_logs=("unmergeable-batch",))

@@ -45,7 +45,7 @@ def _is_one_more(summary: str) -> bool:
 def _confidence(incident: Incident) -> Confidence:
     """Certain as the cause of slightly different outputs; not of what other dumps are about."""
     about_windows = len(tuple(incident.of(rule=GEOMETRY, verdict="window_width")))
-    return Confidence.POSSIBLE if incident.log or len(incident.dumps) > about_windows else Confidence.CERTAIN
+    return Confidence.POSSIBLE if incident.crashed or len(incident.dumps) > about_windows else Confidence.CERTAIN
 
 
 RULE = Rule(ID, find)

@@ -42,4 +42,4 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find)
+RULE = Rule(ID, find, in_logs=("stale-write-rows",))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import Rule, at, on_rank, over, usage_text
+from gemma4_triage.logs.rule import Rule, at, exception_text, on_rank, over, usage_text
 
 SWA_PRESSED_AT = 0.8
 _SENTENCES = ("illegal memory access", "operation not supported on global/shared address space")
@@ -64,7 +64,7 @@ def _of_anything(facts: LogFacts, death: Death) -> Finding:
 
 def _evidence(facts: LogFacts, death: Death) -> tuple[Evidence, ...]:
     what = f"what the process died of{on_rank(death.rank)}{', in ' + death.frame if death.frame else ''}"
-    found = (at(facts, death.place, f"{death.type_name}: {death.message}".removeprefix(": ")[:300], what),)
+    found = (at(facts, death.place, exception_text(death), what),)
     if death.usage is None:
         return found
     usage = death.usage

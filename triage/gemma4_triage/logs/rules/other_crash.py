@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import at, on_rank
+from gemma4_triage.logs.rule import at, exception_text, on_rank
 
 ID = "other-crash"
 TITLE = "a process died of something that no other rule knows"
@@ -19,12 +19,11 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
         if (death.type_name, death.frame) in seen:
             continue
         seen.add((death.type_name, death.frame))
-        what = f"{death.type_name}: {death.message}".removeprefix(": ")[:300]
         yield Finding(
             rule=ID,
             cause=f"A process died of {death.type_name or 'an error'}{on_rank(death.rank)}"
             f"{', in ' + death.frame if death.frame else ''}; no rule here knows its cause.",
             confidence=Confidence.POSSIBLE,
-            evidence=(at(facts, death.place, what, "the exception, and where its traceback begins"),),
+            evidence=(at(facts, death.place, exception_text(death), "the exception, and where its traceback begins"),),
             next_commands=("gemma4-triage doctor", "gemma4-triage serve --debug 1 -- --model-path MODEL"),
         )

@@ -1,4 +1,4 @@
-"""Memory ran out: on the device, in a pool, or before the pools could be made."""
+"""The device's memory ran out, or weights left none for the pools."""
 
 from __future__ import annotations
 
@@ -12,13 +12,8 @@ _KINDS = {
     "CUDA out of memory": "The device's memory ran out: pools and weights left too little for activations.",
     "Not enough memory. Please try to increase --mem-fraction-static": "Weights alone fill the share of memory that "
     "pools were to come from.",
-    "Decode out of memory": "A decode step found no slot in one of the pools, and there was nothing to retract.",
-    "Prefill out of memory": "A prefill found no slots in one of the pools.",
 }
-_OF_A_POOL = ("Decode out of memory", "Prefill out of memory")
-_ROOMY = 0.8  # a fuller pool may have had no slot for a batch; an emptier one should have
 _PLAN = "gemma4-triage pools --config CONFIG --gpu-mem 80GiB --weights 20GiB --workload 64x8000+1000"
-_SERVE = "gemma4-triage serve --debug 1 -- --model-path MODEL"
 
 
 def _kind(death: Death) -> str | None:
@@ -30,29 +25,23 @@ def _explains(death: Death) -> bool:
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
-    death = next((death for death in facts.deaths if _explains(death)), None)
-    kind = None if death is None else _kind(death)
-    if death is None or kind is None:
+    found = next(((death, kind) for death in facts.deaths if (kind := _kind(death)) is not None), None)
+    if found is None:
         return
-    usage = death.usage
-    roomy = usage is not None and kind in _OF_A_POOL and max(usage.full or 0, usage.swa or 0) < _ROOMY
+    death, kind = found
     evidence = [at(facts, death.place, death.message[:300], "what the process died of")]
-    if usage is not None:
+    if (usage := death.usage) is not None:
         evidence.append(at(facts, usage.place, usage_text(usage.full, usage.swa), "the last pool usage before it"))
     if fraction := facts.settings.get("mem_fraction_static"):
         evidence.append(over(facts, "server_args", fraction, "mem_fraction_static"))
     yield Finding(
         rule=RULE.id,
-        cause="A step found no slot although the pools had room: pages are lost, or one pool refused what the other "
-        "gave."
-        if roomy
-        else _KINDS[kind],
-        confidence=Confidence.POSSIBLE if roomy else Confidence.LIKELY,
+        cause=_KINDS[kind],
+        confidence=Confidence.LIKELY,
         evidence=tuple(evidence),
         ruled_out_if=("another process used the same device",) if kind.startswith("CUDA") else (),
-        next_commands=(_SERVE,) if roomy else (_PLAN,),
-        upstream=("SGLang 7909",) if roomy else (),
+        next_commands=(_PLAN,),
     )
 
 
-RULE = Rule("out-of-memory", "memory of the device or of a pool ran out", _find, _explains)
+RULE = Rule("out-of-memory", "memory of the device ran out", _find, _explains)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.events import trapped
 from gemma4_triage.logs.facts import Death, GuardLine, LogFacts
 from gemma4_triage.logs.rule import Rule, at
@@ -14,14 +14,22 @@ _SHOWN = 4
 _VERBS = {"leak-audit": "audit"}
 
 
+def dump_names(facts: LogFacts) -> tuple[str, ...]:
+    """The ids of the dumps that the log names, each once."""
+    return tuple(dict.fromkeys(_name(guard.dump) for guard in _guard_lines(facts) if guard.dump))
+
+
+def _guard_lines(facts: LogFacts) -> list[GuardLine]:
+    return [guard for death in facts.deaths if (guard := trapped(death))] + list(facts.guards)
+
+
 def _explains(death: Death) -> bool:
     return trapped(death) is not None
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
-    found = [guard for death in facts.deaths if (guard := trapped(death))] + list(facts.guards)
     by_rule: dict[str, list[GuardLine]] = {}
-    for guard in found:
+    for guard in _guard_lines(facts):
         by_rule.setdefault(guard.rule, []).append(guard)
     for rule, guards in by_rule.items():
         first = guards[0]
@@ -30,11 +38,19 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
             rule=RULE.id,
             cause=f"The probe {rule or '(unnamed)'} {first.action} a violation: {first.summary}",
             confidence=Confidence.CERTAIN,
-            evidence=tuple(
-                at(facts, guard.place, guard.summary, f"{guard.action} by {guard.rule}") for guard in guards[:_SHOWN]
-            ),
+            evidence=tuple(piece for guard in guards[:_SHOWN] for piece in _evidence(facts, guard)),
             next_commands=tuple(_command(rule, dump) for dump in dumps[:_SHOWN]) or ("gemma4-triage dumps list",),
         )
+
+
+def _evidence(facts: LogFacts, guard: GuardLine) -> Iterator[Evidence]:
+    yield at(facts, guard.place, guard.summary, f"{guard.action} by {guard.rule or 'a probe'}")
+    if guard.dump:
+        yield at(facts, guard.place, _name(guard.dump), "the dump that it wrote")
+
+
+def _name(dump: str) -> str:
+    return dump.rstrip("/").rsplit("/", 1)[-1]
 
 
 def _command(rule: str, dump: str) -> str:

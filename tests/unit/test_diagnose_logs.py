@@ -1,0 +1,245 @@
+"""Logs beside dumps: one cause is one finding, with values of both; what only a log says is a finding too."""
+
+import pytest
+from serving_log_lines import death, decode, prefill, stamp, steady
+
+from diagnose_examples import OTHERS, altered, corpus_dump, crash_log, guards_only, of
+from gemma4_runtime.errors import TrappedViolation
+from gemma4_triage.diagnose.assign_logs import assign_logs
+from gemma4_triage.diagnose.catalog import RULES
+from gemma4_triage.diagnose.conclude import conclude
+from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
+from gemma4_triage.diagnose.grouping import group
+from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.logs.catalog import findings
+from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.read import read_log
+
+ILLEGAL = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+LEAK = "ValueError: pool memory leak detected! [swa] total=1024, available=752, evictable=256, protected=0"
+NO_SLOT = "RuntimeError: Decode out of memory. Try to lower your batch size."
+SIZES = "RuntimeError: The size of tensor a (2) must match the size of tensor b (120) at non-singleton dimension 0"
+VERIFY_INPUT = "AttributeError: 'FrozenKVMTPVerifyInput' object has no attribute 'merge_batch'"
+EAGER = (
+    f"{stamp(2)} Scheduler hit an exception: Traceback (most recent call last):\n"
+    f'  File "/srv/sglang/runner.py", line 3, in _eager_fb_view\n    copy()\n{SIZES}\n\n'
+)
+
+
+def log_of(*lines: str, name: str = "server.log") -> LogFacts:
+    return read_log(name, ["".join(lines).encode()])
+
+
+def concluded(incident: Incident) -> tuple[Finding, ...]:
+    return conclude(incident, [one for facts in incident.logs for one in findings(facts)])
+
+
+def both(case: str, verdict: str, *logs: LogFacts) -> tuple[Finding, ...]:
+    return concluded(of(altered(corpus_dump(case, verdict)), logs=logs))
+
+
+def sources(finding: Finding) -> list[str]:
+    return list(dict.fromkeys(piece.source for piece in finding.evidence))
+
+
+class TestOneCause:
+    @pytest.mark.parametrize(
+        ("case", "verdict", "log", "cause"),
+        [
+            ("eager-out-cache-loc", "stale_write_rows", log_of(decode(1), EAGER), "write-locations-left-over"),
+            (
+                "hybrid-pool-unswapped",
+                "wrong_space",
+                crash_log("IndexError: list index out of range", "memory_pool.py"),
+                "pool-swap-missed-leaf",
+            ),
+            ("unmergeable-spec-info", "unusable_spec_info", crash_log(VERIFY_INPUT), "verify-input-left-on-batch"),
+            ("swa-state-stale", "wrong_space", crash_log(ILLEGAL), "draft-swa-state-stale"),
+            ("page-past-the-end", "out_of_range", crash_log(ILLEGAL), "page-past-pool-end"),
+            ("negative-page", "negative", crash_log(ILLEGAL), "unassigned-page"),
+            ("double-bookkeeping", "pool_leak", crash_log(LEAK), "finished-requests-not-released"),
+            ("page-over-count", "null_page_live", crash_log(LEAK), "evicted-page-counted"),
+            ("alloc-on-one-pool", "pool_leak", crash_log(NO_SLOT), "failed-allocation-keeps-pages"),
+            (
+                "swa-alloc-oob",
+                "alloc_out_of_range",
+                crash_log("IndexError: index 1040 is out of bounds for dimension 0 with size 1040"),
+                "allocator-past-pool-end",
+            ),
+        ],
+    )
+    def test_it_is_one_finding_with_values_of_both(self, case, verdict, log, cause):
+        (without,) = both(case, verdict)
+        (finding,) = both(case, verdict, log)
+        assert (finding.rule, finding.confidence) == (cause, without.confidence)
+        assert finding.evidence[: len(without.evidence)] == without.evidence
+        assert finding.evidence[len(without.evidence)].field == "line 2"
+        assert sources(finding)[-1] == "server.log"
+
+    def test_a_draft_that_reads_wrong_pages_explains_why_its_accept_length_fell(self):
+        fell = log_of(*steady(150, accept=3.5), *steady(150, start=150, accept=2.0))
+        assert [finding.rule for finding in findings(fell)] == ["accept-length-drop"]
+        (finding,) = both("full-draft-through-swa-map", "wrong_space", fell)
+        assert finding.rule == "draft-reads-translated-ids"
+        assert {3.5, 2.0} <= {piece.value for piece in finding.evidence}
+
+    def test_the_very_cause_in_a_log_makes_it_certain(self):
+        incident = OTHERS["unknown-verdict"]
+        (spec_info,) = incident.dumps
+        scalars = {"spec_info": "None", "requests": 1, "finished": 0}
+        spec_info = altered(spec_info, rule="batch-shapes", verdict="unusable_spec_info", scalars=scalars)
+        assert concluded(of(spec_info))[0].confidence is Confidence.LIKELY
+        (finding,) = concluded(of(spec_info, logs=(crash_log(VERIFY_INPUT),)))
+        assert (finding.rule, finding.confidence) == ("verify-input-left-on-batch", Confidence.CERTAIN)
+
+    def test_several_logs_of_one_server_each_give_their_lines(self):
+        logs = (crash_log(ILLEGAL), log_of(decode(1, rank="TP1"), death(2, ILLEGAL, "TP1"), name="rank1.log"))
+        (finding,) = both("swa-state-stale", "wrong_space", *logs)
+        assert sources(finding)[-2:] == ["server.log", "rank1.log"]
+        (alone, aside) = concluded(Incident(logs=(crash_log(ILLEGAL), crash_log(ILLEGAL))))
+        assert [alone.rule, aside.rule] == ["illegal-access", "crash-without-dump"]
+        assert len(alone.evidence) == 4
+
+
+class TestTheDumpThatALogNames:
+    def line(self, dump: str, rule: str = "page-table-bounds") -> LogFacts:
+        return log_of(decode(1), f"{stamp(2)} {rule}: page 1 [contained; seen 1 times; dump: /elsewhere/{dump}]\n")
+
+    def test_its_finding_gets_the_line(self):
+        past, leak = corpus_dump("page-past-the-end", "out_of_range"), corpus_dump("double-bookkeeping", "pool_leak")
+        incident = of(altered(past), altered(leak), logs=(self.line(leak.manifest.dump_id),))
+        named = [finding.rule for finding in concluded(incident) if "server.log" in sources(finding)]
+        assert named == ["finished-requests-not-released"]
+
+    def test_a_dump_that_is_not_here_stays_a_finding(self):
+        found = both("page-past-the-end", "out_of_range", self.line("20200101T000000.000000Z_other"))
+        assert [finding.rule for finding in found] == ["probe-stopped", "page-past-pool-end"]
+        assert found[0].next_commands == ("gemma4-triage dumps show /elsewhere/20200101T000000.000000Z_other",)
+
+    def test_a_repetition_goes_where_the_first_one_is(self):
+        dumps = [altered(corpus_dump("swa-state-stale", verdict)) for verdict in ("wrong_space", "out_of_range")]
+        again = altered(dumps[0], dump_id="again")
+        (finding,) = concluded(of(*dumps, again, logs=(self.line("again"),)))
+        assert "again" in {piece.value for piece in finding.evidence}
+
+    def test_a_crash_whose_dump_is_elsewhere_is_not_one_without(self):
+        trapped = TrappedViolation("geometry: draft pool differs", "/dumps/one")
+        incident = Incident(logs=(crash_log(f"gemma4_runtime.errors.TrappedViolation: {trapped}"),))
+        assert [finding.rule for finding in concluded(incident)] == ["probe-stopped"]
+
+
+class TestRanking:
+    def test_what_a_dump_shows_comes_before_what_only_a_log_says(self):
+        found = both("one-untranslated-row", "out_of_range", crash_log(VERIFY_INPUT))
+        assert [(one.rule, one.confidence) for one in found] == [
+            ("row-not-translated", Confidence.CERTAIN),
+            ("unmergeable-batch", Confidence.CERTAIN),
+        ]
+
+    def test_a_certain_line_comes_before_a_dump_that_nobody_understands(self):
+        found = concluded(of(*OTHERS["unknown-verdict"].dumps, logs=(log_of(decode(1), EAGER),)))
+        assert [finding.rule for finding in found] == ["stale-write-rows", "unknown-verdict"]
+
+    def test_how_it_served_comes_last_however_certain(self):
+        thrash = [f"{stamp(i)} KV cache pool is full. Retract requests. #retracted_reqs: 1\n" for i in range(9)]
+        found = both("page-past-the-end", "out_of_range", log_of(prefill(0), *thrash))
+        assert [(one.rule, one.confidence) for one in found] == [
+            ("page-past-pool-end", Confidence.LIKELY),
+            ("retraction-thrash", Confidence.CERTAIN),
+        ]
+
+    def test_a_finding_from_elsewhere_is_kept(self):
+        piece = Evidence(source="server.log", field="line 7", value="text", meaning="")
+        theirs = Finding(rule="invented", cause="c", confidence=Confidence.CERTAIN, evidence=(piece,))
+        assert [one.rule for one in conclude(OTHERS["unknown-verdict"], [theirs])] == ["invented", "unknown-verdict"]
+
+
+class TestWithoutDumps:
+    def test_a_crash_is_its_own_finding_and_advice_comes_after(self):
+        found = concluded(Incident(logs=(crash_log(),)))
+        assert [finding.rule for finding in found] == ["other-crash", "crash-without-dump"]
+        assert found[1].evidence[0].value == "KeyError: 'layer_9'"
+
+    def test_a_fault_that_the_log_names_is_said(self):
+        fault = "gemma4-triage: FAULT INJECTED: swa-state-stale: on purpose\n"
+        (crash, _) = concluded(Incident(logs=(log_of(fault, decode(1), death(2, ILLEGAL)),)))
+        assert crash.cause.endswith("(injected on request: swa-state-stale).")
+        (other, _, aside) = concluded(Incident(logs=(log_of(fault, decode(1), death(2, "KeyError: 1")),)))
+        assert (other.rule, aside.rule) == ("other-crash", "injected-fault")
+
+    def test_a_fix_that_was_attached_makes_the_log_less_certain(self):
+        attached = guards_only(id="eager-out-cache-loc", kind="fix").guards
+        (alone, _) = concluded(Incident(logs=(log_of(decode(1), EAGER),)))
+        (held, _) = concluded(Incident(guards=attached, logs=(log_of(decode(1), EAGER),)))
+        assert (alone.confidence, held.confidence) == (Confidence.CERTAIN, Confidence.LIKELY)
+        assert held.evidence[-1].source == "1.json"
+
+    def test_a_healthy_log_is_clean(self):
+        assert concluded(Incident(logs=(log_of(*steady(50)),))) == ()
+
+
+def test_a_crash_in_the_log_is_not_the_windows_doing():
+    window = altered(corpus_dump("window-one-too-wide", "window_width"))
+    healthy, crashed = concluded(of(window, logs=(log_of(decode(1)),))), concluded(of(window, logs=(crash_log(),)))
+    assert healthy[0].confidence is Confidence.CERTAIN
+    assert {one.rule: one.confidence for one in crashed}["window-one-too-wide"] is Confidence.POSSIBLE
+
+
+class TestWhichIncident:
+    @pytest.fixture
+    def two(self) -> list[Incident]:
+        """Of one evening, the newer first."""
+        dumps = (corpus_dump("negative-page", "negative"), corpus_dump("swa-state-stale", "wrong_space"))
+        incidents = group(dumps)
+        assert len(incidents) == 2
+        return incidents
+
+    def at(self, time: str, more: str = "") -> LogFacts:
+        return log_of(decode(1).replace(decode(1)[1:20], time), more)
+
+    def test_the_one_whose_dump_it_names(self, two):
+        named = two[1].dumps[0].manifest.dump_id
+        guard = f"{stamp(2)} page-table-bounds: x [logged; seen 1 times; dump: /d/{named}]\n"
+        found = assign_logs(two, [log_of(decode(1), guard)], together=False)
+        assert [len(incident.logs) for incident in found.incidents] == [0, 1]
+        assert found.guessed == ()
+
+    def test_the_newest_of_its_time(self, two):
+        found = assign_logs(two, [self.at("2026-11-22 03:00:00")], together=False)
+        assert [len(incident.logs) for incident in found.incidents] == [1, 0]
+        assert found.guessed == ("server.log names no dump that was read: taken as the log of incident 1",)
+
+    def test_without_times_the_newest(self, two):
+        found = assign_logs(two, [log_of(decode(1)[22:])], together=False)
+        assert [len(incident.logs) for incident in found.incidents] == [1, 0]
+
+    def test_a_log_of_another_week_is_a_run_of_its_own(self, two):
+        found = assign_logs(two, [self.at("2026-12-01 03:00:00")], together=False)
+        assert [len(incident.logs) for incident in found.incidents] == [0, 0, 1]
+        assert "of another time" in found.guessed[0]
+
+    def test_unless_both_were_named(self, two):
+        found = assign_logs(two, [self.at("2026-12-01 03:00:00")], together=True)
+        assert [len(incident.logs) for incident in found.incidents] == [1, 0]
+
+    def test_beside_nothing_it_is_a_run(self):
+        found = assign_logs([], [self.at("2026-12-01 03:00:00")], together=True)
+        assert [len(incident.logs) for incident in found.incidents] == [1]
+        assert found.guessed == ()
+
+
+def test_what_rules_say_of_logs_exists():
+    from gemma4_triage.logs.catalog import ENDINGS, LOADS
+    from gemma4_triage.logs.rules import other_crash
+
+    of_logs = {rule.id for rule in (*ENDINGS, *LOADS)} | {other_crash.ID}
+    assert not of_logs & {rule.id for rule in RULES}
+    named = [name for rule in RULES for name in (*rule.in_logs, *rule.leads_to)]
+    assert set(named) <= of_logs
+    causes = [name for rule in RULES for name in rule.in_logs]
+    assert sorted(causes) == sorted(set(causes))
+
+
+def test_a_leak_of_one_pool_is_no_crash_of_another():
+    found = {one.rule for one in both("page-past-the-end", "out_of_range", crash_log(LEAK))}
+    assert found == {"page-past-pool-end", "pool-leak"}

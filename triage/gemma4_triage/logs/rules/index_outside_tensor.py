@@ -1,0 +1,35 @@
+"""An index was outside a tensor, and a check of torch's stopped it: on the device an assertion, on a CPU an error."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.rule import Rule, at, exception_text, on_rank
+
+_MESSAGE = re.compile(r"device-side assert triggered|index -?\d+ is out of bounds for dimension \d+ with size \d+")
+
+
+def _explains(death: Death) -> bool:
+    return bool(_MESSAGE.search(death.message))
+
+
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    death = next((death for death in facts.deaths if _explains(death)), None)
+    if death is None:
+        return
+    what = f"what the process died of{on_rank(death.rank)}{f', in {death.frame}' if death.frame else ''}"
+    yield Finding(
+        rule=RULE.id,
+        cause="An index was outside its tensor, and torch stopped before the access. The log does not say whose index "
+        "it was.",
+        confidence=Confidence.POSSIBLE,
+        evidence=(at(facts, death.place, exception_text(death), what),),
+        ruled_out_if=("the probes trap nothing before the same crash",),
+        next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",),
+    )
+
+
+RULE = Rule("index-outside-tensor", "torch found an index outside its tensor", _find, _explains)

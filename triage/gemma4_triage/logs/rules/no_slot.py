@@ -1,0 +1,53 @@
+"""A step found no slot in one of the two KV pools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.rule import Rule, at, over, usage_text
+
+_KINDS = {
+    "Decode out of memory": "A decode step found no slot in one of the pools, and there was nothing to retract.",
+    "Prefill out of memory": "A prefill found no slots in one of the pools.",
+}
+_ROOMY = 0.8  # a fuller pool may have had no slot for a batch; an emptier one should have
+_PLAN = "gemma4-triage pools --config CONFIG --gpu-mem 80GiB --weights 20GiB --workload 64x8000+1000"
+_SERVE = "gemma4-triage serve --debug 1 -- --model-path MODEL"
+
+
+def _kind(death: Death) -> str | None:
+    return next((kind for kind in _KINDS if kind in death.message), None)
+
+
+def _explains(death: Death) -> bool:
+    return _kind(death) is not None
+
+
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    found = next(((death, kind) for death in facts.deaths if (kind := _kind(death)) is not None), None)
+    if found is None:
+        return
+    death, kind = found
+    usage = death.usage
+    roomy = usage is not None and max(usage.full or 0, usage.swa or 0) < _ROOMY
+    evidence = [at(facts, death.place, death.message[:300], "what the process died of")]
+    if usage is not None:
+        evidence.append(at(facts, usage.place, usage_text(usage.full, usage.swa), "the last pool usage before it"))
+    if fraction := facts.settings.get("mem_fraction_static"):
+        evidence.append(over(facts, "server_args", fraction, "mem_fraction_static"))
+    yield Finding(
+        rule=RULE.id,
+        cause="A step found no slot although the pools had room: pages are lost, or one pool refused what the other "
+        "gave."
+        if roomy
+        else _KINDS[kind],
+        confidence=Confidence.POSSIBLE if roomy else Confidence.LIKELY,
+        evidence=tuple(evidence),
+        next_commands=(_SERVE,) if roomy else (_PLAN,),
+        upstream=("SGLang 7909",) if roomy else (),
+    )
+
+
+RULE = Rule("no-slot", "a step found no slot in a KV pool", _find, _explains)
