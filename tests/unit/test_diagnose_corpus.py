@@ -19,28 +19,10 @@ from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.material import read_store
 from gemma4_triage.diagnose.rules import injected_fault
+from known_causes import CAUSES
 
 ROOT = Path(__file__).parents[1] / "data" / "corpus_dumps"
 
-CAUSES = {
-    "swa-state-stale": "draft-swa-state-stale",
-    "hybrid-pool-unswapped": "pool-swap-missed-leaf",
-    "full-draft-through-swa-map": "draft-reads-translated-ids",
-    "page-past-the-end": "page-past-pool-end",
-    "one-untranslated-row": "row-not-translated",
-    "negative-page": "unassigned-page",
-    "stale-mapping": "mapping-outlives-page",
-    "page-over-count": "evicted-page-counted",
-    "deferred-free-after-replacement": "swa-page-replaced-before-free",
-    "draft-pool-too-small": "draft-pool-too-small",
-    "eager-out-cache-loc": "write-locations-left-over",
-    "unmergeable-spec-info": "verify-input-left-on-batch",
-    "double-bookkeeping": "finished-requests-not-released",
-    "window-one-too-wide": "window-one-too-wide",
-    "free-of-page-zero": "unset-slot-freed",
-    "alloc-on-one-pool": "failed-allocation-keeps-pages",
-    "swa-alloc-oob": "allocator-past-pool-end",
-}
 # An index that leads past a pool's end is that whatever led there; the finding that says why drops it.
 ALSO = {("one-untranslated-row", "page-past-pool-end"), ("draft-pool-too-small", "page-past-pool-end")}
 
