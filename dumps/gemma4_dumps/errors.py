@@ -13,5 +13,9 @@ class DumpUnreadable(DumpError):
     """The dump is torn, damaged, or not a dump."""
 
 
+class StoreUnreadable(DumpUnreadable):
+    """The folder that dumps are in cannot be listed."""
+
+
 class DumpIncompatible(DumpError):
     """The dump was written with another major version of the schema."""

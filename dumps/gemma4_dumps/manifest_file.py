@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from .errors import DumpIncompatible, DumpUnreadable
+from .errors import DumpError, DumpIncompatible, DumpUnreadable
 from .safe_file import read_regular
 from .schema import SCHEMA_VERSION, Manifest
 from .strict_json import strict_json
@@ -23,7 +23,21 @@ def load_manifest(dump_directory: Path) -> Manifest:
 
     Raises DumpUnreadable if it is absent, damaged or not a manifest, DumpIncompatible for another major version.
     """
-    return parse_manifest(read_regular(dump_directory / MANIFEST_NAME, MAX_MANIFEST_BYTES))
+    try:
+        data = read_regular(dump_directory / MANIFEST_NAME, MAX_MANIFEST_BYTES)
+    except DumpUnreadable as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise DumpUnreadable(f"there is no {MANIFEST_NAME} in it: torn, or no dump") from error
+        raise
+    return parse_manifest(data)
+
+
+def load_named_manifest(dump_directory: Path) -> Manifest:
+    """The same, with errors that say of which dump they are."""
+    try:
+        return load_manifest(dump_directory)
+    except DumpError as error:
+        raise type(error)(f"{str(dump_directory)[-200:]}: {error}") from error
 
 
 def parse_manifest(data: bytes) -> Manifest:

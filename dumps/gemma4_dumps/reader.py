@@ -12,7 +12,7 @@ import numpy as np
 
 from .dtypes import storage_dtype, to_float32
 from .errors import DumpNotFound, DumpUnreadable
-from .manifest_file import load_manifest
+from .manifest_file import load_named_manifest
 from .safe_file import as_unreadable, open_regular
 from .schema import Manifest, TensorRecord
 from .staging import EVENTS_NAME
@@ -104,7 +104,7 @@ def read_dump(path: Path | str) -> Dump:
     # os.path's predicate, not pathlib's: it also answers for names that no file system accepts.
     if not os.path.isdir(directory):
         raise DumpNotFound(f"{directory!s:.200} is not a directory")
-    return Dump(directory, load_manifest(directory))
+    return Dump(directory, load_named_manifest(directory))
 
 
 def _lay_out(values: np.ndarray, record: TensorRecord, name: str) -> np.ndarray:

@@ -12,7 +12,7 @@ from .caps import DEFAULT_CAPS, StoreCaps
 from .directory_name import TEMPORARY_PREFIX
 from .draft import DumpDraft
 from .drop_counters import load_counters
-from .errors import DumpNotFound, DumpUnreadable
+from .errors import DumpNotFound, DumpUnreadable, StoreUnreadable
 from .listing import DumpEntry, describe, dump_names, survey
 from .lock import store_lock
 from .removal import remove_dumps
@@ -47,7 +47,7 @@ class DumpStore:
         try:
             return dump_names(self.root)
         except OSError as error:
-            raise DumpUnreadable(f"{self.root} cannot be listed: {error.strerror}") from error
+            raise StoreUnreadable(f"{self.root} cannot be listed: {error.strerror}") from error
 
     def list(self, limit: int | None = None) -> "list[DumpEntry]":
         """The newest `limit` dumps, or all of them, with their manifests; torn ones too. Raises DumpUnreadable."""
@@ -87,6 +87,10 @@ class DumpStore:
             return Path(text)
         if os.path.isfile(text):
             raise DumpNotFound(f"{text} is a file, and a dump is a directory: an exported zip is read after unzip")
+        if os.path.lexists(text):
+            raise DumpNotFound(f"{text} is no directory, and a dump is one")
+        if "/" in text:
+            raise DumpNotFound(f"there is no {text:.200}")
         raise DumpNotFound(f"no dump {text!r} in {self.root}")
 
     def prune(
@@ -122,7 +126,7 @@ class DumpStore:
                 return plan_retention(stored, self.caps, now)
             stored = [dump for dump in stored if dump.state != "writing"]
         except OSError as error:
-            raise DumpUnreadable(f"{self.root} cannot be listed: {error.strerror}") from error
+            raise StoreUnreadable(f"{self.root} cannot be listed: {error.strerror}") from error
         return [
             Removal(dump, "asked")
             for position, dump in enumerate(stored)

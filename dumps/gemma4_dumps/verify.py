@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from .errors import DumpError, DumpNotFound
-from .manifest_file import load_manifest
+from .manifest_file import load_named_manifest
 from .safe_file import open_regular, read_chunks
 from .schema import Manifest
 from .tensor_file import TENSORS_NAME, index_tensors
@@ -41,7 +41,7 @@ def verify_dump(path: Path | str) -> VerifyReport:
     directory = Path(path)
     if not os.path.isdir(directory):
         raise DumpNotFound(f"{directory!s:.200} is not a directory")
-    manifest = load_manifest(directory)
+    manifest = load_named_manifest(directory)
     checks = [_check_file(directory, name, manifest) for name in sorted(manifest.files)]
     if not manifest.files:
         checks.append(Check("files", False, "the manifest lists no file"))

@@ -2,9 +2,9 @@ import json
 import os
 import pty
 import re
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -275,10 +275,12 @@ def test_help_is_quick_and_imports_nothing_heavy():
     )
     times_s = []
     for _ in range(3):
-        begin = time.monotonic()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        times_s.append(time.monotonic() - begin)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert done.stdout.endswith("[]\n")
+    # Processor time, since other tests share this machine.
     assert min(times_s) < 0.5
 
 

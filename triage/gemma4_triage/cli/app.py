@@ -5,7 +5,6 @@ verb's module is imported for `--help`, which has half a second.
 """
 
 import importlib
-import io
 import os
 import sys
 import traceback
@@ -14,8 +13,9 @@ from typing import Annotated
 
 import typer
 
-from gemma4_dumps.errors import DumpError, DumpIncompatible, DumpNotFound
+from gemma4_dumps.errors import DumpError, DumpIncompatible, DumpNotFound, StoreUnreadable
 from gemma4_triage.cli.output import emit_json, say
+from gemma4_triage.cli.streams import abandon_stdout, prepare_streams, stdout_is_lost
 from gemma4_triage.errors import ExitCode, UserError
 
 VERBS: tuple[str, ...] = (
@@ -70,13 +70,25 @@ def build_app() -> typer.Typer:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is returned. arguments: without the program's name; None: sys.argv's."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    for stream in (sys.stdout, sys.stderr):
-        # A dump from another machine must not fail on this terminal's encoding.
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    prepare_streams()
+    try:
+        code = _run(words)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader (head, a pager) has left.
+        abandon_stdout()
+        return ExitCode.BROKEN_PIPE
+    except OSError as error:
+        abandon_stdout()
+        say(f"error: the output cannot be written: {error.strerror or error}")
+        return ExitCode.ENVIRONMENT
+    return code
+
+
+def _run(words: list[str]) -> int:
+    """Raises OSError only if stdout cannot be written."""
     try:
         code = typer.main.get_command(build_app()).main(args=words, prog_name="gemma4-triage", standalone_mode=False)
-        sys.stdout.flush()
         return int(code or 0)
     except UserError as error:
         return _fail(error.message, error.hint, error.exit_code, words)
@@ -87,11 +99,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # The reader (head, a pager) has left. Nothing more can be said, not even by the flush at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.BROKEN_PIPE
+        raise
     # Broad on purpose: this is the boundary. What arrives here is a defect of ours.
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
+        if isinstance(error, OSError) and stdout_is_lost(error):
+            raise
         if os.environ.get(TRACEBACK_VARIABLE) == "1":
             traceback.print_exc()
         hint = f"set {TRACEBACK_VARIABLE}=1 to see the traceback, and attach it to a bug report"
@@ -124,6 +136,8 @@ def _dump_code(error: DumpError) -> int:
 
 
 def _dump_hint(error: DumpError) -> str:
+    if isinstance(error, StoreUnreadable):
+        return "--dir or SGLANG_TRTLLM_MHA_DEBUG_DIR names the directory that holds the dumps"
     if isinstance(error, DumpNotFound):
         return "gemma4-triage dumps list shows the dumps; --dir names another directory"
     if isinstance(error, DumpIncompatible):

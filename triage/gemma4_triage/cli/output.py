@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 JSON_SCHEMA_VERSION = "1.0"
 PIPE_WIDTH = 160
+LEAST_WIDTH = 100
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
@@ -49,6 +50,9 @@ def stdout_console() -> "Console":
             raise BrokenPipeError
 
     terminal = sys.stdout.isatty()
-    return PipeAwareConsole(
+    console = PipeAwareConsole(
         markup=False, highlight=False, emoji=False, force_terminal=terminal, width=None if terminal else PIPE_WIDTH
     )
+    # In a narrower terminal a line goes on in the next one; a table would lose its columns.
+    console.width = max(console.width, LEAST_WIDTH)
+    return console

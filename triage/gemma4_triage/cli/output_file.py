@@ -12,12 +12,18 @@ from gemma4_triage.errors import EnvironmentCannot, UsageMistake
 
 
 def refuse_existing(path: Path | None, force: bool) -> None:
-    """Before the work starts. Raises UsageMistake if `path` exists without `force`, or its folder does not."""
+    """Before the work starts.
+
+    Raises UsageMistake if `path` exists without `force`, is something else than a file, or its folder is not there.
+    """
     if path is None:
         return
-    if path.exists() and not force:
+    # Renaming a file over a device, as root can, would take /dev/null from the machine.
+    if os.path.lexists(path) and not os.path.isfile(path):
+        raise UsageMistake(f"{path} is no file", "--out takes a file in a folder that exists")
+    if os.path.lexists(path) and not force:
         raise UsageMistake(f"{path} exists", "name another --out, or overwrite it with --force")
-    if path.is_dir() or not path.absolute().parent.is_dir():
+    if not os.path.isdir(path.absolute().parent):
         raise UsageMistake(f"{path} cannot be a file here", "--out takes a file in a folder that exists")
 
 
@@ -29,7 +35,7 @@ def write_output(path: Path, kind: str, fields: dict[str, Any]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Under a temporary name first, so that a full disk leaves no half file. Raises EnvironmentCannot."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}")
     try:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)

@@ -23,7 +23,7 @@ def read_logs(names: Iterable[str], points: int = 2) -> list[LogFacts]:
     listed = list(names)
     if listed.count(STDIN) > 1:
         raise UsageMistake("- is given twice", "stdin can be read once")
-    once = {name if name == STDIN else os.path.realpath(name): name for name in reversed(listed)}
+    once = {_place(name): name for name in reversed(listed)}
     read = [_read(name, points) for name in reversed(once.values())]
     for facts in read:
         if facts.problem:
@@ -31,6 +31,15 @@ def read_logs(names: Iterable[str], points: int = 2) -> list[LogFacts]:
         if not facts.understood_lines:
             say(f"{facts.name}: 0 of {facts.lines} lines understood")
     return read
+
+
+def _place(name: str) -> str:
+    """The same for two names of one file."""
+    try:
+        return name if name == STDIN else os.path.realpath(name)
+    except (OSError, ValueError):
+        # The current folder is gone, or no path looks like that: reading it will say so.
+        return name
 
 
 def _read(name: str, points: int) -> LogFacts:

@@ -13,9 +13,22 @@ if TYPE_CHECKING:
 
 DIRECTORY_VARIABLE = "SGLANG_TRTLLM_MHA_DEBUG_DIR"
 
+
+def _directory(text: str) -> Path:
+    # An unset variable of the user's shell script must not become the current directory.
+    if not text:
+        raise UsageMistake("--dir is empty", "--dir takes the directory that holds the dumps")
+    return Path(text)
+
+
 Directory = Annotated[
     Path | None,
-    typer.Option("--dir", help=f"Where the dumps are. Default: {DIRECTORY_VARIABLE}, else the user state directory."),
+    typer.Option(
+        "--dir",
+        parser=_directory,
+        metavar="<path>",
+        help=f"Where the dumps are. Default: {DIRECTORY_VARIABLE}, else the user state directory.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 

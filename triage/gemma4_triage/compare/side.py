@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from gemma4_dumps.errors import DumpError
-from gemma4_dumps.reader import Dump, read_dump
+from gemma4_dumps.manifest_file import load_manifest
+from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import TensorRecord
 from gemma4_triage.compare.difference import Letter
 
@@ -39,7 +40,7 @@ class Side:
 def open_side(letter: Letter, path: Path) -> Side:
     """Read the manifest of the dump at `path`. Raises DumpError."""
     with _said(letter, path):
-        return Side(letter, read_dump(path))
+        return Side(letter, Dump(path, load_manifest(path)))
 
 
 @contextmanager

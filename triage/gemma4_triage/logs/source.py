@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import os
+import stat
 import sys
 import zlib
 from collections.abc import Iterator
@@ -71,15 +73,23 @@ class Source:
             if sys.stdin is None:
                 raise SourceError("stdin is closed", "pipe a log into it, or name a file")
             return sys.stdin.buffer
+        if not self.name:
+            raise SourceError("'' is no path", "name a file; - reads stdin")
+        if os.path.isdir(self.name):
+            raise SourceError(f"{self.name} is a folder", "name the log files in it, oldest first")
         path = Path(self.name)
-        if path.is_dir():
-            raise SourceError(f"{path} is a folder", "name the log files in it, oldest first")
         try:
-            return stack.enter_context(path.open("rb"))
+            raw = stack.enter_context(path.open("rb"))
         except OSError as error:
-            raise SourceError(f"{path} cannot be read: {error.strerror}", "check the path; - reads stdin") from error
+            said = f"{self.name} cannot be read: {error.strerror}"
+            raise SourceError(said, "check the path; - reads stdin") from error
         except ValueError as error:
             raise SourceError(f"{self.name!r} is no path: {error}", "name a file; - reads stdin") from error
+        mode = os.fstat(raw.fileno()).st_mode
+        # Others than a terminal may never end, as /dev/zero; a pipe or a socket is somebody's output.
+        if stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not raw.isatty()):
+            raise SourceError(f"{self.name} is a device", "name a file; - reads stdin")
+        return raw
 
     def _zstd(self, raw: BinaryIO, stack: ExitStack) -> BinaryIO:
         # In the standard library from Python 3.14 on.

@@ -6,6 +6,7 @@ leave of it: free before x fraction - weights.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def pools_memory(gpu_bytes: int, fraction: float, weights_bytes: int) -> Memory:
 
 def weights_beside(config: Path, tensor_parallel: int) -> int | None:
     """Bytes of the *.safetensors in the config's folder, per GPU; None if there are none."""
-    folder = config if config.is_dir() else config.parent
+    folder = config if os.path.isdir(config) else config.parent
     try:
         total = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     except OSError:

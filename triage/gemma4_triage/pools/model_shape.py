@@ -7,6 +7,7 @@ Defaults and derived values are those of transformers' Gemma4TextConfig 5.8.1; b
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,7 @@ def read_shape(path: Path) -> ModelShape:
     Raises:
         PoolsError: it cannot be read, is no Gemma-4, or lacks or contradicts what KV needs.
     """
-    file = path / "config.json" if path.is_dir() else path
+    file = path / "config.json" if os.path.isdir(path) else path
     config = _load(file)
     kind = str(config.get("model_type", ""))
     if "assistant" in kind:
@@ -61,9 +62,11 @@ def read_shape(path: Path) -> ModelShape:
 
 def _load(file: Path) -> dict[str, Any]:
     try:
-        if file.stat().st_size > _LARGEST_CONFIG_BYTES:
+        with file.open("rb") as opened:
+            text = opened.read(_LARGEST_CONFIG_BYTES + 1)
+        if len(text) > _LARGEST_CONFIG_BYTES:
             raise PoolsError(f"{file} is too large for a config", _HINT)
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = json.loads(text.decode())
     except OSError as error:
         raise PoolsError(f"{file} cannot be read: {error.strerror}", _HINT) from error
     except (ValueError, RecursionError) as error:

@@ -1,0 +1,167 @@
+"""Rough use of the command line: odd paths, devices, closed and full outputs, terminals of every kind."""
+
+import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from fcntl import ioctl
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COMMAND = Path(sys.executable).with_name("gemma4-triage")
+SAMPLES = "dumps/samples"
+DUMP = next(path for path in sorted((ROOT / SAMPLES).iterdir()) if "p1291" in path.name)
+LOG = ROOT / "tests" / "data" / "logs" / "swa-starved.log"
+CONFIG = ROOT / "tests" / "data" / "configs" / "26b-a4b.json"
+POOLS = ("pools", "--config", CONFIG, "--kv-mem", "100GiB", "--workload", "80x8000+1000")
+LONG = "x" * 300
+
+
+def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A line of bash in the repository; $G is the command."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("GEMMA4_", "SGLANG_"))}
+    return subprocess.run(
+        ["bash", "-c", line],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=clean | {"G": str(COMMAND)} | environment,
+        timeout=60,
+        check=False,
+    )
+
+
+def on_terminal(columns: int, *words: object, **environment: str) -> str:
+    """What the command prints on a terminal of that width."""
+    main, side = pty.openpty()
+    ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = subprocess.Popen(
+        [COMMAND, *map(str, words)], stdout=side, stderr=subprocess.DEVNULL, cwd=ROOT, env=os.environ | environment
+    )
+    os.close(side)
+    found = b""
+    while True:
+        try:
+            found += os.read(main, 65536)
+        except OSError:  # the other side is closed
+            break
+    process.wait(timeout=30)
+    os.close(main)
+    return found.decode()
+
+
+class TestOutputs:
+    @pytest.mark.parametrize("line", [f"diagnose --dir {SAMPLES}", f"diagnose --dir {SAMPLES} --json", "--help"])
+    def test_a_full_disk_is_the_environments(self, line):
+        done = shell(f"$G {line} > /dev/full")
+        assert (done.returncode, done.stderr) == (3, "error: the output cannot be written: No space left on device\n")
+
+    def test_a_full_disk_under_an_error_document(self):
+        done = shell("$G diagnose --json /no/such > /dev/full")
+        assert done.returncode == 3
+        assert "Traceback" not in done.stderr
+        assert "there is no /no/such" in done.stderr
+
+    def test_stdout_that_the_shell_closed(self):
+        done = shell(f"$G diagnose --dir {SAMPLES} >&-")
+        assert (done.returncode, done.stderr) == (1, "")
+
+    def test_what_is_for_a_closed_stderr_does_not_go_to_stdout(self, tmp_path):
+        log = tmp_path / "notes.txt"
+        log.write_text("no log\n")
+        done = shell(f"$G diagnose {DUMP} --log {log} --json 2>&-")
+        assert done.returncode == 1
+        assert json.loads(done.stdout)["kind"] == "diagnosis"
+
+    def test_a_reader_that_leaves(self):
+        done = shell(f"$G diagnose --dir {SAMPLES} --json | head -1; echo ${{PIPESTATUS[0]}}")
+        # A pipe may take the whole document before its reader has left.
+        assert done.stdout in ("{\n141\n", "{\n1\n")
+        assert done.stderr == ""
+
+    def test_a_device_is_not_replaced_by_a_file(self, cli, tmp_path):
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        for words in ((*POOLS, "--out", pipe), ("dumps", "export", DUMP, "-o", pipe)):
+            code, _, err = cli(*words, "--force")
+            assert (code, f"error: {pipe} is no file" in err) == (2, True)
+            assert pipe.is_fifo()
+
+    def test_an_output_with_a_name_that_no_file_can_have(self, cli, tmp_path):
+        assert cli(*POOLS, "--out", tmp_path / LONG)[0] == 3
+        assert cli("dumps", "export", DUMP, "-o", tmp_path / LONG)[0] == 3
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestPaths:
+    @pytest.mark.parametrize("name", [LONG, "x/" * 3000, "/dev/zero", "", "a\0b"])
+    @pytest.mark.parametrize("words", [("logs",), ("diagnose", "--dir", SAMPLES, "--log")], ids=["logs", "diagnose"])
+    def test_no_log(self, cli, words, name, monkeypatch):
+        monkeypatch.chdir(ROOT)
+        code, out, err = cli(*words, name)
+        assert (code, out) == (2, "")
+        assert err.startswith("error: ")
+
+    def test_a_pipe_is_a_log(self):
+        assert shell(f"$G logs <(cat {LOG})").returncode == 1
+
+    @pytest.mark.parametrize("name", [LONG, "/dev/zero", "", "/"])
+    def test_no_config(self, cli, name):
+        code, _, err = cli("pools", "--config", name, "--kv-mem", "1GiB")
+        assert code == 2
+        assert "bug" not in err
+
+    @pytest.mark.parametrize("verb", [("diagnose",), ("audit",), ("replay",), ("dumps", "show"), ("dumps", "verify")])
+    def test_a_folder_that_is_no_dump_is_named(self, cli, tmp_path, verb):
+        code, _, err = cli(*verb, tmp_path)
+        assert code == 4
+        assert f"error: {tmp_path}: there is no manifest.json in it" in err
+
+    def test_a_path_is_not_looked_for_in_the_store(self, cli, tmp_path):
+        code, _, err = cli("diagnose", tmp_path / "none")
+        assert (code, f"error: there is no {tmp_path}/none\n" in err) == (2, True)
+        os.mkfifo(tmp_path / "pipe")
+        code, _, err = cli("dumps", "show", tmp_path / "pipe")
+        assert (code, f"{tmp_path}/pipe is no directory" in err) == (2, True)
+
+    @pytest.mark.parametrize("verb", ["list", "prune"])
+    def test_an_empty_dir_is_not_the_current_one(self, cli, monkeypatch, tmp_path, verb):
+        monkeypatch.chdir(tmp_path)
+        code, _, err = cli("dumps", verb, "--dir", "")
+        assert (code, "--dir is empty" in err) == (2, True)
+
+    def test_a_store_that_is_no_folder_names_the_setting(self, cli, monkeypatch, tmp_path):
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(tmp_path / "file"))
+        code, _, err = cli("dumps", "list")
+        assert code == 4
+        assert "hint: --dir or SGLANG_TRTLLM_MHA_DEBUG_DIR names" in err
+
+    def test_a_current_folder_that_is_gone(self, tmp_path):
+        done = shell(f"mkdir {tmp_path}/gone && cd {tmp_path}/gone && rmdir {tmp_path}/gone && $G logs x")
+        assert (done.returncode, "x cannot be read" in done.stderr) == (2, True)
+
+
+class TestTerminals:
+    def test_without_unicode_a_sparkline_is_still_one(self):
+        done = shell(f"$G logs {LOG}", LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+        (line,) = [line for line in done.stdout.splitlines() if "SWA usage" in line]
+        assert line.startswith("  SWA usage    --.-@@@@@#")
+        assert "\\u" not in done.stdout
+
+    def test_a_narrow_one_loses_no_name_and_no_column(self):
+        shown = "".join(on_terminal(40, "dumps", "list", "--dir", SAMPLES).splitlines())
+        assert DUMP.name in shown
+        assert "out_of_range" in shown
+
+    def test_no_color(self):
+        coloured = on_terminal(120, "diagnose", DUMP, TERM="xterm-256color")
+        plain = on_terminal(120, "diagnose", DUMP, TERM="xterm-256color", NO_COLOR="1")
+        assert "\x1b[1;31m" in coloured
+        assert "\x1b[1;31m" not in plain
+        assert "\x1b" not in on_terminal(120, "diagnose", DUMP, TERM="dumb")
