@@ -1,6 +1,8 @@
 """Logs beside dumps: one cause is one finding, with values of both; what only a log says is a finding too."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from serving_log_lines import death, decode, prefill, stamp, steady
 
 from diagnose_examples import OTHERS, altered, corpus_dump, crash_log, guards_only, of
@@ -20,6 +22,7 @@ LEAK = "ValueError: pool memory leak detected! [swa] total=1024, available=752, 
 NO_SLOT = "RuntimeError: Decode out of memory. Try to lower your batch size."
 SIZES = "RuntimeError: The size of tensor a (2) must match the size of tensor b (120) at non-singleton dimension 0"
 VERIFY_INPUT = "AttributeError: 'FrozenKVMTPVerifyInput' object has no attribute 'merge_batch'"
+SEED = corpus_dump("swa-state-stale", "wrong_space")
 EAGER = (
     f"{stamp(2)} Scheduler hit an exception: Traceback (most recent call last):\n"
     f'  File "/srv/sglang/runner.py", line 3, in _eager_fb_view\n    copy()\n{SIZES}\n\n'
@@ -243,3 +246,39 @@ def test_what_rules_say_of_logs_exists():
 def test_a_leak_of_one_pool_is_no_crash_of_another():
     found = {one.rule for one in both("page-past-the-end", "out_of_range", crash_log(LEAK))}
     assert found == {"page-past-pool-end", "pool-leak"}
+
+
+PIECES = st.sampled_from(
+    [
+        prefill(0),
+        decode(1, swa=0.95),
+        decode(2, accept=1.0, rank="TP1"),
+        EAGER,
+        death(3, ILLEGAL),
+        death(3, LEAK),
+        death(4, VERIFY_INPUT, "TP1"),
+        death(5, "gemma4_runtime.errors.TrappedViolation: geometry: x [dump: /d/20261121T000000.000000Z_gone]"),
+        f"{stamp(6)} page-table-bounds: y [logged; seen 2 times; dump: /d/{SEED.manifest.dump_id}]\n",
+        "gemma4-triage: FAULT INJECTED: swa-state-stale: z\n",
+        "Traceback (most recent call last):\n",
+        "\x1b[31m\x00 ] total=9, available=1\n",
+    ]
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(PIECES, max_size=12), max_size=3), st.booleans())
+def test_whatever_stands_in_logs_the_dump_keeps_its_cause(texts, with_dump):
+    logs = [log_of(*lines, name=f"{number}.log") for number, lines in enumerate(texts)]
+    incidents = [of(altered(SEED))] if with_dump else []
+    assigned = assign_logs(incidents, logs, together=True).incidents
+    assert sorted(facts.name for one in assigned for facts in one.logs) == [facts.name for facts in logs]
+    for incident in assigned:
+        found = concluded(incident)
+        names = {facts.name for facts in incident.logs} | {dump.manifest.dump_id for dump in incident.dumps}
+        assert {piece.source for finding in found for piece in finding.evidence} <= names
+        assert not incident.dumps or "draft-swa-state-stale" in {finding.rule for finding in found}
+        # Nothing that the log says is lost.
+        for facts in incident.logs:
+            for theirs in findings(facts):
+                assert any(set(theirs.evidence) <= set(finding.evidence) for finding in found)
