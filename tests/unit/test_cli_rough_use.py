@@ -122,6 +122,11 @@ class TestPaths:
         assert code == 4
         assert f"error: {tmp_path}: there is no manifest.json in it" in err
 
+    def test_a_log_that_is_given_as_a_dump(self, cli):
+        code, _, err = cli("diagnose", LOG)
+        assert code == 2
+        assert "hint: a server's log goes to --log" in err
+
     def test_a_path_is_not_looked_for_in_the_store(self, cli, tmp_path):
         code, _, err = cli("diagnose", tmp_path / "none")
         assert (code, f"error: there is no {tmp_path}/none\n" in err) == (2, True)
@@ -165,3 +170,30 @@ class TestTerminals:
         assert "\x1b[1;31m" in coloured
         assert "\x1b[1;31m" not in plain
         assert "\x1b" not in on_terminal(120, "diagnose", DUMP, TERM="dumb")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("diagnose", "x"),
+        ("diagnose", "--limit", "-1"),
+        ("diagnose", DUMP, "--log", "/none"),
+        ("audit",),
+        ("audit", DUMP),
+        ("dumps", "list", "--dir", "/none"),
+        ("dumps", "show", DUMP, "--rows", "0"),
+        ("dumps", "verify", "x"),
+        ("dumps", "export", DUMP),
+        ("dumps", "prune", "--older-than", "x"),
+        ("pools",),
+        ("logs", "/dev/null"),
+        ("bogus",),
+    ],
+    ids=lambda words: " ".join(map(str, words)),
+)
+def test_an_error_is_one_document_too_and_said_on_stderr(cli, words):
+    code, out, err = cli(*words, "--json")
+    document = json.loads(out)
+    assert (document["kind"], document["exit_code"]) == ("error", code)
+    assert f"error: {document['message']}\n" in err
+    assert code not in (0, 70)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,7 @@ import typer
 from gemma4_triage.cli.dumps import AsJson, Directory, open_store
 from gemma4_triage.cli.output import emit_json, say, stdout_console
 from gemma4_triage.cli.read_logs import read_logs
-from gemma4_triage.errors import ExitCode, NothingChecked
+from gemma4_triage.errors import ExitCode, NothingChecked, UsageMistake
 
 if TYPE_CHECKING:
     from gemma4_triage.diagnose.material import Material
@@ -71,6 +72,12 @@ def diagnose(
 def _material(names: list[str] | None, directory: Path | None, limit: int | None) -> Material:
     from gemma4_triage.diagnose.material import read_named, read_store
 
+    for name in names or ():
+        if os.path.isfile(name):
+            raise UsageMistake(
+                f"{name} is a file, and a dump is a directory",
+                "a server's log goes to --log; an exported zip has to be unzipped",
+            )
     store = open_store(directory)
     return read_named(store, names, limit) if names else read_store(store, limit)
 
