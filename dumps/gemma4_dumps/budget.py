@@ -45,21 +45,43 @@ def fit_tensors(payloads: Mapping[str, TensorPayload], budget_bytes: int) -> Fit
                 from_shape=tuple(int(n) for n in payload.shape), to_shape=None, reason=f"not storable: {error}"
             )
     left = budget_bytes
-    for waiting, name in zip(
-        range(len(dense), 0, -1), sorted(dense, key=lambda name: (dense[name].nbytes, name)), strict=True
-    ):
-        share = max(left // waiting - HEADER_BYTES_PER_TENSOR - 2 * len(name), 0)
-        values = _cut(dense[name], share)
-        whole = dense[name].shape
-        if values is None or values.shape != whole:
-            reason = f"{dense[name].nbytes} bytes do not fit: {share} left of this dump's cap"
-            truncated[name] = Truncation(
-                from_shape=whole, to_shape=None if values is None else values.shape, reason=reason
-            )
-        if values is not None:
-            kept[name] = FittedTensor(values, _record(payloads[name], values, whole))
-            left -= values.nbytes + HEADER_BYTES_PER_TENSOR + 2 * len(name)
+    together = _cut_together(payloads, dense)
+    for waiting, names in zip(range(len(together), 0, -1), together, strict=True):
+        headers = sum(HEADER_BYTES_PER_TENSOR + 2 * len(name) for name in names)
+        share = max(left // waiting - headers, 0)
+        rows = _rows_that_fit([dense[name] for name in names], share)
+        for name in names:
+            values = dense[name] if rows is None else dense[name][:rows] if rows else None
+            whole = _whole_shape(payloads[name], dense[name])
+            if values is None or values.shape != whole:
+                size_bytes = prod(whole) * dense[name].itemsize
+                reason = f"{size_bytes} bytes do not fit: {share} left of this dump's cap"
+                truncated[name] = Truncation(
+                    from_shape=whole, to_shape=None if values is None else values.shape, reason=reason
+                )
+            if values is not None:
+                kept[name] = FittedTensor(values, _record(payloads[name], values, whole))
+                left -= values.nbytes + HEADER_BYTES_PER_TENSOR + 2 * len(name)
     return FittedTensors(kept, truncated)
+
+
+def _cut_together(payloads: Mapping[str, TensorPayload], dense: Mapping[str, np.ndarray]) -> list[list[str]]:
+    """Names of tensors that stay equally long; smallest first."""
+    groups: dict[tuple[str, int], list[str]] = {}
+    for name, values in dense.items():
+        group = payloads[name].cut_with
+        # Of different lengths they are no group, whatever the probe says.
+        key = (f"alone: {name}", 0) if group is None or not values.ndim else (f"group: {group}", values.shape[0])
+        groups.setdefault(key, []).append(name)
+    return sorted(groups.values(), key=lambda names: (sum(dense[name].nbytes for name in names), names))
+
+
+def _rows_that_fit(tensors: list[np.ndarray], room_bytes: int) -> int | None:
+    """How much of dimension 0; None: all of it, 0: nothing."""
+    size_bytes = sum(values.nbytes for values in tensors)
+    if size_bytes <= room_bytes:
+        return None
+    return room_bytes // (size_bytes // tensors[0].shape[0]) if tensors[0].ndim else 0
 
 
 def _dense_values(payload: TensorPayload) -> np.ndarray:
@@ -81,13 +103,11 @@ def _dense_values(payload: TensorPayload) -> np.ndarray:
     return np.frombuffer(data, dtype=carrier).reshape(shape)
 
 
-def _cut(values: np.ndarray, room_bytes: int) -> np.ndarray | None:
-    if values.nbytes <= room_bytes:
-        return values
-    if values.ndim == 0:
-        return None
-    rows = room_bytes // (values.nbytes // values.shape[0])
-    return values[:rows] if rows else None
+def _whole_shape(payload: TensorPayload, values: np.ndarray) -> tuple[int, ...]:
+    """As it was before the probe cut it."""
+    if payload.cut_from is None or not values.ndim:
+        return values.shape
+    return (max(payload.cut_from, values.shape[0]), *values.shape[1:])
 
 
 def _record(payload: TensorPayload, values: np.ndarray, whole: tuple[int, ...]) -> TensorRecord:

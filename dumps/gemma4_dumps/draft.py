@@ -17,6 +17,8 @@ class TensorPayload:
     data: the values densely in C order, as bytes or as an array (of `shape`, bits where NumPy lacks the type).
     dtype: torch's name without its prefix, for example "int32", "bfloat16", "float8_e4m3fn".
     stride, storage_offset: in elements; stride None means contiguous.
+    cut_from: how long dimension 0 was, if the probe left out its end to stay within the dump's cap.
+    cut_with: tensors with the same word here are as long as each other, and stay so if the cap cuts them.
     """
 
     data: bytes | bytearray | memoryview | np.ndarray
@@ -24,6 +26,12 @@ class TensorPayload:
     shape: tuple[int, ...]
     stride: tuple[int, ...] | None = None
     storage_offset: int = 0
+    cut_from: int | None = None
+    cut_with: str | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.data) if isinstance(self.data, bytes | bytearray) else self.data.nbytes
 
     @classmethod
     def from_array(cls, array: np.ndarray, storage_offset: int | None = None) -> "TensorPayload":
@@ -78,6 +86,7 @@ class DumpDraft:
     launch_args: Sequence[str] = ()
     guards: Mapping[str, Any] = field(default_factory=dict)
     repeat_command: str | None = None
+    notes: Sequence[str] = ()
     tensors: Mapping[str, TensorPayload] = field(default_factory=dict)
     events: Sequence[Mapping[str, Any]] = ()
     dropped_events: int = 0

@@ -128,7 +128,11 @@ class TensorRecord(Record):
 
 
 class Manifest(Record):
-    """Everything about a violation except its tensors and its events."""
+    """Everything about a violation except its tensors and its events.
+
+    included: what it holds of the requests because someone asked for it, "kv" or "tokens"; see `included.py`.
+    notes: what a reader of the evidence has to know, in sentences.
+    """
 
     schema_version: str = Field(default=SCHEMA_VERSION, pattern=r"^\d{1,6}\.\d{1,6}$")
     dump_id: str
@@ -158,6 +162,8 @@ class Manifest(Record):
     launch_args: tuple[str, ...] = ()
     guards: JsonObject = {}
     repeat_command: str | None = None
+    included: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     dropped: Dropped = Dropped()
     truncated: dict[str, Truncation] = {}
     files: dict[FileName, FileRecord] = {}

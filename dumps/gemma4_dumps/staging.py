@@ -15,6 +15,7 @@ from typing import Any
 from .budget import FittedTensors, fit_tensors
 from .directory_name import TEMPORARY_PREFIX, format_name
 from .draft import DumpDraft
+from .included import included_in
 from .manifest_file import MANIFEST_NAME, MAX_MANIFEST_BYTES, encode_manifest
 from .plain_json import plain
 from .redaction import redact_command, redact_fields, redact_launch_args
@@ -117,6 +118,7 @@ def _complete(base: Manifest, tensors: FittedTensors, contents: dict[str, bytes]
             "dropped": base.dropped.model_copy(update={"events": dropped_events, "tensors": left_out}),
             "truncated": tensors.truncated,
             "tensors": {name: tensor.record for name, tensor in tensors.kept.items()},
+            "included": included_in(tensors.kept),
             "files": {
                 name: FileRecord(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
                 for name, data in contents.items()

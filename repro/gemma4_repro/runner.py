@@ -19,6 +19,7 @@ from gemma4_repro.run_folder import disk_is_full, prepare_run_folder, remove_tra
 from gemma4_repro.scenario import Arm, Scenario
 from gemma4_repro.supervisor import Supervisor
 from gemma4_repro.verdict import ArmVerdict, judge
+from gemma4_runtime.settings import INCLUDE
 
 
 class Listener(Protocol):
@@ -34,7 +35,7 @@ class Listener(Protocol):
 class Options:
     """arms: by id, all if empty. time_limit_s: per arm, None for each arm's own.
 
-    typed: what a user types to run the arm, if that is not `repro`.
+    typed: what a user types to run the arm, if that is not `repro`. include: GEMMA4_TRIAGE_INCLUDE of arms with probes.
     """
 
     arms: tuple[str, ...] = ()
@@ -43,6 +44,7 @@ class Options:
     keep_traces: bool = False
     time_limit_s: float | None = None
     typed: tuple[str, ...] = ()
+    include: str | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def _run_arm(
         arm=arm.id,
         folder=folder,
         command=[*(options.typed or ("gemma4-triage", "repro", scenario_id, "--arm", arm.id))],
-        environment={**arm.environment, "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps")},
+        environment=_environment(arm, folder, options.include),
         engine_arguments={**arm.engine_arguments, **models},
         prompts=arm.workload.prompts(),
         new_tokens=arm.workload.new_tokens(),
@@ -116,6 +118,12 @@ def _run_arm(
     outcome = collect(arm.id, folder, supervisor.run(folder, limit_s, tick), limit_s)
     listener.arm_ended(arm, outcome)
     return outcome
+
+
+def _environment(arm: Arm, folder: Path, include: str | None) -> dict[str, str]:
+    environment = {**arm.environment, "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps")}
+    # Without probes there is no dump to include anything in, and the runtime refuses to be asked.
+    return environment | ({INCLUDE: include} if include and arm.has_probes else {})
 
 
 def _refuse_full_disk(folder: Path, verdicts: tuple[ArmVerdict, ...]) -> None:

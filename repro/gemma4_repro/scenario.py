@@ -45,6 +45,10 @@ class Arm:
             raise ValueError(f"arm {self.id} may not set {', '.join(foreign)}; it may set runtime settings only")
 
     @property
+    def has_probes(self) -> bool:
+        return self.environment.get("SGLANG_TRTLLM_MHA_DEBUG", "off") not in ("", "0", "off")
+
+    @property
     def device_model(self) -> str:
         """What the host engine's attention does with an out-of-range page: sm100 or sm90."""
         return self.environment.get("GEMMA4_TRIAGE_DEVICE_MODEL", "sm100")

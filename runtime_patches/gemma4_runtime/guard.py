@@ -57,6 +57,10 @@ class Guard:
         self._rate = RateLimit(caps.logged_per_minute)
         self._seen: Counter[tuple[Any, ...]] = Counter()
 
+    @property
+    def bytes_per_dump(self) -> int:
+        return self._caps.bytes_per_dump
+
     def report(
         self,
         violation: Violation,

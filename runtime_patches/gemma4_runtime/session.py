@@ -166,6 +166,8 @@ class Session:
         ids = {who: [probe.id for probe in probes if probe.asked_by == who] for who in ("mode", "leak")}
         if ids["mode"]:
             _say(f"probe: {', '.join(ids['mode'])} (mode {self.settings.mode.text})")
+        if self.settings.include:
+            _say(f"DUMPS WILL HOLD {self.settings.include_text} of requests: treat them as confidential", loud=True)
         if self.settings.cost:
             _say("clocks on every hook of every probe; /server_info has the totals")
         if ids["leak"]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from gemma4_dumps.included import WORDS, words
 from gemma4_runtime.errors import SettingsError
 
 
@@ -88,6 +89,13 @@ def _items(value: Any) -> tuple[str, ...]:
     return items
 
 
+def _included(value: Any) -> tuple[str, ...]:
+    items = _items(value)
+    if not set(items) <= WORDS.keys():
+        raise ValueError(f"allowed: {', '.join(WORDS)}, or both with a comma between them")
+    return items
+
+
 def _steps(value: Any) -> int:
     word = str(value).strip()
     if not word.isascii() or not word.isdigit():
@@ -100,6 +108,8 @@ def _steps(value: Any) -> int:
 _Items = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_items)]
 
 ALLOW_MISSING = "GEMMA4_TRIAGE_ALLOW_MISSING"
+INCLUDE = "GEMMA4_TRIAGE_INCLUDE"
+_INCLUDES = "page-table"
 
 
 class Settings(BaseSettings):
@@ -114,6 +124,7 @@ class Settings(BaseSettings):
     probes: _Items = Field((), validation_alias="GEMMA4_TRIAGE_PROBES")
     patches: _Items = Field((), validation_alias="GEMMA4_TRIAGE_PATCHES")
     faults: _Items = Field((), validation_alias="GEMMA4_TRIAGE_FAULTS")
+    include: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_included)] = Field((), validation_alias=INCLUDE)
     leak: Annotated[Leak, _word(_LEAK_WORDS)] = Field(Leak.OFF, validation_alias="GEMMA4_TRIAGE_LEAK")
     leak_every: Annotated[int, BeforeValidator(_steps)] = Field(0, validation_alias="GEMMA4_TRIAGE_LEAK_EVERY")
     cost: Annotated[bool, _word(_YES_OR_NO)] = Field(False, validation_alias="GEMMA4_TRIAGE_COST")
@@ -124,6 +135,11 @@ class Settings(BaseSettings):
         DeviceModel.SM100, validation_alias="GEMMA4_TRIAGE_DEVICE_MODEL"
     )
     allow_missing: Annotated[bool, _word(_YES_OR_NO)] = Field(False, validation_alias=ALLOW_MISSING)
+
+    @property
+    def include_text(self) -> str:
+        """What dumps hold on request, in words."""
+        return words(self.include)
 
     @property
     def leak_text(self) -> str:
@@ -169,6 +185,12 @@ def read_settings() -> Settings:
         raise SettingsError(
             f"GEMMA4_TRIAGE_PROBES={','.join(settings.probes)!r} chooses probes but SGLANG_TRTLLM_MHA_DEBUG is off; "
             "set SGLANG_TRTLLM_MHA_DEBUG to log, contain, trap or 1, or unset GEMMA4_TRIAGE_PROBES"
+        )
+    if settings.include and (settings.mode is Mode.OFF or (settings.probes and _INCLUDES not in settings.probes)):
+        raise SettingsError(
+            f"{INCLUDE}={','.join(settings.include)!r} is for dumps of the probe {_INCLUDES}, which is not on; "
+            "set SGLANG_TRTLLM_MHA_DEBUG to log, contain, trap or 1, and leave GEMMA4_TRIAGE_PROBES out or name it "
+            f"there, or unset {INCLUDE}"
         )
     if settings.leak_every and settings.leak is Leak.OFF:
         raise SettingsError(

@@ -121,6 +121,14 @@ class InHand:
             awaited = None
 
 
+def request_of(row: int) -> Any:
+    """The request in a row of the step whose results are being read, else of the running one; None for padding, or
+    outside a scheduler.
+    """
+    step = _reading or running
+    return next(iter(step.requests_of((row,))), None) if step is not None else None
+
+
 def defer(read: Callable[[], None]) -> None:
     """Have `read` called at the step's synchronisation; at once where there is no scheduler step."""
     global awaited

@@ -44,6 +44,9 @@ def test_one_is_trap_outside_graphs_and_contain_inside():
         ("GEMMA4_TRIAGE_HOST_ENGINE", "yes", "0, off, 1, force"),
         ("GEMMA4_TRIAGE_DEVICE_MODEL", "sm80", "sm100, sm90"),
         ("GEMMA4_TRIAGE_FAULTS", "a,a", "named twice: a"),
+        ("GEMMA4_TRIAGE_INCLUDE", "kv,prompts", "kv, tokens, or both with a comma between them"),
+        ("GEMMA4_TRIAGE_INCLUDE", "1", "kv, tokens, or both"),
+        ("GEMMA4_TRIAGE_INCLUDE", "kv,kv", "named twice: kv"),
     ],
 )
 def test_a_bad_value_names_variable_value_and_choices(monkeypatch, variable, value, allowed):
@@ -106,3 +109,21 @@ def test_an_audit_interval_without_an_audit_is_refused(monkeypatch):
         read_settings()
     monkeypatch.setenv("GEMMA4_TRIAGE_LEAK", "dump")
     assert read_settings().leak_every == 8
+
+
+@pytest.mark.parametrize(("mode", "probes"), [("off", ""), ("trap", "swa-allocator")])
+def test_including_kv_values_where_nothing_would_is_refused(monkeypatch, mode, probes):
+    monkeypatch.setenv("GEMMA4_TRIAGE_INCLUDE", "kv")
+    monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG", mode)
+    monkeypatch.setenv("GEMMA4_TRIAGE_PROBES", probes)
+    with pytest.raises(SettingsError, match=r"GEMMA4_TRIAGE_INCLUDE='kv' .* page-table, which is not on"):
+        read_settings()
+
+
+def test_what_dumps_include(monkeypatch):
+    monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG", "trap")
+    assert read_settings().include == ()
+    monkeypatch.setenv("GEMMA4_TRIAGE_PROBES", "page-table,swa-allocator")
+    monkeypatch.setenv("GEMMA4_TRIAGE_INCLUDE", "tokens, kv")
+    assert read_settings().include == ("tokens", "kv")
+    assert read_settings().include_text == "token ids and KV values"

@@ -1,8 +1,10 @@
-"""Which buffer a layer reads and writes, and how long it is. Host only: no tensor is touched."""
+"""Which buffer a layer reads and writes, and how long it is. Host only: no tensor's values are touched."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+
+import torch
 
 
 class Buffer(NamedTuple):
@@ -17,18 +19,41 @@ def buffer_of(pool: Any, layer_id: int, role: str | None) -> Buffer | None:
 
     SGLang's own accessor is not asked: with a hierarchical cache it waits for the layer's transfer.
     """
+    place = _place_of(pool, layer_id)
+    if place is None:
+        return None
+    inner, index, space = place
+    return Buffer(space or ("draft" if role == "draft" else "full"), inner.k_buffer[index].shape[0])
+
+
+class LayerBuffers(NamedTuple):
+    """keys, values: [slots, heads, head_dim] as they are stored. dtype: of what is stored; the storage may be bytes."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    dtype: torch.dtype
+
+
+def layer_buffers(pool: Any, layer_id: int) -> LayerBuffers | None:
+    """Keys and values of `layer_id` in `pool`, or None if the pool has no such layer."""
+    place = _place_of(pool, layer_id)
+    if place is None:
+        return None
+    inner, index, _ = place
+    return LayerBuffers(inner.k_buffer[index], inner.v_buffer[index], inner.dtype)
+
+
+def _place_of(pool: Any, layer_id: int) -> tuple[Any, int, str | None] | None:
+    """The pool that has the layer's buffers, their place in it, and its space: full or swa; None without a split."""
     from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
     if isinstance(pool, SWAKVPool):
         if layer_id not in pool.layers_mapping:
             return None
         index, is_swa = pool.layers_mapping[layer_id]
-        inner: Any = pool.swa_kv_pool if is_swa else pool.full_kv_pool
-        return Buffer("swa" if is_swa else "full", inner.k_buffer[index].shape[0])
+        return (pool.swa_kv_pool, index, "swa") if is_swa else (pool.full_kv_pool, index, "full")
     index = layer_id - getattr(pool, "start_layer", 0)
-    if not 0 <= index < len(pool.k_buffer):
-        return None
-    return Buffer("draft" if role == "draft" else "full", pool.k_buffer[index].shape[0])
+    return (pool, index, None) if 0 <= index < len(pool.k_buffer) else None
 
 
 def extents(pool: Any, page_size: int) -> dict[str, int]:

@@ -14,6 +14,7 @@ from gemma4_runtime.evidence import payload
 from gemma4_runtime.guard import Scene
 from gemma4_runtime.indices.buffers import extents
 from gemma4_runtime.indices.build import Build, IndexArray, Use
+from gemma4_runtime.indices.included import included
 from gemma4_runtime.indices.owner import attention_layers, step_of
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,8 @@ def bounds_scene(build: Build, use: Use, violation: Violation, rule: str) -> Sce
         said = f"{noun} {bad.value} of {use.bound} in {use.array}[{bad.row}, {bad.column}]"
     explanation = "" if use.belongs(array) else _missing_translation(build, use, bad)
     held = () if violation.verdict == "table_too_narrow" else violation.listed
-    return _scene(build, use, rule, said, explanation, held)
+    rows = tuple(dict.fromkeys(entry.row for entry in violation.listed))
+    return _with_included(_scene(build, use, rule, said, explanation, held), build, use, rows, violation.listed)
 
 
 def wrong_space_scene(build: Build, use: Use, rule: str, with_rows: bool) -> Scene:
@@ -41,7 +43,17 @@ def wrong_space_scene(build: Build, use: Use, rule: str, with_rows: bool) -> Sce
     said = f"{use.array} as a whole" if bad is None else f"{use.array}[{bad.row}, {bad.column}] = {bad.value}"
     explanation = _missing_translation(build, use, bad)
     found = () if bad is None else (bad,)
-    return replace(_scene(build, use, rule, said, explanation, found), listed=found)
+    scene = replace(_scene(build, use, rule, said, explanation, found), listed=found)
+    # Of all requests: each row is as wrong as the one that is shown.
+    rows = tuple(row for row, slot in enumerate(scene.request_slots) if slot) if found else ()
+    return _with_included(scene, build, use, rows, found)
+
+
+def _with_included(
+    scene: Scene, build: Build, use: Use, rows: tuple[int, ...], offences: tuple[BadIndex, ...]
+) -> Scene:
+    tensors, notes = included(build, use, scene.facts["tensors"], rows, offences)
+    return replace(scene, facts={**scene.facts, "tensors": {**scene.facts["tensors"], **tensors}, "notes": notes})
 
 
 def _scene(build: Build, use: Use, rule: str, said: str, explanation: str, held: tuple[BadIndex, ...]) -> Scene:

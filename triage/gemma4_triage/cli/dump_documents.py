@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gemma4_dumps.included import sensitive
 from gemma4_dumps.listing import DumpEntry
 from gemma4_dumps.plain_json import plain
 from gemma4_dumps.reader import Dump
@@ -26,6 +27,7 @@ def dump(found: Dump, rows: int) -> dict[str, Any]:
     return {
         "path": str(found.path),
         "provenance_sentence": provenance_sentence(found.manifest),
+        "included": list(sensitive(found.manifest)),
         "offending_rows": plain([asdict(row) for row in offending_rows(found, rows)]),
         "next_steps": next_steps(found),
         # A newer minor version may have brought fields with values that JSON has no word for.
@@ -60,4 +62,5 @@ def _entry(entry: DumpEntry) -> dict[str, Any]:
     if entry.manifest is not None:
         wanted = {"rule", "verdict", "summary", "action", "site", "layer", "role", "step", "offence_count"}
         document |= plain(entry.manifest.model_dump(mode="json", include=wanted))
+        document["included"] = list(sensitive(entry.manifest))
     return document

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
+from gemma4_dumps.included import sensitive, words
 from gemma4_dumps.listing import DumpEntry
 from gemma4_dumps.verify import VerifyReport
 from gemma4_triage.cli.output import printable, size_text, stdout_console
@@ -31,6 +32,8 @@ def print_listing(entries: Sequence[DumpEntry]) -> None:
             where = ""
         else:
             verdict = Text(f"{printable(entry.manifest.verdict)}, {entry.manifest.action}")
+            if held := sensitive(entry.manifest):
+                verdict.append(printable(f"; holds {words(held)}"), style="yellow")
             where = printable(place(entry.manifest))
         table.add_row(Text(printable(entry.dump_id)), verdict, Text(where), size_text(entry.size_bytes))
     console.print(table)

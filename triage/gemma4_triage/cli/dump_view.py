@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from gemma4_dumps.included import sensitive, words
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Manifest
 from gemma4_triage.cli.dump_table import plain_table
@@ -20,12 +21,15 @@ def print_dump(dump: Dump, rows: int) -> None:
     """Show a dump with at most `rows` offending rows."""
     console, manifest = stdout_console(), dump.manifest
     _headline(console, manifest)
+    if held := sensitive(manifest):
+        _line(console, Text(printable(f"holds {words(held)} of requests: confidential"), style="bold yellow"))
     _offences(console, manifest, offending_rows(dump, rows))
     _pairs(console, "geometry", _geometry(manifest))
     _pairs(console, "scalars", manifest.scalars)
     _pairs(console, "where", _where(manifest))
     _pairs(console, "versions", manifest.versions | {f"gpu {k}": v for k, v in (manifest.gpu or {}).items()})
     _section(console, "guards", guard_lines(manifest.guards))
+    _section(console, "notes", manifest.notes)
     _section(console, "not in this dump", _missing(manifest))
     _pairs(console, "tensors", {n: f"{t.dtype}{list(t.shape)}" for n, t in manifest.tensors.items()})
     _section(console, "repeat with", [manifest.repeat_command] if manifest.repeat_command else [])

@@ -34,6 +34,7 @@ def export(
     The same dumps give the same zip. To read it: unzip, then dumps show.
     """
     from gemma4_dumps.archive import write_archive
+    from gemma4_dumps.included import words
     from gemma4_triage.report.export_readme import export_readme
 
     refuse_existing(out, force)
@@ -47,6 +48,11 @@ def export(
         raise EnvironmentCannot(f"{out} cannot be written: {error.strerror}", "name another --out") from error
     if as_json:
         emit_json("dump-export", document)
+    for dump in document["dumps"]:
+        if dump["included"]:
+            say(f"warning: {dump['dump_id']} holds {words(dump['included'])} of requests: hand it on as such")
+        elif dump["included"] is None:
+            say(f"warning: the manifest of {dump['dump_id']} is unreadable; it may hold KV values and token ids")
     say(f"Wrote {out}: {len(archived)} dumps, {size_text(document['size_bytes'])}")
 
 
@@ -76,6 +82,8 @@ def _refuse_damaged(candidates: "list[Candidate]") -> None:
 
 
 def _document(out: Path, archived: "list[Archived]") -> dict[str, Any]:
+    from gemma4_dumps.included import sensitive
+
     with open(out, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {
@@ -87,6 +95,8 @@ def _document(out: Path, archived: "list[Archived]") -> dict[str, Any]:
                 "dump_id": dump.candidate.folder,
                 "path": str(dump.candidate.path),
                 "problems": list(dump.candidate.problems),
+                # None: nobody can tell.
+                "included": None if dump.candidate.manifest is None else list(sensitive(dump.candidate.manifest)),
                 "files": {name: record.model_dump() for name, record in dump.files.items()},
             }
             for dump in archived

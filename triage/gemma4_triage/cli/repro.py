@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemma4_triage.cli import repro_corpus
+from gemma4_triage.cli.include_options import IncludeKv, IncludeTokens, include_value
 from gemma4_triage.cli.output import emit_json, say, stdout_console
 from gemma4_triage.errors import EnvironmentCannot, ExitCode, NothingChecked, UsageMistake, UserError
 
@@ -52,14 +53,18 @@ def repro(
     unguarded: Annotated[
         bool, typer.Option("--unguarded", help="corpus: run each fault without probes too, to see what it does.")
     ] = False,
+    include_kv: IncludeKv = False,
+    include_tokens: IncludeTokens = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
     """Reproduce a fault, trap it, and show it fixed, with the real engine on this CPU."""
     from gemma4_repro.errors import ReproError
     from gemma4_repro.runner import Options
 
-    names = tuple(arm or ())
+    names, include = tuple(arm or ()), include_value(include_kv, include_tokens)
     if scenario == repro_corpus.NAME:
+        if include:
+            raise UsageMistake("--include-kv and --include-tokens belong to a scenario", "leave them out of the corpus")
         if names:
             raise UsageMistake("the corpus has no arms", "--only ID[,ID] chooses its cases, --list names them")
         if only is not None and (list_cases or not _items(only)):
@@ -69,12 +74,13 @@ def repro(
     if only is not None or list_cases or unguarded:
         raise UsageMistake("--only, --list and --unguarded belong to the corpus", "gemma4-triage repro corpus --list")
     if scenario is None:
-        if names or output is not None:
-            raise UsageMistake("--arm and --output need a scenario", "gemma4-triage repro lists the scenarios")
+        if names or output is not None or include:
+            said = "--arm, --output, --include-kv and --include-tokens need a scenario"
+            raise UsageMistake(said, "gemma4-triage repro lists the scenarios")
         _list_scenarios(as_json)
         return
     try:
-        run = _run(scenario, Options(names, output, force, keep, time_limit))
+        run = _run(scenario, Options(names, output, force, keep, time_limit, include=include))
         code = _report(run, as_json)
     except ReproError as error:
         raise _for_user(error) from error
@@ -125,7 +131,10 @@ def _run(scenario_id: str, options: "Options") -> "Run":
     from gemma4_triage.report.repro_progress import Progress
 
     scenario: Scenario = find_scenario(scenario_id)
-    with Progress(scenario, choose_arms(scenario, options.arms)) as progress:
+    arms = choose_arms(scenario, options.arms)
+    if options.include and not any(arm.has_probes for arm in arms):
+        raise UsageMistake("--include-kv and --include-tokens: none of these arms has probes", "run an arm that has")
+    with Progress(scenario, arms) as progress:
         return run_scenario(scenario, options, progress)
 
 

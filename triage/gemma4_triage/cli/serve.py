@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from gemma4_triage.cli.include_options import IncludeKv, IncludeTokens, include_value
 from gemma4_triage.cli.output import emit_json, say
 from gemma4_triage.errors import EnvironmentCannot, ExitCode, UsageMistake
 
@@ -70,6 +71,8 @@ def serve(
             "--allow-missing", help="Start without a probe that cannot attach here: GEMMA4_TRIAGE_ALLOW_MISSING."
         ),
     ] = False,
+    include_kv: IncludeKv = False,
+    include_tokens: IncludeTokens = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the shell line that would start the server, and stop.")
     ] = False,
@@ -95,6 +98,7 @@ def serve(
         "GEMMA4_TRIAGE_HOST_ENGINE": "1" if host_engine else None,
         "GEMMA4_TRIAGE_DEVICE_MODEL": device_model,
         "GEMMA4_TRIAGE_ALLOW_MISSING": "1" if allow_missing else None,
+        "GEMMA4_TRIAGE_INCLUDE": include_value(include_kv, include_tokens),
     }
     start = _plan({name: value for name, value in options.items() if value is not None}, arguments)
     for line in _effective(start):
@@ -148,6 +152,8 @@ def _effective(start: Start) -> Iterator[str]:
         yield f"leak audit: {audits} ({settings.leak_text})"
     if settings.mode is not Mode.OFF and settings.allow_missing:
         yield "the server also starts without a probe whose target is missing; it names each as PROBE NOT ATTACHED"
+    if settings.include:
+        yield f"DUMPS WILL HOLD {settings.include_text} of requests: treat them as confidential"
     yield f"fixes: {_names(patch.id for patch in by_kind[Kind.FIX] + by_kind[Kind.OPTIMISATION])}"
     if settings.host_engine is not HostEngine.OFF:
         stand_ins = len(by_kind[Kind.HOST_LEAF])

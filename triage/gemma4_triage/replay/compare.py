@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 TOLERANCES = {"float64": 1e-9, "float32": 2e-4, "float16": 4e-3, "bfloat16": 2e-2}
-"""Absolute, for outputs below 2. float64: the same pages in the same order give the same bits, up to the order of sums.
-bfloat16: probabilities and results are rounded to 8 bits, 2**-9 of at most 2 each, and the products add up."""
+"""Absolute, for outputs up to 2; of larger ones in proportion. float64: the same pages in the same order give the same
+bits, up to the order of sums. bfloat16: probabilities and results are rounded to 8 bits, 2**-9 of at most 2 each, and
+the products add up."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class Difference:
 
 def compare(found: np.ndarray, expected: np.ndarray, rows: np.ndarray, dtype: str) -> Difference:
     """found, expected: [queries, heads, head_dim]; rows: [queries], whose it is. dtype: what `found` was made in."""
-    tolerance = TOLERANCES[dtype]
+    largest = float(np.abs(expected).max(initial=0.0))
+    tolerance = TOLERANCES[dtype] * (max(largest / 2, 1.0) if np.isfinite(largest) else 1.0)
     with np.errstate(invalid="ignore", over="ignore"):
         apart = np.abs(found.astype(np.float64) - expected)
         per_head = apart.max(axis=2, initial=0.0)
@@ -42,7 +44,6 @@ def compare(found: np.ndarray, expected: np.ndarray, rows: np.ndarray, dtype: st
     bad = ~(per_head <= tolerance)
     first = np.argwhere(bad)
     max_abs = float(per_head.max(initial=0.0)) if finite else None
-    largest = float(np.abs(expected).max(initial=0.0))
     return Difference(
         max_abs=max_abs,
         relative=None if max_abs is None else (max_abs / largest if largest else 0.0),

@@ -1,54 +1,82 @@
-"""Keys, values and queries that a dump brings along, in place of seeded ones.
+"""Keys, values and queries that a dump brings along, in place of seeded ones: see `gemma4_dumps.included`.
 
-| tensor       | holds                                                                                   |
-|--------------|-----------------------------------------------------------------------------------------|
-| kv_page_ids  | [pages], the pages of the buffer whose values are here                                   |
-| key_pages, value_pages | [pages, page_size, kv_heads, head_dim]                                        |
-| query        | [queries, q_heads, head_dim], a row's last one if there is one query a row               |
-
-No probe writes them: a dump holds no KV values unless someone asks for it.
+Read page by page: a dump may be larger than memory, and only the pages that some table reaches are wanted.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from gemma4_dumps.dtypes import storage_dtype, to_float32
+from gemma4_dumps.included import KEYS, PAGE_IDS, QUERY, VALUES
 from gemma4_dumps.reader import Dump
 from gemma4_triage.errors import NothingChecked
 from gemma4_triage.replay.call import AttentionCall
-
-PAGE_IDS, KEYS, VALUES, QUERY = "kv_page_ids", "key_pages", "value_pages", "query"
+from gemma4_triage.replay.integers import integers
 
 
 @dataclass(frozen=True)
 class DumpedValues:
-    """places: page id -> place in keys and values, [pages, page_size, kv_heads, head_dim] float32. query: or None."""
+    """places: page id -> place in the dump's keys and values. shape: of one page, [page_size, kv_heads, head_dim].
 
+    query: [queries, q_heads, head_dim] float32, or None.
+    """
+
+    dump: Dump
     places: dict[int, int]
-    keys: np.ndarray
-    values: np.ndarray
+    shape: tuple[int, int, int]
     query: np.ndarray | None
+    used: set[int] = field(default_factory=set)
+
+    def page(self, page: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """Keys and values of a page, each of `shape`, float32; None if the dump does not have it. Raises DumpError."""
+        place = self.places.get(page)
+        if place is None:
+            return None
+        self.used.add(page)
+        # What a float64 holds may be more than a float32 can.
+        with np.errstate(over="ignore"):
+            keys, values = (
+                to_float32(self._stored(name, place), self.dump.manifest.tensors[name].dtype) for name in (KEYS, VALUES)
+            )
+        return keys, values
+
+    def stored(self, name: str, pages: list[int]) -> np.ndarray:
+        """The bits of pages that the dump has, [pages, page_size, kv_heads, head_dim]. Raises DumpError."""
+        found = [self._stored(name, self.places[page]) for page in pages]
+        empty = np.zeros((0, *self.shape), storage_dtype(self.dump.manifest.tensors[name].dtype))
+        return np.stack(found) if found else empty
+
+    def _stored(self, name: str, place: int) -> np.ndarray:
+        size = int(np.prod(self.shape))
+        return self.dump.window(name, place * size, (place + 1) * size).reshape(self.shape)
 
 
 def read_dumped_values(dump: Dump, call: AttentionCall) -> DumpedValues | None:
     """None if the dump has none. Raises NothingChecked if they do not fit the call, DumpError."""
-    known = dump.manifest.tensors
-    if not {PAGE_IDS, KEYS, VALUES} <= known.keys():
+    if not {PAGE_IDS, KEYS, VALUES} <= dump.manifest.tensors.keys():
         return None
-    ids, geometry = dump.tensor(PAGE_IDS), call.geometry
-    wanted = (*ids.shape, geometry.page_size, geometry.kv_heads, geometry.head_dim)
+    geometry = call.geometry
+    ids = integers(dump, PAGE_IDS, 1)
+    shape = (geometry.page_size, geometry.kv_heads, geometry.head_dim)
     for name in (KEYS, VALUES):
-        if ids.ndim != 1 or known[name].shape != wanted:
+        found = dump.record(name).shape
+        if found != (*ids.shape, *shape):
             raise NothingChecked(
-                f"{name} is {list(known[name].shape)}, the call needs {list(wanted)}", "--heads and --head-dim say so"
+                f"{name} is {list(found)}, the call needs {[*ids.shape, *shape]}", "--heads and --head-dim say so"
             )
-    query = None
-    if QUERY in known:
-        wanted = (len(call.queries[0]), geometry.q_heads, geometry.head_dim)
-        if known[QUERY].shape != wanted:
-            raise NothingChecked(f"query is {list(known[QUERY].shape)}, the call needs {list(wanted)}")
-        query = dump.as_float32(QUERY)
-    places = {int(page): place for place, page in enumerate(ids.tolist())}
-    return DumpedValues(places, dump.as_float32(KEYS), dump.as_float32(VALUES), query)
+    places = {int(page): place for place, page in reversed([*enumerate(ids.tolist())])}
+    return DumpedValues(dump, places, shape, _query(dump, call))
+
+
+def _query(dump: Dump, call: AttentionCall) -> np.ndarray | None:
+    if QUERY not in dump.manifest.tensors:
+        return None
+    wanted = (len(call.queries[0]), call.geometry.q_heads, call.geometry.head_dim)
+    found = dump.record(QUERY).shape
+    if found != wanted:
+        raise NothingChecked(f"query is {list(found)}, the call needs {list(wanted)}")
+    with np.errstate(over="ignore"):
+        return dump.as_float32(QUERY)

@@ -50,9 +50,8 @@ def prepare(dump: Dump, call: AttentionCall, options: ReplayOptions) -> Prepared
     shape = (geometry.page_size, geometry.kv_heads, geometry.head_dim)
 
     def values_of(page: int) -> tuple[np.ndarray, np.ndarray]:
-        if dumped is not None and (place := dumped.places.get(page)) is not None:
-            return dumped.keys[place], dumped.values[place]
-        return page_values(options.seed, page, shape)
+        found = None if dumped is None else dumped.page(page)
+        return page_values(options.seed, page, shape) if found is None else found
 
     image = build_image(call, variants, values_of, options.cap_bytes)
     queries = _queries(call, dumped, options.seed)
@@ -76,4 +75,4 @@ def _origin(dumped: DumpedValues | None, seed: int) -> str:
     if dumped is None:
         return seeded
     queries = "" if dumped.query is not None else " and all queries"
-    return f"from the dump for {len(dumped.places)} pages; all other pages{queries} {seeded}"
+    return f"from the dump for {len(dumped.used)} pages; all other pages{queries} {seeded}"

@@ -19,15 +19,14 @@ from gemma4_triage.errors import EnvironmentCannot, NothingChecked
 from gemma4_triage.inspection.offending_rows import TRANSLATED
 from gemma4_triage.replay.call import UNKNOWN, AttentionCall
 from gemma4_triage.replay.geometry import read_geometry
+from gemma4_triage.replay.integers import FARTHEST, HINT, integers
 from gemma4_triage.replay.options import ReplayOptions
 
 MAX_ENTRIES = 4 * 1024**2
 QUERY_COUNTS = "query_counts"
 
 _FULL_TABLE, _SWA_TABLE = "page_table", "swa_page_table"
-_FARTHEST = 2**40
 _BELONG = {("full", "full"), ("swa", "swa"), ("full", "draft"), ("draft", "draft")}
-_HINT = "gemma4-triage dumps show says what is in it"
 
 
 def rebuild(dump: Dump, options: ReplayOptions) -> AttentionCall:
@@ -52,7 +51,7 @@ def rebuild(dump: Dump, options: ReplayOptions) -> AttentionCall:
         if offence.table == name and inside and manifest.verdict != "table_too_narrow":
             listed[offence.row, offence.column] = True
             if manifest.action == "contained":
-                ids[offence.row, offence.column] = min(max(offence.value, -_FARTHEST), _FARTHEST)
+                ids[offence.row, offence.column] = min(max(offence.value, -FARTHEST), FARTHEST)
     if manifest.action == "contained" and (lost := manifest.offence_count - int(listed.sum())) > 0:
         notes.append(f"{lost} entries hold the null page since containment; what they held is not in the dump")
     origin = manifest.provenance
@@ -75,7 +74,7 @@ def rebuild(dump: Dump, options: ReplayOptions) -> AttentionCall:
         notes=tuple(notes),
     )
     if not key_counts.any():
-        raise NothingChecked(f"no row of {name} has a key", _HINT)
+        raise NothingChecked(f"no row of {name} has a key", HINT)
     return call
 
 
@@ -84,12 +83,12 @@ def _table_at_fault(manifest: Manifest) -> str:
     named = [offence.table for offence in manifest.offences] + [origin]
     name = next((table for table in named if table in manifest.tensors), None)
     if name is None:
-        raise NothingChecked(f"no table of an attention call is in this dump: rule {manifest.rule}", _HINT)
+        raise NothingChecked(f"no table of an attention call is in this dump: rule {manifest.rule}", HINT)
     if name.endswith("cache_loc"):
-        raise NothingChecked(f"{name} holds locations that are written: attention reads nothing through it", _HINT)
+        raise NothingChecked(f"{name} holds locations that are written: attention reads nothing through it", HINT)
     if f"{name}_indptr" in manifest.tensors or ("cache_seqlens" in manifest.tensors and "page_table" in name):
         return name
-    raise NothingChecked(f"{name} is no page table with sequence lengths: rule {manifest.rule}", _HINT)
+    raise NothingChecked(f"{name} is no page table with sequence lengths: rule {manifest.rule}", HINT)
 
 
 def _bound(manifest: Manifest, noun: str) -> int:
@@ -98,23 +97,13 @@ def _bound(manifest: Manifest, noun: str) -> int:
         stated = manifest.offences[0].upper
     if stated is None or not 0 < stated < 2**31:
         said = "says nothing of" if stated is None else f"gives {stated} {noun} to"
-        raise NothingChecked(f"the dump {said} the buffer that its layer reads: there was none to attend to", _HINT)
+        raise NothingChecked(f"the dump {said} the buffer that its layer reads: there was none to attend to", HINT)
     return stated
-
-
-def _integers(dump: Dump, name: str, dimensions: int) -> np.ndarray:
-    """int64, far ids drawn nearer: where they point is outside anyhow. Raises NothingChecked."""
-    found = dump.tensor(name)
-    if found.dtype.kind not in "iu" or found.ndim != dimensions:
-        raise NothingChecked(f"{name} is {found.dtype}{list(found.shape)}: no indices", _HINT)
-    if found.dtype.kind == "u":
-        found = np.minimum(found, np.asarray(_FARTHEST, np.uint64))
-    return np.clip(found.astype(np.int64), -_FARTHEST, _FARTHEST)
 
 
 def _paged(dump: Dump, name: str, unit: int, notes: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """ids [rows, columns that a row needs or has], key counts [rows]."""
-    table, counts = _integers(dump, name, 2), np.maximum(_integers(dump, "cache_seqlens", 1), 0)
+    table, counts = integers(dump, name, 2), np.maximum(integers(dump, "cache_seqlens", 1), 0)
     rows = min(table.shape[0], counts.shape[0])
     if rows < counts.shape[0]:
         notes.append(f"{counts.shape[0] - rows} rows of {name} are not in the dump")
@@ -128,7 +117,7 @@ def _paged(dump: Dump, name: str, unit: int, notes: list[str]) -> tuple[np.ndarr
 
 def _ragged(dump: Dump, name: str, notes: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """As `_paged`, of a list. An indptr may be what is wrong: a row that ends before it begins has no keys."""
-    slots, indptr = _integers(dump, name, 1), np.maximum(_integers(dump, f"{name}_indptr", 1), 0)
+    slots, indptr = integers(dump, name, 1), np.maximum(integers(dump, f"{name}_indptr", 1), 0)
     counts = np.maximum(np.diff(indptr), 0)
     if (np.diff(indptr) < 0).any():
         notes.append(f"rows of {name} that end before they begin have no keys")
@@ -150,7 +139,7 @@ def _translated(dump: Dump, name: str, shape: tuple[int, ...]) -> np.ndarray | N
         right = _FULL_TABLE
     if right not in tensors:
         return None
-    found = _integers(dump, right, 2)[: shape[0], : shape[1]]
+    found = integers(dump, right, 2)[: shape[0], : shape[1]]
     whole = np.full(shape, UNKNOWN, np.int64)
     whole[: found.shape[0], : found.shape[1]] = found
     return whole
@@ -159,7 +148,7 @@ def _translated(dump: Dump, name: str, shape: tuple[int, ...]) -> np.ndarray | N
 def _per_row(dump: Dump, name: str, rows: int, default: int) -> np.ndarray:
     whole = np.full(rows, default, np.int64)
     if name in dump.manifest.tensors:
-        found = _integers(dump, name, 1)[:rows]
+        found = integers(dump, name, 1)[:rows]
         whole[: found.shape[0]] = found
     return whole
 
@@ -174,7 +163,7 @@ def _query_counts(dump: Dump, key_counts: np.ndarray, ragged: bool, notes: list[
     elif QUERY_COUNTS in manifest.tensors:
         counts = _per_row(dump, QUERY_COUNTS, rows, 1)
     elif "out_cache_loc_indptr" in manifest.tensors:
-        indptr = _integers(dump, "out_cache_loc_indptr", 1)
+        indptr = integers(dump, "out_cache_loc_indptr", 1)
         counts = np.ones(rows, np.int64)
         counts[: max(min(rows, indptr.shape[0] - 1), 0)] = np.diff(indptr)[:rows]
     else:
@@ -184,4 +173,4 @@ def _query_counts(dump: Dump, key_counts: np.ndarray, ragged: bool, notes: list[
 
 
 def _too_large(found: str, cap: str) -> EnvironmentCannot:
-    return EnvironmentCannot(f"too large to replay: {found}; at most {cap}", _HINT)
+    return EnvironmentCannot(f"too large to replay: {found}; at most {cap}", HINT)

@@ -14,8 +14,13 @@ _CHUNK_KEYS = 4096
 def attend(call: AttentionCall, image: Image, entries: np.ndarray, queries: np.ndarray, scale: float) -> np.ndarray:
     """queries [queries, q_heads, head_dim], those of `call.queries`; entries [rows, columns], one variant's table.
 
-    Returns [queries, q_heads, head_dim] float64.
+    Returns [queries, q_heads, head_dim] float64. Values that a dump brings along need not be finite.
     """
+    with np.errstate(all="ignore"):
+        return _attend(call, image, entries, queries, scale)
+
+
+def _attend(call: AttentionCall, image: Image, entries: np.ndarray, queries: np.ndarray, scale: float) -> np.ndarray:
     geometry = call.geometry
     per_slot = (-1, geometry.kv_heads, geometry.head_dim)
     keys, values = image.keys.reshape(per_slot), image.values.reshape(per_slot)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from gemma4_dumps.draft import DumpDraft, TensorPayload
+from gemma4_dumps.included import KEYS, KV, PAGE_IDS, VALUES
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Offence
 from gemma4_triage.inspection.offending_rows import TRANSLATED
 from gemma4_triage.replay.call import UNKNOWN, AttentionCall
 from gemma4_triage.replay.cut import Cut
 from gemma4_triage.replay.damage import Kind, kinds
-from gemma4_triage.replay.dumped_values import KEYS, PAGE_IDS, VALUES
+from gemma4_triage.replay.dumped_values import read_dumped_values
 from gemma4_triage.replay.image import pages_of
 from gemma4_triage.replay.rebuild import QUERY_COUNTS
 
@@ -35,7 +38,7 @@ def shrunk_draft(dump: Dump, whole: AttentionCall, cut: Cut, kind: Kind, same_pa
     Raises DumpError if values cannot be read.
     """
     manifest, call = dump.manifest, cut.call
-    tensors = _tensors(call) | (_values(dump, call) if same_pages else {})
+    tensors = _tensors(call)
     offences = _offences(call, tensors[call.table].shape)
     extent = "pages_in_buffer" if call.paged else "slots_in_buffer"
     rows, columns = (", ".join(map(str, numbers)) for numbers in (cut.rows, cut.columns))
@@ -56,7 +59,8 @@ def shrunk_draft(dump: Dump, whole: AttentionCall, cut: Cut, kind: Kind, same_pa
         },
         offences=offences,
         rank=manifest.host.rank,
-        tensors={name: TensorPayload.from_array(array) for name, array in tensors.items()},
+        tensors={name: TensorPayload.from_array(array) for name, array in tensors.items()}
+        | (_values(dump, call) if same_pages else {}),
     )
 
 
@@ -77,14 +81,19 @@ def _tensors(call: AttentionCall) -> dict[str, np.ndarray]:
     return tensors
 
 
-def _values(dump: Dump, call: AttentionCall) -> dict[str, np.ndarray]:
-    """Of the pages that are left."""
-    if not {PAGE_IDS, KEYS, VALUES} <= dump.manifest.tensors.keys():
+def _values(dump: Dump, call: AttentionCall) -> dict[str, TensorPayload]:
+    """Of the pages that are left, as they are stored."""
+    dumped = read_dumped_values(dump, call)
+    if dumped is None:
         return {}
-    ids = dump.tensor(PAGE_IDS)
     tables = [call.ids] if call.translated is None else [call.ids, call.translated]
-    kept = np.isin(ids, np.concatenate([pages_of(call, table).ravel() for table in tables]))
-    return {PAGE_IDS: ids[kept], KEYS: dump.as_float32(KEYS)[kept], VALUES: dump.as_float32(VALUES)[kept]}
+    named = np.unique(np.concatenate([pages_of(call, table)[call.live] for table in tables]))
+    kept = [page for page in named.tolist() if page in dumped.places]
+    found = {PAGE_IDS: TensorPayload.from_array(np.array(kept, np.int64))}
+    for name in (KEYS, VALUES):
+        stored = dumped.stored(name, kept)
+        found[name] = TensorPayload(data=stored, dtype=dump.manifest.tensors[name].dtype, shape=stored.shape)
+    return {name: replace(tensor, cut_with=KV) for name, tensor in found.items()}
 
 
 def _offences(call: AttentionCall, table_shape: tuple[int, ...]) -> list[Offence]:

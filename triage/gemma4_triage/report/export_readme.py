@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 
 from gemma4_dumps.archive import Archived
+from gemma4_dumps.included import sensitive, words
 from gemma4_dumps.schema import Manifest
 from gemma4_triage.cli.output import printable
 from gemma4_triage.inspection.provenance_sentence import provenance_sentence
@@ -26,8 +27,18 @@ safetensors; `events.jsonl` has one JSON object a line. `sha256sum` must give th
 In it: page tables, sequence lengths, request slots, pool sizes, versions, host name, process id, and launch arguments
 with secrets redacted.
 
-Not in it: prompts, token ids, generated text, KV values, weights. No setting of this release puts them in; the tensors
-that are in it are listed above. Look through `manifest.json` before you pass the zip on."""
+{contents} The tensors that are in it are listed above. Look through `manifest.json` before you pass the zip on."""
+
+_NOTHING_OF_REQUESTS = "Not in it: prompts, token ids, generated text, KV values, weights."
+_OF_REQUESTS = """\
+**Confidential.** Of the requests themselves it holds {words}, which somebody asked for when the server was started.
+Token ids are the prompt and the answer as they are; from keys and values both can be inferred. They are in:
+
+{dumps}
+
+Not in it: weights."""
+_UNSURE = """\
+**What a damaged dump holds, nobody can tell for sure**: KV values and token ids may be in it."""
 
 
 def export_readme(archived: Sequence[Archived]) -> str:
@@ -42,8 +53,22 @@ def export_readme(archived: Sequence[Archived]) -> str:
     ]
     for dump in archived:
         lines += [*_dump(dump), ""]
-    lines.append(_HOW_TO_READ.format(name=archived[0].candidate.folder))
+    lines.append(_HOW_TO_READ.format(name=archived[0].candidate.folder, contents=_contents(archived)))
     return "\n".join(lines) + "\n"
+
+
+def _contents(archived: Sequence[Archived]) -> str:
+    """What of the requests is in it, or that nothing is."""
+    manifests = {dump.candidate.folder: dump.candidate.manifest for dump in archived}
+    held = {name: sensitive(manifest) for name, manifest in manifests.items() if manifest is not None}
+    found = dict.fromkeys(word for included in held.values() for word in included)
+    said = []
+    if found:
+        dumps = "\n".join(_literal(f"{name}  {words(included)}") for name, included in held.items() if included)
+        said.append(_OF_REQUESTS.format(words=printable(words(found)), dumps=dumps))
+    if any(dump.candidate.problems for dump in archived):
+        said.append(_UNSURE)
+    return "\n\n".join(said) or _NOTHING_OF_REQUESTS
 
 
 def _dump(dump: Archived) -> Iterator[str]:
