@@ -97,10 +97,11 @@ def _run_arm(
     options: Options,
     listener: Listener,
 ) -> Outcome:
+    included = [f"--include-{word}" for word in options.include.split(",")] if options.include else []
     request = ArmRequest(
         arm=arm.id,
         folder=folder,
-        command=[*(options.typed or ("gemma4-triage", "repro", scenario_id, "--arm", arm.id))],
+        command=[*(options.typed or ("gemma4-triage", "repro", scenario_id, "--arm", arm.id)), *included],
         environment=_environment(arm, folder, options.include),
         engine_arguments={**arm.engine_arguments, **models},
         prompts=arm.workload.prompts(),

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from dump_examples import seed_bug_draft
@@ -6,9 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from gemma4_dumps.budget import fit_tensors
+from gemma4_dumps.caps import StoreCaps
 from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.dtypes import SAFETENSORS_TAG, storage_dtype, to_float32
-from gemma4_dumps.reader import read_dump
+from gemma4_dumps.reader import read_dump, verify_dump
 from gemma4_dumps.writer import write_dump
 
 
@@ -63,6 +66,38 @@ def test_every_dtype_as_raw_bytes(tmp_path, dtype):
     assert (record.dtype, record.stride, record.storage_offset) == (dtype, (1, 2), 5)
     assert dump.tensor("x").tobytes() == data
     assert dump.as_float32("x").dtype == np.float32
+
+
+def test_tensors_that_are_cut_together_stay_equally_long(tmp_path):
+    pages = np.arange(100 * 600, dtype=np.float32).reshape(100, 600)
+    tensors = {
+        "kv_page_ids": TensorPayload.from_array(np.arange(100)),
+        "key_pages": TensorPayload.from_array(pages),
+        "value_pages": TensorPayload.from_array(-pages),
+    }
+    tensors = {name: replace(tensor, cut_with="kv", cut_from=250) for name, tensor in tensors.items()}
+    tensors["page_table"] = TensorPayload.from_array(np.zeros((40, 40), np.int32))
+    path = write_dump(tmp_path, seed_bug_draft(tensors=tensors), StoreCaps(bytes_per_dump=150_000)).path
+    assert path is not None
+    dump = read_dump(path)
+    kept = len(dump.tensor("kv_page_ids"))
+    assert 20 < kept < 40
+    assert np.array_equal(dump.tensor("key_pages"), pages[:kept])
+    assert np.array_equal(dump.tensor("value_pages"), -pages[:kept])
+    assert dump.tensor("page_table").shape == (40, 40)
+    assert {name: cut.from_shape for name, cut in dump.manifest.truncated.items()} == {
+        "kv_page_ids": (250,),
+        "key_pages": (250, 600),
+        "value_pages": (250, 600),
+    }
+    assert verify_dump(path).ok
+
+
+def test_what_the_probe_left_out_is_counted_where_all_the_rest_fits(tmp_path):
+    tensors = {"key_pages": replace(TensorPayload.from_array(np.zeros((0, 4), np.float32)), cut_from=7)}
+    dump = read_dump(write_dump(tmp_path, seed_bug_draft(tensors=tensors)).path)
+    cut = dump.manifest.truncated["key_pages"]
+    assert (cut.from_shape, cut.to_shape, dump.tensor("key_pages").shape) == ((7, 4), (0, 4), (0, 4))
 
 
 def test_decoding_agrees_with_torch():

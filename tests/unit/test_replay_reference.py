@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from replay_dumps import list_draft, paged_draft, written
 
 from gemma4_dumps.draft import TensorPayload
-from gemma4_triage.errors import EnvironmentCannot
+from gemma4_triage.errors import EnvironmentCannot, NothingChecked
 from gemma4_triage.replay.call import MAX_QUERIES_PER_ROW
 from gemma4_triage.replay.compare import compare
 from gemma4_triage.replay.options import ReplayOptions
@@ -165,6 +165,36 @@ class TestValuesFromTheDump:
         prepared = prepare(dump, rebuild(dump, ReplayOptions()), ReplayOptions())
         image = prepared.image
         assert np.array_equal(image.keys[int(image.stored(np.array([5]))[0])], page_values(0, 5, (PAGE, 2, 8))[0])
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
+    def test_values_that_are_not_finite_are_a_result(self, tmp_path, value, recwarn):
+        draft, _ = self.draft([6, 5])
+        draft.tensors["key_pages"].data[0, 0, 0, 0] = value
+        found = replay(written(tmp_path, draft), ReplayOptions())
+        assert found.reference[AS_DUMPED].max_abs in (None, 0.0)
+        assert not [str(one.message) for one in recwarn]
+
+    @pytest.mark.parametrize(
+        ("ids", "said"),
+        [(np.array([6.0, 5.0]), "no indices"), (np.array([[6], [5]]), "no indices"), (np.array([6]), "the call needs")],
+    )
+    def test_page_ids_that_do_not_fit_are_refused(self, tmp_path, ids, said):
+        draft, _ = self.draft([6, 5])
+        draft.tensors["kv_page_ids"] = TensorPayload.from_array(ids)
+        with pytest.raises(NothingChecked, match=said):
+            replay(written(tmp_path, draft), ReplayOptions())
+
+    def test_of_a_page_that_is_there_twice_the_first_counts(self, tmp_path):
+        draft, made = self.draft([6, 5, 6])
+        dump = written(tmp_path, draft)
+        image = prepare(dump, rebuild(dump, ReplayOptions()), ReplayOptions()).image
+        assert np.array_equal(image.values[int(image.stored(np.array([6]))[0])], made["value"][0])
+
+    def test_more_values_than_the_cap_are_not_read(self, tmp_path):
+        """Of 3000 pages two are wanted."""
+        draft, _ = self.draft([*range(5, 3005)])
+        found = replay(written(tmp_path, draft), ReplayOptions(cap_bytes=10_000))
+        assert found.values_from.startswith("from the dump for 2 pages")
 
 
 class TestCaps:

@@ -150,6 +150,7 @@ class TestShrink:
         shrunk = shrink(dump, OPTIONS, tmp_path / "after").dump
         assert shrunk.tensor("kv_page_ids").tolist() == [9]
         assert np.array_equal(shrunk.tensor("key_pages"), values[1:])
+        assert shrunk.manifest.included == ("kv",)
         renamed = shrink(dump, OPTIONS, tmp_path / "renamed", renumber=True).dump
         assert "key_pages" not in renamed.manifest.tensors
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gemma4_triage.cli.output import emit_json, say, size_text
+from gemma4_triage.cli.output import emit_json, printable, say, size_text
 from gemma4_triage.cli.output_file import refuse_existing
 from gemma4_triage.cli.store_options import AsJson, Directory, open_store
 from gemma4_triage.errors import EnvironmentCannot, ExpectationFailed, UsageMistake
@@ -50,7 +50,8 @@ def export(
         emit_json("dump-export", document)
     for dump in document["dumps"]:
         if dump["included"]:
-            say(f"warning: {dump['dump_id']} holds {words(dump['included'])} of requests: hand it on as such")
+            held = printable(words(dump["included"]))
+            say(f"warning: {dump['dump_id']} holds {held} of requests: confidential")
         elif dump["included"] is None:
             say(f"warning: the manifest of {dump['dump_id']} is unreadable; it may hold KV values and token ids")
     say(f"Wrote {out}: {len(archived)} dumps, {size_text(document['size_bytes'])}")

@@ -64,7 +64,7 @@ def _contents(archived: Sequence[Archived]) -> str:
     found = dict.fromkeys(word for included in held.values() for word in included)
     said = []
     if found:
-        dumps = "\n".join(_literal(f"{name}  {words(included)}") for name, included in held.items() if included)
+        dumps = "\n".join(_literal(f"{name}: {words(included)}") for name, included in held.items() if included)
         said.append(_OF_REQUESTS.format(words=printable(words(found)), dumps=dumps))
     if any(dump.candidate.problems for dump in archived):
         said.append(_UNSURE)
