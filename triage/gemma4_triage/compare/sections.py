@@ -9,7 +9,7 @@
 | guards       | patches by id, whether they are verified, settings                           |
 | versions     | versions, GPU, schema                                                        |
 | launch       | command line, rank                                                           |
-| completeness | what was dropped or cut                                                      |
+| completeness | what was included on request, dropped or cut, and notes                      |
 | other        | fields of a newer release                                                    |
 | volatile     | when, where and under which name it was written, and what is made of the rest|
 
@@ -47,7 +47,7 @@ _FIELDS = {
     "guards": ("guards",),
     "versions": ("versions", "gpu", "schema_version"),
     "launch": ("launch_args", "host"),
-    "completeness": ("dropped", "truncated"),
+    "completeness": ("included", "notes", "dropped", "truncated"),
     VOLATILE: ("dump_id", "created_utc", "repeat_command"),
 }
 _SECTION_OF = {field: section for section, fields in _FIELDS.items() for field in fields}
