@@ -10,7 +10,7 @@ class DumpNotFound(DumpError):
 
 
 class DumpUnreadable(DumpError):
-    """The dump is torn, damaged, or not a dump."""
+    """The dump is torn, damaged, contradicts itself, or is not a dump."""
 
 
 class StoreUnreadable(DumpUnreadable):

@@ -16,6 +16,10 @@ _ODD_VALUES: list[Any] = [
     *([], {}, [[]], [{}], {"": None}, {"id": "x"}, [1, 2], [-1], [2**40, 1], [10**30] * 40, [1] * 100, [0, 10**20]),
 ]
 _ODD_KEYS = [*map(str, _ODD_VALUES[:20]), "page_table_indptr", "translated_page_table", "suspects", "id", "patches"]
+_NAMES = ["page_table", "kv_indices", "kv_indices_indptr", "cache_seqlens", "request_slots", "query_counts"]
+_NAMES += ["kv_page_ids", "key_pages", "value_pages", "query", "token_ids", "out_cache_loc_indptr"]
+_SHAPES: list[list[int]] = [[], [0], [3], [40], [8, 20], [2, 17], [1, 0], [2, 2, 2], [1] * 40, [0, 2**70]]
+_SHAPES += [[3, 4, 2, 8], [2, 4, 8]]
 _BYTES = [b"", b"\0", b"\xff", b"\n", b'"', b"{", b"}", b"[", b"]", b",", b":", b"-"]
 _BYTES += [b"NaN", b"Infinity", b"1e999", b"\\ud800"]
 _TAGS = {"int32": "I32", "int64": "I64", "uint64": "U64", "float32": "F32", "bool": "BOOL", "float8_e5m2": "F8_E5M2"}
@@ -56,20 +60,43 @@ def _tensors(files: Files, others: list[Files], random_: random.Random) -> None:
         return
     if not isinstance(manifest, dict):
         return
-    names = [*_ODD_KEYS[-5:-2], "page_table", "kv_indices", "kv_indices_indptr"]
+    names = [*_ODD_KEYS[-5:-2], *_NAMES]
     layouts, header, values = {}, {}, b""
     for name in random_.sample(names, random_.randint(1, 4)):
         dtype = random_.choice(list(_TAGS))
-        shape = random_.choice([[], [0], [3], [40], [8, 20], [2, 17], [1, 0], [2, 2, 2], [1] * 40, [0, 2**70]])
+        shape = random_.choice(
+            [[], [0], [3], [40], [8, 20], [2, 17], [1, 0], [2, 2, 2], [1] * 40, [0, 2**70], [3, 4, 2, 8], [2, 4, 8]]
+        )
         stride = random_.choice([[1] * len(shape), shape, [0], [2**41], [-1] * len(shape)])
         layouts[name] = {"shape": shape, "dtype": dtype, "stride": stride, "storage_offset": random_.choice([0, 3])}
         added = random_.choice([random_.randbytes, _small])(math.prod(shape) * _SIZES[dtype])
         header[name] = {"dtype": _TAGS[dtype], "shape": shape, "data_offsets": [len(values), len(values) + len(added)]}
         values += added
+    if random_.random() < 0.5:
+        # Beside those that are there, in their place where the name is the same.
+        layouts, header, values = _beside(files[TENSORS], manifest.get("tensors"), layouts, header, values)
     manifest["tensors"] = layouts
     encoded = json.dumps(header).encode()
     files[MANIFEST] = json.dumps(manifest).encode()
     files[TENSORS] = struct.pack("<Q", len(encoded)) + encoded + values
+
+
+def _beside(
+    data: bytes, known: Any, layouts: dict[str, Any], header: dict[str, Any], values: bytes
+) -> tuple[dict[str, Any], dict[str, Any], bytes]:
+    """The new tensors together with the old ones, which move behind them; the new ones alone if the old are damaged."""
+    try:
+        (length,) = struct.unpack("<Q", data[:8])
+        old = json.loads(data[8 : 8 + length])
+        kept = {name: old[name] for name in known if name not in header and name in old}
+        spans = {name: data[8 + length :][slice(*entry["data_offsets"])] for name, entry in kept.items()}
+    except (ValueError, RecursionError, struct.error, TypeError, KeyError, AttributeError):
+        return layouts, header, values
+    for name, span in spans.items():
+        layouts[name] = known[name]
+        header[name] = kept[name] | {"data_offsets": [len(values), len(values) + len(span)]}
+        values += span
+    return layouts, header, values
 
 
 def _small(length: int) -> bytes:

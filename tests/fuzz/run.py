@@ -1,8 +1,8 @@
 """Fuzz everything that reads a dump: `python tests/fuzz/run.py --inputs 100000`.
 
-Starts from dumps/samples. Every input is read whole; every fifth also goes through one verb of the command line. Prints
-how many inputs ended how, and exits 1 at the first exception that is not a DumpError, or exit code that is not allowed,
-with the input kept in --keep.
+Starts from the dumps of `seeds.py`. Every input is read whole; every fifth also goes through one verb of the command
+line. Prints how many inputs ended how, and exits 1 at the first exception that is not a DumpError, or exit code that is
+not allowed, with the input kept in --keep.
 """
 
 import argparse
@@ -12,24 +12,23 @@ import resource
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from mutations import Files, mutate
+from mutations import mutate
+from seeds import corpus
 from target import COMMANDS, lay_out, read_all, run_command
 
 ADDRESS_SPACE_BYTES = 4 * 1024**3
-SAMPLES = Path(__file__).parents[2] / "dumps" / "samples"
 
 
-def corpus() -> list[Files]:
-    """The files of every sample."""
-    return [{file.name: file.read_bytes() for file in path.iterdir()} for path in sorted(SAMPLES.iterdir())]
-
-
-def fuzz(inputs: int, seed: int, keep: Path, command_every: int = 5) -> Counter[str]:
+def fuzz(
+    inputs: int, seed: int, keep: Path, command_every: int = 5, commands: Sequence[tuple[str, ...]] = COMMANDS
+) -> Counter[str]:
     """How often which outcome came. Raises what an input brought about, after it has been kept."""
     outcomes: Counter[str] = Counter()
     seeds = corpus()
@@ -43,7 +42,7 @@ def fuzz(inputs: int, seed: int, keep: Path, command_every: int = 5) -> Counter[
             try:
                 outcomes[f"{kind}: {read_all(path)}"] += 1
                 if number % command_every == 0:
-                    outcomes[run_command(path, random_.choice(COMMANDS))] += 1
+                    outcomes[run_command(path, random_.choice(commands))] += 1
             except Exception as error:
                 error.add_note(f"input {number} of seed {seed}, kept in {lay_out(keep, files)}")
                 raise
@@ -55,11 +54,17 @@ def main() -> int:
     options.add_argument("--inputs", type=int, default=100_000)
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--keep", type=Path, default=Path(tempfile.gettempdir()))
+    options.add_argument("--only", metavar="VERB", help="every input, through the commands that begin with this one")
     chosen = options.parse_args()
+    commands = [command for command in COMMANDS if chosen.only in (None, command[0])]
+    if not commands:
+        options.error(f"no command begins with {chosen.only}")
+    # What NumPy warns of would stand on a user's stderr.
+    warnings.simplefilter("error")
     # Whatever asks for more than any dump should becomes a MemoryError, which is no DumpError.
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
     begin = time.monotonic()
-    outcomes = fuzz(chosen.inputs, chosen.seed, chosen.keep)
+    outcomes = fuzz(chosen.inputs, chosen.seed, chosen.keep, 5 if chosen.only is None else 1, commands)
     for outcome, count in sorted(outcomes.items()):
         print(f"{count:>8}  {outcome}")
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

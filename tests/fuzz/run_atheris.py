@@ -18,7 +18,7 @@ with atheris.instrument_imports(include=["gemma4_dumps", "gemma4_triage.inspecti
     from target import COMMANDS, lay_out, read_all, run_command
 
 from mutations import EVENTS, MANIFEST, TENSORS, Files, mutate
-from run import corpus
+from seeds import corpus
 
 _FOLDER = tempfile.TemporaryDirectory()
 _SEEDS = corpus()

@@ -8,7 +8,8 @@ import pytest
 FUZZ = Path(__file__).parents[1] / "fuzz"
 sys.path.insert(0, str(FUZZ))
 
-from run import corpus, fuzz  # noqa: E402
+from run import fuzz  # noqa: E402
+from seeds import corpus  # noqa: E402
 from target import Misbehaved, lay_out, read_all, run_command  # noqa: E402
 
 

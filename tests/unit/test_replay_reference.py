@@ -1,6 +1,7 @@
 """The fp64 replay against an independent dense attention, and the values that it is made of."""
 
 import tempfile
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -9,13 +10,16 @@ from hypothesis import strategies as st
 from replay_dumps import list_draft, paged_draft, written
 
 from gemma4_dumps.draft import TensorPayload
+from gemma4_dumps.errors import DumpUnreadable
 from gemma4_triage.errors import EnvironmentCannot, NothingChecked
+from gemma4_triage.replay import rebuild as rebuild_module
 from gemma4_triage.replay.call import MAX_QUERIES_PER_ROW
 from gemma4_triage.replay.compare import compare
 from gemma4_triage.replay.options import ReplayOptions
 from gemma4_triage.replay.prepare import prepare
 from gemma4_triage.replay.rebuild import rebuild
 from gemma4_triage.replay.run import replay
+from gemma4_triage.replay.shrink import shrink
 from gemma4_triage.replay.tables import AS_DUMPED, VARIANTS
 from gemma4_triage.replay.values import page_values, query_values
 
@@ -210,10 +214,52 @@ class TestCaps:
         with pytest.raises(EnvironmentCannot, match=r"65 pages of keys and values .* the cap is 0"):
             replay(dump, ReplayOptions(cap_bytes=10_000))
 
-    def test_lengths_without_end_are_refused(self, tmp_path):
+    @pytest.mark.parametrize("shrunk", [False, True])
+    @pytest.mark.parametrize(
+        ("draft", "said"),
+        [
+            (
+                paged_draft([[1], [2]], [4, 2**31 - 1]),
+                r"cache_seqlens\[1\] is 2147483647 keys, .* page_table has 1 columns",
+            ),
+            (list_draft([9, 4], [0, 2**31 - 1]), "a row of kv_indices has 2147483647 slots .* and kv_indices 2 in all"),
+        ],
+    )
+    def test_lengths_that_nothing_bears_out_are_a_contradiction(self, tmp_path, draft, said, shrunk):
+        dump = written(tmp_path, draft)
+        with pytest.raises(DumpUnreadable, match=f"the dump contradicts itself: {said}"):
+            shrink(dump, ReplayOptions(), tmp_path / "out") if shrunk else replay(dump, ReplayOptions())
+        assert not (tmp_path / "out").exists()
+
+    def test_the_command_line_says_so_with_exit_4(self, tmp_path, cli):
         dump = written(tmp_path, paged_draft([[1]], [2**31 - 1]))
-        with pytest.raises(EnvironmentCannot, match="too large to replay"):
+        code, out, err = cli("replay", dump.path)
+        assert (code, out) == (4, "")
+        assert err.startswith("error: the dump contradicts itself: cache_seqlens[0] is 2147483647 keys")
+
+    def test_what_the_dump_does_hold_and_is_too_large_is_no_contradiction(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(rebuild_module, "MAX_ENTRIES", 100)
+        dump = written(tmp_path, paged_draft(np.ones((3, 40)), [4, 160, 8]))
+        with pytest.raises(EnvironmentCannot, match="too large to replay: 3 rows of up to 40 pages"):
             replay(dump, ReplayOptions())
+        dump = written(tmp_path, paged_draft(np.ones((70_000, 1)), np.ones(70_000)))
+        with pytest.raises(EnvironmentCannot, match="too large to replay: 70000 rows; at most 65536"):
+            replay(dump, ReplayOptions())
+
+    def test_more_products_than_minutes_allow_are_refused(self, tmp_path):
+        dump = written(tmp_path, paged_draft([[1] * 50_000], [200_000]))
+        with pytest.raises(EnvironmentCannot, match="1 queries see 200000 keys with 1024 heads of 1024"):
+            replay(dump, ReplayOptions(heads=(1024, 1), head_dim=1024))
+
+    def test_wide_heads_are_gathered_in_smaller_chunks(self, tmp_path):
+        """4096 keys of 64 heads of 64 would be 128 MiB at once, for keys and for values."""
+        dump = written(tmp_path, paged_draft([[1] * 1030], [4120]))
+        tracemalloc.start()
+        found = replay(dump, ReplayOptions(heads=(64, 64), head_dim=64))
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert found.fine
+        assert peak_bytes < 128 * 1024**2
 
 
 class TestCompare:

@@ -58,8 +58,8 @@ def replay(
     Outputs are held against fp64 on the table as it should have been. Each real backend runs in a process of its own.
 
     Exits 0 if the call is fine on all backends, 1 for reads outside the buffer or a mismatch, 3 if a backend cannot run
-    here and nothing else is wrong, or if none of those asked for can, 4 if the dump cannot be read, 5 if there is no
-    attention call in it.
+    here and nothing else is wrong, if none of those asked for can, or if the call is too large, 4 if the dump cannot be
+    read or contradicts itself, 5 if there is no attention call in it.
     """
     from gemma4_dumps.reader import read_dump
     from gemma4_triage.replay.run import replay as run_replay

@@ -18,6 +18,8 @@ from gemma4_triage.replay.tables import tables
 from gemma4_triage.replay.values import page_values, query_values
 
 MAX_KEYS_SEEN = 16 * 1024**2
+MAX_PRODUCTS = 32 * 1024**3
+"""Of a query's and a key's elements: minutes in fp64."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,14 @@ def prepare(dump: Dump, call: AttentionCall, options: ReplayOptions) -> Prepared
             f"{rows.size} queries see {seen} keys, and the cap is {MAX_KEYS_SEEN}",
             "cut the dump down first with --shrink",
         )
-    geometry, variants = call.geometry, tables(call)
+    geometry = call.geometry
+    if (products := seen * geometry.q_heads * geometry.head_dim) > MAX_PRODUCTS:
+        raise EnvironmentCannot(
+            f"{rows.size} queries see {seen} keys with {geometry.q_heads} heads of {geometry.head_dim}, {products} "
+            f"products, and the cap is {MAX_PRODUCTS}",
+            "cut the dump down first with --shrink",
+        )
+    variants = tables(call)
     dumped = read_dumped_values(dump, call)
     shape = (geometry.page_size, geometry.kv_heads, geometry.head_dim)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gemma4_dumps.errors import DumpUnreadable
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Manifest
 from gemma4_triage.errors import EnvironmentCannot, NothingChecked
@@ -22,7 +23,7 @@ from gemma4_triage.replay.geometry import read_geometry
 from gemma4_triage.replay.integers import FARTHEST, HINT, integers
 from gemma4_triage.replay.options import ReplayOptions
 
-MAX_ENTRIES = 4 * 1024**2
+MAX_ENTRIES, MAX_ROWS = 4 * 1024**2, 64 * 1024
 QUERY_COUNTS = "query_counts"
 
 _FULL_TABLE, _SWA_TABLE = "page_table", "swa_page_table"
@@ -35,7 +36,7 @@ def rebuild(dump: Dump, options: ReplayOptions) -> AttentionCall:
     Raises:
         NothingChecked: the dump has no table that attention reads, or not its lengths or its buffer's size.
         EnvironmentCannot: it is too large to rebuild.
-        DumpError: its tensors cannot be read.
+        DumpError: its tensors cannot be read, or give lengths that nothing in it can have.
     """
     manifest = dump.manifest
     name = _table_at_fault(manifest)
@@ -104,11 +105,17 @@ def _bound(manifest: Manifest, noun: str) -> int:
 def _paged(dump: Dump, name: str, unit: int, notes: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """ids [rows, columns that a row needs or has], key counts [rows]."""
     table, counts = integers(dump, name, 2), np.maximum(integers(dump, "cache_seqlens", 1), 0)
-    rows = min(table.shape[0], counts.shape[0])
+    rows = _row_count(min(table.shape[0], counts.shape[0]))
     if rows < counts.shape[0]:
         notes.append(f"{counts.shape[0] - rows} rows of {name} are not in the dump")
     needed = int(-(-counts[:rows].max(initial=0) // unit))
     if rows * needed > MAX_ENTRIES:
+        if rows * table.shape[1] <= MAX_ENTRIES:
+            longest = int(counts[:rows].argmax())
+            raise _contradiction(
+                f"cache_seqlens[{longest}] is {counts[longest]} keys, {needed} pages, and {name} has {table.shape[1]} "
+                "columns"
+            )
         raise _too_large(f"{rows} rows of up to {needed} pages", f"{MAX_ENTRIES} entries")
     ids = np.full((rows, needed), UNKNOWN, np.int64)
     ids[:, : min(needed, table.shape[1])] = table[:rows, :needed]
@@ -122,7 +129,11 @@ def _ragged(dump: Dump, name: str, notes: list[str]) -> tuple[np.ndarray, np.nda
     if (np.diff(indptr) < 0).any():
         notes.append(f"rows of {name} that end before they begin have no keys")
     needed = int(counts.max(initial=0))
-    if counts.shape[0] * needed > MAX_ENTRIES:
+    if _row_count(counts.shape[0]) * needed > MAX_ENTRIES:
+        if needed > slots.shape[0]:
+            raise _contradiction(
+                f"a row of {name} has {needed} slots by its indptr, and {name} {slots.shape[0]} in all"
+            )
         raise _too_large(f"{counts.shape[0]} rows of up to {needed} slots", f"{MAX_ENTRIES} entries")
     ids = np.full((counts.shape[0], needed), UNKNOWN, np.int64)
     for row, (begin, count) in enumerate(zip(indptr[:-1].tolist(), counts.tolist(), strict=True)):
@@ -170,6 +181,18 @@ def _query_counts(dump: Dump, key_counts: np.ndarray, ragged: bool, notes: list[
         stated = manifest.scalars.get("max_seq_len_q")
         counts = np.full(rows, stated if isinstance(stated, int) and 0 < stated < 2**31 else 1, np.int64)
     return np.minimum(np.maximum(counts, 1), key_counts)
+
+
+def _row_count(rows: int) -> int:
+    """Raises EnvironmentCannot."""
+    if rows > MAX_ROWS:
+        raise _too_large(f"{rows} rows", f"{MAX_ROWS}")
+    return rows
+
+
+def _contradiction(found: str) -> DumpUnreadable:
+    """Lengths that nothing else in the dump bears out: whether damaged or dumped so, there is no such call."""
+    return DumpUnreadable(f"the dump contradicts itself: {found}; gemma4-triage dumps verify says if it is damaged")
 
 
 def _too_large(found: str, cap: str) -> EnvironmentCannot:

@@ -8,7 +8,7 @@ from gemma4_triage.replay.call import AttentionCall
 from gemma4_triage.replay.image import Image, pages_of
 from gemma4_triage.replay.tables import is_placeholder
 
-_CHUNK_KEYS = 4096
+_CHUNK_KEYS, _CHUNK_BYTES = 4096, 32 * 1024**2
 
 
 def attend(call: AttentionCall, image: Image, entries: np.ndarray, queries: np.ndarray, scale: float) -> np.ndarray:
@@ -27,11 +27,12 @@ def _attend(call: AttentionCall, image: Image, entries: np.ndarray, queries: np.
     grouped = queries.astype(np.float64).reshape(len(queries), geometry.kv_heads, -1, geometry.head_dim)
     out = np.zeros(grouped.shape)
     rows, positions = call.queries
+    chunk = max(min(_CHUNK_KEYS, _CHUNK_BYTES // (8 * geometry.kv_heads * geometry.head_dim)), 1)
     for number, (row, position) in enumerate(zip(rows.tolist(), positions.tolist(), strict=True)):
         first = max(position - call.window_left, 0) if call.window_left >= 0 else 0
         state = _Softmax(grouped[number] * scale)
-        for begin in range(first, position + 1, _CHUNK_KEYS):
-            slots = _stored_slots(call, image, entries[row], begin, min(begin + _CHUNK_KEYS, position + 1))
+        for begin in range(first, position + 1, chunk):
+            slots = _stored_slots(call, image, entries[row], begin, min(begin + chunk, position + 1))
             state.add(keys[slots].astype(np.float64), values[slots].astype(np.float64))
         out[number] = state.result()
     return out.reshape(queries.shape)
