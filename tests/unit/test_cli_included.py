@@ -114,6 +114,17 @@ class TestNotes:
         assert "\x1b" not in out
 
 
+class TestDoctor:
+    @pytest.mark.parametrize("include", ["", "kv"])
+    def test_it_says_what_the_shell_asks_for(self, cli, monkeypatch, include):
+        monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG", "log")
+        monkeypatch.setenv("GEMMA4_TRIAGE_INCLUDE", include)
+        checks = {check["name"]: check for check in json.loads(cli("doctor", "--json")[1])["checks"]}
+        assert ("dumps hold" in checks) == bool(include)
+        if include:
+            assert checks["dumps hold"]["detail"] == "KV values of requests: confidential"
+
+
 class TestServe:
     @pytest.mark.parametrize(
         ("options", "value"),

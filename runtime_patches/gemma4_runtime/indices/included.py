@@ -53,7 +53,7 @@ def included(
             text = next(iter(str(error).splitlines()), "")
             notes.append(f"{WORDS[word]} could not be read: {type(error).__name__}: {text}")
     if KEYS in found and Session.guard().mode.at(build.in_graph) is not Mode.TRAP:
-        notes.append("KV values are of when this dump was written: the step that it is about had run by then")
+        notes.append("KV values are of when this dump was written, which may be after the step that it is about")
     return found, tuple(notes)
 
 

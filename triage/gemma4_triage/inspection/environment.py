@@ -50,6 +50,8 @@ def _checks(settings: Settings) -> Iterator[Check]:
     chosen = ", ".join(f"{patch.id} ({patch.kind.value})" for patch in patches)
     yield Check("patches asked for", OK, chosen or "none: SGLang runs as shipped")
     yield Check("probe mode", OK, settings.mode.text)
+    if settings.include:
+        yield Check("dumps hold", NOTE, f"{settings.include_text} of requests: confidential")
     root = settings.dump_dir or default_root()
     yield _store(root)
     yield _last_guards(root)
