@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from gemma4_dumps.listing import signature_of
+from gemma4_dumps.manifest_file import signature_of
 from gemma4_dumps.store import DumpStore
 
 TO = Path(__file__).parent / "data" / "corpus_dumps"
@@ -32,7 +32,7 @@ def main(run: Path) -> None:
                 _copy_dump(entry.path, TO / case.name / entry.dump_id, case.name)
         if not seen or case.name == WHOLE:
             for path in sorted((case / "dumps" / "guards").glob("*.json")):
-                _write(TO / case.name / "guards" / path.name, _trimmed(json.loads(path.read_text()), case.name))
+                _write(TO / case.name / "guards" / path.name, trimmed(json.loads(path.read_text()), case.name))
         if not seen:
             for path in sorted((case / "dumps" / "audits").glob("*.json")):
                 _write(TO / case.name / "audits" / path.name, json.loads(path.read_text()))
@@ -43,11 +43,11 @@ def _copy_dump(dump: Path, to: Path, case: str) -> None:
     for name in ("tensors.safetensors", "events.jsonl"):
         shutil.copyfile(dump / name, to / name)
     manifest = json.loads((dump / "manifest.json").read_text())
-    manifest["guards"] = _trimmed(manifest["guards"], case)
+    manifest["guards"] = trimmed(manifest["guards"], case)
     _write(to / "manifest.json", manifest)
 
 
-def _trimmed(guards: dict, case: str) -> dict:
+def trimmed(guards: dict, case: str) -> dict:
     guards["patches"] = [
         {name: value for name, value in row.items() if name not in ("title", "targets")}
         for row in guards["patches"]

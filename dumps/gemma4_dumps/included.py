@@ -9,9 +9,13 @@
 | token_ids_indptr, _rows  | [requests + 1], [requests]: where each begins and ends, the row that it is in   |
 """
 
-from collections.abc import Iterable
+from __future__ import annotations
 
-from .schema import Manifest
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .schema import Manifest
 
 PAGE_IDS, KEYS, VALUES, QUERY = "kv_page_ids", "key_pages", "value_pages", "query"
 TOKEN_IDS, TOKEN_INDPTR, TOKEN_ROWS = "token_ids", "token_ids_indptr", "token_ids_rows"

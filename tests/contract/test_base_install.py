@@ -106,6 +106,16 @@ def test_logs_are_read_there(base_install):
     assert "binding-pool" in done.stdout
 
 
+def test_reports_are_written_there(base_install, tmp_path):
+    names = {"--out": "r.html", "--markdown": "r.md", "--junit": "r.xml", "--sarif": "r.sarif"}
+    words = [word for option, name in names.items() for word in (option, tmp_path / name)]
+    run_folder = REPOSITORY / "tests" / "data" / "finished_runs" / "e4b-trtllm"
+    done = run(base_install / "gemma4-triage", "report", run_folder, *words)
+    assert done.returncode == 0, done.stderr
+    assert all((tmp_path / name).stat().st_size for name in names.values())
+    assert "draft-swa-state-stale" in (tmp_path / "r.html").read_text()
+
+
 def test_pools_are_planned_there(base_install):
     config = REPOSITORY / "tests" / "data" / "configs" / "26b-a4b.json"
     words = ("--kv-mem", "109.47806GB", "--workload", "80x8000+1000", "--apply")

@@ -17,6 +17,10 @@ COMMAND = Path(sys.executable).with_name("gemma4-triage")
 SAMPLES = sorted(path.name for path in (ROOT / "dumps" / "samples").iterdir())
 AUDITS = [name for name in SAMPLES if "_leak-audit_" in name]
 REPLAYED = [name for name in SAMPLES if name not in AUDITS]
+REPORTED = [
+    *(f"dumps/samples/{name}" for name in SAMPLES),
+    *(f"tests/data/finished_runs/{name}" for name in ("e4b-trtllm", "corpus")),
+]
 VERBS = [
     "",
     "repro",
@@ -25,6 +29,7 @@ VERBS = [
     "doctor",
     "audit",
     "diagnose",
+    "report",
     "logs",
     "pools",
     "replay",
@@ -126,6 +131,16 @@ def test_diagnose_a_log_alone(tmp_path):
     done = run("diagnose", "--dir", str(tmp_path), "--log", "tests/data/logs/pool-leak.log")
     assert (done.returncode, done.stderr) == (1, "")
     compare("diagnose_log_alone.txt", done.stdout)
+
+
+@pytest.mark.parametrize("source", REPORTED)
+def test_report(source, tmp_path):
+    out = tmp_path / "report.md"
+    done = run("report", source, "--markdown", str(out))
+    assert done.stderr == f"Wrote {out}\n"
+    name = source.rpartition("/")[2]
+    compare(f"report_{name}.txt", done.stdout)
+    compare(f"report_{name}.md", out.read_text())
 
 
 @pytest.mark.parametrize("sample", REPLAYED)

@@ -62,4 +62,4 @@ def test_every_dependency_of_the_runtime_is_pinned():
 
 def test_the_base_install_asks_for_nothing_heavy():
     base = {line.split(">")[0] for line in distribution("gemma4-triage").requires or () if "extra ==" not in line}
-    assert base == {"numpy", "platformdirs", "pydantic", "pydantic-settings", "rich", "safetensors", "typer"}
+    assert base == {"jinja2", "numpy", "platformdirs", "pydantic", "pydantic-settings", "rich", "safetensors", "typer"}

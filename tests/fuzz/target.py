@@ -17,6 +17,11 @@ ALLOWED = {ExitCode.OK, ExitCode.VIOLATION, ExitCode.DUMP_UNREADABLE, ExitCode.N
 SAMPLES = Path(__file__).parents[2] / "dumps" / "samples"
 SAMPLE = str(SAMPLES / "20261121T103430.648335Z_vm_r0_p24275_page-table-bounds_0001")
 OUTPUT = "OUTPUT"
+_REPORT_FOLDER = tempfile.TemporaryDirectory(prefix="fuzz-report-")
+REPORTS = {
+    option: os.path.join(_REPORT_FOLDER.name, f"report.{end}")
+    for option, end in (("--out", "html"), ("--markdown", "md"), ("--junit", "xml"), ("--sarif", "sarif"))
+}
 COMMANDS = (
     ("dumps", "show"),
     ("dumps", "show", "--json"),
@@ -32,6 +37,8 @@ COMMANDS = (
     ("replay", "--cap-mib", "16", "--json"),
     ("replay", "--cap-mib", "16", "--shrink", "--output", OUTPUT),
     ("replay", "--cap-mib", "16", "--shrink", "--renumber", "--output", OUTPUT, "--json"),
+    ("report", "--json"),
+    ("report", "--force", *(word for option, path in REPORTS.items() for word in (option, path))),
 )
 # What a replay refuses with exit 3: a size that the dump does hold, or claims of itself.
 CAPS = ("too large to replay: ", "the cap is ")

@@ -22,6 +22,7 @@ VERBS: tuple[str, ...] = (
     "repro",
     "serve",
     "diagnose",
+    "report",
     "replay",
     "dumps",
     "diff",

@@ -20,11 +20,11 @@ def refuse_existing(path: Path | None, force: bool) -> None:
         return
     # Renaming a file over a device, as root can, would take /dev/null from the machine.
     if os.path.lexists(path) and not os.path.isfile(path):
-        raise UsageMistake(f"{path} is no file", "--out takes a file in a folder that exists")
+        raise UsageMistake(f"{path} is no file", "name a file in a folder that exists")
     if os.path.lexists(path) and not force:
-        raise UsageMistake(f"{path} exists", "name another --out, or overwrite it with --force")
+        raise UsageMistake(f"{path} exists", "name another file, or overwrite it with --force")
     if not os.path.isdir(path.absolute().parent):
-        raise UsageMistake(f"{path} cannot be a file here", "--out takes a file in a folder that exists")
+        raise UsageMistake(f"{path} cannot be a file here", "name a file in a folder that exists")
 
 
 def write_output(path: Path, kind: str, fields: dict[str, Any]) -> None:
@@ -41,5 +41,5 @@ def write_text(path: Path, text: str) -> None:
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise EnvironmentCannot(f"{path} cannot be written: {error.strerror}", "name another --out") from error
+        raise EnvironmentCannot(f"{path} cannot be written: {error.strerror}", "name another file") from error
     say(f"Wrote {path}")

@@ -66,25 +66,25 @@ def _row(dump: Dump, offences: Sequence[Offence]) -> OffendingRow:
     )
 
 
-def _row_span(dump: Dump, first: Offence) -> tuple[int, int]:
-    """Where the offence's row begins in the flattened table, and how many columns it has. A table of any size is not
-    read for it. Raises LookupError if the row is not in the saved part.
+def row_span(dump: Dump, table: str, row: int) -> tuple[int, int]:
+    """Where a row begins in the flattened table, and how many columns it has; none if it is not in the saved part. A
+    table of any size is not read for it. Raises LookupError for a tensor that is no table, DumpError.
     """
-    record = dump.record(first.table)
-    if not _holds_indices(record):
-        raise LookupError(f"{first.table} holds {record.dtype}, not indices")
+    record = dump.record(table)
+    if not holds_indices(record):
+        raise LookupError(f"{table} holds {record.dtype}, not indices")
     if len(record.shape) not in (1, 2):
-        raise LookupError(f"{first.table} has {len(record.shape)} dimensions")
-    ragged = f"{first.table}_indptr"
+        raise LookupError(f"{table} has {len(record.shape)} dimensions")
+    ragged = f"{table}_indptr"
     if len(record.shape) == 1 and ragged in dump.manifest.tensors:
-        return _ragged_span(dump, ragged, first.row, record.shape[0])
+        return _ragged_span(dump, ragged, row, record.shape[0])
     rows, columns = record.shape if len(record.shape) == 2 else (1, record.shape[0])
-    return (first.row * columns, columns) if 0 <= first.row < rows else (0, 0)
+    return (row * columns, columns) if 0 <= row < rows else (0, 0)
 
 
 def _ragged_span(dump: Dump, indptr: str, row: int, length: int) -> tuple[int, int]:
     record = dump.record(indptr)
-    if not _holds_indices(record) or len(record.shape) != 1:
+    if not holds_indices(record) or len(record.shape) != 1:
         raise LookupError(f"{indptr} is {record.dtype}{list(record.shape)}, not a list of row ends")
     if not 0 <= row < record.shape[0] - 1:
         return (0, 0)
@@ -93,13 +93,14 @@ def _ragged_span(dump: Dump, indptr: str, row: int, length: int) -> tuple[int, i
     return begin, max(end - begin, 0)
 
 
-def _holds_indices(record: TensorRecord) -> bool:
+def holds_indices(record: TensorRecord) -> bool:
+    """Whether a tensor's values are integers."""
     # By name: bfloat16 and float8 are stored as the bits of an integer type.
     return record.dtype.startswith(("int", "uint"))
 
 
 def _cells(dump: Dump, first: Offence, offending_columns: set[int]) -> tuple[Cell, ...]:
-    start, columns = _row_span(dump, first)
+    start, columns = row_span(dump, first.table, first.row)
     if not 0 <= first.column < columns:
         raise LookupError(f"[{first.row}, {first.column}] of {first.table} is not in the saved part")
     begin = max(first.column - COLUMNS_AROUND, 0)
@@ -126,7 +127,7 @@ def _before_containment(cells: tuple[Cell, ...], offences: Sequence[Offence]) ->
 
 def _with_translation(cells: tuple[Cell, ...], dump: Dump, row: int) -> tuple[Cell, ...]:
     record = dump.record(TRANSLATED)
-    if len(record.shape) != 2 or not _holds_indices(record) or row >= record.shape[0] or not cells:
+    if len(record.shape) != 2 or not holds_indices(record) or row >= record.shape[0] or not cells:
         return cells
     begin = row * record.shape[1] + cells[0].column
     known = max(min(record.shape[1] - cells[0].column, len(cells)), 0)

@@ -31,6 +31,7 @@ class AttentionCall:
     translated: what they should have been, or None. listed: bool, the probe named this entry.
     key_counts, query_counts, request_slots: [rows]; slot -1 if unknown, 0 in padded rows. bound: exclusive, in entries.
     foreign: the ids are another pool's than the buffer's. notes: what a reader of the result has to know.
+    columns: which of the table's columns these are, ascending; None: all from the first.
     """
 
     dump_id: str
@@ -48,6 +49,7 @@ class AttentionCall:
     foreign: bool
     geometry: Geometry
     notes: tuple[str, ...] = ()
+    columns: np.ndarray | None = None
 
     @property
     def rows(self) -> int:
@@ -91,4 +93,5 @@ class AttentionCall:
     @property
     def _begins(self) -> np.ndarray:
         """[1, columns]: position of the first key of each column."""
-        return (np.arange(self.ids.shape[1], dtype=np.int64) * self.unit)[None, :]
+        columns = np.arange(self.ids.shape[1], dtype=np.int64) if self.columns is None else self.columns
+        return (columns * self.unit)[None, :]

@@ -66,8 +66,8 @@ def kinds(call: AttentionCall) -> np.ndarray:
         right = (call.translated >= 0) & (call.translated < call.bound)
         found[inside & right & (call.translated != ids)] = Kind.OTHER_PAGE
     elif call.foreign:
-        found[inside & ~_is_null(call)] = Kind.OTHER_PAGE
-    found[_is_null(call) & _must_not_be_null(call)] = Kind.NULL
+        found[inside & ~is_null(call)] = Kind.OTHER_PAGE
+    found[is_null(call) & _must_not_be_null(call)] = Kind.NULL
     found[~known] = Kind.MISSING
     found[known & (ids < 0)] = Kind.NEGATIVE
     found[known & (ids >= call.bound)] = Kind.OUT_OF_RANGE
@@ -86,7 +86,7 @@ def worst_read(call: AttentionCall) -> Kind:
     return Kind(int(kinds(call)[call.read].max(initial=0)))
 
 
-def _is_null(call: AttentionCall) -> np.ndarray:
+def is_null(call: AttentionCall) -> np.ndarray:
     """The null page, or a slot of it: the same in every pool."""
     return (call.ids >= 0) & (call.ids < (1 if call.paged else call.geometry.page_size))
 

@@ -27,7 +27,7 @@ MAX_ENTRIES, MAX_ROWS = 4 * 1024**2, 64 * 1024
 QUERY_COUNTS = "query_counts"
 
 _FULL_TABLE, _SWA_TABLE = "page_table", "swa_page_table"
-_BELONG = {("full", "full"), ("swa", "swa"), ("full", "draft"), ("draft", "draft")}
+BELONG = {("full", "full"), ("swa", "swa"), ("full", "draft"), ("draft", "draft")}
 
 
 def rebuild(dump: Dump, options: ReplayOptions) -> AttentionCall:
@@ -39,10 +39,10 @@ def rebuild(dump: Dump, options: ReplayOptions) -> AttentionCall:
         DumpError: its tensors cannot be read, or give lengths that nothing in it can have.
     """
     manifest = dump.manifest
-    name = _table_at_fault(manifest)
+    name = table_at_fault(manifest)
     ragged = f"{name}_indptr" in manifest.tensors
     geometry = read_geometry(manifest, options)
-    bound = _bound(manifest, "slots" if ragged else "pages")
+    bound = buffer_bound(manifest, "slots" if ragged else "pages")
     notes: list[str] = []
     unit = 1 if ragged else geometry.page_size
     ids, key_counts = _ragged(dump, name, notes) if ragged else _paged(dump, name, unit, notes)
@@ -70,7 +70,7 @@ def rebuild(dump: Dump, options: ReplayOptions) -> AttentionCall:
         request_slots=_per_row(dump, "request_slots", ids.shape[0], -1),
         table_space=origin.table_space,
         buffer_space=origin.buffer_space,
-        foreign="unknown" not in spaces and spaces not in _BELONG,
+        foreign="unknown" not in spaces and spaces not in BELONG,
         geometry=geometry,
         notes=tuple(notes),
     )
@@ -79,7 +79,7 @@ def rebuild(dump: Dump, options: ReplayOptions) -> AttentionCall:
     return call
 
 
-def _table_at_fault(manifest: Manifest) -> str:
+def table_at_fault(manifest: Manifest) -> str:
     origin = manifest.provenance.table_origin.rpartition(".")[2]
     named = [offence.table for offence in manifest.offences] + [origin]
     name = next((table for table in named if table in manifest.tensors), None)
@@ -92,7 +92,7 @@ def _table_at_fault(manifest: Manifest) -> str:
     raise NothingChecked(f"{name} is no page table with sequence lengths: rule {manifest.rule}", HINT)
 
 
-def _bound(manifest: Manifest, noun: str) -> int:
+def buffer_bound(manifest: Manifest, noun: str) -> int:
     stated = manifest.extents.get(f"{noun}_in_buffer")
     if stated is None and manifest.verdict != "table_too_narrow" and manifest.offences:
         stated = manifest.offences[0].upper
@@ -142,13 +142,19 @@ def _ragged(dump: Dump, name: str, notes: list[str]) -> tuple[np.ndarray, np.nda
     return ids, counts
 
 
+def right_table(manifest: Manifest, name: str) -> str | None:
+    """The tensor that says what table `name` should have been. None if the dump does not say."""
+    if TRANSLATED in manifest.tensors:
+        return TRANSLATED
+    # SWA ids on the full pool's buffer: the backend's own table of full ids would have been the right one.
+    swapped = name == _SWA_TABLE and manifest.provenance.buffer_space == "full"
+    return _FULL_TABLE if swapped and _FULL_TABLE in manifest.tensors else None
+
+
 def _translated(dump: Dump, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
     """What table `name` should have been. None if the dump does not say."""
-    right, tensors = TRANSLATED, dump.manifest.tensors
-    if right not in tensors and name == _SWA_TABLE and dump.manifest.provenance.buffer_space == "full":
-        # SWA ids on the full pool's buffer: the backend's own table of full ids would have been the right one.
-        right = _FULL_TABLE
-    if right not in tensors:
+    right = right_table(dump.manifest, name)
+    if right is None:
         return None
     found = integers(dump, right, 2)[: shape[0], : shape[1]]
     whole = np.full(shape, UNKNOWN, np.int64)

@@ -1,0 +1,208 @@
+"""Put a report together: read the source, diagnose it, read the logs, and say what it comes to."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemma4_triage.diagnose.assign_logs import assign_logs
+from gemma4_triage.diagnose.conclude import conclude
+from gemma4_triage.diagnose.grouping import group
+from gemma4_triage.errors import ExitCode, NothingChecked, UsageMistake
+from gemma4_triage.logs.catalog import findings as log_findings
+from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.read import read_source
+from gemma4_triage.logs.source import Source as LogSource
+from gemma4_triage.logs.source import SourceError
+from gemma4_triage.report.diagnosis_document import Diagnosis
+from gemma4_triage.report.model.environment import run_environment
+from gemma4_triage.report.model.incident_part import incident_part
+from gemma4_triage.report.model.limits import MAX_ALL_PICTURES, MAX_INCIDENTS, MAX_LINES, MAX_LOGS, MAX_POINTS, first
+from gemma4_triage.report.model.log_part import log_part
+from gemma4_triage.report.model.records import Command, Group, Incident, Log, Problem, Report, Run, Verdict
+from gemma4_triage.report.model.run_part import run_commands, run_headline, run_part, run_timeline
+from gemma4_triage.report.model.source import Piece, Source
+
+MAX_COMMANDS = 80
+
+
+@dataclass(frozen=True)
+class _Labelled:
+    piece: Piece
+    diagnosis: Diagnosis
+
+
+def build_report(source: Source, logs: Sequence[LogFacts], together: bool = True) -> Report:
+    """logs: serving logs, beside those of a run's arms. together: whether dumps and logs were named side by side.
+
+    Raises UsageMistake for an arm's log that cannot be read, NothingChecked if there is nothing to report.
+    """
+    run = None if source.verdict is None else run_part(source.verdict)
+    diagnosed = _diagnose(source, logs, together)
+    incidents, left_incidents = _incidents(_worth_telling(diagnosed, source))
+    joined = {facts.name for one in diagnosed for facts in one.diagnosis.incident.logs}
+    read, left_logs = _logs(source.arm_logs, logs, joined)
+    unreadable = [item for piece in source.pieces for item in piece.material.unreadable]
+    if run is None and not incidents and not unreadable and not any(log.schedulers or log.findings for log in read):
+        raise NothingChecked(
+            "neither a run, a dump, a guard manifest nor a line of a serving log there",
+            "name a run's folder, dumps, or a folder of dumps; --log takes a server's log",
+        )
+    code = _exit_code(run, incidents, read, bool(unreadable))
+    older = sum(piece.material.hidden for piece in source.pieces)
+    left_out = (*source.notes, *left_incidents, *left_logs)
+    left_out += (f"{older} older dumps; --limit 0 reads all of them",) if older else ()
+    return Report(
+        title=_title(run, source, read),
+        sources=(*source.names, *(facts.name for facts in logs)),
+        verdict=_verdict(run, incidents, read, bool(unreadable)),
+        run=run,
+        timeline=None if run is None else run_timeline(run),
+        incidents=incidents,
+        logs=read,
+        environment=_environment(run, incidents),
+        commands=_commands(run, incidents, read),
+        unreadable=tuple(Problem(path=str(item.path), problem=item.problem) for item in unreadable[:MAX_LINES]),
+        left_out=left_out,
+        exit_code=code,
+    )
+
+
+def _diagnose(source: Source, logs: Sequence[LogFacts], together: bool) -> list[_Labelled]:
+    """Every incident with its findings, and with what its logs say of the same causes."""
+    found = []
+    for piece in source.pieces:
+        material = piece.material
+        incidents = group(material.dumps, material.guards, material.ledgers)
+        # An arm has a log of its own, and its verdict has read it.
+        if source.verdict is None:
+            understood = [facts for facts in logs if facts.understood_lines]
+            assigned = assign_logs(incidents, understood, together).incidents
+            # A run of which there is nothing but a log is among the logs.
+            incidents = [incident for incident in assigned if incident.dumps or incident.guards or incident.ledgers]
+        for incident in incidents:
+            theirs = [one for facts in incident.logs for one in log_findings(facts)]
+            found.append(_Labelled(piece, Diagnosis(incident, conclude(incident, theirs))))
+    return found
+
+
+def _worth_telling(found: list[_Labelled], source: Source) -> list[_Labelled]:
+    """Of a run, what left dumps: processes of arms without one are in the table of arms, which knows what was meant."""
+    if source.verdict is None and not source.notes:
+        return found
+    return [one for one in found if one.diagnosis.incident.dumps]
+
+
+def _incidents(found: list[_Labelled]) -> tuple[tuple[Incident, ...], tuple[str, ...]]:
+    shown, left = first(found, MAX_INCIDENTS, "incidents; gemma4-triage diagnose shows them")
+    made: list[Incident] = []
+    room = MAX_ALL_PICTURES
+    for one in shown:
+        part = incident_part(one.diagnosis, one.piece.label, one.piece.expected, room)
+        room -= sum(dump.grid is not None or dump.ledger is not None for dump in part.dumps)
+        made.append(part)
+    return tuple(made), left
+
+
+def _logs(
+    arm_logs: Sequence[tuple[str, Path]], logs: Sequence[LogFacts], joined: set[str]
+) -> tuple[tuple[Log, ...], tuple[str, ...]]:
+    """joined: names of the logs whose findings stand with an incident's."""
+    wanted = [*(("", facts) for facts in logs), *arm_logs]
+    shown, left = first(wanted, MAX_LOGS, "logs; gemma4-triage logs reads them")
+    read = []
+    for label, log in shown:
+        facts = _read_arm(log) if isinstance(log, Path) else log
+        # What an arm's load does to its pools is meant; its verdict says whether it went as expected.
+        told = label or facts.name in joined
+        part = log_part(facts, label, () if told else log_findings(facts))
+        if part.schedulers or part.findings or not label:
+            read.append(part)
+    return tuple(read), left
+
+
+def _read_arm(path: Path) -> LogFacts:
+    try:
+        return read_source(LogSource(str(path)), MAX_POINTS)
+    except SourceError as error:
+        raise UsageMistake(str(error), error.hint) from error
+
+
+def _exit_code(run: Run | None, incidents: Sequence[Incident], logs: Sequence[Log], unreadable: bool) -> int:
+    if run is not None and run.exit_code:
+        return run.exit_code
+    if (run is None and any(incident.findings for incident in incidents)) or any(log.findings for log in logs):
+        return ExitCode.VIOLATION
+    return ExitCode.DUMP_UNREADABLE if unreadable else ExitCode.OK
+
+
+def _title(run: Run | None, source: Source, logs: Sequence[Log]) -> str:
+    if run is not None:
+        return f"{run.name}, reproduced" if run.kind == "repro" else "The corpus of known faults"
+    if any(piece.material.dumps for piece in source.pieces):
+        return "Dumps of a Gemma-4 server"
+    return "A serving log" if logs else "Guards of a Gemma-4 server"
+
+
+def _verdict(run: Run | None, incidents: Sequence[Incident], logs: Sequence[Log], unreadable: bool) -> Verdict:
+    if run is not None:
+        said = (run.symptom, run.root_cause, *_surprises(run))
+        return Verdict(status=run.status, headline=run_headline(run), sentences=tuple(text for text in said if text))
+    found = [finding for incident in incidents for finding in incident.findings[:1]]
+    found += [finding for log in logs for finding in log.findings[:1]]
+    if not found:
+        said = "nothing wrong in what could be read" if unreadable else "nothing wrong"
+        return Verdict(status="unchecked" if unreadable else "ok", headline=said, sentences=())
+    sentences = list(dict.fromkeys(f"{one.confidence.capitalize()}: {one.cause}" for one in found[:MAX_LINES]))
+    summaries = [dump.sentence for incident in incidents[:1] for dump in incident.dumps[:1] if dump.sentence]
+    count = sum(len(incident.findings) for incident in incidents) + sum(len(log.findings) for log in logs)
+    headline = f"{found[0].rule} ({found[0].confidence})"
+    headline += f", and {count - 1} more finding{'s' * (count > 2)}" if count > 1 else ""
+    return Verdict(status="bad", headline=headline, sentences=(*sentences, *summaries))
+
+
+def _surprises(run: Run) -> list[str]:
+    failed = [
+        f"Arm {arm.id}: expected {check.expected}, observed {check.observed}."
+        for arm in run.arms
+        for check in arm.checks
+        if check.status == "failed"
+    ]
+    failed += [f"Case {case.id}: {'; '.join(case.objections) or case.ending}." for case in run.cases if not case.good]
+    return failed[:MAX_LINES]
+
+
+def _environment(run: Run | None, incidents: Sequence[Incident]) -> tuple[Group, ...]:
+    """What all share: of the run; without one, of the first incident, each incident having its own too."""
+    if run is not None:
+        return run_environment(run)
+    return incidents[0].environment if incidents else ()
+
+
+def _commands(run: Run | None, incidents: Sequence[Incident], logs: Sequence[Log]) -> tuple[Command, ...]:
+    found = [] if run is None else run_commands(run)
+    for incident in incidents:
+        found += _of_incident(incident)
+    for log in logs:
+        found += [Command(what=f"after {log.name}", line=line) for one in log.findings for line in one.commands]
+        if log.findings:
+            found.append(Command(what="the log again", line=f"gemma4-triage logs {shlex.quote(log.name)}"))
+    once = {command.line: command for command in reversed(found)}
+    return tuple(command for command in found if once.get(command.line) is command)[:MAX_COMMANDS]
+
+
+def _of_incident(incident: Incident) -> Iterable[Command]:
+    for finding in incident.findings:
+        yield from (Command(what=f"after {finding.rule}", line=line) for line in finding.commands)
+    for dump in incident.dumps[:1]:
+        path = shlex.quote(dump.path if "/" in dump.path else f"./{dump.path}")
+        yield Command(what="the first dump, field by field", line=f"gemma4-triage dumps show {path}")
+        yield Command(what="whether it is whole", line=f"gemma4-triage dumps verify {path}")
+        if dump.grid is not None:
+            yield Command(what="its attention call again", line=f"gemma4-triage replay {path}")
+        if dump.ledger is not None:
+            yield Command(what="its pages and their owners", line=f"gemma4-triage audit {path}")
+        if dump.repeat:
+            yield Command(what="what was running then", line=dump.repeat)

@@ -1,0 +1,36 @@
+"""How much of each thing a report holds. Together they keep an HTML file of the largest input below a few MB."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+MAX_INCIDENTS = 40
+MAX_DUMPS = 20
+"""Of one incident, the oldest first."""
+MAX_PICTURES = 3
+"""Page tables and ledgers of one incident: its first dumps are the cause, later ones its consequences."""
+MAX_ALL_PICTURES = 40
+MAX_EVIDENCE = 16
+MAX_ENTRIES = 24
+MAX_ROWS = 24
+MAX_COLUMNS = 40
+MAX_SUSPECTS = 40
+MAX_BARS = 12
+MAX_EVENTS = 20_000
+MAX_MARKS = 120
+"""Of one lane."""
+MAX_ARMS = 200
+MAX_PROBES = 24
+MAX_LOGS = 12
+MAX_RANKS = 4
+MAX_POINTS = 240
+MAX_LINES = 60
+
+
+def first(items: Sequence[T], limit: int, what: str) -> tuple[tuple[T, ...], tuple[str, ...]]:
+    """The first `limit` of them, and a line about the others if there are any."""
+    left = len(items) - limit
+    return tuple(items[:limit]), ((f"{left} more {what}",) if left > 0 else ())

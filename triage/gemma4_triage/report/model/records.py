@@ -1,0 +1,231 @@
+"""The records of a report. Frozen; `Report.model_dump(mode="json")` is the document of `report --json`.
+
+Every list that could grow with its input is cut where it is made, and `left_out` of the nearest record says what is not
+there.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from gemma4_triage.report.model.pictures import Chart, Grid, Ledger, Record, Timeline
+from gemma4_triage.report.model.text import Text
+
+Status = Literal["ok", "bad", "unchecked"]
+"""ok: as expected, or nothing wrong. bad: not as expected, or a cause was found. unchecked: nothing was compared."""
+
+
+class Pair(Record):
+    name: Text
+    value: Text
+
+
+class Group(Record):
+    """Pairs under a heading, for example the versions of one process."""
+
+    title: Text
+    pairs: tuple[Pair, ...]
+
+
+class Command(Record):
+    """what: what it is for, in words."""
+
+    what: Text
+    line: Text
+
+
+class Check(Record):
+    expected: Text
+    observed: Text
+    status: Literal["ok", "failed", "not checked"]
+
+
+class Arm(Record):
+    """One arm of a scenario. status: `ok`, `surprise` or `not checked`. numbers: what its checks measured."""
+
+    id: Text
+    title: Text
+    device_model: Text
+    status: Text
+    ending: Text
+    duration_s: float
+    checks: tuple[Check, ...]
+    numbers: tuple[Pair, ...]
+    environment: tuple[Pair, ...]
+    log_tail: tuple[Text, ...]
+    dump_count: int
+    repeat: Text
+
+
+class Sighting(Record):
+    """What one probe made of a case. expected: it should have fired."""
+
+    probe: Text
+    dumps: int
+    expected: bool
+
+
+class Case(Record):
+    """One row of the corpus' matrix. clean: no fault was injected. steps: to the first dump, None if there is none."""
+
+    id: Text
+    title: Text
+    origin: Text
+    clean: bool
+    good: bool
+    sightings: tuple[Sighting, ...]
+    cause: Text
+    steps: int | None
+    ending: Text
+    unguarded: Text
+    duration_s: float
+    objections: tuple[Text, ...]
+    repeat: Text
+
+
+class Run(Record):
+    """A finished reproduction, as its verdict.json has it. A scenario has arms, the corpus has cases."""
+
+    kind: Literal["repro", "corpus"]
+    name: Text
+    symptom: Text
+    status: Status
+    exit_code: int
+    sglang_version: Text
+    duration_s: float
+    import_s: float
+    arms: tuple[Arm, ...]
+    probes: tuple[Text, ...]
+    cases: tuple[Case, ...]
+    root_cause: Text
+    stand_ins: tuple[Pair, ...]
+
+
+class BadEntry(Record):
+    table: Text
+    row: int
+    column: int
+    value: int
+    lower: int
+    upper: int
+    request_slot: int | None
+
+
+class Dump(Record):
+    """number: in its incident, from 1. after_s: since the incident's first dump. repeat: how its server was
+    started, as far as it is recorded."""
+
+    number: int
+    id: Text
+    path: Text
+    created_utc: Text
+    after_s: float
+    host: Text
+    rank: int
+    pid: int
+    rule: Text
+    verdict: Text
+    action: Text
+    site: Text
+    place: Text
+    step: int | None
+    summary: Text
+    sentence: Text
+    offence_count: int
+    entries: tuple[BadEntry, ...]
+    facts: tuple[Pair, ...]
+    repeat: Text = ""
+    grid: Grid | None = None
+    ledger: Ledger | None = None
+    problems: tuple[Text, ...] = ()
+
+
+class Evidence(Record):
+    """source: a dump's id or a file's name. number: of that dump in its incident, None for anything else."""
+
+    source: Text
+    number: int | None
+    field: Text
+    value: Text
+    meaning: Text
+
+
+class Finding(Record):
+    """As of `diagnose` or `logs`. fingerprint: equal for the same cause at the same kind of place in another run."""
+
+    rule: Text
+    confidence: Literal["certain", "likely", "possible"]
+    cause: Text
+    evidence: tuple[Evidence, ...]
+    ruled_out_if: tuple[Text, ...]
+    advice: tuple[Text, ...]
+    commands: tuple[Text, ...]
+    upstream: tuple[Text, ...]
+    fingerprint: str
+    left_out: tuple[Text, ...] = ()
+
+
+class Incident(Record):
+    """Dumps of one launch and what they come to. label: the arm or case that it is of, empty outside a run.
+
+    expected: of an arm or case that went as expected, so its findings are no news.
+    """
+
+    label: Text
+    title: Text
+    expected: bool
+    findings: tuple[Finding, ...]
+    dumps: tuple[Dump, ...]
+    timeline: Timeline | None
+    environment: tuple[Group, ...]
+    notes: tuple[Text, ...]
+    left_out: tuple[Text, ...] = ()
+
+
+class Scheduler(Record):
+    rank: Text
+    charts: tuple[Chart, ...]
+    facts: tuple[Pair, ...]
+
+
+class Log(Record):
+    """label: the arm that it is of, empty outside a run; then its findings are left to `logs`."""
+
+    label: Text
+    name: Text
+    facts: tuple[Pair, ...]
+    schedulers: tuple[Scheduler, ...]
+    findings: tuple[Finding, ...]
+    left_out: tuple[Text, ...] = ()
+
+
+class Problem(Record):
+    """Something that looked like evidence and could not be read."""
+
+    path: Text
+    problem: Text
+
+
+class Verdict(Record):
+    """headline: one line. sentences: why, in words."""
+
+    status: Status
+    headline: Text
+    sentences: tuple[Text, ...]
+
+
+class Report(Record):
+    """exit_code: of the command. Equal input gives an equal report: it does not say when it was made."""
+
+    title: Text
+    sources: tuple[Text, ...]
+    verdict: Verdict
+    run: Run | None
+    timeline: Timeline | None
+    incidents: tuple[Incident, ...]
+    logs: tuple[Log, ...]
+    environment: tuple[Group, ...]
+    commands: tuple[Command, ...]
+    unreadable: tuple[Problem, ...]
+    left_out: tuple[Text, ...]
+    exit_code: int

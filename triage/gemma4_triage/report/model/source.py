@@ -1,0 +1,94 @@
+"""What a report is asked to be about: a run's folder, or dumps and folders of dumps, and serving logs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemma4_dumps.manifest_file import MANIFEST_NAME
+from gemma4_dumps.safe_file import as_unreadable
+from gemma4_dumps.store import DumpStore
+from gemma4_repro.run_folder import VERDICT_NAME
+from gemma4_triage.diagnose.material import Material, read_named, read_store
+from gemma4_triage.errors import NothingChecked, UsageMistake
+from gemma4_triage.report.model.verdict_file import VerdictFile, read_verdict
+
+DUMPS, LOG = "dumps", "log.txt"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Material of one arm or case, or all there is. expected: it went as it should."""
+
+    label: str
+    expected: bool
+    material: Material
+
+
+@dataclass(frozen=True)
+class Source:
+    """verdict: of a run that ended. arm_logs: of its arms, those that are there. notes: what a reader has to know."""
+
+    names: tuple[str, ...]
+    verdict: VerdictFile | None
+    pieces: tuple[Piece, ...]
+    arm_logs: tuple[tuple[str, Path], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def read_run_or_dumps(store: DumpStore, names: Sequence[str], limit: int | None) -> Source:
+    """names: none for all that `store` holds. limit: of each folder, only so many of its newest dumps.
+
+    Raises UsageMistake, NothingChecked for an empty folder, DumpError for what was named and cannot be read.
+    """
+    if not names:
+        return Source((str(store.root),), None, (Piece("", False, read_store(store, limit)),))
+    folders = [Path(name) for name in names if os.path.lexists(Path(name) / VERDICT_NAME)]
+    if folders:
+        if len(names) > 1:
+            raise UsageMistake(
+                f"{folders[0]} is a run's folder, and {len(names)} names are given",
+                "a report is of one run, or of dumps",
+            )
+        return _run(folders[0], limit)
+    if len(names) == 1 and (arms := _arms_without_verdict(Path(names[0]))):
+        return _unfinished(Path(names[0]), arms, limit)
+    for name in names:
+        _refuse_empty(Path(name))
+    return Source(tuple(names), None, (Piece("", False, read_named(store, names, limit)),))
+
+
+def nothing_but_logs() -> Source:
+    """For a report on serving logs alone."""
+    return Source((), None, ())
+
+
+def _run(folder: Path, limit: int | None) -> Source:
+    verdict = read_verdict(folder)
+    parts = [(arm.id, arm.status == "ok") for arm in verdict.arms]
+    parts += [(case.id, case.good) for case in (*verdict.faults, *verdict.clean)]
+    pieces = tuple(Piece(name, good, read_store(DumpStore(folder / name / DUMPS), limit)) for name, good in parts)
+    logs = tuple((arm.id, folder / arm.id / LOG) for arm in verdict.arms if (folder / arm.id / LOG).is_file())
+    return Source((str(folder),), verdict, pieces, logs)
+
+
+def _arms_without_verdict(folder: Path) -> list[Path]:
+    """Folders of arms in a run's folder that has no verdict."""
+    if not folder.is_dir() or (folder / MANIFEST_NAME).exists() or DumpStore(folder).names():
+        return []
+    return sorted(path for path in folder.iterdir() if (path / DUMPS).is_dir())
+
+
+def _unfinished(folder: Path, arms: Sequence[Path], limit: int | None) -> Source:
+    pieces = tuple(Piece(arm.name, False, read_store(DumpStore(arm / DUMPS), limit)) for arm in arms)
+    logs = tuple((arm.name, arm / LOG) for arm in arms if (arm / LOG).is_file())
+    return Source((str(folder),), None, pieces, logs, (f"{VERDICT_NAME} is not there: the run did not end",))
+
+
+def _refuse_empty(path: Path) -> None:
+    with as_unreadable(path):
+        empty = os.path.isdir(path) and not os.listdir(path)
+    if empty:
+        raise NothingChecked(f"{path} is empty", "name a run's folder, dumps, or a folder of dumps")
