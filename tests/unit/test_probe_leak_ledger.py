@@ -13,7 +13,7 @@ from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.checks.page_ledger import Site
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.guard import Guard
-from gemma4_runtime.leak.ledger import ledger_of
+from gemma4_runtime.leak.ledger import generations_of, ledger_of
 from gemma4_runtime.leak.report import report
 from gemma4_runtime.patch import ATTACH_ORDER
 from gemma4_runtime.session import Session
@@ -119,6 +119,12 @@ def test_the_next_request_in_the_slot_is_another_owner(swa):
     assert ledger.generation[finding.pages].tolist() == [2] * finding.pages.size
 
 
+def test_the_next_chunk_of_a_request_is_the_same_owner(swa):
+    request = swa.start(prompt(1, 20))
+    assert swa.rows.alloc([request]) == [request.req_pool_idx]
+    assert generations_of(swa.rows)[request.req_pool_idx] == 1
+
+
 def test_one_page_over_count(swa):
     swa.finish(swa.start(prompt(1, 64)))
     (node,) = swa.tree.root_node.children.values()
@@ -209,6 +215,27 @@ def test_dump_mode_writes_one_dump_and_goes_on(swa, guard):
     assert dump.tensor("suspects").shape[1] == len(str(dump.manifest.scalars["columns"]).split(","))
     assert dump.manifest.scalars["full_total"] == 640
     assert [event["kind"] for event in dump.events()][:1] == ["handed_out"]
+
+
+@pytest.mark.parametrize("page", [0, 21, -3])
+def test_a_stranger_on_the_free_list_leaves_its_evidence(swa, guard, page):
+    """Page 0, or one that the pool does not have: no ledger has a history of it."""
+    inner = swa.allocator.swa_attn_allocator
+    inner.free_pages = torch.cat((inner.free_pages, torch.tensor([page])))
+    found = swa.audit()
+    report(found, found.findings, "idle", Leak.DUMP, guard)
+    (entry,) = DumpStore(guard.root).list()
+    dump = read_dump(entry.path)
+    assert dump.manifest.verdict == "free_out_of_range"
+    assert dump.manifest.summary.startswith(
+        f"1 swa page, first {page}: are on the free list and no pages of this pool."
+    )
+    assert "16 too many" in dump.manifest.summary
+    columns = str(dump.manifest.scalars["columns"]).split(",")
+    (row,) = dump.tensor("suspects").tolist()
+    said = dict(zip(columns, row, strict=True))
+    assert said["page"] == page
+    assert (said["owner_slot"], said["alloc_site"], said["free_site"], said["last_event"]) == (-1, 0, 0, 0)
 
 
 def test_raise_mode_traps_after_the_dump(swa, guard):

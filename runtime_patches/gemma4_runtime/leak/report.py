@@ -91,7 +91,7 @@ def _sentence(finding: Finding, audit: Audit) -> str:
     first = dict(zip(COLUMNS, row.tolist(), strict=True))
     count, noun = finding.pages.size, "request slot" if finding.pool == REQUEST_SLOTS else f"{finding.pool} page"
     said = f"{count} {noun}{'s' if count > 1 else ''}, first {first['page']}: {_WORDS[finding.fault]}"
-    if finding.pool == REQUEST_SLOTS:
+    if finding.pool == REQUEST_SLOTS or finding.fault is Fault.OUT_OF_RANGE:
         return said
     owner = "owner unknown"
     if first["owner_slot"] > 0:

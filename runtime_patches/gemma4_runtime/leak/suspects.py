@@ -8,7 +8,6 @@ import numpy as np
 
 from gemma4_runtime.checks.page_census import Finding
 from gemma4_runtime.checks.page_events import NOBODY
-from gemma4_runtime.checks.page_ledger import LastEvent
 from gemma4_runtime.leak.ledger import LeakLedger
 from gemma4_runtime.leak.whereabouts import REQUEST_SLOTS
 
@@ -60,5 +59,7 @@ def _rows(finding: Finding, ledger: LeakLedger) -> np.ndarray:
         history.last_event,
     )
     table[known, 4:] = np.stack([column[pages] for column in columns], axis=1)
-    table[~known, len(COLUMNS) - 1] = LastEvent.NONE
+    # What is no page of the pool has no history, and its codes must be readable all the same.
+    for name in ("owner_generation", "alloc_site", "free_site", "peer", "last_event"):
+        table[~known, COLUMNS.index(name)] = 0
     return table
