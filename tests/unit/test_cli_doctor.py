@@ -4,8 +4,11 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+
+from gemma4_triage.inspection import environment
 
 COMMAND = [os.path.join(os.path.dirname(sys.executable), "gemma4-triage")]
 
@@ -46,6 +49,26 @@ class TestDoctor:
         done = run("doctor", SGLANG_TRTLLM_MHA_DEBUG_DIR=str(tmp_path / "file"))
         assert done.returncode == 3
         assert "is not a directory" in done.stdout
+
+    def test_a_dump_folder_below_a_file(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        done = run("doctor", SGLANG_TRTLLM_MHA_DEBUG_DIR=str(tmp_path / "file" / "dumps"))
+        assert done.returncode == 3
+        assert "is not a directory" in done.stdout
+
+    def test_no_room_for_a_dump_is_noted(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(environment.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
+        assert environment._store(tmp_path).state == "note"
+
+    def test_the_last_guarded_process_with_its_self_tests(self, tmp_path):
+        (tmp_path / "guards").mkdir()
+        rows = [{"id": "page-table", "attached": True, "self_test": "fired"}, {"id": "a-fix", "attached": True}]
+        manifest = {"pid": 7, "created_utc": "2026-11-21T10:00:00+00:00", "verified": True, "patches": rows}
+        (tmp_path / "guards" / "20261121T100000_host_p7.json").write_text(json.dumps(manifest))
+        done = run("doctor", SGLANG_TRTLLM_MHA_DEBUG_DIR=str(tmp_path))
+        said = " ".join(done.stdout.split())
+        assert "pid 7" in said
+        assert "2 of 2 attached, self tests fired: page-table, verified" in said
 
     def test_a_host_engine_that_would_refuse_to_start(self):
         done = run("doctor", GEMMA4_TRIAGE_HOST_ENGINE="1")

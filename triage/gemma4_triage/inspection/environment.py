@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
+from gemma4_dumps.caps import DEFAULT_CAPS
 from gemma4_dumps.store import default_root
 from gemma4_runtime.host_environment import missing_from_environment
 from gemma4_runtime.selection import select
@@ -121,12 +122,13 @@ def _store(root: Path) -> Check:
     nearest = root
     while not nearest.exists() and nearest != nearest.parent:
         nearest = nearest.parent
-    if root.exists() and not root.is_dir():
-        return Check("dump folder", MISSING, f"{root} is not a directory", needed=True)
+    if not nearest.is_dir():
+        return Check("dump folder", MISSING, f"{nearest} is not a directory", needed=True)
     if not os.access(nearest, os.W_OK):
         return Check("dump folder", MISSING, f"{root} cannot be written", needed=True)
     free = shutil.disk_usage(nearest).free
-    return Check("dump folder", OK, f"{root}, {free // 2**20} MiB free")
+    state = OK if free >= DEFAULT_CAPS.bytes_per_dump else NOTE
+    return Check("dump folder", state, f"{root}, {free // 2**20} MiB free")
 
 
 def _last_guards(root: Path) -> Check:
@@ -139,6 +141,8 @@ def _last_guards(root: Path) -> Check:
         absent = [row["id"] for row in rows if not row["attached"]]
         text = f"pid {last['pid']}, {last['created_utc']}, {len(rows) - len(absent)} of {len(rows)} attached"
         text += f" (not {', '.join(absent)})" if absent else ""
+        fired = [row["id"] for row in rows if row.get("self_test") == "fired"]
+        text += f", self tests fired: {', '.join(fired)}" if fired else ""
     except (OSError, ValueError, KeyError, TypeError) as error:
         return Check("last guarded process", NOTE, f"{manifests[-1].name} cannot be read: {error}")
     state = OK if last.get("verified") and not absent else NOTE
