@@ -245,6 +245,16 @@ def test_raise_mode_traps_after_the_dump(swa, guard):
     assert read_dump(caught.value.dump).manifest.action == "trapped"
 
 
+def test_raise_mode_writes_every_verdict_before_it_raises_the_first(swa, guard):
+    inner = swa.allocator.swa_attn_allocator
+    inner.free_pages = torch.cat((inner.free_pages, torch.tensor([0])))
+    found = planted(swa)
+    with pytest.raises(TrappedViolation, match="belong to nobody"):
+        report(found, found.findings, "idle", Leak.RAISE, guard)
+    actions = {dump.verdict: dump.action for dump in (read_dump(e.path).manifest for e in DumpStore(guard.root).list())}
+    assert actions == {"pool_leak": "trapped", "free_out_of_range": "logged"}
+
+
 def test_no_token_of_a_prompt_reaches_the_dump(swa, guard):
     lost = swa.start([90, 91, 92, 93] * 10)
     swa.requests.remove(lost)
