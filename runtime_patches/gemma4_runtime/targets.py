@@ -55,6 +55,7 @@ TARGETS: dict[str, dict[str, str]] = {
         "swa.free": f"{_SWA_ALLOCATOR}.free",
         "swa.free_swa": f"{_SWA_ALLOCATOR}.free_swa",
         "swa.restore_state": f"{_SWA_ALLOCATOR}.restore_state",
+        "alloc.restore_state": f"{_SRT}.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.restore_state",
         "alloc.free_group_begin": f"{_SRT}.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.free_group_begin",
         "alloc.free_group_end": f"{_SRT}.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.free_group_end",
         "cache.release": f"{_SRT}.mem_cache.common.release_kv_cache",

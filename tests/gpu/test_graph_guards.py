@@ -106,8 +106,21 @@ def test_hybrid_with_the_fix_serves_and_is_clean(run, arguments, tmp_path):
 
 
 def test_the_seed_bug_is_silent_on_hopper(run, arguments, tmp_path):
+    """All requests end as if nothing was wrong; the test below shows what the same load reads."""
     done = run(arguments | PLAIN_DRAFT, **FAULT, **NO_SWAP)
     assert done.returncode == 0, done.log[-4000:]
+    (answers,) = done.outputs
+    assert [len(answer["tokens"]) for answer in answers] == [200] * 8
+
+
+def test_what_the_silent_run_reads(run, arguments, tmp_path):
+    done = run(arguments | PLAIN_DRAFT, **FAULT, **NO_SWAP, SGLANG_TRTLLM_MHA_DEBUG="log")
+    assert done.returncode == 0, done.log[-4000:]
+    past_the_end = [one for one in dumps(tmp_path) if one.verdict == "out_of_range"]
+    assert past_the_end
+    for one in past_the_end:
+        assert (one.action, one.role, one.layer.type, one.graph.captured) == ("logged", "draft", "sliding", True)
+        assert all(bad.value >= bad.upper == 65 for bad in one.offences)
 
 
 def test_the_seed_bug_is_trapped_before_a_graph_replays(run, arguments, tmp_path):

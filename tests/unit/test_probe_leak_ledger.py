@@ -10,7 +10,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_runtime.catalog import CATALOG
-from gemma4_runtime.checks.page_ledger import Site
+from gemma4_runtime.checks.page_ledger import LastEvent, Site
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.guard import Guard
 from gemma4_runtime.leak.ledger import generations_of, ledger_of
@@ -123,6 +123,40 @@ def test_the_next_chunk_of_a_request_is_the_same_owner(swa):
     request = swa.start(prompt(1, 20))
     assert swa.rows.alloc([request]) == [request.req_pool_idx]
     assert generations_of(swa.rows)[request.req_pool_idx] == 1
+
+
+@pytest.mark.parametrize("freed_between", [False, True])
+def test_allocations_that_are_taken_back(world, freed_between):
+    # GIVEN a draft that takes pages and gives them back by restoring the lists of before
+    world.start(prompt(1, 40))
+    allocator = world.allocator
+    inner = [getattr(allocator, name, None) for name in ("full_attn_allocator", "swa_attn_allocator")]
+    inner = [allocator] if None in inner else inner
+    state = allocator.backup_state()
+    taken = [(part, part.alloc(2 * world.page)) for part in inner]
+    if freed_between:
+        for part, slots in taken:
+            part.free(slots[: world.page])
+    allocator.restore_state(state)
+    # WHEN these pages are handed out in earnest
+    for _ in range(40):
+        world.decode()
+    # THEN nothing is wrong
+    assert world.faults() == {}
+
+
+def test_pages_that_a_restore_takes_from_the_free_list(swa):
+    request = swa.start(prompt(1, 40))
+    state = swa.allocator.backup_state()
+    swa.finish(request)
+    part = swa.allocator.full_attn_allocator
+    now_free = torch.cat((part.free_pages, part.release_pages))
+    freed = now_free[~torch.isin(now_free, state[0][0])]
+    assert freed.numel()
+    swa.allocator.restore_state(state)
+    ledger = ledger_of(swa.allocator)
+    ledger.log.drain()
+    assert set(ledger.pools["full"].last_event[freed.numpy()]) == {LastEvent.HANDED_OUT}
 
 
 def test_one_page_over_count(swa):

@@ -95,6 +95,7 @@ PROBES: tuple[Patch, ...] = (
                     Hook(f"{pool}.clear", How.AFTER, f"{_AT}.leak_allocators:after_inner_clear"),
                 )
             ),
+            Hook("alloc.restore_state", How.AROUND, f"{_AT}.leak_allocators:around_restore_state"),
             Hook("swa.alloc", How.AROUND, f"{_AT}.leak_allocators:around_swa_alloc"),
             Hook("swa.alloc_extend", How.AROUND, f"{_AT}.leak_allocators:around_swa_alloc"),
             Hook("swa.alloc_extend_tail", How.AROUND, f"{_AT}.leak_allocators:around_swa_alloc_tail"),

@@ -5,6 +5,7 @@
 | Paged and Token: alloc, alloc_extend, _decode  | handed out, of the pool that this allocator serves             |
 | Paged and Token: free                          | freed, or asked to be freed while a free group is open         |
 | Paged and Token: clear                         | cleared                                                        |
+| Paged and Token: restore_state                 | freed: pages that are free again; handed out: that no longer are |
 | SWA: alloc, alloc_extend, _swa_tail, _decode   | paired: which SWA slots the full slots were given              |
 | SWA: set_full_to_swa_mapping                   | paired                                                         |
 | SWA: free in a group                           | asked to be freed; the group's end frees on the inner pools    |
@@ -17,6 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from gemma4_runtime.checks.page_events import FULL
 from gemma4_runtime.leak.ledger import ledger_of, pool_of
@@ -43,6 +46,26 @@ def after_inner_clear(result: Any, allocator: Any) -> None:
     """After `clear()`, which the constructor calls too."""
     ledger, pool = pool_of(allocator)
     ledger.cleared(pool)
+
+
+def around_restore_state(original: Callable[..., Any], allocator: Any, state: Any) -> Any:
+    """Around `restore_state(state)` of a paged or token allocator, state as its `backup_state` returned it.
+
+    Waits for the device. In this release DFLASH's drafts alone call it.
+    """
+    before = _free_pages(allocator)
+    result = original(allocator, state)
+    after = _free_pages(allocator)
+    ledger, pool = pool_of(allocator)
+    for pages, others, tell in ((after, before, ledger.freed), (before, after, ledger.handed_out)):
+        changed = pages[~torch.isin(pages, others)]
+        if changed.numel():
+            tell(pool, changed * allocator.page_size)
+    return result
+
+
+def _free_pages(allocator: Any) -> torch.Tensor:
+    return torch.cat((allocator.free_pages, allocator.release_pages))
 
 
 def around_swa_alloc(original: Callable[..., Any], allocator: Any, *args: Any, **kwargs: Any) -> Any:
