@@ -10,6 +10,7 @@ from trtllm_world import FULL, PAGE, SLIDING, STAND_INS, batch, build, fill, trt
 
 import slot_list_runner
 from gemma4_dumps.caps import StoreCaps
+from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.included import KEYS, PAGE_IDS, TOKEN_IDS, TOKEN_INDPTR, TOKEN_ROWS, VALUES
 from gemma4_dumps.reader import read_dump, verify_dump
 from gemma4_runtime import steps
@@ -257,6 +258,13 @@ class TestKeysAndValues:
         ids = dump.tensor(PAGE_IDS).tolist()
         # The offence stands at position 45 of a list that begins at 19.
         assert (ids, inside) == ([6, 7, 5], {5, 6, 7})
+        # Where no entry is worse than the others, as with another pool's slots: from the first on.
+        made = SimpleNamespace(array=lambda _: triton._gemma4_build.array(offence.table), page_size=PAGE)
+        evidence = {
+            name: TensorPayload.from_array(dump.tensor(name)) for name in (offence.table, f"{offence.table}_indptr")
+        }
+        use = SimpleNamespace(array=offence.table)
+        assert included._nearest_pages(made, use, evidence, (offence.row,), (), 65) == [5, 6, 7]
         keys, _ = pages_of(pool, dump.manifest.layer.id)
         np.testing.assert_array_equal(dump.tensor(KEYS), keys[ids])
 
@@ -279,6 +287,23 @@ class TestTokenIds:
         assert (dump.tensor(TOKEN_INDPTR).tolist(), dump.tensor(TOKEN_ROWS).tolist()) == ([0, 4], [1])
         assert (dump.manifest.included, dump.manifest.notes) == (("tokens",), ())
         assert KEYS not in dump.manifest.tensors
+
+    def test_what_does_not_fit_is_counted(self, attach, monkeypatch, backend, swa_allocator):
+        ask(monkeypatch, "tokens")
+        attach("trap", "page-table", *STAND_INS)
+        fill(backend, swa_allocator, [33, 100])
+        build(backend, batch([33, 100]))
+        spoil(backend, 1, 6)
+        monkeypatch.setattr(Session.guard(), "_caps", StoreCaps(bytes_per_dump=32 * 1024))
+        request = SimpleNamespace(origin_input_ids=list(range(9000)), output_ids=[1, 2])
+        with pytest.raises(TrappedViolation) as caught, Running(Step(3, (request, request))):
+            page_table.after_metadata(None, backend, batch([33, 100]))
+        dump = read_dump(caught.value.dump)
+        kept = len(dump.tensor(TOKEN_IDS))
+        assert 100 < kept < 4096
+        assert dump.tensor(TOKEN_IDS).tolist() == list(range(kept))
+        assert dump.tensor(TOKEN_INDPTR).tolist() == [0, 9002]
+        assert dump.manifest.truncated[TOKEN_IDS].from_shape == (9002,)
 
     def test_while_results_are_read_they_are_of_the_step_that_is_read(self):
         first, second = Step(1, ("a",)), Step(2, ("b",))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ def included(
     """The tensors that the settings ask for, named as in `gemma4_dumps.included`, and notes about them.
 
     evidence: what the dump holds anyhow. rows: whose requests are concerned; none at a capture. offences: the bad
-    entries of `use.array`: pages nearest to them come first.
+    entries of `use.array`: pages nearest to them come first; with none, those nearest to the first row's first.
     """
     asked = Session.in_force().settings.include
     found: _Tensors = {}
@@ -65,10 +66,14 @@ def _token_ids(
     known = {row: request for at, row in sorted(requests.items()) if (request := steps.request_of(at)) is not None}
     if not known:
         raise _NotHere("these rows belong to no scheduler step")
-    each = [np.array([*request.origin_input_ids, *request.output_ids], np.int64) for request in known.values()]
+    said = [part for request in known.values() for part in (request.origin_input_ids, request.output_ids)]
+    ends = np.cumsum([0, *map(len, said)], dtype=np.int64)[::2]
+    # No more than the dump can hold, in a process where time counts.
+    room = min(Session.guard().bytes_per_dump // np.dtype(np.int64).itemsize, int(ends[-1]))
+    ids = np.fromiter(chain.from_iterable(said), np.int64, room)
     return {
-        TOKEN_IDS: TensorPayload.from_array(np.concatenate(each)),
-        TOKEN_INDPTR: TensorPayload.from_array(np.cumsum([0, *map(len, each)], dtype=np.int64)),
+        TOKEN_IDS: replace(TensorPayload.from_array(ids), cut_from=int(ends[-1])),
+        TOKEN_INDPTR: TensorPayload.from_array(ends),
         TOKEN_ROWS: TensorPayload.from_array(np.array([*known], np.int64)),
     }
 
@@ -116,8 +121,9 @@ def _nearest_pages(
     translated = evidence.get("translated_page_table") if build.array(use.array).paged else None
     right = None if translated is None else _on_host(translated)
     found: list[np.ndarray] = []
+    near = offences or (BadIndex(rows[0], 0, 0, 0, 0),)
     for row, entries in _live_pages(build, use, evidence, rows):
-        far = np.min([np.stack(_distance(entries.shape[0], row, bad)) for bad in _nearest_of(row, offences)], axis=0)
+        far = np.min([np.stack(_distance(entries.shape[0], row, bad)) for bad in _nearest_of(row, near)], axis=0)
         found.append(np.stack([*far, entries]))
         if right is not None:
             should = right[row, : entries.shape[0]]

@@ -45,7 +45,7 @@ def wrong_space_scene(build: Build, use: Use, rule: str, with_rows: bool) -> Sce
     found = () if bad is None else (bad,)
     scene = replace(_scene(build, use, rule, said, explanation, found), listed=found)
     # Of all requests: each row is as wrong as the one that is shown.
-    rows = tuple(row for row, slot in enumerate(scene.request_slots) if slot) if found else ()
+    rows = tuple(row for row, slot in enumerate(scene.request_slots) if slot) if with_rows else ()
     return _with_included(scene, build, use, rows, found)
 
 
