@@ -51,7 +51,7 @@ class Misbehaved(Exception):
 def lay_out(root: Path, files: dict[str, bytes]) -> Path:
     """Put the files of a dump below `root`, in place of those of the last input."""
     path = root / NAME
-    path.mkdir(exist_ok=True)
+    path.mkdir(parents=True, exist_ok=True)
     for left in os.listdir(path):
         os.unlink(path / left)
     for name, content in files.items():

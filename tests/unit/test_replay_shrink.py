@@ -1,5 +1,6 @@
 """Shrinking: what comes out fails in the same way, is 1-minimal, and is a dump like any other."""
 
+import json
 import tempfile
 
 import numpy as np
@@ -9,6 +10,8 @@ from hypothesis import strategies as st
 from replay_dumps import list_draft, offence, paged_draft, written
 
 from gemma4_dumps.draft import TensorPayload
+from gemma4_dumps.errors import DumpUnreadable
+from gemma4_dumps.reader import read_dump
 from gemma4_dumps.schema import Provenance
 from gemma4_dumps.verify import verify_dump
 from gemma4_triage.errors import NothingChecked
@@ -140,6 +143,15 @@ class TestShrink:
         shrunk = shrink(written(tmp_path / "before", draft), OPTIONS, tmp_path / "after")
         call = rebuild(shrunk.dump, OPTIONS)
         assert (call.ids.tolist(), call.translated.tolist(), shrunk.columns) == ([[9]], [[4]], (1,))
+
+    def test_what_no_dump_can_hold_is_the_dumps_own_fault(self, tmp_path):
+        """An integer that the reader takes and the writer does not: found by the fuzzer."""
+        dump = written(tmp_path, paged_draft([[70]], [4]))
+        document = json.loads((dump.path / "manifest.json").read_text())
+        (dump.path / "manifest.json").write_text(json.dumps(document | {"step": 10**400}))
+        with pytest.raises(DumpUnreadable, match="holds what cannot be written again: 1 validation error for Manifest"):
+            shrink(read_dump(dump.path), OPTIONS, tmp_path / "out")
+        assert [path.name for path in (tmp_path / "out").glob("*page-table*")] == []
 
     def test_values_of_pages_that_are_left_stay(self, tmp_path):
         draft = paged_draft([[3, 70], [4, 5]], [8, 8], translated=[[3, 9], [4, 5]])

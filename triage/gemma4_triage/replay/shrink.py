@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gemma4_dumps.errors import DumpUnreadable
 from gemma4_dumps.reader import Dump, read_dump
 from gemma4_dumps.staging import TENSORS_NAME
 from gemma4_dumps.store import DumpStore
@@ -46,7 +47,7 @@ def shrink(dump: Dump, options: ReplayOptions, root: Path, renumber: bool = Fals
     Raises:
         NothingChecked: there is nothing to replay, or nothing fails.
         EnvironmentCannot: it cannot be written, or `dump` exceeds a cap.
-        DumpError: `dump` cannot be read.
+        DumpError: `dump` cannot be read, or holds what no dump can.
     """
     call = rebuild(dump, options)
     kind = worst_read(call)
@@ -58,6 +59,10 @@ def shrink(dump: Dump, options: ReplayOptions, root: Path, renumber: bool = Fals
         cut = renumbered(cut)
     outcome = DumpStore(root).write(shrunk_draft(dump, call, cut, kind, same_pages=not renumber))
     if outcome.path is None:
+        if outcome.cause is not None and not isinstance(outcome.cause, OSError):
+            # The first dump's manifest is what it is written with.
+            said = " ".join(str(outcome.cause).split())
+            raise DumpUnreadable(f"{dump.manifest.dump_id} holds what cannot be written again: {said:.300}")
         raise EnvironmentCannot(
             f"no dump was written: {outcome.error or outcome.dropped_reason}", "name another --output"
         )
