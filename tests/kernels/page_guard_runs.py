@@ -1,24 +1,18 @@
 """One build through page_guard, held against the reading by hand.
 
-On this kind of machine the kernel runs in the Triton interpreter; where there is a GPU, the same tests run there.
+Where it runs: kernel_paths.py.
 """
 
 import os
 from pathlib import Path
 
-import pytest
 import torch
+from kernel_paths import DEVICE
 from page_guard_by_hand import Build, Table, arguments, slow
 
 from gemma4_kernels.page_guard.launch import Findings, GuardedTable, NullPage, PageGuard, PreparedCheck
 
 ROOT = Path(__file__).resolve().parents[2]
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED or not torch.cuda.is_available() else "cuda"
-needs_kernel = pytest.mark.skipif(
-    DEVICE == "cpu" and not INTERPRETED, reason="needs CUDA or TRITON_INTERPRET=1, set before Triton is imported"
-)
-PATHS = [pytest.param("torch", id="torch"), pytest.param("kernel", id="kernel", marks=needs_kernel)]
 ILLEGAL, LEGAL, IN_PADDED_ROWS = NullPage
 
 

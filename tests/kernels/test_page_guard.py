@@ -4,25 +4,15 @@ import itertools
 
 import pytest
 import torch
+from kernel_paths import DEVICE, PATHS, cases_here
 from page_guard_by_hand import HIGH, LIMITS, LOW, POISON, Build, Slots, Table, entries_of, null_is_legal, slow
-from page_guard_runs import (
-    DEVICE,
-    ILLEGAL,
-    IN_PADDED_ROWS,
-    LEGAL,
-    PATHS,
-    assert_reads_like_the_slow_one,
-    clean,
-    run,
-)
+from page_guard_runs import ILLEGAL, IN_PADDED_ROWS, LEGAL, assert_reads_like_the_slow_one, clean, run
 
 from gemma4_kernels.page_guard import spec
 from gemma4_kernels.page_guard.launch import Findings, Offence, Overflow
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in spec.CASES if case.interpreted or DEVICE == "cuda"], ids=lambda c: c.name
-)
+@pytest.mark.parametrize("case", cases_here(spec.CASES))
 @pytest.mark.parametrize("path", PATHS)
 def test_a_planted_offence_is_found_at_every_corner(path, case):
     rows, columns = sorted({0, case.rows - 1}), {0, case.columns - 1, spec.BLOCK - 1, spec.BLOCK}

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from kernel_paths import DEVICE, PATHS
 from page_guard_by_hand import Build, Table
-from page_guard_runs import DEVICE, PATHS, launch_and_read, one, run
+from page_guard_runs import launch_and_read, one, run
 
 from gemma4_kernels.page_guard.launch import Findings, GuardedSlots, GuardedTable, Offence, PageGuard
 

@@ -4,15 +4,13 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from kernel_paths import DEVICE, PATHS, needs_kernel
 from page_guard_by_hand import HIGH, LAYOUTS, LIMITS, Build, Slots, Table, arguments, rows_overlap
 from page_guard_runs import (
-    DEVICE,
     ILLEGAL,
     LEGAL,
-    PATHS,
     assert_contains_rows_that_overlap,
     assert_reads_like_the_slow_one,
-    needs_kernel,
     run,
 )
 

@@ -1,0 +1,116 @@
+"""A tile of tokens per program; k rounds of the largest key instead of a sort.
+
+Keys are integers in the order of the values, because integers have a total order and reduce in fewer instructions. bf16
+and fp16 leave room for the id below the value: a round is one maximum. fp32 does not: a second reduction finds the
+lowest id that has the largest key.
+"""
+
+# The annotations are Triton's, which reads them as the types of the compiled kernel's parameters; constants are numbers
+# where it compiles.
+# pyright: reportInvalidTypeForm=false, reportGeneralTypeIssues=false
+# pyright: reportAssignmentType=false, reportOperatorIssue=false
+
+import triton
+import triton.language as tl
+
+from gemma4_kernels.number_formats import rounded, widened
+
+# Below every key: it would be the key of a NaN, and all NaN have the same other one.
+_NONE: tl.constexpr = tl.constexpr(-(2**31))
+_NAN_KEY: tl.constexpr = tl.constexpr(2**31 - 1)
+_ID_BITS: tl.constexpr = tl.constexpr(8)
+_LAST_ID: tl.constexpr = tl.constexpr(255)
+
+
+@triton.jit
+def keys_of(value):
+    """int32 in the order of fp32 `value`: -0 equals +0, and NaN is above all."""
+    # Adding 0 makes -0 into +0 and leaves every other value.
+    bits = (value + 0.0).to(tl.int32, bitcast=True)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return tl.where(value == value, ordered, _NAN_KEY)
+
+
+@triton.jit
+def values_of(keys):
+    """fp32, the inverse of `keys_of`; a NaN for every NaN."""
+    return (keys ^ ((keys >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def chosen_of_wide(keys, expert, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+    """Keys and ids of the TOP_K largest, in columns 0..TOP_K-1 of [TILE, BLOCK]; keys of 32 bits."""
+    # Place j is column j, and not a narrower tile's, so that nothing moves between threads.
+    chosen_key, chosen_id = keys, keys
+    for place in tl.static_range(TOP_K):
+        key = tl.max(keys, axis=1)[:, None]
+        first = tl.min(tl.where(keys == key, expert, BLOCK), axis=1)[:, None]
+        chosen_key = tl.where(expert == place, key, chosen_key)
+        chosen_id = tl.where(expert == place, first, chosen_id)
+        keys = tl.where(expert == first, _NONE, keys)
+    return chosen_key, chosen_id
+
+
+@triton.jit
+def chosen_of_narrow(keys, expert, TOP_K: tl.constexpr, DTYPE: tl.constexpr):
+    """The same for keys of bf16 and fp16, whose low bits only repeat the sign: as fp32 they are 0 in every number."""
+    UNUSED: tl.constexpr = 16 if tl.bfloat16 == DTYPE else 13
+    # The id from above, so that of two equal values the lower id has the larger key.
+    packed = tl.where(keys == _NONE, _NONE, ((keys >> UNUSED) << _ID_BITS) | (_LAST_ID - expert))
+    chosen = packed
+    for place in tl.static_range(TOP_K):
+        key = tl.max(packed, axis=1)[:, None]
+        chosen = tl.where(expert == place, key, chosen)
+        packed = tl.where(packed == key, _NONE, packed)
+    short = chosen >> _ID_BITS
+    return (short << UNUSED) | ((short >> 31) & ((1 << UNUSED) - 1)), _LAST_ID - (chosen & _LAST_ID)
+
+
+@triton.jit
+def softmax_over_all(value, there, DTYPE: tl.constexpr):
+    """Eager's probabilities: in fp32, rounded to DTYPE."""
+    largest = tl.max(tl.where(there, value, float("-inf")), axis=1)
+    exponential = tl.where(there, tl.exp(value - largest[:, None]), 0.0)
+    return rounded(tl.div_rn(exponential, tl.sum(exponential, axis=1)[:, None]), DTYPE, True)
+
+
+@triton.jit(do_not_specialize=("tokens",))
+def routing_kernel(
+    logits,  # [tokens, EXPERTS] bf16, fp16 or fp32
+    scale,  # [EXPERTS]
+    weights,  # [tokens, TOP_K] fp32, contiguous
+    ids,  # [tokens, TOP_K] int32, contiguous
+    logits_stride: tl.int64,
+    tokens,
+    EXPERTS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    EAGER: tl.constexpr,
+):
+    DTYPE: tl.constexpr = logits.dtype.element_ty
+    token = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)[:, None]
+    expert = tl.arange(0, BLOCK)[None, :]
+    there = (token < tokens) & (expert < EXPERTS)
+    value = widened(tl.load(logits + token * logits_stride + expert, mask=there, other=0.0))
+    if EAGER:
+        value = softmax_over_all(value, expert < EXPERTS, DTYPE)
+    keys = tl.where(expert < EXPERTS, keys_of(value), _NONE)
+    if tl.float32 == DTYPE:
+        key, id = chosen_of_wide(keys, expert, TOP_K, BLOCK)
+    else:
+        key, id = chosen_of_narrow(keys, expert, TOP_K, DTYPE)
+
+    place = expert
+    taken = (place < TOP_K) & (token < tokens)
+    chosen = tl.where(place < TOP_K, values_of(key), 0.0)
+    scales = widened(tl.load(scale + id, mask=taken, other=0.0))
+    if EAGER:
+        total = rounded(tl.sum(chosen, axis=1)[:, None], DTYPE, EAGER)
+        weight = rounded(rounded(tl.div_rn(chosen, total), DTYPE, EAGER) * scales, DTYPE, EAGER)
+    else:
+        largest = tl.sum(tl.where(place == 0, chosen, 0.0), axis=1)[:, None]
+        exponential = tl.where(place < TOP_K, tl.exp(chosen - largest), 0.0)
+        weight = exponential / tl.sum(exponential, axis=1)[:, None] * scales
+    tl.store(weights + token * TOP_K + place, weight, mask=taken)
+    tl.store(ids + token * TOP_K + place, id, mask=taken)

@@ -1,0 +1,49 @@
+"""How rows are spread over programs and threads: a fixed table by width and row count, no measurement at run time."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+MAX_WIDTH = 16384
+# Rows that four programs on each of 132 SMs have at once. With fewer, an op that has several weights loads them before
+# its first sum, so that their latency passes with the rows' own. With more, each weight where it is used: that takes
+# 47 registers per thread instead of 90 in triple_rmsnorm, and so almost twice as many rows under way.
+EARLY_BELOW = 528
+# Two programs of one warp for each of 132 SMs, and more than that in a tile.
+_TILED_FROM, _TILE_ELEMENTS = 1024, 4096
+
+
+class RowPlan(NamedTuple):
+    """block: columns, a power of two, all of them in registers."""
+
+    block: int
+    num_warps: int
+
+
+@functools.lru_cache(maxsize=64)
+def plan_rows(width: int) -> RowPlan:
+    """For rows of `width` elements: 16 elements per thread, two vector loads of bf16, up to 16 warps."""
+    block = max(32, 1 << (width - 1).bit_length())
+    return RowPlan(block, min(16, max(1, block // 512)))
+
+
+class TilePlan(NamedTuple):
+    """block: columns, a power of two. tile: rows per program, a power of two."""
+
+    block: int
+    tile: int
+    num_warps: int
+
+
+def plan_tiles(width: int, rows: int) -> TilePlan:
+    """For short rows, several to a program: as many as make 4096 elements, once there are enough rows for all SMs."""
+    return _plan_tiles(width, rows >= _TILED_FROM)
+
+
+@functools.lru_cache(maxsize=64)
+def _plan_tiles(width: int, many: bool) -> TilePlan:
+    block, num_warps = plan_rows(width)
+    tile = max(1, _TILE_ELEMENTS // block) if many else 1
+    # A warp for each row at least: a row's sum then stays in a warp.
+    return TilePlan(block, tile, max(num_warps, min(4, tile)))
