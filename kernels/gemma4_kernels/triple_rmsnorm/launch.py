@@ -1,0 +1,83 @@
+"""Launch triple_rmsnorm: on CUDA one kernel without synchronisation, elsewhere torch."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from gemma4_kernels.launcher import Launcher
+from gemma4_kernels.rounding import Rounding
+from gemma4_kernels.row_arguments import Path, outputs_like, refuse_rows, refuse_unlike, refuse_weight, takes_kernel
+from gemma4_kernels.row_plan import EARLY_BELOW, plan_rows
+from gemma4_kernels.triple_rmsnorm import reference
+from gemma4_kernels.triple_rmsnorm.reference import TripleNormed
+from gemma4_kernels.triple_rmsnorm.router_scale import RouterScale, fold_router_scale
+
+__all__ = ["RouterScale", "TripleNormed", "fold_router_scale", "triple_rmsnorm"]
+
+
+def triple_rmsnorm(
+    attention: torch.Tensor,
+    weight: torch.Tensor,
+    residual: torch.Tensor,
+    router_scale: RouterScale,
+    dense_weight: torch.Tensor,
+    experts_weight: torch.Tensor,
+    eps: float = 1e-6,
+    *,
+    out: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
+    path: Path = "auto",
+) -> TripleNormed:
+    """residual' = rms(attention) * weight + residual, and its norm with three weights; in the scale's rounding mode.
+
+    Args:
+        attention, residual: [T, H] bf16, fp16 or fp32, T >= 0; rows any distance apart, unit stride inside a row.
+        weight, dense_weight, experts_weight: [H] bf16, fp16 or fp32, contiguous.
+        router_scale: [H], of `fold_router_scale`.
+        out: four of [T, H]; new if None, so that who holds `residual` keeps it as it was. Any two of them may be
+            attention and residual themselves; any other overlap is undefined.
+
+    Returns:
+        (residual', router, dense, experts), [T, H] in attention's dtype.
+
+    Raises:
+        ValueError: a shape, dtype, device or stride that is not as above, or a path that this device cannot run.
+    """
+    refuse_rows("attention", attention)
+    refuse_unlike("residual", residual, attention)
+    refuse_weight("weight", weight, attention)
+    refuse_weight("dense_weight", dense_weight, attention)
+    refuse_weight("experts_weight", experts_weight, attention)
+    scale, rounding = router_scale
+    refuse_weight("router_scale", scale, attention)
+    if scale.dtype != torch.float32:
+        raise ValueError(f"router_scale is {scale.dtype}, expected float32, as fold_router_scale makes it")
+    outputs = TripleNormed(*outputs_like(TripleNormed._fields, out, attention))
+    rows, width = attention.shape
+    if rows == 0:
+        return outputs
+    weights = (router_scale, dense_weight, experts_weight)
+    if not takes_kernel(attention, path):
+        results = reference.triple_rmsnorm(attention, weight, residual, *weights, eps)
+        return TripleNormed(*(output.copy_(result) for output, result in zip(outputs, results, strict=True)))
+    plan = plan_rows(width)
+    eager = rounding is Rounding.EAGER
+    _launcher().launch(
+        rows,
+        (attention, weight, residual, scale, dense_weight, experts_weight, *outputs),
+        (attention.stride(0), residual.stride(0), *(output.stride(0) for output in outputs)),
+        (eps, width**-0.5),
+        (width, plan.block, rows < EARLY_BELOW, eager),
+        num_warps=plan.num_warps,
+        fuse=not eager,
+    )
+    return outputs
+
+
+@functools.cache
+def _launcher() -> Launcher:
+    # Here: the torch path, which a CPU takes, needs no Triton.
+    from gemma4_kernels.triple_rmsnorm.kernel import triple_rmsnorm_kernel
+
+    return Launcher(triple_rmsnorm_kernel)
