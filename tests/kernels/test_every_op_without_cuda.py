@@ -1,0 +1,91 @@
+"""Every row op where there is no CUDA: the torch path without Triton, and compiling for GPUs that are not there."""
+
+import subprocess
+import sys
+
+from page_guard_runs import child_environment
+
+TORCH_PATH = """
+import sys, torch
+sys.modules["triton"] = None
+from gemma4_kernels.cross_layer_norm.launch import cross_layer_norm, moe_cross_layer_norm
+from gemma4_kernels.gelu_tanh_mul.launch import gelu_tanh_mul
+from gemma4_kernels.ple_front_end.launch import ple_front_end
+from gemma4_kernels.post_attention_norms.launch import post_attention_norms
+from gemma4_kernels.rmsnorm_add.launch import rmsnorm_add
+from gemma4_kernels.rmsnorm_residual_scalar.launch import rmsnorm_residual_scalar
+from gemma4_kernels.routing.launch import routing
+from gemma4_kernels.triple_rmsnorm.launch import fold_router_scale, triple_rmsnorm
+rows, weight, one = torch.ones(2, 16), torch.ones(16), torch.ones(1)
+rmsnorm_add(rows, weight, rows)
+gelu_tanh_mul(rows, rows)
+rmsnorm_residual_scalar(rows, weight, rows, one)
+post_attention_norms(rows, weight, rows, weight)
+ple_front_end(rows[:, None], weight, None, 16)
+triple_rmsnorm(rows, weight, rows, fold_router_scale(weight), weight, weight)
+cross_layer_norm(rows, weight, rows, one, weight)
+moe_cross_layer_norm(rows, weight, rows, weight, weight, rows, one, weight)
+print(routing(rows, weight, 4)[1][0].tolist())
+"""
+
+
+def run(program: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=child_environment() | environment
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def test_a_cpu_takes_the_torch_path_without_importing_triton():
+    assert run(TORCH_PATH) == "[0, 1, 2, 3]\n"
+
+
+COMPILE = """
+import importlib, re
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+ROW = {"WIDTH": 2816, "BLOCK": 4096, "EAGER": False}
+TILE = {"WIDTH": 256, "BLOCK": 256, "TILE": 16, "EAGER": True}
+CROSS = ROW | {"GATHERS": True, "HAS_HIDDEN": True, "HAS_NEXT": True, "EARLY": False}
+KERNELS = [
+    ("rmsnorm_add", ROW),
+    ("rmsnorm_residual_scalar", ROW),
+    ("post_attention_norms", ROW | {"EARLY": True}),
+    ("triple_rmsnorm", ROW | {"EARLY": True, "EAGER": True}),
+    ("cross_layer_norm", CROSS | {"TWO_BRANCHES": True}),
+    ("gelu_tanh_mul", TILE),
+    ("ple_front_end", TILE | {"LAYERS": 35, "HAS_PLE": True}),
+    ("routing", {"EXPERTS": 128, "TOP_K": 8, "BLOCK": 128, "TILE": 4, "EAGER": False}),
+]
+TYPES = {"row_ids": "*i64", "router_scale": "*fp32", "weights": "*fp32", "ids": "*i32", "rows": "i32", "pairs": "i32",
+         "tokens": "i32", "eps": "fp32", "factor": "fp32", "root": "fp32"}
+for op, constants in KERNELS:
+    kernel = getattr(importlib.import_module(f"gemma4_kernels.{op}.kernel"), f"{op}_kernel")
+    signature = {
+        name: "constexpr" if name in constants else TYPES.get(name, "i64" if name.endswith("_stride") else "*bf16")
+        for name in kernel.arg_names
+    }
+    aligned = {
+        (place,): [["tt.divisibility", 16]]
+        for place, (name, type) in enumerate(signature.items())
+        if type.startswith("*") or name.endswith("_stride")
+    }
+    for capability in (90, 100):
+        source, target = ASTSource(kernel, signature, constants, aligned), GPUTarget("cuda", capability, 32)
+        ptx = triton.compile(source, target=target, options={"num_warps": 4}).asm["ptx"]
+        vectors = re.findall(r"ld[.]global[.a-zA-Z0-9_:]*[.]v[248][.]b(?:32|64)", ptx)
+        print(op, capability, len(vectors) > 0, ".local" in ptx, "redux.sync" in ptx)
+"""
+
+
+def test_each_compiles_for_hopper_and_blackwell_with_vector_loads_and_without_local_memory(tmp_path):
+    out = run(COMPILE, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
+    lines = [line.split() for line in out.splitlines()]
+    assert len(lines) == 16
+    for op, capability, vectors, local, redux in lines:
+        assert (op, capability, vectors, local) == (op, capability, "True", "False")
+        # A round of routing is one instruction per warp.
+        assert redux == str(op == "routing"), op
