@@ -42,6 +42,7 @@ VERBS = [
     "bench",
     "bench probes",
     "bench plot",
+    "bench kernels",
     "diff",
     "diff dumps",
 ]

@@ -1,0 +1,10 @@
+"""Measure rmsnorm_residual_scalar: with the options of `gemma4-triage bench kernels`, of which this is one op."""
+
+import sys
+
+from gemma4_triage.cli.app import main
+
+if __name__ == "__main__":
+    # As typed there: the rows carry the command that they come from.
+    sys.argv[1:1] = ["bench", "kernels", "--ops", "rmsnorm_residual_scalar"]
+    sys.exit(main())

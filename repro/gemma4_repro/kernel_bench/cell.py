@@ -1,0 +1,135 @@
+"""One cell, an op of a model at a token count: its arms as calls, checked and timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from gemma4_kernels.rounding import Rounding
+from gemma4_repro.kernel_bench.arms_catalog import arms_of
+from gemma4_repro.kernel_bench.launch_count import count_launches
+from gemma4_repro.kernel_bench.op_arms import EPS, Norms, OpArms
+from gemma4_repro.kernel_bench.plan import NORM_OPS, ModelShape
+from gemma4_repro.kernel_bench.replay_clock import Call, capture, interleaved, sets_for
+
+# A step with fewer calls than this is too short a graph to time.
+MIN_CALLS = 8
+# Norms: no part of the ops that have none.
+PARTS = ("flashinfer", "sgl-kernel")
+COUNTED = ("ours", "sglang", "compile", "eager")
+
+
+class WrongAnswer(Exception):
+    """A kernel that computes the wrong thing is not worth timing."""
+
+
+class Cell:
+    """Buffers and calls of a cell. Call n is layer n's: weights of its own, activations in turn."""
+
+    def __init__(self, op: str, model: ModelShape, tokens: int, device: str = "cuda") -> None:
+        self.op, self.model, self.tokens = op, model, tokens
+        # The front end makes the inputs of all layers at once, once a step.
+        self.calls_per_step = 1 if op == "ple_front_end" else model.layers
+        self.calls = max(MIN_CALLS, self.calls_per_step)
+        self.arms: OpArms = arms_of(op, model, tokens, device)
+        self.sets = sets_for(self.arms.moved_bytes, self.calls)
+        self._activations = [self.arms.activations() for _ in range(self.sets)]
+        self._weights = [self.arms.weights() for _ in range(self.calls)]
+
+    def arguments(self, call: int) -> tuple[Any, ...]:
+        layer = call % self.model.layers
+        return self.arms.arguments(self._activations[call % self.sets], self._weights[call], layer)
+
+    def refuse_wrong_answers(self) -> None:
+        """Raises WrongAnswer unless our kernel agrees with our torch path, in both rounding modes."""
+        for rounding in Rounding:
+            found = _flat(self.arms.ours(*self.arguments(0), rounding=rounding))
+            wanted = _flat(self.arms.ours(*self.arguments(0), rounding=rounding, path="torch"))
+            for place, (one, other) in enumerate(zip(found, wanted, strict=True)):
+                if not _agree(one, other):
+                    raise WrongAnswer(f"{self.op}, {self.model.id}, {self.tokens} tokens, {rounding.value}: {place}")
+
+    def call_of(self, arm: str) -> Call:
+        """The arm as a function of the call's number. Raises whatever the arm's library raises while it is set up."""
+        if arm in ("ours", "ours-eager"):
+            rounding = Rounding.FP32 if arm == "ours" else Rounding.EAGER
+            return lambda call: self.arms.ours(*self.arguments(call), rounding=rounding)
+        if arm == "eager":
+            return lambda call: self.arms.eager(*self.arguments(call))
+        if arm == "compile":
+            # A graph of its own around ours would hide what is timed.
+            compiled = torch.compile(self.arms.eager, mode="max-autotune-no-cudagraphs", dynamic=False)
+            return lambda call: compiled(*self.arguments(call))
+        if arm == "sglang":
+            norms = library_norms()
+            return lambda call: self.arms.released(norms, *self.arguments(call))
+        return self._part_call(arm) if arm in PARTS else self._yardstick(arm)
+
+    def _part_call(self, arm: str) -> Call:
+        rmsnorm = _flashinfer_rmsnorm() if arm == "flashinfer" else library_norms().rmsnorm
+        weight = torch.ones(self._activations[0][0].shape[-1], dtype=torch.bfloat16, device="cuda")
+        return lambda call: rmsnorm(self._activations[call % self.sets][0].flatten(0, -2), weight, EPS)
+
+    def _yardstick(self, arm: str) -> Call:
+        if arm == "empty":
+            import triton
+
+            kernel = triton.jit(_empty)
+            return lambda call: kernel[(1,)]()
+        words = max(1, self.arms.moved_bytes // 8)
+        pairs = [[torch.ones(words, dtype=torch.int32, device="cuda") for _ in range(2)] for _ in range(self.sets)]
+        return lambda call: pairs[call % self.sets][0].copy_(pairs[call % self.sets][1])
+
+
+def measure(
+    cell: Cell, arms: tuple[str, ...], rounds: int, limit_s: float, count: bool
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """("samples" | "launches" | "lost", fields) of every arm. Raises WrongAnswer."""
+    where = {"op": cell.op, "model": cell.model.id, "tokens": cell.tokens}
+    cell.refuse_wrong_answers()
+    graphs: dict[str, torch.cuda.CUDAGraph] = {}
+    for arm in arms:
+        if arm in PARTS and cell.op not in NORM_OPS:
+            continue
+        # Broad on purpose: an arm is another library at a size that it may not take; the others are still measured.
+        try:
+            call = cell.call_of(arm)
+            graphs[arm] = capture(call, cell.calls, cell.sets)
+            if count and arm in COUNTED:
+                launches = count_launches(call, cell.calls_per_step)
+                yield "launches", where | {"arm": arm, "launches_per_step": launches}
+        except Exception as error:  # noqa: BLE001
+            yield "lost", where | {"arm": arm, "why": f"{type(error).__name__}: {str(error)[:300]}"}
+    about = {"calls": cell.calls, "sets": cell.sets, "moved_bytes": cell.arms.moved_bytes}
+    for arm, replays_us in interleaved(graphs, rounds, limit_s).items():
+        yield "samples", where | about | {"arm": arm, "us": [took / cell.calls for took in replays_us]}
+
+
+def library_norms() -> Norms:
+    """Of sgl_kernel. Raises ImportError."""
+    from sgl_kernel import fused_add_rmsnorm, rmsnorm
+
+    return Norms(rmsnorm, fused_add_rmsnorm)
+
+
+def _flashinfer_rmsnorm() -> Callable[..., torch.Tensor]:
+    from flashinfer.norm import rmsnorm
+
+    return rmsnorm
+
+
+def _flat(result: Any) -> tuple[torch.Tensor, ...]:
+    return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+
+
+def _agree(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    if not found.is_floating_point():
+        return torch.equal(found, wanted)
+    wanted, scale = wanted.float(), wanted.float().abs().max().item()
+    return torch.allclose(found.float(), wanted, rtol=2**-6, atol=2**-6 * scale)
+
+
+def _empty():
+    pass

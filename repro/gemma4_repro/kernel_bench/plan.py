@@ -1,0 +1,96 @@
+"""What is measured: models, ops, token counts, arms. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from gemma4_repro.errors import UnknownName
+
+
+class ModelShape(NamedTuple):
+    """hidden: H. experts, top_k: 0 without a mixture of experts. ple: P, 0 without per-layer embeddings."""
+
+    id: str
+    hidden: int
+    layers: int
+    experts: int
+    top_k: int
+    ple: int
+
+
+MODELS = (
+    ModelShape("26b", 2816, 30, 128, 8, 0),
+    ModelShape("e2b", 1536, 35, 0, 0, 256),
+    ModelShape("e4b", 2560, 42, 0, 0, 256),
+    ModelShape("31b", 5376, 60, 0, 0, 0),
+)
+OPS = (
+    "routing",
+    "rmsnorm_add",
+    "gelu_tanh_mul",
+    "rmsnorm_residual_scalar",
+    "post_attention_norms",
+    "ple_front_end",
+    "triple_rmsnorm",
+    "cross_layer_norm",
+)
+# Those of which a target is a share of the copy bandwidth; routing's is the released kernel.
+NORM_OPS = tuple(op for op in OPS if op not in ("routing", "gelu_tanh_mul"))
+TOKENS = (1, 8, 64, 512, 4096, 32768)
+MAX_TOKENS = 1 << 17
+ARMS = {
+    "ours": "our kernel, fp32 throughout",
+    "ours-eager": "our kernel with eager's roundings",
+    "sglang": "what SGLang 0.5.13.post1 launches there",
+    "compile": "torch.compile (max-autotune) of the eager lines",
+    "eager": "Hugging Face's lines in eager torch",
+    "flashinfer": "a part: FlashInfer's rmsnorm of one of the inputs",
+    "sgl-kernel": "a part: sgl_kernel's rmsnorm of one of the inputs",
+    "copy": "a device copy that reads and writes as many bytes as our kernel has to",
+    "empty": "an empty Triton kernel",
+}
+
+
+def applies(op: str, model: ModelShape) -> bool:
+    """Does this model have what the op computes?"""
+    if op in ("routing", "triple_rmsnorm"):
+        return model.experts > 0
+    if op in ("rmsnorm_add", "gelu_tanh_mul", "ple_front_end"):
+        return model.ple > 0
+    return model.experts == 0 or op == "cross_layer_norm"
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """ops, models, arms: ids. rounds: samples per arm and cell. limit_s: for everything."""
+
+    ops: tuple[str, ...]
+    models: tuple[str, ...]
+    tokens: tuple[int, ...]
+    arms: tuple[str, ...]
+    rounds: int
+    limit_s: float
+
+    def cells(self) -> list[tuple[str, ModelShape, int]]:
+        """(op, model, tokens) of what there is to measure, op by op."""
+        models = [model for model in MODELS if model.id in self.models]
+        return [(op, model, t) for op in self.ops for model in models if applies(op, model) for t in self.tokens]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def plan_from_dict(fields: dict[str, Any]) -> KernelPlan:
+    """The inverse of `as_dict`, after JSON."""
+    lists = {name: tuple(fields[name]) for name in ("ops", "models", "tokens", "arms")}
+    return KernelPlan(**lists, rounds=fields["rounds"], limit_s=fields["limit_s"])
+
+
+def choose(what: str, wanted: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """The wanted ids in their known order; all if none is wanted. Raises UnknownName."""
+    for id in wanted:
+        if id not in known:
+            raise UnknownName(f"there is no {what} {id!r}", f"allowed: {', '.join(known)}")
+    return tuple(id for id in known if id in wanted or not wanted)

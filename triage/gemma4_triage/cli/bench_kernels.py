@@ -1,0 +1,137 @@
+"""`gemma4-triage bench kernels`: our kernels against what they stand for, on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gemma4_triage.cli.output import emit_json, say, stdout_console
+from gemma4_triage.cli.output_file import refuse_existing, write_output
+from gemma4_triage.errors import EnvironmentCannot, ExitCode, UsageMistake
+
+if TYPE_CHECKING:
+    from gemma4_repro.kernel_bench.plan import KernelPlan
+
+KIND = "bench-kernels"
+
+
+def kernels(
+    ops: Annotated[str | None, typer.Option("--ops", metavar="IDS", help="Comma-separated. Default: all.")] = None,
+    models: Annotated[
+        str | None, typer.Option("--models", metavar="IDS", help="Of 26b, e2b, e4b, 31b. Default: all.")
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", metavar="COUNTS", help="Default: 1,8,64,512,4096,32768.")
+    ] = None,
+    arms: Annotated[
+        str | None, typer.Option("--arms", metavar="IDS", help="Comma-separated; ours is always measured.")
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=5, help="Samples per arm and cell, as far as time goes.")] = 50,
+    max_minutes: Annotated[
+        float, typer.Option("--max-minutes", min=1, help="For everything; then report what there is, as partial.")
+    ] = 9.0,
+    out: Annotated[Path | None, typer.Option("--out", metavar="PATH", help="Write the rows there, as JSON.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite --out.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+) -> None:
+    """Time our fused kernels at the models' real sizes, each as a CUDA graph of all layers, all arms interleaved.
+
+    Arms: ours, ours-eager, sglang, compile, eager, flashinfer, sgl-kernel, copy, empty. Ops: routing, rmsnorm_add,
+    gelu_tanh_mul, rmsnorm_residual_scalar, post_attention_norms, ple_front_end, triple_rmsnorm, cross_layer_norm. Needs
+    a CUDA device and no network. Exits 1 if an answer is wrong, or a target is missed or could not be measured, 3
+    without CUDA.
+    """
+    from gemma4_repro.errors import ReproError
+
+    try:
+        plan = _plan(ops, models, tokens, arms, rounds, max_minutes)
+        refuse_existing(out, force)
+        _need_cuda()
+        document, interrupted = _measure(plan)
+    except ReproError as error:
+        kind = UsageMistake if error.exit_code == ExitCode.USAGE else EnvironmentCannot
+        raise kind(str(error), error.hint) from error
+    _report(document, out, as_json)
+    raise typer.Exit(ExitCode.INTERRUPTED if interrupted else _exit_code(document))
+
+
+def _plan(
+    ops: str | None, models: str | None, tokens: str | None, arms: str | None, rounds: int, max_minutes: float
+) -> KernelPlan:
+    from gemma4_repro.kernel_bench.plan import ARMS, MODELS, OPS, TOKENS, KernelPlan, choose
+
+    chosen = choose("arm", _words("--arms", arms), tuple(ARMS))
+    plan = KernelPlan(
+        choose("op", _words("--ops", ops), OPS),
+        choose("model", _words("--models", models), tuple(model.id for model in MODELS)),
+        TOKENS if tokens is None else _tokens(tokens),
+        ("ours", *(arm for arm in chosen if arm != "ours")),
+        rounds,
+        60 * max_minutes,
+    )
+    if not plan.cells():
+        raise UsageMistake(
+            f"none of {', '.join(plan.models)} has {', '.join(plan.ops)}",
+            "26b has experts, e2b and e4b have per-layer embeddings",
+        )
+    return plan
+
+
+def _words(option: str, text: str | None) -> list[str]:
+    words = [word.strip() for word in (text or "").split(",") if word.strip()]
+    if text is not None and not words:
+        raise UsageMistake(f"{option} {text!r} names nothing", "leave it out for all of them")
+    return words
+
+
+def _tokens(text: str) -> tuple[int, ...]:
+    from gemma4_repro.kernel_bench.plan import MAX_TOKENS
+
+    try:
+        counts = sorted({int(word) for word in text.split(",")})
+    except ValueError:
+        counts = []
+    if not counts or counts[0] < 1 or counts[-1] > MAX_TOKENS:
+        hint = f"numbers from 1 to {MAX_TOKENS}, for example 1,64,4096"
+        raise UsageMistake(f"--tokens {text!r} cannot be read", hint)
+    return tuple(counts)
+
+
+def _need_cuda() -> None:
+    from gemma4_repro.readiness import check_sglang
+    from gemma4_triage.inspection.cuda_presence import cuda_is_present
+
+    if not cuda_is_present():
+        raise EnvironmentCannot(
+            "bench kernels measures a GPU, and the CUDA driver shows no device here",
+            "run it on a GPU host with SGLang installed",
+        )
+    check_sglang()
+
+
+def _measure(plan: KernelPlan) -> tuple[dict[str, Any], bool]:
+    from gemma4_repro.kernel_bench.run_process import run_plan
+    from gemma4_triage.report.kernel_bench_document import kernel_bench_document
+
+    measured = run_plan(plan, say)
+    if measured.interrupted and not measured.samples:
+        raise KeyboardInterrupt
+    return kernel_bench_document(plan, measured), measured.interrupted
+
+
+def _report(document: dict[str, Any], out: Path | None, as_json: bool) -> None:
+    from gemma4_triage.report.kernel_bench_view import print_kernel_bench
+
+    if as_json:
+        emit_json(KIND, document)
+    else:
+        print_kernel_bench(stdout_console(), document)
+    if out is not None:
+        write_output(out, KIND, document)
+
+
+def _exit_code(document: dict[str, Any]) -> ExitCode:
+    met = all(target["status"] == "met" for target in document["targets"])
+    return ExitCode.OK if met and not document["wrong"] else ExitCode.VIOLATION
