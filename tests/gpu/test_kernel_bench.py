@@ -1,0 +1,39 @@
+"""`bench kernels` on a GPU at a size that takes seconds: every arm runs, answers agree, launches are counted."""
+
+import pytest
+import torch
+
+from gemma4_repro.kernel_bench.cell import Cell, library_norms, measure
+from gemma4_repro.kernel_bench.plan import MODELS, OPS, applies
+
+pytestmark = pytest.mark.gpu
+
+CELLS = [pytest.param(op, model, id=f"{op}-{model.id}") for op in OPS for model in MODELS if applies(op, model)]
+# torch.compile takes a minute per op, and FlashInfer may have to build.
+ARMS = ("ours", "ours-eager", "sglang", "eager", "sgl-kernel", "copy", "empty")
+
+
+@pytest.mark.parametrize(("op", "model"), CELLS)
+def test_a_cell_is_measured_by_every_arm(op, model):
+    results = list(measure(Cell(op, model, 8), ARMS, 5, 5.0, count=True))
+    assert [fields for kind, fields in results if kind == "lost"] == []
+    samples = {fields["arm"]: fields["us"] for kind, fields in results if kind == "samples"}
+    assert set(samples) | {"sgl-kernel"} == set(ARMS)
+    assert all(len(us) == 5 and min(us) > 0 for us in samples.values())
+    launches = {fields["arm"]: fields["launches_per_step"] for kind, fields in results if kind == "launches"}
+    assert launches["ours"] == (1 if op == "ple_front_end" else model.layers)
+    assert launches["ours"] <= launches["sglang"] <= launches["eager"]
+
+
+@pytest.mark.parametrize(("op", "model"), CELLS)
+def test_the_releases_sequence_computes_the_same(op, model):
+    cell = Cell(op, model, 8)
+    arguments = cell.arguments(0)
+    if op == "routing":
+        # Eager's topk breaks ties as it likes: no ties.
+        arguments = (torch.rand(8, model.experts, device="cuda").argsort(dim=1).bfloat16() / 16, arguments[1])
+    wanted, found = cell.arms.eager(*arguments), cell.arms.released(library_norms(), *arguments)
+    pairs = [(found, wanted)] if isinstance(wanted, torch.Tensor) else zip(found, wanted, strict=True)
+    for one, other in pairs:
+        scale = other.float().abs().max().item()
+        assert torch.allclose(one.float(), other.float(), rtol=2**-5, atol=2**-5 * scale)
