@@ -35,8 +35,23 @@ FIXES: tuple[Patch, ...] = (
         id="swa-window-width",
         kind=Kind.FIX,
         title="sliding layers see W keys as in transformers, not W+1 (changes shipped outputs past the window)",
+        # Alone it puts trtllm_mha right, and Triton's extend and verify; a Triton decode still sees W - 1.
         origin="Gemma4Attention passes sliding_window where kernels expect sliding_window - 1",
         upstream="fixed in 0.5.23",
         attachments=(Hook("gemma4.attention_init", How.AFTER, f"{_AT}.swa_window_width:narrow_window"),),
+    ),
+    Patch(
+        id="triton-decode-window",
+        kind=Kind.FIX,
+        title="a Triton decode sees W keys on sliding layers, not W-1 (changes shipped outputs past the window)",
+        # Alone it puts a Triton decode right, on keys that prefill wrote with W + 1; only with swa-window-width do
+        # Triton's prefill, verify and decode all agree with transformers. Nothing of trtllm_mha changes.
+        origin="update_sliding_window_buffer counts the decode's own key into a list of W - 1",
+        upstream="open up to 0.5.23",
+        attachments=(
+            Hook("triton.init_metadata", How.AROUND, f"{_AT}.triton_decode_window:around_init_metadata"),
+            Hook("triton.decode_buffers", How.AROUND, f"{_AT}.triton_decode_window:around_decode_buffers"),
+            Hook("triton.init_graph_state", How.AROUND, f"{_AT}.triton_decode_window:around_graph_state"),
+        ),
     ),
 )
