@@ -14,6 +14,9 @@ from gemma4_repro.arm_request import DRAFTS_NAME, LEFTOVERS_NAME, PHASE_NAME, RE
 from gemma4_repro.detection.step_recorder import StepRecorder
 from gemma4_repro.draft_recorder import DraftRecorder
 from gemma4_repro.outcome import ArmResult, IdleCheck
+from gemma4_repro.parity.layer_recorder import LayerRecorder
+from gemma4_repro.parity.logprob_file import LogprobFile
+from gemma4_repro.parity.usage_recorder import USAGE_NAME, UsageRecorder
 from gemma4_repro.serving import serve
 
 IDLE_TIMEOUT_S = 20.0
@@ -33,12 +36,17 @@ def run_arm(request: ArmRequest) -> None:
     DraftRecorder(request.folder / DRAFTS_NAME).register(sglang.__version__)
     if request.step_times is not None:
         StepRecorder(request.folder / request.step_times).register(sglang.__version__)
+    if request.vocabulary_size is not None:
+        LayerRecorder(request.folder).register(sglang.__version__)
+        UsageRecorder(request.folder / USAGE_NAME).register(sglang.__version__)
     started = time.monotonic()
     engine = Engine(**request.engine_arguments)
     serving = time.monotonic()
     _write_whole(request.folder / LEFTOVERS_NAME, _load_file(engine))
     _enter(request.folder, Phase.SERVING)
-    answers = serve(engine, request)
+    logprobs = LogprobFile()
+    answers = serve(engine, request, logprobs.add)
+    logprobs.write(request.folder)
     served = time.monotonic()
     _enter(request.folder, Phase.IDLE)
     idle = _check_idle(engine)

@@ -32,6 +32,8 @@ class ArmRequest(BaseModel):
     command: what a user types to run this arm; guard manifests and dumps name it as how the engine was launched.
     stage_of: per prompt, when it is sent (see StagedWorkload); empty: all at once. aborted: prompt -> aborted after so
     many output tokens. step_times: a file name for when each of the scheduler's steps began; None: not recorded.
+    vocabulary_size: have everything recorded that a comparison needs, with the logprobs of token ids below this; None:
+    nothing of it.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -46,6 +48,7 @@ class ArmRequest(BaseModel):
     stage_of: list[int] = []
     aborted: dict[int, int] = {}
     step_times: str | None = None
+    vocabulary_size: int | None = None
 
 
 def read_phase(folder: Path) -> Phase | None:

@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from gemma4_repro.arm_request import ArmRequest
 from gemma4_repro.draft_recorder import request_id
 from gemma4_repro.outcome import Answer
 
+Listener = Callable[[int, dict[str, Any]], None]
 
-def serve(engine: Any, request: ArmRequest) -> tuple[Answer, ...]:
-    """Every prompt's answer, greedy, in order; an aborted one holds what came before the abort."""
+
+def serve(engine: Any, request: ArmRequest, listener: Listener = lambda prompt, reply: None) -> tuple[Answer, ...]:
+    """Every prompt's answer, greedy, in order; an aborted one holds what came before the abort.
+
+    listener: is handed the number of each prompt that was served to its end, and SGLang's whole reply.
+    """
     stage_of = request.stage_of or [0] * len(request.prompts)
     answers: list[Answer] = []
     for stage in sorted(set(stage_of)):
         prompts = [prompt for prompt, number in enumerate(stage_of) if number == stage]
-        serving = _serve_together(engine, request, prompts)
+        serving = _serve_together(engine, request, prompts, listener)
         answers += engine.loop.run_until_complete(serving)
     return tuple(sorted(answers, key=lambda answer: answer.prompt))
 
 
-async def _serve_together(engine: Any, request: ArmRequest, prompts: list[int]) -> list[Answer]:
+async def _serve_together(engine: Any, request: ArmRequest, prompts: list[int], listener: Listener) -> list[Answer]:
     whole = [prompt for prompt in prompts if prompt not in request.aborted]
     aborted = [prompt for prompt in prompts if prompt in request.aborted]
     parts = await asyncio.gather(
-        _to_the_end(engine, request, whole), *(_until_aborted(engine, request, prompt) for prompt in aborted)
+        _to_the_end(engine, request, whole, listener), *(_until_aborted(engine, request, prompt) for prompt in aborted)
     )
     return [answer for part in parts for answer in part]
 
 
-async def _to_the_end(engine: Any, request: ArmRequest, prompts: list[int]) -> list[Answer]:
+async def _to_the_end(engine: Any, request: ArmRequest, prompts: list[int], listener: Listener) -> list[Answer]:
     """One call for all, so that the scheduler finds them in its queue together."""
     if not prompts:
         return []
@@ -38,7 +44,10 @@ async def _to_the_end(engine: Any, request: ArmRequest, prompts: list[int]) -> l
         input_ids=[request.prompts[prompt] for prompt in prompts],
         sampling_params=[_sampling(request, prompt) for prompt in prompts],
         rid=[request_id(prompt) for prompt in prompts],
+        **_logprobs(request),
     )
+    for prompt, reply in zip(prompts, replies, strict=True):
+        listener(prompt, reply)
     return [_answer(prompt, reply) for prompt, reply in zip(prompts, replies, strict=True)]
 
 
@@ -58,6 +67,14 @@ async def _until_aborted(engine: Any, request: ArmRequest, prompt: int) -> list[
 
 def _sampling(request: ArmRequest, prompt: int) -> dict[str, Any]:
     return {"temperature": 0, "max_new_tokens": request.new_tokens[prompt], "ignore_eos": True}
+
+
+def _logprobs(request: ArmRequest) -> dict[str, Any]:
+    """Of every token at every position, the prompt's included, if a comparison needs them."""
+    if request.vocabulary_size is None:
+        return {}
+    tokens = list(range(request.vocabulary_size))
+    return {"return_logprob": True, "logprob_start_len": 0, "token_ids_logprob": tokens}
 
 
 def _answer(prompt: int, reply: dict[str, Any]) -> Answer:

@@ -67,7 +67,7 @@ def test_a_command_that_is_not_there_would_be_noticed():
         command.make_context("repro", list(words))
 
 
-@pytest.mark.parametrize("words", ["diff backends", "diff patches"])
+@pytest.mark.parametrize("words", ["diff patches"])
 def test_what_is_designed_only_is_not_shown_as_a_command(words):
     _, path, _ = find_command(words.split())
     assert path != words.split(), f"{words} exists now: say so in the documents, and take it off this list"

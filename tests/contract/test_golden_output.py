@@ -45,6 +45,7 @@ VERBS = [
     "bench kernels",
     "diff",
     "diff dumps",
+    "diff backends",
 ]
 
 

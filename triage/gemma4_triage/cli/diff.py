@@ -1,10 +1,11 @@
-"""`gemma4-triage diff`: hold one dump against another."""
+"""`gemma4-triage diff`: hold one dump against another, or one live run against another."""
 
 from typing import Annotated
 
 import typer
 from typer.core import TyperGroup
 
+from gemma4_triage.cli import diff_live
 from gemma4_triage.cli.output import emit_json, stdout_console
 from gemma4_triage.cli.store_options import AsJson, Directory, open_store
 from gemma4_triage.errors import ExitCode
@@ -27,16 +28,13 @@ def register(app: typer.Typer) -> None:
     """Add the `diff` verbs to the application."""
     verbs = typer.Typer(
         cls=_DumpsUnlessNamed,
-        help="Hold one dump against another: `diff DUMP_A DUMP_B` is short for `diff dumps DUMP_A DUMP_B`.",
+        help="Hold one dump or one live run against another: `diff DUMP_A DUMP_B` is short for "
+        "`diff dumps DUMP_A DUMP_B`.",
         no_args_is_help=True,
     )
 
-    @verbs.callback()
-    def group() -> None:
-        # Without it typer would make a lone command the verb itself.
-        pass
-
     verbs.command(_DEFAULT)(dumps)
+    verbs.command("backends")(diff_live.backends)
     app.add_typer(verbs, name="diff")
 
 

@@ -1,0 +1,34 @@
+"""The load of a comparison: prompts on both sides of the sliding window, short enough for Triton's interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemma4_repro.scenarios.e4b_engine import E4B_TOYS
+from gemma4_repro.toys.language import held_out_prompts
+
+ENGINE: dict[str, Any] = {
+    "max_total_tokens": 1024,
+    "max_running_requests": 4,
+    # The interpreter runs each split in turn; two are enough to have partial results merged.
+    "triton_attention_num_kv_splits": 2,
+}
+"""Engine arguments that differ from the scenarios'."""
+
+SCENARIOS = {"e4b": E4B_TOYS}
+"""What can be compared: the toy checkpoints of each, target first."""
+
+_LENGTHS_AND_NEW = ((24, 14), (40, 4))
+"""Prompt tokens and new tokens. The toy's window is 32: the first prompt passes it while decoding, with tokens before
+that to show agreement; the second is past it in prefill, whose keys every later position reads."""
+_SEED = 20
+
+
+def prompts() -> list[list[int]]:
+    """Token ids; the same every time."""
+    return [held_out_prompts(1, length, _SEED + i)[0] for i, (length, _) in enumerate(_LENGTHS_AND_NEW)]
+
+
+def new_tokens() -> list[int]:
+    """How many tokens each prompt is continued for."""
+    return [new for _, new in _LENGTHS_AND_NEW]

@@ -1,0 +1,150 @@
+"""Runs one load on every side of a comparison, one engine after the other, and transformers beside them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from gemma4_dumps.listing import DumpEntry
+from gemma4_repro.arm_request import REQUEST_NAME, ArmRequest, read_phase
+from gemma4_repro.collect import collect
+from gemma4_repro.errors import UnknownName
+from gemma4_repro.expect_evidence import dumps_of
+from gemma4_repro.host_environment import hermetic_environment
+from gemma4_repro.outcome import Outcome
+from gemma4_repro.parity import load
+from gemma4_repro.parity.oracle_run import OracleRun
+from gemma4_repro.parity.side import TIME_LIMITS_S, Side
+from gemma4_repro.parity.tracks import Oracle, Track, read_arm
+from gemma4_repro.parity.usage_recorder import USAGE_NAME, Usage, read_usage
+from gemma4_repro.readiness import check_sglang, model_arguments, refuse_cuda
+from gemma4_repro.run_folder import prepare_run_folder, remove_traces, writing
+from gemma4_repro.supervisor import Supervisor
+
+
+class Listener(Protocol):
+    """Is told how a comparison comes along. `waiting` is called several times a second and should be quick."""
+
+    def importing(self, sglang_version: str, folder: Path) -> None: ...
+    def started(self, name: str, title: str, limit_s: float) -> None: ...
+    def waiting(self, phase: str | None, elapsed_s: float) -> None: ...
+    def ended(self, arm: ArmRun) -> None: ...
+
+
+@dataclass(frozen=True)
+class Options:
+    """scenario: a key of `load.SCENARIOS`. typed: what the user typed. time_limit_s: per side, None: its own."""
+
+    scenario: str
+    typed: tuple[str, ...]
+    output: Path | None = None
+    overwrite: bool = False
+    keep_traces: bool = False
+    time_limit_s: float | None = None
+
+
+@dataclass(frozen=True)
+class ArmRun:
+    """One side's engine run. tracks: one per prompt; empty if it did not come to its end."""
+
+    side: Side
+    outcome: Outcome
+    tracks: tuple[Track, ...]
+    usage: Usage
+    dumps: tuple[DumpEntry, ...]
+
+
+@dataclass(frozen=True)
+class LiveRun:
+    """A finished comparison's runs, not judged yet. import_s: of SGLang, once for all, part of duration_s."""
+
+    folder: Path
+    sglang_version: str
+    duration_s: float
+    import_s: float
+    oracle: Oracle
+    arms: tuple[ArmRun, ...]
+
+    def arm(self, side_id: str) -> ArmRun:
+        return next(arm for arm in self.arms if arm.side.id == side_id)
+
+
+def run_sides(
+    verb: str, sides: Sequence[Side], options: Options, listener: Listener, command: Sequence[str] | None = None
+) -> LiveRun:
+    """Run every side. verb: names the run's folder. command: of the prefork process, for tests.
+
+    Raises:
+        UnknownName: a scenario that cannot be compared.
+        OutputRefused, OutputUnwritable: see run_folder.
+        EnvironmentLacks: no SGLang, an unknown release, no toys, CUDA present, the import or the oracle failed.
+    """
+    began = time.monotonic()
+    if options.scenario not in load.SCENARIOS:
+        known = ", ".join(load.SCENARIOS)
+        raise UnknownName(f"there is no scenario {options.scenario!r} to compare", f"known: {known}")
+    release = check_sglang()
+    models = model_arguments(load.SCENARIOS[options.scenario])
+    names = tuple(side.id for side in sides)
+    folder = prepare_run_folder(verb, names, options.output, options.overwrite)
+    environment = hermetic_environment()
+    arms = []
+    with (
+        writing(folder),
+        OracleRun(folder, Path(models["model_path"]), load.prompts(), load.new_tokens(), environment) as oracle_run,
+        Supervisor(folder / "prefork.txt", environment, command) as supervisor,
+    ):
+        listener.importing(release, folder)
+
+        def tick() -> None:
+            listener.waiting("importing sglang and transformers", time.monotonic() - began)
+
+        ready = supervisor.wait_ready(tick=tick)
+        refuse_cuda(ready)
+        # Before any engine starts: without it nothing can be said of them.
+        oracle = oracle_run.wait(tick)
+        for side in sides:
+            arm = _run_side(supervisor, side, folder / side.id, models, oracle_run.vocabulary_size, options, listener)
+            listener.ended(arm)
+            arms.append(arm)
+    if not options.keep_traces:
+        remove_traces(folder, names)
+        oracle_run.remove_files()
+    return LiveRun(folder, release, time.monotonic() - began, float(ready["import_s"]), oracle, tuple(arms))
+
+
+def _run_side(
+    supervisor: Supervisor,
+    side: Side,
+    folder: Path,
+    models: Mapping[str, Any],
+    vocabulary_size: int,
+    options: Options,
+    listener: Listener,
+) -> ArmRun:
+    prompts = load.prompts()
+    request = ArmRequest(
+        arm=side.id,
+        folder=folder,
+        command=list(options.typed),
+        environment=side.environment() | {"SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps")},
+        engine_arguments=side.engine_arguments(models),
+        prompts=prompts,
+        new_tokens=load.new_tokens(),
+        vocabulary_size=vocabulary_size,
+    )
+    (folder / REQUEST_NAME).write_text(request.model_dump_json(), encoding="utf-8")
+    limit_s = options.time_limit_s or TIME_LIMITS_S[side.backend]
+    listener.started(side.id, side.title, limit_s)
+    began = time.monotonic()
+
+    def tick() -> None:
+        phase = read_phase(folder)
+        listener.waiting(phase.value if phase else None, time.monotonic() - began)
+
+    outcome = collect(side.id, folder, supervisor.run(folder, limit_s, tick), limit_s)
+    tracks = read_arm(folder, prompts, outcome.result)
+    return ArmRun(side, outcome, tracks, read_usage(folder / USAGE_NAME), tuple(dumps_of(outcome)))

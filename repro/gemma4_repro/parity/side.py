@@ -1,0 +1,96 @@
+"""The columns of a comparison: one engine run each, of a backend, with or without MTP, with a set of patches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gemma4_repro.errors import UnknownName
+from gemma4_repro.parity.load import ENGINE
+from gemma4_repro.scenarios.e4b_engine import e4b_engine
+from gemma4_runtime.errors import SettingsError
+from gemma4_runtime.patch import Kind
+from gemma4_runtime.selection import select
+from gemma4_runtime.settings import Settings
+
+BACKENDS = ("triton", "trtllm_mha")
+"""Attention backends that the host engine can run."""
+MTP = {"off": False, "on": True}
+TIME_LIMITS_S = {"triton": 240.0, "trtllm_mha": 90.0}
+"""Triton's interpreter needs seconds for what trtllm_mha's stand-in does in one."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """patches: GEMMA4_TRIAGE_PATCHES. faults: catalog ids, injected. probes: SGLANG_TRTLLM_MHA_DEBUG."""
+
+    id: str
+    backend: str
+    mtp: bool
+    patches: str
+    faults: tuple[str, ...] = ()
+    probes: str = "log"
+    device_model: str = "sm100"
+
+    @property
+    def title(self) -> str:
+        """In a few words, for a column's head."""
+        return f"{self.backend}, MTP {'on' if self.mtp else 'off'}"
+
+    @property
+    def attached(self) -> tuple[str, ...]:
+        """The fixes and optimisations that `patches` comes to."""
+        return attached(self.patches, self.faults)
+
+    def environment(self) -> dict[str, str]:
+        """The runtime's settings, all of them, so that nothing depends on the user's shell."""
+        return {
+            "GEMMA4_TRIAGE_PATCHES": self.patches,
+            "GEMMA4_TRIAGE_FAULTS": ",".join(self.faults),
+            "GEMMA4_TRIAGE_DEVICE_MODEL": self.device_model,
+            "SGLANG_TRTLLM_MHA_DEBUG": self.probes,
+        }
+
+    def engine_arguments(self, models: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of sglang's Engine. models: those that name the checkpoints."""
+        arguments = e4b_engine(self.backend, **ENGINE) | dict(models)
+        if self.mtp:
+            return arguments
+        return {name: value for name, value in arguments.items() if not name.startswith("speculative_")}
+
+
+def attached(patches: str, faults: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The ids of fixes and optimisations that a value of GEMMA4_TRIAGE_PATCHES attaches.
+
+    Raises:
+        UnknownName: a patch or a fault that the catalog does not have; the text lists those it has.
+    """
+    items = tuple(item.strip() for item in patches.split(",") if item.strip())
+    if len(set(items)) < len(items):
+        raise UnknownName(f"{patches!r} names a patch twice", "name each once")
+    try:
+        # Constructed, not read: the user's environment has no say.
+        chosen = select(Settings.model_construct(patches=items, faults=faults))
+    except SettingsError as error:
+        raise UnknownName(str(error), "gemma4-triage patches lists what there is") from error
+    return tuple(patch.id for patch in chosen if patch.kind in (Kind.FIX, Kind.OPTIMISATION))
+
+
+def read_backends(text: str) -> tuple[str, ...]:
+    """`triton,trtllm_mha` in the order given. Raises UnknownName."""
+    return _words(text, BACKENDS, "backend", "the host engine runs on a CPU")
+
+
+def read_mtp(text: str) -> tuple[bool, ...]:
+    """`off,on` in the order given. Raises UnknownName."""
+    return tuple(MTP[word] for word in _words(text, tuple(MTP), "--mtp", "MTP is on or off"))
+
+
+def _words(text: str, known: tuple[str, ...], what: str, why: str) -> tuple[str, ...]:
+    words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    strangers = [word for word in words if word not in known]
+    if strangers or not words:
+        named = ", ".join(strangers) or "nothing"
+        raise UnknownName(f"{what}: {named} cannot be compared here; {why}", f"allowed: {', '.join(known)}")
+    return words

@@ -1,0 +1,204 @@
+"""What `diff backends` prints and returns, for runs that never ran."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError
+
+import numpy as np
+import pytest
+from dump_examples import seed_bug_draft
+from parity_examples import WINDOW, arm, changed, live_run, oracle, side, track
+
+from gemma4_dumps.store import DumpStore
+from gemma4_repro import readiness
+from gemma4_repro.errors import EnvironmentLacks
+from gemma4_repro.outcome import Ending
+from gemma4_triage.cli import diff_live
+
+
+@pytest.fixture
+def finished(tmp_path, monkeypatch):
+    """finished(arm, ...): the command reports these instead of running. Returns the sides that it would have run."""
+    asked = []
+
+    def make(*arms, said=None):
+        def run(kind, sides, options):
+            asked.append((kind, sides, options))
+            return live_run(tmp_path, *arms, said=said)
+
+        monkeypatch.setattr(diff_live, "_run", run)
+        return asked
+
+    return make
+
+
+def wide(keys=WINDOW + 1, row=5):
+    said = oracle()
+    return changed(said.tracks[0], row, logprob=0.25, states=said.varied[0][keys][row]), said
+
+
+def test_agreement_is_0_in_one_table(cli, finished, tmp_path):
+    asked = finished(
+        arm(tmp_path, track()), arm(tmp_path, track(), column=side("trtllm_mha-mtp-off", backend="trtllm_mha"))
+    )
+    code, out, err = cli("diff", "backends", "--mtp", "off")
+    assert code == 0
+    assert "triton, MTP off" in out
+    assert "trtllm_mha, MTP off" in out
+    assert "all equal to HF's" in out
+    assert "peak 50%" in out
+    assert out.count("agrees") == 2
+    assert "Wrote" in err
+    ((kind, sides, options),) = asked
+    assert kind == "diff-backends"
+    assert [(s.id, s.backend, s.mtp, s.patches, s.probes) for s in sides] == [
+        ("triton-mtp-off", "triton", False, "default", "log"),
+        ("trtllm_mha-mtp-off", "trtllm_mha", False, "default", "log"),
+    ]
+    assert options.scenario == "e4b"
+
+
+def test_a_window_is_named_with_its_evidence_and_its_fix(cli, finished, tmp_path):
+    other, said = wide()
+    finished(arm(tmp_path, other), said=said)
+    code, out, _ = cli("diff", "backends", "--backends", "triton", "--mtp", "off")
+    assert code == 1
+    assert "prompt 0, position 5 (decode), layer 0 (sliding) is the first that differs from transformers" in out
+    assert "saw 5 keys where the window holds 4" in out
+    assert "Fix: swa-window-width." in out
+    code, out, _ = cli("diff", "backends", "--backends", "triton", "--mtp", "off", "--json")
+    document = json.loads(out)
+    assert (code, document["kind"], document["exit_code"], document["fixes"]) == (
+        1,
+        "diff-backends",
+        1,
+        ["swa-window-width"],
+    )
+    (against,) = document["sides"][0]["against"]
+    (cause,) = against["causes"]
+    assert (cause["position"], cause["layer"], cause["layer_type"], cause["phase"]) == (
+        5,
+        0,
+        "sliding_attention",
+        "decode",
+    )
+    assert cause["window"]["keys"] == 5
+    assert json.loads((tmp_path / "verdict.json").read_text())["sides"] == document["sides"]
+
+
+def test_where_the_width_shows_first_is_said(cli, finished, tmp_path):
+    """A window of 5 instead of 4 shows with 5 tokens, one of 3 with 4; later it is not the first sign."""
+    for keys, row, first in ((5, 4, True), (5, 6, False), (3, 3, True), (3, 4, False)):
+        other, said = wide(keys, row)
+        finished(arm(tmp_path, other), said=said)
+        _, out, _ = cli("diff", "backends", "--backends", "triton", "--mtp", "off")
+        assert ("It begins where it must" in out) is first
+
+
+def test_a_near_tie_is_shown_with_both_tokens_and_logprobs(cli, finished, tmp_path):
+    base = track()
+    row = 6
+    second = int(base.logprobs[row].argsort()[-2])
+    base.logprobs[row, second] = base.logprobs[row].max() - 1e-5
+    finished(arm(tmp_path, changed(base, row, token=second)), said=oracle(base))
+    code, out, _ = cli("diff", "backends", "--backends", "triton", "--mtp", "off")
+    assert code == 0
+    assert f"says {base.tokens[row + 1]} (logprob {base.logprobs[row].max():.6f})" in out
+    assert "a near-tie" in out
+    code, out, _ = cli("diff", "backends", "--backends", "triton", "--mtp", "off", "--tolerance", "1e-6")
+    assert code == 1
+    assert "no near-tie" in out
+
+
+def test_numbers_that_json_does_not_have_are_null(cli, finished, tmp_path):
+    other = changed(track(), 4, logprob=np.nan, states=np.full((2, 3), np.nan))
+    finished(arm(tmp_path, other))
+    code, out, _ = cli("diff", "backends", "--json")
+    (against,) = json.loads(out)["sides"][0]["against"]
+    assert code == 1
+    assert against["prompts"][0]["logprob_difference"] is None
+    assert against["causes"][0]["state_difference"] is None
+    assert cli("diff", "backends")[0] == 1
+
+
+def test_a_crash_shows_its_error_its_log_and_the_fixes_that_were_off(cli, finished, tmp_path):
+    raised = [("RuntimeError", "The size of tensor a (29) must match")]
+    finished(arm(tmp_path, column=side(patches="none"), ending=Ending.CRASHED, raised=raised))
+    code, out, _ = cli("diff", "backends", "--patches", "none")
+    assert code == 1
+    assert "crashed: RuntimeError" in out
+    assert "The size of tensor a (29) must match" in out
+    assert "that were off here: swa-state-swap, eager-out-cache-loc" in out
+    code, out, _ = cli("diff", "backends", "--patches", "none", "--json")
+    assert json.loads(out)["sides"][0]["raised"][0]["type"] == "RuntimeError"
+
+
+def test_a_dump_is_named(cli, finished, tmp_path):
+    store = DumpStore(tmp_path / "dumps")
+    store.write(seed_bug_draft())
+    finished(arm(tmp_path, track(), dumps=store.list()))
+    code, out, _ = cli("diff", "backends")
+    assert code == 1
+    assert "1 dump: page-table-bounds" in out
+    assert f"gemma4-triage dumps show {store.list()[0].path}" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("backends", "--backends", "triton,fa3"), "fa3"),
+        (("backends", "--mtp", "maybe"), "maybe"),
+        (("backends", "--patches", "default,+banana"), "banana"),
+        (("backends", "--scenario", "e5b"), "e5b"),
+        (("backends", "--probes", "loud"), "loud"),
+        (("backends", "--device-model", "sm42"), "sm42"),
+    ],
+)
+def test_a_usage_mistake_is_2_and_names_it(cli, words, said):
+    code, out, err = cli("diff", *words, "--json")
+    assert code == 2
+    assert said in err
+    assert json.loads(out)["exit_code"] == 2
+
+
+def test_without_sglang_it_is_3(cli, monkeypatch):
+    def absent(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(readiness, "version", absent)
+    for words in (("backends",),):
+        code, _, err = cli("diff", *words)
+        assert code == 3
+        assert "SGLang is not installed" in err
+
+
+def test_cuda_is_3(cli, monkeypatch):
+    def refuse(*args):
+        readiness.refuse_cuda({"cuda": True})
+
+    monkeypatch.setattr(diff_live, "_run", refuse)
+    code, _, err = cli("diff", "backends")
+    assert code == 3
+    assert "CUDA_VISIBLE_DEVICES=''" in err
+
+
+def test_an_oracle_that_fails_is_3_with_the_end_of_its_log(tmp_path):
+    from gemma4_repro.parity.oracle_run import OracleRun
+    from gemma4_repro.toys import toy_path
+
+    broken = dict(os.environ) | {"PYTHONPATH": str(tmp_path / "empty")}
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "torch.py").write_text("raise ImportError('no such thing here')\n")
+    run = OracleRun(tmp_path, toy_path("toy-e4b"), [[2, 20, 21]], [2], broken)
+    with run, pytest.raises(EnvironmentLacks, match="no such thing here"):
+        run.wait()
+
+
+def test_the_comparison_is_read_without_torch_and_sglang():
+    """Only its processes import them."""
+    modules = "gemma4_repro.parity.judge, gemma4_repro.parity.oracle_run, gemma4_triage.report.agreement_view"
+    code = f"import sys, {modules}; print([m for m in ('torch', 'sglang', 'transformers') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

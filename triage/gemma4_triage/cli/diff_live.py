@@ -1,0 +1,176 @@
+"""`gemma4-triage diff backends`: one load through the live engine, side by side."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gemma4_triage.cli.output import emit_json, say, stdout_console
+from gemma4_triage.errors import EnvironmentCannot, ExitCode, UsageMistake, UserError
+
+if TYPE_CHECKING:
+    from gemma4_repro.errors import ReproError
+    from gemma4_repro.parity.compare_tracks import Tolerances
+    from gemma4_repro.parity.runner import LiveRun, Options
+    from gemma4_repro.parity.side import Side
+    from gemma4_triage.report.agreement_document import Agreement
+
+Scenario = Annotated[str, typer.Option("--scenario", metavar="NAME", help="Which model: e4b, the toy pair.")]
+Backends = Annotated[
+    str, typer.Option("--backends", metavar="NAME[,NAME]", help="Attention backends: triton, trtllm_mha.")
+]
+Mtp = Annotated[str, typer.Option("--mtp", metavar="off[,on]", help="Without and with MTP drafts.")]
+Probes = Annotated[
+    str, typer.Option("--probes", metavar="off|log|trap", help="What probes do; with log they only leave dumps.")
+]
+DeviceModel = Annotated[
+    str, typer.Option("--device-model", metavar="sm100|sm90", help="What a read out of range does: fault, or pass.")
+]
+Tolerance = Annotated[
+    float | None,
+    typer.Option("--tolerance", metavar="NUMBER", min=0, help="Of logprobs, instead of 2e-4: fp32 round-off."),
+]
+Keep = Annotated[
+    bool, typer.Option("--keep", help="Keep logprobs, hidden states, prompts and drafts too, not only logs and dumps.")
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("--output", metavar="DIR", help="The run's folder, instead of one below the state directory."),
+]
+Force = Annotated[bool, typer.Option("--force", help="Write to --output even if it is not empty.")]
+TimeLimit = Annotated[
+    float | None, typer.Option("--time-limit", metavar="SECONDS", min=1, help="For each side, instead of its own.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+_PROBES, _DEVICES = ("off", "log", "trap"), ("sm100", "sm90")
+_BOTH = "triton,trtllm_mha"
+
+
+def backends(
+    scenario: Scenario = "e4b",
+    backends: Backends = _BOTH,
+    mtp: Mtp = "off,on",
+    patches: Annotated[
+        str,
+        typer.Option(
+            "--patches",
+            metavar="IDS",
+            help="Fixes on every side, as in GEMMA4_TRIAGE_PATCHES. The default changes no correct output, so what the "
+            "release gets wrong is found; with `none` MTP crashes on a CPU, which is the release's too.",
+        ),
+    ] = "default",
+    probes: Probes = "log",
+    device_model: DeviceModel = "sm100",
+    tolerance: Tolerance = None,
+    output: Output = None,
+    force: Force = False,
+    keep: Keep = False,
+    time_limit: TimeLimit = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the same prompts on each attention backend, with and without MTP, and on transformers.
+
+    One table: outcome, tokens, logprobs, where and in which layer they part first, accept length, pool usage,
+    violations. Exits 0 if all agree with transformers, 1 if one differs, crashes or leaves a dump, 2 for a name that is
+    not known, 3 if no engine runs here.
+    """
+
+    def sides() -> list[Side]:
+        from gemma4_repro.parity.side import Side, attached, read_backends, read_mtp
+
+        attached(patches)
+        return [
+            Side(f"{backend}-mtp-{'on' if on else 'off'}", backend, on, patches, (), probes, device_model)
+            for backend in read_backends(backends)
+            for on in read_mtp(mtp)
+        ]
+
+    def judge(run: LiveRun, tolerances: Tolerances) -> Agreement:
+        from gemma4_repro.parity.judge import against_transformers, exit_code
+        from gemma4_triage.report.agreement_document import Agreement, Column
+
+        verdicts = against_transformers(run, tolerances)
+        columns = tuple(Column(verdict.arm, verdict, verdict) for verdict in verdicts)
+        return Agreement(run, tolerances, columns, exit_code(verdicts))
+
+    _check_words(probes, device_model)
+    options = _options(scenario, output, force, keep, time_limit)
+    raise typer.Exit(_compare("diff-backends", sides, judge, options, tolerance, as_json))
+
+
+def _check_words(probes: str, device_model: str) -> None:
+    for option, word, allowed in (("--probes", probes, _PROBES), ("--device-model", device_model, _DEVICES)):
+        if word not in allowed:
+            raise UsageMistake(f"{option} {word!r} is not known", f"allowed: {', '.join(allowed)}")
+
+
+def _options(
+    scenario: str, output: Path | None, force: bool, keep: bool, time_limit: float | None
+) -> Callable[[], Options]:
+    def make() -> Options:
+        from gemma4_repro.parity.runner import Options
+
+        typed = ("gemma4-triage", *sys.argv[1:])
+        return Options(scenario, typed, output, force, keep, time_limit)
+
+    return make
+
+
+def _compare(
+    kind: str,
+    sides: Callable[[], list[Side]],
+    judge: Callable[[LiveRun, Tolerances], Agreement],
+    options: Callable[[], Options],
+    tolerance: float | None,
+    as_json: bool,
+) -> int:
+    """Run, judge, write verdict.json, show. Returns the exit code."""
+    from gemma4_repro.errors import ReproError
+    from gemma4_repro.parity.compare_tracks import Tolerances
+
+    tolerances = Tolerances() if tolerance is None else Tolerances(logprob=tolerance)
+    try:
+        return _report(kind, judge(_run(kind, sides(), options()), tolerances), as_json)
+    except ReproError as error:
+        raise _for_user(error) from error
+
+
+def _run(kind: str, sides: list[Side], options: Options) -> LiveRun:
+    from gemma4_repro.parity.runner import run_sides
+    from gemma4_triage.report.agreement_progress import AgreementProgress
+
+    with AgreementProgress() as progress:
+        return run_sides(kind, sides, options, progress)
+
+
+def _report(kind: str, agreement: Agreement, as_json: bool) -> int:
+    """Raises OutputUnwritable."""
+    import json
+
+    from gemma4_repro.run_folder import VERDICT_NAME, writing
+    from gemma4_triage.cli.output import JSON_SCHEMA_VERSION
+    from gemma4_triage.report.agreement_document import agreement_document
+    from gemma4_triage.report.agreement_view import print_agreement
+
+    document = agreement_document(agreement)
+    path = agreement.run.folder / VERDICT_NAME
+    with writing(path):
+        path.write_text(json.dumps({"schema_version": JSON_SCHEMA_VERSION, "kind": kind} | document, indent=2))
+    if as_json:
+        emit_json(kind, document)
+    else:
+        print_agreement(stdout_console(), agreement)
+    say(f"Wrote {path}")
+    if agreement.exit_code == ExitCode.NOTHING_CHECKED:
+        say("error: no base run came to its end, so there was nothing to compare with")
+    return agreement.exit_code
+
+
+def _for_user(error: ReproError) -> UserError:
+    kind = UsageMistake if error.exit_code == ExitCode.USAGE else EnvironmentCannot
+    return kind(str(error), error.hint)

@@ -1,0 +1,95 @@
+"""What a comparison of live runs found, in sentences. Shared by the terminal view and the document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gemma4_repro.parity.compare_tracks import TokenDifference
+from gemma4_repro.parity.judge import TRANSFORMERS, Cause, SideVerdict
+from gemma4_repro.parity.window_evidence import SLIDING, KeysSeen, WindowCause
+from gemma4_runtime.catalog import CATALOG
+from gemma4_runtime.patch import Kind
+
+_PHASES = {"EXTEND": "prefill", "DECODE": "decode", "TARGET_VERIFY": "verify"}
+
+
+def phase(mode: str) -> str:
+    """What a user calls a forward mode."""
+    return _PHASES.get(mode, mode.lower() or "unknown")
+
+
+def layer_kind(layer_type: str) -> str:
+    """`sliding_attention` -> `sliding`."""
+    return layer_type.removesuffix("_attention")
+
+
+def cause_sentence(verdict: SideVerdict, cause: Cause) -> str:
+    """Where a side parts from its reference, why as far as an experiment shows it, and which fix it takes."""
+    place = cause.place
+    prompts = ", ".join(str(prompt) for prompt in cause.prompts)
+    where = (
+        f"prompt {cause.prompt}, position {place.position} ({phase(place.mode)}), layer {place.layer} "
+        f"({layer_kind(cause.layer_type)}) is the first that differs from {verdict.reference}, "
+        f"by {place.difference:.1g} there and {place.largest:.1g} in later layers"
+    )
+    also = f" Prompts with the same: {prompts}." if len(cause.prompts) > 1 else ""
+    if cause.window is None:
+        faults = verdict.arm.side.faults
+        why = f"injected on this side: {', '.join(faults)}" if faults else "the cause is not known"
+        return f"{where}. No other width of the sliding window gives these states; {why}.{also}"
+    return f"{where}. {_window(verdict, cause, cause.window)}{also}"
+
+
+def token_sentence(prompt: int, token: TokenDifference, reference: str) -> str:
+    """A first different token, with what the reference thought of both."""
+    tie = "a near-tie, which round-off may decide" if token.near_tie else "no near-tie"
+    return (
+        f"prompt {prompt}, output {token.output_index}: {reference} says {token.reference_token} "
+        f"(logprob {token.reference_logprob:.6f}), this says {token.other_token} ({token.other_logprob:.6f} there): "
+        f"{token.gap:.2g} apart, {tie}"
+    )
+
+
+def crash_hint(verdict: SideVerdict) -> str | None:
+    """For a side that ended early without every default fix: which are off."""
+    if verdict.completed:
+        return None
+    attached = verdict.arm.side.attached
+    off = [patch.id for patch in CATALOG if patch.kind is Kind.FIX and patch.default and patch.id not in attached]
+    if not off:
+        return None
+    return f"fixes of the default set that were off here: {', '.join(off)}"
+
+
+def fixes_named(verdicts: Sequence[SideVerdict]) -> list[str]:
+    """The fixes that would repair a side, each once; not those that a base lacks."""
+    windows = [cause.window for verdict in verdicts for cause in verdict.causes if cause.window]
+    return list(dict.fromkeys(w.fix for w in windows if w.fix and w.other.keys != w.window))
+
+
+def _window(verdict: SideVerdict, cause: Cause, window: WindowCause) -> str:
+    reference_is_wrong = window.other.keys == window.window
+    wrong = window.reference if reference_is_wrong else window.other
+    seen = f"Its sliding layers saw {window.other.keys} keys"
+    if verdict.reference != TRANSFORMERS:
+        seen += f", those of {verdict.reference} {window.reference.keys}; the window holds {window.window}: "
+    else:
+        seen += f" where the window holds {window.window}: "
+    seen += _experiment(wrong)
+    # With that many keys or more the sequence is cut; with one token more than either, the two widths differ.
+    if cause.place.position == min(wrong.keys, window.window):
+        seen += f". It begins where it must: the sequence holds {cause.place.position + 1} tokens"
+    if window.fix is None:
+        return f"{seen}. No fix of this project is for that."
+    if reference_is_wrong:
+        return f"{seen}. So it is {verdict.reference} that is off, for want of {window.fix}."
+    if window.fix in verdict.arm.side.attached:
+        return f"{seen}. Fix {window.fix} is on and does not help."
+    return f"{seen}. Fix: {window.fix}."
+
+
+def _experiment(seen: KeysSeen) -> str:
+    return (
+        f"transformers with {seen.keys} keys on its {layer_kind(SLIDING)} layers at this position, and on no other, "
+        f"gives these states in every layer (to {seen.left:.0e})"
+    )
