@@ -67,14 +67,6 @@ def test_a_command_that_is_not_there_would_be_noticed():
         command.make_context("repro", list(words))
 
 
-@pytest.mark.parametrize("words", ["diff patches"])
-def test_what_is_designed_only_is_not_shown_as_a_command(words):
-    _, path, _ = find_command(words.split())
-    assert path != words.split(), f"{words} exists now: say so in the documents, and take it off this list"
-    assert f"`{words}`" in README.partition("Designed, and not in this version:")[2]
-    assert not [line for line in shown_commands() if line.startswith(f"gemma4-triage {words}")]
-
-
 @pytest.mark.parametrize("variable", VARIABLES)
 def test_every_setting_is_in_the_readmes_table(variable):
     assert f"\n| `{variable}` |" in README

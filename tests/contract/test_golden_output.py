@@ -46,6 +46,7 @@ VERBS = [
     "diff",
     "diff dumps",
     "diff backends",
+    "diff patches",
 ]
 
 

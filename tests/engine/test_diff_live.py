@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gemma4_repro.parity.compare_tracks import Tolerances
-from gemma4_repro.parity.judge import against_transformers, exit_code
+from gemma4_repro.parity.judge import against_base, against_transformers, exit_code
 from gemma4_repro.parity.runner import Options, run_sides
 from gemma4_repro.parity.side import Side
 
@@ -28,7 +28,9 @@ SIDES = (
     Side("trtllm", "trtllm_mha", False, "default"),
     Side("trtllm-right", "trtllm_mha", False, RIGHT),
     Side("trtllm-right-mtp", "trtllm_mha", True, RIGHT),
+    Side("trtllm-bare", "trtllm_mha", False, "none"),
     Side("trtllm-bare-mtp", "trtllm_mha", True, "none"),
+    Side("trtllm-fault", "trtllm_mha", True, RIGHT, ("page-past-the-end",), "off", "sm90"),
 )
 
 
@@ -119,6 +121,28 @@ def test_a_crash_is_an_outcome_of_its_own(verdicts):
     verdict = verdicts["trtllm-bare-mtp"]
     assert (verdict.status, verdict.agrees) == ("crashed", None)
     assert verdict.arm.outcome.first("RuntimeError") is not None
+
+
+def test_a_harmless_patch_set_passes_the_gate(run):
+    (verdict,) = against_base(run, [("trtllm-bare", "trtllm")], Tolerances())
+    assert (verdict.status, exit_code([verdict], [run.arm("trtllm-bare")])) == ("agrees", 0)
+    assert max(comparison.worst for comparison in verdict.comparisons) == 0
+
+
+def test_an_injected_fault_that_reads_in_silence_fails_the_gate(run):
+    """sm90 does not fault on the page past the end, and no probe is on: only the logprobs show it."""
+    (verdict,) = against_base(run, [("trtllm-right-mtp", "trtllm-fault")], Tolerances())
+    assert verdict.completed
+    assert (verdict.status, exit_code([verdict])) == ("differs", 1)
+    (cause,) = verdict.causes
+    assert (cause.place.mode, cause.layer_type, cause.window) == ("TARGET_VERIFY", "sliding_attention", None)
+
+
+def test_a_stale_window_fails_the_gate_and_says_which_side_is_off(run):
+    (verdict,) = against_base(run, [("trtllm-right", "trtllm")], Tolerances())
+    assert verdict.status == "differs"
+    (cause,) = verdict.causes
+    assert (cause.window.reference.keys, cause.window.other.keys, cause.window.fix) == (WINDOW, WINDOW + 1, WIDTH)
 
 
 def test_traces_are_removed_and_logs_stay(run):

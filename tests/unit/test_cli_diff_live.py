@@ -1,4 +1,4 @@
-"""What `diff backends` prints and returns, for runs that never ran."""
+"""What `diff backends` and `diff patches` print and return, for runs that never ran."""
 
 import json
 import os
@@ -145,6 +145,52 @@ def test_a_dump_is_named(cli, finished, tmp_path):
     assert f"gemma4-triage dumps show {store.list()[0].path}" in out
 
 
+def pair(tmp_path, base, other, **changes):
+    return (
+        arm(tmp_path, *base, column=side("base-triton-mtp-off")),
+        arm(tmp_path, *other, column=side("with-triton-mtp-off", **changes)),
+    )
+
+
+PATCHES = ("diff", "patches", "--with", "default,+swa-window-width", "--backends", "triton", "--mtp", "off")
+
+
+def test_the_gate_holds_patch_sets_against_each_other(cli, finished, tmp_path):
+    other, said = wide()
+    asked = finished(*pair(tmp_path, [other], [other]), said=said)
+    code, out, _ = cli(*PATCHES, "--fault", "stale-mapping")
+    assert code == 0
+    assert "all equal to base's" in out
+    assert "against HF" in out
+    ((_, sides, _),) = asked
+    assert [(s.id, s.patches, s.faults) for s in sides] == [
+        ("base-triton-mtp-off", "default", ()),
+        ("with-triton-mtp-off", "default,+swa-window-width", ("stale-mapping",)),
+    ]
+
+
+def test_the_gate_is_red_and_says_which_side_is_off(cli, finished, tmp_path):
+    other, said = wide()
+    finished(*pair(tmp_path, [other], [said.tracks[0]]), said=said)
+    code, out, _ = cli(*PATCHES)
+    assert code == 1
+    assert "So it is base-triton-mtp-off that is off, for want of swa-window-width" in out
+    assert "Fixes that this asks for" not in out
+    finished(*pair(tmp_path, [said.tracks[0]], [other]), said=said)
+    code, out, _ = cli(*PATCHES, "--json")
+    document = json.loads(out)
+    assert (code, document["kind"], document["fixes"]) == (1, "diff-patches", ["swa-window-width"])
+    assert [s["status"] for s in document["sides"]] == ["base", "differs"]
+
+
+def test_without_a_base_nothing_was_checked(cli, finished, tmp_path):
+    crashed, other = pair(tmp_path, [], [track()])
+    finished(arm(tmp_path, column=crashed.side, ending=Ending.CRASHED), other)
+    code, _, err = cli(*PATCHES)
+    assert code == 5
+    assert "no base run came to its end" in err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -154,6 +200,10 @@ def test_a_dump_is_named(cli, finished, tmp_path):
         (("backends", "--scenario", "e5b"), "e5b"),
         (("backends", "--probes", "loud"), "loud"),
         (("backends", "--device-model", "sm42"), "sm42"),
+        (("patches",), "--with"),
+        (("patches", "--with", "nothing-like-it"), "nothing-like-it"),
+        (("patches", "--with", "default", "--fault", "no-such-fault"), "no-such-fault"),
+        (("patches", "--with", "default", "--tolerance", "-1"), "tolerance"),
     ],
 )
 def test_a_usage_mistake_is_2_and_names_it(cli, words, said):
@@ -168,7 +218,7 @@ def test_without_sglang_it_is_3(cli, monkeypatch):
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(readiness, "version", absent)
-    for words in (("backends",),):
+    for words in (("backends",), ("patches", "--with", "default")):
         code, _, err = cli("diff", *words)
         assert code == 3
         assert "SGLang is not installed" in err

@@ -35,6 +35,7 @@ def register(app: typer.Typer) -> None:
 
     verbs.command(_DEFAULT)(dumps)
     verbs.command("backends")(diff_live.backends)
+    verbs.command("patches")(diff_live.patches)
     app.add_typer(verbs, name="diff")
 
 

@@ -1,4 +1,4 @@
-"""`gemma4-triage diff backends`: one load through the live engine, side by side."""
+"""`gemma4-triage diff backends` and `diff patches`: one load through the live engine, side by side."""
 
 from __future__ import annotations
 
@@ -101,6 +101,63 @@ def backends(
     _check_words(probes, device_model)
     options = _options(scenario, output, force, keep, time_limit)
     raise typer.Exit(_compare("diff-backends", sides, judge, options, tolerance, as_json))
+
+
+def patches(
+    with_: Annotated[str, typer.Option("--with", metavar="IDS", help="The patch set that is to be judged.")],
+    base: Annotated[str, typer.Option("--base", metavar="IDS", help="The patch set that is the measure.")] = "default",
+    fault: Annotated[
+        list[str] | None,
+        typer.Option("--fault", metavar="ID", help="Inject this fault on the --with side. Repeatable."),
+    ] = None,
+    scenario: Scenario = "e4b",
+    backends: Backends = _BOTH,
+    mtp: Mtp = "off,on",
+    probes: Probes = "log",
+    device_model: DeviceModel = "sm100",
+    tolerance: Tolerance = None,
+    output: Output = None,
+    force: Force = False,
+    keep: Keep = False,
+    time_limit: TimeLimit = None,
+    as_json: AsJson = False,
+) -> None:
+    """Quality gate: run the same prompts under two patch sets, and hold logprobs and greedy tokens against each other.
+
+    IDS are those of GEMMA4_TRIAGE_PATCHES: none, default, default,+ID,-ID. A token that differs is let pass if the base
+    was of two minds: both tokens closer than the tolerance. Exits 0 if all is equal, 1 if something differs, crashes or
+    leaves more dumps, 2 for a name that is not known, 3 if no engine runs here, 5 if no base run came to its end.
+    """
+    faults = tuple(fault or ())
+    pairs: list[tuple[str, str]] = []
+
+    def sides() -> list[Side]:
+        from gemma4_repro.parity.side import Side, attached, read_backends, read_mtp
+
+        attached(base)
+        attached(with_, faults)
+        made = []
+        for backend in read_backends(backends):
+            for on in read_mtp(mtp):
+                name = f"{backend}-mtp-{'on' if on else 'off'}"
+                pairs.append((f"base-{name}", f"with-{name}"))
+                made.append(Side(f"base-{name}", backend, on, base, (), probes, device_model))
+                made.append(Side(f"with-{name}", backend, on, with_, faults, probes, device_model))
+        return made
+
+    def judge(run: LiveRun, tolerances: Tolerances) -> Agreement:
+        from gemma4_repro.parity.judge import against_base, against_transformers, exit_code
+        from gemma4_triage.report.agreement_document import Agreement, Column
+
+        gates = {verdict.arm.side.id: verdict for verdict in against_base(run, pairs, tolerances)}
+        measured = against_transformers(run, tolerances)
+        columns = tuple(Column(verdict.arm, verdict, gates.get(verdict.arm.side.id)) for verdict in measured)
+        bases = [run.arm(base_id) for base_id, _ in pairs]
+        return Agreement(run, tolerances, columns, exit_code(tuple(gates.values()), bases))
+
+    _check_words(probes, device_model)
+    options = _options(scenario, output, force, keep, time_limit)
+    raise typer.Exit(_compare("diff-patches", sides, judge, options, tolerance, as_json))
 
 
 def _check_words(probes: str, device_model: str) -> None:
