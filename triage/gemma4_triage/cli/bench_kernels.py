@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gemma4_triage.cli.bench_options import need_cuda, read_counts
 from gemma4_triage.cli.output import emit_json, say, stdout_console
 from gemma4_triage.cli.output_file import refuse_existing, write_output
 from gemma4_triage.errors import EnvironmentCannot, ExitCode, UsageMistake
@@ -60,13 +61,13 @@ def kernels(
 def _plan(
     ops: str | None, models: str | None, tokens: str | None, arms: str | None, rounds: int, max_minutes: float
 ) -> KernelPlan:
-    from gemma4_repro.kernel_bench.plan import ARMS, MODELS, OPS, TOKENS, KernelPlan, choose
+    from gemma4_repro.kernel_bench.plan import ARMS, MAX_TOKENS, MODELS, OPS, TOKENS, KernelPlan, choose
 
     chosen = choose("arm", _words("--arms", arms), tuple(ARMS))
     plan = KernelPlan(
         choose("op", _words("--ops", ops), OPS),
         choose("model", _words("--models", models), tuple(model.id for model in MODELS)),
-        TOKENS if tokens is None else _tokens(tokens),
+        TOKENS if tokens is None else read_counts("--tokens", tokens, MAX_TOKENS, "1,64,4096"),
         ("ours", *(arm for arm in chosen if arm != "ours")),
         rounds,
         60 * max_minutes,
@@ -86,29 +87,8 @@ def _words(option: str, text: str | None) -> list[str]:
     return words
 
 
-def _tokens(text: str) -> tuple[int, ...]:
-    from gemma4_repro.kernel_bench.plan import MAX_TOKENS
-
-    try:
-        counts = sorted({int(word) for word in text.split(",")})
-    except ValueError:
-        counts = []
-    if not counts or counts[0] < 1 or counts[-1] > MAX_TOKENS:
-        hint = f"numbers from 1 to {MAX_TOKENS}, for example 1,64,4096"
-        raise UsageMistake(f"--tokens {text!r} cannot be read", hint)
-    return tuple(counts)
-
-
 def _need_cuda() -> None:
-    from gemma4_repro.readiness import check_sglang
-    from gemma4_triage.inspection.cuda_presence import cuda_is_present
-
-    if not cuda_is_present():
-        raise EnvironmentCannot(
-            "bench kernels measures a GPU, and the CUDA driver shows no device here",
-            "run it on a GPU host with SGLang installed",
-        )
-    check_sglang()
+    need_cuda("bench kernels", "run it on a GPU host with SGLang installed")
 
 
 def _measure(plan: KernelPlan) -> tuple[dict[str, Any], bool]:

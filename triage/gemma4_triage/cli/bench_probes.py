@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gemma4_triage.cli.bench_options import need_cuda, read_counts
 from gemma4_triage.cli.output import emit_json, say, stdout_console
 from gemma4_triage.cli.output_file import refuse_existing, write_output
 from gemma4_triage.errors import EnvironmentCannot, ExitCode, UsageMistake
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from gemma4_repro.bench.plan import Plan
 
 KIND = "bench-probes"
+_MOST_REQUESTS = 128
 _MTP = {"on": (True,), "off": (False,), "both": (False, True)}
 
 
@@ -96,32 +98,19 @@ def _plan(
         chosen = choose(ids, smoke=host_engine)
     except UnknownName as error:
         raise UsageMistake(str(error), error.hint) from error
-    sizes = _batches(batches if batches is not None else "1,2" if host_engine else "1,16,64")
+    sizes = read_counts(
+        "--batches", batches if batches is not None else "1,2" if host_engine else "1,16,64", 128, "1,16,64"
+    )
     lengths = HOST_SIZES if host_engine else CUDA_SIZES
     rounds = 1 if host_engine else rounds
     return Plan(chosen, sizes, _MTP[mtp], rounds, host_engine, 60 * max_minutes, size=model, copies=copies, **lengths)
 
 
-def _batches(text: str) -> tuple[int, ...]:
-    try:
-        sizes = sorted({int(word) for word in text.split(",")})
-    except ValueError:
-        sizes = []
-    if not sizes or sizes[0] < 1 or sizes[-1] > 128:
-        raise UsageMistake(f"--batches {text!r} cannot be read", "numbers from 1 to 128, for example 1,16,64")
-    return tuple(sizes)
-
-
 def _need_cuda() -> None:
-    from gemma4_repro.readiness import check_sglang
-    from gemma4_triage.inspection.cuda_presence import cuda_is_present
-
-    if not cuda_is_present():
-        raise EnvironmentCannot(
-            "bench probes measures a GPU, and the CUDA driver shows no device here",
-            "run it on a GPU host with SGLang installed; --host-engine tries the command out on this CPU",
-        )
-    check_sglang()
+    need_cuda(
+        "bench probes",
+        "run it on a GPU host with SGLang installed; --host-engine tries the command out on this CPU",
+    )
 
 
 def _measure(plan: Plan, run_folder: Path | None) -> tuple[dict[str, Any], bool]:

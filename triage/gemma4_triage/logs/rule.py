@@ -37,6 +37,16 @@ def exception_text(death: Death) -> str:
     return f"{death.type_name}: {death.message}".removeprefix(": ")[:_LONGEST_EXCEPTION]
 
 
+def of_memory(facts: LogFacts, death: Death) -> list[Evidence]:
+    """What a process died of that found no memory, how full the pools were, and the share that they were given."""
+    evidence = [at(facts, death.place, death.message[:_LONGEST_EXCEPTION], "what the process died of")]
+    if (usage := death.usage) is not None:
+        evidence.append(at(facts, usage.place, usage_text(usage.full, usage.swa), "the last pool usage before it"))
+    if fraction := facts.settings.get("mem_fraction_static"):
+        evidence.append(over(facts, "server_args", fraction, "mem_fraction_static"))
+    return evidence
+
+
 def on_rank(rank: str) -> str:
     """ " on DP0 TP1", or nothing where there is one scheduler."""
     return f" on {rank}" if rank else ""

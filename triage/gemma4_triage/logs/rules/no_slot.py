@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import Rule, at, over, usage_text
+from gemma4_triage.logs.rule import Rule, of_memory
 
 _KINDS = {
     "Decode out of memory": "A decode step found no slot in one of the pools, and there was nothing to retract.",
@@ -32,11 +32,6 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     death, kind = found
     usage = death.usage
     roomy = usage is not None and max(usage.full or 0, usage.swa or 0) < _ROOMY
-    evidence = [at(facts, death.place, death.message[:300], "what the process died of")]
-    if usage is not None:
-        evidence.append(at(facts, usage.place, usage_text(usage.full, usage.swa), "the last pool usage before it"))
-    if fraction := facts.settings.get("mem_fraction_static"):
-        evidence.append(over(facts, "server_args", fraction, "mem_fraction_static"))
     yield Finding(
         rule=RULE.id,
         cause="A step found no slot although the pools had room: pages are lost, or one pool refused what the other "
@@ -44,7 +39,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         if roomy
         else _KINDS[kind],
         confidence=Confidence.POSSIBLE if roomy else Confidence.LIKELY,
-        evidence=tuple(evidence),
+        evidence=tuple(of_memory(facts, death)),
         next_commands=(_SERVE,) if roomy else (_PLAN,),
         upstream=("SGLang 7909",) if roomy else (),
     )

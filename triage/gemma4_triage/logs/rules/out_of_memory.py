@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import Rule, at, over, usage_text
+from gemma4_triage.logs.rule import Rule, of_memory
 
 _KINDS = {
     "CUDA out of memory": "The device's memory ran out: pools and weights left too little for activations.",
@@ -29,16 +29,11 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     if found is None:
         return
     death, kind = found
-    evidence = [at(facts, death.place, death.message[:300], "what the process died of")]
-    if (usage := death.usage) is not None:
-        evidence.append(at(facts, usage.place, usage_text(usage.full, usage.swa), "the last pool usage before it"))
-    if fraction := facts.settings.get("mem_fraction_static"):
-        evidence.append(over(facts, "server_args", fraction, "mem_fraction_static"))
     yield Finding(
         rule=RULE.id,
         cause=_KINDS[kind],
         confidence=Confidence.LIKELY,
-        evidence=tuple(evidence),
+        evidence=tuple(of_memory(facts, death)),
         ruled_out_if=("another process used the same device",) if kind.startswith("CUDA") else (),
         next_commands=(_PLAN,),
     )

@@ -1,0 +1,26 @@
+"""What the verbs below `bench` read and demand alike."""
+
+from __future__ import annotations
+
+from gemma4_triage.errors import EnvironmentCannot, UsageMistake
+
+
+def read_counts(option: str, text: str, most: int, example: str) -> tuple[int, ...]:
+    """Comma-separated numbers from 1 to `most`, each once, ascending. Raises UsageMistake."""
+    try:
+        counts = sorted({int(word) for word in text.split(",")})
+    except ValueError:
+        counts = []
+    if not counts or counts[0] < 1 or counts[-1] > most:
+        raise UsageMistake(f"{option} {text!r} cannot be read", f"numbers from 1 to {most}, for example {example}")
+    return tuple(counts)
+
+
+def need_cuda(verb: str, hint: str) -> None:
+    """Raises EnvironmentCannot without a CUDA device, or without a supported SGLang."""
+    from gemma4_repro.readiness import check_sglang
+    from gemma4_triage.inspection.cuda_presence import cuda_is_present
+
+    if not cuda_is_present():
+        raise EnvironmentCannot(f"{verb} measures a GPU, and the CUDA driver shows no device here", hint)
+    check_sglang()
