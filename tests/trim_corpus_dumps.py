@@ -4,7 +4,7 @@ RUN is the folder of `gemma4-triage repro corpus --output RUN`.
 
 Kept per case: the first dump of each signature, and where no dump is, the guard manifests and leak ledgers. Left out of
 a manifest: titles and targets of patches, stand-ins of the host engine, the second copy of the versions, the run's
-folder. Everything else is as the server wrote it.
+folder, the interpreter's. Everything else is as the server wrote it.
 """
 
 import json
@@ -21,21 +21,22 @@ TO = Path(__file__).parent / "data" / "corpus_dumps"
 WHOLE = "swa-state-stale"
 
 
-def main(run: Path) -> None:
-    shutil.rmtree(TO, ignore_errors=True)
+def trim(run: Path, to: Path) -> None:
+    """run: <case>/dumps of each case. Replaces the folder `to`."""
+    shutil.rmtree(to, ignore_errors=True)
     for case in sorted(path for path in run.iterdir() if (path / "dumps").is_dir()):
         seen = Counter()
         for entry in reversed(DumpStore(case / "dumps").list()):
             assert entry.manifest is not None, entry.problem
             seen[signature_of(entry.manifest)] += 1
             if seen[signature_of(entry.manifest)] <= (2 if case.name == WHOLE else 1):
-                _copy_dump(entry.path, TO / case.name / entry.dump_id, case.name)
+                _copy_dump(entry.path, to / case.name / entry.dump_id, case.name)
         if not seen or case.name == WHOLE:
             for path in sorted((case / "dumps" / "guards").glob("*.json")):
-                _write(TO / case.name / "guards" / path.name, trimmed(json.loads(path.read_text()), case.name))
+                _write(to / case.name / "guards" / path.name, trimmed(json.loads(path.read_text()), case.name))
         if not seen:
             for path in sorted((case / "dumps" / "audits").glob("*.json")):
-                _write(TO / case.name / "audits" / path.name, json.loads(path.read_text()))
+                _write(to / case.name / "audits" / path.name, json.loads(path.read_text()))
 
 
 def _copy_dump(dump: Path, to: Path, case: str) -> None:
@@ -44,6 +45,7 @@ def _copy_dump(dump: Path, to: Path, case: str) -> None:
         shutil.copyfile(dump / name, to / name)
     manifest = json.loads((dump / "manifest.json").read_text())
     manifest["guards"] = trimmed(manifest["guards"], case)
+    manifest["repeat_command"] = manifest["repeat_command"].replace(sys.executable, "python")
     _write(to / "manifest.json", manifest)
 
 
@@ -63,4 +65,4 @@ def _write(path: Path, fields: dict) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    trim(Path(sys.argv[1]), TO)

@@ -57,7 +57,12 @@ def _lost(dump: Dump) -> list[Suspect]:
 
 
 def _exchange(dump: Dump, lost: Suspect) -> tuple[Evidence, ...]:
-    """The events that show it: the full page is asked back, another SWA page is handed out, and that one is freed."""
+    """The events that show it: the full page is asked back, another SWA page is handed out, and that one is freed.
+
+    Without a peer nobody knows which full page that was, and any free would do.
+    """
+    if lost.peer is None:
+        return ()
     events = readable_events(dump)
     for number, asked in enumerate(events):
         if not _is(asked, "free_asked", "full", lost.peer):

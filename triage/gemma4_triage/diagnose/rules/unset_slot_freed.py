@@ -1,20 +1,25 @@
-"""A caller frees slots of the dummy page 0: an entry of a row that was never written."""
+"""A caller frees slots of the dummy page 0: an entry of a row that was never written.
 
+The allocator probe sees the call. `contain` leaves that probe out, and there the leak audit finds page 0 on the free
+list, later.
+"""
+
+from gemma4_dumps.errors import DumpError
+from gemma4_dumps.reader import Dump
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.evidence import said
-from gemma4_triage.diagnose.finding import Confidence, Finding
-from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.evidence import cell, event, readable_events, said
+from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
+from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.inspection.audit_findings import TABLE, suspects
 
 ID = "unset-slot-freed"
 
 
 def find(incident: Incident) -> Finding | None:
-    for dump in incident.of(rule="swa-free-range", verdict="free_out_of_range"):
-        offences, page = dump.manifest.offences, dump.manifest.page_size or 1
-        if offences and all(0 <= offence.value < page for offence in offences):
-            break
-    else:
+    at_free = _at_free(incident)
+    at_audit, others = _at_audit(incident)
+    if not at_free and not at_audit:
         return None
     return Finding(
         rule=ID,
@@ -22,16 +27,11 @@ def find(incident: Incident) -> Finding | None:
             "Somebody frees a slot of page 0, which no allocator ever hands out: an unset entry of a request's row "
             "holds 0, and so does the mapping of a slot without an SWA peer."
         ),
-        confidence=Confidence.LIKELY,
-        evidence=(
-            said(dump, "offences.0.value", "the slot that is to be freed"),
-            said(dump, "offences.0.lower", "the first slot that the pool hands out"),
-            said(dump, "site", "the call that frees it"),
-            said(dump, "pool_kind", "of which pool"),
-        ),
+        confidence=Confidence.POSSIBLE if others and not at_free else Confidence.LIKELY,
+        evidence=(*at_free, *at_audit),
         ruled_out_if=("slots above page 0 are listed too: then the list itself is wrong",),
         advice=(
-            "Released, page 0 would be handed out as a normal page, while padded tokens keep writing to it.",
+            "Released, page 0 is handed out as a normal page, while padded tokens keep writing to it.",
             "Look at the caller's row: it frees more of it than the request wrote (kv_allocated_len, evicted prefix).",
         ),
         next_commands=(
@@ -42,4 +42,67 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, injected_by=("free-of-page-zero",), leads_to=("pool-leak",))
+def _at_free(incident: Incident) -> tuple[Evidence, ...]:
+    for dump in incident.of(rule="swa-free-range", verdict="free_out_of_range"):
+        offences, page = dump.manifest.offences, dump.manifest.page_size or 1
+        if offences and all(0 <= offence.value < page for offence in offences):
+            return (
+                said(dump, "offences.0.value", "the slot that is to be freed"),
+                said(dump, "offences.0.lower", "the first slot that the pool hands out"),
+                said(dump, "site", "the call that frees it"),
+                said(dump, "pool_kind", "of which pool"),
+            )
+    return ()
+
+
+def _at_audit(incident: Incident) -> tuple[tuple[Evidence, ...], bool]:
+    """Also whether other pages are listed beside page 0."""
+    for dump in incident.of(rule=LEAK, verdict="free_out_of_range"):
+        pages = _pages(dump)
+        if 0 in pages:
+            evidence = (
+                cell(dump, TABLE, (pages.index(0), 0), "a page on the free list that the pool never hands out"),
+                said(dump, "pool_kind", "of which pool"),
+                said(dump, "step", "when the audit saw it; it was freed before"),
+                said(dump, f"scalars.{dump.manifest.pool_kind}_available", "tokens free in that pool, with page 0's"),
+                *_freed_by(dump),
+            )
+            return evidence, any(pages)
+    return (), False
+
+
+def _freed_by(dump: Dump) -> tuple[Evidence, ...]:
+    """The first free whose slots are of no page of the pool, if it is among the events that the audit kept."""
+    for number, record in enumerate(readable_events(dump)):
+        freed = record.get("kind") in ("free_asked", "freed") and record.get("pool") == dump.manifest.pool_kind
+        if freed and record.get("pages") == 0:
+            return (
+                event(dump, number, "site", "the first free that names no page of the pool"),
+                event(dump, number, "step", "when that was"),
+            )
+    return ()
+
+
+def _pages(dump: Dump) -> list[int]:
+    try:
+        listed = suspects(dump)
+    except DumpError:
+        return []
+    # Request slot 0 is no page.
+    return [suspect.page if suspect.pool in ("full", "swa") else -1 for suspect in listed]
+
+
+RULE = Rule(
+    ID,
+    find,
+    injected_by=("free-of-page-zero",),
+    # Handed out, page 0 stands in live tables; several requests hold it, overwrite its mapping, and free it in turn.
+    explains=(
+        "null-page-in-live-column",
+        "page-freed-twice",
+        "page-given-twice",
+        "swa-page-shared",
+        "swa-page-replaced-before-free",
+    ),
+    leads_to=("pool-leak",),
+)
