@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gemma4_dumps.redaction import redact_launch_args
+from gemma4_runtime.whole_file import write_whole
 
 SCHEMA_VERSION = "1.0"
 _KEPT = 64
@@ -35,20 +36,15 @@ def build_manifest(
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> Path:
-    """Write `manifest` to folder atomically (0600 in a 0700 folder) and keep the latest 64.
+    """Write `manifest` to folder whole (0600 in a 0700 folder) and keep the latest 64.
 
     Raises:
         OSError: the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     # Of the manifest and not of now, so that one process's manifest, written again, stays one file.
     stamp = datetime.fromisoformat(manifest["created_utc"]).strftime("%Y%m%dT%H%M%S")
     path = folder / f"{stamp}_{manifest['hostname']}_p{manifest['pid']}.json"
-    temporary = path.with_suffix(f".tmp{manifest['pid']}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(manifest, file, indent=2)
-    temporary.rename(path)
+    write_whole(path, json.dumps(manifest, indent=2))
     for old in sorted(folder.glob("*.json"))[:-_KEPT]:
         old.unlink(missing_ok=True)
     return path

@@ -49,6 +49,7 @@ TARGETS: dict[str, dict[str, str]] = {
         "flashinfer.prefill_ragged_wrapper": f"{_FLASHINFER}.BatchPrefillWithRaggedKVCacheWrapper",
         "flashinfer.fast_decode_plan": f"{_FLASHINFER}.fast_decode_plan",
         "swa.pool_init": f"{_SRT}.mem_cache.swa_memory_pool.SWAKVPool.__init__",
+        "swa.init": f"{_SWA_ALLOCATOR}.__init__",
         "swa.alloc": f"{_SWA_ALLOCATOR}.alloc",
         "swa.alloc_extend": f"{_SWA_ALLOCATOR}.alloc_extend",
         "swa.alloc_extend_tail": f"{_SWA_ALLOCATOR}.alloc_extend_swa_tail",

@@ -134,6 +134,9 @@ FAULTS: tuple[Patch, ...] = (
         title="alloc_decode succeeds in the full pool and fails in the SWA pool, once",
         origin="SGLang 7909 brought paged pool pairs",
         upstream="open in 0.5.13",
-        attachments=(Hook("swa.alloc_decode", How.AROUND, f"{_AT}.alloc_on_one_pool:fail_swa_side"),),
+        attachments=(
+            Hook("swa.init", How.AFTER, f"{_AT}.alloc_on_one_pool:refuse_single_slots"),
+            Hook("swa.alloc_decode", How.AROUND, f"{_AT}.alloc_on_one_pool:fail_swa_side"),
+        ),
     ),
 )

@@ -9,22 +9,24 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from gemma4_runtime.whole_file import write_whole
+
 SCHEMA_VERSION = "1.0"
 FOLDER = "audits"
 
 logger = logging.getLogger(__name__)
 
+_refused: set[int] = set()
+"""Processes whose tally was refused by the disk, and that have said so. A fork says it for itself."""
+
 
 def write_tally(root: Path, tally: dict[str, Any]) -> None:
-    """Replace `<root>/audits/<host>_p<pid>.json` (0600 in a 0700 folder). A disk that refuses it is only logged."""
-    folder = root / FOLDER
-    path = folder / f"{socket.gethostname()}_p{os.getpid()}.json"
-    temporary = path.with_suffix(".tmp")
+    """Replace `<root>/audits/<host>_p<pid>.json`. A disk that refuses it is only logged, once per process."""
+    process = os.getpid()
+    path = root / FOLDER / f"{socket.gethostname()}_p{process}.json"
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump({"schema_version": SCHEMA_VERSION, "pid": os.getpid()} | tally, file, indent=1)
-        temporary.rename(path)
+        write_whole(path, json.dumps({"schema_version": SCHEMA_VERSION, "pid": process} | tally, indent=1))
     except OSError as error:
-        logger.error("gemma4-triage: the audit's tally could not be written: %s", error)
+        if process not in _refused:
+            _refused.add(process)
+            logger.error("gemma4-triage: the audit's tally could not be written, now or later: %s", error)
