@@ -105,6 +105,28 @@ def test_a_request_that_is_forgotten(world):
     assert bool(locked) is world.tree.is_tree_cache()
 
 
+def test_a_request_that_gave_its_pages_back_and_has_its_slot_still(world):
+    # As between cache_finished_req and the free of the slot, which a scheduler's last batch may still name.
+    request = world.start(prompt(1, 40))
+    for _ in range(3):
+        world.decode()
+    world.tree.cache_finished_req(request)
+    assert (request.kv_committed_freed, request.req_pool_idx is not None) == (True, True)
+    assert world.faults() == {}
+
+
+def test_the_last_slots_of_a_tail_allocation_have_peers(swa):
+    """Which a request does that was prefilled elsewhere: SWA slots for the window only."""
+    lengths = [torch.tensor([number]) for number in (0, 0, 64, 64, -1)]
+    full = swa.allocator.alloc_extend_swa_tail(*lengths, 64, 32)
+    pages, peers = full[::16] // 16, swa.allocator.full_to_swa_index_mapping[full[::16]] // 16
+    ledger = ledger_of(swa.allocator)
+    ledger.log.drain()
+    assert peers.tolist()[:2] == [0, 0]
+    assert ledger.pools["full"].peer[pages.numpy()].tolist() == peers.tolist()
+    assert ledger.pools["swa"].peer[peers[2:].numpy()].tolist() == pages[2:].tolist()
+
+
 def test_the_next_request_in_the_slot_is_another_owner(swa):
     swa.finish(swa.start(prompt(1, 20)))
     # The pool hands slots out in turn: the sixth request after it has the first one's.

@@ -74,6 +74,20 @@ class TestAlias(OnSmallPools):
         assert says(dump, "pool_alias", "free", int(mapping[other[0]]), "swa")
         assert dump.tensor("page_states")[0, 1] == int(other[0]) // allocator.page_size
 
+    def test_whose_a_page_is_outlives_a_rollback(self, dumps, allocator):
+        # GIVEN two requests, and drafts that are allocated and rolled back
+        mine, other = extend(allocator, 2), extend(allocator, 2)
+        state = allocator.backup_state()
+        extend(allocator, 2)
+        allocator.restore_state(state)
+        # WHEN one request's slot leads to the other's page
+        mapping = allocator.full_to_swa_index_mapping
+        mapping[mine[0]] = mapping[other[0]]
+        # THEN it is still known whose that is
+        dump = caught(lambda: allocator.free(mine))
+        assert says(dump, "pool_alias", "free", int(mapping[other[0]]), "swa")
+        assert dump.tensor("page_states")[0, 1] == int(other[0]) // allocator.page_size
+
     def test_two_slots_of_one_page_on_one_swa_slot(self, dumps, paged):
         slots = extend(paged, 20)
         paged.full_to_swa_index_mapping[slots[3]] = paged.full_to_swa_index_mapping[slots[4]]
