@@ -19,6 +19,9 @@ def test_a_smoke_run(tmp_path):
     document = json.loads(done.stdout)
     assert json.loads(rows.read_text()) == document
     assert document["measurement"] is False
+    assert document["project"]["version"]
+    assert document["run_folder"] == "run"
+    assert document["command"].endswith("--run-folder run --out rows.json")
     assert {row["device"] for row in document["rows"]} == {"host engine"}
     assert [row["arm"] for row in document["rows"]] == ["none", "off", "log"]
     log = document["rows"][-1]

@@ -19,6 +19,7 @@ INSTALLATION = {
     "gpu": {"name": "NVIDIA H200", "capability": "9.0"},
     "identity": {"compared": 38, "changed": [], "plugin_loaded": True},
 }
+PROJECT = {"version": "0.1.0", "commit": "1a2b3c4-dirty", "commit_from": "git"}
 FACTORS = {"contain": 1.004, "ledger": 1.01, "flashinfer-5": 22.0}
 HOOKS_US = {"contain": {"page-table.build": 8.0, "page-table.step": 1.0}, "ledger": {"leak-ledger.alloc": 30.0}}
 
@@ -46,7 +47,7 @@ def document(
         for arm in arms
     ]
     measured = Measured(bursts, {"mtp off": {}, "mtp on": {}}, partial, [0.01, 0.02])
-    return bench_document(plan, measured, installation, folder)
+    return bench_document(plan, measured, installation, PROJECT, folder)
 
 
 @pytest.fixture
@@ -75,6 +76,8 @@ class TestProbes:
         assert len(rows["rows"]) == 4 * len(ARMS)
         assert rows["command"].startswith("gemma4-triage")
         assert rows["versions"]["sglang"] == "0.5.13.post1"
+        assert rows["project"] == PROJECT
+        assert rows["run_folder"] == tmp_path.name
 
     def test_json_is_the_only_thing_on_stdout(self, cli, measured):
         found = measured()

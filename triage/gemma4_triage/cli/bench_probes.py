@@ -120,8 +120,11 @@ def _measure(plan: Plan, run_folder: Path | None) -> tuple[dict[str, Any], bool]
     from gemma4_repro.readiness import check_sglang
     from gemma4_repro.run_folder import prepare_run_folder
     from gemma4_triage.report.bench_document import bench_document
+    from gemma4_triage.report.bench_origin import project_origin
 
     check_sglang()
+    # Now, and not when it has ended: by then the checkout may be at another commit.
+    project = project_origin()
     try:
         folder = prepare_run_folder("bench-probes", (), run_folder, False)
     except OutputRefused as error:
@@ -132,7 +135,7 @@ def _measure(plan: Plan, run_folder: Path | None) -> tuple[dict[str, Any], bool]
         if measured.interrupted and not measured.bursts:
             raise KeyboardInterrupt
         installation = question.answer()
-    document = bench_document(plan, measured, installation, folder)
+    document = bench_document(plan, measured, installation, project, folder)
     if not document["rows"]:
         reasons = [why for lost in measured.lost.values() for why in lost.values()]
         why = "\n".join(reasons) or measured.partial

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,18 +17,22 @@ from gemma4_repro.bench.quantiles import quantile
 from gemma4_repro.bench.rows import HOST_DEVICE, build_rows
 from gemma4_repro.bench.server_arguments import STEPS_PER_WINDOW
 from gemma4_repro.bench.targets import judge_targets
+from gemma4_triage.report.bench_origin import portable_command, portable_name
 
 _UNKNOWN_GPU = "unknown GPU"
 
 
-def bench_document(plan: Plan, measured: Measured, installation: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """installation: of InstallationQuestion. folder: the run's, where dumps are counted."""
+def bench_document(
+    plan: Plan, measured: Measured, installation: dict[str, Any], project: dict[str, str | None], folder: Path
+) -> dict[str, Any]:
+    """installation: of InstallationQuestion. project: of project_origin. folder: the run's, where dumps are counted."""
     gpu = None if plan.host_engine else installation["gpu"]
     device = HOST_DEVICE if plan.host_engine else (gpu or {}).get("name", _UNKNOWN_GPU)
     rows = build_rows(measured.bursts, device, count_dumps(folder))
     return {
         "measurement": not plan.host_engine,
-        "command": shlex.join(["gemma4-triage", *sys.argv[1:]]),
+        "command": portable_command(sys.argv[1:]),
+        "project": project,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": device,
         "gpu": gpu,
@@ -41,7 +44,7 @@ def bench_document(plan: Plan, measured: Measured, installation: dict[str, Any],
         "targets": judge_targets(plan.arms, rows, installation["identity"]),
         "lost": {phase: dict(lost) for phase, lost in measured.lost.items() if lost},
         "partial": measured.partial,
-        "run_folder": str(folder),
+        "run_folder": portable_name(folder),
     }
 
 
