@@ -153,6 +153,14 @@ class TestShrink:
             shrink(read_dump(dump.path), OPTIONS, tmp_path / "out")
         assert [path.name for path in (tmp_path / "out").glob("*page-table*")] == []
 
+    @pytest.mark.parametrize("rank", [10**400, -1], ids=["huge", "negative"])
+    def test_a_rank_that_makes_no_name_is_left_out(self, tmp_path, rank):
+        dump = written(tmp_path, paged_draft([[70]], [4]))
+        document = json.loads((dump.path / "manifest.json").read_text())
+        document["host"]["rank"] = rank
+        (dump.path / "manifest.json").write_text(json.dumps(document))
+        assert shrink(read_dump(dump.path), OPTIONS, tmp_path / "out").dump.manifest.host.rank == 0
+
     def test_values_of_pages_that_are_left_stay(self, tmp_path):
         draft = paged_draft([[3, 70], [4, 5]], [8, 8], translated=[[3, 9], [4, 5]])
         values = np.arange(2 * 4 * 2 * 8, dtype=np.float32).reshape(2, 4, 2, 8)

@@ -58,7 +58,8 @@ def shrunk_draft(dump: Dump, whole: AttentionCall, cut: Cut, kind: Kind, same_pa
             "shrunk_columns": columns,
         },
         offences=offences,
-        rank=manifest.host.rank,
+        # It becomes part of a folder's name.
+        rank=manifest.host.rank if 0 <= manifest.host.rank < 2**31 else 0,
         tensors={name: TensorPayload.from_array(array) for name, array in tensors.items()}
         | (_values(dump, call) if same_pages else {}),
     )
