@@ -12,7 +12,16 @@ from gemma4_repro.kernel_bench.arms_catalog import arms_of
 from gemma4_repro.kernel_bench.launch_count import count_launches
 from gemma4_repro.kernel_bench.op_arms import EPS, Norms, OpArms
 from gemma4_repro.kernel_bench.plan import NORM_OPS, ModelShape
-from gemma4_repro.kernel_bench.replay_clock import Call, capture, interleaved, sets_for
+from gemma4_repro.kernel_bench.replay_clock import (
+    Call,
+    DeviceLost,
+    Recorded,
+    capture,
+    device_answers,
+    first_line,
+    interleaved,
+    sets_for,
+)
 
 # A step with fewer calls than this is too short a graph to time.
 MIN_CALLS = 8
@@ -86,25 +95,41 @@ class Cell:
 def measure(
     cell: Cell, arms: tuple[str, ...], rounds: int, limit_s: float, count: bool
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """("samples" | "launches" | "lost", fields) of every arm. Raises WrongAnswer."""
+    """("samples" | "launches" | "lost", fields) of every arm.
+
+    Raises:
+        WrongAnswer, DeviceLost.
+    """
     where = {"op": cell.op, "model": cell.model.id, "tokens": cell.tokens}
-    cell.refuse_wrong_answers()
-    graphs: dict[str, torch.cuda.CUDAGraph] = {}
+    if "ours" in arms:
+        _check(cell)
+    recorded: dict[str, Recorded] = {}
     for arm in arms:
         if arm in PARTS and cell.op not in NORM_OPS:
             continue
         # Broad on purpose: an arm is another library at a size that it may not take; the others are still measured.
         try:
             call = cell.call_of(arm)
-            graphs[arm] = capture(call, cell.calls, cell.sets)
+            recorded[arm] = capture(call, cell.calls, cell.sets)
             if count and arm in COUNTED:
                 launches = count_launches(call, cell.calls_per_step)
                 yield "launches", where | {"arm": arm, "launches_per_step": launches}
-        except Exception as error:  # noqa: BLE001
-            yield "lost", where | {"arm": arm, "why": f"{type(error).__name__}: {str(error)[:300]}"}
+        except Exception as error:
+            if not device_answers():
+                raise DeviceLost(arm, first_line(error)) from error
+            yield "lost", where | {"arm": arm, "why": first_line(error)}
     about = {"calls": cell.calls, "sets": cell.sets, "moved_bytes": cell.arms.moved_bytes}
-    for arm, replays_us in interleaved(graphs, rounds, limit_s).items():
+    for arm, replays_us in interleaved(recorded, rounds, limit_s).items():
         yield "samples", where | about | {"arm": arm, "us": [took / cell.calls for took in replays_us]}
+
+
+def _check(cell: Cell) -> None:
+    try:
+        cell.refuse_wrong_answers()
+    except RuntimeError as error:
+        if device_answers():
+            raise
+        raise DeviceLost("ours", f"first launch: {first_line(error)}") from error
 
 
 def library_norms() -> Norms:

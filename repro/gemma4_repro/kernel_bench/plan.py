@@ -40,6 +40,9 @@ OPS = (
 NORM_OPS = tuple(op for op in OPS if op not in ("routing", "gelu_tanh_mul"))
 TOKENS = (1, 8, 64, 512, 4096, 32768)
 MAX_TOKENS = 1 << 17
+# Measured before the others, of every op, so that a run that is cut short says most.
+FIRST_MODELS = ("26b", "e4b")
+FIRST_TOKENS = (1, 64, 4096)
 ARMS = {
     "ours": "our kernel, fp32 throughout",
     "ours-eager": "our kernel with eager's roundings",
@@ -74,9 +77,10 @@ class KernelPlan:
     limit_s: float
 
     def cells(self) -> list[tuple[str, ModelShape, int]]:
-        """(op, model, tokens) of what there is to measure, op by op."""
+        """(op, model, tokens) of what there is to measure, in the order in which it is: first sizes, first models."""
         models = [model for model in MODELS if model.id in self.models]
-        return [(op, model, t) for op in self.ops for model in models if applies(op, model) for t in self.tokens]
+        cells = [(op, model, t) for op in self.ops for model in models if applies(op, model) for t in self.tokens]
+        return sorted(cells, key=lambda cell: (cell[2] not in FIRST_TOKENS, cell[1].id not in FIRST_MODELS))
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

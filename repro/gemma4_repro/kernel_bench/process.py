@@ -1,7 +1,7 @@
-"""The process that measures: `python -m gemma4_repro.kernel_bench.process`, a plan as JSON on stdin.
+"""The process that measures: `python -m gemma4_repro.kernel_bench.process`, a task of run_process.py as JSON on stdin.
 
 Prints one line per result, MARK and a JSON object with its kind, as soon as it is there: what has been measured
-outlives a crash. Exit codes: 0 all cells or out of time, 3 without CUDA.
+outlives a crash. Exit codes: 0 all cells or out of time, 3 without CUDA, 4 after an arm that lost the device.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch._dynamo
 
 from gemma4_repro.kernel_bench.cell import Cell, WrongAnswer, measure
 from gemma4_repro.kernel_bench.plan import plan_from_dict
+from gemma4_repro.kernel_bench.replay_clock import DeviceLost
 from gemma4_repro.kernel_bench.run_process import MARK
 from gemma4_runtime.versions import gpu, package_versions
 
@@ -26,29 +27,34 @@ _CELL_LIMIT_S = 5.0
 
 def main() -> int:
     begin = time.monotonic()
-    plan = plan_from_dict(json.loads(sys.stdin.read()))
+    task = json.loads(sys.stdin.read())
+    plan, left_out = plan_from_dict(task["plan"]), {tuple(one) for one in task["left_out"]}
     if not torch.cuda.is_available():
         print("torch finds no CUDA device", file=sys.stderr)
         return 3
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     about = {"versions": package_versions(), "gpu": gpu(), "multiprocessors": properties.multi_processor_count}
     tell("about", about | {"l2_bytes": properties.L2_cache_size})
-    counted = set()
-    for done, (op, model, tokens) in enumerate(plan.cells()):
+    cells, counted = plan.cells(), {tuple(one) for one in task["counted"]}
+    for number, (op, model, tokens) in enumerate(cells[task["first"] :], task["first"]):
         if time.monotonic() - begin > plan.limit_s:
-            tell("partial", {"why": f"out of time after {done} of {len(plan.cells())} cells"})
+            tell("partial", {"why": f"out of time after {number} of {len(cells)} cells"})
             break
-        tell("cell", {"op": op, "model": model.id, "tokens": tokens})
+        where = {"op": op, "model": model.id, "tokens": tokens}
+        tell("cell", where | {"number": number})
+        arms = tuple(arm for arm in plan.arms if (op, model.id, arm) not in left_out)
         try:
             cell = Cell(op, model, tokens)
-            for kind, fields in measure(cell, plan.arms, plan.rounds, _CELL_LIMIT_S, (op, model.id) not in counted):
+            for kind, fields in measure(cell, arms, plan.rounds, _CELL_LIMIT_S, (op, model.id) not in counted):
                 tell(kind, fields)
             counted.add((op, model.id))
         except WrongAnswer as error:
-            tell("wrong", {"op": op, "model": model.id, "tokens": tokens, "what": str(error)})
+            tell("wrong", where | {"what": str(error)})
         except torch.cuda.OutOfMemoryError as error:
-            why = str(error)[:300]
-            tell("lost", {"op": op, "model": model.id, "tokens": tokens, "arm": "all", "why": why})
+            tell("lost", where | {"arm": "all", "why": str(error)[:300]})
+        except DeviceLost as error:
+            tell("device-lost", where | {"arm": error.arm, "why": str(error)})
+            return 4
         cell = None
         # Each cell is another shape to torch.compile, and after too many of them it would fall back to eager.
         torch._dynamo.reset()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,12 +16,40 @@ WARM_UP_ROUNDS = 3
 MIN_ROUNDS = 5
 
 
+class Recorded(NamedTuple):
+    """A graph, and the call that it was captured from, whose closure owns tensors that the graph reads.
+
+    Both live equally long: torch.cuda.graph returns what nobody owns to the driver when the next graph is captured, and
+    a replay that touches it is an illegal memory access.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    call: Call
+
+
+class DeviceLost(Exception):
+    """An arm ended this process's use of the device; nothing more can be measured in it. str: what CUDA said."""
+
+    def __init__(self, arm: str, why: str) -> None:
+        super().__init__(why)
+        self.arm = arm
+
+
+def device_answers() -> bool:
+    """False after an error that CUDA repeats at every call, such as an illegal memory access."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
+
+
 def sets_for(moved_bytes: int, calls: int) -> int:
     """How many sets of buffers a graph of `calls` takes in turn."""
     return max(1, min(calls, math.ceil(ROTATED_BYTES / max(1, moved_bytes))))
 
 
-def capture(call: Call, calls: int, sets: int) -> torch.cuda.CUDAGraph:
+def capture(call: Call, calls: int, sets: int) -> Recorded:
     """A graph of call(0) .. call(calls - 1). Results live until as many as there are sets have followed, so that an arm
     that allocates its outputs rotates them too."""
     stream = torch.cuda.Stream()
@@ -35,22 +63,34 @@ def capture(call: Call, calls: int, sets: int) -> torch.cuda.CUDAGraph:
     with torch.cuda.graph(graph):
         for number in range(calls):
             kept[number % sets] = call(number)
-    return graph
+    return Recorded(graph, call)
 
 
-def interleaved(graphs: dict[str, torch.cuda.CUDAGraph], rounds: int, limit_s: float) -> dict[str, list[float]]:
-    """Microseconds of a replay per arm and round, in rotating order; fewer rounds if `limit_s` is over."""
-    samples: dict[str, list[float]] = {name: [] for name in graphs}
-    names, begin = list(graphs), time.monotonic()
+def interleaved(recorded: dict[str, Recorded], rounds: int, limit_s: float) -> dict[str, list[float]]:
+    """Microseconds of a replay per arm and round, in rotating order; fewer rounds if `limit_s` is over.
+
+    Raises:
+        DeviceLost: a replay failed. Each is waited for, so it is that arm's.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in recorded}
+    names, begin = list(recorded), time.monotonic()
     for number in range(-WARM_UP_ROUNDS, rounds):
         if number >= MIN_ROUNDS and time.monotonic() - begin > limit_s:
             break
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
-            took_us = _replay_us(graphs[name])
+            try:
+                took_us = _replay_us(recorded[name].graph)
+            except RuntimeError as error:
+                raise DeviceLost(name, f"replay: {first_line(error)}") from error
             if number >= 0:
                 samples[name].append(took_us)
     return samples
+
+
+def first_line(error: Exception) -> str:
+    """Its type and first line, at most 300 characters."""
+    return f"{type(error).__name__}: {str(error).strip()[:300]}".splitlines()[0]
 
 
 def _replay_us(graph: torch.cuda.CUDAGraph) -> float:

@@ -1,4 +1,4 @@
-"""Runs process.py, which has torch and SGLang, and collects what it prints."""
+"""Runs process.py, which has torch and SGLang, and collects what it prints; starts it anew where it ended too early."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gemma4_repro.errors import EnvironmentLacks
@@ -18,8 +19,11 @@ from gemma4_repro.parent_death import die_with_parent
 
 # What a line with a result begins with: libraries print on stdout too.
 MARK = "gemma4-kernel-bench: "
-# The process looks at the clock between cells; one that hangs in a cell is ended this long after its limit.
-_GRACE_S = 180.0
+# The process looks at the clock between cells. One that has said nothing for so long, or is that far past the end, is
+# ended. To compile an arm takes up to a minute.
+_SILENCE_S, _GRACE_S = 150.0, 60.0
+_COMMAND = (sys.executable, "-m", "gemma4_repro.kernel_bench.process")
+Say = Callable[[str], None]
 
 
 @dataclass
@@ -45,55 +49,148 @@ class Measured:
             getattr(self, kind).append(result)
 
 
-def run_plan(plan: KernelPlan, say: Callable[[str], None]) -> Measured:
+@dataclass
+class _Task:
+    """What the next process is to do. first: a cell's number. left_out: (op, model, arm) that lost the device."""
+
+    first: int = 0
+    left_out: set[tuple[str, str, str]] = field(default_factory=set)
+
+    def text(self, plan: KernelPlan, measured: Measured) -> str:
+        counted = sorted({(entry["op"], entry["model"]) for entry in measured.launches})
+        fields = {"first": self.first, "left_out": sorted(self.left_out), "counted": counted}
+        return json.dumps(fields | {"plan": plan.as_dict()})
+
+
+@dataclass
+class _Ended:
+    """How a process ended. cell: the last one that it began. device_lost: what it said of the arm that did it."""
+
+    code: int = 0
+    last_words: str = ""
+    tail: str = ""
+    cell: dict[str, Any] | None = None
+    device_lost: dict[str, Any] | None = None
+
+
+def run_plan(plan: KernelPlan, say: Say, command: Sequence[str] = _COMMAND) -> Measured:
     """Measure; progress goes to `say`, a line per cell. Ctrl-C ends it with what there is.
 
+    An arm that takes the device with it is lost for this op and model, and its cell is measured again without it. A
+    process that ends or hangs for another reason loses the cell that it was at; the next one goes on behind it.
+
     Raises:
-        EnvironmentLacks: the process ended without a single sample.
+        EnvironmentLacks: nothing was measured, and no cell was begun.
     """
-    measured, parent = Measured(), os.getpid()
+    measured, task, end = Measured(), _Task(), time.monotonic() + plan.limit_s
+    ended = _Ended()
+    while task.first < len(plan.cells()) and not measured.partial:
+        left = end - time.monotonic()
+        if left <= 0:
+            measured.partial = f"out of time after {task.first} of {len(plan.cells())} cells"
+            break
+        ended = _run_process(command, task.text(replace(plan, limit_s=left), measured), left, measured, say)
+        if measured.interrupted or ended.code == 0:
+            break
+        if ended.cell is None:
+            measured.partial = measured.partial or f"the measuring process ended with {ended.code}: {ended.last_words}"
+        else:
+            _lose(ended, ended.cell, task, measured, say)
+    if not (measured.interrupted or measured.samples or measured.wrong):
+        raise EnvironmentLacks(
+            f"nothing was measured\n{ended.tail}", "the last lines above are the measuring process's"
+        )
+    return measured
+
+
+def _lose(ended: _Ended, cell: dict[str, Any], task: _Task, measured: Measured, say: Say) -> None:
+    where = {name: cell[name] for name in ("op", "model", "tokens")}
+    if ended.device_lost:
+        arm, why = ended.device_lost["arm"], f"{ended.device_lost['why']}; left out of this op and model from here on"
+        task.first = cell["number"]
+        task.left_out.add((cell["op"], cell["model"], arm))
+    else:
+        arm, why = "all", f"the measuring process ended with {ended.code}: {ended.last_words}"
+        task.first = cell["number"] + 1
+    say(f"lost: {arm} {why}")
+    measured.lost.append(where | {"arm": arm, "why": why})
+
+
+def _run_process(command: Sequence[str], task: str, limit_s: float, measured: Measured, say: Say) -> _Ended:
+    parent, ended = os.getpid(), _Ended()
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gemma4_repro.kernel_bench.process"],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
             preexec_fn=lambda: die_with_parent(parent),
         )
-        ending = threading.Timer(plan.limit_s + _GRACE_S, process.kill)
-        ending.start()
+        watch = _Watch(process, limit_s)
         try:
-            _converse(process, plan, measured, say)
+            _converse(process, task, ended, measured, say, watch)
         except KeyboardInterrupt:
             measured.interrupted, measured.partial = True, "interrupted"
         finally:
-            ending.cancel()
+            watch.cancel()
             process.kill()
-            code = process.wait()
+            ended.code = process.wait()
         errors.seek(0)
-        tail = errors.read()[-2000:].strip()
-    if measured.interrupted:
-        return measured
-    if code != 0 and not measured.partial:
-        measured.partial = f"the measuring process ended with {code}"
-    if not measured.samples and not measured.wrong:
-        raise EnvironmentLacks(f"nothing was measured\n{tail}", "the last lines above are the measuring process's")
-    return measured
+        ended.tail = errors.read()[-2000:].strip()
+    ended.last_words = watch.why or _last_error(ended.tail)
+    return ended
 
 
-def _converse(process: subprocess.Popen[str], plan: KernelPlan, measured: Measured, say: Callable[[str], None]) -> None:
+def _last_error(tail: str) -> str:
+    """The line that says why: an exception's, and not the hints and warnings that CUDA prints after it."""
+    lines = [line.strip()[:300] for line in tail.splitlines() if line.strip()]
+    errors = [line for line in lines if "Error" in line.split(":")[0]]
+    return (errors or lines or ["no last words"])[-1]
+
+
+class _Watch:
+    """Kills a process that is silent for too long, or that does not find its end. why: which of them, or empty."""
+
+    def __init__(self, process: subprocess.Popen[str], limit_s: float) -> None:
+        self._process, self._end, self.why = process, time.monotonic() + limit_s + _GRACE_S, ""
+        self.heard()
+
+    def heard(self) -> None:
+        left = self._end - time.monotonic()
+        if hasattr(self, "_timer"):
+            self._timer.cancel()
+        why = f"no result for {_SILENCE_S:.0f} s" if left > _SILENCE_S else "out of time in a cell"
+        self._timer = threading.Timer(max(0.0, min(left, _SILENCE_S)), self._kill, (why,))
+        self._timer.daemon = True
+        self._timer.start()
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def _kill(self, why: str) -> None:
+        self.why = why
+        self._process.kill()
+
+
+def _converse(
+    process: subprocess.Popen[str], task: str, ended: _Ended, measured: Measured, say: Say, watch: _Watch
+) -> None:
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(json.dumps(plan.as_dict()))
+    process.stdin.write(task)
     process.stdin.close()
     for line in process.stdout:
         if not line.startswith(MARK):
             continue
+        watch.heard()
         result = json.loads(line.removeprefix(MARK))
         if result["kind"] == "cell":
+            ended.cell = result
             say(f"{result['op']}, {result['model']}, {result['tokens']} tokens")
+        elif result["kind"] == "device-lost":
+            ended.device_lost = result
         elif result["kind"] in ("lost", "wrong"):
             say(f"{result['kind']}: {result.get('arm', '')} {result.get('why') or result.get('what')}")
-        measured.take(result)
+        measured.take(dict(result))
     process.wait()

@@ -7,7 +7,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-from gemma4_repro.kernel_bench.plan import ARMS, MODELS, KernelPlan
+from gemma4_repro.kernel_bench.plan import ARMS, MODELS, OPS, KernelPlan
 from gemma4_repro.kernel_bench.rows import build_rows, judge_targets
 from gemma4_repro.kernel_bench.run_process import Measured
 
@@ -26,7 +26,7 @@ def kernel_bench_document(plan: KernelPlan, measured: Measured) -> dict[str, Any
     """What `bench kernels` prints and writes."""
     gpu = measured.about.get("gpu") or {}
     device = gpu.get("name", "unknown GPU")
-    rows = build_rows(measured.samples, device)
+    rows = sorted(build_rows(measured.samples, device), key=_place)
     return {
         "command": shlex.join(["gemma4-triage", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -43,3 +43,9 @@ def kernel_bench_document(plan: KernelPlan, measured: Measured) -> dict[str, Any
         "lost": measured.lost,
         "partial": measured.partial,
     }
+
+
+def _place(row: dict[str, Any]) -> tuple[int, int, int]:
+    """By op, model and size; cells are measured in another order."""
+    models = [model.id for model in MODELS]
+    return OPS.index(row["op"]), models.index(row["model"]), row["tokens"]
