@@ -9,7 +9,8 @@ EAGER   `Gemma4TextRouter` of transformers' modeling_gemma4.py on logits of this
         that round to one probability are a tie here, and eager's torch.topk leaves open which id it takes.
 
 Order: -0 equals +0. A NaN of any sign and payload is above +inf, and all NaN are equal, as in torch.sort(stable=True,
-descending=True). Ids are k different experts in 0..E-1, whatever the logits are.
+descending=True) on a CPU; on CUDA that has a NaN with the sign bit below -inf. Ids are k different experts in 0..E-1,
+whatever the logits are.
 
 Weights are what IEEE arithmetic gives, as in torch.softmax: a row whose largest logit is NaN, +inf or -inf has NaN in
 every weight. In EAGER mode such a row has no probabilities: NaN for each expert, so its ids are 0..k-1.
