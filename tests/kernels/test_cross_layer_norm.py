@@ -8,6 +8,7 @@ from kernel_paths import DEVICE, PATHS
 from row_op_tests import ManyWeightsTests
 
 from gemma4_kernels.cross_layer_norm.launch import CrossLayer, cross_layer_norm, moe_cross_layer_norm
+from gemma4_kernels.cross_layer_norm.spec import MOE_EAGER_ROUNDINGS
 from gemma4_kernels.rounding import Rounding
 
 
@@ -74,6 +75,9 @@ class TestMoeCrossLayerNorm(ManyWeightsTests):
         hidden = inputs["residual"] + hf_norm(branch, inputs["weight"])
         hidden *= inputs["scalar"]
         return hidden, hf_norm(hidden, inputs["next_weight"])
+
+    def roundings(self):
+        return MOE_EAGER_ROUNDINGS
 
     def shown(self, name):
         return name if name == "residual" else "a branch"

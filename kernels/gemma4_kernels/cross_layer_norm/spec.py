@@ -18,6 +18,9 @@ from __future__ import annotations
 from gemma4_kernels.rmsnorm_add.spec import AXES, TOLERANCES
 from gemma4_kernels.rounding import ROW_CASES
 
-__all__ = ["AXES", "CASES", "TOLERANCES"]
+__all__ = ["AXES", "CASES", "EAGER_ROUNDINGS", "MOE_EAGER_ROUNDINGS", "TOLERANCES"]
 
 CASES = ROW_CASES
+# Of hidden: the norm, the sum, the product. Of normed: and its own. With experts the branch has two more, a norm and
+# the sum. See Rounding.EAGER.
+EAGER_ROUNDINGS, MOE_EAGER_ROUNDINGS = (3, 4), (5, 6)

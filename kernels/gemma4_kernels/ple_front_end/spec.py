@@ -37,3 +37,5 @@ CASES = (
     Case("prefill", 4097, 35, 256, 1536, interpreted=False),
 )
 AXES = {"layers": (35, 42), "width": (256,), "tokens": (1, 8, 64, 512, 4096, 32768)}
+# The norm, the sum, the second factor; the first factor's rounding is the same everywhere. See Rounding.EAGER.
+EAGER_ROUNDINGS = 3

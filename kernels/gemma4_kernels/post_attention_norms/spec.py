@@ -10,6 +10,8 @@ from __future__ import annotations
 from gemma4_kernels.rmsnorm_add.spec import AXES, TOLERANCES
 from gemma4_kernels.rounding import ROW_CASES
 
-__all__ = ["AXES", "CASES", "TOLERANCES"]
+__all__ = ["AXES", "CASES", "EAGER_ROUNDINGS", "TOLERANCES"]
 
 CASES = ROW_CASES
+# residual': the norm, the sum. normed: and its own. See Rounding.EAGER.
+EAGER_ROUNDINGS = (2, 3)

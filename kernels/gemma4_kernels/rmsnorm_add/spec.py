@@ -19,3 +19,5 @@ TOLERANCES = {
     "float16": Tolerance(2**-11, "one rounding to 11 bits of mantissa, with the same margin"),
     "float32": Tolerance(2e-6, "a sum of up to 5376 squares in another order, rsqrt to 2 units, three products"),
 }
+# out: the norm, the sum. See Rounding.EAGER.
+EAGER_ROUNDINGS = (2,)

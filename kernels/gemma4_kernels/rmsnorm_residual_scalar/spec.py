@@ -9,6 +9,8 @@ from __future__ import annotations
 from gemma4_kernels.rmsnorm_add.spec import AXES, TOLERANCES
 from gemma4_kernels.rounding import ROW_CASES
 
-__all__ = ["AXES", "CASES", "TOLERANCES"]
+__all__ = ["AXES", "CASES", "EAGER_ROUNDINGS", "TOLERANCES"]
 
 CASES = ROW_CASES
+# out: the norm, the sum, the product. See Rounding.EAGER.
+EAGER_ROUNDINGS = (3,)

@@ -15,7 +15,9 @@ from __future__ import annotations
 from gemma4_kernels.rmsnorm_add.spec import TOLERANCES
 from gemma4_kernels.rounding import ROW_CASES
 
-__all__ = ["AXES", "CASES", "TOLERANCES"]
+__all__ = ["AXES", "CASES", "EAGER_ROUNDINGS", "TOLERANCES"]
 
 CASES = ROW_CASES
 AXES = {"width": (2816,), "rows": (1, 8, 64, 512, 4096, 32768)}
+# residual': the norm, the sum. Then their own, of which the router has three. See Rounding.EAGER.
+EAGER_ROUNDINGS = (2, 5, 3, 3)
