@@ -75,9 +75,10 @@ for op, constants in KERNELS:
     }
     for capability in (90, 100):
         source, target = ASTSource(kernel, signature, constants, aligned), GPUTarget("cuda", capability, 32)
-        ptx = triton.compile(source, target=target, options={"num_warps": 4}).asm["ptx"]
+        compiled = triton.compile(source, target=target, options={"num_warps": 4})
+        ptx = compiled.asm["ptx"]
         vectors = re.findall(r"ld[.]global[.a-zA-Z0-9_:]*[.]v[248][.]b(?:32|64)", ptx)
-        print(op, capability, len(vectors) > 0, ".local" in ptx, "redux.sync" in ptx)
+        print(op, capability, len(vectors) > 0, ".local" in ptx, "redux.sync" in ptx, compiled.metadata.shared > 0)
 """
 
 
@@ -85,7 +86,9 @@ def test_each_compiles_for_hopper_and_blackwell_with_vector_loads_and_without_lo
     out = run(COMPILE, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     lines = [line.split() for line in out.splitlines()]
     assert len(lines) == 16
-    for op, capability, vectors, local, redux in lines:
+    for op, capability, vectors, local, redux, shared in lines:
         assert (op, capability, vectors, local) == (op, capability, "True", "False")
         # A round of routing is one instruction per warp.
         assert redux == str(op == "routing"), op
+        # And nothing of it goes through shared memory, behind a barrier.
+        assert op != "routing" or shared == "False"

@@ -39,16 +39,20 @@ def values_of(keys):
 
 @triton.jit
 def chosen_of_wide(keys, expert, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
-    """Keys and ids of the TOP_K largest, in columns 0..TOP_K-1 of [TILE, BLOCK]; keys of 32 bits."""
+    """Keys and ids of the TOP_K largest, in columns 0..TOP_K-1 of [TILE, BLOCK], and the largest key in all columns;
+    keys of 32 bits."""
     # Place j is column j, and not a narrower tile's, so that nothing moves between threads.
-    chosen_key, chosen_id = keys, keys
+    chosen_key, chosen_id, largest = keys, keys, keys
     for place in tl.static_range(TOP_K):
         key = tl.max(keys, axis=1)[:, None]
         first = tl.min(tl.where(keys == key, expert, BLOCK), axis=1)[:, None]
+        # Every thread of a row has a round's key: the largest costs no reduction of its own.
+        if place == 0:
+            largest = tl.broadcast_to(key, keys.shape)
         chosen_key = tl.where(expert == place, key, chosen_key)
         chosen_id = tl.where(expert == place, first, chosen_id)
         keys = tl.where(expert == first, _NONE, keys)
-    return chosen_key, chosen_id
+    return chosen_key, chosen_id, largest
 
 
 @triton.jit
@@ -57,19 +61,28 @@ def chosen_of_narrow(keys, expert, TOP_K: tl.constexpr, DTYPE: tl.constexpr):
     UNUSED: tl.constexpr = 16 if tl.bfloat16 == DTYPE else 13
     # The id from above, so that of two equal values the lower id has the larger key.
     packed = tl.where(keys == _NONE, _NONE, ((keys >> UNUSED) << _ID_BITS) | (_LAST_ID - expert))
-    chosen = packed
+    chosen, largest = packed, packed
     for place in tl.static_range(TOP_K):
         key = tl.max(packed, axis=1)[:, None]
+        if place == 0:
+            largest = tl.broadcast_to(key, packed.shape)
         chosen = tl.where(expert == place, key, chosen)
         packed = tl.where(packed == key, _NONE, packed)
-    short = chosen >> _ID_BITS
-    return (short << UNUSED) | ((short >> 31) & ((1 << UNUSED) - 1)), _LAST_ID - (chosen & _LAST_ID)
+    return unpacked_key(chosen, UNUSED), _LAST_ID - (chosen & _LAST_ID), unpacked_key(largest, UNUSED)
+
+
+@triton.jit
+def unpacked_key(packed, UNUSED: tl.constexpr):
+    """What `keys_of` gave for it."""
+    short = packed >> _ID_BITS
+    return (short << UNUSED) | ((short >> 31) & ((1 << UNUSED) - 1))
 
 
 @triton.jit
 def softmax_over_all(value, there, DTYPE: tl.constexpr):
     """Eager's probabilities: in fp32, rounded to DTYPE."""
-    largest = tl.max(tl.where(there, value, float("-inf")), axis=1)
+    # Of the keys, because a maximum of integers is one instruction; a NaN is the largest, and then all are NaN.
+    largest = values_of(tl.max(tl.where(there, keys_of(value), _NONE), axis=1))
     exponential = tl.where(there, tl.exp(value - largest[:, None]), 0.0)
     return rounded(tl.div_rn(exponential, tl.sum(exponential, axis=1)[:, None]), DTYPE, True)
 
@@ -95,22 +108,24 @@ def routing_kernel(
     value = widened(tl.load(logits + token * logits_stride + expert, mask=there, other=0.0))
     if EAGER:
         value = softmax_over_all(value, expert < EXPERTS, DTYPE)
+    # All scales, which arrive while the rounds run, and then go from thread to thread: to load those of the chosen would
+    # be a wait for memory behind the last round.
+    all_scales = tl.load(scale + tl.broadcast_to(expert, value.shape), mask=expert < EXPERTS, other=0.0)
     keys = tl.where(expert < EXPERTS, keys_of(value), _NONE)
     if tl.float32 == DTYPE:
-        key, id = chosen_of_wide(keys, expert, TOP_K, BLOCK)
+        key, id, largest = chosen_of_wide(keys, expert, TOP_K, BLOCK)
     else:
-        key, id = chosen_of_narrow(keys, expert, TOP_K, DTYPE)
+        key, id, largest = chosen_of_narrow(keys, expert, TOP_K, DTYPE)
 
     place = expert
     taken = (place < TOP_K) & (token < tokens)
     chosen = tl.where(place < TOP_K, values_of(key), 0.0)
-    scales = widened(tl.load(scale + id, mask=taken, other=0.0))
+    scales = tl.gather(widened(all_scales), tl.where(place < TOP_K, id, 0), axis=1)
     if EAGER:
         total = rounded(tl.sum(chosen, axis=1)[:, None], DTYPE, EAGER)
         weight = rounded(rounded(tl.div_rn(chosen, total), DTYPE, EAGER) * scales, DTYPE, EAGER)
     else:
-        largest = tl.sum(tl.where(place == 0, chosen, 0.0), axis=1)[:, None]
-        exponential = tl.where(place < TOP_K, tl.exp(chosen - largest), 0.0)
+        exponential = tl.where(place < TOP_K, tl.exp(chosen - values_of(largest)), 0.0)
         weight = exponential / tl.sum(exponential, axis=1)[:, None] * scales
     tl.store(weights + token * TOP_K + place, weight, mask=taken)
     tl.store(ids + token * TOP_K + place, id, mask=taken)
