@@ -59,7 +59,8 @@ def assert_like_eager(found: torch.Tensor, eager: torch.Tensor, wanted: Exact, r
         assert (off <= 2).all(), off.max()
     elif found.numel():
         assert (off <= roundings).all(), off.max()
-        assert (off > 1).sum() <= 1 + 1e-4 * off.numel(), (off > 1).sum()
+        # The interpreter adds one element after the other, which moves more of them than a tree does.
+        assert (off > 1).sum() <= 2 + 1e-3 * off.numel(), (off > 1).sum()
         share = (found == eager).double().mean()
         assert share >= (0.995 if found.dtype == torch.bfloat16 else 0.98), share
 

@@ -91,6 +91,30 @@ def test_a_wrong_answer_is_refused(monkeypatch):
         cell.refuse_wrong_answers()
 
 
+@pytest.mark.parametrize(
+    ("rounding", "swapped", "refused"),
+    [(Rounding.EAGER, 1, False), (Rounding.EAGER, 9, True), (Rounding.FP32, 1, True)],
+    ids=str,
+)
+def test_a_few_near_ties_of_eagers_probabilities_are_no_wrong_answer(monkeypatch, rounding, swapped, refused):
+    cell = Cell("routing", SMALL["moe"], 1024, "cpu")
+    right = cell.arms.ours
+
+    def swapped_on_the_kernel_path(*arguments, path="auto", **options):
+        weights, ids = right(*arguments, path=path, **options)
+        if path != "torch" and options["rounding"] is rounding:
+            ids[:swapped, 3] = (ids[:swapped, 3] + 1) % 16
+            weights[:swapped, 3] += 1
+        return weights, ids
+
+    monkeypatch.setattr(cell.arms, "ours", swapped_on_the_kernel_path)
+    if refused:
+        with pytest.raises(WrongAnswer, match=f"routing, moe, 1024 tokens, {rounding.value}"):
+            cell.refuse_wrong_answers()
+    else:
+        cell.refuse_wrong_answers()
+
+
 def test_every_op_is_measured_on_some_model_and_every_model_with_some_ops():
     plan = KernelPlan(OPS, tuple(model.id for model in MODELS), TOKENS, ("ours",), 5, 60.0)
     cells = plan.cells()

@@ -108,8 +108,8 @@ def routing_kernel(
     value = widened(tl.load(logits + token * logits_stride + expert, mask=there, other=0.0))
     if EAGER:
         value = softmax_over_all(value, expert < EXPERTS, DTYPE)
-    # All scales, which arrive while the rounds run, and then go from thread to thread: to load those of the chosen would
-    # be a wait for memory behind the last round.
+    # All scales, which arrive while the rounds run, and then go from thread to thread: to load those of the chosen
+    # would be a wait for memory behind the last round.
     all_scales = tl.load(scale + tl.broadcast_to(expert, value.shape), mask=expert < EXPERTS, other=0.0)
     keys = tl.where(expert < EXPERTS, keys_of(value), _NONE)
     if tl.float32 == DTYPE:
