@@ -63,6 +63,15 @@ class TestWhatItReads:
 
 
 class TestWhatItSays:
+    def test_what_containment_left_is_not_called_the_translation_of_what_was_there(self, cli):
+        _, out, _ = cli("diagnose", "latest", "--dir", SAMPLES)
+        assert "draft-swa-state-stale" in out
+        assert "translated_page_table[2, 2]" not in out
+
+    def test_an_entry_that_is_still_there_is_shown_translated(self, cli):
+        _, out, _ = cli("diagnose", "20261121T103430", "--dir", SAMPLES)
+        assert "translated_page_table[5, 7]  49" in out
+
     def test_the_document_holds_the_finding_whole(self, cli):
         _, out, err = cli("diagnose", CORPUS / "one-untranslated-row", "--json")
         found = document(out)

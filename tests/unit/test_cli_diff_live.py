@@ -204,6 +204,7 @@ def test_without_a_base_nothing_was_checked(cli, finished, tmp_path):
         (("patches", "--with", "nothing-like-it"), "nothing-like-it"),
         (("patches", "--with", "default", "--fault", "no-such-fault"), "no-such-fault"),
         (("patches", "--with", "default", "--tolerance", "-1"), "tolerance"),
+        (("patches", "--with", "default", "--tolerance", "inf"), "tolerance"),
     ],
 )
 def test_a_usage_mistake_is_2_and_names_it(cli, words, said):

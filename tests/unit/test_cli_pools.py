@@ -133,3 +133,9 @@ def test_usage_mistakes(cli, words, said):
     assert said in err
     if "--json" not in words:
         assert out == ""
+
+
+@pytest.mark.parametrize("gpus", [3, 5])
+def test_gpus_that_the_kv_heads_do_not_divide_among(cli, gpus):
+    code, _, err = cli("--config", E4B, *KV, *LOAD, "--tp", gpus)
+    assert (code, f"2 KV heads do not divide among {gpus} GPUs" in err) == (2, True)

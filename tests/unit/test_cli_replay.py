@@ -134,6 +134,7 @@ class TestExitCodes:
             ("--heads", "0:1"),
             ("--heads", "3:2"),
             ("--renumber",),
+            ("--window", str(2**31)),
             ("--output", "x"),
         ],
     )

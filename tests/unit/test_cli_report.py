@@ -191,6 +191,12 @@ class TestExitCodes:
         code, _, err = cli("report", tmp_path)
         assert (code, "is not the verdict of a run" in err) == (4, True)
 
+    @pytest.mark.parametrize("kind", ["diff-backends", "diff-patches"])
+    def test_a_run_of_diff_is_called_one(self, cli, tmp_path, kind):
+        (tmp_path / "verdict.json").write_text(f'{{"kind": "{kind}", "exit_code": 0}}')
+        code, _, err = cli("report", tmp_path)
+        assert (code, f"is a run of {kind.replace('-', ' ')}" in err) == (2, True)
+
     def test_a_run_and_something_else(self, cli):
         code, _, err = cli("report", RUN, SEED_BUG)
         assert (code, "2 names are given" in err) == (2, True)

@@ -137,7 +137,8 @@ class TestNotReplayable:
     @pytest.mark.parametrize(
         ("changes", "said"),
         [
-            ({"page_size": None}, "page size"),
+            ({"page_size": None}, "does not say the page size"),
+            ({"page_size": 1 << 40}, "a page size of 1099511627776"),
             ({"extents": {"pages_in_buffer": 0}}, "gives 0 pages"),
             ({"extents": {}, "offences": []}, "says nothing"),
             ({"provenance": Provenance(table_origin="ForwardBatch.out_cache_loc"), "offences": []}, "are written"),

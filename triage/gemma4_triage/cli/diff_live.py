@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -99,6 +100,7 @@ def backends(
         return Agreement(run, tolerances, columns, exit_code(verdicts))
 
     _check_words(probes, device_model)
+    _check_finite(tolerance)
     options = _options(scenario, output, force, keep, time_limit)
     raise typer.Exit(_compare("diff-backends", sides, judge, options, tolerance, as_json))
 
@@ -156,6 +158,7 @@ def patches(
         return Agreement(run, tolerances, columns, exit_code(tuple(gates.values()), bases))
 
     _check_words(probes, device_model)
+    _check_finite(tolerance)
     options = _options(scenario, output, force, keep, time_limit)
     raise typer.Exit(_compare("diff-patches", sides, judge, options, tolerance, as_json))
 
@@ -164,6 +167,12 @@ def _check_words(probes: str, device_model: str) -> None:
     for option, word, allowed in (("--probes", probes, _PROBES), ("--device-model", device_model, _DEVICES)):
         if word not in allowed:
             raise UsageMistake(f"{option} {word!r} is not known", f"allowed: {', '.join(allowed)}")
+
+
+def _check_finite(tolerance: float | None) -> None:
+    """Whatever the sides said would agree to an infinite tolerance."""
+    if tolerance is not None and not math.isfinite(tolerance):
+        raise UsageMistake(f"--tolerance {tolerance} is no tolerance", "a number of 0 or more; the default is 2e-4")
 
 
 def _options(

@@ -62,8 +62,11 @@ def replay(
     read or contradicts itself, 5 if there is no attention call in it.
     """
     from gemma4_dumps.reader import read_dump
+    from gemma4_triage.replay.geometry import MAX_WINDOW
     from gemma4_triage.replay.run import replay as run_replay
 
+    if window is not None and window > MAX_WINDOW:
+        raise UsageMistake(f"--window {window} is no window", f"at most {MAX_WINDOW}; -1 for all")
     names, options = _backends(backend), _options(heads, head_dim, window, seed, cap_mib)
     if not shrink and (renumber or output):
         raise UsageMistake("--renumber and --output are of --shrink", "add --shrink, or leave them out")

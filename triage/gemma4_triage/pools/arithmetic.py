@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gemma4_triage.pools.errors import PoolsError
 from gemma4_triage.pools.model_shape import ModelShape
 
 KV_DTYPE_BYTES = {"auto": 2, "bf16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "float32": 4}
@@ -29,7 +30,15 @@ class PoolSizes:
 
 
 def token_bytes(shape: ModelShape, kv_bytes: int, tensor_parallel: int = 1, owners_only: bool = False) -> TokenBytes:
-    """kv_bytes: of one element. Heads fewer than ranks are replicated."""
+    """kv_bytes: of one element. Heads fewer than ranks are replicated.
+
+    Raises PoolsError for ranks that the heads do not divide among, nor the ranks among the heads: SGLang asserts it.
+    """
+    for heads in {shape.full_heads, shape.swa_heads}:
+        if heads % tensor_parallel and tensor_parallel % heads:
+            raise PoolsError(
+                f"{heads} KV heads do not divide among {tensor_parallel} GPUs", "--tp takes what SGLang's --tp takes"
+            )
 
     def one_layer(heads: int, head_dim: int) -> int:
         return max(1, heads // tensor_parallel) * 2 * head_dim * kv_bytes

@@ -11,6 +11,7 @@ from gemma4_triage.replay.options import ReplayOptions
 
 ASSUMED_HEADS, ASSUMED_HEAD_DIM, NO_WINDOW = (8, 2), 64, -1
 MAX_HEADS, MAX_HEAD_DIM, MAX_PAGE_SIZE = 1024, 1024, 65536
+MAX_WINDOW = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,10 @@ def read_geometry(manifest: Manifest, options: ReplayOptions) -> Geometry:
     scalars, assumed = manifest.scalars, []
     page_size = _count(manifest.page_size, MAX_PAGE_SIZE)
     if page_size is None:
-        raise NothingChecked("the dump does not say the page size", "only dumps of page tables can be replayed")
+        said = "the dump does not say the page size"
+        if manifest.page_size is not None:
+            said = f"the dump says a page size of {manifest.page_size}, not one from 1 to {MAX_PAGE_SIZE}"
+        raise NothingChecked(said, "only dumps of page tables can be replayed")
     recorded = (_count(scalars.get("q_heads"), MAX_HEADS), _count(scalars.get("kv_heads"), MAX_HEADS))
     heads = options.heads or (recorded if _divide(*recorded) else None)
     if heads is None:
@@ -74,7 +78,7 @@ def _count(value: Any, limit: int) -> int | None:
 
 
 def _window(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and -1 <= value < 2**31 else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and -1 <= value <= MAX_WINDOW else None
 
 
 def _divide(q_heads: int | None, kv_heads: int | None) -> bool:

@@ -71,10 +71,17 @@ def _evidence(dump: Dump) -> tuple[Evidence, ...]:
 
 
 def _translation(dump: Dump, first: Offence) -> list[Evidence]:
-    table = tensor_or_none(dump, _WOULD_BE)
-    if table is None or table.ndim != 2 or not (0 <= first.row < table.shape[0] and 0 <= first.column < table.shape[1]):
+    # Containment puts the null page in the entry's place before the probe translates the table for its report.
+    if _entry(dump, first.table, first) != first.value or _entry(dump, _WOULD_BE, first) is None:
         return []
     return [cell(dump, _WOULD_BE, (first.row, first.column), "what the full-to-SWA map makes of it")]
+
+
+def _entry(dump: Dump, name: str, first: Offence) -> int | None:
+    table = tensor_or_none(dump, name)
+    if table is None or table.ndim != 2 or not (0 <= first.row < table.shape[0] and 0 <= first.column < table.shape[1]):
+        return None
+    return table[first.row, first.column].item()
 
 
 RULE = Rule(ID, find, injected_by=("swa-state-stale",), leads_to=(*LEAVES_BUFFERS, *SPOILS_DRAFTS))

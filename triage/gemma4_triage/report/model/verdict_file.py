@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gemma4_dumps.errors import DumpUnreadable
 from gemma4_dumps.safe_file import read_regular
 from gemma4_repro.run_folder import VERDICT_NAME
+from gemma4_triage.errors import UsageMistake
 
 MAX_BYTES = 32 * 1024**2
 
@@ -102,11 +103,30 @@ class VerdictFile(_Part):
 
 
 def read_verdict(folder: Path) -> VerdictFile:
-    """Raises DumpUnreadable if verdict.json cannot be read, or is not one of a run."""
+    """Raises DumpUnreadable if verdict.json cannot be read or is not of a run; UsageMistake for one of `diff`."""
+    content = read_regular(folder / VERDICT_NAME, MAX_BYTES)
+    _refuse_diff(folder, content)
     try:
-        return VerdictFile.model_validate_json(read_regular(folder / VERDICT_NAME, MAX_BYTES))
+        return VerdictFile.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         said = f"{where}: {first['msg']}" if where else first["msg"]
         raise DumpUnreadable(f"{folder / VERDICT_NAME} is not the verdict of a run: {said:.300}") from error
+
+
+class _Kind(_Part):
+    kind: str
+
+
+def _refuse_diff(folder: Path, content: bytes) -> None:
+    """Raises UsageMistake: its verdict is of columns and tokens, for which a report has no part."""
+    try:
+        kind = _Kind.model_validate_json(content).kind
+    except ValidationError:
+        return
+    if kind in ("diff-backends", "diff-patches"):
+        raise UsageMistake(
+            f"{folder} is a run of {kind.replace('-', ' ')}, of which there is no report",
+            f"its table is in {folder / VERDICT_NAME}; a side's dumps can be reported: {folder}/SIDE/dumps",
+        )
