@@ -98,16 +98,17 @@ class TestDocument:
 
     def test_a_log_with_dumps_gives_evidence_to_the_incident_that_it_names(self, cli, tmp_path):
         log = tmp_path / "server.log"
-        log.write_text(f"TrappedViolation: see {SEED_BUG.name}\n")
+        log.write_text(f"page-table-bounds: full page ids [trapped; seen 1 times; dump: /srv/dumps/{SEED_BUG.name}]\n")
         found = document(cli("report", SAMPLES, "--log", log, "--json")[1])
         named = [
             incident["dumps"][0]["id"]
             for incident in found["incidents"]
             for finding in incident["findings"]
             for piece in finding["evidence"]
-            if piece["source"] == "server.log"
+            if piece["source"] == str(log)
         ]
-        assert named == [SEED_BUG.name]
+        assert named
+        assert set(named) == {SEED_BUG.name}
 
     def test_a_run_that_did_not_end(self, cli, tmp_path):
         run = shutil.copytree(RUN, tmp_path / "run")
