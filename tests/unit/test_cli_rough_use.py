@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import signal
 import struct
 import subprocess
 import sys
@@ -197,3 +198,15 @@ def test_an_error_is_one_document_too_and_said_on_stderr(cli, words):
     assert (document["kind"], document["exit_code"]) == ("error", code)
     assert f"error: {document['message']}\n" in err
     assert code not in (0, 70)
+
+
+def test_an_interrupted_command_leaves_one_document(tmp_path):
+    pipe = tmp_path / "log"
+    os.mkfifo(pipe)
+    command = [COMMAND, "logs", pipe, "--json"]
+    # The pipe opens as soon as the other side reads.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as logs, open(pipe, "w"):
+        logs.send_signal(signal.SIGINT)
+        out, err = logs.communicate(timeout=60)
+    assert (logs.returncode, err) == (130, "error: interrupted\n")
+    assert json.loads(out)["kind"] == "error"

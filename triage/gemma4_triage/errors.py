@@ -46,3 +46,9 @@ class NothingChecked(UserError):
     """The command ran, but there was nothing to look at: neither good nor bad."""
 
     exit_code = ExitCode.NOTHING_CHECKED
+
+
+class Interrupted(UserError):
+    """Control-C, or SIGINT, in a command that had nothing to show by then."""
+
+    exit_code = ExitCode.INTERRUPTED

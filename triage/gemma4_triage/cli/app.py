@@ -9,14 +9,15 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from gemma4_dumps.errors import DumpError, DumpIncompatible, DumpNotFound, StoreUnreadable
 from gemma4_triage.cli.output import emit_json, say
 from gemma4_triage.cli.streams import abandon_stdout, prepare_streams, stdout_is_lost
-from gemma4_triage.errors import ExitCode, UserError
+from gemma4_triage.errors import ExitCode, Interrupted, UserError
 
 VERBS: tuple[str, ...] = (
     "repro",
@@ -40,10 +41,21 @@ TRACEBACK_VARIABLE = "GEMMA4_TRIAGE_TRACEBACK"
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 
 
+class _Verbs(TyperGroup):
+    """typer makes an exit code of an interrupt, silently; whoever reads stdout is owed a document."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise Interrupted("interrupted") from error
+
+
 def build_app() -> typer.Typer:
     """The Typer application with every verb in VERBS."""
     app = typer.Typer(
         name="gemma4-triage",
+        cls=_Verbs,
         help="Find out why a Gemma-4 server on SGLang crashes, leaks or goes quietly wrong.",
         # rich's help looks better and takes 0.25 s of the 0.5 s that --help has.
         rich_markup_mode=None,
