@@ -60,7 +60,7 @@ def main() -> int:
     if not commands:
         options.error(f"no command begins with {chosen.only}")
     # What NumPy warns of would stand on a user's stderr.
-    warnings.simplefilter("error")
+    warnings.simplefilter("error", RuntimeWarning)
     # Whatever asks for more than any dump should becomes a MemoryError, which is no DumpError.
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
     begin = time.monotonic()
