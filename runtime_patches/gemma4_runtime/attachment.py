@@ -10,7 +10,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
@@ -107,7 +107,11 @@ class Attachment:
         with ExitStack() as unless_all_registered:
             unless_all_registered.callback(self.uninstall)
             for patch, attachment, site in planned:
-                self._applied.append(_register(patch, attachment, site, self.timed))
+                shared = next((one for one in self._applied if one.attachment == attachment), None)
+                # Optimisations of one function share its hook, which asks which of them are in force.
+                self._applied.append(
+                    replace(shared, patch=patch) if shared else _register(patch, attachment, site, self.timed)
+                )
             unless_all_registered.pop_all()
 
     def _tolerating(self, patch: Patch, step: Callable[[Patch], _T]) -> _T | None:

@@ -36,6 +36,7 @@ class Session:
         self.settings = settings
         self.patches = select(settings) if patches is None else patches
         self.attachment = Attachment(self.patches, sglang.__version__, settings.allow_missing, settings.cost)
+        self.in_force_ids = frozenset(patch.id for patch in self.patches)
         self.root = settings.dump_dir or default_root()
         self.manifest: dict[str, Any] = {}
         self._cancel_finish: Callable[[], None] = lambda: None
@@ -60,6 +61,16 @@ class Session:
         for row in rows:
             if row["id"] == patch:
                 row["findings"] = [*row.get("findings", ()), *findings]
+        if current is not None and rows:
+            current._write_manifest()
+
+    @classmethod
+    def note_path(cls, patch: str, path: str) -> None:
+        """Add a path that an optimisation took for the first time to its row of this process's guard manifest."""
+        current = cls._current
+        rows = [row for row in current.manifest.get("patches", ()) if row["id"] == patch] if current else []
+        for row in rows:
+            row["paths"] = [*row.get("paths", ()), path]
         if current is not None and rows:
             current._write_manifest()
 

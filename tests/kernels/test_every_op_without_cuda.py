@@ -15,14 +15,14 @@ from gemma4_kernels.post_attention_norms.launch import post_attention_norms
 from gemma4_kernels.rmsnorm_add.launch import rmsnorm_add
 from gemma4_kernels.rmsnorm_residual_scalar.launch import rmsnorm_residual_scalar
 from gemma4_kernels.routing.launch import routing
-from gemma4_kernels.triple_rmsnorm.launch import fold_router_scale, triple_rmsnorm
+from gemma4_kernels.triple_rmsnorm.launch import triple_rmsnorm
 rows, weight, one = torch.ones(2, 16), torch.ones(16), torch.ones(1)
 rmsnorm_add(rows, weight, rows)
 gelu_tanh_mul(rows, rows)
 rmsnorm_residual_scalar(rows, weight, rows, one)
 post_attention_norms(rows, weight, rows, weight)
 ple_front_end(rows[:, None], weight, None, 16)
-triple_rmsnorm(rows, weight, rows, fold_router_scale(weight), weight, weight)
+triple_rmsnorm(rows, weight, rows, weight, weight, weight)
 cross_layer_norm(rows, weight, rows, one, weight)
 moe_cross_layer_norm(rows, weight, rows, weight, weight, rows, one, weight)
 print(routing(rows, weight, 4)[1][0].tolist())

@@ -7,8 +7,7 @@ from exact_rows import exact
 from kernel_paths import DEVICE, PATHS
 from row_op_tests import ManyWeightsTests
 
-from gemma4_kernels.rounding import Rounding
-from gemma4_kernels.triple_rmsnorm.launch import RouterScale, fold_router_scale, triple_rmsnorm
+from gemma4_kernels.triple_rmsnorm.launch import triple_rmsnorm
 
 
 class TestTripleRmsnorm(ManyWeightsTests):
@@ -17,8 +16,7 @@ class TestTripleRmsnorm(ManyWeightsTests):
     weights = ("weight", "router_scale", "dense_weight", "experts_weight")
 
     def run(self, inputs, rounding, path, out=None):
-        scale = fold_router_scale(inputs["router_scale"], rounding)
-        return tuple(triple_rmsnorm(**inputs | {"router_scale": scale}, path=path, out=out))
+        return tuple(triple_rmsnorm(**inputs, rounding=rounding, path=path, out=out))
 
     def exact(self, inputs):
         total = exact(inputs["attention"]).normed(inputs["weight"]).plus(exact(inputs["residual"]))
@@ -32,12 +30,11 @@ class TestTripleRmsnorm(ManyWeightsTests):
         return total, router.to(total.dtype), *others
 
     def refusals(self):
-        # The scale goes through fold_router_scale first, which takes any floating dtype.
         return [
             *super().refusals(),
             ({"router_scale": torch.ones(15, device=DEVICE)}, r"router_scale is \[15\]"),
-            ({"router_scale": torch.ones(2, 8, device=DEVICE)}, r"scale is \[2, 8\]"),
-            ({"router_scale": torch.ones(16, dtype=torch.int32, device=DEVICE)}, "int32"),
+            ({"router_scale": torch.ones(2, 8, device=DEVICE)}, r"router_scale is \[2, 8\]"),
+            ({"router_scale": torch.ones(16, dtype=torch.int32, device=DEVICE)}, "router_scale is .*int32"),
         ]
 
     @pytest.mark.parametrize("path", PATHS)
@@ -48,26 +45,34 @@ class TestTripleRmsnorm(ManyWeightsTests):
         self.check(inputs | {name: inputs[name].float() * 1.01 for name in others}, path)
 
 
-def test_the_scale_is_folded_in_fp32():
+@pytest.mark.parametrize("path", PATHS)
+def test_the_scale_meets_the_root_in_fp32(path):
     """SGLang 0.5.13.post1 folds a bf16 H^-0.5: at H = 2816 every logit is 0.24% low."""
-    scale = torch.full((2816,), 1.5, dtype=torch.bfloat16)
-    folded = fold_router_scale(scale)
-    assert folded.values.dtype == torch.float32
-    assert torch.allclose(folded.values.double(), torch.full((2816,), 1.5 * 2816**-0.5, dtype=torch.float64), rtol=1e-7)
-    as_released = (scale * torch.tensor(2816**-0.5).bfloat16()).double()
-    assert (as_released / folded.values.double() - 1).mean().item() == pytest.approx(-0.0024, abs=1e-4)
+    rows = torch.ones(1, 2816, device=DEVICE)
+    weight, scale = torch.ones(2816, device=DEVICE), torch.full((2816,), 1.5, dtype=torch.bfloat16, device=DEVICE)
+    found = triple_rmsnorm(rows, weight, rows, scale, weight, weight, eps=0.0, path=path)
+    assert torch.allclose(found.router.double(), torch.tensor(1.5 * 2816**-0.5, dtype=torch.float64), rtol=1e-6)
+    as_released = (scale.cpu() * torch.tensor(2816**-0.5).bfloat16()).double()
+    assert (as_released / found.router.double().cpu() - 1).mean().item() == pytest.approx(-0.0024, abs=1e-4)
 
 
-def test_a_scale_that_was_not_folded_is_refused():
-    rows, weight = torch.zeros(2, 16), torch.ones(16)
-    with pytest.raises(ValueError, match=r"router_scale is .*bfloat16, expected float32"):
-        triple_rmsnorm(rows, weight, rows, RouterScale(weight.bfloat16(), Rounding.FP32), weight, weight)
+@pytest.mark.parametrize("path", PATHS)
+def test_a_scale_that_is_updated_in_place_counts_at_once(path):
+    rows, weight, scale = (
+        torch.randn(2, 64, device=DEVICE),
+        torch.ones(64, device=DEVICE),
+        torch.ones(64, device=DEVICE),
+    )
+    before = triple_rmsnorm(rows, weight, rows, scale, weight, weight, path=path).router
+    scale.mul_(2)
+    after = triple_rmsnorm(rows, weight, rows, scale, weight, weight, path=path).router
+    assert torch.equal(after, 2 * before)
 
 
 def test_outputs_that_are_one_tensor_are_refused():
     rows, weight = torch.zeros(2, 16), torch.ones(16)
     with pytest.raises(ValueError, match="share memory"):
-        triple_rmsnorm(rows, weight, rows, fold_router_scale(weight), weight, weight, out=(rows,) * 4)
+        triple_rmsnorm(rows, weight, rows, weight, weight, weight, out=(rows,) * 4)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -76,6 +81,6 @@ def test_the_layers_input_is_left_as_it_was(path):
     residual = torch.randn(2, 64, device=DEVICE)
     captured, before = residual, residual.clone()
     weight = torch.ones(64, device=DEVICE)
-    found = triple_rmsnorm(residual.clone(), weight, residual, fold_router_scale(weight), weight, weight, path=path)
+    found = triple_rmsnorm(residual.clone(), weight, residual, weight, weight, weight, path=path)
     assert torch.equal(captured, before)
     assert not torch.equal(found.residual, before)

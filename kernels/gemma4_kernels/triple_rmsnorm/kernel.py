@@ -19,7 +19,7 @@ def triple_rmsnorm_kernel(
     attention,  # [rows, WIDTH]
     weight,  # [WIDTH]
     residual,  # [rows, WIDTH]
-    router_scale,  # [WIDTH] fp32
+    router_scale,  # [WIDTH]
     dense_weight,  # [WIDTH]
     experts_weight,  # [WIDTH]
     residual_out,  # [rows, WIDTH]; it and the next three are different, and any may be attention or residual
@@ -33,7 +33,7 @@ def triple_rmsnorm_kernel(
     dense_out_stride: tl.int64,
     experts_out_stride: tl.int64,
     eps,
-    root,  # WIDTH^-0.5, which EAGER has not folded into the scale
+    root,  # WIDTH^-0.5
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,  # see row_plan.py
@@ -57,9 +57,7 @@ def triple_rmsnorm_kernel(
     unit = total * inverse_rms(total, eps, WIDTH)
     if not EARLY:
         router_w = load_weight(router_scale, column, inside)
-    router = rounded(unit, DTYPE, EAGER) * router_w
-    if EAGER:
-        router = rounded(router, DTYPE, EAGER) * root
+    router = rounded(rounded(unit, DTYPE, EAGER) * router_w, DTYPE, EAGER) * root
     store_row(router_out, row, router_out_stride, column, router, inside)
     if not EARLY:
         dense_w = load_weight(dense_weight, column, inside)

@@ -12,29 +12,31 @@ from gemma4_kernels.row_arguments import Path, outputs_like, refuse_rows, refuse
 from gemma4_kernels.row_plan import EARLY_BELOW, plan_rows
 from gemma4_kernels.triple_rmsnorm import reference
 from gemma4_kernels.triple_rmsnorm.reference import TripleNormed
-from gemma4_kernels.triple_rmsnorm.router_scale import RouterScale, fold_router_scale
 
-__all__ = ["RouterScale", "TripleNormed", "fold_router_scale", "triple_rmsnorm"]
+__all__ = ["TripleNormed", "triple_rmsnorm"]
 
 
 def triple_rmsnorm(
     attention: torch.Tensor,
     weight: torch.Tensor,
     residual: torch.Tensor,
-    router_scale: RouterScale,
+    router_scale: torch.Tensor,
     dense_weight: torch.Tensor,
     experts_weight: torch.Tensor,
     eps: float = 1e-6,
     *,
+    rounding: Rounding = Rounding.FP32,
     out: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
     path: Path = "auto",
 ) -> TripleNormed:
-    """residual' = rms(attention) * weight + residual, and its norm with three weights; in the scale's rounding mode.
+    """residual' = rms(attention) * weight + residual, and its norm with three weights.
 
     Args:
         attention, residual: [T, H] bf16, fp16 or fp32, T >= 0; rows any distance apart, unit stride inside a row.
         weight, dense_weight, experts_weight: [H] bf16, fp16 or fp32, contiguous.
-        router_scale: [H], of `fold_router_scale`.
+        router_scale: as weight, the checkpoint's own: H^-0.5 comes in here, in fp32. SGLang 0.5.13.post1 folds it in at
+            the first forward and in the model's dtype, where H^-0.5 is a bf16: at H = 2816 all logits are 0.24% low,
+            and weights that are updated later leave the old scale behind.
         out: four of [T, H]; new if None, so that who holds `residual` keeps it as it was. Any two of them may be
             attention and residual themselves; any other overlap is undefined.
 
@@ -49,23 +51,20 @@ def triple_rmsnorm(
     refuse_weight("weight", weight, attention)
     refuse_weight("dense_weight", dense_weight, attention)
     refuse_weight("experts_weight", experts_weight, attention)
-    scale, rounding = router_scale
-    refuse_weight("router_scale", scale, attention)
-    if scale.dtype != torch.float32:
-        raise ValueError(f"router_scale is {scale.dtype}, expected float32, as fold_router_scale makes it")
+    refuse_weight("router_scale", router_scale, attention)
     outputs = TripleNormed(*outputs_like(TripleNormed._fields, out, attention))
     rows, width = attention.shape
     if rows == 0:
         return outputs
     weights = (router_scale, dense_weight, experts_weight)
     if not takes_kernel(attention, path):
-        results = reference.triple_rmsnorm(attention, weight, residual, *weights, eps)
+        results = reference.triple_rmsnorm(attention, weight, residual, *weights, eps, rounding)
         return TripleNormed(*(output.copy_(result) for output, result in zip(outputs, results, strict=True)))
     plan = plan_rows(width)
     eager = rounding is Rounding.EAGER
     _launcher().launch(
         rows,
-        (attention, weight, residual, scale, dense_weight, experts_weight, *outputs),
+        (attention, weight, residual, router_scale, dense_weight, experts_weight, *outputs),
         (attention.stride(0), residual.stride(0), *(output.stride(0) for output in outputs)),
         (eps, width**-0.5),
         (width, plan.block, rows < EARLY_BELOW, eager),

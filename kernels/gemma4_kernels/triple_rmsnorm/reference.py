@@ -8,7 +8,6 @@ import torch
 
 from gemma4_kernels.rounding import Rounding
 from gemma4_kernels.torch_norms import rms_normed, rounded
-from gemma4_kernels.triple_rmsnorm.router_scale import RouterScale
 
 
 class TripleNormed(NamedTuple):
@@ -24,17 +23,17 @@ def triple_rmsnorm(
     attention: torch.Tensor,
     weight: torch.Tensor,
     residual: torch.Tensor,
-    router_scale: RouterScale,
+    router_scale: torch.Tensor,
     dense_weight: torch.Tensor,
     experts_weight: torch.Tensor,
     eps: float,
+    rounding: Rounding,
 ) -> TripleNormed:
     """Four tensors [T, H] in attention's dtype."""
-    dtype, (scale, rounding) = attention.dtype, router_scale
+    dtype, scale, root = attention.dtype, router_scale.float(), attention.shape[1] ** -0.5
     normed = rounded(rms_normed(attention, weight, eps), dtype, rounding)
     total = rounded(normed + residual.float(), dtype, rounding)
-    router = rounded(rounded(rms_normed(total, None, eps), dtype, rounding) * scale, dtype, rounding)
-    if rounding is Rounding.EAGER:
-        router = router * attention.shape[1] ** -0.5
+    unit = rounded(rms_normed(total, None, eps), dtype, rounding)
+    router = rounded(unit * scale, dtype, rounding) * root
     dense, experts = (rms_normed(total, w, eps) for w in (dense_weight, experts_weight))
     return TripleNormed(total.to(dtype), router.to(dtype), dense.to(dtype), experts.to(dtype))

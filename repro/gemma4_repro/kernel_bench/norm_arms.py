@@ -9,7 +9,7 @@ from gemma4_kernels.post_attention_norms.launch import post_attention_norms
 from gemma4_kernels.rmsnorm_add.launch import rmsnorm_add
 from gemma4_kernels.rmsnorm_residual_scalar.launch import rmsnorm_residual_scalar
 from gemma4_kernels.rounding import Rounding
-from gemma4_kernels.triple_rmsnorm.launch import RouterScale, fold_router_scale, triple_rmsnorm
+from gemma4_kernels.triple_rmsnorm.launch import triple_rmsnorm
 from gemma4_repro.kernel_bench.op_arms import EPS, Norms, OpArms, Tensors, eager_norm
 
 
@@ -79,25 +79,21 @@ class TripleRmsnorm(RmsnormAdd):
         scale = self.weight()
         # The release's router norm has one weight, into which it has folded both factors.
         as_released = (scale.float() * self.model.hidden**-0.5).to(scale.dtype)
-        values = (fold_router_scale(scale, rounding).values for rounding in (Rounding.FP32, Rounding.EAGER))
-        return self.weight(), scale, as_released, *values, self.weight(), self.weight()
+        return self.weight(), scale, as_released, self.weight(), self.weight()
 
     @property
     def moved_bytes(self) -> int:
         return 6 * self.row_bytes
 
-    def ours(
-        self, x, residual, weight, scale, as_released, fp32, eager, dense, experts, *, rounding, path: Any = "auto"
-    ):
-        router = RouterScale(fp32 if rounding is Rounding.FP32 else eager, rounding)
-        return triple_rmsnorm(x, weight, residual, router, dense, experts, path=path)
+    def ours(self, x, residual, weight, scale, as_released, dense, experts, *, rounding, path: Any = "auto"):
+        return triple_rmsnorm(x, weight, residual, scale, dense, experts, rounding=rounding, path=path)
 
-    def eager(self, x, residual, weight, scale, as_released, fp32, eager, dense, experts):
+    def eager(self, x, residual, weight, scale, as_released, dense, experts):
         total = residual + eager_norm(x, weight)
         routed = eager_norm(total, None) * scale * self.model.hidden**-0.5
         return total, routed, eager_norm(total, dense), eager_norm(total, experts)
 
-    def released(self, norms: Norms, x, residual, weight, scale, as_released, fp32, eager, dense, experts):
+    def released(self, norms: Norms, x, residual, weight, scale, as_released, dense, experts):
         normed = norms.rmsnorm(x, weight, EPS)
         norms.fused_add_rmsnorm(normed, residual, dense, EPS)
         return residual, norms.rmsnorm(residual, as_released, EPS), normed, norms.rmsnorm(residual, experts, EPS)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from gemma4_runtime.catalog.faults import FAULTS
 from gemma4_runtime.catalog.fixes import FIXES
 from gemma4_runtime.catalog.host_leaves import HOST_LEAVES
+from gemma4_runtime.catalog.optimisations import OPTIMISATIONS
 from gemma4_runtime.catalog.probes import PROBES
 from gemma4_runtime.patch import Patch
 
-CATALOG: tuple[Patch, ...] = (*HOST_LEAVES, *FAULTS, *FIXES, *PROBES)
+CATALOG: tuple[Patch, ...] = (*HOST_LEAVES, *FAULTS, *FIXES, *OPTIMISATIONS, *PROBES)

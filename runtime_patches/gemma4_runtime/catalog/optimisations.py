@@ -1,0 +1,82 @@
+"""Optimisations: the same result with fewer launches. One entry per kernel, so that each can be switched off alone."""
+
+from __future__ import annotations
+
+from gemma4_runtime.patch import Hook, How, Kind, Patch
+
+_AT = "gemma4_runtime.optimisations"
+_LAYER = Hook("gemma4.layer_forward", How.AROUND, f"{_AT}.layer_forward:around_layer_forward")
+_PATHS = Hook("scheduler.internal_state", How.AFTER, f"{_AT}.paths_report:after_internal_state")
+
+
+def _kernel(id: str, title: str, origin: str, upstream: str, *hooks: Hook) -> Patch:
+    return Patch(
+        id=id,
+        kind=Kind.OPTIMISATION,
+        title=title,
+        origin=origin,
+        upstream=upstream,
+        default=True,
+        attachments=(*hooks, _PATHS),
+    )
+
+
+OPTIMISATIONS: tuple[Patch, ...] = (
+    _kernel(
+        "routing",
+        "top-k, softmax and per-expert scale of the MoE router in one launch, on packed 32-bit keys",
+        "feature F1: the fused router of the pull requests",
+        "one launch with a full sort of 64-bit keys since 0.5.13",
+        Hook("gemma4.moe_init", How.AFTER, f"{_AT}.moe_routing:after_moe_init"),
+    ),
+    _kernel(
+        "triple-rmsnorm",
+        "the norms, the sum and the router's scale before a MoE block in one launch, out of place",
+        "feature F12; the router's scale is folded in bf16 and never again in the release",
+        "open up to 0.5.23",
+        _LAYER,
+    ),
+    _kernel(
+        "post-attention-norms",
+        "post-attention norm, sum and pre-feed-forward norm of dense layers in one launch, out of place",
+        "the dense sibling of triple-rmsnorm",
+        "open up to 0.5.23",
+        _LAYER,
+    ),
+    _kernel(
+        "rmsnorm-add",
+        "post-feed-forward norm and sum before per-layer embeddings in one launch",
+        "feature F9: the tail of E2B's and E4B's layers",
+        "open up to 0.5.23",
+        _LAYER,
+    ),
+    _kernel(
+        "gelu-tanh-mul",
+        "gelu of the per-layer gate and its product in one launch",
+        "feature F9: the tail of E2B's and E4B's layers",
+        "open up to 0.5.23",
+        _LAYER,
+    ),
+    _kernel(
+        "rmsnorm-residual-scalar",
+        "a layer's last norm, sum and scalar in one launch, with per-layer embeddings too",
+        "feature F9: the tail of E2B's and E4B's layers",
+        "without per-layer embeddings since 0.5.13; with them open up to 0.5.23",
+        _LAYER,
+    ),
+    _kernel(
+        "cross-layer-norm",
+        "a layer's end and the norm after it, the next layer's or the model's, in one launch",
+        "kernels of this project; nobody has them up to 0.5.23",
+        "open up to 0.5.23",
+        _LAYER,
+        Hook("gemma4.text_model_init", How.AFTER, f"{_AT}.next_norms:after_text_model_init"),
+    ),
+    _kernel(
+        "ple-front-end",
+        "scale, norm, sum and scale of the per-layer inputs in one launch",
+        "feature F9: the front end of E2B's and E4B's per-layer embeddings",
+        "open up to 0.5.23",
+        Hook("gemma4.project_ple", How.AROUND, f"{_AT}.ple_front_end:around_project"),
+    ),
+)

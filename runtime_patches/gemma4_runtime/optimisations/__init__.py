@@ -1,0 +1,1 @@
+"""Patches that make a step faster and leave its result as it is."""

@@ -1,0 +1,76 @@
+"""A child of engine_process.py: one model, run with several sets of our kernels on, over SGLang's own ModelRunner.
+
+The spec: engine (arguments of ServerArgs), prompts, new_tokens, sets (lists of patch ids, all of which the environment
+asks for). The result: per set {tokens: per prompt, logits: [step][prompt][vocabulary], paths: op to counts}.
+With CUDA graphs on, the decode graphs are captured anew for each set.
+"""
+
+import json
+import sys
+from array import array
+from pathlib import Path
+
+
+def main() -> None:
+    from sglang.bench_one_batch import load_model
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import PortArgs, ServerArgs, set_global_server_args_for_scheduler
+
+    load_plugins()
+    spec = json.loads(Path(sys.argv[1]).read_text())
+    arguments = ServerArgs(**spec["engine"])
+    set_global_server_args_for_scheduler(arguments)
+    bench, _ = load_model(arguments, PortArgs.init_new(arguments), 0, 0)
+    results = [run(bench, ids, spec["prompts"], spec["new_tokens"]) for ids in spec["sets"]]
+    Path(sys.argv[2]).write_text(json.dumps(results))
+
+
+def run(bench, ids, prompts, new_tokens):
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    from gemma4_runtime.fusion.paths import PATHS
+
+    only(bench.torch_runner, ids)
+    bench.clear()
+    requests = []
+    for number, prompt in enumerate(prompts):
+        request = Req(
+            rid=str(number),
+            origin_input_text="",
+            origin_input_ids=array("q", prompt),
+            sampling_params=SamplingParams(temperature=0, max_new_tokens=new_tokens),
+        )
+        request.full_untruncated_fill_ids = request.origin_input_ids
+        request.fill_len = len(request.full_untruncated_fill_ids)
+        request.logprob_start_len = -1
+        request.set_extend_input_len(request.fill_len - len(request.prefix_indices))
+        requests.append(request)
+    tokens, logits, batch = bench.extend(requests)
+    all_tokens, all_logits = [tokens.tolist()], [logits.float().tolist()]
+    for _ in range(new_tokens - 1):
+        tokens, logits = bench.decode(tokens, batch)
+        all_tokens.append(tokens.tolist())
+        all_logits.append(logits.float().tolist())
+    paths = PATHS.document()
+    PATHS.__init__()
+    return {"tokens": list(zip(*all_tokens, strict=True)), "logits": all_logits, "paths": paths}
+
+
+def only(runner, ids):
+    """Have these patches in force, of those that are attached."""
+    from sglang.srt.models.gemma4_causal import Gemma4DecoderLayer
+
+    from gemma4_runtime.fusion.layer_plan import forget_plan
+    from gemma4_runtime.session import Session
+
+    Session.in_force().in_force_ids = frozenset(ids)
+    for module in runner.model.modules():
+        if isinstance(module, Gemma4DecoderLayer):
+            forget_plan(module)
+    if runner.graph_runner is not None:
+        runner.init_device_graphs()
+
+
+if __name__ == "__main__":
+    main()
