@@ -1,7 +1,8 @@
 """A child of engine_process.py: one model, run with several sets of our kernels on, over SGLang's own ModelRunner.
 
 The spec: engine (arguments of ServerArgs), prompts, new_tokens, sets (lists of patch ids, all of which the environment
-asks for). The result: per set {tokens: per prompt, logits: [step][prompt][vocabulary], paths: op to counts}.
+asks for), refused (numbers of sets that run as if on a CPU that is no host engine). The result: per set {tokens: per
+prompt, logits: [step][prompt][vocabulary], paths: op to counts}.
 With CUDA graphs on, the decode graphs are captured anew for each set.
 """
 
@@ -21,17 +22,19 @@ def main() -> None:
     arguments = ServerArgs(**spec["engine"])
     set_global_server_args_for_scheduler(arguments)
     bench, _ = load_model(arguments, PortArgs.init_new(arguments), 0, 0)
-    results = [run(bench, ids, spec["prompts"], spec["new_tokens"]) for ids in spec["sets"]]
+    results = []
+    for number, ids in enumerate(spec["sets"]):
+        only(bench.torch_runner, ids, refused=number in spec.get("refused", ()))
+        results.append(run(bench, spec["prompts"], spec["new_tokens"]))
     Path(sys.argv[2]).write_text(json.dumps(results))
 
 
-def run(bench, ids, prompts, new_tokens):
+def run(bench, prompts, new_tokens):
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.sampling.sampling_params import SamplingParams
 
     from gemma4_runtime.fusion.paths import PATHS
 
-    only(bench.torch_runner, ids)
     bench.clear()
     requests = []
     for number, prompt in enumerate(prompts):
@@ -57,14 +60,18 @@ def run(bench, ids, prompts, new_tokens):
     return {"tokens": list(zip(*all_tokens, strict=True)), "logits": all_logits, "paths": paths}
 
 
-def only(runner, ids):
+def only(runner, ids, refused):
     """Have these patches in force, of those that are attached."""
     from sglang.srt.models.gemma4_causal import Gemma4DecoderLayer
 
     from gemma4_runtime.fusion.layer_plan import forget_plan
     from gemma4_runtime.session import Session
+    from gemma4_runtime.settings import HostEngine, read_settings
 
-    Session.in_force().in_force_ids = frozenset(ids)
+    session = Session.in_force()
+    session.in_force_ids = frozenset(ids)
+    engine = HostEngine.OFF if refused else read_settings().host_engine
+    session.settings = session.settings.model_copy(update={"host_engine": engine})
     for module in runner.model.modules():
         if isinstance(module, Gemma4DecoderLayer):
             forget_plan(module)

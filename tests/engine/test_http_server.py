@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from urllib.request import urlopen
 
 import pytest
 from openai import OpenAI
@@ -43,3 +44,9 @@ def test_a_completion_through_the_openai_client(server):
     attached = {row["id"] for manifest in manifests for row in manifest["patches"] if row["attached"]}
     assert {"page-table", "swa-allocator", "swa-state-swap"} <= attached
     assert [path for path in dumps.iterdir() if path.name != "guards"] == []
+    # Which path the ops took: counted in /server_info, and named in the scheduler's manifest.
+    (state,) = json.loads(urlopen(url.removesuffix("/v1") + "/server_info").read())["internal_states"]
+    assert all(set(paths) == {"fused"} for paths in state["gemma4_triage_paths"].values())
+    assert state["gemma4_triage_paths"]["gelu-tanh-mul"]["fused"] > 24
+    paths = {row["id"]: row["paths"] for manifest in manifests for row in manifest["patches"] if "paths" in row}
+    assert paths == {op: ["fused"] for op in state["gemma4_triage_paths"]}

@@ -70,6 +70,28 @@ class TestDoctor:
         assert "pid 7" in said
         assert "2 of 2 attached, self tests fired: page-table, verified" in said
 
+    def test_which_path_the_ops_took(self, tmp_path):
+        (tmp_path / "guards").mkdir()
+        rows = [
+            {"id": "routing", "attached": True, "paths": ["fused"]},
+            {"id": "gelu-tanh-mul", "attached": True, "paths": ["hidden states on cpu"]},
+            {"id": "rmsnorm-add", "attached": True},
+        ]
+        manifest = {"pid": 7, "created_utc": "2026-11-21T10:00:00+00:00", "verified": True, "patches": rows}
+        (tmp_path / "guards" / "20261121T100000_host_p7.json").write_text(json.dumps(manifest))
+        # The server's other processes write one too, and run no op; damage is passed over.
+        (tmp_path / "guards" / "20261121T100001_host_p8.json").write_text(json.dumps(manifest | {"patches": rows[2:]}))
+        (tmp_path / "guards" / "20261121T100002_host_p9.json").write_text('{"pid": 9, "patches": [1]}')
+        done = run("doctor", "--json", SGLANG_TRTLLM_MHA_DEBUG_DIR=str(tmp_path))
+        (check,) = [one for one in json.loads(done.stdout)["checks"] if one["name"] == "ops of the last server"]
+        assert check["state"] == "note"
+        own = "SGLang's own: gelu-tanh-mul (hidden states on cpu)"
+        assert check["detail"] == f"pid 7; our kernel: routing; {own}"
+
+    def test_ops_that_no_server_has_run(self, tmp_path):
+        done = run("doctor", SGLANG_TRTLLM_MHA_DEBUG_DIR=str(tmp_path), GEMMA4_TRIAGE_PATCHES="default")
+        assert "none has run" in " ".join(done.stdout.split())
+
     def test_a_host_engine_that_would_refuse_to_start(self):
         done = run("doctor", GEMMA4_TRIAGE_HOST_ENGINE="1")
         assert done.returncode == 3

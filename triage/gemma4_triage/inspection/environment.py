@@ -15,6 +15,7 @@ from pathlib import Path
 from gemma4_dumps.caps import DEFAULT_CAPS
 from gemma4_dumps.store import default_root
 from gemma4_runtime.host_environment import missing_from_environment
+from gemma4_runtime.patch import Kind
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import HostEngine, Settings
 from gemma4_runtime.targets import TARGETS
@@ -56,6 +57,8 @@ def _checks(settings: Settings) -> Iterator[Check]:
     root = settings.dump_dir or default_root()
     yield _store(root)
     yield _last_guards(root)
+    if any(patch.kind is Kind.OPTIMISATION for patch in patches) or _last_with_paths(root):
+        yield _paths_taken(root)
 
 
 def guard_obstacles(settings: Settings) -> list[Check]:
@@ -147,3 +150,32 @@ def _last_guards(root: Path) -> Check:
         return Check("last guarded process", NOTE, f"{manifests[-1].name} cannot be read: {error}")
     state = OK if last.get("verified") and not absent else NOTE
     return Check("last guarded process", state, text + (", verified" if last.get("verified") else ", NOT verified"))
+
+
+def _paths_taken(root: Path) -> Check:
+    """Which path each op took in the last process that ran one: our kernel, or SGLang's own lines and why."""
+    name = "ops of the last server"
+    last = _last_with_paths(root)
+    if last is None:
+        return Check(name, NOTE, "none has run: no forward since a process wrote its guard manifest here")
+    fused = [row["id"] for row in last["patches"] if row.get("paths") == ["fused"]]
+    others = [
+        f"{row['id']} ({', '.join('our kernel' if path == 'fused' else path for path in row['paths'])})"
+        for row in last["patches"]
+        if row.get("paths") and row["paths"] != ["fused"]
+    ]
+    parts = [f"our kernel: {', '.join(fused)}"] if fused else []
+    parts += [f"SGLang's own: {', '.join(others)}"] if others else []
+    return Check(name, NOTE if others else OK, f"pid {last['pid']}; " + "; ".join(parts))
+
+
+def _last_with_paths(root: Path) -> dict | None:
+    """The newest guard manifest whose process ran an op; those that cannot be read are passed over."""
+    for path in sorted((root / "guards").glob("*.json"), reverse=True):
+        try:
+            manifest = json.loads(path.read_text())
+            if any(row.get("paths") for row in manifest["patches"]) and "pid" in manifest:
+                return manifest
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return None

@@ -1,0 +1,78 @@
+"""Each of our kernels in the real model, one at a time and all together: same greedy tokens, same logits."""
+
+import pytest
+import torch
+
+import engine_process
+from gemma4_repro.toys.language import held_out_prompts
+from gemma4_repro.toys.locate import toy_path
+
+pytestmark = pytest.mark.engine
+
+EXPERTS = {"routing", "triple-rmsnorm"}
+DENSE = {"post-attention-norms", "rmsnorm-residual-scalar"}
+PLE = {"rmsnorm-add", "gelu-tanh-mul", "ple-front-end"}
+EITHER = {"cross-layer-norm"}
+OPS = sorted(EXPERTS | DENSE | PLE | EITHER)
+HAS = {"toy-e4b": DENSE | PLE | EITHER}
+NEW_TOKENS = 6
+# fp32 and other orders of summation; logits are of the order of 10.
+TOLERANCE = 1e-4
+NOT_TAKEN = "hidden states on cpu"
+
+
+@pytest.fixture(scope="module", params=sorted(HAS))
+def ran(request, tmp_path_factory, engine_arguments):
+    """(toy, set of ops to what came out): none, each op alone, all, and all on a server that must not take them."""
+    sets = [[], *([op] for op in OPS), OPS]
+    done = engine_process.run_child(
+        "layer_ops_child.py",
+        tmp_path_factory.mktemp("layer-ops"),
+        engine_process.HOST | {"GEMMA4_TRIAGE_PATCHES": ",".join(OPS)},
+        240,
+        {
+            "engine": engine_arguments | {"model_path": str(toy_path(request.param))},
+            "prompts": held_out_prompts(3, 101, seed=7) + held_out_prompts(1, 1, seed=8),
+            "new_tokens": NEW_TOKENS,
+            "sets": [*sets, OPS],
+            "refused": [len(sets)],
+        },
+    )
+    assert done.returncode == 0, done.log[-4000:]
+    results = dict(zip([tuple(one) for one in sets] + ["refused"], done.outputs, strict=True))
+    return request.param, results
+
+
+def difference(found, wanted):
+    return (torch.tensor(found["logits"]) - torch.tensor(wanted["logits"])).abs().max().item()
+
+
+@pytest.mark.parametrize("chosen", [(op,) for op in OPS] + [tuple(OPS)], ids="+".join)
+def test_tokens_and_logits_are_those_without_it(ran, chosen):
+    toy, results = ran
+    plain, fused = results[()], results[chosen]
+    assert fused["tokens"] == plain["tokens"]
+    assert difference(fused, plain) <= TOLERANCE
+    # What the model has not is never asked; what it has ran fused in every layer, and nothing refused.
+    concerned = set(chosen) & HAS[toy]
+    # A layer's tail is one launch with the norm after it where that is on.
+    if "cross-layer-norm" in concerned:
+        concerned -= {"rmsnorm-residual-scalar"}
+    assert {op for op, paths in fused["paths"].items() if set(paths) == {"fused"}} == concerned
+    assert set(fused["paths"]) == concerned
+
+
+def test_logits_are_no_constants(ran):
+    _, results = ran
+    assert torch.tensor(results[()]["logits"]).std() > 1
+
+
+def test_without_them_nothing_is_recorded(ran):
+    assert ran[1][()]["paths"] == {}
+
+
+def test_a_server_that_must_not_take_them_has_sglangs_own_bits_and_says_why(ran):
+    toy, results = ran
+    assert difference(results["refused"], results[()]) == 0
+    assert set(results["refused"]["paths"]) == HAS[toy]
+    assert {why for paths in results["refused"]["paths"].values() for why in paths} == {NOT_TAKEN}

@@ -1,0 +1,174 @@
+"""Where our kernels may stand in for SGLang's lines, and what is recorded of it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sglang.srt import server_args
+from sglang.srt.layers.layernorm import Gemma4RMSNorm, RMSNorm
+from sglang.srt.plugins.hook_registry import HookRegistry
+
+from gemma4_runtime.catalog import CATALOG
+from gemma4_runtime.fusion import eligible, ops
+from gemma4_runtime.fusion.carried_norm import CarriedNorm
+from gemma4_runtime.fusion.paths import FUSED, Paths
+from gemma4_runtime.patch import Kind
+from gemma4_runtime.session import Session
+from gemma4_runtime.settings import read_settings
+
+OPS = [patch for patch in CATALOG if patch.kind is Kind.OPTIMISATION]
+
+
+@pytest.fixture
+def session(monkeypatch, tmp_path):
+    """A session of this process with every optimisation, as a server with CUDA has it: no host engine."""
+    monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(tmp_path))
+    made = Session(read_settings(), tuple(OPS))
+    made.start()
+    HookRegistry.apply_hooks()
+    yield made
+    made.stop()
+
+
+def manifest_rows(tmp_path):
+    (path,) = (tmp_path / "guards").glob("*.json")
+    return {row["id"]: row for row in json.loads(path.read_text())["patches"]}
+
+
+class TestCarriedNorm:
+    @pytest.fixture
+    def norm(self):
+        return RMSNorm(16)
+
+    def test_the_very_tensor_gets_what_was_carried_once(self, norm):
+        carried, hidden, normed = CarriedNorm(norm), torch.randn(2, 16), torch.full((2, 16), 7.0)
+        own = norm(hidden)
+        carried.carry(hidden, normed)
+        assert norm(hidden) is normed
+        assert torch.equal(norm(hidden), own)
+
+    def test_equal_values_in_another_tensor_are_normed(self, norm):
+        carried, hidden = CarriedNorm(norm), torch.randn(2, 16)
+        own = norm(hidden)
+        carried.carry(hidden, torch.full((2, 16), 7.0))
+        assert torch.equal(norm(hidden.clone()), own)
+        # What was carried for a tensor that did not come is gone.
+        assert torch.equal(norm(hidden), own)
+
+    def test_a_norm_with_a_residual_is_its_own(self, norm):
+        carried, hidden = CarriedNorm(norm), torch.randn(2, 16)
+        carried.carry(hidden, torch.full((2, 16), 7.0))
+        normed, residual = norm(hidden, torch.zeros(2, 16))
+        assert not (normed == 7.0).any()
+        assert torch.equal(residual, hidden)
+
+
+class TestNorms:
+    def test_plain_norms_of_one_eps(self):
+        assert eligible.norms_reason(RMSNorm(16), Gemma4RMSNorm(16), Gemma4RMSNorm(16, with_scale=False)) is None
+
+    @pytest.mark.parametrize(
+        ("norm", "reason"),
+        [
+            (Gemma4RMSNorm(16, scale_shift=1.0), "Gemma4RMSNorm that is not"),
+            (RMSNorm(16, var_hidden_size=8), "RMSNorm that is not"),
+            (RMSNorm(16, cast_x_before_out_mul=True), "RMSNorm that is not"),
+            (torch.nn.LayerNorm(16), "LayerNorm that is not"),
+            (RMSNorm(16, weight_dtype=torch.float64), r"\[16\] torch.float64"),
+            (RMSNorm(1 << 15), "32768"),
+            (RMSNorm(16, eps=1e-5), "different eps"),
+        ],
+    )
+    def test_what_our_kernels_do_not_compute(self, norm, reason):
+        assert re.search(reason, eligible.norms_reason(RMSNorm(16), norm) or "taken")
+
+    @pytest.mark.parametrize(
+        ("deterministic", "on_policy", "reason"),
+        [(False, None, None), (True, None, "batch-invariant"), (False, "fsdp", "trainer")],
+    )
+    def test_servers_that_must_have_sglangs_arithmetic(self, monkeypatch, deterministic, on_policy, reason):
+        asked = SimpleNamespace(enable_deterministic_inference=deterministic, rl_on_policy_target=on_policy)
+        monkeypatch.setattr(server_args, "_global_server_args", asked)
+        found = eligible.server_reason()
+        assert (found is None) if reason is None else (reason in found)
+
+
+class TestRows:
+    def test_a_cpu_without_the_host_engine_is_refused(self, session):
+        assert eligible.rows_reason(torch.zeros(2, 16)) == "hidden states on cpu"
+
+    @pytest.mark.parametrize(
+        "rows", [torch.zeros(2, 3, 16), torch.zeros(16, 2).T, torch.zeros(2, 16, dtype=torch.float64)]
+    )
+    def test_shapes_and_dtypes(self, session, monkeypatch, rows):
+        monkeypatch.setattr(eligible, "on_host_engine", lambda: True)
+        assert "hidden states of" in eligible.rows_reason(rows)
+        assert eligible.rows_reason(torch.zeros(0, 16)) is None
+
+    def test_alike(self):
+        first = torch.zeros(2, 16)
+        assert eligible.alike(torch.ones(4, 16)[::2], first)
+        for other in (torch.zeros(2, 15), torch.zeros(2, 16).half(), torch.zeros(16, 2).T, first.to("meta")):
+            assert not eligible.alike(other, first)
+
+
+class TestRecord:
+    def test_each_path_once_in_the_manifest_and_counted(self, session, tmp_path):
+        paths = Paths()
+        for _ in range(3):
+            paths.took("routing")
+        paths.took("routing", "hidden states on cpu")
+        assert paths.document() == {"routing": {FUSED: 3, "hidden states on cpu": 1}}
+        assert manifest_rows(tmp_path)["routing"]["paths"] == [FUSED, "hidden states on cpu"]
+        assert "paths" not in manifest_rows(tmp_path)["gelu-tanh-mul"]
+
+    def test_ops_of_one_function_share_its_hook(self, session):
+        hooks = HookRegistry._hooks["sglang.srt.models.gemma4_causal.Gemma4DecoderLayer.forward"]
+        assert len(hooks) == 1
+        assert all(row["attached"] for row in session.attachment.status())
+
+
+# The tests' own process has Dynamo switched off.
+TRACED = """
+import json
+import torch
+from gemma4_runtime.fusion import ops
+
+def draw(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+rows, more, w, one = draw(5, 32), draw(5, 32) + 1, draw(32), torch.tensor([0.7])
+calls = {
+    "routing": (draw(5, 8), draw(8), 2),
+    "triple_rmsnorm": (rows, w, more, w, w, w, 1e-6),
+    "post_attention_norms": (rows, w, more, w, 1e-6),
+    "rmsnorm_add": (rows, w, more, 1e-6),
+    "gelu_tanh_mul": (rows, draw(5, 3, 32)[:, 1]),
+    "rmsnorm_residual_scalar": (rows, w, more, one, 1e-6),
+    "ple_front_end": (draw(5, 3, 32), w, draw(5, 3, 32) + 1, 64, 1e-6),
+}
+for name, arguments in calls.items():
+    op = getattr(ops, name)
+    plain = op(*arguments)
+    traced = torch.compile(lambda *a: op(*a), fullgraph=True, backend="aot_eager", dynamic=True)(*arguments)
+    pairs = zip(plain, traced, strict=True) if isinstance(plain, tuple) else [(plain, traced)]
+    assert all(torch.equal(a, b) for a, b in pairs), name
+    torch.library.opcheck(getattr(ops, "_" + name), arguments)
+torch.library.opcheck(ops._ple_front_end, (draw(5, 3, 32), w, None, 64, 1e-6))
+print(json.dumps(sorted(calls)))
+"""
+
+
+def test_each_op_can_be_traced_whole():
+    environment = {name: value for name, value in os.environ.items() if name != "TORCHDYNAMO_DISABLE"}
+    done = subprocess.run([sys.executable, "-c", TRACED], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    traced = json.loads(done.stdout.strip().splitlines()[-1])
+    # cross-layer-norm carries a tensor from one layer to the next, which a trace does not follow.
+    assert set(traced) == {patch.id.replace("-", "_") for patch in OPS} - {"cross_layer_norm"}
+    assert all(hasattr(ops, name) for name in traced)
