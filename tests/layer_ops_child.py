@@ -24,7 +24,8 @@ def main() -> None:
     bench, _ = load_model(arguments, PortArgs.init_new(arguments), 0, 0)
     results = []
     for number, ids in enumerate(spec["sets"]):
-        only(bench.torch_runner, ids, refused=number in spec.get("refused", ()))
+        if not spec.get("as_started"):
+            only(bench.torch_runner, ids, refused=number in spec.get("refused", ()))
         results.append(run(bench, spec["prompts"], spec["new_tokens"]))
     Path(sys.argv[2]).write_text(json.dumps(results))
 

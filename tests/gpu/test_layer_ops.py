@@ -1,0 +1,97 @@
+"""Our kernels in the real model on a GPU: each alone and all together, eager, in decode and in piecewise graphs."""
+
+import pytest
+import torch
+
+import engine_process
+from gemma4_repro.toys.language import held_out_prompts
+from gemma4_repro.toys.locate import toy_path
+
+pytestmark = pytest.mark.gpu
+
+OPS_OF = {
+    "toy-e4b": (
+        "cross-layer-norm",
+        "gelu-tanh-mul",
+        "ple-front-end",
+        "post-attention-norms",
+        "rmsnorm-add",
+        "rmsnorm-residual-scalar",
+    ),
+}
+ENGINE = {
+    "attention_backend": "triton",
+    "page_size": 16,
+    "max_total_tokens": 4096,
+    "swa_full_tokens_ratio": 0.5,
+    "max_running_requests": 8,
+    "mem_fraction_static": 0.5,
+    "cuda_graph_bs": [1, 4],
+    "sampling_backend": "pytorch",
+    "grammar_backend": "none",
+    "disable_piecewise_cuda_graph": True,
+}
+MODES = {
+    "fp32": {"dtype": "float32", "disable_cuda_graph": True},
+    "eager": {"dtype": "bfloat16", "disable_cuda_graph": True},
+    "graphs": {"dtype": "bfloat16"},
+    "piecewise": {
+        "dtype": "bfloat16",
+        "disable_piecewise_cuda_graph": False,
+        "enforce_piecewise_cuda_graph": True,
+        "piecewise_cuda_graph_tokens": [128, 512],
+    },
+}
+# Logits are of the order of 10, of which a unit of bf16 is 2^-4; what eight layers make of their own roundings.
+TOLERANCES = {"float32": 1e-3, "bfloat16": 0.25}
+NEW_TOKENS = 6
+
+
+@pytest.fixture(scope="module", params=[(toy, mode) for toy in OPS_OF for mode in MODES], ids="-".join)
+def ran(request, tmp_path_factory):
+    """(toy, mode, set of ops to what came out)."""
+    toy, mode = request.param
+    every = OPS_OF[toy]
+    sets = [(), *((op,) for op in every), every]
+    # Piecewise graphs are captured at the start, with the ops that are in force then.
+    sets = [every] if mode == "piecewise" else sets
+    runs = {}
+    for patches in [(), every] if mode == "piecewise" else [every]:
+        done = engine_process.run_child(
+            "layer_ops_child.py",
+            tmp_path_factory.mktemp("layer-ops"),
+            {"HF_HUB_OFFLINE": "1", "GEMMA4_TRIAGE_PATCHES": ",".join(patches) or "swa-state-swap"},
+            400,
+            {
+                "engine": ENGINE | MODES[mode] | {"model_path": str(toy_path(toy))},
+                "prompts": held_out_prompts(3, 101, seed=7) + held_out_prompts(1, 1, seed=8),
+                "new_tokens": NEW_TOKENS,
+                "sets": [patches] if mode == "piecewise" else sets,
+                "as_started": mode == "piecewise",
+            },
+        )
+        assert done.returncode == 0, done.log[-6000:]
+        runs |= dict(zip([patches] if mode == "piecewise" else sets, done.outputs, strict=True))
+    return toy, mode, runs
+
+
+def test_tokens_and_logits_are_those_without_them(ran):
+    toy, mode, runs = ran
+    plain = torch.tensor(runs[()]["logits"])
+    assert plain.std() > 1
+    off = {}
+    for chosen, found in runs.items():
+        off["+".join(chosen)] = (torch.tensor(found["logits"]) - plain).abs().max().item()
+        assert found["tokens"] == runs[()]["tokens"], chosen
+    print(toy, mode, off)
+    assert max(off.values()) <= TOLERANCES[MODES[mode]["dtype"]], off
+
+
+def test_every_op_took_our_kernel(ran):
+    _, _, runs = ran
+    for chosen, found in runs.items():
+        wanted = set(chosen)
+        # The tail is one launch with the norm after it where that is on; only a trace does without.
+        if {"cross-layer-norm", "rmsnorm-residual-scalar"} <= wanted:
+            wanted -= {"rmsnorm-residual-scalar"}
+        assert {op: set(paths) for op, paths in found["paths"].items()} == {op: {"fused"} for op in wanted}
