@@ -11,8 +11,9 @@ STAMP  := $(VENV)/.installed-$(shell cat constraints.txt pyproject.toml Makefile
 repro: setup
 	$(BIN)/gemma4-triage repro e4b-trtllm
 
+# Two processes, a file to each: an engine keeps one core busy, and a file's tests share what they started.
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 # Damaged dumps through everything that reads them; make fuzz INPUTS=1000 for fewer.
 INPUTS ?= 100000

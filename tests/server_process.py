@@ -17,11 +17,13 @@ START_LIMIT_S = 150
 
 def free_port() -> int:
     """A free port below 55536: SGLang takes the port 10000 above it for gRPC."""
-    for port in range(21000, 21200):
+    # It stays free until the server is up, seconds later, so each of the processes that share the tests has its own.
+    first = 21000 + 200 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    for port in range(first, first + 200):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-    raise RuntimeError("no free port from 21000 to 21199")
+    raise RuntimeError(f"no free port from {first} to {first + 199}")
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:

@@ -1,7 +1,8 @@
 """A 2 GB dump, and a folder with very many: what is not asked about is not read.
 
 `DUMP_CROWD=100000 pytest tests/unit/test_dump_scale.py -s` is the measurement; the suite runs it with fewer.
-Bounds on time are on CPU time, because the machine may be busy with something else.
+Bounds on time are on CPU time, because the machine may be busy with something else, and relative to the same command on
+one small dump, because CPU time too grows where a core is shared.
 """
 
 import json
@@ -26,14 +27,22 @@ def report(what, run) -> None:
     print(f"{what}: {run.wall_s:.2f} s wall, {run.cpu_s:.2f} s CPU, {run.peak_mb:.0f} MB")
 
 
+@pytest.fixture(scope="module")
+def start_s(tmp_path_factory):
+    """CPU time of a command that reads one small dump, twice: what no number or size of dumps may add to."""
+    root = tmp_path_factory.mktemp("one") / "root"
+    crowd(root, 1)
+    return 2 * max(measured_cli("dumps", "show", "latest", "--dir", root).cpu_s for _ in range(2))
+
+
 class TestTwoGigabytes:
     @pytest.mark.parametrize("how", [[], ["--json"]])
-    def test_show(self, tmp_path, how):
+    def test_show(self, tmp_path, how, start_s):
         run = measured_cli("dumps", "show", sparse_dump(tmp_path, 2 * GB), *how)
         report("dumps show of 2 GB", run)
         assert run.code == 0
         assert run.peak_mb <= 200
-        assert run.cpu_s < 1
+        assert run.cpu_s < start_s
         if how:
             cells = json.loads(run.out)["offending_rows"][0]["cells"]
             assert [cell["value"] for cell in cells if cell["offends"]] == [70]
@@ -86,14 +95,14 @@ class TestACrowd:
         crowd(root, CROWD)
         return root
 
-    def test_list_shows_the_newest_and_says_what_is_hidden(self, root):
+    def test_list_shows_the_newest_and_says_what_is_hidden(self, root, start_s):
         run = measured_cli("dumps", "list", "--dir", root)
         report(f"dumps list of {CROWD}", run)
         lines = run.out.splitlines()
         assert len(lines) == 101
         assert f"_{CROWD - 1:04d} " in lines[1]
         assert f"{CROWD - 100} older ones are not shown: --limit 0 lists them too" in run.err
-        assert run.cpu_s < 1 + CROWD * 50e-6
+        assert run.cpu_s < start_s + CROWD * 50e-6
         assert run.peak_mb < 200
 
     def test_json_says_it_too(self, root):
@@ -106,12 +115,12 @@ class TestACrowd:
         assert len(run.out.splitlines()) == 121
         assert "not shown" not in run.err
 
-    def test_show_latest_and_a_name(self, root):
+    def test_show_latest_and_a_name(self, root, start_s):
         for wanted in ("latest", DumpStore(root).names()[-8][:20]):
             run = measured_cli("dumps", "show", wanted, "--dir", root)
             report(f"dumps show {wanted} of {CROWD}", run)
             assert run.code == 0
-            assert run.cpu_s < 1 + CROWD * 50e-6
+            assert run.cpu_s < start_s + CROWD * 50e-6
             assert run.peak_mb < 200
 
     def test_a_write_removes_a_bounded_number(self, root):
@@ -124,7 +133,7 @@ class TestACrowd:
         assert len(DumpStore(root).names()) == before + 1 - 256
         assert DumpStore(root).dropped_dumps() == {"crowd": 256}
 
-    def test_prune_of_what_is_asked_and_of_what_the_caps_say(self, root):
+    def test_prune_of_what_is_asked_and_of_what_the_caps_say(self, root, start_s):
         left = len(DumpStore(root).names())
         run = measured_cli("dumps", "prune", "--dir", root, "--keep", left - 10)
         report(f"dumps prune --keep {left - 10}", run)
@@ -133,7 +142,7 @@ class TestACrowd:
         report(f"dumps prune of {left - 10}", run)
         assert len(DumpStore(root).names()) == 64
         assert len(run.out.splitlines()) == left - 10 - 64
-        assert run.cpu_s < 2 + CROWD * 1e-3
+        assert run.cpu_s < start_s + CROWD * 2e-3
         assert run.peak_mb < 250
         assert DumpStore(root).dropped_dumps() == {"crowd": 256, "asked": 10, "count": left - 10 - 64}
 
