@@ -1,5 +1,6 @@
 """Pool sizes: the published rows, SGLang's own code, and what must hold for any model and memory."""
 
+import json
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,15 @@ def shape_of(name: str) -> ModelShape:
 
 def cell_of(name: str, **more) -> TokenBytes:
     return token_bytes(shape_of(name), 2, **more)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_configs_are_of_models_that_can_be(name):
+    """Grouped-query attention: every KV head serves as many query heads, sliding or full."""
+    text = json.loads((CONFIGS / f"{name}.json").read_text())["text_config"]
+    heads = (text["num_key_value_heads"], text["num_global_key_value_heads"] or text["num_key_value_heads"])
+    assert [text["num_attention_heads"] % count for count in heads] == [0, 0]
+    assert len(text["layer_types"]) == text["num_hidden_layers"]
 
 
 class TestPublished:
