@@ -67,6 +67,19 @@ def test_the_smaller_model():
     assert f"{shares(SCALED, 'ledger', True)} and {shares(SCALED, 'ledger', False)}" in README
 
 
+def test_the_steps_of_the_smaller_model_without_mtp():
+    found = sorted(row["step_ms"]["median"] for row in rows(SCALED, "none", False))
+    assert f"steps of {found[0]:.1f} to {found[-1]:.1f} ms without MTP" in README
+
+
+def test_the_device_time_of_the_check():
+    documents = [json.loads(path.read_text()) for path in (ROOT / "kernels" / "bench" / "rows").glob("page_guard_*")]
+    on_the_device = [row for found in documents for row in found["rows"] if row["clock"] == "graph"]
+    found = sorted(row["median_us"] for row in on_the_device if row["arm"] in ("step", "check"))
+    assert {row["tables"] for row in on_the_device} == {2}
+    assert f"takes {found[0]:.1f} to {found[-1]:.1f} us per build of two tables" in README
+
+
 def test_off_is_identity():
     proofs = [t["proof"] for d in E4B + SCALED for t in d["targets"] if t["target"] == "identity"]
     assert len({proof["compared"] for proof in proofs}) == 1

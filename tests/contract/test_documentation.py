@@ -9,18 +9,24 @@ import pytest
 import typer
 
 from gemma4_repro.catalog import SCENARIOS
+from gemma4_repro.detection.catalog import CLEAN, FAULTS
+from gemma4_repro.parity.compare_tracks import LOGPROB_TOLERANCE, STATE_TOLERANCE
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind
 from gemma4_runtime.settings import VARIABLES
 from gemma4_runtime.targets import TARGETS
 from gemma4_triage.cli.app import VERBS, build_app, main
+from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.errors import ExitCode
+from gemma4_triage.logs.catalog import ENDINGS, LOADS
+from gemma4_triage.logs.rules.other_crash import ID as OTHER_CRASH
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in NAMES}
 README, ARCHITECTURE, CHANGELOG = TEXTS["README.md"], TEXTS["ARCHITECTURE.md"], TEXTS["CHANGELOG.md"]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
 
 _FENCED = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -28,7 +34,8 @@ _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 def shown_commands() -> list[str]:
     """Every line of a fenced block that starts with the program's name, without a trailing comment."""
-    lines = [line for text in TEXTS.values() for block in _FENCED.findall(text) for line in block.splitlines()]
+    blocks = [block.replace("\\\n", " ") for text in TEXTS.values() for block in _FENCED.findall(text)]
+    lines = [line for block in blocks for line in block.splitlines()]
     return sorted({line.split(" #")[0].strip() for line in lines if line.startswith("gemma4-triage ")})
 
 
@@ -95,6 +102,31 @@ def test_the_readme_lists_what_a_variable_may_name(variable, kind):
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.id)
 def test_every_scenario_is_in_the_readme(scenario):
     assert f"gemma4-triage repro {scenario.id}" in README
+
+
+def test_the_counts_of_rules_and_faults():
+    """A rule or a fault more, and these sentences are wrong."""
+    readme, changelog = " ".join(README.split()), " ".join(CHANGELOG.split())
+    of_logs = len({rule.id for rule in (*ENDINGS, *LOADS)} | {OTHER_CRASH})
+    injected = sum(patch.kind is Kind.FAULT for patch in CATALOG)
+    assert f"`gemma4-triage diagnose`: {len(RULES)} rules" in changelog
+    assert f"{of_logs} rules over crashes" in changelog
+    assert f"Faults: {injected} to inject" in changelog
+    assert f"`repro corpus`, {len(FAULTS)} faults and {len(CLEAN)} clean loads" in changelog
+    assert f"`gemma4-triage repro corpus` injects {len(FAULTS)} known defects" in readme
+    assert f"{NUMBERS[len(CLEAN)]} clean loads (" in readme
+    assert f"the corpus' {len(FAULTS)} faults and its {len(CLEAN)} clean loads" in readme
+
+
+def test_the_tolerance_of_a_live_comparison():
+    assert LOGPROB_TOLERANCE == STATE_TOLERANCE
+    assert f"The tolerance is {LOGPROB_TOLERANCE:.0e}".replace("e-0", "e-") in README
+
+
+@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md"])
+def test_lines_are_no_longer_than_those_of_code(name):
+    limit = PYPROJECT["tool"]["ruff"]["line-length"]
+    assert [line for line in TEXTS[name].splitlines() if len(line) > limit and not line.startswith("|")] == []
 
 
 def test_every_exit_code_and_release_is_in_the_readme():
