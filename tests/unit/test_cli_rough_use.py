@@ -12,6 +12,9 @@ from fcntl import ioctl
 from pathlib import Path
 
 import pytest
+import typer
+
+from gemma4_triage.cli import app
 
 ROOT = Path(__file__).parents[2]
 COMMAND = Path(sys.executable).with_name("gemma4-triage")
@@ -210,3 +213,15 @@ def test_an_interrupted_command_leaves_one_document(tmp_path):
         out, err = logs.communicate(timeout=60)
     assert (logs.returncode, err) == (130, "error: interrupted\n")
     assert json.loads(out)["kind"] == "error"
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, typer.Abort])
+@pytest.mark.parametrize("as_json", [True, False])
+def test_an_interrupt_before_the_command_began_says_so_too(cli, monkeypatch, interrupt, as_json):
+    def importing(name):
+        raise interrupt
+
+    monkeypatch.setattr(app.importlib, "import_module", importing)
+    code, out, err = cli("doctor", *["--json"] * as_json)
+    assert (code, err) == (130, "error: interrupted\n")
+    assert (json.loads(out)["message"] if as_json else out) == ("interrupted" if as_json else "")

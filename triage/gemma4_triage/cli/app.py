@@ -109,8 +109,9 @@ def _run(words: list[str]) -> int:
         return _fail(str(error), _dump_hint(error), _dump_code(error), words)
     except _ClickError as error:
         return _fail_usage(error, words)
+    # While verbs are imported or the line is parsed; typer makes an Abort of an end of input.
     except (KeyboardInterrupt, typer.Abort):
-        return ExitCode.INTERRUPTED
+        return _fail("interrupted", "", ExitCode.INTERRUPTED, words)
     except BrokenPipeError:
         raise
     # Broad on purpose: this is the boundary. What arrives here is a defect of ours.
