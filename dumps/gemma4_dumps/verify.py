@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from gemma4_dumps.wording import number_of
+
 from .errors import DumpError, DumpNotFound
 from .manifest_file import load_named_manifest
 from .safe_file import open_regular, read_chunks
@@ -78,4 +80,4 @@ def _check_tensors(directory: Path, manifest: Manifest) -> Check:
         index = index_tensors(directory / TENSORS_NAME, manifest.tensors)
     except DumpError as error:
         return Check("tensors", False, str(error))
-    return Check("tensors", True, f"{len(index.records)} tensors as the manifest describes them")
+    return Check("tensors", True, f"{number_of(len(index.records), 'tensor')} as the manifest describes them")

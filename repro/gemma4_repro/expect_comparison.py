@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gemma4_dumps.wording import number_of
 from gemma4_repro.draft_comparison import compare_drafts, read_drafts
 from gemma4_repro.expectation import Check, Expectation
 from gemma4_repro.outcome import Outcome
@@ -56,7 +57,9 @@ class SameOutputs(Expectation):
         theirs = {answer.prompt: answer.output_ids for answer in reference.result.answers}
         ours = {answer.prompt: answer.output_ids for answer in outcome.result.answers}
         unequal = sorted(prompt for prompt in ours.keys() | theirs.keys() if ours.get(prompt) != theirs.get(prompt))
-        observed = f"{outcome.result.output_tokens} tokens, equal" if not unequal else f"prompts {unequal} differ"
+        observed = (
+            f"{number_of(outcome.result.output_tokens, 'token')}, equal" if not unequal else f"prompts {unequal} differ"
+        )
         return self.judge(not unequal and bool(ours), observed, {"prompts_with_other_outputs": len(unequal)})
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from gemma4_dumps.listing import DumpEntry
 from gemma4_dumps.store import DumpStore
+from gemma4_dumps.wording import number_of
 from gemma4_repro.expectation import Check, Expectation
 from gemma4_repro.outcome import Ending, Outcome
 
@@ -51,7 +52,7 @@ class WritesNoDump(Expectation):
     def check(self, outcome: Outcome, reference: Outcome | None) -> Check:
         entries = dumps_of(outcome)
         trapped = outcome.first("TrappedViolation")
-        observed = f"{len(entries)} dumps" + (f", {trapped.message}" if trapped else "")
+        observed = number_of(len(entries), "dump") + (f", {trapped.message}" if trapped else "")
         return self.judge(not entries and trapped is None and outcome.ending is Ending.COMPLETED, observed)
 
 
@@ -72,7 +73,7 @@ class IdleClean(Expectation):
         observed = (
             f"checker {'ran' if idle.leak_checker_ran else 'did not run'}, "
             f"flush {'succeeded' if idle.flush_succeeded else 'failed'}, "
-            f"{idle.used_tokens_after_flush} tokens in use{''.join(f', {leak}' for leak in leaks)}"
+            f"{number_of(idle.used_tokens_after_flush, 'token')} in use{''.join(f', {leak}' for leak in leaks)}"
         )
         return self.judge(good, observed, {"used_tokens_after_flush": idle.used_tokens_after_flush})
 

@@ -89,7 +89,7 @@ def test_what_was_lost_or_interrupted_is_said(cli, measured):
     measured(interrupted=True, lost=lost, partial="interrupted")
     code, out, _ = cli("bench", "kernels")
     assert code == 130
-    assert "lost: routing, 26b, 1 tokens, flashinfer: ImportError: no" in out
+    assert "lost: routing, 26b, 1 token, flashinfer: ImportError: no" in out
     assert "partial: interrupted" in out
 
 

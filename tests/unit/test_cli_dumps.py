@@ -149,7 +149,7 @@ class TestPrune:
     def test_dry_run_then_for_real(self, cli, store, dump_path):
         code, out, err = cli("dumps", "prune", "--keep", 0, "--dry-run", "--dir", store.root)
         assert (code, out) == (0, f"{dump_path.name}\n")
-        assert "Would remove 1 dumps" in err
+        assert "Would remove 1 dump," in err
         assert dump_path.exists()
         document = one_document(cli("dumps", "prune", "--keep", 0, "--dir", store.root, "--json")[1])
         assert [item["dump_id"] for item in document["removed"]] == [dump_path.name]

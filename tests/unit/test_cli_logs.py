@@ -79,8 +79,8 @@ def test_one_log_of_several_is_no_log(cli, tmp_path):
     other.write_text("no log\n")
     code, out, err = cli("logs", SAMPLES / "healthy.log", other)
     assert code == 0
-    assert f"{other}: 0 of 1 lines understood" in err
-    assert "0 of 1 lines understood" in out
+    assert f"{other}: 0 of 1 line understood" in err
+    assert "0 of 1 line understood" in out
 
 
 def test_terminal_commands_in_a_log_are_shown_not_done(cli, tmp_path):

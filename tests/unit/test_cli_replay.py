@@ -61,7 +61,7 @@ class TestSamples:
         code, out, _ = cli(CONTAINED)
         assert code == 1
         assert "7 entries hold the null page since containment" in out
-        assert "of 2 entries that are read the dump does not say what they should have been" in out
+        assert "of 2 entries that are read the dump does not say what should have been there" in out
 
     def test_shrinking_it_leaves_one_entry_that_fails_alike(self, cli, tmp_path):
         code, out, err = cli(SEED_BUG, "--shrink", "--output", tmp_path / "small")
@@ -155,4 +155,4 @@ def test_text_from_a_dump_cannot_command_the_terminal(cli, store):
     code, out, _ = cli(store.write(draft).path)
     assert code == 1
     assert "\x1b" not in out
-    assert "\\x1b[31mpage_table: 1 rows x 2 columns" in out
+    assert "\\x1b[31mpage_table: 1 row x 2 columns" in out

@@ -116,7 +116,7 @@ class TestVariants:
         assert made[AS_DUMPED].tolist() == [[3, 70, 0]]
         assert made[INTENDED].tolist()[0][:2] == [3, 9]
         assert is_placeholder(made[INTENDED])[0].tolist() == [False, False, True]
-        assert "1 entries hold the null page since containment" in call.notes[0]
+        assert "1 entry holds the null page since containment" in call.notes[0]
 
     def test_outputs_are_off_by_as_much_as_the_table_and_no_more(self, tmp_path):
         draft = paged_draft([[3, 65], [4, 5], [6, 7]], [8, 8, 8], translated=[[3, 9], [4, 5], [6, 8]])

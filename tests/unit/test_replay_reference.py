@@ -220,7 +220,7 @@ class TestCaps:
         [
             (
                 paged_draft([[1], [2]], [4, 2**31 - 1]),
-                r"cache_seqlens\[1\] is 2147483647 keys, .* page_table has 1 columns",
+                r"cache_seqlens\[1\] is 2147483647 keys, .* page_table has 1 column",
             ),
             (list_draft([9, 4], [0, 2**31 - 1]), "a row of kv_indices has 2147483647 slots .* and kv_indices 2 in all"),
         ],
@@ -248,7 +248,7 @@ class TestCaps:
 
     def test_more_products_than_minutes_allow_are_refused(self, tmp_path):
         dump = written(tmp_path, paged_draft([[1] * 50_000], [200_000]))
-        with pytest.raises(EnvironmentCannot, match="1 queries see 200000 keys with 1024 heads of 1024"):
+        with pytest.raises(EnvironmentCannot, match="1 query sees 200000 keys with 1024 heads of 1024"):
             replay(dump, ReplayOptions(heads=(1024, 1), head_dim=1024))
 
     def test_wide_heads_are_gathered_in_smaller_chunks(self, tmp_path):

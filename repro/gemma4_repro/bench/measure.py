@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gemma4_dumps.wording import number_of
 from gemma4_repro.bench.arms import REFERENCE
 from gemma4_repro.bench.burst import Burst, run_burst
 from gemma4_repro.bench.checkpoint import SIZES, make_pair
@@ -61,7 +62,7 @@ def run_plan(plan: Plan, folder: Path, tell: Callable[[str], None]) -> Measured:
             deadline = now + (ends - now) / (len(plan.mtp) - position)
             name = _phase(mtp)
             arguments = make_arguments(pair, mtp, plan.batches)
-            tell(f"{name}: starting {len(plan.arms) * plan.copies} servers")
+            tell(f"{name}: starting {number_of(len(plan.arms) * plan.copies, 'server')}")
             subfolder = folder / name.replace(" ", "-")
             with Fleet(plan.arms, plan.copies, subfolder, arguments, plan.host_engine, server_cores) as fleet:
                 measured.lost[name] = fleet.lost

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gemma4_dumps.store import DumpStore
+from gemma4_dumps.wording import number_of
 from gemma4_repro.detection.case import Case, CleanCase
 from gemma4_repro.detection.matrix import Evidence, Sighting
 from gemma4_repro.detection.step_recorder import read_step_times, step_at
@@ -52,7 +53,7 @@ def _incomplete(case: Case, outcome: Outcome) -> str | None:
             return f"prompt {answer.prompt} was {'not aborted' if whole else 'cut short'}"
     idle = outcome.result.idle
     if not idle.flush_succeeded or idle.used_tokens_after_flush:
-        return f"{idle.used_tokens_after_flush} tokens were in use after the load"
+        return f"{number_of(idle.used_tokens_after_flush, 'token was', 'tokens were')} in use after the load"
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gemma4_dumps.schema import Manifest
+from gemma4_dumps.wording import number_of
 
 _PARTS = ("available", "evictable", "protected", "session_held", "uncached")
 
@@ -29,7 +30,9 @@ def slot_of_page_zero(manifest: Manifest) -> str | None:
 def owner_is_known(manifest: Manifest) -> str | None:
     """Every page names the request slot that held it last."""
     unknown = sum(offence.request_slot is None or offence.request_slot < 1 for offence in manifest.offences)
-    return None if manifest.offences and not unknown else f"{unknown} of {len(manifest.offences)} pages have no owner"
+    if manifest.offences and not unknown:
+        return None
+    return f"{unknown} of {number_of(len(manifest.offences), 'page')} without an owner"
 
 
 def one_swa_page_missing(manifest: Manifest) -> str | None:
@@ -50,5 +53,7 @@ def _imbalance(manifest: Manifest, pages: int) -> str | None:
         return "the SWA pool's equation is not in the dump"
     found = sum(numbers) - total
     return (
-        None if found == pages * (manifest.page_size or 1) else f"the SWA pool's parts differ from it by {found} tokens"
+        None
+        if found == pages * (manifest.page_size or 1)
+        else f"the SWA pool's parts differ from it by {number_of(found, 'token')}"
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gemma4_dumps.wording import number_of
 from gemma4_kernels.rounding import Rounding
 from gemma4_repro.kernel_bench.arms_catalog import arms_of
 from gemma4_repro.kernel_bench.launch_count import count_launches
@@ -62,7 +63,9 @@ class Cell:
                 found, wanted = _of_the_same_experts(found, wanted, rounding)
             for place, (one, other) in enumerate(zip(found, wanted, strict=True)):
                 if not _agree(one, other):
-                    raise WrongAnswer(f"{self.op}, {self.model.id}, {self.tokens} tokens, {rounding.value}: {place}")
+                    raise WrongAnswer(
+                        f"{self.op}, {self.model.id}, {number_of(self.tokens, 'token')}, {rounding.value}: {place}"
+                    )
 
     def call_of(self, arm: str) -> Call:
         """The arm as a function of the call's number. Raises whatever the arm's library raises while it is set up."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gemma4_dumps.wording import number_of
 from gemma4_repro.errors import EnvironmentLacks
 from gemma4_repro.kernel_bench.plan import KernelPlan
 from gemma4_repro.parent_death import die_with_parent
@@ -87,7 +88,7 @@ def run_plan(plan: KernelPlan, say: Say, command: Sequence[str] = _COMMAND) -> M
     while task.first < len(plan.cells()) and not measured.partial:
         left = end - time.monotonic()
         if left <= 0:
-            measured.partial = f"out of time after {task.first} of {len(plan.cells())} cells"
+            measured.partial = f"out of time after {task.first} of {number_of(len(plan.cells()), 'cell')}"
             break
         ended = _run_process(command, task.text(replace(plan, limit_s=left), measured), left, measured, say)
         if measured.interrupted or ended.code == 0:
@@ -187,7 +188,7 @@ def _converse(
         result = json.loads(line.removeprefix(MARK))
         if result["kind"] == "cell":
             ended.cell = result
-            say(f"{result['op']}, {result['model']}, {result['tokens']} tokens")
+            say(f"{result['op']}, {result['model']}, {number_of(result['tokens'], 'token')}")
         elif result["kind"] == "device-lost":
             ended.device_lost = result
         elif result["kind"] in ("lost", "wrong"):

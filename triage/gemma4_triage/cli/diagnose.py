@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.dumps import AsJson, Directory, open_store
 from gemma4_triage.cli.output import emit_json, say, stdout_console
 from gemma4_triage.cli.read_logs import read_logs
@@ -60,7 +61,7 @@ def diagnose(
     for problem in material.unreadable:
         say(f"not read: {problem.path}: {problem.problem}")
     if material.hidden:
-        say(f"not read: {material.hidden} older dumps; --limit 0 reads all of them")
+        say(f"not read: {number_of(material.hidden, 'older dump')}; --limit 0 reads all of them")
     code = _exit_code(diagnoses, material)
     if as_json:
         emit_json("diagnosis", diagnosis_document(diagnoses, material, code))

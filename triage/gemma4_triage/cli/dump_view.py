@@ -9,6 +9,7 @@ from rich.text import Text
 from gemma4_dumps.included import sensitive, words
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Manifest
+from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.dump_table import plain_table
 from gemma4_triage.cli.output import printable, stdout_console
 from gemma4_triage.diagnose.next_steps import next_steps
@@ -125,14 +126,18 @@ def _where(manifest: Manifest) -> dict[str, Any]:
 
 def _missing(manifest: Manifest) -> Iterable[str]:
     if manifest.offence_count > len(manifest.offences):
-        yield f"{manifest.offence_count - len(manifest.offences)} of {manifest.offence_count} offences are not listed"
+        left = manifest.offence_count - len(manifest.offences)
+        yield f"{left} of {number_of(manifest.offence_count, 'offence')} {'is' if left == 1 else 'are'} not listed"
     for name, cut in manifest.truncated.items():
         end = "left out" if cut.to_shape is None else f"cut to {list(cut.to_shape)}"
         yield f"{name} {list(cut.from_shape)} {end}: {cut.reason}"
     if manifest.dropped.events:
-        yield f"{manifest.dropped.events} older events"
+        yield number_of(manifest.dropped.events, "older event")
     if manifest.dropped.dumps:
-        yield f"{manifest.dropped.dumps} earlier violations are not in this store: its caps, or repetitions"
+        yield (
+            number_of(manifest.dropped.dumps, "earlier violation is", "earlier violations are")
+            + " not in this store: its caps, or repetitions"
+        )
 
 
 def _pairs(console: Console, title: str, pairs: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.age import parse_age
 from gemma4_triage.cli.dumps_export import export
 from gemma4_triage.cli.output import emit_json, say, size_text
@@ -46,16 +47,16 @@ def list_dumps(
         return
     dump_table.print_listing(entries)
     size = size_text(sum(entry.size_bytes for entry in entries))
-    say(f"{len(entries)} dumps, {size}, in {store.root}{_not_kept(dropped)}")
+    say(f"{number_of(len(entries), 'dump')}, {size}, in {store.root}{_not_kept(dropped)}")
     if hidden:
-        say(f"{hidden} older ones are not shown: --limit 0 lists them too")
+        say(f"{number_of(hidden, 'older one is', 'older ones are')} not shown: --limit 0 lists them too")
 
 
 def _not_kept(dropped: dict[str, int]) -> str:
     if not dropped:
         return ""
     reasons = ", ".join(f"{reason} {number}" for reason, number in sorted(dropped.items()))
-    return f"; {sum(dropped.values())} more were not kept ({reasons})"
+    return f"; {number_of(sum(dropped.values()), 'more was', 'more were')} not kept ({reasons})"
 
 
 def show_dump(
@@ -108,4 +109,4 @@ def prune(
     for removal in removals:
         print(removal.entry.dump_id)
     size = size_text(sum(removal.entry.size_bytes for removal in removals))
-    say(f"{'Would remove' if dry_run else 'Removed'} {len(removals)} dumps, {size}, from {store.root}")
+    say(f"{'Would remove' if dry_run else 'Removed'} {number_of(len(removals), 'dump')}, {size}, from {store.root}")

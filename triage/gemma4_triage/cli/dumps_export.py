@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.output import emit_json, printable, say, size_text
 from gemma4_triage.cli.output_file import refuse_existing
 from gemma4_triage.cli.store_options import AsJson, Directory, open_store
@@ -54,7 +55,7 @@ def export(
             say(f"warning: {dump['dump_id']} holds {held} of requests: confidential")
         elif dump["included"] is None:
             say(f"warning: the manifest of {dump['dump_id']} is unreadable; it may hold KV values and token ids")
-    say(f"Wrote {out}: {len(archived)} dumps, {size_text(document['size_bytes'])}")
+    say(f"Wrote {out}: {number_of(len(archived), 'dump')}, {size_text(document['size_bytes'])}")
 
 
 def _examined(dumps: list[str], directory: Path | None) -> "list[Candidate]":

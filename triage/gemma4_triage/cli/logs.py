@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.output import emit_json, stdout_console
 from gemma4_triage.cli.read_logs import read_logs
 from gemma4_triage.errors import ExitCode, NothingChecked
@@ -53,6 +54,6 @@ def _need_one_understood(read: list[LogFacts]) -> None:
     if not any(facts.understood_lines for facts in read):
         lines = sum(facts.lines for facts in read)
         raise NothingChecked(
-            f"none of {lines} lines is one that SGLang writes while it serves",
+            f"none of {number_of(lines, 'line')} is one that SGLang writes while it serves",
             "give the server's stdout and stderr; lines such as 'Prefill batch, #new-seq: …' are looked for",
         )

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.output import say
 from gemma4_triage.errors import UsageMistake
 
@@ -29,7 +30,7 @@ def read_logs(names: Iterable[str], points: int = 2) -> list[LogFacts]:
         if facts.problem:
             say(f"{facts.name} {facts.problem}")
         if not facts.understood_lines:
-            say(f"{facts.name}: 0 of {facts.lines} lines understood")
+            say(f"{facts.name}: 0 of {number_of(facts.lines, 'line')} understood")
     return read
 
 

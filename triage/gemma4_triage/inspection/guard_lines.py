@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gemma4_dumps.wording import number_of
+
 _KINDS = ("fault", "fix", "optimisation", "probe", "host leaf")
 
 
@@ -36,7 +38,7 @@ def _patch(row: Mapping[str, Any]) -> str:
     if "self_test" in row:
         notes.append(f"self test {row['self_test']}")
     if isinstance(row.get("findings"), list) and row["findings"]:
-        notes.append(f"{len(row['findings'])} findings at start-up")
+        notes.append(f"{number_of(len(row['findings']), 'finding')} at start-up")
     return f"{row['id']}{' (' + ', '.join(notes) + ')' if notes else ''}"
 
 

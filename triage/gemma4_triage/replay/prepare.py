@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gemma4_dumps.reader import Dump
+from gemma4_dumps.wording import number_of
 from gemma4_triage.errors import EnvironmentCannot
 from gemma4_triage.replay.call import AttentionCall
 from gemma4_triage.replay.dumped_values import DumpedValues, read_dumped_values
@@ -42,16 +43,17 @@ def prepare(dump: Dump, call: AttentionCall, options: ReplayOptions) -> Prepared
     """Raises EnvironmentCannot beyond a cap, NothingChecked for values that do not fit the call, DumpError."""
     rows, positions = call.queries
     seen = int((positions + 1 - call.first_keys[rows]).sum())
+    see = f"{number_of(rows.size, 'query sees', 'queries see')} {number_of(seen, 'key')}"
     if seen > MAX_KEYS_SEEN:
         raise EnvironmentCannot(
-            f"{rows.size} queries see {seen} keys, and the cap is {MAX_KEYS_SEEN}",
+            f"{see}, and the cap is {MAX_KEYS_SEEN}",
             "cut the dump down first with --shrink",
         )
     geometry = call.geometry
     if (products := seen * geometry.q_heads * geometry.head_dim) > MAX_PRODUCTS:
         raise EnvironmentCannot(
-            f"{rows.size} queries see {seen} keys with {geometry.q_heads} heads of {geometry.head_dim}, {products} "
-            f"products, and the cap is {MAX_PRODUCTS}",
+            f"{see} with {number_of(geometry.q_heads, 'head')} of {geometry.head_dim}, {products} products, "
+            f"and the cap is {MAX_PRODUCTS}",
             "cut the dump down first with --shrink",
         )
     variants = tables(call)
@@ -84,4 +86,4 @@ def _origin(dumped: DumpedValues | None, seed: int) -> str:
     if dumped is None:
         return seeded
     queries = "" if dumped.query is not None else " and all queries"
-    return f"from the dump for {len(dumped.used)} pages; all other pages{queries} {seeded}"
+    return f"from the dump for {number_of(len(dumped.used), 'page')}; all other pages{queries} {seeded}"

@@ -16,6 +16,7 @@ import numpy as np
 from gemma4_dumps.errors import DumpUnreadable
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Manifest
+from gemma4_dumps.wording import number_of
 from gemma4_triage.errors import EnvironmentCannot, NothingChecked
 from gemma4_triage.inspection.offending_rows import TRANSLATED
 from gemma4_triage.replay.call import UNKNOWN, AttentionCall
@@ -54,7 +55,8 @@ def rebuild(dump: Dump, options: ReplayOptions) -> AttentionCall:
             if manifest.action == "contained":
                 ids[offence.row, offence.column] = min(max(offence.value, -FARTHEST), FARTHEST)
     if manifest.action == "contained" and (lost := manifest.offence_count - int(listed.sum())) > 0:
-        notes.append(f"{lost} entries hold the null page since containment; what they held is not in the dump")
+        holds = number_of(lost, "entry holds", "entries hold")
+        notes.append(f"{holds} the null page since containment; what was there is not in the dump")
     origin = manifest.provenance
     spaces = (origin.table_space, origin.buffer_space)
     call = AttentionCall(
@@ -107,14 +109,14 @@ def _paged(dump: Dump, name: str, unit: int, notes: list[str]) -> tuple[np.ndarr
     table, counts = integers(dump, name, 2), np.maximum(integers(dump, "cache_seqlens", 1), 0)
     rows = _row_count(min(table.shape[0], counts.shape[0]))
     if rows < counts.shape[0]:
-        notes.append(f"{counts.shape[0] - rows} rows of {name} are not in the dump")
+        notes.append(f"not in the dump: {number_of(counts.shape[0] - rows, 'row')} of {name}")
     needed = int(-(-counts[:rows].max(initial=0) // unit))
     if rows * needed > MAX_ENTRIES:
         if rows * table.shape[1] <= MAX_ENTRIES:
             longest = int(counts[:rows].argmax())
             raise _contradiction(
-                f"cache_seqlens[{longest}] is {counts[longest]} keys, {needed} pages, and {name} has {table.shape[1]} "
-                "columns"
+                f"cache_seqlens[{longest}] is {number_of(counts[longest], 'key')}, {number_of(needed, 'page')}, and "
+                f"{name} has {number_of(table.shape[1], 'column')}"
             )
         raise _too_large(f"{rows} rows of up to {needed} pages", f"{MAX_ENTRIES} entries")
     ids = np.full((rows, needed), UNKNOWN, np.int64)

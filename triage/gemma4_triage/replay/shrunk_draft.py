@@ -10,6 +10,7 @@ from gemma4_dumps.draft import DumpDraft, TensorPayload
 from gemma4_dumps.included import KEYS, KV, PAGE_IDS, VALUES
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Offence
+from gemma4_dumps.wording import number_of
 from gemma4_triage.inspection.offending_rows import TRANSLATED
 from gemma4_triage.replay.call import UNKNOWN, AttentionCall
 from gemma4_triage.replay.cut import Cut
@@ -53,7 +54,13 @@ def shrunk_draft(dump: Dump, whole: AttentionCall, cut: Cut, kind: Kind, same_pa
             **manifest.scalars,
             SHRUNK_FROM: manifest.dump_id,
             "shrunk_from_verdict": manifest.verdict,
-            "shrunk_from_size": f"{whole.rows} rows, {whole.ids.shape[1]} columns, {int(whole.key_counts.sum())} keys",
+            "shrunk_from_size": ", ".join(
+                (
+                    number_of(whole.rows, "row"),
+                    number_of(whole.ids.shape[1], "column"),
+                    number_of(int(whole.key_counts.sum()), "key"),
+                )
+            ),
             "shrunk_rows": rows,
             "shrunk_columns": columns,
         },

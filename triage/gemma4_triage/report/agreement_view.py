@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gemma4_dumps.wording import number_of
 from gemma4_repro.log_exceptions import last_lines
 from gemma4_repro.parity.compare_tracks import PromptComparison
 from gemma4_repro.parity.judge import TRANSFORMERS, SideVerdict
@@ -40,8 +41,9 @@ def print_agreement(console: Console, agreement: Agreement) -> None:
     run, tolerances = agreement.run, agreement.tolerances
     _line(
         console,
-        f"{len(run.oracle.tracks)} prompts, window {run.oracle.window}; equal up to {tolerances.logprob:g} in logprobs "
-        f"and {tolerances.state:g} in states (fp32 round-off); {run.duration_s:.0f} s, SGLang {run.sglang_version}",
+        f"{number_of(len(run.oracle.tracks), 'prompt')}, window {run.oracle.window}; "
+        f"equal up to {tolerances.logprob:g} in logprobs and {tolerances.state:g} in states (fp32 round-off); "
+        f"{run.duration_s:.0f} s, SGLang {run.sglang_version}",
     )
 
 
@@ -151,8 +153,7 @@ def _violations(arm: ArmRun) -> str:
     if not arm.dumps:
         return "none" if arm.side.probes != "off" else "no probes"
     rules = [entry.manifest.rule if entry.manifest else entry.state for entry in arm.dumps]
-    counted = f"{len(rules)} {'dump' if len(rules) == 1 else 'dumps'}"
-    return f"{counted}: {', '.join(dict.fromkeys(rules))}"
+    return f"{number_of(len(rules), 'dump')}: {', '.join(dict.fromkeys(rules))}"
 
 
 def _verdict(column: Column) -> Text:

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gemma4_dumps.reader import Dump
+from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.dump_table import plain_table
 from gemma4_triage.cli.output import printable
 from gemma4_triage.diagnose.next_steps import next_steps
@@ -24,7 +25,7 @@ def print_audit(console: Console, dump: Dump, rows: int) -> None:
     _line(console, title)
     found = suspects(dump)
     where = f"audit at {manifest.site}, step {manifest.step}, page size {manifest.page_size}"
-    _line(console, Text(printable(f"{manifest.offence_count} pages; {where}")))
+    _line(console, Text(printable(f"{number_of(manifest.offence_count, 'page')}; {where}")))
     for equation in equations(dump):
         text = Text(printable(f"  {equation.pool:<9}{equation.text()}"), style="" if equation.holds else "bold red")
         _line(console, text)
@@ -45,13 +46,16 @@ def print_live(console: Console, live: "LiveAudit", dumps: Sequence[Dump], rows:
         print_audit(console, dump, rows)
     audits = ", ".join(f"{count} at {site}" for site, count in tally.audits.items())
     pages = ", ".join(f"{count} {pool}" for pool, count in tally.pages.items())
-    _line(console, Text(printable(f"{sum(tally.audits.values())} audits ({audits}) of {pages} pages")))
-    _line(console, Text(f"{live.requests} requests, {tally.steps} steps, {tally.events} events followed"))
+    _line(console, Text(printable(f"{number_of(sum(tally.audits.values()), 'audit')} ({audits}) of {pages} pages")))
+    requests = number_of(live.requests, "request")
+    _line(console, Text(f"{requests}, {number_of(tally.steps, 'step')}, {number_of(tally.events, 'event')} followed"))
     for text in tally.equations:
         _line(console, Text(printable(f"  {text}")))
     for check, count in tally.let_pass.items():
-        _line(console, Text(printable(f"SGLang's {check} failed {count} times and did not stop the server")))
-    verdict = f"{len(dumps)} findings" if dumps else "no leak: every page was in one place at every audit"
+        _line(
+            console, Text(printable(f"SGLang's {check} failed {number_of(count, 'time')} and did not stop the server"))
+        )
+    verdict = number_of(len(dumps), "finding") if dumps else "no leak: every page was in one place at every audit"
     _line(console, Text(verdict, style="bold red" if dumps else "bold green"))
 
 

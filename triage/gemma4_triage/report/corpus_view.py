@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gemma4_dumps.wording import number_of
 from gemma4_repro.detection.case import CleanCase, FaultCase
 from gemma4_repro.detection.matrix import Cause, CleanRow, FaultRow, Matrix
 from gemma4_repro.detection.runner import CorpusRun
@@ -38,8 +39,9 @@ def print_matrix(console: Console, run: CorpusRun) -> None:
     totals = matrix.totals
     _line(
         console,
-        f"{totals['faults']} faults: {totals['missed']} missed, {totals['wrong_causes']} with a wrong cause; "
-        f"{totals['clean_runs']} clean runs: {totals['false_alarms']} false alarms; "
+        f"{number_of(totals['faults'], 'fault')}: {totals['missed']} missed, "
+        f"{totals['wrong_causes']} with a wrong cause; "
+        f"{number_of(totals['clean_runs'], 'clean run')}: {number_of(totals['false_alarms'], 'false alarm')}; "
         f"{run.duration_s:.0f} s, SGLang {run.sglang_version}",
     )
 
@@ -97,7 +99,7 @@ def _trouble(console: Console, row: FaultRow | CleanRow) -> None:
         _line(console, f"  dump at step {sighting.step}: {sighting.manifest.summary}")
         _line(console, f"    gemma4-triage dumps show {sighting.path}")
     if row.evidence.unreadable:
-        _line(console, f"  {row.evidence.unreadable} dumps cannot be read")
+        _line(console, f"  {number_of(row.evidence.unreadable, 'dump')} cannot be read")
     _line(console, f"  the run {row.evidence.ending}")
     _line(console, f"  again: {repeat_command(row.case)}")
 

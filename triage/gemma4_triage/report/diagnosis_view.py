@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.dump_table import plain_table
 from gemma4_triage.cli.output import printable
 from gemma4_triage.diagnose.finding import Confidence, Finding
@@ -32,7 +33,9 @@ def print_diagnoses(console: Console, diagnoses: Sequence[Diagnosis]) -> None:
     for alike in runs.values():
         _print(console, alike[0], "RUN WITHOUT DUMPS")
         if len(alike) > 1:
-            _line(console, Text(f"   the same in {len(alike) - 1} more runs; --json has them", style="dim"))
+            _line(
+                console, Text(f"   the same in {number_of(len(alike) - 1, 'more run')}; --json has them", style="dim")
+            )
 
 
 def _print(console: Console, diagnosis: Diagnosis, title: str) -> None:
@@ -81,7 +84,7 @@ def _dumps(console: Console, diagnosis: Diagnosis, numbers: dict[str, str]) -> N
 def _logs(console: Console, incident: Incident, numbers: dict[str, str]) -> None:
     for facts in incident.logs:
         when = f", {facts.first_time} to {facts.last_time}" if facts.first_time else ""
-        read = f"{facts.understood_lines} of {facts.lines} lines understood{when}"
+        read = f"{facts.understood_lines} of {number_of(facts.lines, 'line')} understood{when}"
         _line(console, Text(printable(f"{numbers[facts.name]}  {facts.name}: {read}")))
 
 

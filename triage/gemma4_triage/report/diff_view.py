@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gemma4_dumps.plain_json import plain
+from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.output import printable
 from gemma4_triage.compare.difference import Comparison, EventsDifference, FieldDifference, TensorDifference
 from gemma4_triage.compare.first_difference import sentence
@@ -67,7 +68,7 @@ def _summary(tensor: TensorDifference) -> str:
         return f"only in {tensor.only_in}"
     if tensor.not_compared:
         return f"values not compared, {tensor.not_compared}"
-    return f"{tensor.differing} of {tensor.size} entries differ"
+    return f"{tensor.differing} of {number_of(tensor.size, 'entry', 'entries')} differ{'s' * (tensor.differing == 1)}"
 
 
 def _entries(console: Console, tensor: TensorDifference) -> None:

@@ -6,6 +6,7 @@ from importlib.metadata import version
 from gemma4_dumps.archive import Archived
 from gemma4_dumps.included import sensitive, words
 from gemma4_dumps.schema import Manifest
+from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.output import printable
 from gemma4_triage.inspection.provenance_sentence import provenance_sentence
 
@@ -43,7 +44,7 @@ _UNSURE = """\
 
 def export_readme(archived: Sequence[Archived]) -> str:
     """The whole text. Says nothing about when and where it was made, so that equal dumps give equal zips."""
-    count = "One dump" if len(archived) == 1 else f"{len(archived)} dumps"
+    count = "One dump" if len(archived) == 1 else number_of(len(archived), "dump")
     lines = [
         "# Dumps of a Gemma-4 server on SGLang",
         "",

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.output import printable
 
 _STYLES = {"met": "green", "missed": "bold red", "not measured": "bold red"}
@@ -26,7 +27,7 @@ def print_kernel_bench(console: Console, document: dict[str, Any]) -> None:
     for wrong in document["wrong"]:
         console.print(Text(printable(f"wrong answer: {wrong['what']}"), style="bold red"), soft_wrap=True)
     for lost in document["lost"]:
-        where = f"{lost['op']}, {lost['model']}, {lost['tokens']} tokens, {lost['arm']}"
+        where = f"{lost['op']}, {lost['model']}, {number_of(lost['tokens'], 'token')}, {lost['arm']}"
         console.print(Text(printable(f"lost: {where}: {lost['why']}"), style="yellow"), soft_wrap=True)
     if document["partial"]:
         console.print(Text(f"partial: {document['partial']}", style="yellow"), soft_wrap=True)
@@ -59,6 +60,7 @@ def _target(target: dict[str, Any]) -> Text:
     text = f": {target['title']}: {target['limit']}"
     if target["worst"]:
         worst = target["worst"]
-        where = f"{worst['op']}, {worst['model']}, {worst['tokens']} tokens"
-        text += f"; worst {worst['value']:.2f} ({where}); missed in {target['missed_in']} of {target['measured']} cells"
+        where = f"{worst['op']}, {worst['model']}, {number_of(worst['tokens'], 'token')}"
+        text += f"; worst {worst['value']:.2f} ({where}); missed in {target['missed_in']} of "
+        text += number_of(target["measured"], "cell")
     return Text(f"{target['target']}: ").append(target["status"], _STYLES[target["status"]]).append(text)

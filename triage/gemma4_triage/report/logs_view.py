@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.output import printable, size_text
 from gemma4_triage.diagnose.finding import Finding
 from gemma4_triage.logs.facts import LogFacts, RankFacts
 from gemma4_triage.report.finding_view import print_finding
+from gemma4_triage.report.scheduler_words import prefill_text, retractions_text
 from gemma4_triage.report.sparkline import sparkline
 
 _SPARK_WIDTH = 60
@@ -22,7 +24,7 @@ def print_logs(console: Console, logs: Sequence[LogFacts], findings: Sequence[Fi
         _print_log(console, facts)
     for finding in findings:
         print_finding(console, finding)
-    verdict = f"{len(findings)} findings" if findings else "no findings"
+    verdict = number_of(len(findings), "finding") if findings else "no findings"
     _line(console, Text(verdict, style="bold red" if findings else "bold green"))
 
 
@@ -30,7 +32,10 @@ def _print_log(console: Console, facts: LogFacts) -> None:
     _line(console, Text(printable(facts.name), style="bold"))
     kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in facts.understood.items())
     size = size_text(facts.size_bytes)
-    _line(console, Text(f"  {facts.understood_lines} of {facts.lines} lines understood, {size}: {kinds or 'none'}"))
+    _line(
+        console,
+        Text(f"  {facts.understood_lines} of {number_of(facts.lines, 'line')} understood, {size}: {kinds or 'none'}"),
+    )
     for remark in _remarks(facts):
         _line(console, Text(printable(f"  {remark}")))
     if not facts.understood_lines:
@@ -42,9 +47,9 @@ def _print_log(console: Console, facts: LogFacts) -> None:
 def _remarks(facts: LogFacts) -> list[str]:
     remarks = []
     if facts.first_time:
-        remarks.append(f"{facts.first_time} to {facts.last_time}, {facts.starts} server starts")
+        remarks.append(f"{facts.first_time} to {facts.last_time}, {number_of(facts.starts, 'server start')}")
     if facts.pool_tokens:
-        pools = ", ".join(f"{pool} {tokens} tokens" for pool, tokens in facts.pool_tokens.items())
+        pools = ", ".join(f"{pool} {number_of(tokens, 'token')}" for pool, tokens in facts.pool_tokens.items())
         ratio = facts.settings.get("swa_full_tokens_ratio")
         remarks.append(f"pools: {pools}{f', ratio {ratio}' if ratio else ''}")
     if facts.faults:
@@ -54,7 +59,7 @@ def _remarks(facts: LogFacts) -> list[str]:
     if facts.torn_last_line:
         remarks.append("the last line has no end; its numbers are not used")
     if facts.dropped_rank_lines:
-        remarks.append(f"{facts.dropped_rank_lines} lines of further ranks are not followed")
+        remarks.append(f"not followed: {number_of(facts.dropped_rank_lines, 'line')} of further ranks")
     return remarks
 
 
@@ -62,13 +67,10 @@ def _print_rank(console: Console, rank: RankFacts) -> None:
     if rank.rank:
         _line(console, Text(printable(f"  {rank.rank}"), style="bold"))
     cached = "" if rank.cached_share is None else f" ({rank.cached_share:.0%} of prompt tokens cached)"
-    prefill = f"{rank.prefill_lines} lines, {rank.new_tokens} new and {rank.cached_tokens} cached tokens{cached}"
-    _line(console, Text(f"  prefill      {prefill}"))
-    _line(console, Text(f"  decode       {rank.decode_lines} lines"))
-    seen = rank.retractions
-    if seen.events:
-        again = f"{seen.recomputed_tokens} tokens prefilled again"
-        _line(console, Text(f"  retractions  {seen.requests} requests in {seen.events} events, {again}"))
+    _line(console, Text(f"  prefill      {prefill_text(rank)}{cached}"))
+    _line(console, Text(f"  decode       {number_of(rank.decode_lines, 'line')}"))
+    if said := retractions_text(rank):
+        _line(console, Text(f"  retractions  {said}"))
     series = rank.series
     _spark(console, "full usage", series["full_usage_max"], _peak(series["full_usage_max"], "peak {:.2f}"), 1.0)
     _spark(console, "SWA usage", series["swa_usage_max"], _peak(series["swa_usage_max"], "peak {:.2f}"), 1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
+from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.dump_table import plain_table
 from gemma4_triage.cli.output import printable
 from gemma4_triage.pools.demand import Fit
@@ -28,12 +29,8 @@ def print_plan(console: Console, plan: Plan, memory: Memory, owner_only: bool) -
     _line(console, Text(printable(shape.name), style="bold"))
     _line(console, Text(f"  {full} full and {swa} sliding layers with KV, window {shape.window}"))
     if owner_only:
-        _line(
-            console,
-            Text(
-                f"  {shape.shared_layers} layers share their KV and count for nothing; SGLang 0.5.13.post1 counts them"
-            ),
-        )
+        share = number_of(shape.shared_layers, "layer shares its KV and counts", "layers share their KV and count")
+        _line(console, Text(f"  {share} for nothing; SGLang 0.5.13.post1 counts them"))
     elif shape.shared_layers:
         _line(
             console, Text(f"  {shape.shared_layers} of them share their KV, and SGLang has pools for them all the same")
@@ -70,9 +67,9 @@ def _print_load(console: Console, plan: Plan) -> None:
     console.print(table)
     _line(console, Text(f"set {server_flag(plan)}", style="bold"))
     judged = plan.asked or recommended
-    verdict = (
-        f"{min(judged.requests, need.requests)} of {need.requests} requests fit at once at ratio {judged.sizes.ratio:g}"
-    )
+    most = min(judged.requests, need.requests)
+    wanted = number_of(need.requests, "request")
+    verdict = f"{most} of {wanted} fit{'s' * (most == 1)} at once at ratio {judged.sizes.ratio:g}"
     rest = "" if plan.enough else "; the others wait, or are retracted"
     _line(console, Text(verdict + rest, style="bold green" if plan.enough else "bold red"))
 

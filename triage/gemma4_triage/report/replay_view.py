@@ -3,6 +3,7 @@
 from rich.console import Console
 from rich.text import Text
 
+from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.dump_table import plain_table
 from gemma4_triage.cli.output import printable, size_text
 from gemma4_triage.inspection.provenance_sentence import SPACE_NAMES
@@ -43,7 +44,8 @@ def shrunk_text(shrunk: Shrunk) -> str:
     """For example "32 rows x 64 columns -> 1 x 1, 9000 keys -> 1, 8.1 KiB of tensors -> 312 B"."""
     before, after = shrunk.before, shrunk.after
     return (
-        f"shrunk: {before[0]} rows x {before[1]} columns -> {after[0]} x {after[1]}, {before[2]} keys -> {after[2]}, "
+        f"shrunk: {number_of(before[0], 'row')} x {number_of(before[1], 'column')} -> {after[0]} x {after[1]}, "
+        f"{number_of(before[2], 'key')} -> {after[2]}, "
         f"{size_text(shrunk.bytes_before)} of tensors -> {size_text(shrunk.bytes_after)}; still {shrunk.kind.word}, "
         f"was row {_numbers(shrunk.rows)}, column {_numbers(shrunk.columns)}"
     )
@@ -54,18 +56,20 @@ def _call_lines(result: Replay) -> list[str]:
     unit = "pages" if call.paged else "slots"
     spaces = [SPACE_NAMES.get(space, space) for space in (call.table_space, call.buffer_space)]
     window = "no window" if call.window_left < 0 else f"window_left {call.window_left}"
+    rows, columns = number_of(call.rows, "row"), number_of(call.ids.shape[1], "column")
     lines = [
-        f"{call.table}: {call.rows} rows x {call.ids.shape[1]} columns of {spaces[0]} {unit} on the {spaces[1]} buffer "
-        f"of {call.bound} {unit}; {len(call.queries[0])} queries",
+        f"{call.table}: {rows} x {columns} of {spaces[0]} {unit} on the {spaces[1]} buffer "
+        f"of {call.bound} {unit}; {number_of(len(call.queries[0]), 'query', 'queries')}",
         f"heads {geometry.q_heads}:{geometry.kv_heads}, head dim {geometry.head_dim}, page size {geometry.page_size}, "
-        f"{window}, scale {result.scale:.4g}; {result.pages} pages of keys and values {result.values_from}",
+        f"{window}, scale {result.scale:.4g}; "
+        f"{number_of(result.pages, 'page')} of keys and values {result.values_from}",
     ]
     if geometry.assumed:
         lines.append(f"assumed, because the dump does not say: {', '.join(geometry.assumed)}")
     if result.unknown_intentions:
+        unknown = number_of(result.unknown_intentions, "entry that is", "entries that are")
         lines.append(
-            f"of {result.unknown_intentions} entries that are read the dump does not say what they should have been: "
-            "a page of its own stands for each"
+            f"of {unknown} read the dump does not say what should have been there: a page of its own stands for each"
         )
     if call.foreign and result.worst is Kind.RIGHT:
         lines.append(
@@ -122,7 +126,11 @@ def _variant(variant: VariantOutcome) -> str:
         where = "what lies outside is not as modelled" if variant.variant == AS_DUMPED else "the kernel disagrees"
         agrees = f"not as fp64 on this table (max abs {_number(variant.from_table.max_abs)}): {where}"
     off = variant.from_intended
-    said = "outputs as they should be" if off.fine else f"{len(off.bad_rows)} rows off by up to {_number(off.max_abs)}"
+    said = (
+        "outputs as they should be"
+        if off.fine
+        else f"{number_of(len(off.bad_rows), 'row')} off by up to {_number(off.max_abs)}"
+    )
     return f"{agrees}; {said}"
 
 

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gemma4_dumps.reader import Dump
+from gemma4_dumps.wording import number_of
 from gemma4_repro.expectation import Check, Status
 from gemma4_repro.log_exceptions import last_lines
 from gemma4_repro.runner import Run
@@ -63,7 +64,8 @@ def _status(run: Run) -> str:
     checks = [check for verdict in run.verdicts for check in verdict.checks]
     unchecked = sum(check.status is Status.NOT_CHECKED for check in checks)
     if unchecked:
-        return f"as expected as far as checked: {unchecked} of {len(checks)} checks were not made"
+        were = "was" if unchecked == 1 else "were"
+        return f"as expected as far as checked: {unchecked} of {number_of(len(checks), 'check')} {were} not made"
     return "as expected"
 
 

@@ -2,6 +2,7 @@
 
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Manifest
+from gemma4_dumps.wording import number_of
 from gemma4_triage.diagnose.next_steps import first_finding, fix_line
 from gemma4_triage.inspection.provenance_sentence import SPACE_NAMES, index_unit, provenance_sentence
 
@@ -31,7 +32,7 @@ def _count(manifest: Manifest) -> str:
     unit = index_unit(manifest)
     if not manifest.offence_count:
         return f"{unit} indices of the wrong kind ({manifest.verdict.replace('_', ' ')})"
-    return f"{manifest.offence_count} bad {unit} {'index' if manifest.offence_count == 1 else 'indices'}"
+    return number_of(manifest.offence_count, f"bad {unit} index", f"bad {unit} indices")
 
 
 def _spaces(manifest: Manifest) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from gemma4_dumps.wording import number_of
 from gemma4_triage.report.model.pictures import Grid, Ledger
 from gemma4_triage.report.model.records import Dump, Finding, Group, Incident, Log, Report, Run
 from gemma4_triage.report.model.text import code_spans
@@ -115,7 +116,7 @@ def _dump(dump: Dump) -> Iterator[str]:
 
 def _grid(grid: Grid) -> Iterator[str]:
     bounds = f"{grid.lower} <= {grid.unit} < {grid.upper}"
-    size = f"{grid.table_rows} rows and {grid.table_columns} columns"
+    size = f"{number_of(grid.table_rows, 'row')} and {number_of(grid.table_columns, 'column')}"
     yield f"{_code(grid.table)} of {size}; inside the {_text(grid.buffer)}: {_text(bounds)}."
     yield "Entries that the probe listed stand in brackets."
     head = [f"{'row':>5} {'request':>7} {'keys':>6}  " + " ".join(f"{column:>6}" for column in grid.columns)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
+from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.dump_table import plain_table
 from gemma4_triage.report.model.records import Incident, Log, Report, Run
 from gemma4_triage.report.sparkline import sparkline
@@ -27,7 +28,7 @@ def print_report(console: Console, report: Report) -> None:
     for log in report.logs:
         _log(console, log)
     if report.commands:
-        _line(console, Text(f"\n{len(report.commands)} commands to go on; the first:", style="bold"))
+        _line(console, Text(f"\n{number_of(len(report.commands), 'command')} to go on; the first:", style="bold"))
         _line(console, Text(f"  {report.commands[0].line}"))
     for item in report.unreadable:
         _line(console, Text(f"not read: {item.path}: {item.problem}", style="yellow"))

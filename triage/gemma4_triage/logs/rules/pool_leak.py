@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gemma4_dumps.wording import number_of
 from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LeakLine, LogFacts
 from gemma4_triage.logs.rule import Rule, at
@@ -33,13 +34,14 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
 
 
 def _missing(leak: LeakLine) -> str:
-    return f"{abs(leak.missing)} tokens {'missing' if leak.missing > 0 else 'too many'}"
+    return f"{number_of(abs(leak.missing), 'token')} {'missing' if leak.missing > 0 else 'too many'}"
 
 
 def _sentence(leak: LeakLine) -> str:
+    pool = f"of the {leak.pool} pool"
     if leak.missing > 0:
-        return f"{leak.missing} of {leak.total} tokens of the {leak.pool} pool are nobody's"
-    return f"{-leak.missing} tokens of the {leak.pool} pool are counted twice"
+        return f"{leak.missing} of {leak.total} tokens {pool} {'is' if leak.missing == 1 else 'are'} nobody's"
+    return f"{number_of(-leak.missing, f'token {pool} is', f'tokens {pool} are')} counted twice"
 
 
 RULE = Rule("pool-leak", "tokens of a pool are lost or counted twice", _find, _explains)

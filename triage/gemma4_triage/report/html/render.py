@@ -6,6 +6,7 @@ from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from gemma4_dumps.wording import number_of
 from gemma4_triage.report.html import shapes
 from gemma4_triage.report.model.records import Report
 from gemma4_triage.report.model.text import code_spans
@@ -30,5 +31,5 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters |= {"lines": shapes.lines, "gaps": shapes.gaps, "spans": code_spans}
-    environment.globals |= {"percent": shapes.percent, "share": shapes.share}
+    environment.globals |= {"percent": shapes.percent, "share": shapes.share, "number_of": number_of}
     return environment

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gemma4_dumps.wording import number_of
 from gemma4_triage.diagnose.assign_logs import assign_logs
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.grouping import group
@@ -53,7 +54,7 @@ def build_report(source: Source, logs: Sequence[LogFacts], together: bool = True
     code = _exit_code(run, incidents, read, bool(unreadable))
     older = sum(piece.material.hidden for piece in source.pieces)
     left_out = (*source.notes, *left_incidents, *left_logs)
-    left_out += (f"{older} older dumps; --limit 0 reads all of them",) if older else ()
+    left_out += (f"{number_of(older, 'older dump')}; --limit 0 reads all of them",) if older else ()
     return Report(
         title=_title(run, source, read),
         sources=(*source.names, *(facts.name for facts in logs)),
@@ -96,7 +97,7 @@ def _worth_telling(found: list[_Labelled], source: Source) -> list[_Labelled]:
 
 
 def _incidents(found: list[_Labelled]) -> tuple[tuple[Incident, ...], tuple[str, ...]]:
-    shown, left = first(found, MAX_INCIDENTS, "incidents; gemma4-triage diagnose shows them")
+    shown, left = first(found, MAX_INCIDENTS, "incident", "; gemma4-triage diagnose shows them")
     made: list[Incident] = []
     room = MAX_ALL_PICTURES
     for one in shown:
@@ -111,7 +112,7 @@ def _logs(
 ) -> tuple[tuple[Log, ...], tuple[str, ...]]:
     """joined: names of the logs whose findings stand with an incident's."""
     wanted = [*(("", facts) for facts in logs), *arm_logs]
-    shown, left = first(wanted, MAX_LOGS, "logs; gemma4-triage logs reads them")
+    shown, left = first(wanted, MAX_LOGS, "log", "; gemma4-triage logs reads them")
     read = []
     for label, log in shown:
         facts = _read_arm(log) if isinstance(log, Path) else log
@@ -159,7 +160,7 @@ def _verdict(run: Run | None, incidents: Sequence[Incident], logs: Sequence[Log]
     summaries = [dump.sentence for incident in incidents[:1] for dump in incident.dumps[:1] if dump.sentence]
     count = sum(len(incident.findings) for incident in incidents) + sum(len(log.findings) for log in logs)
     headline = f"{found[0].rule} ({found[0].confidence})"
-    headline += f", and {count - 1} more finding{'s' * (count > 2)}" if count > 1 else ""
+    headline += f", and {number_of(count - 1, 'more finding')}" if count > 1 else ""
     return Verdict(status="bad", headline=headline, sentences=(*sentences, *summaries))
 
 

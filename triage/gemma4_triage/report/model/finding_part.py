@@ -14,7 +14,7 @@ from gemma4_triage.report.model.records import Evidence, Finding
 
 def finding_part(found: diagnosed.Finding, dumps: Mapping[str, reader.Dump], numbers: Mapping[str, int]) -> Finding:
     """dumps: of the incident, by id. numbers: of those that the report shows."""
-    evidence, left = first(found.evidence, MAX_EVIDENCE, "pieces of evidence")
+    evidence, left = first(found.evidence, MAX_EVIDENCE, "piece", " of evidence")
     return Finding(
         rule=found.rule,
         confidence=found.confidence.value,

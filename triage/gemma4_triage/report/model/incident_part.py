@@ -17,7 +17,7 @@ MAX_LANES = 24
 def incident_part(diagnosis: Diagnosis, label: str, expected: bool, pictures: int) -> Incident:
     """label, expected: of the arm that it is of. pictures: how many the report still has room for."""
     incident = diagnosis.incident
-    shown, left = first(incident.dumps, MAX_DUMPS, "dumps; gemma4-triage dumps list names them")
+    shown, left = first(incident.dumps, MAX_DUMPS, "dump", "; gemma4-triage dumps list names them")
     by_id = {dump.manifest.dump_id: dump for dump in incident.dumps}
     numbers = {dump.manifest.dump_id: number for number, dump in enumerate(shown, start=1)}
     pictured = _first_of_each_kind(shown)[: min(pictures, MAX_PICTURES)]

@@ -9,6 +9,7 @@ from typing import Any
 
 from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
+from gemma4_dumps.wording import number_of
 from gemma4_triage.inspection import audit_findings
 from gemma4_triage.report.model.limits import MAX_BARS, MAX_EVENTS, MAX_MARKS, MAX_SUSPECTS, first
 from gemma4_triage.report.model.pictures import Lane, Ledger, Mark, Part, PoolBar, Suspect, Timeline, Tone
@@ -21,10 +22,10 @@ MAX_LANES = 16
 def ledger_part(dump: Dump) -> Ledger:
     """Raises DumpError if the audit's table cannot be read."""
     found = audit_findings.suspects(dump)
-    suspects, left = first([_suspect(one) for one in found], MAX_SUSPECTS, "pages")
+    suspects, left = first([_suspect(one) for one in found], MAX_SUSPECTS, "page")
     owners, sites = _count(map(_owner, found)), _count(one.alloc_site for one in found)
-    by_owner, more_owners = first(owners, MAX_BARS, "owners")
-    by_site, more_sites = first(sites, MAX_BARS, "sites")
+    by_owner, more_owners = first(owners, MAX_BARS, "owner")
+    by_site, more_sites = first(sites, MAX_BARS, "site")
     return Ledger(
         pools=tuple(_pool(equation) for equation in audit_findings.equations(dump)),
         by_owner=by_owner,
@@ -95,7 +96,7 @@ def _history(dump: Dump) -> Timeline | None:
             Lane(name=f"{pool} {kind}".replace("_", " "), marks=tuple(lanes[pool, kind][-MAX_MARKS:]))
             for pool, kind in names[:MAX_LANES]
         ),
-        left_out=(f"{hidden} earlier events",) if hidden else (),
+        left_out=(number_of(hidden, "earlier event"),) if hidden else (),
     )
 
 
@@ -108,4 +109,5 @@ def _label(event: Mapping[str, Any]) -> str:
     pages = ", ".join(map(str, event.get("first_pages") or ())) if isinstance(event.get("first_pages"), list) else ""
     count = event.get("pages")
     what = str(event.get("kind")).replace("_", " ")
-    return f"step {event['step']}: {what} {count} {event.get('pool')} pages at {event.get('site')} (first: {pages:.80})"
+    moved = number_of(count, f"{event.get('pool')} page")
+    return f"step {event['step']}: {what} {moved} at {event.get('site')} (first: {pages:.80})"

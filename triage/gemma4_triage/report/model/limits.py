@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from gemma4_dumps.wording import number_of
+
 T = TypeVar("T")
 
 MAX_INCIDENTS = 40
@@ -30,7 +32,7 @@ MAX_POINTS = 240
 MAX_LINES = 60
 
 
-def first(items: Sequence[T], limit: int, what: str) -> tuple[tuple[T, ...], tuple[str, ...]]:
-    """The first `limit` of them, and a line about the others if there are any."""
+def first(items: Sequence[T], limit: int, one: str, rest: str = "") -> tuple[tuple[T, ...], tuple[str, ...]]:
+    """The first `limit` of them, and a line about the others if there are any. one: what one of them is called."""
     left = len(items) - limit
-    return tuple(items[:limit]), ((f"{left} more {what}",) if left > 0 else ())
+    return tuple(items[:limit]), ((number_of(left, f"more {one}") + rest,) if left > 0 else ())

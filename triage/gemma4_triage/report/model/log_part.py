@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.output import size_text
 from gemma4_triage.diagnose import finding as diagnosed
 from gemma4_triage.logs.facts import LogFacts, RankFacts
@@ -13,11 +14,12 @@ from gemma4_triage.report.model.limits import MAX_LINES, MAX_RANKS, first
 from gemma4_triage.report.model.pairs import pairs_of
 from gemma4_triage.report.model.pictures import Chart, Series
 from gemma4_triage.report.model.records import Log, Scheduler
+from gemma4_triage.report.scheduler_words import prefill_text, retractions_text
 
 
 def log_part(facts: LogFacts, label: str, findings: Sequence[diagnosed.Finding]) -> Log:
     """label: the arm that it is of."""
-    ranks, left = first(facts.schedulers, MAX_RANKS, "schedulers; gemma4-triage logs shows them")
+    ranks, left = first(facts.schedulers, MAX_RANKS, "scheduler", "; gemma4-triage logs shows them")
     return Log(
         label=label,
         name=facts.name,
@@ -31,9 +33,9 @@ def log_part(facts: LogFacts, label: str, findings: Sequence[diagnosed.Finding])
 def _facts(facts: LogFacts) -> dict[str, str]:
     found = {"lines": f"{facts.understood_lines} of {facts.lines} understood, {size_text(facts.size_bytes)}"}
     if facts.first_time:
-        found["time"] = f"{facts.first_time} to {facts.last_time}, {facts.starts} server starts"
+        found["time"] = f"{facts.first_time} to {facts.last_time}, {number_of(facts.starts, 'server start')}"
     if facts.pool_tokens:
-        found["pools"] = ", ".join(f"{pool} {tokens} tokens" for pool, tokens in facts.pool_tokens.items())
+        found["pools"] = ", ".join(f"{pool} {number_of(tokens, 'token')}" for pool, tokens in facts.pool_tokens.items())
     if facts.settings:
         found["settings"] = ", ".join(f"{name}={value}" for name, value in facts.settings.items())
     if facts.faults:
@@ -46,17 +48,15 @@ def _facts(facts: LogFacts) -> dict[str, str]:
 def _scheduler(rank: RankFacts) -> Scheduler:
     cached = "" if rank.cached_share is None else f", {rank.cached_share:.0%} of prompt tokens cached"
     facts = {
-        "prefill": f"{rank.prefill_lines} lines, {rank.new_tokens} new and {rank.cached_tokens} cached tokens{cached}",
-        "decode": f"{rank.decode_lines} lines",
+        "prefill": prefill_text(rank) + cached,
+        "decode": number_of(rank.decode_lines, "line"),
     }
     if rank.accept_length is not None:
         facts["accept length"] = f"mean {rank.accept_length:.2f}"
     if rank.generated_per_s is not None:
         facts["decode throughput"] = f"mean {rank.generated_per_s:.1f} tokens/s"
-    seen = rank.retractions
-    if seen.events:
-        again = f"{seen.recomputed_tokens} tokens prefilled again"
-        facts["retractions"] = f"{seen.requests} requests in {seen.events} events, {again}"
+    if said := retractions_text(rank):
+        facts["retractions"] = said
     return Scheduler(
         rank=rank.rank,
         charts=tuple(chart for chart in _charts(rank) if chart.series),

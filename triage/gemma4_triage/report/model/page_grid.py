@@ -13,6 +13,7 @@ import numpy as np
 from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Manifest, Offence
+from gemma4_dumps.wording import number_of
 from gemma4_triage.errors import UserError
 from gemma4_triage.inspection.provenance_sentence import SPACE_NAMES
 from gemma4_triage.replay.call import UNKNOWN, AttentionCall
@@ -208,7 +209,8 @@ def _right(window: Window, at: int, column: int, value: int) -> int | None:
 
 def _notes(manifest: Manifest, window: Window) -> Iterator[str]:
     if manifest.action == "contained" and (lost := manifest.offence_count - int(window.listed.sum())) > 0:
-        yield f"Containment put the null page in place of {lost} more bad entries; what they held is not in the dump."
+        more = number_of(lost, "more bad entry", "more bad entries")
+        yield f"Containment put the null page in place of {more}; what was there is not in the dump."
 
 
 def _left_out(window: Window) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemma4_dumps.wording import number_of
 from gemma4_triage.report.model.limits import MAX_ARMS, MAX_LINES, MAX_PROBES
 from gemma4_triage.report.model.pairs import pairs_of
 from gemma4_triage.report.model.pictures import Lane, Span, Timeline
@@ -43,7 +44,8 @@ def run_headline(run: Run) -> str:
         faults = [case for case in run.cases if not case.clean]
         clean = [case for case in run.cases if case.clean]
         good = sum(case.good for case in run.cases)
-        what = f"corpus: {good} of {len(run.cases)} cases as expected ({len(faults)} faults, {len(clean)} clean loads)"
+        what = f"corpus: {good} of {number_of(len(run.cases), 'case')} as expected "
+        what += f"({number_of(len(faults), 'fault')}, {number_of(len(clean), 'clean load')})"
     elif run.status == "unchecked":
         what = f"{run.name}: nothing was checked"
     else:
@@ -85,7 +87,11 @@ def run_commands(run: Run) -> list[Command]:
 def _unchecked(run: Run) -> str:
     checks = [check for arm in run.arms for check in arm.checks]
     count = sum(check.status == "not checked" for check in checks)
-    return f" as far as checked: {count} of {len(checks)} checks were not made" if count and run.status == "ok" else ""
+    if not count or run.status != "ok":
+        return ""
+    return (
+        f" as far as checked: {count} of {number_of(len(checks), 'check')} {'was' if count == 1 else 'were'} not made"
+    )
 
 
 def _arm(entry: ArmEntry) -> Arm:

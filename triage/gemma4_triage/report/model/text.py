@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
+from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.output import printable
 
 MAX_CHARS = 4000
@@ -25,7 +26,7 @@ def clean(value: Any) -> Any:
     cut = value[:MAX_CHARS]
     text = printable(cut.encode("utf-8", "backslashreplace").decode("utf-8"))
     text = _NO_XML.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
-    return text if len(value) <= MAX_CHARS else f"{text} ... ({len(value) - MAX_CHARS} more characters)"
+    return text if len(value) <= MAX_CHARS else f"{text} ... ({number_of(len(value) - MAX_CHARS, 'more character')})"
 
 
 Text = Annotated[str, BeforeValidator(clean)]
