@@ -200,6 +200,7 @@ class TestPlot:
     def test_it_overwrites_nothing_unasked(self, cli, tmp_path):
         rows = self.write(tmp_path / "rows.json")
         assert cli("bench", "plot", rows, "--out", rows)[0] == 2
+        assert cli("bench", "plot", rows, "--out", rows, "--force")[0] == 2
 
 
 def test_dumps_are_counted_by_arm_and_guard_manifests_are_none(tmp_path):

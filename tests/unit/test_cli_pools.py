@@ -123,6 +123,8 @@ def test_the_picture(cli, tmp_path):
         (("--config", CONFIG, "--kv-mem", "1GB", *LOAD), "not one request fits"),
         (("--config", CONFIG, *KV, "--apply"), "needs a load"),
         (("--config", CONFIG, *KV, *LOAD, "--apply", "--json"), "both want stdout"),
+        (("--config", CONFIG, *KV, *LOAD, "--out", "curve.png"), "name curve.svg"),
+        (("--config", CONFIG, *KV, *LOAD, "--out", "curve"), "name curve.svg"),
         (("--config", CONFIG, *KV, "--page-size", "0"), "--help"),
         ((), "--config"),
     ],

@@ -97,7 +97,7 @@ class TestOutputs:
             assert pipe.is_fifo()
 
     def test_an_output_with_a_name_that_no_file_can_have(self, cli, tmp_path):
-        assert cli(*POOLS, "--out", tmp_path / LONG)[0] == 3
+        assert cli(*POOLS, "--out", tmp_path / f"{LONG}.svg")[0] == 3
         assert cli("dumps", "export", DUMP, "-o", tmp_path / LONG)[0] == 3
         assert list(tmp_path.iterdir()) == []
 

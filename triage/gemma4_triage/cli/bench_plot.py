@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gemma4_triage.cli.output_file import refuse_existing, write_text
+from gemma4_triage.cli.output_file import refuse_existing, refuse_other_than_svg, write_text
 from gemma4_triage.errors import UsageMistake
 
 
@@ -25,6 +25,7 @@ def plot(
     from gemma4_triage.report.bench_plot import draw
 
     refuse_existing(out, force)
+    refuse_other_than_svg(out)
     documents = [_read(path) for path in rows]
     about = {(document["device"], json.dumps(document["versions"], sort_keys=True)) for document in documents}
     if len(about) > 1:

@@ -27,6 +27,12 @@ def refuse_existing(path: Path | None, force: bool) -> None:
         raise UsageMistake(f"{path} cannot be a file here", "name a file in a folder that exists")
 
 
+def refuse_other_than_svg(path: Path | None) -> None:
+    """Raises UsageMistake for a picture whose name says that it is of another kind."""
+    if path is not None and path.suffix.lower() != ".svg":
+        raise UsageMistake(f"{path} is no .svg, and SVG is what is drawn", f"name {path.stem}.svg")
+
+
 def write_output(path: Path, kind: str, fields: dict[str, Any]) -> None:
     """One JSON document, as `emit_json` prints it. Raises EnvironmentCannot."""
     document = {"schema_version": JSON_SCHEMA_VERSION, "kind": kind} | fields

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemma4_triage.cli.output import emit_json, stdout_console
-from gemma4_triage.cli.output_file import refuse_existing, write_text
+from gemma4_triage.cli.output_file import refuse_existing, refuse_other_than_svg, write_text
 from gemma4_triage.errors import ExitCode, UsageMistake
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ def pools(
 
     _check_together(workload, out, apply, as_json)
     refuse_existing(out, force)
+    refuse_other_than_svg(out)
     if kv_dtype not in KV_DTYPE_BYTES:
         raise UsageMistake(f"--kv-dtype {kv_dtype!r} is not known", f"one of {', '.join(KV_DTYPE_BYTES)}")
     if ratio is not None and not 0 < ratio <= 1:
