@@ -18,6 +18,7 @@ from gemma4_triage.report.model.source import nothing_but_logs, read_run_or_dump
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "tests" / "data" / "finished_runs"
 RUN, CORPUS_RUN = RUNS / "e4b-trtllm", RUNS / "corpus"
+BACKENDS_RUN, PATCHES_RUN = RUNS / "diff-backends", RUNS / "diff-patches"
 CORPUS = ROOT / "tests" / "data" / "corpus_dumps"
 LOGS = ROOT / "tests" / "data" / "logs"
 SAMPLES = ROOT / "dumps" / "samples"

@@ -1,8 +1,9 @@
 """Make tests/data/finished_runs/NAME from a run's folder: `python tests/trim_finished_run.py RUN NAME`.
 
-RUN is the folder of `gemma4-triage repro ... --output RUN`. Kept: verdict.json, of each arm or case the dumps, trimmed
-as `trim_corpus_dumps` does it, and of a scenario's arms the log, cut as `cut_serving_log` does it. The run's folder is
-called runs/NAME in all of them, and this checkout has no path.
+RUN is the folder of `gemma4-triage repro ... --output RUN`, or of `diff backends` or `diff patches`. Kept:
+verdict.json, of each arm, side or case the dumps, trimmed as `trim_corpus_dumps` does it, and of arms and sides the
+log, cut as `cut_serving_log` does it. The run's folder is called runs/NAME in all of them, and this checkout has no
+path.
 """
 
 import json
@@ -29,7 +30,7 @@ def main(run: Path, name: str) -> None:
     verdict = json.loads((run / "verdict.json").read_text())
     write(to / "verdict.json", json.dumps(verdict, indent=1) + "\n")
     for part in sorted(path for path in run.iterdir() if path.is_dir()):
-        if verdict["kind"] == "repro":
+        if verdict["kind"] != "corpus":
             write(to / part.name / "log.txt", cut((part / "log.txt").read_text(errors="replace")))
         for dump in sorted(path for path in (part / "dumps").iterdir() if (path / "manifest.json").exists()):
             for file in ("tensors.safetensors", "events.jsonl"):

@@ -19,7 +19,7 @@ AUDITS = [name for name in SAMPLES if "_leak-audit_" in name]
 REPLAYED = [name for name in SAMPLES if name not in AUDITS]
 REPORTED = [
     *(f"dumps/samples/{name}" for name in SAMPLES),
-    *(f"tests/data/finished_runs/{name}" for name in ("e4b-trtllm", "corpus")),
+    *(f"tests/data/finished_runs/{name}" for name in ("e4b-trtllm", "corpus", "diff-patches")),
 ]
 VERBS = [
     "",

@@ -183,6 +183,7 @@ class TestExitCodes:
             "",
             "[]",
             '{"kind": "bench", "exit_code": 0}',
+            '{"kind": "diff-backends", "exit_code": 0, "sides": []}',
             '{"kind": "repro", "exit_code": 0, "arms": [{"id": "..", "status": "ok", "duration_s": 1, "checks": []}]}',
             '{"kind": "repro", "exit_code": 0, "arms": [{"id": "a", "status": "ok", "duration_s": NaN, "checks": []}]}',
         ],
@@ -191,12 +192,6 @@ class TestExitCodes:
         (tmp_path / "verdict.json").write_text(text)
         code, _, err = cli("report", tmp_path)
         assert (code, "is not the verdict of a run" in err) == (4, True)
-
-    @pytest.mark.parametrize("kind", ["diff-backends", "diff-patches"])
-    def test_a_run_of_diff_is_called_one(self, cli, tmp_path, kind):
-        (tmp_path / "verdict.json").write_text(f'{{"kind": "{kind}", "exit_code": 0}}')
-        code, _, err = cli("report", tmp_path)
-        assert (code, f"is a run of {kind.replace('-', ' ')}" in err) == (2, True)
 
     def test_a_run_and_something_else(self, cli):
         code, _, err = cli("report", RUN, SEED_BUG)

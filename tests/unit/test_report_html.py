@@ -12,11 +12,13 @@ from replay_dumps import written
 from gemma4_triage.report.html.render import render_html
 from gemma4_triage.report.triage_markdown import render_markdown
 from report_examples import (
+    BACKENDS_RUN,
     CORPUS,
     CORPUS_RUN,
     HOSTILE,
     LEAK,
     LOGS,
+    PATCHES_RUN,
     RUN,
     SAMPLES,
     SEED_BUG,
@@ -29,6 +31,8 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil
 INPUTS = {
     "run": lambda: report_of(RUN),
     "corpus run": lambda: report_of(CORPUS_RUN),
+    "backends": lambda: report_of(BACKENDS_RUN),
+    "patches": lambda: report_of(PATCHES_RUN),
     "samples": lambda: report_of(SAMPLES, logs=(LOGS / "swa-starved.log", LOGS / "accept-drop.log")),
     "all dumps of the corpus": lambda: report_of(*sorted(CORPUS.iterdir())),
     "log": lambda: report_of(logs=(LOGS / "illegal-access.log",)),

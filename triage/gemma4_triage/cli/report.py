@@ -31,8 +31,8 @@ def report(
         list[str] | None,
         typer.Argument(
             metavar="[RUN_OR_DUMP]...",
-            help="The folder of a run of repro; or dumps: names, beginnings of names, paths, folders of them, "
-            '"latest". Without one: all that --dir holds.',
+            help="The folder of a run of repro, diff backends or diff patches; or dumps: names, beginnings of names, "
+            'paths, folders of them, "latest". Without one: all that --dir holds.',
         ),
     ] = None,
     out: Annotated[

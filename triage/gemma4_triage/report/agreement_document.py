@@ -82,6 +82,8 @@ def _side(column: Column) -> dict[str, Any]:
         "patches": arm.side.patches,
         "attached": list(arm.side.attached),
         "faults": list(arm.side.faults),
+        "probes": arm.side.probes,
+        "device_model": arm.side.device_model,
         "status": column.gate.status if column.gate else "base",
         "duration_s": round(arm.outcome.duration_s, 2),
         **arm.outcome.how_it_ended(),

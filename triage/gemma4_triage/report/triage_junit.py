@@ -3,6 +3,7 @@
 | of            | a suite is | a case is             | fails if                                        |
 |---------------|------------|-----------------------|-------------------------------------------------|
 | a scenario    | an arm     | an expectation        | it failed; `not checked` is skipped             |
+| a comparison  | a side     | a prompt, among others| it failed; `not checked` is skipped             |
 | the corpus    | the run    | a case                | it is not as expected                           |
 | dumps         | an incident| a finding             | always: a finding is why CI should stop         |
 | a serving log | the log    | a finding             | always                                          |

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from gemma4_dumps.wording import number_of
 from gemma4_triage.report.model.pictures import Grid, Ledger
 from gemma4_triage.report.model.records import Dump, Finding, Group, Incident, Log, Report, Run
+from gemma4_triage.report.model.run_part import part_name
 from gemma4_triage.report.model.text import code_spans
 
 NAME = "TRIAGE_REPORT.md"
@@ -36,15 +37,16 @@ def render_markdown(report: Report) -> str:
 
 def _run(run: Run) -> Iterator[str]:
     if run.arms:
-        yield "## Arms"
+        name = part_name(run)
+        yield f"## {name.capitalize()}s"
         rows = [
             (arm.id if at == 0 else "", check.expected, check.observed, check.status)
             for arm in run.arms
             for at, check in enumerate(arm.checks)
         ]
-        yield _table(("arm", "expected", "observed", "status"), rows)
+        yield _table((name, "expected", "observed", "status"), rows)
         yield _table(
-            ("arm", "device model", "took", "ended", "numbers"),
+            (name, "device model", "took", "ended", "numbers"),
             [
                 (arm.id, arm.device_model, f"{arm.duration_s:.1f} s", arm.ending, _pairs(arm.numbers))
                 for arm in run.arms
@@ -52,7 +54,7 @@ def _run(run: Run) -> Iterator[str]:
         )
         for arm in run.arms:
             if arm.log_tail:
-                yield f"The log of arm {_code(arm.id)} ends with"
+                yield f"The log of {name} {_code(arm.id)} ends with"
                 yield _block("\n".join(arm.log_tail))
     if run.cases:
         yield "## Cases"
@@ -69,7 +71,7 @@ def _incident(incident: Incident) -> Iterator[str]:
     label = f"{incident.label}: " if incident.label else ""
     yield f"## {_text(label + incident.title)}"
     if incident.expected:
-        yield "This arm or case went as expected; what follows was meant to happen."
+        yield "This part of the run went as expected; what follows was meant to happen."
     yield from (part for finding in incident.findings for part in _finding(finding))
     if incident.dumps:
         yield _table(

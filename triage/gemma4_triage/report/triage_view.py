@@ -8,6 +8,7 @@ from rich.text import Text
 from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.dump_table import plain_table
 from gemma4_triage.report.model.records import Incident, Log, Report, Run
+from gemma4_triage.report.model.run_part import part_name
 from gemma4_triage.report.sparkline import sparkline
 
 _STYLES = {"ok": "bold green", "bad": "bold red", "unchecked": "bold yellow"}
@@ -37,7 +38,7 @@ def print_report(console: Console, report: Report) -> None:
 
 
 def _run(console: Console, run: Run) -> None:
-    table = plain_table("arm" if run.arms else "case", "took", "ended", "status")
+    table = plain_table(part_name(run), "took", "ended", "status")
     for arm in run.arms:
         table.add_row(*map(Text, (arm.id, f"{arm.duration_s:.1f} s", arm.ending, arm.status)))
     for case in run.cases:
@@ -60,7 +61,7 @@ def _incident(console: Console, incident: Incident) -> None:
 
 
 def _log(console: Console, log: Log) -> None:
-    _line(console, Text(f"\n{'log of arm ' + log.label if log.label else log.name}", style="bold"))
+    _line(console, Text(f"\n{'log of ' + log.label if log.label else log.name}", style="bold"))
     for scheduler in log.schedulers:
         for chart in scheduler.charts:
             for one in chart.series:

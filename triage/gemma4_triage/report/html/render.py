@@ -9,6 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from gemma4_dumps.wording import number_of
 from gemma4_triage.report.html import shapes
 from gemma4_triage.report.model.records import Report
+from gemma4_triage.report.model.run_part import part_name
 from gemma4_triage.report.model.text import code_spans
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -31,5 +32,10 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters |= {"lines": shapes.lines, "gaps": shapes.gaps, "spans": code_spans}
-    environment.globals |= {"percent": shapes.percent, "share": shapes.share, "number_of": number_of}
+    environment.globals |= {
+        "percent": shapes.percent,
+        "share": shapes.share,
+        "number_of": number_of,
+        "part_name": part_name,
+    }
     return environment

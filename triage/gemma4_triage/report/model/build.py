@@ -18,15 +18,22 @@ from gemma4_triage.logs.read import read_source
 from gemma4_triage.logs.source import Source as LogSource
 from gemma4_triage.logs.source import SourceError
 from gemma4_triage.report.diagnosis_document import Diagnosis
+from gemma4_triage.report.model.comparison_part import comparison_part
 from gemma4_triage.report.model.environment import run_environment
 from gemma4_triage.report.model.incident_part import incident_part
 from gemma4_triage.report.model.limits import MAX_ALL_PICTURES, MAX_INCIDENTS, MAX_LINES, MAX_LOGS, MAX_POINTS, first
 from gemma4_triage.report.model.log_part import log_part
 from gemma4_triage.report.model.records import Command, Group, Incident, Log, Problem, Report, Run, Verdict
-from gemma4_triage.report.model.run_part import run_commands, run_headline, run_part, run_timeline
+from gemma4_triage.report.model.run_part import part_name, run_commands, run_headline, run_part, run_timeline
 from gemma4_triage.report.model.source import Piece, Source
+from gemma4_triage.report.model.verdict_file import ComparisonFile, VerdictFile
 
 MAX_COMMANDS = 80
+_TITLES = {
+    "corpus": "The corpus of known faults",
+    "diff-backends": "Attention backends, side by side",
+    "diff-patches": "Patch sets, side by side",
+}
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,7 @@ def build_report(source: Source, logs: Sequence[LogFacts], together: bool = True
 
     Raises UsageMistake for an arm's log that cannot be read, NothingChecked if there is nothing to report.
     """
-    run = None if source.verdict is None else run_part(source.verdict)
+    run = None if source.verdict is None else _run(source.verdict)
     diagnosed = _diagnose(source, logs, together)
     incidents, left_incidents = _incidents(_worth_telling(diagnosed, source))
     joined = {facts.name for one in diagnosed for facts in one.diagnosis.incident.logs}
@@ -69,6 +76,10 @@ def build_report(source: Source, logs: Sequence[LogFacts], together: bool = True
         left_out=left_out,
         exit_code=code,
     )
+
+
+def _run(verdict: VerdictFile | ComparisonFile) -> Run:
+    return comparison_part(verdict) if isinstance(verdict, ComparisonFile) else run_part(verdict)
 
 
 def _diagnose(source: Source, logs: Sequence[LogFacts], together: bool) -> list[_Labelled]:
@@ -141,7 +152,7 @@ def _exit_code(run: Run | None, incidents: Sequence[Incident], logs: Sequence[Lo
 
 def _title(run: Run | None, source: Source, logs: Sequence[Log]) -> str:
     if run is not None:
-        return f"{run.name}, reproduced" if run.kind == "repro" else "The corpus of known faults"
+        return _TITLES.get(run.kind, f"{run.name}, reproduced")
     if any(piece.material.dumps for piece in source.pieces):
         return "Dumps of a Gemma-4 server"
     return "A serving log" if logs else "Guards of a Gemma-4 server"
@@ -149,7 +160,7 @@ def _title(run: Run | None, source: Source, logs: Sequence[Log]) -> str:
 
 def _verdict(run: Run | None, incidents: Sequence[Incident], logs: Sequence[Log], unreadable: bool) -> Verdict:
     if run is not None:
-        said = (run.symptom, run.root_cause, *_surprises(run))
+        said = (run.symptom, run.root_cause, *run.causes, *_surprises(run))
         return Verdict(status=run.status, headline=run_headline(run), sentences=tuple(text for text in said if text))
     found = [finding for incident in incidents for finding in incident.findings[:1]]
     found += [finding for log in logs for finding in log.findings[:1]]
@@ -166,7 +177,7 @@ def _verdict(run: Run | None, incidents: Sequence[Incident], logs: Sequence[Log]
 
 def _surprises(run: Run) -> list[str]:
     failed = [
-        f"Arm {arm.id}: expected {check.expected}, observed {check.observed}."
+        f"{part_name(run).capitalize()} {arm.id}: expected {check.expected}, observed {check.observed}."
         for arm in run.arms
         for check in arm.checks
         if check.status == "failed"

@@ -84,9 +84,12 @@ class Case(Record):
 
 
 class Run(Record):
-    """A finished reproduction, as its verdict.json has it. A scenario has arms, the corpus has cases."""
+    """What ran, as its verdict.json has it. A scenario has arms, as a comparison has sides; the corpus has cases.
 
-    kind: Literal["repro", "corpus"]
+    repeat: the command that runs all of it again. causes: of a comparison, why its sides differ.
+    """
+
+    kind: Literal["repro", "corpus", "diff-backends", "diff-patches"]
     name: Text
     symptom: Text
     status: Status
@@ -98,6 +101,8 @@ class Run(Record):
     probes: tuple[Text, ...]
     cases: tuple[Case, ...]
     root_cause: Text
+    causes: tuple[Text, ...] = ()
+    repeat: Text
     stand_ins: tuple[Pair, ...]
 
 

@@ -34,6 +34,7 @@ def run_part(file: VerdictFile) -> Run:
         probes=tuple(file.probes[:MAX_PROBES]),
         cases=tuple(cases[:MAX_ARMS]),
         root_cause="" if file.root_cause is None else file.root_cause.text,
+        repeat=f"gemma4-triage repro {file.scenario if file.kind == 'repro' else 'corpus'}",
         stand_ins=pairs_of((one.id, one.title) for one in file.host_engine.stand_ins),
     )
 
@@ -46,11 +47,20 @@ def run_headline(run: Run) -> str:
         good = sum(case.good for case in run.cases)
         what = f"corpus: {good} of {number_of(len(run.cases), 'case')} as expected "
         what += f"({number_of(len(faults), 'fault')}, {number_of(len(clean), 'clean load')})"
+    elif run.kind != "repro" and run.status != "unchecked":
+        differ = sum(arm.status == "surprise" for arm in run.arms)
+        of_all = f"{differ} of {number_of(len(run.arms), 'side')}"
+        what = f"{run.name}: {f'{of_all} NOT as the reference' if differ else 'all as the reference'}"
     elif run.status == "unchecked":
         what = f"{run.name}: nothing was checked"
     else:
         what = f"{run.name}: {'as expected' if run.status == 'ok' else 'NOT as expected'}{_unchecked(run)}"
     return f"{what}, {run.duration_s:.0f} s, SGLang {run.sglang_version}"
+
+
+def part_name(run: Run) -> str:
+    """What one of its parts is called."""
+    return {"repro": "arm", "corpus": "case"}.get(run.kind, "side")
 
 
 def run_timeline(run: Run) -> Timeline | None:
@@ -75,12 +85,10 @@ def run_timeline(run: Run) -> Timeline | None:
 
 def run_commands(run: Run) -> list[Command]:
     """The whole run again, then each part alone."""
-    whole = f"gemma4-triage repro {run.name}"
     parts = [(part.id, part.repeat) for part in (*run.arms, *run.cases) if part.repeat]
-    what = "arm" if run.kind == "repro" else "case"
     return [
-        Command(what="the whole run again", line=whole),
-        *(Command(what=f"{what} {name} alone", line=line) for name, line in parts),
+        *([Command(what="the whole run again", line=run.repeat)] if run.repeat else []),
+        *(Command(what=f"{part_name(run)} {name} alone", line=line) for name, line in parts),
     ]
 
 

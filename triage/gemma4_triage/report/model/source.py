@@ -13,7 +13,7 @@ from gemma4_dumps.store import DumpStore
 from gemma4_repro.run_folder import VERDICT_NAME
 from gemma4_triage.diagnose.material import Material, read_named, read_store
 from gemma4_triage.errors import NothingChecked, UsageMistake
-from gemma4_triage.report.model.verdict_file import VerdictFile, read_verdict
+from gemma4_triage.report.model.verdict_file import ComparisonFile, VerdictFile, read_verdict
 
 DUMPS, LOG = "dumps", "log.txt"
 
@@ -32,7 +32,7 @@ class Source:
     """verdict: of a run that ended. arm_logs: of its arms, those that are there. notes: what a reader has to know."""
 
     names: tuple[str, ...]
-    verdict: VerdictFile | None
+    verdict: VerdictFile | ComparisonFile | None
     pieces: tuple[Piece, ...]
     arm_logs: tuple[tuple[str, Path], ...] = ()
     notes: tuple[str, ...] = ()
@@ -67,10 +67,10 @@ def nothing_but_logs() -> Source:
 
 def _run(folder: Path, limit: int | None) -> Source:
     verdict = read_verdict(folder)
-    parts = [(arm.id, arm.status == "ok") for arm in verdict.arms]
-    parts += [(case.id, case.good) for case in (*verdict.faults, *verdict.clean)]
-    pieces = tuple(Piece(name, good, read_store(DumpStore(folder / name / DUMPS), limit)) for name, good in parts)
-    logs = tuple((arm.id, folder / arm.id / LOG) for arm in verdict.arms if (folder / arm.id / LOG).is_file())
+    pieces = tuple(
+        Piece(name, good, read_store(DumpStore(folder / name / DUMPS), limit)) for name, good in verdict.parts
+    )
+    logs = tuple((name, folder / name / LOG) for name in verdict.with_logs if (folder / name / LOG).is_file())
     return Source((str(folder),), verdict, pieces, logs)
 
 

@@ -1,4 +1,4 @@
-"""verdict.json of a run's folder: what `repro` and `repro corpus` write. Anyone may have edited it.
+"""verdict.json of a run's folder: what `repro`, `repro corpus` and `diff` write. Anyone may have edited it.
 
 Fields that a report does not use are passed over, and those that another release may lack have defaults.
 """
@@ -13,11 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gemma4_dumps.errors import DumpUnreadable
 from gemma4_dumps.safe_file import read_regular
 from gemma4_repro.run_folder import VERDICT_NAME
-from gemma4_triage.errors import UsageMistake
 
 MAX_BYTES = 32 * 1024**2
 
-FolderName = Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=200)]
+FolderName = Annotated[str, Field(pattern=r"^[a-z0-9]+([-_][a-z0-9]+)*$", max_length=200)]
 """One plain path component: a verdict must not make a reader look outside its run."""
 
 
@@ -86,7 +85,84 @@ class RootCause(_Part):
     text: str
 
 
+class Usage(_Part):
+    full_peak: float = Field(default=0, allow_inf_nan=False)
+    swa_peak: float = Field(default=0, allow_inf_nan=False)
+
+
+class TokenEntry(_Part):
+    text: str
+
+
+class PromptEntry(_Part):
+    prompt: int
+    agrees: bool
+    logprob_difference: float | None = None
+    logprob_difference_position: int | None = None
+    first_position_over_tolerance: int | None = None
+    first_token_difference: TokenEntry | None = None
+
+
+class SideCause(_Part):
+    text: str
+
+
+class AgainstEntry(_Part):
+    reference: str
+    prompts: list[PromptEntry]
+    causes: list[SideCause] = []
+
+
+class SideEntry(_Part):
+    """One engine run of a comparison. against: transformers, then, of a `with` side, its base."""
+
+    id: FolderName
+    backend: str
+    mtp: bool
+    patches: str
+    attached: list[str] = []
+    faults: list[str] = []
+    probes: str = ""
+    device_model: str = ""
+    status: str
+    duration_s: float = Field(ge=0, allow_inf_nan=False)
+    ending: str
+    exit_code: int | None = None
+    signal: str | None = None
+    problem: str | None = None
+    hint: str | None = None
+    accept_length: float | None = Field(default=None, allow_inf_nan=False)
+    usage: Usage = Usage()
+    dumps: list[dict[str, Any]] = []
+    log_tail: list[str] = []
+    against: list[AgainstEntry] = Field(min_length=1)
+
+
+class ComparisonFile(_Part):
+    """Of `diff backends` and `diff patches`."""
+
+    kind: Literal["diff-backends", "diff-patches"]
+    sglang_version: str = ""
+    duration_s: float = Field(default=0, ge=0, allow_inf_nan=False)
+    import_s: float = Field(default=0, ge=0, allow_inf_nan=False)
+    exit_code: int
+    host_engine: HostEngine = HostEngine()
+    sides: list[SideEntry] = Field(min_length=1)
+    fixes: list[str] = []
+
+    @property
+    def parts(self) -> list[tuple[str, bool]]:
+        """Folders of the sides, and whether each was as it should be; a base is a measure."""
+        return [(side.id, side.status in ("agrees", "base")) for side in self.sides]
+
+    @property
+    def with_logs(self) -> list[str]:
+        return [side.id for side in self.sides]
+
+
 class VerdictFile(_Part):
+    """Of `repro` and `repro corpus`."""
+
     kind: Literal["repro", "corpus"]
     sglang_version: str = ""
     duration_s: float = Field(default=0, ge=0, allow_inf_nan=False)
@@ -101,32 +177,30 @@ class VerdictFile(_Part):
     faults: list[CaseEntry] = []
     clean: list[CaseEntry] = []
 
+    @property
+    def parts(self) -> list[tuple[str, bool]]:
+        """Folders of the arms or cases, and whether each went as expected."""
+        arms = [(arm.id, arm.status == "ok") for arm in self.arms]
+        return arms + [(case.id, case.good) for case in (*self.faults, *self.clean)]
 
-def read_verdict(folder: Path) -> VerdictFile:
-    """Raises DumpUnreadable if verdict.json cannot be read or is not of a run; UsageMistake for one of `diff`."""
-    content = read_regular(folder / VERDICT_NAME, MAX_BYTES)
-    _refuse_diff(folder, content)
-    try:
-        return VerdictFile.model_validate_json(content)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        said = f"{where}: {first['msg']}" if where else first["msg"]
-        raise DumpUnreadable(f"{folder / VERDICT_NAME} is not the verdict of a run: {said:.300}") from error
+    @property
+    def with_logs(self) -> list[str]:
+        """Those whose serving logs are worth a picture: the corpus has too many, and each is short."""
+        return [arm.id for arm in self.arms]
 
 
 class _Kind(_Part):
     kind: str
 
 
-def _refuse_diff(folder: Path, content: bytes) -> None:
-    """Raises UsageMistake: its verdict is of columns and tokens, for which a report has no part."""
+def read_verdict(folder: Path) -> VerdictFile | ComparisonFile:
+    """Raises DumpUnreadable if verdict.json cannot be read or is not of a run."""
+    content = read_regular(folder / VERDICT_NAME, MAX_BYTES)
     try:
         kind = _Kind.model_validate_json(content).kind
-    except ValidationError:
-        return
-    if kind in ("diff-backends", "diff-patches"):
-        raise UsageMistake(
-            f"{folder} is a run of {kind.replace('-', ' ')}, of which there is no report",
-            f"its table is in {folder / VERDICT_NAME}; a side's dumps can be reported: {folder}/SIDE/dumps",
-        )
+        return (ComparisonFile if kind.startswith("diff-") else VerdictFile).model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        said = f"{where}: {first['msg']}" if where else first["msg"]
+        raise DumpUnreadable(f"{folder / VERDICT_NAME} is not the verdict of a run: {said:.300}") from error

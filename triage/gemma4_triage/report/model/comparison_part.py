@@ -1,0 +1,141 @@
+"""verdict.json of `diff backends` or `diff patches` as the run of a report: a side is an arm, a prompt is a check."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from gemma4_dumps.wording import number_of
+from gemma4_triage.report.model.limits import MAX_ARMS, MAX_LINES
+from gemma4_triage.report.model.pairs import pairs_of
+from gemma4_triage.report.model.records import Arm, Check, Run, Status
+from gemma4_triage.report.model.verdict_file import ComparisonFile, PromptEntry, SideEntry
+
+_STATUS: dict[int, Status] = {0: "ok", 5: "unchecked"}
+_TRANSFORMERS = "transformers"
+
+
+def comparison_part(file: ComparisonFile) -> Run:
+    """Sides in the order of the columns."""
+    dumps = {side.id: len(side.dumps) for side in file.sides}
+    return Run(
+        kind=file.kind,
+        name=file.kind.replace("-", " "),
+        symptom="the same prompts on every side, held against "
+        + ("transformers" if file.kind == "diff-backends" else "the base"),
+        status=_STATUS.get(file.exit_code, "bad"),
+        exit_code=file.exit_code if file.exit_code in _STATUS else 1,
+        sglang_version=file.sglang_version,
+        duration_s=file.duration_s,
+        import_s=file.import_s,
+        arms=tuple(_arm(side, dumps, file.exit_code) for side in file.sides[:MAX_ARMS]),
+        probes=(),
+        cases=(),
+        root_cause="",
+        causes=tuple(_causes(file))[:MAX_LINES],
+        repeat=_repeat(file),
+        stand_ins=pairs_of((one.id, one.title) for one in file.host_engine.stand_ins),
+    )
+
+
+def _arm(side: SideEntry, dumps: dict[str, int], exit_code: int) -> Arm:
+    checks = tuple(_checks(side, dumps, exit_code))[:MAX_LINES]
+    failed = any(check.status == "failed" for check in checks)
+    unchecked = any(check.status == "not checked" for check in checks)
+    return Arm(
+        id=side.id,
+        title=f"{side.backend}, MTP {'on' if side.mtp else 'off'}",
+        device_model=side.device_model,
+        status="surprise" if failed else "not checked" if unchecked else "ok",
+        ending=_ending(side),
+        duration_s=side.duration_s,
+        checks=checks,
+        numbers=pairs_of(_numbers(side)),
+        environment=pairs_of(_environment(side)),
+        log_tail=tuple(side.log_tail[-MAX_LINES:]),
+        dump_count=len(side.dumps),
+        repeat="",
+    )
+
+
+def _checks(side: SideEntry, dumps: dict[str, int], exit_code: int) -> Iterator[Check]:
+    """A failed one stands for exit code 1: a base is the measure, whatever becomes of it."""
+    ended = side.ending == "completed"
+    if side.status == "base":
+        yield Check(expected="the measure", observed=_ending(side), status="ok" if ended else "not checked")
+        return
+    yield Check(expected="runs to its end", observed=_ending(side), status="ok" if ended else "failed")
+    against = side.against[-1]
+    for prompt in against.prompts:
+        expected = f"prompt {prompt.prompt} as {against.reference}"
+        yield Check(expected=expected, observed=_observed(prompt), status="ok" if prompt.agrees else "failed")
+    if ended and not against.prompts:
+        status = "not checked" if exit_code == 5 else "failed"
+        yield Check(expected=f"as {against.reference}", observed="nothing to compare with", status=status)
+    of_reference = dumps.get(against.reference, 0)
+    yield Check(
+        expected=f"no more than {number_of(of_reference, 'dump')}, as the base" if of_reference else "no dump",
+        observed=number_of(len(side.dumps), "dump"),
+        status="failed" if len(side.dumps) > of_reference else "ok",
+    )
+
+
+def _observed(prompt: PromptEntry) -> str:
+    worst = "" if prompt.logprob_difference is None else f"{prompt.logprob_difference:.1e}"
+    if prompt.logprob_difference_position is not None:
+        worst += f" at position {prompt.logprob_difference_position}"
+    token = f"; {prompt.first_token_difference.text}" if prompt.first_token_difference else ""
+    if prompt.first_position_over_tolerance is None:
+        return f"logprobs equal up to {worst or 'the tolerance'}{token}"
+    return f"logprobs differ from position {prompt.first_position_over_tolerance}, most by {worst or '?'}{token}"
+
+
+def _causes(file: ComparisonFile) -> Iterator[str]:
+    for side in file.sides:
+        if side.status != "base":
+            yield from (f"Side {side.id}: {cause.text}" for cause in side.against[-1].causes)
+        if side.hint:
+            yield f"Side {side.id}: {side.hint}"
+    if file.fixes:
+        patches = ",".join(f"+{fix}" for fix in file.fixes)
+        yield f"Fixes that this asks for: {', '.join(file.fixes)}; as a patch set: default,{patches}"
+
+
+def _ending(side: SideEntry) -> str:
+    how = side.signal or (f"exit {side.exit_code}" if side.exit_code else "")
+    return f"{side.ending}{f' ({how})' if how else ''}{f': {side.problem}' if side.problem else ''}"
+
+
+def _numbers(side: SideEntry) -> Iterator[tuple[str, str]]:
+    if side.mtp and side.accept_length is not None:
+        yield "accept length", f"{side.accept_length:.2f}"
+    yield "full pool, peak", f"{side.usage.full_peak:.0%}"
+    yield "SWA pool, peak", f"{side.usage.swa_peak:.0%}"
+    if side.against[0].reference == _TRANSFORMERS and side.against[0].prompts:
+        found = [one.logprob_difference for one in side.against[0].prompts if one.logprob_difference is not None]
+        yield "logprobs against transformers", f"up to {max(found):.1e}" if found else "not finite"
+
+
+def _environment(side: SideEntry) -> Iterator[tuple[str, str]]:
+    yield "patches", side.patches
+    yield "attached", ", ".join(side.attached) or "none"
+    if side.faults:
+        yield "injected on purpose", ", ".join(side.faults)
+    if side.probes:
+        yield "probes", side.probes
+
+
+def _repeat(file: ComparisonFile) -> str:
+    """The command, as far as the sides tell it."""
+    first, last = file.sides[0], file.sides[-1]
+    words = ["gemma4-triage", *file.kind.split("-")]
+    if file.kind == "diff-backends":
+        words += ["--patches", first.patches]
+    else:
+        words += ["--base", first.patches, "--with", last.patches]
+        words += [word for fault in last.faults for word in ("--fault", fault)]
+    words += ["--backends", ",".join(dict.fromkeys(side.backend for side in file.sides))]
+    words += ["--mtp", ",".join(dict.fromkeys("on" if side.mtp else "off" for side in file.sides))]
+    words += ["--probes", first.probes] if first.probes else []
+    words += ["--device-model", first.device_model] if first.device_model else []
+    return shlex.join(words)
