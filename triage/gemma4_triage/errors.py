@@ -1,6 +1,12 @@
 """Errors that are the user's to act on, and exit codes. Invariants of ours are plain exceptions: those are bugs."""
 
+from __future__ import annotations
+
 from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gemma4_repro.errors import ReproError
 
 
 class ExitCode(IntEnum):
@@ -52,3 +58,9 @@ class Interrupted(UserError):
     """Control-C, or SIGINT, in a command that had nothing to show by then."""
 
     exit_code = ExitCode.INTERRUPTED
+
+
+def for_user(error: ReproError) -> UserError:
+    """What kept a reproduction or a measurement from running, as the user's to act on."""
+    kind = UsageMistake if error.exit_code == ExitCode.USAGE else EnvironmentCannot
+    return kind(str(error), error.hint)

@@ -8,12 +8,11 @@ import typer
 from gemma4_triage.cli.output import emit_json, say, stdout_console
 from gemma4_triage.cli.store_options import AsJson, Directory, open_store
 from gemma4_triage.errors import (
-    EnvironmentCannot,
     ExitCode,
     ExpectationFailed,
     NothingChecked,
     UsageMistake,
-    UserError,
+    for_user,
 )
 
 if TYPE_CHECKING:
@@ -109,12 +108,7 @@ def _run(faults: tuple[str, ...], requests: int) -> "LiveAudit":
         with Progress(scenario, scenario.arms) as progress:
             return run_live_audit(scenario, progress)
     except ReproError as error:
-        raise _for_user(error) from error
-
-
-def _for_user(error: Exception) -> UserError:
-    kind = UsageMistake if getattr(error, "exit_code", 0) == ExitCode.USAGE else EnvironmentCannot
-    return kind(str(error), getattr(error, "hint", ""))
+        raise for_user(error) from error
 
 
 def _audit_dumps(live: "LiveAudit") -> "list[Dump]":

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gemma4_triage.cli.bench_options import need_cuda, read_counts
-from gemma4_triage.cli.output import emit_json, say, stdout_console
-from gemma4_triage.cli.output_file import refuse_existing, write_output
-from gemma4_triage.errors import EnvironmentCannot, ExitCode, UsageMistake
+from gemma4_triage.cli.bench_options import deliver, need_cuda, read_counts
+from gemma4_triage.cli.output import say
+from gemma4_triage.cli.output_file import refuse_existing
+from gemma4_triage.errors import ExitCode, UsageMistake, for_user
 
 if TYPE_CHECKING:
     from gemma4_repro.kernel_bench.plan import KernelPlan
@@ -45,6 +45,7 @@ def kernels(
     without CUDA.
     """
     from gemma4_repro.errors import ReproError
+    from gemma4_triage.report.kernel_bench_view import print_kernel_bench
 
     try:
         plan = _plan(ops, models, tokens, arms, rounds, max_minutes)
@@ -52,9 +53,8 @@ def kernels(
         _need_cuda()
         document, interrupted = _measure(plan)
     except ReproError as error:
-        kind = UsageMistake if error.exit_code == ExitCode.USAGE else EnvironmentCannot
-        raise kind(str(error), error.hint) from error
-    _report(document, out, as_json)
+        raise for_user(error) from error
+    deliver(KIND, document, print_kernel_bench, out, as_json)
     raise typer.Exit(ExitCode.INTERRUPTED if interrupted else _exit_code(document))
 
 
@@ -99,17 +99,6 @@ def _measure(plan: KernelPlan) -> tuple[dict[str, Any], bool]:
     if measured.interrupted and not measured.samples:
         raise KeyboardInterrupt
     return kernel_bench_document(plan, measured), measured.interrupted
-
-
-def _report(document: dict[str, Any], out: Path | None, as_json: bool) -> None:
-    from gemma4_triage.report.kernel_bench_view import print_kernel_bench
-
-    if as_json:
-        emit_json(KIND, document)
-    else:
-        print_kernel_bench(stdout_console(), document)
-    if out is not None:
-        write_output(out, KIND, document)
 
 
 def _exit_code(document: dict[str, Any]) -> ExitCode:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gemma4_triage.cli.output import emit_json, stdout_console
+from gemma4_triage.cli.output_file import write_output
 from gemma4_triage.errors import EnvironmentCannot, UsageMistake
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def read_counts(option: str, text: str, most: int, example: str) -> tuple[int, ...]:
@@ -14,6 +23,22 @@ def read_counts(option: str, text: str, most: int, example: str) -> tuple[int, .
     if not counts or counts[0] < 1 or counts[-1] > most:
         raise UsageMistake(f"{option} {text!r} cannot be read", f"numbers from 1 to {most}, for example {example}")
     return tuple(counts)
+
+
+def deliver(
+    kind: str,
+    document: dict[str, Any],
+    show: Callable[[Console, dict[str, Any]], None],
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Show what was measured, or print its document, and write that to `out`. Raises EnvironmentCannot."""
+    if as_json:
+        emit_json(kind, document)
+    else:
+        show(stdout_console(), document)
+    if out is not None:
+        write_output(out, kind, document)
 
 
 def need_cuda(verb: str, hint: str) -> None:

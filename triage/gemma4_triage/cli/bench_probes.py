@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gemma4_triage.cli.bench_options import need_cuda, read_counts
-from gemma4_triage.cli.output import emit_json, say, stdout_console
-from gemma4_triage.cli.output_file import refuse_existing, write_output
-from gemma4_triage.errors import EnvironmentCannot, ExitCode, UsageMistake
+from gemma4_triage.cli.bench_options import deliver, need_cuda, read_counts
+from gemma4_triage.cli.output import say
+from gemma4_triage.cli.output_file import refuse_existing
+from gemma4_triage.errors import EnvironmentCannot, ExitCode, UsageMistake, for_user
 
 if TYPE_CHECKING:
     from gemma4_repro.bench.plan import Plan
@@ -58,6 +58,7 @@ def probes(
     3 without CUDA.
     """
     from gemma4_repro.errors import ReproError
+    from gemma4_triage.report.bench_view import print_bench
 
     plan = _plan(arms, batches, mtp, rounds, model, copies, max_minutes, host_engine)
     refuse_existing(out, force)
@@ -66,9 +67,8 @@ def probes(
     try:
         document, interrupted = _measure(plan, run_folder)
     except ReproError as error:
-        kind = UsageMistake if error.exit_code == ExitCode.USAGE else EnvironmentCannot
-        raise kind(str(error), error.hint) from error
-    _report(document, out, as_json)
+        raise for_user(error) from error
+    deliver(KIND, document, print_bench, out, as_json)
     raise typer.Exit(ExitCode.INTERRUPTED if interrupted else _exit_code(document))
 
 
@@ -141,17 +141,6 @@ def _measure(plan: Plan, run_folder: Path | None) -> tuple[dict[str, Any], bool]
         why = "\n".join(reasons) or measured.partial
         raise EnvironmentCannot(f"nothing was measured\n{why}", f"the servers' logs are below {folder}")
     return document, measured.interrupted
-
-
-def _report(document: dict[str, Any], out: Path | None, as_json: bool) -> None:
-    from gemma4_triage.report.bench_view import print_bench
-
-    if as_json:
-        emit_json(KIND, document)
-    else:
-        print_bench(stdout_console(), document)
-    if out is not None:
-        write_output(out, KIND, document)
 
 
 def _exit_code(document: dict[str, Any]) -> ExitCode:

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemma4_triage.cli.output import emit_json, say, stdout_console
-from gemma4_triage.errors import EnvironmentCannot, ExitCode, UsageMistake, UserError
+from gemma4_triage.errors import ExitCode, UsageMistake, for_user
 
 if TYPE_CHECKING:
-    from gemma4_repro.errors import ReproError
     from gemma4_repro.parity.compare_tracks import Tolerances
     from gemma4_repro.parity.runner import LiveRun, Options
     from gemma4_repro.parity.side import Side
@@ -203,7 +202,7 @@ def _compare(
     try:
         return _report(kind, judge(_run(kind, sides(), options()), tolerances), as_json)
     except ReproError as error:
-        raise _for_user(error) from error
+        raise for_user(error) from error
 
 
 def _run(kind: str, sides: list[Side], options: Options) -> LiveRun:
@@ -235,8 +234,3 @@ def _report(kind: str, agreement: Agreement, as_json: bool) -> int:
     if agreement.exit_code == ExitCode.NOTHING_CHECKED:
         say("error: no base run came to its end, so there was nothing to compare with")
     return agreement.exit_code
-
-
-def _for_user(error: ReproError) -> UserError:
-    kind = UsageMistake if error.exit_code == ExitCode.USAGE else EnvironmentCannot
-    return kind(str(error), error.hint)

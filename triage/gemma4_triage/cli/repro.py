@@ -8,10 +8,9 @@ import typer
 from gemma4_triage.cli import repro_corpus
 from gemma4_triage.cli.include_options import IncludeKv, IncludeTokens, include_value
 from gemma4_triage.cli.output import emit_json, say, stdout_console
-from gemma4_triage.errors import EnvironmentCannot, ExitCode, NothingChecked, UsageMistake, UserError
+from gemma4_triage.errors import ExitCode, NothingChecked, UsageMistake, for_user
 
 if TYPE_CHECKING:
-    from gemma4_repro.errors import ReproError
     from gemma4_repro.runner import Options, Run
     from gemma4_repro.scenario import Scenario
 
@@ -83,7 +82,7 @@ def repro(
         run = _run(scenario, Options(names, output, force, keep, time_limit, include=include))
         code = _report(run, as_json)
     except ReproError as error:
-        raise _for_user(error) from error
+        raise for_user(error) from error
     raise typer.Exit(code)
 
 
@@ -106,7 +105,7 @@ def _corpus(
     try:
         return repro_corpus.run_and_report(Options(only, output, force, keep, time_limit, unguarded), as_json)
     except ReproError as error:
-        raise _for_user(error) from error
+        raise for_user(error) from error
 
 
 def _items(text: str | None) -> tuple[str, ...]:
@@ -161,8 +160,3 @@ def _report(run: "Run", as_json: bool) -> int:
     if code == ExitCode.NOTHING_CHECKED and not as_json:
         raise NothingChecked("nothing was checked: every comparison needs an arm that did not run", "run all arms")
     return code
-
-
-def _for_user(error: "ReproError") -> UserError:
-    kind = UsageMistake if error.exit_code == ExitCode.USAGE else EnvironmentCannot
-    return kind(str(error), error.hint)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gemma4_triage.diagnose.finding import Evidence, Finding
-from gemma4_triage.logs.facts import Death, Drop, LogFacts, Place
+from gemma4_triage.logs.facts import Death, Drop, LogFacts, Place, RankFacts
 
 _LONGEST_EXCEPTION = 300
 
@@ -19,6 +19,33 @@ class Rule:
     title: str
     find: Callable[[LogFacts], Iterator[Finding]]
     explains: Callable[[Death], bool] = lambda death: False
+
+
+def of_death(
+    rule_id: str,
+    title: str,
+    explains: Callable[[Death], bool],
+    tell: Callable[[LogFacts, Death], Finding],
+) -> Rule:
+    """A rule over what a process died of. tell: makes a finding of the first death that it explains."""
+
+    def find(facts: LogFacts) -> Iterator[Finding]:
+        death = next(filter(explains, facts.deaths), None)
+        if death is not None:
+            yield tell(facts, death)
+
+    return Rule(rule_id, title, find, explains)
+
+
+def cause_in(death: Death, causes: Mapping[str, str]) -> str:
+    """The cause under the first sentence that stands in what the process died of, or nothing."""
+    return next((cause for sentence, cause in causes.items() if sentence in death.message), "")
+
+
+def worst_drop(facts: LogFacts, drop_of: Callable[[RankFacts], Drop | None]) -> tuple[Drop, RankFacts] | None:
+    """Of all schedulers, the drop that left least of what was, and whose it is."""
+    drops = [(drop, rank) for rank in facts.schedulers if (drop := drop_of(rank)) is not None]
+    return min(drops, key=lambda found: found[0].ratio, default=None)
 
 
 def at(facts: LogFacts, place: Place, value: str | int | float | None, meaning: str) -> Evidence:

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
-from gemma4_triage.logs.rule import Rule, of_drop, on_rank
+from gemma4_triage.logs.rule import Rule, of_drop, on_rank, worst_drop
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
-    drops = [(drop, rank) for rank in facts.schedulers if (drop := rank.accept_drop) is not None]
-    if not drops:
+    found = worst_drop(facts, lambda rank: rank.accept_drop)
+    if found is None:
         return
-    drop, rank = min(drops, key=lambda found: found[0].ratio)
+    drop, rank = found
     evidence = of_drop(facts, drop, "accept length", 2)
     yield Finding(
         rule=RULE.id,

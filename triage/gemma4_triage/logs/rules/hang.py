@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import Rule, at, on_rank, usage_text
+from gemma4_triage.logs.rule import at, of_death, on_rank, usage_text
 
 
 def _explains(death: Death) -> bool:
     return "watchdog timeout (" in death.message
 
 
-def _find(facts: LogFacts) -> Iterator[Finding]:
-    death = next((death for death in facts.deaths if _explains(death)), None)
-    if death is None:
-        return
+def _tell(facts: LogFacts, death: Death) -> Finding:
     evidence = [at(facts, death.place, death.message, f"SGLang's watchdog{on_rank(death.rank)}")]
     if death.usage is not None:
         usage = usage_text(death.usage.full, death.usage.swa)
         evidence.append(at(facts, death.usage.place, usage, "the last sign of life, and its pool usage"))
-    yield Finding(
+    return Finding(
         rule=RULE.id,
         cause="A scheduler made no progress until its watchdog ended it.",
         confidence=Confidence.POSSIBLE,
@@ -31,4 +26,4 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     )
 
 
-RULE = Rule("hang", "a step never ended", _find, _explains)
+RULE = of_death("hang", "a step never ended", _explains, _tell)

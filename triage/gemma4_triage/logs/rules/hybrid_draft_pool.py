@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import Rule, at, over
+from gemma4_triage.logs.rule import at, of_death, over
 
 _POOL_FILES = ("memory_pool.py", "swa_memory_pool.py")
 
@@ -16,17 +14,14 @@ def _explains(death: Death) -> bool:
     return death.type_name == "IndexError" and "list index out of range" in death.message and file in _POOL_FILES
 
 
-def _find(facts: LogFacts) -> Iterator[Finding]:
-    death = next((death for death in facts.deaths if _explains(death)), None)
-    if death is None:
-        return
+def _tell(facts: LogFacts, death: Death) -> Finding:
     backends = {facts.settings.get(f"{name}_attention_backend", "None") for name in ("prefill", "decode")}
     hybrid = len(backends) > 1
     evidence = [at(facts, death.place, f"{death.type_name}: {death.message}", f"raised in {death.frame}")]
     if hybrid:
         names = ", ".join(sorted(backends))
         evidence.append(over(facts, "server_args", names, "prefill and decode attention backends"))
-    yield Finding(
+    return Finding(
         rule=RULE.id,
         cause="The draft's attention backend still held its own small pool: a pool swap changed the wrapper only.",
         confidence=Confidence.CERTAIN if hybrid else Confidence.LIKELY,
@@ -38,4 +33,4 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     )
 
 
-RULE = Rule("hybrid-draft-pool", "a draft on a hybrid backend indexes its dummy pool", _find, _explains)
+RULE = of_death("hybrid-draft-pool", "a draft on a hybrid backend indexes its dummy pool", _explains, _tell)

@@ -7,11 +7,9 @@ hands out ids beyond it, which is when the SWA pool is nearly used up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import Rule, at, exception_text, on_rank, over, usage_text
+from gemma4_triage.logs.rule import at, exception_text, of_death, on_rank, over, usage_text
 
 SWA_PRESSED_AT = 0.8
 _SENTENCES = ("illegal memory access", "operation not supported on global/shared address space")
@@ -22,13 +20,9 @@ def _explains(death: Death) -> bool:
     return any(sentence in death.message for sentence in _SENTENCES)
 
 
-def _find(facts: LogFacts) -> Iterator[Finding]:
-    deaths = [death for death in facts.deaths if _explains(death)]
-    if not deaths:
-        return
-    death = deaths[0]
+def _tell(facts: LogFacts, death: Death) -> Finding:
     pressed = death.usage is not None and (death.usage.swa or 0) >= SWA_PRESSED_AT
-    yield _of_the_draft(facts, death) if pressed else _of_anything(facts, death)
+    return _of_the_draft(facts, death) if pressed else _of_anything(facts, death)
 
 
 def _of_the_draft(facts: LogFacts, death: Death) -> Finding:
@@ -84,4 +78,4 @@ def _backends(facts: LogFacts) -> set[str]:
     return {value for name in names if (value := facts.settings.get(name, "None")) != "None"}
 
 
-RULE = Rule("illegal-access", "a kernel left its buffer", _find, _explains)
+RULE = of_death("illegal-access", "a kernel left its buffer", _explains, _tell)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import Rule, at, exception_text, on_rank
+from gemma4_triage.logs.rule import at, exception_text, of_death, on_rank
 
 _MESSAGE = re.compile(r"device-side assert triggered|index -?\d+ is out of bounds for dimension \d+ with size \d+")
 
@@ -16,12 +15,9 @@ def _explains(death: Death) -> bool:
     return bool(_MESSAGE.search(death.message))
 
 
-def _find(facts: LogFacts) -> Iterator[Finding]:
-    death = next((death for death in facts.deaths if _explains(death)), None)
-    if death is None:
-        return
+def _tell(facts: LogFacts, death: Death) -> Finding:
     what = f"what the process died of{on_rank(death.rank)}{f', in {death.frame}' if death.frame else ''}"
-    yield Finding(
+    return Finding(
         rule=RULE.id,
         cause="An index was outside its tensor, and torch stopped before the access. The log does not say whose index "
         "it was.",
@@ -32,4 +28,4 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     )
 
 
-RULE = Rule("index-outside-tensor", "torch found an index outside its tensor", _find, _explains)
+RULE = of_death("index-outside-tensor", "torch found an index outside its tensor", _explains, _tell)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import Rule, of_memory
+from gemma4_triage.logs.rule import cause_in, of_death, of_memory
 
-_KINDS = {
+_CAUSES = {
     "Decode out of memory": "A decode step found no slot in one of the pools, and there was nothing to retract.",
     "Prefill out of memory": "A prefill found no slots in one of the pools.",
 }
@@ -17,27 +15,19 @@ _PLAN = "gemma4-triage pools --config CONFIG --gpu-mem 80GiB --weights 20GiB --w
 _SERVE = "gemma4-triage serve --debug 1 -- --model-path MODEL"
 
 
-def _kind(death: Death) -> str | None:
-    return next((kind for kind in _KINDS if kind in death.message), None)
-
-
 def _explains(death: Death) -> bool:
-    return _kind(death) is not None
+    return bool(cause_in(death, _CAUSES))
 
 
-def _find(facts: LogFacts) -> Iterator[Finding]:
-    found = next(((death, kind) for death in facts.deaths if (kind := _kind(death)) is not None), None)
-    if found is None:
-        return
-    death, kind = found
+def _tell(facts: LogFacts, death: Death) -> Finding:
     usage = death.usage
     roomy = usage is not None and max(usage.full or 0, usage.swa or 0) < _ROOMY
-    yield Finding(
+    return Finding(
         rule=RULE.id,
         cause="A step found no slot although the pools had room: pages are lost, or one pool refused what the other "
         "gave."
         if roomy
-        else _KINDS[kind],
+        else cause_in(death, _CAUSES),
         confidence=Confidence.POSSIBLE if roomy else Confidence.LIKELY,
         evidence=tuple(of_memory(facts, death)),
         next_commands=(_SERVE,) if roomy else (_PLAN,),
@@ -45,4 +35,4 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     )
 
 
-RULE = Rule("no-slot", "a step found no slot in a KV pool", _find, _explains)
+RULE = of_death("no-slot", "a step found no slot in a KV pool", _explains, _tell)

@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import Rule, of_memory
+from gemma4_triage.logs.rule import cause_in, of_death, of_memory
 
-_KINDS = {
-    "CUDA out of memory": "The device's memory ran out: pools and weights left too little for activations.",
+_ON_THE_DEVICE = "CUDA out of memory"
+_CAUSES = {
+    _ON_THE_DEVICE: "The device's memory ran out: pools and weights left too little for activations.",
     "Not enough memory. Please try to increase --mem-fraction-static": "Weights alone fill the share of memory that "
     "pools were to come from.",
 }
 _PLAN = "gemma4-triage pools --config CONFIG --gpu-mem 80GiB --weights 20GiB --workload 64x8000+1000"
 
 
-def _kind(death: Death) -> str | None:
-    return next((kind for kind in _KINDS if kind in death.message), None)
-
-
 def _explains(death: Death) -> bool:
-    return _kind(death) is not None
+    return bool(cause_in(death, _CAUSES))
 
 
-def _find(facts: LogFacts) -> Iterator[Finding]:
-    found = next(((death, kind) for death in facts.deaths if (kind := _kind(death)) is not None), None)
-    if found is None:
-        return
-    death, kind = found
-    yield Finding(
+def _tell(facts: LogFacts, death: Death) -> Finding:
+    return Finding(
         rule=RULE.id,
-        cause=_KINDS[kind],
+        cause=cause_in(death, _CAUSES),
         confidence=Confidence.LIKELY,
         evidence=tuple(of_memory(facts, death)),
-        ruled_out_if=("another process used the same device",) if kind.startswith("CUDA") else (),
+        ruled_out_if=("another process used the same device",) if _ON_THE_DEVICE in death.message else (),
         next_commands=(_PLAN,),
     )
 
 
-RULE = Rule("out-of-memory", "memory of the device ran out", _find, _explains)
+RULE = of_death("out-of-memory", "memory of the device ran out", _explains, _tell)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import Rule, at
+from gemma4_triage.logs.rule import at, of_death
 
 _MESSAGE = re.compile(r"The size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
 _FRAME = "_eager_fb_view"
@@ -17,11 +16,8 @@ def _explains(death: Death) -> bool:
     return bool(_MESSAGE.search(death.message)) and any(frame.endswith(_FRAME) for frame in death.frames)
 
 
-def _find(facts: LogFacts) -> Iterator[Finding]:
-    death = next((death for death in facts.deaths if _explains(death)), None)
-    if death is None:
-        return
-    yield Finding(
+def _tell(facts: LogFacts, death: Death) -> Finding:
+    return Finding(
         rule=RULE.id,
         cause="The draft's batch carried the write locations that target verify left, and no CUDA graph hid them.",
         confidence=Confidence.CERTAIN,
@@ -33,4 +29,4 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     )
 
 
-RULE = Rule("stale-write-rows", "sizes of out_cache_loc differ in an eager draft", _find, _explains)
+RULE = of_death("stale-write-rows", "sizes of out_cache_loc differ in an eager draft", _explains, _tell)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import Rule, at
+from gemma4_triage.logs.rule import at, of_death
 
 _MESSAGE = re.compile(r"'\w+VerifyInput' object has no attribute '(?:merge_batch|filter_batch)'")
 
@@ -16,11 +15,8 @@ def _explains(death: Death) -> bool:
     return death.type_name == "AttributeError" and bool(_MESSAGE.search(death.message))
 
 
-def _find(facts: LogFacts) -> Iterator[Finding]:
-    death = next((death for death in facts.deaths if _explains(death)), None)
-    if death is None:
-        return
-    yield Finding(
+def _tell(facts: LogFacts, death: Death) -> Finding:
+    return Finding(
         rule=RULE.id,
         cause="A speculative worker handed a batch back without an input for its next draft.",
         confidence=Confidence.CERTAIN,
@@ -30,4 +26,4 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     )
 
 
-RULE = Rule("unmergeable-batch", "a batch without a draft input is merged", _find, _explains)
+RULE = of_death("unmergeable-batch", "a batch without a draft input is merged", _explains, _tell)

@@ -107,7 +107,7 @@ def _is_event(event: Any) -> bool:
 
 def _label(event: Mapping[str, Any]) -> str:
     pages = ", ".join(map(str, event.get("first_pages") or ())) if isinstance(event.get("first_pages"), list) else ""
-    count = event.get("pages")
+    count: Any = event.get("pages")
     what = str(event.get("kind")).replace("_", " ")
     moved = number_of(count, f"{event.get('pool')} page")
     return f"step {event['step']}: {what} {moved} at {event.get('site')} (first: {pages:.80})"

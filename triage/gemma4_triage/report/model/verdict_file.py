@@ -85,6 +85,14 @@ class RootCause(_Part):
     text: str
 
 
+class _RunFile(_Part):
+    sglang_version: str = ""
+    duration_s: float = Field(default=0, ge=0, allow_inf_nan=False)
+    import_s: float = Field(default=0, ge=0, allow_inf_nan=False)
+    exit_code: int
+    host_engine: HostEngine = HostEngine()
+
+
 class Usage(_Part):
     full_peak: float = Field(default=0, allow_inf_nan=False)
     swa_peak: float = Field(default=0, allow_inf_nan=False)
@@ -138,15 +146,10 @@ class SideEntry(_Part):
     against: list[AgainstEntry] = Field(min_length=1)
 
 
-class ComparisonFile(_Part):
+class ComparisonFile(_RunFile):
     """Of `diff backends` and `diff patches`."""
 
     kind: Literal["diff-backends", "diff-patches"]
-    sglang_version: str = ""
-    duration_s: float = Field(default=0, ge=0, allow_inf_nan=False)
-    import_s: float = Field(default=0, ge=0, allow_inf_nan=False)
-    exit_code: int
-    host_engine: HostEngine = HostEngine()
     sides: list[SideEntry] = Field(min_length=1)
     fixes: list[str] = []
 
@@ -160,15 +163,10 @@ class ComparisonFile(_Part):
         return [side.id for side in self.sides]
 
 
-class VerdictFile(_Part):
+class VerdictFile(_RunFile):
     """Of `repro` and `repro corpus`."""
 
     kind: Literal["repro", "corpus"]
-    sglang_version: str = ""
-    duration_s: float = Field(default=0, ge=0, allow_inf_nan=False)
-    import_s: float = Field(default=0, ge=0, allow_inf_nan=False)
-    exit_code: int
-    host_engine: HostEngine = HostEngine()
     scenario: str = ""
     symptom: str = ""
     arms: list[ArmEntry] = []
