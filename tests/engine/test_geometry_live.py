@@ -1,4 +1,6 @@
-"""The geometry probe while the real engine starts. That a clean run leaves no dump: test_fixes_and_probes_live.py."""
+"""The geometry probe while the real engine starts. That a clean run leaves no dump:
+test_parity_with_transformers.py.
+"""
 
 import json
 

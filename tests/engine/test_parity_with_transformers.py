@@ -1,9 +1,14 @@
 """The engine's greedy tokens and logprobs equal transformers' on the trained toy, with and without MTP."""
 
+import json
+
 import pytest
 import torch
 
+from gemma4_dumps.store import DumpStore
 from gemma4_repro.toys.language import held_out_prompts
+from gemma4_runtime.catalog import CATALOG
+from gemma4_runtime.patch import Kind
 
 pytestmark = pytest.mark.engine
 
@@ -12,6 +17,7 @@ NEW_TOKENS = 16
 WATCHED = list(range(0, 512, 8))
 # fp32 on both sides, different summation order; logits are of the order of 10.
 ROUND_OFF = 1e-3
+PROBES = {patch.id for patch in CATALOG if patch.kind is Kind.PROBE and patch.asked_by == "mode"}
 
 
 @pytest.fixture(scope="module")
@@ -20,15 +26,22 @@ def prompts():
 
 
 @pytest.fixture(scope="module")
-def oracle(prompts, engine_arguments):
-    """Per prompt: 16 greedy tokens, and the logprobs of WATCHED at each, from Gemma4ForConditionalGeneration."""
+def transformers_model(engine_arguments):
     from transformers import Gemma4ForConditionalGeneration
 
-    model = Gemma4ForConditionalGeneration.from_pretrained(engine_arguments["model_path"], dtype=torch.float32).eval()
-    found = []
-    for prompt in prompts:
+    return Gemma4ForConditionalGeneration.from_pretrained(engine_arguments["model_path"], dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def ask(transformers_model):
+    """ask(prompts) -> per prompt: 16 greedy tokens, and the logprobs of WATCHED at each, from transformers."""
+
+    def generate(prompts):
+        return [one(prompt) for prompt in prompts]
+
+    def one(prompt):
         with torch.inference_mode():
-            out = model.generate(
+            out = transformers_model.generate(
                 input_ids=torch.tensor([prompt]),
                 max_new_tokens=NEW_TOKENS,
                 do_sample=False,
@@ -37,9 +50,30 @@ def oracle(prompts, engine_arguments):
                 return_dict_in_generate=True,
             )
         tokens = out.sequences[0, len(prompt) :].tolist()
-        logprobs = [torch.log_softmax(logits[0].double(), -1)[WATCHED].tolist() for logits in out.logits]
-        found.append((tokens, logprobs))
-    return found
+        return tokens, [torch.log_softmax(logits[0].double(), -1)[WATCHED].tolist() for logits in out.logits]
+
+    return generate
+
+
+@pytest.fixture(scope="module")
+def oracle(ask, prompts):
+    return ask(prompts)
+
+
+@pytest.fixture(scope="module")
+def short(prompts):
+    """With what is generated they stay inside the window, of 32."""
+    return [prompt[:12] for prompt in prompts]
+
+
+@pytest.fixture(scope="module")
+def bare(run_engine, engine_arguments, prompts, short):
+    """What the release says with nothing of ours but the stand-ins: of `prompts`, and of `short`."""
+    load = {"prompts": [*prompts, *short], "new_tokens": NEW_TOKENS, "logprobs_of": WATCHED}
+    run = run_engine({}, engines=[engine_arguments], **load)
+    assert run.returncode == 0, run.log[-4000:]
+    (outputs,) = run.outputs
+    return outputs[: len(prompts)], outputs[len(prompts) :]
 
 
 def logprob_error(outputs, oracle):
@@ -52,14 +86,17 @@ def logprob_error(outputs, oracle):
     )
 
 
-def test_tokens_and_logprobs_are_equal(run_engine, engine_arguments, mtp_arguments, prompts, oracle):
-    run = run_engine(
-        {"GEMMA4_TRIAGE_PATCHES": "default,+swa-window-width", "SGLANG_TRTLLM_MHA_DEBUG": "1"},
-        engines=[engine_arguments, mtp_arguments],
-        prompts=prompts,
-        new_tokens=NEW_TOKENS,
-        logprobs_of=WATCHED,
-    )
+def test_tokens_and_logprobs_are_equal_and_a_clean_run_leaves_no_dump(
+    run_engine, engine_arguments, mtp_arguments, prompts, oracle, tmp_path
+):
+    environment = {
+        # Without it the release's window is a finding of `geometry`.
+        "GEMMA4_TRIAGE_PATCHES": "default,+swa-window-width",
+        "SGLANG_TRTLLM_MHA_DEBUG": "log",
+        "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(tmp_path),
+    }
+    load = {"prompts": prompts, "new_tokens": NEW_TOKENS, "logprobs_of": WATCHED}
+    run = run_engine(environment, engines=[engine_arguments, mtp_arguments], **load)
     assert run.returncode == 0, run.log[-4000:]
     plain, mtp = run.outputs
     expected = [tokens for tokens, _ in oracle]
@@ -67,27 +104,21 @@ def test_tokens_and_logprobs_are_equal(run_engine, engine_arguments, mtp_argumen
     assert [out["tokens"] for out in mtp] == expected
     assert logprob_error(plain, oracle) < ROUND_OFF
     assert sum(out["meta"]["spec_accept_length"] for out in mtp) / len(mtp) > 1.5
+    assert DumpStore(tmp_path).list() == []
+    manifests = [json.loads(path.read_text()) for path in (tmp_path / "guards").glob("*.json")]
+    assert {row["id"] for manifest in manifests for row in manifest["patches"] if row["attached"]} >= PROBES
 
 
-def test_without_the_window_fix_logprobs_differ(run_engine, engine_arguments, prompts, oracle):
+def test_without_the_window_fix_logprobs_differ(bare, oracle):
     """W1: past the window the release attends to one key more than transformers."""
-    run = run_engine({}, engines=[engine_arguments], prompts=prompts, new_tokens=NEW_TOKENS, logprobs_of=WATCHED)
-    assert run.returncode == 0, run.log[-4000:]
-    (plain,) = run.outputs
+    plain, _ = bare
     same = all(out["tokens"] == tokens for out, (tokens, _) in zip(plain, oracle, strict=True))
     assert not same or logprob_error(plain, oracle) > 5 * ROUND_OFF
 
 
-def test_short_prompts_need_no_window_fix(run_engine, engine_arguments, oracle, prompts):
+def test_short_prompts_need_no_window_fix(bare, ask, short):
     """Inside the window the shipped release and transformers agree, so the difference above is the window's."""
-    from transformers import Gemma4ForConditionalGeneration
-
-    short = [prompt[:12] for prompt in prompts]
-    run = run_engine({}, engines=[engine_arguments], prompts=short, new_tokens=8)
-    assert run.returncode == 0, run.log[-4000:]
-    model = Gemma4ForConditionalGeneration.from_pretrained(engine_arguments["model_path"], dtype=torch.float32).eval()
-    for prompt, out in zip(short, run.outputs[0], strict=True):
-        expected = model.generate(
-            input_ids=torch.tensor([prompt]), max_new_tokens=8, do_sample=False, eos_token_id=None
-        )
-        assert out["tokens"] == expected[0, len(prompt) :].tolist()
+    _, inside = bare
+    expected = ask(short)
+    assert [out["tokens"] for out in inside] == [tokens for tokens, _ in expected]
+    assert logprob_error(inside, expected) < ROUND_OFF

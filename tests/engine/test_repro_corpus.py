@@ -61,3 +61,10 @@ def test_every_fault_names_its_dump_its_step_and_its_cause(document):
     assert steps["window-one-too-wide"] == 0, "found at start-up"
     # Three healthy builds of target verify after the prefill, then the spoiled one.
     assert steps["page-past-the-end"] == 5
+
+
+def test_without_its_fix_the_eager_draft_dies_on_out_cache_loc(document):
+    """And with the fix no run of any other case does."""
+    endings = {case["id"]: case["ending"] for case in (*document["faults"], *document["clean"])}
+    assert "must match the size of tensor" in endings.pop("eager-out-cache-loc")
+    assert not any("must match the size of tensor" in ending for ending in endings.values())

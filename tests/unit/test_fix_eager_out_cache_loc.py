@@ -1,6 +1,6 @@
 """The draft batch's out_cache_loc: None, or zeros where data-parallel padding copies a tensor of the batch's size.
 
-That the engine dies without the fix is shown in tests/engine/test_fixes_and_probes_live.py.
+That the engine dies without the fix is shown in tests/engine/test_repro_corpus.py.
 """
 
 from types import SimpleNamespace

@@ -1,6 +1,6 @@
 """The keys that SGLang's own Triton backend lists for its sliding layers, without and with the fix.
 
-That the engine then agrees with transformers is shown in tests/engine/test_diff_backends.py.
+That the engine then agrees with transformers is shown in tests/engine/test_diff_live.py.
 """
 
 import pytest
