@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-import engine_process
-from engine_process import HOST, Run
+from engine_forks import forks
+from engine_process import Run
 from toy_arguments import ENGINE, MTP
 
 
@@ -20,11 +20,17 @@ def mtp_arguments(engine_arguments) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def run_engine(tmp_path_factory):
+def engine_forks(tmp_path_factory):
+    """SGLang is imported once for all tests that start an engine of their own."""
+    with forks(tmp_path_factory.mktemp("forks") / "prefork.txt") as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def run_engine(tmp_path_factory, engine_forks):
     """run_engine({"GEMMA4_TRIAGE_PATCHES": ...}, engines=[...], prompts=[...], new_tokens=16) -> Run."""
 
     def run(environment: dict[str, str], timeout_s: float = 180, **spec: Any) -> Run:
-        folder = tmp_path_factory.mktemp("engine")
-        return engine_process.run_engine(folder, HOST | environment, timeout_s, **spec)
+        return engine_forks.run_child("engine_child", tmp_path_factory.mktemp("engine"), environment, timeout_s, spec)
 
     return run

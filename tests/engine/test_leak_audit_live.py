@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from engine_process import HOST, run_child
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_repro.toys.language import held_out_prompts
@@ -16,20 +15,20 @@ LIMIT_S = 180
 
 
 @pytest.fixture
-def run(mtp_arguments, tmp_path):
+def run(mtp_arguments, engine_forks, tmp_path):
     """run("dump", plant=True) -> (exit code, what was served, log, dumps, the scheduler's tally)."""
 
     def start(leak, plant):
         lengths = (60, 17, 33, 60, 5, 48)
         prompts = [prompt[:n] for prompt, n in zip(held_out_prompts(len(lengths), 60, 5), lengths, strict=True)]
         prompts[3] = prompts[0][:50] + prompts[3][50:]
-        environment = HOST | {
+        environment = {
             "GEMMA4_TRIAGE_PATCHES": "default",
             "GEMMA4_TRIAGE_LEAK": leak,
             "GEMMA4_TRIAGE_LEAK_EVERY": "1",
         }
         spec = {"engine": mtp_arguments, "prompts": prompts, "plant": plant}
-        ended = run_child("leak_child.py", tmp_path, environment, LIMIT_S, spec)
+        ended = engine_forks.run_child("leak_child", tmp_path, environment, LIMIT_S, spec)
         tallies = [json.loads(path.read_text()) for path in (tmp_path / "dumps" / "audits").glob("*.json")]
         dumps = [read_dump(entry.path) for entry in DumpStore(tmp_path / "dumps").list()]
         return ended.returncode, ended.outputs or [], ended.log, dumps, max(tallies, key=events)

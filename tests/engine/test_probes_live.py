@@ -6,6 +6,7 @@ clean run in test_parity_with_transformers.py.
 
 import pytest
 
+import engine_process
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_repro.toys.language import held_out_prompts
@@ -37,8 +38,11 @@ def test_a_slot_beyond_the_pool_is_trapped_where_it_is_handed_out(run_engine, en
     assert found.guards["pid"] == found.host.pid
 
 
-def test_a_bad_setting_stops_the_engine_at_once(run_engine, engine_arguments):
-    run = run_engine({"SGLANG_TRTLLM_MHA_DEBUG": "banana"}, **load(engine_arguments))
+def test_a_bad_setting_stops_the_engine_at_once(engine_arguments, tmp_path):
+    """In a process of its own, from the start of Python to its exit code."""
+    run = engine_process.run_engine(
+        tmp_path, engine_process.HOST | {"SGLANG_TRTLLM_MHA_DEBUG": "banana"}, 180, **load(engine_arguments)
+    )
     assert run.returncode == 2
     assert "SGLANG_TRTLLM_MHA_DEBUG='banana' cannot be read" in run.log
     assert "Traceback" not in run.log

@@ -109,7 +109,7 @@ class TestWhatItSays:
         assert code == 1
         assert out.index("1. LIKELY  unassigned-page") < out.index("RUN WITHOUT DUMPS")
         assert out.count("nothing wrong here") == 1
-        assert "the same in 1 more runs" in out
+        assert "the same in 1 more run;" in out
 
     def test_what_a_dump_says_cannot_command_the_terminal(self, cli, tmp_path):
         dump = shutil.copytree(CORPUS / "unmergeable-spec-info", tmp_path / "store")
