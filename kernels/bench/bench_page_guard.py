@@ -36,6 +36,7 @@ from gemma4_kernels.page_guard.launch import (
     PreparedCheck,
 )
 from gemma4_kernels.page_guard.spec import AXES
+from gemma4_repro.kernel_bench.replay_clock import empty_kernel, replay_us
 
 SCHEMA_VERSION = "2.0"
 GRAPH_ARMS = {
@@ -228,17 +229,6 @@ def refuse_wrong_answers(prepared: dict[str, list[PreparedCheck]], rows: int, co
                 raise WrongAnswer(f"{name} found {found}, expected {expected}")
 
 
-def empty_kernel() -> Any:
-    # Here: without CUDA the bench only says so, and needs no Triton for that.
-    import triton
-
-    return triton.jit(_empty)
-
-
-def _empty():
-    pass
-
-
 def capture(arm: Callable[[int], Any]) -> torch.cuda.CUDAGraph:
     arm(0)
     torch.cuda.synchronize()
@@ -247,15 +237,6 @@ def capture(arm: Callable[[int], Any]) -> torch.cuda.CUDAGraph:
         for build in range(BUILDS):
             arm(build)
     return graph
-
-
-def replay_us(graph: torch.cuda.CUDAGraph) -> float:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1000
 
 
 def host_us(arm: Callable[[int], Any], build: int) -> float:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 MAX_WIDTH = 16384
 # Rows that four programs on each of 132 SMs have at once. With fewer, an op that has several weights loads them before
-# its first sum, so that their latency passes with the rows' own. With more, each weight where it is used: that takes
-# 47 registers per thread instead of 90 in triple_rmsnorm, and so almost twice as many rows under way.
+# its first sum, so that their latency passes with the rows' own. With more, each weight where it is used: weights that
+# wait in registers leave room for fewer rows under way.
 EARLY_BELOW = 528
 # Two programs of one warp for each of 132 SMs, and more than that in a tile.
 _TILED_FROM, _TILE_ELEMENTS = 1024, 4096

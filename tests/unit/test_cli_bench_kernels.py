@@ -1,11 +1,13 @@
 """`bench kernels` as a user runs it; what was measured is made up, but for the process that finds no CUDA."""
 
+import hashlib
 import json
 
 import pytest
 
 from gemma4_repro.errors import EnvironmentLacks
-from gemma4_repro.kernel_bench.plan import ARMS, KernelPlan
+from gemma4_repro.kernel_bench import run_process
+from gemma4_repro.kernel_bench.plan import ARMS, KernelPlan, plan_from_dict
 from gemma4_repro.kernel_bench.run_process import Measured, run_plan
 from gemma4_triage.cli import bench_kernels
 from gemma4_triage.report.kernel_bench_document import kernel_bench_document
@@ -16,7 +18,8 @@ ABOUT = {
     "multiprocessors": 132,
     "l2_bytes": 52428800,
 }
-US = {"ours": 1.0, "sglang": 3.0, "copy": 0.9, "empty": 0.95}
+PROJECT = {"version": "0.1.0", "commit": "abc1234", "commit_from": "git"}
+US = {"ours": 1.0, "sglang": 3.0, "compile": 1.1, "eager": 9.0, "copy": 0.9, "empty": 0.95}
 
 
 def measured_of(plan, us=US, **changes):
@@ -26,7 +29,8 @@ def measured_of(plan, us=US, **changes):
         for arm, took in us.items()
     ]
     launches = [{"op": "routing", "model": "26b", "tokens": 1, "arm": "ours", "launches_per_step": 30}]
-    return Measured(about=ABOUT, samples=samples, launches=launches, **changes)
+    compiling = {"compiled": 107, "of": 108, "cached": 0, "workers": 14, "took_s": 20.0}
+    return Measured(about=ABOUT, samples=samples, launches=launches, compiling=compiling, took_s=61.0, **changes)
 
 
 @pytest.fixture
@@ -34,8 +38,8 @@ def measured(monkeypatch):
     """Makes the command report this instead of measuring."""
 
     def make(interrupted=False, **changes):
-        def report(plan):
-            return kernel_bench_document(plan, measured_of(plan, **changes)), interrupted
+        def report(plan, compile_cache):
+            return kernel_bench_document(plan, measured_of(plan, **changes), PROJECT, None), interrupted
 
         monkeypatch.setattr(bench_kernels, "_need_cuda", lambda: None)
         monkeypatch.setattr(bench_kernels, "_measure", report)
@@ -54,6 +58,9 @@ def test_targets_met(cli, measured, tmp_path):
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert (rows["kind"], rows["schema_version"], rows["device"]) == ("bench-kernels", "1.0", "NVIDIA H200")
     assert rows["command"].startswith("gemma4-triage")
+    assert rows["project"] == PROJECT
+    assert rows["cells"] == {"planned": 108, "measured": 108}
+    assert "108 of 108 cells in 61 s, of which 20 s to compile 107 of 108 cells" in out
     assert rows["versions"]["triton"] == "3.6.0"
     assert rows["gpu"]["l2_bytes"] == 52428800
     assert rows["date"]
@@ -106,12 +113,27 @@ def test_what_was_lost_or_interrupted_is_said(cli, measured):
         (("--ops", "routing", "--models", "e2b"), "none of e2b has routing"),
         (("--rounds", "1"), "--rounds"),
         (("--out", "no/such/folder/rows.json"), "cannot be a file here"),
+        (("--arms", "vllm"), "the arm vllm needs a file of vLLM's"),
+        (("--vllm-router", "no/such/gemma4.py"), "no/such/gemma4.py is no file"),
+        (("--compile-cache", "/dev/null"), "/dev/null is no folder"),
     ],
 )
 def test_usage(cli, words, said):
     code, _, err = cli("bench", "kernels", *words)
     assert code == 2
     assert said in err
+
+
+def test_vllm_s_file_makes_an_arm_and_is_named_by_its_sum(monkeypatch, tmp_path):
+    file = tmp_path / "gemma4.py"
+    file.write_text("x = 1\n")
+    plan = bench_kernels._plan(None, None, None, None, 5, 1.0, file)
+    assert plan.arms == tuple(ARMS)
+    assert plan_from_dict(json.loads(json.dumps(plan.as_dict()))).vllm_router == str(file)
+    assert bench_kernels._plan(None, None, None, None, 5, 1.0, None).arms == tuple(arm for arm in ARMS if arm != "vllm")
+    monkeypatch.setattr(run_process, "run_plan", lambda plan, say, compile_cache: measured_of(plan))
+    document, _ = bench_kernels._measure(plan, None)
+    assert document["vllm_router"] == {"name": "gemma4.py", "sha256": hashlib.sha256(b"x = 1\n").hexdigest()}
 
 
 def test_without_cuda_it_says_what_is_missing(cli, monkeypatch, tmp_path):

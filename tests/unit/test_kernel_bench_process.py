@@ -8,8 +8,10 @@ import pytest
 
 from gemma4_repro.errors import EnvironmentLacks
 from gemma4_repro.kernel_bench import run_process
+from gemma4_repro.kernel_bench.compile_ahead import Ahead
+from gemma4_repro.kernel_bench.marked_lines import MARK
 from gemma4_repro.kernel_bench.plan import KernelPlan
-from gemma4_repro.kernel_bench.run_process import MARK, run_plan
+from gemma4_repro.kernel_bench.run_process import run_plan
 
 PLAN = KernelPlan(("routing",), ("26b",), (1, 8, 64), ("ours", "sglang", "copy"), 5, 60.0)
 # Speaks as process.py does, and ends as it can: {cell's tokens: what happens there}.
@@ -41,6 +43,8 @@ for number, tokens in list(enumerate(cells))[task["first"]:]:
     for arm in task["plan"]["arms"]:
         if ("routing", "26b", arm) not in left_out:
             tell("samples", arm=arm, us=[1.0], **where)
+    if ["routing", "26b", tokens] in task["not_compiled"]:
+        tell("samples", arm="compile", us=[0.0], **where)
     if ["routing", "26b"] not in task["counted"]:
         tell("launches", arm="ours", launches_per_step=30, **where)
 """
@@ -48,6 +52,38 @@ for number, tokens in list(enumerate(cells))[task["first"]:]:
 
 def run(ends, say=lambda line: None, plan=PLAN):
     return run_plan(plan, say, (sys.executable, "-c", PROCESS, json.dumps(ends)))
+
+
+def compiler(missing):
+    def compile_all(cells, folder, limit_s, say):
+        assert folder.is_dir()
+        assert limit_s == 0.4 * PLAN.limit_s
+        return Ahead({("routing", "26b", 8)}, missing, workers=2, took_s=7.0)
+
+    return compile_all
+
+
+def test_what_was_not_compiled_ahead_is_lost_and_the_process_knows(tmp_path):
+    plan = replace(PLAN, arms=("ours", "compile"))
+    command = (sys.executable, "-c", PROCESS, "{}")
+    missing = {("routing", "26b", 64): "no lowering"}
+    folder = tmp_path / "new" / "cache"
+    measured = run_plan(plan, print, command, compile_cache=folder, compiler=compiler(missing))
+    where = {"op": "routing", "model": "26b", "tokens": 64}
+    assert measured.lost == [where | {"arm": "compile", "why": "no lowering"}]
+    assert measured.compiling == {"compiled": 1, "of": 2, "cached": 0, "workers": 2, "took_s": 7.0}
+    # The process that is made up measures the arm where the task says that it cannot.
+    assert [sample["tokens"] for sample in measured.samples if sample["us"] == [0.0]] == [64]
+    assert measured.took_s > 0
+    assert folder.is_dir()
+
+
+def test_nothing_is_compiled_without_the_arm():
+    def refuse(*arguments):
+        raise AssertionError("compiled")
+
+    command = (sys.executable, "-c", PROCESS, "{}")
+    assert run_plan(PLAN, print, command, compiler=refuse).compiling is None
 
 
 def measured_arms(measured):

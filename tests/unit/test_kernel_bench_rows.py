@@ -1,8 +1,9 @@
 """Rows and targets of `bench kernels` from made-up samples."""
 
 from gemma4_repro.kernel_bench.plan import KernelPlan
-from gemma4_repro.kernel_bench.rows import build_rows, judge_targets
+from gemma4_repro.kernel_bench.rows import build_rows
 from gemma4_repro.kernel_bench.run_process import Measured
+from gemma4_repro.kernel_bench.targets import judge_targets
 
 
 def sample(op, tokens, arm, *us, model="26b"):
@@ -43,7 +44,9 @@ def test_targets_are_judged_by_the_worst_cell():
         sample("triple_rmsnorm", 4096, "copy", 9.0),
     ]
     found = targets(plan("triple_rmsnorm"), *good)
-    assert {id: target["status"] for id, target in found.items()} == {"copy-bandwidth": "met", "launch-bound": "met"}
+    statuses = {id: target["status"] for id, target in found.items()}
+    # No rival was measured, so nothing can be said of rivals.
+    assert statuses == {"copy-bandwidth": "met", "launch-bound": "met", "peers": "not measured"}
     slow = [*good[2:], sample("triple_rmsnorm", 1, "ours", 1.2), good[1]]
     missed = targets(plan("triple_rmsnorm"), *slow)["launch-bound"]
     assert (missed["status"], missed["missed_in"]) == ("missed", 1)
@@ -69,6 +72,29 @@ def test_routing_has_to_beat_the_release_at_every_size():
     assert found["routing"]["worst"]["tokens"] == 4096
     # Its target is the release's kernel and not the copy.
     assert "copy-bandwidth" not in found
+
+
+def rivals(**times):
+    return [sample("triple_rmsnorm", 4096, arm, *us) for arm, us in times.items()]
+
+
+def test_a_rival_is_faster_only_by_more_than_noise():
+    wanted = plan("triple_rmsnorm", tokens=(4096,))
+    noisy = {"sglang": (20.0, 21.0), "eager": (90.0, 91.0), "compile": (9.0, 11.0)}
+    found = targets(wanted, *rivals(ours=(10.0, 10.4), **noisy))["peers"]
+    assert (found["status"], found["measured"]) == ("met", 1)
+    found = targets(wanted, *rivals(ours=(11.0, 11.4), **noisy))["peers"]
+    assert (found["status"], found["worst"]["value"]) == ("missed", round(11.04 / 10.8, 4))
+
+
+def test_a_missing_rival_leaves_the_verdict_open_unless_another_is_faster():
+    wanted = plan("triple_rmsnorm", tokens=(4096,))
+    some = {"sglang": (20.0, 21.0), "eager": (90.0, 91.0)}
+    assert targets(wanted, *rivals(ours=(10.0, 10.4), **some))["peers"]["status"] == "not measured"
+    assert targets(wanted, *rivals(ours=(30.0, 31.0), **some))["peers"]["status"] == "missed"
+    # A part of the op does less than the op.
+    parts = {"compile": (12.0, 12.0), "flashinfer": (1.0, 1.0), "sgl-kernel": (1.0, 1.0)}
+    assert targets(wanted, *rivals(ours=(10.0, 10.4), **some, **parts))["peers"]["status"] == "met"
 
 
 def test_results_of_the_process_are_sorted_by_kind():

@@ -1,7 +1,7 @@
 """One row per program, in registers from its one load to its four stores.
 
 Rejected: several rows per program with the four weights kept in registers. That saves reads which L1 serves, and takes
-109 registers per thread where 47 do, so that an SM has less than half as many rows under way.
+so many registers that an SM has fewer rows under way.
 """
 
 # The annotations are Triton's, which reads them as the types of the compiled kernel's parameters.

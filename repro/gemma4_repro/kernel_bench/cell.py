@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,27 +11,28 @@ import torch
 from gemma4_dumps.wording import number_of
 from gemma4_kernels.rounding import Rounding
 from gemma4_repro.kernel_bench.arms_catalog import arms_of
+from gemma4_repro.kernel_bench.compiled import compiled
 from gemma4_repro.kernel_bench.launch_count import count_launches
 from gemma4_repro.kernel_bench.op_arms import EPS, Norms, OpArms
-from gemma4_repro.kernel_bench.plan import NORM_OPS, ModelShape
+from gemma4_repro.kernel_bench.plan import PARTS, ModelShape, has_arm
 from gemma4_repro.kernel_bench.replay_clock import (
     Call,
     DeviceLost,
     Recorded,
     capture,
     device_answers,
+    empty_kernel,
     first_line,
     interleaved,
     sets_for,
 )
+from gemma4_repro.kernel_bench.vllm_router import vllm_router
 
 # A step with fewer calls than this is too short a graph to time.
 MIN_CALLS = 8
-# Norms: no part of the ops that have none.
-PARTS = ("flashinfer", "sgl-kernel")
 # Of 32,768 tokens about one has such a place.
 SAME_EXPERTS = 0.999
-COUNTED = ("ours", "sglang", "compile", "eager")
+COUNTED = ("ours", "sglang", "vllm", "compile", "eager")
 
 
 class WrongAnswer(Exception):
@@ -40,8 +42,10 @@ class WrongAnswer(Exception):
 class Cell:
     """Buffers and calls of a cell. Call n is layer n's: weights of its own, activations in turn."""
 
-    def __init__(self, op: str, model: ModelShape, tokens: int, device: str = "cuda") -> None:
-        self.op, self.model, self.tokens = op, model, tokens
+    def __init__(
+        self, op: str, model: ModelShape, tokens: int, device: str = "cuda", vllm_file: Path | None = None
+    ) -> None:
+        self.op, self.model, self.tokens, self._vllm_file = op, model, tokens, vllm_file
         # The front end makes the inputs of all layers at once, once a step.
         self.calls_per_step = 1 if op == "ple_front_end" else model.layers
         self.calls = max(MIN_CALLS, self.calls_per_step)
@@ -75,13 +79,23 @@ class Cell:
         if arm == "eager":
             return lambda call: self.arms.eager(*self.arguments(call))
         if arm == "compile":
-            # A graph of its own around ours would hide what is timed.
-            compiled = torch.compile(self.arms.eager, mode="max-autotune-no-cudagraphs", dynamic=False)
-            return lambda call: compiled(*self.arguments(call))
+            function = compiled(self.arms)
+            return lambda call: function(*self.arguments(call))
         if arm == "sglang":
             norms = library_norms()
             return lambda call: self.arms.released(norms, *self.arguments(call))
+        if self.op == "routing" and arm in ("vllm", "sgl-kernel"):
+            return self._router_call(arm)
         return self._part_call(arm) if arm in PARTS else self._yardstick(arm)
+
+    def _router_call(self, arm: str) -> Call:
+        top_k = self.model.top_k
+        if arm == "vllm":
+            if self._vllm_file is None:
+                raise ValueError("no file of vLLM's is named")
+            router = vllm_router(self._vllm_file)
+            return lambda call: router(self.arguments(call)[0], top_k, self.arguments(call)[1])
+        return lambda call: library_top_k(self.arguments(call)[0], top_k)
 
     def _part_call(self, arm: str) -> Call:
         rmsnorm = _flashinfer_rmsnorm() if arm == "flashinfer" else library_norms().rmsnorm
@@ -90,9 +104,7 @@ class Cell:
 
     def _yardstick(self, arm: str) -> Call:
         if arm == "empty":
-            import triton
-
-            kernel = triton.jit(_empty)
+            kernel = empty_kernel()
             return lambda call: kernel[(1,)]()
         words = max(1, self.arms.moved_bytes // 8)
         pairs = [[torch.ones(words, dtype=torch.int32, device="cuda") for _ in range(2)] for _ in range(self.sets)]
@@ -112,7 +124,7 @@ def measure(
         _check(cell)
     recorded: dict[str, Recorded] = {}
     for arm in arms:
-        if arm in PARTS and cell.op not in NORM_OPS:
+        if not has_arm(cell.op, arm):
             continue
         # Broad on purpose: an arm is another library at a size that it may not take; the others are still measured.
         try:
@@ -146,6 +158,17 @@ def library_norms() -> Norms:
     return Norms(rmsnorm, fused_add_rmsnorm)
 
 
+def library_top_k(logits: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(weights [T, top_k] fp32, ids int32) by sgl_kernel: softmax, top-k and renormalisation. Raises ImportError."""
+    from sgl_kernel import topk_softmax
+
+    shape = (logits.shape[0], top_k)
+    weights = torch.empty(shape, dtype=torch.float32, device=logits.device)
+    ids = torch.empty(shape, dtype=torch.int32, device=logits.device)
+    topk_softmax(weights, ids, logits, renormalize=True)
+    return weights, ids
+
+
 def _flashinfer_rmsnorm() -> Callable[..., torch.Tensor]:
     from flashinfer.norm import rmsnorm
 
@@ -172,7 +195,3 @@ def _agree(found: torch.Tensor, wanted: torch.Tensor) -> bool:
         return torch.equal(found, wanted)
     wanted, scale = wanted.float(), wanted.float().abs().max().item()
     return torch.allclose(found.float(), wanted, rtol=2**-6, atol=2**-6 * scale)
-
-
-def _empty():
-    pass

@@ -50,10 +50,22 @@ ARMS = {
     "compile": "torch.compile (max-autotune) of the eager lines",
     "eager": "Hugging Face's lines in eager torch",
     "flashinfer": "a part: FlashInfer's rmsnorm of one of the inputs",
-    "sgl-kernel": "a part: sgl_kernel's rmsnorm of one of the inputs",
+    "sgl-kernel": "a part: sgl_kernel's rmsnorm of one of the inputs; of routing its topk_softmax, without the scale",
+    "vllm": "vLLM's router kernel, out of the file that --vllm-router names",
     "copy": "a device copy that reads and writes as many bytes as our kernel has to",
     "empty": "an empty Triton kernel",
 }
+# They compute a part of an op: no rivals, but what a library takes for it.
+PARTS = ("flashinfer", "sgl-kernel")
+# (op, model, tokens)
+PlannedCell = tuple[str, ModelShape, int]
+
+
+def has_arm(op: str, arm: str) -> bool:
+    """Is there anything to measure? Norms are no part of the ops that have none, and vLLM is there for its router."""
+    if arm == "vllm":
+        return op == "routing"
+    return arm not in PARTS or op in NORM_OPS or (arm == "sgl-kernel" and op == "routing")
 
 
 def applies(op: str, model: ModelShape) -> bool:
@@ -67,7 +79,8 @@ def applies(op: str, model: ModelShape) -> bool:
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """ops, models, arms: ids. rounds: samples per arm and cell. limit_s: for everything."""
+    """ops, models, arms: ids. rounds: samples per arm and cell. limit_s: for everything. vllm_router: for the arm
+    `vllm`, the file."""
 
     ops: tuple[str, ...]
     models: tuple[str, ...]
@@ -75,8 +88,9 @@ class KernelPlan:
     arms: tuple[str, ...]
     rounds: int
     limit_s: float
+    vllm_router: str = ""
 
-    def cells(self) -> list[tuple[str, ModelShape, int]]:
+    def cells(self) -> list[PlannedCell]:
         """(op, model, tokens) of what there is to measure, in the order in which it is: first sizes, first models."""
         models = [model for model in MODELS if model.id in self.models]
         cells = [(op, model, t) for op in self.ops for model in models if applies(op, model) for t in self.tokens]
@@ -89,7 +103,7 @@ class KernelPlan:
 def plan_from_dict(fields: dict[str, Any]) -> KernelPlan:
     """The inverse of `as_dict`, after JSON."""
     lists = {name: tuple(fields[name]) for name in ("ops", "models", "tokens", "arms")}
-    return KernelPlan(**lists, rounds=fields["rounds"], limit_s=fields["limit_s"])
+    return KernelPlan(**lists, rounds=fields["rounds"], limit_s=fields["limit_s"], vllm_router=fields["vllm_router"])
 
 
 def choose(what: str, wanted: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:

@@ -10,15 +10,16 @@ import gc
 import json
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch._dynamo
 
 from gemma4_repro.kernel_bench.cell import Cell, WrongAnswer, measure
+from gemma4_repro.kernel_bench.marked_lines import MARK
 from gemma4_repro.kernel_bench.plan import plan_from_dict
 from gemma4_repro.kernel_bench.replay_clock import DeviceLost
-from gemma4_repro.kernel_bench.run_process import MARK
 from gemma4_runtime.versions import gpu, package_versions
 
 # Of a cell's rounds; setting its arms up comes on top, and compiling can take as long again.
@@ -29,6 +30,8 @@ def main() -> int:
     begin = time.monotonic()
     task = json.loads(sys.stdin.read())
     plan, left_out = plan_from_dict(task["plan"]), {tuple(one) for one in task["left_out"]}
+    not_compiled = {tuple(one) for one in task["not_compiled"]}
+    vllm_file = Path(plan.vllm_router) if plan.vllm_router else None
     if not torch.cuda.is_available():
         print("torch finds no CUDA device", file=sys.stderr)
         return 3
@@ -42,9 +45,12 @@ def main() -> int:
             break
         where = {"op": op, "model": model.id, "tokens": tokens}
         tell("cell", where | {"number": number})
-        arms = tuple(arm for arm in plan.arms if (op, model.id, arm) not in left_out)
+        out = {arm for arm in plan.arms if (op, model.id, arm) in left_out}
+        if (op, model.id, tokens) in not_compiled:
+            out.add("compile")
+        arms = tuple(arm for arm in plan.arms if arm not in out)
         try:
-            cell = Cell(op, model, tokens)
+            cell = Cell(op, model, tokens, vllm_file=vllm_file)
             for kind, fields in measure(cell, arms, plan.rounds, _CELL_LIMIT_S, (op, model.id) not in counted):
                 tell(kind, fields)
             counted.add((op, model.id))

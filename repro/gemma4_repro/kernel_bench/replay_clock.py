@@ -80,7 +80,7 @@ def interleaved(recorded: dict[str, Recorded], rounds: int, limit_s: float) -> d
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
             try:
-                took_us = _replay_us(recorded[name].graph)
+                took_us = replay_us(recorded[name].graph)
             except RuntimeError as error:
                 raise DeviceLost(name, f"replay: {first_line(error)}") from error
             if number >= 0:
@@ -93,10 +93,23 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip()[:300]}".splitlines()[0]
 
 
-def _replay_us(graph: torch.cuda.CUDAGraph) -> float:
+def replay_us(graph: torch.cuda.CUDAGraph) -> float:
+    """Microseconds of one replay, waited for."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     graph.replay()
     end.record()
     end.synchronize()
     return start.elapsed_time(end) * 1000
+
+
+def empty_kernel() -> Any:
+    """A Triton kernel that does nothing, to be launched as `empty_kernel()[(1,)]()`."""
+    # Here: a bench without CUDA only says so, and needs no Triton for that.
+    import triton
+
+    return triton.jit(_empty)
+
+
+def _empty():
+    pass

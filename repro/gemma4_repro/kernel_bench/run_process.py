@@ -11,27 +11,33 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from gemma4_dumps.wording import number_of
 from gemma4_repro.errors import EnvironmentLacks
+from gemma4_repro.kernel_bench.compile_ahead import Ahead, Key, compile_ahead, compiler_environment
+from gemma4_repro.kernel_bench.marked_lines import last_error, marked
 from gemma4_repro.kernel_bench.plan import KernelPlan
 from gemma4_repro.parent_death import die_with_parent
 
-# What a line with a result begins with: libraries print on stdout too.
-MARK = "gemma4-kernel-bench: "
 # The process looks at the clock between cells. One that has said nothing for so long, or is that far past the end, is
-# ended. To compile an arm takes up to a minute.
+# ended.
 _SILENCE_S, _GRACE_S = 150.0, 60.0
 _COMMAND = (sys.executable, "-m", "gemma4_repro.kernel_bench.process")
+# Of the run's time: what is not compiled by then is named as lost, and the other arms are measured.
+_COMPILING_SHARE = 0.4
 Say = Callable[[str], None]
 
 
 @dataclass
 class Measured:
-    """What came back. about: versions and GPU. partial: why it is not all, or empty."""
+    """What came back. about: versions and GPU. partial: why it is not all, or empty. compiling: see Ahead.as_dict, None
+    without the arm."""
 
     about: dict[str, Any] = field(default_factory=dict)
+    compiling: dict[str, Any] | None = None
+    took_s: float = 0.0
     samples: list[dict[str, Any]] = field(default_factory=list)
     launches: list[dict[str, Any]] = field(default_factory=list)
     lost: list[dict[str, Any]] = field(default_factory=list)
@@ -52,15 +58,17 @@ class Measured:
 
 @dataclass
 class _Task:
-    """What the next process is to do. first: a cell's number. left_out: (op, model, arm) that lost the device."""
+    """What the next process is to do. first: a cell's number. left_out: (op, model, arm) that lost the device.
+    not_compiled: (op, model, tokens)."""
 
     first: int = 0
+    not_compiled: list[Key] = field(default_factory=list)
     left_out: set[tuple[str, str, str]] = field(default_factory=set)
 
     def text(self, plan: KernelPlan, measured: Measured) -> str:
         counted = sorted({(entry["op"], entry["model"]) for entry in measured.launches})
         fields = {"first": self.first, "left_out": sorted(self.left_out), "counted": counted}
-        return json.dumps(fields | {"plan": plan.as_dict()})
+        return json.dumps(fields | {"not_compiled": self.not_compiled, "plan": plan.as_dict()})
 
 
 @dataclass
@@ -74,23 +82,54 @@ class _Ended:
     device_lost: dict[str, Any] | None = None
 
 
-def run_plan(plan: KernelPlan, say: Say, command: Sequence[str] = _COMMAND) -> Measured:
+def run_plan(
+    plan: KernelPlan,
+    say: Say,
+    command: Sequence[str] = _COMMAND,
+    compile_cache: Path | None = None,
+    compiler: Callable[..., Ahead] = compile_ahead,
+) -> Measured:
     """Measure; progress goes to `say`, a line per cell. Ctrl-C ends it with what there is.
 
     An arm that takes the device with it is lost for this op and model, and its cell is measured again without it. A
     process that ends or hangs for another reason loses the cell that it was at; the next one goes on behind it.
 
+    Args:
+        compile_cache: a folder in which compiled code of an earlier run may lie, and stays; None: a temporary one.
+
     Raises:
         EnvironmentLacks: nothing was measured, and no cell was begun.
     """
-    measured, task, end = Measured(), _Task(), time.monotonic() + plan.limit_s
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (compile_cache or Path(temporary)).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        measured, task = Measured(), _Task()
+        if "compile" in plan.arms:
+            ahead = compiler(plan.cells(), folder, _COMPILING_SHARE * plan.limit_s, say)
+            _leave_out_uncompiled(ahead, task, measured)
+        _measure_cells(plan, say, command, folder, begin + plan.limit_s, task, measured)
+    measured.took_s = round(time.monotonic() - begin, 1)
+    return measured
+
+
+def _leave_out_uncompiled(ahead: Ahead, task: _Task, measured: Measured) -> None:
+    measured.compiling, task.not_compiled = ahead.as_dict(), sorted(ahead.missing)
+    for (op, model, tokens), why in sorted(ahead.missing.items()):
+        measured.lost.append({"op": op, "model": model, "tokens": tokens, "arm": "compile", "why": why})
+
+
+def _measure_cells(
+    plan: KernelPlan, say: Say, command: Sequence[str], folder: Path, end: float, task: _Task, measured: Measured
+) -> None:
     ended = _Ended()
     while task.first < len(plan.cells()) and not measured.partial:
         left = end - time.monotonic()
         if left <= 0:
             measured.partial = f"out of time after {task.first} of {number_of(len(plan.cells()), 'cell')}"
             break
-        ended = _run_process(command, task.text(replace(plan, limit_s=left), measured), left, measured, say)
+        text = task.text(replace(plan, limit_s=left), measured)
+        ended = _run_process(command, text, left, compiler_environment(folder), measured, say)
         if measured.interrupted or ended.code == 0:
             break
         if ended.cell is None:
@@ -101,7 +140,6 @@ def run_plan(plan: KernelPlan, say: Say, command: Sequence[str] = _COMMAND) -> M
         raise EnvironmentLacks(
             f"nothing was measured\n{ended.tail}", "the last lines above are the measuring process's"
         )
-    return measured
 
 
 def _lose(ended: _Ended, cell: dict[str, Any], task: _Task, measured: Measured, say: Say) -> None:
@@ -117,7 +155,9 @@ def _lose(ended: _Ended, cell: dict[str, Any], task: _Task, measured: Measured, 
     measured.lost.append(where | {"arm": arm, "why": why})
 
 
-def _run_process(command: Sequence[str], task: str, limit_s: float, measured: Measured, say: Say) -> _Ended:
+def _run_process(
+    command: Sequence[str], task: str, limit_s: float, environment: dict[str, str], measured: Measured, say: Say
+) -> _Ended:
     parent, ended = os.getpid(), _Ended()
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
@@ -126,6 +166,7 @@ def _run_process(command: Sequence[str], task: str, limit_s: float, measured: Me
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
+            env=os.environ | environment,
             preexec_fn=lambda: die_with_parent(parent),
         )
         watch = _Watch(process, limit_s)
@@ -139,15 +180,8 @@ def _run_process(command: Sequence[str], task: str, limit_s: float, measured: Me
             ended.code = process.wait()
         errors.seek(0)
         ended.tail = errors.read()[-2000:].strip()
-    ended.last_words = watch.why or _last_error(ended.tail)
+    ended.last_words = watch.why or last_error(ended.tail)
     return ended
-
-
-def _last_error(tail: str) -> str:
-    """The line that says why: an exception's, and not the hints and warnings that CUDA prints after it."""
-    lines = [line.strip()[:300] for line in tail.splitlines() if line.strip()]
-    errors = [line for line in lines if "Error" in line.split(":")[0]]
-    return (errors or lines or ["no last words"])[-1]
 
 
 class _Watch:
@@ -182,10 +216,10 @@ def _converse(
     process.stdin.write(task)
     process.stdin.close()
     for line in process.stdout:
-        if not line.startswith(MARK):
+        result = marked(line)
+        if result is None:
             continue
         watch.heard()
-        result = json.loads(line.removeprefix(MARK))
         if result["kind"] == "cell":
             ended.cell = result
             say(f"{result['op']}, {result['model']}, {number_of(result['tokens'], 'token')}")

@@ -29,6 +29,16 @@ def kernels(
     arms: Annotated[
         str | None, typer.Option("--arms", metavar="IDS", help="Comma-separated; ours is always measured.")
     ] = None,
+    vllm_router: Annotated[
+        Path | None,
+        typer.Option(
+            "--vllm-router", metavar="FILE", help="vLLM's models/gemma4.py: its router kernel as one more arm."
+        ),
+    ] = None,
+    compile_cache: Annotated[
+        Path | None,
+        typer.Option("--compile-cache", metavar="DIR", help="Keep compiled code there, for the next run to load."),
+    ] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=5, help="Samples per arm and cell, as far as time goes.")] = 50,
     max_minutes: Annotated[
         float, typer.Option("--max-minutes", min=1, help="For everything; then report what there is, as partial.")
@@ -39,19 +49,20 @@ def kernels(
 ) -> None:
     """Time our fused kernels at the models' real sizes, each as a CUDA graph of all layers, all arms interleaved.
 
-    Arms: ours, ours-eager, sglang, compile, eager, flashinfer, sgl-kernel, copy, empty. Ops: routing, rmsnorm_add,
-    gelu_tanh_mul, rmsnorm_residual_scalar, post_attention_norms, ple_front_end, triple_rmsnorm, cross_layer_norm. Needs
-    a CUDA device and no network. Exits 1 if an answer is wrong, or a target is missed or could not be measured, 3
-    without CUDA.
+    Arms: ours, ours-eager, sglang, compile, eager, flashinfer, sgl-kernel, vllm, copy, empty. Ops: routing,
+    rmsnorm_add, gelu_tanh_mul, rmsnorm_residual_scalar, post_attention_norms, ple_front_end, triple_rmsnorm,
+    cross_layer_norm. Needs a CUDA device and no network. Exits 1 if an answer is wrong, or a target is missed or could
+    not be measured, 3 without CUDA.
     """
     from gemma4_repro.errors import ReproError
     from gemma4_triage.report.kernel_bench_view import print_kernel_bench
 
     try:
-        plan = _plan(ops, models, tokens, arms, rounds, max_minutes)
+        plan = _plan(ops, models, tokens, arms, rounds, max_minutes, vllm_router)
         refuse_existing(out, force)
+        _refuse_no_folder(compile_cache)
         _need_cuda()
-        document, interrupted = _measure(plan)
+        document, interrupted = _measure(plan, compile_cache)
     except ReproError as error:
         raise for_user(error) from error
     deliver(KIND, document, print_kernel_bench, out, as_json)
@@ -59,11 +70,17 @@ def kernels(
 
 
 def _plan(
-    ops: str | None, models: str | None, tokens: str | None, arms: str | None, rounds: int, max_minutes: float
+    ops: str | None,
+    models: str | None,
+    tokens: str | None,
+    arms: str | None,
+    rounds: int,
+    max_minutes: float,
+    vllm_router: Path | None,
 ) -> KernelPlan:
-    from gemma4_repro.kernel_bench.plan import ARMS, MAX_TOKENS, MODELS, OPS, TOKENS, KernelPlan, choose
+    from gemma4_repro.kernel_bench.plan import MAX_TOKENS, MODELS, OPS, TOKENS, KernelPlan, choose
 
-    chosen = choose("arm", _words("--arms", arms), tuple(ARMS))
+    chosen = _arms(arms, vllm_router)
     plan = KernelPlan(
         choose("op", _words("--ops", ops), OPS),
         choose("model", _words("--models", models), tuple(model.id for model in MODELS)),
@@ -71,6 +88,7 @@ def _plan(
         ("ours", *(arm for arm in chosen if arm != "ours")),
         rounds,
         60 * max_minutes,
+        str(vllm_router.absolute()) if vllm_router is not None and "vllm" in chosen else "",
     )
     if not plan.cells():
         raise UsageMistake(
@@ -78,6 +96,25 @@ def _plan(
             "26b has experts, e2b and e4b have per-layer embeddings",
         )
     return plan
+
+
+def _arms(arms: str | None, vllm_router: Path | None) -> tuple[str, ...]:
+    from gemma4_repro.kernel_bench.plan import ARMS, choose
+
+    words = _words("--arms", arms)
+    chosen = choose("arm", words, tuple(ARMS))
+    if vllm_router is None:
+        if "vllm" in words:
+            raise UsageMistake("the arm vllm needs a file of vLLM's", "name its models/gemma4.py with --vllm-router")
+        return tuple(arm for arm in chosen if arm != "vllm")
+    if not vllm_router.is_file():
+        raise UsageMistake(f"{vllm_router} is no file", "--vllm-router names vLLM's models/gemma4.py")
+    return chosen
+
+
+def _refuse_no_folder(folder: Path | None) -> None:
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise UsageMistake(f"{folder} is no folder", "--compile-cache names one, which may be new")
 
 
 def _words(option: str, text: str | None) -> list[str]:
@@ -91,14 +128,17 @@ def _need_cuda() -> None:
     need_cuda("bench kernels", "run it on a GPU host with SGLang installed")
 
 
-def _measure(plan: KernelPlan) -> tuple[dict[str, Any], bool]:
+def _measure(plan: KernelPlan, compile_cache: Path | None) -> tuple[dict[str, Any], bool]:
     from gemma4_repro.kernel_bench.run_process import run_plan
-    from gemma4_triage.report.kernel_bench_document import kernel_bench_document
+    from gemma4_triage.report.bench_origin import project_origin
+    from gemma4_triage.report.kernel_bench_document import file_identity, kernel_bench_document
 
-    measured = run_plan(plan, say)
+    # Now, and not when it has ended: by then the checkout may be at another commit.
+    project, router = project_origin(), file_identity(Path(plan.vllm_router)) if plan.vllm_router else None
+    measured = run_plan(plan, say, compile_cache=compile_cache)
     if measured.interrupted and not measured.samples:
         raise KeyboardInterrupt
-    return kernel_bench_document(plan, measured), measured.interrupted
+    return kernel_bench_document(plan, measured, project, router), measured.interrupted
 
 
 def _exit_code(document: dict[str, Any]) -> ExitCode:

@@ -1,8 +1,9 @@
-"""`gemma4-triage bench plot`: rows of `bench probes` as an SVG."""
+"""`gemma4-triage bench plot`: rows of `bench probes` or of `bench kernels` as an SVG."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,34 +12,51 @@ import typer
 from gemma4_triage.cli.output_file import refuse_existing, refuse_other_than_svg, write_text
 from gemma4_triage.errors import UsageMistake
 
+_PROBES, _KERNELS = "bench-probes", "bench-kernels"
+_WRITER = "gemma4-triage bench probes --out writes them, and bench kernels --out"
+
 
 def plot(
-    rows: Annotated[list[Path], typer.Argument(metavar="ROWS.json...", help="What bench probes wrote with --out.")],
+    rows: Annotated[
+        list[Path],
+        typer.Argument(metavar="ROWS.json...", help="What bench probes or bench kernels wrote with --out."),
+    ],
     out: Annotated[Path, typer.Option("--out", metavar="X.svg", help="The picture.")],
     force: Annotated[bool, typer.Option("--force", help="Overwrite --out.")] = False,
 ) -> None:
-    """Draw step times against SGLang without the plugin, per MTP setting and batch.
+    """Draw the probes' step times against SGLang without the plugin, or kernels' times against the number of tokens.
 
-    Several files of one device and one set of versions are drawn as one, for example MTP on and off. Rows of a smoke
-    run on the host engine are refused.
+    Several files of one kind, one device and one set of versions are drawn as one, for example MTP on and off, or one
+    model each. Rows of a smoke run on the host engine are refused.
     """
-    from gemma4_triage.report.bench_plot import draw
-
     refuse_existing(out, force)
     refuse_other_than_svg(out)
     documents = [_read(path) for path in rows]
-    about = {(document["device"], json.dumps(document["versions"], sort_keys=True)) for document in documents}
+    about = {(one["kind"], one["device"], json.dumps(one["versions"], sort_keys=True)) for one in documents}
     if len(about) > 1:
-        raise UsageMistake("these files are of different devices or versions", "draw each of them on its own")
+        raise UsageMistake(
+            "these files are of different devices or versions, or of different benches", "draw each of them on its own"
+        )
     try:
-        picture = draw(documents)
-    except (KeyError, TypeError, ValueError) as error:
-        what = f"{', '.join(map(str, rows))}: rows are not as bench probes writes them: {_lacks(error)}"
+        picture = _draw(documents)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        what = f"{', '.join(map(str, rows))}: rows are not as {_verb(documents[0])} writes them: {_lacks(error)}"
         raise UsageMistake(what, _WRITER) from error
     write_text(out, picture)
 
 
-_WRITER = "gemma4-triage bench probes --out writes them"
+def _draw(documents: Sequence[dict[str, Any]]) -> str:
+    if documents[0]["kind"] == _KERNELS:
+        from gemma4_triage.report.kernel_bench_plot import draw_kernels
+
+        return draw_kernels(documents)
+    from gemma4_triage.report.bench_plot import draw
+
+    return draw(list(documents))
+
+
+def _verb(document: dict[str, Any]) -> str:
+    return document["kind"].replace("-", " ")
 
 
 def _lacks(error: Exception) -> str:
@@ -48,13 +66,14 @@ def _lacks(error: Exception) -> str:
 def _read(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        kind, measurement, found = document["kind"], document["measurement"], document["rows"]
+        kind, found = document["kind"], document["rows"]
+        measurement = kind == _KERNELS or document["measurement"]
         # Which device, and which versions: rows of different ones are not drawn together.
         _ = document["device"], document["versions"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageMistake(f"{path} cannot be read as rows: {_lacks(error)}", _WRITER) from error
-    if kind != "bench-probes" or not found:
-        raise UsageMistake(f"{path} holds no rows of bench probes", _WRITER)
+    if kind not in (_PROBES, _KERNELS) or not found:
+        raise UsageMistake(f"{path} holds no rows of bench probes or bench kernels", _WRITER)
     if not measurement:
         raise UsageMistake(
             f"{path} is of a smoke run on the host engine, which is no measurement", "measure on a GPU host"

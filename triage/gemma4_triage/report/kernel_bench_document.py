@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
+import hashlib
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from gemma4_repro.kernel_bench.plan import ARMS, MODELS, OPS, KernelPlan
-from gemma4_repro.kernel_bench.rows import build_rows, judge_targets
+from gemma4_repro.kernel_bench.rows import build_rows, cell_of
 from gemma4_repro.kernel_bench.run_process import Measured
+from gemma4_repro.kernel_bench.targets import judge_targets
+from gemma4_triage.report.bench_origin import portable_command
 
 _METHOD = {
     "us": "an arm is a CUDA graph of the op of all layers in a row, each with weights of its own; arms are replayed "
@@ -18,17 +22,27 @@ _METHOD = {
     "moved_bytes": "activations that one call of our kernel reads and writes; the copy reads and writes as many",
     "ratios": "medians over rounds of the quotient of two arms' times in the same round",
     "launches_per_step": "kernels in a profiler's trace of one decode step's calls of this op",
+    "compile": "torch.compile, mode max-autotune-no-cudagraphs, dynamic=False: each shape compiled and tuned for "
+    "itself before anything is measured, by processes of which one at a time uses the device; captured as others are",
     "answers": "before a cell is timed, our kernel is held against our torch path in both rounding modes",
 }
 
 
-def kernel_bench_document(plan: KernelPlan, measured: Measured) -> dict[str, Any]:
-    """What `bench kernels` prints and writes."""
+def kernel_bench_document(
+    plan: KernelPlan, measured: Measured, project: Mapping[str, str | None], router: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """What `bench kernels` prints and writes.
+
+    Args:
+        project: of project_origin, from before the run.
+        router: of file_identity, from before the run; None without the arm `vllm`.
+    """
     gpu = measured.about.get("gpu") or {}
     device = gpu.get("name", "unknown GPU")
     rows = sorted(build_rows(measured.samples, device), key=_place)
     return {
-        "command": shlex.join(["gemma4-triage", *sys.argv[1:]]),
+        "command": portable_command(sys.argv[1:]),
+        "project": dict(project),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": device,
         "gpu": gpu | {name: measured.about.get(name) for name in ("multiprocessors", "l2_bytes")},
@@ -36,6 +50,10 @@ def kernel_bench_document(plan: KernelPlan, measured: Measured) -> dict[str, Any
         "method": _METHOD | {"rounds": plan.rounds},
         "models": {model.id: model._asdict() for model in MODELS if model.id in plan.models},
         "arms": {id: title for id, title in ARMS.items() if id in plan.arms},
+        "vllm_router": None if router is None else dict(router),
+        "cells": {"planned": len(plan.cells()), "measured": len({cell_of(row) for row in rows})},
+        "took_s": measured.took_s,
+        "compiling": measured.compiling,
         "rows": rows,
         "launches": measured.launches,
         "targets": judge_targets(plan, rows),
@@ -43,6 +61,11 @@ def kernel_bench_document(plan: KernelPlan, measured: Measured) -> dict[str, Any
         "lost": measured.lost,
         "partial": measured.partial,
     }
+
+
+def file_identity(path: Path) -> dict[str, str]:
+    """Which file it is, wherever it lies. Raises OSError."""
+    return {"name": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 
 def _place(row: dict[str, Any]) -> tuple[int, int, int]:

@@ -29,6 +29,11 @@ def print_kernel_bench(console: Console, document: dict[str, Any]) -> None:
     for lost in document["lost"]:
         where = f"{lost['op']}, {lost['model']}, {number_of(lost['tokens'], 'token')}, {lost['arm']}"
         console.print(Text(printable(f"lost: {where}: {lost['why']}"), style="yellow"), soft_wrap=True)
+    cells = document["cells"]
+    said = f"{cells['measured']} of {cells['planned']} cells in {document['took_s']:.0f} s"
+    if compiling := document["compiling"]:
+        said += f", of which {compiling['took_s']:.0f} s to compile {compiling['compiled']} of {compiling['of']} cells"
+    console.print(Text(said), soft_wrap=True)
     if document["partial"]:
         console.print(Text(f"partial: {document['partial']}", style="yellow"), soft_wrap=True)
 
