@@ -13,6 +13,7 @@ import pytest
 from gemma4_dumps.draft import DumpDraft, TensorPayload
 from gemma4_dumps.schema import Offence
 from gemma4_dumps.writer import write_dump
+from trace_examples import decode, e4b, write
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 UV = Path(sys.prefix) / "bin" / "uv"
@@ -104,6 +105,13 @@ def test_logs_are_read_there(base_install):
     done = run(base_install / "gemma4-triage", "logs", REPOSITORY / "tests" / "data" / "logs" / "swa-starved.log")
     assert (done.returncode, done.stderr) == (1, "")
     assert "binding-pool" in done.stdout
+
+
+def test_traces_are_profiled_there(base_install, tmp_path):
+    document = decode(e4b(6)).document()
+    done = run(base_install / "gemma4-triage", "profile", write(tmp_path / "trace.json.gz", document), "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["devices"][0]["layers"]["count"] == 6
 
 
 def test_reports_are_written_there(base_install, tmp_path):

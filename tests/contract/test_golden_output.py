@@ -14,7 +14,8 @@ import pytest
 GOLDEN = Path(__file__).with_name("golden")
 ROOT = Path(__file__).parents[2]
 COMMAND = Path(sys.executable).with_name("gemma4-triage")
-SAMPLES = sorted(path.name for path in (ROOT / "dumps" / "samples").iterdir())
+# Beside the dumps lie traces: test_trace_samples.py.
+SAMPLES = sorted(path.name for path in (ROOT / "dumps" / "samples").iterdir() if path.is_dir())
 AUDITS = [name for name in SAMPLES if "_leak-audit_" in name]
 REPLAYED = [name for name in SAMPLES if name not in AUDITS]
 REPORTED = [
@@ -31,6 +32,7 @@ VERBS = [
     "diagnose",
     "report",
     "logs",
+    "profile",
     "pools",
     "replay",
     "dumps",

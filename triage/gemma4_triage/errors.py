@@ -48,6 +48,12 @@ class EnvironmentCannot(UserError):
     exit_code = ExitCode.ENVIRONMENT
 
 
+class TraceUnreadable(UserError):
+    """A profiler's trace that is torn, or is none."""
+
+    exit_code = ExitCode.DUMP_UNREADABLE
+
+
 class NothingChecked(UserError):
     """The command ran, but there was nothing to look at: neither good nor bad."""
 

@@ -29,6 +29,7 @@ VERBS: tuple[str, ...] = (
     "diff",
     "audit",
     "logs",
+    "profile",
     "pools",
     "patches",
     "doctor",

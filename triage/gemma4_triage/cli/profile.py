@@ -1,0 +1,83 @@
+"""`gemma4-triage profile`: where the GPU time of a decode step goes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gemma4_triage.cli.output import emit_json, stdout_console
+from gemma4_triage.errors import EnvironmentCannot, NothingChecked, TraceUnreadable, UsageMistake
+
+if TYPE_CHECKING:
+    from gemma4_triage.step_profile.trace_file import TraceFile
+    from gemma4_triage.step_profile.trace_tables import TraceTables
+
+METHODS = ("annotation", "graph", "span", "pattern", "whole")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the `profile` verb to the application."""
+    app.command("profile")(profile)
+
+
+def profile(
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help="A Chrome trace, .json or .json.gz; - reads stdin.")],
+    layers: Annotated[
+        int | None, typer.Option("--layers", min=1, max=10_000, help="Layers of the model; counted unless given.")
+    ] = None,
+    steps: Annotated[
+        str | None,
+        typer.Option(
+            "--steps",
+            metavar="METHOD",
+            help=f"How steps are found: {', '.join(METHODS)}. Default: the first that works.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+) -> None:
+    """Show what the GPU does in a decode step, from a torch profiler trace (SGLang's /start_profile).
+
+    Per device: time and launches by kernel family, launches per layer, gaps, and which launches each of our fused ops
+    would replace. Exits 4 for a file that is torn or no trace, 5 if nothing in it ran on a GPU.
+    """
+    from gemma4_triage.logs.source import Source
+    from gemma4_triage.report.profile_document import profile_document
+    from gemma4_triage.report.profile_view import print_profile
+    from gemma4_triage.step_profile.analyse import analyse
+    from gemma4_triage.step_profile.trace_file import TraceFile
+
+    if steps is not None and steps not in METHODS:
+        raise UsageMistake(f"--steps is {steps!r}", f"one of {', '.join(METHODS)}")
+    source = TraceFile(Source(trace))
+    tables = _read(source)
+    profiles = analyse(tables, layers, steps)
+    if as_json:
+        emit_json("profile", profile_document(source, tables.counts, profiles))
+    else:
+        print_profile(stdout_console(), source, tables.counts, profiles)
+
+
+def _read(source: TraceFile) -> TraceTables:
+    from gemma4_triage.logs.source import SourceError
+    from gemma4_triage.step_profile.trace_file import TraceDamaged
+    from gemma4_triage.step_profile.trace_tables import TooManyEvents, read_tables
+
+    try:
+        tables = read_tables(source.events())
+    except SourceError as error:
+        raise UsageMistake(str(error), error.hint) from error
+    except TraceDamaged as error:
+        raise TraceUnreadable(str(error), error.hint) from error
+    except TooManyEvents as error:
+        raise EnvironmentCannot(
+            f"{source.name} holds more than {error}",
+            "record fewer steps: num_steps of /start_profile",
+        ) from error
+    if not tables.devices:
+        malformed = f", {tables.counts.malformed} of them without a usable time" if tables.counts.malformed else ""
+        raise NothingChecked(
+            f"nothing in {source.name} ran on a GPU: {tables.counts.total} events{malformed}",
+            'record with activities ["CPU", "GPU"], on a machine with one',
+        )
+    return tables

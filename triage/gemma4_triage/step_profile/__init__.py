@@ -1,0 +1,1 @@
+"""Where the GPU time of a decode step goes, from a torch profiler trace. Needs neither torch nor a GPU."""

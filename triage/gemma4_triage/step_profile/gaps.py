@@ -1,0 +1,90 @@
+"""Time in which a device runs nothing: how much, where, and whether it waits for the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from gemma4_triage.step_profile.steps import Step
+from gemma4_triage.step_profile.trace_tables import NO_CORRELATION, Launches, Numbers
+
+_LARGEST = 5
+
+
+class Gap(NamedTuple):
+    """largest_us: of `count` gaps between launches of these two names, which take idle_us together. before: of the
+    launch that ended last. after: of the one that ends the gap; -1 where the trace ends."""
+
+    largest_us: float
+    count: int
+    idle_us: float
+    before: int
+    after: int
+
+
+@dataclass
+class Idle:
+    """Of the chosen steps together.
+
+    host_us: of gaps that a launch ends whose call had not returned when the gap began, up to that return. in_graph_us:
+    of gaps between two launches of one graph, which no host is part of. The rest is launch latency, or not known.
+    pairs: names of the launches around a gap, and such gaps; -1 where the trace ends.
+    """
+
+    idle_us: float = 0
+    host_us: float = 0
+    in_graph_us: float = 0
+    count: int = 0
+    called_known: int = 0
+    busy_us: list[float] = field(default_factory=list)
+    pairs: dict[tuple[int, int], list[float]] = field(default_factory=dict)
+
+    def largest(self) -> list[Gap]:
+        """Of each pair of neighbours its largest gap, the largest first."""
+        ranked = sorted(self.pairs.items(), key=lambda item: (-max(item[1]), item[0]))
+        return [Gap(max(sizes), len(sizes), sum(sizes), *pair) for pair, sizes in ranked[:_LARGEST]]
+
+
+def find_idle(launches: Launches, steps: Iterable[Step]) -> Idle:
+    """busy_us: per step, at which time at least one launch runs."""
+    idle = Idle()
+    # Over the whole trace: what began in one step may still run in the next.
+    reached = np.maximum.accumulate(launches.end_us)
+    last_to_end = _last_to_end(launches.end_us, reached)
+    for step in steps:
+        _add_step(idle, launches, step, reached, last_to_end)
+    return idle
+
+
+def _add_step(idle: Idle, launches: Launches, step: Step, reached: Numbers, last_to_end: Numbers) -> None:
+    rows = slice(step.first, step.last)
+    starts = np.append(launches.start_us[step.first + 1 : step.last], step.end_us)
+    ends = np.minimum(reached[rows], step.end_us)
+    gaps = np.maximum(starts - ends, 0.0)
+    idle.busy_us.append(step.wall_us - float(gaps.sum()))
+    found = np.flatnonzero(gaps > 0)
+    after = found + 1 + step.first
+    # Of the launch that is the next step's first there is a row too, but for the last step of a trace.
+    there = np.minimum(after, len(launches) - 1)
+    before = last_to_end[rows][found]
+    one_graph = (launches.correlation[before] == launches.correlation[there]) & (after == there)
+    one_graph &= launches.correlation[before] != NO_CORRELATION
+    called = np.where(after == there, launches.called_us[there], np.nan)
+    waited = np.clip(called - ends[found], 0.0, gaps[found])
+    known = ~np.isnan(waited)
+    idle.count += len(found)
+    idle.idle_us += float(gaps.sum())
+    idle.in_graph_us += float(gaps[found][one_graph].sum())
+    idle.host_us += float(waited[known & ~one_graph].sum())
+    idle.called_known += int(known.sum())
+    names_after = np.where(after == there, launches.name[there], -1)
+    for size, *pair in zip(gaps[found].tolist(), launches.name[before].tolist(), names_after.tolist(), strict=True):
+        idle.pairs.setdefault((pair[0], pair[1]), []).append(size)
+
+
+def _last_to_end(ends: Numbers, reached: Numbers) -> Numbers:
+    """Per row, which row up to it ends last."""
+    return np.maximum.accumulate(np.where(ends >= reached, np.arange(len(ends)), 0))
