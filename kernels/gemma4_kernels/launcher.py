@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,9 @@ import torch
 
 class Launcher:
     """Launches a kernel whose parameters are: pointers, strides, numbers, compile-time constants, in this order.
+
+    The last constant is not the caller's: whether this launch may start before the kernel ahead of it has ended, see
+    early_launch.py.
 
     Triton's own launch binds, specialises and looks up the compiled kernel by a text each time, which costs a multiple
     of the launch itself. Where every address is a multiple of 16 bytes and every stride of 16 elements, one compiled
@@ -46,7 +50,12 @@ class Launcher:
         bits = 0
         for number in (*addresses, *strides):
             bits |= number
-        options = {"num_warps": num_warps, "enable_fp_fusion": fuse}
+        early = device >= 0 and can_launch_early(device)
+        constants = (*constants, early)
+        options: dict[str, Any] = {"num_warps": num_warps, "enable_fp_fusion": fuse}
+        if early:
+            # Not among the interpreter's options.
+            options["launch_pdl"] = True
         if device < 0 or bits & 15:
             self.kernel[(programs,)](*pointers, *strides, *numbers, *constants, **options)
             return
@@ -56,3 +65,9 @@ class Launcher:
             arguments = (*pointers, *strides, *numbers, *constants)
             compiled = self._compiled[key] = self.kernel.warmup(*arguments, grid=(programs,), **options)
         compiled[(programs, 1, 1)](*addresses, *strides, *numbers, *constants)
+
+
+@functools.cache
+def can_launch_early(device: int) -> bool:
+    """Has this CUDA device griddepcontrol, as Hopper and what came after it have?"""
+    return torch.cuda.get_device_capability(device)[0] >= 9

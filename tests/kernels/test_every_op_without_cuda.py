@@ -62,7 +62,13 @@ KERNELS = [
 ]
 TYPES = {"row_ids": "*i64", "router_scale": "*fp32", "weights": "*fp32", "ids": "*i32", "rows": "i32", "pairs": "i32",
          "tokens": "i32", "eps": "fp32", "factor": "fp32", "root": "fp32"}
+def before_the_wait(ptx):
+    assert ptx.count("griddepcontrol.wait") == ptx.count("griddepcontrol.launch_dependents") == 1
+    ahead = ptx.split("griddepcontrol.wait")[0]
+    return "+".join(str(len(re.findall(rf"{kind}[.]global", ahead))) for kind in ("ld", "st"))
+
 for op, constants in KERNELS:
+    constants = constants | {"EARLY_LAUNCH": True}
     kernel = getattr(importlib.import_module(f"gemma4_kernels.{op}.kernel"), f"{op}_kernel")
     signature = {
         name: "constexpr" if name in constants else TYPES.get(name, "i64" if name.endswith("_stride") else "*bf16")
@@ -78,7 +84,8 @@ for op, constants in KERNELS:
         compiled = triton.compile(source, target=target, options={"num_warps": 4})
         ptx = compiled.asm["ptx"]
         vectors = re.findall(r"ld[.]global[.a-zA-Z0-9_:]*[.]v[248][.]b(?:32|64)", ptx)
-        print(op, capability, len(vectors) > 0, ".local" in ptx, "redux.sync" in ptx, compiled.metadata.shared > 0)
+        print(op, capability, len(vectors) > 0, ".local" in ptx, "redux.sync" in ptx, compiled.metadata.shared > 0,
+              before_the_wait(ptx))
 """
 
 
@@ -86,7 +93,11 @@ def test_each_compiles_for_hopper_and_blackwell_with_vector_loads_and_without_lo
     out = run(COMPILE, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     lines = [line.split() for line in out.splitlines()]
     assert len(lines) == 16
-    for op, capability, vectors, local, redux, shared in lines:
+    for op, capability, vectors, local, redux, shared, ahead in lines:
+        loads, stores = map(int, ahead.split("+"))
+        # Weights only, of which gelu_tanh_mul has none.
+        assert stores == 0, op
+        assert (loads > 0) == (op != "gelu_tanh_mul"), (op, loads)
         assert (op, capability, vectors, local) == (op, capability, "True", "False")
         # A round of routing is one instruction per warp.
         assert redux == str(op == "routing"), op

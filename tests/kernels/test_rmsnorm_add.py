@@ -61,3 +61,28 @@ def test_any_width(path, rows, width, dtype, spread, seed):
 
     tests = TestRmsnormAdd()
     tests.check(tests.make(rows, width, dtype, draw, seed), path, both=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 300])
+def test_a_chain_of_launches_that_start_early_reads_what_the_one_before_wrote(rows):
+    """Each starts before the one ahead of it has ended, and must wait before it reads, and before it writes."""
+    width, links = 2816, 200
+    random = torch.Generator().manual_seed(3)
+    weight = (1 + torch.randn(width, generator=random) / 8).to("cuda")
+    start = torch.randn(rows, width, generator=random).to("cuda")
+    wanted = [start.clone(), start.flip(0).clone()]
+    for link in range(links):
+        rmsnorm_add(wanted[link % 2], weight, wanted[1 - link % 2], out=wanted[1 - link % 2])
+        torch.cuda.synchronize()
+    found = [start.clone(), start.flip(0).clone()]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for link in range(links):
+            rmsnorm_add(found[link % 2], weight, found[1 - link % 2], out=found[1 - link % 2])
+    for _ in range(20):
+        found[0].copy_(start)
+        found[1].copy_(start.flip(0))
+        graph.replay()
+        assert torch.equal(found[0], wanted[0])
+        assert torch.equal(found[1], wanted[1])

@@ -6,6 +6,7 @@
 import triton
 import triton.language as tl
 
+from gemma4_kernels.early_launch import inputs_are_there
 from gemma4_kernels.number_formats import rounded, widened
 from gemma4_kernels.row_math import inverse_rms, inverse_rms_of_two, load_row, load_weight, store_row
 
@@ -37,18 +38,12 @@ def cross_layer_norm_kernel(
     HAS_NEXT: tl.constexpr,
     EARLY: tl.constexpr,  # see row_plan.py
     EAGER: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     DTYPE: tl.constexpr = residual.dtype.element_ty
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
     row = tl.program_id(0)
-    source = row
-    if GATHERS:
-        source = tl.load(row_ids + row)
-    branch = load_row(first, source, first_stride, column, inside)
-    if TWO_BRANCHES:
-        other = load_row(second, source, second_stride, column, inside)
-    residual_row = load_row(residual, source, residual_stride, column, inside)
     factor = widened(tl.load(scalar))
     if EARLY:
         w = load_weight(weight, column, inside)
@@ -57,6 +52,14 @@ def cross_layer_norm_kernel(
             second_w = load_weight(second_weight, column, inside)
         if HAS_NEXT:
             next_w = load_weight(next_weight, column, inside)
+    inputs_are_there(EARLY_LAUNCH)
+    source = row
+    if GATHERS:
+        source = tl.load(row_ids + row)
+    branch = load_row(first, source, first_stride, column, inside)
+    if TWO_BRANCHES:
+        other = load_row(second, source, second_stride, column, inside)
+    residual_row = load_row(residual, source, residual_stride, column, inside)
 
     if TWO_BRANCHES:
         inverse, other_inverse = inverse_rms_of_two(branch, other, eps, WIDTH)

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from gemma4_kernels.early_launch import inputs_are_there
 from gemma4_kernels.number_formats import INTERPRETED, narrowed, rounded, widened
 
 _SQRT_2_OVER_PI: tl.constexpr = tl.constexpr(0.7978845608028654)
@@ -44,11 +45,13 @@ def gelu_tanh_mul_kernel(
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     EAGER: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     DTYPE: tl.constexpr = gate.dtype.element_ty
     row = (tl.program_id(0) * TILE + tl.arange(0, TILE))[:, None].to(tl.int64)
     column = tl.arange(0, BLOCK)[None, :]
     there = (row < rows) & (column < WIDTH)
+    inputs_are_there(EARLY_LAUNCH)
     x = widened(tl.load(gate + row * gate_stride + column, mask=there, other=0.0))
     factor = widened(tl.load(ple + row * ple_stride + column, mask=there, other=0.0))
     gated = rounded(gelu_tanh(x, EAGER), DTYPE, EAGER) * factor

@@ -6,6 +6,7 @@
 import triton
 import triton.language as tl
 
+from gemma4_kernels.early_launch import inputs_are_there
 from gemma4_kernels.number_formats import narrowed, rounded, widened
 
 _SQRT_HALF: tl.constexpr = tl.constexpr(2**-0.5)
@@ -32,6 +33,7 @@ def ple_front_end_kernel(
     TILE: tl.constexpr,
     HAS_PLE: tl.constexpr,
     EAGER: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     DTYPE: tl.constexpr = projection.dtype.element_ty
     pair = (tl.program_id(0) * TILE + tl.arange(0, TILE))[:, None]
@@ -40,6 +42,7 @@ def ple_front_end_kernel(
     there = (pair < pairs) & (column < WIDTH)
     places = projection + token * projection_token_stride + layer * projection_layer_stride + column
     w = widened(tl.load(weight + column, mask=column < WIDTH, other=0.0))
+    inputs_are_there(EARLY_LAUNCH)
     scaled = rounded(widened(tl.load(places, mask=there, other=0.0)) * factor, DTYPE, EAGER)
     mean_square = tl.sum(scaled * scaled, axis=1)[:, None] * (1.0 / WIDTH)
     result = scaled * tl.rsqrt(mean_square + eps) * w

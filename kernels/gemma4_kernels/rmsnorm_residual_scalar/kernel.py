@@ -6,6 +6,7 @@
 import triton
 import triton.language as tl
 
+from gemma4_kernels.early_launch import inputs_are_there
 from gemma4_kernels.number_formats import rounded, widened
 from gemma4_kernels.row_math import load_row, load_weight, rms_normed, store_row
 
@@ -24,15 +25,17 @@ def rmsnorm_residual_scalar_kernel(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     EAGER: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     DTYPE: tl.constexpr = x.dtype.element_ty
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
     row = tl.program_id(0)
-    x_row = load_row(x, row, x_stride, column, inside)
-    residual_row = load_row(residual, row, residual_stride, column, inside)
     w = load_weight(weight, column, inside)
     factor = widened(tl.load(scalar))
+    inputs_are_there(EARLY_LAUNCH)
+    x_row = load_row(x, row, x_stride, column, inside)
+    residual_row = load_row(residual, row, residual_stride, column, inside)
     normed = rounded(rms_normed(x_row, w, eps, WIDTH), DTYPE, EAGER)
     total = rounded(normed + residual_row, DTYPE, EAGER)
     store_row(out, row, out_stride, column, total * factor, inside)

@@ -13,6 +13,7 @@ lowest id that has the largest key.
 import triton
 import triton.language as tl
 
+from gemma4_kernels.early_launch import inputs_are_there
 from gemma4_kernels.number_formats import rounded, widened
 
 # Below every key: it would be the key of a NaN, and all NaN have the same other one.
@@ -100,17 +101,19 @@ def routing_kernel(
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     EAGER: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     DTYPE: tl.constexpr = logits.dtype.element_ty
     token = (tl.program_id(0) * TILE + tl.arange(0, TILE)).to(tl.int64)[:, None]
     expert = tl.arange(0, BLOCK)[None, :]
     there = (token < tokens) & (expert < EXPERTS)
+    # All scales, which arrive while the rounds run, and then go from thread to thread: to load those of the chosen
+    # would be a wait for memory behind the last round.
+    all_scales = tl.load(scale + tl.broadcast_to(expert, [TILE, BLOCK]), mask=expert < EXPERTS, other=0.0)
+    inputs_are_there(EARLY_LAUNCH)
     value = widened(tl.load(logits + token * logits_stride + expert, mask=there, other=0.0))
     if EAGER:
         value = softmax_over_all(value, expert < EXPERTS, DTYPE)
-    # All scales, which arrive while the rounds run, and then go from thread to thread: to load those of the chosen
-    # would be a wait for memory behind the last round.
-    all_scales = tl.load(scale + tl.broadcast_to(expert, value.shape), mask=expert < EXPERTS, other=0.0)
     keys = tl.where(expert < EXPERTS, keys_of(value), _NONE)
     if tl.float32 == DTYPE:
         key, id, largest = chosen_of_wide(keys, expert, TOP_K, BLOCK)

@@ -10,6 +10,7 @@ so many registers that an SM has fewer rows under way.
 import triton
 import triton.language as tl
 
+from gemma4_kernels.early_launch import inputs_are_there
 from gemma4_kernels.number_formats import rounded
 from gemma4_kernels.row_math import inverse_rms, load_row, load_weight, rms_normed, store_row
 
@@ -38,18 +39,20 @@ def triple_rmsnorm_kernel(
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,  # see row_plan.py
     EAGER: tl.constexpr,
+    EARLY_LAUNCH: tl.constexpr,
 ):
     DTYPE: tl.constexpr = attention.dtype.element_ty
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
     row = tl.program_id(0)
-    attention_row = load_row(attention, row, attention_stride, column, inside)
-    residual_row = load_row(residual, row, residual_stride, column, inside)
     w = load_weight(weight, column, inside)
     if EARLY:
         router_w = load_weight(router_scale, column, inside)
         dense_w = load_weight(dense_weight, column, inside)
         experts_w = load_weight(experts_weight, column, inside)
+    inputs_are_there(EARLY_LAUNCH)
+    attention_row = load_row(attention, row, attention_stride, column, inside)
+    residual_row = load_row(residual, row, residual_stride, column, inside)
 
     normed = rounded(rms_normed(attention_row, w, eps, WIDTH), DTYPE, EAGER)
     total = rounded(normed + residual_row, DTYPE, EAGER)
