@@ -35,22 +35,26 @@ class Launcher:
         *,
         num_warps: int,
         fuse: bool,
+        early: bool,
     ) -> None:
         """One launch of 1..2^31 - 1 programs on the current stream of the pointers' device.
 
-        fuse: may a product and a sum become one rounding? Eager rounds both.
+        fuse: may a product and a sum become one rounding? Eager rounds both. early: start before the kernel ahead has
+        ended, on a device that can: a gain where the launch is what takes the time.
         """
         device = pointers[0].get_device()
         if device >= 0 and device != torch.cuda.current_device():
             # Triton compiles for, and launches on, the current device.
             with torch.cuda.device(device):
-                self.launch(programs, pointers, strides, numbers, constants, num_warps=num_warps, fuse=fuse)
+                self.launch(
+                    programs, pointers, strides, numbers, constants, num_warps=num_warps, fuse=fuse, early=early
+                )
             return
         addresses = [pointer.data_ptr() for pointer in pointers]
         bits = 0
         for number in (*addresses, *strides):
             bits |= number
-        early = device >= 0 and can_launch_early(device)
+        early = early and device >= 0 and can_launch_early(device)
         constants = (*constants, early)
         options: dict[str, Any] = {"num_warps": num_warps, "enable_fp_fusion": fuse}
         if early:

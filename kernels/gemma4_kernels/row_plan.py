@@ -21,11 +21,16 @@ class RowPlan(NamedTuple):
     num_warps: int
 
 
-@functools.lru_cache(maxsize=64)
-def plan_rows(width: int) -> RowPlan:
-    """For rows of `width` elements: 16 elements per thread, two vector loads of bf16, up to 16 warps."""
+def plan_rows(width: int, rows: int) -> RowPlan:
+    """For rows of `width` elements: 16 elements per thread while there are few rows, each of which is waited for; 32 from
+    there on, where fewer warps meet at each barrier. 8 warps at most."""
+    return _plan_rows(width, rows < EARLY_BELOW)
+
+
+@functools.lru_cache(maxsize=128)
+def _plan_rows(width: int, few: bool) -> RowPlan:
     block = max(32, 1 << (width - 1).bit_length())
-    return RowPlan(block, min(16, max(1, block // 512)))
+    return RowPlan(block, min(8, max(1, block // (512 if few else 1024))))
 
 
 class TilePlan(NamedTuple):
@@ -43,7 +48,7 @@ def plan_tiles(width: int, rows: int) -> TilePlan:
 
 @functools.lru_cache(maxsize=64)
 def _plan_tiles(width: int, many: bool) -> TilePlan:
-    block, num_warps = plan_rows(width)
+    block, num_warps = _plan_rows(width, True)
     tile = max(1, _TILE_ELEMENTS // block) if many else 1
     # A warp for each row at least: a row's sum then stays in a warp.
     return TilePlan(block, tile, max(num_warps, min(4, tile)))

@@ -127,7 +127,7 @@ def _run(
             if output is not None and result is not None:
                 output.copy_(result)
         return CrossLayer(hidden, normed)
-    plan = plan_rows(width)
+    plan = plan_rows(width, rows)
     eager = rounding is Rounding.EAGER
     (first, first_weight), (second, second_weight) = branches[0], branches[-1]
     # What the kernel was compiled not to touch is some tensor of the right dtype.
@@ -150,6 +150,7 @@ def _run(
         ),
         num_warps=plan.num_warps,
         fuse=not eager,
+        early=rows < EARLY_BELOW,
     )
     return CrossLayer(hidden, normed)
 

@@ -53,6 +53,7 @@ def gelu_tanh_mul(
         num_warps=plan.num_warps,
         # torch's own gelu is one kernel, in which the compiler fuses too.
         fuse=True,
+        early=plan.tile == 1,
     )
     return out
 

@@ -65,6 +65,7 @@ def ple_front_end(
         (layers, width, plan.block, plan.tile, ple is not None, eager),
         num_warps=plan.num_warps,
         fuse=not eager,
+        early=plan.tile == 1,
     )
     return out
 

@@ -51,7 +51,7 @@ def post_attention_norms(
     if not takes_kernel(attention, path):
         results = reference.post_attention_norms(attention, weight, residual, next_weight, eps, rounding)
         return total.copy_(results[0]), normed.copy_(results[1])
-    plan = plan_rows(width)
+    plan = plan_rows(width, rows)
     eager = rounding is Rounding.EAGER
     _launcher().launch(
         rows,
@@ -61,6 +61,7 @@ def post_attention_norms(
         (width, plan.block, rows < EARLY_BELOW, eager),
         num_warps=plan.num_warps,
         fuse=not eager,
+        early=rows < EARLY_BELOW,
     )
     return total, normed
 

@@ -10,7 +10,7 @@ from gemma4_kernels.launcher import Launcher
 from gemma4_kernels.rmsnorm_add import reference
 from gemma4_kernels.rounding import Rounding
 from gemma4_kernels.row_arguments import Path, output_like, refuse_rows, refuse_unlike, refuse_weight, takes_kernel
-from gemma4_kernels.row_plan import plan_rows
+from gemma4_kernels.row_plan import EARLY_BELOW, plan_rows
 
 __all__ = ["rmsnorm_add"]
 
@@ -47,7 +47,7 @@ def rmsnorm_add(
         return out
     if not takes_kernel(x, path):
         return out.copy_(reference.rmsnorm_add(x, weight, residual, eps, rounding))
-    plan = plan_rows(width)
+    plan = plan_rows(width, rows)
     eager = rounding is Rounding.EAGER
     _launcher().launch(
         rows,
@@ -57,6 +57,7 @@ def rmsnorm_add(
         (width, plan.block, eager),
         num_warps=plan.num_warps,
         fuse=not eager,
+        early=rows < EARLY_BELOW,
     )
     return out
 

@@ -18,7 +18,7 @@ from gemma4_kernels.row_arguments import (
     refuse_weight,
     takes_kernel,
 )
-from gemma4_kernels.row_plan import plan_rows
+from gemma4_kernels.row_plan import EARLY_BELOW, plan_rows
 
 __all__ = ["rmsnorm_residual_scalar"]
 
@@ -58,7 +58,7 @@ def rmsnorm_residual_scalar(
         return out
     if not takes_kernel(x, path):
         return out.copy_(reference.rmsnorm_residual_scalar(x, weight, residual, scalar, eps, rounding))
-    plan = plan_rows(width)
+    plan = plan_rows(width, rows)
     eager = rounding is Rounding.EAGER
     _launcher().launch(
         rows,
@@ -68,6 +68,7 @@ def rmsnorm_residual_scalar(
         (width, plan.block, eager),
         num_warps=plan.num_warps,
         fuse=not eager,
+        early=rows < EARLY_BELOW,
     )
     return out
 

@@ -61,6 +61,7 @@ def routing(
         (experts, top_k, block, tile, eager),
         num_warps=tile,
         fuse=not eager,
+        early=tile == 1,
     )
     return weights, ids
 

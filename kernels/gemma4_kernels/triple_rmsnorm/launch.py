@@ -60,7 +60,7 @@ def triple_rmsnorm(
     if not takes_kernel(attention, path):
         results = reference.triple_rmsnorm(attention, weight, residual, *weights, eps, rounding)
         return TripleNormed(*(output.copy_(result) for output, result in zip(outputs, results, strict=True)))
-    plan = plan_rows(width)
+    plan = plan_rows(width, rows)
     eager = rounding is Rounding.EAGER
     _launcher().launch(
         rows,
@@ -70,6 +70,7 @@ def triple_rmsnorm(
         (width, plan.block, rows < EARLY_BELOW, eager),
         num_warps=plan.num_warps,
         fuse=not eager,
+        early=rows < EARLY_BELOW,
     )
     return outputs
 
