@@ -22,8 +22,8 @@ class RowPlan(NamedTuple):
 
 
 def plan_rows(width: int, rows: int) -> RowPlan:
-    """For rows of `width` elements: 16 elements per thread while there are few rows, each of which is waited for; 32 from
-    there on, where fewer warps meet at each barrier. 8 warps at most."""
+    """For rows of `width` elements: 16 elements per thread while rows are few and each is waited for; 32 from there on,
+    where fewer warps meet at each barrier. 8 warps at most."""
     return _plan_rows(width, rows < EARLY_BELOW)
 
 
