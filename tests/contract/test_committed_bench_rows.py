@@ -1,12 +1,15 @@
-"""What the README says of the probes' cost is what the committed rows hold, and the picture is drawn from them."""
+"""What the README says of the probes' cost, and of a step with our kernels, is what the committed rows hold."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from gemma4_repro.bench.arms import ARMS
 from gemma4_repro.bench.targets import judge_targets
+from gemma4_repro.step_bench.plan import StepPlan
+from gemma4_repro.step_bench.rows import judge_targets as judge_step_targets
 from gemma4_triage.report.bench_plot import draw
 
 ROOT = Path(__file__).parents[2]
@@ -18,6 +21,7 @@ def documents(model):
 
 
 E4B, SCALED = documents("e4b"), documents("scaled")
+STEPS = [json.loads(path.read_text()) for path in sorted((ROOT / "docs" / "bench").glob("step_h200_*.json"))]
 
 
 def rows(found, arm, mtp):
@@ -90,3 +94,35 @@ def test_off_is_identity():
 def test_the_picture_is_drawn_from_the_rows():
     """If this fails: gemma4-triage bench plot docs/bench/probes_h200_*_e4b_*.json --out docs/probes_h200.svg --force"""
     assert (ROOT / "docs" / "probes_h200.svg").read_text() == draw(E4B)
+
+
+def step_line(none, together):
+    ratio = together["speedup"]
+    times = " | ".join(f"{row['step_us']['median'] / 1000:.2f} ms" for row in (none, together))
+    interval = f"x{ratio['median']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})"
+    kernels = f"{none['kernels']} to {together['kernels']}"
+    return f"| {none['model']}, batch {none['batch']} | {times} | {interval} | {kernels} |"
+
+
+def test_the_table_of_steps_is_that_of_the_rows():
+    """Every cell of every committed document, in their order; no table where there are no rows."""
+    lines = []
+    for document in STEPS:
+        arms = {(row["model"], row["batch"], row["arm"]): row for row in document["rows"]}
+        lines += [
+            step_line(row, arms[model, batch, "all"]) for (model, batch, arm), row in arms.items() if arm == "none"
+        ]
+    assert re.findall(r"\| \w+, batch \d+ \|(?:[^|]*\|){4}", README) == lines
+
+
+def test_committed_steps_are_whole_and_judged_as_today():
+    for document in STEPS:
+        assert (document["wrong"], document["lost"], document["partial"]) == ([], [], "")
+        assert document["project"]["commit"]
+        rows = document["rows"]
+        models, batches = tuple(document["models"]), tuple(sorted({row["batch"] for row in rows}))
+        # The README speaks of whole models.
+        assert all(row["layers"] == document["models"][row["model"]]["all_layers"] for row in rows)
+        plan = StepPlan(models, batches, None, tuple(document["arms"]), document["method"]["rounds"], 0.0)
+        assert judge_step_targets(plan, rows) == document["targets"]
+        assert {target["target"]: target["status"] for target in document["targets"]}["as-shipped"] == "met"

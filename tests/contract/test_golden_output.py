@@ -45,6 +45,7 @@ VERBS = [
     "bench probes",
     "bench plot",
     "bench kernels",
+    "bench step",
     "diff",
     "diff dumps",
     "diff backends",

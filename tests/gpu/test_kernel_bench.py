@@ -58,5 +58,5 @@ def test_what_a_graph_reads_lives_as_long_as_the_graph():
         recorded[str(value)] = capture(copies_of(value), 4, 4)
         gc.collect()
         torch.cuda.empty_cache()
-    assert all(len(us) == 5 for us in interleaved(recorded, 5, 5.0).values())
+    assert all(len(us) == 5 for us in interleaved({name: one.graph for name, one in recorded.items()}, 5, 5.0).values())
     assert len(set(kept)) == 3

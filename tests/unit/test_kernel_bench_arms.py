@@ -136,4 +136,4 @@ def test_buffers_go_round_until_they_leave_the_cache():
 def test_launches_are_the_kernels_of_a_trace():
     categories = ["kernel", "gpu_memcpy", "kernel", "cpu_op", "cuda_runtime", "gpu_memset"]
     events = [{"cat": category, "name": "x"} for category in categories]
-    assert kernels_of({"traceEvents": [*events, {"ph": "M", "name": "process_name"}]}) == 2
+    assert kernels_of({"traceEvents": [*events, {"ph": "M", "name": "process_name"}]}) == {"x": 2}

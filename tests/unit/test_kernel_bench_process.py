@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from gemma4_repro import measuring_process
 from gemma4_repro.errors import EnvironmentLacks
-from gemma4_repro.kernel_bench import run_process
 from gemma4_repro.kernel_bench.compile_ahead import Ahead
 from gemma4_repro.kernel_bench.marked_lines import MARK
 from gemma4_repro.kernel_bench.plan import KernelPlan
@@ -128,7 +128,7 @@ def test_a_cell_that_ends_the_process_is_lost_alone(how, why):
 
 
 def test_a_cell_that_hangs_is_lost_alone(monkeypatch):
-    monkeypatch.setattr(run_process, "_SILENCE_S", 2.0)
+    monkeypatch.setattr(measuring_process, "_SILENCE_S", 2.0)
     measured = run({"64": "hang"})
     assert measured_arms(measured).keys() == {1, 8}
     assert "no result for 2 s" in measured.lost[0]["why"]
@@ -145,7 +145,7 @@ def test_every_cell_lost_is_an_error_with_the_last_words():
 
 
 def test_no_time_is_left_for_another_process(monkeypatch):
-    monkeypatch.setattr(run_process, "_GRACE_S", 1.0)
+    monkeypatch.setattr(measuring_process, "_GRACE_S", 1.0)
     measured = run({"64": "hang"}, plan=replace(PLAN, limit_s=2.0))
     assert measured_arms(measured).keys() == {1}
     assert "out of time in a cell" in measured.lost[0]["why"]

@@ -70,8 +70,10 @@ SIZES = {"scaled": Size(1536, 3, 6, 64, 128), "e4b": Size(2560, 7, 18, 128, 256)
 
 def make_pair(folder: Path, size: Size) -> tuple[Path, Path]:
     """Folders of the target and the assistant, made below `folder`. Raises FileNotFoundError without the toys."""
-    target = _scaled(TARGET_NAME, folder / "target", size.target, {})
-    assistant = _scaled(ASSISTANT_NAME, folder / "assistant", size.assistant, {"backbone_hidden_size": size.hidden})
+    target = write_checkpoint(TARGET_NAME, folder / "target", size.target, {})
+    assistant = write_checkpoint(
+        ASSISTANT_NAME, folder / "assistant", size.assistant, {"backbone_hidden_size": size.hidden}
+    )
     return target, assistant
 
 
@@ -90,7 +92,11 @@ def geometry(size: Size) -> dict[str, Any]:
     }
 
 
-def _scaled(toy: str, folder: Path, text: dict[str, Any], top: dict[str, Any]) -> Path:
+def write_checkpoint(toy: str, folder: Path, text: dict[str, Any], top: dict[str, Any]) -> Path:
+    """The toy's tokenizer and its configuration, with `text` of its text model and `top` changed. Without weights.
+
+    Raises FileNotFoundError without the toys.
+    """
     folder.mkdir(parents=True)
     source = toy_path(toy)
     for path in source.iterdir():

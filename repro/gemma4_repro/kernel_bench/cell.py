@@ -138,7 +138,8 @@ def measure(
                 raise DeviceLost(arm, first_line(error)) from error
             yield "lost", where | {"arm": arm, "why": first_line(error)}
     about = {"calls": cell.calls, "sets": cell.sets, "moved_bytes": cell.arms.moved_bytes}
-    for arm, replays_us in interleaved(recorded, rounds, limit_s).items():
+    graphs = {arm: one.graph for arm, one in recorded.items()}
+    for arm, replays_us in interleaved(graphs, rounds, limit_s).items():
         yield "samples", where | about | {"arm": arm, "us": [took / cell.calls for took in replays_us]}
 
 

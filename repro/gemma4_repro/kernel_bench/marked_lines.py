@@ -5,7 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-MARK = "gemma4-kernel-bench: "
+MARK = "gemma4-bench: "
+
+
+def tell(kind: str, fields: dict[str, Any]) -> None:
+    """In the bench process: print one result."""
+    print(MARK + json.dumps({"kind": kind} | fields), flush=True)
 
 
 def marked(line: str) -> dict[str, Any] | None:

@@ -11,13 +11,12 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch._dynamo
 
 from gemma4_repro.kernel_bench.cell import Cell, WrongAnswer, measure
-from gemma4_repro.kernel_bench.marked_lines import MARK
+from gemma4_repro.kernel_bench.marked_lines import tell
 from gemma4_repro.kernel_bench.plan import plan_from_dict
 from gemma4_repro.kernel_bench.replay_clock import DeviceLost
 from gemma4_runtime.versions import gpu, package_versions
@@ -67,10 +66,6 @@ def main() -> int:
         gc.collect()
         torch.cuda.empty_cache()
     return 0
-
-
-def tell(kind: str, fields: dict[str, Any]) -> None:
-    print(MARK + json.dumps({"kind": kind} | fields), flush=True)
 
 
 if __name__ == "__main__":

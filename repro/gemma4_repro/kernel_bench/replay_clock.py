@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -66,21 +66,25 @@ def capture(call: Call, calls: int, sets: int) -> Recorded:
     return Recorded(graph, call)
 
 
-def interleaved(recorded: dict[str, Recorded], rounds: int, limit_s: float) -> dict[str, list[float]]:
+def interleaved(
+    graphs: Mapping[str, torch.cuda.CUDAGraph], rounds: int, limit_s: float, replays: int = 1
+) -> dict[str, list[float]]:
     """Microseconds of a replay per arm and round, in rotating order; fewer rounds if `limit_s` is over.
+
+    replays: see replay_us.
 
     Raises:
         DeviceLost: a replay failed. Each is waited for, so it is that arm's.
     """
-    samples: dict[str, list[float]] = {name: [] for name in recorded}
-    names, begin = list(recorded), time.monotonic()
+    samples: dict[str, list[float]] = {name: [] for name in graphs}
+    names, begin = list(graphs), time.monotonic()
     for number in range(-WARM_UP_ROUNDS, rounds):
         if number >= MIN_ROUNDS and time.monotonic() - begin > limit_s:
             break
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
             try:
-                took_us = replay_us(recorded[name].graph)
+                took_us = replay_us(graphs[name], replays)
             except RuntimeError as error:
                 raise DeviceLost(name, f"replay: {first_line(error)}") from error
             if number >= 0:
@@ -93,14 +97,21 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip()[:300]}".splitlines()[0]
 
 
-def replay_us(graph: torch.cuda.CUDAGraph) -> float:
-    """Microseconds of one replay, waited for."""
+def replay_us(graph: torch.cuda.CUDAGraph, replays: int = 1) -> float:
+    """Microseconds of one replay, waited for.
+
+    replays: in a row, whose mean it is. With more than one, another goes before them, so that the host launches the
+    first of them while the device is at work.
+    """
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    if replays > 1:
+        graph.replay()
     start.record()
-    graph.replay()
+    for _ in range(replays):
+        graph.replay()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) * 1000
+    return start.elapsed_time(end) * 1000 / replays
 
 
 def empty_kernel() -> Any:

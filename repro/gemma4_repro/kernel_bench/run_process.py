@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,17 +15,12 @@ from typing import Any
 from gemma4_dumps.wording import number_of
 from gemma4_repro.errors import EnvironmentLacks
 from gemma4_repro.kernel_bench.compile_ahead import Ahead, Key, compile_ahead, compiler_environment
-from gemma4_repro.kernel_bench.marked_lines import last_error, marked
 from gemma4_repro.kernel_bench.plan import KernelPlan
-from gemma4_repro.parent_death import die_with_parent
+from gemma4_repro.measuring_process import Ended, Say, run_measuring
 
-# The process looks at the clock between cells. One that has said nothing for so long, or is that far past the end, is
-# ended.
-_SILENCE_S, _GRACE_S = 150.0, 60.0
 _COMMAND = (sys.executable, "-m", "gemma4_repro.kernel_bench.process")
 # Of the run's time: what is not compiled by then is named as lost, and the other arms are measured.
 _COMPILING_SHARE = 0.4
-Say = Callable[[str], None]
 
 
 @dataclass
@@ -72,14 +65,23 @@ class _Task:
 
 
 @dataclass
-class _Ended:
-    """How a process ended. cell: the last one that it began. device_lost: what it said of the arm that did it."""
+class _Heard:
+    """What a process said last. cell: the one that it began. device_lost: what it said of the arm that did it."""
 
-    code: int = 0
-    last_words: str = ""
-    tail: str = ""
+    measured: Measured
+    say: Say
     cell: dict[str, Any] | None = None
     device_lost: dict[str, Any] | None = None
+
+    def __call__(self, result: dict[str, Any]) -> None:
+        if result["kind"] == "cell":
+            self.cell = result
+            self.say(f"{result['op']}, {result['model']}, {number_of(result['tokens'], 'token')}")
+        elif result["kind"] == "device-lost":
+            self.device_lost = result
+        elif result["kind"] in ("lost", "wrong"):
+            self.say(f"{result['kind']}: {result.get('arm', '')} {result.get('why') or result.get('what')}")
+        self.measured.take(dict(result))
 
 
 def run_plan(
@@ -122,110 +124,37 @@ def _leave_out_uncompiled(ahead: Ahead, task: _Task, measured: Measured) -> None
 def _measure_cells(
     plan: KernelPlan, say: Say, command: Sequence[str], folder: Path, end: float, task: _Task, measured: Measured
 ) -> None:
-    ended = _Ended()
+    ended = Ended()
     while task.first < len(plan.cells()) and not measured.partial:
         left = end - time.monotonic()
         if left <= 0:
             measured.partial = f"out of time after {task.first} of {number_of(len(plan.cells()), 'cell')}"
             break
         text = task.text(replace(plan, limit_s=left), measured)
-        ended = _run_process(command, text, left, compiler_environment(folder), measured, say)
-        if measured.interrupted or ended.code == 0:
+        heard = _Heard(measured, say)
+        ended = run_measuring(command, text, left, heard, os.environ | compiler_environment(folder))
+        if ended.interrupted:
+            measured.interrupted, measured.partial = True, "interrupted"
+        if ended.interrupted or ended.code == 0:
             break
-        if ended.cell is None:
+        if heard.cell is None:
             measured.partial = measured.partial or f"the measuring process ended with {ended.code}: {ended.last_words}"
         else:
-            _lose(ended, ended.cell, task, measured, say)
+            _lose(ended, heard, heard.cell, task, measured)
     if not (measured.interrupted or measured.samples or measured.wrong):
         raise EnvironmentLacks(
             f"nothing was measured\n{ended.tail}", "the last lines above are the measuring process's"
         )
 
 
-def _lose(ended: _Ended, cell: dict[str, Any], task: _Task, measured: Measured, say: Say) -> None:
+def _lose(ended: Ended, heard: _Heard, cell: dict[str, Any], task: _Task, measured: Measured) -> None:
     where = {name: cell[name] for name in ("op", "model", "tokens")}
-    if ended.device_lost:
-        arm, why = ended.device_lost["arm"], f"{ended.device_lost['why']}; left out of this op and model from here on"
+    if heard.device_lost:
+        arm, why = heard.device_lost["arm"], f"{heard.device_lost['why']}; left out of this op and model from here on"
         task.first = cell["number"]
         task.left_out.add((cell["op"], cell["model"], arm))
     else:
         arm, why = "all", f"the measuring process ended with {ended.code}: {ended.last_words}"
         task.first = cell["number"] + 1
-    say(f"lost: {arm} {why}")
+    heard.say(f"lost: {arm} {why}")
     measured.lost.append(where | {"arm": arm, "why": why})
-
-
-def _run_process(
-    command: Sequence[str], task: str, limit_s: float, environment: dict[str, str], measured: Measured, say: Say
-) -> _Ended:
-    parent, ended = os.getpid(), _Ended()
-    with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=os.environ | environment,
-            preexec_fn=lambda: die_with_parent(parent),
-        )
-        watch = _Watch(process, limit_s)
-        try:
-            _converse(process, task, ended, measured, say, watch)
-        except KeyboardInterrupt:
-            measured.interrupted, measured.partial = True, "interrupted"
-        finally:
-            watch.cancel()
-            process.kill()
-            ended.code = process.wait()
-        errors.seek(0)
-        ended.tail = errors.read()[-2000:].strip()
-    ended.last_words = watch.why or last_error(ended.tail)
-    return ended
-
-
-class _Watch:
-    """Kills a process that is silent for too long, or that does not find its end. why: which of them, or empty."""
-
-    def __init__(self, process: subprocess.Popen[str], limit_s: float) -> None:
-        self._process, self._end, self.why = process, time.monotonic() + limit_s + _GRACE_S, ""
-        self.heard()
-
-    def heard(self) -> None:
-        left = self._end - time.monotonic()
-        if hasattr(self, "_timer"):
-            self._timer.cancel()
-        why = f"no result for {_SILENCE_S:.0f} s" if left > _SILENCE_S else "out of time in a cell"
-        self._timer = threading.Timer(max(0.0, min(left, _SILENCE_S)), self._kill, (why,))
-        self._timer.daemon = True
-        self._timer.start()
-
-    def cancel(self) -> None:
-        self._timer.cancel()
-
-    def _kill(self, why: str) -> None:
-        self.why = why
-        self._process.kill()
-
-
-def _converse(
-    process: subprocess.Popen[str], task: str, ended: _Ended, measured: Measured, say: Say, watch: _Watch
-) -> None:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(task)
-    process.stdin.close()
-    for line in process.stdout:
-        result = marked(line)
-        if result is None:
-            continue
-        watch.heard()
-        if result["kind"] == "cell":
-            ended.cell = result
-            say(f"{result['op']}, {result['model']}, {number_of(result['tokens'], 'token')}")
-        elif result["kind"] == "device-lost":
-            ended.device_lost = result
-        elif result["kind"] in ("lost", "wrong"):
-            say(f"{result['kind']}: {result.get('arm', '')} {result.get('why') or result.get('what')}")
-        measured.take(dict(result))
-    process.wait()

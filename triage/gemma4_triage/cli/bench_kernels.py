@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gemma4_triage.cli.bench_options import deliver, need_cuda, read_counts
+from gemma4_triage.cli.bench_options import deliver, need_cuda, read_counts, read_words
 from gemma4_triage.cli.output import say
 from gemma4_triage.cli.output_file import refuse_existing
 from gemma4_triage.errors import ExitCode, UsageMistake, for_user
@@ -82,8 +82,8 @@ def _plan(
 
     chosen = _arms(arms, vllm_router)
     plan = KernelPlan(
-        choose("op", _words("--ops", ops), OPS),
-        choose("model", _words("--models", models), tuple(model.id for model in MODELS)),
+        choose("op", read_words("--ops", ops), OPS),
+        choose("model", read_words("--models", models), tuple(model.id for model in MODELS)),
         TOKENS if tokens is None else read_counts("--tokens", tokens, MAX_TOKENS, "1,64,4096"),
         ("ours", *(arm for arm in chosen if arm != "ours")),
         rounds,
@@ -101,7 +101,7 @@ def _plan(
 def _arms(arms: str | None, vllm_router: Path | None) -> tuple[str, ...]:
     from gemma4_repro.kernel_bench.plan import ARMS, choose
 
-    words = _words("--arms", arms)
+    words = read_words("--arms", arms)
     chosen = choose("arm", words, tuple(ARMS))
     if vllm_router is None:
         if "vllm" in words:
@@ -115,13 +115,6 @@ def _arms(arms: str | None, vllm_router: Path | None) -> tuple[str, ...]:
 def _refuse_no_folder(folder: Path | None) -> None:
     if folder is not None and folder.exists() and not folder.is_dir():
         raise UsageMistake(f"{folder} is no folder", "--compile-cache names one, which may be new")
-
-
-def _words(option: str, text: str | None) -> list[str]:
-    words = [word.strip() for word in (text or "").split(",") if word.strip()]
-    if text is not None and not words:
-        raise UsageMistake(f"{option} {text!r} names nothing", "leave it out for all of them")
-    return words
 
 
 def _need_cuda() -> None:

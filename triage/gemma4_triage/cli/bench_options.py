@@ -25,6 +25,14 @@ def read_counts(option: str, text: str, most: int, example: str) -> tuple[int, .
     return tuple(counts)
 
 
+def read_words(option: str, text: str | None) -> list[str]:
+    """Comma-separated; none if the option was left out. Raises UsageMistake if it was given and names nothing."""
+    words = [word.strip() for word in (text or "").split(",") if word.strip()]
+    if text is not None and not words:
+        raise UsageMistake(f"{option} {text!r} names nothing", "leave it out for all of them")
+    return words
+
+
 def deliver(
     kind: str,
     document: dict[str, Any],

@@ -1,0 +1,60 @@
+"""Loads the plugin behind a model that exists already, and switches its ops in a process that measures.
+
+A server loads the plugin first and never switches. Here SGLang captures its own graphs before the plugin is loaded, so
+what our hooks do to a model when it is made is done by hand, with the hooks' own functions.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+
+import torch
+from sglang.srt.models.gemma4_causal import Gemma4DecoderLayer, Gemma4MoE, Gemma4TextModel
+from sglang.srt.plugins.hook_registry import HookRegistry
+
+from gemma4_runtime import plugin
+from gemma4_runtime.errors import RuntimePatchError
+from gemma4_runtime.fusion.layer_plan import forget_plan
+from gemma4_runtime.fusion.paths import FUSED, PATHS
+from gemma4_runtime.optimisations.moe_routing import after_moe_init
+from gemma4_runtime.optimisations.next_norms import after_text_model_init
+from gemma4_runtime.session import Session
+
+
+def attach(ops: Sequence[str], model: torch.nn.Module) -> None:
+    """Attach these ops, in place of what the environment asked for, and give the model what its making would have.
+
+    Raises:
+        SystemExit: as the plugin does when something of it cannot be attached.
+    """
+    # On the host engine a session has brought the engine's leaves already.
+    with suppress(RuntimePatchError):
+        Session.in_force().stop()
+    os.environ["GEMMA4_TRIAGE_PATCHES"] = ",".join(ops)
+    plugin.load()
+    HookRegistry.apply_hooks()
+    for module in list(model.modules()):
+        if isinstance(module, Gemma4MoE) and "routing" in ops:
+            after_moe_init(None, module)
+        elif isinstance(module, Gemma4TextModel) and "cross-layer-norm" in ops:
+            after_text_model_init(None, module)
+
+
+def only(ops: Iterable[str], model: torch.nn.Module) -> None:
+    """Have these in force from the next forward on, of those that are attached."""
+    Session.in_force().in_force_ids = frozenset(ops)
+    for module in model.modules():
+        if isinstance(module, Gemma4DecoderLayer):
+            forget_plan(module)
+
+
+def fused_calls() -> dict[str, int]:
+    """How often each op has run as our kernel in this process."""
+    return {op: counts.get(FUSED, 0) for op, counts in PATHS.document().items()}
+
+
+def refusals() -> dict[str, list[str]]:
+    """Why an op was not taken somewhere, by op."""
+    return {op: reasons for op, counts in PATHS.document().items() if (reasons := [r for r in counts if r != FUSED])}

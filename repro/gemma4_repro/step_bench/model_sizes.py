@@ -1,0 +1,79 @@
+"""Gemma-4's text models at their real sizes, as configurations: the weights are drawn. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+VOCABULARY = 262144
+PLE = 256
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """group: layers of which the last has full attention and the others slide. groups: how many of them, at most.
+    shared_groups: those at the end without KV of their own. text: what else differs from the toy's text_config."""
+
+    id: str
+    group: int
+    groups: int
+    shared_groups: int
+    text: Mapping[str, Any]
+
+    @property
+    def layers(self) -> int:
+        return self.group * self.groups
+
+    @property
+    def has_experts(self) -> bool:
+        return bool(self.text.get("enable_moe_block"))
+
+    @property
+    def has_ple(self) -> bool:
+        return self.text["hidden_size_per_layer_input"] > 0
+
+    def text_config(self, layers: int) -> dict[str, Any]:
+        """With this many layers, whole groups of them; layers without KV in the same proportion."""
+        groups = layers // self.group
+        types = ["sliding_attention"] * (self.group - 1) + ["full_attention"]
+        shared = min(groups - 1, round(groups * self.shared_groups / self.groups))
+        return _COMMON | {
+            "layer_types": types * groups,
+            "num_hidden_layers": layers,
+            "num_kv_shared_layers": shared * self.group,
+            **self.text,
+        }
+
+
+_COMMON = {
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "vocab_size": VOCABULARY,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "max_position_embeddings": 131072,
+}
+_EXPERTS = {"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}
+
+
+def _text(hidden: int, ff: int, heads: int, kv_heads: int, full_kv_heads: int, window: int, ple: int) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": ff,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "num_global_key_value_heads": full_kv_heads,
+        "sliding_window": window,
+        "hidden_size_per_layer_input": ple,
+    }
+
+
+SIZES = {
+    size.id: size
+    for size in (
+        ModelSize("26b", 6, 5, 0, _text(2816, 2112, 16, 8, 2, 1024, 0) | _EXPERTS),
+        ModelSize("e4b", 6, 7, 3, _text(2560, 10240, 8, 2, 2, 512, PLE)),
+        ModelSize("e2b", 5, 7, 4, _text(1536, 6144, 8, 1, 1, 512, PLE) | {"use_double_wide_mlp": True}),
+        ModelSize("31b", 6, 10, 0, _text(5376, 21504, 32, 16, 4, 1024, 0)),
+    )
+}

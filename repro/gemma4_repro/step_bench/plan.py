@@ -1,0 +1,94 @@
+"""What is measured: models, batches, arms. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gemma4_repro.errors import ReproError
+from gemma4_repro.step_bench.model_sizes import SIZES, ModelSize
+from gemma4_runtime.catalog.optimisations import OPTIMISATIONS
+
+NONE, SHIPPED, ALL = "none", "shipped", "all"
+# Those that a decode step has; prefill's are no part of it.
+OPS = (
+    "routing",
+    "triple-rmsnorm",
+    "post-attention-norms",
+    "rmsnorm-add",
+    "gelu-tanh-mul",
+    "rmsnorm-residual-scalar",
+    "cross-layer-norm",
+    "ple-front-end",
+)
+ARMS = {
+    NONE: "the plugin is loaded, none of the ops is in force: every hook passes on to SGLang's own lines",
+    SHIPPED: "captured by SGLang before anything of ours was loaded",
+    ALL: "all ops in force",
+} | {patch.id: patch.title for patch in OPTIMISATIONS if patch.id in OPS}
+MODELS = ("26b", "e4b")
+BATCHES = (1, 16, 64)
+MAX_BATCH = 256
+CONTEXT_TOKENS = 768
+"""Of each request before the step that is timed: more than the window of E2B and E4B."""
+
+MARGIN = 3.0
+"""Whatever changes a step's roundings changes all those behind it: two right arms may be almost as far apart as a step
+and the same with moved norms, and the next seed is another draw."""
+MOST_RELATIVE = 0.5
+"""Above this share of the logits' spread two steps have little in common, however much rounding does to them."""
+
+
+class LayersRefused(ReproError):
+    """A model cannot have that many layers."""
+
+    exit_code = 2
+
+
+def has(op: str, size: ModelSize) -> bool:
+    """Does a step of this model have what the op computes?"""
+    if op in ("routing", "triple-rmsnorm"):
+        return size.has_experts
+    if op in ("rmsnorm-add", "gelu-tanh-mul", "ple-front-end"):
+        return size.has_ple
+    return op == "cross-layer-norm" or not size.has_experts
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """models, arms: ids. layers: of every model, None for all that it has. rounds: samples per arm. limit_s: for
+    everything."""
+
+    models: tuple[str, ...]
+    batches: tuple[int, ...]
+    layers: int | None
+    arms: tuple[str, ...]
+    rounds: int
+    limit_s: float
+
+    def arms_of(self, model: str) -> tuple[str, ...]:
+        """NONE first, which the others are held against; then the arms that this model has."""
+        chosen = (arm for arm in ARMS if arm in self.arms and (arm not in OPS or has(arm, SIZES[model])))
+        return (NONE, *(arm for arm in chosen if arm != NONE))
+
+    def ops_of(self, arm: str, model: str) -> tuple[str, ...]:
+        """The ids that are in force in this arm."""
+        return tuple(op for op in OPS if has(op, SIZES[model]) and arm in (ALL, op))
+
+    def layers_of(self, model: str) -> int:
+        """Raises LayersRefused: not a whole number of groups, or more than the model has."""
+        size = SIZES[model]
+        layers = size.layers if self.layers is None else self.layers
+        if not 0 < layers <= size.layers or layers % size.group:
+            allowed = ", ".join(str(size.group * number) for number in range(1, size.groups + 1))
+            raise LayersRefused(f"{model} cannot have {layers} layers", f"whole groups of layers: {allowed}")
+        return layers
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def plan_from_dict(fields: dict[str, Any]) -> StepPlan:
+    """The inverse of `as_dict`, after JSON."""
+    lists = {name: tuple(fields[name]) for name in ("models", "batches", "arms")}
+    return StepPlan(**lists, **{name: fields[name] for name in ("layers", "rounds", "limit_s")})

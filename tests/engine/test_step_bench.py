@@ -1,0 +1,57 @@
+"""The parts of `bench step` over SGLang's own model runner on this CPU: weights, arms switched, answers compared."""
+
+import pytest
+
+import engine_process
+from engine_process import HOST
+from toy_arguments import ENGINE
+
+EXPERTS = {
+    "enable_moe_block": True,
+    "num_experts": 8,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 32,
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+}
+LAYERS = 8
+OPS_OF_E4B = {
+    "post-attention-norms": LAYERS,
+    "rmsnorm-add": LAYERS,
+    "gelu-tanh-mul": LAYERS,
+    "rmsnorm-residual-scalar": LAYERS,
+    "cross-layer-norm": LAYERS,
+    "ple-front-end": 1,
+}
+OPS_OF_26B = dict.fromkeys(("routing", "triple-rmsnorm", "cross-layer-norm"), LAYERS)
+
+
+@pytest.mark.parametrize(
+    ("model", "dtype", "text", "calls", "broken"),
+    [
+        ("e4b", "bfloat16", {}, OPS_OF_E4B, "rmsnorm-add"),
+        # A near-tie of two experts is no wrong answer, and in bf16 there may be one.
+        ("26b", "float32", EXPERTS, OPS_OF_26B, "triple-rmsnorm"),
+    ],
+    ids=["e4b", "26b"],
+)
+def test_arms_are_what_their_names_say_and_a_wrong_one_is_seen(tmp_path, model, dtype, text, calls, broken):
+    engine = ENGINE | {"load_format": "dummy", "dtype": dtype}
+    spec = {"engine": engine, "text": text, "model": model, "broken": broken}
+    run = engine_process.run_child("step_bench_child.py", tmp_path, HOST, 240, spec)
+    assert run.returncode == 0, run.log
+    found = run.outputs
+    dull, drawn = found["logits_std"]
+    assert dull < 1e-6 < 0.3 < drawn < 5
+    # Before the plugin's optimisations are attached, and after, with none in force.
+    assert found["shipped"]["bit_equal"]
+    assert list(found["arms"]) == ["none", "all", *calls]
+    assert found["arms"]["none"]["bit_equal"]
+    assert all(answer["right"] for answer in found["arms"].values()), found["arms"]
+    assert 0 < found["arms"]["none"]["tolerance"] < 0.1
+    for arm, fused in found["fused"].items():
+        # A layer's end and the norm after it take the place of its end alone.
+        everything = calls | ({"rmsnorm-residual-scalar": 0} if arm == "all" else {})
+        wanted = everything if arm == "all" else {op: count for op, count in calls.items() if op == arm}
+        assert {op: count for op, count in fused.items() if count} == {op: c for op, c in wanted.items() if c}
+    assert not found["broken"]["right"]

@@ -1,0 +1,105 @@
+"""`gemma4-triage bench step`: a decode step of the whole model with our kernels and without, on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gemma4_triage.cli.bench_options import deliver, need_cuda, read_counts, read_words
+from gemma4_triage.cli.output import say
+from gemma4_triage.cli.output_file import refuse_existing
+from gemma4_triage.errors import ExitCode, UsageMistake, for_user
+
+if TYPE_CHECKING:
+    from gemma4_repro.step_bench.plan import StepPlan
+
+KIND = "bench-step"
+
+
+def step(
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="IDS", help="Of 26b, e4b, e2b, 31b. Default: 26b,e4b.")
+    ] = None,
+    batch: Annotated[
+        str | None, typer.Option("--batch", metavar="SIZES", help="Requests in the step. Default: 1,16,64.")
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option("--layers", min=1, help="Of each model, whole groups. Default: all that it has.")
+    ] = None,
+    arms: Annotated[
+        str | None, typer.Option("--arms", metavar="IDS", help="Comma-separated; none is always measured.")
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=5, help="Samples per arm and batch.")] = 20,
+    max_minutes: Annotated[
+        float, typer.Option("--max-minutes", min=1, help="For everything; then report what there is, as partial.")
+    ] = 9.0,
+    out: Annotated[Path | None, typer.Option("--out", metavar="PATH", help="Write the rows there, as JSON.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite --out.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+) -> None:
+    """Time a decode step of SGLang's own model runner at the models' real sizes, all arms on the same weights.
+
+    Arms: none, shipped, all, and each op alone: routing, triple-rmsnorm, post-attention-norms, rmsnorm-add,
+    gelu-tanh-mul, rmsnorm-residual-scalar, cross-layer-norm, ple-front-end. Weights are random; each arm's logits are
+    compared with those of none before it is timed. Needs a CUDA device and no network. Exits 1 if an answer is wrong,
+    or a target is missed or could not be measured, 3 without CUDA.
+    """
+    from gemma4_repro.errors import ReproError
+    from gemma4_triage.report.step_bench_view import print_step_bench
+
+    try:
+        plan = _plan(model, batch, layers, arms, rounds, max_minutes)
+        refuse_existing(out, force)
+        _need_cuda()
+        document, interrupted = _measure(plan)
+    except ReproError as error:
+        raise for_user(error) from error
+    deliver(KIND, document, print_step_bench, out, as_json)
+    raise typer.Exit(ExitCode.INTERRUPTED if interrupted else _exit_code(document))
+
+
+def _plan(
+    model: str | None, batch: str | None, layers: int | None, arms: str | None, rounds: int, max_minutes: float
+) -> StepPlan:
+    from gemma4_repro.kernel_bench.plan import choose
+    from gemma4_repro.step_bench.model_sizes import SIZES
+    from gemma4_repro.step_bench.plan import ARMS, BATCHES, MAX_BATCH, MODELS, NONE, StepPlan
+
+    chosen = choose("arm", read_words("--arms", arms), tuple(ARMS))
+    plan = StepPlan(
+        choose("model", read_words("--model", model), tuple(SIZES)) if model is not None else MODELS,
+        BATCHES if batch is None else read_counts("--batch", batch, MAX_BATCH, "1,16,64"),
+        layers,
+        chosen if NONE in chosen else (NONE, *chosen),
+        rounds,
+        60 * max_minutes,
+    )
+    for one in plan.models:
+        plan.layers_of(one)
+        if arms is not None and plan.arms_of(one) == (NONE,) and chosen != (NONE,):
+            raise UsageMistake(f"{one} has none of {', '.join(chosen)}", "26b has experts, e2b and e4b have PLE")
+    return plan
+
+
+def _need_cuda() -> None:
+    need_cuda("bench step", "run it on a GPU host with SGLang installed")
+
+
+def _measure(plan: StepPlan) -> tuple[dict[str, Any], bool]:
+    from gemma4_repro.step_bench.run_process import run_plan
+    from gemma4_triage.report.bench_origin import project_origin
+    from gemma4_triage.report.step_bench_document import step_bench_document
+
+    # Now, and not when it has ended: by then the checkout may be at another commit.
+    project = project_origin()
+    measured = run_plan(plan, say)
+    if measured.interrupted and not measured.samples:
+        raise KeyboardInterrupt
+    return step_bench_document(plan, measured, project), measured.interrupted
+
+
+def _exit_code(document: dict[str, Any]) -> ExitCode:
+    met = all(target["status"] == "met" for target in document["targets"])
+    return ExitCode.OK if met and not document["wrong"] else ExitCode.VIOLATION

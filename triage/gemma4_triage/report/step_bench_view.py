@@ -1,0 +1,79 @@
+"""A finished step bench on a terminal: a table per model, targets, what was wrong or lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gemma4_triage.cli.output import printable
+
+_STYLES = {"met": "green", "missed": "bold red", "not measured": "bold red"}
+
+
+def print_step_bench(console: Console, document: dict[str, Any]) -> None:
+    versions = [f"{name} {document['versions'].get(name, '?')}" for name in ("sglang", "torch", "triton")]
+    console.print(Text(f"{document['device']}, {', '.join(versions)}"), soft_wrap=True)
+    for model in document["models"]:
+        if rows := [row for row in document["rows"] if row["model"] == model]:
+            console.print(_table(rows))
+    for target in document["targets"]:
+        console.print(_target(target), soft_wrap=True)
+    for wrong in document["wrong"]:
+        console.print(Text(printable(_wrong(wrong)), style="bold red"), soft_wrap=True)
+    for lost in document["lost"]:
+        where = f"{_where(lost)}, {lost['arm']}"
+        console.print(Text(printable(f"lost: {where}: {lost['why']}"), style="yellow"), soft_wrap=True)
+    if document["partial"]:
+        console.print(Text(f"partial: {document['partial']}", style="yellow"), soft_wrap=True)
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    columns = ("arm", "step, us", "none / arm", "interval", "kernels", "difference", "same tokens")
+    title = f"{rows[0]['model']}, {rows[0]['layers']} layers"
+    table = Table("batch", *columns, title=title, box=SIMPLE)
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for row in rows:
+        answers = row["answers"]
+        table.add_row(
+            str(row["batch"]),
+            row["arm"],
+            f"{row['step_us']['median']:.1f}",
+            *_speedup(row["speedup"]),
+            "" if row["kernels"] is None else str(row["kernels"]),
+            "none" if answers["bit_equal"] else f"{answers['relative_difference']:.4f}",
+            f"{100 * answers['same_tokens']:.0f}%",
+        )
+    return table
+
+
+def _speedup(ratio: dict[str, Any] | None) -> tuple[str, str]:
+    if ratio is None:
+        return "", ""
+    interval = "" if ratio["low"] is None else f"{ratio['low']:.4f} to {ratio['high']:.4f}"
+    return f"x{ratio['median']:.4f}", interval
+
+
+def _target(target: dict[str, Any]) -> Text:
+    text = f": {target['title']}"
+    if target["target"] == "faster" and target["worst"]:
+        worst = target["worst"]
+        text += f"; worst {worst['value']:.4f} ({_where(worst)})"
+    if target["missed_in"]:
+        text += f"; missed in {', '.join(map(_where, target['missed_in']))}"
+    return Text(f"{target['target']}: ").append(target["status"], _STYLES[target["status"]]).append(text)
+
+
+def _wrong(answer: dict[str, Any]) -> str:
+    found, limit = answer["relative_difference"], answer["tolerance"]
+    if found is None or limit is None:
+        return f"wrong answer: {_where(answer)}, {answer['arm']}: logits that cannot be compared"
+    return f"wrong answer: {_where(answer)}, {answer['arm']}: logits differ by {found:.4f}, tolerance {limit:.4f}"
+
+
+def _where(entry: dict[str, Any]) -> str:
+    return f"{entry['model']}, batch {entry['batch']}" if "batch" in entry else entry["model"]
