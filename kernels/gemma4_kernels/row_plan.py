@@ -11,7 +11,7 @@ MAX_WIDTH = 16384
 # wait in registers leave room for fewer rows under way.
 EARLY_BELOW = 528
 # Two programs of one warp for each of 132 SMs, and more than that in a tile.
-_TILED_FROM, _TILE_ELEMENTS = 1024, 4096
+_TILED_FROM = 1024
 
 
 class RowPlan(NamedTuple):
@@ -41,14 +41,14 @@ class TilePlan(NamedTuple):
     num_warps: int
 
 
-def plan_tiles(width: int, rows: int) -> TilePlan:
-    """For short rows, several to a program: as many as make 4096 elements, once there are enough rows for all SMs."""
-    return _plan_tiles(width, rows >= _TILED_FROM)
+def plan_tiles(width: int, rows: int, elements: int) -> TilePlan:
+    """For short rows, several to a program once there are enough for all SMs: as many as make `elements`."""
+    return _plan_tiles(width, elements if rows >= _TILED_FROM else 1)
 
 
 @functools.lru_cache(maxsize=64)
-def _plan_tiles(width: int, many: bool) -> TilePlan:
+def _plan_tiles(width: int, elements: int) -> TilePlan:
     block, num_warps = _plan_rows(width, True)
-    tile = max(1, _TILE_ELEMENTS // block) if many else 1
+    tile = max(1, elements // block)
     # A warp for each row at least: a row's sum then stays in a warp.
     return TilePlan(block, tile, max(num_warps, min(4, tile)))

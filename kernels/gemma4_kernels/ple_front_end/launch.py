@@ -15,6 +15,8 @@ from gemma4_kernels.row_plan import MAX_WIDTH, plan_tiles
 __all__ = ["ple_front_end"]
 
 _MAX_PAIRS = 2**31 - 1
+# From here on a warp takes several rows, one after the other's loads.
+_MANY_PAIRS = 1 << 14
 
 
 def ple_front_end(
@@ -54,7 +56,7 @@ def ple_front_end(
         return out
     if not takes_kernel(projection, path):
         return out.copy_(reference.ple_front_end(projection, weight, ple, factor, eps, rounding))
-    plan = plan_tiles(width, pairs)
+    plan = plan_tiles(width, pairs, 1024 if pairs < _MANY_PAIRS else 4096)
     eager = rounding is Rounding.EAGER
     embedding = projection if ple is None else ple
     _launcher().launch(
