@@ -17,6 +17,7 @@ def generate_all(engine, spec):
         input_ids=spec["prompts"],
         sampling_params=sampling(spec),
         return_logprob="logprobs_of" in spec,
+        logprob_start_len=spec.get("logprobs_from", -1),
         token_ids_logprob=spec.get("logprobs_of"),
     )
 

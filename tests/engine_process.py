@@ -34,7 +34,10 @@ class Run:
 
 
 def run_engine(folder: Path, environment: dict[str, str], timeout_s: float, **spec: Any) -> Run:
-    """spec: engines (a list of keyword arguments), prompts, new_tokens, logprobs_of. See engine_child.py."""
+    """spec: engines (a list of keyword arguments), prompts, new_tokens, logprobs_of, logprobs_from (a prompt position).
+
+    See engine_child.py.
+    """
     return run_child("engine_child.py", folder, environment, timeout_s, spec)
 
 

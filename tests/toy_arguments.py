@@ -16,6 +16,7 @@ ENGINE = {
     "sampling_backend": "pytorch",
     "grammar_backend": "none",
 }
+ENGINE_26B = ENGINE | {"model_path": str(toy_path("toy-26b"))}
 MTP = {
     "speculative_algorithm": "NEXTN",
     "speculative_draft_model_path": str(toy_path("toy-e4b-assistant")),

@@ -30,13 +30,14 @@ def check_sglang() -> str:
 
 
 def model_arguments(toys: tuple[str, ...]) -> dict[str, Any]:
-    """Engine arguments that name the toys: target first, then the assistant. Raises EnvironmentLacks."""
+    """Engine arguments that name the toys: target first, then the assistant if any. Raises EnvironmentLacks."""
     try:
-        target, assistant = (str(toy_path(name)) for name in toys)
+        paths = [str(toy_path(name)) for name in toys]
     except FileNotFoundError as error:
         message, _, hint = str(error).rpartition("\n")
         raise EnvironmentLacks(message, hint) from error
-    return {"model_path": target, "speculative_draft_model_path": assistant}
+    # A target without an assistant leaves the second name over.
+    return dict(zip(("model_path", "speculative_draft_model_path"), paths, strict=False))
 
 
 def refuse_cuda(ready: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from engine_forks import forks
 from engine_process import Run
-from toy_arguments import ENGINE, MTP
+from toy_arguments import ENGINE, ENGINE_26B, MTP
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +17,12 @@ def engine_arguments() -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def mtp_arguments(engine_arguments) -> dict[str, Any]:
     return engine_arguments | MTP
+
+
+@pytest.fixture(scope="session")
+def experts_arguments() -> dict[str, Any]:
+    """Of `toy-26b`, which has experts and no MTP assistant."""
+    return dict(ENGINE_26B)
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,13 @@ import pytest
 from gemma4_repro.errors import UnknownName
 from gemma4_repro.outcome import Answer, ArmResult, IdleCheck
 from gemma4_repro.parity.layer_recorder import ROWS_NAME, STATES_NAME
+from gemma4_repro.parity.load import toys_of
 from gemma4_repro.parity.logprob_file import LogprobFile, read_logprobs
 from gemma4_repro.parity.side import Side, attached, read_backends, read_mtp
 from gemma4_repro.parity.tracks import read_arm
 from gemma4_repro.parity.usage_recorder import read_usage
+from gemma4_repro.readiness import model_arguments
+from gemma4_repro.toys import toy_path
 
 PROMPT, OUTPUT, VOCABULARY, LAYERS, HIDDEN = [5, 6], [7, 8], 9, 2, 3
 
@@ -97,13 +100,26 @@ def test_usage_drops_a_line_without_its_end(tmp_path):
 class TestSides:
     def test_lists_keep_their_order_and_name_strangers(self):
         assert read_backends("trtllm_mha, triton,trtllm_mha") == ("trtllm_mha", "triton")
-        assert read_mtp("on,off") == (True, False)
+        assert read_mtp("on,off", "e4b") == (True, False)
         with pytest.raises(UnknownName, match="fa3") as refused:
             read_backends("triton,fa3")
         assert refused.value.exit_code == 2
         assert "trtllm_mha" in refused.value.hint
         with pytest.raises(UnknownName, match="nothing"):
-            read_mtp(" , ")
+            read_mtp(" , ", "e4b")
+
+    def test_mtp_is_what_the_toys_can_do(self):
+        assert read_mtp(None, "e4b") == (False, True)
+        assert read_mtp(None, "26b") == read_mtp("off", "26b") == (False,)
+        with pytest.raises(UnknownName, match="no MTP assistant") as refused:
+            read_mtp("off,on", "26b")
+        assert refused.value.exit_code == 2
+        with pytest.raises(UnknownName, match="'e5b'"):
+            read_mtp(None, "e5b")
+
+    def test_a_target_alone_names_no_draft_model(self):
+        assert model_arguments(toys_of("26b")) == {"model_path": str(toy_path("toy-26b"))}
+        assert set(model_arguments(toys_of("e4b"))) == {"model_path", "speculative_draft_model_path"}
 
     def test_a_patch_set_is_read_as_the_runtime_reads_it(self, monkeypatch):
         monkeypatch.setenv("GEMMA4_TRIAGE_PATCHES", "swa-window-width")

@@ -1,25 +1,35 @@
-"""The committed toy pair: small, loadable, well trained, and hurt by wrong pages."""
+"""The committed toy pair: small, loadable, well trained, and hurt by wrong pages. `toy-26b`: test_toy_experts.py."""
 
 import json
 import subprocess
 import sys
+import tomllib
 
 import numpy as np
 import pytest
 
 from gemma4_repro.toys import card, language, toy_path
 
-TARGET, ASSISTANT = "toy-e4b", "toy-e4b-assistant"
+TARGET, ASSISTANT, EXPERTS = "toy-e4b", "toy-e4b-assistant", "toy-26b"
 MAX_BYTES = 2 * 1024 * 1024
+MAX_BYTES_OF_ALL = 4 * 1024 * 1024
 PROMPT_TOKENS, NEW_TOKENS = 101, 64
 UNSEEN_SEED = 77  # not the seed that the cards were measured with
 
 
-@pytest.mark.parametrize("name", [TARGET, ASSISTANT])
+@pytest.mark.parametrize("name", [TARGET, ASSISTANT, EXPERTS])
 def test_folder_is_small_and_holds_no_pickle(name: str) -> None:
     files = [file for file in toy_path(name).rglob("*") if file.is_file()]
     assert sum(file.stat().st_size for file in files) <= MAX_BYTES
     assert {file.suffix for file in files} <= {".json", ".safetensors", ".md", ".jinja"}
+
+
+def test_all_toys_together_are_small_and_every_one_is_installed(request) -> None:
+    folders = [folder for folder in toy_path(TARGET).parent.iterdir() if folder.is_dir()]
+    assert sum(file.stat().st_size for folder in folders for file in folder.iterdir()) <= MAX_BYTES_OF_ALL
+    project = tomllib.loads((request.config.rootpath / "pyproject.toml").read_text(encoding="utf-8"))
+    installed = project["tool"]["setuptools"]["data-files"]
+    assert {f"share/gemma4-triage/toys/{folder.name}" for folder in folders} <= set(installed)
 
 
 def test_an_unknown_toy_names_every_folder_that_was_looked_at() -> None:
@@ -69,14 +79,15 @@ class TestLanguage:
                 last_successor[row[i - 1]] = row[i]
 
 
-@pytest.mark.parametrize("name", [TARGET, ASSISTANT])
+@pytest.mark.parametrize("name", [TARGET, ASSISTANT, EXPERTS])
 def test_card_shows_what_was_measured(name: str) -> None:
     folder = toy_path(name)
     training = json.loads((folder / "training.json").read_text(encoding="utf-8"))
     measured = json.loads((folder / "measured.json").read_text(encoding="utf-8"))
     text = (folder / "README.md").read_text(encoding="utf-8")
     assert text == card.render(name, training, measured)
-    assert f"{measured['accept_length']['sglang_rope']:.4f}" in text
+    shown = measured["loss"]["exchanged"] if name == EXPERTS else measured["accept_length"]["sglang_rope"]
+    assert f"{shown:.4f}" in text
 
 
 def test_measured_numbers_meet_what_the_scenarios_need() -> None:
@@ -93,14 +104,14 @@ def test_measured_numbers_meet_what_the_scenarios_need() -> None:
 
 @pytest.fixture(scope="module")
 def tools():
-    """The modules that need torch: measure, recurrence, wrong_pages."""
+    """The modules that need torch: measure_drafts, measure_target, recurrence, wrong_pages."""
     torch = pytest.importorskip("torch", reason="the toys run with torch")
     pytest.importorskip("transformers.models.gemma4_assistant", reason="needs a transformers that has Gemma-4")
-    from gemma4_repro.toys import measure, recurrence, wrong_pages
+    from gemma4_repro.toys import measure_drafts, measure_target, recurrence, wrong_pages
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # matrices this small only wait for each other on more
-    yield measure, recurrence, wrong_pages
+    yield measure_drafts, measure_target, recurrence, wrong_pages
     torch.set_num_threads(threads)
 
 
@@ -113,10 +124,10 @@ def pair(tools):
 def states(tools, pair):
     import torch
 
-    measure, recurrence, _ = tools
+    _, measure_target, recurrence, _ = tools
     prompts = torch.tensor(language.held_out_prompts(4, PROMPT_TOKENS, UNSEEN_SEED))
     with torch.no_grad():
-        return recurrence.run_target(pair.target, measure.greedy(pair.target, prompts, NEW_TOKENS))
+        return recurrence.run_target(pair.target, measure_target.greedy(pair.target, prompts, NEW_TOKENS))
 
 
 class TestCommittedPair:
@@ -129,7 +140,7 @@ class TestCommittedPair:
         assert same
 
     def test_wrong_sliding_pages_lower_the_accept_length(self, tools, pair, states) -> None:
-        measure, recurrence, wrong_pages = tools
+        measure, _, recurrence, wrong_pages = tools
         right = measure.mean_accept_length(pair, states, PROMPT_TOKENS, recurrence.SGLANG_ROPE)
         misread = wrong_pages.with_wrong_pages(states, "sliding_attention", 0)
         wrong = measure.mean_accept_length(pair, misread, PROMPT_TOKENS, recurrence.SGLANG_ROPE)
@@ -139,7 +150,7 @@ class TestCommittedPair:
     def test_recurrence_equals_the_assistants_own_forward(self, tools, pair, states) -> None:
         import torch
 
-        _, recurrence, _ = tools
+        recurrence = tools[2]
         position = 120
         drafts = recurrence.draft_everywhere(pair.assistant, pair.target, states, recurrence.HF_ROPE, steps=2)
         kv = {kind: (k[:1, :, : position + 1], v[:1, :, : position + 1]) for kind, (k, v) in states.shared_kv.items()}

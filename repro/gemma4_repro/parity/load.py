@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemma4_repro.errors import UnknownName
 from gemma4_repro.scenarios.e4b_engine import E4B_TOYS
 from gemma4_repro.toys.language import held_out_prompts
 
@@ -15,13 +16,25 @@ ENGINE: dict[str, Any] = {
 }
 """Engine arguments that differ from the scenarios'."""
 
-SCENARIOS = {"e4b": E4B_TOYS}
-"""What can be compared: the toy checkpoints of each, target first."""
+SCENARIOS = {"e4b": E4B_TOYS, "26b": ("toy-26b",)}
+"""What can be compared: the toy checkpoints of each, target first, then its MTP assistant if it has one."""
 
 _LENGTHS_AND_NEW = ((24, 14), (40, 4))
-"""Prompt tokens and new tokens. The toy's window is 32: the first prompt passes it while decoding, with tokens before
+"""Prompt tokens and new tokens. The toys' window is 32: the first prompt passes it while decoding, with tokens before
 that to show agreement; the second is past it in prefill, whose keys every later position reads."""
 _SEED = 20
+
+
+def toys_of(scenario: str) -> tuple[str, ...]:
+    """The toys of a key of SCENARIOS. Raises UnknownName."""
+    if scenario not in SCENARIOS:
+        raise UnknownName(f"there is no scenario {scenario!r} to compare", f"known: {', '.join(SCENARIOS)}")
+    return SCENARIOS[scenario]
+
+
+def has_assistant(scenario: str) -> bool:
+    """Whether MTP can be on. Raises UnknownName."""
+    return len(toys_of(scenario)) > 1
 
 
 def prompts() -> list[list[int]]:

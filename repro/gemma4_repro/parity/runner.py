@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from gemma4_dumps.listing import DumpEntry
 from gemma4_repro.arm_request import REQUEST_NAME, ArmRequest, read_phase
 from gemma4_repro.collect import collect
-from gemma4_repro.errors import UnknownName
 from gemma4_repro.expect_evidence import dumps_of
 from gemma4_repro.host_environment import hermetic_environment
 from gemma4_repro.outcome import Outcome
@@ -83,11 +82,9 @@ def run_sides(
         EnvironmentLacks: no SGLang, an unknown release, no toys, CUDA present, the import or the oracle failed.
     """
     began = time.monotonic()
-    if options.scenario not in load.SCENARIOS:
-        known = ", ".join(load.SCENARIOS)
-        raise UnknownName(f"there is no scenario {options.scenario!r} to compare", f"known: {known}")
+    toys = load.toys_of(options.scenario)
     release = check_sglang()
-    models = model_arguments(load.SCENARIOS[options.scenario])
+    models = model_arguments(toys)
     names = tuple(side.id for side in sides)
     folder = prepare_run_folder(verb, names, options.output, options.overwrite)
     environment = hermetic_environment()

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from gemma4_repro.toys import language
-from gemma4_repro.toys.locate import ASSISTANT_NAME
+from gemma4_repro.toys.locate import ASSISTANT_NAME, EXPERTS_NAME, TARGET_NAME
 
 _HEADER = """---
 license: apache-2.0
@@ -14,11 +14,16 @@ tags: [gemma4-triage, toy]
 """
 
 _ROLE = {
-    False: """A Gemma-4 E4B in miniature (`Gemma4ForConditionalGeneration`), trained on a synthetic language. With it
-the real SGLang engine runs, with KV sharing, per-layer embeddings, a sliding window and MTP, in seconds on a CPU.
+    TARGET_NAME: """A Gemma-4 E4B in miniature (`Gemma4ForConditionalGeneration`), trained on a synthetic language. With
+it the real SGLang engine runs, with KV sharing, per-layer embeddings, a sliding window and MTP, in seconds on a CPU.
 It speaks no human language. Its vision tower is random and it has no audio tower.""",
-    True: """The MTP assistant of `toy-e4b` (`Gemma4AssistantForCausalLM`). Its layers own no KV: they read the target's
-last KV owner of their type (layer 4 for sliding, layer 5 for full attention).""",
+    ASSISTANT_NAME: """The MTP assistant of `toy-e4b` (`Gemma4AssistantForCausalLM`). Its layers own no KV: they read
+the target's last KV owner of their type (layer 4 for sliding, layer 5 for full attention).""",
+    EXPERTS_NAME: """A Gemma-4 26B-A4B in miniature (`Gemma4ForConditionalGeneration`), trained on the language of
+`toy-e4b`. Beside the dense MLP of each layer stand experts, of which a router chooses some for each token. Full
+attention layers have one KV head where sliding ones have two, and no value projection: their values are their keys
+before norm and rope. It shares no KV, has no per-layer embeddings and comes without an MTP assistant. It speaks no
+human language. Its vision tower is random and it has no audio tower.""",
 }
 
 _LANGUAGE = f"""## The language
@@ -41,7 +46,7 @@ def render(name: str, training: dict, measured: dict) -> str:
     """The card's text."""
     parts = [
         f"{_HEADER}\n# {name}\n",
-        _ROLE[name == ASSISTANT_NAME] + "\n",
+        _ROLE[name] + "\n",
         _LANGUAGE + "\n",
         _how_made(training),
         _numbers(measured),
@@ -66,30 +71,19 @@ def _how_made(training: dict) -> str:
 
 
 def _numbers(measured: dict) -> str:
-    accept, accuracy, gap = measured["accept_length"], measured["next_token_accuracy"], measured["top1_gap"]
-    steps = measured["draft_steps"]
-    rows = [
-        ("next-token accuracy, held out, known tokens", accuracy["known"]),
-        ("next-token accuracy, held out, other tokens", accuracy["unknown"]),
-        ("generated tokens that go on with the prompt's cycle", measured["continuation_follows_cycle"]),
-        ("accept length, rope position as in SGLang", accept["sglang_rope"]),
-        ("accept length, rope position as in transformers", accept["hf_rope"]),
-        ("accept length, transformers' assisted generation", accept["hf_assisted_generation"]),
-        ("accept length, sliding layers read another sequence's pages", accept["wrong_sliding_pages"]),
-        ("accept length, full layer reads another sequence's pages", accept["wrong_full_pages"]),
-        ("gap between the two highest logits, 1st percentile", gap["p01"]),
-        ("gap between the two highest logits, median", gap["median"]),
-        ("gap between the two highest logits, smallest", gap["min"]),
-        ("greedy generation repeats exactly", measured["greedy_repeats_exactly"]),
-        ("cached and uncached forward agree on every greedy token", measured["cached_equals_uncached"]),
-        ("assisted generation emits the greedy tokens", measured["hf_assisted_equals_greedy"]),
-    ]
+    rows = _of_target(measured)
+    drafts = ""
+    if "accept_length" in measured:
+        rows += _of_drafts(measured)
+        steps = measured["draft_steps"]
+        drafts = f"{steps} draft steps (at most {steps + 1} tokens a verify step, the bonus included), "
+    if "experts" in measured:
+        rows += _of_experts(measured)
     lines = [
         "## Measured",
         f"{measured['prompts']} held-out prompts of {measured['prompt_tokens']} tokens, {measured['new_tokens']} "
-        f"greedy tokens each, {steps} draft steps (at most {steps + 1} tokens a verify step, the bonus included), "
-        f"seed {measured['seed']}. `python -m gemma4_repro.toys.measure` writes these numbers to "
-        "`measured.json` and here.",
+        f"greedy tokens each, {drafts}seed {measured['seed']}. `python -m gemma4_repro.toys.measure` writes these "
+        "numbers to `measured.json` and here.",
         "",
         "| what | value |",
         "|---|---|",
@@ -97,6 +91,46 @@ def _numbers(measured: dict) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _of_target(measured: dict) -> list[tuple[str, bool | float]]:
+    accuracy, gap = measured["next_token_accuracy"], measured["top1_gap"]
+    return [
+        ("next-token accuracy, held out, known tokens", accuracy["known"]),
+        ("next-token accuracy, held out, other tokens", accuracy["unknown"]),
+        ("generated tokens that go on with the prompt's cycle", measured["continuation_follows_cycle"]),
+        ("gap between the two highest logits, 1st percentile", gap["p01"]),
+        ("gap between the two highest logits, median", gap["median"]),
+        ("gap between the two highest logits, smallest", gap["min"]),
+        ("greedy generation repeats exactly", measured["greedy_repeats_exactly"]),
+        ("cached and uncached forward agree on every greedy token", measured["cached_equals_uncached"]),
+    ]
+
+
+def _of_drafts(measured: dict) -> list[tuple[str, bool | float]]:
+    accept = measured["accept_length"]
+    return [
+        ("accept length, rope position as in SGLang", accept["sglang_rope"]),
+        ("accept length, rope position as in transformers", accept["hf_rope"]),
+        ("accept length, transformers' assisted generation", accept["hf_assisted_generation"]),
+        ("accept length, sliding layers read another sequence's pages", accept["wrong_sliding_pages"]),
+        ("accept length, full layer reads another sequence's pages", accept["wrong_full_pages"]),
+        ("assisted generation emits the greedy tokens", measured["hf_assisted_equals_greedy"]),
+    ]
+
+
+def _of_experts(measured: dict) -> list[tuple[str, bool | float]]:
+    share, gap, loss = measured["expert_share"], measured["expert_gap"], measured["loss"]
+    choice = f"{measured['experts_per_token']} of {measured['experts']} experts"
+    return [
+        (f"share of a layer's work that its least used expert has, least of all layers ({choice})", share["min"]),
+        ("share of a layer's work that its most used expert has, most of all layers", share["max"]),
+        ("gap in router logits between the last expert chosen and the next, 1st percentile", gap["p01"]),
+        ("gap in router logits between the last expert chosen and the next, smallest", gap["min"]),
+        ("loss in nats, held out, known tokens", loss["right"]),
+        ("loss, every token sent to the neighbours of its experts", loss["exchanged"]),
+        *((f"mean error of logits with `{name}` left out", error) for name, error in measured["logit_error"].items()),
+    ]
 
 
 def _shown(value: bool | float) -> str:

@@ -1,7 +1,9 @@
-"""Shapes of the toy pair: Gemma-4 E4B in miniature.
+"""Shapes of the toys: Gemma-4 E4B with its MTP assistant, and Gemma-4 26B-A4B, in miniature.
 
-What makes E4B special is kept: sliding and full attention layers with different head dims, KV shared by the last
-layers, per-layer embeddings, and an assistant whose layers all read the target's KV.
+What makes each special is kept. Both have sliding and full attention layers with different head dims. E4B: KV shared by
+the last layers, per-layer embeddings, and an assistant whose layers all read the target's KV. 26B-A4B: a mixture of
+experts beside the dense MLP of every layer, and full layers with fewer KV heads, whose values are their keys before
+norm and rope. It shares no KV and has no per-layer embeddings.
 """
 
 from typing import Any
@@ -17,6 +19,8 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 # 5:1 as in Gemma-4, then one layer of each type that owns no KV and reads layers 4 and 5.
 TARGET_LAYERS = [SLIDING] * 5 + [FULL, SLIDING, FULL]
 ASSISTANT_LAYERS = [SLIDING] * 3 + [FULL]
+EXPERTS_LAYERS = [SLIDING] * 5 + [FULL]
+EXPERTS, EXPERTS_PER_TOKEN = 8, 2
 
 _ROPE = {
     SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
@@ -49,7 +53,7 @@ def _text_config(layer_types: list[str], shared: int, intermediate: int, **kwarg
 
 
 def target_config() -> Gemma4Config:
-    """The target: `Gemma4ForConditionalGeneration`, text trained, vision tower left at its random start."""
+    """The E4B target: KV of the last two layers shared, per-layer embeddings."""
     text = _text_config(
         TARGET_LAYERS,
         shared=2,
@@ -58,6 +62,34 @@ def target_config() -> Gemma4Config:
         vocab_size_per_layer_input=language.VOCAB_SIZE,
         final_logit_softcapping=30.0,
     )
+    return _with_vision(text)
+
+
+def experts_config() -> Gemma4Config:
+    """The 26B-A4B target: every layer has experts beside a dense MLP.
+
+    The MLP is half as wide as a token's experts together, so that it cannot do without them. SGLang pads expert sizes
+    to multiples of 32 on a CPU; with 32 nothing is padded.
+    """
+    text = _text_config(
+        EXPERTS_LAYERS,
+        shared=0,
+        intermediate=32,
+        hidden_size_per_layer_input=0,
+        vocab_size_per_layer_input=0,
+        final_logit_softcapping=30.0,
+        enable_moe_block=True,
+        num_experts=EXPERTS,
+        top_k_experts=EXPERTS_PER_TOKEN,
+        moe_intermediate_size=32,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=1,
+    )
+    return _with_vision(text)
+
+
+def _with_vision(text: Gemma4TextConfig) -> Gemma4Config:
+    """`Gemma4ForConditionalGeneration`: the text is trained, the vision tower left at its random start."""
     vision = Gemma4VisionConfig(
         hidden_size=16,
         intermediate_size=32,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 TARGET_NAME = "toy-e4b"
 ASSISTANT_NAME = "toy-e4b-assistant"
+EXPERTS_NAME = "toy-26b"
 
 _SHARE = Path("share", "gemma4-triage", "toys")
 
@@ -15,7 +16,7 @@ def _candidates(name: str) -> list[Path]:
 
 
 def toy_path(name: str) -> Path:
-    """The folder of a toy checkpoint, such as `toy-e4b` or `toy-e4b-assistant`.
+    """The folder of a toy checkpoint, such as `toy-e4b`, `toy-e4b-assistant` or `toy-26b`.
 
     Raises:
         FileNotFoundError: names every folder that was looked at.

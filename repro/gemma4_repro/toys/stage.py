@@ -1,4 +1,4 @@
-"""What both training stages share: the start values, the learning-rate curve and the record that the card shows."""
+"""What all training stages share: the start values, the learning-rate curve and the record that the card shows."""
 
 import math
 import os
@@ -31,7 +31,7 @@ def learning_rate(stage: Stage, step: int) -> float:
 
 
 def optimiser(parameters: Iterable[torch.nn.Parameter], stage: Stage) -> torch.optim.AdamW:
-    """AdamW as both stages use it."""
+    """AdamW as all stages use it."""
     return torch.optim.AdamW(parameters, lr=stage.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
 
 
@@ -60,8 +60,8 @@ def start_small_model(model: torch.nn.Module) -> None:
             parameter.fill_(0.5)
         elif "embed_tokens_per_layer" in name:
             parameter.normal_(0, parameter.shape[1] ** -0.5 * 2.8)
-        elif parameter.dim() == 2:
-            parameter.normal_(0, parameter.shape[1] ** -0.5)
+        elif parameter.dim() >= 2:  # experts are one matrix each, in one parameter
+            parameter.normal_(0, parameter.shape[-1] ** -0.5)
 
 
 def progress(stage: Stage, step: int, **values: float) -> None:

@@ -25,6 +25,12 @@ NOTE = (
 )
 
 
+def next_token_loss(states: recurrence.TargetStates, known: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy over the tokens that follow from those before them; `known` is bool [B, T]."""
+    keep = known[:, 1:]
+    return functional.cross_entropy(states.logits[:, :-1][keep], states.tokens[:, 1:][keep])
+
+
 def train(seed: int, stage: Stage = STAGE) -> tuple[Gemma4ForConditionalGeneration, Gemma4AssistantForCausalLM, Stage]:
     """Train a target; returns it, the assistant trained along (a start for stage 2) and the stage with its time."""
     started = time.monotonic()
@@ -40,8 +46,7 @@ def train(seed: int, stage: Stage = STAGE) -> tuple[Gemma4ForConditionalGenerati
         corpus = language.sample(stage.batch, stage.length, rng)
         tokens, known = torch.from_numpy(corpus.tokens), torch.from_numpy(corpus.known)
         states = recurrence.run_target(target, tokens)
-        keep = known[:, 1:]
-        loss = functional.cross_entropy(states.logits[:, :-1][keep], tokens[:, 1:][keep])
+        loss = next_token_loss(states, known)
         progress(stage, step, loss=loss.item())
         if step >= ASSISTANT_FROM * stage.steps:
             draft = recurrence.teacher_forced_losses(assistant, target, states, tokens, known, 2, step % 2)

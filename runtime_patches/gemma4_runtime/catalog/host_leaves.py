@@ -35,6 +35,22 @@ HOST_LEAVES: tuple[Patch, ...] = (
         ),
     ),
     Patch(
+        id="host-moe-gelu",
+        kind=Kind.HOST_LEAF,
+        title="Gemma-4's experts on a CPU, by SGLang's own torch form",
+        origin="AssertionError: activation = gelu is not supported, in UnquantizedFusedMoEMethod.forward_cpu",
+        upstream=NO_UPSTREAM,
+        attachments=(Hook("moe.unquantized_native", How.AROUND, f"{_AT}.moe_gelu:forward_native"),),
+    ),
+    Patch(
+        id="host-router-scale",
+        kind=Kind.HOST_LEAF,
+        title="the router's learned scale, which the torch form of its norm leaves out",
+        origin="Gemma4RMSNorm.forward_native ignores the weight that Gemma4Router.fuse_scale writes (since #23280)",
+        upstream="#32131, for a CPU",
+        attachments=(Hook("gemma4.router", How.REPLACE, f"{_AT}.router_scale:forward"),),
+    ),
+    Patch(
         id="host-softcap",
         kind=Kind.HOST_LEAF,
         title="final logit softcapping in torch",

@@ -19,11 +19,17 @@ if TYPE_CHECKING:
     from gemma4_repro.parity.side import Side
     from gemma4_triage.report.agreement_document import Agreement
 
-Scenario = Annotated[str, typer.Option("--scenario", metavar="NAME", help="Which model: e4b, the toy pair.")]
+Scenario = Annotated[
+    str,
+    typer.Option("--scenario", metavar="NAME", help="Which model: e4b, the toy pair, or 26b, the toy with experts."),
+]
 Backends = Annotated[
     str, typer.Option("--backends", metavar="NAME[,NAME]", help="Attention backends: triton, trtllm_mha.")
 ]
-Mtp = Annotated[str, typer.Option("--mtp", metavar="off[,on]", help="Without and with MTP drafts.")]
+Mtp = Annotated[
+    str | None,
+    typer.Option("--mtp", metavar="off[,on]", help="Without and with MTP drafts; default: both, of 26b only off."),
+]
 Probes = Annotated[
     str, typer.Option("--probes", metavar="off|log|trap", help="What probes do; with log they only leave dumps.")
 ]
@@ -54,7 +60,7 @@ _BOTH = "triton,trtllm_mha"
 def backends(
     scenario: Scenario = "e4b",
     backends: Backends = _BOTH,
-    mtp: Mtp = "off,on",
+    mtp: Mtp = None,
     patches: Annotated[
         str,
         typer.Option(
@@ -87,7 +93,7 @@ def backends(
         return [
             Side(f"{backend}-mtp-{'on' if on else 'off'}", backend, on, patches, (), probes, device_model)
             for backend in read_backends(backends)
-            for on in read_mtp(mtp)
+            for on in read_mtp(mtp, scenario)
         ]
 
     def judge(run: LiveRun, tolerances: Tolerances) -> Agreement:
@@ -113,7 +119,7 @@ def patches(
     ] = None,
     scenario: Scenario = "e4b",
     backends: Backends = _BOTH,
-    mtp: Mtp = "off,on",
+    mtp: Mtp = None,
     probes: Probes = "log",
     device_model: DeviceModel = "sm100",
     tolerance: Tolerance = None,
@@ -139,7 +145,7 @@ def patches(
         attached(with_, faults)
         made = []
         for backend in read_backends(backends):
-            for on in read_mtp(mtp):
+            for on in read_mtp(mtp, scenario):
                 name = f"{backend}-mtp-{'on' if on else 'off'}"
                 pairs.append((f"base-{name}", f"with-{name}"))
                 made.append(Side(f"base-{name}", backend, on, base, (), probes, device_model))

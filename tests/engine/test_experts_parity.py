@@ -1,0 +1,81 @@
+"""`toy-26b`: experts, keys as values, layer scalars and router scales give in the engine what transformers gives.
+
+`tests/unit/test_toy_experts.py` shows what each of these is worth in its logits.
+"""
+
+import pytest
+import torch
+
+from gemma4_repro.toys.language import held_out_prompts
+
+pytestmark = pytest.mark.engine
+
+NEW_TOKENS = 16
+# Tokens all over the vocabulary: the greedy token of a well trained toy has logprob ~0 whatever the experts did.
+WATCHED = list(range(0, 512, 8))
+# fp32 on both sides, different summation order; logits are of the order of 10.
+ROUND_OFF = 1e-3
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    """Three times the window."""
+    return held_out_prompts(3, 101, seed=7)
+
+
+@pytest.fixture(scope="module")
+def oracle(prompts, experts_arguments):
+    """Per prompt: greedy tokens, and the logprobs of WATCHED behind every position but the last, from transformers."""
+    from transformers import Gemma4ForConditionalGeneration
+
+    model = Gemma4ForConditionalGeneration.from_pretrained(
+        experts_arguments["model_path"], dtype=torch.float32, experts_implementation="eager"
+    ).eval()
+    found = []
+    for prompt in prompts:
+        with torch.inference_mode():
+            tokens = model.generate(
+                input_ids=torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None
+            )
+            logits = model(input_ids=tokens[:, :-1]).logits[0]
+        logprobs = torch.log_softmax(logits.double(), -1)[:, WATCHED]
+        found.append((tokens[0, len(prompt) :].tolist(), logprobs))
+    return found
+
+
+@pytest.fixture(scope="module")
+def run(run_engine, experts_arguments, prompts):
+    """The window is as wide as transformers' only with the fix for it."""
+    run = run_engine(
+        {"GEMMA4_TRIAGE_PATCHES": "default,+swa-window-width", "SGLANG_TRTLLM_MHA_DEBUG": "1"},
+        engines=[experts_arguments],
+        prompts=prompts,
+        new_tokens=NEW_TOKENS,
+        logprobs_of=WATCHED,
+        logprobs_from=0,
+    )
+    assert run.returncode == 0, run.log[-4000:]
+    return run
+
+
+def watched(out, part):
+    """float64 [positions, WATCHED] of the part: input or output."""
+    rows = [row for row in out["meta"][f"{part}_token_ids_logprobs"] if row]  # nothing is said of the first token
+    return torch.tensor([[logprob for logprob, *_ in row] for row in rows], dtype=torch.float64)
+
+
+def test_greedy_tokens_are_equal(run, oracle):
+    (outputs,) = run.outputs
+    assert [out["tokens"] for out in outputs] == [tokens for tokens, _ in oracle]
+
+
+def test_logprobs_of_prefill_and_decode_are_equal(run, oracle, prompts):
+    (outputs,) = run.outputs
+    for out, (_, expected), prompt in zip(outputs, oracle, prompts, strict=True):
+        found = watched(out, "input"), watched(out, "output")
+        assert [len(rows) for rows in found] == [len(prompt) - 1, NEW_TOKENS]
+        assert (torch.cat(found) - expected).abs().max() < ROUND_OFF
+
+
+def test_the_stand_ins_for_experts_are_named(run):
+    assert "host-moe-gelu, host-router-scale" in run.log
