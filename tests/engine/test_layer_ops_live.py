@@ -14,7 +14,7 @@ DENSE = {"post-attention-norms", "rmsnorm-residual-scalar"}
 PLE = {"rmsnorm-add", "gelu-tanh-mul", "ple-front-end"}
 EITHER = {"cross-layer-norm"}
 OPS = sorted(EXPERTS | DENSE | PLE | EITHER)
-HAS = {"toy-e4b": DENSE | PLE | EITHER}
+HAS = {"toy-26b": EXPERTS | EITHER, "toy-e4b": DENSE | PLE | EITHER}
 NEW_TOKENS = 6
 # fp32 and other orders of summation; logits are of the order of 10.
 TOLERANCE = 1e-4

@@ -10,6 +10,7 @@ from gemma4_repro.toys.locate import toy_path
 pytestmark = pytest.mark.gpu
 
 OPS_OF = {
+    "toy-26b": ("cross-layer-norm", "routing", "triple-rmsnorm"),
     "toy-e4b": (
         "cross-layer-norm",
         "gelu-tanh-mul",
