@@ -114,7 +114,8 @@ class TestCommittedToy:
             right = next_token_loss(recurrence.run_target(target, tokens), known)
             with routing.experts_exchanged(target):
                 wrong = next_token_loss(recurrence.run_target(target, tokens), known)
-        assert wrong - right > 2.0
+        assert right < 1.0
+        assert wrong - right > 3.0
 
     @pytest.mark.parametrize("name", ["per_expert_scale", "router_scale", "layer_scalar"])
     def test_a_scale_that_is_left_out_shows(self, target, corpus, name: str) -> None:
@@ -135,11 +136,11 @@ class TestCommittedToy:
 
 def test_measured_numbers_meet_what_tests_on_an_engine_need() -> None:
     measured = json.loads((toy_path(NAME) / "measured.json").read_text(encoding="utf-8"))
-    assert measured["next_token_accuracy"]["known"] >= 0.6
+    assert measured["next_token_accuracy"]["known"] >= 0.85
     assert measured["expert_share"]["min"] > 0.02
-    assert measured["loss"]["exchanged"] - measured["loss"]["right"] > 2.0
+    assert measured["loss"]["exchanged"] - measured["loss"]["right"] > 3.0
     # Rounding differs between implementations; a decision that hangs on less than that would differ as well.
-    assert measured["top1_gap"]["p01"] > 1e-2
+    assert measured["top1_gap"]["p01"] > 0.1
     assert measured["expert_gap"]["p01"] > 1e-3
     assert measured["greedy_repeats_exactly"]
     assert measured["cached_equals_uncached"]

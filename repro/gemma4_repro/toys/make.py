@@ -33,8 +33,10 @@ def save_in_bf16(model: Gemma4ForConditionalGeneration, folder: Path) -> None:
     """Save weights rounded to bf16, and a configuration that says so of each of its parts."""
     model.to(torch.bfloat16)  # pyright: ignore[reportArgumentType]
     config = model.config
-    for part in (config, config.text_config, config.vision_config):
-        part.dtype = torch.bfloat16
+    for name in ("", *config.sub_configs):
+        part = getattr(config, name, None) if name else config
+        if part is not None:
+            part.dtype = torch.bfloat16
     save(model, folder)
 
 

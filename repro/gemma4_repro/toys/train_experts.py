@@ -13,7 +13,7 @@ from gemma4_repro.toys import geometry, language, recurrence, routing
 from gemma4_repro.toys.stage import Stage, learning_rate, optimiser, progress, start_small_model, step_optimiser
 from gemma4_repro.toys.train_target import next_token_loss
 
-LANGUAGE = Stage("target", steps=2400, batch=16, length=96, learning_rate=1.2e-2)
+LANGUAGE = Stage("target", steps=3000, batch=16, length=96, learning_rate=1.5e-2)
 ROUTING = Stage("routing", steps=200, batch=16, length=96, learning_rate=6e-3)
 BALANCE_WEIGHT = 0.02
 WRONG_LOSS = 6.0  # nats; a guess among all tokens costs 6.2
