@@ -45,8 +45,9 @@ def markdown(runs: Mapping[str, Mapping[str, Any]], sources: Mapping[str, Any]) 
     held = _lines(_targets(found, cells))
     return f"""# The fused kernels, measured
 
-`{COMMAND}` made this page and its picture of the rows in [kernels/bench/rows](../kernels/bench/rows); no number here is
-typed. {len(found.cells)} of {len(cells)} cells (op, model, tokens) are measured.
+`{COMMAND}` made this page and its picture of the rows in
+[kernels/bench/rows](../kernels/bench/rows); no number here is typed. {len(found.cells)} of {len(cells)} cells
+(op, model, tokens) are measured; one that was measured again is the later run's.
 
 {_lines(_runs(runs))}
 
@@ -64,6 +65,8 @@ columns `copy` and `empty`. `flashinfer` and `sgl-kernel` compute a part of the 
 ## Targets
 
 {held}
+
+{_copies(found)}
 
 ## Launches per decode step
 
@@ -109,6 +112,21 @@ def _targets(found: KernelRows, cells: Sequence[Key]) -> Iterator[str]:
         limit, value = f"{bound} {target.limit:g}", f"{worst['value']:.2f}" if worst else ""
         measured = f"{entry['measured']} of {entry['cells']} cells"
         yield _row((f"`{target.id}`: {target.title}", limit, entry["status"], str(met), measured, value, where))
+
+
+def _copies(found: KernelRows) -> str:
+    """How far the launch-bound target can be met by what moves as many bytes and computes nothing."""
+    (target,) = [target for target in TARGETS if target.id == "launch-bound"]
+    ratios = [
+        rows["copy"]["us"]["median"] / rows["empty"]["us"]["median"]
+        for (op, _, tokens), rows in found.cells.items()
+        if target.concerns(op, tokens) and {"copy", "empty"} <= set(rows)
+    ]
+    over = sum(ratio > target.limit for ratio in ratios)
+    return (
+        f"The equal-byte copy, which computes nothing, takes more than {target.limit:g} empty kernels in {over} of "
+        f"these {len(ratios)} launch-bound cells."
+    )
 
 
 def _launches(found: KernelRows) -> Iterator[str]:

@@ -51,7 +51,7 @@ def cases() -> Iterator[dict[str, Any]]:
         yield _case("fault", fault.id, fault.origin.reported, fault.origin.reference, words, CAUSES[fault.id])
     for clean in CLEAN:
         yield _case("clean", clean.id, clean.title, None, ["diagnose", f"{dumps}/{clean.id}"], None)
-    for path in sorted((ROOT / "dumps" / "samples").iterdir()):
+    for path in sorted(path for path in (ROOT / "dumps" / "samples").iterdir() if path.is_dir()):
         what = SAMPLES[path.name.partition(".")[0]]
         yield _case("sample", path.name, *what[:2], ["diagnose", f"dumps/samples/{path.name}"], what[2])
     for path in sorted((ROOT / "tests" / "data" / "logs").glob("*.log")):

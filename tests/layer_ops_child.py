@@ -1,8 +1,9 @@
 """A child of engine_process.py: one model, run with several sets of our kernels on, over SGLang's own ModelRunner.
 
 The spec: engine (arguments of ServerArgs), prompts, new_tokens, sets (lists of patch ids, all of which the environment
-asks for), refused (numbers of sets that run as if on a CPU that is no host engine). The result: per set {tokens: per
-prompt, logits: [step][prompt][vocabulary], paths: op to counts}.
+asks for), refused (numbers of sets that run as if on a CPU that is no host engine), as_started (leave in force what is
+attached), forced (every set decodes the first one's tokens) or tokens (decode these). The result: per set {tokens: per
+prompt the greedy ones, logits: [step][prompt][vocabulary], paths: op to counts}.
 With CUDA graphs on, the decode graphs are captured anew for each set.
 """
 
@@ -22,15 +23,18 @@ def main() -> None:
     arguments = ServerArgs(**spec["engine"])
     set_global_server_args_for_scheduler(arguments)
     bench, _ = load_model(arguments, PortArgs.init_new(arguments), 0, 0)
-    results = []
+    results: list = []
     for number, ids in enumerate(spec["sets"]):
         if not spec.get("as_started"):
             only(bench.torch_runner, ids, refused=number in spec.get("refused", ()))
-        results.append(run(bench, spec["prompts"], spec["new_tokens"]))
+        forced = results[0]["tokens"] if spec.get("forced") and results else spec.get("tokens")
+        results.append(run(bench, spec["prompts"], spec["new_tokens"], forced))
     Path(sys.argv[2]).write_text(json.dumps(results))
 
 
-def run(bench, prompts, new_tokens):
+def run(bench, prompts, new_tokens, forced=None):
+    """forced: [prompt][step], what is decoded on instead of the greedy tokens, which are still what is returned."""
+    import torch
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -52,7 +56,9 @@ def run(bench, prompts, new_tokens):
         requests.append(request)
     tokens, logits, batch = bench.extend(requests)
     all_tokens, all_logits = [tokens.tolist()], [logits.float().tolist()]
-    for _ in range(new_tokens - 1):
+    for step in range(new_tokens - 1):
+        if forced is not None:
+            tokens = torch.tensor([row[step] for row in forced], device=tokens.device, dtype=tokens.dtype)
         tokens, logits = bench.decode(tokens, batch)
         all_tokens.append(tokens.tolist())
         all_logits.append(logits.float().tolist())

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from gemma4_dumps.wording import number_of
-
 from .errors import DumpError, DumpNotFound
 from .manifest_file import load_named_manifest
 from .safe_file import open_regular, read_chunks
 from .schema import Manifest
 from .tensor_file import TENSORS_NAME, index_tensors
+from .wording import number_of
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ import torch
 import engine_process
 from gemma4_repro.toys.language import held_out_prompts
 from gemma4_repro.toys.locate import toy_path
+from layer_op_parity import NEW_TOKENS as BF16_TOKENS
+from layer_op_parity import PROMPTS, assert_parity
 
 pytestmark = pytest.mark.engine
 
@@ -76,3 +78,24 @@ def test_a_server_that_must_not_take_them_has_sglangs_own_bits_and_says_why(ran)
     assert difference(results["refused"], results[()]) == 0
     assert set(results["refused"]["paths"]) == HAS[toy]
     assert {why for paths in results["refused"]["paths"].values() for why in paths} == {NOT_TAKEN}
+
+
+@pytest.mark.parametrize("toy", sorted(HAS))
+def test_in_bf16_they_are_no_further_from_fp32_than_sglang(toy, tmp_path, engine_arguments):
+    ops = sorted(HAS[toy])
+    sets = [(), *((op,) for op in ops), tuple(ops)]
+    done = engine_process.run_child(
+        "layer_ops_child.py",
+        tmp_path,
+        engine_process.HOST | {"GEMMA4_TRIAGE_PATCHES": ",".join(ops)},
+        240,
+        {
+            "engine": engine_arguments | {"model_path": str(toy_path(toy)), "dtype": "bfloat16"},
+            "prompts": PROMPTS,
+            "new_tokens": BF16_TOKENS,
+            "sets": sets,
+            "forced": True,
+        },
+    )
+    assert done.returncode == 0, done.log[-4000:]
+    assert_parity(toy, dict(zip(sets, done.outputs, strict=True)))

@@ -1,11 +1,10 @@
 """Our kernels in the real model on a GPU: each alone and all together, eager, in decode and in piecewise graphs."""
 
 import pytest
-import torch
 
 import engine_process
-from gemma4_repro.toys.language import held_out_prompts
 from gemma4_repro.toys.locate import toy_path
+from layer_op_parity import NEW_TOKENS, PROMPTS, assert_parity
 
 pytestmark = pytest.mark.gpu
 
@@ -42,10 +41,6 @@ MODES = {
         "piecewise_cuda_graph_tokens": [128, 512],
     },
 }
-NEW_TOKENS = 6
-# Three past the window; four within it, where SGLang and transformers read the same keys.
-LONG, SHORT = 3, 4
-PROMPTS = held_out_prompts(LONG, 101, seed=7) + held_out_prompts(SHORT, 20, seed=8)
 
 
 @pytest.fixture(scope="module", params=[(toy, mode) for toy in OPS_OF for mode in MODES], ids="-".join)
@@ -69,6 +64,8 @@ def ran(request, tmp_path_factory):
                 "new_tokens": NEW_TOKENS,
                 "sets": [patches] if mode == "piecewise" else sets,
                 "as_started": mode == "piecewise",
+                "forced": True,
+                "tokens": runs[()]["tokens"] if runs else None,
             },
         )
         assert done.returncode == 0, done.log[-6000:]
@@ -76,40 +73,9 @@ def ran(request, tmp_path_factory):
     return toy, mode, runs
 
 
-@pytest.fixture(scope="module")
-def exact(ran):
-    """[step, prompt, vocabulary]: transformers' fp32 logits of the short prompts, on the tokens that came out."""
-    from transformers import AutoModelForImageTextToText
-
+def test_tokens_and_logits_are_those_without_them(ran):
     toy, _, runs = ran
-    model = AutoModelForImageTextToText.from_pretrained(toy_path(toy), dtype=torch.float32).eval()
-    rows = []
-    for prompt, tokens in zip(PROMPTS[LONG:], runs[()]["tokens"][LONG:], strict=True):
-        with torch.inference_mode():
-            logits = model(input_ids=torch.tensor([prompt + tokens[:-1]])).logits[0]
-        rows.append(logits[len(prompt) - 1 :])
-    return torch.stack(rows, dim=1)
-
-
-def rms(tensor):
-    return tensor.double().pow(2).mean().sqrt().item()
-
-
-def test_tokens_and_logits_are_those_without_them(ran, exact):
-    """bf16 rounds elsewhere, so logits differ: by no more than two roundings of fp32 do, and to fp32 no further."""
-    toy, mode, runs = ran
-    plain = torch.tensor(runs[()]["logits"])
-    assert exact.std() > 1
-    own_error = rms(plain[:, LONG:] - exact)
-    found = {}
-    for chosen, run in runs.items():
-        logits = torch.tensor(run["logits"])
-        found["+".join(chosen)] = (rms(logits[:, LONG:] - exact) / own_error, rms(logits - plain) / own_error)
-        assert run["tokens"] == runs[()]["tokens"], chosen
-    print(
-        f"{toy}, {mode}: rms error of SGLang's bf16 logits {own_error:.4f}; ours over it, difference over it: {found}"
-    )
-    assert all(error <= 1.1 and off <= 2 for error, off in found.values()), found
+    assert_parity(toy, runs)
 
 
 def test_every_op_took_our_kernel(ran):

@@ -28,21 +28,24 @@ class KernelRows:
 
 
 def gather(documents: Sequence[Mapping[str, Any]]) -> KernelRows:
-    """documents: of one device and the same versions.
+    """documents: of one device and the same versions. A cell that was measured again is the later run's, all its arms:
+    arms are compared within a run.
 
     Raises:
         KeyError, TypeError: rows are not as the bench writes them.
-        ValueError: an arm of a cell is in two documents, or there is none.
+        ValueError: an arm of a cell is in one document twice, or there is no row.
     """
-    rows = [row for document in documents for row in document["rows"]]
-    if not rows:
+    dated = sorted(documents, key=lambda document: document["date"])
+    cells: dict[Key, Mapping[str, Mapping[str, Any]]] = {}
+    for document in dated:
+        places = [(*cell_of(row), row["arm"]) for row in document["rows"]]
+        if len(set(places)) < len(places):
+            op, model, tokens, arm = next(place for place in places if places.count(place) > 1)
+            raise ValueError(f"{op}, {model}, {tokens} tokens, {arm} is measured twice")
+        cells |= cells_of(document["rows"])
+    if not cells:
         raise ValueError("there are no rows")
-    places = [(*cell_of(row), row["arm"]) for row in rows]
-    if len(set(places)) < len(places):
-        op, model, tokens, arm = next(place for place in places if places.count(place) > 1)
-        raise ValueError(f"{op}, {model}, {tokens} tokens, {arm} is measured twice")
-    cells, models = cells_of(rows), [model.id for model in MODELS]
+    models = [model.id for model in MODELS]
     order = sorted(cells, key=lambda cell: (OPS.index(cell[0]), models.index(cell[1]), cell[2]))
     arms = tuple(arm for arm in ARMS if any(arm in cell for cell in cells.values()))
-    dated = sorted(documents, key=lambda document: document["date"])
     return KernelRows(tuple(dated), {cell: cells[cell] for cell in order}, arms)
