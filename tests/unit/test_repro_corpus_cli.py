@@ -72,7 +72,7 @@ def test_a_dump_of_another_cause_is_a_wrong_cause_with_its_reasons(cli, finished
     assert code == 1
     assert "role is 'draft', not 'target'" in out
     assert "crashed: IllegalAddress" in out
-    assert "1 faults: 0 missed, 1 with a wrong cause; 1 clean runs: 0 false alarms" in out
+    assert "1 fault: 0 missed, 1 with a wrong cause; 1 clean run: 0 false alarms" in out
     assert f"gemma4-triage repro corpus --only {PAST_END.id}" in out
     assert f"Wrote {tmp_path}/verdict.json" in err
 
