@@ -1,5 +1,6 @@
 """The set of kernels is complete: per op one folder with the same four files, tests and a bench of the same stem."""
 
+import ast
 import importlib
 from pathlib import Path
 
@@ -51,3 +52,32 @@ def test_a_launcher_says_what_is_public_and_describes_it(op):
     launch = importlib.import_module(f"gemma4_kernels.{op}.launch")
     assert launch.__all__
     assert all(getattr(launch, name).__doc__ for name in launch.__all__)
+
+
+WAIT = "inputs_are_there(EARLY_LAUNCH)"
+# No kernel of a step writes them, so they may be read while the kernel ahead still runs.
+OF_THE_MODEL = {
+    *("weight", "next_weight", "first_weight", "second_weight", "dense_weight", "experts_weight"),
+    *("router_scale", "scale", "scalar"),
+}
+EARLY = [op for op in OPS if "EARLY_LAUNCH" in (PACKAGE / op / "kernel.py").read_text()]
+
+
+def test_the_fused_ops_start_early():
+    assert set(EARLY) == set(OPS) - {"page_guard"}
+
+
+@pytest.mark.parametrize("op", EARLY)
+def test_ahead_of_the_wait_a_kernel_reads_weights_only(op):
+    tree = ast.parse((PACKAGE / op / "kernel.py").read_text())
+    (kernel,) = [
+        node for node in tree.body if isinstance(node, ast.FunctionDef) and "EARLY_LAUNCH" in ast.unparse(node.args)
+    ]
+    # At the function's own level, so that every program waits.
+    (place,) = [number for number, line in enumerate(kernel.body) if ast.unparse(line) == WAIT]
+    calls = [node for line in kernel.body[:place] for node in ast.walk(line) if isinstance(node, ast.Call)]
+    memory = [call for call in calls if any(word in ast.unparse(call.func) for word in ("load", "store", "atomic"))]
+    pointers = {argument.arg for argument in kernel.args.args if argument.annotation is None}
+    read = [{n.id for n in ast.walk(call.args[0]) if isinstance(n, ast.Name)} & pointers for call in memory]
+    assert all(names and names <= OF_THE_MODEL for names in read), read
+    assert not any("store" in ast.unparse(call.func) or "atomic" in ast.unparse(call.func) for call in memory)
