@@ -16,7 +16,8 @@ from sglang.srt.plugins.hook_registry import HookRegistry
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.fusion import eligible, ops
 from gemma4_runtime.fusion.carried_norm import CarriedNorm
-from gemma4_runtime.fusion.paths import FUSED, Paths
+from gemma4_runtime.fusion.paths import FUSED, PATHS, Paths
+from gemma4_runtime.optimisations.moe_routing import FusedRouting
 from gemma4_runtime.patch import Kind
 from gemma4_runtime.session import Session
 from gemma4_runtime.settings import read_settings
@@ -119,6 +120,35 @@ class TestRows:
         assert eligible.alike(torch.ones(4, 16)[::2], first)
         for other in (torch.zeros(2, 15), torch.zeros(2, 16).half(), torch.zeros(16, 2).T, first.to("meta")):
             assert not eligible.alike(other, first)
+
+
+class TestRouting:
+    @pytest.mark.parametrize(
+        ("deterministic", "experts", "top_k", "renormalize", "reason"),
+        [
+            (False, 8, 2, True, FUSED),
+            (True, 8, 2, True, "deterministic inference"),
+            (False, 257, 2, True, "2 of 257 experts"),
+            (False, 32, 17, True, "17 of 32 experts"),
+            (False, 8, 2, False, "not renormalised"),
+        ],
+    )
+    def test_what_takes_sglangs_own(self, session, monkeypatch, deterministic, experts, top_k, renormalize, reason):
+        monkeypatch.setattr(eligible, "on_host_engine", lambda: True)
+        asked = SimpleNamespace(enable_deterministic_inference=deterministic, rl_on_policy_target=None)
+        monkeypatch.setattr(server_args, "_global_server_args", asked)
+        PATHS.__init__()
+        route = FusedRouting(lambda *given: given, torch.ones(experts))
+        logits = torch.randn(3, experts)
+        found = route(logits, logits, top_k, renormalize)
+        ((why, count),) = PATHS.document()["routing"].items()
+        PATHS.__init__()
+        assert reason in why
+        assert count == 1
+        if reason == FUSED:
+            assert torch.equal(found[1], logits.topk(top_k).indices.int())
+        else:
+            assert found == (logits, logits, top_k, renormalize)
 
 
 class TestRecord:

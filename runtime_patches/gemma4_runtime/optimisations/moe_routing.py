@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gemma4_kernels.routing.spec import MAX_EXPERTS, MAX_TOP_K
 from gemma4_runtime.fusion import ops
-from gemma4_runtime.fusion.eligible import rows_reason, switched_on
+from gemma4_runtime.fusion.eligible import rows_reason, server_reason, switched_on
 from gemma4_runtime.fusion.paths import PATHS
 
 OP = "routing"
@@ -45,4 +45,4 @@ def _reason(logits: Tensor, top_k: int, renormalize: bool) -> str | None:
         return "weights that are not renormalised"
     if logits.shape[-1] > MAX_EXPERTS or top_k > MAX_TOP_K:
         return f"{top_k} of {logits.shape[-1]} experts"
-    return rows_reason(logits)
+    return server_reason() or rows_reason(logits)
