@@ -88,6 +88,17 @@ class TestDoctor:
         own = "SGLang's own: gelu-tanh-mul (hidden states on cpu)"
         assert check["detail"] == f"pid 7; our kernel: routing; {own}"
 
+    @pytest.mark.parametrize(
+        "row", [{"paths": 5}, {"id": "routing", "paths": 5}, {"id": "routing", "paths": [5]}, {"paths": ["fused"]}]
+    )
+    def test_paths_that_are_damaged_are_passed_over(self, tmp_path, row):
+        (tmp_path / "guards").mkdir()
+        text = json.dumps({"pid": 9, "patches": [row]})
+        (tmp_path / "guards" / "20261121T100002_host_p9.json").write_text(text)
+        done = run("doctor", SGLANG_TRTLLM_MHA_DEBUG_DIR=str(tmp_path), GEMMA4_TRIAGE_PATCHES="default")
+        assert done.returncode == 0, done.stderr
+        assert "none has run" in " ".join(done.stdout.split())
+
     def test_ops_that_no_server_has_run(self, tmp_path):
         done = run("doctor", SGLANG_TRTLLM_MHA_DEBUG_DIR=str(tmp_path), GEMMA4_TRIAGE_PATCHES="default")
         assert "none has run" in " ".join(done.stdout.split())

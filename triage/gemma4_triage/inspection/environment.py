@@ -146,7 +146,7 @@ def _last_guards(root: Path) -> Check:
         text += f" (not {', '.join(absent)})" if absent else ""
         fired = [row["id"] for row in rows if row.get("self_test") == "fired"]
         text += f", self tests fired: {', '.join(fired)}" if fired else ""
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return Check("last guarded process", NOTE, f"{manifests[-1].name} cannot be read: {error}")
     state = OK if last.get("verified") and not absent else NOTE
     return Check("last guarded process", state, text + (", verified" if last.get("verified") else ", NOT verified"))
@@ -174,8 +174,14 @@ def _last_with_paths(root: Path) -> dict | None:
     for path in sorted((root / "guards").glob("*.json"), reverse=True):
         try:
             manifest = json.loads(path.read_text())
-            if any(row.get("paths") for row in manifest["patches"]) and "pid" in manifest:
+            rows = [row for row in manifest["patches"] if row.get("paths")]
+            if rows and "pid" in manifest and all(_names_paths(row) for row in rows):
                 return manifest
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
     return None
+
+
+def _names_paths(row: dict) -> bool:
+    texts = [row["id"], *row["paths"]] if isinstance(row["paths"], list) else [None]
+    return all(isinstance(text, str) for text in texts)
