@@ -11,6 +11,7 @@ from gemma4_triage.report.kernel_bench_plot import draw_kernels
 from gemma4_triage.report.kernel_rows import gather
 
 SVG = "{http://www.w3.org/2000/svg}"
+TIME = {"op": "routing", "model": "26b", "tokens": 1, "arm": "ours"}
 
 
 def document(models=("26b", "e4b"), tokens=(1, 64, 4096), arms=tuple(ARMS), **changes):
@@ -80,6 +81,9 @@ def test_cells_are_in_the_order_of_ops_and_models():
         ({"rows": [1]}, "rows are not as bench kernels writes them"),
         ({"date": None, "rows": []}, "holds no rows"),
         ({"partial": None, "versions": []}, "rows are not as bench kernels writes them"),
+        ({"device": []}, "its device is no text"),
+        ({"rows": [TIME | {"us": {"median": 1.0, "q10": 1.0, "q90": 1e999}}]}, "rows are not as bench kernels"),
+        ({"rows": [TIME | {"us": {"median": 1.0, "q10": 1.0, "q90": 10**400}}]}, "rows are not as bench kernels"),
     ],
 )
 def test_what_is_not_as_the_bench_writes_it(cli, tmp_path, changes, said):
@@ -87,6 +91,13 @@ def test_what_is_not_as_the_bench_writes_it(cli, tmp_path, changes, said):
     assert code == 2
     assert said in err
     assert not (tmp_path / "x.svg").exists()
+
+
+def test_brackets_without_end(cli, tmp_path):
+    (tmp_path / "rows.json").write_text("[" * 100_000)
+    code, _, err = cli("bench", "plot", tmp_path / "rows.json", "--out", tmp_path / "x.svg")
+    assert code == 2
+    assert "cannot be read as rows" in err
 
 
 def test_a_row_that_stands_twice_is_refused(cli, tmp_path):

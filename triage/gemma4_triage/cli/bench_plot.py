@@ -39,7 +39,7 @@ def plot(
         )
     try:
         picture = _draw(documents)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         what = f"{', '.join(map(str, rows))}: rows are not as {_verb(documents[0])} writes them: {_lacks(error)}"
         raise UsageMistake(what, _WRITER) from error
     write_text(out, picture)
@@ -69,8 +69,10 @@ def _read(path: Path) -> dict[str, Any]:
         kind, found = document["kind"], document["rows"]
         measurement = kind == _KERNELS or document["measurement"]
         # Which device, and which versions: rows of different ones are not drawn together.
-        _ = document["device"], document["versions"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        _ = document["versions"]
+        if not isinstance(document["device"], str):
+            raise TypeError("its device is no text")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageMistake(f"{path} cannot be read as rows: {_lacks(error)}", _WRITER) from error
     if kind not in (_PROBES, _KERNELS) or not found:
         raise UsageMistake(f"{path} holds no rows of bench probes or bench kernels", _WRITER)
