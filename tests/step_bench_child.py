@@ -1,8 +1,9 @@
 """A child of engine_process.py: the parts of `bench step` on the host engine, where a step runs eagerly.
 
 The spec: engine (arguments of ServerArgs), text (what differs from the toy's text_config), model (whose arms), broken
-(an op whose kernel is to be wrong in the end). The result: logits_std before and after the weights are redrawn; shipped
-and arms: what `answers` says of each; fused: arms to ops to calls; broken: the answer of its arm.
+(an op whose kernel is to be wrong in the end; rmsnorm-residual-scalar then leaves out the scalar). The result:
+logits_std before and after the weights are redrawn; shipped and arms: what `answers` says of each; fused: arms to ops
+to calls; broken: the answers of these arms.
 """
 
 import json
@@ -34,6 +35,7 @@ def let_experts_run() -> None:
 
 
 def main() -> None:
+    import torch
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
@@ -67,10 +69,11 @@ def main() -> None:
         loaded.step(requests, arm)
         fused[arm.name] = {op: calls - before.get(op, 0) for op, calls in fused_calls().items()}
     name = spec["broken"].replace("-", "_")
-    right = getattr(ops, name)
+    right, scaled = getattr(ops, name), ops.rmsnorm_residual_scalar
     setattr(ops, name, lambda first, *others: right(first * first, *others))
-    broken = [arm for arm in arms if arm.name in ("none", spec["broken"])]
-    last = [answer for _, answer in answers(loaded, broken, requests)][-1]
+    ops.rmsnorm_residual_scalar = lambda x, w, rows, scalar, eps: scaled(x, w, rows, torch.ones_like(scalar), eps)
+    broken = [arm for arm in arms if arm.name in ("none", spec["broken"], "rmsnorm-residual-scalar")]
+    last = {arm.name: answer for arm, answer in answers(loaded, broken, requests) if arm.name != "none"}
     result = {
         "logits_std": [dull.std().item(), shipped.std().item()],
         "shipped": compare(shipped, loaded.step(requests, arms[0])),

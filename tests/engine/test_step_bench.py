@@ -54,4 +54,5 @@ def test_arms_are_what_their_names_say_and_a_wrong_one_is_seen(tmp_path, model, 
         everything = calls | ({"rmsnorm-residual-scalar": 0} if arm == "all" else {})
         wanted = everything if arm == "all" else {op: count for op, count in calls.items() if op == arm}
         assert {op: count for op, count in fused.items() if count} == {op: c for op, c in wanted.items() if c}
-    assert not found["broken"]["right"]
+    assert set(found["broken"]) == {broken, *({"rmsnorm-residual-scalar"} & set(calls))}
+    assert not any(answer["right"] for answer in found["broken"].values()), found["broken"]

@@ -17,7 +17,7 @@ from sglang.srt.models.gemma4_causal import Gemma4DecoderLayer, Gemma4Router, Ge
 DRAWN = (
     "drawn in the process from a fixed seed: matrices normal with fan-in^-0.5, the router's with 2; norms uniform in "
     "0.5..1.5, those after a block in 0.1..0.3, q and k norms over the fourth root of the head dim; layer "
-    "scalars in 0.95..1.05"
+    "scalars in 0.5..1.5"
 )
 
 
@@ -36,7 +36,8 @@ def redraw(model: torch.nn.Module, seed: int = 0) -> None:
         _draw(name, parameter.data, generator)
     for module in text.modules():
         if isinstance(module, Gemma4DecoderLayer):
-            module.get_buffer("layer_scalar").uniform_(0.95, 1.05, generator=generator)
+            # Far enough from 1 that a step which leaves them out is another step.
+            module.get_buffer("layer_scalar").uniform_(0.5, 1.5, generator=generator)
         if isinstance(module, Gemma4Router):
             # SGLang folds it once, at the first forward, which has been.
             module.fuse_scale()
