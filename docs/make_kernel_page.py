@@ -54,7 +54,10 @@ def markdown(runs: Mapping[str, Mapping[str, Any]], sources: Mapping[str, Any]) 
 Microseconds per call, medians of rounds; quantiles stand in the rows. A call is one layer's, under CUDA-graph replay of
 all layers in a row, each with weights of its own and activations in turn, all arms interleaved. *of copy*: the share of
 an equal-byte copy's bandwidth that our kernel reaches. *of empty*: its time over an empty kernel's. The limits are the
-columns `copy` and `empty`. `flashinfer` and `sgl-kernel` compute a part of the op, and are no rivals.
+columns `copy` and `empty`. While tokens are few our kernels start before the kernel ahead of them has ended
+(`early_launch.py`); `copy` and `empty` do not, so a share may pass 100%. In a graph of one op the kernel ahead lets the
+next one start early, which not every kernel of a model does: `bench step` says what is left in one. `flashinfer` and
+`sgl-kernel` compute a part of the op, and are no rivals.
 
 ![Time per call against tokens](kernels.svg)
 

@@ -63,7 +63,9 @@ class Launcher:
         if device < 0 or bits & 15:
             self.kernel[(programs,)](*pointers, *strides, *numbers, *constants, **options)
             return
-        key = (device, num_warps, fuse, constants, *[pointer.dtype for pointer in pointers])
+        # A number's type is the compiled parameter's: an eps of 0 is not one of 0.0.
+        types = [*[pointer.dtype for pointer in pointers], *map(type, numbers)]
+        key = (device, num_warps, fuse, constants, *types)
         compiled = self._compiled.get(key)
         if compiled is None:
             arguments = (*pointers, *strides, *numbers, *constants)
@@ -73,5 +75,5 @@ class Launcher:
 
 @functools.cache
 def can_launch_early(device: int) -> bool:
-    """Has this CUDA device griddepcontrol, as Hopper and what came after it have?"""
-    return torch.cuda.get_device_capability(device)[0] >= 9
+    """Has this CUDA device griddepcontrol, as Hopper and what came after it have? ROCm calls its devices CUDA too."""
+    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 9

@@ -75,6 +75,11 @@ class Session:
             current._write_manifest()
 
     @classmethod
+    def current(cls) -> Session | None:
+        """This process's session, None if there is none."""
+        return cls._current
+
+    @classmethod
     def in_force(cls) -> Session:
         """This process's session. Raises RuntimePatchError, see `guard`."""
         cls.guard()

@@ -85,7 +85,7 @@ class TestDoctor:
         done = run("doctor", "--json", SGLANG_TRTLLM_MHA_DEBUG_DIR=str(tmp_path))
         (check,) = [one for one in json.loads(done.stdout)["checks"] if one["name"] == "ops of the last server"]
         assert check["state"] == "note"
-        own = "SGLang's own: gelu-tanh-mul (hidden states on cpu)"
+        own = "SGLang's own lines at least once: gelu-tanh-mul (hidden states on cpu)"
         assert check["detail"] == f"pid 7; our kernel: routing; {own}"
 
     @pytest.mark.parametrize(

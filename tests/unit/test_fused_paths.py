@@ -150,6 +150,17 @@ class TestRouting:
         else:
             assert found == (logits, logits, top_k, renormalize)
 
+    def test_rocm_calls_its_devices_cuda_too(self, session, monkeypatch):
+        monkeypatch.setattr(eligible, "on_host_engine", lambda: True)
+        monkeypatch.setattr(torch.version, "hip", "6.4")
+        assert eligible.rows_reason(torch.zeros(2, 16)) == "hidden states on ROCm"
+
+
+def test_a_model_that_outlives_its_session_has_no_op_in_force(session):
+    assert eligible.switched_on("routing")
+    session.stop()
+    assert not eligible.switched_on("routing")
+
 
 class TestRecord:
     def test_each_path_once_in_the_manifest_and_counted(self, session, tmp_path):
@@ -172,6 +183,7 @@ TRACED = """
 import json
 import torch
 from gemma4_runtime.fusion import ops
+from gemma4_runtime.fusion.paths import PATHS
 
 def draw(*shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
@@ -193,6 +205,9 @@ for name, arguments in calls.items():
     pairs = zip(plain, traced, strict=True) if isinstance(plain, tuple) else [(plain, traced)]
     assert all(torch.equal(a, b) for a, b in pairs), name
     torch.library.opcheck(getattr(ops, "_" + name), arguments)
+assert {op: set(paths) for op, paths in PATHS.document().items()} == {
+    name.replace("_", "-"): {"fused"} for name in calls
+}
 torch.library.opcheck(ops._ple_front_end, (draw(5, 3, 32), w, None, 64, 1e-6))
 print(json.dumps(sorted(calls)))
 """

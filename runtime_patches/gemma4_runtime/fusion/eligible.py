@@ -51,6 +51,8 @@ def rows_reason(rows: torch.Tensor) -> str | None:
     """Why hidden states cannot be taken: [T, H] with unit stride, on CUDA or on the host engine."""
     if not (rows.is_cuda or on_host_engine()):
         return f"hidden states on {rows.device.type}"
+    if torch.version.hip is not None:
+        return "hidden states on ROCm"
     if rows.dim() != 2 or rows.stride(1) != 1 or rows.dtype not in DTYPES:
         return f"hidden states of {rows.dim()} dimensions, {rows.dtype}"
     return None
@@ -72,5 +74,6 @@ def on_host_engine() -> bool:
 
 
 def switched_on(op: str) -> bool:
-    """Is the patch of this id in force?"""
-    return op in Session.in_force().in_force_ids
+    """Is the patch of this id in force? A model may outlive the session that it was made under."""
+    session = Session.current()
+    return session is not None and op in session.in_force_ids

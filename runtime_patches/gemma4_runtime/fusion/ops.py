@@ -3,7 +3,7 @@
 SGLang's piecewise CUDA graphs trace the model. A launch reads addresses, which a trace does not have, so there each op
 is opaque to it. Outside a trace a custom op would only cost the host time.
 
-All return new tensors and only read what they are given.
+All return new tensors and only read what they are given. What is traced counts itself where it runs.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from gemma4_kernels.rmsnorm_add import launch as add
 from gemma4_kernels.rmsnorm_residual_scalar import launch as residual_scalar
 from gemma4_kernels.routing import launch as router
 from gemma4_kernels.triple_rmsnorm import launch as triple
+from gemma4_runtime.fusion.paths import PATHS
 
 
 def routing(logits: Tensor, per_expert_scale: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
@@ -79,6 +80,7 @@ moe_cross_layer_norm = cross.moe_cross_layer_norm
 
 @torch.library.custom_op("gemma4_triage::routing", mutates_args=())
 def _routing(logits: Tensor, per_expert_scale: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    PATHS.took("routing")
     return router.routing(logits, per_expert_scale, top_k)
 
 
@@ -92,6 +94,7 @@ def _(logits: Tensor, per_expert_scale: Tensor, top_k: int) -> tuple[Tensor, Ten
 def _triple_rmsnorm(
     attention: Tensor, weight: Tensor, residual: Tensor, scale: Tensor, dense: Tensor, experts: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    PATHS.took("triple-rmsnorm")
     made = triple.triple_rmsnorm(attention, weight, residual, scale, dense, experts, eps)
     return made.residual, made.router, made.dense, made.experts
 
@@ -107,6 +110,7 @@ def _(
 def _post_attention_norms(
     attention: Tensor, weight: Tensor, residual: Tensor, next_weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
+    PATHS.took("post-attention-norms")
     return post_attention.post_attention_norms(attention, weight, residual, next_weight, eps)
 
 
@@ -117,6 +121,7 @@ def _(attention: Tensor, weight: Tensor, residual: Tensor, next_weight: Tensor, 
 
 @torch.library.custom_op("gemma4_triage::rmsnorm_add", mutates_args=())
 def _rmsnorm_add(x: Tensor, weight: Tensor, residual: Tensor, eps: float) -> Tensor:
+    PATHS.took("rmsnorm-add")
     return add.rmsnorm_add(x, weight, residual, eps)
 
 
@@ -127,6 +132,7 @@ def _(x: Tensor, weight: Tensor, residual: Tensor, eps: float) -> Tensor:
 
 @torch.library.custom_op("gemma4_triage::gelu_tanh_mul", mutates_args=())
 def _gelu_tanh_mul(gate: Tensor, ple: Tensor) -> Tensor:
+    PATHS.took("gelu-tanh-mul")
     return gelu.gelu_tanh_mul(gate, ple)
 
 
@@ -137,6 +143,7 @@ def _(gate: Tensor, ple: Tensor) -> Tensor:
 
 @torch.library.custom_op("gemma4_triage::rmsnorm_residual_scalar", mutates_args=())
 def _rmsnorm_residual_scalar(x: Tensor, weight: Tensor, residual: Tensor, scalar: Tensor, eps: float) -> Tensor:
+    PATHS.took("rmsnorm-residual-scalar")
     return residual_scalar.rmsnorm_residual_scalar(x, weight, residual, scalar, eps)
 
 
@@ -147,6 +154,7 @@ def _(x: Tensor, weight: Tensor, residual: Tensor, scalar: Tensor, eps: float) -
 
 @torch.library.custom_op("gemma4_triage::ple_front_end", mutates_args=())
 def _ple_front_end(projection: Tensor, weight: Tensor, ple: Tensor | None, hidden_size: int, eps: float) -> Tensor:
+    PATHS.took("ple-front-end")
     return front_end.ple_front_end(projection, weight, ple, hidden_size, eps)
 
 

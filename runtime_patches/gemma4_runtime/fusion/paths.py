@@ -1,8 +1,8 @@
 """Which path an op took: ours, or SGLang's own and why.
 
-Counted where Python runs: a CUDA graph counts when it is captured and not when it is replayed, and what torch.compile
-traces is not counted. A path that is new is written to this process's guard manifest, where `gemma4-triage doctor`
-finds it; the counts are in /server_info.
+Counted where Python runs: a CUDA graph counts when it is captured and not when it is replayed; what torch.compile
+traces counts where the compiled graph runs our op, and SGLang's own lines in it do not count. A path that is new is
+written to this process's guard manifest, where `gemma4-triage doctor` finds it; the counts are in /server_info.
 """
 
 from __future__ import annotations

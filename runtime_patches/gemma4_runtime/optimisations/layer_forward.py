@@ -10,7 +10,8 @@
 |                              | PLE); then the next layer's norm | or rmsnorm-residual-scalar without        |
 | end, experts                 | one; then the next layer's norm  | cross-layer-norm                          |
 
-With an op on, a layer's input is left as it was; SGLang adds into it, which spoils hidden states captured there.
+With post-attention-norms or triple-rmsnorm a layer's input is left as it was; SGLang adds into it, which spoils hidden
+states captured there.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ def _paths_taken(root: Path) -> Check:
         if row.get("paths") and row["paths"] != ["fused"]
     ]
     parts = [f"our kernel: {', '.join(fused)}"] if fused else []
-    parts += [f"SGLang's own: {', '.join(others)}"] if others else []
+    parts += [f"SGLang's own lines at least once: {', '.join(others)}"] if others else []
     return Check(name, NOTE if others else OK, f"pid {last['pid']}; " + "; ".join(parts))
 
 
