@@ -171,13 +171,17 @@ class Attachment:
 
     def uninstall(self) -> None:
         """Put back the very objects that SGLang shipped. Safe to call twice, and after a failed `register`."""
+        wrappers: dict[int, tuple[Any, Any]] = {}
         for applied in reversed(self._applied):
             if applied.edit is not None:
                 applied.edit.restore()
             elif isinstance(applied.attachment, Bind):
                 applied.site.restore()
             else:
-                _unhook(applied)
+                wrapped = _unhook(applied)
+                if wrapped is not applied.site.raw:
+                    wrappers[id(wrapped)] = wrapped, applied.site.function
+        _rebind_importers(wrappers)
         self._applied.clear()
         self.missing.clear()
         # Hooks of other plugins on the same targets were taken off with ours; put them back.
@@ -229,23 +233,27 @@ def _closure(function: Any) -> list[Any]:
     return [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
 
 
-def _unhook(applied: _Applied) -> None:
+def _unhook(applied: _Applied) -> Any:
+    """Takes all of a target's hooks off with this one; returns what stood there, SGLang's own if another did so."""
     path = applied.site.path
     hooks = HookRegistry._hooks.get(path, [])
     hooks[:] = [hook for hook in hooks if hook[1] is not applied.implementation]
     if not hooks:
         HookRegistry._hooks.pop(path, None)
     HookRegistry._patched.discard(path)
-    wrapped = applied.site.current()
+    wrapped = vars(applied.site.owner).get(applied.site.name)
     applied.site.restore()
-    if isinstance(applied.site.owner, ModuleType):
-        _rebind_importers(wrapped, applied.site.raw)
+    return wrapped
 
 
-def _rebind_importers(wrapped: Any, original: Any) -> None:
-    """HookRegistry also rebinds modules that imported the function by name; walk the same modules back."""
-    for module in list(sys.modules.values()):
+def _rebind_importers(wrappers: dict[int, tuple[Any, Any]]) -> None:
+    """HookRegistry also rebinds every module's name that held the original, a method's too; walk the same back.
+
+    wrappers: by the wrapper's id, it and the original.
+    """
+    for module in list(sys.modules.values()) if wrappers else ():
         if isinstance(module, ModuleType):
             for name, value in list(vars(module).items()):
-                if value is wrapped and value is not original:
+                wrapped, original = wrappers.get(id(value), (None, None))
+                if wrapped is not None and value is wrapped:
                     setattr(module, name, original)

@@ -6,6 +6,7 @@ import sys
 from importlib.metadata import entry_points
 
 import pytest
+from sglang.srt.models.gemma4_causal import Gemma4DecoderLayer
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from gemma4_runtime import plugin, session
@@ -25,6 +26,8 @@ from gemma4_runtime.targets import TARGETS
 
 RELEASE = "0.5.13.post1"
 MISSING = object()
+# A method that a module holds by a name of its own: HookRegistry finds that name as well.
+METHOD = Gemma4DecoderLayer.forward
 
 
 def snapshot():
@@ -42,7 +45,7 @@ def importers():
     """A module that imported a hooked function by name, which HookRegistry rebinds too."""
     from sglang.srt.speculative import eagle_info, frozen_kv_mtp_worker
 
-    return eagle_info.verify_tree_greedy_func, frozen_kv_mtp_worker.target_kv_pool_view
+    return eagle_info.verify_tree_greedy_func, frozen_kv_mtp_worker.target_kv_pool_view, METHOD
 
 
 def same(before, after):
