@@ -12,13 +12,16 @@ from gemma4_repro.toys.language import held_out_prompts
 from gemma4_repro.toys.locate import toy_path
 
 NEW_TOKENS = 6
-# Three past the window, four within it.
-LONG, SHORT = 3, 4
+# Three past the window, 32 within it.
+LONG, SHORT = 3, 32
 PROMPTS = held_out_prompts(LONG, 101, seed=7) + held_out_prompts(SHORT, 20, seed=8)
-# Of SGLang's own rms error: ours against fp32; ours against SGLang's, of which two independent errors make 1.4.
+# Of a row's rms error, the median: ours over SGLang's own; ours against SGLang's, of which two independent errors
+# make 1.4. A median, because an expert near-tie that falls the other way throws its row far off, SGLang's too.
 ERROR, DIFFERENCE = 1.15, 2.0
 # Two logits that are closer than so many of that error are a tie to either.
 TIE = 4.0
+# A row that is further off than so many of that error is thrown: none without experts, with them one in twenty.
+FAR, THROWN = 5.0, {"toy-e4b": 0.0, "toy-26b": 0.05}
 
 
 def exact_logits(toy: str, tokens: list[list[int]]) -> torch.Tensor:
@@ -39,19 +42,28 @@ def assert_parity(toy: str, runs: dict[tuple[str, ...], dict[str, Any]]) -> None
     plain = torch.tensor(runs[()]["logits"])
     exact = exact_logits(toy, runs[()]["tokens"])
     assert exact.std() > 1
-    own = rms(plain[:, LONG:] - exact)
+    own = errors(plain[:, LONG:] - exact).median().item()
     assert 0.01 < own < 0.1 * exact.std(), own
     top = plain.topk(2, dim=-1).values
     gaps = top[..., 0] - top[..., 1]
     found = {}
     for chosen, run in runs.items():
         logits = torch.tensor(run["logits"])
-        found["+".join(chosen)] = (rms(logits[:, LONG:] - exact) / own, rms(logits - plain) / own)
+        error, off = errors(logits[:, LONG:] - exact) / own, errors(logits - plain) / own
+        thrown = (error > FAR).double().mean()
+        found["+".join(chosen)] = tuple(round(one.item(), 3) for one in (error.median(), off.median(), thrown))
         same = torch.tensor(run["tokens"]).T == torch.tensor(runs[()]["tokens"]).T
         assert (same | (gaps < TIE * own)).all(), (chosen, gaps[~same])
-    print(f"{toy}: rms error of SGLang's bf16 logits {own:.4f}; ours over it, and the difference over it: {found}")
-    assert all(error <= ERROR and off <= DIFFERENCE for error, off in found.values()), found
+    print(
+        f"{toy}: median rms error of a row of SGLang's bf16 logits {own:.4f}; over it ours, and ours against SGLang's;"
+    )
+    print(f"share of rows that an expert's near-tie threw: {found}")
+    for error, off, thrown in found.values():
+        assert error <= ERROR, found
+        assert off <= DIFFERENCE, found
+        assert thrown <= THROWN[toy], found
 
 
-def rms(tensor: torch.Tensor) -> float:
-    return tensor.double().pow(2).mean().sqrt().item()
+def errors(logits: torch.Tensor) -> torch.Tensor:
+    """[..., vocabulary] to the rms of each row, fp64, flat."""
+    return logits.double().pow(2).mean(-1).sqrt().flatten()

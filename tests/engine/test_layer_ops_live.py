@@ -90,7 +90,13 @@ def test_in_bf16_they_are_no_further_from_fp32_than_sglang(toy, tmp_path, engine
         engine_process.HOST | {"GEMMA4_TRIAGE_PATCHES": ",".join(ops)},
         240,
         {
-            "engine": engine_arguments | {"model_path": str(toy_path(toy)), "dtype": "bfloat16"},
+            "engine": engine_arguments
+            | {
+                "model_path": str(toy_path(toy)),
+                "dtype": "bfloat16",
+                "max_running_requests": 40,
+                "swa_full_tokens_ratio": 0.7,
+            },
             "prompts": PROMPTS,
             "new_tokens": BF16_TOKENS,
             "sets": sets,

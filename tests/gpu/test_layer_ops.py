@@ -24,9 +24,9 @@ ENGINE = {
     "page_size": 16,
     "max_total_tokens": 4096,
     "swa_full_tokens_ratio": 0.5,
-    "max_running_requests": 8,
+    "max_running_requests": 40,
     "mem_fraction_static": 0.5,
-    "cuda_graph_bs": [1, 8],
+    "cuda_graph_bs": [1, 40],
     "dtype": "bfloat16",
     "sampling_backend": "pytorch",
     "grammar_backend": "none",
@@ -38,7 +38,7 @@ MODES = {
     "piecewise": {
         "disable_piecewise_cuda_graph": False,
         "enforce_piecewise_cuda_graph": True,
-        "piecewise_cuda_graph_tokens": [128, 512],
+        "piecewise_cuda_graph_tokens": [128, 1024],
     },
 }
 

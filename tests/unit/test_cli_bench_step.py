@@ -133,3 +133,12 @@ def test_the_process_that_finds_no_cuda_is_an_error_with_its_words(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(EnvironmentLacks, match="torch finds no CUDA device"):
         run_plan(StepPlan(("e4b",), (1,), 6, ("none",), 5, 60.0), print)
+
+
+@pytest.mark.parametrize("minutes", ["inf", "nan", "0.5", "-1", "soon"])
+@pytest.mark.parametrize("verb", ["step", "kernels", "probes"])
+def test_a_time_that_is_none_is_refused(cli, verb, minutes):
+    code, out, err = cli("bench", verb, "--max-minutes", minutes)
+    assert (code, out) == (2, "")
+    assert minutes in err
+    assert "a number of minutes from 1 on" in err

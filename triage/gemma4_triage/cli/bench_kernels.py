@@ -7,10 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gemma4_triage.cli.bench_options import deliver, need_cuda, read_counts, read_words
+from gemma4_triage.cli.bench_options import (
+    Force,
+    MaxMinutes,
+    Out,
+    deliver,
+    exit_code,
+    need_cuda,
+    read_counts,
+    read_words,
+)
 from gemma4_triage.cli.output import say
 from gemma4_triage.cli.output_file import refuse_existing
-from gemma4_triage.errors import ExitCode, UsageMistake, for_user
+from gemma4_triage.cli.store_options import AsJson
+from gemma4_triage.errors import UsageMistake, for_user
 
 if TYPE_CHECKING:
     from gemma4_repro.kernel_bench.plan import KernelPlan
@@ -40,12 +50,10 @@ def kernels(
         typer.Option("--compile-cache", metavar="DIR", help="Keep compiled code there, for the next run to load."),
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=5, help="Samples per arm and cell, as far as time goes.")] = 50,
-    max_minutes: Annotated[
-        float, typer.Option("--max-minutes", min=1, help="For everything; then report what there is, as partial.")
-    ] = 9.0,
-    out: Annotated[Path | None, typer.Option("--out", metavar="PATH", help="Write the rows there, as JSON.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite --out.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    max_minutes: MaxMinutes = 9.0,
+    out: Out = None,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Time our fused kernels at the models' real sizes, each as a CUDA graph of all layers, all arms interleaved.
 
@@ -66,7 +74,7 @@ def kernels(
     except ReproError as error:
         raise for_user(error) from error
     deliver(KIND, document, print_kernel_bench, out, as_json)
-    raise typer.Exit(ExitCode.INTERRUPTED if interrupted else _exit_code(document))
+    raise typer.Exit(exit_code(document, interrupted))
 
 
 def _plan(
@@ -132,8 +140,3 @@ def _measure(plan: KernelPlan, compile_cache: Path | None) -> tuple[dict[str, An
     if measured.interrupted and not measured.samples:
         raise KeyboardInterrupt
     return kernel_bench_document(plan, measured, project, router), measured.interrupted
-
-
-def _exit_code(document: dict[str, Any]) -> ExitCode:
-    met = all(target["status"] == "met" for target in document["targets"])
-    return ExitCode.OK if met and not document["wrong"] else ExitCode.VIOLATION

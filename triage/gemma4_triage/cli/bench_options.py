@@ -2,16 +2,51 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from gemma4_triage.cli.output import emit_json, stdout_console
 from gemma4_triage.cli.output_file import write_output
-from gemma4_triage.errors import EnvironmentCannot, UsageMistake
+from gemma4_triage.errors import EnvironmentCannot, ExitCode, UsageMistake
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+def _minutes(text: str | float) -> float:
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = math.nan
+    # An infinity is none: a device is lent for a time, and a bench that is cut off has no rows.
+    if not 1 <= minutes < math.inf:
+        raise UsageMistake(f"--max-minutes {text!r} cannot be read", "a number of minutes from 1 on")
+    return minutes
+
+
+MaxMinutes = Annotated[
+    float,
+    typer.Option(
+        "--max-minutes",
+        parser=_minutes,
+        metavar="MINUTES",
+        help="For everything; then report what there is, as partial.",
+    ),
+]
+Out = Annotated[Path | None, typer.Option("--out", metavar="PATH", help="Write the rows there, as JSON.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite --out.")]
+
+
+def exit_code(document: dict[str, Any], interrupted: bool) -> ExitCode:
+    """OK if every target is met and no answer is wrong."""
+    if interrupted:
+        return ExitCode.INTERRUPTED
+    met = all(target["status"] == "met" for target in document["targets"])
+    return ExitCode.OK if met and not document["wrong"] else ExitCode.VIOLATION
 
 
 def read_counts(option: str, text: str, most: int, example: str) -> tuple[int, ...]:

@@ -67,14 +67,15 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         kind, found = document["kind"], document["rows"]
-        measurement = kind == _KERNELS or document["measurement"]
+        drawn = kind in (_PROBES, _KERNELS) and bool(found)
+        measurement = kind != _PROBES or document["measurement"]
         # Which device, and which versions: rows of different ones are not drawn together.
         _ = document["versions"]
         if not isinstance(document["device"], str):
             raise TypeError("its device is no text")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageMistake(f"{path} cannot be read as rows: {_lacks(error)}", _WRITER) from error
-    if kind not in (_PROBES, _KERNELS) or not found:
+    if not drawn:
         raise UsageMistake(f"{path} holds no rows of bench probes or bench kernels", _WRITER)
     if not measurement:
         raise UsageMistake(

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gemma4_triage.cli.bench_options import deliver, need_cuda, read_counts
+from gemma4_triage.cli.bench_options import Force, MaxMinutes, Out, deliver, need_cuda, read_counts
 from gemma4_triage.cli.output import say
 from gemma4_triage.cli.output_file import refuse_existing
+from gemma4_triage.cli.store_options import AsJson
 from gemma4_triage.errors import EnvironmentCannot, ExitCode, UsageMistake, for_user
 
 if TYPE_CHECKING:
@@ -21,8 +22,8 @@ _MTP = {"on": (True,), "off": (False,), "both": (False, True)}
 
 
 def probes(
-    out: Annotated[Path | None, typer.Option("--out", metavar="PATH", help="Write the rows there, as JSON.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite --out.")] = False,
+    out: Out = None,
+    force: Force = False,
     arms: Annotated[
         str | None, typer.Option("--arms", metavar="IDS", help="Comma-separated; none is always measured.")
     ] = None,
@@ -38,9 +39,7 @@ def probes(
     copies: Annotated[
         int, typer.Option("--copies", min=1, max=8, help="Servers of each arm: equal programs differ in speed.")
     ] = 1,
-    max_minutes: Annotated[
-        float, typer.Option("--max-minutes", min=1, help="For everything; then write what there is, as partial.")
-    ] = 9.0,
+    max_minutes: MaxMinutes = 9.0,
     run_folder: Annotated[
         Path | None,
         typer.Option("--run-folder", metavar="DIR", help="For logs, instead of one below the state directory."),
@@ -49,7 +48,7 @@ def probes(
         bool,
         typer.Option("--host-engine", help="Smoke run with the toys on this CPU: one round, and no measurement."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure what each arm adds to a decode step of SGLang's server, all arms interleaved.
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gemma4_triage.cli.bench_options import deliver, need_cuda, read_counts, read_words
+from gemma4_triage.cli.bench_options import (
+    Force,
+    MaxMinutes,
+    Out,
+    deliver,
+    exit_code,
+    need_cuda,
+    read_counts,
+    read_words,
+)
 from gemma4_triage.cli.output import say
 from gemma4_triage.cli.output_file import refuse_existing
-from gemma4_triage.errors import ExitCode, UsageMistake, for_user
+from gemma4_triage.cli.store_options import AsJson
+from gemma4_triage.errors import UsageMistake, for_user
 
 if TYPE_CHECKING:
     from gemma4_repro.step_bench.plan import StepPlan
@@ -32,12 +41,10 @@ def step(
         str | None, typer.Option("--arms", metavar="IDS", help="Comma-separated; none is always measured.")
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=5, help="Samples per arm and batch.")] = 20,
-    max_minutes: Annotated[
-        float, typer.Option("--max-minutes", min=1, help="For everything; then report what there is, as partial.")
-    ] = 9.0,
-    out: Annotated[Path | None, typer.Option("--out", metavar="PATH", help="Write the rows there, as JSON.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite --out.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    max_minutes: MaxMinutes = 9.0,
+    out: Out = None,
+    force: Force = False,
+    as_json: AsJson = False,
 ) -> None:
     """Time a decode step of SGLang's own model runner at the models' real sizes, all arms on the same weights.
 
@@ -57,7 +64,7 @@ def step(
     except ReproError as error:
         raise for_user(error) from error
     deliver(KIND, document, print_step_bench, out, as_json)
-    raise typer.Exit(ExitCode.INTERRUPTED if interrupted else _exit_code(document))
+    raise typer.Exit(exit_code(document, interrupted))
 
 
 def _plan(
@@ -98,8 +105,3 @@ def _measure(plan: StepPlan) -> tuple[dict[str, Any], bool]:
     if measured.interrupted and not measured.samples:
         raise KeyboardInterrupt
     return step_bench_document(plan, measured, project), measured.interrupted
-
-
-def _exit_code(document: dict[str, Any]) -> ExitCode:
-    met = all(target["status"] == "met" for target in document["targets"])
-    return ExitCode.OK if met and not document["wrong"] else ExitCode.VIOLATION
