@@ -9,6 +9,7 @@ from gemma4_runtime.errors import SettingsError
 from gemma4_runtime.patch import ATTACH_ORDER, Kind, Patch
 from gemma4_runtime.settings import HostEngine, Leak, Mode, Settings
 
+YOCO = "yoco"
 _SELECTABLE = (Kind.FIX, Kind.OPTIMISATION)
 
 
@@ -24,6 +25,9 @@ def select(settings: Settings, catalog: Iterable[Patch] = CATALOG) -> tuple[Patc
         chosen |= {patch.id for patch in catalog if patch.kind is Kind.HOST_LEAF}
     chosen |= _named("GEMMA4_TRIAGE_FAULTS", settings.faults, _of_kind(catalog, Kind.FAULT))
     chosen |= _edited("GEMMA4_TRIAGE_PATCHES", settings.patches, _of_kind(catalog, *_SELECTABLE))
+    if settings.yoco is not None:
+        # The pull request's own knob has the last word on its patch.
+        chosen = chosen | {YOCO} if settings.yoco else chosen - {YOCO}
     if settings.mode is not Mode.OFF:
         probes = {name: patch for name, patch in _of_kind(catalog, Kind.PROBE).items() if patch.asked_by == "mode"}
         unnamed = {name for name, patch in probes.items() if not _costs_too_much(patch, settings.mode)}

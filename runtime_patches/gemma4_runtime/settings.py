@@ -63,12 +63,13 @@ class DeviceModel(StrEnum):
 _MODE_WORDS = {"": "off", "0": "off", "off": "off", "log": "log", "contain": "contain", "trap": "trap", "1": "on"}
 _LEAK_WORDS = {"": "off", "0": "off", "off": "off", "dump": "dump", "raise": "raise"}
 _YES_OR_NO = {"": False, "0": False, "1": True}
+_AS_CHOSEN = {"": None, "0": False, "1": True}
 _HOST_WORDS = {"": "off", "0": "off", "off": "off", "1": "on", "force": "force"}
 
 
 def _word(table: Mapping[str, Any]) -> BeforeValidator:
     def read(value: Any) -> Any:
-        if isinstance(value, bool):
+        if value is None or isinstance(value, bool):
             # The default; from the environment come words.
             return value
         word = str(value).strip().lower()
@@ -105,6 +106,13 @@ def _steps(value: Any) -> int:
     return int(word)
 
 
+def _rows(value: Any) -> int:
+    word = str(value).strip() or "256"
+    if not word.isascii() or not word.isdigit() or int(word) < 1:
+        raise ValueError("allowed: a number of tokens, 1 or more")
+    return int(word)
+
+
 _Items = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_items)]
 
 ALLOW_MISSING = "GEMMA4_TRIAGE_ALLOW_MISSING"
@@ -134,6 +142,8 @@ class Settings(BaseSettings):
     device_model: Annotated[DeviceModel, _word({"": "sm100", "sm100": "sm100", "sm90": "sm90"})] = Field(
         DeviceModel.SM100, validation_alias="GEMMA4_TRIAGE_DEVICE_MODEL"
     )
+    yoco: Annotated[bool | None, _word(_AS_CHOSEN)] = Field(None, validation_alias="SGLANG_GEMMA4_YOCO")
+    yoco_rows: Annotated[int, BeforeValidator(_rows)] = Field(256, validation_alias="GEMMA4_TRIAGE_YOCO_ROWS")
     allow_missing: Annotated[bool, _word(_YES_OR_NO)] = Field(False, validation_alias=ALLOW_MISSING)
 
     @property
@@ -152,7 +162,7 @@ class Settings(BaseSettings):
         return (
             self.mode is Mode.OFF
             and self.leak is Leak.OFF
-            and not (self.patches or self.faults)
+            and not (self.patches or self.faults or self.yoco)
             and self.host_engine is HostEngine.OFF
         )
 

@@ -75,6 +75,8 @@ TARGETS: dict[str, dict[str, str]] = {
         "gemma4.attention_init": f"{_SRT}.models.gemma4_causal.Gemma4Attention.__init__",
         "gemma4.layer_forward": f"{_SRT}.models.gemma4_causal.Gemma4DecoderLayer.forward",
         "gemma4.moe_init": f"{_SRT}.models.gemma4_causal.Gemma4MoE.__init__",
+        "gemma4.text_forward": f"{_SRT}.models.gemma4_causal.Gemma4TextModel.forward",
+        "forward_batch.init_new": f"{_SRT}.model_executor.forward_batch_info.ForwardBatch.init_new",
         "gemma4.text_model_init": f"{_SRT}.models.gemma4_causal.Gemma4TextModel.__init__",
         "gemma4.project_ple": f"{_SRT}.models.gemma4_causal.Gemma4TextModel.project_per_layer_inputs",
         "scheduler.run_batch": f"{_SCHEDULER}.run_batch",

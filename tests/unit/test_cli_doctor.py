@@ -35,9 +35,9 @@ class TestDoctor:
         assert "Traceback" not in done.stderr
 
     def test_a_patch_that_does_not_exist(self):
-        done = run("doctor", GEMMA4_TRIAGE_PATCHES="default,+yoco")
+        done = run("doctor", GEMMA4_TRIAGE_PATCHES="default,+yoko")
         assert done.returncode == 2
-        assert "yoco" in done.stderr
+        assert "yoko" in done.stderr
 
     def test_a_plugin_filter_that_shuts_us_out(self):
         done = run("doctor", SGLANG_TRTLLM_MHA_DEBUG="1", SGLANG_PLUGINS="other")

@@ -211,7 +211,7 @@ class TestUsage:
                 ["--debug", "banana"],
                 "SGLANG_TRTLLM_MHA_DEBUG='banana' cannot be read: allowed: 0, off, log, contain, trap, 1",
             ),
-            (["--patches", "yoco"], "yoco"),
+            (["--patches", "yoko"], "yoko"),
             (["--patches", "default,-swa-window-width"], "not chosen before it"),
             (["--faults", "page-table"], "GEMMA4_TRIAGE_FAULTS"),
             (["--faults", "swa-alloc-oob,swa-alloc-oob"], "named twice"),

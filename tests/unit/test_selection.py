@@ -81,7 +81,7 @@ def test_order_is_leaves_faults_fixes_probes(monkeypatch):
     [
         ("GEMMA4_TRIAGE_FAULTS", "swa-stale", r"swa-stale.*allowed: .*swa-state-stale"),
         ("GEMMA4_TRIAGE_FAULTS", "swa-state-swap", "allowed"),
-        ("GEMMA4_TRIAGE_PATCHES", "default,-yoco", r"yoco.*allowed: .*swa-state-swap"),
+        ("GEMMA4_TRIAGE_PATCHES", "default,-yoko", r"yoko.*allowed: .*swa-state-swap"),
         ("GEMMA4_TRIAGE_PATCHES", "default,-nope", r"='default,-nope' names nope"),
         ("GEMMA4_TRIAGE_PATCHES", "+-swa-state-swap", "names -swa-state-swap"),
         ("GEMMA4_TRIAGE_PATCHES", "swa-state-swap,default", "can only come first"),
@@ -117,3 +117,24 @@ def test_observers_and_one_replacement_share_a_target():
 
 def test_the_whole_catalog_can_be_attached_together():
     check_conflicts(CATALOG)
+
+
+def test_yocos_own_knob_has_the_last_word(monkeypatch):
+    monkeypatch.setenv("SGLANG_GEMMA4_YOCO", "0")
+    assert "yoco" not in chosen(monkeypatch, GEMMA4_TRIAGE_PATCHES="default")
+    assert "yoco" not in chosen(monkeypatch, GEMMA4_TRIAGE_PATCHES="yoco")
+    assert read_settings().model_copy(update={"patches": ()}).wants_nothing
+    monkeypatch.setenv("SGLANG_GEMMA4_YOCO", "1")
+    assert "yoco" in chosen(monkeypatch, GEMMA4_TRIAGE_PATCHES="default,-yoco")
+    monkeypatch.delenv("GEMMA4_TRIAGE_PATCHES")
+    assert [patch.id for patch in select(read_settings())] == ["yoco"]
+    assert not read_settings().wants_nothing
+    monkeypatch.setenv("SGLANG_GEMMA4_YOCO", "")
+    assert select(read_settings()) == ()
+
+
+@pytest.mark.parametrize(("variable", "value"), [("SGLANG_GEMMA4_YOCO", "yes"), ("GEMMA4_TRIAGE_YOCO_ROWS", "0")])
+def test_what_yoco_cannot_read_is_refused(monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SettingsError, match=rf"{variable}='{value}' cannot be read: allowed: "):
+        read_settings()

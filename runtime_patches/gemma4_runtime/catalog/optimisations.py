@@ -79,4 +79,12 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         "open up to 0.5.23",
         Hook("gemma4.project_ple", How.AROUND, f"{_AT}.ple_front_end:around_project"),
     ),
+    _kernel(
+        "yoco",
+        "in a prefill, layers that share keys run on the last token of each request alone",
+        "feature F13: YOCO fast prefill of the pull requests, whose Triton path reads another token's keys",
+        "open up to 0.5.23",
+        Hook("gemma4.text_forward", How.AROUND, f"{_AT}.yoco_prefill:around_text_forward"),
+        Hook("forward_batch.init_new", How.AROUND, f"{_AT}.yoco_prefill:around_batch_init"),
+    ),
 )

@@ -1,0 +1,51 @@
+"""A child of engine_process.py: one engine serves one round of requests after the other; what came out, per round.
+
+The spec: engine (keyword arguments), rounds (each: prompts, which are sent at once, new_tokens, and what else
+`async_generate` takes). The result: {rounds: per round, per prompt {tokens, logprobs: [step][token id], prompt: log
+probabilities of the prompt's tokens, hidden: rows of hidden states per step, cached: tokens}, paths}.
+"""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+VOCABULARY = 512
+
+
+def main(spec_path: str, result_path: str) -> None:
+    spec = json.loads(Path(spec_path).read_text())
+    from sglang.srt.entrypoints.engine import Engine
+
+    engine = Engine(**spec["engine"])
+    rounds = [serve(engine, **one) for one in spec["rounds"]]
+    paths = engine.get_server_info()["internal_states"][0].get("gemma4_triage_paths", {})
+    engine.shutdown()
+    Path(result_path).write_text(json.dumps({"rounds": rounds, "paths": paths}))
+
+
+def serve(engine, prompts, new_tokens, **more):
+    sampling = {"temperature": 0, "ignore_eos": True, "max_new_tokens": new_tokens}
+    arguments = {"return_logprob": True, "token_ids_logprob": list(range(VOCABULARY))} | more
+
+    async def gather():
+        return await asyncio.gather(
+            *(engine.async_generate(input_ids=prompt, sampling_params=sampling, **arguments) for prompt in prompts)
+        )
+
+    return [read(answer) for answer in engine.loop.run_until_complete(gather())]
+
+
+def read(answer):
+    meta = answer["meta_info"]
+    return {
+        "tokens": answer["output_ids"],
+        "logprobs": [[value for value, *_ in step] for step in meta.get("output_token_ids_logprobs") or []],
+        "prompt": [value for value, *_ in meta.get("input_token_logprobs") or []],
+        "hidden": meta.get("hidden_states"),
+        "cached": meta["cached_tokens"],
+    }
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
