@@ -58,7 +58,7 @@ WAIT = "inputs_are_there(EARLY_LAUNCH)"
 # No kernel of a step writes them, so they may be read while the kernel ahead still runs.
 OF_THE_MODEL = {
     *("weight", "next_weight", "first_weight", "second_weight", "dense_weight", "experts_weight"),
-    *("router_scale", "scale", "scalar"),
+    *("q_weight", "k_weight", "router_scale", "scale", "scalar"),
 }
 EARLY = [op for op in OPS if "EARLY_LAUNCH" in (PACKAGE / op / "kernel.py").read_text()]
 

@@ -12,6 +12,7 @@ from gemma4_kernels.cross_layer_norm.launch import cross_layer_norm, moe_cross_l
 from gemma4_kernels.gelu_tanh_mul.launch import gelu_tanh_mul
 from gemma4_kernels.ple_front_end.launch import ple_front_end
 from gemma4_kernels.post_attention_norms.launch import post_attention_norms
+from gemma4_kernels.qk_norm_rope.launch import qk_norm_rope
 from gemma4_kernels.rmsnorm_add.launch import rmsnorm_add
 from gemma4_kernels.rmsnorm_residual_scalar.launch import rmsnorm_residual_scalar
 from gemma4_kernels.routing.launch import routing
@@ -24,6 +25,7 @@ post_attention_norms(rows, weight, rows, weight)
 ple_front_end(rows[:, None], weight, None, 16)
 triple_rmsnorm(rows, weight, rows, weight, weight, weight)
 cross_layer_norm(rows, weight, rows, one, weight)
+qk_norm_rope(rows, rows, rows, weight, weight, rows, torch.arange(2))
 moe_cross_layer_norm(rows, weight, rows, weight, weight, rows, one, weight)
 print(routing(rows, weight, 4)[1][0].tolist())
 """
@@ -50,6 +52,7 @@ from triton.compiler import ASTSource
 ROW = {"WIDTH": 2816, "BLOCK": 4096, "EAGER": False}
 TILE = {"WIDTH": 256, "BLOCK": 256, "TILE": 16, "EAGER": True}
 CROSS = ROW | {"GATHERS": True, "HAS_HIDDEN": True, "HAS_NEXT": True, "EARLY": False}
+HEADS = {"Q_HEADS": 8, "KV_HEADS": 2, "HALF": 128}
 KERNELS = [
     ("rmsnorm_add", ROW),
     ("rmsnorm_residual_scalar", ROW),
@@ -58,10 +61,13 @@ KERNELS = [
     ("cross_layer_norm", CROSS | {"TWO_BRANCHES": True}),
     ("gelu_tanh_mul", TILE),
     ("ple_front_end", TILE | {"LAYERS": 35, "HAS_PLE": True}),
+    ("qk_norm_rope", HEADS | {"TILE": 1, "EAGER": False}),
+    ("qk_norm_rope", HEADS | {"TILE": 8, "EAGER": True}),
     ("routing", {"EXPERTS": 128, "TOP_K": 8, "BLOCK": 128, "TILE": 4, "EAGER": False}),
 ]
 TYPES = {"row_ids": "*i64", "router_scale": "*fp32", "weights": "*fp32", "ids": "*i32", "rows": "i32", "pairs": "i32",
-         "tokens": "i32", "eps": "fp32", "factor": "fp32", "root": "fp32"}
+         "tokens": "i32", "eps": "fp32", "factor": "fp32", "root": "fp32", "positions": "*i64",
+         "cos_sin_cache": "*fp32"}
 def before_the_wait(ptx):
     assert ptx.count("griddepcontrol.wait") == ptx.count("griddepcontrol.launch_dependents") == 1
     ahead = ptx.split("griddepcontrol.wait")[0]
@@ -81,7 +87,7 @@ for op, constants in KERNELS:
     }
     for capability in (90, 100):
         source, target = ASTSource(kernel, signature, constants, aligned), GPUTarget("cuda", capability, 32)
-        compiled = triton.compile(source, target=target, options={"num_warps": 4})
+        compiled = triton.compile(source, target=target, options={"num_warps": 1 if constants.get("TILE") == 1 else 4})
         ptx = compiled.asm["ptx"]
         vectors = re.findall(r"ld[.]global[.a-zA-Z0-9_:]*[.]v[248][.]b(?:32|64)", ptx)
         print(op, capability, len(vectors) > 0, ".local" in ptx, "redux.sync" in ptx, compiled.metadata.shared > 0,
@@ -92,7 +98,7 @@ for op, constants in KERNELS:
 def test_each_compiles_for_hopper_and_blackwell_with_vector_loads_and_without_local_memory(tmp_path):
     out = run(COMPILE, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     lines = [line.split() for line in out.splitlines()]
-    assert len(lines) == 16
+    assert len(lines) == 20
     for op, capability, vectors, local, redux, shared, ahead in lines:
         loads, stores = map(int, ahead.split("+"))
         # Weights only, of which gelu_tanh_mul has none.
