@@ -73,6 +73,7 @@ TARGETS: dict[str, dict[str, str]] = {
         "mtp.expand_for_topk": f"{_FROZEN}._expand_for_topk_draft",
         "mtp.graph_runner_init": f"{_MTP_GRAPH}.__init__",
         "gemma4.attention_init": f"{_SRT}.models.gemma4_causal.Gemma4Attention.__init__",
+        "gemma4.attention_forward": f"{_SRT}.models.gemma4_causal.Gemma4Attention.forward",
         "gemma4.layer_forward": f"{_SRT}.models.gemma4_causal.Gemma4DecoderLayer.forward",
         "gemma4.moe_init": f"{_SRT}.models.gemma4_causal.Gemma4MoE.__init__",
         "gemma4.text_forward": f"{_SRT}.models.gemma4_causal.Gemma4TextModel.forward",

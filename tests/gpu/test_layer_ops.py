@@ -9,12 +9,13 @@ from layer_op_parity import NEW_TOKENS, PROMPTS, assert_parity
 pytestmark = pytest.mark.gpu
 
 OPS_OF = {
-    "toy-26b": ("cross-layer-norm", "routing", "triple-rmsnorm"),
+    "toy-26b": ("cross-layer-norm", "qk-norm-rope", "routing", "triple-rmsnorm"),
     "toy-e4b": (
         "cross-layer-norm",
         "gelu-tanh-mul",
         "ple-front-end",
         "post-attention-norms",
+        "qk-norm-rope",
         "rmsnorm-add",
         "rmsnorm-residual-scalar",
     ),

@@ -197,6 +197,7 @@ calls = {
     "gelu_tanh_mul": (rows, draw(5, 3, 32)[:, 1]),
     "rmsnorm_residual_scalar": (rows, w, more, one, 1e-6),
     "ple_front_end": (draw(5, 3, 32), w, draw(5, 3, 32) + 1, 64, 1e-6),
+    "qk_norm_rope": (*draw(5, 160).split([96, 32, 32], dim=1), w, w + 1, draw(9, 32), torch.arange(5), 1e-6),
 }
 for name, arguments in calls.items():
     op = getattr(ops, name)
@@ -209,6 +210,10 @@ assert {op: set(paths) for op, paths in PATHS.document().items()} == {
     name.replace("_", "-"): {"fused"} for name in calls
 }
 torch.library.opcheck(ops._ple_front_end, (draw(5, 3, 32), w, None, 64, 1e-6))
+shared = (draw(5, 96), None, None, w, w, draw(9, 32), torch.arange(5), 1e-6)
+traced = torch.compile(lambda *a: ops.qk_norm_rope(*a), fullgraph=True, backend="aot_eager", dynamic=True)(*shared)
+assert torch.equal(ops.qk_norm_rope(*shared).q, traced.q) and traced.k is None and traced.v is None
+torch.library.opcheck(ops._qk_norm_rope, shared)
 print(json.dumps(sorted(calls)))
 """
 

@@ -20,6 +20,7 @@ OPS = (
     "rmsnorm-residual-scalar",
     "cross-layer-norm",
     "ple-front-end",
+    "qk-norm-rope",
 )
 ARMS = {
     NONE: "the plugin is loaded, none of the ops is in force: every hook passes on to SGLang's own lines",
@@ -51,7 +52,7 @@ def has(op: str, size: ModelSize) -> bool:
         return size.has_experts
     if op in ("rmsnorm-add", "gelu-tanh-mul", "ple-front-end"):
         return size.has_ple
-    return op == "cross-layer-norm" or not size.has_experts
+    return op in ("cross-layer-norm", "qk-norm-rope") or not size.has_experts
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,13 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         Hook("gemma4.project_ple", How.AROUND, f"{_AT}.ple_front_end:around_project"),
     ),
     _kernel(
+        "qk-norm-rope",
+        "the norms of queries, keys and values and the rotation of the first two in one launch, out of place",
+        "a kernel of this project; the release's rope kernel asks a layer without keys for keys of zeros",
+        "two launches in the release, three in layers without keys of their own",
+        Hook("gemma4.attention_forward", How.AROUND, f"{_AT}.qk_norm_rope:around_attention_forward"),
+    ),
+    _kernel(
         "yoco",
         "in a prefill, layers that share keys run on the last token of each request alone",
         "feature F13: YOCO fast prefill of the pull requests, whose Triton path reads another token's keys",

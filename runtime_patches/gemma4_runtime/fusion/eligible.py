@@ -10,8 +10,11 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.layernorm import Gemma4RMSNorm, RMSNorm
+from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
+from sglang.srt.layers.rotary_embedding.rope_variant import Gemma4RotaryEmbedding
 from sglang.srt.server_args import get_global_server_args
 
+from gemma4_kernels.qk_norm_rope.spec import MAX_HEAD_DIM
 from gemma4_kernels.row_arguments import DTYPES
 from gemma4_kernels.row_plan import MAX_WIDTH
 from gemma4_runtime.session import Session
@@ -35,6 +38,21 @@ def norms_reason(*norms: Any) -> str | None:
         if norm.weight.dtype not in DTYPES or norm.weight.shape[-1] > MAX_WIDTH:
             return f"a norm's weight is {list(norm.weight.shape)} {norm.weight.dtype}"
     return "norms with different eps" if len({eps_of(norm) for norm in norms}) > 1 else None
+
+
+def rope_reason(rotary: Any, head_dim: int) -> str | None:
+    """Why this is no turn of all pairs of a head, by a table of sines and cosines; None if it is.
+
+    Of either class the table is [P, head_dim], and so is Gemma4RotaryEmbedding's rotary_dim: it fills up a partial turn
+    with angles of 0. What a table holds is read at each call, because SGLang replaces one that has become too short.
+    """
+    if type(rotary) not in (RotaryEmbedding, Gemma4RotaryEmbedding) or not rotary.is_neox_style:
+        return f"a {type(rotary).__name__} that is not Gemma-4's"
+    if not rotary.head_size == rotary.rotary_dim == head_dim:
+        return f"a rotation of {rotary.rotary_dim} of {head_dim} elements"
+    if head_dim & (head_dim - 1) or not 2 <= head_dim <= MAX_HEAD_DIM:
+        return f"heads of {head_dim} elements"
+    return None
 
 
 def server_reason() -> str | None:

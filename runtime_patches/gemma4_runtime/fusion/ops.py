@@ -15,6 +15,7 @@ from gemma4_kernels.cross_layer_norm import launch as cross
 from gemma4_kernels.gelu_tanh_mul import launch as gelu
 from gemma4_kernels.ple_front_end import launch as front_end
 from gemma4_kernels.post_attention_norms import launch as post_attention
+from gemma4_kernels.qk_norm_rope import launch as norm_rope
 from gemma4_kernels.rmsnorm_add import launch as add
 from gemma4_kernels.rmsnorm_residual_scalar import launch as residual_scalar
 from gemma4_kernels.routing import launch as router
@@ -71,6 +72,23 @@ def ple_front_end(projection: Tensor, weight: Tensor, ple: Tensor | None, hidden
     if torch.compiler.is_compiling():
         return _ple_front_end(projection, weight, ple, hidden_size, eps)
     return front_end.ple_front_end(projection, weight, ple, hidden_size, eps)
+
+
+def qk_norm_rope(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos_sin_cache: Tensor,
+    positions: Tensor,
+    eps: float,
+) -> norm_rope.Roped:
+    """(q', k', v'), [T, heads * D] each; k' and v' are None without k and v."""
+    if torch.compiler.is_compiling():
+        made = _qk_norm_rope(q, k, v, q_weight, k_weight, cos_sin_cache, positions, eps)
+        return norm_rope.Roped(*made) if k is not None else norm_rope.Roped(made[0], None, None)
+    return norm_rope.qk_norm_rope(q, k, v, q_weight, k_weight, cos_sin_cache, positions, eps)
 
 
 # Carried norms are not followed through a trace, so these two need no custom op.
@@ -161,6 +179,37 @@ def _ple_front_end(projection: Tensor, weight: Tensor, ple: Tensor | None, hidde
 @_ple_front_end.register_fake
 def _(projection: Tensor, weight: Tensor, ple: Tensor | None, hidden_size: int, eps: float) -> Tensor:
     return _new(projection)
+
+
+# A custom op cannot return an optional tensor.
+@torch.library.custom_op("gemma4_triage::qk_norm_rope", mutates_args=())
+def _qk_norm_rope(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos_sin_cache: Tensor,
+    positions: Tensor,
+    eps: float,
+) -> list[Tensor]:
+    PATHS.took("qk-norm-rope")
+    made = norm_rope.qk_norm_rope(q, k, v, q_weight, k_weight, cos_sin_cache, positions, eps)
+    return [one for one in made if one is not None]
+
+
+@_qk_norm_rope.register_fake
+def _(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos_sin_cache: Tensor,
+    positions: Tensor,
+    eps: float,
+) -> list[Tensor]:
+    return [_new(one) for one in (q, k, v) if one is not None]
 
 
 def _new(like: Tensor) -> Tensor:

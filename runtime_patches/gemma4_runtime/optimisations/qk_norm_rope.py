@@ -1,0 +1,104 @@
+"""Our kernel in the place of the norms of Q, K and V and the rotation in `Gemma4Attention.forward`.
+
+SGLang launches `gemma_qkv_rmsnorm` and a rope kernel, both in place; where a layer reads another layer's keys, also a
+fill, for a K of zeros that the rope kernel turns and nobody reads. Here it is one launch, and no K there. The KV pool's
+store stays where it is, in the attention layer: the probes hook it, and a sliding layer's pool translates the locations
+first.
+
+What is not asked for each time, because it never changes: norms, the kind of rotation, the server's arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gemma4_kernels.row_arguments import DTYPES
+from gemma4_runtime.fusion import ops
+from gemma4_runtime.fusion.eligible import (
+    eps_of,
+    norms_reason,
+    rope_reason,
+    rows_reason,
+    server_reason,
+    switched_on,
+)
+from gemma4_runtime.fusion.paths import PATHS
+
+OP = "qk-norm-rope"
+_ASKED = "_gemma4_triage_qk_norm_rope"
+
+
+def around_attention_forward(
+    original: Callable[..., Any],
+    attention: Any,
+    positions: Tensor,
+    hidden_states: Tensor,
+    forward_batch: Any,
+    **kwargs: Any,
+) -> Tensor:
+    """Around `Gemma4Attention.forward`: positions [T], hidden_states [T, H], to [T, H]."""
+    if not switched_on(OP):
+        return original(attention, positions, hidden_states, forward_batch, **kwargs)
+    reason = _layer_reason(attention) or rows_reason(hidden_states)
+    reason = reason or _places_reason(attention, positions, hidden_states)
+    if reason is None:
+        qkv, _ = attention.qkv_proj(hidden_states)
+        if (reason := rows_reason(qkv)) is None:
+            PATHS.took(OP)
+            return _attend(attention, _heads(attention, qkv, positions), forward_batch)
+    PATHS.took(OP, reason)
+    return original(attention, positions, hidden_states, forward_batch, **kwargs)
+
+
+def _attend(attention: Any, heads: tuple[Tensor, Tensor | None, Tensor | None], forward_batch: Any) -> Tensor:
+    attended = attention.attn(*heads, forward_batch=forward_batch, save_kv_cache=not attention.is_kv_shared_layer)
+    output, _ = attention.o_proj(attended.flatten(-2, -1) if attended.dim() == 3 else attended)
+    return output
+
+
+def _heads(attention: Any, qkv: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """q [T, heads, D], and k and v [T, KV heads, D] or None."""
+    size = attention.head_dim
+    q, k, v = qkv.split([attention.q_size, attention.kv_size, attention.kv_size], dim=-1)
+    # A draft model learns after it was made that it reads the target's keys.
+    shared = attention.is_kv_shared_layer and attention.kv_shared_layer_index is not None
+    q, k, v = ops.qk_norm_rope(
+        q,
+        None if shared else k,
+        None if shared else v,
+        attention.q_norm.weight,
+        attention.k_norm.weight,
+        attention.rotary_emb.cos_sin_cache,
+        positions,
+        eps_of(attention.q_norm),
+    )
+    q = q.unflatten(-1, (attention.num_heads, size))
+    if k is None or v is None:
+        return q, None, None
+    return q, k.unflatten(-1, (attention.num_kv_heads, size)), v.unflatten(-1, (attention.num_kv_heads, size))
+
+
+def _layer_reason(attention: Any) -> str | None:
+    """Asked once for each layer."""
+    asked = getattr(attention, _ASKED, None)
+    if asked is None:
+        norms = attention.q_norm, attention.k_norm, attention.v_norm
+        reason = server_reason() or norms_reason(*norms) or rope_reason(attention.rotary_emb, attention.head_dim)
+        if reason is None and attention.v_norm.with_scale:
+            reason = "a norm of V with a learned weight"
+        asked = (reason,)
+        setattr(attention, _ASKED, asked)
+    return asked[0]
+
+
+def _places_reason(attention: Any, positions: Tensor, hidden_states: Tensor) -> str | None:
+    table = attention.rotary_emb.cos_sin_cache
+    if table.dtype not in DTYPES or table.device != hidden_states.device:
+        return f"a table of angles of {table.dtype} on {table.device}"
+    if positions.shape != hidden_states.shape[:1] or positions.dtype not in (torch.int32, torch.int64):
+        return f"positions of {positions.dim()} dimensions, {positions.dtype}"
+    return None if positions.stride(0) == 1 else "positions that are apart"
