@@ -27,6 +27,7 @@ MUL = _VECTOR.format(
     *["at::native::BinaryFunctor<float, float, float, at::native::binary_internal::MulFunctor<float> >"] * 2
 )
 GELU = _VECTOR.format(*["at::native::GeluCUDAKernelImpl(at::TensorIteratorBase&, at::native::GeluType)"] * 2)
+FILL = _VECTOR.format(*["at::native::FillFunctor<c10::BFloat16>"] * 2)
 GATHER = "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*, int, long, long, long, long, bool)"
 ARG_MAX = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::ArgMaxOps<float>, uint> >"
 SGLANG_ROUTING = "_gemma4_routing_kernel"
@@ -37,9 +38,12 @@ FRONT = [GATHER, MUL, GATHER, MUL, GEMM, MUL, NORM, ADD, MUL]
 """Embeddings, and the per-layer inputs of all layers."""
 E_LAYER = [NORM, GEMM, QK_NORM, ROPE, STORE, XQA, GEMM, NORM, ADD_NORM, GEMM, ACT, GEMM, SPLIT_K, NORM, ADD]
 E_LAYER += [GEMM, GELU, MUL, GEMM, NORM, ADD, MUL]
+SHARED_LAYER = [name for launch in E_LAYER for name in ([launch, FILL] if launch == QK_NORM else [launch])]
+SHARED_LAYER.remove(STORE)
+"""Of a layer that reads another layer's keys: the rope kernel gets keys of zeros, and nothing is stored."""
 MOE_LAYER = [NORM, GEMM, QK_NORM, ROPE, STORE, XQA, GEMM, NORM, ADD_NORM, GEMM, ACT, GEMM, NORM, GEMM, NORM]
 MOE_LAYER += [SGLANG_ROUTING, "moe_align_block_size_kernel", MOE, ACT, MOE, "_moe_sum_reduce_kernel", DUAL]
-FUSED_LAYER = [NORM, GEMM, QK_NORM, ROPE, STORE, XQA, GEMM, "post_attention_norms_kernel", GEMM, ACT, GEMM]
+FUSED_LAYER = [NORM, GEMM, "qk_norm_rope_kernel", STORE, XQA, GEMM, "post_attention_norms_kernel", GEMM, ACT, GEMM]
 FUSED_LAYER += ["rmsnorm_add_kernel", GEMM, "gelu_tanh_mul_kernel", GEMM, "rmsnorm_residual_scalar_kernel"]
 TAIL = [NORM, GEMM]
 DRAFT = [NORM, GEMM, QK_NORM, ROPE, XQA, GEMM] * 4

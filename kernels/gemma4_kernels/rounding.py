@@ -9,12 +9,13 @@ from typing import NamedTuple
 class Rounding(Enum):
     """Where a fused op rounds to the tensors' dtype. Compiled in, so the other mode costs nothing.
 
-    EAGER: after every operation after which Hugging Face's eager model has a tensor in memory. Same bits as eager,
-    except where the order of a sum of squares moves the last bit of fp32 over a rounding boundary. Such an element is a
-    unit off, and every later rounding on its way to the output can add one: an output with n roundings after its first
-    sum (EAGER_ROUNDINGS of the op's spec) is up to n units off; most elements have the same bits. Nothing narrower can
-    be promised: torch's own CPU and CUDA sums have different orders. The tests hold every element to its op's units,
-    and how many elements may have other bits, or be more than a unit off.
+    EAGER: after every operation after which Hugging Face's eager model has a tensor in memory; of qk_norm_rope SGLang's
+    kernels, see its spec. Same bits as eager, except where the order of a sum of squares moves the last bit of fp32
+    over a rounding boundary. Such an element is a unit off, and every later rounding on its way to the output can add
+    one: an output with n roundings after its first sum (EAGER_ROUNDINGS of the op's spec) is up to n units off; most
+    elements have the same bits. Nothing narrower can be promised: torch's own CPU and CUDA sums have different orders.
+    The tests hold every element to its op's units, and how many elements may have other bits, or be more than a unit
+    off.
     FP32: at the stores only. Closer to the exact result, and not the bits of any unfused model.
     """
 

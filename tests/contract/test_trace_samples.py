@@ -59,6 +59,10 @@ def test_sglangs_sequences_are_found_in_every_layer(sample):
     for op in ("rmsnorm_residual_scalar", "post_attention_norms", "gelu_tanh_mul", "rmsnorm_add", "cross_layer_norm"):
         assert matches[op] >= layers, op
     assert matches["ple_front_end"] == 1
+    assert matches["qk_norm_rope"] == layers
+    # In a layer without keys of its own there is a fill, too.
+    (op,) = [use for use in found.replaceable if use.op == "qk_norm_rope"]
+    assert op.launches == 2 * layers + header["gemma4_triage"]["model"]["layers_without_kv"]
 
 
 def test_our_kernels_are_found_where_they_were_on(sample):
@@ -70,7 +74,10 @@ def test_our_kernels_are_found_where_they_were_on(sample):
     for op in ("post_attention_norms", "gelu_tanh_mul", "rmsnorm_add", "cross_layer_norm"):
         assert present[op] >= layers, op
     assert present["ple_front_end"] == 1
-    assert found.replaceable_launches <= 0.1 * layers
+    # A trace from before qk_norm_rope still has all that it replaces.
+    (op,) = [use for use in found.replaceable if use.op == "qk_norm_rope"]
+    assert op.present + op.matches == layers
+    assert found.replaceable_launches - op.launches <= 0.1 * layers
 
 
 def test_it_is_small_and_names_no_machine(sample):

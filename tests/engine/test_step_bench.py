@@ -22,8 +22,9 @@ OPS_OF_E4B = {
     "rmsnorm-residual-scalar": LAYERS,
     "cross-layer-norm": LAYERS,
     "ple-front-end": 1,
+    "qk-norm-rope": LAYERS,
 }
-OPS_OF_26B = dict.fromkeys(("routing", "triple-rmsnorm", "cross-layer-norm"), LAYERS)
+OPS_OF_26B = dict.fromkeys(("routing", "triple-rmsnorm", "cross-layer-norm", "qk-norm-rope"), LAYERS)
 
 
 @pytest.mark.parametrize(

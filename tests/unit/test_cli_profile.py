@@ -32,7 +32,7 @@ def test_what_a_person_sees(cli, trace):
     assert row[1:] == [f"{3 * (len(e4b(6)) + 3):.1f}", "100.0%", f"{len(e4b(6)) + 3:.1f}"]
     (row,) = [line.split() for line in lines if line.startswith("rmsnorm_add")]
     assert row[1:4] == ["6", "12", "36.0"]
-    assert lines[-1].endswith("64 launches of 192.0 us per step")
+    assert lines[-1].endswith("76 launches of 228.0 us per step")
 
 
 def test_the_document(cli, trace):

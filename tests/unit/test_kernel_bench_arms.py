@@ -14,9 +14,9 @@ from gemma4_repro.kernel_bench.replay_clock import ROTATED_BYTES, sets_for
 # On a GPU host the release's Triton kernels are not interpreted.
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = {
-    "moe": ModelShape("moe", 64, 3, 16, 4, 0),
-    "ple": ModelShape("ple", 64, 3, 0, 0, 32),
-    "dense": ModelShape("dense", 64, 3, 0, 0, 0),
+    "moe": ModelShape("moe", 64, 3, 16, 4, 0, 4, 2, 16, 0),
+    "ple": ModelShape("ple", 64, 3, 0, 0, 32, 3, 1, 32, 1),
+    "dense": ModelShape("dense", 64, 3, 0, 0, 0, 2, 2, 16, 0),
 }
 CELLS = [(op, name) for op in OPS for name, model in SMALL.items() if applies(op, model)]
 
@@ -31,22 +31,42 @@ def fused_add_rmsnorm(x, residual, weight, eps):
     x.copy_(rmsnorm(residual, weight, eps))
 
 
-# sgl_kernel's own need CUDA; what is tested is the order in which they are called, and with what.
-NORMS = Norms(rmsnorm, fused_add_rmsnorm)
+def qkv_rmsnorm(q, k, v, q_weight, k_weight, num_q_heads, num_kv_heads, head_dim, eps):
+    """As SGLang documents it: in place, V without a weight."""
+    heads = {"q": (q, q_weight, num_q_heads), "k": (k, k_weight, num_kv_heads), "v": (v, None, num_kv_heads)}
+    for rows, weight, count in heads.values():
+        if rows is not None:
+            one = torch.ones(head_dim, device=rows.device) if weight is None else weight
+            rows.copy_(rmsnorm(rows.unflatten(-1, (count, head_dim)), one, eps).flatten(-2))
+
+
+def rope(q, k, cos_sin_cache, positions, *, is_neox):
+    """As SGLang documents it: [T, heads, D] each, in place."""
+    assert is_neox
+    cos, sin = cos_sin_cache[positions][:, None].chunk(2, dim=-1)
+    for rows in (q, k):
+        x, y = rows.float().chunk(2, dim=-1)
+        rows.copy_(torch.cat((x * cos - y * sin, y * cos + x * sin), dim=-1))
+
+
+# The libraries' own need CUDA; what is tested is the order in which they are called, and with what.
+NORMS = Norms(rmsnorm, fused_add_rmsnorm, qkv_rmsnorm, rope)
 
 
 def flat(result):
     return (result,) if isinstance(result, torch.Tensor) else tuple(result)
 
 
+@pytest.mark.parametrize("layer", [1, 2])
 @pytest.mark.parametrize(("op", "model"), CELLS)
-def test_ours_eager_and_the_releases_agree(op, model):
+def test_ours_eager_and_the_releases_agree(op, model, layer):
     arms = arms_of(op, SMALL[model], 5, DEVICE)
     activations, weights = arms.activations(), arms.weights()
     if op == "routing":
         # Eager's topk breaks ties as it likes: no ties.
         activations = (torch.rand(5, 16).argsort(dim=1).to(torch.bfloat16).to(DEVICE) / 4,)
-    arguments = arms.arguments(activations, weights, 2)
+    # Of the model that has some, the second layer is without keys of its own.
+    arguments = arms.arguments(activations, weights, layer)
     wanted = flat(arms.eager(*arguments))
     found = {rounding.value: flat(arms.ours(*arguments, rounding=rounding)) for rounding in Rounding}
     # Last, because the release adds into its input.
@@ -63,9 +83,14 @@ def test_ours_eager_and_the_releases_agree(op, model):
 def test_moved_bytes_are_those_of_the_activations_in_and_out(op, model):
     arms = arms_of(op, SMALL[model], 7, "cpu")
     activations = arms.activations()
-    read = arms.arguments(activations, arms.weights(), 0)[: len(activations)]
-    written = flat(arms.ours(*arms.arguments(activations, arms.weights(), 0), rounding=Rounding.FP32))
-    assert arms.moved_bytes == sum(tensor.numel() * tensor.itemsize for tensor in (*read, *written))
+    moved = []
+    for layer in range(3):
+        arguments = arms.arguments(activations, arms.weights(), layer)
+        tensors = *arguments[: len(activations)], *flat(arms.ours(*arguments, rounding=Rounding.FP32))
+        moved.append(sum(tensor.numel() * tensor.itemsize for tensor in tensors if tensor is not None))
+    assert arms.moved_bytes == round(sum(moved) / 3)
+    # Layers differ where some have no keys of their own.
+    assert (len(set(moved)) > 1) == (op == "qk_norm_rope" and SMALL[model].shared_layers > 0)
 
 
 @pytest.mark.parametrize(("op", "model"), CELLS)
@@ -120,9 +145,9 @@ def test_every_op_is_measured_on_some_model_and_every_model_with_some_ops():
     cells = plan.cells()
     assert {op for op, _, _ in cells} == set(OPS)
     ops = {model.id: [op for op, one, tokens in cells if one == model and tokens == 1] for model in MODELS}
-    assert ops["26b"] == ["routing", "triple_rmsnorm", "cross_layer_norm"]
+    assert ops["26b"] == ["routing", "triple_rmsnorm", "cross_layer_norm", "qk_norm_rope"]
     assert ops["e2b"] == ops["e4b"]
-    assert ops["31b"] == ["rmsnorm_residual_scalar", "post_attention_norms", "cross_layer_norm"]
+    assert ops["31b"] == ["rmsnorm_residual_scalar", "post_attention_norms", "cross_layer_norm", "qk_norm_rope"]
     assert plan_from_dict(plan.as_dict()) == plan
     assert choose("op", ["triple_rmsnorm", "routing"], OPS) == ("routing", "triple_rmsnorm")
 

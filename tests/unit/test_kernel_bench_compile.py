@@ -115,7 +115,7 @@ def test_a_second_process_loads_what_the_first_has_compiled(monkeypatch, tmp_pat
     """torch.compile itself, for this CPU."""
     # Which vector instructions there are, Inductor finds out by compiling a program and importing torch for each set.
     monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "0")
-    small = ModelShape("small", 32, 2, 0, 0, 16)
+    small = ModelShape("small", 32, 2, 0, 0, 16, 2, 1, 16, 1)
     said = []
     first = compile_ahead([("rmsnorm_add", small, 2)], tmp_path, 240, said.append, device="cpu")
     assert (first.missing, first.cached) == ({}, 0)

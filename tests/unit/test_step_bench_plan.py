@@ -49,8 +49,8 @@ def test_other_numbers_of_layers_are_refused_with_those_that_there_are(layers):
 
 def test_a_model_has_the_arms_of_its_ops():
     ops = {model: plan().arms_of(model)[3:] for model in SIZES}
-    assert ops["26b"] == ("routing", "triple-rmsnorm", "cross-layer-norm")
-    assert ops["31b"] == ("post-attention-norms", "rmsnorm-residual-scalar", "cross-layer-norm")
+    assert ops["26b"] == ("routing", "triple-rmsnorm", "cross-layer-norm", "qk-norm-rope")
+    assert ops["31b"] == ("post-attention-norms", "rmsnorm-residual-scalar", "cross-layer-norm", "qk-norm-rope")
     assert ops["e4b"] == ops["e2b"] == tuple(op for op in OPS if op not in ("routing", "triple-rmsnorm"))
     assert plan(arms=("all",)).arms_of("26b") == (NONE, "all")
     assert plan().ops_of("all", "26b") == ops["26b"]

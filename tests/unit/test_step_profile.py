@@ -272,11 +272,16 @@ class TestReplaceable:
             "post_attention_norms": (6, 12),
             "gelu_tanh_mul": (6, 12),
             "rmsnorm_add": (6, 12),
+            "qk_norm_rope": (6, 12),
             "cross_layer_norm": (6, 24),
         }
 
+    def test_layers_that_read_another_layers_keys_fill_some_with_zeros(self):
+        model = [*ex.FRONT, *ex.E_LAYER * 4, *ex.SHARED_LAYER * 2, *ex.TAIL]
+        assert uses(profile(decode(model)))["qk_norm_rope"] == (6, 4 * 2 + 2 * 3)
+
     def test_of_a_mixture_of_experts(self):
-        expected = {"triple_rmsnorm": (5, 20), "routing": (5, 5), "cross_layer_norm": (5, 10)}
+        expected = {"triple_rmsnorm": (5, 20), "routing": (5, 5), "qk_norm_rope": (5, 10), "cross_layer_norm": (5, 10)}
         assert uses(profile(decode(moe(5)))) == expected
 
     def test_of_a_dense_model_without_per_layer_embeddings(self):
@@ -287,16 +292,18 @@ class TestReplaceable:
 
     def test_no_launch_is_counted_twice_in_the_total(self):
         found = profile(decode(e4b(6)))
-        assert found.replaceable_launches == 4 + 6 * (2 + 2 + 2 + 4)
+        assert found.replaceable_launches == 4 + 6 * (2 + 2 + 2 + 2 + 4)
         assert found.replaceable_us == pytest.approx(3 * found.replaceable_launches)
 
     def test_what_is_ours_already(self):
         found = profile(decode(fused(6)))
         assert uses(found) == {"cross_layer_norm": (6, 12)}
         present = {use.op: use.present for use in found.replaceable if use.present}
-        ops = ("rmsnorm_residual_scalar", "post_attention_norms", "gelu_tanh_mul", "rmsnorm_add")
+        ops = ("rmsnorm_residual_scalar", "post_attention_norms", "gelu_tanh_mul", "rmsnorm_add", "qk_norm_rope")
         assert present == {"ple_front_end": 1} | dict.fromkeys(ops, 6)
-        assert families(found)["gemma4-triage"] == 25
+        assert families(found)["gemma4-triage"] == 31
+        assert found.layers.count == 6
+        assert "qk_norm_rope_kernel" in found.layers.source
 
     @pytest.mark.parametrize("between", [ex.COPY, ex.GEMM, "zzz"])
     def test_a_launch_in_between_breaks_a_sequence(self, between):

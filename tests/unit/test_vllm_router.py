@@ -58,10 +58,10 @@ def test_a_file_without_them_is_refused(tmp_path):
 
 def test_it_is_an_arm_of_routing_alone(file):
     assert [op for op in OPS if has_arm(op, "vllm")] == ["routing"]
-    cell = Cell("routing", ModelShape("moe", 64, 3, 16, 4, 0), 5, "cpu", file)
+    cell = Cell("routing", ModelShape("moe", 64, 3, 16, 4, 0, 4, 2, 16, 0), 5, "cpu", file)
     assert [tuple(one.shape) for one in cell.call_of("vllm")(0)] == [(5, 4), (5, 4)]
     with pytest.raises(ValueError, match="no file of vLLM's is named"):
-        Cell("routing", ModelShape("moe", 64, 3, 16, 4, 0), 5, "cpu").call_of("vllm")
+        Cell("routing", ModelShape("moe", 64, 3, 16, 4, 0, 4, 2, 16, 0), 5, "cpu").call_of("vllm")
 
 
 def test_a_function_s_source_has_its_decorators_and_its_end():

@@ -11,7 +11,7 @@ from gemma4_repro.kernel_bench.norm_arms import (
     TripleRmsnorm,
 )
 from gemma4_repro.kernel_bench.op_arms import OpArms
-from gemma4_repro.kernel_bench.other_arms import GeluTanhMul, PleFrontEnd, Routing
+from gemma4_repro.kernel_bench.other_arms import GeluTanhMul, PleFrontEnd, QkNormRope, Routing
 from gemma4_repro.kernel_bench.plan import ModelShape
 
 _ARMS: dict[str, type[OpArms]] = {
@@ -23,6 +23,7 @@ _ARMS: dict[str, type[OpArms]] = {
     "ple_front_end": PleFrontEnd,
     "triple_rmsnorm": TripleRmsnorm,
     "cross_layer_norm": CrossLayerNorm,
+    "qk_norm_rope": QkNormRope,
 }
 
 

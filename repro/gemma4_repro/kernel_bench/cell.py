@@ -153,10 +153,12 @@ def _check(cell: Cell) -> None:
 
 
 def library_norms() -> Norms:
-    """Of sgl_kernel. Raises ImportError."""
+    """Of sgl_kernel and SGLang. Raises ImportError."""
     from sgl_kernel import fused_add_rmsnorm, rmsnorm
+    from sglang.jit_kernel.rope import apply_rope_with_cos_sin_cache_inplace
+    from sglang.srt.layers.gemma4_fused_ops import gemma_qkv_rmsnorm
 
-    return Norms(rmsnorm, fused_add_rmsnorm)
+    return Norms(rmsnorm, fused_add_rmsnorm, gemma_qkv_rmsnorm, apply_rope_with_cos_sin_cache_inplace)
 
 
 def library_top_k(logits: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,10 +16,12 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 class Norms(NamedTuple):
-    """The two functions of sgl_kernel that SGLang's RMSNorm calls on CUDA."""
+    """The two functions of sgl_kernel that SGLang's RMSNorm calls on CUDA, and two that its Gemma-4 attention calls."""
 
     rmsnorm: Callable[..., torch.Tensor]
     fused_add_rmsnorm: Callable[..., None]
+    qkv_rmsnorm: Callable[..., None]
+    rope: Callable[..., None]
 
 
 def eager_norm(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:

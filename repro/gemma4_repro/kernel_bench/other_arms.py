@@ -8,6 +8,7 @@ import torch
 
 from gemma4_kernels.gelu_tanh_mul.launch import gelu_tanh_mul
 from gemma4_kernels.ple_front_end.launch import ple_front_end
+from gemma4_kernels.qk_norm_rope.launch import qk_norm_rope
 from gemma4_kernels.rounding import Rounding
 from gemma4_kernels.routing.launch import routing
 from gemma4_repro.kernel_bench.op_arms import EPS, Norms, OpArms, Tensors, eager_norm
@@ -88,3 +89,68 @@ class PleFrontEnd(OpArms):
         scaled = projection * factors[0]
         normed = norms.rmsnorm(scaled.view(-1, self.model.ple), weight, EPS).view(projection.shape)
         return (normed + ple) * factors[1]
+
+
+class QkNormRope(OpArms):
+    """A sliding layer's; layers without keys of their own are the ones behind the first, so that the two calls before a
+    capture are one of either kind."""
+
+    _PLACES = 8192
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        # One for all layers. It stays in the cache, so its rows are not in moved_bytes.
+        angles = torch.arange(self._PLACES, device=self.device)[:, None] * self._frequencies()
+        self._table = torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+    def _frequencies(self) -> torch.Tensor:
+        pairs = self.model.head_dim // 2
+        return 10000.0 ** -(torch.arange(pairs, device=self.device) / pairs)
+
+    def activations(self) -> Tensors:
+        """Slices of the projection's output, and positions."""
+        sizes = [heads * self.model.head_dim for heads in (self.model.heads, self.model.kv_heads, self.model.kv_heads)]
+        positions = torch.arange(self.tokens, device=self.device) % self._PLACES
+        return *self.randn(self.tokens, sum(sizes)).split(sizes, dim=-1), positions
+
+    def weights(self):
+        return self.randn(self.model.head_dim), self.randn(self.model.head_dim)
+
+    def arguments(self, activations: Tensors, weights: tuple[Any, ...], layer: int) -> tuple[Any, ...]:
+        q, k, v, positions = activations
+        rows = (q, None, None) if 0 < layer <= self.model.shared_layers else (q, k, v)
+        return *rows, positions, *weights, self._table
+
+    @property
+    def moved_bytes(self) -> int:
+        """The mean of the layers."""
+        own = self.model.layers - self.model.shared_layers
+        heads = self.model.heads + 2 * self.model.kv_heads * own / self.model.layers
+        return round(self.tokens * (4 * heads * self.model.head_dim + 8))
+
+    def ours(self, q, k, v, positions, q_weight, k_weight, table, *, rounding: Rounding, path: Any = "auto"):
+        made = qk_norm_rope(q, k, v, q_weight, k_weight, table, positions, rounding=rounding, path=path)
+        return tuple(one for one in made if one is not None)
+
+    def eager(self, q, k, v, positions, q_weight, k_weight, table):
+        cos, sin = (torch.cat((part, part), dim=-1) for part in table[positions][:, None].to(q.dtype).chunk(2, dim=-1))
+
+        def normed(rows: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+            return eager_norm(rows.unflatten(-1, (-1, self.model.head_dim)), weight)
+
+        def turned(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            heads = normed(rows, weight)
+            first, second = heads.chunk(2, dim=-1)
+            return (heads * cos + torch.cat((-second, first), dim=-1) * sin).flatten(-2)
+
+        if k is None:
+            return (turned(q, q_weight),)
+        return turned(q, q_weight), turned(k, k_weight), normed(v, None).flatten(-2)
+
+    def released(self, norms: Norms, q, k, v, positions, q_weight, k_weight, table):
+        heads, kv_heads, size = self.model.heads, self.model.kv_heads, self.model.head_dim
+        norms.qkv_rmsnorm(q, k, v, q_weight, k_weight, heads, kv_heads, size, EPS)
+        keys = torch.zeros_like(q[:, : kv_heads * size]) if k is None else k
+        q_heads, k_heads = (rows.unflatten(-1, (-1, size)) for rows in (q, keys))
+        norms.rope(q_heads, k_heads, table, positions, is_neox=True)
+        return (q,) if k is None else (q, k, v)

@@ -10,7 +10,8 @@ from gemma4_repro.errors import UnknownName
 
 
 class ModelShape(NamedTuple):
-    """hidden: H. experts, top_k: 0 without a mixture of experts. ple: P, 0 without per-layer embeddings."""
+    """hidden: H. experts, top_k: 0 without a mixture of experts. ple: P, 0 without per-layer embeddings. heads,
+    kv_heads, head_dim: of a sliding layer, which most are. shared_layers: those that read another layer's keys."""
 
     id: str
     hidden: int
@@ -18,13 +19,17 @@ class ModelShape(NamedTuple):
     experts: int
     top_k: int
     ple: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    shared_layers: int
 
 
 MODELS = (
-    ModelShape("26b", 2816, 30, 128, 8, 0),
-    ModelShape("e2b", 1536, 35, 0, 0, 256),
-    ModelShape("e4b", 2560, 42, 0, 0, 256),
-    ModelShape("31b", 5376, 60, 0, 0, 0),
+    ModelShape("26b", 2816, 30, 128, 8, 0, 16, 8, 256, 0),
+    ModelShape("e2b", 1536, 35, 0, 0, 256, 8, 1, 256, 20),
+    ModelShape("e4b", 2560, 42, 0, 0, 256, 8, 2, 256, 18),
+    ModelShape("31b", 5376, 60, 0, 0, 0, 32, 16, 256, 0),
 )
 OPS = (
     "routing",
@@ -35,6 +40,7 @@ OPS = (
     "ple_front_end",
     "triple_rmsnorm",
     "cross_layer_norm",
+    "qk_norm_rope",
 )
 # Those of which a target is a share of the copy bandwidth; routing's is the released kernel.
 NORM_OPS = tuple(op for op in OPS if op not in ("routing", "gelu_tanh_mul"))
@@ -57,15 +63,17 @@ ARMS = {
 }
 # They compute a part of an op: no rivals, but what a library takes for it.
 PARTS = ("flashinfer", "sgl-kernel")
+# Those whose part is a norm over the hidden size, or the size of a per-layer embedding.
+_WITH_PARTS = tuple(op for op in NORM_OPS if op != "qk_norm_rope")
 # (op, model, tokens)
 PlannedCell = tuple[str, ModelShape, int]
 
 
 def has_arm(op: str, arm: str) -> bool:
-    """Is there anything to measure? Norms are no part of the ops that have none, and vLLM is there for its router."""
+    """Is there anything to measure? A library's norm is a part of most norm ops, and vLLM is there for its router."""
     if arm == "vllm":
         return op == "routing"
-    return arm not in PARTS or op in NORM_OPS or (arm == "sgl-kernel" and op == "routing")
+    return arm not in PARTS or op in _WITH_PARTS or (arm == "sgl-kernel" and op == "routing")
 
 
 def applies(op: str, model: ModelShape) -> bool:
@@ -74,7 +82,7 @@ def applies(op: str, model: ModelShape) -> bool:
         return model.experts > 0
     if op in ("rmsnorm_add", "gelu_tanh_mul", "ple_front_end"):
         return model.ple > 0
-    return model.experts == 0 or op == "cross_layer_norm"
+    return model.experts == 0 or op in ("cross_layer_norm", "qk_norm_rope")
 
 
 @dataclass(frozen=True)

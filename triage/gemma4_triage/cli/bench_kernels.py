@@ -59,8 +59,8 @@ def kernels(
 
     Arms: ours, ours-eager, sglang, compile, eager, flashinfer, sgl-kernel, vllm, copy, empty. Ops: routing,
     rmsnorm_add, gelu_tanh_mul, rmsnorm_residual_scalar, post_attention_norms, ple_front_end, triple_rmsnorm,
-    cross_layer_norm. Needs a CUDA device and no network. Exits 1 if an answer is wrong, or a target is missed or could
-    not be measured, 3 without CUDA.
+    cross_layer_norm, qk_norm_rope. Needs a CUDA device and no network. Exits 1 if an answer is wrong, or a target is
+    missed or could not be measured, 3 without CUDA.
     """
     from gemma4_repro.errors import ReproError
     from gemma4_triage.report.kernel_bench_view import print_kernel_bench

@@ -21,6 +21,7 @@ OUR_KERNELS = {
     "ple_front_end_kernel": "ple_front_end",
     "triple_rmsnorm_kernel": "triple_rmsnorm",
     "cross_layer_norm_kernel": "cross_layer_norm",
+    "qk_norm_rope_kernel": "qk_norm_rope",
     "page_guard_kernel": "page_guard",
 }
 """Our kernels in full, as Triton names them, and the op of each."""

@@ -10,8 +10,13 @@ from dataclasses import dataclass
 from gemma4_triage.step_profile.steps import Step
 from gemma4_triage.step_profile.trace_tables import Launches
 
-# Each is launched once by every layer of Gemma-4 in SGLang 0.5.13.post1, whatever kind of layer it is.
-ONCE_PER_LAYER = ("_gemma_qkv_rmsnorm_kernel", "post_attention_norms_kernel", "triple_rmsnorm_kernel")
+# Each is launched once by every layer of Gemma-4 in SGLang 0.5.13.post1, whatever kind of layer it is, or by none.
+ONCE_PER_LAYER = (
+    "_gemma_qkv_rmsnorm_kernel",
+    "qk_norm_rope_kernel",
+    "post_attention_norms_kernel",
+    "triple_rmsnorm_kernel",
+)
 _PLAIN = re.compile(r"\A\w+")
 
 

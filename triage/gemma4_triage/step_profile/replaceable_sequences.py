@@ -2,8 +2,8 @@
 
 A sequence is words with spaces between: the role of each launch that would go, in the order of one stream. A word in
 brackets names families whose launches may stand in between, any number of them, and stay: the GEMMs between the norms
-of a mixture of experts. Read off `Gemma4DecoderLayer.forward` and `Gemma4TextModel.project_per_layer_inputs` in
-models/gemma4_causal.py, and layers/gemma4_fused_ops.py.
+of a mixture of experts. Read off `Gemma4DecoderLayer.forward`, `Gemma4Attention.forward` and
+`Gemma4TextModel.project_per_layer_inputs` in models/gemma4_causal.py, and layers/gemma4_fused_ops.py.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ FAMILY = "family "
 # The first row that fits wins; searched for in the whole name.
 ROLES: tuple[tuple[str, str], ...] = (
     ("q_k_norm", r"qkv?_?(?:rms_?)?norm"),
+    ("rope", r"(?<!p)rope|rotary"),
     ("sglang_routing", r"_gemma4_routing_kernel"),
     ("sglang_post_topk", r"_gemma_routing_post_topk_kernel"),
     ("sglang_norm_add_scale", r"_gemma_rmsnorm_residual_kernel"),
@@ -31,6 +32,7 @@ ROLES: tuple[tuple[str, str], ...] = (
     ("add", r"CUDAFunctor_add"),
     ("mul", r"MulFunctor"),
     ("gelu", r"GeluCUDAKernel"),
+    ("fill", r"FillFunctor"),
 )
 
 
@@ -60,6 +62,11 @@ REPLACEABLE: tuple[Replaceable, ...] = (
         "routing",
         "top-k experts, softmax, per-expert scale",
         ("sglang_routing", "topk sort sglang_post_topk", "topk sglang_post_topk"),
+    ),
+    Replaceable(
+        "qk_norm_rope",
+        "the norms of Q, K and V, the rotation; without keys of its own a layer also fills some with zeros",
+        ("q_k_norm fill rope", "q_k_norm rope"),
     ),
     Replaceable(
         "cross_layer_norm",
