@@ -127,6 +127,21 @@ def test_a_table_that_sglang_made_longer_is_read():
     assert paths() == {FUSED: 2}
 
 
+def test_a_table_that_sglang_would_convert_is_converted_once():
+    attention, given = attention_of(), inputs()
+    rotary = attention.rotary_emb
+    rotary.cos_sin_cache, rotary.use_fallback_kernel = rotary.cos_sin_cache.bfloat16(), True
+    around_attention_forward(SGLANGS, attention, *given)
+    table = rotary.cos_sin_cache
+    assert table.dtype == torch.float32
+    around_attention_forward(SGLANGS, attention, *given)
+    assert rotary.cos_sin_cache is table
+    # Where SGLang's usual kernel runs, the table stays as it is.
+    rotary.cos_sin_cache, rotary.use_fallback_kernel = table.bfloat16(), False
+    around_attention_forward(SGLANGS, attention, *given)
+    assert rotary.cos_sin_cache.dtype == torch.bfloat16
+
+
 def test_switched_off_it_is_sglangs_own_and_not_recorded(session):
     session.made.in_force_ids = frozenset()
     attention, given = attention_of(), inputs()

@@ -72,7 +72,7 @@ def _heads(attention: Any, qkv: Tensor, positions: Tensor) -> tuple[Tensor, Tens
         None if shared else v,
         attention.q_norm.weight,
         attention.k_norm.weight,
-        attention.rotary_emb.cos_sin_cache,
+        _table(attention.rotary_emb, q.dtype),
         positions,
         eps_of(attention.q_norm),
     )
@@ -80,6 +80,14 @@ def _heads(attention: Any, qkv: Tensor, positions: Tensor) -> tuple[Tensor, Tens
     if k is None or v is None:
         return q, None, None
     return q, k.unflatten(-1, (attention.num_kv_heads, size)), v.unflatten(-1, (attention.num_kv_heads, size))
+
+
+def _table(rotary: Any, dtype: torch.dtype) -> Tensor:
+    """As SGLang's own forward leaves it. Heads of other sizes than the models' go to another kernel of its, for which it
+    replaces the table by one of the queries' dtype: at the first forward, before a graph has its address."""
+    if rotary.use_fallback_kernel and rotary.cos_sin_cache.dtype is not dtype:
+        rotary.cos_sin_cache = rotary.cos_sin_cache.to(dtype)
+    return rotary.cos_sin_cache
 
 
 def _layer_reason(attention: Any) -> str | None:
