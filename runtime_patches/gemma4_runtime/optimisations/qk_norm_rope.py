@@ -83,8 +83,8 @@ def _heads(attention: Any, qkv: Tensor, positions: Tensor) -> tuple[Tensor, Tens
 
 
 def _table(rotary: Any, dtype: torch.dtype) -> Tensor:
-    """As SGLang's own forward leaves it. Heads of other sizes than the models' go to another kernel of its, for which it
-    replaces the table by one of the queries' dtype: at the first forward, before a graph has its address."""
+    """As SGLang's own forward leaves it. Heads of other sizes than the models' have another kernel there, for which the
+    table is replaced by one of the queries' dtype: at the first forward, before a graph has its address."""
     if rotary.use_fallback_kernel and rotary.cos_sin_cache.dtype is not dtype:
         rotary.cos_sin_cache = rotary.cos_sin_cache.to(dtype)
     return rotary.cos_sin_cache
