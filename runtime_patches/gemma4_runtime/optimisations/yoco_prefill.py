@@ -95,6 +95,8 @@ def _forward(
         embeds = input_embeds
     else:
         embeds, raw = model.embed_tokens(input_ids), model.get_per_layer_inputs(input_ids)
+    # Rows of its own: SGLang's layers add into their input, and with that into the embeddings.
+    last_embeds, last_raw = embeds[rows], None if raw is None else raw[rows]
     hidden = embeds
     owners = _PerLayer(model, embeds, raw, 0, first)
     for index in range(first):
@@ -108,7 +110,7 @@ def _forward(
     result = hidden.new_zeros(hidden.shape)
     if batch is None:
         return result
-    shared = _PerLayer(model, embeds[rows], None if raw is None else raw[rows], first, layers)
+    shared = _PerLayer(model, last_embeds, last_raw, first, layers)
     hidden = hidden[rows]
     with forward_context(replace(get_forward_context(), attn_backend=view)):
         for index in range(first, layers):
