@@ -44,7 +44,7 @@ MODES = {
 }
 
 
-# SGLang's piecewise graphs replay the per-layer inputs of their capture: where there are some, its own logits are wrong.
+# SGLang's piecewise graphs replay the per-layer inputs of their capture: where a model has some, its logits are wrong.
 WRONG_AS_SHIPPED = [("toy-e4b", "piecewise")]
 
 
