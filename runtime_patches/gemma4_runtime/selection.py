@@ -7,17 +7,19 @@ from collections.abc import Iterable
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.errors import SettingsError
 from gemma4_runtime.patch import ATTACH_ORDER, Kind, Patch
-from gemma4_runtime.settings import HostEngine, Leak, Mode, Settings
+from gemma4_runtime.settings import VISION_BUDGET, HostEngine, Leak, Mode, Settings
 
 YOCO = "yoco"
 _SELECTABLE = (Kind.FIX, Kind.OPTIMISATION)
+_BUDGETED = "vision-batching"
 
 
 def select(settings: Settings, catalog: Iterable[Patch] = CATALOG) -> tuple[Patch, ...]:
     """The patches to attach, in the order in which to attach them: host leaves, faults, fixes, optimisations, probes.
 
     Raises:
-        SettingsError: a name that the catalog does not have for that variable; the message lists those it has.
+        SettingsError: a name that the catalog does not have for that variable; the message lists those it has. Or a
+            setting of a patch that is not chosen.
     """
     catalog = tuple(catalog)
     chosen: set[str] = set()
@@ -36,6 +38,11 @@ def select(settings: Settings, catalog: Iterable[Patch] = CATALOG) -> tuple[Patc
         chosen |= {patch.id for patch in catalog if patch.kind is Kind.PROBE and patch.asked_by == "leak"}
     if settings.cost:
         chosen |= {patch.id for patch in catalog if patch.kind is Kind.PROBE and patch.asked_by == "cost"}
+    if settings.vision_budget_mb and _BUDGETED not in chosen:
+        raise SettingsError(
+            f"{VISION_BUDGET}='{settings.vision_budget_mb}' is for {_BUDGETED}, which is not on; "
+            f"have GEMMA4_TRIAGE_PATCHES choose it, or unset {VISION_BUDGET}"
+        )
     return tuple(sorted((p for p in catalog if p.id in chosen), key=lambda p: ATTACH_ORDER.index(p.kind)))
 
 

@@ -97,13 +97,20 @@ def _included(value: Any) -> tuple[str, ...]:
     return items
 
 
-def _steps(value: Any) -> int:
-    word = str(value).strip()
-    if not word.isascii() or not word.isdigit():
-        if not word:
-            return 0
-        raise ValueError("allowed: a number of scheduler steps, 1 or more; 0 for none")
-    return int(word)
+def _number(allowed: str) -> BeforeValidator:
+    def read(value: Any) -> int:
+        word = str(value).strip()
+        if not word.isascii() or not word.isdigit():
+            if not word:
+                return 0
+            raise ValueError(f"allowed: {allowed}")
+        return int(word)
+
+    return BeforeValidator(read)
+
+
+_STEPS = _number("a number of scheduler steps, 1 or more; 0 for none")
+_MIB = _number("a number of MiB, 1 or more; 0 for what memory allows")
 
 
 def _rows(value: Any) -> int:
@@ -117,6 +124,7 @@ _Items = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_items)]
 
 ALLOW_MISSING = "GEMMA4_TRIAGE_ALLOW_MISSING"
 INCLUDE = "GEMMA4_TRIAGE_INCLUDE"
+VISION_BUDGET = "GEMMA4_TRIAGE_VISION_BUDGET_MB"
 _INCLUDES = "page-table"
 
 
@@ -134,7 +142,7 @@ class Settings(BaseSettings):
     faults: _Items = Field((), validation_alias="GEMMA4_TRIAGE_FAULTS")
     include: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_included)] = Field((), validation_alias=INCLUDE)
     leak: Annotated[Leak, _word(_LEAK_WORDS)] = Field(Leak.OFF, validation_alias="GEMMA4_TRIAGE_LEAK")
-    leak_every: Annotated[int, BeforeValidator(_steps)] = Field(0, validation_alias="GEMMA4_TRIAGE_LEAK_EVERY")
+    leak_every: Annotated[int, _STEPS] = Field(0, validation_alias="GEMMA4_TRIAGE_LEAK_EVERY")
     cost: Annotated[bool, _word(_YES_OR_NO)] = Field(False, validation_alias="GEMMA4_TRIAGE_COST")
     host_engine: Annotated[HostEngine, _word(_HOST_WORDS)] = Field(
         HostEngine.OFF, validation_alias="GEMMA4_TRIAGE_HOST_ENGINE"
@@ -144,6 +152,7 @@ class Settings(BaseSettings):
     )
     yoco: Annotated[bool | None, _word(_AS_CHOSEN)] = Field(None, validation_alias="SGLANG_GEMMA4_YOCO")
     yoco_rows: Annotated[int, BeforeValidator(_rows)] = Field(256, validation_alias="GEMMA4_TRIAGE_YOCO_ROWS")
+    vision_budget_mb: Annotated[int, _MIB] = Field(0, validation_alias=VISION_BUDGET)
     allow_missing: Annotated[bool, _word(_YES_OR_NO)] = Field(False, validation_alias=ALLOW_MISSING)
 
     @property
@@ -164,6 +173,8 @@ class Settings(BaseSettings):
             and self.leak is Leak.OFF
             and not (self.patches or self.faults or self.yoco)
             and self.host_engine is HostEngine.OFF
+            # Refused where patches are selected, which an unset GEMMA4_TRIAGE_PATCHES must not skip.
+            and not self.vision_budget_mb
         )
 
 

@@ -17,6 +17,8 @@ _FROZEN = f"{_SRT}.speculative.frozen_kv_mtp_worker.FrozenKVMTPWorker"
 _RUNNER = f"{_SRT}.model_executor.model_runner.ModelRunner"
 _MTP_GRAPH = f"{_SRT}.speculative.frozen_kv_mtp_cuda_graph_runner.FrozenKVMTPCudaGraphRunner"
 _MTP_UTILS = f"{_SRT}.speculative.frozen_kv_mtp_utils"
+_GEMMA4_MM = f"{_SRT}.models.gemma4_mm.Gemma4ForConditionalGeneration"
+_GEMMA4_VISION = f"{_SRT}.models.gemma4_vision"
 _RESULTS = f"{_SRT}.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
 
 TARGETS: dict[str, dict[str, str]] = {
@@ -80,6 +82,12 @@ TARGETS: dict[str, dict[str, str]] = {
         "forward_batch.init_new": f"{_SRT}.model_executor.forward_batch_info.ForwardBatch.init_new",
         "gemma4.text_model_init": f"{_SRT}.models.gemma4_causal.Gemma4TextModel.__init__",
         "gemma4.project_ple": f"{_SRT}.models.gemma4_causal.Gemma4TextModel.project_per_layer_inputs",
+        "gemma4.image_feature": f"{_GEMMA4_MM}.get_image_feature",
+        "gemma4.video_feature": f"{_GEMMA4_MM}.get_video_feature",
+        "gemma4.vision_positions": f"{_GEMMA4_VISION}.Gemma4VisionPatchEmbedder._position_embeddings",
+        "gemma4.vision_attention": f"{_GEMMA4_VISION}.Gemma4VisionAttention.forward",
+        "gemma4.vision_pooling": f"{_GEMMA4_VISION}.Gemma4VisionPooler._avg_pool_by_positions",
+        "multimodal.chunked_embedding": f"{_SRT}.managers.mm_utils._get_chunked_prefill_embedding",
         "scheduler.run_batch": f"{_SCHEDULER}.run_batch",
         "scheduler.internal_state": f"{_SCHEDULER}.get_internal_state",
         "scheduler.process_result": f"{_SCHEDULER}.process_batch_result",

@@ -223,6 +223,7 @@ def test_each_op_can_be_traced_whole():
     done = subprocess.run([sys.executable, "-c", TRACED], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     traced = json.loads(done.stdout.strip().splitlines()[-1])
-    # cross-layer-norm carries a tensor from one layer to the next, which a trace does not follow.
-    assert set(traced) == {patch.id.replace("-", "_") for patch in OPS} - {"cross_layer_norm"}
+    # cross-layer-norm carries a tensor from one layer to the next, which a trace does not follow; vision-batching is
+    # none of a decoder layer, and launches no kernel of ours.
+    assert set(traced) == {patch.id.replace("-", "_") for patch in OPS} - {"cross_layer_norm", "vision_batching"}
     assert all(hasattr(ops, name) for name in traced)

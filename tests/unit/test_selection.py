@@ -53,6 +53,17 @@ def test_probes_can_be_named(monkeypatch):
     assert chosen(monkeypatch, SGLANG_TRTLLM_MHA_DEBUG="log", GEMMA4_TRIAGE_PROBES="page-table") == ["page-table"]
 
 
+@pytest.mark.parametrize("patches", ["", "default,-vision-batching", "vision-hf-exact"])
+def test_a_budget_for_a_vision_tower_that_nothing_batches_is_refused(monkeypatch, patches):
+    asked = {"GEMMA4_TRIAGE_PATCHES": patches, "GEMMA4_TRIAGE_VISION_BUDGET_MB": "512"}
+    with pytest.raises(SettingsError, match="VISION_BUDGET_MB='512' is for vision-batching, which is not on"):
+        chosen(monkeypatch, **asked)
+    assert not read_settings().wants_nothing
+    monkeypatch.setenv("GEMMA4_TRIAGE_PATCHES", "vision-batching")
+    assert read_settings().vision_budget_mb == 512
+    assert chosen(monkeypatch) == ["vision-batching"]
+
+
 def test_default_patches_can_be_edited(monkeypatch):
     defaults = [patch.id for patch in CATALOG if patch.default]
     assert chosen(monkeypatch, GEMMA4_TRIAGE_PATCHES="default") == defaults

@@ -41,6 +41,7 @@ def test_one_is_trap_outside_graphs_and_contain_inside():
         ("GEMMA4_TRIAGE_LEAK", "banana", "0, off, dump, raise"),
         ("GEMMA4_TRIAGE_LEAK_EVERY", "-1", "1 or more"),
         ("GEMMA4_TRIAGE_LEAK_EVERY", "often", "a number of scheduler steps"),
+        ("GEMMA4_TRIAGE_VISION_BUDGET_MB", "1.5", "a number of MiB"),
         ("GEMMA4_TRIAGE_HOST_ENGINE", "yes", "0, off, 1, force"),
         ("GEMMA4_TRIAGE_DEVICE_MODEL", "sm80", "sm100, sm90"),
         ("GEMMA4_TRIAGE_FAULTS", "a,a", "named twice: a"),

@@ -54,4 +54,17 @@ FIXES: tuple[Patch, ...] = (
             Hook("triton.init_graph_state", How.AROUND, f"{_AT}.triton_decode_window:around_graph_state"),
         ),
     ),
+    Patch(
+        id="vision-hf-exact",
+        kind=Kind.FIX,
+        title="the vision tower sees no padding, as in transformers (changes shipped outputs of images and videos)",
+        # vision-batching, if it is on too, packs many images into one call.
+        origin="CUDA vision attention ignores its mask, and pooling adds padding to an image's first soft token",
+        upstream="open up to 0.5.23",
+        attachments=(
+            Hook("gemma4.image_feature", How.AROUND, f"{_AT}.vision_hf_exact:around_image_feature"),
+            Hook("gemma4.video_feature", How.AROUND, f"{_AT}.vision_hf_exact:around_video_feature"),
+            Hook("gemma4.vision_attention", How.AROUND, f"{_AT}.vision_hf_exact:around_attention"),
+        ),
+    ),
 )

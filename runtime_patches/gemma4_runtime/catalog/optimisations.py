@@ -1,4 +1,4 @@
-"""Optimisations: the same result with fewer launches. One entry per kernel, so that each can be switched off alone."""
+"""Optimisations: the same result with fewer launches. One entry each, so that each can be switched off alone."""
 
 from __future__ import annotations
 
@@ -93,5 +93,22 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         "open up to 0.5.23",
         Hook("gemma4.text_forward", How.AROUND, f"{_AT}.yoco_prefill:around_text_forward"),
         Hook("forward_batch.init_new", How.AROUND, f"{_AT}.yoco_prefill:around_batch_init"),
+    ),
+    Patch(
+        id="vision-batching",
+        kind=Kind.OPTIMISATION,
+        title="images of a batch through the vision tower together, as many as memory allows; one embedder call",
+        origin="feature F14: the batched vision encoder of the pull requests",
+        upstream="one tower call per image and one embedder call per image up to 0.5.23",
+        default=True,
+        attachments=(
+            Hook("gemma4.image_feature", How.AROUND, f"{_AT}.vision_features:around_image_feature"),
+            Hook("gemma4.video_feature", How.AROUND, f"{_AT}.vision_features:around_video_feature"),
+            Hook("gemma4.vision_attention", How.AROUND, f"{_AT}.vision_features:around_attention"),
+            Hook("gemma4.vision_positions", How.AROUND, f"{_AT}.vision_features:around_position_embeddings"),
+            Hook("gemma4.vision_pooling", How.AROUND, f"{_AT}.vision_features:around_pooling"),
+            Hook("multimodal.chunked_embedding", How.AROUND, f"{_AT}.vision_requests:around_chunked_embedding"),
+            _PATHS,
+        ),
     ),
 )

@@ -1,0 +1,54 @@
+"""Fix: the vision tower sees a frame's patches and no padding, as in transformers.
+
+The processor pads every image to one number of patches. On CUDA the release's vision attention ignores its mask, so
+patches attend to padding; on every device its pooling adds what became of the padding to the first soft token of each
+image; and it pools in the model's dtype where transformers pools in fp32. Open up to 0.5.23. Not a default: it changes
+what a server of this release says about images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from gemma4_runtime.fusion.eligible import switched_on
+from gemma4_runtime.fusion.paths import PATHS
+from gemma4_runtime.vision.eligible import EXACT, packing_reason
+from gemma4_runtime.vision.encode import features, tower_in_force
+from gemma4_runtime.vision.packed import Packing, attend_packed
+from gemma4_runtime.vision.walk import NoPositions, walk
+
+
+def around_image_feature(original: Callable[..., Any], model: Any, items: list[Any]) -> Tensor:
+    """Around `get_image_feature`: soft tokens [N, H] of all items in their order. `vision-batching` is ahead of it."""
+    return _around(original, model, items, "image_position_ids")
+
+
+def around_video_feature(original: Callable[..., Any], model: Any, items: list[Any]) -> Tensor:
+    """Around `get_video_feature`, the same for frames."""
+    return _around(original, model, items, "video_position_ids")
+
+
+def around_attention(
+    original: Callable[..., Any], attention: Any, hidden: Tensor, cos: Tensor, sin: Tensor, mask: Any = None
+) -> Tensor:
+    """Around `Gemma4VisionAttention.forward`: the packing of frames comes through the layers in the mask's place."""
+    if isinstance(mask, Packing):
+        return attend_packed(attention, hidden, cos, sin, mask)
+    return original(attention, hidden, cos, sin, mask)
+
+
+def _around(original: Callable[..., Any], model: Any, items: list[Any], attribute: str) -> Tensor:
+    if not switched_on(EXACT):
+        return original(model, items)
+    if reason := packing_reason(model.vision_tower):
+        PATHS.took(EXACT, reason)
+        return original(model, items)
+    try:
+        slots = walk(items, attribute, model.config.text_config.hidden_size)
+    except NoPositions:
+        PATHS.took(EXACT, "pixels without positions")
+        return original(model, items)
+    return features(model, slots, tower_in_force(model.vision_tower), lambda frame: 1)

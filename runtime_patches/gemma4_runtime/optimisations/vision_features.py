@@ -1,0 +1,97 @@
+"""Hooks of `vision-batching` in the vision tower: items to as few calls of tower and embedder as can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from sglang.srt.layers.attention.vision import VisionSdpaAttention
+from torch import Tensor
+
+from gemma4_runtime.fusion.eligible import switched_on
+from gemma4_runtime.fusion.paths import PATHS
+from gemma4_runtime.vision.budget import budget_bytes, frame_bytes
+from gemma4_runtime.vision.eligible import BATCHED, BATCHING, backend_of, batching_reason
+from gemma4_runtime.vision.encode import features, tower_in_force
+from gemma4_runtime.vision.walk import Frame, NoPositions, walk
+
+
+def around_image_feature(original: Callable[..., Any], model: Any, items: list[Any]) -> Tensor:
+    """Around `get_image_feature`: soft tokens [N, H] of all items in their order."""
+    return _around(original, model, items, "image_position_ids")
+
+
+def around_video_feature(original: Callable[..., Any], model: Any, items: list[Any]) -> Tensor:
+    """Around `get_video_feature`, the same for frames."""
+    return _around(original, model, items, "video_position_ids")
+
+
+def around_attention(
+    original: Callable[..., Any], attention: Any, hidden: Tensor, cos: Tensor, sin: Tensor, mask: Any = None
+) -> Tensor:
+    """Around `Gemma4VisionAttention.forward`: SGLang's SDPA asserts one frame per call, and can do more."""
+    backend = attention.qkv_backend
+    if len(hidden) == 1 or not (isinstance(backend, VisionSdpaAttention) and backend.flatten_batch):
+        return original(attention, hidden, cos, sin, mask)
+    backend.flatten_batch = False
+    try:
+        return original(attention, hidden, cos, sin, mask)
+    finally:
+        backend.flatten_batch = True
+
+
+def around_position_embeddings(
+    original: Callable[..., Any], embedder: Any, patch_positions: Tensor, padding_positions: Tensor
+) -> Tensor:
+    """Around `_position_embeddings`: rows of the table picked, where SGLang multiplies it by a one-hot of 10240.
+
+    patch_positions: [F, P, 2]; padding_positions: [F, P] bool. [F, P, h], to the bit: a product with 1 and sums with
+    0 are exact.
+    """
+    if not switched_on(BATCHING):
+        return original(embedder, patch_positions, padding_positions)
+    table = embedder.position_embedding_table
+    columns, rows = patch_positions.clamp(min=0).unbind(-1)
+    embeddings = torch.stack((table[0][columns], table[1][rows]), dim=1).sum(dim=1)
+    return torch.where(padding_positions.unsqueeze(-1), 0.0, embeddings)
+
+
+def around_pooling(
+    original: Callable[..., Any], pooler: Any, x: Tensor, patch_positions: Tensor, length: int
+) -> tuple[Tensor, Tensor]:
+    """Around `_avg_pool_by_positions`: frame by frame on a CPU, where the sums of a product depend on the batch."""
+    if x.device.type != "cpu" or len(x) == 1:
+        return original(pooler, x, patch_positions, length)
+    each = [original(pooler, *one, length) for one in zip(x.split(1), patch_positions.split(1), strict=True)]
+    pooled, masks = zip(*each, strict=True)
+    return torch.cat(pooled), torch.cat(masks)
+
+
+def _around(original: Callable[..., Any], model: Any, items: list[Any], attribute: str) -> Tensor:
+    if not switched_on(BATCHING):
+        return original(model, items)
+    if reason := batching_reason(model.vision_tower):
+        PATHS.took(BATCHING, reason)
+        return original(model, items)
+    try:
+        slots = walk(items, attribute, model.config.text_config.hidden_size)
+    except NoPositions:
+        PATHS.took(BATCHING, "pixels without positions")
+        return original(model, items)
+    PATHS.took(BATCHING, BATCHED)
+    return features(model, slots, tower_in_force(model.vision_tower), partial(_frames_per_call, model))
+
+
+def _frames_per_call(model: Any, frame: Frame) -> int:
+    tower = model.vision_tower
+    patches, width = frame.pixels.shape
+    each = frame_bytes(
+        tower.config,
+        patches,
+        width,
+        element_size=model.language_model.dtype().itemsize,
+        masked=isinstance(backend_of(tower), VisionSdpaAttention),
+    )
+    return max(1, budget_bytes(tower.device) // each)

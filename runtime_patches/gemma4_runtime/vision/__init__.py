@@ -1,0 +1,1 @@
+"""What the batched vision encoder and its exact form share."""

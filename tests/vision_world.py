@@ -1,0 +1,73 @@
+"""SGLang's own Gemma4ForConditionalGeneration on the vision toy, without an engine: one rank, weights loaded by it."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from sglang.srt import server_args
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.distributed import parallel_state
+from sglang.srt.layers import dp_attention
+from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem
+from sglang.srt.models.gemma4_mm import Gemma4ForConditionalGeneration
+from transformers import AutoProcessor
+
+from vision_toy import picture
+
+
+@contextmanager
+def one_rank(folder: Path, device: str = "cpu") -> Iterator[ModelConfig]:
+    """The groups and arguments that SGLang's layers ask for; taken down again."""
+    before = server_args._global_server_args
+    arguments = server_args.ServerArgs(
+        model_path=str(folder), device=device, dtype="float32", attention_backend="triton"
+    )
+    server_args.set_global_server_args_for_scheduler(arguments)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    try:
+        parallel_state.init_distributed_environment(
+            world_size=1, rank=0, local_rank=0, distributed_init_method=f"tcp://127.0.0.1:{port}", backend="gloo"
+        )
+        parallel_state.initialize_model_parallel()
+        config = ModelConfig.from_server_args(arguments)
+        dp_attention.initialize_dp_attention(arguments, config)
+        yield config
+    finally:
+        parallel_state.destroy_model_parallel()
+        parallel_state.destroy_distributed_environment()
+        server_args._global_server_args = before
+
+
+def load_model(config: ModelConfig) -> Gemma4ForConditionalGeneration:
+    """Within `one_rank`, which gives the config."""
+    model = Gemma4ForConditionalGeneration(config.hf_config)
+    model.load_weights(load_file(Path(config.model_path) / "model.safetensors").items())
+    return model.eval()
+
+
+def processed(folder: Path, sizes: list[tuple[int, int]], **kwargs: Any) -> list[MultimodalDataItem]:
+    """An item per picture of these widths and heights, as SGLang's scheduler gets them from Gemma-4's processor."""
+    found = AutoProcessor.from_pretrained(folder).image_processor(
+        [picture(*size, seed) for seed, size in enumerate(sizes)], return_tensors="pt", **kwargs
+    )
+    return [
+        image_item(pixels.unsqueeze(0), positions.unsqueeze(0))
+        for pixels, positions in zip(found["pixel_values"], found["image_position_ids"], strict=True)
+    ]
+
+
+def image_item(pixels: torch.Tensor, positions: torch.Tensor | None) -> MultimodalDataItem:
+    data = {} if positions is None else {"image_position_ids": positions}
+    return MultimodalDataItem(modality=Modality.IMAGE, feature=pixels, model_specific_data=data)
+
+
+def video_item(pixels: torch.Tensor, positions: torch.Tensor) -> MultimodalDataItem:
+    return MultimodalDataItem(
+        modality=Modality.VIDEO, feature=pixels, model_specific_data={"video_position_ids": positions}
+    )
