@@ -98,3 +98,31 @@ def swa_allocator():
 def mapping(swa_allocator):
     """The allocator's own map of full slots to SWA slots, to be spoilt in place."""
     return swa_allocator.full_to_swa_index_mapping
+
+
+@pytest.fixture(scope="session")
+def vision_toy(tmp_path_factory) -> Path:
+    """The folder of a toy with a vision tower, see vision_toy.py."""
+    from vision_toy import make_toy
+
+    return make_toy(tmp_path_factory.mktemp("vision-toy"))
+
+
+@pytest.fixture(scope="module")
+def vision_model(vision_toy):
+    """SGLang's own model of it in this process, see vision_world.py."""
+    import torch
+
+    from vision_world import load_model, one_rank
+
+    with one_rank(vision_toy) as config, torch.no_grad():
+        yield load_model(config)
+
+
+@pytest.fixture
+def vision_calls(vision_model):
+    """How often the tower and the embedder have run, a Counter."""
+    from vision_world import count_calls
+
+    with count_calls(vision_model) as counted:
+        yield counted

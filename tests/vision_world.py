@@ -1,6 +1,7 @@
 """SGLang's own Gemma4ForConditionalGeneration on the vision toy, without an engine: one rank, weights loaded by it."""
 
 import socket
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,6 +50,19 @@ def load_model(config: ModelConfig) -> Gemma4ForConditionalGeneration:
     model = Gemma4ForConditionalGeneration(config.hf_config)
     model.load_weights(load_file(Path(config.model_path) / "model.safetensors").items())
     return model.eval()
+
+
+@contextmanager
+def count_calls(model: Gemma4ForConditionalGeneration) -> Iterator[Counter[str]]:
+    """Of the tower's layers as a whole, which the exact form has in common with SGLang's, and of the embedder."""
+    counted: Counter[str] = Counter()
+    modules = {"tower": model.vision_tower.encoder, "embedder": model.embed_vision}
+    handles = [
+        module.register_forward_hook(lambda *_, name=name: counted.update([name])) for name, module in modules.items()
+    ]
+    yield counted
+    for handle in handles:
+        handle.remove()
 
 
 def processed(folder: Path, sizes: list[tuple[int, int]], **kwargs: Any) -> list[MultimodalDataItem]:
