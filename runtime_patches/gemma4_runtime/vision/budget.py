@@ -34,9 +34,9 @@ def asked_budget_bytes() -> int:
 def frame_bytes(config: Any, patches: int, patch_width: int, element_size: int, masked: bool) -> int:
     """An upper bound on what one more frame adds to the peak of a call. Weights and what comes out are not in it.
 
-    config: the vision config. masked: attention gets a mask of every pair of patches (the SDPA backend). The peak is in
-    a layer's attention, in its MLP or in the pooling; `tests/unit/test_vision_budget.py` holds the bound against
-    measured peaks.
+    config: the vision config. masked: attention reads the mask of every pair of patches (the SDPA backend); SGLang makes
+    one for every backend. The peak is in a layer's attention, in its MLP or in the pooling;
+    `tests/unit/test_vision_budget.py` holds the bound against measured peaks.
     """
     heads = config.num_attention_heads * config.head_dim
     pixels = 4 * patch_width * element_size
@@ -46,5 +46,5 @@ def frame_bytes(config: Any, patches: int, patch_width: int, element_size: int, 
     mlp = 7 * config.intermediate_size * element_size
     # One-hot weights in int64, fp32 twice and the model's own type, and their comparison with zero.
     pooling = patches // config.pooling_kernel_size**2 * (8 + 4 + 4 + element_size + 1)
-    pairs = patches * (1 + 2 * element_size) if masked else 0
+    pairs = patches * (1 + (2 * element_size if masked else 0))
     return patches * (pixels + stream + max(attention + pairs, mlp, pooling))
