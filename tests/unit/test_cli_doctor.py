@@ -75,18 +75,19 @@ class TestDoctor:
         rows = [
             {"id": "routing", "attached": True, "paths": ["fused"]},
             {"id": "gelu-tanh-mul", "attached": True, "paths": ["hidden states on cpu"]},
+            {"id": "vision-batching", "attached": True, "paths": ["batched"]},
             {"id": "rmsnorm-add", "attached": True},
         ]
         manifest = {"pid": 7, "created_utc": "2026-11-21T10:00:00+00:00", "verified": True, "patches": rows}
         (tmp_path / "guards" / "20261121T100000_host_p7.json").write_text(json.dumps(manifest))
         # The server's other processes write one too, and run no op; damage is passed over.
-        (tmp_path / "guards" / "20261121T100001_host_p8.json").write_text(json.dumps(manifest | {"patches": rows[2:]}))
+        (tmp_path / "guards" / "20261121T100001_host_p8.json").write_text(json.dumps(manifest | {"patches": rows[3:]}))
         (tmp_path / "guards" / "20261121T100002_host_p9.json").write_text('{"pid": 9, "patches": [1]}')
         done = run("doctor", "--json", SGLANG_TRTLLM_MHA_DEBUG_DIR=str(tmp_path))
         (check,) = [one for one in json.loads(done.stdout)["checks"] if one["name"] == "ops of the last server"]
         assert check["state"] == "note"
         own = "SGLang's own lines at least once: gelu-tanh-mul (hidden states on cpu)"
-        assert check["detail"] == f"pid 7; our kernel: routing; {own}"
+        assert check["detail"] == f"pid 7; our kernel: routing; batched: vision-batching; {own}"
 
     @pytest.mark.parametrize(
         "row", [{"paths": 5}, {"id": "routing", "paths": 5}, {"id": "routing", "paths": [5]}, {"paths": ["fused"]}]

@@ -152,19 +152,26 @@ def _last_guards(root: Path) -> Check:
     return Check("last guarded process", state, text + (", verified" if last.get("verified") else ", NOT verified"))
 
 
+_OUR_PATHS = {"fused": "our kernel", "batched": "batched", "padding left out": "padding left out"}
+"""As the patches record them, and for people. Any other path is SGLang's own, and why."""
+
+
 def _paths_taken(root: Path) -> Check:
-    """Which path each op took in the last process that ran one: our kernel, or SGLang's own lines and why."""
+    """Which path each op took in the last process that ran one: ours, or SGLang's own lines and why."""
     name = "ops of the last server"
     last = _last_with_paths(root)
     if last is None:
         return Check(name, NOTE, "none has run: no forward since a process wrote its guard manifest here")
-    fused = [row["id"] for row in last["patches"] if row.get("paths") == ["fused"]]
+    rows = [row for row in last["patches"] if row.get("paths")]
+    parts = []
+    for path, text in _OUR_PATHS.items():
+        ids = [row["id"] for row in rows if row["paths"] == [path]]
+        parts += [f"{text}: {', '.join(ids)}"] if ids else []
     others = [
-        f"{row['id']} ({', '.join('our kernel' if path == 'fused' else path for path in row['paths'])})"
-        for row in last["patches"]
-        if row.get("paths") and row["paths"] != ["fused"]
+        f"{row['id']} ({', '.join(_OUR_PATHS.get(path, path) for path in row['paths'])})"
+        for row in rows
+        if not _OUR_PATHS.keys() >= set(row["paths"])
     ]
-    parts = [f"our kernel: {', '.join(fused)}"] if fused else []
     parts += [f"SGLang's own lines at least once: {', '.join(others)}"] if others else []
     return Check(name, NOTE if others else OK, f"pid {last['pid']}; " + "; ".join(parts))
 
