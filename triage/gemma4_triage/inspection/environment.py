@@ -168,7 +168,7 @@ def _paths_taken(root: Path) -> Check:
         ids = [row["id"] for row in rows if row["paths"] == [path]]
         parts += [f"{text}: {', '.join(ids)}"] if ids else []
     others = [
-        f"{row['id']} ({', '.join(_OUR_PATHS.get(path, path) for path in row['paths'])})"
+        f"{row['id']} ({', '.join(str(_OUR_PATHS.get(path, path)) for path in row['paths'])})"
         for row in rows
         if not _OUR_PATHS.keys() >= set(row["paths"])
     ]
