@@ -52,7 +52,8 @@ def write_frames_of_each_call(path):
 
 
 def prefill_together(path):
-    """Nothing is prefilled until so many requests have come: their pictures take different times to be processed."""
+    """Nothing is prefilled until so many requests have come, and then in one order: their pictures take different times
+    to be processed."""
     from sglang.srt.managers.scheduler import Scheduler
 
     own, met = Scheduler.get_new_batch_prefill, set()
@@ -62,6 +63,7 @@ def prefill_together(path):
         met.update(request.rid for request in self.waiting_queue)
         if len(met) < wanted:
             return None
+        self.waiting_queue.sort(key=lambda request: len(request.origin_input_ids))
         batch = own(self)
         if batch is not None:
             met.clear()
