@@ -223,7 +223,8 @@ def test_each_op_can_be_traced_whole():
     done = subprocess.run([sys.executable, "-c", TRACED], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     traced = json.loads(done.stdout.strip().splitlines()[-1])
-    # cross-layer-norm carries a tensor from one layer to the next, which a trace does not follow; vision-batching is
-    # none of a decoder layer, and launches no kernel of ours.
-    assert set(traced) == {patch.id.replace("-", "_") for patch in OPS} - {"cross_layer_norm", "vision_batching"}
+    # cross-layer-norm carries a tensor from one layer to the next, which a trace does not follow; yoco and
+    # vision-batching launch no kernel of ours.
+    without = {"cross-layer-norm", "yoco", "vision-batching"}
+    assert set(traced) == {patch.id.replace("-", "_") for patch in OPS if patch.id not in without}
     assert all(hasattr(ops, name) for name in traced)
