@@ -67,10 +67,19 @@ class Session:
     @classmethod
     def note_path(cls, patch: str, path: str) -> None:
         """Add a path that an optimisation took for the first time to its row of this process's guard manifest."""
+        cls._note(patch, lambda row: row.update(paths=[*row.get("paths", ()), path]))
+
+    @classmethod
+    def note_decision(cls, patch: str, text: str) -> None:
+        """Say in its row of this process's guard manifest what an optimisation came to at the start."""
+        cls._note(patch, lambda row: row.update(decision=text))
+
+    @classmethod
+    def _note(cls, patch: str, write: Callable[[dict[str, Any]], None]) -> None:
         current = cls._current
         rows = [row for row in current.manifest.get("patches", ()) if row["id"] == patch] if current else []
         for row in rows:
-            row["paths"] = [*row.get("paths", ()), path]
+            write(row)
         if current is not None and rows:
             current._write_manifest()
 

@@ -50,6 +50,11 @@ TARGETS: dict[str, dict[str, str]] = {
         "flashinfer.prefill_paged_wrapper": f"{_FLASHINFER}.BatchPrefillWithPagedKVCacheWrapper",
         "flashinfer.prefill_ragged_wrapper": f"{_FLASHINFER}.BatchPrefillWithRaggedKVCacheWrapper",
         "flashinfer.fast_decode_plan": f"{_FLASHINFER}.fast_decode_plan",
+        "runner.swa_layers": f"{_RUNNER}.adjust_hybrid_swa_layers_for_pp",
+        "runner.profile_bytes": (
+            f"{_SRT}.model_executor.model_runner_kv_cache_mixin.ModelRunnerKVCacheMixin._profile_available_bytes"
+        ),
+        "server_args.post_init": f"{_SRT}.server_args.ServerArgs.__post_init__",
         "swa.pool_init": f"{_SRT}.mem_cache.swa_memory_pool.SWAKVPool.__init__",
         "swa.init": f"{_SWA_ALLOCATOR}.__init__",
         "swa.alloc": f"{_SWA_ALLOCATOR}.alloc",

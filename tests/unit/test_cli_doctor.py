@@ -89,6 +89,20 @@ class TestDoctor:
         own = "SGLang's own lines at least once: gelu-tanh-mul (hidden states on cpu)"
         assert check["detail"] == f"pid 7; our kernel: routing; batched: vision-batching; {own}"
 
+    def test_what_the_pools_were_decided_to_be(self, tmp_path):
+        (tmp_path / "guards").mkdir()
+        rows = [
+            {"id": "owner-only-kv", "attached": True, "decision": "in force: 6 of 8 layers have KV buffers"},
+            {"id": "routing", "attached": True},
+        ]
+        manifest = {"pid": 7, "created_utc": "2026-11-21T10:00:00+00:00", "verified": True, "patches": rows}
+        (tmp_path / "guards" / "20261121T100000_host_p7.json").write_text(json.dumps(manifest))
+        damaged = {"pid": 9, "patches": [{"id": "owner-only-kv", "decision": 5}]}
+        (tmp_path / "guards" / "20261121T100002_host_p9.json").write_text(json.dumps(damaged))
+        done = run("doctor", "--json", SGLANG_TRTLLM_MHA_DEBUG_DIR=str(tmp_path))
+        (check,) = [one for one in json.loads(done.stdout)["checks"] if one["name"] == "KV pools of the last server"]
+        assert check["detail"] == "pid 7; owner-only-kv: in force: 6 of 8 layers have KV buffers"
+
     @pytest.mark.parametrize(
         "row", [{"paths": 5}, {"id": "routing", "paths": 5}, {"id": "routing", "paths": [5]}, {"paths": ["fused"]}]
     )

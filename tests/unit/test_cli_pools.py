@@ -79,6 +79,34 @@ def test_owners_only(cli):
     assert "18 layers share their KV" in cli("--config", E4B, "--kv-mem", "40GiB", "--owner-only")[1]
 
 
+def test_what_owners_only_would_hold_is_said_beside(cli):
+    """2.33 and 1.75 times; of a model whose layers all own KV, nothing."""
+    for config, times in ((E4B.with_name("e2b.json"), "2.33"), (E4B, "1.75")):
+        out = cli("--config", config, "--kv-mem", "40GiB")[1]
+        owners = json.loads(cli("--config", config, "--kv-mem", "40GiB", "--owner-only", "--json")[1])
+        line = f"with owner-only-kv: {owners['full_tokens']} full and {owners['swa_tokens']} SWA tokens, {times} times"
+        assert line in out
+        every = json.loads(cli("--config", config, "--kv-mem", "40GiB", "--json")[1])
+        assert every["with_owner_only_kv"] == owners["with_owner_only_kv"]
+        assert every["with_owner_only_kv"]["full_tokens"] == owners["full_tokens"]
+    assert "owner-only-kv" not in cli("--config", CONFIG, *KV)[1]
+    assert json.loads(cli("--config", CONFIG, *KV, "--json")[1])["with_owner_only_kv"] is None
+
+
+def test_what_the_policy_makes_of_a_start(cli):
+    code, out, _ = cli("--config", CONFIG, *KV, "--context-length", 9000)
+    assert code == 0
+    (line,) = [line for line in out.splitlines() if "swa-ratio-policy" in line]
+    assert line.startswith("  swa-ratio-policy at this start: 0.238 instead of 0.8: 175 of 2048 requests of 9000 tok")
+    document = json.loads(cli("--config", CONFIG, *KV, "--max-running-requests", 64, "--json")[1])["policy"]
+    assert document["ratio"] < 0.08
+    assert document["swa_tokens"] >= 64 * 2049 + 2 * 8192
+    assert document["why"].endswith(f"SWA pool {document['swa_tokens']}")
+    given = json.loads(cli("--config", CONFIG, *KV, "--context-length", 9000, "--ratio", 0.8, "--json")[1])["policy"]
+    assert (given["ratio"], given["why"]) == (0.8, "0.8 kept: given by the user")
+    assert json.loads(cli("--config", CONFIG, *KV, "--json")[1])["policy"] is None
+
+
 def test_memory_of_a_gpu_and_the_weights_beside_the_config(cli, tmp_path):
     weights = sum(path.stat().st_size for path in TOY.glob("*.safetensors"))
     document = json.loads(cli("--config", TOY, "--gpu-mem", "1GiB", "--mem-fraction", "0.5", "--json")[1])
@@ -121,6 +149,8 @@ def test_the_picture(cli, tmp_path):
         (("--config", CONFIG, *KV, "--workload", "many"), "80x8000+1000"),
         (("--config", CONFIG, *KV, "--workload", "1x300000+1"), "context is 262144"),
         (("--config", CONFIG, "--kv-mem", "1GB", *LOAD), "not one request fits"),
+        (("--config", CONFIG, *KV, "--context-length", "262145"), "model's context, 262144"),
+        (("--config", CONFIG, *KV, "--context-length", "0"), "--help"),
         (("--config", CONFIG, *KV, "--apply"), "needs a load"),
         (("--config", CONFIG, *KV, *LOAD, "--apply", "--json"), "both want stdout"),
         (("--config", CONFIG, *KV, *LOAD, "--out", "curve.png"), "name curve.svg"),

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemma4_triage.pools.arithmetic import KV_DTYPE_BYTES, TokenBytes, pool_sizes, token_bytes
-from gemma4_triage.pools.demand import Serving, demand, fit
+from gemma4_runtime.pools.arithmetic import TokenBytes, pool_sizes
+from gemma4_runtime.pools.demand import Serving, demand, fit
+from gemma4_runtime.pools.workload import Workload
+from gemma4_triage.pools.arithmetic import KV_DTYPE_BYTES, token_bytes
 from gemma4_triage.pools.errors import PoolsError
 from gemma4_triage.pools.model_shape import ModelShape, read_shape
 from gemma4_triage.pools.plan import make_plan
-from gemma4_triage.pools.workload import Workload
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 TOY = Path(__file__).parents[2] / "repro" / "toys" / "toy-e4b"

@@ -1,4 +1,4 @@
-"""Optimisations: the same result with fewer launches. One entry each, so that each can be switched off alone."""
+"""Optimisations: the same result with fewer launches or bytes. Each can be switched off alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from gemma4_runtime.patch import Hook, How, Kind, Patch
 
 _AT = "gemma4_runtime.optimisations"
 _LAYER = Hook("gemma4.layer_forward", How.AROUND, f"{_AT}.layer_forward:around_layer_forward")
+_DECISIONS = Hook("scheduler.internal_state", How.AFTER, f"{_AT}.pool_decisions:after_internal_state")
 _PATHS = Hook("scheduler.internal_state", How.AFTER, f"{_AT}.paths_report:after_internal_state")
 
 
@@ -109,6 +110,27 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             Hook("gemma4.vision_pooling", How.AROUND, f"{_AT}.vision_features:around_pooling"),
             Hook("multimodal.chunked_embedding", How.AROUND, f"{_AT}.vision_requests:around_chunked_embedding"),
             _PATHS,
+        ),
+    ),
+    Patch(
+        id="owner-only-kv",
+        kind=Kind.OPTIMISATION,
+        title="layers that share another layer's KV get no pool memory: more tokens from the same bytes",
+        origin="feature B1; E2B and E4B hold 2.33 and 1.75 times the tokens",
+        upstream="open up to 0.5.23",
+        default=True,
+        attachments=(Hook("runner.swa_layers", How.AFTER, f"{_AT}.owner_only_kv:after_adjust_layers"), _DECISIONS),
+    ),
+    Patch(
+        id="swa-ratio-policy",
+        kind=Kind.OPTIMISATION,
+        title="the ratio between the two KV pools from context length, running requests and memory, unless it is given",
+        origin="feature F2: the ratio of the pull requests; one of theirs per model, ours per load",
+        upstream="open up to 0.5.23",
+        attachments=(
+            Hook("server_args.post_init", How.BEFORE, f"{_AT}.swa_ratio_policy:before_post_init"),
+            Hook("runner.profile_bytes", How.AFTER, f"{_AT}.swa_ratio_policy:after_profile"),
+            _DECISIONS,
         ),
     ),
 )

@@ -76,11 +76,16 @@ def pools(
         float,
         typer.Option("--evict-multiplier", min=0, max=1000, help="SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER."),
     ] = 1.0,
+    context_length: Annotated[
+        int | None,
+        typer.Option("--context-length", min=1, metavar="N", help="As of the server: asks what swa-ratio-policy does."),
+    ] = None,
+    max_running_requests: Annotated[
+        int | None, typer.Option("--max-running-requests", min=1, metavar="N", help="Likewise.")
+    ] = None,
     owner_only: Annotated[
         bool,
-        typer.Option(
-            "--owner-only", help="As if layers that share KV had no pool of their own; SGLang gives them one."
-        ),
+        typer.Option("--owner-only", help="As with owner-only-kv: layers that share KV have no pool of their own."),
     ] = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="X.svg", help="Draw the curve over the ratio.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite --out.")] = False,
@@ -92,8 +97,9 @@ def pools(
     All sizes are of one GPU. Exits 0 if the whole load fits at once (at --ratio, else at the recommended ratio), 1 if
     it does not, 2 for a config, size or load that cannot be.
     """
+    from gemma4_runtime.pools.demand import Serving
     from gemma4_triage.pools.arithmetic import KV_DTYPE_BYTES, token_bytes
-    from gemma4_triage.pools.demand import Serving
+    from gemma4_triage.pools.at_start import AtStart, owners_only, policy_choice
     from gemma4_triage.pools.errors import PoolsError
     from gemma4_triage.pools.model_shape import read_shape
     from gemma4_triage.pools.plan import make_plan
@@ -113,8 +119,13 @@ def pools(
         shape = read_shape(config)
         memory = _memory(config, gpu_mem, mem_fraction, weights, kv_mem, tp)
         serving = Serving(shape.window, page_size, chunk, chunks_in_flight, draft_tokens, evict_multiplier)
-        cell = token_bytes(shape, KV_DTYPE_BYTES[kv_dtype], tp, owner_only)
+        owners = token_bytes(shape, KV_DTYPE_BYTES[kv_dtype], tp, owners_only=True)
+        cell = owners if owner_only else token_bytes(shape, KV_DTYPE_BYTES[kv_dtype], tp)
         plan = make_plan(shape, cell, memory.pools_bytes, serving, loads, ratio)
+        start = AtStart(
+            policy_choice(shape, cell, memory.pools_bytes, serving, ratio, context_length, max_running_requests),
+            owners_only(shape, owners, memory.pools_bytes, plan.sizes.ratio, page_size),
+        )
     except PoolsError as error:
         raise UsageMistake(str(error), error.hint) from error
     if out is not None:
@@ -122,9 +133,9 @@ def pools(
     if apply:
         print(server_flag(plan))
     elif as_json:
-        emit_json(KIND, pools_document(plan, memory, owner_only))
+        emit_json(KIND, pools_document(plan, memory, owner_only, start))
     else:
-        print_plan(stdout_console(), plan, memory, owner_only)
+        print_plan(stdout_console(), plan, memory, owner_only, start)
     raise typer.Exit(ExitCode.OK if plan.enough else ExitCode.VIOLATION)
 
 

@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
@@ -59,6 +59,8 @@ def _checks(settings: Settings) -> Iterator[Check]:
     yield _last_guards(root)
     if any(patch.kind is Kind.OPTIMISATION for patch in patches) or _last_with_paths(root):
         yield _paths_taken(root)
+    if decided := _last_with_decisions(root):
+        yield _pools_decided(decided)
 
 
 def guard_obstacles(settings: Settings) -> list[Check]:
@@ -176,13 +178,28 @@ def _paths_taken(root: Path) -> Check:
     return Check(name, NOTE if others else OK, f"pid {last['pid']}; " + "; ".join(parts))
 
 
+def _pools_decided(manifest: dict) -> Check:
+    """What a process decided about its KV pools at its start, and why."""
+    said = [f"{row['id']}: {row['decision']}" for row in manifest["patches"] if row.get("decision")]
+    return Check("KV pools of the last server", OK, f"pid {manifest['pid']}; {'; '.join(said)}")
+
+
 def _last_with_paths(root: Path) -> dict | None:
     """The newest guard manifest whose process ran an op; those that cannot be read are passed over."""
+    return _last_with(root, "paths", _names_paths)
+
+
+def _last_with_decisions(root: Path) -> dict | None:
+    """The newest guard manifest whose process decided something about its pools."""
+    return _last_with(root, "decision", lambda row: isinstance(row["id"], str) and isinstance(row["decision"], str))
+
+
+def _last_with(root: Path, key: str, can_be_read: Callable[[dict], bool]) -> dict | None:
     for path in sorted((root / "guards").glob("*.json"), reverse=True):
         try:
             manifest = json.loads(path.read_text())
-            rows = [row for row in manifest["patches"] if row.get("paths")]
-            if rows and "pid" in manifest and all(_names_paths(row) for row in rows):
+            rows = [row for row in manifest["patches"] if row.get(key)]
+            if rows and "pid" in manifest and all(can_be_read(row) for row in rows):
                 return manifest
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue

@@ -1,32 +1,14 @@
-"""SGLang's own arithmetic, to the bit: model_executor/pool_configurator.py, HybridSWAPoolConfigurator, 0.5.13.post1."""
+"""What one token takes: model_executor/pool_configurator.py, HybridSWAPoolConfigurator, 0.5.13.post1."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from gemma4_runtime.pools.arithmetic import TokenBytes
 from gemma4_triage.pools.errors import PoolsError
 from gemma4_triage.pools.model_shape import ModelShape
 
 KV_DTYPE_BYTES = {"auto": 2, "bf16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "float32": 4}
 """As of --kv-cache-dtype. auto is the model's dtype, which SGLang makes 16 bits wide for Gemma-4; float32 is what
 `--dtype float32` gives, on a CPU."""
-
-
-@dataclass(frozen=True)
-class TokenBytes:
-    """Bytes that one token takes on one GPU, over all layers of a kind: keys and values."""
-
-    full: int
-    swa: int
-
-
-@dataclass(frozen=True)
-class PoolSizes:
-    """Tokens, whole pages. ratio: swa_full_tokens_ratio."""
-
-    ratio: float
-    full_tokens: int
-    swa_tokens: int
 
 
 def token_bytes(shape: ModelShape, kv_bytes: int, tensor_parallel: int = 1, owners_only: bool = False) -> TokenBytes:
@@ -47,17 +29,3 @@ def token_bytes(shape: ModelShape, kv_bytes: int, tensor_parallel: int = 1, owne
         full=one_layer(shape.full_heads, shape.full_head_dim) * shape.layers("full_attention", owners_only),
         swa=one_layer(shape.swa_heads, shape.swa_head_dim) * shape.layers("sliding_attention", owners_only),
     )
-
-
-def pool_sizes(available_bytes: int, cell: TokenBytes, ratio: float, page_size: int) -> PoolSizes:
-    """What SGLang makes of `available_bytes`: whole pages, at least 0 tokens.
-
-    The order of the operations is SGLang's, because the ratio is a float.
-    """
-    per_token = cell.full + ratio * cell.swa
-    full = _whole_pages(int(available_bytes // per_token), page_size)
-    return PoolSizes(ratio, full, _whole_pages(int(full * ratio), page_size))
-
-
-def _whole_pages(tokens: int, page_size: int) -> int:
-    return max(0, tokens // page_size * page_size)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gemma4_runtime.pools.kv_owners import own_kv
 from gemma4_triage.pools.errors import PoolsError
 
 _LARGEST_CONFIG_BYTES = 16 << 20
@@ -39,8 +40,8 @@ class ModelShape:
 
     def layers(self, kind: str, owners_only: bool) -> int:
         """How many of a kind; owners_only: that have KV of their own."""
-        types = self.layer_types[: len(self.layer_types) - self.shared_layers] if owners_only else self.layer_types
-        return sum(layer == kind for layer in types)
+        of_kind = [layer for layer, its in enumerate(self.layer_types) if its == kind]
+        return len(own_kv(of_kind, len(self.layer_types), self.shared_layers) if owners_only else of_kind)
 
 
 def read_shape(path: Path) -> ModelShape:

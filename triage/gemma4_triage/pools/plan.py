@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gemma4_triage.pools.arithmetic import PoolSizes, TokenBytes, pool_sizes
-from gemma4_triage.pools.demand import Demand, Fit, Serving, demand, fit
+from gemma4_runtime.pools.arithmetic import SGLANG_DEFAULT, PoolSizes, TokenBytes, pool_sizes
+from gemma4_runtime.pools.demand import Demand, Fit, Serving, demand, fit
+from gemma4_runtime.pools.recommend import fits_at_each_ratio, recommend
+from gemma4_runtime.pools.workload import Workload
 from gemma4_triage.pools.errors import PoolsError
 from gemma4_triage.pools.model_shape import ModelShape
 from gemma4_triage.pools.size import gib_text
-from gemma4_triage.pools.workload import Workload
 
-SGLANG_DEFAULT = 0.8
-STEPS = 1000  # a recommendation has three digits
 CURVE_STEPS = 100
 
 
@@ -72,7 +70,7 @@ def make_plan(
     def at(ratio: float) -> Fit:
         return fit(pool_sizes(available_bytes, cell, ratio, serving.page_size), need)
 
-    recommended = _recommend([at(step / STEPS) for step in range(1, STEPS + 1)], need)
+    recommended = recommend(fits_at_each_ratio(available_bytes, cell, serving.page_size, need), need)
     if recommended.requests < 1:
         raise PoolsError(
             _nothing_fits(available_bytes, cell, need), "give more memory, shorter requests, or a smaller --chunk"
@@ -85,20 +83,6 @@ def make_plan(
         default=at(SGLANG_DEFAULT),
         curve=tuple(at(step / CURVE_STEPS) for step in range(1, CURVE_STEPS + 1)),
     )
-
-
-def _recommend(fits: Sequence[Fit], need: Demand) -> Fit:
-    """Most requests of the load; among equals the ratio at which what is left over is left over in both pools."""
-    wanted = need.requests
-    best = max(min(one.requests, wanted) for one in fits)
-    equals = [one for one in fits if min(one.requests, wanted) == best]
-    return min(equals, key=lambda one: abs(math.log(one.sizes.ratio / _ideal(need, best))))
-
-
-def _ideal(need: Demand, requests: int) -> float:
-    """The ratio of what so many requests need of each pool."""
-    share = max(1, requests) / need.requests
-    return min(1.0, (need.swa * share + need.swa_fixed) / (need.full * share))
 
 
 def _nothing_fits(available_bytes: int, cell: TokenBytes, need: Demand) -> str:

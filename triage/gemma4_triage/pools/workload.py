@@ -3,28 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+from gemma4_runtime.pools.workload import Workload
 from gemma4_triage.pools.errors import PoolsError
 
 _WORKLOAD = re.compile(r"([0-9]{1,7})\s*[xX*]\s*([0-9]{1,9})\s*\+\s*([0-9]{1,9})")
-
-
-@dataclass(frozen=True)
-class Workload:
-    """requests run at once, each with prompt_tokens and, at its end, output_tokens."""
-
-    requests: int
-    prompt_tokens: int
-    output_tokens: int
-
-    @property
-    def length(self) -> int:
-        """Tokens of one request at its end."""
-        return self.prompt_tokens + self.output_tokens
-
-    def __str__(self) -> str:
-        return f"{self.requests}x{self.prompt_tokens}+{self.output_tokens}"
 
 
 def parse_workload(text: str) -> Workload:

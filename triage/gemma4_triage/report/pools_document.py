@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from gemma4_triage.pools.demand import Fit
+from gemma4_runtime.pools.arithmetic import SGLANG_DEFAULT, PoolSizes
+from gemma4_runtime.pools.demand import Fit
+from gemma4_triage.pools.at_start import AtStart
 from gemma4_triage.pools.memory import Memory
-from gemma4_triage.pools.plan import SGLANG_DEFAULT, Plan
+from gemma4_triage.pools.plan import Plan
 from gemma4_triage.report.pools_view import server_flag
 
 
-def pools_document(plan: Plan, memory: Memory, owner_only: bool) -> dict[str, Any]:
-    """Bytes and tokens are of one GPU. load and curve are null and empty without a workload."""
+def pools_document(plan: Plan, memory: Memory, owner_only: bool, start: AtStart) -> dict[str, Any]:
+    """Bytes and tokens are of one GPU. load and curve are null and empty without a workload, policy without a start."""
     shape, cell, serving = plan.shape, plan.cell, plan.serving
     return {
         "model": {
@@ -34,6 +36,8 @@ def pools_document(plan: Plan, memory: Memory, owner_only: bool) -> dict[str, An
         "full_tokens": plan.sizes.full_tokens,
         "swa_tokens": plan.sizes.swa_tokens,
         "sglang_default_ratio": SGLANG_DEFAULT,
+        "with_owner_only_kv": None if start.owners is None else _sizes(start.owners),
+        "policy": None if start.policy is None else {**_sizes(start.policy.sizes), "why": start.policy.why},
         "fits": plan.enough,
         "load": _load(plan),
         "curve": [_fit(one) for one in plan.curve],
@@ -59,11 +63,13 @@ def _load(plan: Plan) -> dict[str, Any] | None:
 
 def _fit(one: Fit) -> dict[str, Any]:
     return {
-        "ratio": one.sizes.ratio,
-        "full_tokens": one.sizes.full_tokens,
-        "swa_tokens": one.sizes.swa_tokens,
+        **_sizes(one.sizes),
         "full_requests": one.full_requests,
         "swa_requests": one.swa_requests,
         "requests": one.requests,
         "binding": one.binding,
     }
+
+
+def _sizes(sizes: PoolSizes) -> dict[str, Any]:
+    return {"ratio": sizes.ratio, "full_tokens": sizes.full_tokens, "swa_tokens": sizes.swa_tokens}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from gemma4_triage.pools.demand import Fit
+from gemma4_runtime.pools.demand import Fit
 from gemma4_triage.pools.plan import Plan
 from gemma4_triage.pools.size import gib_text
 

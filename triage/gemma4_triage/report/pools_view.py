@@ -6,11 +6,13 @@ from rich.console import Console
 from rich.text import Text
 
 from gemma4_dumps.wording import number_of
+from gemma4_runtime.pools.arithmetic import SGLANG_DEFAULT
+from gemma4_runtime.pools.demand import Fit
 from gemma4_triage.cli.dump_table import plain_table
 from gemma4_triage.cli.output import printable
-from gemma4_triage.pools.demand import Fit
+from gemma4_triage.pools.at_start import AtStart
 from gemma4_triage.pools.memory import Memory
-from gemma4_triage.pools.plan import SGLANG_DEFAULT, Plan
+from gemma4_triage.pools.plan import Plan
 from gemma4_triage.pools.size import gib_text
 
 _BINDING = {"full": "full", "swa": "SWA", "both": "both"}
@@ -22,7 +24,7 @@ def server_flag(plan: Plan) -> str:
     return f"--swa-full-tokens-ratio {ratio:g}"
 
 
-def print_plan(console: Console, plan: Plan, memory: Memory, owner_only: bool) -> None:
+def print_plan(console: Console, plan: Plan, memory: Memory, owner_only: bool, start: AtStart) -> None:
     """Everything is of one GPU."""
     shape, cell, sizes = plan.shape, plan.cell, plan.sizes
     full, swa = shape.layers("full_attention", owner_only), shape.layers("sliding_attention", owner_only)
@@ -30,7 +32,7 @@ def print_plan(console: Console, plan: Plan, memory: Memory, owner_only: bool) -
     _line(console, Text(f"  {full} full and {swa} sliding layers with KV, window {shape.window}"))
     if owner_only:
         share = number_of(shape.shared_layers, "layer shares its KV and counts", "layers share their KV and count")
-        _line(console, Text(f"  {share} for nothing; SGLang 0.5.13.post1 counts them"))
+        _line(console, Text(f"  {share} for nothing, with owner-only-kv; SGLang 0.5.13.post1 alone counts them"))
     elif shape.shared_layers:
         _line(
             console, Text(f"  {shape.shared_layers} of them share their KV, and SGLang has pools for them all the same")
@@ -45,6 +47,13 @@ def print_plan(console: Console, plan: Plan, memory: Memory, owner_only: bool) -
         Text(f"  at ratio {sizes.ratio:g}: {memory.pools_bytes} / {per_token}, pages of {plan.serving.page_size}"),
     )
     _line(console, Text(f"             = {sizes.full_tokens} full and {sizes.swa_tokens} SWA tokens"))
+    if start.owners is not None and not owner_only:
+        owners = start.owners
+        times = owners.full_tokens / sizes.full_tokens if sizes.full_tokens else 0.0
+        counts = f"{owners.full_tokens} full and {owners.swa_tokens} SWA tokens, {times:.2f} times as many"
+        _line(console, Text(f"  with owner-only-kv: {counts}"))
+    if start.policy is not None:
+        _line(console, Text(f"  swa-ratio-policy at this start: {start.policy.why}"))
     if plan.need is not None:
         _print_load(console, plan)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gemma4_triage.pools.arithmetic import PoolSizes
-from gemma4_triage.pools.workload import Workload
+from gemma4_runtime.pools.arithmetic import PoolSizes
+from gemma4_runtime.pools.workload import Workload
 
 Binding = Literal["full", "swa", "both"]
 

@@ -1,0 +1,43 @@
+"""SGLang's own arithmetic, to the bit: model_executor/pool_configurator.py, HybridSWAPoolConfigurator, 0.5.13.post1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SGLANG_DEFAULT = 0.8
+"""ServerArgs.swa_full_tokens_ratio."""
+
+
+@dataclass(frozen=True)
+class TokenBytes:
+    """Bytes that one token takes on one GPU, over all layers of a kind: keys and values."""
+
+    full: int
+    swa: int
+
+
+@dataclass(frozen=True)
+class PoolSizes:
+    """Tokens, whole pages. ratio: swa_full_tokens_ratio."""
+
+    ratio: float
+    full_tokens: int
+    swa_tokens: int
+
+
+def pool_sizes(
+    available_bytes: int, cell: TokenBytes, ratio: float, page_size: int, most_tokens: int | None = None
+) -> PoolSizes:
+    """What SGLang makes of `available_bytes`: whole pages, at least 0 tokens. most_tokens: --max-total-tokens.
+
+    The order of the operations is SGLang's, because the ratio is a float.
+    """
+    per_token = cell.full + ratio * cell.swa
+    full = _whole_pages(int(available_bytes // per_token), page_size)
+    if most_tokens is not None and most_tokens < full:
+        full = _whole_pages(most_tokens, page_size)
+    return PoolSizes(ratio, full, _whole_pages(int(full * ratio), page_size))
+
+
+def _whole_pages(tokens: int, page_size: int) -> int:
+    return max(0, tokens // page_size * page_size)

@@ -1,0 +1,36 @@
+"""The ratio that holds most of a load. Both ends of a server use it: `gemma4-triage pools` and `swa-ratio-policy`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from gemma4_runtime.pools.arithmetic import TokenBytes, pool_sizes
+from gemma4_runtime.pools.demand import Demand, Fit, fit
+
+RATIOS = (*(n / 10_000 for n in range(1, 1000)), *(n / 1000 for n in range(100, 1001)))
+"""Three digits: a long context asks for ratios of a few hundredths."""
+
+
+def fits_at_each_ratio(
+    available_bytes: int, cell: TokenBytes, page_size: int, need: Demand, most_tokens: int | None = None
+) -> list[Fit]:
+    """See `pool_sizes`."""
+    return [fit(pool_sizes(available_bytes, cell, ratio, page_size, most_tokens), need) for ratio in RATIOS]
+
+
+def recommend(fits: Sequence[Fit], need: Demand) -> Fit:
+    """Most requests of the load; among equals the ratio at which what is left over is left over in both pools.
+
+    fits: one or more.
+    """
+    wanted = need.requests
+    best = max(min(one.requests, wanted) for one in fits)
+    equals = [one for one in fits if min(one.requests, wanted) == best]
+    return min(equals, key=lambda one: abs(math.log(one.sizes.ratio / _ideal(need, best))))
+
+
+def _ideal(need: Demand, requests: int) -> float:
+    """The ratio of what so many requests need of each pool."""
+    share = max(1, requests) / need.requests
+    return min(1.0, (need.swa * share + need.swa_fixed) / (need.full * share))

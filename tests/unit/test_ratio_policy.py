@@ -1,0 +1,220 @@
+"""The ratio that a start's arguments ask for: published numbers, and what holds for any start."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemma4_runtime.pools.arithmetic import SGLANG_DEFAULT, TokenBytes, pool_sizes
+from gemma4_runtime.pools.demand import Serving, demand, fit
+from gemma4_runtime.pools.ratio_policy import SGLANG_MOST_REQUESTS, Start, choose, least_swa_tokens
+from gemma4_runtime.pools.workload import Workload
+from gemma4_triage.pools.arithmetic import token_bytes
+from gemma4_triage.pools.model_shape import read_shape
+from gemma4_triage.pools.plan import make_plan
+
+CONFIGS = Path(__file__).parents[1] / "data" / "configs"
+PUBLISHED_BYTES = 109_478_060_000
+CELL_26B = TokenBytes(20_480, 204_800)
+
+
+def start(**changes) -> Start:
+    """26B on the published memory: chunks of 8192, two in flight, and a stated context."""
+    given_by_default = {
+        "available_bytes": PUBLISHED_BYTES,
+        "cell": CELL_26B,
+        "serving": Serving(1024),
+        "context": 9000,
+        "context_given": True,
+        "requests": None,
+        "most_tokens": None,
+        "ratio": SGLANG_DEFAULT,
+        "ratio_given": False,
+    }
+    return Start(**(given_by_default | changes))
+
+
+def formula(one: Start) -> tuple[float, float]:
+    """(R, r*) of the specification, in its own words: no whole pages, no whole requests."""
+    serving, length = one.serving, one.context
+    window = min(length, serving.window * (1 + serving.evict_multiplier) + serving.page_size + serving.draft_tokens)
+    chunks = serving.chunk * serving.chunks_in_flight
+    fits = (one.available_bytes - one.cell.swa * chunks) / (one.cell.full * length + one.cell.swa * window)
+    requests = min(one.requests or SGLANG_MOST_REQUESTS, fits)
+    return requests, min(1.0, (requests * window + chunks) / (requests * length))
+
+
+class TestPublished:
+    def test_long_requests(self):
+        requests, ratio = formula(start())
+        assert (int(requests), round(ratio, 2)) == (175, 0.24)
+        choice = choose(start())
+        assert choice.ratio == pytest.approx(ratio, abs=0.001)
+        assert choice.why.startswith(
+            f"{choice.ratio:g} instead of 0.8: 175 of 2048 requests of 9000 tokens fit at once, 65 before"
+        )
+
+    def test_short_requests(self):
+        assert formula(start(context=2000))[1] == 1.0
+        assert choose(start(context=2000)).ratio > 0.95
+
+    def test_dense_or_not_is_not_the_question(self):
+        """31B has four times the bytes in either pool: in four times the memory, the same ratio."""
+        dense = start(cell=TokenBytes(81_920, 819_200), available_bytes=4 * PUBLISHED_BYTES)
+        assert choose(dense).ratio == choose(start()).ratio
+
+    def test_more_requests_that_may_run_than_fit_change_nothing(self):
+        assert choose(start(requests=500)).ratio == choose(start()).ratio
+
+
+class TestKept:
+    @pytest.mark.parametrize(
+        ("changes", "why"),
+        [
+            ({"ratio_given": True}, "0.8 kept: given by the user"),
+            ({"ratio_given": True, "ratio": 0.15}, "0.15 kept: given by the user"),
+            ({"ratio_given": None}, "0.8 kept: the arguments were made before this plugin was loaded"),
+            ({"context_given": False}, "0.8 kept: neither --context-length nor --max-running-requests"),
+            ({"available_bytes": 0}, "0.8 kept: at no ratio does the SWA pool hold the 9217 tokens that a prompt"),
+            ({"available_bytes": 5 * 10**8, "serving": Serving(1024, chunk=64)}, "0.8 kept: not one request of 9000"),
+            ({"available_bytes": 4 * 10**11, "requests": 1}, "0.8 kept: no ratio holds more: 1 of 1 requests of 9000"),
+            (
+                {"context_given": False, "requests": 4096},
+                "0.8 kept: at no ratio does the SWA pool hold the 12607488 tokens",
+            ),
+        ],
+    )
+    def test_sglangs_ratio_stays(self, changes, why):
+        choice = choose(start(**changes))
+        assert choice.ratio == changes.get("ratio", SGLANG_DEFAULT)
+        assert choice.why.startswith(why)
+
+
+class TestModelsOwnContext:
+    """Nobody sends 262144 tokens because a model could take them."""
+
+    def test_the_requests_that_may_run_bound_the_sliding_pool(self):
+        choice = choose(start(context=262_144, context_given=False, requests=64))
+        assert 0.05 < choice.ratio < 0.08
+        assert choice.sizes.swa_tokens >= 64 * (2049 + 1025) + 2 * 8192
+        assert choice.sizes.full_tokens > 4 * pool_sizes(PUBLISHED_BYTES, CELL_26B, SGLANG_DEFAULT, 1).full_tokens
+        assert "the SWA pool is sized for 64 of any length" in choice.why
+
+    def test_stated_the_same_context_is_taken_at_its_word(self):
+        assert choose(start(context=262_144, requests=64)).ratio < 0.02
+
+
+class TestTokenCap:
+    def test_a_cap_is_what_the_full_pool_can_have(self):
+        choice = choose(start(most_tokens=200_000, requests=64, context=2000))
+        assert choice.sizes.full_tokens == 200_000
+        assert choice.sizes.swa_tokens >= 64 * 2000
+
+    def test_as_sglang_applies_it(self):
+        assert pool_sizes(PUBLISHED_BYTES, CELL_26B, 0.8, 64, 100_001).full_tokens == 99_968
+        assert pool_sizes(PUBLISHED_BYTES, CELL_26B, 0.8, 64, 100_001).swa_tokens == 79_936
+        assert pool_sizes(PUBLISHED_BYTES, CELL_26B, 0.8, 1, 10**7).full_tokens == 593_956
+
+
+STARTS = st.builds(
+    Start,
+    available_bytes=st.integers(0, 3 * 10**11),
+    cell=st.sampled_from(
+        [token_bytes(read_shape(CONFIGS / f"{name}.json"), 2) for name in ("26b-a4b", "31b", "e4b", "e2b")]
+        + [token_bytes(read_shape(CONFIGS / f"{name}.json"), 2, owners_only=True) for name in ("e4b", "e2b")]
+    ),
+    serving=st.builds(
+        Serving,
+        window=st.sampled_from([32, 512, 1024]),
+        page_size=st.sampled_from([1, 16, 64]),
+        chunk=st.integers(1, 16_384),
+        chunks_in_flight=st.integers(1, 2),
+        draft_tokens=st.integers(0, 16),
+        evict_multiplier=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+    ),
+    context=st.integers(1, 262_144),
+    context_given=st.booleans(),
+    requests=st.none() | st.integers(1, 4096),
+    most_tokens=st.none() | st.integers(1, 10**7),
+    ratio=st.sampled_from([0.8, 0.15, 1.0]),
+    ratio_given=st.just(False),
+)
+
+
+def needed(one: Start):
+    return demand([Workload(one.requests or SGLANG_MOST_REQUESTS, one.context, 0)], one.serving)
+
+
+def held(one: Start, ratio: float) -> int:
+    need = needed(one)
+    sizes = pool_sizes(one.available_bytes, one.cell, ratio, one.serving.page_size, one.most_tokens)
+    return min(fit(sizes, need).requests, need.requests)
+
+
+class TestAnyStart:
+    @given(STARTS)
+    def test_a_ratio_that_sglang_takes_and_the_pools_that_it_makes(self, one):
+        choice = choose(one)
+        assert 0 < choice.ratio <= 1
+        expected = pool_sizes(one.available_bytes, one.cell, choice.ratio, one.serving.page_size, one.most_tokens)
+        assert choice.sizes == expected
+
+    @given(STARTS)
+    def test_a_chunk_a_window_and_a_page_fit_wherever_it_changes_anything(self, one):
+        choice = choose(one)
+        if choice.ratio == one.ratio:
+            return
+        serving = one.serving
+        assert choice.sizes.swa_tokens >= min(serving.chunk, one.context) + serving.window + serving.page_size
+        assert choice.sizes.swa_tokens >= least_swa_tokens(one, needed(one))
+
+    @given(STARTS)
+    def test_it_never_holds_less_than_before(self, one):
+        choice = choose(one)
+        assert held(one, choice.ratio) >= held(one, one.ratio)
+
+    @given(STARTS, st.integers(1, 262_144))
+    def test_without_a_stated_length_no_shorter_request_waits_for_sliding_kv(self, one, length):
+        one = replace(one, context_given=False)
+        choice = choose(one)
+        if choice.ratio == one.ratio or one.requests is None:
+            assert choice.ratio == one.ratio
+            return
+        kept = one.requests * one.serving.swa_tokens(min(length, one.context))
+        assert choice.sizes.swa_tokens >= kept
+
+    @given(STARTS, st.integers(0, 10**11))
+    def test_more_memory_never_holds_less(self, one, more):
+        richer = replace(one, available_bytes=one.available_bytes + more)
+        assert held(richer, choose(richer).ratio) >= held(one, choose(one).ratio)
+
+    @given(STARTS, st.floats(0.01, 1.0))
+    def test_a_ratio_that_was_given_is_never_touched(self, one, ratio):
+        assert choose(replace(one, ratio=ratio, ratio_given=True)).ratio == ratio
+
+    @given(STARTS.filter(lambda one: one.context_given and one.most_tokens is None))
+    def test_where_memory_binds_it_is_the_formula(self, one):
+        """Whole pages, whole requests and three digits are what may lie between."""
+        one = replace(one, requests=None, serving=replace(one.serving, page_size=1, evict_multiplier=1.0))
+        requests, ratio = formula(one)
+        choice = choose(one)
+        least = least_swa_tokens(one, needed(one))
+        if choice.ratio == one.ratio or requests < 50 or ratio > 0.99 or requests == SGLANG_MOST_REQUESTS:
+            return
+        if least > ratio * pool_sizes(one.available_bytes, one.cell, ratio, 1).full_tokens:
+            return
+        assert math.isclose(choice.ratio, ratio, rel_tol=0.06, abs_tol=0.002)
+
+    @given(STARTS.filter(lambda one: one.context_given and one.most_tokens is None))
+    def test_the_planner_recommends_the_same(self, one):
+        """`gemma4-triage pools` for that load."""
+        shape = replace(read_shape(CONFIGS / "26b-a4b.json"), context=one.context)
+        loads = [Workload(one.requests or SGLANG_MOST_REQUESTS, one.context, 0)]
+        choice = choose(one)
+        if choice.ratio == one.ratio:
+            return
+        plan = make_plan(shape, one.cell, one.available_bytes, one.serving, loads, None)
+        assert held(one, choice.ratio) == min(plan.recommended.requests, plan.need.requests)
