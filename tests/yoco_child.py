@@ -2,7 +2,8 @@
 
 The spec: engine (keyword arguments), rounds (each: prompts, which are sent at once, new_tokens, and what else
 `async_generate` takes). The result: {rounds: per round, per prompt {tokens, logprobs: [step][token id], prompt: log
-probabilities of the prompt's tokens, hidden: rows of hidden states per step, cached: tokens}, paths}.
+probabilities of the prompt's tokens, hidden: rows of hidden states per step, cached: tokens}, paths, pools: what was
+decided of them}.
 """
 
 import asyncio
@@ -19,9 +20,10 @@ def main(spec_path: str, result_path: str) -> None:
 
     engine = Engine(**spec["engine"])
     rounds = [serve(engine, **one) for one in spec["rounds"]]
-    paths = engine.get_server_info()["internal_states"][0].get("gemma4_triage_paths", {})
+    (state,) = engine.get_server_info()["internal_states"]
     engine.shutdown()
-    Path(result_path).write_text(json.dumps({"rounds": rounds, "paths": paths}))
+    found = {name: state.get(f"gemma4_triage_{name}", {}) for name in ("paths", "pools")}
+    Path(result_path).write_text(json.dumps({"rounds": rounds} | found))
 
 
 def serve(engine, prompts, new_tokens, **more):

@@ -4,27 +4,13 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from gemma4_repro.toys.language import held_out_prompts
 from gemma4_repro.toys.locate import toy_path
+from yoco_rounds import CHUNK, ROUNDS, TOKENS, spec
 
 pytestmark = pytest.mark.engine
 
-CHUNK = 48
-LONG = held_out_prompts(4, 101, seed=31)
-SHORT = held_out_prompts(4, 20, seed=32)
-TOKENS = 2
 # fp32 and another kernel for the last row: log probabilities are of the order of 10.
 TOLERANCE = 2e-4
-ROUNDS = {
-    "one": {"prompts": [SHORT[0]]},
-    "mixed lengths": {"prompts": [SHORT[1], LONG[0][:30], SHORT[2][:1], SHORT[3][:7]]},
-    "chunks": {"prompts": [LONG[1]]},
-    "a cached prefix": {"prompts": [LONG[1][:80] + SHORT[0]]},
-    "a cached prefix and one token": {"prompts": [LONG[1]]},
-    "chunks beside others": {"prompts": [LONG[2], SHORT[0] + SHORT[1], LONG[3]]},
-    "prompt log probabilities": {"prompts": [SHORT[2] + SHORT[3]], "logprob_start_len": 0},
-    "hidden states": {"prompts": [SHORT[3] + SHORT[0]], "return_hidden_states": True},
-}
 ARMS = {
     # In a mixed batch Triton as shipped sees one key less of a row that decodes: another answer whatever we do.
     "triton-mixed": {"attention_backend": "triton", "enable_mixed_chunk": True},
@@ -42,7 +28,6 @@ def served(request, tmp_path_factory, engine_forks, engine_arguments, mtp_argume
     base = mtp_arguments if arm == "trtllm-mtp" else engine_arguments
     more = ARMS[arm] | {"chunked_prefill_size": CHUNK, "enable_return_hidden_states": True}
     arguments = {name: value for name, value in base.items() if arm != "hybrid" or name != "attention_backend"}
-    rounds = [{"new_tokens": TOKENS} | one for one in ROUNDS.values()]
     found = []
     for asked in ("0", "1"):
         environment = {
@@ -50,8 +35,8 @@ def served(request, tmp_path_factory, engine_forks, engine_arguments, mtp_argume
             "GEMMA4_TRIAGE_YOCO_ROWS": "1",
             "GEMMA4_TRIAGE_PATCHES": "default" + WINDOW_FIXES * (arm == "triton-mixed"),
         }
-        spec = {"engine": arguments | more, "rounds": rounds}
-        done = engine_forks.run_child("yoco_child", tmp_path_factory.mktemp("yoco"), environment, 240, spec)
+        folder = tmp_path_factory.mktemp("yoco")
+        done = engine_forks.run_child("yoco_child", folder, environment, 240, spec(arguments | more))
         assert done.returncode == 0, done.log[-4000:]
         found.append(done.outputs)
     return arm, *found
