@@ -1,4 +1,4 @@
-"""The patched runtime as it comes, in SGLang's engine on a GPU: answers are those of SGLang, and everything took part."""
+"""The patched runtime as it comes, in SGLang's engine on a GPU: SGLang's answers, and everything took part."""
 
 import pytest
 import torch
