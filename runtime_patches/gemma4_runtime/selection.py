@@ -9,7 +9,7 @@ from gemma4_runtime.errors import SettingsError
 from gemma4_runtime.patch import ATTACH_ORDER, Kind, Patch
 from gemma4_runtime.settings import VISION_BUDGET, HostEngine, Leak, Mode, Settings
 
-YOCO = "yoco"
+YOCO, FORCE_EAGLE = "yoco", "force-eagle"
 _SELECTABLE = (Kind.FIX, Kind.OPTIMISATION)
 _BUDGETED = "vision-batching"
 
@@ -30,6 +30,8 @@ def select(settings: Settings, catalog: Iterable[Patch] = CATALOG) -> tuple[Patc
     if settings.yoco is not None:
         # The pull request's own knob has the last word on its patch.
         chosen = chosen | {YOCO} if settings.yoco else chosen - {YOCO}
+    if settings.force_eagle:
+        chosen.add(FORCE_EAGLE)
     if settings.mode is not Mode.OFF:
         probes = {name: patch for name, patch in _of_kind(catalog, Kind.PROBE).items() if patch.asked_by == "mode"}
         unnamed = {name for name, patch in probes.items() if not _costs_too_much(patch, settings.mode)}

@@ -79,6 +79,7 @@ TARGETS: dict[str, dict[str, str]] = {
         "mtp.draft": f"{_FROZEN}.draft",
         "mtp.expand_for_topk": f"{_FROZEN}._expand_for_topk_draft",
         "mtp.graph_runner_init": f"{_MTP_GRAPH}.__init__",
+        "speculative.resolve_alias": f"{_SRT}.arg_groups.speculative_hook._resolve_speculative_algorithm_alias",
         "gemma4.attention_init": f"{_SRT}.models.gemma4_causal.Gemma4Attention.__init__",
         "gemma4.attention_forward": f"{_SRT}.models.gemma4_causal.Gemma4Attention.forward",
         "gemma4.layer_forward": f"{_SRT}.models.gemma4_causal.Gemma4DecoderLayer.forward",

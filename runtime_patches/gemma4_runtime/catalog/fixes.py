@@ -55,6 +55,14 @@ FIXES: tuple[Patch, ...] = (
         ),
     ),
     Patch(
+        id="force-eagle",
+        kind=Kind.FIX,
+        title="no promotion of a Gemma-4 assistant to FROZEN_KV_MTP; the start says why EAGLE cannot serve it",
+        origin="feature F16: SGLANG_GEMMA4_FORCE_EAGLE of the pull requests",
+        upstream="open up to 0.5.23",
+        attachments=(Hook("speculative.resolve_alias", How.AROUND, f"{_AT}.force_eagle:around_resolve_alias"),),
+    ),
+    Patch(
         id="vision-hf-exact",
         kind=Kind.FIX,
         title="the vision tower sees no padding, as in transformers (changes shipped outputs of images and videos)",
