@@ -1,6 +1,6 @@
 """On request: a Gemma-4 assistant is not made a FROZEN_KV_MTP draft; where EAGLE cannot serve, the start says why.
 
-SGLang promotes NEXTN and EAGLE to FROZEN_KV_MTP as soon as the draft is a Gemma-4 assistant. SGLANG_GEMMA4_FORCE_EAGLE=1
+SGLang promotes NEXTN and EAGLE to FROZEN_KV_MTP if the draft is a Gemma-4 assistant. SGLANG_GEMMA4_FORCE_EAGLE=1
 opts out of that. Such an assistant has no keys of its own: its layers only ask, and read the target's KV, which EAGLE
 does not hand them. EAGLE also sizes hidden states by the draft's width, and an assistant takes the target's. So EAGLE
 can serve none, and this says so at the start.
