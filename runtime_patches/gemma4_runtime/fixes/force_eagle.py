@@ -30,7 +30,7 @@ def around_resolve_alias(
     """
     kwargs = kwargs or {}
     resolved = original(algorithm, draft_model_path, trust_remote_code=trust_remote_code, kwargs=kwargs)
-    if resolved != "FROZEN_KV_MTP" or algorithm not in ("EAGLE", "NEXTN"):
+    if resolved != "FROZEN_KV_MTP" or algorithm not in ("EAGLE", "NEXTN") or draft_model_path is None:
         return resolved
     config = get_config(draft_model_path, trust_remote_code=trust_remote_code, **kwargs)
     width, target = config.get_text_config().hidden_size, config.backbone_hidden_size
