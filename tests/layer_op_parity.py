@@ -50,7 +50,8 @@ def assert_parity(toy: str, runs: dict[tuple[str, ...], dict[str, Any]]) -> None
     for chosen, run in runs.items():
         logits = torch.tensor(run["logits"])
         error, off = errors(logits[:, LONG:] - exact) / own, errors(logits - plain) / own
-        thrown = (error > FAR).double().mean()
+        # Rows past the window are held against SGLang's alone.
+        thrown = torch.maximum((error > FAR).double().mean(), (off > FAR).double().mean())
         found["+".join(chosen)] = tuple(round(one.item(), 3) for one in (error.median(), off.median(), thrown))
         same = torch.tensor(run["tokens"]).T == torch.tensor(runs[()]["tokens"]).T
         assert (same | (gaps < TIE * own)).all(), (chosen, gaps[~same])

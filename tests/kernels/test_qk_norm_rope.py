@@ -283,3 +283,19 @@ def test_what_it_refuses(change, message):
     arguments |= {"cos_sin_cache": TABLE, "positions": PLACE} | change
     with pytest.raises(ValueError, match=message):
         qk_norm_rope(**arguments)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_eps_is_added_to_the_mean_square(path):
+    q, k, v, q_weight, _, table, positions = make(SMALL, torch.float32)
+    rows = [torch.full_like(one, 3.0) for one in (q, k, v)]
+    ones, still = torch.ones_like(q_weight), torch.zeros_like(positions)
+    for found in qk_norm_rope(*rows, ones, ones, table, still, 16.0, path=path):
+        assert torch.allclose(found, torch.full_like(found, 0.6))
+
+
+def test_weights_of_two_dtypes_are_refused():
+    arguments = make(SMALL, torch.bfloat16)
+    arguments[4] = arguments[4].float()
+    with pytest.raises(ValueError, match=r"k_weight is torch\.float32, expected q_weight's"):
+        qk_norm_rope(*arguments)

@@ -149,11 +149,17 @@ def test_switched_off_it_is_sglangs_own_and_not_recorded(session):
     assert paths() == {}
 
 
+def of_dtype(made, dtype):
+    made.weight.data = made.weight.data.to(dtype)
+    return made
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         (lambda a: {"q_norm": norm(scale_shift=1.0)}, "a Gemma4RMSNorm that is not"),
         (lambda a: {"k_norm": norm(eps=1e-5)}, "norms with different eps"),
+        (lambda a: {"k_norm": of_dtype(norm(), torch.bfloat16)}, "norms of Q and K of different dtypes"),
         (lambda a: {"v_norm": norm()}, "a norm of V with a learned weight"),
         (
             lambda a: {"rotary_emb": rope(LinearScalingRotaryEmbedding, scaling_factors=[2.0])},

@@ -134,6 +134,8 @@ def _refuse(
             raise ValueError(f"v is {list(v.shape)}, expected k's {list(k.shape)}")
         if k_weight is None:
             raise ValueError("k_weight is None, expected one for k")
+    if k_weight is not None and k_weight.dtype != q_weight.dtype:
+        raise ValueError(f"k_weight is {k_weight.dtype}, expected q_weight's {q_weight.dtype}")
     for name, weight in (("q_weight", q_weight), ("k_weight", k_weight)):
         if weight is not None:
             _refuse_table(name, weight, (head_dim,), q)

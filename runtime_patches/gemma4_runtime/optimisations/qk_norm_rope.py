@@ -98,6 +98,8 @@ def _layer_reason(attention: Any) -> str | None:
         reason = server_reason() or norms_reason(*norms) or rope_reason(attention.rotary_emb, attention.head_dim)
         if reason is None and attention.v_norm.with_scale:
             reason = "a norm of V with a learned weight"
+        if reason is None and attention.q_norm.weight.dtype is not attention.k_norm.weight.dtype:
+            reason = "norms of Q and K of different dtypes"
         asked = (reason,)
         setattr(attention, _ASKED, asked)
     return asked[0]
