@@ -109,8 +109,8 @@ def _runs(runs: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 def _against_other_copies(found: KernelRows) -> Iterator[str]:
     """qk_norm_rope, whose own copies are no measure, against the best copy of another op of no more bytes."""
     yield "`qk_norm_rope` is not held against `copy-bandwidth`: its copies are slower than those of other ops with"
-    yield "about as many bytes. Beside the best of these, of at most 1.05 times its bytes, it reaches (a layer that slides;"
-    yield "layers with full attention have heads of 512 and are not measured):"
+    yield "about as many bytes. Beside the best of these, of at most 1.05 times its bytes, it reaches (a layer that"
+    yield "slides; layers with full attention have heads of 512 and are not measured):"
     yield ""
     yield from _head(("model", "tokens", "share of the best copy's bandwidth"))
     copies = [
