@@ -149,13 +149,14 @@ def test_magnitudes_from_denormals_up(path, magnitude):
             check(make(SMALL, dtype, magnitude), path, both=False)
 
 
+@pytest.mark.parametrize("place", [7, 16 + 7], ids=["first of a pair", "second of a pair"])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("path", PATHS)
-def test_nan_and_inf_go_where_they_go_in_eager_and_stay_in_their_head(path, bad):
+def test_nan_and_inf_go_where_they_go_in_eager_and_stay_in_their_head(path, bad, place):
     for which in range(3):
         arguments = make(SMALL, torch.bfloat16)
         clean = qk_norm_rope(*arguments, rounding=Rounding.EAGER, path=path)
-        arguments[which][1, 32 + 7] = bad
+        arguments[which][1, 32 + place] = bad
         found, like = qk_norm_rope(*arguments, rounding=Rounding.EAGER, path=path), eager(*arguments)
         assert found[which].isnan().any()
         for one, other, before in zip(found, like, clean, strict=True):
