@@ -13,12 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from gemma4_runtime.fusion.eligible import switched_on
-from gemma4_runtime.fusion.paths import PATHS
 from gemma4_runtime.vision.eligible import EXACT, packing_reason
-from gemma4_runtime.vision.encode import features, tower_in_force
+from gemma4_runtime.vision.encode import features, slots_for, tower_in_force
 from gemma4_runtime.vision.packed import Packing, attend_packed
-from gemma4_runtime.vision.walk import NoPositions, walk
 
 
 def around_image_feature(original: Callable[..., Any], model: Any, items: list[Any]) -> Tensor:
@@ -41,14 +38,7 @@ def around_attention(
 
 
 def _around(original: Callable[..., Any], model: Any, items: list[Any], attribute: str) -> Tensor:
-    if not switched_on(EXACT):
-        return original(model, items)
-    if reason := packing_reason(model.vision_tower):
-        PATHS.took(EXACT, reason)
-        return original(model, items)
-    try:
-        slots = walk(items, attribute, model.config.text_config.hidden_size)
-    except NoPositions:
-        PATHS.took(EXACT, "pixels without positions")
+    slots = slots_for(EXACT, packing_reason, model, items, attribute)
+    if slots is None:
         return original(model, items)
     return features(model, slots, tower_in_force(model.vision_tower), lambda frame: 1)

@@ -14,8 +14,8 @@ from gemma4_runtime.fusion.eligible import switched_on
 from gemma4_runtime.fusion.paths import PATHS
 from gemma4_runtime.vision.budget import budget_bytes, frame_bytes
 from gemma4_runtime.vision.eligible import BATCHED, BATCHING, backend_of, batching_reason
-from gemma4_runtime.vision.encode import features, tower_in_force
-from gemma4_runtime.vision.walk import Frame, NoPositions, walk
+from gemma4_runtime.vision.encode import features, slots_for, tower_in_force
+from gemma4_runtime.vision.walk import Frame
 
 
 def around_image_feature(original: Callable[..., Any], model: Any, items: list[Any]) -> Tensor:
@@ -70,15 +70,8 @@ def around_pooling(
 
 
 def _around(original: Callable[..., Any], model: Any, items: list[Any], attribute: str) -> Tensor:
-    if not switched_on(BATCHING):
-        return original(model, items)
-    if reason := batching_reason(model.vision_tower):
-        PATHS.took(BATCHING, reason)
-        return original(model, items)
-    try:
-        slots = walk(items, attribute, model.config.text_config.hidden_size)
-    except NoPositions:
-        PATHS.took(BATCHING, "pixels without positions")
+    slots = slots_for(BATCHING, batching_reason, model, items, attribute)
+    if slots is None:
         return original(model, items)
     PATHS.took(BATCHING, BATCHED)
     return features(model, slots, tower_in_force(model.vision_tower), partial(_frames_per_call, model))

@@ -13,12 +13,28 @@ from gemma4_runtime.fusion.paths import PATHS
 from gemma4_runtime.vision.eligible import EXACT, PACKED, packing_reason
 from gemma4_runtime.vision.packed import encode_packed
 from gemma4_runtime.vision.soft_tokens import rows_of_real
-from gemma4_runtime.vision.walk import Frame, Slot
+from gemma4_runtime.vision.walk import Frame, NoPositions, Slot, walk
 
 Tower = Callable[[Any, Tensor, Tensor], tuple[Tensor, list[int]]]
 """Tower, pixels [F, P, D] on its device, positions [F, P, 2] to soft tokens [N, h] and their number per frame."""
 Limit = Callable[[Frame], int]
 """How many frames of this shape one call may have, 1 or more."""
+
+
+def slots_for(
+    op: str, reason_of: Callable[[Any], str | None], model: Any, items: list[Any], attribute: str
+) -> list[Slot] | None:
+    """What the patch `op` has to encode; None where SGLang's own function is to do it, with the reason on record."""
+    if not switched_on(op):
+        return None
+    if reason := reason_of(model.vision_tower):
+        PATHS.took(op, reason)
+        return None
+    try:
+        return walk(items, attribute, model.config.text_config.hidden_size)
+    except NoPositions:
+        PATHS.took(op, "pixels without positions")
+        return None
 
 
 def features(model: Any, slots: list[Slot], tower: Tower, limit: Limit) -> Tensor:
