@@ -9,7 +9,8 @@ from gemma4_runtime.errors import SettingsError
 from gemma4_runtime.patch import ATTACH_ORDER, Kind, Patch
 from gemma4_runtime.settings import VISION_BUDGET, HostEngine, Leak, Mode, Settings
 
-YOCO, FORCE_EAGLE = "yoco", "force-eagle"
+YOCO, FORCE_EAGLE, PIECEWISE = "yoco", "force-eagle", "piecewise-multimodal"
+_RIGHT_IN_GRAPHS = "piecewise-ple"
 _SELECTABLE = (Kind.FIX, Kind.OPTIMISATION)
 _BUDGETED = "vision-batching"
 
@@ -32,6 +33,11 @@ def select(settings: Settings, catalog: Iterable[Patch] = CATALOG) -> tuple[Patc
         chosen = chosen | {YOCO} if settings.yoco else chosen - {YOCO}
     if settings.force_eagle:
         chosen.add(FORCE_EAGLE)
+    if settings.piecewise_multimodal:
+        chosen.add(PIECEWISE)
+    if PIECEWISE in chosen:
+        # Without it these graphs give E2B and E4B wrong answers.
+        chosen.add(_RIGHT_IN_GRAPHS)
     if settings.mode is not Mode.OFF:
         probes = {name: patch for name, patch in _of_kind(catalog, Kind.PROBE).items() if patch.asked_by == "mode"}
         unnamed = {name for name, patch in probes.items() if not _costs_too_much(patch, settings.mode)}

@@ -154,6 +154,9 @@ class Settings(BaseSettings):
     yoco_rows: Annotated[int, BeforeValidator(_rows)] = Field(256, validation_alias="GEMMA4_TRIAGE_YOCO_ROWS")
     vision_budget_mb: Annotated[int, _MIB] = Field(0, validation_alias=VISION_BUDGET)
     force_eagle: Annotated[bool, _word(_YES_OR_NO)] = Field(False, validation_alias="SGLANG_GEMMA4_FORCE_EAGLE")
+    piecewise_multimodal: Annotated[bool, _word(_YES_OR_NO)] = Field(
+        False, validation_alias="SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM"
+    )
     allow_missing: Annotated[bool, _word(_YES_OR_NO)] = Field(False, validation_alias=ALLOW_MISSING)
 
     @property
@@ -172,7 +175,7 @@ class Settings(BaseSettings):
         return (
             self.mode is Mode.OFF
             and self.leak is Leak.OFF
-            and not (self.patches or self.faults or self.yoco or self.force_eagle)
+            and not (self.patches or self.faults or self.yoco or self.force_eagle or self.piecewise_multimodal)
             and self.host_engine is HostEngine.OFF
             # Refused where patches are selected, which an unset GEMMA4_TRIAGE_PATCHES must not skip.
             and not self.vision_budget_mb

@@ -12,10 +12,13 @@ from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from sglang.srt.layers.attention.trtllm_mha_backend import TRTLLMHAAttnBackend
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+from sglang.srt.model_executor.piecewise_cuda_graph_runner import PiecewiseCudaGraphRunner
+from sglang.srt.models.gemma4_causal import Gemma4TextModel
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from gemma4_runtime.fusion.paths import PATHS
 from gemma4_runtime.optimisations import yoco_prefill
+from gemma4_runtime.session import Session
 from gemma4_runtime.yoco import attention_view, eligible
 
 LENGTHS = [300, 2]
@@ -247,3 +250,39 @@ class TestTheBatchIsMade:
         assert self.make(chunked_req="one")[1]
         assert not self.make(chunked_req="one", reqs="both")[1]
         assert not self.make(chunked_req=None)[1]
+
+
+class TestBesidePiecewiseGraphs:
+    """A prefill that yoco makes shorter than a graph could is kept from the graph."""
+
+    @staticmethod
+    def can_run(tokens, shared=2, **changes):
+        text = object.__new__(Gemma4TextModel)
+        torch.nn.Module.__init__(text)
+        for name, value in vars(model()).items():
+            setattr(text, name, value)
+        text.config.num_kv_shared_layers = shared
+        runner = object.__new__(PiecewiseCudaGraphRunner)
+        runner.capture_hidden_mode, runner.max_num_tokens = CaptureHiddenMode.NULL, 4096
+        runner.model_runner = SimpleNamespace(model=SimpleNamespace(language_model=text, model=text))
+        lengths = {"input_ids": torch.zeros(tokens), "extend_seq_lens_cpu": [tokens - 2, 2]}
+        with forward_context(ForwardContext(attn_backend=of_class(TritonAttnBackend))):
+            return runner.can_run(batch(**lengths | changes))
+
+    def test_a_long_one_is_yocos(self, server):
+        assert self.can_run(tokens=1025)
+        assert not self.can_run(tokens=1026)
+
+    def test_without_yoco_it_is_the_graphs(self, server):
+        Session.in_force().in_force_ids = frozenset()
+        assert self.can_run(tokens=1026)
+
+    def test_so_is_one_that_yoco_refuses(self, server):
+        server.enable_lora = True
+        assert self.can_run(tokens=1026)
+
+    def test_and_one_of_a_model_whose_layers_share_nothing(self, server):
+        assert self.can_run(tokens=1026, shared=0)
+
+    def test_what_sglang_refuses_stays_refused(self, server):
+        assert not self.can_run(tokens=300, capture_hidden_mode=CaptureHiddenMode.FULL)

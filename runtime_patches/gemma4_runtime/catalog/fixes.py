@@ -55,6 +55,15 @@ FIXES: tuple[Patch, ...] = (
         ),
     ),
     Patch(
+        id="piecewise-ple",
+        kind=Kind.FIX,
+        title="per-layer inputs of E2B and E4B in a static buffer, where piecewise CUDA graphs read them",
+        origin="with --enforce-piecewise-cuda-graph a prefill reads the per-layer inputs of the capture",
+        upstream="open up to 0.5.23",
+        default=True,
+        attachments=(Hook("gemma4.per_layer_inputs", How.AROUND, f"{_AT}.piecewise_ple:around_per_layer_inputs"),),
+    ),
+    Patch(
         id="force-eagle",
         kind=Kind.FIX,
         title="no promotion of a Gemma-4 assistant to FROZEN_KV_MTP; the start says why EAGLE cannot serve it",

@@ -94,6 +94,19 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         "open up to 0.5.23",
         Hook("gemma4.text_forward", How.AROUND, f"{_AT}.yoco_prefill:around_text_forward"),
         Hook("forward_batch.init_new", How.AROUND, f"{_AT}.yoco_prefill:around_batch_init"),
+        Hook("piecewise.can_run", How.AROUND, f"{_AT}.yoco_prefill:around_can_run"),
+    ),
+    Patch(
+        id="piecewise-multimodal",
+        kind=Kind.OPTIMISATION,
+        title="prefills of multimodal models in piecewise CUDA graphs; the vision tower stays eager",
+        origin="feature F11: the knob of the pull requests; SGLang has these graphs for text models alone",
+        upstream="switched off by its is_multimodal rule up to 0.5.23",
+        attachments=(
+            Hook("server_args.piecewise", How.AROUND, f"{_AT}.piecewise_multimodal:around_handle"),
+            Hook("piecewise.can_run", How.AROUND, f"{_AT}.piecewise_multimodal:around_can_run"),
+            _PATHS,
+        ),
     ),
     Patch(
         id="vision-batching",

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.model_executor.forward_context import forward_context, get_forward_context
+from sglang.srt.models.gemma4_causal import Gemma4TextModel
 from torch import Tensor
 
 from gemma4_runtime.fusion.eligible import switched_on
@@ -22,6 +24,11 @@ from gemma4_runtime.yoco import attention_view, eligible, some_layers
 
 OP = "yoco"
 SKIPPED = "skipped: a chunk that is not the last"
+
+
+_LEAST_BESIDE_GRAPHS = 1024
+"""Rows to save with which it is faster than a piecewise CUDA graph: below, launches bound a prefill, and a graph has
+none. A first value, between those that were timed without graphs."""
 
 
 class UnfinishedChunk(list[str]):
@@ -47,6 +54,17 @@ def around_batch_init(original: Callable[..., Any], cls: type, batch: Any, model
     return made
 
 
+def around_can_run(original: Callable[..., Any], runner: Any, forward_batch: Any) -> bool:
+    """Around `PiecewiseCudaGraphRunner.can_run`: no long prefill, of which a graph runs all rows in each layer."""
+    can_run = original(runner, forward_batch)
+    model = runner.model_runner.model
+    model = getattr(model, "language_model", model.model)
+    if not can_run or not (isinstance(model, Gemma4TextModel) and _shared_layers(model) and switched_on(OP)):
+        return can_run
+    least = max(_LEAST_BESIDE_GRAPHS, Session.in_force().settings.yoco_rows)
+    return eligible.reason(model, forward_batch, len(forward_batch.input_ids), least) is not None
+
+
 def around_text_forward(
     original: Callable[..., Any],
     model: Any,
@@ -60,7 +78,9 @@ def around_text_forward(
 ) -> Any:
     """Around `Gemma4TextModel.forward`: hidden states [T, H] that are right in the rows that are sampled from."""
     inputs = input_ids, positions, forward_batch, input_embeds, per_layer_inputs
-    shared = getattr(model.config, "num_kv_shared_layers", 0) or 0
+    if torch.compiler.is_compiling():
+        return original(model, *inputs, pp_proxy_tensors=pp_proxy_tensors, **kwargs)
+    shared = _shared_layers(model)
     if not (shared and eligible.is_prefill(forward_batch) and switched_on(OP)):
         return original(model, *inputs, pp_proxy_tensors=pp_proxy_tensors, **kwargs)
     least_saved = Session.in_force().settings.yoco_rows
@@ -139,6 +159,10 @@ class _PerLayer:
 
     def of(self, index: int) -> Tensor | None:
         return None if self._inputs is None else self._inputs[:, index - self._start]
+
+
+def _shared_layers(model: Any) -> int:
+    return getattr(model.config, "num_kv_shared_layers", 0) or 0
 
 
 def _window(model: Any, first: int) -> int | None:

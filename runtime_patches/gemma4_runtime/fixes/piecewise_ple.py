@@ -1,0 +1,35 @@
+"""Per-layer inputs of a multimodal model stand where piecewise CUDA graphs were captured to read them.
+
+The model is compiled from `Gemma4TextModel.forward` on, and its graphs read each input at the address that it had when
+they were captured. SGLang has a static buffer for the embeddings; the per-layer inputs, which the multimodal model
+looks up before, are a new tensor in each prefill. So a replay of E2B or E4B reads those of the capture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang.srt.compilation.piecewise_context_manager import is_in_piecewise_cuda_graph
+from sglang.srt.server_args import get_global_server_args
+from torch import Tensor
+
+_SLOT = "gemma4_triage_per_layer_inputs"
+
+
+def around_per_layer_inputs(original: Callable[..., Any], model: Any, input_ids: Tensor) -> Tensor | None:
+    """Around `Gemma4ForConditionalGeneration.get_per_layer_inputs`: [T] ids to [T, L, P], in one buffer of the model if
+    a piecewise graph is to read it; None for a model without them.
+
+    The runner pads T to a captured size and the padded ids to 0, so no row of the buffer that is read is an old one.
+    """
+    made = original(model, input_ids)
+    if made is None or not is_in_piecewise_cuda_graph():
+        return made
+    slot = getattr(model, _SLOT, None)
+    if slot is None:
+        # The first call is a warm-up before any capture, and the memory that SGLang leaves for graphs is still free.
+        rows = max(get_global_server_args().piecewise_cuda_graph_tokens or [made.shape[0]])
+        slot = made.new_zeros((rows, *made.shape[1:]))
+        setattr(model, _SLOT, slot)
+    return slot[: made.shape[0]].copy_(made)

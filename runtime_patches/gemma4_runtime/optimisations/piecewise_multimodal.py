@@ -1,0 +1,44 @@
+"""On request: prefills of a multimodal Gemma-4 in piecewise CUDA graphs; the vision tower stays eager before them.
+
+SGLang switches these graphs off by a list of rules. This lifts the rule about multimodal models and no other, before
+SGLang sizes memory, where graphs want their share. `--enforce-piecewise-cuda-graph` would lift all of them.
+`piecewise-ple` is what makes E2B and E4B right in the graphs, and stands alone because enforcing needs it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+from gemma4_runtime.fusion.paths import PATHS
+
+OP = "piecewise-multimodal"
+
+
+def around_handle(original: Callable[..., Any], arguments: Any) -> None:
+    """Around `ServerArgs._handle_piecewise_cuda_graph`, which only reads what it decides by."""
+    config = arguments.get_model_config()
+    if not str(config.hf_config.architectures[0]).startswith("Gemma4"):
+        original(arguments)
+        return
+    multimodal = config.is_multimodal
+    config.is_multimodal = False
+    try:
+        original(arguments)
+    finally:
+        config.is_multimodal = multimodal
+
+
+def around_can_run(original: Callable[..., Any], runner: Any, forward_batch: Any) -> bool:
+    """Around `PiecewiseCudaGraphRunner.can_run`, asked for each prefill of a server that has such graphs."""
+    if not original(runner, forward_batch):
+        PATHS.took(OP, "a prefill that the graphs are not for")
+        return False
+    if forward_batch.forward_mode == ForwardMode.MIXED and forward_batch.contains_image_inputs():
+        # The runner calls it EXTEND, and the model would make masks of images for it, as it does for no mixed batch.
+        PATHS.took(OP, "a mixed batch with images")
+        return False
+    PATHS.took(OP)
+    return True

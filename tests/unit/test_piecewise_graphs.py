@@ -1,0 +1,166 @@
+"""Piecewise CUDA graphs for multimodal models, on a CPU: the rule, who may use a graph, the buffer."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sglang.srt import server_args as sglang_arguments
+from sglang.srt.compilation.piecewise_context_manager import enable_piecewise_cuda_graph
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.model_executor.piecewise_cuda_graph_runner import PiecewiseCudaGraphRunner
+from sglang.srt.models.gemma4_mm import Gemma4ForConditionalGeneration
+from sglang.srt.server_args import ServerArgs
+
+from gemma4_repro.toys.locate import toy_path
+from gemma4_runtime.fusion.paths import FUSED, PATHS
+from gemma4_runtime.selection import select
+from gemma4_runtime.settings import read_settings
+
+OP = "piecewise-multimodal"
+
+
+def disabled(monkeypatch, **arguments):
+    """What SGLang's rules make of these arguments, for a multimodal Gemma-4 on a CUDA device."""
+    for other in ("is_hip", "is_npu", "is_cpu", "is_mps", "is_xpu"):
+        monkeypatch.setattr(sglang_arguments, other, lambda: False)
+    made = object.__new__(ServerArgs)
+    for field in dataclasses.fields(ServerArgs):
+        if field.default is not dataclasses.MISSING:
+            setattr(made, field.name, field.default)
+    for name, value in ({"model_path": str(toy_path("toy-e4b")), "dtype": "float32"} | arguments).items():
+        setattr(made, name, value)
+    made._handle_piecewise_cuda_graph()
+    assert made.get_model_config().is_multimodal
+    return made.disable_piecewise_cuda_graph
+
+
+def test_the_multimodal_rule_is_lifted(monkeypatch, attach):
+    assert disabled(monkeypatch) is True
+    attach("off", OP)
+    assert disabled(monkeypatch) is False
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"enable_torch_compile": True}, {"enable_lora": True}, {"pp_size": 2}, {"disable_piecewise_cuda_graph": True}],
+    ids=str,
+)
+def test_no_other_rule_is(monkeypatch, attach, other):
+    attach("off", OP)
+    assert disabled(monkeypatch, **other) is True
+
+
+def test_what_sglang_raises_leaves_the_model_as_it_is(monkeypatch, attach):
+    attach("off", OP)
+    monkeypatch.setattr(sglang_arguments, "check_gguf_file", lambda path: 1 / 0)
+    made = []
+    original = ServerArgs.get_model_config
+    monkeypatch.setattr(ServerArgs, "get_model_config", lambda self: made.append(original(self)) or made[-1])
+    with pytest.raises(ZeroDivisionError):
+        disabled(monkeypatch)
+    assert all(config.is_multimodal for config in made)
+
+
+def test_the_knob_alone_attaches_it(monkeypatch):
+    monkeypatch.setenv("SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM", "1")
+    assert [patch.id for patch in select(read_settings())] == ["piecewise-ple", OP]
+    assert not read_settings().wants_nothing
+    monkeypatch.setenv("GEMMA4_TRIAGE_PATCHES", f"default,{OP},-piecewise-ple")
+    assert "piecewise-ple" in [patch.id for patch in select(read_settings())]
+    monkeypatch.delenv("GEMMA4_TRIAGE_PATCHES")
+    monkeypatch.setenv("SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM", "0")
+    assert select(read_settings()) == ()
+
+
+def runner(capture_mode=None):
+    made = object.__new__(PiecewiseCudaGraphRunner)
+    made.capture_hidden_mode, made.max_num_tokens = capture_mode, 2048
+    made.model_runner = SimpleNamespace(model=SimpleNamespace(model=None))
+    return made
+
+
+def batch(mode, images):
+    return SimpleNamespace(
+        forward_mode=mode,
+        input_embeds=None,
+        capture_hidden_mode=None,
+        replace_embeds=None,
+        return_logprob=False,
+        input_ids=torch.zeros(100),
+        contains_image_inputs=lambda: images,
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "images", "runs"),
+    [
+        (ForwardMode.EXTEND, True, True),
+        (ForwardMode.EXTEND, False, True),
+        (ForwardMode.MIXED, False, True),
+        (ForwardMode.MIXED, True, False),
+    ],
+)
+def test_a_mixed_batch_with_images_is_not_for_a_graph(attach, mode, images, runs):
+    assert runner().can_run(batch(mode, images))
+    attach("off", OP)
+    before = PATHS.document().get(OP, {})
+    assert runner().can_run(batch(mode, images)) is runs
+    path = FUSED if runs else "a mixed batch with images"
+    assert PATHS.document()[OP][path] == before.get(path, 0) + 1
+
+
+def test_what_sglang_refuses_stays_refused(attach):
+    attach("off", OP)
+    assert not runner(capture_mode="full").can_run(batch(ForwardMode.EXTEND, False))
+
+
+class Language(torch.nn.Module):
+    """Per-layer inputs [T, 2 layers, 3] that tell of their token."""
+
+    def get_per_layer_inputs(self, ids):
+        return ids[:, None, None].float().expand(-1, 2, 3).contiguous()
+
+
+def multimodal():
+    model = object.__new__(Gemma4ForConditionalGeneration)
+    torch.nn.Module.__init__(model)
+    model.language_model = Language()
+    return model
+
+
+@pytest.fixture
+def sizes(monkeypatch):
+    found = SimpleNamespace(piecewise_cuda_graph_tokens=[4, 16])
+    monkeypatch.setattr("gemma4_runtime.fixes.piecewise_ple.get_global_server_args", lambda: found)
+
+
+def test_graphs_find_this_prefills_inputs_at_the_address_of_their_capture(attach, sizes):
+    model = multimodal()
+    with enable_piecewise_cuda_graph():
+        shipped = [model.get_per_layer_inputs(torch.full((4,), value)) for value in (1, 2)]
+    assert shipped[0].data_ptr() != shipped[1].data_ptr()
+    attach("off", "piecewise-ple")
+    with enable_piecewise_cuda_graph():
+        captured = model.get_per_layer_inputs(torch.zeros(16))
+        small = model.get_per_layer_inputs(torch.tensor([5, 6, 7, 0]))
+    assert small.data_ptr() == captured.data_ptr()
+    assert small.is_contiguous()
+    assert captured[:4, 1, 2].tolist() == [5, 6, 7, 0]
+
+
+def test_an_eager_prefill_has_sglangs_own_tensor(attach, sizes):
+    model = multimodal()
+    attach("off", "piecewise-ple")
+    with enable_piecewise_cuda_graph():
+        in_graph = model.get_per_layer_inputs(torch.tensor([1, 2, 3, 4]))
+    eager = model.get_per_layer_inputs(torch.tensor([9, 9]))
+    assert in_graph[:2, 0, 0].tolist() == [1, 2]
+    assert eager[:, 0, 0].tolist() == [9, 9]
+
+
+def test_a_model_without_per_layer_inputs_has_none(attach, sizes, monkeypatch):
+    attach("off", "piecewise-ple")
+    monkeypatch.setattr(Language, "get_per_layer_inputs", lambda self, ids: None)
+    with enable_piecewise_cuda_graph():
+        assert multimodal().get_per_layer_inputs(torch.zeros(4)) is None
