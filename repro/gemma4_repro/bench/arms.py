@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from gemma4_repro.errors import UnknownName
 
 REFERENCE = "none"
 OFF = "off"
 # SGLang takes SGLANG_PLUGINS for a list of those to load: with a name that nobody has, ours is not even imported.
-_WITHOUT_PLUGIN = {"SGLANG_PLUGINS": "no-plugin"}
+WITHOUT_PLUGIN = {"SGLANG_PLUGINS": "no-plugin"}
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class BenchArm:
 
     share_limit: of the reference's step, what its probes' own code may take at most; None: for comparison only.
     identity: SGLang's functions have to be the very objects that it shipped. smoke: runs on the host engine as well.
+    arguments: of SGLang, in place of the run's.
     """
 
     id: str
@@ -28,6 +30,7 @@ class BenchArm:
     share_limit: float | None = None
     identity: bool = False
     smoke: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def environment_in(self, folder: Path) -> dict[str, str]:
         return {name: value.replace("{folder}", str(folder)) for name, value in self.environment.items()}
@@ -43,11 +46,11 @@ def _probes(mode: str) -> dict[str, str]:
 def _flashinfer(level: int) -> dict[str, str]:
     # %i becomes the process id.
     destination = "{folder}/flashinfer_%i.log"
-    return _WITHOUT_PLUGIN | {"FLASHINFER_LOGLEVEL": str(level), "FLASHINFER_LOGDEST": destination}
+    return WITHOUT_PLUGIN | {"FLASHINFER_LOGLEVEL": str(level), "FLASHINFER_LOGDEST": destination}
 
 
 ARMS: tuple[BenchArm, ...] = (
-    BenchArm(REFERENCE, "SGLang as shipped: the plugin is not loaded", _WITHOUT_PLUGIN, smoke=True),
+    BenchArm(REFERENCE, "SGLang as shipped: the plugin is not loaded", WITHOUT_PLUGIN, smoke=True),
     BenchArm(OFF, "plugin loaded, probes off", {"SGLANG_TRTLLM_MHA_DEBUG": "0"}, identity=True, smoke=True),
     BenchArm("log", "probes on: log", _probes("log"), smoke=True),
     BenchArm("contain", "probes on: contain", _probes("contain"), share_limit=0.01),
@@ -64,7 +67,7 @@ ARMS: tuple[BenchArm, ...] = (
     BenchArm(
         "strict-mem-check",
         "SGLang's pool equations at every step",
-        _WITHOUT_PLUGIN | {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"},
+        WITHOUT_PLUGIN | {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"},
     ),
 )
 

@@ -82,7 +82,8 @@ class Fleet:
             folder = self._folder / name
             folder.mkdir(mode=0o700, parents=True)
             environment = server_environment(arm, folder, self._host_engine)
-            self.servers[name] = BenchServer(arm, copy, folder, self._arguments, environment, self._cores, port)
+            arguments = {**self._arguments, **arm.arguments}
+            self.servers[name] = BenchServer(arm, copy, folder, arguments, environment, self._cores, port)
 
     def _close(self) -> None:
         for server in self.servers.values():

@@ -48,7 +48,7 @@ class BenchServer:
         self.arm, self.copy, self.folder = arm, copy, folder
         self.name = server_name(arm, copy)
         self.log_path = folder / LOG_NAME
-        self._url = f"http://127.0.0.1:{port}"
+        self.url = f"http://127.0.0.1:{port}"
         words = command_words({**arguments, "port": port, "nccl_port": port + 20})
         self.command = [sys.executable, "-m", "sglang.launch_server", *words]
         parent = os.getpid()
@@ -74,7 +74,7 @@ class BenchServer:
         if self._process.poll() is not None:
             raise self.lost(f"ended with {self._process.returncode} before it was ready")
         try:
-            with urllib.request.urlopen(f"{self._url}/health", timeout=5):
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5):
                 pass
         except (urllib.error.URLError, OSError):
             return False
@@ -84,7 +84,7 @@ class BenchServer:
     def ask(self, path: str, body: Any = None, timeout_s: float = 60) -> Any:
         """GET, or POST `body` as JSON; the answer's JSON, or its text. Raises ServerLost."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self._url}{path}", data, {"Content-Type": "application/json"})
+        request = urllib.request.Request(f"{self.url}{path}", data, {"Content-Type": "application/json"})
         try:
             with urllib.request.urlopen(request, timeout=timeout_s) as answer:
                 text = answer.read().decode()

@@ -65,19 +65,30 @@ def _spread(name: str, weight: torch.Tensor) -> float:
     return weight.shape[-1] ** -0.5
 
 
-@contextmanager
-def moved_norms(model: torch.nn.Module, seed: int = 0) -> Iterator[None]:
-    """Every norm's weights moved up or down by one or two units in the last place, for the time of the block."""
-    text = text_model_of(model)
-    weights = [module.weight.data for module in text.modules() if isinstance(module, (RMSNorm, Gemma4RMSNorm))]
+@torch.no_grad()
+def move_norms(model: torch.nn.Module, seed: int = 0) -> None:
+    """Every norm's weights moved up or down by one or two units in the last place."""
+    weights = _norms(model)
     generator = torch.Generator(weights[0].device).manual_seed(seed)
-    kept = [weight.clone() for weight in weights]
     for weight in weights:
         up = torch.rand(weight.shape, generator=generator, device=weight.device) < 0.5
         step = torch.finfo(weight.dtype).eps
         weight.mul_(torch.where(up, 1 + step, 1 - step).to(weight.dtype))
+
+
+@contextmanager
+def moved_norms(model: torch.nn.Module, seed: int = 0) -> Iterator[None]:
+    """`move_norms` for the time of the block."""
+    weights = _norms(model)
+    kept = [weight.clone() for weight in weights]
+    move_norms(model, seed)
     try:
         yield
     finally:
         for weight, old in zip(weights, kept, strict=True):
             weight.copy_(old)
+
+
+def _norms(model: torch.nn.Module) -> list[torch.Tensor]:
+    modules = text_model_of(model).modules()
+    return [module.weight.data for module in modules if isinstance(module, (RMSNorm, Gemma4RMSNorm))]

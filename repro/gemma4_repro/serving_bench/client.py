@@ -1,0 +1,137 @@
+"""One burst: the requests of a shape at once to one server, each on a connection of its own, by the client's clock."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import statistics
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gemma4_repro.bench.burst import prompts
+from gemma4_repro.bench.server import BenchServer
+from gemma4_repro.serving_bench.loads import Shape
+
+_PICTURE = "<|image|>"
+_WIDTH, _HEIGHT = 768, 576
+_LIKELY = 256
+"""How many tokens an answer's first position is asked about."""
+# No tensors: the server draws them itself.
+_NO_TENSORS = base64.b64encode(pickle.dumps([])).decode()
+
+
+@dataclass(frozen=True)
+class Burst:
+    """ttft_s: of each request, from the burst's start to its first token. tokens: of all prompts and answers."""
+
+    model: str
+    shape: str
+    arm: str
+    round: int
+    wall_s: float
+    ttft_s: tuple[float, ...]
+    tokens: int
+
+
+def load_weights(server: BenchServer, loader: str, limit_s: float = 60) -> None:
+    """Have the server call this one of its custom weight loaders. Raises ServerLost."""
+    server.ask(
+        "/update_weights_from_tensor",
+        {"serialized_named_tensors": [_NO_TENSORS], "load_format": loader, "flush_cache": True},
+        timeout_s=limit_s,
+    )
+
+
+def run_burst(
+    server: BenchServer, model: str, shape: Shape, number: int, bodies: list[dict[str, Any]], limit_s: float
+) -> Burst:
+    """Raises ServerLost, also if an answer is shorter than asked for."""
+    # The last answer leaves before the scheduler has put the batch away; until then it would refuse, so let it wait.
+    server.ask("/flush_cache?timeout=5", {})
+    started = time.perf_counter()
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        answers = list(pool.map(lambda body: _stream(server, body, started, limit_s), bodies))
+    wall_s = time.perf_counter() - started
+    told = [info for _, info in answers]
+    if any(info["completion_tokens"] != shape.new_tokens for info in told):
+        raise server.lost(f"answered with {[info['completion_tokens'] for info in told]} tokens")
+    tokens = sum(info["prompt_tokens"] + info["completion_tokens"] for info in told)
+    first = tuple(ttft_s for ttft_s, _ in answers)
+    return Burst(model, shape.id, server.arm.id, number, wall_s, first, tokens)
+
+
+def median_ttft_s(burst: Burst) -> float:
+    return statistics.median(burst.ttft_s)
+
+
+def bodies_of(shape: Shape, number: int, folder: Path) -> list[dict[str, Any]]:
+    """The requests of a round, the same for every arm. folder: for its pictures."""
+    sampling = {"temperature": 0, "max_new_tokens": shape.new_tokens, "ignore_eos": True}
+    seed = 1000 * number + shape.requests
+    if not shape.pictures:
+        made = [{"input_ids": ids} for ids in prompts(shape.requests, shape.prompt_tokens, seed)]
+    else:
+        made = [_with_pictures(shape, seed * 100 + request, folder) for request in range(shape.requests)]
+    return [body | {"sampling_params": sampling, "stream": True} for body in made]
+
+
+def likelihoods(
+    server: BenchServer, bodies: list[dict[str, Any]], vocabulary: int, limit_s: float
+) -> list[list[float]]:
+    """Per request the log probabilities of some tokens, spread over the vocabulary, in its answer's first place.
+
+    Raises ServerLost.
+    """
+    ids = list(range(0, vocabulary, max(1, vocabulary // _LIKELY)))
+    asked = {"return_logprob": True, "logprob_start_len": -1, "token_ids_logprob": ids}
+    server.ask("/flush_cache?timeout=5", {})
+    found = []
+    for body in bodies:
+        sampling = body["sampling_params"] | {"max_new_tokens": 1}
+        answer = server.ask("/generate", body | asked | {"sampling_params": sampling, "stream": False}, limit_s)
+        (told,) = answer["meta_info"]["output_token_ids_logprobs"]
+        found.append([entry[0] for entry in told])
+    return found
+
+
+def _stream(server: BenchServer, body: dict[str, Any], started: float, limit_s: float) -> tuple[float, dict[str, Any]]:
+    """Seconds from `started` to the first token, and what the last event told of the request."""
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{server.url}/generate", json.dumps(body).encode(), headers)
+    ttft_s, info = None, None
+    try:
+        with urllib.request.urlopen(request, timeout=limit_s) as answer:
+            for line in answer:
+                if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+                    continue
+                event = json.loads(line[len(b"data: ") :])
+                if "error" in event:
+                    raise server.lost(f"/generate: {event['error']}")
+                ttft_s, info = ttft_s or time.perf_counter() - started, event["meta_info"]
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise server.lost(f"/generate: {error}") from error
+    if ttft_s is None or info is None:
+        raise server.lost("/generate: the answer has no token")
+    return ttft_s, info
+
+
+def _with_pictures(shape: Shape, seed: int, folder: Path) -> dict[str, Any]:
+    # Of SGLang's installation, not of the base's.
+    import numpy
+    from PIL import Image
+
+    draw = numpy.random.default_rng(seed)
+    paths = []
+    for picture in range(shape.pictures):
+        path = folder / f"{seed}-{picture}.bmp"
+        if not path.exists():
+            Image.fromarray(draw.integers(0, 256, (_HEIGHT, _WIDTH, 3), dtype=numpy.uint8)).save(path)
+        paths.append(str(path))
+    words = " ".join("bal" for _ in range(shape.prompt_tokens))
+    return {"text": f"{words} {' '.join([_PICTURE] * shape.pictures)} bel", "image_data": paths}

@@ -1,0 +1,40 @@
+"""Random weights in a server that has loaded dummy ones. SGLang imports this in the scheduler's process, by name.
+
+A POST to /update_weights_from_tensor with such a name as `load_format` calls the function of that name with the model
+and the tensors that were sent, of which there are none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gemma4_repro.step_bench.weights import move_norms as move
+from gemma4_repro.step_bench.weights import redraw
+
+
+@torch.no_grad()
+def draw(model: torch.nn.Module, named_tensors: list[tuple[str, Any]]) -> None:
+    """The text model's weights, as `step_bench.weights` draws them, and the vision tower's if there is one."""
+    redraw(model)
+    for part in ("vision_tower", "embed_vision"):
+        if (module := getattr(model, part, None)) is not None:
+            _draw_vision(module)
+
+
+def move_norms(model: torch.nn.Module, named_tensors: list[tuple[str, Any]]) -> None:
+    """Every norm of the text model up or down by one or two units in the last place."""
+    move(model)
+
+
+def _draw_vision(module: torch.nn.Module) -> None:
+    generator = torch.Generator(next(module.parameters()).device).manual_seed(1)
+    for name, parameter in module.named_parameters():
+        weight = parameter.data
+        if weight.dim() < 2:
+            weight.uniform_(0.5, 1.5, generator=generator)
+        elif "position_embedding_table" in name:
+            weight.normal_(0, 1, generator=generator)
+        else:
+            weight.normal_(0, weight.shape[-1] ** -0.5, generator=generator)

@@ -1,0 +1,161 @@
+"""The loads, the servers that each is sent to, and what they are to show. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from gemma4_repro.bench.arms import REFERENCE, WITHOUT_PLUGIN, BenchArm
+
+HOST_MODEL = "toy-e4b"
+SPEEDUP, TTFT = "speedup", "ttft_speedup"
+_PATCHES = "GEMMA4_TRIAGE_PATCHES"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """requests: sent at once. prompt_tokens: of each; with pictures, of its text. pictures: of each request."""
+
+    id: str
+    requests: int
+    prompt_tokens: int
+    new_tokens: int
+    pictures: int = 0
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What is to be shown of one arm: `value` of its rows of these shapes is above what is named for their model.
+
+    Of a ratio the lower end of its interval counts.
+    """
+
+    id: str
+    title: str
+    arm: str
+    value: str
+    shapes: tuple[str, ...]
+    above: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Load:
+    """pictures: the models have their vision tower, and the servers their tokenizer. pool_tokens: of every server's
+    larger KV pool; where `equal_bytes`, of the reference's, and an arm whose pools leave KV-shared layers out has as
+    many as the same bytes hold. arguments: of every server. host: the shapes of a trial on a CPU, if there is one.
+    """
+
+    id: str
+    title: str
+    models: tuple[str, ...]
+    arms: tuple[BenchArm, ...]
+    shapes: tuple[Shape, ...]
+    pool_tokens: int
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    aims: tuple[Aim, ...] = ()
+    pictures: bool = False
+    equal_bytes: bool = False
+    host: tuple[Shape, ...] = ()
+
+
+def _arm(
+    id: str, title: str, patches: str, environment: Mapping[str, str] = MappingProxyType({}), smoke: bool = False
+) -> BenchArm:
+    return BenchArm(id, title, {_PATCHES: patches, **environment}, smoke=smoke)
+
+
+# Elsewhere than on a GPU the plugin is always loaded, for the host engine's leaves.
+_NONE = _arm(REFERENCE, "SGLang as shipped: the plugin is not loaded", "none", WITHOUT_PLUGIN, smoke=True)
+_DEFAULT = _arm("default", "all defaults of the patched runtime", "default")
+_GRAPHS = {"SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM": "1"}
+# On a B200, of the pull requests' own fast prefill: 3.45 s to 2.28 s and 4.22 s to 3.24 s.
+_PUBLISHED_YOCO = {"e2b": 1.51, "e4b": 1.30}
+
+LOADS = {
+    load.id: load
+    for load in (
+        Load(
+            "prefill",
+            "long prompts, short answers: YOCO fast prefill",
+            ("e2b", "e4b"),
+            (
+                _NONE,
+                _arm("yoco", "YOCO fast prefill alone", "yoco", smoke=True),
+                _arm("without-yoco", "all defaults but yoco", "default,-yoco"),
+                _DEFAULT,
+            ),
+            (Shape("16 x 7000/10", 16, 7000, 10), Shape("1 x 7000/10", 1, 7000, 10), Shape("1 x 1000/10", 1, 1000, 10)),
+            pool_tokens=131072,
+            aims=(
+                Aim(
+                    "beats-published",
+                    "yoco serves 7000/10 faster than the published ratio, on a B200, of the pull requests' own",
+                    "yoco",
+                    SPEEDUP,
+                    ("16 x 7000/10",),
+                    _PUBLISHED_YOCO,
+                ),
+                Aim("first-token", "the first token comes earlier", "yoco", TTFT, ("1 x 7000/10",), {}),
+            ),
+            host=(Shape("2 x 300/2", 2, 300, 2),),
+        ),
+        Load(
+            "long-context",
+            "more context than the KV pools hold, in pools of the same bytes: owner-only KV pools",
+            ("e2b", "e4b"),
+            (_NONE, _arm("owner-only-kv", "owner-only KV pools alone", "owner-only-kv", smoke=True), _DEFAULT),
+            (Shape("32 x 8000/512", 32, 8000, 512),),
+            pool_tokens=65536,
+            aims=(
+                Aim(
+                    "more-from-the-same-bytes",
+                    "the load is served faster from pools of the same bytes",
+                    "owner-only-kv",
+                    SPEEDUP,
+                    ("32 x 8000/512",),
+                    {},
+                ),
+            ),
+            equal_bytes=True,
+            host=(Shape("4 x 60/4", 4, 60, 4),),
+        ),
+        Load(
+            "pictures",
+            "pictures that no cache has seen: the batched vision encoder",
+            ("e2b",),
+            (_NONE, _arm("vision-batching", "the batched vision encoder alone", "vision-batching"), _DEFAULT),
+            (Shape("1 x 6 pictures", 1, 16, 4, 6), Shape("8 x 6 pictures", 8, 16, 4, 6)),
+            pool_tokens=65536,
+            arguments={"mm_attention_backend": "triton_attn"},
+            aims=(
+                Aim(
+                    "faster",
+                    "requests with six pictures are served faster",
+                    "vision-batching",
+                    SPEEDUP,
+                    ("1 x 6 pictures", "8 x 6 pictures"),
+                    {},
+                ),
+            ),
+            pictures=True,
+        ),
+        Load(
+            "graphs",
+            "short prompts: piecewise CUDA graphs for prefills of multimodal models",
+            ("e2b", "e4b"),
+            (
+                _NONE,
+                _arm("graphs", "piecewise-multimodal alone", "piecewise-multimodal", _GRAPHS),
+                _DEFAULT,
+                _arm("default-graphs", "all defaults, and piecewise-multimodal", "default", _GRAPHS),
+            ),
+            tuple(Shape(f"1 x {tokens}/2", 1, tokens, 2) for tokens in (128, 512, 1024, 2048)),
+            pool_tokens=65536,
+            # Sizes to capture; SGLang's own list has 58 up to 8192, each of which is compiled and captured.
+            arguments={"piecewise_cuda_graph_tokens": [128, 512, 1024, 2048]},
+            aims=(Aim("first-token", "the first token comes earlier", "graphs", TTFT, ("1 x 128/2", "1 x 512/2"), {}),),
+        ),
+    )
+}

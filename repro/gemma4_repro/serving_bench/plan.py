@@ -1,0 +1,133 @@
+"""What is measured, in which order, and what each server is started with."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gemma4_repro.bench.arms import BenchArm
+from gemma4_repro.errors import UnknownName
+from gemma4_repro.serving_bench.loads import HOST_MODEL, LOADS, Load, Shape
+from gemma4_repro.step_bench.model_sizes import SIZES
+
+OWNERS_ONLY = ("owner-only-kv", "default", "without-yoco")
+"""Arms whose pools leave out KV-shared layers."""
+PAGE = 64
+_SPARE_TOKENS = 256
+
+
+@dataclass(frozen=True)
+class ServingPlan:
+    """limit_s: for everything, starts included."""
+
+    load: Load
+    models: tuple[str, ...]
+    rounds: int
+    host_engine: bool
+    limit_s: float
+    seed: int = 0
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        return self.load.host if self.host_engine else self.load.shapes
+
+    @property
+    def arms(self) -> tuple[BenchArm, ...]:
+        return tuple(arm for arm in self.load.arms if arm.smoke or not self.host_engine)
+
+    def arms_of(self, model: str) -> tuple[BenchArm, ...]:
+        """With what each server has of its own: the tokens of its pools, where those are to have the same bytes."""
+        if not self.load.equal_bytes:
+            return self.arms
+        return tuple(replace(arm, arguments={"max_total_tokens": self._tokens(arm, model)}) for arm in self.arms)
+
+    def _tokens(self, arm: BenchArm, model: str) -> int:
+        tokens = 512 if self.host_engine else self.load.pool_tokens
+        if arm.id not in OWNERS_ONLY:
+            return tokens
+        # Both pools lose whole groups of layers alike, so that a token's bytes shrink as the layers do.
+        all_layers, shared = (8, 2) if model == HOST_MODEL else _layers(model)
+        return tokens * all_layers // (all_layers - shared) // PAGE * PAGE
+
+
+def make_plan(load: str, models: tuple[str, ...], rounds: int, host_engine: bool, limit_s: float) -> ServingPlan:
+    """models: empty for all of the load's.
+
+    Raises:
+        UnknownName: no such load or model, or a load that the host engine cannot serve.
+    """
+    if load not in LOADS:
+        raise UnknownName(f"there is no load {load!r}", f"loads: {', '.join(LOADS)}")
+    found = LOADS[load]
+    if host_engine:
+        if not found.host:
+            able = ", ".join(one.id for one in LOADS.values() if one.host)
+            raise UnknownName(f"the host engine cannot serve the load {load!r}", f"loads that it can: {able}")
+        return ServingPlan(found, (HOST_MODEL,), 1, True, limit_s)
+    strangers = [model for model in models if model not in found.models]
+    if strangers:
+        raise UnknownName(f"the load {load!r} has no model {strangers[0]!r}", f"models: {', '.join(found.models)}")
+    chosen = tuple(model for model in found.models if not models or model in models)
+    return ServingPlan(found, chosen, rounds, False, limit_s)
+
+
+def schedule(plan: ServingPlan, servers: tuple[str, ...], number: int) -> Iterator[tuple[Shape, str]]:
+    """Of one round: per shape all servers in an order drawn anew, so that none always follows another."""
+    draw = random.Random(plan.seed * 1_000_003 + number)
+    for shape in plan.shapes:
+        yield from ((shape, name) for name in draw.sample(servers, len(servers)))
+
+
+def server_arguments(plan: ServingPlan, checkpoint: Path) -> dict[str, Any]:
+    """SGLang's, the same for each arm but for what `arms_of` gives it."""
+    most = max(shape.requests for shape in plan.shapes)
+    common = {
+        "model_path": str(checkpoint),
+        "host": "127.0.0.1",
+        "grammar_backend": "none",
+        "sampling_backend": "pytorch",
+        "skip_server_warmup": True,
+        # An idle scheduler polls without end otherwise, and all arms share the cores.
+        "sleep_on_idle": True,
+        "random_seed": 0,
+        "max_running_requests": most,
+        "attention_backend": "trtllm_mha" if plan.host_engine else "triton",
+        **({} if plan.load.pictures else {"skip_tokenizer_init": True}),
+    }
+    if plan.host_engine:
+        return common | {
+            "device": "cpu",
+            "dtype": "float32",
+            "page_size": 16,
+            "max_total_tokens": 2560,
+            "swa_full_tokens_ratio": 1.0,
+            "disable_cuda_graph": True,
+            "disable_overlap_schedule": True,
+            "custom_weight_loader": list(LOADERS.values()),
+        }
+    return common | {
+        "load_format": "dummy",
+        "custom_weight_loader": list(LOADERS.values()),
+        "dtype": "bfloat16",
+        "page_size": PAGE,
+        "context_length": max(shape.prompt_tokens + 300 * shape.pictures for shape in plan.shapes) + 1024,
+        # All arms' servers share the GPU: their pools have a fixed size.
+        "max_total_tokens": plan.load.pool_tokens,
+        "mem_fraction_static": 0.88,
+        "swa_full_tokens_ratio": 0.5,
+        "chunked_prefill_size": 8192,
+        "cuda_graph_bs": sorted({1, most, *(size for size in (2, 4, 8, 12, 16, 24) if size < most)}),
+        **plan.load.arguments,
+    }
+
+
+LOADERS = {name: f"gemma4_repro.serving_bench.draw.{name}" for name in ("draw", "move_norms")}
+"""What SGLang calls in the scheduler's process, by its own `custom_weight_loader`."""
+
+
+def _layers(model: str) -> tuple[int, int]:
+    size = SIZES[model]
+    return size.layers, size.group * size.shared_groups

@@ -1,0 +1,109 @@
+"""Bursts to rows, and rows against what the load is to show. Imports no torch."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from gemma4_repro.bench.arms import REFERENCE
+from gemma4_repro.bench.quantiles import ratio_by_round, spread
+from gemma4_repro.bench.targets import MET, MISSED, NOT_MEASURED
+from gemma4_repro.serving_bench.client import Burst, median_ttft_s
+from gemma4_repro.serving_bench.loads import Aim
+from gemma4_repro.serving_bench.measure import Measured
+from gemma4_repro.serving_bench.plan import ServingPlan
+
+_SAME_BYTES = 1.001
+"""Pools are cut to whole pages."""
+
+
+def build_rows(plan: ServingPlan, measured: Measured, device: str) -> list[dict[str, Any]]:
+    """One per model, shape and arm that answered.
+
+    wall_s: of a burst, first request to last token. ttft_ms: the median request's of each burst. tokens_per_s: of all
+    prompts and answers over the burst's time. speedup and ttft_speedup: the reference's over the arm's in the same
+    round, the median over rounds with a 95% bootstrap interval; above 1 the arm is faster. difference: of the answers.
+    """
+    answers = {(one["model"], one["shape"], one["arm"]): one for one in measured.answers}
+    rows = []
+    for model in plan.models:
+        for shape in plan.shapes:
+            of = {arm.id: _bursts(measured, model, shape.id, arm.id) for arm in plan.arms}
+            for arm, mine in of.items():
+                if not mine:
+                    continue
+                answer = answers.get((model, shape.id, arm), {})
+                rows.append(
+                    {
+                        "model": model,
+                        "shape": shape.id,
+                        "arm": arm,
+                        "device": device,
+                        "rounds": len(mine),
+                        "wall_s": spread([burst.wall_s for burst in mine]),
+                        "ttft_ms": spread([1000 * median_ttft_s(burst) for burst in mine]),
+                        "tokens_per_s": round(statistics.median(burst.tokens / burst.wall_s for burst in mine), 1),
+                        "speedup": _ratio(of[REFERENCE], mine, lambda burst: burst.wall_s),
+                        "ttft_speedup": _ratio(of[REFERENCE], mine, median_ttft_s),
+                        "difference": answer.get("difference"),
+                        "tolerance": answer.get("tolerance"),
+                    }
+                )
+    return rows
+
+
+def wrong_arms(measured: Measured) -> list[dict[str, Any]]:
+    return [answer for answer in measured.answers if not answer["right"]]
+
+
+def judge_targets(
+    plan: ServingPlan, rows: Sequence[dict[str, Any]], servers: dict[str, dict[str, dict[str, Any]]]
+) -> list[dict[str, Any]]:
+    """The load's aims; where pools are to have the same bytes, whether they do."""
+    targets = [_aim(aim, plan, rows) for aim in plan.load.aims]
+    return [*targets, _same_bytes(plan, servers)] if plan.load.equal_bytes else targets
+
+
+def _aim(aim: Aim, plan: ServingPlan, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    cells = [(model, shape.id) for model in plan.models for shape in plan.shapes if shape.id in aim.shapes]
+    of = {(row["model"], row["shape"]): row[aim.value] for row in rows if row["arm"] == aim.arm}
+    found = []
+    for model, shape in cells:
+        ratio = of.get((model, shape))
+        low = None if ratio is None else ratio["low"]
+        above = aim.above.get(model, 1.0)
+        found.append({"model": model, "shape": shape, "low": low, "above": above})
+    return _target(aim.id, f"{aim.title} ({aim.arm})", found, lambda cell: cell["low"] > cell["above"])
+
+
+def _same_bytes(plan: ServingPlan, servers: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Any]:
+    found = []
+    for model in plan.models:
+        told = {arm: state["memory_usage"] for arm, state in servers.get(model, {}).items()}
+        for arm in (arm.id for arm in plan.arms if arm.id != REFERENCE):
+            cell = {"model": model, "arm": arm, "low": None}
+            if arm in told and REFERENCE in told:
+                mine, other = told[arm], told[REFERENCE]
+                cell |= {"low": mine["kvcache"], "above": other["kvcache"]}
+                cell |= {"tokens": mine["token_capacity"], "reference_tokens": other["token_capacity"]}
+            found.append(cell)
+    title = "the arms' KV pools have no more bytes than the reference's, as the servers say"
+    return _target("same-bytes", title, found, lambda cell: cell["low"] <= cell["above"] * _SAME_BYTES)
+
+
+def _target(id: str, title: str, cells: list[dict[str, Any]], holds: Any) -> dict[str, Any]:
+    known = [cell for cell in cells if cell["low"] is not None]
+    missed = [cell for cell in known if not holds(cell)]
+    status = MISSED if missed else MET if known and len(known) == len(cells) else NOT_MEASURED
+    return {"target": id, "title": title, "status": status, "cells": cells, "missed_in": missed}
+
+
+def _bursts(measured: Measured, model: str, shape: str, arm: str) -> list[Burst]:
+    return [burst for burst in measured.bursts if (burst.model, burst.shape, burst.arm) == (model, shape, arm)]
+
+
+def _ratio(reference: Sequence[Burst], mine: Sequence[Burst], value: Any) -> dict[str, Any] | None:
+    ratio = ratio_by_round({b.round: value(b) for b in reference}, {b.round: value(b) for b in mine})
+    return None if ratio is None else asdict(ratio)

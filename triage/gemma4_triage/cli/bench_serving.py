@@ -1,0 +1,92 @@
+"""`gemma4-triage bench serving`: what the optimisations are worth to a load, on real servers of the models' sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gemma4_triage.cli.bench_options import Force, MaxMinutes, Out, deliver, exit_code, need_cuda, read_words
+from gemma4_triage.cli.output import say
+from gemma4_triage.cli.output_file import refuse_existing
+from gemma4_triage.cli.store_options import AsJson
+from gemma4_triage.errors import EnvironmentCannot, UsageMistake, for_user
+
+if TYPE_CHECKING:
+    from gemma4_repro.serving_bench.plan import ServingPlan
+
+KIND = "bench-serving"
+
+
+def serving(
+    load: Annotated[str, typer.Argument(metavar="LOAD", help="prefill, long-context, pictures or graphs.")],
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="IDS", help="Of the load's models; default: all of them.")
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=3, help="Bursts per arm and shape.")] = 7,
+    max_minutes: MaxMinutes = 9.0,
+    host_engine: Annotated[
+        bool, typer.Option("--host-engine", help="Try the command out on this CPU, on a toy: no measurement.")
+    ] = False,
+    run_folder: Annotated[
+        Path | None, typer.Option("--run-folder", metavar="DIR", help="For the servers' logs and dumps.")
+    ] = None,
+    out: Out = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Send one load to servers with different patches, all on one GPU, and compare times and answers.
+
+    prefill: 7000 tokens in, 10 out, for yoco. long-context: more than the KV pools hold, for owner-only-kv. pictures:
+    six to a request, for vision-batching. graphs: short prompts, for piecewise-multimodal. Models have their real
+    layers and dims and random weights. Needs a CUDA device and no network. Exits 1 if an answer is wrong, or an aim is
+    missed or could not be measured, 3 without CUDA.
+    """
+    from gemma4_repro.errors import ReproError, UnknownName
+    from gemma4_repro.serving_bench.plan import make_plan
+    from gemma4_triage.report.serving_bench_view import print_serving_bench
+
+    try:
+        plan = make_plan(load, tuple(read_words("--model", model)), rounds, host_engine, 60 * max_minutes)
+    except UnknownName as error:
+        raise UsageMistake(str(error), error.hint) from error
+    refuse_existing(out, force)
+    if not host_engine:
+        need_cuda("bench serving", "run it on a GPU host; --host-engine tries prefill and long-context on this CPU")
+    try:
+        document, interrupted = _measure(plan, run_folder)
+    except ReproError as error:
+        raise for_user(error) from error
+    deliver(KIND, document, print_serving_bench, out, as_json)
+    raise typer.Exit(exit_code(document, interrupted))
+
+
+def _measure(plan: ServingPlan, run_folder: Path | None) -> tuple[dict[str, Any], bool]:
+    from gemma4_repro.bench.ask_installation import InstallationQuestion
+    from gemma4_repro.errors import OutputRefused
+    from gemma4_repro.readiness import check_sglang
+    from gemma4_repro.run_folder import prepare_run_folder
+    from gemma4_repro.serving_bench.measure import run_plan
+    from gemma4_triage.report.bench_origin import project_origin
+    from gemma4_triage.report.serving_bench_document import serving_bench_document
+
+    check_sglang()
+    # Now, and not when it has ended: by then the checkout may be at another commit.
+    project = project_origin()
+    try:
+        folder = prepare_run_folder("bench-serving", (), run_folder, False)
+    except OutputRefused as error:
+        raise UsageMistake(str(error), "name another --run-folder") from error
+    say(f"run folder: {folder}")
+    with InstallationQuestion(folder, plan.host_engine) as question:
+        measured = run_plan(plan, folder, say)
+        if measured.interrupted and not measured.bursts:
+            raise KeyboardInterrupt
+        installation = question.answer()
+    document = serving_bench_document(plan, measured, installation, project, folder)
+    if not document["rows"]:
+        reasons = [why for lost in measured.lost.values() for why in lost.values()]
+        why = "\n".join(reasons) or measured.partial
+        raise EnvironmentCannot(f"nothing was measured\n{why}", f"the servers' logs are below {folder}")
+    return document, measured.interrupted

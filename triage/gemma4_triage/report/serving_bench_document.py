@@ -1,0 +1,73 @@
+"""A finished serving bench as one JSON document: what was measured, on what, how, and against which aims."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gemma4_repro.bench.rows import HOST_DEVICE
+from gemma4_repro.serving_bench.loads import HOST_MODEL
+from gemma4_repro.serving_bench.measure import Measured
+from gemma4_repro.serving_bench.plan import ServingPlan, server_arguments
+from gemma4_repro.serving_bench.rows import build_rows, judge_targets, wrong_arms
+from gemma4_repro.step_bench.model_sizes import SIZES
+from gemma4_repro.step_bench.plan import MARGIN, MOST_RELATIVE
+from gemma4_triage.report.bench_origin import portable_command, portable_name
+
+_METHOD = {
+    "servers": "one SGLang server per arm, all on one GPU at once, one at work at a time; the same random weights in "
+    "each, drawn in the servers; layers, dims and vocabulary are the models' own",
+    "order": "per round and shape the arms in an order drawn anew; the prompts of a round are the same for each arm "
+    "and new in each round, the prefix cache is flushed before each burst; round 0 is not counted",
+    "wall_s": "all requests of a shape at once, each on a connection of its own, by the client's clock: from the first "
+    "request to the last token",
+    "ttft_ms": "from the burst's start to a request's first token; the median request of each burst",
+    "speedup": "the time of none over the arm's in the same round: median over rounds, 95% bootstrap interval",
+    "difference": "before an arm is timed, the log probabilities of tokens spread over the vocabulary, in the first "
+    "place of each answer, are compared with those of none: root mean square difference over the standard deviation",
+    "tolerance": f"{MARGIN:.0f} times what none differs from itself by when every norm's weights move by one or two "
+    f"units in the last place of bf16, at most {MOST_RELATIVE}",
+}
+
+
+def serving_bench_document(
+    plan: ServingPlan, measured: Measured, installation: dict[str, Any], project: dict[str, str | None], folder: Path
+) -> dict[str, Any]:
+    """installation: of InstallationQuestion. project: of project_origin. folder: the run's."""
+    gpu = None if plan.host_engine else installation["gpu"]
+    device = HOST_DEVICE if plan.host_engine else (gpu or {}).get("name", "unknown GPU")
+    rows = build_rows(plan, measured, device)
+    return {
+        "measurement": not plan.host_engine,
+        "load": plan.load.id,
+        "title": plan.load.title,
+        "command": portable_command(sys.argv[1:]),
+        "project": project,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": device,
+        "gpu": gpu,
+        "versions": installation["versions"],
+        "method": _METHOD | {"rounds": plan.rounds},
+        "models": {model: _model(model) for model in plan.models},
+        "shapes": [asdict(shape) for shape in plan.shapes],
+        "arguments": server_arguments(plan, Path("checkpoint")),
+        "arms": {arm.id: {"title": arm.title, "environment": dict(arm.environment)} for arm in plan.arms},
+        "rows": rows,
+        "targets": [] if plan.host_engine else judge_targets(plan, rows, measured.servers),
+        "wrong": wrong_arms(measured),
+        "servers": measured.servers,
+        "lost": {model: dict(lost) for model, lost in measured.lost.items() if lost},
+        "partial": measured.partial,
+        "run_folder": portable_name(folder),
+    }
+
+
+def _model(model: str) -> dict[str, Any]:
+    if model == HOST_MODEL:
+        return {"weights": "committed toy"}
+    text = SIZES[model].text_config(SIZES[model].layers)
+    types = text.pop("layer_types")
+    return {"full_attention_layers": types.count("full_attention"), "weights": "random"} | text

@@ -1,0 +1,79 @@
+"""A finished serving bench on a terminal: a table per model and shape, aims, what was wrong or lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gemma4_triage.cli.output import printable
+
+_STYLES = {"met": "green", "missed": "bold red", "not measured": "bold red"}
+
+
+def print_serving_bench(console: Console, document: dict[str, Any]) -> None:
+    versions = [f"{name} {document['versions'].get(name, '?')}" for name in ("sglang", "torch", "triton")]
+    console.print(Text(f"{document['device']}, {', '.join(versions)}"), soft_wrap=True)
+    if not document["measurement"]:
+        console.print(Text("a trial on a CPU: its times are no measurement", style="yellow"))
+    for model in document["models"]:
+        if rows := [row for row in document["rows"] if row["model"] == model]:
+            console.print(_table(model, rows, document["servers"].get(model, {})))
+    for target in document["targets"]:
+        console.print(_target(target), soft_wrap=True)
+    for wrong in document["wrong"]:
+        console.print(Text(printable(_wrong(wrong)), style="bold red"), soft_wrap=True)
+    for model, lost in document["lost"].items():
+        for arm, why in lost.items():
+            console.print(Text(printable(f"lost: {model}, {arm}: {why}"), style="yellow"), soft_wrap=True)
+    if document["partial"]:
+        console.print(Text(f"partial: {document['partial']}", style="yellow"), soft_wrap=True)
+
+
+def _table(model: str, rows: list[dict[str, Any]], servers: dict[str, Any]) -> Table:
+    columns = ("arm", "time, s", "none / arm", "interval", "TTFT, ms", "none / arm", "tokens/s", "KV tokens", "differs")
+    table = Table("load", *columns, title=model, box=SIMPLE)
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for row in rows:
+        memory = servers.get(row["arm"], {}).get("memory_usage", {})
+        table.add_row(
+            row["shape"],
+            row["arm"],
+            f"{row['wall_s']['median']:.3f}",
+            *_ratio(row["speedup"]),
+            f"{row['ttft_ms']['median']:.1f}",
+            _ratio(row["ttft_speedup"])[0],
+            f"{row['tokens_per_s']:.0f}",
+            str(memory.get("token_capacity", "")),
+            "" if row["difference"] is None else f"{row['difference']:.4f}",
+        )
+    return table
+
+
+def _ratio(ratio: dict[str, Any] | None) -> tuple[str, str]:
+    if ratio is None:
+        return "", ""
+    interval = "" if ratio["low"] is None else f"{ratio['low']:.3f} to {ratio['high']:.3f}"
+    return f"x{ratio['median']:.3f}", interval
+
+
+def _target(target: dict[str, Any]) -> Text:
+    text = f": {target['title']}"
+    if target["missed_in"]:
+        text += f"; missed in {', '.join(map(_where, target['missed_in']))}"
+    return Text(f"{target['target']}: ").append(target["status"], _STYLES[target["status"]]).append(text)
+
+
+def _wrong(answer: dict[str, Any]) -> str:
+    found, limit = answer["difference"], answer["tolerance"]
+    if found is None or limit is None:
+        return f"wrong answers: {_where(answer)}: log probabilities that cannot be compared"
+    return f"wrong answers: {_where(answer)}: they differ by {found:.4f}, tolerance {limit:.4f}"
+
+
+def _where(entry: dict[str, Any]) -> str:
+    return ", ".join(entry[name] for name in ("model", "shape", "arm") if name in entry)
