@@ -49,7 +49,7 @@ def run_arm(request: ArmRequest) -> None:
     logprobs.write(request.folder)
     served = time.monotonic()
     _enter(request.folder, Phase.IDLE)
-    idle = _check_idle(engine)
+    idle = check_idle(engine)
     result = ArmResult(
         arm=request.arm,
         sglang_version=sglang.__version__,
@@ -68,7 +68,7 @@ def _load_file(engine: Any) -> str:
     return engine.tokenizer_manager.load_snapshot_reader.path
 
 
-def _check_idle(engine: Any) -> IdleCheck:
+def check_idle(engine: Any) -> IdleCheck:
     """SGLang publishes its load when idle, after its leak checker; a leak raises there and no state is published."""
     _idle_load(engine, time.time())
     flushed = engine.flush_cache()

@@ -35,6 +35,14 @@ class HostEngineRefused(RuntimePatchError):
     """The host engine was asked for where it must not or cannot run."""
 
 
+class UnusableSpecInfo(RuntimeError):
+    """Requests that are not finished have lost what their next draft starts from; to go on could give wrong tokens."""
+
+
+class PenaltiesLost(RuntimeError):
+    """A batch has lost what its requests' penalties were counted from; to go on would give wrong tokens."""
+
+
 class TrappedViolation(RuntimeError):
     """Raised by a probe in `trap` mode, before the kernel that would have read or written out of bounds.
 

@@ -77,6 +77,7 @@ TARGETS: dict[str, dict[str, str]] = {
         "mtp.pool_view": f"{_MTP_UTILS}.target_kv_pool_view",
         "mtp.init_draft_backend": f"{_FROZEN}._init_draft_attn_backend",
         "mtp.draft": f"{_FROZEN}.draft",
+        "mtp.verify": f"{_FROZEN}.verify",
         "mtp.expand_for_topk": f"{_FROZEN}._expand_for_topk_draft",
         "mtp.graph_runner_init": f"{_MTP_GRAPH}.__init__",
         "speculative.resolve_alias": f"{_SRT}.arg_groups.speculative_hook._resolve_speculative_algorithm_alias",

@@ -1,7 +1,9 @@
 """Probe batch-shapes on SGLang's own ScheduleBatch, ModelRunner and speculative states."""
 
+import mtp_batches
 import pytest
 import torch
+from sglang.srt import server_args
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.model_executor.model_runner import ModelRunner
@@ -113,6 +115,31 @@ class TestSpeculativeState:
         assert kept.reqs == []
         batch_shapes.before_merge(batch(state), batch(state))
         assert DumpStore(dumps).list() == []
+
+
+class TestWithTheFix:
+    """`spec-info-guards`; batches of mtp_batches, which SGLang can really merge."""
+
+    @pytest.fixture(autouse=True)
+    def server_arguments(self, monkeypatch):
+        monkeypatch.setattr(server_args, "_global_server_args", mtp_batches.ARGUMENTS)
+
+    @pytest.fixture(params=["filter", "merge"])
+    def act(self, request):
+        """act(a batch): filter it, or merge a prefill into it."""
+        joins = mtp_batches.batch([mtp_batches.request("joins")], mtp_batches.draft_input(7))
+        return (lambda one: one.filter_batch()) if request.param == "filter" else lambda one: one.merge_batch(joins)
+
+    def test_a_batch_of_finished_requests_is_no_finding(self, attach, act):
+        dumps = attach("trap", "batch-shapes", "spec-info-guards")
+        act(mtp_batches.batch([mtp_batches.request("a", finished=True)], verify_input()))
+        assert DumpStore(dumps).list() == []
+
+    def test_a_batch_with_others_is_trapped_first(self, attach, act):
+        dumps = attach("trap", "batch-shapes", "spec-info-guards")
+        with pytest.raises(TrappedViolation):
+            act(mtp_batches.batch([mtp_batches.request("a", finished=True), mtp_batches.request("b")], verify_input()))
+        assert the_dump(dumps).manifest.scalars["finished"] == 1
 
 
 def test_the_self_test_passes():

@@ -32,6 +32,30 @@ FIXES: tuple[Patch, ...] = (
         attachments=(Hook("mtp.expand_for_topk", How.AFTER, f"{_AT}.eager_out_cache_loc:drop_out_cache_loc"),),
     ),
     Patch(
+        id="spec-info-guards",
+        kind=Kind.FIX,
+        title="a batch of finished requests is merged and filtered without a draft input; others are refused",
+        origin="SGLang 26859; feature F15",
+        upstream="guards open up to 0.5.23; the empty draft input in 0.5.13, but not under data-parallel attention",
+        default=True,
+        attachments=(
+            Hook("batch.merge", How.BEFORE, f"{_AT}.spec_info_guards:before_merge"),
+            Hook("batch.filter", How.BEFORE, f"{_AT}.spec_info_guards:before_filter"),
+        ),
+    ),
+    Patch(
+        id="penalizer-none-safety",
+        kind=Kind.FIX,
+        title="MTP drafts and verifies where sampling_info or its penalizers are None, or says why it cannot",
+        origin="feature F18",
+        upstream="open up to 0.5.23",
+        default=True,
+        attachments=(
+            Hook("mtp.draft", How.AROUND, f"{_AT}.penalizer_none_safety:around_step"),
+            Hook("mtp.verify", How.AROUND, f"{_AT}.penalizer_none_safety:around_step"),
+        ),
+    ),
+    Patch(
         id="swa-window-width",
         kind=Kind.FIX,
         title="sliding layers see W keys as in transformers, not W+1 (changes shipped outputs past the window)",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from gemma4_runtime.checks.violation import BadIndex, Violation
+
+MERGE, FILTER = "merge_batch", "filter_batch"
 
 
 def check_write_rows(rows: int, tokens: int) -> Violation | None:
@@ -20,6 +23,36 @@ def check_write_rows(rows: int, tokens: int) -> Violation | None:
     return Violation("stale_write_rows", (BadIndex(tokens, 0, rows, 0, tokens + 1),), rows - tokens)
 
 
+def cannot(method: str, state: Any) -> bool:
+    """Whether a batch has a speculative state without this method. No state at all is another thing."""
+    return state is not None and not callable(getattr(state, method, None))
+
+
+def unfinished(requests: Iterable[Any]) -> list[Any]:
+    """Those that are to be drafted for again."""
+    return [request for request in requests if not request.finished()]
+
+
+def staying(batch: Any, chunked_req_to_exclude: Any, keep_indices: list[int] | None) -> list[Any]:
+    """The unfinished requests that `filter_batch` with these arguments keeps."""
+    if keep_indices is not None:
+        return unfinished([batch.reqs[index] for index in keep_indices])
+    excluded = chunked_req_to_exclude or ()
+    excluded = excluded if isinstance(excluded, (list, tuple)) else (excluded,)
+    return [request for request in unfinished(batch.reqs) if request not in excluded]
+
+
+def stranded(*batches: Any) -> list[Any]:
+    """Of two batches to be merged, those with unfinished requests that no draft can start from: no state, or one of
+    another step."""
+    return [one for one in batches if (one.spec_info is None or cannot(MERGE, one.spec_info)) and unfinished(one.reqs)]
+
+
+def merge_can_be_mended(*batches: Any) -> bool:
+    """Whether one of two batches has a state of another step, and nobody is left whom that would concern."""
+    return any(cannot(MERGE, one.spec_info) for one in batches) and not stranded(*batches)
+
+
 def merge_problem(mine: Any, theirs: Any) -> str | None:
     """Why the speculative states of two batches cannot become one; None if they can, or neither has one."""
     if mine is None and theirs is None:
@@ -27,13 +60,11 @@ def merge_problem(mine: Any, theirs: Any) -> str | None:
     for side, state in (("the batch", mine), ("the batch that joins it", theirs)):
         if state is None:
             return f"{side} has no speculative state and the other one has: its requests would be drafted from nothing"
-        if not callable(getattr(state, "merge_batch", None)):
+        if cannot(MERGE, state):
             return f"{side} carries a {type(state).__name__}, which has no merge_batch"
     return None
 
 
 def filter_problem(state: Any) -> str | None:
     """Why a batch's speculative state cannot follow when requests leave; None if it can, or there is none."""
-    if state is None or callable(getattr(state, "filter_batch", None)):
-        return None
-    return f"the batch carries a {type(state).__name__}, which has no filter_batch"
+    return f"the batch carries a {type(state).__name__}, which has no filter_batch" if cannot(FILTER, state) else None

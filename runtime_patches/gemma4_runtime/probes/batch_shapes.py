@@ -7,7 +7,8 @@
 | before ScheduleBatch.filter_batch | unusable_spec_info | AttributeError here, or at the merge after it         |
 
 A batch whose requests have all left is looked at as well: SGLang skips its speculative state then, and merges the next
-prefill into that very batch if one comes before it is dropped.
+prefill into that very batch if one comes before it is dropped. With the fix `spec-info-guards` such a batch goes on as
+it should and is no finding; one with unfinished requests stays one.
 
 Host-only: shapes and types, no device work and no synchronisation.
 """
@@ -18,7 +19,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from gemma4_dumps.schema import Provenance
-from gemma4_runtime.checks.batch_shapes import check_write_rows, filter_problem, merge_problem
+from gemma4_runtime.checks.batch_shapes import (
+    check_write_rows,
+    filter_problem,
+    merge_can_be_mended,
+    merge_problem,
+    staying,
+)
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.errors import VerificationFailed
 from gemma4_runtime.evidence import payload
@@ -29,6 +36,7 @@ RULE = "batch-shapes"
 _VIEW = "ModelRunner._eager_fb_view"
 _MERGE = "ScheduleBatch.merge_batch"
 _FILTER = "ScheduleBatch.filter_batch"
+_GUARDS = "spec-info-guards"
 
 
 def before_eager_view(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
@@ -66,12 +74,18 @@ def before_eager_view(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any
 
 def before_merge(batch: Any, other: Any) -> None:
     """Before `merge_batch(other)`."""
-    _report_state(merge_problem(batch.spec_info, other.spec_info), _MERGE, batch, other)
+    problem = merge_problem(batch.spec_info, other.spec_info)
+    if problem is not None and not (_guards_in_force() and merge_can_be_mended(batch, other)):
+        _report_state(problem, _MERGE, batch, other)
 
 
-def before_filter(batch: Any, *args: Any, **kwargs: Any) -> None:
+def before_filter(
+    batch: Any, chunked_req_to_exclude: Any = None, keep_indices: list[int] | None = None, *args: Any, **kwargs: Any
+) -> None:
     """Before `filter_batch(...)`."""
-    _report_state(filter_problem(batch.spec_info), _FILTER, batch, None)
+    problem = filter_problem(batch.spec_info)
+    if problem is not None and (not _guards_in_force() or staying(batch, chunked_req_to_exclude, keep_indices)):
+        _report_state(problem, _FILTER, batch, None)
 
 
 def self_test() -> None:
@@ -87,10 +101,11 @@ def self_test() -> None:
         raise VerificationFailed(f"{RULE}: self test: clean batches gave {clean}, planted ones gave {planted}")
 
 
-def _report_state(problem: str | None, site: str, batch: Any, other: Any) -> None:
-    if problem is None:
-        return
+def _guards_in_force() -> bool:
+    return _GUARDS in Session.in_force().in_force_ids
 
+
+def _report_state(problem: str, site: str, batch: Any, other: Any) -> None:
     def scene() -> Scene:
         return Scene(
             rule=RULE,

@@ -39,9 +39,14 @@ def find(incident: Incident) -> Finding | None:
         ruled_out_if=("the state has merge_batch and filter_batch",),
         advice=(
             "The scheduler dies of a missing merge_batch as soon as a prefill joins such a batch.",
+            "With the fix the server goes on where all requests of the batch have finished.",
             "FROZEN_KV_MTP before 0.5.13 did this. Look at what the worker installs when no request is left to draft.",
         ),
-        next_commands=(commands.serve(incident, "--debug trap"), commands.corpus("unmergeable-spec-info")),
+        next_commands=(
+            commands.serve(incident, "--patches default", "--debug trap"),
+            commands.corpus("unmergeable-spec-info"),
+        ),
+        fix="spec-info-guards",
         upstream=("SGLang 26859",),
     )
 

@@ -21,7 +21,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         cause="A speculative worker handed a batch back without an input for its next draft.",
         confidence=Confidence.CERTAIN,
         evidence=(at(facts, death.place, death.message, f"raised in {death.frame or 'a place that is not shown'}"),),
-        next_commands=("gemma4-triage repro corpus --only unmergeable-spec-info",),
+        next_commands=("gemma4-triage repro corpus --only unmergeable-spec-info", "gemma4-triage patches"),
+        fix="spec-info-guards",
         upstream=("SGLang 26859",),
     )
 

@@ -1,0 +1,126 @@
+"""Run inside a fresh process: one engine serves rounds of requests of many kinds, then is looked at when idle.
+
+The spec: engine (keyword arguments), rounds (each a list of requests), concurrency (how many are sent at once), before
+("module:function", called first; the host engine's workers are forked and inherit it). A request: prompt, sampling, and
+abort: after how many output tokens it is aborted, 0 for as soon as it is sent. The result: {rounds: per round and
+request {tokens, finish: "stop", "length" or "abort", matched: what stopped it}, load_s, idle}.
+
+The two other functions are for `before`.
+"""
+
+import asyncio
+import json
+import pkgutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+LOST = "lost"
+
+
+def main(spec_path: str, result_path: str) -> None:
+    spec = json.loads(Path(spec_path).read_text())
+    if "before" in spec:
+        pkgutil.resolve_name(spec["before"])()
+    from sglang.srt.entrypoints.engine import Engine
+
+    from gemma4_repro.arm_process import check_idle
+
+    engine = Engine(**spec["engine"])
+    began = time.monotonic()
+    rounds = [engine.loop.run_until_complete(serve(engine, one, spec["concurrency"])) for one in spec["rounds"]]
+    result = {"rounds": rounds, "load_s": time.monotonic() - began}
+    result["idle"] = check_idle(engine).model_dump()
+    Path(result_path).write_text(json.dumps(result))
+    engine.shutdown()
+
+
+async def serve(engine: Any, requests: list[dict[str, Any]], concurrency: int) -> list[dict[str, Any]]:
+    places = asyncio.Semaphore(concurrency)
+
+    async def one(number: int, request: dict[str, Any]) -> dict[str, Any]:
+        async with places:
+            return await answer(engine, f"request-{number}-{time.monotonic_ns()}", request)
+
+    return await asyncio.gather(*(one(number, request) for number, request in enumerate(requests)))
+
+
+async def answer(engine: Any, rid: str, request: dict[str, Any]) -> dict[str, Any]:
+    abort = request.get("abort")
+    stream = await engine.async_generate(
+        input_ids=request["prompt"], sampling_params=request["sampling"], rid=rid, stream=True
+    )
+    found = asyncio.ensure_future(read(engine, rid, stream, abort))
+    if abort == 0:
+        # The reader has to have sent it.
+        await asyncio.sleep(0)
+        engine.tokenizer_manager.abort_request(rid)
+    return await found
+
+
+async def read(engine: Any, rid: str, stream: Any, abort: int | None) -> dict[str, Any]:
+    reply: dict[str, Any] = {"output_ids": [], "meta_info": {}}
+    async for reply in stream:
+        if abort and len(reply["output_ids"]) >= abort:
+            engine.tokenizer_manager.abort_request(rid)
+    finish = reply["meta_info"]["finish_reason"]
+    return {"tokens": reply["output_ids"], "finish": finish["type"], "matched": finish.get("matched")}
+
+
+def arrive_after_last_rounds() -> None:
+    """The first request is let through at once, each further one when all that run have just finished a decode.
+
+    It is then that SGLang merges a prefill into a batch whose requests have all finished and are still there.
+    """
+    from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+    from sglang.srt.managers.scheduler import Scheduler
+
+    original = Scheduler.process_input_requests
+    held: list[Any] = []
+    served: list[bool] = []
+
+    def process(scheduler: Any, received: list[Any]) -> None:
+        held.extend(one for one in received if isinstance(one, TokenizedGenerateReqInput))
+        due = [one for one in received if not isinstance(one, TokenizedGenerateReqInput)]
+        if held and (not served or _all_finished(scheduler.last_batch)):
+            served.append(True)
+            due.append(held.pop(0))
+        original(scheduler, due)
+
+    Scheduler.process_input_requests = process  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _all_finished(last: Any) -> bool:
+    return last is not None and last.forward_mode.is_decode() and all(request.finished() for request in last.reqs)
+
+
+def lose_what_requests_ask() -> None:
+    """A step of requests with the custom parameter `lost` runs without what that names, and then has it again.
+
+    `orchestrator`: on the copy that SGLang isolates forwards with, whose penalties are summed up, this round's bonus
+    tokens counted. `sampling_info`: without any.
+    """
+    from sglang.srt.speculative.frozen_kv_mtp_worker import FrozenKVMTPWorker
+
+    original = FrozenKVMTPWorker.forward_batch_generation
+
+    def generate(worker: Any, batch: Any) -> Any:
+        whole = batch.sampling_info
+        lost = {(request.sampling_params.custom_params or {}).get(LOST) for request in batch.reqs}
+        if not batch.forward_mode.is_decode() or lost == {None}:
+            return original(worker, batch)
+        (lost,) = lost
+        if lost == "orchestrator":
+            whole.penalizer_orchestrator.cumulate_output_tokens(batch.spec_info.bonus_tokens)
+        batch.sampling_info = whole.copy_for_forward() if lost == "orchestrator" else None
+        try:
+            return original(worker, batch)
+        finally:
+            batch.sampling_info = whole
+
+    FrozenKVMTPWorker.forward_batch_generation = generate  # pyright: ignore[reportAttributeAccessIssue]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
