@@ -1,9 +1,9 @@
 """Run inside a fresh process: one engine serves rounds of requests of many kinds, then is looked at when idle.
 
-The spec: engine (keyword arguments), rounds (each a list of requests), concurrency (how many are sent at once), before
+The spec: engine (keyword arguments), rounds (each: requests, and concurrency, how many of them are sent at once), before
 ("module:function", called first; the host engine's workers are forked and inherit it). A request: prompt, sampling, and
 abort: after how many output tokens it is aborted, 0 for as soon as it is sent. The result: {rounds: per round and
-request {tokens, finish: "stop", "length" or "abort", matched: what stopped it}, load_s, idle}.
+request {tokens, finish: "stop", "length" or "abort", matched: what stopped it}, rounds_s, idle}.
 
 The two other functions are for `before`.
 """
@@ -28,9 +28,11 @@ def main(spec_path: str, result_path: str) -> None:
     from gemma4_repro.arm_process import check_idle
 
     engine = Engine(**spec["engine"])
-    began = time.monotonic()
-    rounds = [engine.loop.run_until_complete(serve(engine, one, spec["concurrency"])) for one in spec["rounds"]]
-    result = {"rounds": rounds, "load_s": time.monotonic() - began}
+    result: dict[str, Any] = {"rounds": [], "rounds_s": []}
+    for one in spec["rounds"]:
+        began = time.monotonic()
+        result["rounds"].append(engine.loop.run_until_complete(serve(engine, **one)))
+        result["rounds_s"].append(time.monotonic() - began)
     result["idle"] = check_idle(engine).model_dump()
     Path(result_path).write_text(json.dumps(result))
     engine.shutdown()

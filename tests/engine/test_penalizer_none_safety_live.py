@@ -27,8 +27,7 @@ def serve(mtp_arguments, engine_forks, tmp_path):
         spec = {
             "engine": mtp_arguments,
             "before": "lifecycle_child:lose_what_requests_ask",
-            "concurrency": 4,
-            "rounds": rounds,
+            "rounds": [{"requests": one, "concurrency": 4} for one in rounds],
         }
         return engine_forks.run_child("lifecycle_child", tmp_path, {"GEMMA4_TRIAGE_PATCHES": patches}, LIMIT_S, spec)
 

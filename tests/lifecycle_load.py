@@ -1,0 +1,51 @@
+"""Requests of every kind that a server's life has, the same every time: see `mixed_requests`."""
+
+import random
+from typing import Any
+
+from gemma4_repro.toys.language import EOS, held_out_prompts, token_id, vocabulary
+
+LONGEST_PROMPT = 24
+PENALTIES: tuple[dict[str, Any], ...] = (
+    {},
+    {"frequency_penalty": 1.5},
+    {"presence_penalty": 1.5},
+    {"repetition_penalty": 1.6},
+    {"min_new_tokens": 3},
+    {"frequency_penalty": 0.5, "presence_penalty": 0.5, "repetition_penalty": 1.2, "min_new_tokens": 2},
+)
+ENDS = ("length", "length", "eos", "stop token", "stop string", "abort waiting", "abort running")
+SAMPLED = {"temperature": 0.8, "top_p": 0.9, "top_k": 20}
+
+
+def mixed_requests(count: int, seed: int) -> list[dict[str, Any]]:
+    """For lifecycle_child.py. Each draws its length, its penalties, whether it is sampled, and how it is to end."""
+    rng = random.Random(seed)
+    words = vocabulary()
+    return [_request(rng, prompt, words) for prompt in held_out_prompts(count, LONGEST_PROMPT, seed)]
+
+
+def _request(rng: random.Random, prompt: list[int], words: list[str]) -> dict[str, Any]:
+    prompt = prompt[: rng.randint(3, LONGEST_PROMPT)]
+    sampling = {"temperature": 0, "max_new_tokens": rng.randint(1, 12), "ignore_eos": True}
+    sampling |= rng.choice(PENALTIES) | (SAMPLED if rng.random() < 0.4 else {})
+    request: dict[str, Any] = {"prompt": prompt, "sampling": sampling}
+    # What a toy says is in its prompt, so one of the prompt's words comes soon.
+    word = rng.choice(prompt[1:])
+    match rng.choice(ENDS):
+        case "eos":
+            sampling |= {"ignore_eos": False, "logit_bias": {str(token_id(EOS)): 60.0}, "max_new_tokens": 40}
+        case "stop token":
+            sampling |= {"ignore_eos": False, "stop_token_ids": [word], "max_new_tokens": 40}
+        case "stop string":
+            sampling |= {"stop": [words[word]], "max_new_tokens": 40}
+        case "abort waiting":
+            request |= {"abort": 0}
+        case "abort running":
+            sampling |= {"max_new_tokens": 60}
+            request |= {"abort": rng.randint(1, 12)}
+        case _:
+            pass
+    # SGLang refuses to keep back what it may not give.
+    sampling["min_new_tokens"] = min(sampling.get("min_new_tokens", 0), sampling["max_new_tokens"])
+    return request
