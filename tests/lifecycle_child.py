@@ -2,8 +2,8 @@
 
 The spec: engine (keyword arguments), rounds (each: requests, and concurrency, how many of them are sent at once),
 before ("module:function", called first; the host engine's workers are forked and inherit it). A request: prompt,
-sampling, and abort: after how many output tokens it is aborted, 0 for as soon as it is sent. The result: {rounds: per round and
-request {tokens, finish: "stop", "length" or "abort", matched: what stopped it}, rounds_s, idle}.
+sampling, and abort: after how many output tokens it is aborted, 0 for as soon as it is sent. The result: {rounds: per
+round and request {tokens, finish: "stop", "length" or "abort", matched: what stopped it}, rounds_s, idle}.
 
 The two other functions are for `before`.
 """
