@@ -16,10 +16,13 @@ from gemma4_repro.draft_recorder import DraftRecorder
 from gemma4_repro.outcome import ArmResult, IdleCheck
 from gemma4_repro.parity.layer_recorder import LayerRecorder
 from gemma4_repro.parity.logprob_file import LogprobFile
+from gemma4_repro.parity.reach_recorder import REACHED_NAME, ReachRecorder
 from gemma4_repro.parity.usage_recorder import USAGE_NAME, UsageRecorder
 from gemma4_repro.serving import serve
 
 IDLE_TIMEOUT_S = 20.0
+_PATHS_KEY = "gemma4_triage_paths"
+"""Of an internal state in /server_info, as optimisations/paths_report.py of the runtime writes it."""
 
 
 def run_arm(request: ArmRequest) -> None:
@@ -39,6 +42,7 @@ def run_arm(request: ArmRequest) -> None:
     if request.vocabulary_size is not None:
         LayerRecorder(request.folder).register(sglang.__version__)
         UsageRecorder(request.folder / USAGE_NAME).register(sglang.__version__)
+        ReachRecorder(request.folder / REACHED_NAME, request.watched).register(sglang.__version__)
     started = time.monotonic()
     engine = Engine(**request.engine_arguments)
     serving = time.monotonic()
@@ -57,10 +61,17 @@ def run_arm(request: ArmRequest) -> None:
         load_s=served - serving,
         answers=answers,
         idle=idle,
+        paths=_paths(engine) if request.watched else {},
     )
     _write_whole(request.folder / RESULT_NAME, result.model_dump_json(indent=1))
     _enter(request.folder, Phase.DONE)
     engine.shutdown()
+
+
+def _paths(engine: Any) -> dict[str, dict[str, int]]:
+    """Which path the calls of each patch took, where a patch counts them."""
+    (state,) = engine.get_server_info()["internal_states"]
+    return state.get(_PATHS_KEY, {})
 
 
 def _load_file(engine: Any) -> str:

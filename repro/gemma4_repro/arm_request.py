@@ -33,7 +33,8 @@ class ArmRequest(BaseModel):
     stage_of: per prompt, when it is sent (see StagedWorkload); empty: all at once. aborted: prompt -> aborted after so
     many output tokens. step_times: a file name for when each of the scheduler's steps began; None: not recorded.
     vocabulary_size: have everything recorded that a comparison needs, with the logprobs of token ids below this; None:
-    nothing of it.
+    nothing of it. prompt_logprobs: those of prompts too, not only of answers. watched: target keys of which to record
+    whether the engine came to them.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -49,6 +50,8 @@ class ArmRequest(BaseModel):
     aborted: dict[int, int] = {}
     step_times: str | None = None
     vocabulary_size: int | None = None
+    prompt_logprobs: bool = True
+    watched: list[str] = []
 
 
 def read_phase(folder: Path) -> Phase | None:

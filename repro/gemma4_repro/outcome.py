@@ -42,7 +42,10 @@ class IdleCheck(_Record):
 
 
 class ArmResult(_Record):
-    """What an arm's own process wrote at its very end: result.json."""
+    """What an arm's own process wrote at its very end: result.json.
+
+    paths: per patch that counts which path its calls took, calls by path; recorded for comparisons.
+    """
 
     schema_version: Literal["1.0"] = RESULT_SCHEMA_VERSION
     arm: str
@@ -51,6 +54,7 @@ class ArmResult(_Record):
     load_s: float
     answers: tuple[Answer, ...]
     idle: IdleCheck
+    paths: dict[str, dict[str, int]] = {}
 
     @property
     def output_tokens(self) -> int:

@@ -70,11 +70,12 @@ def _sampling(request: ArmRequest, prompt: int) -> dict[str, Any]:
 
 
 def _logprobs(request: ArmRequest) -> dict[str, Any]:
-    """Of every token at every position, the prompt's included, if a comparison needs them."""
+    """Of every token at every position, the prompt's included unless told otherwise, if a comparison needs them."""
     if request.vocabulary_size is None:
         return {}
     tokens = list(range(request.vocabulary_size))
-    return {"return_logprob": True, "logprob_start_len": 0, "token_ids_logprob": tokens}
+    wanted = {"return_logprob": True, "token_ids_logprob": tokens}
+    return wanted | {"logprob_start_len": 0} if request.prompt_logprobs else wanted
 
 
 def _answer(prompt: int, reply: dict[str, Any]) -> Answer:

@@ -74,6 +74,10 @@ class Patch:
     `self_test` ("module:function") makes a probe prove in the serving process that it can still fire.
     `asked_by` says which setting attaches a probe: `mode` SGLANG_TRTLLM_MHA_DEBUG, `leak` GEMMA4_TRIAGE_LEAK, `cost`
     GEMMA4_TRIAGE_COST.
+    `own_paths`: under which names it counts in /server_info that it did its work; empty if it counts nothing.
+    `last_rows_only`: it serves a prefill without the prompt's logprobs, and steps aside where they are asked for.
+    `meant_to_change`: which of the release's right-looking answers it changes, because they are wrong; empty: none.
+    `instead_of`: ids of patches whose place it takes, so that they are left out where it is chosen.
     `synchronises`: the probe waits for the device in every step, so `contain` has it only by name.
     """
 
@@ -88,6 +92,10 @@ class Patch:
     self_test: str | None = None
     asked_by: Literal["mode", "leak", "cost"] = "mode"
     synchronises: bool = False
+    own_paths: tuple[str, ...] = ()
+    last_rows_only: bool = False
+    meant_to_change: str = ""
+    instead_of: tuple[str, ...] = ()
 
     @property
     def finds(self) -> bool:

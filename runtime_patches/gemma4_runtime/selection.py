@@ -46,6 +46,7 @@ def select(settings: Settings, catalog: Iterable[Patch] = CATALOG) -> tuple[Patc
         chosen |= {patch.id for patch in catalog if patch.kind is Kind.PROBE and patch.asked_by == "leak"}
     if settings.cost:
         chosen |= {patch.id for patch in catalog if patch.kind is Kind.PROBE and patch.asked_by == "cost"}
+    chosen -= {other for patch in catalog if patch.id in chosen for other in patch.instead_of}
     if settings.vision_budget_mb and _BUDGETED not in chosen:
         raise SettingsError(
             f"{VISION_BUDGET}='{settings.vision_budget_mb}' is for {_BUDGETED}, which is not on; "

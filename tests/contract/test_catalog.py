@@ -1,6 +1,7 @@
 """The catalog is complete, and every entry can be attached to the SGLang release that it names."""
 
 import pkgutil
+import re
 import subprocess
 import sys
 
@@ -9,8 +10,11 @@ import sglang
 
 from gemma4_runtime import catalog
 from gemma4_runtime.catalog import CATALOG
+from gemma4_runtime.fusion.paths import FUSED
 from gemma4_runtime.patch import Bind, Edit, Hook, Kind, Patch
 from gemma4_runtime.targets import TARGETS, dotted_path
+from gemma4_runtime.vision.eligible import BATCHED, PACKED
+from gemma4_runtime.yoco.short_prefill import SKIPPED
 
 FOLDERS = {
     Kind.HOST_LEAF: "host",
@@ -72,6 +76,25 @@ def test_every_target_is_used_by_a_patch_or_by_the_reproductions():
     used = {a.target for patch in CATALOG for a in patch.attachments} | {"scheduler.run_batch"}
     for release, table in TARGETS.items():
         assert set(table) == used, release
+
+
+def test_what_a_patch_takes_the_place_of_exists():
+    others = {name for patch in CATALOG for name in patch.instead_of}
+    assert others <= {patch.id for patch in CATALOG}
+    assert all(patch.kind is Kind.FAULT for patch in CATALOG if patch.instead_of)
+
+
+@pytest.mark.parametrize("patch", [patch for patch in CATALOG if patch.own_paths], ids=lambda patch: patch.id)
+def test_a_patch_that_counts_paths_shows_them(patch):
+    assert any(name.endswith(":after_internal_state") for name in implementations(patch))
+    assert set(patch.own_paths) <= {FUSED, SKIPPED, BATCHED, PACKED}
+
+
+@pytest.mark.parametrize("patch", CATALOG, ids=lambda patch: patch.id)
+def test_what_changes_shipped_answers_says_so_and_is_no_default(patch):
+    words = re.search(r"\(changes shipped outputs (.*)\)", patch.title)
+    assert patch.meant_to_change == (words[1] if words else "")
+    assert not (patch.meant_to_change and patch.default)
 
 
 def test_only_repairs_are_defaults():

@@ -2,12 +2,14 @@
 
 import importlib
 import pkgutil
+import shlex
+from pathlib import Path
 
 import pytest
 
 from gemma4_dumps.schema import VERDICTS, Manifest
 from gemma4_repro import corpus
-from gemma4_repro.detection.catalog import CASES, CLEAN, FAULTS, choose_cases
+from gemma4_repro.detection.catalog import CASES, CLEAN, FAULTS, LOGIT_FAULTS, choose_cases
 from gemma4_repro.detection.rules import PROBE_OF_RULE
 from gemma4_repro.errors import UnknownName
 from gemma4_runtime.catalog import CATALOG
@@ -22,18 +24,21 @@ INJECTABLE = {patch.id for patch in CATALOG if patch.kind is Kind.FAULT}
 def test_every_file_is_listed_once():
     names = [module.name for module in pkgutil.iter_modules(corpus.__path__)]
     written = [importlib.import_module(f"{corpus.__name__}.{name}").CASE for name in names]
-    assert sorted(case.id for case in written) == sorted(case.id for case in CASES)
+    assert sorted(case.id for case in written) == sorted(case.id for case in (*CASES, *LOGIT_FAULTS))
     assert [case.id.replace("-", "_") for case in written] == names
 
 
 def test_it_is_as_large_as_promised():
     assert len(FAULTS) >= 14
     assert len(CLEAN) >= 4
-    assert len({case.id for case in CASES}) == len(CASES)
+    assert len({case.id for case in (*CASES, *LOGIT_FAULTS)}) == len(CASES) + len(LOGIT_FAULTS)
 
 
 def test_every_fault_of_the_runtime_is_in_the_corpus():
-    assert {fault for case in FAULTS for fault in case.inject} == INJECTABLE
+    seen_by_probes = {fault for case in FAULTS for fault in case.inject}
+    seen_in_logits = {fault for case in LOGIT_FAULTS for fault in case.inject}
+    assert seen_by_probes | seen_in_logits == INJECTABLE
+    assert not seen_by_probes & seen_in_logits
 
 
 def test_every_probe_finds_something_in_the_corpus():
@@ -67,6 +72,29 @@ class TestFaults:
         assert set(case.inject) <= chosen
         assert not set(case.without) & chosen
         assert chosen >= PROBES
+
+
+@pytest.mark.parametrize("case", LOGIT_FAULTS, ids=lambda case: case.id)
+class TestLogitFaults:
+    def test_its_command_runs_the_gate_with_it(self, case):
+        words = shlex.split(case.command)
+        assert words[:3] == ["gemma4-triage", "diff", "patches"]
+        assert [words[place + 1] for place, word in enumerate(words) if word == "--fault"] == list(case.inject)
+
+    def test_it_takes_the_place_of_what_does_the_same_without_it(self, case):
+        fault = next(patch for patch in CATALOG if patch.id in case.inject)
+        assert fault.instead_of == case.unlike
+        assert set(case.unlike) <= {patch.id for patch in CATALOG if patch.default}
+
+    def test_a_live_test_shows_that_the_gate_catches_it(self, case):
+        """It is held to all of these faults, so one more is run too."""
+        live = Path(__file__).parents[1] / "engine" / "test_logit_faults_live.py"
+        assert "params=LOGIT_FAULTS" in live.read_text(encoding="utf-8")
+
+    def test_asked_of_the_probes_it_says_what_catches_it(self, case):
+        with pytest.raises(UnknownName) as unknown:
+            choose_cases((case.id,))
+        assert case.command in unknown.value.hint
 
 
 @pytest.mark.parametrize("case", CLEAN, ids=lambda case: case.id)

@@ -69,7 +69,8 @@ def told(verdict):
 
 
 def first_over(verdict):
-    return {comparison.prompt: comparison.first_over for comparison in verdict.comparisons}
+    """By prompt, of those that pass the tolerance. The third never comes to the window's end."""
+    return {c.prompt: c.first_over for c in verdict.comparisons if c.first_over is not None}
 
 
 def test_without_fixes_both_defects_are_found_on_triton(verdicts):
@@ -101,7 +102,7 @@ def test_with_the_width_alone_triton_still_decodes_with_a_key_too_few(verdicts):
 def test_with_both_fixes_every_backend_agrees_with_transformers(verdicts, name):
     verdict = verdicts[name]
     assert (verdict.status, verdict.causes) == ("agrees", ())
-    assert [comparison.token for comparison in verdict.comparisons] == [None] * 2
+    assert [comparison.token for comparison in verdict.comparisons] == [None] * 3
     # Round-off: far below the tolerance that the verdict rests on.
     assert max(comparison.worst for comparison in verdict.comparisons) < 1e-4
     assert exit_code([verdict]) == 0

@@ -47,8 +47,8 @@ def side(name="triton-mtp-off", **changes):
     return replace(Side(name, "triton", False, "default"), **changes)
 
 
-def arm(folder, *tracks, column=None, ending=Ending.COMPLETED, raised=(), dumps=()):
-    """An arm that said these tracks; without any it ended early."""
+def arm(folder, *tracks, column=None, ending=Ending.COMPLETED, raised=(), dumps=(), paths=None, reached=()):
+    """An arm that said these tracks; without any it ended early. paths: counted. reached: target keys."""
     column = column or side()
     result = None
     if tracks:
@@ -56,10 +56,13 @@ def arm(folder, *tracks, column=None, ending=Ending.COMPLETED, raised=(), dumps=
         idle = IdleCheck(
             leak_checker_ran=True, flush_succeeded=True, used_tokens_after_flush=0, used_share_after_flush=0
         )
-        result = ArmResult(arm=column.id, sglang_version="0", start_s=1, load_s=2, answers=answers, idle=idle)
+        result = ArmResult(
+            arm=column.id, sglang_version="0", start_s=1, load_s=2, answers=answers, idle=idle, paths=paths or {}
+        )
     outcome = Outcome(column.id, ending, folder, 5.0, 0, None, tuple(Raised(*item) for item in raised), result)
-    return ArmRun(column, outcome, tuple(tracks), Usage((0.1, 0.2), (0.3, 0.5)), tuple(dumps))
+    usage = Usage((0.1, 0.2), (0.3, 0.5))
+    return ArmRun(column, outcome, tuple(tracks), usage, tuple(dumps), frozenset(reached))
 
 
-def live_run(folder, *arms, said=None):
-    return LiveRun(folder, "0.5.13.post1", 42.0, 9.0, said or oracle(), tuple(arms))
+def live_run(folder, *arms, said=None, compared=(), prompt_logprobs=True):
+    return LiveRun(folder, "0.5.13.post1", 42.0, 9.0, said or oracle(), tuple(arms), tuple(compared), prompt_logprobs)

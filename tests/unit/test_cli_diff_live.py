@@ -26,7 +26,8 @@ def finished(tmp_path, monkeypatch):
     def make(*arms, said=None):
         def run(kind, sides, options):
             asked.append((kind, sides, options))
-            return live_run(tmp_path, *arms, said=said)
+            asking = {"compared": options.compared, "prompt_logprobs": options.prompt_logprobs}
+            return live_run(tmp_path, *arms, said=said, **asking)
 
         monkeypatch.setattr(diff_live, "_run", run)
         return asked
@@ -145,10 +146,12 @@ def test_a_dump_is_named(cli, finished, tmp_path):
     assert f"gemma4-triage dumps show {store.list()[0].path}" in out
 
 
-def pair(tmp_path, base, other, **changes):
+def pair(tmp_path, base, other, paths=None, reached=("gemma4.attention_init",), of_base="default", **changes):
+    """paths, reached: of the second."""
+    changes.setdefault("patches", "default,+swa-window-width")
     return (
-        arm(tmp_path, *base, column=side("base-triton-mtp-off")),
-        arm(tmp_path, *other, column=side("with-triton-mtp-off", **changes)),
+        arm(tmp_path, *base, column=side("base-triton-mtp-off", patches=of_base)),
+        arm(tmp_path, *other, column=side("with-triton-mtp-off", **changes), paths=paths, reached=reached),
     )
 
 
@@ -181,6 +184,63 @@ def test_the_gate_is_red_and_says_which_side_is_off(cli, finished, tmp_path):
     document = json.loads(out)
     assert (code, document["kind"], document["fixes"]) == (1, "diff-patches", ["swa-window-width"])
     assert [s["status"] for s in document["sides"]] == ["base", "differs"]
+
+
+def test_it_is_said_which_patches_did_their_work(cli, finished, tmp_path):
+    said = oracle()
+    base = said.tracks[0]
+    finished(*pair(tmp_path, [base], [base]), said=said)
+    code, out, _ = cli(*PATCHES)
+    assert code == 0
+    assert "which is all that is known: swa-window-width." in out
+    assert "Meant to change answers past the window: swa-window-width." in out
+    code, out, _ = cli(*PATCHES, "--json")
+    assert json.loads(out)["patches_compared"] == [
+        {
+            "id": "swa-window-width",
+            "exercised": True,
+            "known_by": "calls of what it hooks",
+            "sides": ["with-triton-mtp-off"],
+            "why_not": [],
+        }
+    ]
+    assert json.loads(out)["prompt_logprobs"] is True
+
+
+def test_that_sides_agree_says_nothing_where_no_patch_did_its_work(cli, finished, tmp_path):
+    said = oracle()
+    base = said.tracks[0]
+    finished(*pair(tmp_path, [base], [base], reached=()), said=said)
+    code, out, err = cli(*PATCHES)
+    assert code == 5
+    assert "NOT exercised: swa-window-width (no run came to what it changes)." in out
+    assert "never did their work" in err
+    differs, said = wide()
+    finished(*pair(tmp_path, [said.tracks[0]], [differs], reached=()), said=said)
+    assert cli(*PATCHES)[0] == 1
+
+
+YOCO = ("diff", "patches", "--base", "default,-yoco", "--with", "default", "--backends", "triton", "--mtp", "off")
+
+
+@pytest.mark.parametrize(("path", "wanted"), [("fused", 0), ("padded rows", 5)])
+def test_for_yoco_prompts_are_left_out_and_it_must_have_done_its_work(cli, finished, tmp_path, path, wanted):
+    said = oracle()
+    base = said.tracks[0]
+    paths = {"yoco": {path: 3}, "qk-norm-rope": {"fused": 9}}
+    asked = finished(
+        *pair(tmp_path, [base], [base], paths=paths, of_base="default,-yoco", patches="default"), said=said
+    )
+    code, out, _ = cli(*YOCO, "--json")
+    document = json.loads(out)
+    assert (code, document["exit_code"], document["prompt_logprobs"]) == (wanted, wanted, False)
+    assert "yoco would step aside" in document["prompt_logprobs_why_not"]
+    ((_, sides, options),) = asked
+    assert not options.prompt_logprobs
+    assert {side.environment()["GEMMA4_TRIAGE_YOCO_ROWS"] for side in sides} == {"1"}
+    code, out, _ = cli(*YOCO)
+    assert "left out on every side" in out
+    assert ("Did their work, by their own count: yoco." if wanted == 0 else "NOT exercised: yoco (padded rows).") in out
 
 
 def test_without_a_base_nothing_was_checked(cli, finished, tmp_path):

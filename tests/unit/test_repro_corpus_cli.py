@@ -7,7 +7,7 @@ from dump_examples import seed_bug_draft
 
 from gemma4_dumps.store import DumpStore
 from gemma4_repro.detection.case import CleanCase
-from gemma4_repro.detection.catalog import CLEAN, FAULTS
+from gemma4_repro.detection.catalog import CLEAN, FAULTS, LOGIT_FAULTS
 from gemma4_repro.detection.evidence import gather
 from gemma4_repro.detection.matrix import CleanRow, FaultRow, Matrix
 from gemma4_repro.detection.runner import CorpusRun
@@ -55,14 +55,17 @@ def finished(tmp_path, monkeypatch):
 def test_the_list_names_every_case_and_where_it_comes_from(cli):
     code, out, _ = cli("repro", "corpus", "--list")
     assert code == 0
-    for case in (*FAULTS, *CLEAN):
+    for case in (*FAULTS, *CLEAN, *LOGIT_FAULTS):
         assert case.id in out
+    for case in LOGIT_FAULTS:
+        assert f"No probe sees {case.id}: it changes logits. What catches it: {case.command}" in out
     assert "SGLang 26957" in out
     code, out, _ = cli("repro", "corpus", "--list", "--json")
     document = json.loads(out)
     assert (code, document["kind"], document["schema_version"]) == (0, "corpus-list", "1.0")
     assert [fault["id"] for fault in document["faults"]] == [case.id for case in FAULTS]
     assert document["faults"][0]["expected"][0]["rule"]
+    assert [fault["caught_by"] for fault in document["logit_faults"]] == [case.command for case in LOGIT_FAULTS]
 
 
 def test_a_dump_of_another_cause_is_a_wrong_cause_with_its_reasons(cli, finished, tmp_path):
@@ -74,6 +77,7 @@ def test_a_dump_of_another_cause_is_a_wrong_cause_with_its_reasons(cli, finished
     assert "crashed: IllegalAddress" in out
     assert "1 fault: 0 missed, 1 with a wrong cause; 1 clean run: 0 false alarms" in out
     assert f"gemma4-triage repro corpus --only {PAST_END.id}" in out
+    assert f"No probe sees {LOGIT_FAULTS[0].id}" in out
     assert f"Wrote {tmp_path}/verdict.json" in err
 
 
@@ -98,6 +102,7 @@ def test_a_miss_and_a_false_alarm(cli, finished, tmp_path):
     ("words", "known"),
     [
         (("repro", "corpus", "--only", "seed"), "swa-state-stale"),
+        (("repro", "corpus", "--only", "yoco-stale-cache-loc"), "diff patches --with default --fault yoco-stale"),
         (("repro", "corpus", "--arm", "fault"), "--only"),
         (("repro", "e4b-trtllm", "--list"), "belong to the corpus"),
         (("repro", "--only", "swa-state-stale"), "belong to the corpus"),

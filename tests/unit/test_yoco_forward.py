@@ -11,7 +11,8 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMo
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context, get_attn_backend
 from sglang.srt.models.gemma4_causal import Gemma4TextModel
 
-from gemma4_runtime.optimisations.yoco_prefill import _forward
+from gemma4_runtime.yoco.attention_view import as_decode
+from gemma4_runtime.yoco.short_prefill import forward
 
 SGLANGS = Gemma4TextModel.forward
 LENGTHS, WIDTH, PLE, LAYERS, FIRST = [5, 1, 7], 8, 4, 5, 3
@@ -105,7 +106,7 @@ def test_rows_that_are_sampled_from_are_sglangs_and_the_others_are_zero(made, ba
     positions, batch, embeds, raw = inputs()
     wanted = SGLANGS(model, None, positions, batch, embeds.clone(), raw)
     seen.clear()
-    found = _forward(model, None, positions, batch, embeds, raw, FIRST, False, {})
+    found = forward(model, None, positions, batch, embeds, raw, FIRST, as_decode, {})
     torch.testing.assert_close(found[LAST], wanted[LAST])
     assert found.shape == wanted.shape
     assert set(range(ROWS)) - set(found.abs().sum(-1).nonzero().flatten().tolist()) == set(range(ROWS)) - set(LAST)
@@ -121,7 +122,7 @@ def test_nothing_is_left_changed(made, backend):
     model, _ = made
     positions, batch, embeds, raw = inputs()
     before = dict(vars(batch))
-    _forward(model, None, positions, batch, embeds, raw, FIRST, False, {})
+    forward(model, None, positions, batch, embeds, raw, FIRST, as_decode, {})
     assert all(vars(batch)[name] is value for name, value in before.items())
     assert get_attn_backend() is backend
     assert backend.forward_metadata == "the prefill's"
@@ -137,14 +138,14 @@ def test_an_exception_in_a_shared_layer_leaves_the_backend_in_force(made, backen
     fail.self_attn = SimpleNamespace(sliding_window=None)
     model.layers[FIRST] = fail
     with pytest.raises(RuntimeError, match="broken"):
-        _forward(model, None, positions, batch, embeds, raw, FIRST, False, {})
+        forward(model, None, positions, batch, embeds, raw, FIRST, as_decode, {})
     assert get_attn_backend() is backend
 
 
 def test_a_chunk_that_is_not_the_last_runs_the_owners_alone(made, backend):
     model, seen = made
     positions, batch, embeds, raw = inputs()
-    found = _forward(model, None, positions, batch, embeds, raw, FIRST, True, {})
+    found = forward(model, None, positions, batch, embeds, raw, FIRST, None, {})
     assert found.shape == embeds.shape
     assert not found.any()
     assert [number for number, *_ in seen] == list(range(FIRST))
@@ -156,5 +157,5 @@ def test_a_projection_that_cannot_be_narrowed_is_run_whole(made, backend):
     positions, batch, embeds, raw = inputs()
     wanted = SGLANGS(model, None, positions, batch, embeds.clone(), raw)
     model.per_layer_model_projection.quant_method = object()
-    found = _forward(model, None, positions, batch, embeds, raw, FIRST, False, {})
+    found = forward(model, None, positions, batch, embeds, raw, FIRST, as_decode, {})
     torch.testing.assert_close(found[LAST], wanted[LAST])

@@ -114,3 +114,26 @@ class CleanCase(Case):
     """shows: text that the engine's log must hold, without which the load did not do what it is there for."""
 
     shows: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitFault:
+    """A fault that no probe can see, since every index that a kernel follows is in range: it changes answers.
+
+    What catches it is the logit gate, on the attention backend on which it shows. unlike: patches that do the same
+    without the fault; with them instead of it the gate is silent.
+    """
+
+    id: str
+    title: str
+    origin: Origin
+    injected: str
+    inject: tuple[str, ...]
+    unlike: tuple[str, ...]
+    backend: str
+
+    @property
+    def command(self) -> str:
+        """Exits 1."""
+        faults = " ".join(f"--fault {fault}" for fault in self.inject)
+        return f"gemma4-triage diff patches --with default {faults} --backends {self.backend} --mtp off"

@@ -1,4 +1,4 @@
-"""The corpus: explicit tuples of every fault and every clean load."""
+"""The corpus: explicit tuples of every fault that probes find, of clean loads, and of faults that only logits show."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from gemma4_repro.corpus import (
     swa_state_stale,
     unmergeable_spec_info,
     window_one_too_wide,
+    yoco_stale_cache_loc,
 )
-from gemma4_repro.detection.case import Case, CleanCase, FaultCase
+from gemma4_repro.detection.case import Case, CleanCase, FaultCase, LogitFault
 from gemma4_repro.errors import UnknownName
 
 FAULTS: tuple[FaultCase, ...] = (
@@ -59,13 +60,18 @@ CLEAN: tuple[CleanCase, ...] = (
     clean_swa_pressure.CASE,
 )
 
+LOGIT_FAULTS: tuple[LogitFault, ...] = (yoco_stale_cache_loc.CASE,)
+
 CASES: tuple[Case, ...] = (*FAULTS, *CLEAN)
 
 
 def choose_cases(wanted: tuple[str, ...]) -> tuple[Case, ...]:
     """The named cases in the catalog's order, each once; all of them if none is named. Raises UnknownName."""
     known = [case.id for case in CASES]
+    gated = {case.id: case for case in LOGIT_FAULTS}
     for name in wanted:
+        if name in gated:
+            raise UnknownName(f"no probe sees {name!r}, so it is no run of the corpus", f"run: {gated[name].command}")
         if name not in known:
             raise UnknownName(f"the corpus has no case {name!r}", f"its cases: {', '.join(known)}")
     return tuple(case for case in CASES if not wanted or case.id in wanted)

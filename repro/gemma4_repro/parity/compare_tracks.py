@@ -63,7 +63,8 @@ class LayerDifference:
 
 @dataclass(frozen=True)
 class PromptComparison:
-    """rows: how many positions were compared. worst_*: the largest difference in logprobs, and where.
+    """rows: how many positions were compared, whose logprobs both were asked for. worst_*: the largest difference in
+    logprobs, and where.
 
     first_over: the first position whose logprobs differ by more than the tolerance.
     """
@@ -89,16 +90,17 @@ def compare_tracks(reference: Track, other: Track, tolerances: Tolerances) -> Pr
     rows = min(len(reference.logprobs), len(other.logprobs))
     if token is not None:
         rows = token.position + 1
-    differences = _logprob_differences(reference.logprobs[:rows], other.logprobs[:rows])
+    begin = min(rows, max(reference.asked_from, other.asked_from))
+    differences = _logprob_differences(reference.logprobs[begin:rows], other.logprobs[begin:rows])
     over = np.flatnonzero(~(differences <= tolerances.logprob))
-    worst = int(np.argmax(np.nan_to_num(differences, nan=np.inf))) if rows else 0
+    worst = int(np.argmax(np.nan_to_num(differences, nan=np.inf))) if rows > begin else 0
     return PromptComparison(
         prompt=reference.prompt,
         prompt_length=reference.prompt_length,
-        rows=rows,
-        worst=float(differences[worst]) if rows else 0.0,
-        worst_position=worst,
-        first_over=int(over[0]) if len(over) else None,
+        rows=rows - begin,
+        worst=float(differences[worst]) if rows > begin else 0.0,
+        worst_position=begin + worst,
+        first_over=begin + int(over[0]) if len(over) else None,
         token=token,
         layer=_layer_difference(reference, other, rows, tolerances),
     )

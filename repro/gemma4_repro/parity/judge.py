@@ -82,14 +82,17 @@ def against_base(run: LiveRun, pairs: Sequence[tuple[str, str]], tolerances: Tol
     return tuple(verdicts)
 
 
-def exit_code(verdicts: Sequence[SideVerdict], bases: Sequence[ArmRun] = ()) -> int:
-    """0 all agree, 1 something differs, 5 nothing could be compared because no base came to its end.
+def exit_code(verdicts: Sequence[SideVerdict], bases: Sequence[ArmRun] = (), nothing_exercised: bool = False) -> int:
+    """0 all agree, 1 something differs, 5 nothing was compared: no base came to its end, or nothing was exercised.
 
-    bases: of a comparison of patch sets; one that crashed says nothing against the other side.
+    bases: of a comparison of patch sets; one that crashed says nothing against the other side. nothing_exercised: the
+    patches in which the sides differ never did their work, so that agreement says nothing.
     """
     if bases and not any(base.tracks for base in bases):
         return EXIT_NOTHING_CHECKED
-    return EXIT_AS_EXPECTED if all(verdict.good for verdict in verdicts) else EXIT_SURPRISE
+    if not all(verdict.good for verdict in verdicts):
+        return EXIT_SURPRISE
+    return EXIT_NOTHING_CHECKED if nothing_exercised else EXIT_AS_EXPECTED
 
 
 def _verdict(

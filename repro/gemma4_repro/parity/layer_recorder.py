@@ -1,4 +1,6 @@
-"""Writes down what every decoder layer of the target gave for every token.
+"""Writes down what every decoder layer of the target gave for every token that passed through all of them.
+
+A prefill that gives its last layers only the last row of each request is written down in those rows.
 
 Runs inside the engine's processes; harness, not part of the patched runtime. Two files are appended to, forward by
 forward, so that a crash leaves what came before it:
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ class LayerRecorder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._pending: list[Any] = []
+        self._batch: Any = None
         self._files: tuple[Any, Any] | None = None
 
     def register(self, release: str) -> None:
@@ -46,29 +50,40 @@ class LayerRecorder:
 
     def _hook(self, number: int, layers: int) -> Any:
         def after_layer(layer: Any, args: Any, kwargs: Any, output: Any) -> None:
+            call = inspect.signature(layer.forward).bind(*args, **kwargs).arguments
+            if number == 0:
+                # A chunk that no token is sampled from may leave its last layers out; nothing of it is written.
+                self._pending, self._batch = [], call["forward_batch"]
             # float32 whatever the model's dtype is, so that a reader needs no torch.
             self._pending.append(output[0].detach().float().cpu().numpy().copy())
             if number == layers - 1:
-                call = inspect.signature(layer.forward).bind(*args, **kwargs).arguments
                 # Gemma4ForConditionalGeneration counts positions from 1 on their way to the layers.
                 self._write(call["forward_batch"], (call["positions"] - 1).tolist(), layers)
 
         return after_layer
 
-    def _write(self, forward_batch: Any, positions: list[int], layers: int) -> None:
+    def _write(self, last_batch: Any, positions: list[int], layers: int) -> None:
+        """last_batch: of the last layer; it has fewer rows than the first's where layers that share keys had."""
         import numpy as np
 
-        states, self._pending = np.stack(self._pending, axis=1), []
-        prompts = _prompt_of_rows(forward_batch, len(states))
-        rows = list(zip(prompts, positions, forward_batch.input_ids.tolist(), strict=True))
+        rows = len(positions)
+        kept = [state if len(state) == rows else state[_last_rows(self._batch)] for state in self._pending]
+        states, self._pending = np.stack(kept, axis=1), []
+        prompts = _prompt_of_rows(last_batch, rows)
+        listed = list(zip(prompts, positions, last_batch.input_ids.tolist(), strict=True))
         if self._files is None:
             # Opened here, in the scheduler: file positions are not to be shared with the parent.
             text = (self._folder / ROWS_NAME).open("a", encoding="utf-8", buffering=1)
             self._files = (text, (self._folder / STATES_NAME).open("ab", buffering=0))
         self._files[1].write(states.astype("<f4").tobytes())
         shape = {"layers": layers, "hidden": states.shape[2]}
-        line = {"mode": forward_batch.forward_mode.name, **shape, "rows": rows}
+        line = {"mode": self._batch.forward_mode.name, **shape, "rows": listed}
         self._files[0].write(json.dumps(line) + "\n")
+
+
+def _last_rows(forward_batch: Any) -> list[int]:
+    """The row of each request's last token."""
+    return [end - 1 for end in accumulate(forward_batch.extend_seq_lens_cpu)]
 
 
 def _prompt_of_rows(forward_batch: Any, rows: int) -> list[int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from gemma4_repro.errors import UnknownName
 from gemma4_repro.scenarios.e4b_engine import E4B_TOYS
 from gemma4_repro.toys.language import held_out_prompts
+from gemma4_runtime.catalog import CATALOG
 
 ENGINE: dict[str, Any] = {
     "max_total_tokens": 1024,
@@ -19,9 +21,13 @@ ENGINE: dict[str, Any] = {
 SCENARIOS = {"e4b": E4B_TOYS, "26b": ("toy-26b",)}
 """What can be compared: the toy checkpoints of each, target first, then its MTP assistant if it has one."""
 
-_LENGTHS_AND_NEW = ((24, 14), (40, 4))
+_SHARE_KEYS = ("e4b",)
+"""Scenarios whose target has layers that share the keys of others."""
+
+_LENGTHS_AND_NEW = ((24, 14), (40, 4), (5, 2))
 """Prompt tokens and new tokens. The toys' window is 32: the first prompt passes it while decoding, with tokens before
-that to show agreement; the second is past it in prefill, whose keys every later position reads."""
+that to show agreement; the second is past it in prefill, whose keys every later position reads. The third has so few
+keys that one of another token tells, wherever it stands: of the others' a toy hardly looks at the query's own."""
 _SEED = 20
 
 
@@ -35,6 +41,19 @@ def toys_of(scenario: str) -> tuple[str, ...]:
 def has_assistant(scenario: str) -> bool:
     """Whether MTP can be on. Raises UnknownName."""
     return len(toys_of(scenario)) > 1
+
+
+def asks_for_prompts(scenario: str, compared: Sequence[str]) -> bool:
+    """Whether the prompts' logprobs are asked for. compared: ids of the patches in which the sides differ.
+
+    Not if one of them serves none, where the model lets it do its work: it would step aside, and not be compared.
+    """
+    return scenario not in _SHARE_KEYS or not hides_prompts(compared)
+
+
+def hides_prompts(compared: Sequence[str]) -> tuple[str, ...]:
+    """Those patches that serve a prefill without the prompt's logprobs."""
+    return tuple(patch.id for patch in CATALOG if patch.last_rows_only and patch.id in compared)
 
 
 def prompts() -> list[list[int]]:

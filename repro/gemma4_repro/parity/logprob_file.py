@@ -1,6 +1,7 @@
 """The engine's own logprobs of every token at every position, kept for a comparison: logprobs.npz in an arm's folder.
 
-One array per prompt, named by its number: float64 [positions, vocabulary]; row p is what follows token p.
+One array per prompt, named by its number: float64 [positions, vocabulary]; row p is what follows token p. Where only
+answers' logprobs were asked for, the prompt's rows but its last are not there, and the first row is that one.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ class LogprobFile:
         self._rows: dict[str, Any] = {}
 
     def add(self, prompt: int, reply: dict[str, Any]) -> None:
-        """reply: SGLang's, asked for with `logprob_start_len=0` and `token_ids_logprob`."""
+        """reply: SGLang's, asked for with `token_ids_logprob`, and with `logprob_start_len=0` if for prompts too."""
         meta = reply["meta_info"]
         if "output_token_ids_logprobs" not in meta:
             return
         # Nothing precedes the first token, so SGLang's entry for it is None; entry i is row i - 1.
-        steps = [*meta["input_token_ids_logprobs"][1:], *meta["output_token_ids_logprobs"]]
+        steps = [*(meta.get("input_token_ids_logprobs") or [])[1:], *meta["output_token_ids_logprobs"]]
         self._rows[str(prompt)] = [[entry[0] for entry in step] for step in steps]
 
     def write(self, folder: Path) -> None:

@@ -16,6 +16,7 @@ from gemma4_repro.host_environment import hermetic_environment
 from gemma4_repro.outcome import Outcome
 from gemma4_repro.parity import load
 from gemma4_repro.parity.oracle_run import OracleRun
+from gemma4_repro.parity.reach_recorder import REACHED_NAME, read_reached
 from gemma4_repro.parity.side import TIME_LIMITS_S, Side
 from gemma4_repro.parity.tracks import Oracle, Track, read_arm
 from gemma4_repro.parity.usage_recorder import USAGE_NAME, Usage, read_usage
@@ -35,7 +36,11 @@ class Listener(Protocol):
 
 @dataclass(frozen=True)
 class Options:
-    """scenario: a key of `load.SCENARIOS`. typed: what the user typed. time_limit_s: per side, None: its own."""
+    """scenario: a key of `load.SCENARIOS`. typed: what the user typed. time_limit_s: per side, None: its own.
+
+    compared: ids of the patches in which the sides differ, if that is the question. watched: target keys of which to
+    record whether a side came to them. prompt_logprobs: ask for those of prompts too.
+    """
 
     scenario: str
     typed: tuple[str, ...]
@@ -43,22 +48,29 @@ class Options:
     overwrite: bool = False
     keep_traces: bool = False
     time_limit_s: float | None = None
+    compared: tuple[str, ...] = ()
+    watched: tuple[str, ...] = ()
+    prompt_logprobs: bool = True
 
 
 @dataclass(frozen=True)
 class ArmRun:
-    """One side's engine run. tracks: one per prompt; empty if it did not come to its end."""
+    """One side's engine run. tracks: one per prompt; empty if it did not come to its end. reached: of those watched."""
 
     side: Side
     outcome: Outcome
     tracks: tuple[Track, ...]
     usage: Usage
     dumps: tuple[DumpEntry, ...]
+    reached: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class LiveRun:
-    """A finished comparison's runs, not judged yet. import_s: of SGLang, once for all, part of duration_s."""
+    """A finished comparison's runs, not judged yet. import_s: of SGLang, once for all, part of duration_s.
+
+    compared, prompt_logprobs: see Options.
+    """
 
     folder: Path
     sglang_version: str
@@ -66,6 +78,8 @@ class LiveRun:
     import_s: float
     oracle: Oracle
     arms: tuple[ArmRun, ...]
+    compared: tuple[str, ...] = ()
+    prompt_logprobs: bool = True
 
     def arm(self, side_id: str) -> ArmRun:
         return next(arm for arm in self.arms if arm.side.id == side_id)
@@ -110,7 +124,16 @@ def run_sides(
     if not options.keep_traces:
         remove_traces(folder, names)
         oracle_run.remove_files()
-    return LiveRun(folder, release, time.monotonic() - began, float(ready["import_s"]), oracle, tuple(arms))
+    return LiveRun(
+        folder=folder,
+        sglang_version=release,
+        duration_s=time.monotonic() - began,
+        import_s=float(ready["import_s"]),
+        oracle=oracle,
+        arms=tuple(arms),
+        compared=options.compared,
+        prompt_logprobs=options.prompt_logprobs,
+    )
 
 
 def _run_side(
@@ -132,6 +155,8 @@ def _run_side(
         prompts=prompts,
         new_tokens=load.new_tokens(),
         vocabulary_size=vocabulary_size,
+        prompt_logprobs=options.prompt_logprobs,
+        watched=list(options.watched),
     )
     (folder / REQUEST_NAME).write_text(request.model_dump_json(), encoding="utf-8")
     limit_s = options.time_limit_s or TIME_LIMITS_S[side.backend]
@@ -143,5 +168,11 @@ def _run_side(
         listener.waiting(phase.value if phase else None, time.monotonic() - began)
 
     outcome = collect(side.id, folder, supervisor.run(folder, limit_s, tick), limit_s)
-    tracks = read_arm(folder, prompts, outcome.result)
-    return ArmRun(side, outcome, tracks, read_usage(folder / USAGE_NAME), tuple(dumps_of(outcome)))
+    return ArmRun(
+        side=side,
+        outcome=outcome,
+        tracks=read_arm(folder, prompts, outcome.result),
+        usage=read_usage(folder / USAGE_NAME),
+        dumps=tuple(dumps_of(outcome)),
+        reached=read_reached(folder / REACHED_NAME),
+    )

@@ -43,9 +43,16 @@ class Side:
         """The fixes and optimisations that `patches` comes to."""
         return attached(self.patches, self.faults)
 
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """`attached`, and the faults."""
+        return (*self.attached, *self.faults)
+
     def environment(self) -> dict[str, str]:
         """The runtime's settings, all of them, so that nothing depends on the user's shell."""
         return {
+            # The load's prompts are shorter than those for which yoco is worth its while.
+            "GEMMA4_TRIAGE_YOCO_ROWS": "1",
             "GEMMA4_TRIAGE_PATCHES": self.patches,
             "GEMMA4_TRIAGE_FAULTS": ",".join(self.faults),
             "GEMMA4_TRIAGE_DEVICE_MODEL": self.device_model,

@@ -19,7 +19,8 @@ from gemma4_repro.parity.oracle_files import ARRAYS_NAME
 class Track:
     """One prompt and its greedy continuation, n tokens. Row p belongs to the query at position p, counted from 0.
 
-    tokens: [n], the prompt's first prompt_length. logprobs: float64 [n - 1, vocabulary], of what follows token p.
+    tokens: [n], the prompt's first prompt_length. logprobs: float64 [n - 1, vocabulary], of what follows token p; from
+    row asked_from on, and NaN before it.
     states: float32 [n - 1, layers, hidden], behind each decoder layer; NaN where nothing was recorded. modes: the
     forward mode in which row p was computed, such as EXTEND, DECODE or TARGET_VERIFY; empty where nobody knows.
     """
@@ -30,6 +31,7 @@ class Track:
     logprobs: np.ndarray
     states: np.ndarray
     modes: tuple[str, ...]
+    asked_from: int = 0
 
     def mode(self, position: int) -> str:
         """EXTEND, DECODE, TARGET_VERIFY; "" where it is not known."""
@@ -65,7 +67,10 @@ def read_arm(folder: Path, prompts: Sequence[Sequence[int]], result: ArmResult |
         prompt = prompts[answer.prompt]
         tokens = (*prompt, *answer.output_ids)
         states, modes = recorded.of(answer.prompt, tokens)
-        tracks.append(Track(answer.prompt, tokens, len(prompt), logprobs[answer.prompt], states, modes))
+        said = logprobs[answer.prompt]
+        unasked = len(tokens) - 1 - len(said)
+        rows = np.concatenate([np.full((unasked, said.shape[1]), np.nan), said])
+        tracks.append(Track(answer.prompt, tokens, len(prompt), rows, states, modes, unasked))
     return tuple(tracks)
 
 

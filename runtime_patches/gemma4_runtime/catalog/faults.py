@@ -139,4 +139,18 @@ FAULTS: tuple[Patch, ...] = (
             Hook("swa.alloc_decode", How.AROUND, f"{_AT}.alloc_on_one_pool:fail_swa_side"),
         ),
     ),
+    Patch(
+        id="yoco-stale-cache-loc",
+        kind=Kind.FAULT,
+        title="a prefill cut to last rows keeps the write locations of all: Triton reads another token's keys",
+        origin="SGLang 27183, the published YOCO fast prefill",
+        upstream="not merged up to 0.5.23",
+        attachments=(
+            Hook("gemma4.text_forward", How.AROUND, f"{_AT}.yoco_stale_cache_loc:around_text_forward"),
+            Hook("scheduler.internal_state", How.AFTER, f"{_AT}.yoco_stale_cache_loc:after_internal_state"),
+        ),
+        own_paths=("fused",),
+        last_rows_only=True,
+        instead_of=("yoco",),
+    ),
 )

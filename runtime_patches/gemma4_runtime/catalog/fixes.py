@@ -63,6 +63,7 @@ FIXES: tuple[Patch, ...] = (
         origin="Gemma4Attention passes sliding_window where kernels expect sliding_window - 1",
         upstream="fixed in 0.5.23",
         attachments=(Hook("gemma4.attention_init", How.AFTER, f"{_AT}.swa_window_width:narrow_window"),),
+        meant_to_change="past the window",
     ),
     Patch(
         id="triton-decode-window",
@@ -77,6 +78,7 @@ FIXES: tuple[Patch, ...] = (
             Hook("triton.decode_buffers", How.AROUND, f"{_AT}.triton_decode_window:around_decode_buffers"),
             Hook("triton.init_graph_state", How.AROUND, f"{_AT}.triton_decode_window:around_graph_state"),
         ),
+        meant_to_change="past the window",
     ),
     Patch(
         id="piecewise-ple",
@@ -107,5 +109,6 @@ FIXES: tuple[Patch, ...] = (
             Hook("gemma4.video_feature", How.AROUND, f"{_AT}.vision_hf_exact:around_video_feature"),
             Hook("gemma4.vision_attention", How.AROUND, f"{_AT}.vision_hf_exact:around_attention"),
         ),
+        meant_to_change="of images and videos",
     ),
 )

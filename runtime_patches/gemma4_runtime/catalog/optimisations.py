@@ -19,6 +19,7 @@ def _kernel(id: str, title: str, origin: str, upstream: str, *hooks: Hook) -> Pa
         upstream=upstream,
         default=True,
         attachments=(*hooks, _PATHS),
+        own_paths=("fused",),
     )
 
 
@@ -87,14 +88,21 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         "two launches in the release, three in layers without keys of their own",
         Hook("gemma4.attention_forward", How.AROUND, f"{_AT}.qk_norm_rope:around_attention_forward"),
     ),
-    _kernel(
-        "yoco",
-        "in a prefill, layers that share keys run on the last token of each request alone",
-        "feature F13: YOCO fast prefill of the pull requests, whose Triton path reads another token's keys",
-        "open up to 0.5.23",
-        Hook("gemma4.text_forward", How.AROUND, f"{_AT}.yoco_prefill:around_text_forward"),
-        Hook("forward_batch.init_new", How.AROUND, f"{_AT}.yoco_prefill:around_batch_init"),
-        Hook("piecewise.can_run", How.AROUND, f"{_AT}.yoco_prefill:around_can_run"),
+    Patch(
+        id="yoco",
+        kind=Kind.OPTIMISATION,
+        title="in a prefill, layers that share keys run on the last token of each request alone",
+        origin="feature F13: YOCO fast prefill of the pull requests, whose Triton path reads another token's keys",
+        upstream="open up to 0.5.23",
+        default=True,
+        attachments=(
+            Hook("gemma4.text_forward", How.AROUND, f"{_AT}.yoco_prefill:around_text_forward"),
+            Hook("forward_batch.init_new", How.AROUND, f"{_AT}.yoco_prefill:around_batch_init"),
+            Hook("piecewise.can_run", How.AROUND, f"{_AT}.yoco_prefill:around_can_run"),
+            _PATHS,
+        ),
+        own_paths=("fused", "skipped: a chunk that is not the last"),
+        last_rows_only=True,
     ),
     Patch(
         id="piecewise-multimodal",
@@ -107,6 +115,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             Hook("piecewise.can_run", How.AROUND, f"{_AT}.piecewise_multimodal:around_can_run"),
             _PATHS,
         ),
+        own_paths=("fused",),
     ),
     Patch(
         id="vision-batching",
@@ -124,6 +133,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             Hook("multimodal.chunked_embedding", How.AROUND, f"{_AT}.vision_requests:around_chunked_embedding"),
             _PATHS,
         ),
+        own_paths=("batched",),
     ),
     Patch(
         id="owner-only-kv",

@@ -50,6 +50,12 @@ def last_rows(forward_batch: Any) -> torch.Tensor:
     return torch.cumsum(forward_batch.extend_seq_lens, dim=0, dtype=torch.int64) - 1
 
 
+def as_decode(forward_batch: Any, rows: torch.Tensor, positions: torch.Tensor, window: int | None) -> tuple[Any, Any]:
+    """A plan for short_prefill: the rows as a decode step, and the attention backend's copy that planned it."""
+    batch = decode_batch(forward_batch, rows, positions)
+    return batch, cross_decoder_view(batch, window)
+
+
 def decode_batch(forward_batch: Any, rows: torch.Tensor, positions: torch.Tensor) -> Any:
     """A copy of the batch that decodes those rows; seq_lens count the prefix and the prompt already.
 
@@ -67,20 +73,26 @@ def decode_batch(forward_batch: Any, rows: torch.Tensor, positions: torch.Tensor
     return batch
 
 
-def cross_decoder_view(forward_batch: Any, batch: Any, window: int | None) -> Any:
-    """A planned copy of the attention backend in force, for `batch`, which decode_batch made of forward_batch.
+def cross_decoder_view(batch: Any, window: int | None) -> Any:
+    """A planned copy of the attention backend in force, for `batch`, which decode_batch made.
 
     window: the distance to the oldest key that sliding layers see, `RadixAttention.sliding_window_size`; None without.
     """
-    leaf = _leaf(get_attn_backend())
-    view = copy.copy(leaf)
-    if isinstance(view, TritonAttnBackend):
-        view.kv_indptr = torch.zeros_like(view.kv_indptr)
-        if view.window_kv_indptr is not None and window is not None:
-            view.window_kv_indptr = torch.zeros_like(view.window_kv_indptr)
-            # A decode's list is cut to so many keys; triton-decode-window adds one where it is in force.
-            view.sliding_window_size = window + 1 - switched_on("triton-decode-window")
+    view = backend_copy()
+    if isinstance(view, TritonAttnBackend) and view.window_kv_indptr is not None and window is not None:
+        # A decode's list is cut to so many keys; triton-decode-window adds one where it is in force.
+        view.sliding_window_size = window + 1 - switched_on("triton-decode-window")
     view.init_forward_metadata(batch)
+    return view
+
+
+def backend_copy() -> Any:
+    """A copy of the attention backend in force, with buffers of its own for what a plan writes in place."""
+    view = copy.copy(_leaf(get_attn_backend()))
+    if isinstance(view, TritonAttnBackend):
+        for name in ("kv_indptr", "qo_indptr", "window_kv_indptr"):
+            if (buffer := getattr(view, name, None)) is not None:
+                setattr(view, name, torch.zeros_like(buffer))
     return view
 
 

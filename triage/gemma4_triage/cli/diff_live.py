@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -132,17 +132,22 @@ def patches(
     """Quality gate: run the same prompts under two patch sets, and hold logprobs and greedy tokens against each other.
 
     IDS are those of GEMMA4_TRIAGE_PATCHES: none, default, default,+ID,-ID. A token that differs is let pass if the base
-    was of two minds: both tokens closer than the tolerance. Exits 0 if all is equal, 1 if something differs, crashes or
-    leaves more dumps, 2 for a name that is not known, 3 if no engine runs here, 5 if no base run came to its end.
+    was of two minds: both tokens closer than the tolerance. Which patches of the difference did their work is said; a
+    patch that serves no prompts' logprobs, as yoco, is compared by the answers' alone. Exits 0 if all is equal, 1 if
+    something differs, crashes or leaves more dumps, 2 for a name that is not known, 3 if no engine runs here, 5 if no
+    base run came to its end, or if all is equal and none of these patches did its work.
     """
     faults = tuple(fault or ())
     pairs: list[tuple[str, str]] = []
+    compared: list[str] = []
 
     def sides() -> list[Side]:
+        from gemma4_repro.parity.exercise import differing
         from gemma4_repro.parity.side import Side, attached, read_backends, read_mtp
 
         attached(base)
         attached(with_, faults)
+        compared.extend(differing(Side("base", "", False, base), Side("with", "", False, with_, faults)))
         made = []
         for backend in read_backends(backends):
             for on in read_mtp(mtp, scenario):
@@ -153,6 +158,7 @@ def patches(
         return made
 
     def judge(run: LiveRun, tolerances: Tolerances) -> Agreement:
+        from gemma4_repro.parity.exercise import exercises, nothing_exercised
         from gemma4_repro.parity.judge import against_base, against_transformers, exit_code
         from gemma4_triage.report.agreement_document import Agreement, Column
 
@@ -160,11 +166,13 @@ def patches(
         measured = against_transformers(run, tolerances)
         columns = tuple(Column(verdict.arm, verdict, gates.get(verdict.arm.side.id)) for verdict in measured)
         bases = [run.arm(base_id) for base_id, _ in pairs]
-        return Agreement(run, tolerances, columns, exit_code(tuple(gates.values()), bases))
+        found = exercises(run)
+        code = exit_code(tuple(gates.values()), bases, nothing_exercised(run, found))
+        return Agreement(run, tolerances, columns, code, found)
 
     _check_words(probes, device_model)
     _check_finite(tolerance)
-    options = _options(scenario, output, force, keep, time_limit)
+    options = _options(scenario, output, force, keep, time_limit, compared)
     raise typer.Exit(_compare("diff-patches", sides, judge, options, tolerance, as_json))
 
 
@@ -181,13 +189,31 @@ def _check_finite(tolerance: float | None) -> None:
 
 
 def _options(
-    scenario: str, output: Path | None, force: bool, keep: bool, time_limit: float | None
+    scenario: str,
+    output: Path | None,
+    force: bool,
+    keep: bool,
+    time_limit: float | None,
+    compared: Sequence[str] = (),
 ) -> Callable[[], Options]:
+    """compared: filled in by the time the options are made."""
+
     def make() -> Options:
+        from gemma4_repro.parity.exercise import watched
+        from gemma4_repro.parity.load import asks_for_prompts
         from gemma4_repro.parity.runner import Options
 
-        typed = ("gemma4-triage", *sys.argv[1:])
-        return Options(scenario, typed, output, force, keep, time_limit)
+        return Options(
+            scenario=scenario,
+            typed=("gemma4-triage", *sys.argv[1:]),
+            output=output,
+            overwrite=force,
+            keep_traces=keep,
+            time_limit_s=time_limit,
+            compared=tuple(compared),
+            watched=watched(compared),
+            prompt_logprobs=asks_for_prompts(scenario, compared),
+        )
 
     return make
 
@@ -227,6 +253,7 @@ def _report(kind: str, agreement: Agreement, as_json: bool) -> int:
     from gemma4_triage.cli.output import JSON_SCHEMA_VERSION
     from gemma4_triage.report.agreement_document import agreement_document
     from gemma4_triage.report.agreement_view import print_agreement
+    from gemma4_triage.report.agreement_words import nothing_checked
 
     document = agreement_document(agreement)
     path = agreement.run.folder / VERDICT_NAME
@@ -238,5 +265,5 @@ def _report(kind: str, agreement: Agreement, as_json: bool) -> int:
         print_agreement(stdout_console(), agreement)
     say(f"Wrote {path}")
     if agreement.exit_code == ExitCode.NOTHING_CHECKED:
-        say("error: no base run came to its end, so there was nothing to compare with")
+        say(f"error: {nothing_checked(agreement)}")
     return agreement.exit_code

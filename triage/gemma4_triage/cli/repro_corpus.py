@@ -12,14 +12,14 @@ NAME = "corpus"
 
 def list_cases(as_json: bool) -> None:
     """`repro corpus --list`."""
-    from gemma4_repro.detection.catalog import CLEAN, FAULTS
+    from gemma4_repro.detection.catalog import CLEAN, FAULTS, LOGIT_FAULTS
     from gemma4_triage.report.corpus_document import case_list
     from gemma4_triage.report.corpus_view import print_cases
 
     if as_json:
-        emit_json("corpus-list", case_list(FAULTS, CLEAN))
+        emit_json("corpus-list", case_list(FAULTS, CLEAN, LOGIT_FAULTS))
     else:
-        print_cases(stdout_console(), FAULTS, CLEAN)
+        print_cases(stdout_console(), FAULTS, CLEAN, LOGIT_FAULTS)
         say("gemma4-triage repro corpus runs all of them; --only ID[,ID] some")
 
 

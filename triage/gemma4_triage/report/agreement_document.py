@@ -8,9 +8,17 @@ from typing import Any
 
 from gemma4_repro.log_exceptions import last_lines
 from gemma4_repro.parity.compare_tracks import TOP_TOKENS, PromptComparison, Tolerances
+from gemma4_repro.parity.exercise import Exercise
 from gemma4_repro.parity.judge import TRANSFORMERS, Cause, SideVerdict
 from gemma4_repro.parity.runner import ArmRun, LiveRun
-from gemma4_triage.report.agreement_words import cause_sentence, crash_hint, fixes_named, phase, token_sentence
+from gemma4_triage.report.agreement_words import (
+    cause_sentence,
+    crash_hint,
+    fixes_named,
+    phase,
+    prompts_left_out,
+    token_sentence,
+)
 from gemma4_triage.report.repro_document import LOG_LINES, stand_ins
 
 
@@ -30,12 +38,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What both `diff backends` and `diff patches` end in."""
+    """What both `diff backends` and `diff patches` end in. exercises: of the patches in which sides differ."""
 
     run: LiveRun
     tolerances: Tolerances
     columns: tuple[Column, ...]
     exit_code: int
+    exercises: tuple[Exercise, ...] = ()
 
     @property
     def deciding(self) -> tuple[SideVerdict, ...]:
@@ -57,6 +66,18 @@ def agreement_document(agreement: Agreement) -> dict[str, Any]:
             "top_tokens": TOP_TOKENS,
         },
         "window": run.oracle.window,
+        "prompt_logprobs": run.prompt_logprobs,
+        "prompt_logprobs_why_not": None if run.prompt_logprobs else prompts_left_out(agreement.run),
+        "patches_compared": [
+            {
+                "id": one.patch,
+                "exercised": one.done,
+                "known_by": "its own count" if one.counted else "calls of what it hooks",
+                "sides": list(one.sides),
+                "why_not": list(one.reasons),
+            }
+            for one in agreement.exercises
+        ],
         "prompts": [
             {
                 "prompt": track.prompt,

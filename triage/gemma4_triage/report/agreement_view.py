@@ -18,9 +18,11 @@ from gemma4_triage.report.agreement_document import Agreement, Column
 from gemma4_triage.report.agreement_words import (
     cause_sentence,
     crash_hint,
+    exercise_sentences,
     fixes_named,
     layer_kind,
     phase,
+    prompts_left_out,
     token_sentence,
 )
 from gemma4_triage.report.sparkline import sparkline
@@ -34,6 +36,10 @@ def print_agreement(console: Console, agreement: Agreement) -> None:
     _table(console, agreement)
     for column in agreement.columns:
         _details(console, column)
+    for sentence in exercise_sentences(agreement.exercises):
+        _line(console, sentence)
+    if not agreement.run.prompt_logprobs:
+        _line(console, prompts_left_out(agreement.run))
     fixes = fixes_named(agreement.deciding)
     if fixes:
         words = ",".join(f"+{fix}" for fix in fixes)

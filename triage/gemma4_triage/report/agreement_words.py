@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from gemma4_repro.parity.compare_tracks import TokenDifference
+from gemma4_repro.parity.exercise import Exercise
 from gemma4_repro.parity.judge import TRANSFORMERS, Cause, SideVerdict
+from gemma4_repro.parity.load import hides_prompts
+from gemma4_repro.parity.runner import LiveRun
 from gemma4_repro.parity.window_evidence import SLIDING, KeysSeen, WindowCause
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind
+
+if TYPE_CHECKING:
+    from gemma4_triage.report.agreement_document import Agreement
 
 _PHASES = {"EXTEND": "prefill", "DECODE": "decode", "TARGET_VERIFY": "verify"}
 
@@ -59,6 +66,38 @@ def crash_hint(verdict: SideVerdict) -> str | None:
     if not off:
         return None
     return f"fixes of the default set that were off here: {', '.join(off)}"
+
+
+def exercise_sentences(exercises: Sequence[Exercise]) -> list[str]:
+    """Which of the patches in which the sides differ did their work, which change answers, why others did nothing."""
+    counted = [one.patch for one in exercises if one.done and one.counted]
+    called = [one.patch for one in exercises if one.done and not one.counted]
+    sentences = [f"Did their work, by their own count: {', '.join(counted)}."] if counted else []
+    if called:
+        sentences.append(f"Functions that they hook were called, which is all that is known: {', '.join(called)}.")
+    by_reason: dict[str, list[str]] = {}
+    for one in exercises:
+        if not one.done:
+            by_reason.setdefault("; ".join(one.reasons), []).append(one.patch)
+    meant = {patch.id: patch.meant_to_change for patch in CATALOG if patch.meant_to_change}
+    sentences += [f"Meant to change answers {meant[e.patch]}: {e.patch}." for e in exercises if e.patch in meant]
+    return sentences + [f"NOT exercised: {', '.join(patches)} ({why})." for why, patches in by_reason.items()]
+
+
+def prompts_left_out(run: LiveRun) -> str:
+    """Why only the answers' logprobs were compared."""
+    patches = ", ".join(hides_prompts(run.compared))
+    return (
+        f"Logprobs of prompts, but for their last token, were left out on every side: asked for them, {patches} would "
+        "step aside, and the sides differ in that."
+    )
+
+
+def nothing_checked(agreement: Agreement) -> str:
+    """Why the exit code is 5."""
+    if any(column.gate is None and column.arm.tracks for column in agreement.columns):
+        return "the patches in which the sides differ never did their work, so that they agree says nothing of them"
+    return "no base run came to its end, so there was nothing to compare with"
 
 
 def fixes_named(verdicts: Sequence[SideVerdict]) -> list[str]:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gemma4_dumps.reader import Dump
-from gemma4_repro.detection.case import Case, CleanCase, FaultCase
+from gemma4_repro.detection.case import Case, CleanCase, FaultCase, LogitFault
+from gemma4_repro.detection.catalog import LOGIT_FAULTS
 from gemma4_repro.detection.matrix import CleanRow, FaultRow, Matrix, Row
 from gemma4_repro.detection.runner import CorpusRun
 from gemma4_runtime.catalog import CATALOG
@@ -25,9 +26,15 @@ def repeat_command(case: Case) -> str:
     return f"gemma4-triage repro corpus --only {case.id}"
 
 
-def case_list(faults: Sequence[FaultCase], clean: Sequence[CleanCase]) -> dict[str, Any]:
+def case_list(
+    faults: Sequence[FaultCase], clean: Sequence[CleanCase], logit_faults: Sequence[LogitFault]
+) -> dict[str, Any]:
     """`repro corpus --list`."""
-    return {"faults": [_fault(case) for case in faults], "clean": [_case(case) for case in clean]}
+    return {
+        "faults": [_fault(case) for case in faults],
+        "clean": [_case(case) for case in clean],
+        "logit_faults": [_logit_fault(case) for case in logit_faults],
+    }
 
 
 def corpus_document(run: CorpusRun) -> dict[str, Any]:
@@ -43,6 +50,7 @@ def corpus_document(run: CorpusRun) -> dict[str, Any]:
         "probes": list(probe_columns(matrix)),
         "faults": [_fault(row.case) | _fault_row(row) for row in matrix.faults],
         "clean": [_case(row.case) | _clean_row(row) for row in matrix.clean],
+        "logit_faults": [_logit_fault(case) for case in LOGIT_FAULTS],
         "totals": matrix.totals,
         "exit_code": matrix.exit_code,
     }
@@ -70,6 +78,17 @@ def _fault(case: FaultCase) -> dict[str, Any]:
             }
             for finding in case.findings
         ],
+    }
+
+
+def _logit_fault(case: LogitFault) -> dict[str, Any]:
+    return {
+        "id": case.id,
+        "title": case.title,
+        "origin": {"reference": case.origin.reference, "reported": case.origin.reported},
+        "injected": case.injected,
+        "faults": list(case.inject),
+        "caught_by": case.command,
     }
 
 

@@ -7,7 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from gemma4_dumps.wording import number_of
-from gemma4_repro.detection.case import CleanCase, FaultCase
+from gemma4_repro.detection.case import CleanCase, FaultCase, LogitFault
+from gemma4_repro.detection.catalog import LOGIT_FAULTS
 from gemma4_repro.detection.matrix import Cause, CleanRow, FaultRow, Matrix
 from gemma4_repro.detection.runner import CorpusRun
 from gemma4_triage.cli.output import printable
@@ -16,7 +17,9 @@ from gemma4_triage.report.corpus_document import probe_columns, repeat_command
 _CAUSES = {Cause.RIGHT: "green", Cause.WRONG: "bold red", Cause.NONE: "bold red"}
 
 
-def print_cases(console: Console, faults: Sequence[FaultCase], clean: Sequence[CleanCase]) -> None:
+def print_cases(
+    console: Console, faults: Sequence[FaultCase], clean: Sequence[CleanCase], logit_faults: Sequence[LogitFault]
+) -> None:
     """`repro corpus --list`."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("case", "from", "what is wrong", "probes"):
@@ -25,7 +28,10 @@ def print_cases(console: Console, faults: Sequence[FaultCase], clean: Sequence[C
         table.add_row(case.id, case.origin.reference, case.title, ", ".join(case.probes))
     for case in clean:
         table.add_row(case.id, "", case.title, "none")
+    for case in logit_faults:
+        table.add_row(case.id, case.origin.reference, case.title, "none: diff patches")
     console.print(table)
+    _print_logit_faults(console, logit_faults)
 
 
 def print_matrix(console: Console, run: CorpusRun) -> None:
@@ -44,6 +50,12 @@ def print_matrix(console: Console, run: CorpusRun) -> None:
         f"{number_of(totals['clean_runs'], 'clean run')}: {number_of(totals['false_alarms'], 'false alarm')}; "
         f"{run.duration_s:.0f} s, SGLang {run.sglang_version}",
     )
+    _print_logit_faults(console, LOGIT_FAULTS)
+
+
+def _print_logit_faults(console: Console, faults: Sequence[LogitFault]) -> None:
+    for case in faults:
+        _line(console, f"No probe sees {case.id}: it changes logits. What catches it: {case.command}")
 
 
 def _table(matrix: Matrix, probes: tuple[str, ...]) -> Table:
