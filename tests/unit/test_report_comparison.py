@@ -135,6 +135,24 @@ def test_without_a_base_nothing_was_checked(edited):
     )
 
 
+def test_sides_that_agree_without_the_patches_work_checked_nothing(edited):
+    def change(verdict):
+        agree(verdict)
+        verdict["exit_code"] = 5
+        verdict["patches_compared"] = [{"id": "yoco", "exercised": False, "why_not": ["padded rows"]}]
+        verdict["prompt_logprobs_why_not"] = "Logprobs of prompts were left out."
+
+    report = edited(PATCHES_RUN, change)
+    assert (report.exit_code, report.verdict.status) == (5, "unchecked")
+    side = next(arm.id for arm in report.run.arms if arm.id.startswith("with"))
+    assert ("a patch of the difference does its work", "none did", "not checked") in checks(report, side)
+    assert report.run.causes[-2:] == (
+        "Patch yoco was not exercised: padded rows",
+        "Logprobs of prompts were left out.",
+    )
+    assert failures(report) == 0
+
+
 def test_numbers_that_json_has_none_for(edited):
     def change(verdict):
         for prompt in verdict["sides"][0]["against"][0]["prompts"]:

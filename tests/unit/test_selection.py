@@ -73,6 +73,14 @@ def test_default_patches_can_be_edited(monkeypatch):
     assert chosen(monkeypatch, GEMMA4_TRIAGE_PATCHES="swa-state-swap") == ["swa-state-swap"]
 
 
+def test_a_fault_leaves_out_the_patch_whose_place_it_takes(monkeypatch):
+    """Even one that is asked for by its own knob: side by side the patch would hide the fault."""
+    defaults = [patch.id for patch in CATALOG if patch.default]
+    asked = {"GEMMA4_TRIAGE_PATCHES": "default", "SGLANG_GEMMA4_YOCO": "1"}
+    ids = chosen(monkeypatch, GEMMA4_TRIAGE_FAULTS="yoco-stale-cache-loc", **asked)
+    assert ids == ["yoco-stale-cache-loc", *(name for name in defaults if name != "yoco")]
+
+
 def test_order_is_leaves_faults_fixes_probes(monkeypatch):
     ids = chosen(
         monkeypatch,

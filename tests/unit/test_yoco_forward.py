@@ -11,6 +11,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMo
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context, get_attn_backend
 from sglang.srt.models.gemma4_causal import Gemma4TextModel
 
+from gemma4_runtime.faults.yoco_stale_cache_loc import as_extend
 from gemma4_runtime.yoco.attention_view import as_decode
 from gemma4_runtime.yoco.short_prefill import forward
 
@@ -116,6 +117,21 @@ def test_rows_that_are_sampled_from_are_sglangs_and_the_others_are_zero(made, ba
     assert seen[0][-1] is backend
     assert seen[-1][-1] is not backend
     assert seen[-1][-1].forward_metadata.cache_seqlens_int32.tolist() == [15, 1, 7]
+
+
+def test_the_published_form_keeps_the_write_locations_of_all_tokens(made, backend):
+    """The fault: everything else is that of one row per request. This backend reads by page, and answers right."""
+    model, seen = made
+    positions, batch, embeds, raw = inputs()
+    wanted = SGLANGS(model, None, positions, batch, embeds.clone(), raw)
+    seen.clear()
+    given, view = as_extend(batch, torch.tensor(LAST), positions[LAST], None)
+    assert (given.forward_mode, given.out_cache_loc.shape) == (ForwardMode.EXTEND, (ROWS,))
+    assert (given.extend_seq_lens.tolist(), given.extend_seq_lens_cpu) == ([1, 1, 1], [1, 1, 1])
+    assert (given.extend_prefix_lens.tolist(), given.extend_prefix_lens_cpu) == ([14, 0, 6], [14, 0, 6])
+    assert (view.forward_metadata.cu_seqlens_q.tolist(), backend.forward_metadata) == ([0, 1, 2, 3], "the prefill's")
+    found = forward(model, None, positions, batch, embeds, raw, FIRST, as_extend, {})
+    torch.testing.assert_close(found[LAST], wanted[LAST])
 
 
 def test_nothing_is_left_changed(made, backend):

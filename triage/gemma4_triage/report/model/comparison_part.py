@@ -11,7 +11,8 @@ from gemma4_triage.report.model.pairs import pairs_of
 from gemma4_triage.report.model.records import Arm, Check, Run, Status
 from gemma4_triage.report.model.verdict_file import ComparisonFile, PromptEntry, SideEntry
 
-_STATUS: dict[int, Status] = {0: "ok", 5: "unchecked"}
+_NOTHING_CHECKED = 5
+_STATUS: dict[int, Status] = {0: "ok", _NOTHING_CHECKED: "unchecked"}
 _TRANSFORMERS = "transformers"
 
 
@@ -69,8 +70,10 @@ def _checks(side: SideEntry, dumps: dict[str, int], exit_code: int) -> Iterator[
     for prompt in against.prompts:
         expected = f"prompt {prompt.prompt} as {against.reference}"
         yield Check(expected=expected, observed=_observed(prompt), status="ok" if prompt.agrees else "failed")
+    if ended and against.prompts and exit_code == _NOTHING_CHECKED:
+        yield Check(expected="a patch of the difference does its work", observed="none did", status="not checked")
     if ended and not against.prompts:
-        status = "not checked" if exit_code == 5 else "failed"
+        status = "not checked" if exit_code == _NOTHING_CHECKED else "failed"
         yield Check(expected=f"as {against.reference}", observed="nothing to compare with", status=status)
     of_reference = dumps.get(against.reference, 0)
     yield Check(
@@ -96,6 +99,11 @@ def _causes(file: ComparisonFile) -> Iterator[str]:
             yield from (f"Side {side.id}: {cause.text}" for cause in side.against[-1].causes)
         if side.hint:
             yield f"Side {side.id}: {side.hint}"
+    for one in file.patches_compared:
+        if not one.exercised:
+            yield f"Patch {one.id} was not exercised: {'; '.join(one.why_not)}"
+    if file.prompt_logprobs_why_not:
+        yield file.prompt_logprobs_why_not
     if file.fixes:
         patches = ",".join(f"+{fix}" for fix in file.fixes)
         yield f"Fixes that this asks for: {', '.join(file.fixes)}; as a patch set: default,{patches}"

@@ -146,11 +146,19 @@ class SideEntry(_Part):
     against: list[AgainstEntry] = Field(min_length=1)
 
 
+class ComparedPatch(_Part):
+    id: str
+    exercised: bool
+    why_not: list[str] = []
+
+
 class ComparisonFile(_RunFile):
     """Of `diff backends` and `diff patches`."""
 
     kind: Literal["diff-backends", "diff-patches"]
     sides: list[SideEntry] = Field(min_length=1)
+    patches_compared: list[ComparedPatch] = []
+    prompt_logprobs_why_not: str | None = None
     fixes: list[str] = []
 
     @property
