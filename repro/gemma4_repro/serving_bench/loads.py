@@ -106,15 +106,15 @@ LOADS = {
             "more context than the KV pools hold, in pools of the same bytes: owner-only KV pools",
             ("e2b", "e4b"),
             (_NONE, _arm("owner-only-kv", "owner-only KV pools alone", "owner-only-kv", smoke=True), _DEFAULT),
-            (Shape("32 x 8000/512", 32, 8000, 512),),
-            pool_tokens=65536,
+            (Shape("16 x 8000/256", 16, 8000, 256),),
+            pool_tokens=49152,
             aims=(
                 Aim(
                     "more-from-the-same-bytes",
                     "the load is served faster from pools of the same bytes",
                     "owner-only-kv",
                     SPEEDUP,
-                    ("32 x 8000/512",),
+                    ("16 x 8000/256",),
                     {},
                 ),
             ),
@@ -151,9 +151,10 @@ LOADS = {
                 _DEFAULT,
                 _arm("default-graphs", "all defaults, and piecewise-multimodal", "default", _GRAPHS),
             ),
-            tuple(Shape(f"1 x {tokens}/2", 1, tokens, 2) for tokens in (128, 512, 1024, 2048)),
+            tuple(Shape(f"1 x {tokens}/2", 1, tokens, 2) for tokens in (128, 512, 1024, 2048, 4000)),
             pool_tokens=65536,
-            # Sizes to capture; SGLang's own list has 58 up to 8192, each of which is compiled and captured.
+            # Sizes to capture, a part of SGLang's own list, of which each is compiled and captured; the longest prompt
+            # is above all of them.
             arguments={"piecewise_cuda_graph_tokens": [128, 512, 1024, 2048]},
             aims=(Aim("first-token", "the first token comes earlier", "graphs", TTFT, ("1 x 128/2", "1 x 512/2"), {}),),
         ),
