@@ -15,7 +15,7 @@ HOST_TOLERANCE = 0.001
 def difference(found: list[list[float]], wanted: list[list[float]]) -> float | None:
     """Root mean square difference over the standard deviation of `wanted`; None where they cannot be compared."""
     mine, other = numpy.array(found, dtype=float), numpy.array(wanted, dtype=float)
-    if mine.shape != other.shape or not (numpy.isfinite(mine).all() and numpy.isfinite(other).all()):
+    if not mine.size or mine.shape != other.shape or not (numpy.isfinite(mine).all() and numpy.isfinite(other).all()):
         return None
     spread = other.std()
     return float(numpy.sqrt(numpy.mean((mine - other) ** 2)) / spread) if spread > 0 else None

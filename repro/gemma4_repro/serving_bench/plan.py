@@ -13,7 +13,7 @@ from gemma4_repro.errors import UnknownName
 from gemma4_repro.serving_bench.loads import HOST_MODEL, LOADS, Load, Shape
 from gemma4_repro.step_bench.model_sizes import SIZES
 
-OWNERS_ONLY = ("owner-only-kv", "default", "without-yoco")
+OWNERS_ONLY = ("owner-only-kv", "without-yoco", "default", "default-graphs")
 """Arms whose pools leave out KV-shared layers."""
 PAGE = 64
 _SPARE_TOKENS = 256

@@ -23,8 +23,9 @@ def build_rows(plan: ServingPlan, measured: Measured, device: str) -> list[dict[
     """One per model, shape and arm that answered.
 
     wall_s: of a burst, first request to last token. ttft_ms: the median request's of each burst. tokens_per_s: of all
-    prompts and answers over the burst's time; pictures_per_s likewise, None without pictures. speedup and ttft_speedup: the reference's over the arm's in the same
-    round, the median over rounds with a 95% bootstrap interval; above 1 the arm is faster. difference: of the answers.
+    prompts and answers over the burst's time; pictures_per_s likewise, None without pictures. speedup, ttft_speedup:
+    the reference's over the arm's in the same round, the median over rounds with a 95% bootstrap interval; above 1 the
+    arm is faster. difference: of the answers.
     """
     answers = {(one["model"], one["shape"], one["arm"]): one for one in measured.answers}
     rows = []

@@ -1,0 +1,223 @@
+"""`bench serving`: its plans, rows and aims from made-up bursts, and the command's refusals."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemma4_repro.errors import UnknownName
+from gemma4_repro.serving_bench.agree import answer_record, difference, tolerance
+from gemma4_repro.serving_bench.client import Burst
+from gemma4_repro.serving_bench.loads import LOADS
+from gemma4_repro.serving_bench.measure import Measured
+from gemma4_repro.serving_bench.plan import OWNERS_ONLY, make_plan, schedule, server_arguments
+from gemma4_repro.serving_bench.rows import build_rows, judge_targets
+from gemma4_repro.step_bench.plan import MARGIN, MOST_RELATIVE
+from gemma4_runtime.catalog import CATALOG
+from gemma4_runtime.selection import select
+from gemma4_runtime.settings import read_settings
+from gemma4_triage.cli import bench_serving
+from gemma4_triage.report.serving_bench_document import serving_bench_document
+
+INSTALLATION = {"gpu": {"name": "NVIDIA H200"}, "versions": {"sglang": "0.5.13.post1"}}
+PROJECT = {"version": "1", "commit": "abc", "commit_from": "git"}
+
+
+def plan_of(load, models=(), rounds=5, host=False):
+    return make_plan(load, tuple(models), rounds, host, 60)
+
+
+def measured_of(plan, times, kvcache=1.5, right=True):
+    """times: seconds of an arm's bursts; 1 for those that are not named. First tokens at half of them."""
+    found = Measured()
+    for model in plan.models:
+        for arm in plan.arms:
+            seconds = times.get(arm.id, 1.0)
+            for shape in plan.shapes:
+                wall = [(number, seconds * (1 + number / 100)) for number in range(1, plan.rounds + 1)]
+                found.bursts += [Burst(model, shape.id, arm.id, n, s, (s / 2,), 1000) for n, s in wall]
+                found.answers.append(answer_record(model, shape.id, arm.id, 0.01 if right else 0.9, 0.05))
+        memory = {arm.id: {"kvcache": 1.5, "token_capacity": 100} for arm in plan.arms}
+        memory["owner-only-kv"] = {"kvcache": kvcache, "token_capacity": 233}
+        found.servers[model] = {arm: {"memory_usage": usage} for arm, usage in memory.items()}
+    return found
+
+
+class TestPlan:
+    @pytest.mark.parametrize("load", LOADS.values(), ids=lambda load: load.id)
+    def test_patch_sets_are_ones_that_can_be_selected(self, load, monkeypatch):
+        for arm in load.arms:
+            for name, value in arm.environment.items():
+                monkeypatch.setenv(name, value)
+            chosen = {patch.id for patch in select(read_settings())}
+            for name in arm.environment:
+                monkeypatch.delenv(name)
+            assert (arm.id == "none") is not bool(chosen)
+            assert ("owner-only-kv" in chosen) is (arm.id in OWNERS_ONLY)
+            if arm.id in {patch.id for patch in CATALOG}:
+                assert chosen == {arm.id}
+
+    @pytest.mark.parametrize("load", LOADS.values(), ids=lambda load: load.id)
+    def test_aims_are_of_arms_and_shapes_that_there_are(self, load):
+        assert load.arms[0].id == "none"
+        for aim in load.aims:
+            assert aim.arm in [arm.id for arm in load.arms]
+            assert set(aim.shapes) <= {shape.id for shape in load.shapes}
+
+    def test_pools_that_leave_layers_out_hold_more_tokens_in_the_same_bytes(self):
+        plan = plan_of("long-context")
+        tokens = {
+            model: {arm.id: arm.arguments["max_total_tokens"] for arm in plan.arms_of(model)} for model in plan.models
+        }
+        assert tokens["e2b"] == {"none": 49152, "owner-only-kv": 49152 * 35 // 15 // 64 * 64, "default": 114688}
+        assert tokens["e4b"]["default"] == 49152 * 42 // 24
+        assert not any(arm.arguments for arm in plan_of("prefill").arms_of("e2b"))
+
+    def test_each_server_meets_each_shape_once_a_round_in_another_order(self):
+        plan = plan_of("prefill")
+        names = tuple(arm.id for arm in plan.arms)
+        orders = [list(schedule(plan, names, number)) for number in range(4)]
+        assert all(set(order) == {(shape, name) for shape in plan.shapes for name in names} for order in orders)
+        assert len({tuple((shape.id, name) for shape, name in order) for order in orders}) == 4
+
+    def test_requests_fit(self, tmp_path):
+        for load in LOADS:
+            plan = plan_of(load)
+            arguments = server_arguments(plan, tmp_path)
+            for shape in plan.shapes:
+                longest = shape.prompt_tokens + 300 * shape.pictures + shape.new_tokens
+                assert longest < min(arguments["context_length"], plan.load.pool_tokens)
+                assert shape.requests <= arguments["max_running_requests"]
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (("nothing", (), 5, False, 60), "there is no load 'nothing'"),
+            (("pictures", ("e4b",), 5, False, 60), "has no model 'e4b'"),
+            (("pictures", (), 5, True, 60), "the host engine cannot serve the load 'pictures'"),
+        ],
+    )
+    def test_refusals(self, words, said):
+        with pytest.raises(UnknownName, match=said):
+            make_plan(*words)
+
+
+class TestAnswers:
+    def test_a_difference_is_in_spreads_of_the_reference(self):
+        assert difference([[1.0, 3.0]], [[0.0, 2.0]]) == pytest.approx(1.0)
+        assert difference([[0.0, 2.0]], [[0.0, 2.0]]) == 0
+
+    @pytest.mark.parametrize(
+        ("found", "wanted"),
+        [([[float("nan"), 1.0]], [[0.0, 1.0]]), ([[1.0, 1.0]], [[2.0, 2.0]]), ([[1.0]], [[1.0, 2.0]]), ([], [])],
+    )
+    def test_what_cannot_be_compared_is_wrong(self, found, wanted):
+        assert difference(found, wanted) is None
+        assert not answer_record("e2b", "x", "yoco", None, 0.1)["right"]
+        assert not answer_record("e2b", "x", "yoco", 0.1, None)["right"]
+
+    @given(st.floats(0, 1e6))
+    def test_a_tolerance_is_never_above_what_means_nothing(self, moved):
+        assert tolerance(moved) == min(MARGIN * moved, MOST_RELATIVE)
+
+
+class TestRows:
+    def test_ratios_pair_rounds(self):
+        plan = plan_of("prefill", ["e2b"])
+        rows = {(row["shape"], row["arm"]): row for row in build_rows(plan, measured_of(plan, {"yoco": 0.5}), "GPU")}
+        assert len(rows) == 12
+        row = rows["16 x 7000/10", "yoco"]
+        assert row["speedup"] == {"median": 2, "low": 2, "high": 2, "rounds": 5}
+        assert row["ttft_speedup"]["median"] == 2
+        assert row["ttft_ms"]["median"] == pytest.approx(257.5)
+        assert row["tokens_per_s"] == pytest.approx(1000 / 0.515, abs=0.1)
+        assert row["pictures_per_s"] is None
+        assert rows["16 x 7000/10", "none"]["speedup"]["median"] == 1
+
+    def test_pictures_are_counted(self):
+        plan = plan_of("pictures")
+        rows = build_rows(plan, measured_of(plan, {"vision-batching": 0.5}), "GPU")
+        assert rows[-2]["pictures_per_s"] == pytest.approx(48 / 0.515, abs=0.01)
+
+    @pytest.mark.parametrize(("seconds", "status"), [(0.6, "met"), (0.7, "missed")])
+    def test_an_aim_is_judged_by_the_lower_end(self, seconds, status):
+        plan = plan_of("prefill", ["e2b"])
+        measured = measured_of(plan, {"yoco": seconds})
+        published, first = judge_targets(plan, build_rows(plan, measured, "GPU"), measured.servers)
+        assert (published["target"], published["status"]) == ("beats-published", status)
+        assert first["status"] == "met"
+
+    def test_an_arm_that_is_lost_is_not_measured(self):
+        plan = plan_of("prefill")
+        measured = measured_of(plan, {"yoco": 0.5})
+        measured.bursts = [burst for burst in measured.bursts if (burst.model, burst.arm) != ("e4b", "yoco")]
+        targets = judge_targets(plan, build_rows(plan, measured, "GPU"), measured.servers)
+        assert {target["status"] for target in targets} == {"not measured"}
+
+    @pytest.mark.parametrize(("kvcache", "status"), [(1.5, "met"), (1.49, "met"), (1.52, "missed")])
+    def test_pools_of_more_bytes_prove_nothing(self, kvcache, status):
+        plan = plan_of("long-context", ["e2b"])
+        measured = measured_of(plan, {"owner-only-kv": 0.5}, kvcache)
+        targets = judge_targets(plan, build_rows(plan, measured, "GPU"), measured.servers)
+        assert {target["target"]: target["status"] for target in targets} == {
+            "more-from-the-same-bytes": "met",
+            "same-bytes": status,
+        }
+
+
+class TestCommand:
+    @pytest.fixture
+    def measured(self, monkeypatch, tmp_path):
+        def make(times, right=True):
+            def report(plan, folder):
+                found = measured_of(plan, times, right=right)
+                return serving_bench_document(plan, found, INSTALLATION, PROJECT, tmp_path), False
+
+            monkeypatch.setattr(bench_serving, "need_cuda", lambda *words: None)
+            monkeypatch.setattr(bench_serving, "_measure", report)
+
+        return make
+
+    def test_a_load_that_shows_what_it_is_to_show(self, cli, measured, tmp_path):
+        measured({"yoco": 0.5})
+        code, out, _ = cli("bench", "serving", "prefill", "--model", "e2b", "--out", tmp_path / "rows.json")
+        assert code == 0
+        assert "beats-published: met" in out
+        assert "x2.000" in out
+        document = json.loads((tmp_path / "rows.json").read_text())
+        assert (document["kind"], document["load"], document["measurement"]) == ("bench-serving", "prefill", True)
+        assert document["models"]["e2b"]["num_kv_shared_layers"] == 20
+        assert document["arms"]["yoco"]["environment"] == {"GEMMA4_TRIAGE_PATCHES": "yoco"}
+
+    def test_an_aim_that_is_missed(self, cli, measured):
+        measured({"yoco": 0.9})
+        code, out, _ = cli("bench", "serving", "prefill")
+        assert code == 1
+        assert "beats-published: missed" in out
+
+    def test_a_wrong_answer(self, cli, measured):
+        measured({"yoco": 0.5}, right=False)
+        code, out, _ = cli("bench", "serving", "prefill", "--model", "e4b")
+        assert code == 1
+        assert "wrong answers: e4b, 16 x 7000/10, yoco: they differ by 0.9000, tolerance 0.0500" in out
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (["nothing"], "there is no load 'nothing'"),
+            (["prefill", "--model", "31b"], "the load 'prefill' has no model '31b'"),
+            (["graphs", "--host-engine"], "the host engine cannot serve the load 'graphs'"),
+            (["prefill", "--rounds", "2"], "greater than or equal to 3"),
+        ],
+    )
+    def test_usage(self, cli, words, said):
+        code, out, err = cli("bench", "serving", *words)
+        assert (code, out) == (2, "")
+        assert said in err
+
+    def test_without_cuda(self, cli, monkeypatch):
+        monkeypatch.setattr("gemma4_triage.inspection.cuda_presence.cuda_is_present", lambda: False)
+        code, _, err = cli("bench", "serving", "prefill")
+        assert code == 3
+        assert "--host-engine" in err
