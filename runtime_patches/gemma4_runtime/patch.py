@@ -66,6 +66,22 @@ Attachment = Hook | Edit | Bind
 
 
 @dataclass(frozen=True)
+class About:
+    """What an engineer asks of a patch before switching it on; `gemma4-triage patches explain` prints it.
+
+    `why`: the defect or the cost that it is about. `eligibility`: where it acts. `fallback`: what happens elsewhere.
+    `proof`: what shows that it works, as paths from the repository's root, with `::name` for one test or one word of a
+    file. `switches`: variables of its own, beside those that every patch of its kind has.
+    """
+
+    why: str
+    eligibility: str
+    fallback: str
+    proof: tuple[str, ...]
+    switches: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Patch:
     """Anything the plugin can attach.
 
@@ -79,6 +95,7 @@ class Patch:
     `meant_to_change`: which of the release's right-looking answers it changes, because they are wrong; empty: none.
     `instead_of`: ids of patches whose place it takes, so that they are left out where it is chosen.
     `synchronises`: the probe waits for the device in every step, so `contain` has it only by name.
+    `about`: every fix, optimisation and probe has it.
     """
 
     id: str
@@ -96,6 +113,7 @@ class Patch:
     last_rows_only: bool = False
     meant_to_change: str = ""
     instead_of: tuple[str, ...] = ()
+    about: About | None = None
 
     @property
     def finds(self) -> bool:

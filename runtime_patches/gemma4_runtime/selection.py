@@ -9,10 +9,10 @@ from gemma4_runtime.errors import SettingsError
 from gemma4_runtime.patch import ATTACH_ORDER, Kind, Patch
 from gemma4_runtime.settings import VISION_BUDGET, HostEngine, Leak, Mode, Settings
 
-YOCO, FORCE_EAGLE, PIECEWISE = "yoco", "force-eagle", "piecewise-multimodal"
-_RIGHT_IN_GRAPHS = "piecewise-ple"
+YOCO, FORCE_EAGLE, PIECEWISE, CLAMP = "yoco", "force-eagle", "piecewise-multimodal", "clamp"
+RIGHT_IN_GRAPHS = "piecewise-ple"
 _SELECTABLE = (Kind.FIX, Kind.OPTIMISATION)
-_BUDGETED = "vision-batching"
+_BUDGETED, _PAGES = "vision-batching", "page-table"
 
 
 def select(settings: Settings, catalog: Iterable[Patch] = CATALOG) -> tuple[Patch, ...]:
@@ -20,7 +20,7 @@ def select(settings: Settings, catalog: Iterable[Patch] = CATALOG) -> tuple[Patc
 
     Raises:
         SettingsError: a name that the catalog does not have for that variable; the message lists those it has. Or a
-            setting of a patch that is not chosen.
+            setting of a patch that is not chosen, or `clamp` beside a probe that stops what it lets go on.
     """
     catalog = tuple(catalog)
     chosen: set[str] = set()
@@ -37,7 +37,7 @@ def select(settings: Settings, catalog: Iterable[Patch] = CATALOG) -> tuple[Patc
         chosen.add(PIECEWISE)
     if PIECEWISE in chosen:
         # Without it these graphs give E2B and E4B wrong answers.
-        chosen.add(_RIGHT_IN_GRAPHS)
+        chosen.add(RIGHT_IN_GRAPHS)
     if settings.mode is not Mode.OFF:
         probes = {name: patch for name, patch in _of_kind(catalog, Kind.PROBE).items() if patch.asked_by == "mode"}
         unnamed = {name for name, patch in probes.items() if not _costs_too_much(patch, settings.mode)}
@@ -51,6 +51,13 @@ def select(settings: Settings, catalog: Iterable[Patch] = CATALOG) -> tuple[Patc
         raise SettingsError(
             f"{VISION_BUDGET}='{settings.vision_budget_mb}' is for {_BUDGETED}, which is not on; "
             f"have GEMMA4_TRIAGE_PATCHES choose it, or unset {VISION_BUDGET}"
+        )
+    if {CLAMP, _PAGES} <= chosen and settings.mode is not Mode.LOG:
+        word = "1" if settings.mode is Mode.ON else settings.mode.value
+        raise SettingsError(
+            f"SGLANG_TRTLLM_MHA_DEBUG='{word}' stops or ends requests whose pages are bad, and the patch {CLAMP} has "
+            f"them go on; leave {CLAMP} out of GEMMA4_TRIAGE_PATCHES, or set SGLANG_TRTLLM_MHA_DEBUG=log, which dumps "
+            f"what {CLAMP} replaces, or have GEMMA4_TRIAGE_PROBES leave {_PAGES} out"
         )
     return tuple(sorted((p for p in catalog if p.id in chosen), key=lambda p: ATTACH_ORDER.index(p.kind)))
 

@@ -21,7 +21,7 @@ from gemma4_runtime.errors import HostEngineRefused, RuntimePatchError
 from gemma4_runtime.guard import Guard
 from gemma4_runtime.manifest import build_manifest, write_manifest
 from gemma4_runtime.patch import Kind, Patch
-from gemma4_runtime.selection import select
+from gemma4_runtime.selection import CLAMP, select
 from gemma4_runtime.settings import ALLOW_MISSING, VARIABLES, HostEngine, Settings
 
 logger = logging.getLogger(__name__)
@@ -180,6 +180,12 @@ class Session:
             )
         for missing, reason in self.attachment.missing.items():
             _say(f"PROBE NOT ATTACHED: {missing}: {reason}. {ALLOW_MISSING}=1 lets the server start.", loud=True)
+        if CLAMP in self.in_force_ids:
+            _say(
+                "CLAMP: pages out of range are read from the null page and their requests GO ON; replies that may be "
+                "wrong have gemma4_degraded in their meta_info, /server_info counts them",
+                loud=True,
+            )
         for kind in (Kind.FIX, Kind.OPTIMISATION, Kind.PROBE):
             if patches := [patch for patch in by_kind.get(kind, []) if patch.id not in self.attachment.missing]:
                 if kind is Kind.PROBE:

@@ -18,7 +18,8 @@ from gemma4_runtime.errors import SettingsError
 class Mode(StrEnum):
     """What a probe does with a violation.
 
-    `on`, written as 1, is `trap` where a CUDA graph does not run and `contain` where one does.
+    `on`, written as 1, is `trap` where a CUDA graph does not run and `contain` where one does. `clamp` is asked for by
+    the patch of that name and no word of the variable; see `indices/act.py`.
     """
 
     OFF = "off"
@@ -26,6 +27,12 @@ class Mode(StrEnum):
     CONTAIN = "contain"
     TRAP = "trap"
     ON = "on"
+    CLAMP = "clamp"
+
+    @property
+    def neutralises(self) -> bool:
+        """Whether bad entries are replaced before a kernel follows them."""
+        return self in (Mode.CONTAIN, Mode.CLAMP)
 
     def at(self, in_graph: bool) -> Mode:
         """The mode at one site: `on` is resolved, the others are what they are."""

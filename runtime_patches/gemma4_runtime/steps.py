@@ -7,7 +7,8 @@ read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any
@@ -184,6 +185,27 @@ def fail_requests(rows: tuple[int, ...], reason: str, dump: str | None, and_next
         )
         request.skip_radix_cache_insert = True
         request.to_finish = abort
+
+
+@dataclass(frozen=True)
+class Concerned:
+    """by_row: requests that go on, with the row that each was in. chunked: those in the middle of a prefill."""
+
+    step: int | None
+    by_row: tuple[tuple[int, Any], ...]
+    chunked: tuple[Any, ...]
+
+
+def concerned(rows: Iterable[int], and_next: bool = False) -> Concerned:
+    """The requests of these rows in the step whose results are being read; and_next: as for `fail_requests`."""
+    step = _reading or running
+    if step is None:
+        return Concerned(None, (), ())
+    each = [step, _latest] if and_next and _latest is not None and _latest is not step else [step]
+    found = [(row, request) for one in each for row in rows for request in one.requests_of((row,))]
+    # The same request in both steps, and in the same row, is one.
+    once = {(row, id(request)): (row, request) for row, request in found if not request.finished()}
+    return Concerned(step.number, tuple(once.values()), tuple(one.chunked for one in each if one.chunked is not None))
 
 
 def _settle_after_a_crash(*crashed: Step | None) -> None:

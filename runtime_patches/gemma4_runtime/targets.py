@@ -99,6 +99,12 @@ TARGETS: dict[str, dict[str, str]] = {
         "scheduler.run_batch": f"{_SCHEDULER}.run_batch",
         "scheduler.internal_state": f"{_SCHEDULER}.get_internal_state",
         "scheduler.process_result": f"{_SCHEDULER}.process_batch_result",
+        "stream.payload": (
+            f"{_SRT}.managers.scheduler_components.output_streamer._GenerationStreamAccumulator.to_payload"
+        ),
+        "tokenizer.batch_output": f"{_SRT}.managers.tokenizer_manager.TokenizerManager._handle_batch_output",
+        "tokenizer.wait_one": f"{_SRT}.managers.tokenizer_manager.TokenizerManager._wait_one_response",
+        "req.reset_for_retract": f"{_SRT}.managers.schedule_batch.Req.reset_for_retract",
         "req.update_finish_state": f"{_SRT}.managers.schedule_batch.Req.update_finish_state",
         "runner.eager_view": f"{_RUNNER}._eager_fb_view",
         "batch.merge": f"{_SRT}.managers.schedule_batch.ScheduleBatch.merge_batch",

@@ -124,6 +124,13 @@ def test_reports_are_written_there(base_install, tmp_path):
     assert "draft-swa-state-stale" in (tmp_path / "r.html").read_text()
 
 
+def test_patches_are_explained_there(base_install):
+    done = run(base_install / "gemma4-triage", "patches", "explain", "yoco", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["patch"]["installed_sglang"] is None
+    assert run(base_install / "gemma4-triage", "patches").returncode == 0
+
+
 def test_pools_are_planned_there(base_install):
     config = REPOSITORY / "tests" / "data" / "configs" / "26b-a4b.json"
     words = ("--kv-mem", "109.47806GB", "--workload", "80x8000+1000", "--apply")

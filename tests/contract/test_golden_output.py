@@ -27,6 +27,8 @@ VERBS = [
     "repro",
     "serve",
     "patches",
+    "patches list",
+    "patches explain",
     "doctor",
     "audit",
     "diagnose",
@@ -53,10 +55,15 @@ VERBS = [
 ]
 
 
-def run(*words: str) -> subprocess.CompletedProcess:
+def run(*words: str, **variables: str) -> subprocess.CompletedProcess:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("GEMMA4_", "SGLANG_"))}
     return subprocess.run(
-        [COMMAND, *words], capture_output=True, text=True, cwd=ROOT, env=clean | {"COLUMNS": "100"}, check=False
+        [COMMAND, *words],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=clean | variables | {"COLUMNS": "100"},
+        check=False,
     )
 
 
@@ -160,3 +167,16 @@ def test_diff():
     done = run("diff", *(f"dumps/samples/{name}" for name in REPLAYED))
     assert (done.returncode, done.stderr) == (1, "")
     compare("diff_samples.txt", done.stdout)
+
+
+def test_patches_of_a_kind():
+    done = run("patches", "list", "--kind", "probe")
+    assert done.returncode == 0
+    compare("patches_list_probes.txt", done.stdout)
+
+
+def test_a_patch_explained(tmp_path):
+    # An empty store: what the last process here made of it is no part of the words.
+    done = run("patches", "explain", "swa-state-swap", SGLANG_TRTLLM_MHA_DEBUG_DIR=str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    compare("patches_explain_swa-state-swap.txt", done.stdout)

@@ -93,7 +93,7 @@ def slow(build: Build) -> tuple[Findings | None, list]:
                 rows.add(row)
                 if worst is None or needed > worst.needed:
                     worst = Overflow(index, row, needed, len(array.values) if flat else array.columns)
-            first = None
+            first, in_row = None, 0
             for column, place in enumerate(places):
                 value = array.values[place[0]] if flat else array.values[place[0]][place[1]]
                 null_entries = 1 if isinstance(array, Table) else build.page_size
@@ -101,13 +101,14 @@ def slow(build: Build) -> tuple[Findings | None, list]:
                 if lower <= value < array.bound:
                     continue
                 count += 1
+                in_row += 1
                 first = first or Offence(index, row, column, value, array.bound, lower)
                 if build.contain and flat:
                     contained[place[0]] = 0
                 elif build.contain:
                     contained[place[0]][place[1]] = 0
             if first:
-                offences.append(first)
+                offences.append(first._replace(row_count=in_row))
                 rows.add(row)
         counts.append(count)
         overflows += [worst] if worst else []

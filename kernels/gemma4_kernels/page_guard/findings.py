@@ -14,7 +14,7 @@ class Offence(NamedTuple):
     """The first offence of one row of one array: entry `column` of the row held `value`, not in lower..bound - 1.
 
     In ragged slots `column` counts from the row's first slot. lower: 0 where the null page was legal, else 1 in a table
-    and page_size in slots.
+    and page_size in slots. row_count: offences of this row of this array, this one included.
     """
 
     array: int
@@ -23,6 +23,7 @@ class Offence(NamedTuple):
     value: int
     bound: int
     lower: int
+    row_count: int = 1
 
 
 class Overflow(NamedTuple):
@@ -95,9 +96,10 @@ def _offences(lanes: torch.Tensor, bounds: Sequence[int]) -> tuple[Offence, ...]
     if bool((counts < 0).any()):
         raise ValueError(f"{int(counts.min())} offences in a row: not a page_guard result")
     firsts: dict[tuple[int, int], Offence] = {}
+    in_rows = counts.sum(dim=2).tolist()
     for array, row, split in counts.nonzero().tolist():
         _, column, value, lower, _ = lanes[array, row, split].tolist()
-        offence = Offence(array, row, column, value, bounds[array], lower)
+        offence = Offence(array, row, column, value, bounds[array], lower, in_rows[array][row])
         if column < 0 or lower < 0 or lower <= value < offence.bound:
             raise ValueError(f"{offence} is none: not a page_guard result")
         other = firsts.get((array, row))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from gemma4_runtime.catalog.origins import SEED
-from gemma4_runtime.patch import Hook, How, Kind, Patch
+from gemma4_runtime.catalog.origins import NO_UPSTREAM, SEED
+from gemma4_runtime.catalog.shared_hooks import PAGE_HOOKS
+from gemma4_runtime.patch import About, Hook, How, Kind, Patch
 
 _AT = "gemma4_runtime.fixes"
 
@@ -15,6 +16,23 @@ FIXES: tuple[Patch, ...] = (
         origin=SEED,
         upstream="SWA state resolved from the allocator in 0.5.13; the hybrid crash is open up to 0.5.23",
         default=True,
+        about=About(
+            why="SGLang swaps the pool of one backend object when a draft reads the target's KV. The SWA state of that "
+            "object and the children of a hybrid backend stay behind: sliding layers get page ids of the full pool, or "
+            "a target's layer id indexes the assistant's dummy pool.",
+            eligibility="FROZEN_KV_MTP drafts: on each swap, eager and while graphs are captured, on every leaf of the "
+            "backend. Without a draft nothing calls it.",
+            fallback="A model that is not bound yet is SGLang's own error. A target without a sliding window leaves "
+            "the draft without SWA state, as it should be.",
+            proof=(
+                "tests/unit/test_fix_swa_state_swap.py",
+                "tests/unit/test_draft_swa_state.py::test_on_the_leaf_of_a_hybrid",
+                "tests/engine/test_repro_e4b_trtllm.py",
+                "tests/engine/test_geometry_live.py::test_with_the_fix_a_hybrid_draft_backend_is_silent",
+                "tests/gpu/test_graph_guards.py::test_the_fix_holds_under_graphs_with_the_fault_injected",
+                "tests/gpu/test_graph_guards.py::test_hybrid_with_the_fix_serves_and_is_clean",
+            ),
+        ),
         attachments=(
             Hook("mtp.target_view", How.AROUND, f"{_AT}.swa_state_swap:around_view"),
             Hook("mtp.pool_view", How.AROUND, f"{_AT}.swa_state_swap:around_view"),
@@ -29,6 +47,17 @@ FIXES: tuple[Patch, ...] = (
         origin='"size of tensor a (29) must match the size of tensor b (30)" with CUDA graphs off',
         upstream="fixed in 0.5.15",
         default=True,
+        about=About(
+            why="With CUDA graphs off, verify leaves out_cache_loc sized to the accepted tokens. The draft's batch "
+            "inherits it, and the eager copy of inputs dies of two sizes that differ.",
+            eligibility="Every draft batch of FROZEN_KV_MTP, graphs or not.",
+            fallback="Under attention data parallelism's padding the batch gets zeros of its own size instead of none.",
+            proof=(
+                "tests/unit/test_fix_eager_out_cache_loc.py",
+                "tests/gpu/test_graph_guards.py::test_eager_drafts_need_the_out_cache_loc_fix",
+                "tests/gpu/test_graph_guards.py::test_eager_with_both_fixes",
+            ),
+        ),
         attachments=(Hook("mtp.expand_for_topk", How.AFTER, f"{_AT}.eager_out_cache_loc:drop_out_cache_loc"),),
     ),
     Patch(
@@ -38,6 +67,18 @@ FIXES: tuple[Patch, ...] = (
         origin="SGLang 26859; feature F15",
         upstream="guards open up to 0.5.23; the empty draft input in 0.5.13, but not under data-parallel attention",
         default=True,
+        about=About(
+            why="A step of MTP that ends all its requests may leave its own verify state on the batch. It cannot be "
+            "merged or filtered, so the next prefill takes the scheduler down: no attribute 'merge_batch'.",
+            eligibility="Every merge and filter of a batch whose spec_info is not a draft input.",
+            fallback="Where requests that are not finished lack a draft input, UnusableSpecInfo names them and the "
+            "reason before anything is changed: their KV lengths cannot be relied on.",
+            proof=(
+                "tests/unit/test_fix_spec_info_guards.py",
+                "tests/engine/test_spec_info_guards_live.py",
+                "tests/engine/test_lifecycle_load.py",
+            ),
+        ),
         attachments=(
             Hook("batch.merge", How.BEFORE, f"{_AT}.spec_info_guards:before_merge"),
             Hook("batch.filter", How.BEFORE, f"{_AT}.spec_info_guards:before_filter"),
@@ -50,6 +91,18 @@ FIXES: tuple[Patch, ...] = (
         origin="feature F18",
         upstream="open up to 0.5.23",
         default=True,
+        about=About(
+            why="FROZEN_KV_MTP's draft and verify read sampling_info and its penalty orchestrator unconditionally, and "
+            "a batch that was copied for a forward has neither.",
+            eligibility="Every draft and verify of FROZEN_KV_MTP.",
+            fallback="Penalties that the copy has summed are applied. Where a request has penalties and nothing holds "
+            "them, PenaltiesLost names it: its tokens would be other ones.",
+            proof=(
+                "tests/unit/test_fix_penalizer_none_safety.py",
+                "tests/engine/test_penalizer_none_safety_live.py",
+                "tests/engine/test_lifecycle_load.py",
+            ),
+        ),
         attachments=(
             Hook("mtp.draft", How.AROUND, f"{_AT}.penalizer_none_safety:around_step"),
             Hook("mtp.verify", How.AROUND, f"{_AT}.penalizer_none_safety:around_step"),
@@ -62,6 +115,18 @@ FIXES: tuple[Patch, ...] = (
         # Alone it puts trtllm_mha right, and Triton's extend and verify; a Triton decode still sees W - 1.
         origin="Gemma4Attention passes sliding_window where kernels expect sliding_window - 1",
         upstream="fixed in 0.5.23",
+        about=About(
+            why="Kernels expect the distance to the oldest visible key, W - 1, and get W. trtllm_mha, and Triton's "
+            "extend and verify, then see a key more than transformers does.",
+            eligibility="Every sliding layer, decided when the model is made.",
+            fallback="Full layers are left alone. Alone it does not put a Triton decode right, which needs "
+            "triton-decode-window.",
+            proof=(
+                "tests/engine/test_parity_with_transformers.py::test_without_the_window_fix_logprobs_differ",
+                "tests/engine/test_parity_with_transformers.py::test_tokens_and_logprobs_are_equal_and_a_clean_run_leaves_no_dump",
+                "tests/engine/test_diff_live.py",
+            ),
+        ),
         attachments=(Hook("gemma4.attention_init", How.AFTER, f"{_AT}.swa_window_width:narrow_window"),),
         meant_to_change="past the window",
     ),
@@ -73,6 +138,18 @@ FIXES: tuple[Patch, ...] = (
         # Triton's prefill, verify and decode all agree with transformers. Nothing of trtllm_mha changes.
         origin="update_sliding_window_buffer counts the decode's own key into a list of W - 1",
         upstream="open up to 0.5.23",
+        about=About(
+            why="A Triton decode has written its own key before it lists the window, and still takes W - 1: one key "
+            "too few as soon as the sequence holds W tokens. Target verify is right, so MTP changes the answer.",
+            eligibility="Decodes of Triton attention with a sliding window: the eager list, that of captures and "
+            "replays, and the static buffer's size.",
+            fallback="Extend, verify, other backends and models without a window keep SGLang's lists.",
+            proof=(
+                "tests/unit/test_fix_triton_decode_window.py",
+                "tests/engine/test_parity_with_transformers.py",
+                "tests/engine/test_diff_live.py",
+            ),
+        ),
         attachments=(
             Hook("triton.init_metadata", How.AROUND, f"{_AT}.triton_decode_window:around_init_metadata"),
             Hook("triton.decode_buffers", How.AROUND, f"{_AT}.triton_decode_window:around_decode_buffers"),
@@ -87,6 +164,16 @@ FIXES: tuple[Patch, ...] = (
         origin="with --enforce-piecewise-cuda-graph a prefill reads the per-layer inputs of the capture",
         upstream="open up to 0.5.23",
         default=True,
+        about=About(
+            why="A piecewise graph reads each input at the address of its capture. The per-layer inputs are a new "
+            "tensor in each prefill, so a replay of E2B or E4B reads those of the capture, and answers are wrong.",
+            eligibility="Models with per-layer inputs, where a piecewise CUDA graph is about to read them.",
+            fallback="An eager prefill and a model without per-layer inputs keep SGLang's own tensor.",
+            proof=(
+                "tests/unit/test_piecewise_graphs.py",
+                "tests/gpu/test_defaults_on_cuda.py::test_sglangs_own_piecewise_graphs_read_the_per_layer_inputs_of_their_capture",
+            ),
+        ),
         attachments=(Hook("gemma4.per_layer_inputs", How.AROUND, f"{_AT}.piecewise_ple:around_per_layer_inputs"),),
     ),
     Patch(
@@ -95,6 +182,15 @@ FIXES: tuple[Patch, ...] = (
         title="no promotion of a Gemma-4 assistant to FROZEN_KV_MTP; the start says why EAGLE cannot serve it",
         origin="feature F16: SGLANG_GEMMA4_FORCE_EAGLE of the pull requests",
         upstream="open up to 0.5.23",
+        about=About(
+            why="SGLang promotes NEXTN and EAGLE to FROZEN_KV_MTP if the draft is a Gemma-4 assistant, and gives no "
+            "way out. This opts out; and since such an assistant has no keys of its own, the start says why EAGLE "
+            "cannot serve it instead of dying in a forward.",
+            eligibility="Starts with NEXTN or EAGLE and a draft model.",
+            fallback="FROZEN_KV_MTP by name, EAGLE3 and drafts that are no Gemma-4 assistant are resolved by SGLang.",
+            proof=("tests/unit/test_force_eagle.py",),
+            switches=("SGLANG_GEMMA4_FORCE_EAGLE",),
+        ),
         attachments=(Hook("speculative.resolve_alias", How.AROUND, f"{_AT}.force_eagle:around_resolve_alias"),),
     ),
     Patch(
@@ -104,11 +200,46 @@ FIXES: tuple[Patch, ...] = (
         # vision-batching, if it is on too, packs many images into one call.
         origin="CUDA vision attention ignores its mask, and pooling adds padding to an image's first soft token",
         upstream="open up to 0.5.23",
+        about=About(
+            why="Every image is padded to one number of patches. On CUDA patches attend to the padding, and on every "
+            "device the padding is added to the first soft token of an image.",
+            eligibility="Images and video frames of Gemma-4's tower, one per call, or packed if vision-batching is on.",
+            fallback="Embeddings that came ready keep their place. Attention that takes no bounds, CUDA graphs of the "
+            "tower and deterministic inference leave SGLang's own tower, with the reason on record.",
+            proof=("tests/unit/test_vision_hf_exact.py", "tests/engine/test_vision_live.py"),
+        ),
         attachments=(
             Hook("gemma4.image_feature", How.AROUND, f"{_AT}.vision_hf_exact:around_image_feature"),
             Hook("gemma4.video_feature", How.AROUND, f"{_AT}.vision_hf_exact:around_video_feature"),
             Hook("gemma4.vision_attention", How.AROUND, f"{_AT}.vision_hf_exact:around_attention"),
         ),
         meant_to_change="of images and videos",
+    ),
+    # Last: it sees what every other fix has made of a build.
+    Patch(
+        id="clamp",
+        kind=Kind.FIX,
+        title="a page that would be read out of range is the null page instead; the request goes on, marked degraded",
+        origin="feature F5: the clamp of the pull requests, which told nobody (accept length 2.76 to 1.69)",
+        upstream=NO_UPSTREAM,
+        attachments=(
+            *PAGE_HOOKS,
+            Hook("stream.payload", How.AFTER, f"{_AT}.clamp:after_payload"),
+            Hook("tokenizer.batch_output", How.BEFORE, f"{_AT}.clamp:before_batch_output"),
+            Hook("tokenizer.wait_one", How.AROUND, f"{_AT}.clamp:around_response"),
+            Hook("req.reset_for_retract", How.AFTER, f"{_AT}.clamp:after_retract"),
+            Hook("scheduler.flush_cache", How.AFTER, f"{_AT}.clamp:after_flush"),
+            Hook("scheduler.internal_state", How.AFTER, f"{_AT}.clamp:after_internal_state"),
+        ),
+        about=About(
+            why="A safety net for a server that must not die of a page table while its cause is looked for. Answers of "
+            "the requests concerned may be wrong, so each is marked: gemma4_degraded in its meta_info, a count in "
+            "/server_info, lines in the log.",
+            eligibility="What the probe page-table checks, eager and in CUDA graphs. Never a default. Refused beside "
+            "that probe in trap, contain or 1; beside log, dumps are written too.",
+            fallback="Ids of another pool that are in range cannot be told from right ones entry by entry: the "
+            "target's requests are marked, a draft's go on. A rank marks what it found itself; rank 0 replies.",
+            proof=("tests/engine/test_clamp_live.py", "tests/unit/test_clamp.py"),
+        ),
     ),
 )

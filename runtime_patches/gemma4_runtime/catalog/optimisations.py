@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemma4_runtime.patch import Hook, How, Kind, Patch
+from gemma4_runtime.patch import About, Hook, How, Kind, Patch
 
 _AT = "gemma4_runtime.optimisations"
 _LAYER = Hook("gemma4.layer_forward", How.AROUND, f"{_AT}.layer_forward:around_layer_forward")
@@ -10,7 +10,36 @@ _DECISIONS = Hook("scheduler.internal_state", How.AFTER, f"{_AT}.pool_decisions:
 _PATHS = Hook("scheduler.internal_state", How.AFTER, f"{_AT}.paths_report:after_internal_state")
 
 
-def _kernel(id: str, title: str, origin: str, upstream: str, *hooks: Hook) -> Patch:
+_OWN_LINES = (
+    "SGLang's own lines run for that call. Which path was taken, and why, is counted in /server_info and doctor."
+)
+_ROWS = (
+    "Float rows with unit stride on CUDA, eager, captured or traced by torch.compile, and on the host engine; not with "
+    "deterministic inference, rl_on_policy_target or on ROCm."
+)
+_NORMS = f"{_ROWS} Norms must be rms(x) * weight with one eps."
+
+
+def _kernel(
+    id: str,
+    title: str,
+    origin: str,
+    upstream: str,
+    *hooks: Hook,
+    why: str,
+    eligibility: str,
+    proof: tuple[str, ...] = (),
+) -> Patch:
+    """An op of ours in the model. Its kernel has tests and rows under its own name."""
+    op = id.replace("-", "_")
+    shown = (
+        "tests/engine/test_layer_ops_live.py",
+        "tests/gpu/test_layer_ops.py",
+        f"tests/kernels/test_{op}.py",
+        f"kernels/bench/rows/kernels_h200_2026-11-22.json::{op}",
+        f"docs/bench/step_h200_2026-11-22.json::{id}",
+    )
+    about = About(why=why, eligibility=eligibility, fallback=_OWN_LINES, proof=(*shown, *proof))
     return Patch(
         id=id,
         kind=Kind.OPTIMISATION,
@@ -20,6 +49,7 @@ def _kernel(id: str, title: str, origin: str, upstream: str, *hooks: Hook) -> Pa
         default=True,
         attachments=(*hooks, _PATHS),
         own_paths=("fused",),
+        about=about,
     )
 
 
@@ -30,6 +60,9 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         "feature F1: the fused router of the pull requests",
         "one launch with a full sort of 64-bit keys since 0.5.13",
         Hook("gemma4.moe_init", How.AFTER, f"{_AT}.moe_routing:after_moe_init"),
+        why="SGLang sorts all experts as 64-bit keys to find the top few. This packs logit and index into 32 bits.",
+        eligibility="Weights that are renormalised, and numbers of experts that the kernel has. " + _ROWS,
+        proof=("tests/kernels/test_routing_properties.py",),
     ),
     _kernel(
         "triple-rmsnorm",
@@ -37,6 +70,8 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         "feature F12; the router's scale is folded in bf16 and never again in the release",
         "open up to 0.5.23",
         _LAYER,
+        why="Before the experts stand four launches: a norm, a sum in place, norms of router, dense MLP and experts.",
+        eligibility=f"Layers with experts and without per-layer embeddings. {_NORMS}",
     ),
     _kernel(
         "post-attention-norms",
@@ -44,6 +79,8 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         "the dense sibling of triple-rmsnorm",
         "open up to 0.5.23",
         _LAYER,
+        why="Norm, sum and norm are two launches, the sum in place, which spoils hidden states captured there.",
+        eligibility=f"Layers without experts. {_NORMS}",
     ),
     _kernel(
         "rmsnorm-add",
@@ -51,6 +88,8 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         "feature F9: the tail of E2B's and E4B's layers",
         "open up to 0.5.23",
         _LAYER,
+        why="Norm and sum are two launches in each layer with per-layer embeddings.",
+        eligibility=f"Layers with per-layer embeddings. {_NORMS}",
     ),
     _kernel(
         "gelu-tanh-mul",
@@ -58,6 +97,8 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         "feature F9: the tail of E2B's and E4B's layers",
         "open up to 0.5.23",
         _LAYER,
+        why="The gate of a per-layer embedding is two launches.",
+        eligibility=f"Layers with per-layer embeddings. {_ROWS}",
     ),
     _kernel(
         "rmsnorm-residual-scalar",
@@ -65,6 +106,8 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         "feature F9: the tail of E2B's and E4B's layers",
         "without per-layer embeddings since 0.5.13; with them open up to 0.5.23",
         _LAYER,
+        why="A layer ends with a norm, a sum and a product: three launches where there are per-layer embeddings.",
+        eligibility=f"Ends of layers without experts that cross-layer-norm does not take. {_NORMS}",
     ),
     _kernel(
         "cross-layer-norm",
@@ -73,6 +116,9 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         "open up to 0.5.23",
         _LAYER,
         Hook("gemma4.text_model_init", How.AFTER, f"{_AT}.next_norms:after_text_model_init"),
+        why="A layer's end and the norm that the next one begins with read and write the same rows twice.",
+        eligibility=f"Layers whose next norm is on the same pipeline rank; not traced by torch.compile. {_NORMS}",
+        proof=("tests/kernels/test_cross_layer_norm_boundary.py",),
     ),
     _kernel(
         "ple-front-end",
@@ -80,6 +126,8 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         "feature F9: the front end of E2B's and E4B's per-layer embeddings",
         "open up to 0.5.23",
         Hook("gemma4.project_ple", How.AROUND, f"{_AT}.ple_front_end:around_project"),
+        why="The per-layer inputs of all layers are made by four launches at each step.",
+        eligibility=f"Models with per-layer embeddings. {_NORMS}",
     ),
     _kernel(
         "qk-norm-rope",
@@ -87,6 +135,9 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         "a kernel of this project; the release's rope kernel asks a layer without keys for keys of zeros",
         "two launches in the release, three in layers without keys of their own",
         Hook("gemma4.attention_forward", How.AROUND, f"{_AT}.qk_norm_rope:around_attention_forward"),
+        why="Norms and rotation are two launches; a layer without keys has a third, to fill zeros that nobody reads.",
+        eligibility=f"Rotations of whole heads of a power of two, one table of angles on the rows' device. {_NORMS}",
+        proof=("tests/kernels/test_qk_norm_rope_gpu.py",),
     ),
     Patch(
         id="yoco",
@@ -103,6 +154,20 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         ),
         own_paths=("fused", "skipped: a chunk that is not the last"),
         last_rows_only=True,
+        about=About(
+            why="The last layers of E2B and E4B read keys that earlier layers wrote, and write none. Of a prefill's "
+            "rows in them only the one that is sampled from is used.",
+            eligibility="Prefills and mixed batches on Triton, trtllm_mha or a hybrid of both that leave out at least "
+            "GEMMA4_TRIAGE_YOCO_ROWS rows. Not: log probabilities of prompt tokens, hidden states of all tokens, "
+            "EAGLE, LoRA, piecewise graphs, pipeline or attention data parallelism, deterministic inference.",
+            fallback=_OWN_LINES,
+            proof=(
+                "tests/engine/test_yoco_live.py",
+                "tests/unit/test_yoco_eligible.py",
+                "tests/unit/test_yoco_forward.py",
+            ),
+            switches=("SGLANG_GEMMA4_YOCO", "GEMMA4_TRIAGE_YOCO_ROWS"),
+        ),
     ),
     Patch(
         id="piecewise-multimodal",
@@ -116,6 +181,15 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             _PATHS,
         ),
         own_paths=("fused",),
+        about=About(
+            why="SGLang gives the prefills of text models piecewise CUDA graphs and those of multimodal models none, "
+            "though only the language model would run in them.",
+            eligibility="Gemma-4 servers on CUDA for which no other rule of SGLang's switches the graphs off, and "
+            "prefills that fit a captured size. Not: mixed batches with images, prefills that yoco makes much shorter.",
+            fallback="The prefill runs eagerly, as SGLang's own. Which way was taken is counted in /server_info.",
+            proof=("tests/unit/test_piecewise_graphs.py", "tests/gpu/test_defaults_on_cuda.py"),
+            switches=("SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM",),
+        ),
     ),
     Patch(
         id="vision-batching",
@@ -124,6 +198,22 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         origin="feature F14: the batched vision encoder of the pull requests",
         upstream="one tower call per image and one embedder call per image up to 0.5.23",
         default=True,
+        about=About(
+            why="SGLang sends images one by one through the vision tower and the embedder, and makes a one-hot of all "
+            "positions that takes 0.5 GB per image of 2520 patches.",
+            eligibility="Images and video frames of all requests of a batch, a bucket per shape, cut where memory "
+            "ends. Not: deterministic inference, tensor parallel ranks without a budget of their own, a tower without "
+            "pooling, CUDA graphs of the tower, pixels without positions.",
+            fallback=_OWN_LINES,
+            proof=(
+                "tests/engine/test_vision_live.py",
+                "tests/unit/test_vision_batching.py",
+                "tests/unit/test_vision_requests.py",
+                "tests/unit/test_vision_budget.py",
+                "tests/gpu/test_defaults_on_cuda.py::test_pictures",
+            ),
+            switches=("GEMMA4_TRIAGE_VISION_BUDGET_MB",),
+        ),
         attachments=(
             Hook("gemma4.image_feature", How.AROUND, f"{_AT}.vision_features:around_image_feature"),
             Hook("gemma4.video_feature", How.AROUND, f"{_AT}.vision_features:around_video_feature"),
@@ -142,6 +232,20 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         origin="feature B1; E2B and E4B hold 2.33 and 1.75 times the tokens",
         upstream="open up to 0.5.23",
         default=True,
+        about=About(
+            why="Layers that share KV never write, and SGLang counts and allocates them all the same.",
+            eligibility="Gemma-4 targets with shared layers on two pools, if every attention layer of the loaded model "
+            "is bound to an owner of its kind. Not: pipeline parallelism, hierarchical cache, PD disaggregation, KV "
+            "offload, LMCache, HiSparse, the KV canary.",
+            fallback="The pools are SGLang's. Decided once, before memory is sized; the reason is in the log, the "
+            "guard manifest and /server_info.",
+            proof=(
+                "tests/engine/test_owner_only_kv_live.py",
+                "tests/unit/test_owner_only_kv.py",
+                "tests/unit/test_pools_arithmetic.py",
+                "tests/gpu/test_defaults_on_cuda.py",
+            ),
+        ),
         attachments=(Hook("runner.swa_layers", How.AFTER, f"{_AT}.owner_only_kv:after_adjust_layers"), _DECISIONS),
     ),
     Patch(
@@ -150,6 +254,17 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         title="the ratio between the two KV pools from context length, running requests and memory, unless it is given",
         origin="feature F2: the ratio of the pull requests; one of theirs per model, ours per load",
         upstream="open up to 0.5.23",
+        about=About(
+            why="One ratio for all loads leaves one of the two pools idle and starves the other.",
+            eligibility="Servers with two pools whose ratio nobody gave; a given one is kept, also if it equals the "
+            "default. Not: pipeline parallelism, hierarchical cache, PD disaggregation, drafts with KV of their own.",
+            fallback="SGLang's ratio stays. The reason is in the log, the guard manifest and /server_info.",
+            proof=(
+                "tests/engine/test_swa_ratio_policy_live.py",
+                "tests/unit/test_ratio_policy.py",
+                "tests/unit/test_swa_ratio_given.py",
+            ),
+        ),
         attachments=(
             Hook("server_args.post_init", How.BEFORE, f"{_AT}.swa_ratio_policy:before_post_init"),
             Hook("runner.profile_bytes", How.AFTER, f"{_AT}.swa_ratio_policy:after_profile"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gemma4_runtime.catalog.origins import NO_UPSTREAM, SEED
-from gemma4_runtime.patch import Hook, How, Kind, Patch
+from gemma4_runtime.catalog.shared_hooks import PAGE_HOOKS
+from gemma4_runtime.patch import About, Hook, How, Kind, Patch
 
 _AT = "gemma4_runtime.probes"
 
@@ -14,27 +15,26 @@ PROBES: tuple[Patch, ...] = (
         title="page ids, token slots and write locations lie in the buffer, and belong to the pool, that layers use",
         origin=f"{SEED}; the crash in fmhaSm100fKernel_*SlidingOrChunkedCausal*",
         upstream=NO_UPSTREAM,
-        attachments=(
-            Hook("trtllm.init", How.AFTER, f"{_AT}.page_table:after_init"),
-            Hook("trtllm.init_metadata", How.AFTER, f"{_AT}.page_table:after_metadata"),
-            Hook("trtllm.init_graph_metadata", How.AFTER, f"{_AT}.page_table:after_graph_metadata"),
-            Hook("trtllm.forward_decode", How.BEFORE, f"{_AT}.page_table:before_dispatch"),
-            Hook("trtllm.forward_extend", How.BEFORE, f"{_AT}.page_table:before_dispatch"),
-            Hook("attention.init_in_graph", How.BEFORE, f"{_AT}.page_table:before_in_graph"),
-            Hook("triton.init", How.AFTER, f"{_AT}.page_table:after_init"),
-            Hook("triton.init_metadata", How.AFTER, f"{_AT}.page_table_triton:after_metadata"),
-            Hook("triton.init_graph_metadata", How.AFTER, f"{_AT}.page_table_triton:after_graph_metadata"),
-            Hook("triton.forward_decode", How.BEFORE, f"{_AT}.page_table_triton:before_decode"),
-            Hook("triton.forward_extend", How.BEFORE, f"{_AT}.page_table_triton:before_extend"),
-            Hook("flashinfer.init", How.AFTER, f"{_AT}.page_table:after_init"),
-            Hook("flashinfer.init_metadata", How.AFTER, f"{_AT}.page_table_flashinfer:after_plan"),
-            Hook("flashinfer.init_graph_metadata", How.AFTER, f"{_AT}.page_table_flashinfer:after_graph_plan"),
-            Hook("flashinfer.forward_decode", How.BEFORE, f"{_AT}.page_table_flashinfer:before_dispatch"),
-            Hook("flashinfer.forward_extend", How.BEFORE, f"{_AT}.page_table_flashinfer:before_dispatch"),
-            Hook("scheduler.run_batch", How.AROUND, f"{_AT}.page_table_steps:around_run_batch"),
-            Hook("scheduler.process_result", How.AROUND, f"{_AT}.page_table_steps:around_process_batch_result"),
-            Hook("req.update_finish_state", How.BEFORE, f"{_AT}.page_table_steps:before_update_finish_state"),
+        about=About(
+            why="A page id outside the buffer is an illegal access on Blackwell and read in silence on Hopper. This "
+            "checks what attention is about to follow, before it does, against the buffer that the layer will use.",
+            eligibility="trtllm_mha, Triton and FlashInfer attention: eager builds, and the static arrays of CUDA "
+            "graphs before each replay. Multi-step EAGLE drafts and cross attention are not covered.",
+            fallback="Another attention backend is served unchecked. Ids of another pool that are in range are "
+            "reported and not neutralised.",
+            proof=(
+                "tests/engine/test_repro_corpus.py",
+                "tests/engine/test_contain_live.py",
+                "tests/engine/test_page_table_triton_live.py",
+                "tests/unit/test_probe_page_table_trtllm_contain.py",
+                "tests/gpu/test_graph_guards.py",
+                "tests/gpu/test_flashinfer_plans.py",
+                "kernels/bench/rows/page_guard_h200_2026-11-21.json",
+                "docs/bench/probes_h200_2026-11-21_e4b_mtp_on.json",
+            ),
+            switches=("GEMMA4_TRIAGE_INCLUDE",),
         ),
+        attachments=PAGE_HOOKS,
         self_test=f"{_AT}.page_table:self_test",
     ),
     Patch(
@@ -43,6 +43,18 @@ PROBES: tuple[Patch, ...] = (
         title="slots of the SWA allocator: inside their pool, given and freed once, each with an SWA slot of its own",
         origin=SEED,
         upstream=NO_UPSTREAM,
+        about=About(
+            why="A slot beyond its pool, given twice or without an SWA slot of its own becomes a wrong page a step "
+            "later. This sees it at the allocator's call, whatever backend reads it.",
+            eligibility="Every entry point of SWATokenToKVPoolAllocator, so servers with two KV pools. It waits for "
+            "the device, so contain leaves it out unless it is named.",
+            fallback="A server with one pool for all layers has no such allocator, and nothing is checked.",
+            proof=(
+                "tests/engine/test_probes_live.py::test_a_slot_beyond_the_pool_is_trapped_where_it_is_handed_out",
+                "tests/engine/test_repro_corpus.py",
+                "tests/unit/test_probe_swa_allocator_histories.py",
+            ),
+        ),
         attachments=(
             Hook("swa.alloc", How.AROUND, f"{_AT}.swa_allocator:around_alloc"),
             Hook("swa.alloc_extend", How.AROUND, f"{_AT}.swa_allocator:around_alloc_extend"),
@@ -64,6 +76,17 @@ PROBES: tuple[Patch, ...] = (
         title="at start-up: pools, layers, windows and backends of target and draft fit together",
         origin="SGLang issue 17630; the hybrid backend's pool swap; Gemma4Attention's window",
         upstream=NO_UPSTREAM,
+        about=About(
+            why="Pools, windows and backends of target and draft that do not fit together show as wrong pages an hour "
+            "later. They can be held against each other at the start.",
+            eligibility="Every start, once: the target after its workers exist, a frozen draft before its captures.",
+            fallback="No cost after the start. A third swap, inside a capture, cannot be entered and is not checked.",
+            proof=(
+                "tests/engine/test_geometry_live.py",
+                "tests/unit/test_geometry.py",
+                "tests/unit/test_probe_geometry.py",
+            ),
+        ),
         attachments=(
             Hook("mtp.init_graphs", How.BEFORE, f"{_AT}.geometry:before_draft_graphs"),
             Hook("scheduler.init_model_worker", How.AFTER, f"{_AT}.geometry:after_model_workers"),
@@ -77,6 +100,21 @@ PROBES: tuple[Patch, ...] = (
         origin="SGLang issues 11970, 7130, 10871; its own checker compares sums and cannot name an owner",
         upstream=NO_UPSTREAM,
         asked_by="leak",
+        about=About(
+            why="SGLang's checker compares sums. It cannot say whose page is lost, nor see a leak that a double free "
+            "balances. The ledger knows the owner and the site of every page.",
+            eligibility="Token and paged allocators, SWA pairs of them, both radix caches; at idle, before a flush and "
+            "every so many steps on request.",
+            fallback="A server of which it cannot tell all holders (disaggregation, pipeline stages, HiCache, "
+            "HiSparse, mamba) is not audited, and says so.",
+            proof=(
+                "tests/engine/test_leak_audit_live.py",
+                "tests/unit/test_leak_auditor.py",
+                "tests/unit/test_probe_leak_ledger.py",
+                "tests/bench_leak_ledger.py",
+            ),
+            switches=("GEMMA4_TRIAGE_LEAK_EVERY",),
+        ),
         attachments=(
             *(
                 Hook(f"{pool}.{entry}", How.AROUND, f"{_AT}.leak_allocators:around_inner_alloc")
@@ -135,6 +173,14 @@ PROBES: tuple[Patch, ...] = (
         title="what a batch carries to its next step fits its requests: write locations, speculative state",
         origin="SGLang 29616 (eager out_cache_loc), SGLang 26859 (a round in which all requests finish)",
         upstream=NO_UPSTREAM,
+        about=About(
+            why="A batch that carries something of an earlier shape dies a step later, far from its cause: write "
+            "locations of another length, speculative state that no merge can take.",
+            eligibility="Eager copies of inputs, merges and filters of every batch. Shapes and types only: no device "
+            "work.",
+            fallback="Replays of CUDA graphs make no eager copy and are not looked at there.",
+            proof=("tests/engine/test_repro_corpus.py", "tests/unit/test_probe_batch_shapes.py"),
+        ),
         attachments=(
             Hook("runner.eager_view", How.BEFORE, f"{_AT}.batch_shapes:before_eager_view"),
             Hook("batch.merge", How.BEFORE, f"{_AT}.batch_shapes:before_merge"),
@@ -150,6 +196,17 @@ PROBES: tuple[Patch, ...] = (
         upstream=NO_UPSTREAM,
         asked_by="cost",
         # Last, and so outermost: a step has its kind before any other probe meets it.
+        about=About(
+            why="A cost that is claimed has to be measurable where the probes run: microseconds of the scheduler's "
+            "thread, per probe and kind of step.",
+            eligibility="Every hook of every probe that is on.",
+            fallback="Without another probe there is nothing to time, and the start is refused.",
+            proof=(
+                "tests/unit/test_cost.py",
+                "tests/engine/test_bench_probes.py",
+                "docs/bench/probes_h200_2026-11-21_scaled_mtp_on.json",
+            ),
+        ),
         attachments=(
             Hook("scheduler.run_batch", How.BEFORE, f"{_AT}.probe_cost:before_run_batch"),
             Hook("scheduler.on_idle", How.BEFORE, f"{_AT}.probe_cost:before_idle"),

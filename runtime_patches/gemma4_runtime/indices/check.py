@@ -5,8 +5,9 @@
 | trap    | checks                 | now, a synchronisation, and raises before any attention kernel runs |
 | contain | checks and neutralises | when SGLang next decides which requests finish, after its own wait  |
 | log     | checks                 | as contain                                                          |
+| clamp   | checks and neutralises | as contain                                                          |
 
-In `contain` and `log` the check of a CUDA graph's arrays is a node of that graph, ahead of the kernels that follow
+In all but `trap` the check of a CUDA graph's arrays is a node of that graph, ahead of the kernels that follow
 them: a replay costs the host no launch, and what is checked is what the graph will read. `trap`, which has to look
 before the replay, and a replay whose pool is not that of the capture, launch it from the host.
 
@@ -32,9 +33,9 @@ from gemma4_kernels.page_guard.launch import (
 )
 from gemma4_kernels.page_guard.spec import FOUND
 from gemma4_runtime import steps
+from gemma4_runtime.indices.act import act_at
 from gemma4_runtime.indices.build import Build, IndexArray
 from gemma4_runtime.indices.report import report_findings, report_wrong_space
-from gemma4_runtime.session import Session
 from gemma4_runtime.settings import Mode
 from gemma4_runtime.steps import defer, next_waits_for
 
@@ -98,7 +99,7 @@ class Checker:
             [_guarded(build, array) for array in self._arrays],
             build.cache_seqlens,
             build.page_size,
-            contain=Session.guard().mode.at(build.in_graph) is Mode.CONTAIN,
+            contain=act_at(build.in_graph).neutralises,
             # Padded rows (graph buckets, DP padding, warm-up) carry request slot 0, which ReqToTokenPool never hands
             # out; their pages are the null page by design.
             padding=Padding(build.request_slots, 0),
@@ -135,7 +136,7 @@ class Recorded:
         findings = _read(self._prepared)
         if findings is not None:
             build = self._checker.build
-            act = Session.guard().mode.at(build.in_graph)
+            act = act_at(build.in_graph)
             report_findings(build, self._checker.names, findings, act, next_waits_for(self.settle))
 
 
@@ -182,7 +183,7 @@ def check_build(checker: Checker, live: bool = True) -> None:
     Raises:
         TrappedViolation: in trap mode, before any kernel has followed an index.
     """
-    act = Session.guard().mode.at(checker.build.in_graph)
+    act = act_at(checker.build.in_graph)
     if live and checker.recorded is not None and steps.running is not None:
         defer(checker.recorded.settle)
     elif live:

@@ -1,17 +1,19 @@
-"""From what a check found to violations, their dumps and, in contain mode, the end of the requests concerned."""
+"""From what a check found to violations, their dumps, and the end (contain) or the mark (clamp) of its requests."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Literal
 
 from gemma4_runtime.checks.violation import MAX_LISTED, BadIndex, Violation
+from gemma4_runtime.degraded import DEGRADED
 from gemma4_runtime.indices.build import Build, Use
 from gemma4_runtime.indices.scene import bounds_scene, wrong_space_scene
 from gemma4_runtime.session import Session
 from gemma4_runtime.settings import Mode
-from gemma4_runtime.steps import fail_requests
+from gemma4_runtime.steps import concerned, fail_requests
 
 RULE = "page-table-bounds"
 
@@ -29,32 +31,39 @@ def report_findings(build: Build, names: tuple[str, ...], findings: Any, act: Mo
         if bad:
             use = _culprit(build, name, bad[0].value)
             violation = Violation(_verdict(use, bad[0]), bad[:MAX_LISTED], findings.counts[index])
-            _report(build, use, violation, act, [entry.row for entry in bad], "contained", and_next)
+            counts = {o.row: o.row_count for o in findings.offences if o.array == index}
+            _report(build, use, violation, act, counts, "contained", and_next)
         wide = tuple(
             BadIndex(o.row, o.columns, o.needed, 0, o.columns + 1) for o in findings.overflows if o.array == index
         )
         if wide:
             use = build.uses_of(name)[0]
             violation = Violation("table_too_narrow", wide[:MAX_LISTED], len(wide))
-            _report(build, use, violation, act, findings.rows, "logged", and_next)
+            _report(build, use, violation, act, dict.fromkeys(findings.rows, 0), "logged", and_next)
 
 
 def report_wrong_space(build: Build, use: Use, act: Mode, with_rows: bool) -> None:
     """Report that ids of one pool are about to index another pool's buffer.
 
     In contain mode nothing is neutralised, since the ids may all be in range. What a draft proposes the target
-    verifies, so a draft's requests go on; a target's are ended.
+    verifies, so a draft's requests go on; a target's are ended. With `clamp` likewise, and a target's are marked.
 
     Raises:
         TrappedViolation: as `report_findings`.
     """
     violation = Violation("wrong_space", (BadIndex(0, 0, 0, 0, use.bound),), build.rows if with_rows else 0)
     describe = partial(wrong_space_scene, build, use, RULE, with_rows)
+    said = f"{use.array} holds another pool's ids for layer {use.layer_id}"
     # A capture meets it once per bucket.
     key, once = (*_key(build, use), with_rows), not with_rows
+    if act is Mode.CLAMP:
+        if Session.guard().mode is Mode.LOG:
+            Session.guard().report(violation, RULE, build.site, describe, Mode.LOG, key=key, once=once)
+        if build.role == "target":
+            _degrade(build, dict.fromkeys(range(build.rows), 0), said)
+        return
     dump = Session.guard().report(violation, RULE, build.site, describe, act, key=key, once=once)
     if act is Mode.CONTAIN and build.role == "target":
-        said = f"{use.array} holds another pool's ids for layer {use.layer_id}"
         fail_requests(_requests(build, range(build.rows)), said, dump)
 
 
@@ -63,18 +72,33 @@ def _report(
     use: Use,
     violation: Violation,
     act: Mode,
-    rows: Iterable[int],
+    rows: Mapping[int, int],
     action: Literal["logged", "contained"],
     and_next: bool,
 ) -> None:
-    """rows: whose requests contain mode ends. action: what it did to them; a row beyond its table cannot be undone."""
+    """rows: whose requests contain mode ends and clamp marks, to the entries that were bad. action: what was done to
+    them; a row beyond its table cannot be undone.
+    """
     describe = partial(bounds_scene, build, use, violation, RULE)
+    value, layer = violation.first.value, f"{build.role} layer {use.layer_id}"
+    said = f"{violation.verdict}, value {value} in {use.array} for {layer}"
+    if act is Mode.CLAMP:
+        if Session.guard().mode is Mode.LOG:
+            Session.guard().report(violation, RULE, build.site, describe, Mode.LOG, action, key=_key(build, use))
+        _degrade(build, rows, said, and_next)
+        return
     done = action if act is Mode.CONTAIN else None
     dump = Session.guard().report(violation, RULE, build.site, describe, act, done, key=_key(build, use))
     if act is Mode.CONTAIN:
-        value, layer = violation.first.value, f"{build.role} layer {use.layer_id}"
-        said = f"{violation.verdict}, value {value} in {use.array} for {layer}"
         fail_requests(_requests(build, rows), said, dump, and_next)
+
+
+def _degrade(build: Build, rows: Mapping[int, int], said: str, and_next: bool = False) -> None:
+    """Mark the requests of these rows, whose values say how many entries were replaced."""
+    entries: Counter[int] = Counter()
+    for row, count in rows.items():
+        entries[row // build.rows_per_request] += count
+    DEGRADED.mark(concerned(tuple(entries), and_next), entries, build.role, said)
 
 
 def _key(build: Build, use: Use) -> tuple[Any, ...]:

@@ -14,9 +14,9 @@ import torch
 
 from gemma4_runtime import steps
 from gemma4_runtime.errors import TrappedViolation
+from gemma4_runtime.indices.act import act_at
 from gemma4_runtime.indices.build import Build, Use
 from gemma4_runtime.indices.check import Checker, Recorded, check_build
-from gemma4_runtime.session import Session
 from gemma4_runtime.settings import Mode
 from gemma4_runtime.steps import defer
 
@@ -50,7 +50,7 @@ class _DefectsOfOurs:
         # This is the boundary between our code and a server that works: any Exception, but never a finding.
         if not isinstance(error, Exception) or isinstance(error, TrappedViolation):
             return False
-        if Session.guard().mode.at(self._in_graph) is Mode.TRAP:
+        if act_at(self._in_graph) is Mode.TRAP:
             return False
         text = f"{type(error).__name__}: {error}"
         _defects[text] += 1
@@ -65,7 +65,7 @@ def watch_eager(backend: Any, forward_batch: Any, gather: Gather, covered: bool 
     if not covered:
         setattr(backend, _BUILD, None)
         return
-    if Session.guard().mode is Mode.CONTAIN and forward_batch.out_cache_loc is not None:
+    if act_at(in_graph=False).neutralises and forward_batch.out_cache_loc is not None:
         # What is neutralised for the kernels must not reach the allocator, which frees rejected slots from this list.
         forward_batch.out_cache_loc = forward_batch.out_cache_loc.clone()
     setattr(backend, _BUILD, None)
@@ -172,7 +172,7 @@ def record_checks(*backends: Any) -> None:
 
 def _prepare_for(backend: Any, checker: Checker) -> None:
     """All that could make a replay wait, or that a capture does not allow."""
-    if Session.guard().mode.at(in_graph=True) is Mode.TRAP or not checker.build.request_slots.is_cuda:
+    if act_at(in_graph=True) is Mode.TRAP or not checker.build.request_slots.is_cuda:
         checker.warm_up()
     elif (recorded := checker.prepare_recording()) is not None:
         _to_record[id(backend)] = recorded

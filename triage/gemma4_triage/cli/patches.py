@@ -1,38 +1,56 @@
-"""`gemma4-triage patches`: the catalog, and what the environment selects from it."""
+"""`gemma4-triage patches`: the catalog, what the environment selects from it, and everything about one of it."""
 
-from typing import Annotated
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.core import TyperGroup
 
 from gemma4_triage.cli.output import emit_json, say, stdout_console
 from gemma4_triage.errors import UsageMistake
 
+if TYPE_CHECKING:
+    from gemma4_runtime.settings import Settings
+
+_DEFAULT = "list"
+_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+class _ListUnlessNamed(TyperGroup):
+    """`patches` is `patches list`, with its options too."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+        """See click."""
+        if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
+            args = [_DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
 
 def register(app: typer.Typer) -> None:
-    """Add the `patches` verb to the application."""
-    app.command("patches")(patches)
+    """Add the `patches` verbs to the application."""
+    verbs = typer.Typer(
+        cls=_ListUnlessNamed, help="Everything that can be attached to SGLang: `patches` is short for `patches list`."
+    )
+    verbs.command(_DEFAULT)(list_patches)
+    verbs.command("explain")(explain_patch)
+    app.add_typer(verbs, name="patches")
 
 
-def patches(
+def list_patches(
     kind: Annotated[
         str | None, typer.Option("--kind", help="Only probe, fix, optimisation, fault or 'host leaf'.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    as_json: _AsJson = False,
 ) -> None:
-    """List every patch: what it attaches, where it comes from, and whether the environment selects it now."""
+    """List every patch: kind, default, whether the environment selects it now, since when upstream has it, source."""
     from gemma4_runtime.catalog import CATALOG
-    from gemma4_runtime.errors import SettingsError
     from gemma4_runtime.patch import Kind
-    from gemma4_runtime.selection import select
-    from gemma4_runtime.settings import read_settings
+    from gemma4_triage.inspection.patch_state import state_here
 
     kinds = [known.value for known in Kind]
     if kind is not None and kind not in kinds:
         raise UsageMistake(f"there is no kind of patch called {kind!r}", f"kinds: {', '.join(kinds)}")
-    try:
-        selected = {patch.id for patch in select(read_settings())}
-    except SettingsError as error:
-        raise UsageMistake(str(error), "correct or unset the variable; a server would refuse to start") from None
+    settings, selected = _environment()
     rows = [
         {
             "id": patch.id,
@@ -43,6 +61,7 @@ def patches(
             "releases": list(patch.releases),
             "default": patch.default,
             "selected": patch.id in selected,
+            "state": state_here(patch, settings, patch.id in selected),
         }
         for patch in CATALOG
         if kind in (None, patch.kind.value)
@@ -50,17 +69,92 @@ def patches(
     if as_json:
         emit_json("patches", {"patches": rows})
         return
-    _print(rows)
-    say("select fixes with GEMMA4_TRIAGE_PATCHES=default or by id, probes with SGLANG_TRTLLM_MHA_DEBUG=log|trap|1,")
-    say("faults with GEMMA4_TRIAGE_FAULTS=ID (they break a server on purpose)")
+    _print_list(rows)
+    say("gemma4-triage patches explain ID says everything about one of them, and how to switch it on and off.")
+    say("GEMMA4_TRIAGE_PATCHES chooses fixes and optimisations, SGLANG_TRTLLM_MHA_DEBUG=log|contain|trap|1 probes,")
+    say("GEMMA4_TRIAGE_FAULTS=ID faults (they break a server on purpose)")
 
 
-def _print(rows: list[dict]) -> None:
+def explain_patch(
+    patch_id: Annotated[str, typer.Argument(metavar="ID", help="As `patches list` shows it.", show_default=False)],
+    as_json: _AsJson = False,
+) -> None:
+    """Say everything about one patch: why, where it acts and what happens elsewhere, state, switches, targets, proof.
+
+    Exits 2 for an ID that the catalog does not have.
+    """
+    from gemma4_dumps.store import default_root
+    from gemma4_runtime.catalog import CATALOG
+    from gemma4_triage.inspection.explain_patch import explain
+
+    known = {patch.id: patch for patch in CATALOG}
+    if patch_id not in known:
+        near = [name for name in known if patch_id and patch_id in name] or get_close_matches(patch_id, known, 4, 0.5)
+        beside = f"near it: {', '.join(near)}; " if near else ""
+        raise UsageMistake(
+            f"there is no patch called {patch_id!r}", f"{beside}gemma4-triage patches list shows all {len(known)}"
+        )
+    settings, selected = _environment()
+    document = explain(known[patch_id], settings, patch_id in selected, settings.dump_dir or default_root())
+    if as_json:
+        emit_json("patch", {"patch": document})
+    else:
+        _print_one(document)
+
+
+def _environment() -> tuple["Settings", set[str]]:
+    """The settings, and ids of the patches that they select."""
+    from gemma4_runtime.errors import SettingsError
+    from gemma4_runtime.selection import select
+    from gemma4_runtime.settings import read_settings
+
+    try:
+        settings = read_settings()
+        return settings, {patch.id for patch in select(settings)}
+    except SettingsError as error:
+        raise UsageMistake(str(error), "correct or unset the variable; a server would refuse to start") from None
+
+
+def _print_list(rows: list[dict]) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    table = Table("id", "kind", "default", "now", "what it does", "upstream", box=SIMPLE)
+    table = Table("id", "kind", "default", "here", box=SIMPLE)
+    for name in ("what it does", "upstream since", "source"):
+        table.add_column(name, overflow="fold")
     for row in rows:
-        default, now = ("yes" if row[key] else "" for key in ("default", "selected"))
-        table.add_row(row["id"], row["kind"], default, now, row["title"], row["upstream"])
+        default, here = ("yes" if row["default"] else ""), ("on" if row["selected"] else "off")
+        table.add_row(row["id"], row["kind"], default, here, row["title"], row["upstream"], row["origin"])
+    stdout_console().print(table)
+
+
+def _print_one(document: dict) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    releases, installed = ", ".join(document["releases"]), document["installed_sglang"] or "none"
+    attached = [f"{row['how']} {row['path']}" for row in document["attachments"]]
+    for name, value in (
+        (document["kind"], document["id"]),
+        ("what it does", document["title"]),
+        ("why", document["why"]),
+        ("where it acts", document["eligibility"]),
+        ("elsewhere", document["fallback"]),
+        ("state here", document["state"]),
+        ("last process", document["last_process"] or "none on record has been asked for it"),
+        ("default", "yes" if document["default"] else "no"),
+        ("on", document["switch_on"]),
+        ("off alone", document["switch_off"]),
+        ("variables", ", ".join(document["variables"])),
+        ("source", document["origin"]),
+        ("upstream since", document["upstream"]),
+        ("written for", f"SGLang {releases}; installed here: {installed}"),
+        ("attaches", "\n".join(attached)),
+        ("self test", document["self_test"]),
+        ("proof", "\n".join(document["proof"])),
+        ("links", "\n".join(document["links"])),
+    ):
+        if value:
+            table.add_row(Text(name, style="bold"), value)
     stdout_console().print(table)

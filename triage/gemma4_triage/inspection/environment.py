@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
@@ -19,6 +19,7 @@ from gemma4_runtime.patch import Kind
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import HostEngine, Settings
 from gemma4_runtime.targets import TARGETS
+from gemma4_triage.inspection.guard_manifests import newest_with
 
 OK, NOTE, MISSING = "ok", "note", "missing"
 _GPU_QUERY_LIMIT_S = 10
@@ -186,24 +187,12 @@ def _pools_decided(manifest: dict) -> Check:
 
 def _last_with_paths(root: Path) -> dict | None:
     """The newest guard manifest whose process ran an op; those that cannot be read are passed over."""
-    return _last_with(root, "paths", _names_paths)
+    return newest_with(root, "paths", _names_paths)
 
 
 def _last_with_decisions(root: Path) -> dict | None:
     """The newest guard manifest whose process decided something about its pools."""
-    return _last_with(root, "decision", lambda row: isinstance(row["id"], str) and isinstance(row["decision"], str))
-
-
-def _last_with(root: Path, key: str, can_be_read: Callable[[dict], bool]) -> dict | None:
-    for path in sorted((root / "guards").glob("*.json"), reverse=True):
-        try:
-            manifest = json.loads(path.read_text())
-            rows = [row for row in manifest["patches"] if row.get(key)]
-            if rows and "pid" in manifest and all(can_be_read(row) for row in rows):
-                return manifest
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            continue
-    return None
+    return newest_with(root, "decision", lambda row: isinstance(row["id"], str) and isinstance(row["decision"], str))
 
 
 def _names_paths(row: dict) -> bool:

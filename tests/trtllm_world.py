@@ -1,4 +1,4 @@
-"""SGLang's own trtllm_mha backend on real pools on the CPU: a model of two sliding layers and a full one, batches."""
+"""SGLang's own trtllm_mha backend on real pools: a model of two sliding layers and a full one, batches."""
 
 from types import SimpleNamespace
 
@@ -37,7 +37,7 @@ def trtllm_backend(swa_allocator):
     """
     use_up_full_pages(swa_allocator)
     made = object.__new__(TRTLLMHAAttnBackend)
-    rows = torch.zeros(5, 256, dtype=torch.int32)
+    rows = torch.zeros(5, 256, dtype=torch.int32, device=swa_allocator.device)
     fields = {
         "token_to_kv_pool": swa_allocator.get_kvcache(),
         "_swa_kv_pool": swa_allocator.get_kvcache(),
@@ -45,7 +45,7 @@ def trtllm_backend(swa_allocator):
         "req_to_token": rows,
         "req_to_token_pool": SimpleNamespace(req_to_token=rows),
         "page_size": PAGE,
-        "device": "cpu",
+        "device": swa_allocator.device,
         "max_context_len": 256,
         "speculative_num_draft_tokens": 4,
         "speculative_step_id": 0,

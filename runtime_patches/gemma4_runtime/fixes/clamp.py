@@ -1,0 +1,77 @@
+"""Fix, on request only: what would be read out of range is read from the null page, and the request is marked.
+
+A safety net for a server that must not die of a page table, at the price of answers that may be wrong. The check is
+that of the probe `page-table`, whose hooks this patch shares; see `indices/act.py` for what it does in place of the
+debug mode, and `degraded.py` for the marks. The pull requests' clamp took the nearest page in range: that is another
+request's, and nobody was told (accept length fell from 2.76 to 1.69). Here it is page 0, which belongs to nobody.
+
+| hook                                         | process   | why                                                    |
+|----------------------------------------------|-----------|--------------------------------------------------------|
+| after to_payload of the output streamer      | scheduler | marks leave with their requests' output                |
+| before TokenizerManager._handle_batch_output | tokenizer | takes them off again: SGLang reads such keys per token |
+| around TokenizerManager._wait_one_response   | tokenizer | into the meta_info of every reply, streamed or not     |
+| after Req.reset_for_retract                  | scheduler | what is computed anew may be cached again              |
+| after Scheduler.flush_cache                  | scheduler | nothing doubtful is cached any more                    |
+| after Scheduler.get_internal_state           | scheduler | /server_info counts                                    |
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from gemma4_runtime.degraded import DEGRADED, KEY
+
+STATE_KEY = "gemma4_triage_degraded"
+"""Of an internal state in /server_info."""
+_MARK = "_gemma4_mark"
+
+
+def after_payload(payload: Any, accumulator: Any, *args: Any, **kwargs: Any) -> None:
+    """After `_GenerationStreamAccumulator.to_payload`, which gives None if there is nothing to send."""
+    if payload is not None:
+        DEGRADED.outputs(payload)
+
+
+def before_batch_output(tokenizer: Any, output: Any) -> None:
+    """Before `TokenizerManager._handle_batch_output`."""
+    info = getattr(output, "customized_info", None)
+    marks = info.pop(KEY, None) if info else None
+    if not marks:
+        return
+    if len(output.rids) == 1 and isinstance(marks[0], dict):
+        # SGLang cuts a batch into one output per request for several tokenizer workers, and takes off a list.
+        marks = [marks]
+    for rid, mark in zip(output.rids, marks, strict=True):
+        state = tokenizer.rid_to_state.get(rid)
+        if state is not None and mark:
+            setattr(state, _MARK, mark[-1])
+
+
+async def around_response(
+    original: Callable[..., AsyncIterator[dict[str, Any]]], tokenizer: Any, obj: Any, *args: Any, **kwargs: Any
+) -> AsyncIterator[dict[str, Any]]:
+    """Around `TokenizerManager._wait_one_response`."""
+    # A request that has finished is forgotten there before its last reply is handed out.
+    state = tokenizer.rid_to_state.get(obj.rid)
+    async for reply in original(tokenizer, obj, *args, **kwargs):
+        mark = getattr(state, _MARK, None)
+        if mark is not None:
+            reply["meta_info"][KEY] = mark
+        yield reply
+
+
+def after_retract(result: Any, request: Any) -> None:
+    """After `Req.reset_for_retract`."""
+    request.skip_radix_cache_insert = False
+
+
+def after_flush(flushed: bool, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    """After `Scheduler.flush_cache`, which refuses while requests run."""
+    if flushed:
+        DEGRADED.cache_was_flushed()
+
+
+def after_internal_state(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    """After `Scheduler.get_internal_state`."""
+    result.internal_state[STATE_KEY] = DEGRADED.document()

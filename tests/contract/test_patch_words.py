@@ -1,0 +1,94 @@
+"""What `patches explain` says of each patch is there, and is true as far as a test can tell."""
+
+import re
+from pathlib import Path
+
+import pytest
+import sglang
+
+from gemma4_runtime.catalog import CATALOG
+from gemma4_runtime.patch import Kind
+from gemma4_runtime.selection import select
+from gemma4_runtime.settings import VARIABLES, read_settings
+from gemma4_runtime.targets import TARGETS, dotted_path
+from gemma4_triage.inspection.explain_patch import about, links, source_file
+from gemma4_triage.inspection.patch_state import state_here, switch_off, switch_on, variables_of
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVED = [patch for patch in CATALOG if patch.kind in (Kind.FIX, Kind.OPTIMISATION, Kind.PROBE)]
+PLACES = ("tests/", "kernels/bench/rows/", "docs/")
+
+every_patch = pytest.mark.parametrize("patch", CATALOG, ids=lambda patch: patch.id)
+served_patch = pytest.mark.parametrize("patch", SERVED, ids=lambda patch: patch.id)
+
+
+@served_patch
+def test_it_says_why_where_and_what_else(patch):
+    """A new fix, optimisation or probe brings `about=About(...)`; gemma4_runtime/patch.py says what goes in."""
+    assert patch.about is not None
+    for text in (patch.about.why, patch.about.eligibility, patch.about.fallback):
+        assert text.endswith(".")
+        assert len(text) > 30
+        assert "  " not in text
+
+
+@every_patch
+def test_its_proof_is_in_the_repository(patch):
+    proof = about(patch).proof
+    assert len(set(proof)) == len(proof)
+    assert any(entry.startswith("tests/") for entry in proof)
+    for entry in proof:
+        path, _, name = entry.partition("::")
+        assert path.startswith(PLACES), entry
+        assert (ROOT / path).is_file(), entry
+        if name:
+            wanted = rf"def {name}\(" if path.endswith(".py") else rf'"{name}"'
+            assert re.search(wanted, (ROOT / path).read_text(encoding="utf-8")), entry
+
+
+@every_patch
+def test_its_variables_are_settings(patch):
+    named = set(re.findall(r"\b(?:GEMMA4_TRIAGE|SGLANG)_[A-Z0-9_]+", f"{about(patch)} {switch_off(patch)}"))
+    assert named | set(variables_of(patch)) <= set(VARIABLES)
+
+
+@every_patch
+def test_the_setting_that_it_names_switches_it_on(patch, monkeypatch):
+    if patch.asked_by == "cost":
+        monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG", "log")
+    for word in switch_on(patch).split():
+        monkeypatch.setenv(*word.split("=", 1))
+    settings = read_settings()
+    assert patch in select(settings)
+    assert state_here(patch, settings, True).startswith("on: ")
+
+
+@pytest.mark.parametrize("patch", [patch for patch in CATALOG if patch.default], ids=lambda patch: patch.id)
+def test_a_default_goes_off_alone(patch, monkeypatch):
+    setting = switch_off(patch).split(", or ")[0]
+    monkeypatch.setenv(*setting.split("=", 1))
+    left = {one.id for one in select(read_settings())}
+    assert left == {one.id for one in CATALOG if one.default} - {patch.id}
+
+
+@every_patch
+def test_links_are_of_files_that_the_release_has(patch):
+    found = links(patch)
+    assert found
+    assert len(set(found)) == len(found)
+    package = Path(sglang.__file__).parent.parent
+    for attachment in patch.attachments:
+        assert (package / source_file(dotted_path(sglang.__version__, attachment.target))).is_file()
+
+
+def test_a_number_in_a_text_becomes_a_link():
+    patch = next(patch for patch in CATALOG if patch.id == "leak-ledger")
+    assert [link.rpartition("/")[2] for link in links(patch) if "/issues/" in link] == ["11970", "7130", "10871"]
+    patch = next(patch for patch in CATALOG if patch.id == "negative-page")
+    assert links(patch)[0] == "https://github.com/NVIDIA/TensorRT-LLM/issues/16280"
+    patch = next(patch for patch in CATALOG if patch.id == "host-router-scale")
+    assert [link.rpartition("/")[2] for link in links(patch) if "/issues/" in link] == ["23280", "32131"]
+
+
+def test_every_release_of_a_patch_has_targets():
+    assert {release for patch in CATALOG for release in patch.releases} <= set(TARGETS)

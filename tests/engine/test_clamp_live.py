@@ -1,0 +1,161 @@
+"""`clamp` in the live server: bad entries are read from the null page, their requests go on, and every one is marked.
+
+The device model is sm100, so one page that is followed out of range would end the server.
+"""
+
+import json
+import os
+import re
+import sys
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from engine_process import HOST
+from gemma4_dumps.store import DumpStore
+from gemma4_repro.workloads import SWA_PRESSURE
+from server_process import flags, free_port, running_server
+
+pytestmark = pytest.mark.engine
+
+KEY = "gemma4_degraded"
+CLAMP = {"GEMMA4_TRIAGE_PATCHES": "default,+clamp"}
+HEALTHY_BUILDS = 3
+
+
+class Server:
+    def __init__(self, port, folder):
+        self.url, self.log, self.dumps = f"http://127.0.0.1:{port}", folder / "server.log", folder / "dumps"
+
+    def get(self, path):
+        with urllib.request.urlopen(self.url + path, timeout=120) as response:
+            return json.load(response)
+
+    def post(self, path, body):
+        request = urllib.request.Request(
+            self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=120) as response:
+            return response.read()
+
+    def generate(self, prompt, new_tokens, **more):
+        return json.loads(self.post("/generate", body(prompt, new_tokens) | more))
+
+    def stream(self, prompt, new_tokens):
+        text = self.post("/generate", body(prompt, new_tokens) | {"stream": True}).decode()
+        return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+
+    def counted(self):
+        (state,) = self.get("/server_info")["internal_states"]
+        return state["gemma4_triage_degraded"]
+
+
+def body(prompt, new_tokens):
+    return {
+        "input_ids": prompt,
+        "sampling_params": {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True},
+    }
+
+
+def running(folder, arguments, variables):
+    port = free_port()
+    environment = os.environ | HOST | variables | {"SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps")}
+    command = [sys.executable, "-m", "sglang.launch_server", "--host", "127.0.0.1", "--port", str(port)]
+    return Server(port, folder), running_server(command + flags(arguments), port, environment, folder / "server.log")
+
+
+def test_with_the_seed_bug_exactly_the_affected_requests_are_marked(run_engine, mtp_arguments):
+    """As in test_contain_live.py, where these requests end. `log` beside it writes dumps of what was replaced."""
+    done = run_engine(
+        {
+            "GEMMA4_TRIAGE_FAULTS": "swa-state-stale",
+            "GEMMA4_TRIAGE_PATCHES": "default,-swa-state-swap,+clamp",
+            "SGLANG_TRTLLM_MHA_DEBUG": "log",
+            "GEMMA4_TRIAGE_PROBES": "page-table",
+        },
+        engines=[mtp_arguments],
+        prompts=SWA_PRESSURE.prompts(),
+        new_tokens=130,
+        each_alone=True,
+    )
+    assert done.returncode == 0, done.log[-4000:]
+    (answers,) = done.outputs
+    # Every request runs to its end.
+    assert [len(answer["tokens"]) for answer in answers] == [130] * SWA_PRESSURE.prompt_count
+    marked = [answer["meta"][KEY] for answer in answers if KEY in answer["meta"]]
+    assert 0 < len(marked) < len(answers)
+    assert all(mark["clamped_entries"] >= 1 and mark["roles"] == ["draft"] for mark in marked)
+    assert all(mark["first_step"] <= mark["last_step"] for mark in marked)
+    # Whom the log names is whom the replies mark; it is rate limited, but begins with the first.
+    named = re.findall(r"DEGRADED: ([\w, ]+)", done.log)
+    assert named
+    ids = {answer["meta"]["id"] for answer in answers if KEY in answer["meta"]}
+    assert {name for line in named for name in line.strip().split(", ")} <= ids
+    assert "CLAMP: pages out of range" in done.log
+    assert "IllegalAddress" not in done.log
+
+
+def test_a_targets_page_past_the_end(mtp_arguments, tmp_path):
+    """The first row of each target verify from the 4th on: of one request at a time, all of it is known."""
+    server, context = running(tmp_path, mtp_arguments, CLAMP | {"GEMMA4_TRIAGE_FAULTS": "page-past-the-end"})
+    prompt = SWA_PRESSURE.prompts()[0][:60]
+    with context as process:
+        # SGLang's own warm-up may have had some of the healthy builds.
+        first = server.generate(prompt, 40)
+        mark = first["meta_info"][KEY]
+        assert mark["roles"] == ["target"]
+        assert mark["clamped_entries"] >= first["meta_info"]["spec_verify_ct"] - HEALTHY_BUILDS
+        # Its own keys stay out of the prefix cache but for the prompt's, which were computed before.
+        counted = server.counted()
+        # SGLang's own warm-up may have been marked before.
+        assert counted["requests"] >= 1
+        assert counted["clamped_entries"] >= mark["clamped_entries"]
+        again = server.generate(prompt + first["output_ids"], 1)
+        assert again["meta_info"]["cached_tokens"] <= len(prompt)
+        before = server.counted()["requests"]
+        with ThreadPoolExecutor(1) as pool:
+            long = pool.submit(server.stream, prompt, 120)
+            while server.counted()["requests"] == before:
+                assert not long.done()
+            # In the second row of every batch, and out of it before the first.
+            beside = server.generate(SWA_PRESSURE.prompts()[1][:60], 8)
+            assert not long.done()
+            assert KEY not in beside["meta_info"]
+            assert KEY in long.result()[-1]["meta_info"]
+        chunks = server.stream(prompt, 12)
+        assert chunks[-1]["meta_info"][KEY]["clamped_entries"] >= 1
+        chat = {
+            "model": "default",
+            "messages": [{"role": "user", "content": "a"}],
+            "max_tokens": 8,
+            "ignore_eos": True,
+            "return_meta_info": True,
+        }
+        (choice,) = json.loads(server.post("/v1/chat/completions", chat))["choices"]
+        assert choice["meta_info"][KEY]["roles"] == ["target"]
+        # A single token needs no verify: nothing of it was clamped.
+        assert KEY not in server.generate(prompt[:20], 1)["meta_info"]
+        assert process.poll() is None
+    assert DumpStore(server.dumps).list() == []
+
+
+def test_a_clean_load_is_not_marked(run_engine, mtp_arguments):
+    done = run_engine(CLAMP, engines=[mtp_arguments], prompts=SWA_PRESSURE.prompts(), new_tokens=40, each_alone=True)
+    assert done.returncode == 0, done.log[-4000:]
+    (answers,) = done.outputs
+    assert [len(answer["tokens"]) for answer in answers] == [40] * SWA_PRESSURE.prompt_count
+    assert not any(KEY in answer["meta"] for answer in answers)
+    assert "CLAMP: pages out of range" in done.log
+    assert "DEGRADED" not in done.log
+
+
+def test_without_it_the_server_dies_as_before(run_engine, mtp_arguments):
+    done = run_engine(
+        {"GEMMA4_TRIAGE_PATCHES": "default", "GEMMA4_TRIAGE_FAULTS": "page-past-the-end"},
+        engines=[mtp_arguments],
+        prompts=[SWA_PRESSURE.prompts()[0][:60]],
+        new_tokens=40,
+    )
+    assert done.returncode != 0
+    assert "IllegalAddress" in done.log

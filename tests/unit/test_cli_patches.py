@@ -1,0 +1,145 @@
+"""`gemma4-triage patches list` and `patches explain`."""
+
+import json
+
+import pytest
+
+from gemma4_runtime.catalog import CATALOG
+from gemma4_triage.cli.app import main
+from gemma4_triage.errors import ExitCode
+
+
+@pytest.fixture(autouse=True)
+def store(monkeypatch, tmp_path):
+    monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(tmp_path))
+    return tmp_path
+
+
+def document(capsys, *words):
+    assert main(["patches", *words, "--json"]) == ExitCode.OK
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    return json.loads(printed.out)
+
+
+def guard_manifest(root, name, **row):
+    (root / "guards").mkdir(exist_ok=True)
+    manifest = {"pid": 7, "created_utc": "2026-11-22T00:00:00+00:00", "verified": True, "patches": [row]}
+    (root / "guards" / f"{name}.json").write_text(json.dumps(manifest))
+
+
+def test_bare_patches_is_the_list(capsys):
+    assert document(capsys) == document(capsys, "list")
+    assert document(capsys, "--kind", "fault") == document(capsys, "list", "--kind", "fault")
+
+
+def test_the_list_has_every_patch(capsys):
+    rows = document(capsys, "list")["patches"]
+    assert [row["id"] for row in rows] == [patch.id for patch in CATALOG]
+    assert {"id", "kind", "origin", "upstream", "default", "state", "selected"} <= set(rows[0])
+    assert main(["patches", "list"]) == ExitCode.OK
+    printed = capsys.readouterr()
+    # Only the longest may be folded.
+    assert all(patch.id[:25] in printed.out for patch in CATALOG)
+    assert "patches explain ID" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("patch", "variables", "state"),
+    [
+        ("yoco", {}, "off: GEMMA4_TRIAGE_PATCHES is unset; `gemma4-triage serve` sets default, which has it"),
+        ("yoco", {"GEMMA4_TRIAGE_PATCHES": "default"}, "on: GEMMA4_TRIAGE_PATCHES=default has it"),
+        ("yoco", {"GEMMA4_TRIAGE_PATCHES": "default,-yoco"}, "off: GEMMA4_TRIAGE_PATCHES=default,-yoco leaves it out"),
+        (
+            "yoco",
+            {"GEMMA4_TRIAGE_PATCHES": "default", "SGLANG_GEMMA4_YOCO": "0"},
+            "off: SGLANG_GEMMA4_YOCO=0 has the last word",
+        ),
+        ("force-eagle", {"SGLANG_GEMMA4_FORCE_EAGLE": "1"}, "on: SGLANG_GEMMA4_FORCE_EAGLE=1"),
+        ("page-table", {}, "off: SGLANG_TRTLLM_MHA_DEBUG is off"),
+        ("page-table", {"SGLANG_TRTLLM_MHA_DEBUG": "1"}, "on: SGLANG_TRTLLM_MHA_DEBUG is on"),
+        (
+            "geometry",
+            {"SGLANG_TRTLLM_MHA_DEBUG": "log", "GEMMA4_TRIAGE_PROBES": "page-table"},
+            "off: SGLANG_TRTLLM_MHA_DEBUG is log, GEMMA4_TRIAGE_PROBES does not name it",
+        ),
+        (
+            "swa-allocator",
+            {"SGLANG_TRTLLM_MHA_DEBUG": "contain"},
+            "off: SGLANG_TRTLLM_MHA_DEBUG is contain, which leaves out what waits for the device; "
+            "GEMMA4_TRIAGE_PROBES=swa-allocator names it",
+        ),
+        ("leak-ledger", {"GEMMA4_TRIAGE_LEAK": "dump"}, "on: GEMMA4_TRIAGE_LEAK is dump"),
+        ("swa-state-stale", {"GEMMA4_TRIAGE_FAULTS": "swa-state-stale"}, "on: GEMMA4_TRIAGE_FAULTS names it"),
+        ("host-softcap", {}, "off: GEMMA4_TRIAGE_HOST_ENGINE is off"),
+    ],
+)
+def test_the_state_names_the_variable_that_decides(capsys, monkeypatch, patch, variables, state):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    explained = document(capsys, "explain", patch)["patch"]
+    assert explained["state"] == state
+    assert explained["selected"] == state.startswith("on")
+    (row,) = [row for row in document(capsys)["patches"] if row["id"] == patch]
+    assert row["state"] == state
+
+
+def test_everything_about_one(capsys):
+    assert main(["patches", "explain", "owner-only-kv"]) == ExitCode.OK
+    shown = " ".join(capsys.readouterr().out.split())
+    for word in (
+        "optimisation",
+        "GEMMA4_TRIAGE_PATCHES=default,-owner-only-kv",
+        "sglang.srt.model_executor.model_runner.ModelRunner.adjust_hybrid_swa_layers_for_pp",
+        "tests/engine/test_owner_only_kv_live.py",
+        "blob/v0.5.13.post1/python/sglang/srt/model_executor/model_runner.py",
+        "none on record",
+    ):
+        assert word in shown
+
+
+def test_every_patch_can_be_explained(capsys):
+    for patch in CATALOG:
+        explained = document(capsys, "explain", patch.id)["patch"]
+        assert all(explained[key] for key in ("attachments", "proof", "links", "why", "eligibility", "fallback"))
+        assert all(row["path"].startswith("sglang.srt.") for row in explained["attachments"])
+
+
+def test_what_the_last_process_made_of_it(capsys, store):
+    guard_manifest(store, "1", id="routing", attached=True, paths=["fused"])
+    guard_manifest(store, "2", id="routing", attached=True, paths=["fused", "hidden states on cpu"], decision="so")
+    guard_manifest(store, "3", id="yoco", attached=False, reason="no target")
+    (store / "guards" / "4.json").write_text("{torn")
+    said = document(capsys, "explain", "routing")["patch"]["last_process"]
+    assert said.startswith("attached in pid 7, 2026-11-22")
+    assert said.endswith("paths taken: fused, hidden states on cpu; so")
+    assert "not attached (no target)" in document(capsys, "explain", "yoco")["patch"]["last_process"]
+    assert document(capsys, "explain", "page-table")["patch"]["last_process"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("yoko", "near it: yoco;"),
+        ("swa", "near it: swa-state-stale,"),
+        ("qqqqqq", "gemma4-triage patches list"),
+        ("", ""),
+    ],
+)
+def test_an_unknown_id(capsys, name, near):
+    assert main(["patches", "explain", name]) == ExitCode.USAGE
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert f"there is no patch called '{name}'" in printed.err
+    assert near in printed.err
+
+
+def test_a_setting_that_no_server_would_take(capsys, monkeypatch):
+    monkeypatch.setenv("GEMMA4_TRIAGE_PATCHES", "no-such")
+    assert main(["patches", "explain", "yoco", "--json"]) == ExitCode.USAGE
+    assert json.loads(capsys.readouterr().out)["kind"] == "error"
+
+
+def test_an_unknown_kind(capsys):
+    assert main(["patches", "--kind", "no-such"]) == ExitCode.USAGE
+    assert "kinds: host leaf" in capsys.readouterr().err

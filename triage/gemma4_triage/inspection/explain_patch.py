@@ -1,0 +1,104 @@
+"""Everything about one patch, for a terminal and JSON alike. Of the catalog; nothing of a server is imported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from gemma4_runtime.patch import About, Attachment, Bind, Edit, Kind, Patch
+from gemma4_runtime.settings import Settings
+from gemma4_runtime.targets import dotted_path
+from gemma4_triage.inspection.guard_manifests import newest_of
+from gemma4_triage.inspection.patch_state import state_here, switch_off, switch_on, variables_of
+
+_HUB = "https://github.com"
+_NUMBERS = re.compile(r"\b(SGLang|TensorRT-LLM)(?: issues?)? ((?:\d{3,6}(?:, | and )?)+)|(?<!\w)#(\d{3,6})")
+_PROJECTS = {"SGLang": "sgl-project/sglang", "TensorRT-LLM": "NVIDIA/TensorRT-LLM"}
+_KINDS: dict[Kind, About] = {
+    Kind.FAULT: About(
+        why="A known defect, put back on request, so that what finds it and what repairs it can be seen to.",
+        eligibility="Where its targets are reached. Never a default, and announced on stderr at the start.",
+        fallback="Without its name in the variable SGLang's function is the one that it ships.",
+        proof=("tests/engine/test_repro_corpus.py", "docs/corpus_matrix.json"),
+    ),
+    Kind.HOST_LEAF: About(
+        why="SGLang on a CPU lacks what exists for CUDA alone; this stands in for one such leaf.",
+        eligibility="The host engine, on a machine without CUDA.",
+        fallback="Refused where CUDA is present, unless forced.",
+        proof=("tests/engine/test_parity_with_transformers.py",),
+    ),
+}
+"""What holds for every patch of a kind whose records have no `about`."""
+
+
+def about(patch: Patch) -> About:
+    """Its own words, else those of its kind."""
+    return patch.about or _KINDS[patch.kind]
+
+
+def explain(patch: Patch, settings: Settings, chosen: bool, root: Path) -> dict:
+    """One JSON object. root: the store whose guard manifests say what the last process made of the patch."""
+    words = about(patch)
+    return {
+        "id": patch.id,
+        "kind": patch.kind.value,
+        "title": patch.title,
+        "why": words.why,
+        "eligibility": words.eligibility,
+        "fallback": words.fallback,
+        "origin": patch.origin,
+        "upstream": patch.upstream,
+        "links": links(patch),
+        "releases": list(patch.releases),
+        "installed_sglang": _installed(),
+        "default": patch.default,
+        "selected": chosen,
+        "state": state_here(patch, settings, chosen),
+        "last_process": newest_of(root, patch.id),
+        "variables": list(variables_of(patch)),
+        "switch_on": switch_on(patch),
+        "switch_off": switch_off(patch),
+        "attachments": [_attachment(one, patch.releases[0]) for one in patch.attachments],
+        "self_test": patch.self_test,
+        "proof": list(words.proof),
+    }
+
+
+def links(patch: Patch) -> list[str]:
+    """Issues and pull requests that its texts name, then the files of SGLang's release that it attaches to."""
+    named = [f"{_HUB}/{project}/issues/{number}" for project, number in _numbers(f"{patch.origin}; {patch.upstream}")]
+    release = patch.releases[0]
+    paths = (source_file(dotted_path(release, one.target)) for one in patch.attachments)
+    files = (f"{_HUB}/{_PROJECTS['SGLang']}/blob/v{release}/python/{path}" for path in paths)
+    return list(dict.fromkeys((*named, *files)))
+
+
+def source_file(dotted: str) -> str:
+    """`sglang.a.b.Class.method` -> `sglang/a/b.py`."""
+    words = dotted.split(".")[:-1]
+    while words[-1].lstrip("_")[:1].isupper():
+        words.pop()
+    return "/".join(words) + ".py"
+
+
+def _numbers(text: str) -> Iterator[tuple[str, str]]:
+    for match in _NUMBERS.finditer(text):
+        for number in re.findall(r"\d+", match[2] or match[3]):
+            yield _PROJECTS[match[1] or "SGLang"], number
+
+
+def _attachment(one: Attachment, release: str) -> dict:
+    row = {"how": "edit" if isinstance(one, Edit) else "bind" if isinstance(one, Bind) else str(one.how)}
+    row |= {"target": one.target, "path": dotted_path(release, one.target)}
+    if isinstance(one, Edit):
+        return row | {"match": one.match, "replacement": one.replacement}
+    return row | {"implementation": one.implementation}
+
+
+def _installed() -> str | None:
+    try:
+        return version("sglang")
+    except PackageNotFoundError:
+        return None

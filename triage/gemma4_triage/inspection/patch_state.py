@@ -1,0 +1,85 @@
+"""Whether this environment chooses a patch, because of which variable, and which one would change that."""
+
+from __future__ import annotations
+
+from gemma4_runtime.patch import Kind, Patch
+from gemma4_runtime.selection import FORCE_EAGLE, PIECEWISE, RIGHT_IN_GRAPHS, YOCO
+from gemma4_runtime.settings import Mode, Settings
+
+_MODE, _LEAK, _COST = "SGLANG_TRTLLM_MHA_DEBUG", "GEMMA4_TRIAGE_LEAK", "GEMMA4_TRIAGE_COST"
+_PATCHES, _PROBES, _FAULTS = "GEMMA4_TRIAGE_PATCHES", "GEMMA4_TRIAGE_PROBES", "GEMMA4_TRIAGE_FAULTS"
+_HOST = "GEMMA4_TRIAGE_HOST_ENGINE"
+_KNOBS = {
+    YOCO: "SGLANG_GEMMA4_YOCO",
+    FORCE_EAGLE: "SGLANG_GEMMA4_FORCE_EAGLE",
+    PIECEWISE: "SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM",
+}
+"""The pull requests' own; where set, they have the last word."""
+
+
+def state_here(patch: Patch, settings: Settings, chosen: bool) -> str:
+    """`on: …` or `off: …` with the variable that decides. chosen: whether `select` has it for these settings."""
+    return f"{'on' if chosen else 'off'}: {_because(patch, settings, chosen)}"
+
+
+def variables_of(patch: Patch) -> tuple[str, ...]:
+    """Every variable that can choose it or that it reads, the deciding one first."""
+    own = patch.about.switches if patch.about else ()
+    if patch.kind is Kind.PROBE:
+        shared = {"mode": (_MODE, _PROBES), "leak": (_LEAK,), "cost": (_COST,)}[patch.asked_by]
+    else:
+        shared = ({Kind.FAULT: _FAULTS, Kind.HOST_LEAF: _HOST}.get(patch.kind, _PATCHES),)
+    return tuple(dict.fromkeys((*shared, *own)))
+
+
+def switch_on(patch: Patch) -> str:
+    """A setting that chooses it, and as little else as can be."""
+    if patch.kind is Kind.PROBE:
+        asked = {"mode": f"{_MODE}=log {_PROBES}={patch.id}", "leak": f"{_LEAK}=dump", "cost": f"{_COST}=1"}
+        return asked[patch.asked_by]
+    if patch.kind is Kind.FAULT:
+        return f"{_FAULTS}={patch.id}"
+    return f"{_HOST}=1" if patch.kind is Kind.HOST_LEAF else f"{_PATCHES}={patch.id}"
+
+
+def switch_off(patch: Patch) -> str:
+    """How to be without this one and keep the others."""
+    if patch.kind is Kind.PROBE:
+        return f"name the others in {_PROBES}" if patch.asked_by == "mode" else f"unset {variables_of(patch)[0]}"
+    if patch.kind is Kind.HOST_LEAF:
+        return "not alone: the host engine needs all of its leaves"
+    if patch.id == YOCO:
+        return f"{_PATCHES}=default,-{patch.id}, or {_KNOBS[YOCO]}=0"
+    if patch.default:
+        return f"{_PATCHES}=default,-{patch.id}"
+    also = f", unset {_KNOBS[patch.id]}" if patch.id in _KNOBS else ""
+    return f"leave it out of {_FAULTS if patch.kind is Kind.FAULT else _PATCHES}{also}; it is no default"
+
+
+def _because(patch: Patch, settings: Settings, chosen: bool) -> str:
+    if patch.kind is Kind.PROBE:
+        return _of_probe(patch, settings, chosen)
+    if patch.kind is Kind.HOST_LEAF:
+        return f"{_HOST} is {settings.host_engine.value}"
+    if patch.kind is Kind.FAULT:
+        return f"{_FAULTS} names it" if chosen else f"{_FAULTS} does not name it"
+    if patch.id == YOCO and settings.yoco is not None:
+        return f"{_KNOBS[YOCO]}={int(settings.yoco)} has the last word"
+    if {FORCE_EAGLE: settings.force_eagle, PIECEWISE: settings.piecewise_multimodal}.get(patch.id):
+        return f"{_KNOBS[patch.id]}=1"
+    if chosen and patch.id == RIGHT_IN_GRAPHS and settings.piecewise_multimodal:
+        return f"{PIECEWISE} needs it"
+    if settings.patches:
+        return f"{_PATCHES}={','.join(settings.patches)} {'has it' if chosen else 'leaves it out'}"
+    served = "has it" if patch.default else "does not have it"
+    return f"{_PATCHES} is unset; `gemma4-triage serve` sets default, which {served}"
+
+
+def _of_probe(patch: Patch, settings: Settings, chosen: bool) -> str:
+    value = {"mode": settings.mode.value, "leak": settings.leak.value, "cost": "1" if settings.cost else "unset"}
+    decides = f"{variables_of(patch)[0]} is {value[patch.asked_by]}"
+    if patch.asked_by != "mode" or settings.mode is Mode.OFF or (chosen and not settings.probes):
+        return decides
+    if settings.probes:
+        return f"{decides}, {_PROBES} {'names' if chosen else 'does not name'} it"
+    return f"{decides}, which leaves out what waits for the device; {_PROBES}={patch.id} names it"
