@@ -52,8 +52,17 @@ def served(request, tmp_path_factory):
     """The mode, what SGLang served, and the patched runtime; in piecewise graphs the latter alone."""
     what = spec(ENGINE | TEXT | {"plain": {}, "mtp": MTP, "piecewise": PIECEWISE}[request.param])
     knob = KNOB if request.param == "piecewise" else {}
+    if knob:
+        without_hidden_states(what)
     plain = run("yoco_child.py", tmp_path_factory.mktemp("text"), "none", what)
     return request.param, plain, run("yoco_child.py", tmp_path_factory.mktemp("text"), "default", what, knob)
+
+
+def without_hidden_states(what):
+    """A server that may be asked for hidden states captures graphs for those requests alone."""
+    del what["engine"]["enable_return_hidden_states"]
+    for one in what["rounds"]:
+        one.pop("return_hidden_states", None)
 
 
 def worst_error(plain, ours):
@@ -96,6 +105,7 @@ def test_sglangs_own_piecewise_graphs_read_the_per_layer_inputs_of_their_capture
     found = {}
     for patches, enforced in (("none", False), ("none", True), ("piecewise-ple", True)):
         what = spec(ENGINE | TEXT | PIECEWISE | {"enforce_piecewise_cuda_graph": enforced})
+        without_hidden_states(what)
         folder = tmp_path / f"{patches}-{enforced}"
         folder.mkdir()
         found[patches, enforced] = run("yoco_child.py", folder, patches, what)["rounds"]

@@ -270,19 +270,19 @@ class TestBesidePiecewiseGraphs:
             return runner.can_run(batch(**lengths | changes))
 
     def test_a_long_one_is_yocos(self, server):
-        assert self.can_run(tokens=1025)
-        assert not self.can_run(tokens=1026)
+        assert self.can_run(tokens=2049)
+        assert not self.can_run(tokens=2050)
 
     def test_without_yoco_it_is_the_graphs(self, server):
         Session.in_force().in_force_ids = frozenset()
-        assert self.can_run(tokens=1026)
+        assert self.can_run(tokens=2050)
 
     def test_so_is_one_that_yoco_refuses(self, server):
         server.enable_lora = True
-        assert self.can_run(tokens=1026)
+        assert self.can_run(tokens=2050)
 
     def test_and_one_of_a_model_whose_layers_share_nothing(self, server):
-        assert self.can_run(tokens=1026, shared=0)
+        assert self.can_run(tokens=2050, shared=0)
 
     def test_what_sglang_refuses_stays_refused(self, server):
         assert not self.can_run(tokens=300, capture_hidden_mode=CaptureHiddenMode.FULL)

@@ -25,7 +25,8 @@ from gemma4_repro.step_bench.model_sizes import SIZES, VOCABULARY
 from gemma4_repro.toys.locate import TARGET_NAME, toy_path
 
 _BURST_LIMIT_S = 120
-_START_SHARE = 0.6
+_START_SHARE = 0.75
+"""Of a model's time. The first start on a machine compiles kernels, each server for itself."""
 _ASKED = 4
 """Requests of a shape whose answers are compared."""
 _HOST_VOCABULARY = 512
