@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gemma4_triage.cli.bench_options import Force, MaxMinutes, Out, deliver, exit_code, need_cuda, read_words
+from gemma4_triage.cli.bench_servers import measure_with_servers
 from gemma4_triage.cli.output import say
 from gemma4_triage.cli.output_file import refuse_existing
 from gemma4_triage.cli.store_options import AsJson
-from gemma4_triage.errors import EnvironmentCannot, UsageMistake, for_user
+from gemma4_triage.errors import UsageMistake, for_user
 
 if TYPE_CHECKING:
     from gemma4_repro.serving_bench.plan import ServingPlan
@@ -63,30 +64,13 @@ def serving(
 
 
 def _measure(plan: ServingPlan, run_folder: Path | None) -> tuple[dict[str, Any], bool]:
-    from gemma4_repro.bench.ask_installation import InstallationQuestion
-    from gemma4_repro.errors import OutputRefused
-    from gemma4_repro.readiness import check_sglang
-    from gemma4_repro.run_folder import prepare_run_folder
     from gemma4_repro.serving_bench.measure import run_plan
-    from gemma4_triage.report.bench_origin import project_origin
     from gemma4_triage.report.serving_bench_document import serving_bench_document
 
-    check_sglang()
-    # Now, and not when it has ended: by then the checkout may be at another commit.
-    project = project_origin()
-    try:
-        folder = prepare_run_folder("bench-serving", (), run_folder, False)
-    except OutputRefused as error:
-        raise UsageMistake(str(error), "name another --run-folder") from error
-    say(f"run folder: {folder}")
-    with InstallationQuestion(folder, plan.host_engine) as question:
-        measured = run_plan(plan, folder, say)
-        if measured.interrupted and not measured.bursts:
-            raise KeyboardInterrupt
-        installation = question.answer()
-    document = serving_bench_document(plan, measured, installation, project, folder)
-    if not document["rows"]:
-        reasons = [why for lost in measured.lost.values() for why in lost.values()]
-        why = "\n".join(reasons) or measured.partial
-        raise EnvironmentCannot(f"nothing was measured\n{why}", f"the servers' logs are below {folder}")
-    return document, measured.interrupted
+    return measure_with_servers(
+        "bench-serving",
+        run_folder,
+        plan.host_engine,
+        lambda folder: run_plan(plan, folder, say),
+        lambda *facts: serving_bench_document(plan, *facts),
+    )

@@ -10,13 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from gemma4_triage.cli.output import printable
-
-_STYLES = {"met": "green", "missed": "bold red", "not measured": "bold red"}
+from gemma4_triage.report.bench_text import STATUS_STYLES, print_origin, print_partial, ratio_cells
 
 
 def print_serving_bench(console: Console, document: dict[str, Any]) -> None:
-    versions = [f"{name} {document['versions'].get(name, '?')}" for name in ("sglang", "torch", "triton")]
-    console.print(Text(f"{document['device']}, {', '.join(versions)}"), soft_wrap=True)
+    print_origin(console, document)
     if not document["measurement"]:
         console.print(Text("a trial on a CPU: its times are no measurement", style="yellow"))
     for model in document["models"]:
@@ -29,8 +27,7 @@ def print_serving_bench(console: Console, document: dict[str, Any]) -> None:
     for model, lost in document["lost"].items():
         for arm, why in lost.items():
             console.print(Text(printable(f"lost: {model}, {arm}: {why}"), style="yellow"), soft_wrap=True)
-    if document["partial"]:
-        console.print(Text(f"partial: {document['partial']}", style="yellow"), soft_wrap=True)
+    print_partial(console, document)
 
 
 def _table(model: str, rows: list[dict[str, Any]], servers: dict[str, Any]) -> Table:
@@ -44,9 +41,9 @@ def _table(model: str, rows: list[dict[str, Any]], servers: dict[str, Any]) -> T
             row["shape"],
             row["arm"],
             f"{row['wall_s']['median']:.3f}",
-            *_ratio(row["speedup"]),
+            *ratio_cells(row["speedup"], 3),
             f"{row['ttft_ms']['median']:.1f}",
-            _ratio(row["ttft_speedup"])[0],
+            ratio_cells(row["ttft_speedup"], 3)[0],
             f"{row['tokens_per_s']:.0f}",
             str(memory.get("token_capacity", "")),
             "" if row["difference"] is None else f"{row['difference']:.4f}",
@@ -54,18 +51,11 @@ def _table(model: str, rows: list[dict[str, Any]], servers: dict[str, Any]) -> T
     return table
 
 
-def _ratio(ratio: dict[str, Any] | None) -> tuple[str, str]:
-    if ratio is None:
-        return "", ""
-    interval = "" if ratio["low"] is None else f"{ratio['low']:.3f} to {ratio['high']:.3f}"
-    return f"x{ratio['median']:.3f}", interval
-
-
 def _target(target: dict[str, Any]) -> Text:
     text = f": {target['title']}"
     if target["missed_in"]:
         text += f"; missed in {', '.join(map(_where, target['missed_in']))}"
-    return Text(f"{target['target']}: ").append(target["status"], _STYLES[target["status"]]).append(text)
+    return Text(f"{target['target']}: ").append(target["status"], STATUS_STYLES[target["status"]]).append(text)
 
 
 def _wrong(answer: dict[str, Any]) -> str:

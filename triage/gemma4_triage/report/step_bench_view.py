@@ -10,13 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from gemma4_triage.cli.output import printable
-
-_STYLES = {"met": "green", "missed": "bold red", "not measured": "bold red"}
+from gemma4_triage.report.bench_text import STATUS_STYLES, print_origin, print_partial, ratio_cells
 
 
 def print_step_bench(console: Console, document: dict[str, Any]) -> None:
-    versions = [f"{name} {document['versions'].get(name, '?')}" for name in ("sglang", "torch", "triton")]
-    console.print(Text(f"{document['device']}, {', '.join(versions)}"), soft_wrap=True)
+    print_origin(console, document)
     for model in document["models"]:
         if rows := [row for row in document["rows"] if row["model"] == model]:
             console.print(_table(rows))
@@ -27,8 +25,7 @@ def print_step_bench(console: Console, document: dict[str, Any]) -> None:
     for lost in document["lost"]:
         where = f"{_where(lost)}, {lost['arm']}"
         console.print(Text(printable(f"lost: {where}: {lost['why']}"), style="yellow"), soft_wrap=True)
-    if document["partial"]:
-        console.print(Text(f"partial: {document['partial']}", style="yellow"), soft_wrap=True)
+    print_partial(console, document)
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
@@ -43,19 +40,12 @@ def _table(rows: list[dict[str, Any]]) -> Table:
             str(row["batch"]),
             row["arm"],
             f"{row['step_us']['median']:.1f}",
-            *_speedup(row["speedup"]),
+            *ratio_cells(row["speedup"], 4),
             "" if row["kernels"] is None else str(row["kernels"]),
             "none" if answers["bit_equal"] else f"{answers['relative_difference']:.4f}",
             f"{100 * answers['same_tokens']:.0f}%",
         )
     return table
-
-
-def _speedup(ratio: dict[str, Any] | None) -> tuple[str, str]:
-    if ratio is None:
-        return "", ""
-    interval = "" if ratio["low"] is None else f"{ratio['low']:.4f} to {ratio['high']:.4f}"
-    return f"x{ratio['median']:.4f}", interval
 
 
 def _target(target: dict[str, Any]) -> Text:
@@ -65,7 +55,7 @@ def _target(target: dict[str, Any]) -> Text:
         text += f"; worst {worst['value']:.4f} ({_where(worst)})"
     if target["missed_in"]:
         text += f"; missed in {', '.join(map(_where, target['missed_in']))}"
-    return Text(f"{target['target']}: ").append(target["status"], _STYLES[target["status"]]).append(text)
+    return Text(f"{target['target']}: ").append(target["status"], STATUS_STYLES[target["status"]]).append(text)
 
 
 def _wrong(answer: dict[str, Any]) -> str:
