@@ -17,6 +17,7 @@ from typing import Any
 from gemma4_repro.bench.burst import prompts
 from gemma4_repro.bench.server import BenchServer
 from gemma4_repro.serving_bench.loads import Shape
+from gemma4_repro.serving_bench.plan import ENCODER_LINES
 
 _PICTURE = "<|image|>"
 _WIDTH, _HEIGHT = 768, 576
@@ -52,6 +53,10 @@ def run_burst(
     server: BenchServer, model: str, shape: Shape, number: int, bodies: list[dict[str, Any]], limit_s: float
 ) -> Burst:
     """Raises ServerLost, also if an answer is shorter than asked for."""
+    if shape.encoder:
+        line = _encode(server, shape, limit_s)
+        seconds = statistics.median(line["seconds"])
+        return Burst(model, shape.id, server.arm.id, number, seconds, (seconds,), line["soft_tokens"])
     # The last answer leaves before the scheduler has put the batch away; until then it would refuse, so let it wait.
     server.ask("/flush_cache?timeout=5", {})
     started = time.perf_counter()
@@ -72,6 +77,8 @@ def median_ttft_s(burst: Burst) -> float:
 
 def bodies_of(shape: Shape, number: int, folder: Path) -> list[dict[str, Any]]:
     """The requests of a round, the same for every arm. folder: for its pictures."""
+    if shape.encoder:
+        return []
     sampling = {"temperature": 0, "max_new_tokens": shape.new_tokens, "ignore_eos": True}
     seed = 1000 * number + shape.requests
     if not shape.pictures:
@@ -81,13 +88,16 @@ def bodies_of(shape: Shape, number: int, folder: Path) -> list[dict[str, Any]]:
     return [body | {"sampling_params": sampling, "stream": True} for body in made]
 
 
-def likelihoods(
-    server: BenchServer, bodies: list[dict[str, Any]], vocabulary: int, limit_s: float
+def told_of(
+    server: BenchServer, shape: Shape, bodies: list[dict[str, Any]], vocabulary: int, limit_s: float
 ) -> list[list[float]]:
-    """Per request the log probabilities of some tokens, spread over the vocabulary, in its answer's first place.
+    """Per request the log probabilities of some tokens, spread over the vocabulary, in its answer's first place; of the
+    encoder some values of its soft tokens.
 
     Raises ServerLost.
     """
+    if shape.encoder:
+        return [_encode(server, shape, limit_s)["values"]]
     ids = list(range(0, vocabulary, max(1, vocabulary // _LIKELY)))
     asked = {"return_logprob": True, "logprob_start_len": -1, "token_ids_logprob": ids}
     server.ask("/flush_cache?timeout=5", {})
@@ -98,6 +108,12 @@ def likelihoods(
         (told,) = answer["meta_info"]["output_token_ids_logprobs"]
         found.append([entry[0] for entry in told])
     return found
+
+
+def _encode(server: BenchServer, shape: Shape, limit_s: float) -> dict[str, Any]:
+    load_weights(server, shape.encoder, limit_s)
+    lines = (server.folder / ENCODER_LINES).read_text(encoding="utf-8").splitlines()
+    return json.loads(lines[-1])
 
 
 def _stream(server: BenchServer, body: dict[str, Any], started: float, limit_s: float) -> tuple[float, dict[str, Any]]:

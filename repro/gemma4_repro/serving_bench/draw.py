@@ -18,14 +18,23 @@ from gemma4_repro.step_bench.weights import redraw
 def draw(model: torch.nn.Module, named_tensors: list[tuple[str, Any]]) -> None:
     """The text model's weights, as `step_bench.weights` draws them, and the vision tower's if there is one."""
     redraw(model)
-    for part in ("vision_tower", "embed_vision"):
-        if (module := getattr(model, part, None)) is not None:
-            _draw_vision(module)
+    for part in _vision_parts(model):
+        _draw_vision(part)
 
 
 def move_norms(model: torch.nn.Module, named_tensors: list[tuple[str, Any]]) -> None:
-    """Every norm of the text model up or down by one or two units in the last place."""
+    """Every norm up or down by one or two units in the last place, the vision tower's too."""
     move(model)
+    for norm in (weight for part in _vision_parts(model) for weight in part.parameters() if weight.dim() < 2):
+        weight = norm.data
+        up = torch.arange(weight.numel(), device=weight.device).reshape(weight.shape) % 2 == 0
+        step = torch.finfo(weight.dtype).eps
+        weight.mul_(torch.where(up, 1 + step, 1 - step).to(weight.dtype))
+
+
+def _vision_parts(model: torch.nn.Module) -> list[torch.nn.Module]:
+    found = [getattr(model, name, None) for name in ("vision_tower", "embed_vision")]
+    return [part for part in found if part is not None and list(part.parameters())]
 
 
 def _draw_vision(module: torch.nn.Module) -> None:

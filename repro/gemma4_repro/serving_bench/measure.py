@@ -18,7 +18,7 @@ from gemma4_repro.bench.fleet import Fleet
 from gemma4_repro.bench.server import BenchServer, ServerLost
 from gemma4_repro.errors import EnvironmentLacks
 from gemma4_repro.serving_bench.agree import HOST_TOLERANCE, answer_record, difference, tolerance
-from gemma4_repro.serving_bench.client import Burst, bodies_of, likelihoods, load_weights, run_burst
+from gemma4_repro.serving_bench.client import Burst, bodies_of, load_weights, run_burst, told_of
 from gemma4_repro.serving_bench.loads import HOST_MODEL, Shape
 from gemma4_repro.serving_bench.plan import LOADERS, ServingPlan, schedule, server_arguments
 from gemma4_repro.step_bench.model_sizes import SIZES, VOCABULARY
@@ -153,7 +153,7 @@ class _Model:
         told: dict[str, list[list[float]]] = {}
 
         def ask(server: BenchServer) -> None:
-            told[server.name] = likelihoods(server, bodies, vocabulary, _BURST_LIMIT_S)
+            told[server.name] = told_of(server, shape, bodies, vocabulary, _BURST_LIMIT_S)
 
         self._everywhere(ask)
         if REFERENCE not in told:

@@ -10,12 +10,14 @@ from typing import Any
 
 from gemma4_repro.bench.arms import BenchArm
 from gemma4_repro.errors import UnknownName
-from gemma4_repro.serving_bench.loads import HOST_MODEL, LOADS, Load, Shape
+from gemma4_repro.serving_bench.loads import ENCODER_FILE, HOST_MODEL, LOADS, Load, Shape
 from gemma4_repro.step_bench.model_sizes import SIZES
 
 OWNERS_ONLY = ("owner-only-kv", "without-yoco", "default", "default-graphs")
 """Arms whose pools leave out KV-shared layers."""
 PAGE = 64
+ENCODER_LINES = "encoder.jsonl"
+"""In a server's folder."""
 _SPARE_TOKENS = 256
 
 
@@ -40,6 +42,9 @@ class ServingPlan:
 
     def arms_of(self, model: str) -> tuple[BenchArm, ...]:
         """With what each server has of its own: the tokens of its pools, where those are to have the same bytes."""
+        if self.load.pictures:
+            times = {ENCODER_FILE: f"{{folder}}/{ENCODER_LINES}"}
+            return tuple(replace(arm, environment={**arm.environment, **times}) for arm in self.arms)
         if not self.load.equal_bytes:
             return self.arms
         return tuple(replace(arm, arguments={"max_total_tokens": self._tokens(arm, model)}) for arm in self.arms)
@@ -106,11 +111,10 @@ def server_arguments(plan: ServingPlan, checkpoint: Path) -> dict[str, Any]:
             "swa_full_tokens_ratio": 1.0,
             "disable_cuda_graph": True,
             "disable_overlap_schedule": True,
-            "custom_weight_loader": list(LOADERS.values()),
         }
     return common | {
         "load_format": "dummy",
-        "custom_weight_loader": list(LOADERS.values()),
+        "custom_weight_loader": [*LOADERS.values(), *(shape.encoder for shape in plan.shapes if shape.encoder)],
         "dtype": "bfloat16",
         "page_size": PAGE,
         "context_length": max(shape.prompt_tokens + 300 * shape.pictures for shape in plan.shapes) + 1024,
