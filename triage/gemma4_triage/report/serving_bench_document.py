@@ -29,7 +29,7 @@ _METHOD = {
     "difference": "before an arm is timed, the log probabilities of tokens spread over the vocabulary, in the first "
     "place of each answer, are compared with those of none: root mean square difference over the standard deviation",
     "encoder": "an encoder's row has no requests: pictures of 2520 patches, 126 of them padding, from host memory "
-    "through SGLang's get_image_feature in the scheduler's process, median of 5; values of the soft tokens are compared",
+    "through SGLang's get_image_feature in the scheduler's process, median of 5; values of soft tokens are compared",
     "tolerance": f"{MARGIN:.0f} times what none differs from itself by when every norm's weights move by one or two "
     f"units in the last place of bf16, at most {MOST_RELATIVE}",
 }
