@@ -8,6 +8,10 @@ import pytest
 
 from gemma4_repro.bench.arms import ARMS
 from gemma4_repro.bench.targets import judge_targets
+from gemma4_repro.serving_bench.ceiling import gemm_ceiling
+from gemma4_repro.serving_bench.plan import make_plan
+from gemma4_repro.serving_bench.rows import judge_targets as judge_serving_targets
+from gemma4_repro.step_bench.model_sizes import SIZES
 from gemma4_repro.step_bench.plan import StepPlan
 from gemma4_repro.step_bench.rows import judge_targets as judge_step_targets
 from gemma4_triage.report.bench_plot import draw
@@ -22,6 +26,9 @@ def documents(model):
 
 E4B, SCALED = documents("e4b"), documents("scaled")
 STEPS = [json.loads(path.read_text()) for path in sorted((ROOT / "docs" / "bench").glob("step_h200_*.json"))]
+
+
+SERVING = [json.loads(path.read_text()) for path in sorted((ROOT / "docs" / "bench").glob("serving_*_h200_*.json"))]
 
 
 def rows(found, arm, mtp):
@@ -126,3 +133,41 @@ def test_committed_steps_are_whole_and_judged_as_today():
         plan = StepPlan(models, batches, None, tuple(document["arms"]), document["method"]["rounds"], 0.0)
         assert judge_step_targets(plan, rows) == document["targets"]
         assert {target["target"]: target["status"] for target in document["targets"]}["as-shipped"] == "met"
+
+
+def of_ratio(ratio):
+    return f"x{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+
+
+@pytest.mark.parametrize("document", SERVING, ids=lambda document: f"{document['load']}-{'-'.join(document['models'])}")
+class TestServing:
+    def test_a_line_of_the_readme_is_a_row(self, document):
+        (model,) = document["models"]
+        said = set()
+        for row in document["rows"]:
+            begin = f"| {model}, {row['shape']} | `{row['arm']}` | {row['wall_s']['median']:.3f} s |"
+            ttft = f"{row['ttft_ms']['median']:.1f} ms |"
+            if row["arm"] == "none":
+                said.add(f"{begin} | {ttft} |")
+            else:
+                said.add(f"{begin} {of_ratio(row['speedup'])} | {ttft} {of_ratio(row['ttft_speedup'])} |")
+        table = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith(f"| {model}, ")]
+        mine = [line for line in table if any(f"| {model}, {shape['id']} |" in line for shape in document["shapes"])]
+        assert len(mine) >= 6
+        assert set(mine) <= said
+
+    def test_it_is_whole_and_shows_what_it_is_to_show(self, document):
+        assert (document["measurement"], document["wrong"], document["lost"], document["partial"]) == (True, [], {}, "")
+        assert document["project"]["commit"]
+        assert "dirty" not in document["project"]["commit"]
+        plan = make_plan(document["load"], tuple(document["models"]), 5, False, 60)
+        judged = judge_serving_targets(plan, document["rows"], document["servers"])
+        assert {target["target"]: target["status"] for target in judged} == {
+            target["target"]: "met" for target in document["targets"]
+        }
+
+
+def test_ceilings_are_those_of_the_sizes():
+    for model in ("e2b", "e4b"):
+        assert f"x{gemm_ceiling(SIZES[model]):.2f} ({model.upper()})" in README
+    assert gemm_ceiling(SIZES["26b"]) == 1

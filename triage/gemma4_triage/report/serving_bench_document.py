@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gemma4_repro.bench.rows import HOST_DEVICE
+from gemma4_repro.serving_bench.ceiling import gemm_ceiling
 from gemma4_repro.serving_bench.loads import HOST_MODEL
 from gemma4_repro.serving_bench.measure import Measured
 from gemma4_repro.serving_bench.plan import ServingPlan, server_arguments
@@ -30,6 +31,7 @@ _METHOD = {
     "place of each answer, are compared with those of none: root mean square difference over the standard deviation",
     "encoder": "an encoder's row has no requests: pictures of 2520 patches, 126 of them padding, from host memory "
     "through SGLang's get_image_feature in the scheduler's process, median of 5; values of soft tokens are compared",
+    "gemm_ceiling": "what a prefill could gain at most by its matrices if KV-shared layers ran for no row at all",
     "tolerance": f"{MARGIN:.0f} times what none differs from itself by when every norm's weights move by one or two "
     f"units in the last place of bf16, at most {MOST_RELATIVE}",
 }
@@ -72,4 +74,5 @@ def _model(model: str) -> dict[str, Any]:
         return {"weights": "committed toy"}
     text = SIZES[model].text_config(SIZES[model].layers)
     types = text.pop("layer_types")
-    return {"full_attention_layers": types.count("full_attention"), "weights": "random"} | text
+    shared = {"gemm_ceiling": round(gemm_ceiling(SIZES[model]), 3)} if text["num_kv_shared_layers"] else {}
+    return {"full_attention_layers": types.count("full_attention"), "weights": "random"} | shared | text
