@@ -51,6 +51,13 @@ def test_no_other_rule_is(monkeypatch, attach, other):
     assert disabled(monkeypatch, **other) is True
 
 
+def test_breakable_graphs_are_refused_with_the_reason(monkeypatch, attach):
+    assert disabled(monkeypatch, enable_breakable_cuda_graph=True) is True
+    attach("off", OP)
+    with pytest.raises(ValueError, match="piecewise-multimodal cannot serve --enable-breakable-cuda-graph"):
+        disabled(monkeypatch, enable_breakable_cuda_graph=True)
+
+
 def test_what_sglang_raises_leaves_the_model_as_it_is(monkeypatch, attach):
     attach("off", OP)
     monkeypatch.setattr(sglang_arguments, "check_gguf_file", lambda path: 1 / 0)

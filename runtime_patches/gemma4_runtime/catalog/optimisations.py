@@ -185,7 +185,8 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             why="SGLang gives the prefills of text models piecewise CUDA graphs and those of multimodal models none, "
             "though only the language model would run in them.",
             eligibility="Gemma-4 servers on CUDA for which no other rule of SGLang's switches the graphs off, and "
-            "prefills that fit a captured size. Not: mixed batches with images, prefills that yoco makes much shorter.",
+            "prefills that fit a captured size. Not: mixed batches with images, prefills that yoco makes much shorter. "
+            "--enable-breakable-cuda-graph is refused at start.",
             fallback="The prefill runs eagerly, as SGLang's own. Which way was taken is counted in /server_info.",
             proof=("tests/unit/test_piecewise_graphs.py", "tests/gpu/test_defaults_on_cuda.py"),
             switches=("SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM",),

@@ -18,11 +18,20 @@ OP = "piecewise-multimodal"
 
 
 def around_handle(original: Callable[..., Any], arguments: Any) -> None:
-    """Around `ServerArgs._handle_piecewise_cuda_graph`, which only reads what it decides by."""
+    """Around `ServerArgs._handle_piecewise_cuda_graph`, which only reads what it decides by.
+
+    Raises:
+        ValueError: breakable graphs are asked for, which have no place for embeddings made before them.
+    """
     config = arguments.get_model_config()
     if not str(config.hf_config.architectures[0]).startswith("Gemma4"):
         original(arguments)
         return
+    if config.is_multimodal and arguments.enable_breakable_cuda_graph:
+        raise ValueError(
+            f"{OP} cannot serve --enable-breakable-cuda-graph: it captures the language model without embeddings and "
+            "per-layer inputs that are made before it. Leave one of the two out."
+        )
     multimodal = config.is_multimodal
     config.is_multimodal = False
     try:
