@@ -15,8 +15,9 @@ EXPERTS = {"routing", "triple-rmsnorm"}
 DENSE = {"post-attention-norms", "rmsnorm-residual-scalar"}
 PLE = {"rmsnorm-add", "gelu-tanh-mul", "ple-front-end"}
 EITHER = {"cross-layer-norm", "qk-norm-rope"}
-OPS = sorted(EXPERTS | DENSE | PLE | EITHER)
-HAS = {"toy-26b": EXPERTS | EITHER, "toy-e4b": DENSE | PLE | EITHER}
+SHARED_KEYS = {"q-only-projection"}
+OPS = sorted(EXPERTS | DENSE | PLE | EITHER | SHARED_KEYS)
+HAS = {"toy-26b": EXPERTS | EITHER, "toy-e4b": DENSE | PLE | EITHER | SHARED_KEYS}
 NEW_TOKENS = 6
 # fp32 and other orders of summation; logits are of the order of 10.
 TOLERANCE = 1e-4

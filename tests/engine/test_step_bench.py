@@ -14,7 +14,7 @@ EXPERTS = {
     "hidden_size_per_layer_input": 0,
     "num_kv_shared_layers": 0,
 }
-LAYERS = 8
+LAYERS, SHARED = 8, 2
 OPS_OF_E4B = {
     "post-attention-norms": LAYERS,
     "rmsnorm-add": LAYERS,
@@ -23,6 +23,7 @@ OPS_OF_E4B = {
     "cross-layer-norm": LAYERS,
     "ple-front-end": 1,
     "qk-norm-rope": LAYERS,
+    "q-only-projection": SHARED,
 }
 OPS_OF_26B = dict.fromkeys(("routing", "triple-rmsnorm", "cross-layer-norm", "qk-norm-rope"), LAYERS)
 

@@ -15,6 +15,7 @@ OPS_OF = {
         "gelu-tanh-mul",
         "ple-front-end",
         "post-attention-norms",
+        "q-only-projection",
         "qk-norm-rope",
         "rmsnorm-add",
         "rmsnorm-residual-scalar",

@@ -198,8 +198,10 @@ calls = {
     "rmsnorm_residual_scalar": (rows, w, more, one, 1e-6),
     "ple_front_end": (draw(5, 3, 32), w, draw(5, 3, 32) + 1, 64, 1e-6),
     "qk_norm_rope": (*draw(5, 160).split([96, 32, 32], dim=1), w, w + 1, draw(9, 32), torch.arange(5), 1e-6),
+    "q_only_projection": (rows, draw(48, 32), draw(48), 24),
 }
 for name, arguments in calls.items():
+    torch._dynamo.reset()
     op = getattr(ops, name)
     plain = op(*arguments)
     traced = torch.compile(lambda *a: op(*a), fullgraph=True, backend="aot_eager", dynamic=True)(*arguments)
@@ -209,6 +211,7 @@ for name, arguments in calls.items():
 assert {op: set(paths) for op, paths in PATHS.document().items()} == {
     name.replace("_", "-"): {"fused"} for name in calls
 }
+torch.library.opcheck(ops._q_only_projection, (rows, draw(48, 32), None, 24))
 torch.library.opcheck(ops._ple_front_end, (draw(5, 3, 32), w, None, 64, 1e-6))
 shared = (draw(5, 96), None, None, w, w, draw(9, 32), torch.arange(5), 1e-6)
 traced = torch.compile(lambda *a: ops.qk_norm_rope(*a), fullgraph=True, backend="aot_eager", dynamic=True)(*shared)

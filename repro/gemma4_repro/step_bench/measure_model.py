@@ -21,7 +21,7 @@ def prepare(loaded: LoadedModel, plan: StepPlan, model: str) -> list[Arm]:
     redraw(loaded.model)
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
     tell("model", {"model": model, "parameters": parameters, "weights": DRAWN})
-    attach([op for op in OPS if has(op, SIZES[model])], loaded.model)
+    attach([op for op in OPS if has(op, SIZES[model], plan.layers)], loaded.model)
     arms = []
     for name in plan.arms_of(model):
         tell("stage", {"model": model, "what": f"captures {name}"})

@@ -33,15 +33,19 @@ class ModelSize:
     def has_ple(self) -> bool:
         return self.text["hidden_size_per_layer_input"] > 0
 
+    def shared_layers(self, layers: int) -> int:
+        """Of so many layers, whole groups of them: those at the end without KV of their own, in the same proportion."""
+        groups = layers // self.group
+        return min(groups - 1, round(groups * self.shared_groups / self.groups)) * self.group
+
     def text_config(self, layers: int) -> dict[str, Any]:
-        """With this many layers, whole groups of them; layers without KV in the same proportion."""
+        """With this many layers, whole groups of them."""
         groups = layers // self.group
         types = ["sliding_attention"] * (self.group - 1) + ["full_attention"]
-        shared = min(groups - 1, round(groups * self.shared_groups / self.groups))
         return _COMMON | {
             "layer_types": types * groups,
             "num_hidden_layers": layers,
-            "num_kv_shared_layers": shared * self.group,
+            "num_kv_shared_layers": self.shared_layers(layers),
             **self.text,
         }
 

@@ -21,6 +21,7 @@ OPS = (
     "cross-layer-norm",
     "ple-front-end",
     "qk-norm-rope",
+    "q-only-projection",
 )
 ARMS = {
     NONE: "the plugin is loaded, none of the ops is in force: every hook passes on to SGLang's own lines",
@@ -46,12 +47,14 @@ class LayersRefused(ReproError):
     exit_code = 2
 
 
-def has(op: str, size: ModelSize) -> bool:
-    """Does a step of this model have what the op computes?"""
+def has(op: str, size: ModelSize, layers: int | None = None) -> bool:
+    """Does a step of this model have what the op computes? layers: of the model; None: all that it has."""
     if op in ("routing", "triple-rmsnorm"):
         return size.has_experts
     if op in ("rmsnorm-add", "gelu-tanh-mul", "ple-front-end"):
         return size.has_ple
+    if op == "q-only-projection":
+        return size.shared_layers(size.layers if layers is None else layers) > 0
     return op in ("cross-layer-norm", "qk-norm-rope") or not size.has_experts
 
 
@@ -69,12 +72,12 @@ class StepPlan:
 
     def arms_of(self, model: str) -> tuple[str, ...]:
         """NONE first, which the others are held against; then the arms that this model has."""
-        chosen = (arm for arm in ARMS if arm in self.arms and (arm not in OPS or has(arm, SIZES[model])))
+        chosen = (arm for arm in ARMS if arm in self.arms and (arm not in OPS or has(arm, SIZES[model], self.layers)))
         return (NONE, *(arm for arm in chosen if arm != NONE))
 
     def ops_of(self, arm: str, model: str) -> tuple[str, ...]:
         """The ids that are in force in this arm."""
-        return tuple(op for op in OPS if has(op, SIZES[model]) and arm in (ALL, op))
+        return tuple(op for op in OPS if has(op, SIZES[model], self.layers) and arm in (ALL, op))
 
     def layers_of(self, model: str) -> int:
         """Raises LayersRefused: not a whole number of groups, or more than the model has."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from gemma4_kernels.cross_layer_norm import launch as cross
 from gemma4_kernels.gelu_tanh_mul import launch as gelu
@@ -89,6 +90,13 @@ def qk_norm_rope(
         made = _qk_norm_rope(q, k, v, q_weight, k_weight, cos_sin_cache, positions, eps)
         return norm_rope.Roped(*made) if k is not None else norm_rope.Roped(made[0], None, None)
     return norm_rope.qk_norm_rope(q, k, v, q_weight, k_weight, cos_sin_cache, positions, eps)
+
+
+def q_only_projection(x: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+    """x [T, H] times the first `rows` rows of weight [N, H], plus as much of bias [N], to [T, rows]."""
+    if torch.compiler.is_compiling():
+        return _q_only_projection(x, weight, bias, rows)
+    return _first_rows(x, weight, bias, rows)
 
 
 # Carried norms are not followed through a trace, so these two need no custom op.
@@ -210,6 +218,22 @@ def _(
     eps: float,
 ) -> list[Tensor]:
     return [_new(one) for one in (q, k, v) if one is not None]
+
+
+# Opaque to a trace only so that it counts itself where it runs.
+@torch.library.custom_op("gemma4_triage::q_only_projection", mutates_args=())
+def _q_only_projection(x: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+    PATHS.took("q-only-projection")
+    return _first_rows(x, weight, bias, rows)
+
+
+@_q_only_projection.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+    return x.new_empty((x.shape[0], rows))
+
+
+def _first_rows(x: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+    return linear(x, weight[:rows], None if bias is None else bias[:rows])
 
 
 def _new(like: Tensor) -> Tensor:

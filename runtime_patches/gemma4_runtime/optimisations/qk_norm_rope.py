@@ -27,6 +27,7 @@ from gemma4_runtime.fusion.eligible import (
     switched_on,
 )
 from gemma4_runtime.fusion.paths import PATHS
+from gemma4_runtime.fusion.projection import Projected, project, reads_others_keys
 
 OP = "qk-norm-rope"
 _ASKED = "_gemma4_triage_qk_norm_rope"
@@ -46,10 +47,10 @@ def around_attention_forward(
     reason = _layer_reason(attention) or rows_reason(hidden_states)
     reason = reason or _places_reason(attention, positions, hidden_states)
     if reason is None:
-        qkv, _ = attention.qkv_proj(hidden_states)
-        if (reason := rows_reason(qkv)) is None:
+        projected = project(attention, hidden_states)
+        if (reason := rows_reason(projected.q)) is None:
             PATHS.took(OP)
-            return _attend(attention, _heads(attention, qkv, positions), forward_batch)
+            return _attend(attention, _heads(attention, projected, positions), forward_batch)
     PATHS.took(OP, reason)
     return original(attention, positions, hidden_states, forward_batch, **kwargs)
 
@@ -60,12 +61,11 @@ def _attend(attention: Any, heads: tuple[Tensor, Tensor | None, Tensor | None], 
     return output
 
 
-def _heads(attention: Any, qkv: Tensor, positions: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+def _heads(attention: Any, projected: Projected, positions: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """q [T, heads, D], and k and v [T, KV heads, D] or None."""
     size = attention.head_dim
-    q, k, v = qkv.split([attention.q_size, attention.kv_size, attention.kv_size], dim=-1)
-    # A draft model learns after it was made that it reads the target's keys.
-    shared = attention.is_kv_shared_layer and attention.kv_shared_layer_index is not None
+    q, k, v = projected
+    shared = reads_others_keys(attention)
     q, k, v = ops.qk_norm_rope(
         q,
         None if shared else k,
