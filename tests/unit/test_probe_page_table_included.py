@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from slot_list_backends import triton_backends
-from trtllm_world import FULL, PAGE, SLIDING, STAND_INS, batch, build, fill, trtllm_backend
 
 import slot_list_runner
 from gemma4_dumps.caps import StoreCaps
@@ -22,6 +21,7 @@ from gemma4_runtime.session import Session
 from gemma4_runtime.steps import Running, Step
 from gemma4_triage.replay.options import ReplayOptions
 from gemma4_triage.replay.run import replay
+from trtllm_world import FULL, PAGE, SLIDING, STAND_INS, batch, build, fill, trtllm_backend
 
 ALL_OF_THEM = {KEYS, VALUES, PAGE_IDS, TOKEN_IDS, TOKEN_INDPTR, TOKEN_ROWS}
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 from sglang.srt.layers.attention.trtllm_mha_backend import TRTLLMMHAMetadata
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from trtllm_world import FULL, PAGE, SLIDING, STAND_INS, attention, batch, build, dispatch, fill, trtllm_backend
 
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.indices import owner, watch
 from gemma4_runtime.probes import page_table
+from trtllm_world import FULL, PAGE, SLIDING, STAND_INS, attention, batch, build, dispatch, fill, trtllm_backend
 
 
 @pytest.fixture

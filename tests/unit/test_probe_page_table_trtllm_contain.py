@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from trtllm_world import PAGE, STAND_INS, batch, build, fill, trtllm_backend
 
 from gemma4_dumps.reader import read_dump
 from gemma4_runtime.errors import TrappedViolation
+from trtllm_world import PAGE, STAND_INS, batch, build, fill, trtllm_backend
 
 
 @pytest.fixture

@@ -4,13 +4,13 @@ import pytest
 import torch
 from sglang.srt.model_executor import cuda_graph_runner
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from trtllm_world import FULL, PAGE, SLIDING, STAND_INS, batch, dispatch, fill, trtllm_backend
 
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.fixes.swa_state_swap import lock_step
 from gemma4_runtime.indices import watch
+from trtllm_world import FULL, PAGE, SLIDING, STAND_INS, batch, dispatch, fill, trtllm_backend
 
 
 @pytest.fixture

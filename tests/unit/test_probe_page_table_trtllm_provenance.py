@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from trtllm_world import SLIDING, STAND_INS, attention, batch, build, dispatch, fill, trtllm_backend
 
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
@@ -12,6 +11,7 @@ from gemma4_runtime.probes import page_table
 from gemma4_triage.replay.damage import Kind
 from gemma4_triage.replay.options import ReplayOptions
 from gemma4_triage.replay.run import replay
+from trtllm_world import SLIDING, STAND_INS, attention, batch, build, dispatch, fill, trtllm_backend
 
 
 @pytest.fixture
