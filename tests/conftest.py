@@ -102,8 +102,8 @@ def mapping(swa_allocator):
 
 @pytest.fixture(scope="session")
 def vision_toy(tmp_path_factory) -> Path:
-    """The folder of a toy with a vision tower, see vision_toy.py."""
-    from vision_toy import make_toy
+    """The folder of a toy with a vision tower, see gemma4_repro.toys.vision."""
+    from gemma4_repro.toys.vision import make_toy
 
     return make_toy(tmp_path_factory.mktemp("vision-toy"))
 

@@ -17,7 +17,7 @@ from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem
 from sglang.srt.models.gemma4_mm import Gemma4ForConditionalGeneration
 from transformers import AutoProcessor
 
-from vision_toy import picture
+from gemma4_repro.toys.vision import picture
 
 
 @contextmanager

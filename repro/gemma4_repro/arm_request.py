@@ -34,7 +34,8 @@ class ArmRequest(BaseModel):
     many output tokens. step_times: a file name for when each of the scheduler's steps began; None: not recorded.
     vocabulary_size: have everything recorded that a comparison needs, with the logprobs of token ids below this; None:
     nothing of it. prompt_logprobs: those of prompts too, not only of answers. watched: target keys of which to record
-    whether the engine came to them.
+    whether the engine came to them. pictures: per prompt the files of its pictures; then texts are sent, of which
+    SGLang's processor has to make the prompts' ids.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -52,6 +53,8 @@ class ArmRequest(BaseModel):
     vocabulary_size: int | None = None
     prompt_logprobs: bool = True
     watched: list[str] = []
+    texts: list[str] = []
+    pictures: list[list[str]] = []
 
 
 def read_phase(folder: Path) -> Phase | None:

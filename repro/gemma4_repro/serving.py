@@ -41,14 +41,23 @@ async def _to_the_end(engine: Any, request: ArmRequest, prompts: list[int], list
     if not prompts:
         return []
     replies = await engine.async_generate(
-        input_ids=[request.prompts[prompt] for prompt in prompts],
+        **_said(request, prompts),
         sampling_params=[_sampling(request, prompt) for prompt in prompts],
         rid=[request_id(prompt) for prompt in prompts],
         **_logprobs(request),
     )
     for prompt, reply in zip(prompts, replies, strict=True):
+        if (read := reply["meta_info"]["prompt_tokens"]) != len(request.prompts[prompt]):
+            raise ValueError(f"SGLang made {read} tokens of prompt {prompt}, of {len(request.prompts[prompt])}")
         listener(prompt, reply)
     return [_answer(prompt, reply) for prompt, reply in zip(prompts, replies, strict=True)]
+
+
+def _said(request: ArmRequest, prompts: list[int]) -> dict[str, Any]:
+    if not request.pictures:
+        return {"input_ids": [request.prompts[prompt] for prompt in prompts]}
+    texts = [request.texts[prompt] for prompt in prompts]
+    return {"prompt": texts, "image_data": [request.pictures[prompt] for prompt in prompts]}
 
 
 async def _until_aborted(engine: Any, request: ArmRequest, prompt: int) -> list[Answer]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vision_toy import picture
+from gemma4_repro.toys.vision import picture
 
 pytestmark = pytest.mark.engine
 

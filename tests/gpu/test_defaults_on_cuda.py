@@ -5,7 +5,7 @@ import torch
 
 import engine_process
 from gemma4_repro.toys.locate import toy_path
-from vision_toy import make_toy, picture
+from gemma4_repro.toys.vision import make_toy, picture
 from yoco_rounds import CHUNK, ROUNDS, TOKENS, spec
 
 pytestmark = pytest.mark.gpu

@@ -296,20 +296,34 @@ def test_cuda_is_3(cli, monkeypatch):
 
 
 def test_an_oracle_that_fails_is_3_with_the_end_of_its_log(tmp_path):
+    from gemma4_repro.parity.load import Load
     from gemma4_repro.parity.oracle_run import OracleRun
     from gemma4_repro.toys import toy_path
 
     broken = dict(os.environ) | {"PYTHONPATH": str(tmp_path / "empty")}
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "torch.py").write_text("raise ImportError('no such thing here')\n")
-    run = OracleRun(tmp_path, toy_path("toy-e4b"), [[2, 20, 21]], [2], broken)
+    run = OracleRun(tmp_path, toy_path("toy-e4b"), Load([[2, 20, 21]], [2], [], []), broken)
     with run, pytest.raises(EnvironmentLacks, match="no such thing here"):
         run.wait()
 
 
+def test_pictures_that_cannot_be_made_are_3_and_leave_no_toy(tmp_path):
+    from gemma4_repro.parity.pictures import make_pictures, remove_pictures
+
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "transformers.py").write_text("raise ImportError('no such thing here')\n")
+    broken = dict(os.environ) | {"PYTHONPATH": str(tmp_path / "empty")}
+    with pytest.raises(EnvironmentLacks, match=r"pictures could not be made(.|\n)*no such thing here"):
+        make_pictures(tmp_path, broken)
+    remove_pictures(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"empty", "pictures.txt"}
+
+
 def test_the_comparison_is_read_without_torch_and_sglang():
     """Only its processes import them."""
-    modules = "gemma4_repro.parity.judge, gemma4_repro.parity.oracle_run, gemma4_triage.report.agreement_view"
+    parity = ", ".join(f"gemma4_repro.parity.{module}" for module in ("judge", "oracle_run", "pictures"))
+    modules = f"{parity}, gemma4_triage.report.agreement_view"
     code = f"import sys, {modules}; print([m for m in ('torch', 'sglang', 'transformers') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

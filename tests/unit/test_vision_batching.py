@@ -4,9 +4,9 @@ import pytest
 import torch
 from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem
 
+from gemma4_repro.toys.vision import PATCHES
 from gemma4_runtime.fusion.paths import PATHS
 from gemma4_runtime.vision import budget
-from vision_toy import PATCHES
 from vision_world import image_item, processed, video_item
 
 ID = "vision-batching"

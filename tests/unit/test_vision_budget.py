@@ -6,11 +6,11 @@ from sglang.srt.models.gemma4_vision import Gemma4VisionEncoder, Gemma4VisionPat
 from torch.profiler import ProfilerActivity, profile
 from transformers import Gemma4VisionConfig
 
+from gemma4_repro.toys.vision import vision_config
 from gemma4_runtime.vision import budget
 from gemma4_runtime.vision.budget import MIB, frame_bytes
 from gemma4_runtime.vision.encode import encode_padded
 from gemma4_runtime.vision.packed import encode_packed
-from vision_toy import vision_config
 from vision_world import one_rank
 
 WIDTH = 3 * 16 * 16

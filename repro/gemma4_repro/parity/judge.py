@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gemma4_repro.outcome import Ending
 from gemma4_repro.parity.compare_tracks import LayerDifference, PromptComparison, Tolerances, compare_tracks
@@ -17,13 +17,17 @@ TRANSFORMERS = "transformers"
 
 @dataclass(frozen=True)
 class Cause:
-    """Where a side first parts from its reference, once per cause. prompts: all that show the same."""
+    """Where a side first parts from its reference, once per cause. prompts: all that show the same.
+
+    widths_tried: whether the oracle has tried other widths of the sliding window.
+    """
 
     prompt: int
     place: LayerDifference
     layer_type: str
     window: WindowCause | None
     prompts: tuple[int, ...]
+    widths_tried: bool = True
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,8 @@ def _cause(
     place = comparison.layer
     assert place is not None
     window = window_cause(oracle, first, second, place, backend, tolerances)
-    return Cause(comparison.prompt, place, oracle.layer_types[place.layer], window, (comparison.prompt,))
+    tried = bool(oracle.varied.get(comparison.prompt))
+    return Cause(comparison.prompt, place, oracle.layer_types[place.layer], window, (comparison.prompt,), tried)
 
 
 def _once_each(causes: Sequence[Cause]) -> tuple[Cause, ...]:
@@ -131,5 +136,5 @@ def _once_each(causes: Sequence[Cause]) -> tuple[Cause, ...]:
         key = (window.reference.keys, window.other.keys, window.fix) if window else cause.prompt
         first = kept.get(key, cause)
         prompts = tuple(sorted({*first.prompts, *cause.prompts}))
-        kept[key] = Cause(first.prompt, first.place, first.layer_type, first.window, prompts)
+        kept[key] = replace(first, prompts=prompts)
     return tuple(kept.values())

@@ -1,8 +1,12 @@
-"""The load of a comparison: prompts on both sides of the sliding window, short enough for Triton's interpreter."""
+"""The load of a comparison: prompts on both sides of the sliding window, short enough for Triton's interpreter.
+
+That of the scenario `pictures` is made for the run, see `pictures.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gemma4_repro.errors import UnknownName
@@ -18,10 +22,12 @@ ENGINE: dict[str, Any] = {
 }
 """Engine arguments that differ from the scenarios'."""
 
-SCENARIOS = {"e4b": E4B_TOYS, "26b": ("toy-26b",)}
-"""What can be compared: the toy checkpoints of each, target first, then its MTP assistant if it has one."""
+PICTURES = "pictures"
+SCENARIOS = {"e4b": E4B_TOYS, "26b": ("toy-26b",), PICTURES: ("toy-e4b",)}
+"""What can be compared: the toy checkpoints of each, target first, then its MTP assistant if it has one. That with
+pictures is compared on a toy made of it, with a vision tower."""
 
-_SHARE_KEYS = ("e4b",)
+_SHARE_KEYS = ("e4b", PICTURES)
 """Scenarios whose target has layers that share the keys of others."""
 
 _LENGTHS_AND_NEW = ((24, 14), (40, 4), (5, 2))
@@ -56,11 +62,20 @@ def hides_prompts(compared: Sequence[str]) -> tuple[str, ...]:
     return tuple(patch.id for patch in CATALOG if patch.last_rows_only and patch.id in compared)
 
 
-def prompts() -> list[list[int]]:
-    """Token ids; the same every time."""
-    return [held_out_prompts(1, length, _SEED + i)[0] for i, (length, _) in enumerate(_LENGTHS_AND_NEW)]
+@dataclass(frozen=True)
+class Load:
+    """prompts: token ids of each. new_tokens: how many each is continued for.
+
+    texts, pictures: what is sent in the place of the ids, and each prompt's files; empty where ids are sent.
+    """
+
+    prompts: list[list[int]]
+    new_tokens: list[int]
+    texts: list[str]
+    pictures: list[list[str]]
 
 
-def new_tokens() -> list[int]:
-    """How many tokens each prompt is continued for."""
-    return [new for _, new in _LENGTHS_AND_NEW]
+def text_load() -> Load:
+    """The same every time."""
+    prompts = [held_out_prompts(1, length, _SEED + i)[0] for i, (length, _) in enumerate(_LENGTHS_AND_NEW)]
+    return Load(prompts, [new for _, new in _LENGTHS_AND_NEW], [], [])

@@ -8,7 +8,8 @@ REQUEST_NAME, ARRAYS_NAME, LOG_NAME = "oracle_request.json", "oracle.npz", "orac
 
 
 class OracleRequest(BaseModel):
-    """windows: numbers of keys to try on sliding layers instead of the model's own."""
+    """windows: numbers of keys to try on sliding layers instead of the model's own. pictures: per prompt the files of
+    those that its ids have places for; empty: none."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -16,3 +17,4 @@ class OracleRequest(BaseModel):
     prompts: list[list[int]]
     new_tokens: list[int]
     windows: list[int]
+    pictures: list[list[str]] = []

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Gemma4ForConditionalGeneration
+from PIL import Image
+from transformers import AutoProcessor, Gemma4ForConditionalGeneration
 
 from gemma4_repro.parent_death import die_with_parent
 from gemma4_repro.parity.oracle_files import ARRAYS_NAME, REQUEST_NAME, OracleRequest
@@ -36,7 +37,8 @@ def main() -> None:
     arrays: dict[str, np.ndarray] = {}
     with torch.inference_mode():
         for number, (prompt, new) in enumerate(zip(request.prompts, request.new_tokens, strict=True)):
-            for name, array in _of_prompt(model, prompt, new, request.windows).items():
+            seen = _seen(request.model_path, request.pictures[number]) if request.pictures else {}
+            for name, array in _of_prompt(model, prompt, new, request.windows, seen).items():
                 arrays[name.format(number)] = array
     temporary = folder / f".{ARRAYS_NAME}"
     with temporary.open("wb") as file:
@@ -44,14 +46,25 @@ def main() -> None:
     temporary.replace(folder / ARRAYS_NAME)
 
 
-def _of_prompt(model: Any, prompt: list[int], new_tokens: int, windows: list[int]) -> dict[str, np.ndarray]:
+def _seen(model_path: str, pictures: list[str]) -> dict[str, torch.Tensor]:
+    """What the model is given of these files: pixel_values, image_position_ids."""
+    if not pictures:
+        return {}
+    processor = AutoProcessor.from_pretrained(model_path).image_processor
+    made = processor([Image.open(path) for path in pictures], return_tensors="pt")
+    return {name: made[name] for name in ("pixel_values", "image_position_ids")}
+
+
+def _of_prompt(
+    model: Any, prompt: list[int], new_tokens: int, windows: list[int], seen: dict[str, torch.Tensor]
+) -> dict[str, np.ndarray]:
     """Arrays by name, with {} for the prompt's number."""
     tokens = model.generate(
-        input_ids=torch.tensor([prompt]), max_new_tokens=new_tokens, do_sample=False, eos_token_id=None
+        input_ids=torch.tensor([prompt]), max_new_tokens=new_tokens, do_sample=False, eos_token_id=None, **seen
     )
     # Nothing is asked of the last token.
     ids = tokens[:, :-1]
-    logits, states = _forward(model, ids, None)
+    logits, states = _forward(model, ids, None, seen)
     found = {
         "tokens_{}": tokens[0].numpy(),
         "logprobs_{}": torch.log_softmax(logits[0].double(), -1).numpy(),
@@ -60,7 +73,7 @@ def _of_prompt(model: Any, prompt: list[int], new_tokens: int, windows: list[int
     rows = torch.arange(ids.shape[1])
     for keys in windows:
         # One copy of the sequence per row; in copy p the window of row p alone is another.
-        _, varied = _forward(model, ids.expand(len(rows), -1), _masks(model, len(rows), keys))
+        _, varied = _forward(model, ids.expand(len(rows), -1), _masks(model, len(rows), keys), {})
         found[f"states_{{}}_keys_{keys}"] = varied[rows, rows].numpy()
     return found
 
@@ -82,7 +95,9 @@ def _named(full: torch.Tensor, sliding: torch.Tensor) -> list[tuple[str, torch.T
     return [("full_attention", full), ("sliding_attention", sliding)]
 
 
-def _forward(model: Any, ids: torch.Tensor, masks: dict[str, torch.Tensor] | None) -> tuple[torch.Tensor, torch.Tensor]:
+def _forward(
+    model: Any, ids: torch.Tensor, masks: dict[str, torch.Tensor] | None, seen: dict[str, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits [batch, n, vocabulary], and the states behind each decoder layer [batch, n, layers, hidden]."""
     states: list[torch.Tensor] = []
 
@@ -91,7 +106,7 @@ def _forward(model: Any, ids: torch.Tensor, masks: dict[str, torch.Tensor] | Non
 
     hooks = [layer.register_forward_hook(keep) for layer in model.model.language_model.layers]
     try:
-        logits = model(input_ids=ids, attention_mask=masks, use_cache=False).logits
+        logits = model(input_ids=ids, attention_mask=masks, use_cache=False, **seen).logits
     finally:
         for hook in hooks:
             hook.remove()

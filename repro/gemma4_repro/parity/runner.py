@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from gemma4_repro.host_environment import hermetic_environment
 from gemma4_repro.outcome import Outcome
 from gemma4_repro.parity import load
 from gemma4_repro.parity.oracle_run import OracleRun
+from gemma4_repro.parity.pictures import make_pictures, remove_pictures
 from gemma4_repro.parity.reach_recorder import REACHED_NAME, read_reached
 from gemma4_repro.parity.side import TIME_LIMITS_S, Side
 from gemma4_repro.parity.tracks import Oracle, Track, read_arm
@@ -103,27 +105,32 @@ def run_sides(
     folder = prepare_run_folder(verb, names, options.output, options.overwrite)
     environment = hermetic_environment()
     arms = []
-    with (
-        writing(folder),
-        OracleRun(folder, Path(models["model_path"]), load.prompts(), load.new_tokens(), environment) as oracle_run,
-        Supervisor(folder / "prefork.txt", environment, command) as supervisor,
-    ):
+
+    def tick() -> None:
+        listener.waiting("importing sglang and transformers", time.monotonic() - began)
+
+    with writing(folder), ExitStack() as stack:
+        supervisor = stack.enter_context(Supervisor(folder / "prefork.txt", environment, command))
         listener.importing(release, folder)
-
-        def tick() -> None:
-            listener.waiting("importing sglang and transformers", time.monotonic() - began)
-
+        sent = load.text_load()
+        if options.scenario == load.PICTURES:
+            toy, sent = make_pictures(folder, environment, tick)
+            models = {"model_path": str(toy)}
+        oracle_run = stack.enter_context(OracleRun(folder, Path(models["model_path"]), sent, environment))
         ready = supervisor.wait_ready(tick=tick)
         refuse_cuda(ready)
         # Before any engine starts: without it nothing can be said of them.
         oracle = oracle_run.wait(tick)
         for side in sides:
-            arm = _run_side(supervisor, side, folder / side.id, models, oracle_run.vocabulary_size, options, listener)
+            arm = _run_side(
+                supervisor, side, folder / side.id, models, sent, oracle_run.vocabulary_size, options, listener
+            )
             listener.ended(arm)
             arms.append(arm)
     if not options.keep_traces:
         remove_traces(folder, names)
         oracle_run.remove_files()
+        remove_pictures(folder)
     return LiveRun(
         folder=folder,
         sglang_version=release,
@@ -141,19 +148,21 @@ def _run_side(
     side: Side,
     folder: Path,
     models: Mapping[str, Any],
+    sent: load.Load,
     vocabulary_size: int,
     options: Options,
     listener: Listener,
 ) -> ArmRun:
-    prompts = load.prompts()
     request = ArmRequest(
         arm=side.id,
         folder=folder,
         command=list(options.typed),
         environment=side.environment() | {"SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps")},
         engine_arguments=side.engine_arguments(models),
-        prompts=prompts,
-        new_tokens=load.new_tokens(),
+        prompts=sent.prompts,
+        new_tokens=sent.new_tokens,
+        texts=sent.texts,
+        pictures=sent.pictures,
         vocabulary_size=vocabulary_size,
         prompt_logprobs=options.prompt_logprobs,
         watched=list(options.watched),
@@ -171,7 +180,7 @@ def _run_side(
     return ArmRun(
         side=side,
         outcome=outcome,
-        tracks=read_arm(folder, prompts, outcome.result),
+        tracks=read_arm(folder, sent.prompts, outcome.result),
         usage=read_usage(folder / USAGE_NAME),
         dumps=tuple(dumps_of(outcome)),
         reached=read_reached(folder / REACHED_NAME),

@@ -212,7 +212,9 @@ FIXES: tuple[Patch, ...] = (
             Hook("gemma4.image_feature", How.AROUND, f"{_AT}.vision_hf_exact:around_image_feature"),
             Hook("gemma4.video_feature", How.AROUND, f"{_AT}.vision_hf_exact:around_video_feature"),
             Hook("gemma4.vision_attention", How.AROUND, f"{_AT}.vision_hf_exact:around_attention"),
+            Hook("scheduler.internal_state", How.AFTER, f"{_AT}.vision_hf_exact:after_internal_state"),
         ),
+        own_paths=("padding left out",),
         meant_to_change="of images and videos",
     ),
     # Last: it sees what every other fix has made of a build.

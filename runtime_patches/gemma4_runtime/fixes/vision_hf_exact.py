@@ -13,9 +13,12 @@ from typing import Any
 
 from torch import Tensor
 
+from gemma4_runtime.optimisations.paths_report import after_internal_state
 from gemma4_runtime.vision.eligible import EXACT, packing_reason
 from gemma4_runtime.vision.encode import features, slots_for, tower_in_force
 from gemma4_runtime.vision.packed import Packing, attend_packed
+
+__all__ = ["after_internal_state", "around_attention", "around_image_feature", "around_video_feature"]
 
 
 def around_image_feature(original: Callable[..., Any], model: Any, items: list[Any]) -> Tensor:

@@ -75,7 +75,7 @@ def _layout_reason(projection: Any, rows: int) -> str | None:
         return f"a projection of the type {type(projection).__name__}"
     if type(projection.quant_method) is not UnquantizedLinearMethod:
         return f"a projection quantised by {type(projection.quant_method).__name__}"
-    weight = projection.weight
+    weight: Any = projection.weight
     if type(weight) not in (torch.nn.Parameter, Tensor):
         # A quantiser of tensors, as torchao's, leaves the method as it was.
         return f"a projection's weight of the type {type(weight).__name__}"

@@ -21,14 +21,23 @@ if TYPE_CHECKING:
 
 Scenario = Annotated[
     str,
-    typer.Option("--scenario", metavar="NAME", help="Which model: e4b, the toy pair, or 26b, the toy with experts."),
+    typer.Option(
+        "--scenario",
+        metavar="NAME",
+        help="Which model: e4b, the toy pair; 26b, the toy with experts; pictures, a toy with a vision tower, made for "
+        "the run, and prompts with no picture, one and three.",
+    ),
 ]
 Backends = Annotated[
     str, typer.Option("--backends", metavar="NAME[,NAME]", help="Attention backends: triton, trtllm_mha.")
 ]
 Mtp = Annotated[
     str | None,
-    typer.Option("--mtp", metavar="off[,on]", help="Without and with MTP drafts; default: both, of 26b only off."),
+    typer.Option(
+        "--mtp",
+        metavar="off[,on]",
+        help="Without and with MTP drafts; default: both; without an assistant, as 26b and pictures, off.",
+    ),
 ]
 Probes = Annotated[
     str, typer.Option("--probes", metavar="off|log|trap", help="What probes do; with log they only leave dumps.")

@@ -43,7 +43,12 @@ def cause_sentence(verdict: SideVerdict, cause: Cause) -> str:
     if cause.window is None:
         faults = verdict.arm.side.faults
         why = f"injected on this side: {', '.join(faults)}" if faults else "the cause is not known"
-        return f"{where}. No other width of the sliding window gives these states; {why}.{also}"
+        widths = (
+            "No other width of the sliding window gives these states"
+            if cause.widths_tried
+            else "Other widths of the sliding window are not tried with pictures"
+        )
+        return f"{where}. {widths}; {why}.{also}"
     return f"{where}. {_window(verdict, cause, cause.window)}{also}"
 
 

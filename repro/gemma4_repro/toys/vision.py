@@ -1,4 +1,4 @@
-"""toy-e4b with a vision tower that tests can hold something against, and pictures for it; made in about a second.
+"""toy-e4b with a vision tower that something can be held against, and pictures for it; made in about a second.
 
 toy-e4b's own has one layer and a table of ones, which gives every patch one position. This one has random tables,
 layer scalars, clips of its own, standardisation, and as few soft tokens per picture as the processor offers.
@@ -6,6 +6,7 @@ layer scalars, clips of its own, standardisation, and as few soft tokens per pic
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from gemma4_repro.toys.locate import toy_path
 
 SOFT_TOKENS = 70
 PATCHES = 9 * SOFT_TOKENS
-TABLE = 160  # positions; no picture of 630 patches that these tests draw is longer
+TABLE = 160  # positions; no picture of 630 patches that is drawn for it is longer
 
 
 def vision_config() -> Gemma4VisionConfig:
@@ -35,7 +36,8 @@ def vision_config() -> Gemma4VisionConfig:
 def make_toy(folder: Path, seed: int = 0) -> Path:
     """The checkpoint, written to `folder`: toy-e4b's trained text, a random vision tower and the processor."""
     text = AutoModelForImageTextToText.from_pretrained(toy_path("toy-e4b"), dtype=torch.float32)
-    config = Gemma4Config(**(text.config.to_dict() | {"vision_config": vision_config()}))
+    fields: dict[str, Any] = text.config.to_dict() | {"vision_config": vision_config()}
+    config = Gemma4Config(**fields)
     config.architectures = ["Gemma4ForConditionalGeneration"]
     # SGLang's processor reads this name.
     config.eoa_token_id = json.loads((toy_path("toy-e4b") / "config.json").read_text())["eoa_token_id"]
@@ -52,7 +54,7 @@ def make_toy(folder: Path, seed: int = 0) -> Path:
 
 @torch.no_grad()
 def draw_vision(model: torch.nn.Module, seed: int) -> None:
-    """Weights of the order of 1 at a layer's output, and nothing at a value that a test could not see."""
+    """Weights of the order of 1 at a layer's output, and nothing at a value that a comparison could not see."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, tensor in tensors.items():

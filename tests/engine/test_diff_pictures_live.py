@@ -1,0 +1,80 @@
+"""Prompts with pictures on several sides: the batched vision encoder is exercised and equal, the exact one differs.
+
+The toy with a vision tower and its pictures are made by the comparison.
+"""
+
+import json
+
+import pytest
+from test_diff_live import Silent
+
+from gemma4_repro.host_environment import hermetic_environment
+from gemma4_repro.parity.compare_tracks import Tolerances
+from gemma4_repro.parity.exercise import differing, exercises, nothing_exercised, watched
+from gemma4_repro.parity.judge import against_base, against_transformers, exit_code
+from gemma4_repro.parity.pictures import PICTURES_OF, make_pictures
+from gemma4_repro.parity.runner import Options, run_sides
+from gemma4_repro.parity.side import Side
+from gemma4_triage.report.agreement_words import cause_sentence, exercise_sentences
+
+pytestmark = pytest.mark.engine
+
+BASE = Side("base", "trtllm_mha", False, "default,-vision-batching")
+BATCHED = Side("batched", "trtllm_mha", False, "default")
+EXACT = Side("exact", "trtllm_mha", False, "default,+swa-window-width,+vision-hf-exact")
+COMPARED = differing(BASE, EXACT)
+# Logits of pictures' rows are larger than of text, and so is their round-off.
+EXACT_TO_HF = 1e-3
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pictures") / "run"
+    options = Options("pictures", ("test",), folder, time_limit_s=300, compared=COMPARED, watched=watched(COMPARED))
+    return run_sides("test", (BASE, BATCHED, EXACT), options, Silent())
+
+
+def test_prompts_have_the_pictures_that_they_should(run):
+    lengths = [track.prompt_length for track in run.oracle.tracks]
+    assert len(lengths) == len(PICTURES_OF) == 3
+    # Each picture is at least 50 tokens here, and the text around it a handful.
+    assert [length > 50 * count for length, count in zip(lengths, PICTURES_OF, strict=True)] == [True] * 3
+    assert lengths[0] < 10
+
+
+def test_the_batched_encoder_did_its_work_and_is_equal(run):
+    (verdict,) = against_base(run, [("base", "batched")], Tolerances())
+    found = {one.patch: one for one in exercises(run)}
+    assert (verdict.status, exit_code([verdict], [run.arm("base")])) == ("agrees", 0)
+    assert not nothing_exercised(run, tuple(found.values()))
+    assert (found["vision-batching"].counted, found["vision-batching"].sides) == (True, ("batched", "exact"))
+    # Every position of the longest prompt was compared, not only its answer.
+    assert max(comparison.rows for comparison in verdict.comparisons) > 150
+
+
+def test_the_exact_one_differs_by_design_and_it_is_said_so(run):
+    (verdict,) = against_base(run, [("base", "exact")], Tolerances())
+    assert (verdict.status, exit_code([verdict], [run.arm("base")])) == ("differs", 1)
+    # The prompt without pictures is as it was.
+    assert [comparison.agrees for comparison in verdict.comparisons] == [True, False, False]
+    said = " ".join(exercise_sentences(exercises(run)))
+    assert "Meant to change answers of images and videos: vision-hf-exact." in said
+    assert "NOT exercised" not in said
+    assert all("are not tried with pictures" in cause_sentence(verdict, cause) for cause in verdict.causes)
+
+
+def test_only_the_exact_one_says_what_transformers_says(run):
+    worst = {
+        verdict.arm.side.id: max(comparison.worst for comparison in verdict.comparisons)
+        for verdict in against_transformers(run, Tolerances())
+    }
+    assert worst["exact"] < EXACT_TO_HF < 1 < worst["batched"]
+    assert worst["base"] == pytest.approx(worst["batched"], abs=1e-3)
+
+
+def test_toy_and_pictures_are_removed_and_made_alike_again(run, tmp_path):
+    assert not (run.folder / "pictures").exists()
+    toy, load = make_pictures(tmp_path, hermetic_environment())
+    assert [len(prompt) for prompt in load.prompts] == [track.prompt_length for track in run.oracle.tracks]
+    assert json.loads((toy / "config.json").read_text())["vision_config"]["num_hidden_layers"] == 2
+    assert [len(files) for files in load.pictures] == list(PICTURES_OF)
