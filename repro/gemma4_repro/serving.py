@@ -47,7 +47,7 @@ async def _to_the_end(engine: Any, request: ArmRequest, prompts: list[int], list
     if not prompts:
         return []
     calls = [[prompt] for prompt in prompts] if request.pictures else [prompts]
-    replies = sum(await asyncio.gather(*(_reply(engine, request, call) for call in calls)), [])
+    replies = [reply for part in await asyncio.gather(*(_reply(engine, request, c) for c in calls)) for reply in part]
     for prompt, reply in zip(prompts, replies, strict=True):
         if (read := reply["meta_info"]["prompt_tokens"]) != len(request.prompts[prompt]):
             raise ValueError(f"SGLang made {read} tokens of prompt {prompt}, of {len(request.prompts[prompt])}")
