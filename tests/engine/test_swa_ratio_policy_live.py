@@ -7,8 +7,8 @@ import pytest
 from gemma4_repro.toys.language import held_out_prompts
 from gemma4_runtime.optimisations.pool_decisions import KEY
 from gemma4_runtime.pools.arithmetic import TokenBytes
-from gemma4_runtime.pools.demand import Serving
 from gemma4_runtime.pools.ratio_policy import Start, choose
+from gemma4_runtime.pools.serving import Serving
 
 pytestmark = pytest.mark.engine
 
@@ -48,7 +48,7 @@ def ran(engine_forks, tmp_path_factory, engine_arguments, mtp_arguments):
         "given": unset | {"swa_full_tokens_ratio": 0.8},
     }
     # As many as may run, each many windows long.
-    load = {"prompts": held_out_prompts(8, 301, seed=13), "new_tokens": 70}
+    load = {"prompts": held_out_prompts(8, 301, seed=13), "new_tokens": 110}
     spec = {
         "arms": [{"engine": engine, "pool_bytes": POOL_BYTES, "loads": [load]} for engine in arms.values()],
         "state": [KEY, "swa_full_tokens_ratio"],
@@ -89,6 +89,13 @@ def test_the_choice_is_applied_and_said(ran, arm, changes):
     assert choice.ratio != expected(ALL, **changes).ratio or sizes != expected(ALL, **changes).sizes
 
 
+def test_nothing_is_retracted_at_a_ratio_that_was_chosen(ran):
+    """Long enough that each request comes to hold what `Serving.swa_tokens` says."""
+    _, log, _ = ran
+    assert "max_total_num_tokens" in log
+    assert "Retract requests" not in log
+
+
 def test_a_given_ratio_stays_though_it_is_the_default(ran):
     said, (full, swa), ratio = ran[0]["given"]
     assert (said, ratio) == ("0.8 kept: given by the user", 0.8)
@@ -99,4 +106,4 @@ def test_the_small_sliding_pool_says_what_a_large_one_says(ran):
     found, _, tokens = ran
     assert found["unset"][1][1] < found["given"][1][1] // 5
     assert tokens["unset"] == tokens["given"] == tokens["context"] == tokens["mtp"]
-    assert [len(one) for one in tokens["unset"]] == [70] * 8
+    assert [len(one) for one in tokens["unset"]] == [110] * 8

@@ -13,7 +13,8 @@ CONFIG = Path(__file__).parents[1] / "data" / "configs" / "26b-a4b.json"
 E4B = CONFIG.with_name("e4b.json")
 TOY = Path(__file__).parents[2] / "repro" / "toys" / "toy-e4b"
 KV = ("--kv-mem", "109.47806GB")
-LOAD = ("--workload", "80x8000+1000")
+WHOLE = ("--workload", "80x8000+1000")
+LOAD = (*WHOLE, "--split-leaf")
 
 
 @pytest.fixture
@@ -38,8 +39,22 @@ def test_a_load(cli):
     assert code == 0
     lines = out.splitlines()
     (default,) = [line for line in lines if line.startswith("SGLang's default")]
-    assert default.split()[2:] == ["0.8", "593956", "475164", "65", "223", "65", "of", "80", "full"]
-    assert lines[-2:] == ["set --swa-full-tokens-ratio 0.25", "80 of 80 requests fit at once at ratio 0.25"]
+    assert default.split()[2:] == ["0.8", "593956", "475164", "65", "153", "65", "of", "80", "full"]
+    assert lines[-2:] == ["set --swa-full-tokens-ratio 0.349", "80 of 80 requests fit at once at ratio 0.349"]
+
+
+def test_what_a_cut_last_node_would_hold_is_said_beside(cli):
+    """And nothing where it is cut already, or where there is no prefix cache whose nodes could be cut."""
+    code, out, _ = cli("--config", CONFIG, *KV, *WHOLE)
+    assert code == 1
+    assert "with SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT=1: 80 of 80 at ratio 0.349" in out.splitlines()
+    assert out.splitlines()[-1] == "53 of 80 requests fit at once at ratio 1; the others wait, or are retracted"
+    load = json.loads(cli("--config", CONFIG, *KV, *WHOLE, "--json")[1])["load"]
+    assert (
+        load["with_split_leaf"] == json.loads(cli("--config", CONFIG, *KV, *LOAD, "--json")[1])["load"]["recommended"]
+    )
+    for more in (LOAD, (*WHOLE, "--disable-radix-cache")):
+        assert json.loads(cli("--config", CONFIG, *KV, *more, "--json")[1])["load"]["with_split_leaf"] is None
 
 
 def test_a_ratio_that_holds_less_is_a_finding(cli):
@@ -52,7 +67,7 @@ def test_a_ratio_that_holds_less_is_a_finding(cli):
 
 
 def test_apply_prints_the_flag_alone(cli):
-    assert cli("--config", CONFIG, *KV, *LOAD, "--apply") == (0, "--swa-full-tokens-ratio 0.25\n", "")
+    assert cli("--config", CONFIG, *KV, *LOAD, "--apply") == (0, "--swa-full-tokens-ratio 0.349\n", "")
 
 
 def test_the_document(cli):
@@ -94,13 +109,13 @@ def test_what_owners_only_would_hold_is_said_beside(cli):
 
 
 def test_what_the_policy_makes_of_a_start(cli):
-    code, out, _ = cli("--config", CONFIG, *KV, "--context-length", 9000)
+    code, out, _ = cli("--config", CONFIG, *KV, "--context-length", 9000, "--split-leaf")
     assert code == 0
     (line,) = [line for line in out.splitlines() if "swa-ratio-policy" in line]
-    assert line.startswith("  swa-ratio-policy at this start: 0.238 instead of 0.8: 175 of 2048 requests of 9000 tok")
-    document = json.loads(cli("--config", CONFIG, *KV, "--max-running-requests", 64, "--json")[1])["policy"]
+    assert line.startswith("  swa-ratio-policy at this start: 0.462 instead of 0.8: 105 of 2048 requests of 9000 tok")
+    document = json.loads(cli("--config", CONFIG, *KV, "--max-running-requests", 16, "--json")[1])["policy"]
     assert document["ratio"] < 0.08
-    assert document["swa_tokens"] >= 64 * 2049 + 2 * 8192
+    assert document["swa_tokens"] >= 16 * (8192 + 3 * 1023) + 8192
     assert document["why"].endswith(f"SWA pool {document['swa_tokens']}")
     given = json.loads(cli("--config", CONFIG, *KV, "--context-length", 9000, "--ratio", 0.8, "--json")[1])["policy"]
     assert (given["ratio"], given["why"]) == (0.8, "0.8 kept: given by the user")
@@ -122,7 +137,7 @@ def test_the_picture(cli, tmp_path):
     assert (code, err) == (0, f"Wrote {out}\n")
     text = out.read_text()
     ElementTree.fromstring(text)
-    assert "recommended 0.25: 169" in text
+    assert "recommended 0.349: 132" in text
     assert "default 0.8: 65" in text
     assert re.findall(r"""(?:href|src)=["']|url\(""", text) == []
     code, _, err = cli("--config", CONFIG, *KV, *LOAD, "--out", out)

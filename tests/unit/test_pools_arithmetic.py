@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemma4_runtime.pools.arithmetic import TokenBytes, pool_sizes
-from gemma4_runtime.pools.demand import Serving, demand, fit
+from gemma4_runtime.pools.demand import demand, fit
+from gemma4_runtime.pools.serving import Serving
 from gemma4_runtime.pools.workload import Workload
 from gemma4_triage.pools.arithmetic import KV_DTYPE_BYTES, token_bytes
 from gemma4_triage.pools.errors import PoolsError
@@ -73,16 +74,26 @@ class TestPublished:
         assert owners / every == pytest.approx(factor, rel=1e-4)
 
 
+SPLIT = Serving(1024, split_leaf=True)
+
+
 class TestRecommendation:
-    def plan(self, length: int, requests: int = 400):
+    def plan(self, length: int, requests: int = 400, serving: Serving = SPLIT):
         loads = [Workload(requests, length - 1000, 1000)]
-        return make_plan(shape_of("26b-a4b"), cell_of("26b-a4b"), PUBLISHED_BYTES, Serving(1024), loads, None)
+        return make_plan(shape_of("26b-a4b"), cell_of("26b-a4b"), PUBLISHED_BYTES, serving, loads, None)
 
     def test_long_requests(self):
-        """L=9000: R about 175 at about 0.24."""
         found = self.plan(9000).recommended
-        assert found.sizes.ratio == pytest.approx(0.24, abs=0.005)
-        assert found.requests == 175
+        assert found.sizes.ratio == pytest.approx(0.34, abs=0.01)
+        assert found.requests == 133
+
+    def test_a_prompt_of_one_chunk_is_locked_whole(self):
+        """So its sliding KV is as long as its full KV, and the SWA pool is the one that ends first."""
+        plan = self.plan(9000, serving=Serving(1024))
+        assert (plan.recommended.sizes.ratio, plan.recommended.requests) == (1.0, 53)
+        assert (plan.default.binding, plan.default.requests) == ("swa", 51)
+        assert plan.split == self.plan(9000).recommended
+        assert self.plan(9000).split is None
 
     def test_short_requests_want_both_pools_alike(self):
         assert self.plan(2000).recommended.sizes.ratio > 0.95
@@ -97,10 +108,16 @@ class TestRecommendation:
         assert found.full_requests == pytest.approx(found.swa_requests, rel=0.1)
         assert found.requests >= 80
 
+    @pytest.mark.parametrize("length", [3000, 9000, 30_000])
+    def test_the_full_pool_ends_first(self, length):
+        """Its future SGLang's admission counts, and of the other only what is in use."""
+        found = self.plan(length).recommended
+        assert found.swa_requests >= found.full_requests
+
     def test_a_ratio_that_is_asked_about_is_judged(self):
         cell, shape = cell_of("26b-a4b"), shape_of("26b-a4b")
-        for ratio, enough in ((0.05, False), (0.25, True), (0.8, False)):
-            plan = make_plan(shape, cell, PUBLISHED_BYTES, Serving(1024), [Workload(80, 8000, 1000)], ratio)
+        for ratio, enough in ((0.05, False), (0.35, True), (0.8, False)):
+            plan = make_plan(shape, cell, PUBLISHED_BYTES, SPLIT, [Workload(80, 8000, 1000)], ratio)
             assert (plan.sizes.ratio, plan.enough) == (ratio, enough)
 
     def test_longer_than_the_context(self):
@@ -166,7 +183,7 @@ class TestAgainstSglang:
         assert sglang_sizes(config, PUBLISHED_BYTES, 0.15, 1, 1, "bfloat16") == (2_138_243, 320_736)
 
     def test_the_window_after_which_sliding_kv_goes(self, sglang_sizes):
-        """Ours keeps one token more than SGLang, which takes W - 1 for its window."""
+        """SGLang takes W - 1 for its window, and so does `Serving`."""
         from sglang.srt.models.gemma4_causal import get_attention_sliding_window_size
 
         window = shape_of("e4b").window
@@ -187,6 +204,8 @@ SERVINGS = st.builds(
     chunks_in_flight=st.integers(1, 2),
     draft_tokens=st.integers(0, 16),
     evict_multiplier=st.floats(0, 4),
+    prefix_cache=st.booleans(),
+    split_leaf=st.booleans(),
 )
 
 
@@ -227,6 +246,17 @@ class TestProperties:
         assert 0 < need.ratio <= 1
         assert need.swa <= need.full
         assert need.full % serving.page_size == need.swa % serving.page_size == 0
+
+    @given(SERVINGS, st.integers(1, 40_000), st.data())
+    def test_no_split_of_a_length_keeps_more_than_the_worst(self, serving, length, data):
+        output = data.draw(st.integers(0, length - 1))
+        worst = serving.swa_tokens(*serving.worst_split(length))
+        assert serving.swa_tokens(length - output, output) <= worst <= serving.full_tokens(length)
+
+    @given(SERVINGS, st.integers(1, 40_000), st.integers(0, 40_000))
+    def test_a_longer_request_keeps_no_less(self, serving, length, more):
+        short, long = (serving.swa_tokens(*serving.worst_split(one)) for one in (length, length + more))
+        assert short <= long
 
     @given(LOADS, SERVINGS, st.sampled_from(NAMES), st.integers(10**9, 2 * 10**11))
     def test_no_ratio_beats_the_recommended_one(self, loads, serving, name, available):

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemma4_runtime.pools.arithmetic import SGLANG_DEFAULT, TokenBytes, pool_sizes
-from gemma4_runtime.pools.demand import Serving, demand, fit
+from gemma4_runtime.pools.demand import demand, fit
 from gemma4_runtime.pools.ratio_policy import SGLANG_MOST_REQUESTS, Start, choose, least_swa_tokens
+from gemma4_runtime.pools.serving import Serving
 from gemma4_runtime.pools.workload import Workload
 from gemma4_triage.pools.arithmetic import token_bytes
 from gemma4_triage.pools.model_shape import read_shape
@@ -37,25 +38,43 @@ def start(**changes) -> Start:
     return Start(**(given_by_default | changes))
 
 
-def formula(one: Start) -> tuple[float, float]:
-    """(R, r*) of the specification, in its own words: no whole pages, no whole requests."""
+def formula(one: Start, window: int | None = None) -> tuple[float, float]:
+    """(R, r*) of the specification, in its own words: no whole requests, no steps of a ratio.
+
+    window: SWA tokens of one request; None: as the serving arguments say.
+    """
     serving, length = one.serving, one.context
-    window = min(length, serving.window * (1 + serving.evict_multiplier) + serving.page_size + serving.draft_tokens)
-    chunks = serving.chunk * serving.chunks_in_flight
-    fits = (one.available_bytes - one.cell.swa * chunks) / (one.cell.full * length + one.cell.swa * window)
+    window = window or serving.swa_tokens(*serving.worst_split(length))
+    chunk = serving.swa_in_prefill(serving.worst_split(length)[0])
+    fits = (one.available_bytes - one.cell.swa * chunk) / (one.cell.full * length + one.cell.swa * window)
     requests = min(one.requests or SGLANG_MOST_REQUESTS, fits)
-    return requests, min(1.0, (requests * window + chunks) / (requests * length))
+    return requests, min(1.0, (requests * window + chunk) / (requests * length)) if requests > 0 else 1.0
 
 
 class TestPublished:
     def test_long_requests(self):
+        """Nearly every token of a prompt of 9000 is locked: its last chunks are 8192 long."""
         requests, ratio = formula(start())
-        assert (int(requests), round(ratio, 2)) == (175, 0.24)
+        assert (int(requests), ratio) == (53, 1.0)
         choice = choose(start())
-        assert choice.ratio == pytest.approx(ratio, abs=0.001)
-        assert choice.why.startswith(
-            f"{choice.ratio:g} instead of 0.8: 175 of 2048 requests of 9000 tokens fit at once, 65 before"
-        )
+        assert choice.ratio == 1.0
+        assert choice.why.startswith("1 instead of 0.8: 53 of 2048 requests of 9000 tokens fit at once, 52 before")
+
+    def test_long_requests_whose_last_node_is_cut_to_a_window(self):
+        one = start(serving=Serving(1024, split_leaf=True))
+        requests, ratio = formula(one)
+        assert (int(requests), round(ratio, 2)) == (105, 0.46)
+        choice = choose(one)
+        assert choice.ratio == pytest.approx(ratio, abs=0.002)
+        assert choice.why.startswith("0.462 instead of 0.8: 105 of 2048 requests of 9000 tokens fit at once, 65 before")
+
+    def test_two_windows_each_would_be_the_specifications_numbers(self):
+        """175 requests at 0.24, with two chunks in flight. With what is locked, it holds fewer than 0.8 does."""
+        one = start(serving=Serving(1024, chunk=16_384))
+        requests, ratio = formula(one, window=2 * 1024 + 1)
+        assert requests == pytest.approx(175, abs=7)
+        assert ratio == pytest.approx(0.24, abs=0.01)
+        assert held(start(), 0.238) < held(start(), SGLANG_DEFAULT)
 
     def test_short_requests(self):
         assert formula(start(context=2000))[1] == 1.0
@@ -63,8 +82,9 @@ class TestPublished:
 
     def test_dense_or_not_is_not_the_question(self):
         """31B has four times the bytes in either pool: in four times the memory, the same ratio."""
-        dense = start(cell=TokenBytes(81_920, 819_200), available_bytes=4 * PUBLISHED_BYTES)
-        assert choose(dense).ratio == choose(start()).ratio
+        one = start(serving=Serving(1024, split_leaf=True))
+        dense = replace(one, cell=TokenBytes(81_920, 819_200), available_bytes=4 * PUBLISHED_BYTES)
+        assert choose(dense).ratio == choose(one).ratio
 
     def test_more_requests_that_may_run_than_fit_change_nothing(self):
         assert choose(start(requests=500)).ratio == choose(start()).ratio
@@ -83,7 +103,7 @@ class TestKept:
             ({"available_bytes": 4 * 10**11, "requests": 1}, "0.8 kept: no ratio holds more: 1 of 1 requests of 9000"),
             (
                 {"context_given": False, "requests": 4096},
-                "0.8 kept: at no ratio does the SWA pool hold the 12607488 tokens",
+                "0.8 kept: at no ratio does the SWA pool hold the 36870954 tokens",
             ),
         ],
     )
@@ -96,15 +116,29 @@ class TestKept:
 class TestModelsOwnContext:
     """Nobody sends 262144 tokens because a model could take them."""
 
+    SIXTEEN = start(context=262_144, context_given=False, requests=16)
+
     def test_the_requests_that_may_run_bound_the_sliding_pool(self):
-        choice = choose(start(context=262_144, context_given=False, requests=64))
-        assert 0.05 < choice.ratio < 0.08
-        assert choice.sizes.swa_tokens >= 64 * (2049 + 1025) + 2 * 8192
+        """Each may have a chunk and a window in the prefix cache, and two windows of its own."""
+        choice = choose(self.SIXTEEN)
+        assert 0.04 < choice.ratio < 0.07
+        assert choice.sizes.swa_tokens >= 16 * (8192 + 1023 + 2 * 1023) + 8192
         assert choice.sizes.full_tokens > 4 * pool_sizes(PUBLISHED_BYTES, CELL_26B, SGLANG_DEFAULT, 1).full_tokens
-        assert "the SWA pool is sized for 64 of any length" in choice.why
+        assert "the SWA pool is sized for 16 of any length" in choice.why
+
+    def test_too_many_for_the_memory_keep_sglangs_ratio(self):
+        choice = choose(start(context=262_144, context_given=False, requests=64))
+        assert choice.why.startswith("0.8 kept: at no ratio does the SWA pool hold the 728962 tokens that 64 requests")
+
+    def test_mtp_keeps_more_because_the_interval_counts_steps(self):
+        plain, mtp = (
+            least_swa_tokens(one, needed(one))
+            for one in (replace(self.SIXTEEN, serving=Serving(1024, draft_tokens=drafts)) for drafts in (0, 4))
+        )
+        assert mtp - plain == pytest.approx(16 * 3 * 1023, rel=0.01)
 
     def test_stated_the_same_context_is_taken_at_its_word(self):
-        assert choose(start(context=262_144, requests=64)).ratio < 0.02
+        assert choose(start(context=262_144, requests=64)).ratio < 0.06
 
 
 class TestTokenCap:
@@ -134,6 +168,8 @@ STARTS = st.builds(
         chunks_in_flight=st.integers(1, 2),
         draft_tokens=st.integers(0, 16),
         evict_multiplier=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+        prefix_cache=st.booleans(),
+        split_leaf=st.booleans(),
     ),
     context=st.integers(1, 262_144),
     context_given=st.booleans(),
@@ -144,8 +180,12 @@ STARTS = st.builds(
 )
 
 
+def workload(one: Start) -> Workload:
+    return Workload(one.requests or SGLANG_MOST_REQUESTS, *one.serving.worst_split(one.context))
+
+
 def needed(one: Start):
-    return demand([Workload(one.requests or SGLANG_MOST_REQUESTS, one.context, 0)], one.serving)
+    return demand([workload(one)], one.serving)
 
 
 def held(one: Start, ratio: float) -> int:
@@ -183,8 +223,9 @@ class TestAnyStart:
         if choice.ratio == one.ratio or one.requests is None:
             assert choice.ratio == one.ratio
             return
-        kept = one.requests * one.serving.swa_tokens(min(length, one.context))
-        assert choice.sizes.swa_tokens >= kept
+        prompt = min(length, one.context)
+        for output in {0, prompt // 2, prompt - 1}:
+            assert choice.sizes.swa_tokens >= one.requests * one.serving.swa_tokens(prompt - output, output)
 
     @given(STARTS, st.integers(0, 10**11))
     def test_more_memory_never_holds_less(self, one, more):
@@ -212,7 +253,7 @@ class TestAnyStart:
     def test_the_planner_recommends_the_same(self, one):
         """`gemma4-triage pools` for that load."""
         shape = replace(read_shape(CONFIGS / "26b-a4b.json"), context=one.context)
-        loads = [Workload(one.requests or SGLANG_MOST_REQUESTS, one.context, 0)]
+        loads = [workload(one)]
         choice = choose(one)
         if choice.ratio == one.ratio:
             return

@@ -14,8 +14,8 @@ from typing import Any
 
 from gemma4_runtime.optimisations.pool_decisions import decide, draft_reason
 from gemma4_runtime.pools.arithmetic import TokenBytes
-from gemma4_runtime.pools.demand import Serving
 from gemma4_runtime.pools.ratio_policy import Start, choose
+from gemma4_runtime.pools.serving import Serving
 
 OP = "swa-ratio-policy"
 GIVEN = "gemma4_triage_swa_ratio_given"
@@ -79,6 +79,8 @@ def _serving(arguments: Any, config: Any) -> Serving:
         chunks_in_flight=1 if arguments.disable_overlap_schedule else 2,
         draft_tokens=int(arguments.speculative_num_draft_tokens or 0),
         evict_multiplier=float(envs.SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER.get()),
+        prefix_cache=not arguments.disable_radix_cache,
+        split_leaf=bool(envs.SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT.get()),
     )
 
 

@@ -9,6 +9,11 @@ holds most requests of that length (`recommend`), under two conditions:
 | without a stated length: it holds all requests that may run, each  | the model's own context is what nobody sends:|
 |   with as much sliding KV as a request can ever keep               | shorter ones need relatively more SWA        |
 
+Where all requests that may run fit, none is retracted for sliding KV, whatever their lengths up to the context: the
+demand is of the worst split into prompt and output, and a shorter request holds no more. Where memory ends before,
+SGLang goes on admitting by what is in use at that moment, as at any ratio; of ratios that hold as many, the one at
+which the full pool ends first is taken, because of that one SGLang's admission counts what is still to come.
+
 SGLang's ratio stays if the user gave one, if nothing was said about the load, or if the choice would hold no more.
 """
 
@@ -17,8 +22,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gemma4_runtime.pools.arithmetic import PoolSizes, TokenBytes, pool_sizes
-from gemma4_runtime.pools.demand import Demand, Fit, Serving, demand, fit
+from gemma4_runtime.pools.demand import Demand, Fit, demand, fit
 from gemma4_runtime.pools.recommend import fits_at_each_ratio, recommend
+from gemma4_runtime.pools.serving import Serving
 from gemma4_runtime.pools.workload import Workload
 
 SGLANG_MOST_REQUESTS = 2048
@@ -58,7 +64,7 @@ def choose(start: Start) -> Choice:
     if kept is not None:
         return _keep(start, kept)
     requests = start.requests or SGLANG_MOST_REQUESTS
-    need = demand([Workload(requests, start.context, 0)], start.serving)
+    need = demand([Workload(requests, *start.serving.worst_split(start.context))], start.serving)
     least = least_swa_tokens(start, need)
     fits = [one for one in _at_each_ratio(start, need) if one.sizes.swa_tokens >= least]
     if not fits:
@@ -83,9 +89,7 @@ def least_swa_tokens(start: Start, need: Demand) -> int:
     """The smallest SWA pool that the policy makes, in tokens. need: of the requests that may run."""
     serving = start.serving
     floor = serving.whole_pages(min(serving.chunk, start.context) + serving.window + serving.page_size)
-    # The prefix cache keeps the window of a request's prompt locked while the request's own window moves on.
-    locked = need.requests * serving.whole_pages(serving.window + serving.page_size)
-    return floor if start.context_given else max(floor, need.swa + need.swa_fixed + locked)
+    return floor if start.context_given else max(floor, need.swa + need.swa_fixed)
 
 
 def _kept_unasked(start: Start) -> str | None:

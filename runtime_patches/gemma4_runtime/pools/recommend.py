@@ -20,14 +20,17 @@ def fits_at_each_ratio(
 
 
 def recommend(fits: Sequence[Fit], need: Demand) -> Fit:
-    """Most requests of the load; among equals the ratio at which what is left over is left over in both pools.
+    """Most requests of the load; among equals the full pool is the one that ends first, because SGLang's admission
+    counts what running requests will still write of that one only (schedule_policy.py, `rem_total_token_offset`), and
+    what is left over is left over in both pools.
 
     fits: one or more.
     """
     wanted = need.requests
     best = max(min(one.requests, wanted) for one in fits)
     equals = [one for one in fits if min(one.requests, wanted) == best]
-    return min(equals, key=lambda one: abs(math.log(one.sizes.ratio / _ideal(need, best))))
+    safe = [one for one in equals if one.swa_requests >= min(one.full_requests, wanted)]
+    return min(safe or equals, key=lambda one: abs(math.log(one.sizes.ratio / _ideal(need, best))))
 
 
 def _ideal(need: Demand, requests: int) -> float:

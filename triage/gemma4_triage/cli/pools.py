@@ -76,6 +76,15 @@ def pools(
         float,
         typer.Option("--evict-multiplier", min=0, max=1000, help="SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER."),
     ] = 1.0,
+    disable_radix_cache: Annotated[
+        bool, typer.Option("--disable-radix-cache", help="As of the server: no prompt keeps its last nodes in a cache.")
+    ] = False,
+    split_leaf: Annotated[
+        bool,
+        typer.Option(
+            "--split-leaf", help="SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT=1: a prompt keeps a window, not its last chunk."
+        ),
+    ] = False,
     context_length: Annotated[
         int | None,
         typer.Option("--context-length", min=1, metavar="N", help="As of the server: asks what swa-ratio-policy does."),
@@ -97,7 +106,7 @@ def pools(
     All sizes are of one GPU. Exits 0 if the whole load fits at once (at --ratio, else at the recommended ratio), 1 if
     it does not, 2 for a config, size or load that cannot be.
     """
-    from gemma4_runtime.pools.demand import Serving
+    from gemma4_runtime.pools.serving import Serving
     from gemma4_triage.pools.arithmetic import KV_DTYPE_BYTES, token_bytes
     from gemma4_triage.pools.at_start import AtStart, owners_only, policy_choice
     from gemma4_triage.pools.errors import PoolsError
@@ -118,7 +127,11 @@ def pools(
         loads = [parse_workload(text) for text in workload or []]
         shape = read_shape(config)
         memory = _memory(config, gpu_mem, mem_fraction, weights, kv_mem, tp)
-        serving = Serving(shape.window, page_size, chunk, chunks_in_flight, draft_tokens, evict_multiplier)
+        serving = Serving(
+            *(shape.window, page_size, chunk, chunks_in_flight, draft_tokens, evict_multiplier),
+            prefix_cache=not disable_radix_cache,
+            split_leaf=split_leaf,
+        )
         owners = token_bytes(shape, KV_DTYPE_BYTES[kv_dtype], tp, owners_only=True)
         cell = owners if owner_only else token_bytes(shape, KV_DTYPE_BYTES[kv_dtype], tp)
         plan = make_plan(shape, cell, memory.pools_bytes, serving, loads, ratio)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gemma4_runtime.pools.arithmetic import SGLANG_DEFAULT, PoolSizes, TokenBytes, pool_sizes
-from gemma4_runtime.pools.demand import Serving
 from gemma4_runtime.pools.ratio_policy import Choice, Start, choose
+from gemma4_runtime.pools.serving import Serving
 from gemma4_triage.pools.errors import PoolsError
 from gemma4_triage.pools.model_shape import ModelShape
 

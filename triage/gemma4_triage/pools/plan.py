@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gemma4_runtime.pools.arithmetic import SGLANG_DEFAULT, PoolSizes, TokenBytes, pool_sizes
-from gemma4_runtime.pools.demand import Demand, Fit, Serving, demand, fit
+from gemma4_runtime.pools.demand import Demand, Fit, demand, fit
 from gemma4_runtime.pools.recommend import fits_at_each_ratio, recommend
+from gemma4_runtime.pools.serving import Serving
 from gemma4_runtime.pools.workload import Workload
 from gemma4_triage.pools.errors import PoolsError
 from gemma4_triage.pools.model_shape import ModelShape
@@ -18,9 +19,10 @@ CURVE_STEPS = 100
 
 @dataclass(frozen=True)
 class Plan:
-    """need, recommended, asked, default and curve are None or empty without a workload.
+    """need, recommended, asked, default, split and curve are None or empty without a workload.
 
     available_bytes: for both pools, on one GPU. asked: at the ratio that was asked about. sizes: at `asked_ratio`.
+    split: what would be recommended with `split_leaf`, None if that holds no more.
     """
 
     shape: ModelShape
@@ -34,6 +36,7 @@ class Plan:
     recommended: Fit | None = None
     asked: Fit | None = None
     default: Fit | None = None
+    split: Fit | None = None
     curve: tuple[Fit, ...] = ()
 
     @property
@@ -81,8 +84,19 @@ def make_plan(
         recommended=recommended,
         asked=None if ratio is None else at(ratio),
         default=at(SGLANG_DEFAULT),
+        split=_with_split_leaf(available_bytes, cell, serving, workloads, recommended),
         curve=tuple(at(step / CURVE_STEPS) for step in range(1, CURVE_STEPS + 1)),
     )
+
+
+def _with_split_leaf(
+    available_bytes: int, cell: TokenBytes, serving: Serving, workloads: Sequence[Workload], without: Fit
+) -> Fit | None:
+    if serving.split_leaf or not serving.prefix_cache:
+        return None
+    need = demand(workloads, replace(serving, split_leaf=True))
+    found = recommend(fits_at_each_ratio(available_bytes, cell, serving.page_size, need), need)
+    return found if min(found.requests, need.requests) > min(without.requests, need.requests) else None
 
 
 def _nothing_fits(available_bytes: int, cell: TokenBytes, need: Demand) -> str:

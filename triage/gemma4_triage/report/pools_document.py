@@ -32,6 +32,8 @@ def pools_document(plan: Plan, memory: Memory, owner_only: bool, start: AtStart)
         "chunk_tokens": serving.chunk,
         "chunks_in_flight": serving.chunks_in_flight,
         "draft_tokens": serving.draft_tokens,
+        "prefix_cache": serving.prefix_cache,
+        "split_leaf": serving.split_leaf,
         "ratio": plan.sizes.ratio,
         "full_tokens": plan.sizes.full_tokens,
         "swa_tokens": plan.sizes.swa_tokens,
@@ -58,6 +60,7 @@ def _load(plan: Plan) -> dict[str, Any] | None:
         "server_flag": server_flag(plan),
         "at_sglang_default": _fit(default),
         "asked": None if plan.asked is None else _fit(plan.asked),
+        "with_split_leaf": None if plan.split is None else _fit(plan.split),
     }
 
 

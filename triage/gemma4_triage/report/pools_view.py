@@ -63,7 +63,7 @@ def _print_load(console: Console, plan: Plan) -> None:
     if need is None or recommended is None or default is None:
         return
     loads = " and ".join(map(str, plan.workloads))
-    swa = f"{need.swa + need.swa_fixed} SWA tokens ({need.swa_fixed} of them for chunks in prefill)"
+    swa = f"{need.swa + need.swa_fixed} SWA tokens ({need.swa_fixed} of them for a chunk in prefill)"
     _line(console, Text(f"{loads} needs {need.full} full and {swa}"))
     table = plain_table(
         "", "ratio", "full tokens", "SWA tokens", "full holds", "SWA holds", "requests at once", "binds"
@@ -74,6 +74,9 @@ def _print_load(console: Console, plan: Plan) -> None:
     for name, one in rows:
         table.add_row(name, *_cells(one, need.requests))
     console.print(table)
+    if plan.split is not None:
+        held = f"{min(plan.split.requests, need.requests)} of {need.requests} at ratio {plan.split.sizes.ratio:g}"
+        _line(console, Text(f"with SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT=1: {held}"))
     _line(console, Text(f"set {server_flag(plan)}", style="bold"))
     judged = plan.asked or recommended
     most = min(judged.requests, need.requests)
