@@ -133,9 +133,9 @@ def test_patches_are_explained_there(base_install):
 
 def test_pools_are_planned_there(base_install):
     config = REPOSITORY / "tests" / "data" / "configs" / "26b-a4b.json"
-    words = ("--kv-mem", "109.47806GB", "--workload", "80x8000+1000", "--apply")
+    words = ("--kv-mem", "109.47806GB", "--workload", "80x8000+1000", "--split-leaf", "--apply")
     done = run(base_install / "gemma4-triage", "pools", "--config", config, *words)
-    assert (done.returncode, done.stdout) == (0, "--swa-full-tokens-ratio 0.25\n")
+    assert (done.returncode, done.stdout) == (0, "--swa-full-tokens-ratio 0.349\n")
 
 
 def test_dumps_are_replayed_and_shrunk_there(base_install, dump_path, tmp_path):

@@ -49,8 +49,13 @@ def ran(engine_forks, tmp_path_factory, engine_arguments, mtp_arguments):
     }
     # As many as may run, each many windows long.
     load = {"prompts": held_out_prompts(8, 301, seed=13), "new_tokens": 110}
+    idle = {"prompts": held_out_prompts(12, 301, seed=77), "new_tokens": 2}
+    loads = {"unset": [load, idle, idle], "given": [load, idle, idle]}
     spec = {
-        "arms": [{"engine": engine, "pool_bytes": POOL_BYTES, "loads": [load]} for engine in arms.values()],
+        "arms": [
+            {"engine": engine, "pool_bytes": POOL_BYTES, "loads": loads.get(name, [load])}
+            for name, engine in arms.items()
+        ],
         "state": [KEY, "swa_full_tokens_ratio"],
     }
     folder = tmp_path_factory.mktemp("ratio")
@@ -67,7 +72,12 @@ def ran(engine_forks, tmp_path_factory, engine_arguments, mtp_arguments):
     tokens = {
         name: [one["tokens"] for one in result["loads"][0]] for name, result in zip(arms, run.outputs, strict=True)
     }
-    return found, run.log, tokens
+    again = {
+        name: sum(one["meta"]["cached_tokens"] for one in result["loads"][-1])
+        for name, result in zip(arms, run.outputs, strict=True)
+        if name in loads
+    }
+    return found, run.log, tokens, again
 
 
 @pytest.mark.parametrize(
@@ -80,7 +90,7 @@ def ran(engine_forks, tmp_path_factory, engine_arguments, mtp_arguments):
 )
 def test_the_choice_is_applied_and_said(ran, arm, changes):
     """On top of owner-only-kv, whose bytes of a token are those that count."""
-    found, log, _ = ran
+    found, log, _, _ = ran
     said, sizes, ratio = found[arm]
     choice = expected(OWNERS, **changes)
     assert choice.ratio != 0.8
@@ -91,7 +101,7 @@ def test_the_choice_is_applied_and_said(ran, arm, changes):
 
 def test_nothing_is_retracted_at_a_ratio_that_was_chosen(ran):
     """Long enough that each request comes to hold what `Serving.swa_tokens` says."""
-    _, log, _ = ran
+    _, log, _, _ = ran
     assert "max_total_num_tokens" in log
     assert "Retract requests" not in log
 
@@ -103,7 +113,13 @@ def test_a_given_ratio_stays_though_it_is_the_default(ran):
 
 
 def test_the_small_sliding_pool_says_what_a_large_one_says(ran):
-    found, _, tokens = ran
+    found, _, tokens, _ = ran
     assert found["unset"][1][1] < found["given"][1][1] // 5
     assert tokens["unset"] == tokens["given"] == tokens["context"] == tokens["mtp"]
     assert [len(one) for one in tokens["unset"]] == [110] * 8
+
+
+def test_why_it_is_no_default(ran):
+    """Prompts that are asked again are hits only where their windows are still in the SWA pool."""
+    *_, again = ran
+    assert again["unset"] < again["given"] // 2

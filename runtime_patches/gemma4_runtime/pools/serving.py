@@ -69,8 +69,11 @@ class Serving:
 
     def worst_split(self, length: int) -> tuple[int, int]:
         """(prompt, output) of so many tokens for which `swa_tokens` is largest: as much output as is ever kept."""
-        output = min(length - 1, self.own_most) if self.prefix_cache else 0
-        return length - output, output
+        if not self.prefix_cache:
+            return length, 0
+        protected = self.full_tokens(length) - self.own_most
+        prompt = max(1, min(length, protected + bool(self.draft_tokens)))
+        return prompt, length - prompt
 
     def swa_in_prefill(self, prompt: int) -> int:
         """What one more chunk takes, to be admitted and written, beside requests that hold all of `swa_tokens`."""
