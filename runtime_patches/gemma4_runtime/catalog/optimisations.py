@@ -153,7 +153,6 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         title="layers that read another layer's keys project queries alone: the first rows of the same weight",
         origin="the Q-only projection beside YOCO that no pull request has",
         upstream="open up to 0.5.23",
-        default=True,
         attachments=(
             # An edit, so that all behind these two lines stays SGLang's own.
             Edit("gemma4.attention_forward", _PROJECTION, _OUR_PROJECTION),
@@ -199,6 +198,8 @@ OPTIMISATIONS: tuple[Patch, ...] = (
                 "tests/engine/test_yoco_live.py",
                 "tests/unit/test_yoco_eligible.py",
                 "tests/unit/test_yoco_forward.py",
+                "docs/bench/serving_prefill_e2b_h200_2026-11-22.json::yoco",
+                "docs/bench/serving_prefill_e4b_h200_2026-11-22.json::yoco",
             ),
             switches=("SGLANG_GEMMA4_YOCO", "GEMMA4_TRIAGE_YOCO_ROWS"),
         ),
@@ -222,7 +223,11 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             "prefills that fit a captured size. Not: mixed batches with images, prefills that yoco makes much shorter. "
             "--enable-breakable-cuda-graph is refused at start.",
             fallback="The prefill runs eagerly, as SGLang's own. Which way was taken is counted in /server_info.",
-            proof=("tests/unit/test_piecewise_graphs.py", "tests/gpu/test_defaults_on_cuda.py"),
+            proof=(
+                "tests/unit/test_piecewise_graphs.py",
+                "tests/gpu/test_defaults_on_cuda.py",
+                "docs/bench/serving_graphs_e2b_h200_2026-11-22.json::piecewise-multimodal",
+            ),
             switches=("SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM",),
         ),
     ),
