@@ -4,6 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A deadline per example fails where the machine is busy, and tells nothing of the code.
+settings.register_profile("no-deadline", deadline=None)
+settings.load_profile("no-deadline")
 
 # Modules of set-up whose assertions should show values when they fail, as a test's own do.
 pytest.register_assert_rewrite("page_guard_runs", "row_op_tests", "routing_by_hand", "small_swa_pools")

@@ -203,8 +203,10 @@ def concerned(rows: Iterable[int], and_next: bool = False) -> Concerned:
         return Concerned(None, (), ())
     each = [step, _latest] if and_next and _latest is not None and _latest is not step else [step]
     found = [(row, request) for one in each for row in rows for request in one.requests_of((row,))]
+    # One that has finished has its reply, and one that was retracted is computed anew.
+    going_on = [(row, request) for row, request in found if not (request.finished() or request.is_retracted)]
     # The same request in both steps, and in the same row, is one.
-    once = {(row, id(request)): (row, request) for row, request in found if not request.finished()}
+    once = {(row, id(request)): (row, request) for row, request in going_on}
     return Concerned(step.number, tuple(once.values()), tuple(one.chunked for one in each if one.chunked is not None))
 
 

@@ -47,7 +47,7 @@ def around_can_run(original: Callable[..., Any], runner: Any, forward_batch: Any
     """Around `PiecewiseCudaGraphRunner.can_run`: no long prefill, of which a graph runs all rows in each layer."""
     can_run = original(runner, forward_batch)
     model = runner.model_runner.model
-    model = getattr(model, "language_model", model.model)
+    model = getattr(model, "language_model", None) or getattr(model, "model", None)
     if not can_run or not (isinstance(model, Gemma4TextModel) and shared_layers(model) and switched_on(OP)):
         return can_run
     least = max(_LEAST_BESIDE_GRAPHS, Session.in_force().settings.yoco_rows)
