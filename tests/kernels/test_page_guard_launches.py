@@ -55,7 +55,7 @@ def test_arrays_may_share_memory_when_nothing_is_contained(path):
     guard = PageGuard(DEVICE, path)
     arrays = [GuardedTable(pages, 100), GuardedTable(pages, 6), GuardedTable(pages, 3)]
     found = guard.check(arrays, lengths, 1, contain=False)
-    assert found == Findings((Offence(1, 0, 2, 9, 6, 1), Offence(2, 0, 1, 5, 3, 1)), (0, 1, 2), (), (0,))
+    assert found == Findings((Offence(1, 0, 2, 9, 6, 1), Offence(2, 0, 1, 5, 3, 1, 2)), (0, 1, 2), (), (0,))
     for refused, message in [
         (arrays, "arrays 0 and 1 share memory"),
         ([arrays[0], GuardedSlots(pages[0, 2:], 9, indptr=lengths.new_zeros(2))], "arrays 0 and 1 share memory"),
