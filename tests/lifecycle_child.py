@@ -5,7 +5,7 @@ before ("module:function", called first; the host engine's workers are forked an
 sampling, and abort: after how many output tokens it is aborted, 0 for as soon as it is sent. The result: {rounds: per
 round and request {tokens, finish: "stop", "length" or "abort", matched: what stopped it}, rounds_s, idle}.
 
-The two other functions are for `before`.
+The other functions that are not called here are for `before`.
 """
 
 import asyncio
@@ -95,6 +95,14 @@ def arrive_after_last_rounds() -> None:
 
 def _all_finished(last: Any) -> bool:
     return last is not None and last.forward_mode.is_decode() and all(request.finished() for request in last.reqs)
+
+
+def retract_often() -> None:
+    """Every few steps a request is retracted. SGLang reads its own variables for that when it is imported."""
+    from sglang.srt.managers import scheduler
+
+    scheduler.TEST_RETRACT = True
+    scheduler.TEST_RETRACT_INTERVAL = 7
 
 
 def lose_what_requests_ask() -> None:

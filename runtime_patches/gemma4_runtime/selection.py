@@ -11,6 +11,8 @@ from gemma4_runtime.settings import VISION_BUDGET, HostEngine, Leak, Mode, Setti
 
 YOCO, FORCE_EAGLE, PIECEWISE, CLAMP = "yoco", "force-eagle", "piecewise-multimodal", "clamp"
 RIGHT_IN_GRAPHS = "piecewise-ple"
+MTP_V2 = "mtp-v2"
+RIGHT_UNDER_SPEC_V2 = ("spec-v2-stop-window", "spec-v2-grammar-end", "spec-v2-hidden-rows", "free-swa-pages")
 _SELECTABLE = (Kind.FIX, Kind.OPTIMISATION)
 _BUDGETED, _PAGES = "vision-batching", "page-table"
 
@@ -38,6 +40,11 @@ def select(settings: Settings, catalog: Iterable[Patch] = CATALOG) -> tuple[Patc
     if PIECEWISE in chosen:
         # Without it these graphs give E2B and E4B wrong answers.
         chosen.add(RIGHT_IN_GRAPHS)
+    if settings.wants_mtp_v2 is not None:
+        chosen = chosen | {MTP_V2} if settings.wants_mtp_v2 else chosen - {MTP_V2}
+    if MTP_V2 in chosen:
+        # What the release does wrong where a step brings a request more than one token.
+        chosen.update(RIGHT_UNDER_SPEC_V2)
     if settings.mode is not Mode.OFF:
         probes = {name: patch for name, patch in _of_kind(catalog, Kind.PROBE).items() if patch.asked_by == "mode"}
         unnamed = {name for name, patch in probes.items() if not _costs_too_much(patch, settings.mode)}

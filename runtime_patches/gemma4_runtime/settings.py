@@ -131,6 +131,8 @@ _Items = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_items)]
 
 ALLOW_MISSING = "GEMMA4_TRIAGE_ALLOW_MISSING"
 INCLUDE = "GEMMA4_TRIAGE_INCLUDE"
+MTP_V2 = "SGLANG_FROZEN_KV_MTP_V2"
+MTP_V2_ALIAS = "SGLANG_FROZEN_KV_MTP_EXPERIMENTAL_V2"
 VISION_BUDGET = "GEMMA4_TRIAGE_VISION_BUDGET_MB"
 _INCLUDES = "page-table"
 
@@ -164,7 +166,14 @@ class Settings(BaseSettings):
     piecewise_multimodal: Annotated[bool, _word(_YES_OR_NO)] = Field(
         False, validation_alias="SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM"
     )
+    mtp_v2: Annotated[bool | None, _word(_AS_CHOSEN)] = Field(None, validation_alias=MTP_V2)
+    mtp_v2_alias: Annotated[bool | None, _word(_AS_CHOSEN)] = Field(None, validation_alias=MTP_V2_ALIAS)
     allow_missing: Annotated[bool, _word(_YES_OR_NO)] = Field(False, validation_alias=ALLOW_MISSING)
+
+    @property
+    def wants_mtp_v2(self) -> bool | None:
+        """Under either name; None if neither says anything."""
+        return self.mtp_v2_alias if self.mtp_v2 is None else self.mtp_v2
 
     @property
     def include_text(self) -> str:
@@ -183,6 +192,7 @@ class Settings(BaseSettings):
             self.mode is Mode.OFF
             and self.leak is Leak.OFF
             and not (self.patches or self.faults or self.yoco or self.force_eagle or self.piecewise_multimodal)
+            and not (self.mtp_v2 or self.mtp_v2_alias)
             and self.host_engine is HostEngine.OFF
             # Refused where patches are selected, which an unset GEMMA4_TRIAGE_PATCHES must not skip.
             and not self.vision_budget_mb
@@ -213,6 +223,11 @@ def read_settings() -> Settings:
             for item in error.errors()
         ]
         raise SettingsError("\n".join(lines)) from None
+    if None not in (settings.mtp_v2, settings.mtp_v2_alias) and settings.mtp_v2 != settings.mtp_v2_alias:
+        raise SettingsError(
+            f"{MTP_V2}='{int(bool(settings.mtp_v2))}' and {MTP_V2_ALIAS}='{int(bool(settings.mtp_v2_alias))}' are two "
+            "names of one setting and differ; unset one of them"
+        )
     if settings.probes and settings.mode is Mode.OFF:
         raise SettingsError(
             f"GEMMA4_TRIAGE_PROBES={','.join(settings.probes)!r} chooses probes but SGLANG_TRTLLM_MHA_DEBUG is off; "

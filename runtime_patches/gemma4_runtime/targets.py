@@ -19,6 +19,8 @@ _MTP_GRAPH = f"{_SRT}.speculative.frozen_kv_mtp_cuda_graph_runner.FrozenKVMTPCud
 _MTP_UTILS = f"{_SRT}.speculative.frozen_kv_mtp_utils"
 _GEMMA4_MM = f"{_SRT}.models.gemma4_mm.Gemma4ForConditionalGeneration"
 _GEMMA4_VISION = f"{_SRT}.models.gemma4_vision"
+_SPEC = f"{_SRT}.speculative.spec_info.SpeculativeAlgorithm"
+_EAGLE_V2 = f"{_SRT}.speculative.eagle_info_v2"
 _RESULTS = f"{_SRT}.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
 
 TARGETS: dict[str, dict[str, str]] = {
@@ -71,6 +73,7 @@ TARGETS: dict[str, dict[str, str]] = {
         "cache.release": f"{_SRT}.mem_cache.common.release_kv_cache",
         "swa_radix.insert": f"{_SRT}.mem_cache.swa_radix_cache.SWARadixCache.insert",
         "results.process_decode": f"{_RESULTS}.process_batch_result_decode",
+        "results.apply_grammar": f"{_RESULTS}._apply_decode_grammar",
         "mtp.bind_context": f"{_FROZEN}._bind_kv_context",
         "mtp.preprocess_idle": f"{_FROZEN}._draft_preprocess_idle",
         "mtp.target_view": f"{_MTP_UTILS}.frozen_kv_target_view",
@@ -146,6 +149,16 @@ TARGETS: dict[str, dict[str, str]] = {
         "eagle.prepare_for_verify": f"{_SRT}.speculative.eagle_info.EagleVerifyInput.prepare_for_verify",
         "eagle.verify": f"{_SRT}.speculative.eagle_info.EagleVerifyInput.verify",
         "eagle.v2_prepare_for_decode": f"{_SRT}.speculative.eagle_info_v2.EagleDraftInputV2Mixin.prepare_for_decode",
+        "eagle_v2.extend_cache_locs": f"{_EAGLE_V2}.assign_extend_cache_locs_func",
+        "eagle_v2.top_k_renorm": f"{_EAGLE_V2}.top_k_renorm_prob",
+        "eagle_v2.top_p_renorm": f"{_EAGLE_V2}.top_p_renorm_prob",
+        "eagle_v2.sample_tree": f"{_EAGLE_V2}.tree_speculative_sampling_target_only",
+        "overlap.resolve_extras": f"{_SRT}.managers.overlap_utils.FutureMap._resolve_spec_extras",
+        "speculative.supports_v2": f"{_SPEC}.supports_spec_v2",
+        "speculative.create_worker": f"{_SPEC}.create_worker",
+        "speculative.handle_frozen": f"{_SRT}.arg_groups.speculative_hook._handle_frozen_kv_mtp",
+        "speculative.draft_pool": f"{_SRT}.mem_cache.kv_cache_builder.get_draft_kv_pool",
+        "scheduler.needs_cpu_seq_lens": f"{_SRT}.managers.scheduler.decide_needs_cpu_seq_lens",
         "scheduler.next_batch": f"{_SCHEDULER}.get_next_batch_to_run",
         "scheduler.on_idle": f"{_SCHEDULER}.on_idle",
         "scheduler.flush_cache": f"{_SCHEDULER}.flush_cache",

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from gemma4_runtime.catalog.origins import NO_UPSTREAM, SEED
 from gemma4_runtime.catalog.shared_hooks import PAGE_HOOKS
-from gemma4_runtime.patch import About, Hook, How, Kind, Patch
+from gemma4_runtime.patch import About, Edit, Hook, How, Kind, Patch
 
 _AT = "gemma4_runtime.fixes"
+# SGLang's lines are compared without their indentation. What follows makes the run of them the only one.
+_HIDDEN = "if req.return_hidden_states and logits_output.hidden_states is not None:\n"
+_ONE_ROW = "    req.hidden_states.append(\n        logits_output.hidden_states[i].cpu().clone().tolist()\n    )\n\n"
+_OWN_ROWS = (
+    "    from gemma4_runtime.mtp_v2.hidden_rows import append_rows\n"
+    "    append_rows(req, batch, result, i, next_token_id)\n\n"
+)
+_GRAMMAR = "if req.grammar is not None:\n    self._apply_decode_grammar("
 
 FIXES: tuple[Patch, ...] = (
     Patch(
@@ -192,6 +200,74 @@ FIXES: tuple[Patch, ...] = (
             switches=("SGLANG_GEMMA4_FORCE_EAGLE",),
         ),
         attachments=(Hook("speculative.resolve_alias", How.AROUND, f"{_AT}.force_eagle:around_resolve_alias"),),
+    ),
+    Patch(
+        id="spec-v2-stop-window",
+        kind=Kind.FIX,
+        title="a request ends at the first of a step's tokens that ends it: stop strings, end tokens, length",
+        origin="feature F7: a backport that MTP under spec v2 needs",
+        upstream="stop strings in later releases",
+        about=About(
+            why="Under spec v2 a step brings several tokens, and SGLang asks about them at once. Stop strings are "
+            "missed, or what follows them is answered too; so is what follows an end token near max_new_tokens.",
+            eligibility="Every step under spec v2 that brings a request more than one token. mtp-v2 brings it along.",
+            fallback="Steps of one token and verification without spec v2, which judges each token, are SGLang's.",
+            proof=("tests/unit/test_spec_v2_windows.py", "tests/engine/test_mtp_v2_live.py"),
+        ),
+        attachments=(
+            Hook("req.update_finish_state", How.AROUND, f"{_AT}.spec_v2_stop_window:around_update_finish_state"),
+        ),
+    ),
+    Patch(
+        id="spec-v2-grammar-end",
+        kind=Kind.FIX,
+        title="under spec v2 a grammar is fed up to its end, and the request ends there",
+        origin="feature F7: a backport that MTP under spec v2 needs",
+        upstream="in later releases",
+        about=About(
+            why="SGLang feeds a grammar whole windows, also past its end, and asks whether it has ended before it "
+            "feeds it: a request ends a step late with every token of it, or is aborted by the grammar's error.",
+            eligibility="Requests with a grammar under spec v2. mtp-v2 brings it along.",
+            fallback="Other requests and other batches are SGLang's. A token that the grammar refuses is too.",
+            proof=("tests/unit/test_spec_v2_windows.py",),
+        ),
+        attachments=(
+            Hook("results.process_decode", How.AROUND, f"{_AT}.spec_v2_grammar_end:around_process_decode"),
+            Hook("req.update_finish_state", How.AROUND, f"{_AT}.spec_v2_grammar_end:around_update_finish_state"),
+            Hook("results.apply_grammar", How.AROUND, f"{_AT}.spec_v2_grammar_end:around_apply_grammar"),
+        ),
+    ),
+    Patch(
+        id="spec-v2-hidden-rows",
+        kind=Kind.FIX,
+        title="under spec v2 a request gets the hidden states of its own tokens, one row each",
+        origin="feature F7: a backport that MTP under spec v2 needs",
+        upstream="in later releases",
+        about=About(
+            why="A verification has several rows per request, and SGLang returns row i to request i: another "
+            "request's from the second on, and one per step.",
+            eligibility="Decodes under spec v2 of requests with return_hidden_states. mtp-v2 brings it along.",
+            fallback="Without spec v2 the rows are SGLang's.",
+            proof=("tests/unit/test_spec_v2_windows.py", "tests/engine/test_mtp_v2_live.py"),
+        ),
+        attachments=(
+            Edit("results.process_decode", f"{_HIDDEN}{_ONE_ROW}{_GRAMMAR}", f"{_HIDDEN}{_OWN_ROWS}{_GRAMMAR}"),
+        ),
+    ),
+    Patch(
+        id="free-swa-pages",
+        kind=Kind.FIX,
+        title="no mapping entry leads into an SWA page that free_swa has given back",
+        origin="feature F7: a backport that MTP under spec v2 needs",
+        upstream="fixed in 0.5.14",
+        about=About(
+            why="free_swa releases whole pages and clears only the entries of the slots that it was told of. Slots "
+            "allocated ahead of a request's last token keep leading into a page that is another's by then.",
+            eligibility="Every free_swa on pages of more than one token. mtp-v2 brings it along.",
+            fallback="On pages of one token nothing can be left over. A second SWA page of the same full page stays.",
+            proof=("tests/unit/test_free_swa_pages.py",),
+        ),
+        attachments=(Hook("swa.free_swa", How.AROUND, f"{_AT}.free_swa_pages:around_free_swa"),),
     ),
     Patch(
         id="vision-hf-exact",

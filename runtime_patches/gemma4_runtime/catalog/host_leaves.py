@@ -70,6 +70,40 @@ HOST_LEAVES: tuple[Patch, ...] = (
         ),
     ),
     Patch(
+        id="host-verify-slots",
+        kind=Kind.HOST_LEAF,
+        title="slots of a verification under spec v2 in torch",
+        origin="assign_extend_cache_locs_func returns None on a CPU",
+        upstream="not needed on a GPU",
+        attachments=(Bind("eagle_v2.extend_cache_locs", f"{_AT}.verify_slots:assign_extend_cache_locs"),),
+    ),
+    Patch(
+        id="host-tree-sampling",
+        kind=Kind.HOST_LEAF,
+        title="sampled verification of draft trees in torch",
+        origin="NameError: top_k_renorm_prob, where a request under spec v2 has a temperature",
+        upstream="not needed on a GPU",
+        attachments=(
+            Bind("eagle_v2.top_k_renorm", f"{_AT}.tree_sampling:top_k_renorm"),
+            Bind("eagle_v2.top_p_renorm", f"{_AT}.tree_sampling:top_p_renorm"),
+            Bind("eagle_v2.sample_tree", f"{_AT}.tree_sampling:sample_tree"),
+        ),
+    ),
+    Patch(
+        id="host-future-marks",
+        kind=Kind.HOST_LEAF,
+        title="no mark of the stream on what an overlapped step takes from the last one",
+        origin="a CPU tensor has no record_stream: RuntimeError, unknown parameter type",
+        upstream="not needed on a GPU",
+        attachments=(
+            Edit(
+                "overlap.resolve_extras",
+                "indices.record_stream(torch.get_device_module(self.device).current_stream())",
+                "pass",
+            ),
+        ),
+    ),
+    Patch(
         id="host-alloc-kernels",
         kind=Kind.HOST_LEAF,
         title="paged allocation kernels in torch",

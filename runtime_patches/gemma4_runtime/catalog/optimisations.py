@@ -311,4 +311,31 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             _DECISIONS,
         ),
     ),
+    Patch(
+        id="mtp-v2",
+        kind=Kind.OPTIMISATION,
+        title="MTP with overlap scheduling: FROZEN_KV_MTP under spec v2, which the release refuses",
+        origin="feature F7: FrozenKVMTPWorkerV2 of the pull requests, whose V1 verification leaked KV per request",
+        upstream="a worker of its own since 0.5.14",
+        about=About(
+            why="The scheduler waits for each MTP step before it prepares the next one. FrozenKVMTPWorkerV2, which "
+            "would overlap the two, is a stub that raises in this release.",
+            eligibility="FROZEN_KV_MTP, with overlap as the server has it: --disable-overlap-schedule runs the same "
+            "worker step by step. Other speculation is SGLang's.",
+            fallback="Refused at start, with the reason: DP attention, hierarchical cache, PD disaggregation, adaptive "
+            "steps, custom logit processors, topk above 1 off triton, a plan stream over two attention backends.",
+            proof=(
+                "tests/engine/test_mtp_v2_live.py",
+                "tests/unit/test_mtp_v2_gates.py",
+            ),
+            switches=("SGLANG_FROZEN_KV_MTP_V2", "SGLANG_FROZEN_KV_MTP_EXPERIMENTAL_V2"),
+        ),
+        attachments=(
+            Hook("speculative.supports_v2", How.AROUND, f"{_AT}.mtp_v2:around_supports_spec_v2"),
+            Hook("speculative.create_worker", How.AROUND, f"{_AT}.mtp_v2:around_create_worker"),
+            Hook("speculative.handle_frozen", How.REPLACE, f"{_AT}.mtp_v2:handle_frozen_kv_mtp"),
+            Hook("speculative.draft_pool", How.AROUND, f"{_AT}.mtp_v2:around_get_draft_kv_pool"),
+            Hook("scheduler.needs_cpu_seq_lens", How.AROUND, f"{_AT}.mtp_v2:around_needs_cpu_seq_lens"),
+        ),
+    ),
 )

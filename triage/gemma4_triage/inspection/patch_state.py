@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from gemma4_runtime.patch import Kind, Patch
-from gemma4_runtime.selection import FORCE_EAGLE, PIECEWISE, RIGHT_IN_GRAPHS, YOCO
-from gemma4_runtime.settings import Mode, Settings
+from gemma4_runtime.selection import (
+    FORCE_EAGLE,
+    MTP_V2,
+    PIECEWISE,
+    RIGHT_IN_GRAPHS,
+    RIGHT_UNDER_SPEC_V2,
+    YOCO,
+)
+from gemma4_runtime.settings import MTP_V2 as MTP_V2_KNOB
+from gemma4_runtime.settings import MTP_V2_ALIAS, Mode, Settings
 
 _MODE, _LEAK, _COST = "SGLANG_TRTLLM_MHA_DEBUG", "GEMMA4_TRIAGE_LEAK", "GEMMA4_TRIAGE_COST"
 _PATCHES, _PROBES, _FAULTS = "GEMMA4_TRIAGE_PATCHES", "GEMMA4_TRIAGE_PROBES", "GEMMA4_TRIAGE_FAULTS"
@@ -13,6 +21,7 @@ _KNOBS = {
     YOCO: "SGLANG_GEMMA4_YOCO",
     FORCE_EAGLE: "SGLANG_GEMMA4_FORCE_EAGLE",
     PIECEWISE: "SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM",
+    MTP_V2: MTP_V2_KNOB,
 }
 """The pull requests' own; where set, they have the last word."""
 
@@ -65,14 +74,23 @@ def _because(patch: Patch, settings: Settings, chosen: bool) -> str:
         return f"{_FAULTS} names it" if chosen else f"{_FAULTS} does not name it"
     if patch.id == YOCO and settings.yoco is not None:
         return f"{_KNOBS[YOCO]}={int(settings.yoco)} has the last word"
+    if patch.id == MTP_V2 and settings.wants_mtp_v2 is not None:
+        named = MTP_V2_ALIAS if settings.mtp_v2 is None else MTP_V2_KNOB
+        return f"{named}={int(settings.wants_mtp_v2)} has the last word"
     if {FORCE_EAGLE: settings.force_eagle, PIECEWISE: settings.piecewise_multimodal}.get(patch.id):
         return f"{_KNOBS[patch.id]}=1"
     if chosen and patch.id == RIGHT_IN_GRAPHS and settings.piecewise_multimodal:
         return f"{PIECEWISE} needs it"
+    if chosen and patch.id in RIGHT_UNDER_SPEC_V2 and not _names(settings, patch):
+        return f"{MTP_V2} needs it"
     if settings.patches:
         return f"{_PATCHES}={','.join(settings.patches)} {'has it' if chosen else 'leaves it out'}"
     served = "has it" if patch.default else "does not have it"
     return f"{_PATCHES} is unset; `gemma4-triage serve` sets default, which {served}"
+
+
+def _names(settings: Settings, patch: Patch) -> bool:
+    return any(item.lstrip("+") == patch.id for item in settings.patches)
 
 
 def _of_probe(patch: Patch, settings: Settings, chosen: bool) -> str:

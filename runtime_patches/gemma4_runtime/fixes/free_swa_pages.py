@@ -1,0 +1,28 @@
+"""Fix: when `free_swa` gives an SWA page back, no entry of the full-to-SWA mapping leads into it any more.
+
+SGLang releases whole pages and clears the entries of the slots that it was told of. Under spec v2 a request's last page
+has slots behind its last token, allocated ahead, which nobody names when the page goes. Fixed upstream in 0.5.14.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def around_free_swa(original: Callable[..., Any], allocator: Any, free_index: torch.Tensor) -> Any:
+    """Around `free_swa(free_index)`, [n] full slots."""
+    page = allocator.page_size
+    if page == 1 or free_index.numel() == 0:
+        return original(allocator, free_index)
+    mapping = allocator.full_to_swa_index_mapping
+    full_pages = torch.unique(free_index.to(torch.int64) // page)
+    named = mapping[free_index]
+    result = original(allocator, free_index)
+    slots = full_pages[:, None] * page + torch.arange(page, device=full_pages.device)
+    peers = mapping[slots]
+    # A full page may have a second SWA page, if its window began in its middle; that one stays.
+    mapping[slots] = torch.where(torch.isin(peers // page, named // page), 0, peers)
+    return result

@@ -1,0 +1,116 @@
+"""MTP with overlap scheduling: the worker that SGLang's scheduler drives under spec v2, overlapped or not.
+
+A sibling of EAGLEWorkerV2. The target's half, verification, is that worker's own; the draft's half is the assistant's,
+which writes no KV, so what EAGLE does as a draft-extend is one row of the target's hidden states per request here.
+
+It leaves to the scheduler whatever belongs to requests: output ids, finish state, KV lengths and their release,
+grammar, penalties, the sliding window. It cuts nothing off at an end token: the scheduler judges the accepted run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sglang.srt.layers.moe.utils import speculative_moe_a2a_backend_context, speculative_moe_backend_context
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2, _get_plan_stream
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+from gemma4_runtime.mtp_v2.draft_worker import FrozenKVMTPDraftWorkerV2
+from gemma4_runtime.mtp_v2.gates import refuse_what_is_not_served
+
+Publish = Callable[[torch.Tensor], None]
+
+
+class FrozenKVMTPWorkerV2(EAGLEWorkerV2):
+    """In place of SGLang's class of that name, which raises."""
+
+    def __init__(
+        self,
+        server_args: Any,
+        gpu_id: int,
+        tp_rank: int,
+        dp_rank: int | None,
+        moe_ep_rank: int,
+        attn_cp_rank: int,
+        moe_dp_rank: int,
+        nccl_port: int,
+        target_worker: Any,
+    ) -> None:
+        """As EAGLEWorkerV2, which would make a draft worker with KV of its own.
+
+        Raises:
+            ValueError: an argument that is not served.
+        """
+        refuse_what_is_not_served(server_args)
+        self.server_args = server_args
+        self.topk = server_args.speculative_eagle_topk
+        self.speculative_num_steps = server_args.speculative_num_steps
+        self.speculative_num_draft_tokens = server_args.speculative_num_draft_tokens
+        self.tp_rank = tp_rank
+        self.gpu_id = gpu_id
+        self.device = server_args.device
+        self.page_size = server_args.page_size
+        self.speculative_algorithm = SpeculativeAlgorithm.from_string(server_args.speculative_algorithm)
+        self._target_worker = target_worker
+        self.req_to_token_pool, self.token_to_kv_pool_allocator = target_worker.get_memory_pool()
+        self._draft_worker = FrozenKVMTPDraftWorkerV2(
+            server_args,
+            gpu_id,
+            tp_rank,
+            dp_rank,
+            moe_ep_rank,
+            attn_cp_rank,
+            moe_dp_rank,
+            nccl_port,
+            target_worker,
+        )
+        self.adaptive_controller = None
+        self.plan_stream, self.plan_stream_ctx = _get_plan_stream(self.device)
+
+    @property
+    def spec_v2_attn_backends(self) -> tuple[Any, ...]:
+        return (self._target_worker.model_runner.attn_backend, self._draft_worker.draft_attn_backend)
+
+    def forward_batch_generation(self, batch: Any, on_publish: Publish | None = None) -> GenerationBatchResult:
+        """One step. on_publish: told each request's next length as soon as the target's forward settles it.
+
+        The result has, of a decode: next_token_ids [requests * draft tokens], each request's accepted run first;
+        accept_lens [requests], the bonus token included; new_seq_lens [requests]. next_draft_input is over the whole
+        batch, requests that are about to finish included.
+        """
+        if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
+            return self._prefill(batch, on_publish)
+        return self._decode(batch, on_publish)
+
+    def _prefill(self, batch: Any, on_publish: Publish | None) -> GenerationBatchResult:
+        batch.capture_hidden_mode = CaptureHiddenMode.FULL
+        result: Any = self.target_worker.forward_batch_generation(batch)
+        # Lengths count what the KV cache holds: the token that the target has just said is not in it yet.
+        result.new_seq_lens = batch.seq_lens
+        if on_publish is not None:
+            on_publish(result.new_seq_lens)
+        result.next_draft_input = self._draft_worker.seed_after_prefill(
+            batch, result.next_token_ids, result.logits_output.hidden_states
+        )
+        return result
+
+    def _decode(self, batch: Any, on_publish: Publish | None) -> GenerationBatchResult:
+        if batch.spec_info is None:
+            batch.spec_info = self._draft_worker.no_seed()
+        with (
+            self._draft_worker.draft_tp_context(self._draft_worker.draft_runner.tp_group),
+            speculative_moe_backend_context(),
+            speculative_moe_a2a_backend_context(),
+        ):
+            batch.spec_info = self._draft_worker.draft(batch)
+        result: Any = self.verify(batch)
+        if on_publish is not None:
+            on_publish(result.new_seq_lens)
+        result.next_draft_input = self._draft_worker.seed_after_verify(
+            result.next_draft_input.bonus_tokens, result.accept_lens, result.logits_output.hidden_states
+        )
+        return result

@@ -1,0 +1,67 @@
+"""`free-swa-pages`: SGLang's own allocator, and what its mapping says after SWA pages were given back."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from small_swa_pools import extend, make_allocator
+
+PAGE = 16
+
+
+@pytest.fixture
+def paged(attach):
+    attach("off", "host-alloc-kernels", "free-swa-pages")
+
+
+def pages_of_live_entries(allocator):
+    mapping = allocator.full_to_swa_index_mapping[:-1]
+    return set((mapping[mapping > 0] // PAGE).tolist())
+
+
+def test_slots_behind_the_last_token_lead_nowhere(attach):
+    """As a request leaves them that had slots allocated ahead of its last token."""
+
+    def left():
+        allocator = make_allocator(PAGE)
+        slots = extend(allocator, 20)
+        allocator.free_swa(slots[:18])
+        return pages_of_live_entries(allocator), allocator.swa_available_size()
+
+    attach("off", "host-alloc-kernels")
+    stale, free = left()
+    assert len(stale) == 1
+    attach("off", "host-alloc-kernels", "free-swa-pages")
+    assert left() == (set(), free)
+
+
+def test_pages_of_one_token_and_empty_calls_are_sglangs(attach):
+    attach("off", "free-swa-pages")
+    allocator = make_allocator(1)
+    slots = allocator.alloc(3)
+    allocator.free_swa(slots[:0])
+    allocator.free_swa(slots[1:2])
+    assert (allocator.full_to_swa_index_mapping[slots] > 0).tolist() == [True, False, True]
+
+
+def test_a_second_swa_page_of_a_full_page_stays(attach):
+    attach("off", "host-alloc-kernels", "free-swa-pages")
+    allocator = make_allocator(PAGE)
+    slots, other = extend(allocator, PAGE), extend(allocator, PAGE)
+    mapping = allocator.full_to_swa_index_mapping
+    mapping[slots[8:]] = mapping[other[:8]]
+    kept = mapping[slots[8:]].clone()
+    allocator.free_swa(slots[:8])
+    assert mapping[slots[:8]].tolist() == [0] * 8
+    assert torch.equal(mapping[slots[8:]], kept)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4), data=st.data())
+def test_no_entry_leads_into_a_free_page(paged, lengths, data):
+    allocator = make_allocator(PAGE)
+    held = [extend(allocator, length) for length in lengths]
+    for slots in held:
+        allocator.free_swa(slots[: data.draw(st.integers(0, len(slots)))])
+        free = set(allocator.swa_attn_allocator.free_pages.tolist())
+        assert not pages_of_live_entries(allocator) & free
