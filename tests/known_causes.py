@@ -15,6 +15,7 @@ CAUSES = {
     "eager-out-cache-loc": "write-locations-left-over",
     "unmergeable-spec-info": "verify-input-left-on-batch",
     "double-bookkeeping": "finished-requests-not-released",
+    "finish-inside-forward": "finished-requests-not-released",
     "window-one-too-wide": "window-one-too-wide",
     "free-of-page-zero": "unset-slot-freed",
     "alloc-on-one-pool": "failed-allocation-keeps-pages",

@@ -68,7 +68,8 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class FaultCase(Case):
-    """injected: what is broken on purpose. inject: catalog ids of faults. without: fixes that are left off.
+    """injected: what is broken on purpose. inject: catalog ids of faults. along: patches
+    on request that the fault is about. without: fixes that are left off.
 
     findings: each must be made, and the first dump must be one of them. consequences: (rule, verdict) of dumps that
     may follow, because the engine goes on after the first. trap: stop at the first, where going on would only add
@@ -79,6 +80,7 @@ class FaultCase(Case):
     injected: str
     inject: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+    along: tuple[str, ...] = ()
     findings: tuple[Finding, ...]
     consequences: tuple[tuple[str, str], ...] = ()
     trap: bool = False
@@ -93,7 +95,8 @@ class FaultCase(Case):
     @property
     def patches(self) -> str:
         kept = CORRECTED.replace(",+swa-window-width", "") if "swa-window-width" in self.without else CORRECTED
-        return ",".join([kept, *(f"-{fix}" for fix in self.without if fix != "swa-window-width")])
+        left_off = (f"-{fix}" for fix in self.without if fix != "swa-window-width")
+        return ",".join([kept, *left_off, *(f"+{patch}" for patch in self.along)])
 
     @property
     def faults(self) -> tuple[str, ...]:

@@ -129,6 +129,14 @@ FAULTS: tuple[Patch, ...] = (
         attachments=(Hook("results.process_decode", How.AROUND, f"{_AT}.double_bookkeeping:skip_finished"),),
     ),
     Patch(
+        id="finish-inside-forward",
+        kind=Kind.FAULT,
+        title="verification under spec v2 ends requests itself, as V1's does, and nobody releases them",
+        origin="the symptom of SGLang 7130; MTP's published leak of 24 tokens per finished request",
+        upstream="no release combines V1 verify with the V2 scheduler",
+        attachments=(Hook("eagle_v2.verify", How.AROUND, f"{_AT}.finish_inside_forward:end_requests"),),
+    ),
+    Patch(
         id="alloc-on-one-pool",
         kind=Kind.FAULT,
         title="alloc_decode succeeds in the full pool and fails in the SWA pool, once",

@@ -59,4 +59,4 @@ def _belongs(suspect: Suspect, slot: Suspect) -> bool:
     return suspect.pool == "full" and suspect.fault == "nowhere" and owner == slot.page
 
 
-RULE = Rule(ID, find, injected_by=("double-bookkeeping",), leads_to=LOSES_PAGES)
+RULE = Rule(ID, find, injected_by=("double-bookkeeping", "finish-inside-forward"), leads_to=LOSES_PAGES)
