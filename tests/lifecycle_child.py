@@ -70,33 +70,6 @@ async def read(engine: Any, rid: str, stream: Any, abort: int | None) -> dict[st
     return {"tokens": reply["output_ids"], "finish": finish["type"], "matched": finish.get("matched")}
 
 
-def arrive_after_last_rounds() -> None:
-    """The first request is let through at once, each further one when all that run have just finished a decode.
-
-    It is then that SGLang merges a prefill into a batch whose requests have all finished and are still there.
-    """
-    from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
-    from sglang.srt.managers.scheduler import Scheduler
-
-    original = Scheduler.process_input_requests
-    held: list[Any] = []
-    served: list[bool] = []
-
-    def process(scheduler: Any, received: list[Any]) -> None:
-        held.extend(one for one in received if isinstance(one, TokenizedGenerateReqInput))
-        due = [one for one in received if not isinstance(one, TokenizedGenerateReqInput)]
-        if held and (not served or _all_finished(scheduler.last_batch)):
-            served.append(True)
-            due.append(held.pop(0))
-        original(scheduler, due)
-
-    Scheduler.process_input_requests = process  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _all_finished(last: Any) -> bool:
-    return last is not None and last.forward_mode.is_decode() and all(request.finished() for request in last.reqs)
-
-
 def retract_often() -> None:
     """Every few steps a request is retracted. SGLang reads its own variables for that when it is imported."""
     from sglang.srt.managers import scheduler

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gemma4_repro.arm_request import DRAFTS_NAME, LEFTOVERS_NAME, PHASE_NAME, RESULT_NAME, ArmRequest, Phase
+from gemma4_repro.arrivals import AfterLastRounds
 from gemma4_repro.detection.step_recorder import StepRecorder
 from gemma4_repro.draft_recorder import DraftRecorder
 from gemma4_repro.outcome import ArmResult, IdleCheck
@@ -37,6 +38,8 @@ def run_arm(request: ArmRequest) -> None:
 
     _enter(request.folder, Phase.STARTING)
     DraftRecorder(request.folder / DRAFTS_NAME).register(sglang.__version__)
+    if request.one_by_one:
+        AfterLastRounds().register(sglang.__version__)
     if request.step_times is not None:
         StepRecorder(request.folder / request.step_times).register(sglang.__version__)
     if request.vocabulary_size is not None:

@@ -35,7 +35,7 @@ class ArmRequest(BaseModel):
     vocabulary_size: have everything recorded that a comparison needs, with the logprobs of token ids below this; None:
     nothing of it. prompt_logprobs: those of prompts too, not only of answers. watched: target keys of which to record
     whether the engine came to them. pictures: per prompt the files of its pictures; then texts are sent, of which
-    SGLang's processor has to make the prompts' ids.
+    SGLang's processor has to make the prompts' ids. one_by_one: see arrivals.AfterLastRounds.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -55,6 +55,7 @@ class ArmRequest(BaseModel):
     watched: list[str] = []
     texts: list[str] = []
     pictures: list[list[str]] = []
+    one_by_one: bool = False
 
 
 def read_phase(folder: Path) -> Phase | None:

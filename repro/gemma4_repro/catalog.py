@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from gemma4_repro.errors import UnknownName
 from gemma4_repro.scenario import Arm, Scenario
-from gemma4_repro.scenarios import e4b_triton, e4b_trtllm
+from gemma4_repro.scenarios import e4b_triton, e4b_trtllm, mtp_v2_leak, mtp_zero_accept
 
-SCENARIOS: tuple[Scenario, ...] = (e4b_trtllm.SCENARIO, e4b_triton.SCENARIO)
+SCENARIOS: tuple[Scenario, ...] = (
+    e4b_trtllm.SCENARIO,
+    e4b_triton.SCENARIO,
+    mtp_v2_leak.SCENARIO,
+    mtp_zero_accept.SCENARIO,
+)
 
 
 def find_scenario(scenario_id: str) -> Scenario:

@@ -14,16 +14,16 @@ from gemma4_repro.outcome import Ending, Outcome
 
 @dataclass(frozen=True)
 class WritesDump(Expectation):
-    """At least one readable dump, and the newest one says this."""
+    """At least one readable dump, and the newest one says this. The spaces are of probes that follow page ids."""
 
     rule: str
     verdict: str
-    table_space: str
-    buffer_space: str
+    table_space: str = "unknown"
+    buffer_space: str = "unknown"
 
     @property
     def text(self) -> str:
-        return f"dump: {self.rule}, {self.verdict}, {self.table_space} ids in the {self.buffer_space} buffer"
+        return f"dump: {_described(self.rule, self.verdict, self.table_space, self.buffer_space)}"
 
     def check(self, outcome: Outcome, reference: Outcome | None) -> Check:
         entries = dumps_of(outcome)
@@ -37,7 +37,7 @@ class WritesDump(Expectation):
         numbers: dict[str, Any] = {"dump": manifest.dump_id, "offences": manifest.offence_count}
         if manifest.offences:
             numbers |= {"page": manifest.offences[0].value, "pages_in_buffer": manifest.offences[0].upper}
-        observed = f"{found[0]}, {found[1]}, {found[2]} ids in the {found[3]} buffer"
+        observed = _described(*found)
         return self.judge(good, observed, numbers)
 
 
@@ -76,6 +76,11 @@ class IdleClean(Expectation):
             f"{number_of(idle.used_tokens_after_flush, 'token')} in use{''.join(f', {leak}' for leak in leaks)}"
         )
         return self.judge(good, observed, {"used_tokens_after_flush": idle.used_tokens_after_flush})
+
+
+def _described(rule: str, verdict: str, table_space: str, buffer_space: str) -> str:
+    spaces = (table_space, buffer_space)
+    return f"{rule}, {verdict}" + ("" if set(spaces) == {"unknown"} else ", {} ids in the {} buffer".format(*spaces))
 
 
 def dumps_of(outcome: Outcome) -> list[DumpEntry]:

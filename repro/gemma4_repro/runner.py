@@ -106,6 +106,7 @@ def _run_arm(
         engine_arguments={**arm.engine_arguments, **models},
         prompts=arm.workload.prompts(),
         new_tokens=arm.workload.new_tokens(),
+        one_by_one=arm.one_by_one,
     )
     (folder / REQUEST_NAME).write_text(request.model_dump_json(), encoding="utf-8")
     limit_s = options.time_limit_s or arm.time_limit_s

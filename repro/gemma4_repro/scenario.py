@@ -20,7 +20,8 @@ _RUNNER_OWNS = ("SGLANG_TRTLLM_MHA_DEBUG_DIR", "GEMMA4_TRIAGE_HOST_ENGINE")
 class Arm:
     """One engine run: an environment, engine arguments, a load, a limit, and what is expected of it.
 
-    `environment` holds variables of gemma4_runtime.settings only; the runner adds what every arm needs.
+    `environment` holds variables of gemma4_runtime.settings only; the runner adds what every arm needs. one_by_one: a
+    request is let in when all before it have just finished, see arrivals.AfterLastRounds.
     """
 
     id: str
@@ -30,6 +31,7 @@ class Arm:
     workload: Workload
     time_limit_s: float
     expectations: tuple[Expectation, ...]
+    one_by_one: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "environment", MappingProxyType(dict(self.environment)))

@@ -37,7 +37,7 @@ async def _serve_together(engine: Any, request: ArmRequest, prompts: list[int], 
 
 
 async def _to_the_end(engine: Any, request: ArmRequest, prompts: list[int], listener: Listener) -> list[Answer]:
-    """One call for all, so that the scheduler finds them in its queue together; with pictures a call each.
+    """One call for all, so that the scheduler finds them together in its queue; with pictures or one by one, one each.
 
     In one call SGLang loses an answer that is there before the last picture is read.
 
@@ -46,7 +46,7 @@ async def _to_the_end(engine: Any, request: ArmRequest, prompts: list[int], list
     """
     if not prompts:
         return []
-    calls = [[prompt] for prompt in prompts] if request.pictures else [prompts]
+    calls = [[prompt] for prompt in prompts] if request.pictures or request.one_by_one else [prompts]
     replies = [reply for part in await asyncio.gather(*(_reply(engine, request, c) for c in calls)) for reply in part]
     for prompt, reply in zip(prompts, replies, strict=True):
         if (read := reply["meta_info"]["prompt_tokens"]) != len(request.prompts[prompt]):

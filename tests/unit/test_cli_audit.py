@@ -52,6 +52,25 @@ def test_json_is_one_document_with_numbers(cli):
     }
 
 
+def test_what_an_owner_lost_is_summed_up(cli):
+    _, out, _ = cli("audit", SAMPLE)
+    assert "  full     slot 5, generation 1 lost 1: 1 from alloc_for_extend (at step 0)" in out.splitlines()
+    _, out, _ = cli("audit", SAMPLE, "--json")
+    (found,) = json.loads(out)["audits"]
+    assert found["lost"][0] == {
+        "pool": "full",
+        "owner": {"request_slot": 5, "generation": 1},
+        "pages": 1,
+        "handed_out": [{"site": "alloc_for_extend", "step": 0, "pages": 1}],
+    }
+    assert [one["pool"] for one in found["lost"]] == ["full", "swa"]
+
+
+def test_owners_are_limited_and_counted(cli):
+    _, out, _ = cli("audit", SAMPLE, "--rows", "1")
+    assert "  1 more owner; --json has them" in out.splitlines()
+
+
 def test_rows_are_limited_and_counted(cli):
     _, out, _ = cli("audit", SAMPLE, "--rows", "1")
     assert "1 more; --json has them" in out

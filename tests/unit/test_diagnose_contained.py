@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from diagnose_examples import altered, of
 from evidence_lookup import stands_there
+from gemma4_dumps.audit_findings import TABLE
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.store import DumpStore
 from gemma4_dumps.verify import verify_dump
@@ -19,7 +20,6 @@ from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.finding import Confidence
 from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.material import read_store
-from gemma4_triage.inspection.audit_findings import TABLE
 
 ROOT = Path(__file__).parents[1] / "data" / "contained_dumps"
 

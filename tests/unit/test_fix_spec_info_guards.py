@@ -1,6 +1,6 @@
 """Merge and filter of SGLang's own batches that lack a draft input: what goes on, and what is refused.
 
-That the engine dies without the fix and gives the same tokens with it: tests/engine/test_spec_info_guards_live.py.
+That the engine dies without the fix and gives the same tokens with it: tests/engine/test_repro_mtp.py.
 """
 
 from types import SimpleNamespace

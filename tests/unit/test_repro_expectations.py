@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from gemma4_repro.draft_comparison import compare_drafts, read_drafts
 from gemma4_repro.expect_comparison import AcceptLengthFalls, DraftsDiffer, SameOutputs
 from gemma4_repro.expect_ending import Completes, Crashes, TrapsBefore
 from gemma4_repro.expect_evidence import IdleClean, WritesDump, WritesNoDump
+from gemma4_repro.expect_leak import LeakNamed, LeakReported
 from gemma4_repro.expectation import Status
 from gemma4_repro.outcome import Ending
 from gemma4_repro.supervisor import ArmExit
@@ -181,3 +183,28 @@ def test_a_result_that_cannot_be_read_is_an_outcome_and_not_an_error(arm, text, 
     assert outcome.ending is Ending.NO_RESULT
     assert outcome.result is None
     assert "result.json is not a result" in (outcome.problem or "")
+
+
+LEAK = (
+    "ValueError: pool memory leak detected! [full] total=512, available=482, evictable=0, protected=6, "
+    "session_held=0, uncached=0"
+)
+AUDIT = next((Path(__file__).parents[2] / "dumps" / "samples").glob("*_leak-audit_*"))
+
+
+def test_the_tokens_that_the_own_check_misses_are_counted(arm):
+    assert LeakReported(24).check(crashed(arm, "a", LEAK), None).status is Status.OK
+    other = LeakReported(18).check(crashed(arm, "b", LEAK), None)
+    assert (other.status, other.numbers["tokens_missing"]) == (Status.FAILED, 24)
+    assert LeakReported(24).check(crashed(arm, "c", "IndexError: 1"), None).observed == "it reported no leak"
+
+
+def test_the_audits_owner_and_sites_must_be_those(arm):
+    outcome = crashed(arm, "a", TRAPPED)
+    assert LeakNamed({"alloc_for_extend": 1}).check(outcome, None).observed == "no readable dump of the leak audit"
+    shutil.copytree(AUDIT, outcome.dumps / AUDIT.name)
+    assert LeakNamed({"alloc_for_extend": 1}).check(outcome, None).status is Status.OK
+    for other in ({"alloc_for_extend": 2}, {"spec_v2_decode": 1}, {"alloc_for_extend": 1, "spec_v2_decode": 1}):
+        assert LeakNamed(other).check(outcome, None).status is Status.FAILED
+    (outcome.dumps / AUDIT.name / "tensors.safetensors").write_bytes(b"torn")
+    assert LeakNamed({"alloc_for_extend": 1}).check(outcome, None).observed.startswith("the dump cannot be read")

@@ -84,12 +84,16 @@ def test_a_workload_refuses_impossible_numbers(numbers):
     "entry", [(s, a) for s in SCENARIOS for a in s.arms], ids=lambda pair: f"{pair[0].id}:{pair[1].id}"
 )
 def test_the_runtime_accepts_every_arms_settings(entry, monkeypatch):
-    _, one = entry
+    scenario, one = entry
     for name, value in one.environment.items():
         monkeypatch.setenv(name, value)
-    chosen = {patch.id for patch in select(read_settings())}
-    assert "swa-state-stale" in chosen
-    assert ("swa-state-swap" in chosen) == one.id.endswith("fixed")
+    settings = read_settings()
+    chosen = {patch.id for patch in select(settings)}
+    assert chosen >= set(settings.faults)
+    assert ("mtp-v2" in chosen) == (settings.mtp_v2 is True)
+    if scenario.id.startswith("e4b-"):
+        assert "swa-state-stale" in chosen
+        assert ("swa-state-swap" in chosen) == one.id.endswith("fixed")
 
 
 def test_looking_up_names_lists_what_there_is():

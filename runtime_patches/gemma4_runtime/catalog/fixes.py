@@ -83,7 +83,7 @@ FIXES: tuple[Patch, ...] = (
             "reason before anything is changed: their KV lengths cannot be relied on.",
             proof=(
                 "tests/unit/test_fix_spec_info_guards.py",
-                "tests/engine/test_spec_info_guards_live.py",
+                "tests/engine/test_repro_mtp.py",
                 "tests/engine/test_lifecycle_load.py",
             ),
         ),

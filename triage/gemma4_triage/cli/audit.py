@@ -56,8 +56,8 @@ def audit(
 
 
 def _dumps(names: list[str] | None, directory: Path | None, rows: int, as_json: bool) -> int:
+    from gemma4_dumps.audit_findings import RULE
     from gemma4_dumps.reader import read_dump
-    from gemma4_triage.inspection.audit_findings import RULE
     from gemma4_triage.report.audit_document import dumps_document
     from gemma4_triage.report.audit_view import print_audit
 
@@ -113,9 +113,9 @@ def _run(faults: tuple[str, ...], requests: int) -> "LiveAudit":
 
 def _audit_dumps(live: "LiveAudit") -> "list[Dump]":
     """Oldest first."""
+    from gemma4_dumps.audit_findings import RULE
     from gemma4_dumps.reader import read_dump
     from gemma4_dumps.store import DumpStore
-    from gemma4_triage.inspection.audit_findings import RULE
 
     whole = [entry for entry in DumpStore(live.dumps).list() if entry.manifest is not None]
     return [read_dump(entry.path) for entry in reversed(whole) if entry.manifest and entry.manifest.rule == RULE]

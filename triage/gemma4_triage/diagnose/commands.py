@@ -23,6 +23,11 @@ def corpus(fault: str) -> str:
     return f"gemma4-triage repro corpus --only {fault}"
 
 
+def repro(scenario: str) -> str:
+    """Watch this symptom with the fault, trapped, and gone, on a CPU."""
+    return f"gemma4-triage repro {scenario}"
+
+
 def audit(dump: Dump) -> str:
     """Page by page: owner, sites, steps, equation."""
     return f"gemma4-triage audit {_path(dump)}"

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from gemma4_dumps.audit_findings import Lost, PoolEquation, Suspect, equations, lost, suspects
 from gemma4_dumps.reader import Dump
-from gemma4_triage.inspection.audit_findings import PoolEquation, Suspect, equations, suspects
 
 if TYPE_CHECKING:
     from gemma4_repro.live_audit import LiveAudit
@@ -41,6 +41,7 @@ def live_document(live: "LiveAudit", dumps: Sequence[Dump]) -> dict[str, Any]:
 
 def _audit(dump: Dump) -> dict[str, Any]:
     manifest = dump.manifest
+    found = suspects(dump)
     return {
         "dump": manifest.dump_id,
         "path": str(dump.path),
@@ -50,8 +51,9 @@ def _audit(dump: Dump) -> dict[str, Any]:
         "summary": manifest.summary,
         "page_size": manifest.page_size,
         "equations": [_equation(equation) for equation in equations(dump)],
+        "lost": [_lost(one) for one in lost(found)],
         "suspect_count": manifest.offence_count,
-        "suspects": [_suspect(suspect) for suspect in suspects(dump)],
+        "suspects": [_suspect(suspect) for suspect in found],
     }
 
 
@@ -65,8 +67,18 @@ def _equation(equation: PoolEquation) -> dict[str, Any]:
     }
 
 
-def _suspect(suspect: Suspect) -> dict[str, Any]:
-    owner = suspect.owner
-    return asdict(suspect) | {
-        "owner": None if owner is None else {"request_slot": owner[0], "generation": owner[1]},
+def _lost(one: Lost) -> dict[str, Any]:
+    return {
+        "pool": one.pool,
+        "owner": _owner(one.owner),
+        "pages": one.pages,
+        "handed_out": [{"site": site, "step": step, "pages": pages} for site, step, pages in one.handed_out],
     }
+
+
+def _suspect(suspect: Suspect) -> dict[str, Any]:
+    return asdict(suspect) | {"owner": _owner(suspect.owner)}
+
+
+def _owner(owner: tuple[int, int] | None) -> dict[str, int] | None:
+    return None if owner is None else {"request_slot": owner[0], "generation": owner[1]}

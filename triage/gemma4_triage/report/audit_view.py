@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
+from gemma4_dumps.audit_findings import Suspect, equations, lost, suspects
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.dump_table import plain_table
 from gemma4_triage.cli.output import printable
 from gemma4_triage.diagnose.next_steps import next_steps
-from gemma4_triage.inspection.audit_findings import Suspect, equations, suspects
 
 if TYPE_CHECKING:
     from gemma4_repro.live_audit import LiveAudit
@@ -29,6 +29,11 @@ def print_audit(console: Console, dump: Dump, rows: int) -> None:
     for equation in equations(dump):
         text = Text(printable(f"  {equation.pool:<9}{equation.text()}"), style="" if equation.holds else "bold red")
         _line(console, text)
+    owners = lost(found)
+    for one in owners[:rows]:
+        _line(console, Text(printable(f"  {one.pool:<9}{one.text()}")))
+    if len(owners) > rows:
+        _line(console, Text(f"  {number_of(len(owners) - rows, 'more owner')}; --json has them", style="dim"))
     table = plain_table("page", "pool", "fault", "owner", "handed out by", "freed by", "peer", "last event")
     for suspect in found[:rows]:
         table.add_row(*(Text(printable(cell)) for cell in _cells(suspect)))

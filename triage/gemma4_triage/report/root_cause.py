@@ -1,21 +1,42 @@
 """One paragraph on why, put together from what a dump says. Nothing here knows which scenario the dump comes from."""
 
+from gemma4_dumps import audit_findings
+from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Manifest
 from gemma4_dumps.wording import number_of
 from gemma4_triage.diagnose.next_steps import first_finding, fix_line
 from gemma4_triage.inspection.provenance_sentence import SPACE_NAMES, index_unit, provenance_sentence
 
+_OWNERS = 3
+
 
 def root_cause(dump: Dump) -> str:
     """Where it happened, whose indices met whose buffer, what the probe concluded, the likeliest cause and its fix."""
     manifest = dump.manifest
     why = manifest.provenance.explanation or provenance_sentence(manifest)
-    # At start-up parts are compared, and no index is at fault yet.
-    found = (manifest.summary,) if manifest.rule == "geometry" else (_where(manifest), _spaces(manifest))
+    match manifest.rule:
+        case "geometry":
+            # At start-up parts are compared, and no index is at fault yet.
+            found = (manifest.summary, why)
+        case "batch-shapes":
+            found = (f"{manifest.site}: {why}",)
+        case audit_findings.RULE:
+            found = _lost(dump)
+        case _:
+            found = (_where(manifest), _spaces(manifest), why)
     cause = first_finding(dump)
-    sentences = (*found, why, cause.cause, fix_line(cause) if cause.fix else "")
+    sentences = (*found, cause.cause, fix_line(cause) if cause.fix else "")
     return " ".join(_sentence(text) for text in sentences if text)
+
+
+def _lost(dump: Dump) -> tuple[str, ...]:
+    """Who lost how many pages of which pool; else the audit's own words, also where its table cannot be read."""
+    try:
+        lost = audit_findings.lost(audit_findings.suspects(dump))
+    except DumpError:
+        lost = []
+    return tuple(f"{one.pool} pool: {one.text()}" for one in lost[:_OWNERS]) or (dump.manifest.summary,)
 
 
 def _where(manifest: Manifest) -> str:

@@ -1,11 +1,11 @@
 """The prefix cache counts an SWA page as held that the pool has back: the parts exceed the pool."""
 
+from gemma4_dumps.audit_findings import equations
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import Rule
-from gemma4_triage.inspection.audit_findings import equations
 
 ID = "evicted-page-counted"
 

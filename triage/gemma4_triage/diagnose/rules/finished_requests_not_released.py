@@ -1,12 +1,12 @@
 """Finished, and never released: request slots, their pages and their locks all stay."""
 
+from gemma4_dumps.audit_findings import TABLE, Suspect, suspects
 from gemma4_dumps.errors import DumpError
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Rule
-from gemma4_triage.inspection.audit_findings import TABLE, Suspect, suspects
 
 ID = "finished-requests-not-released"
 _PAGE, _OWNER = 0, 4
@@ -49,7 +49,7 @@ def find(incident: Incident) -> Finding | None:
             "overlap scheduler takes them for released already.",
             "The pools stay smaller until a restart; SGLang's own check says only that tokens leaked.",
         ),
-        next_commands=(commands.audit(dump), commands.corpus("double-bookkeeping")),
+        next_commands=(commands.audit(dump), commands.corpus("double-bookkeeping"), commands.repro("mtp-v2-leak")),
         upstream=("SGLang 7130",),
     )
 

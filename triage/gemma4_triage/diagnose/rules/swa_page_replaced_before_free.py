@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from gemma4_dumps.audit_findings import TABLE, Suspect, suspects
 from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_triage.diagnose import commands
@@ -10,7 +11,6 @@ from gemma4_triage.diagnose.evidence import cell, event, readable_events, said
 from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Rule
-from gemma4_triage.inspection.audit_findings import TABLE, Suspect, suspects
 
 ID = "swa-page-replaced-before-free"
 _FIRST = "first_pages.0"

@@ -4,6 +4,7 @@ The allocator probe sees the call. `contain` leaves that probe out, and there th
 list, later.
 """
 
+from gemma4_dumps.audit_findings import TABLE, suspects
 from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_triage.diagnose import commands
@@ -11,7 +12,6 @@ from gemma4_triage.diagnose.evidence import cell, event, readable_events, said
 from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import Rule
-from gemma4_triage.inspection.audit_findings import TABLE, suspects
 
 ID = "unset-slot-freed"
 

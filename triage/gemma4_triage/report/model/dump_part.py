@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 
 from gemma4_dumps import reader
+from gemma4_dumps.audit_findings import RULE as LEAK_AUDIT
 from gemma4_dumps.errors import DumpError
 from gemma4_dumps.schema import Manifest
-from gemma4_triage.inspection.audit_findings import RULE as LEAK_AUDIT
 from gemma4_triage.inspection.provenance_sentence import place, provenance_sentence
 from gemma4_triage.report.model.ledger_part import ledger_part
 from gemma4_triage.report.model.limits import MAX_ENTRIES

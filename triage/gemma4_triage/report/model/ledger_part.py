@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
 
+from gemma4_dumps import audit_findings
 from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.wording import number_of
-from gemma4_triage.inspection import audit_findings
 from gemma4_triage.report.model.limits import MAX_BARS, MAX_EVENTS, MAX_MARKS, MAX_SUSPECTS, first
 from gemma4_triage.report.model.pictures import Lane, Ledger, Mark, Part, PoolBar, Suspect, Timeline, Tone
 

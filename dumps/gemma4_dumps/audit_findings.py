@@ -1,6 +1,7 @@
 """What a dump of the leak audit says, read from its table and scalars with numpy alone."""
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,53 @@ class PoolEquation:
         missing = self.total - self.accounted
         end = "" if self.holds else f": {missing} missing" if missing > 0 else f": {-missing} too many"
         return f"{left} = {self.accounted} {'=' if self.holds else '!='} {self.total}{end}"
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Pages of a pool that belong to nobody and are not free, of one owner: how many each site handed out, and when.
+
+    handed_out: (site, scheduler step, pages), in the order in which the pages were found.
+    """
+
+    pool: str
+    owner: tuple[int, int] | None
+    handed_out: tuple[tuple[str, int | None, int], ...]
+
+    @property
+    def pages(self) -> int:
+        return sum(pages for _, _, pages in self.handed_out)
+
+    def by_site(self) -> dict[str, int]:
+        """Pages of each site, whatever the step."""
+        found: Counter[str] = Counter()
+        for site, _, pages in self.handed_out:
+            found[site] += pages
+        return dict(found)
+
+    def text(self) -> str:
+        """`slot 1, generation 1 lost 9: 1 from alloc_for_extend (at step 0), 8 from spec_v2_decode (at step 1)`."""
+        whose = "an unknown owner" if self.owner is None else f"slot {self.owner[0]}, generation {self.owner[1]}"
+        parts = [f"{pages} from {site} ({self._when(site)})" for site, pages in self.by_site().items()]
+        return f"{whose} lost {self.pages}: {', '.join(parts)}"
+
+    def _when(self, site: str) -> str:
+        steps = [(step, pages) for of, step, pages in self.handed_out if of == site]
+        if len(steps) == 1:
+            return _at(steps[0][0])
+        return ", ".join(f"{pages} {_at(step)}" for step, pages in steps)
+
+
+def lost(found: Iterable[Suspect]) -> list[Lost]:
+    """What each owner lost of each pool, in the order of `found`. Request slots are no pages."""
+    counts: dict[tuple[str, tuple[int, int] | None], Counter[tuple[str, int | None]]] = {}
+    for one in found:
+        if one.fault == "nowhere" and one.pool != "requests":
+            counts.setdefault((one.pool, one.owner), Counter())[one.alloc_site, one.alloc_step] += 1
+    return [
+        Lost(pool, owner, tuple((site, step, pages) for (site, step), pages in sites.items()))
+        for (pool, owner), sites in counts.items()
+    ]
 
 
 def suspects(dump: Dump) -> list[Suspect]:
@@ -125,3 +173,7 @@ def _word(words: list[str], code: int) -> str:
 
 def _step(step: int) -> int | None:
     return step if step >= 0 else None
+
+
+def _at(step: int | None) -> str:
+    return "at an unknown step" if step is None else f"at step {step}"
