@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gemma4_dumps.errors import DumpUnreadable
-from gemma4_dumps.reader import Dump
+from .errors import DumpUnreadable
+from .reader import Dump
 
 RULE = "leak-audit"
 TABLE = "suspects"

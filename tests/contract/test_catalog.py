@@ -77,7 +77,10 @@ def test_implementations_and_targets_resolve(patch):
 
 
 def test_every_target_is_used_by_a_patch_or_by_the_reproductions():
-    used = {a.target for patch in CATALOG for a in patch.attachments} | {"scheduler.run_batch"}
+    used = {a.target for patch in CATALOG for a in patch.attachments} | {
+        "scheduler.run_batch",
+        "scheduler.process_input",
+    }
     for release, table in TARGETS.items():
         assert set(table) == used, release
 
