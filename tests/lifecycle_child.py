@@ -3,7 +3,8 @@
 The spec: engine (keyword arguments), rounds (each: requests, and concurrency, how many of them are sent at once),
 before ("module:function", called first; the host engine's workers are forked and inherit it). A request: prompt,
 sampling, and abort: after how many output tokens it is aborted, 0 for as soon as it is sent. The result: {rounds: per
-round and request {tokens, finish: "stop", "length" or "abort", matched: what stopped it}, rounds_s, idle}.
+round and request {tokens, finish: "stop", "length" or "abort", matched: what stopped it, mark: that of `clamp`},
+rounds_s, idle}.
 
 The other functions that are not called here are for `before`.
 """
@@ -67,7 +68,12 @@ async def read(engine: Any, rid: str, stream: Any, abort: int | None) -> dict[st
         if abort and len(reply["output_ids"]) >= abort:
             engine.tokenizer_manager.abort_request(rid)
     finish = reply["meta_info"]["finish_reason"]
-    return {"tokens": reply["output_ids"], "finish": finish["type"], "matched": finish.get("matched")}
+    return {
+        "tokens": reply["output_ids"],
+        "finish": finish["type"],
+        "matched": finish.get("matched"),
+        "mark": reply["meta_info"].get("gemma4_degraded"),
+    }
 
 
 def retract_often() -> None:

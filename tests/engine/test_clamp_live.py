@@ -14,6 +14,8 @@ import pytest
 
 from engine_process import HOST
 from gemma4_dumps.store import DumpStore
+from gemma4_repro.log_exceptions import exceptions_in
+from gemma4_repro.toys.language import held_out_prompts
 from gemma4_repro.workloads import SWA_PRESSURE
 from server_process import flags, free_port, running_server
 
@@ -22,6 +24,7 @@ pytestmark = pytest.mark.engine
 KEY = "gemma4_degraded"
 CLAMP = {"GEMMA4_TRIAGE_PATCHES": "default,+clamp"}
 HEALTHY_BUILDS = 3
+LIMIT_S = 60
 
 
 class Server:
@@ -159,3 +162,55 @@ def test_without_it_the_server_dies_as_before(run_engine, mtp_arguments):
     )
     assert done.returncode != 0
     assert "IllegalAddress" in done.log
+
+
+class TestRetractedRequests:
+    """Overlapped, what a decode found is read when its request may have been retracted, and is to be computed anew."""
+
+    PROMPTS = held_out_prompts(4, 200, seed=20)
+    NEW_TOKENS = 40
+
+    @pytest.fixture(scope="class")
+    def folder(self, tmp_path_factory):
+        return tmp_path_factory.mktemp("retracted")
+
+    @pytest.fixture(scope="class")
+    def run(self, engine_arguments, engine_forks, folder):
+        """A prefill that did not go on from its first chunk would fill the pools, and the load would never end."""
+        environment = CLAMP | {"GEMMA4_TRIAGE_LEAK": "raise", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
+        engine = engine_arguments | {
+            "disable_overlap_schedule": False,
+            "disable_radix_cache": True,
+            "chunked_prefill_size": 64,
+            "log_level": "info",
+        }
+        sampling = body([], self.NEW_TOKENS)["sampling_params"]
+        requests = [{"prompt": prompt, "sampling": sampling} for prompt in self.PROMPTS]
+        spec = {
+            "engine": engine,
+            "before": "clamp_child:retract_while_decodes_are_clamped",
+            "rounds": [{"requests": requests, "concurrency": len(requests)}],
+        }
+        done = engine_forks.run_child("lifecycle_child", folder, environment, LIMIT_S, spec)
+        assert done.returncode == 0, done.log[-4000:]
+        return done
+
+    def test_the_load_ends_and_every_reply_is_marked(self, run):
+        assert len(re.findall(r"Testing retraction.*#retracted_reqs: [1-9]", run.log)) > 5
+        (answers,) = run.outputs["rounds"]
+        assert [(len(one["tokens"]), one["finish"]) for one in answers] == [(self.NEW_TOKENS, "length")] * 4
+        for mark in [one["mark"] for one in answers]:
+            assert mark["roles"] == ["target"]
+            assert mark["clamped_entries"] > 10
+            assert not mark["from_prefix_cache"]
+
+    def test_the_pools_are_balanced(self, run, folder):
+        assert exceptions_in(run.log.splitlines()) == ()
+        assert run.outputs["idle"] == {
+            "leak_checker_ran": True,
+            "flush_succeeded": True,
+            "used_tokens_after_flush": 0,
+            "used_share_after_flush": 0.0,
+        }
+        tallies = [json.loads(path.read_text()) for path in (folder / "dumps" / "audits").iterdir()]
+        assert max(tallies, key=lambda one: one["events"])["balanced"] is True
