@@ -2,13 +2,19 @@
 
 A mark hangs on its request, from the first clamped step on, and goes out with every output of that request.
 
-| keys and values of a marked request     | what happens to them                                                     |
-|-----------------------------------------|--------------------------------------------------------------------------|
-| only the draft's reads were clamped     | they are the target's, and right: cached as ever                         |
-| of a prefill's last chunk, of a decode  | not cached: the request is told to skip the prefix cache                 |
-| of an earlier chunk of a prefill        | SGLang caches them before the next chunk; from then on every request that |
-|                                         | begins with cached tokens is marked too, until the cache is flushed      |
-| recomputed after a retraction           | cached again                                                             |
+After a clamped read a step may write wrong keys and values. If they were in the prefix cache, later requests would take
+them over, and their replies would not say so:
+
+| what was clamped               | what is done about the prefix cache                                               |
+|--------------------------------|-----------------------------------------------------------------------------------|
+| reads of a draft, no others    | nothing: what is cached are the target's keys, and they are right                 |
+| a decode or a verify           | the request is told to skip the cache: nothing more of it is added                |
+| a prefill, or its last chunk   | the same                                                                          |
+| an earlier chunk of a prefill  | it cannot skip the cache, through which SGLang hands keys to its next chunk. The  |
+|                                | cache is suspect until it is flushed, and every request that begins with tokens   |
+|                                | from it is marked too (`from_prefix_cache`)                                       |
+
+A retraction throws a request's keys away. What it then computes anew may be cached; the request stays marked.
 """
 
 from __future__ import annotations
@@ -34,6 +40,7 @@ _MARK = "_gemma4_mark"
 class Mark:
     """clamped_entries: over all metadata builds of all steps. roles: whose reads, `target` or `draft`.
     from_prefix_cache: the request began with cached tokens while the cache may hold keys of a clamped prefill.
+    kept_from_cache: it was told to skip the prefix cache here, and not by SGLang, which tells some requests itself.
     """
 
     clamped_entries: int = 0
@@ -41,6 +48,7 @@ class Mark:
     last_step: int | None = None
     roles: set[str] = field(default_factory=set)
     from_prefix_cache: bool = False
+    kept_from_cache: bool = False
 
     def document(self) -> dict[str, Any]:
         return {
@@ -79,7 +87,7 @@ class Degraded:
             mark.roles.add(role or "target")
             ids.append(request.rid)
             if role != "draft":
-                self._keep_out_of_cache(request, concerned)
+                self._keep_out_of_cache(request, mark, concerned)
         self._say(f"{said}; replaced by the null page, DEGRADED: {', '.join(dict.fromkeys(ids)) or 'no request'}")
 
     def outputs(self, payload: Any) -> None:
@@ -90,6 +98,12 @@ class Degraded:
         if any(marks):
             # A list for each request, as SGLang's own collection of such keys has it.
             payload.customized_info = {**(payload.customized_info or {}), KEY: [[m] if m else [] for m in marks]}
+
+    def computed_anew(self, request: Any) -> None:
+        """What a retracted request computes from now on may be cached, if nobody but us was against it."""
+        mark = getattr(request, _MARK, None)
+        if mark is not None and mark.kept_from_cache:
+            request.skip_radix_cache_insert = mark.kept_from_cache = False
 
     def cache_was_flushed(self) -> None:
         self._cache_is_suspect = False
@@ -111,12 +125,12 @@ class Degraded:
         mark.from_prefix_cache |= suspect
         return mark.document()
 
-    def _keep_out_of_cache(self, request: Any, concerned: Concerned) -> None:
+    def _keep_out_of_cache(self, request: Any, mark: Mark, concerned: Concerned) -> None:
         if any(request is chunked for chunked in concerned.chunked):
             # SGLang goes from chunk to chunk through the prefix cache.
             self._cache_is_suspect = True
-        else:
-            request.skip_radix_cache_insert = True
+        elif not request.skip_radix_cache_insert:
+            request.skip_radix_cache_insert = mark.kept_from_cache = True
 
     def _say(self, text: str) -> None:
         if not self._rate.admits():

@@ -108,6 +108,7 @@ TARGETS: dict[str, dict[str, str]] = {
         ),
         "tokenizer.batch_output": f"{_SRT}.managers.tokenizer_manager.TokenizerManager._handle_batch_output",
         "tokenizer.wait_one": f"{_SRT}.managers.tokenizer_manager.TokenizerManager._wait_one_response",
+        "request_log.finished": f"{_SRT}.utils.request_logger.RequestLogger.log_finished_request",
         "req.reset_for_retract": f"{_SRT}.managers.schedule_batch.Req.reset_for_retract",
         "req.update_finish_state": f"{_SRT}.managers.schedule_batch.Req.update_finish_state",
         "runner.eager_view": f"{_RUNNER}._eager_fb_view",

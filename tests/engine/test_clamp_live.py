@@ -101,7 +101,9 @@ def test_with_the_seed_bug_exactly_the_affected_requests_are_marked(run_engine, 
 
 def test_a_targets_page_past_the_end(mtp_arguments, tmp_path):
     """The first row of each target verify from the 4th on: of one request at a time, all of it is known."""
-    server, context = running(tmp_path, mtp_arguments, CLAMP | {"GEMMA4_TRIAGE_FAULTS": "page-past-the-end"})
+    exported = tmp_path / "exported"
+    logs = {"log_requests": True, "export_metrics_to_file": True, "export_metrics_to_file_dir": exported}
+    server, context = running(tmp_path, mtp_arguments | logs, CLAMP | {"GEMMA4_TRIAGE_FAULTS": "page-past-the-end"})
     prompt = SWA_PRESSURE.prompts()[0][:60]
     with context as process:
         # SGLang's own warm-up may have had some of the healthy builds.
@@ -140,6 +142,14 @@ def test_a_targets_page_past_the_end(mtp_arguments, tmp_path):
         # A single token needs no verify: nothing of it was clamped.
         assert KEY not in server.generate(prompt[:20], 1)["meta_info"]
         assert process.poll() is None
+    # SGLang may still be exporting the last request.
+    expected = [(reply["meta_info"]["id"], reply["meta_info"].get(KEY)) for reply in (first, chunks[-1], again)]
+    records = [json.loads(line) for file in exported.iterdir() for line in file.read_text().splitlines()]
+    found = {record["id"]: record.get(KEY) for record in records}
+    assert [(rid, found[rid]) for rid, _ in expected] == expected
+    finished = [line for line in server.log.read_text().splitlines() if "Finish: obj=" in line]
+    logged = [next(line for line in finished if f"'id': '{rid}'" in line) for rid, _ in expected]
+    assert [f"'{KEY}': " in line for line in logged] == [True, True, False]
     assert DumpStore(server.dumps).list() == []
 
 

@@ -6,11 +6,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST
+from sglang.srt.managers import multi_tokenizer_mixin
+from sglang.srt.managers.io_struct import GenerateReqInput
+from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req
 from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.utils.request_logger import RequestLogger
+from slot_list_backends import triton_backends
 
+import slot_list_runner
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
+from gemma4_repro.toys.locate import toy_path
 from gemma4_runtime import degraded
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.degraded import KEY, LINES_PER_MINUTE, Degraded
@@ -23,10 +31,10 @@ from gemma4_runtime.steps import Concerned, Running, Step
 from trtllm_world import PAGE, STAND_INS, batch, build, fill, trtllm_backend
 
 
-def request(name):
+def request(name, **more):
     parameters = SamplingParams(max_new_tokens=8)
     parameters.normalize(None)
-    return Req(name, "", [5, 6, 7], parameters, vocab_size=512)
+    return Req(name, "", [5, 6, 7], parameters, vocab_size=512, **more)
 
 
 def payload(**cached):
@@ -92,6 +100,19 @@ class TestEntries:
         assert [one.to_finish for one in step.requests] == [None] * 3
         assert [one.skip_radix_cache_insert for one in step.requests] == [False, True, False]
 
+    @pytest.mark.parametrize(
+        "state", [{"finished_reason": FINISH_LENGTH(8)}, {"is_retracted": True}], ids=["finished", "retracted"]
+    )
+    def test_a_request_that_does_not_go_on_is_not_marked(self, attach, backend, step, marks, state):
+        """With overlap its step may be read when it has its last reply, or is to be computed anew from its prompt."""
+        for name, value in state.items():
+            setattr(step.requests[1], name, value)
+        self.settle(backend, step, attach, "off")
+        marks.outputs(sent := payload(a=0, b=0, c=0))
+        assert sent.customized_info == {}
+        assert not step.requests[1].skip_radix_cache_insert
+        assert (marks.document()["requests"], marks.document()["clamped_entries"]) == (0, 2)
+
     def test_alone_it_writes_no_dump(self, attach, backend, step, marks, tmp_path):
         self.settle(backend, step, attach, "off")
         assert not (tmp_path / "dumps").exists() or DumpStore(tmp_path / "dumps").list() == []
@@ -118,6 +139,21 @@ class TestEntries:
         build(backend, forward_batch)
         assert forward_batch.out_cache_loc.tolist() == [0]
         assert locations.tolist() == [170 * PAGE]
+
+
+def test_a_drafts_candidates_are_rows_of_one_request(attach, swa_allocator, marks, monkeypatch):
+    """With top-k 2, rows 0 and 1 are of request a. Both rows read the same entries, and each read counts."""
+    attach("off", "clamp", "host-alloc-kernels")
+    with triton_backends(swa_allocator, monkeypatch) as make, Running(step := Step(7, (request("a"), request("b")))):
+        backend = make(is_draft_worker=True, topk=2)
+        slot_list_runner.fill(backend, [100, 100])
+        table = slot_list_runner.rows_of(backend)
+        # Before the window: one read per row, by a full layer.
+        table[1, 3] = table[2, 3] = table[2, 5] = -1
+        backend.init_forward_metadata(slot_list_runner.batch([100] * 4, rows=[1, 1, 2, 2]))
+        step.settle()
+    marks.outputs(sent := payload(a=0, b=0))
+    assert {name: mark["clamped_entries"] for name, mark in marks_of(sent).items()} == {"a": 2, "b": 4}
 
 
 class TestMarks:
@@ -149,6 +185,22 @@ class TestMarks:
         assert not one.skip_radix_cache_insert
         marks.outputs(sent := payload(a=0))
         assert marks_of(sent)["a"]["clamped_entries"] == 1
+
+    def test_what_sglang_keeps_out_of_the_cache_stays_out_after_a_retraction(self, marks):
+        fake = request("a", bootstrap_host=FAKE_BOOTSTRAP_HOST)
+        clamp.after_retract(None, fake)
+        assert fake.skip_radix_cache_insert
+        marks.mark(Concerned(3, ((0, fake),), ()), {0: 1}, "target", "said")
+        clamp.after_retract(None, fake)
+        assert fake.skip_radix_cache_insert
+
+    def test_a_later_retraction_undoes_only_what_was_done_since(self, marks):
+        one = request("a")
+        marks.mark(Concerned(3, ((0, one),), ()), {0: 1}, "target", "said")
+        clamp.after_retract(None, one)
+        one.skip_radix_cache_insert = True
+        clamp.after_retract(None, one)
+        assert one.skip_radix_cache_insert
 
     def test_a_chunk_in_the_prefix_cache_marks_whoever_finds_it(self, marks):
         one = request("a")
@@ -183,10 +235,13 @@ class TestMarks:
         assert marks.document()["findings"] == 100
 
 
+class State:
+    """As SGLang's ReqState, it can be referred to weakly."""
+
+
 class TestReplies:
     def through_tokenizer(self, output, replies):
-        state = SimpleNamespace()
-        tokenizer = SimpleNamespace(rid_to_state={"a": SimpleNamespace(), "b": state})
+        tokenizer = SimpleNamespace(rid_to_state={"a": State(), "b": State()})
         clamp.before_batch_output(tokenizer, output)
 
         async def original(tokenizer, obj):
@@ -208,16 +263,75 @@ class TestReplies:
         assert [reply["meta_info"] for reply in replies] == [{"id": "b", KEY: mark}] * chunks
         assert output.customized_info == {"other": [[1], [2]]}
 
-    def test_of_several_tokenizer_workers(self):
-        output = SimpleNamespace(rids=["b"], customized_info={KEY: [{"clamped_entries": 4}]})
+    def test_of_a_request_alone(self):
+        output = SimpleNamespace(rids=["b"], customized_info={KEY: [[{"clamped_entries": 4}]]})
         (reply,) = self.through_tokenizer(output, [{"meta_info": {}}])
         assert reply["meta_info"][KEY] == {"clamped_entries": 4}
+
+    @pytest.mark.parametrize(("index", "found"), [(0, {}), (1, {KEY: {"clamped_entries": 4}})])
+    def test_of_several_tokenizer_workers(self, index, found):
+        """SGLang cuts a batch into an output for each request."""
+        whole = SimpleNamespace(customized_info={KEY: [[], [{"clamped_entries": 4}]]})
+        cut = multi_tokenizer_mixin._extract_field_by_index(whole, "customized_info", index, check_length=False)
+        (reply,) = self.through_tokenizer(SimpleNamespace(rids=["b"], customized_info=cut), [{"meta_info": {}}])
+        assert reply["meta_info"] == found
+
+    def test_the_latest_of_a_list_counts(self):
+        """A mark holds all that was found so far. SGLang's lists have an entry for each token that is sent."""
+        output = SimpleNamespace(rids=["b"], customized_info={KEY: [[{"last_step": 4}, {"last_step": 9}]]})
+        (reply,) = self.through_tokenizer(output, [{"meta_info": {}}])
+        assert reply["meta_info"][KEY] == {"last_step": 9}
+
+    @pytest.mark.parametrize(("rid", "marked"), [("a", False), ("b", True)])
+    def test_sglangs_request_log_has_it(self, attach, caplog, rid, marked):
+        attach("off", "clamp")
+        states = {"a": State(), "b": State()}
+        output = SimpleNamespace(rids=["a", "b"], customized_info={KEY: [[], [{"clamped_entries": 4}]]})
+        clamp.before_batch_output(SimpleNamespace(rid_to_state=dict(states)), output)
+        asked, out = GenerateReqInput(rid=rid, text="x"), {"text": "y", "meta_info": {"id": rid}}
+        made = RequestLogger(True, 1, "text", ["stdout"])
+        with caplog.at_level(logging.INFO):
+            made.log_finished_request(asked, out)
+        assert ("'clamped_entries': 4" in caplog.text) is marked
+        # What SGLang's exporter is given next.
+        assert (KEY in out["meta_info"]) is marked
+
+    def test_a_reply_that_nobody_waits_for_keeps_nothing(self):
+        clamp.before_batch_output(
+            SimpleNamespace(rid_to_state={"c": State()}),
+            SimpleNamespace(rids=["c"], customized_info={KEY: [[{"clamped_entries": 4}]]}),
+        )
+        clamp.before_finished_log(None, None, out := {"meta_info": {"id": "c"}})
+        assert KEY not in out["meta_info"]
 
     @pytest.mark.parametrize("info", [None, {}, {KEY: [[], []]}])
     def test_unmarked(self, info):
         output = SimpleNamespace(rids=["a", "b"], customized_info=info)
         (reply,) = self.through_tokenizer(output, [{"meta_info": {}}])
         assert reply["meta_info"] == {}
+
+
+class TestRanks:
+    MODEL = str(toy_path("toy-e4b"))
+
+    @pytest.mark.parametrize(
+        ("sizes", "said"),
+        [
+            ({"tp_size": 2}, "--tp-size 2"),
+            ({"pp_size": 2}, "--pp-size 2"),
+            ({"tp_size": 4, "pp_size": 2}, "--tp-size 4 and --pp-size 2"),
+        ],
+        ids=str,
+    )
+    def test_several_are_refused(self, attach, sizes, said):
+        attach("off", "clamp")
+        with pytest.raises(SettingsError, match=rf"clamp, which does not serve {said}: .*; leave clamp out of GEMMA4_"):
+            ServerArgs(model_path=self.MODEL, device="cpu", attention_backend="triton", **sizes)
+
+    def test_data_parallel_ranks_have_requests_of_their_own(self, attach):
+        attach("off", "clamp")
+        made = ServerArgs(model_path=self.MODEL, device="cpu", attention_backend="triton", dp_size=2)
+        assert (made.tp_size, made.pp_size, made.dp_size) == (1, 1, 2)
 
 
 class TestSettings:

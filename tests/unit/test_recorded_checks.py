@@ -13,7 +13,8 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 
 from gemma4_dumps.store import DumpStore
 from gemma4_runtime import steps
-from gemma4_runtime.indices import watch
+from gemma4_runtime.degraded import KEY, Degraded
+from gemma4_runtime.indices import report, watch
 from gemma4_runtime.indices.build import Build, IndexArray, Use
 from gemma4_runtime.indices.check import Checker, check_build
 from gemma4_runtime.probes import page_table_steps
@@ -168,6 +169,55 @@ class TestOverlap:
         server.read(*first)
         server.read(*second)
         assert "b" in aborted(a, b, c, d)
+
+
+class TestClamp:
+    """In place of an end, a mark."""
+
+    @pytest.fixture
+    def marks(self, attach, monkeypatch):
+        """The process's marks, fresh."""
+        attach("off", "clamp")
+        monkeypatch.setattr(report, "DEGRADED", fresh := Degraded())
+        return fresh
+
+    @pytest.fixture
+    def recorded(self, marks, checker):
+        (made := checker.prepare_recording()).record()
+        return made
+
+    def entries(self, marks, *requests):
+        """Of each marked request."""
+        rids = [one.rid for one in requests]
+        sent = SimpleNamespace(rids=rids, cached_tokens=[0] * len(rids), customized_info={})
+        marks.outputs(sent)
+        found = zip(rids, sent.customized_info.get(KEY, [[]] * len(rids)), strict=True)
+        return {rid: mark[-1]["clamped_entries"] for rid, mark in found if mark}
+
+    def test_the_next_steps_finding_marks_the_requests_of_both(self, checker, recorded, table, marks):
+        server, (a, b, c, d) = Server(), map(request, "abcd")
+        first = server.run([a, b], replay_of(checker, recorded, table))
+        second = server.run([c, d], replay_of(checker, recorded, table, page=PAGES))
+        server.read(*first)
+        server.read(*second)
+        assert self.entries(marks, a, b, c, d) == {"b": 1, "d": 1}
+        assert aborted(a, b, c, d) == []
+
+    def test_a_next_step_that_has_not_launched_this_check_is_left_alone(self, checker, recorded, table, marks):
+        server, (a, b, c, d) = Server(), map(request, "abcd")
+        first = server.run([a, b], replay_of(checker, recorded, table, page=PAGES))
+        prefill = server.run([c, d], lambda: None)
+        server.read(*first)
+        server.read(*prefill)
+        assert self.entries(marks, a, b, c, d) == {"b": 1}
+
+    def test_a_request_of_both_steps_is_marked_once(self, checker, recorded, table, marks):
+        server, (a, b) = Server(), map(request, "ab")
+        first = server.run([a, b], replay_of(checker, recorded, table, page=PAGES))
+        second = server.run([a, b], replay_of(checker, recorded, table))
+        server.read(*first)
+        server.read(*second)
+        assert self.entries(marks, a, b) == {"b": 1}
 
 
 def die():

@@ -302,8 +302,10 @@ FIXES: tuple[Patch, ...] = (
         upstream=NO_UPSTREAM,
         attachments=(
             *PAGE_HOOKS,
+            Hook("server_args.post_init", How.BEFORE, f"{_AT}.clamp:refuse_several_ranks"),
             Hook("stream.payload", How.AFTER, f"{_AT}.clamp:after_payload"),
             Hook("tokenizer.batch_output", How.BEFORE, f"{_AT}.clamp:before_batch_output"),
+            Hook("request_log.finished", How.BEFORE, f"{_AT}.clamp:before_finished_log"),
             Hook("tokenizer.wait_one", How.AROUND, f"{_AT}.clamp:around_response"),
             Hook("req.reset_for_retract", How.AFTER, f"{_AT}.clamp:after_retract"),
             Hook("scheduler.flush_cache", How.AFTER, f"{_AT}.clamp:after_flush"),
@@ -311,12 +313,14 @@ FIXES: tuple[Patch, ...] = (
         ),
         about=About(
             why="A safety net for a server that must not die of a page table while its cause is looked for. Answers of "
-            "the requests concerned may be wrong, so each is marked: gemma4_degraded in its meta_info, a count in "
-            "/server_info, lines in the log.",
-            eligibility="What the probe page-table checks, eager and in CUDA graphs. Never a default. Refused beside "
-            "that probe in trap, contain or 1; beside log, dumps are written too.",
+            "the requests concerned may be wrong, so each is marked: gemma4_degraded in its meta_info, and with that "
+            "in SGLang's request log and exported request metrics; a count in /server_info; lines in the log.",
+            eligibility="What the probe page-table checks, eager and in CUDA graphs. Never a default. A server with "
+            "--tp-size or --pp-size above 1 is refused at start: a rank could keep a marked request out of its own "
+            "prefix cache only, and ranks whose caches differ would make different batches. Refused beside that probe "
+            "in trap, contain or 1; beside log, dumps are written too.",
             fallback="Ids of another pool that are in range cannot be told from right ones entry by entry: the "
-            "target's requests are marked, a draft's go on. A rank marks what it found itself; rank 0 replies.",
+            "target's requests are marked, a draft's go on.",
             proof=("tests/engine/test_clamp_live.py", "tests/unit/test_clamp.py"),
         ),
     ),

@@ -7,8 +7,10 @@ request's, and nobody was told (accept length fell from 2.76 to 1.69). Here it i
 
 | hook                                         | process   | why                                                    |
 |----------------------------------------------|-----------|--------------------------------------------------------|
+| before ServerArgs.__post_init__              | the first | refuses to start on several ranks                      |
 | after to_payload of the output streamer      | scheduler | marks leave with their requests' output                |
 | before TokenizerManager._handle_batch_output | tokenizer | takes them off again: SGLang reads such keys per token |
+| before RequestLogger.log_finished_request    | tokenizer | into the last meta_info, before it is logged, exported |
 | around TokenizerManager._wait_one_response   | tokenizer | into the meta_info of every reply, streamed or not     |
 | after Req.reset_for_retract                  | scheduler | what is computed anew may be cached again              |
 | after Scheduler.flush_cache                  | scheduler | nothing doubtful is cached any more                    |
@@ -19,12 +21,32 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 from gemma4_runtime.degraded import DEGRADED, KEY
+from gemma4_runtime.errors import SettingsError
 
 STATE_KEY = "gemma4_triage_degraded"
 """Of an internal state in /server_info."""
 _MARK = "_gemma4_mark"
+# SGLang's states of marked requests, by request id. It has forgotten a finished one by the time it logs its reply.
+_marked: WeakValueDictionary[str, Any] = WeakValueDictionary()
+
+
+def refuse_several_ranks(arguments: Any) -> None:
+    """Before `ServerArgs.__post_init__`.
+
+    Raises:
+        SettingsError: tensor or pipeline parallelism is asked for.
+    """
+    sizes = {"--tp-size": arguments.tp_size, "--pp-size": arguments.pp_size}
+    asked = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+    if asked:
+        raise SettingsError(
+            f"GEMMA4_TRIAGE_PATCHES asks for clamp, which does not serve {' and '.join(asked)}: a rank would keep its "
+            "marked requests out of its own prefix cache alone, and ranks whose caches differ stop understanding each "
+            "other; leave clamp out of GEMMA4_TRIAGE_PATCHES, or serve on one rank"
+        )
 
 
 def after_payload(payload: Any, accumulator: Any, *args: Any, **kwargs: Any) -> None:
@@ -39,13 +61,21 @@ def before_batch_output(tokenizer: Any, output: Any) -> None:
     marks = info.pop(KEY, None) if info else None
     if not marks:
         return
-    if len(output.rids) == 1 and isinstance(marks[0], dict):
+    if isinstance(marks[0], dict):
         # SGLang cuts a batch into one output per request for several tokenizer workers, and takes off a list.
         marks = [marks]
     for rid, mark in zip(output.rids, marks, strict=True):
         state = tokenizer.rid_to_state.get(rid)
         if state is not None and mark:
             setattr(state, _MARK, mark[-1])
+            _marked[rid] = state
+
+
+def before_finished_log(request_logger: Any, obj: Any, out: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+    """Before `RequestLogger.log_finished_request`. SGLang's exporter of request metrics gets the same `out` next."""
+    mark = getattr(_marked.get(out["meta_info"]["id"]), _MARK, None)
+    if mark is not None:
+        out["meta_info"][KEY] = mark
 
 
 async def around_response(
@@ -63,7 +93,7 @@ async def around_response(
 
 def after_retract(result: Any, request: Any) -> None:
     """After `Req.reset_for_retract`."""
-    request.skip_radix_cache_insert = False
+    DEGRADED.computed_anew(request)
 
 
 def after_flush(flushed: bool, scheduler: Any, *args: Any, **kwargs: Any) -> None:
