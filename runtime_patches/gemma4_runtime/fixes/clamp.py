@@ -43,9 +43,9 @@ def refuse_several_ranks(arguments: Any) -> None:
     asked = [f"{name} {size}" for name, size in sizes.items() if size > 1]
     if asked:
         raise SettingsError(
-            f"GEMMA4_TRIAGE_PATCHES asks for clamp, which does not serve {' and '.join(asked)}: a rank would keep its "
-            "marked requests out of its own prefix cache alone, and ranks whose caches differ stop understanding each "
-            "other; leave clamp out of GEMMA4_TRIAGE_PATCHES, or serve on one rank"
+            f"GEMMA4_TRIAGE_PATCHES asks for clamp, which does not serve {' and '.join(asked)}: a rank would keep a "
+            "marked request out of its own prefix cache only, and ranks whose caches differ would make different "
+            "batches; leave clamp out of GEMMA4_TRIAGE_PATCHES, or serve on one rank"
         )
 
 
