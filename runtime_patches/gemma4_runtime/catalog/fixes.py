@@ -321,7 +321,7 @@ FIXES: tuple[Patch, ...] = (
             "in trap, contain or 1; beside log, dumps are written too.",
             fallback="Ids of another pool that are in range cannot be told from right ones entry by entry: the "
             "target's requests are marked, a draft's go on.",
-            proof=("tests/engine/test_clamp_live.py", "tests/unit/test_clamp.py"),
+            proof=("tests/engine/test_clamp_live.py", "tests/unit/test_clamp.py", "tests/unit/test_clamp_replies.py"),
         ),
     ),
 )
