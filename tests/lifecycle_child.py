@@ -1,10 +1,12 @@
 """Run inside a fresh process: one engine serves rounds of requests of many kinds, then is looked at when idle.
 
-The spec: engine (keyword arguments), rounds (each: requests, and concurrency, how many of them are sent at once),
-before ("module:function", called first; the host engine's workers are forked and inherit it). A request: prompt,
-sampling, and abort: after how many output tokens it is aborted, 0 for as soon as it is sent. The result: {rounds: per
-round and request {tokens, finish: "stop", "length" or "abort", matched: what stopped it, mark: that of `clamp`},
-rounds_s, idle}.
+The spec: engine (keyword arguments), rounds (each: requests; concurrency, how many of them are sent at once;
+flush_every, after how many answers the cache is asked to be flushed, which SGLang refuses while it serves), before
+("module:function", called first; the host engine's workers are forked and inherit it). A request: prompt, sampling,
+abort: after how many output tokens it is aborted, 0 for as soon as it is sent, and logprobs: the position from which
+on they are asked for. The result: {rounds: per round and request {tokens, finish: "stop", "length" or "abort", matched:
+what stopped it, mark: that of `clamp`, logprobs: [token, logprob] of the answer, prompt_logprobs: how many}, rounds_s,
+idle}.
 
 The other functions that are not called here are for `before`.
 """
@@ -39,20 +41,26 @@ def main(spec_path: str, result_path: str) -> None:
     engine.shutdown()
 
 
-async def serve(engine: Any, requests: list[dict[str, Any]], concurrency: int) -> list[dict[str, Any]]:
+async def serve(
+    engine: Any, requests: list[dict[str, Any]], concurrency: int, flush_every: int = 0
+) -> list[dict[str, Any]]:
     places = asyncio.Semaphore(concurrency)
 
     async def one(number: int, request: dict[str, Any]) -> dict[str, Any]:
         async with places:
-            return await answer(engine, f"request-{number}-{time.monotonic_ns()}", request)
+            found = await answer(engine, f"request-{number}-{time.monotonic_ns()}", request)
+            if flush_every and number % flush_every == flush_every - 1:
+                await engine.tokenizer_manager.flush_cache()
+            return found
 
     return await asyncio.gather(*(one(number, request) for number, request in enumerate(requests)))
 
 
 async def answer(engine: Any, rid: str, request: dict[str, Any]) -> dict[str, Any]:
     abort = request.get("abort")
+    wanted = {"return_logprob": True, "logprob_start_len": request["logprobs"]} if "logprobs" in request else {}
     stream = await engine.async_generate(
-        input_ids=request["prompt"], sampling_params=request["sampling"], rid=rid, stream=True
+        input_ids=request["prompt"], sampling_params=request["sampling"], rid=rid, stream=True, **wanted
     )
     found = asyncio.ensure_future(read(engine, rid, stream, abort))
     if abort == 0:
@@ -73,6 +81,8 @@ async def read(engine: Any, rid: str, stream: Any, abort: int | None) -> dict[st
         "finish": finish["type"],
         "matched": finish.get("matched"),
         "mark": reply["meta_info"].get("gemma4_degraded"),
+        "logprobs": [[token, value] for value, token, _ in reply["meta_info"].get("output_token_logprobs") or ()],
+        "prompt_logprobs": len(reply["meta_info"].get("input_token_logprobs") or ()),
     }
 
 

@@ -18,15 +18,39 @@ ENDS = ("length", "length", "eos", "stop token", "stop string", "abort waiting",
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "top_k": 20}
 
 
-def mixed_requests(count: int, seed: int) -> list[dict[str, Any]]:
+def mixed_requests(count: int, seed: int, longest_prompt: int = LONGEST_PROMPT) -> list[dict[str, Any]]:
     """For lifecycle_child.py. Each draws its length, its penalties, whether it is sampled, and how it is to end."""
     rng = random.Random(seed)
     words = vocabulary()
-    return [_request(rng, prompt, words) for prompt in held_out_prompts(count, LONGEST_PROMPT, seed)]
+    return [_request(rng, prompt, words, longest_prompt) for prompt in held_out_prompts(count, longest_prompt, seed)]
 
 
-def _request(rng: random.Random, prompt: list[int], words: list[str]) -> dict[str, Any]:
-    prompt = prompt[: rng.randint(3, LONGEST_PROMPT)]
+def constrained(requests: list[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
+    """The same requests: every fourth obeys a grammar that ends after a few words, every third asks for logprobs.
+
+    A grammar ends by its own end token, so what a request drew for its end does not come before.
+    """
+    rng = random.Random(seed)
+    words = vocabulary()
+    return [_constrained(rng, number, request, words) for number, request in enumerate(requests)]
+
+
+def _constrained(rng: random.Random, number: int, request: dict[str, Any], words: list[str]) -> dict[str, Any]:
+    request = dict(request)
+    if number % 3 == 0:
+        request["logprobs"] = rng.randint(0, len(request["prompt"]) - 1)
+    if number % 4 == 0:
+        allowed = "|".join(sorted({words[token] for token in request["prompt"][1:]}))
+        kept = ("temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "repetition_penalty")
+        sampling = {name: value for name, value in request["sampling"].items() if name in kept}
+        longest = rng.randint(1, 9)
+        request["sampling"] = sampling | {"max_new_tokens": 40, "regex": f"({allowed}){{1,{longest}}}"}
+        request["words"] = longest
+    return request
+
+
+def _request(rng: random.Random, prompt: list[int], words: list[str], longest: int) -> dict[str, Any]:
+    prompt = prompt[: rng.randint(3, longest)]
     sampling = {"temperature": 0, "max_new_tokens": rng.randint(1, 12), "ignore_eos": True}
     sampling |= rng.choice(PENALTIES) | (SAMPLED if rng.random() < 0.4 else {})
     request: dict[str, Any] = {"prompt": prompt, "sampling": sampling}

@@ -99,6 +99,7 @@ TARGETS: dict[str, dict[str, str]] = {
         "gemma4.vision_attention": f"{_GEMMA4_VISION}.Gemma4VisionAttention.forward",
         "gemma4.vision_pooling": f"{_GEMMA4_VISION}.Gemma4VisionPooler._avg_pool_by_positions",
         "multimodal.chunked_embedding": f"{_SRT}.managers.mm_utils._get_chunked_prefill_embedding",
+        "grammar.apply_mask": f"{_SRT}.constrained.xgrammar_backend.XGrammarGrammar.apply_vocab_mask",
         "scheduler.process_input": f"{_SCHEDULER}.process_input_requests",
         "scheduler.run_batch": f"{_SCHEDULER}.run_batch",
         "scheduler.internal_state": f"{_SCHEDULER}.get_internal_state",

@@ -10,16 +10,17 @@ import os
 import pytest
 
 from gemma4_repro.log_exceptions import exceptions_in
-from gemma4_repro.toys.language import held_out_prompts
-from lifecycle_load import mixed_requests
+from gemma4_repro.toys.language import EOS, held_out_prompts, token_id
+from lifecycle_load import constrained, mixed_requests
 
 pytestmark = pytest.mark.engine
 
 LIMIT_S = 240
-PROMPTS = [prompt[:n] for prompt, n in zip(held_out_prompts(40, 60, seed=7), [60, 17, 33, 5, 48] * 8, strict=True)]
-NEW_TOKENS = 24
+PROMPTS = [prompt[:n] for prompt, n in zip(held_out_prompts(200, 60, seed=7), [60, 17, 33, 5, 48] * 40, strict=True)]
+NEW_TOKENS = 16
 V2 = {"GEMMA4_TRIAGE_PATCHES": "default", "SGLANG_FROZEN_KV_MTP_V2": "1"}
 OVERLAP = {"disable_overlap_schedule": False}
+ALONE = 15
 REQUESTS = int(os.environ.get("LIFECYCLE_REQUESTS", "100"))
 
 
@@ -48,6 +49,25 @@ def test_greedy_tokens_are_those_without_mtp(sides, name):
     assert [one["tokens"] for one in sides[name]] == [one["tokens"] for one in sides["none"]]
 
 
+@pytest.mark.parametrize(
+    ("count", "changes"),
+    [
+        (20, {"page_size": 64, "speculative_num_steps": 1, "speculative_num_draft_tokens": 2}),
+        # Only triton has pages of one token; its interpreter needs a second for a step.
+        (4, {"attention_backend": "triton", "page_size": 1}),
+    ],
+    ids=["pages of 64, one draft", "pages of 1"],
+)
+def test_greedy_tokens_are_the_same_in_pages_of_other_sizes(sides, mtp_arguments, run_engine, count, changes):
+    kept = PROMPTS[:count]
+    new_tokens = NEW_TOKENS if count > 4 else 6
+    run = run_engine(V2, engines=[mtp_arguments | OVERLAP | changes], prompts=kept, new_tokens=new_tokens)
+    assert run.returncode == 0, run.log[-4000:]
+    assert run.outputs is not None
+    expected = [one["tokens"][:new_tokens] for one in sides["none"][:count]]
+    assert [one["tokens"] for one in run.outputs[0]] == expected
+
+
 @pytest.mark.parametrize("name", ["sync", "overlap"])
 def test_as_many_drafts_are_accepted_as_without_spec_v2(sides, name):
     """Tokens of a request over its verifications; one that a window overshot counts as accepted under spec v2."""
@@ -56,38 +76,63 @@ def test_as_many_drafts_are_accepted_as_without_spec_v2(sides, name):
     assert len(PROMPTS) * NEW_TOKENS / steps[name] > 2
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("mtp-v2")
+LIVES = {
+    # Prompts in chunks, and a request retracted every seven steps; a fourth one has to wait.
+    "retracted": {"max_running_requests": 3, "chunked_prefill_size": 16},
+    # Let in without a thought for their answers, they soon need more sliding KV than there is. Drafts of one token.
+    "starved": {
+        "max_running_requests": 6,
+        "schedule_conservativeness": 0.01,
+        "max_total_tokens": 1024,
+        "swa_full_tokens_ratio": 0.09,
+        "speculative_num_steps": 1,
+        "speculative_num_draft_tokens": 2,
+    },
+}
+
+GROWING = [
+    {"prompt": prompt[:16], "sampling": {"temperature": 0, "max_new_tokens": 60, "ignore_eos": True}}
+    for prompt in PROMPTS[:6]
+]
+"""Too many for the starved pool as soon as they have all begun."""
 
 
 @pytest.fixture(scope="module")
 def load():
-    return mixed_requests(REQUESTS, seed=6)
+    return constrained(mixed_requests(REQUESTS, seed=6), seed=6)
 
 
-@pytest.fixture(scope="module")
-def life(mtp_arguments, engine_forks, folder, load):
-    """Every probe and the leak audit would end the server, as would SGLang's own check after each step."""
+@pytest.fixture(scope="module", params=LIVES)
+def lived(request, mtp_arguments, engine_forks, tmp_path_factory, load):
+    """(name, Run, folder). Every probe and the leak audit would end the server, as would SGLang's check of steps."""
+    folder = tmp_path_factory.mktemp(request.param)
     environment = V2 | {
         "SGLANG_TRTLLM_MHA_DEBUG": "trap",
         "GEMMA4_TRIAGE_LEAK": "raise",
         "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
     }
-    engine = mtp_arguments | OVERLAP | {"max_running_requests": 3, "chunked_prefill_size": 16, "log_level": "warning"}
+    engine = mtp_arguments | OVERLAP | LIVES[request.param]
     spec = {
-        "engine": engine,
-        "before": "lifecycle_child:retract_often",
-        "rounds": [{"requests": load, "concurrency": 4}, {"requests": load[-15:], "concurrency": 1}],
+        "engine": engine | {"grammar_backend": "xgrammar", "log_level": "info"},
+        "rounds": [
+            {"requests": load, "concurrency": engine["max_running_requests"] + 1, "flush_every": 10},
+            {"requests": load[-ALONE:], "concurrency": 1},
+            {"requests": GROWING, "concurrency": len(GROWING)},
+        ],
     }
+    if request.param == "retracted":
+        spec["before"] = "lifecycle_child:retract_often"
     done = engine_forks.run_child("lifecycle_child", folder, environment, LIMIT_S + REQUESTS, spec)
     assert done.returncode == 0, done.log[-4000:]
-    return done
+    print(f"{request.param}: {REQUESTS} requests in {done.outputs['rounds_s'][0]:.0f} s")
+    return request.param, done, folder
 
 
-def test_nothing_is_raised_found_or_left(life, folder):
+def test_nothing_is_raised_found_or_left(lived):
+    name, life, folder = lived
     assert exceptions_in(life.log.splitlines()) == ()
-    assert life.log.count("Testing retraction") > 5
+    assert life.log.count("Testing retraction" if name == "retracted" else "Retract requests") > 2
+    assert [len(one["tokens"]) for one in life.outputs["rounds"][2]] == [60] * len(GROWING)
     assert sorted(path.name for path in (folder / "dumps").iterdir()) == ["audits", "guards"], "and no dump"
     assert life.outputs["idle"] == {
         "leak_checker_ran": True,
@@ -101,24 +146,56 @@ def test_nothing_is_raised_found_or_left(life, folder):
     assert tally["balanced"] is True
 
 
-def test_requests_end_in_every_way(load, life):
-    answers = life.outputs["rounds"][0]
+def test_requests_end_in_every_way(load, lived):
+    answers = lived[1].outputs["rounds"][0]
     ends = {(one["finish"], type(one["matched"]).__name__) for one in answers}
     assert ends == {("length", "NoneType"), ("stop", "int"), ("stop", "str"), ("abort", "NoneType")}
     for request, one in zip(load, answers, strict=True):
         assert len(one["tokens"]) <= request["sampling"]["max_new_tokens"]
 
 
-def test_a_request_says_alone_what_it_said_among_others(load, life):
+def test_a_grammar_holds_to_its_end(load, lived):
+    """The end token comes when the grammar allows nothing else, so it may be the last token of a step or not."""
+    eos = token_id(EOS)
+    kept = [
+        (request, one["tokens"])
+        for request, one in zip(load, lived[1].outputs["rounds"][0], strict=True)
+        if "words" in request and "abort" not in request
+    ]
+    assert len(kept) > len(load) / 8
+    for request, tokens in kept:
+        assert tokens[-1] == eos
+        assert 1 <= len(tokens) - 1 <= request["words"]
+        assert set(tokens[:-1]) <= set(request["prompt"][1:])
+
+
+def test_logprobs_are_those_of_the_answers_tokens(load, lived):
+    """Of those served alone: overlapped, SGLang loses logprobs of a request that it retracts, without MTP too."""
+    name, life, _ = lived
+    asked = [
+        (request, one)
+        for request, one in zip(load[-ALONE:], life.outputs["rounds"][1], strict=True)
+        if "logprobs" in request and "abort" not in request
+    ]
+    assert len(asked) > ALONE / 6
+    for request, one in asked:
+        assert len(one["logprobs"]) == len(one["tokens"]) or name == "retracted"
+        assert [token for token, _ in one["logprobs"]] == one["tokens"][len(one["tokens"]) - len(one["logprobs"]) :]
+        assert all(value <= 0 for _, value in one["logprobs"])
+        assert one["prompt_logprobs"] == len(request["prompt"]) - request["logprobs"] or name == "retracted"
+
+
+def test_a_request_says_alone_what_it_said_among_others(load, lived):
     """Penalties lag behind the tokens by as much as the scheduler is behind, and samples differ."""
     changing = {"frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens"}
     plain = [
         i
-        for i, one in enumerate(load[-15:])
+        for i, one in enumerate(load[-ALONE:])
         if one["sampling"]["temperature"] == 0
         and "abort" not in one
         and not any(one["sampling"].get(name) for name in changing)
     ]
-    among, alone = life.outputs["rounds"][0][-15:], life.outputs["rounds"][1]
+    among, alone = lived[1].outputs["rounds"][0][-ALONE:], lived[1].outputs["rounds"][1]
     assert plain
-    assert [alone[i] for i in plain] == [among[i] for i in plain]
+    for i in plain:
+        assert (alone[i]["tokens"], alone[i]["finish"]) == (among[i]["tokens"], among[i]["finish"])

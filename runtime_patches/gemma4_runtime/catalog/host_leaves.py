@@ -104,6 +104,14 @@ HOST_LEAVES: tuple[Patch, ...] = (
         ),
     ),
     Patch(
+        id="host-grammar-mask",
+        kind=Kind.HOST_LEAF,
+        title="a grammar's mask of the vocabulary, by xgrammar's own CPU form",
+        origin="RuntimeError: Unsupported device: cpu, where a request has a grammar",
+        upstream="not needed on a GPU",
+        attachments=(Hook("grammar.apply_mask", How.REPLACE, f"{_AT}.grammar_mask:apply_vocab_mask"),),
+    ),
+    Patch(
         id="host-alloc-kernels",
         kind=Kind.HOST_LEAF,
         title="paged allocation kernels in torch",
