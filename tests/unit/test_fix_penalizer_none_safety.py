@@ -3,6 +3,7 @@
 Whole steps, and the tokens that come of them, are in tests/engine/test_penalizer_none_safety_live.py.
 """
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -96,6 +97,103 @@ class TestStep:
         with pytest.raises(ValueError, match="of another cause"):
             around_step(dies, worker(), step)
         assert step.sampling_info.penalizer_orchestrator is None
+
+
+class TestCallsOnTheOrchestrator:
+    """Of SGLang's own sampling_info, on the sums in the orchestrator's place."""
+
+    PENALTIES = ({"frequency_penalty": 1.5}, {}, {"repetition_penalty": 1.5})
+
+    def copied(self, *penalties):
+        """As overlap scheduling copies it, and the batch that it is of."""
+        one = batch([request(str(i), **each) for i, each in enumerate(penalties)], verify_input())
+        if one.sampling_info.penalizer_orchestrator.is_required:
+            one.sampling_info.penalizer_orchestrator.cumulate_output_tokens(torch.full((len(penalties),), 3))
+        step = drafting(*one.reqs)
+        step.sampling_info = one.sampling_info.copy_for_forward()
+        return one, step
+
+    def filtered(self, one, keep):
+        one.reqs = [one.reqs[index] for index in keep]
+        one.sampling_info.filter_batch(keep, torch.tensor(keep))
+        return one.sampling_info
+
+    def logits(self, rows):
+        return torch.linspace(-4, 4, rows * VOCABULARY).view(rows, VOCABULARY)
+
+    def during(self, step, call):
+        return around_step(lambda worker, one: call(one.sampling_info), worker(), step)
+
+    def test_nothing_of_the_orchestrator_is_missing(self):
+        one, _ = self.copied(*self.PENALTIES)
+        bound = {"vocab_size", "device", "batch", "reqs"}  # of the batch that it is made from
+        asked = {name for name in dir(one.sampling_info.penalizer_orchestrator) if not name.startswith("_")}
+        assert asked - bound - set(dir(SummedPenalties)) == set()
+
+    @pytest.mark.parametrize("keep", [[0, 2], [1], [2, 1], [0, 1, 2]])
+    def test_a_filter_leaves_the_penalties_of_those_who_stay(self, keep):
+        one, step = self.copied(*self.PENALTIES)
+        kept = torch.tensor(keep)
+
+        def verifies(info):
+            smaller = copy.deepcopy(info)  # as EagleVerifyInput.verify does
+            smaller.filter_batch(keep, kept)
+            smaller.penalizer_orchestrator.apply(found, repeat=2)
+
+        wanted, found = self.logits(2 * len(keep)), self.logits(2 * len(keep))
+        self.during(step, verifies)
+        self.filtered(one, keep).penalizer_orchestrator.apply(wanted, repeat=2)
+        assert torch.equal(found, wanted)
+
+    def test_a_filter_in_place_outlives_the_step(self):
+        one, step = self.copied(*self.PENALTIES)
+        keep = torch.tensor([2])
+        self.during(step, lambda info: info.filter_batch([2], keep))
+        wanted = self.filtered(one, [2]).copy_for_forward()
+        assert torch.equal(step.sampling_info.acc_scaling_penalties, wanted.acc_scaling_penalties)
+        assert step.sampling_info.acc_additive_penalties.shape == (1, VOCABULARY)
+
+    def test_nobody_stays(self):
+        _, step = self.copied(*self.PENALTIES)
+        assert not self.during(step, lambda info: info.penalizer_orchestrator.filter(torch.tensor([])) or False)
+        assert step.sampling_info.acc_additive_penalties is step.sampling_info.acc_scaling_penalties is None
+
+    def test_a_sampler_applies_them_once(self):
+        one, step = self.copied(*self.PENALTIES)
+        wanted, found = self.logits(3), self.logits(3)
+        one.sampling_info.penalizer_orchestrator.apply(wanted)
+        self.during(step, lambda info: info.apply_logits_bias(found))
+        assert torch.equal(found, wanted)
+        after = self.logits(3)
+        step.sampling_info.apply_logits_bias(after)
+        assert torch.equal(after, wanted)
+
+    def test_a_copy_within_the_step_has_the_same_sums(self):
+        _, step = self.copied(*self.PENALTIES)
+        wanted = step.sampling_info.acc_additive_penalties, step.sampling_info.acc_scaling_penalties
+        inner = self.during(step, lambda info: info.copy_for_forward())
+        assert all(map(torch.equal, (inner.acc_additive_penalties, inner.acc_scaling_penalties), wanted))
+
+    @pytest.mark.parametrize(("mine", "theirs"), [({"min_new_tokens": 4}, {}), ({}, {"repetition_penalty": 1.5})])
+    def test_sums_of_penalties_are_not_merged(self, mine, theirs):
+        _, step = self.copied(mine)
+        other, _ = self.copied(theirs)
+        with pytest.raises(PenaltiesLost, match="summed up for one step"):
+            self.during(step, lambda info: info.merge_batch(other.sampling_info))
+
+    def test_an_orchestrator_does_not_take_sums_in(self):
+        _, step = self.copied({"repetition_penalty": 1.5})
+        other, _ = self.copied({})
+        with pytest.raises(PenaltiesLost, match="summed up for one step"):
+            self.during(step, other.sampling_info.merge_batch)
+
+    def test_without_penalties_batches_are_merged(self):
+        _, step = self.copied({}, {})
+        other, third = self.copied({})
+        self.during(step, lambda info: info.merge_batch(other.sampling_info))
+        assert len(step.sampling_info) == 3
+        self.during(third, other.sampling_info.merge_batch)
+        assert len(other.sampling_info) == 2
 
 
 @given(

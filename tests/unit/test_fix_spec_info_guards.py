@@ -16,6 +16,7 @@ from sglang.srt.speculative.frozen_kv_mtp_info import (
     _to_frozen_kv_mtp_draft_extend_input,
 )
 from sglang.srt.speculative.frozen_kv_mtp_worker import FrozenKVMTPWorker
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from gemma4_runtime.errors import UnusableSpecInfo
 from gemma4_runtime.fixes import spec_info_guards
@@ -112,9 +113,20 @@ class TestFilter:
             running.filter_batch(v1_spec_info_filtered=True)
         assert len(running.reqs) == 7
 
-    def test_also_where_all_stay_and_sglang_would_go_on_to_a_draft(self, guards):
-        with pytest.raises(UnusableSpecInfo):
-            batch([request("a")], verify_input()).filter_batch()
+    @pytest.mark.parametrize("keep_indices", [None, [0, 1], []])
+    def test_where_sglang_returns_early_nothing_is_said_or_changed(self, guards, caplog, keep_indices):
+        everyone = [request("a"), request("b")]
+        running = batch(everyone, verify_input())
+        state = running.spec_info
+        running.filter_batch(keep_indices=keep_indices)
+        assert running.reqs == ([] if keep_indices == [] else everyone)
+        assert running.spec_info is state
+        assert "spec-info-guards:" not in caplog.text
+
+    def test_finished_requests_that_are_all_kept_stay(self, guards):
+        running = batch(done("a", "b"), verify_input())
+        running.filter_batch(keep_indices=[0, 1])
+        assert ids(running) == ["a", "b"]
 
     @pytest.mark.parametrize("arguments", [{}, {"keep_indices": [1]}, {"v1_spec_info_filtered": True}])
     def test_finished_requests_leave(self, guards, arguments):
@@ -128,6 +140,24 @@ class TestFilter:
         running = batch([*done("a"), chunked], verify_input())
         running.filter_batch(wrap(chunked))
         assert ids(running) == []
+
+
+@pytest.mark.parametrize("algorithm", ["NGRAM", "DFLASH", "STANDALONE"])
+class TestOtherAlgorithms:
+    """Their states, and what these lack, are SGLang's own matter."""
+
+    def of(self, algorithm, *requests):
+        made = batch(list(requests), verify_input())
+        made.spec_algorithm = SpeculativeAlgorithm[algorithm]
+        return made
+
+    def test_a_filter_is_left_to_sglang(self, guards, algorithm):
+        with pytest.raises(AttributeError, match="has no attribute 'filter_batch'"):
+            self.of(algorithm, *done("a"), request("b")).filter_batch()
+
+    def test_so_is_a_merge(self, guards, algorithm):
+        with pytest.raises(AttributeError, match="has no attribute 'merge_batch'"):
+            self.of(algorithm, request("a")).merge_batch(self.of(algorithm, request("b")))
 
 
 class TestClean:

@@ -78,7 +78,8 @@ FIXES: tuple[Patch, ...] = (
         about=About(
             why="A step of MTP that ends all its requests may leave its own verify state on the batch. It cannot be "
             "merged or filtered, so the next prefill takes the scheduler down: no attribute 'merge_batch'.",
-            eligibility="Every merge and filter of a batch whose spec_info is not a draft input.",
+            eligibility="FROZEN_KV_MTP and EAGLE: a merge of a batch whose spec_info is not a draft input, and a "
+            "filter of one by which some requests leave and others stay.",
             fallback="Where requests that are not finished lack a draft input, UnusableSpecInfo names them and the "
             "reason before anything is changed: their KV lengths cannot be relied on.",
             proof=(

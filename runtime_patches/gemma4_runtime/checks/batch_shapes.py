@@ -28,15 +28,20 @@ def cannot(method: str, state: Any) -> bool:
     return state is not None and not callable(getattr(state, method, None))
 
 
+def has_draft_inputs(batch: Any) -> bool:
+    """Whether its algorithm keeps a draft input between steps: the EAGLE family, FROZEN_KV_MTP in it."""
+    return batch.spec_algorithm is not None and batch.spec_algorithm.is_eagle()
+
+
 def unfinished(requests: Iterable[Any]) -> list[Any]:
     """Those that are to be drafted for again."""
     return [request for request in requests if not request.finished()]
 
 
-def staying(batch: Any, chunked_req_to_exclude: Any, keep_indices: list[int] | None) -> list[Any]:
-    """The unfinished requests that `filter_batch` with these arguments keeps."""
+def kept_by_filter(batch: Any, chunked_req_to_exclude: Any, keep_indices: list[int] | None) -> list[Any]:
+    """The requests that `filter_batch` with these arguments keeps."""
     if keep_indices is not None:
-        return unfinished([batch.reqs[index] for index in keep_indices])
+        return [batch.reqs[index] for index in keep_indices]
     excluded = chunked_req_to_exclude or ()
     excluded = excluded if isinstance(excluded, (list, tuple)) else (excluded,)
     return [request for request in unfinished(batch.reqs) if request not in excluded]

@@ -27,22 +27,75 @@ from gemma4_runtime.errors import PenaltiesLost
 
 
 class SummedPenalties:
-    """In an orchestrator's place for one step: what `update_penalties` has summed up, applied and not added to."""
+    """In an orchestrator's place for one step: what `update_penalties` has summed up, applied and not added to.
+
+    It answers what SGLang calls on a `BatchedPenalizerOrchestrator`. Sums of two batches cannot be made one: which
+    request of the other batch has which penalty is not in them where it has none.
+    """
 
     def __init__(self, info: SamplingBatchInfo) -> None:
-        """info: its acc_additive_penalties and acc_scaling_penalties are [requests, vocabulary] fp32, or None."""
+        """Take them off info, so that nothing applies them twice: [requests, vocabulary] fp32, or None."""
         self._additive, self._scaling = info.acc_additive_penalties, info.acc_scaling_penalties
-        self.is_required = self._additive is not None or self._scaling is not None
+        info.acc_additive_penalties = info.acc_scaling_penalties = None
+
+    def give_back(self, info: SamplingBatchInfo) -> None:
+        """To info, of as many requests as are left."""
+        info.acc_additive_penalties, info.acc_scaling_penalties = self._additive, self._scaling
+
+    @property
+    def is_required(self) -> bool:
+        return self._additive is not None or self._scaling is not None
+
+    @property
+    def penalizers(self) -> dict[type, Any]:
+        """What another orchestrator's `merge` reads of this one.
+
+        Raises:
+            PenaltiesLost: there are penalties, and their counts are not here.
+        """
+        if self.is_required:
+            raise _unmergeable()
+        return {}
 
     def cumulate_output_tokens(self, output_ids: torch.Tensor) -> None:
         """Nothing: whoever summed them up counts tokens."""
 
-    def apply(self, logits: torch.Tensor, repeat: int) -> None:
-        """To logits [requests * repeat, vocabulary], in place."""
+    def apply(self, logits: torch.Tensor, repeat: int | None = None) -> None:
+        """To logits [requests * repeat, vocabulary], in place; one row per request if repeat is None."""
         if self._additive is not None:
-            logits.add_(torch.repeat_interleave(self._additive, repeat, dim=0))
+            logits.add_(_rows(self._additive, repeat))
         if self._scaling is not None:
-            apply_scaling_penalties(logits, torch.repeat_interleave(self._scaling, repeat, dim=0))
+            apply_scaling_penalties(logits, _rows(self._scaling, repeat))
+
+    def accumulate_additive_penalties(self, logits: torch.Tensor) -> None:
+        """To logits [requests, vocabulary], in place."""
+        if self._additive is not None:
+            logits.add_(self._additive)
+
+    def accumulate_scaling_penalties(self) -> torch.Tensor | None:
+        """[requests, vocabulary], the caller's to change; None where there are none."""
+        return None if self._scaling is None else self._scaling.clone()
+
+    def filter(self, keep_indices: torch.Tensor) -> None:
+        """keep_indices: int64 [requests that stay]. Verification filters a copy of its batch's sampling_info."""
+        if len(keep_indices) == 0:
+            self.release()
+        if self._additive is not None:
+            self._additive = self._additive[keep_indices]
+        if self._scaling is not None:
+            self._scaling = self._scaling[keep_indices]
+
+    def merge(self, their: Any) -> None:
+        """Nothing, where neither side has penalties.
+
+        Raises:
+            PenaltiesLost: one has.
+        """
+        if self.is_required or their.is_required:
+            raise _unmergeable()
+
+    def release(self) -> None:
+        self._additive = self._scaling = None
 
 
 def around_step(original: Callable[[Any, Any], Any], worker: Any, batch: Any) -> Any:
@@ -57,11 +110,23 @@ def around_step(original: Callable[[Any, Any], Any], worker: Any, batch: Any) ->
     if info is None:
         batch.sampling_info = _from_requests(batch)
         return original(worker, batch)
-    info.penalizer_orchestrator = SummedPenalties(info)
+    summed = info.penalizer_orchestrator = SummedPenalties(info)
     try:
         return original(worker, batch)
     finally:
         info.penalizer_orchestrator = None
+        summed.give_back(info)
+
+
+def _rows(penalties: torch.Tensor, repeat: int | None) -> torch.Tensor:
+    return penalties if repeat is None else torch.repeat_interleave(penalties, repeat, dim=0)
+
+
+def _unmergeable() -> PenaltiesLost:
+    return PenaltiesLost(
+        "a batch whose penalties are summed up for one step was to be merged with another: how often each token was "
+        "counted is not in the sums. Whoever merges batches has to do it before sampling_info is copied for a forward."
+    )
 
 
 def _from_requests(batch: Any) -> SamplingBatchInfo:

@@ -9,7 +9,7 @@ happens after a round in which all requests finished: SGLang 26859, and in this 
 | unfinished requests without a draft input | what the guard does |
 |---|---|
 | none, in a merge | that side gets an empty draft input of the other side's kind |
-| none, in a filter | all requests leave, as `filter_batch()` has finished ones do |
+| none, in a filter that keeps finished ones alone | these leave too, as `filter_batch()` has them do |
 | some | `UnusableSpecInfo`, before anything is changed |
 
 The first is what the worker should have left: nobody of that side is drafted for again, and SGLang's own merge of an
@@ -17,8 +17,9 @@ empty input is the other side's. The second leaves a batch without requests, whi
 the third, requests could be drafted for from their last token alone; but a step that left its input on a batch with
 live requests has not ended as it should, so their KV lengths are not to be relied on, and wrong ones give wrong tokens.
 
-A state of None is left to SGLang: NGRAM merges with it. The guards can go when every worker leaves a draft input on the
-batch that it was given.
+A filter that keeps all requests or none is left to SGLang, which then returns before it reads the state. So is a state
+of None, and every algorithm that has no draft input to lack: the guards are for the EAGLE family, FROZEN_KV_MTP in it.
+They can go when every worker leaves a draft input on the batch that it was given.
 """
 
 from __future__ import annotations
@@ -29,7 +30,15 @@ from typing import Any, NoReturn
 
 import torch
 
-from gemma4_runtime.checks.batch_shapes import FILTER, MERGE, cannot, staying, stranded, unfinished
+from gemma4_runtime.checks.batch_shapes import (
+    FILTER,
+    MERGE,
+    cannot,
+    has_draft_inputs,
+    kept_by_filter,
+    stranded,
+    unfinished,
+)
 from gemma4_runtime.errors import UnusableSpecInfo
 
 logger = logging.getLogger(__name__)
@@ -42,7 +51,7 @@ def before_merge(batch: Any, other: Any) -> None:
         UnusableSpecInfo: a side has unfinished requests and no draft input for them.
     """
     sides = (batch, other)
-    if not any(cannot(MERGE, side.spec_info) for side in sides):
+    if not has_draft_inputs(batch) or not any(cannot(MERGE, side.spec_info) for side in sides):
         return
     for side in stranded(*sides):
         _refuse(MERGE, side, unfinished(side.reqs))
@@ -61,11 +70,14 @@ def before_filter(
     """Before `ScheduleBatch.filter_batch(...)`: the arguments that let all finished requests leave; None for no change.
 
     Raises:
-        UnusableSpecInfo: unfinished requests stay, and there is no draft input for them.
+        UnusableSpecInfo: some requests leave, unfinished ones stay, and there is no draft input for them.
     """
-    if not cannot(FILTER, batch.spec_info):
+    if not has_draft_inputs(batch) or not cannot(FILTER, batch.spec_info):
         return None
-    if requests := staying(batch, chunked_req_to_exclude, keep_indices):
+    kept = kept_by_filter(batch, chunked_req_to_exclude, keep_indices)
+    if len(kept) in (0, len(batch.reqs)):
+        return None
+    if requests := unfinished(kept):
         _refuse(FILTER, batch, requests)
     _say(FILTER, batch)
     return (batch,), {"keep_indices": []}

@@ -22,9 +22,11 @@ from gemma4_dumps.schema import Provenance
 from gemma4_runtime.checks.batch_shapes import (
     check_write_rows,
     filter_problem,
+    has_draft_inputs,
+    kept_by_filter,
     merge_can_be_mended,
     merge_problem,
-    staying,
+    unfinished,
 )
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.errors import VerificationFailed
@@ -75,7 +77,7 @@ def before_eager_view(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any
 def before_merge(batch: Any, other: Any) -> None:
     """Before `merge_batch(other)`."""
     problem = merge_problem(batch.spec_info, other.spec_info)
-    if problem is not None and not (_guards_in_force() and merge_can_be_mended(batch, other)):
+    if problem is not None and not (_guards_act_on(batch) and merge_can_be_mended(batch, other)):
         _report_state(problem, _MERGE, batch, other)
 
 
@@ -84,7 +86,9 @@ def before_filter(
 ) -> None:
     """Before `filter_batch(...)`."""
     problem = filter_problem(batch.spec_info)
-    if problem is not None and (not _guards_in_force() or staying(batch, chunked_req_to_exclude, keep_indices)):
+    if problem is None:
+        return
+    if not _guards_act_on(batch) or unfinished(kept_by_filter(batch, chunked_req_to_exclude, keep_indices)):
         _report_state(problem, _FILTER, batch, None)
 
 
@@ -101,8 +105,8 @@ def self_test() -> None:
         raise VerificationFailed(f"{RULE}: self test: clean batches gave {clean}, planted ones gave {planted}")
 
 
-def _guards_in_force() -> bool:
-    return _GUARDS in Session.in_force().in_force_ids
+def _guards_act_on(batch: Any) -> bool:
+    return _GUARDS in Session.in_force().in_force_ids and has_draft_inputs(batch)
 
 
 def _report_state(problem: str, site: str, batch: Any, other: Any) -> None:
