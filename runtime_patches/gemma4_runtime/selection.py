@@ -22,7 +22,8 @@ def select(settings: Settings, catalog: Iterable[Patch] = CATALOG) -> tuple[Patc
 
     Raises:
         SettingsError: a name that the catalog does not have for that variable; the message lists those it has. Or a
-            setting of a patch that is not chosen, or `clamp` beside a probe that stops what it lets go on.
+            setting of a patch that is not chosen, a knob's patch beside a fault that takes its place, or `clamp` beside
+            a probe that stops what it lets go on.
     """
     catalog = tuple(catalog)
     chosen: set[str] = set()
@@ -53,7 +54,7 @@ def select(settings: Settings, catalog: Iterable[Patch] = CATALOG) -> tuple[Patc
         chosen |= {patch.id for patch in catalog if patch.kind is Kind.PROBE and patch.asked_by == "leak"}
     if settings.cost:
         chosen |= {patch.id for patch in catalog if patch.kind is Kind.PROBE and patch.asked_by == "cost"}
-    chosen -= {other for patch in catalog if patch.id in chosen for other in patch.instead_of}
+    chosen -= _displaced(chosen, catalog, settings)
     if settings.vision_budget_mb and _BUDGETED not in chosen:
         raise SettingsError(
             f"{VISION_BUDGET}='{settings.vision_budget_mb}' is for {_BUDGETED}, which is not on; "
@@ -67,6 +68,18 @@ def select(settings: Settings, catalog: Iterable[Patch] = CATALOG) -> tuple[Patc
             f"what {CLAMP} replaces, or have GEMMA4_TRIAGE_PROBES leave {_PAGES} out"
         )
     return tuple(sorted((p for p in catalog if p.id in chosen), key=lambda p: ATTACH_ORDER.index(p.kind)))
+
+
+def _displaced(chosen: set[str], catalog: tuple[Patch, ...], settings: Settings) -> set[str]:
+    """The ids in whose place a chosen fault is. A default leaves quietly; one that its own knob asks for does not."""
+    faults = [patch for patch in catalog if patch.id in chosen and patch.instead_of]
+    for fault in faults:
+        if YOCO in fault.instead_of and settings.yoco:
+            raise SettingsError(
+                f"SGLANG_GEMMA4_YOCO='1' asks for {YOCO}, and GEMMA4_TRIAGE_FAULTS={fault.id} puts a broken form of it "
+                "in its place: one server has one of the two. Unset one of the variables"
+            )
+    return {other for fault in faults for other in fault.instead_of}
 
 
 def left_out(settings: Settings, catalog: Iterable[Patch] = CATALOG) -> tuple[Patch, ...]:

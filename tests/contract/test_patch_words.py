@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import sglang
 
+from gemma4_repro.detection.catalog import FAULTS
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind
 from gemma4_runtime.selection import select
@@ -44,6 +45,11 @@ def test_its_proof_is_in_the_repository(patch):
         if name:
             wanted = rf"def {name}\(" if path.endswith(".py") else rf'"{name}"'
             assert re.search(wanted, (ROOT / path).read_text(encoding="utf-8")), entry
+
+
+def test_a_fault_that_the_corpus_does_not_inject_has_words_of_its_own():
+    injected = {fault for case in FAULTS for fault in case.inject}
+    assert {patch.id for patch in CATALOG if patch.kind is Kind.FAULT and patch.about is None} == injected
 
 
 @every_patch

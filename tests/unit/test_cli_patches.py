@@ -55,6 +55,11 @@ def test_the_list_has_every_patch(capsys):
             {"GEMMA4_TRIAGE_PATCHES": "default", "SGLANG_GEMMA4_YOCO": "0"},
             "off: SGLANG_GEMMA4_YOCO=0 has the last word",
         ),
+        (
+            "yoco",
+            {"GEMMA4_TRIAGE_PATCHES": "default", "GEMMA4_TRIAGE_FAULTS": "yoco-stale-cache-loc"},
+            "off: GEMMA4_TRIAGE_FAULTS names yoco-stale-cache-loc, which takes its place",
+        ),
         ("force-eagle", {"SGLANG_GEMMA4_FORCE_EAGLE": "1"}, "on: SGLANG_GEMMA4_FORCE_EAGLE=1"),
         ("page-table", {}, "off: SGLANG_TRTLLM_MHA_DEBUG is off"),
         ("page-table", {"SGLANG_TRTLLM_MHA_DEBUG": "1"}, "on: SGLANG_TRTLLM_MHA_DEBUG is on"),
@@ -121,6 +126,8 @@ def test_what_the_last_process_made_of_it(capsys, store):
     ("name", "near"),
     [
         ("yoko", "near it: yoco;"),
+        ("YOCO", "near it: yoco-stale-cache-loc, yoco;"),
+        ("Q-Only-Projektion", "near it: q-only-projection"),
         ("swa", "near it: swa-state-stale,"),
         ("qqqqqq", "gemma4-triage patches list"),
         ("", ""),

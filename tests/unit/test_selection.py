@@ -74,11 +74,17 @@ def test_default_patches_can_be_edited(monkeypatch):
 
 
 def test_a_fault_leaves_out_the_patch_whose_place_it_takes(monkeypatch):
-    """Even one that is asked for by its own knob: side by side the patch would hide the fault."""
+    """Side by side the patch would hide the fault."""
     defaults = [patch.id for patch in CATALOG if patch.default]
-    asked = {"GEMMA4_TRIAGE_PATCHES": "default", "SGLANG_GEMMA4_YOCO": "1"}
-    ids = chosen(monkeypatch, GEMMA4_TRIAGE_FAULTS="yoco-stale-cache-loc", **asked)
+    ids = chosen(monkeypatch, GEMMA4_TRIAGE_FAULTS="yoco-stale-cache-loc", GEMMA4_TRIAGE_PATCHES="default")
     assert ids == ["yoco-stale-cache-loc", *(name for name in defaults if name != "yoco")]
+
+
+def test_yocos_own_knob_and_the_fault_in_its_place_are_refused(monkeypatch):
+    fault = {"GEMMA4_TRIAGE_FAULTS": "yoco-stale-cache-loc"}
+    with pytest.raises(SettingsError, match=r"SGLANG_GEMMA4_YOCO='1' .* GEMMA4_TRIAGE_FAULTS=yoco-stale-cache-loc"):
+        chosen(monkeypatch, SGLANG_GEMMA4_YOCO="1", **fault)
+    assert chosen(monkeypatch, SGLANG_GEMMA4_YOCO="0", **fault) == ["yoco-stale-cache-loc"]
 
 
 def test_order_is_leaves_faults_fixes_probes(monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemma4_runtime.catalog.origins import SEED
-from gemma4_runtime.patch import Hook, How, Kind, Patch
+from gemma4_runtime.patch import About, Hook, How, Kind, Patch
 
 _AT = "gemma4_runtime.faults"
 
@@ -160,5 +160,13 @@ FAULTS: tuple[Patch, ...] = (
         own_paths=("fused",),
         last_rows_only=True,
         instead_of=("yoco",),
+        about=About(
+            why="The short prefill as it was published gives wrong tokens on Triton attention and fails nowhere. Put "
+            "back on request, it shows that comparing logits catches what no probe sees.",
+            eligibility="Prefills that the patch yoco would shorten, whose place it takes. Triton attention then "
+            "answers wrong; trtllm_mha finds keys by page and answers right.",
+            fallback="Every other prefill is SGLang's own, in all layers and rows.",
+            proof=("tests/engine/test_logit_faults_live.py",),
+        ),
     ),
 )

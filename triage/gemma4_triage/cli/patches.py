@@ -89,7 +89,8 @@ def explain_patch(
 
     known = {patch.id: patch for patch in CATALOG}
     if patch_id not in known:
-        near = [name for name in known if patch_id and patch_id in name] or get_close_matches(patch_id, known, 4, 0.5)
+        typed = patch_id.casefold()
+        near = [name for name in known if typed and typed in name] or get_close_matches(typed, known, 4, 0.5)
         beside = f"near it: {', '.join(near)}; " if near else ""
         raise UsageMistake(
             f"there is no patch called {patch_id!r}", f"{beside}gemma4-triage patches list shows all {len(known)}"

@@ -19,8 +19,9 @@ _PROJECTS = {"SGLang": "sgl-project/sglang", "TensorRT-LLM": "NVIDIA/TensorRT-LL
 _KINDS: dict[Kind, About] = {
     Kind.FAULT: About(
         why="A known defect, put back on request, so that what finds it and what repairs it can be seen to.",
-        eligibility="Where its targets are reached. Never a default, and announced on stderr at the start.",
-        fallback="Without its name in the variable SGLang's function is the one that it ships.",
+        eligibility="Every server that is started with it, whenever SGLang calls one of the functions that it attaches "
+        "to. It has to be asked for by name, and the start says on stderr that it is on.",
+        fallback="A server that is not asked for it runs SGLang's own functions, unchanged.",
         proof=("tests/engine/test_repro_corpus.py", "docs/corpus_matrix.json"),
     ),
     Kind.HOST_LEAF: About(

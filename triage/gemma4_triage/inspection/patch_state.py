@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind, Patch
 from gemma4_runtime.selection import (
     FORCE_EAGLE,
@@ -72,6 +73,9 @@ def _because(patch: Patch, settings: Settings, chosen: bool) -> str:
         return f"{_HOST} is {settings.host_engine.value}"
     if patch.kind is Kind.FAULT:
         return f"{_FAULTS} names it" if chosen else f"{_FAULTS} does not name it"
+    for fault in CATALOG:
+        if patch.id in fault.instead_of and fault.id in settings.faults:
+            return f"{_FAULTS} names {fault.id}, which takes its place"
     if patch.id == YOCO and settings.yoco is not None:
         return f"{_KNOBS[YOCO]}={int(settings.yoco)} has the last word"
     if patch.id == MTP_V2 and settings.wants_mtp_v2 is not None:
