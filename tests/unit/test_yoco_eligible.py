@@ -163,6 +163,25 @@ def test_piecewise_graphs_take_sglangs_own_lines(server, monkeypatch):
     assert reason() == "a piecewise CUDA graph"
 
 
+def test_a_trace_has_sglangs_own_lines_alone(server, monkeypatch):
+    """torch.compile of a whole prefill: asking about the batch would be traced, and its answer kept for all others."""
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
+    monkeypatch.setattr(torch._dynamo.config, "disable", False)
+    PATHS.__init__()
+    forward_batch, asked = batch(), model()
+
+    def own(model, input_ids, positions, forward_batch, input_embeds, per_layer_inputs, **_):
+        return input_embeds * 2
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def traced(embeds, positions):
+        return yoco_prefill.around_text_forward(own, asked, None, positions, forward_batch, embeds)
+
+    with forward_context(ForwardContext(of_class(TritonAttnBackend))):
+        assert traced(torch.ones(ROWS, 4), torch.arange(ROWS)).tolist() == [[2.0] * 4] * ROWS
+    assert PATHS.document() == {}
+
+
 @pytest.mark.parametrize("mode", [m for m in ForwardMode if m not in (ForwardMode.EXTEND, ForwardMode.MIXED)])
 def test_other_modes_are_not_even_recorded(server, mode):
     called = []

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from sglang.srt.compilation.piecewise_context_manager import get_forward_context as piecewise_context
 from sglang.srt.compilation.piecewise_context_manager import is_in_piecewise_cuda_graph
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
@@ -44,7 +43,7 @@ def _model_reason(model: Any) -> str | None:
         return "deterministic inference"
     if arguments.rl_on_policy_target is not None:
         return "rl_on_policy_target"
-    if torch.compiler.is_compiling() or is_in_piecewise_cuda_graph() or piecewise_context() is not None:
+    if is_in_piecewise_cuda_graph() or piecewise_context() is not None:
         return "a piecewise CUDA graph"
     return None
 
