@@ -57,6 +57,7 @@ TARGETS: dict[str, dict[str, str]] = {
             f"{_SRT}.model_executor.model_runner_kv_cache_mixin.ModelRunnerKVCacheMixin._profile_available_bytes"
         ),
         "server_args.post_init": f"{_SRT}.server_args.ServerArgs.__post_init__",
+        "server_args.last_check": f"{_SRT}.server_args.ServerArgs._handle_other_validations",
         "swa.pool_init": f"{_SRT}.mem_cache.swa_memory_pool.SWAKVPool.__init__",
         "swa.init": f"{_SWA_ALLOCATOR}.__init__",
         "swa.alloc": f"{_SWA_ALLOCATOR}.alloc",

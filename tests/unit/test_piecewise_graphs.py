@@ -7,8 +7,10 @@ import pytest
 import torch
 from sglang.srt import server_args as sglang_arguments
 from sglang.srt.compilation.piecewise_context_manager import enable_piecewise_cuda_graph
+from sglang.srt.model_executor.breakable_cuda_graph_runner import BreakableCudaGraphRunner
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.model_executor.piecewise_cuda_graph_runner import PiecewiseCudaGraphRunner
+from sglang.srt.models.gemma4_causal import Gemma4TextModel
 from sglang.srt.models.gemma4_mm import Gemma4ForConditionalGeneration
 from sglang.srt.server_args import ServerArgs
 
@@ -31,6 +33,7 @@ def disabled(monkeypatch, **arguments):
     for name, value in ({"model_path": str(toy_path("toy-e4b")), "dtype": "float32"} | arguments).items():
         setattr(made, name, value)
     made._handle_piecewise_cuda_graph()
+    made._handle_other_validations()
     assert made.get_model_config().is_multimodal
     return made.disable_piecewise_cuda_graph
 
@@ -51,11 +54,56 @@ def test_no_other_rule_is(monkeypatch, attach, other):
     assert disabled(monkeypatch, **other) is True
 
 
-def test_breakable_graphs_are_refused_with_the_reason(monkeypatch, attach):
-    assert disabled(monkeypatch, enable_breakable_cuda_graph=True) is True
+BREAKABLE = {"enable_breakable_cuda_graph": True}
+ENFORCED = {"enforce_piecewise_cuda_graph": True}
+
+
+@pytest.mark.parametrize("more", [{}, ENFORCED], ids=str)
+def test_breakable_graphs_are_refused_with_the_reason(monkeypatch, attach, more):
     attach("off", OP)
     with pytest.raises(ValueError, match="piecewise-multimodal cannot serve --enable-breakable-cuda-graph"):
-        disabled(monkeypatch, enable_breakable_cuda_graph=True)
+        disabled(monkeypatch, **BREAKABLE, **more)
+
+
+@pytest.mark.parametrize("other", [{"disable_piecewise_cuda_graph": True}, {"enable_lora": True}], ids=str)
+def test_where_there_will_be_no_graphs_breakable_ones_are_no_concern(monkeypatch, attach, other):
+    attach("off", OP)
+    assert disabled(monkeypatch, **BREAKABLE, **other) is True
+
+
+def test_another_models_breakable_graphs_are_no_concern(monkeypatch, attach):
+    attach("off", OP)
+    others = SimpleNamespace(is_multimodal=True, hf_config=SimpleNamespace(architectures=["Qwen3VLForCausalLM"]))
+    assert disabled(monkeypatch, **BREAKABLE, **ENFORCED, model_config=others) is False
+
+
+def test_of_a_multimodal_gemma_sglang_makes_no_breakable_graphs(caplog):
+    """What the refusal says; and why without the patch, enforced, none is needed: every prefill stays eager."""
+    text = object.__new__(Gemma4TextModel)
+    torch.nn.Module.__init__(text)
+    text.layers = torch.nn.ModuleList()
+    arguments = SimpleNamespace(piecewise_cuda_graph_tokens=[4, 16], enable_return_hidden_states=False)
+    made = BreakableCudaGraphRunner(
+        SimpleNamespace(
+            device="cpu",
+            model=SimpleNamespace(language_model=text),
+            server_args=arguments,
+            model_config=SimpleNamespace(hidden_size=8),
+            dtype=torch.float32,
+            is_multimodal=True,
+            is_generation=True,
+            is_draft_worker=False,
+            spec_algorithm=None,
+            req_to_token_pool=SimpleNamespace(size=1),
+            attn_backend=SimpleNamespace(use_captured_forward_metadata_for_breakable_cuda_graph=False),
+            attention_layers=[],
+            moe_layers=[],
+            moe_fusions=[],
+        )
+    )
+    assert made.graphs == {}
+    assert made.can_run(batch(ForwardMode.EXTEND, False)) is False
+    assert "Could not resolve inner layer_model on Gemma4TextModel" in caplog.text
 
 
 def test_what_sglang_raises_leaves_the_model_as_it_is(monkeypatch, attach):

@@ -212,6 +212,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         upstream="switched off by its is_multimodal rule up to 0.5.23",
         attachments=(
             Hook("server_args.piecewise", How.AROUND, f"{_AT}.piecewise_multimodal:around_handle"),
+            Hook("server_args.last_check", How.AFTER, f"{_AT}.piecewise_multimodal:after_last_check"),
             Hook("piecewise.can_run", How.AROUND, f"{_AT}.piecewise_multimodal:around_can_run"),
             _PATHS,
         ),
@@ -221,7 +222,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             "though only the language model would run in them.",
             eligibility="Gemma-4 servers on CUDA for which no other rule of SGLang's switches the graphs off, and "
             "prefills that fit a captured size. Not: mixed batches with images, prefills that yoco makes much shorter. "
-            "--enable-breakable-cuda-graph is refused at start.",
+            "--enable-breakable-cuda-graph is refused at start: SGLang makes no such graphs of a multimodal Gemma-4.",
             fallback="The prefill runs eagerly, as SGLang's own. Which way was taken is counted in /server_info.",
             proof=(
                 "tests/unit/test_piecewise_graphs.py",

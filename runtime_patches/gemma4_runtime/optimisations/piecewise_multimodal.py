@@ -18,26 +18,36 @@ OP = "piecewise-multimodal"
 
 
 def around_handle(original: Callable[..., Any], arguments: Any) -> None:
-    """Around `ServerArgs._handle_piecewise_cuda_graph`, which only reads what it decides by.
-
-    Raises:
-        ValueError: breakable graphs are asked for, which have no place for embeddings made before them.
-    """
+    """Around `ServerArgs._handle_piecewise_cuda_graph`, which only reads what it decides by."""
     config = arguments.get_model_config()
-    if not str(config.hf_config.architectures[0]).startswith("Gemma4"):
+    if not _is_gemma(config):
         original(arguments)
         return
-    if config.is_multimodal and arguments.enable_breakable_cuda_graph:
-        raise ValueError(
-            f"{OP} cannot serve --enable-breakable-cuda-graph: it captures the language model without embeddings and "
-            "per-layer inputs that are made before it. Leave one of the two out."
-        )
     multimodal = config.is_multimodal
     config.is_multimodal = False
     try:
         original(arguments)
     finally:
         config.is_multimodal = multimodal
+
+
+def after_last_check(_: None, arguments: Any) -> None:
+    """After `ServerArgs._handle_other_validations`, the last of what decides whether there will be graphs.
+
+    SGLang's breakable runner takes the layers of `language_model.model`, and a Gemma4TextModel has its own: it warns,
+    makes no graph, and every prefill is eager beside memory that was kept for graphs.
+
+    Raises:
+        ValueError: breakable graphs are asked for.
+    """
+    if arguments.disable_piecewise_cuda_graph or not arguments.enable_breakable_cuda_graph:
+        return
+    config = arguments.get_model_config()
+    if config.is_multimodal and _is_gemma(config):
+        raise ValueError(
+            f"{OP} cannot serve --enable-breakable-cuda-graph: this SGLang makes no breakable graphs of a multimodal "
+            "Gemma-4, and its prefills would all run eagerly. Leave one of the two out."
+        )
 
 
 def around_can_run(original: Callable[..., Any], runner: Any, forward_batch: Any) -> bool:
@@ -51,3 +61,7 @@ def around_can_run(original: Callable[..., Any], runner: Any, forward_batch: Any
         return False
     PATHS.took(OP)
     return True
+
+
+def _is_gemma(config: Any) -> bool:
+    return str(config.hf_config.architectures[0]).startswith("Gemma4")
