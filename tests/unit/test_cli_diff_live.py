@@ -263,6 +263,8 @@ def test_without_a_base_nothing_was_checked(cli, finished, tmp_path):
         (("patches",), "--with"),
         (("patches", "--with", "nothing-like-it"), "nothing-like-it"),
         (("patches", "--with", "default", "--fault", "no-such-fault"), "no-such-fault"),
+        (("patches", "--with", "default"), "--base 'default' and --with 'default' are the same patches"),
+        (("patches", "--base", "default", "--with", "default,-yoco,+yoco"), "are the same patches"),
         (("patches", "--with", "default", "--tolerance", "-1"), "tolerance"),
         (("patches", "--with", "default", "--tolerance", "inf"), "tolerance"),
     ],
@@ -279,7 +281,7 @@ def test_without_sglang_it_is_3(cli, monkeypatch):
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(readiness, "version", absent)
-    for words in (("backends",), ("patches", "--with", "default")):
+    for words in (("backends",), ("patches", "--with", "none")):
         code, _, err = cli("diff", *words)
         assert code == 3
         assert "SGLang is not installed" in err

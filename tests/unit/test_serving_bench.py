@@ -209,12 +209,22 @@ class TestCommand:
             (["prefill", "--model", "31b"], "the load 'prefill' has no model '31b'"),
             (["graphs", "--host-engine"], "the host engine cannot serve the load 'graphs'"),
             (["prefill", "--rounds", "2"], "greater than or equal to 3"),
+            (["prefill", "--host-engine", "--rounds", "7"], "--host-engine leaves nothing to --rounds"),
+            (["prefill", "--host-engine", "--model", "e2b"], "--host-engine leaves nothing to --model"),
         ],
     )
     def test_usage(self, cli, words, said):
         code, out, err = cli("bench", "serving", *words)
         assert (code, out) == (2, "")
         assert said in err
+
+    def test_the_rounds_are_seven_unless_given(self, cli, measured, tmp_path):
+        measured({"yoco": 0.5})
+        found = []
+        for words in ([], ["--rounds", "4"]):
+            code, out, _ = cli("bench", "serving", "prefill", *words, "--json")
+            found.append((code, json.loads(out)["method"]["rounds"]))
+        assert found == [(0, 7), (0, 4)]
 
     def test_without_cuda(self, cli, monkeypatch):
         monkeypatch.setattr("gemma4_triage.inspection.cuda_presence.cuda_is_present", lambda: False)

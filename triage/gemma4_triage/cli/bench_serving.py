@@ -25,10 +25,13 @@ def serving(
     model: Annotated[
         str | None, typer.Option("--model", metavar="IDS", help="Of the load's models; default: all of them.")
     ] = None,
-    rounds: Annotated[int, typer.Option("--rounds", min=3, help="Bursts per arm and shape.")] = 7,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", min=3, help="Bursts per arm and shape; default: 7.")
+    ] = None,
     max_minutes: MaxMinutes = 9.0,
     host_engine: Annotated[
-        bool, typer.Option("--host-engine", help="Try the command out on this CPU, on a toy: no measurement.")
+        bool,
+        typer.Option("--host-engine", help="Try the command out on this CPU, on a toy, one round: no measurement."),
     ] = False,
     run_folder: Annotated[
         Path | None, typer.Option("--run-folder", metavar="DIR", help="For the servers' logs and dumps.")
@@ -48,8 +51,10 @@ def serving(
     from gemma4_repro.serving_bench.plan import make_plan
     from gemma4_triage.report.serving_bench_view import print_serving_bench
 
+    if host_engine:
+        _refuse_ignored({"--model": model, "--rounds": rounds})
     try:
-        plan = make_plan(load, tuple(read_words("--model", model)), rounds, host_engine, 60 * max_minutes)
+        plan = make_plan(load, tuple(read_words("--model", model)), rounds or 7, host_engine, 60 * max_minutes)
     except UnknownName as error:
         raise UsageMistake(str(error), error.hint) from error
     refuse_existing(out, force)
@@ -61,6 +66,14 @@ def serving(
         raise for_user(error) from error
     deliver(KIND, document, print_serving_bench, out, as_json)
     raise typer.Exit(exit_code(document, interrupted))
+
+
+def _refuse_ignored(options: dict[str, Any]) -> None:
+    for option, value in options.items():
+        if value is not None:
+            raise UsageMistake(
+                f"--host-engine leaves nothing to {option}: it is one round on a toy", f"leave {option} out"
+            )
 
 
 def _measure(plan: ServingPlan, run_folder: Path | None) -> tuple[dict[str, Any], bool]:

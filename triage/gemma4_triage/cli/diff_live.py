@@ -143,7 +143,7 @@ def patches(
     IDS are those of GEMMA4_TRIAGE_PATCHES: none, default, default,+ID,-ID. A token that differs is let pass if the base
     was of two minds: both tokens closer than the tolerance. Which patches of the difference did their work is said; a
     patch that serves no prompts' logprobs, as yoco, is compared by the answers' alone. Exits 0 if all is equal, 1 if
-    something differs, crashes or leaves more dumps, 2 for a name that is not known, 3 if no engine runs here, 5 if no
+    something differs, crashes or leaves more dumps, 2 for a name that is not known or equal sets, 3 without an engine, 5 if no
     base run came to its end, or if all is equal and none of these patches did its work.
     """
     faults = tuple(fault or ())
@@ -157,6 +157,11 @@ def patches(
         attached(base)
         attached(with_, faults)
         compared.extend(differing(Side("base", "", False, base), Side("with", "", False, with_, faults)))
+        if not compared:
+            raise UsageMistake(
+                f"--base {base!r} and --with {with_!r} are the same patches, and there is no --fault",
+                "name with --with what is to be judged, as default,+ID or default,-ID",
+            )
         made = []
         for backend in read_backends(backends):
             for on in read_mtp(mtp, scenario):

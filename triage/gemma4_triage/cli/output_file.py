@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from gemma4_triage.cli.output import JSON_SCHEMA_VERSION, say
@@ -14,7 +16,8 @@ from gemma4_triage.errors import EnvironmentCannot, UsageMistake
 def refuse_existing(path: Path | None, force: bool) -> None:
     """Before the work starts.
 
-    Raises UsageMistake if `path` exists without `force`, is something else than a file, or its folder is not there.
+    Raises UsageMistake if `path` exists without `force`, is something else than a file, or its folder is not there, and
+    EnvironmentCannot if that folder takes no file.
     """
     if path is None:
         return
@@ -25,6 +28,15 @@ def refuse_existing(path: Path | None, force: bool) -> None:
         raise UsageMistake(f"{path} exists", "name another file, or overwrite it with --force")
     if not os.path.isdir(path.absolute().parent):
         raise UsageMistake(f"{path} cannot be a file here", "name a file in a folder that exists")
+    try:
+        with suppress(FileNotFoundError):
+            # A name that is too long for the file system.
+            path.lstat()
+        # Tried, because root may write where the permissions say otherwise, and nobody may to /proc.
+        with TemporaryFile(dir=path.absolute().parent):
+            pass
+    except OSError as error:
+        raise _unwritable(path, error) from error
 
 
 def refuse_other_than_svg(path: Path | None) -> None:
@@ -47,5 +59,9 @@ def write_text(path: Path, text: str) -> None:
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise EnvironmentCannot(f"{path} cannot be written: {error.strerror}", "name another file") from error
+        raise _unwritable(path, error) from error
     say(f"Wrote {path}")
+
+
+def _unwritable(path: Path, error: OSError) -> EnvironmentCannot:
+    return EnvironmentCannot(f"{path} cannot be written: {error.strerror}", "name another file")
