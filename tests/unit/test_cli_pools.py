@@ -57,6 +57,23 @@ def test_what_a_cut_last_node_would_hold_is_said_beside(cli):
         assert json.loads(cli("--config", CONFIG, *KV, *more, "--json")[1])["load"]["with_split_leaf"] is None
 
 
+@pytest.mark.parametrize(
+    ("more", "remark"),
+    [
+        (("--release-leaf-lock",), "SGLANG_OPT_SWA_RELEASE_LEAF_LOCK_AFTER_WINDOW: a prompt's last nodes"),
+        (("--drop-page-margin",), "SGLANG_OPT_SWA_EVICT_DROP_PAGE_MARGIN: each request keeps a page less"),
+        (("--evict-multiplier", "0", "--page-size", "1"), "an eviction interval of one step"),
+    ],
+)
+def test_a_setting_that_the_counts_do_not_show_is_said(cli, more, remark):
+    code, out, _ = cli("--config", CONFIG, *KV, *more)
+    assert code == 0
+    assert f"  {remark}" in out
+    assert remark not in cli("--config", CONFIG, *KV)[1]
+    document = json.loads(cli("--config", CONFIG, *KV, *more, "--json")[1])
+    assert [found.startswith(remark) for found in document["remarks"]] == [True]
+
+
 def test_a_ratio_that_holds_less_is_a_finding(cli):
     code, out, _ = cli("--config", CONFIG, *KV, *LOAD, "--ratio", "0.8")
     assert code == 1

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -49,6 +50,55 @@ def formula(one: Start, window: int | None = None) -> tuple[float, float]:
     fits = (one.available_bytes - one.cell.swa * chunk) / (one.cell.full * length + one.cell.swa * window)
     requests = min(one.requests or SGLANG_MOST_REQUESTS, fits)
     return requests, min(1.0, (requests * window + chunk) / (requests * length)) if requests > 0 else 1.0
+
+
+class TestRemarks:
+    """Settings that the counts leave out, or that make them what nobody would expect."""
+
+    EARLY = (
+        ("release_leaf_lock", "SGLANG_OPT_SWA_RELEASE_LEAF_LOCK_AFTER_WINDOW"),
+        ("drop_page_margin", "SGLANG_OPT_SWA_EVICT_DROP_PAGE_MARGIN"),
+    )
+
+    @pytest.mark.parametrize(("field", "variable"), EARLY)
+    @pytest.mark.parametrize("changes", [{}, {"context": 1000, "requests": 1}], ids=["chosen", "kept"])
+    def test_what_gives_back_earlier_is_said_and_not_counted(self, field, variable, changes):
+        plain = choose(start(**changes))
+        choice = choose(start(serving=Serving(1024, **{field: True}), **changes))
+        assert variable not in plain.why
+        assert choice.why.startswith(f"{plain.why}; {variable}: ")
+        assert choice.sizes == plain.sizes
+
+    def test_no_leaf_is_locked_without_a_prefix_cache(self):
+        assert Serving(1024, prefix_cache=False, release_leaf_lock=True).remarks == ()
+
+    @pytest.mark.parametrize(
+        ("page", "multiplier", "said"), [(1, 0.0, True), (1, 0.001, True), (1, 0.002, False), (16, 0.0, False)]
+    )
+    def test_an_interval_of_one_step_is_the_reason_for_counting_all_output(self, page, multiplier, said):
+        serving = Serving(1024, page_size=page, evict_multiplier=multiplier)
+        assert any("an eviction interval of one step" in remark for remark in serving.remarks) is said
+        assert (serving.swa_tokens(100, 7900) == serving.full_tokens(8000)) is said
+
+    def test_what_was_given_is_kept_without_a_word_on_counts(self):
+        one = start(ratio_given=True, serving=Serving(1024, drop_page_margin=True))
+        assert choose(one).why == "0.8 kept: given by the user"
+
+    @pytest.mark.parametrize(("field", "variable"), EARLY)
+    def test_a_server_reads_them_where_sglang_does(self, monkeypatch, field, variable):
+        from gemma4_runtime.optimisations.swa_ratio_policy import _serving
+
+        arguments = SimpleNamespace(
+            chunked_prefill_size=8192,
+            page_size=1,
+            disable_overlap_schedule=False,
+            speculative_num_draft_tokens=None,
+            disable_radix_cache=False,
+        )
+        config = SimpleNamespace(hf_text_config=SimpleNamespace(sliding_window=1024))
+        assert _serving(arguments, config) == Serving(1024)
+        monkeypatch.setenv(variable, "true")
+        assert _serving(arguments, config) == Serving(1024, **{field: True})
 
 
 class TestPublished:

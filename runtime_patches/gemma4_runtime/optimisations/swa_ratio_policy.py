@@ -81,6 +81,8 @@ def _serving(arguments: Any, config: Any) -> Serving:
         evict_multiplier=float(envs.SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER.get()),
         prefix_cache=not arguments.disable_radix_cache,
         split_leaf=bool(envs.SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT.get()),
+        release_leaf_lock=bool(envs.SGLANG_OPT_SWA_RELEASE_LEAF_LOCK_AFTER_WINDOW.get()),
+        drop_page_margin=bool(envs.SGLANG_OPT_SWA_EVICT_DROP_PAGE_MARGIN.get()),
     )
 
 

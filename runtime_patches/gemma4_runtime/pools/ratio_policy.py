@@ -19,7 +19,7 @@ SGLang's ratio stays if the user gave one, if nothing was said about the load, o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gemma4_runtime.pools.arithmetic import PoolSizes, TokenBytes, pool_sizes
 from gemma4_runtime.pools.demand import Demand, Fit, demand, fit
@@ -63,6 +63,11 @@ def choose(start: Start) -> Choice:
     kept = _kept_unasked(start)
     if kept is not None:
         return _keep(start, kept)
+    choice = _work_out(start)
+    return replace(choice, why="; ".join((choice.why, *start.serving.remarks)))
+
+
+def _work_out(start: Start) -> Choice:
     requests = start.requests or SGLANG_MOST_REQUESTS
     need = demand([Workload(requests, *start.serving.worst_split(start.context))], start.serving)
     least = least_swa_tokens(start, need)

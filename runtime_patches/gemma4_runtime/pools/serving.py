@@ -31,7 +31,9 @@ class Serving:
     window: W, `sliding_window` of the config. chunk: --chunked-prefill-size. chunks_in_flight: 2 with overlap
     scheduling, else 1. draft_tokens: --speculative-num-draft-tokens, 0 without MTP. evict_multiplier:
     SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER, in windows. prefix_cache: no --disable-radix-cache. split_leaf:
-    SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT, which cuts the last node of a prompt to a window.
+    SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT, which cuts the last node of a prompt to a window. release_leaf_lock,
+    drop_page_margin: SGLANG_OPT_SWA_RELEASE_LEAF_LOCK_AFTER_WINDOW and SGLANG_OPT_SWA_EVICT_DROP_PAGE_MARGIN, which
+    give back earlier: not counted, but remarked on.
     """
 
     window: int
@@ -42,6 +44,8 @@ class Serving:
     evict_multiplier: float = 1.0
     prefix_cache: bool = True
     split_leaf: bool = False
+    release_leaf_lock: bool = False
+    drop_page_margin: bool = False
 
     def swa_tokens(self, prompt: int, output: int) -> int:
         """The most that one request holds from its last chunk on, in whole pages; all of a load may do so at once.
@@ -54,8 +58,7 @@ class Serving:
             request   = locked + min(own, output)
 
         It is a bound, and not what is seen, where the last chunk covers a window (in a batch nobody chooses where a
-        chunk ends), where drafts are rejected, and with SGLANG_OPT_SWA_RELEASE_LEAF_LOCK_AFTER_WINDOW or
-        SGLANG_OPT_SWA_EVICT_DROP_PAGE_MARGIN, which are off unless asked for and give back earlier.
+        chunk ends), where drafts are rejected, and where `remarks` says that KV is given back earlier.
         """
         end = self.full_tokens(prompt + output)
         if not self.prefix_cache:
@@ -82,6 +85,27 @@ class Serving:
     def admission_budget(self, prompt: int) -> int:
         """schedule_policy.py, `_swa_budget_for_req`: more than this has to be left."""
         return max(self.whole_pages(min(prompt, self.chunk)), self._reach) + self.page_size
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What whoever reads the counts has to know of these settings, in words."""
+        found = []
+        if self._interval == 1:
+            found.append(
+                "an eviction interval of one step (a page, or SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER times the window "
+                "if that is more): SGLang then gives no window back before a request ends, and all of its output is counted"
+            )
+        if self.release_leaf_lock and self.prefix_cache:
+            found.append(
+                "SGLANG_OPT_SWA_RELEASE_LEAF_LOCK_AFTER_WINDOW: a prompt's last nodes are given back after a window of "
+                "decode steps; counted as if they were kept"
+            )
+        if self.drop_page_margin:
+            found.append(
+                "SGLANG_OPT_SWA_EVICT_DROP_PAGE_MARGIN: each request keeps a page less than is counted, and a finished "
+                "one may leave no sliding KV for the next prompt that begins alike"
+            )
+        return tuple(found)
 
     @property
     def own_most(self) -> int:

@@ -25,9 +25,7 @@ def serving(
     model: Annotated[
         str | None, typer.Option("--model", metavar="IDS", help="Of the load's models; default: all of them.")
     ] = None,
-    rounds: Annotated[
-        int | None, typer.Option("--rounds", min=3, help="Bursts per arm and shape; default: 7.")
-    ] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=3, help="Bursts per arm and shape; default: 7.")] = None,
     max_minutes: MaxMinutes = 9.0,
     host_engine: Annotated[
         bool,

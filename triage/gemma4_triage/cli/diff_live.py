@@ -143,8 +143,8 @@ def patches(
     IDS are those of GEMMA4_TRIAGE_PATCHES: none, default, default,+ID,-ID. A token that differs is let pass if the base
     was of two minds: both tokens closer than the tolerance. Which patches of the difference did their work is said; a
     patch that serves no prompts' logprobs, as yoco, is compared by the answers' alone. Exits 0 if all is equal, 1 if
-    something differs, crashes or leaves more dumps, 2 for a name that is not known or equal sets, 3 without an engine, 5 if no
-    base run came to its end, or if all is equal and none of these patches did its work.
+    something differs, crashes or leaves more dumps, 2 for a name that is not known or equal sets, 3 if no engine runs
+    here, 5 if no base run came to its end, or if all is equal and none of these patches did its work.
     """
     faults = tuple(fault or ())
     pairs: list[tuple[str, str]] = []

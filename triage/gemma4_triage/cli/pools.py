@@ -85,6 +85,13 @@ def pools(
             "--split-leaf", help="SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT=1: a prompt keeps a window, not its last chunk."
         ),
     ] = False,
+    release_leaf_lock: Annotated[
+        bool,
+        typer.Option("--release-leaf-lock", help="SGLANG_OPT_SWA_RELEASE_LEAF_LOCK_AFTER_WINDOW=1: said, not counted."),
+    ] = False,
+    drop_page_margin: Annotated[
+        bool, typer.Option("--drop-page-margin", help="SGLANG_OPT_SWA_EVICT_DROP_PAGE_MARGIN=1: said, not counted.")
+    ] = False,
     context_length: Annotated[
         int | None,
         typer.Option("--context-length", min=1, metavar="N", help="As of the server: asks what swa-ratio-policy does."),
@@ -131,6 +138,8 @@ def pools(
             *(shape.window, page_size, chunk, chunks_in_flight, draft_tokens, evict_multiplier),
             prefix_cache=not disable_radix_cache,
             split_leaf=split_leaf,
+            release_leaf_lock=release_leaf_lock,
+            drop_page_margin=drop_page_margin,
         )
         owners = token_bytes(shape, KV_DTYPE_BYTES[kv_dtype], tp, owners_only=True)
         cell = owners if owner_only else token_bytes(shape, KV_DTYPE_BYTES[kv_dtype], tp)

@@ -34,6 +34,7 @@ def pools_document(plan: Plan, memory: Memory, owner_only: bool, start: AtStart)
         "draft_tokens": serving.draft_tokens,
         "prefix_cache": serving.prefix_cache,
         "split_leaf": serving.split_leaf,
+        "remarks": list(serving.remarks),
         "ratio": plan.sizes.ratio,
         "full_tokens": plan.sizes.full_tokens,
         "swa_tokens": plan.sizes.swa_tokens,

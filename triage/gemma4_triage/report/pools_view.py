@@ -52,6 +52,8 @@ def print_plan(console: Console, plan: Plan, memory: Memory, owner_only: bool, s
         times = owners.full_tokens / sizes.full_tokens if sizes.full_tokens else 0.0
         counts = f"{owners.full_tokens} full and {owners.swa_tokens} SWA tokens, {times:.2f} times as many"
         _line(console, Text(f"  with owner-only-kv: {counts}"))
+    for remark in plan.serving.remarks:
+        _line(console, Text(f"  {remark}"))
     if start.policy is not None:
         _line(console, Text(f"  swa-ratio-policy at this start: {start.policy.why}"))
     if plan.need is not None:
