@@ -93,7 +93,7 @@ class Serving:
         if self._interval == 1:
             found.append(
                 "an eviction interval of one step (a page, or SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER times the window "
-                "if that is more): SGLang then gives no window back before a request ends, and all of its output is counted"
+                "if that is more): SGLang then gives no window back before a request ends; all of its output is counted"
             )
         if self.release_leaf_lock and self.prefix_cache:
             found.append(
