@@ -137,3 +137,20 @@ def test_rows_of_another_bench_are_not_drawn(cli, tmp_path, repository):
     assert code == 2
     assert "holds no rows of bench probes or bench kernels" in err
     assert not (tmp_path / "x.svg").exists()
+
+
+def test_rows_of_one_op_by_itself_are_named_as_such(cli, tmp_path, repository):
+    rows = min((repository / "kernels" / "bench" / "rows").glob("page_guard_*.json"))
+    code, _, err = cli("bench", "plot", rows, "--out", tmp_path / "x.svg")
+    assert code == 2
+    assert "holds rows of the op 'page_guard' by itself, as a script of kernels/bench writes them" in err
+    assert "bench probes --out writes what is drawn" in err
+    assert not (tmp_path / "x.svg").exists()
+
+
+@pytest.mark.parametrize("text", ["[]", "7", '"op"', "null", '{"op": "page_guard", "kind": "bench-kernels"}'])
+def test_what_is_no_document_of_rows(cli, tmp_path, text):
+    (tmp_path / "rows.json").write_text(text)
+    code, _, err = cli("bench", "plot", tmp_path / "rows.json", "--out", tmp_path / "x.svg")
+    assert code == 2
+    assert "cannot be read as rows" in err

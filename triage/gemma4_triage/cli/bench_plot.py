@@ -13,7 +13,7 @@ from gemma4_triage.cli.output_file import refuse_existing, refuse_other_than_svg
 from gemma4_triage.errors import UsageMistake
 
 _PROBES, _KERNELS = "bench-probes", "bench-kernels"
-_WRITER = "gemma4-triage bench probes --out writes them, and bench kernels --out"
+_WRITER = "gemma4-triage bench probes --out writes what is drawn, and bench kernels --out"
 
 
 def plot(
@@ -66,6 +66,9 @@ def _lacks(error: Exception) -> str:
 def _read(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
+        if "kind" not in document and isinstance(document.get("op"), str):
+            of = f"rows of the op {document['op'][:40]!r} by itself, as a script of kernels/bench writes them"
+            raise UsageMistake(f"{path} holds {of}", f"they are not drawn; {_WRITER}")
         kind, found = document["kind"], document["rows"]
         drawn = kind in (_PROBES, _KERNELS) and bool(found)
         measurement = kind != _PROBES or document["measurement"]
@@ -73,7 +76,7 @@ def _read(path: Path) -> dict[str, Any]:
         _ = document["versions"]
         if not isinstance(document["device"], str):
             raise TypeError("its device is no text")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise UsageMistake(f"{path} cannot be read as rows: {_lacks(error)}", _WRITER) from error
     if not drawn:
         raise UsageMistake(f"{path} holds no rows of bench probes or bench kernels", _WRITER)
