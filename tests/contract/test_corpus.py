@@ -1,6 +1,7 @@
 """The corpus is complete: every record is listed, and every name that it uses exists."""
 
 import importlib
+import json
 import pkgutil
 import shlex
 from pathlib import Path
@@ -16,6 +17,7 @@ from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import read_settings
+from gemma4_triage.report.corpus_document import case_list
 
 PROBES = {patch.id for patch in CATALOG if patch.finds}
 INJECTABLE = {patch.id for patch in CATALOG if patch.kind is Kind.FAULT}
@@ -32,6 +34,15 @@ def test_it_is_as_large_as_promised():
     assert len(FAULTS) >= 14
     assert len(CLEAN) >= 4
     assert len({case.id for case in (*CASES, *LOGIT_FAULTS)}) == len(CASES) + len(LOGIT_FAULTS)
+
+
+@pytest.mark.parametrize("part", ["faults", "clean", "logit_faults"])
+def test_the_committed_run_is_of_the_corpus_as_it_is(part):
+    """If this fails: the two commands at the top of docs/make_corpus_matrix.py."""
+    committed = json.loads((Path(__file__).parents[2] / "docs" / "corpus_matrix.json").read_text(encoding="utf-8"))
+    listed = json.loads(json.dumps(case_list(FAULTS, CLEAN, LOGIT_FAULTS)))[part]
+    assert [{name: row.get(name) for name in case} for row, case in zip(committed[part], listed, strict=True)] == listed
+    assert committed["exit_code"] == 0
 
 
 def test_every_fault_of_the_runtime_is_in_the_corpus():
