@@ -286,8 +286,8 @@ FIXES: tuple[Patch, ...] = (
             proof=("tests/unit/test_vision_hf_exact.py", "tests/engine/test_vision_live.py"),
         ),
         attachments=(
-            Hook("gemma4.image_feature", How.AROUND, f"{_AT}.vision_hf_exact:around_image_feature"),
-            Hook("gemma4.video_feature", How.AROUND, f"{_AT}.vision_hf_exact:around_video_feature"),
+            Hook("gemma4.image_feature", How.AROUND, f"{_AT}.vision_hf_exact:around_feature"),
+            Hook("gemma4.video_feature", How.AROUND, f"{_AT}.vision_hf_exact:around_feature"),
             Hook("gemma4.vision_attention", How.AROUND, f"{_AT}.vision_hf_exact:around_attention"),
             Hook("scheduler.internal_state", How.AFTER, f"{_AT}.vision_hf_exact:after_internal_state"),
         ),

@@ -256,8 +256,8 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             switches=("GEMMA4_TRIAGE_VISION_BUDGET_MB",),
         ),
         attachments=(
-            Hook("gemma4.image_feature", How.AROUND, f"{_AT}.vision_features:around_image_feature"),
-            Hook("gemma4.video_feature", How.AROUND, f"{_AT}.vision_features:around_video_feature"),
+            Hook("gemma4.image_feature", How.AROUND, f"{_AT}.vision_features:around_feature"),
+            Hook("gemma4.video_feature", How.AROUND, f"{_AT}.vision_features:around_feature"),
             Hook("gemma4.vision_attention", How.AROUND, f"{_AT}.vision_features:around_attention"),
             Hook("gemma4.vision_positions", How.AROUND, f"{_AT}.vision_features:around_position_embeddings"),
             Hook("gemma4.vision_pooling", How.AROUND, f"{_AT}.vision_features:around_pooling"),

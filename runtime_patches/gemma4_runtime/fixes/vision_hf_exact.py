@@ -18,17 +18,18 @@ from gemma4_runtime.vision.eligible import EXACT, packing_reason
 from gemma4_runtime.vision.encode import features, slots_for, tower_in_force
 from gemma4_runtime.vision.packed import Packing, attend_packed
 
-__all__ = ["after_internal_state", "around_attention", "around_image_feature", "around_video_feature"]
+__all__ = ["after_internal_state", "around_attention", "around_feature"]
 
 
-def around_image_feature(original: Callable[..., Any], model: Any, items: list[Any]) -> Tensor:
-    """Around `get_image_feature`: soft tokens [N, H] of all items in their order. `vision-batching` is ahead of it."""
-    return _around(original, model, items, "image_position_ids")
+def around_feature(original: Callable[..., Any], model: Any, items: list[Any]) -> Tensor:
+    """Around `get_image_feature` and `get_video_feature`: soft tokens [N, H] of all items in their order.
 
-
-def around_video_feature(original: Callable[..., Any], model: Any, items: list[Any]) -> Tensor:
-    """Around `get_video_feature`, the same for frames."""
-    return _around(original, model, items, "video_position_ids")
+    `vision-batching` is ahead of it.
+    """
+    slots = slots_for(EXACT, packing_reason, model, items)
+    if slots is None:
+        return original(model, items)
+    return features(model, slots, tower_in_force(model.vision_tower), lambda frame: 1)
 
 
 def around_attention(
@@ -38,10 +39,3 @@ def around_attention(
     if isinstance(mask, Packing):
         return attend_packed(attention, hidden, cos, sin, mask)
     return original(attention, hidden, cos, sin, mask)
-
-
-def _around(original: Callable[..., Any], model: Any, items: list[Any], attribute: str) -> Tensor:
-    slots = slots_for(EXACT, packing_reason, model, items, attribute)
-    if slots is None:
-        return original(model, items)
-    return features(model, slots, tower_in_force(model.vision_tower), lambda frame: 1)

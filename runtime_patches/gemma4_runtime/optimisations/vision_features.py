@@ -18,14 +18,13 @@ from gemma4_runtime.vision.encode import features, slots_for, tower_in_force
 from gemma4_runtime.vision.walk import Frame
 
 
-def around_image_feature(original: Callable[..., Any], model: Any, items: list[Any]) -> Tensor:
-    """Around `get_image_feature`: soft tokens [N, H] of all items in their order."""
-    return _around(original, model, items, "image_position_ids")
-
-
-def around_video_feature(original: Callable[..., Any], model: Any, items: list[Any]) -> Tensor:
-    """Around `get_video_feature`, the same for frames."""
-    return _around(original, model, items, "video_position_ids")
+def around_feature(original: Callable[..., Any], model: Any, items: list[Any]) -> Tensor:
+    """Around `get_image_feature` and `get_video_feature`: soft tokens [N, H] of all items in their order."""
+    slots = slots_for(BATCHING, batching_reason, model, items)
+    if slots is None:
+        return original(model, items)
+    PATHS.took(BATCHING, BATCHED)
+    return features(model, slots, tower_in_force(model.vision_tower), partial(_frames_per_call, model))
 
 
 def around_attention(
@@ -67,14 +66,6 @@ def around_pooling(
     each = [original(pooler, *one, length) for one in zip(x.split(1), patch_positions.split(1), strict=True)]
     pooled, masks = zip(*each, strict=True)
     return torch.cat(pooled), torch.cat(masks)
-
-
-def _around(original: Callable[..., Any], model: Any, items: list[Any], attribute: str) -> Tensor:
-    slots = slots_for(BATCHING, batching_reason, model, items, attribute)
-    if slots is None:
-        return original(model, items)
-    PATHS.took(BATCHING, BATCHED)
-    return features(model, slots, tower_in_force(model.vision_tower), partial(_frames_per_call, model))
 
 
 def _frames_per_call(model: Any, frame: Frame) -> int:

@@ -21,9 +21,7 @@ Limit = Callable[[Frame], int]
 """How many frames of this shape one call may have, 1 or more."""
 
 
-def slots_for(
-    op: str, reason_of: Callable[[Any], str | None], model: Any, items: list[Any], attribute: str
-) -> list[Slot] | None:
+def slots_for(op: str, reason_of: Callable[[Any], str | None], model: Any, items: list[Any]) -> list[Slot] | None:
     """What the patch `op` has to encode; None where SGLang's own function is to do it, with the reason on record."""
     if not switched_on(op):
         return None
@@ -31,7 +29,7 @@ def slots_for(
         PATHS.took(op, reason)
         return None
     try:
-        return walk(items, attribute, model.config.text_config.hidden_size)
+        return walk(items, model.config.text_config.hidden_size)
     except NoPositions:
         PATHS.took(op, "pixels without positions")
         return None

@@ -32,19 +32,19 @@ class NoPositions(ValueError):
     """Pixels without positions; SGLang's own function says what is missing."""
 
 
-def walk(items: Iterable[Any], attribute: str, hidden_size: int) -> list[Slot]:
+def walk(items: Iterable[Any], hidden_size: int) -> list[Slot]:
     """What stands where, as `Gemma4ForConditionalGeneration.get_image_feature` and `get_video_feature` find it.
 
-    attribute: of the items, that holds positions. hidden_size: of the language model; a tensor of this width is taken
-    for embedded, as in SGLang.
+    hidden_size: of the language model; a tensor of this width is taken for embedded, as in SGLang.
 
     Raises:
         NoPositions: pixels have none.
     """
-    return [slot for item in items for slot in _slots(item, attribute, hidden_size)]
+    return [slot for item in items for slot in _slots(item, hidden_size)]
 
 
-def _slots(item: Any, attribute: str, hidden_size: int) -> Iterator[Slot]:
+def _slots(item: Any, hidden_size: int) -> Iterator[Slot]:
+    attribute = "video_position_ids" if item.is_video() else "image_position_ids"
     positions = flatten_nested_list([getattr(item, attribute, None)])
     for index, pixels in enumerate(flatten_nested_list([item.feature])):
         if pixels.dim() in (2, 3) and pixels.shape[-1] == hidden_size:
