@@ -1,18 +1,21 @@
 """`bench serving`: its plans, rows and aims from made-up bursts, and the command's refusals."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gemma4_repro.bench.server_arguments import command_words
 from gemma4_repro.errors import UnknownName
 from gemma4_repro.serving_bench.agree import answer_record, difference, tolerance
 from gemma4_repro.serving_bench.client import Burst
 from gemma4_repro.serving_bench.loads import LOADS
 from gemma4_repro.serving_bench.measure import Measured
-from gemma4_repro.serving_bench.plan import OWNERS_ONLY, make_plan, schedule, server_arguments
+from gemma4_repro.serving_bench.plan import ACCEPTED, OWNERS_ONLY, make_plan, schedule, server_arguments
 from gemma4_repro.serving_bench.rows import build_rows, judge_targets
+from gemma4_repro.step_bench.model_sizes import SIZES, assistant_text
 from gemma4_repro.step_bench.plan import MARGIN, MOST_RELATIVE
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.selection import select
@@ -53,7 +56,7 @@ class TestPlan:
             chosen = {patch.id for patch in select(read_settings())}
             for name in arm.environment:
                 monkeypatch.delenv(name)
-            assert (arm.id == "none") is not bool(chosen)
+            assert (arm.id in ("none", "no-mtp")) is not bool(chosen)
             assert ("owner-only-kv" in chosen) is (arm.id in OWNERS_ONLY)
             if arm.id in {patch.id for patch in CATALOG}:
                 assert chosen == {arm.id}
@@ -89,6 +92,31 @@ class TestPlan:
                 longest = shape.prompt_tokens + 300 * shape.pictures + shape.new_tokens
                 assert longest < min(arguments["context_length"], plan.load.pool_tokens)
                 assert shape.requests <= arguments["max_running_requests"]
+
+    def test_arms_draft_or_not_and_overlap_or_not(self, tmp_path):
+        plan = plan_of("mtp")
+        common = server_arguments(plan, tmp_path / "e2b")
+        words = {arm.id: command_words({**common, **arm.arguments}) for arm in plan.arms_of("e2b")}
+        assert [name for name, found in words.items() if "--speculative-algorithm" not in found] == ["no-mtp"]
+        assert not any(word.startswith("--speculative") for word in words["no-mtp"])
+        assert [name for name, found in words.items() if "--disable-overlap-schedule" in found] == ["v2-sync"]
+        place = words["v2"].index("--speculative-draft-model-path")
+        assert words["v2"][place + 1] == str(tmp_path / "e2b-assistant")
+        settled = {arm.environment.get("SGLANG_SIMULATE_ACC_LEN") for arm in plan.arms_of("e2b")}
+        assert settled == {str(ACCEPTED)}
+
+    def test_on_the_host_engine_drafts_are_the_toys_own(self):
+        plan = plan_of("mtp", host=True)
+        assert [arm.id for arm in plan.arms_of("toy-e4b")] == ["none", "v2"]
+        assert not any("SGLANG_SIMULATE_ACC_LEN" in arm.environment for arm in plan.arms_of("toy-e4b"))
+
+    @pytest.mark.parametrize("size", ["e2b", "e4b"])
+    def test_an_assistant_reads_the_targets_kv(self, size):
+        target = SIZES[size].text_config(SIZES[size].layers)
+        text = assistant_text(target)
+        assert (text["head_dim"], text["global_head_dim"], text["vocab_size"]) == (256, 512, 262144)
+        assert text["num_key_value_heads"] == target["num_key_value_heads"]
+        assert text["hidden_size"] < target["hidden_size"]
 
     @pytest.mark.parametrize(
         ("words", "said"),
@@ -134,6 +162,19 @@ class TestRows:
         assert row["tokens_per_s"] == pytest.approx(1000 / 0.515, abs=0.1)
         assert row["pictures_per_s"] is None
         assert rows["16 x 7000/10", "none"]["speedup"]["median"] == 1
+
+    def test_drafts_are_counted_and_tokens_timed(self):
+        plan = plan_of("mtp", ["e2b"])
+        measured = measured_of(plan, {})
+        measured.bursts = [
+            replace(burst, tpot_s=(0.01, 0.02, 0.04), accepted=2.4 + burst.round / 10)
+            if burst.arm == "v2"
+            else replace(burst, tpot_s=())
+            for burst in measured.bursts
+        ]
+        rows = {row["arm"]: row for row in build_rows(plan, measured, "GPU") if row["shape"] == "1 x 200/128"}
+        assert (rows["v2"]["tpot_ms"]["median"], rows["v2"]["accepted"]) == (20, 2.7)
+        assert (rows["no-mtp"]["tpot_ms"], rows["no-mtp"]["accepted"]) == (None, None)
 
     def test_pictures_are_counted(self):
         plan = plan_of("pictures")

@@ -76,9 +76,11 @@ def host_arguments(pair: tuple[Path, Path], mtp: bool, batches: Sequence[int]) -
 
 
 def command_words(arguments: Mapping[str, Any]) -> list[str]:
-    """Command-line words; True is a bare flag, a list several words."""
+    """Command-line words; True is a bare flag, a list several words, None nothing."""
     words: list[str] = []
     for name, value in arguments.items():
+        if value is None:
+            continue
         words.append("--" + name.replace("_", "-"))
         if value is not True:
             words += [str(item) for item in (value if isinstance(value, list) else [value])]

@@ -29,7 +29,9 @@ _NO_TENSORS = base64.b64encode(pickle.dumps([])).decode()
 
 @dataclass(frozen=True)
 class Burst:
-    """ttft_s: of each request, from the burst's start to its first token. tokens: of all prompts and answers."""
+    """ttft_s: of each request, from the burst's start to its first token. tokens: of all prompts and answers. tpot_s:
+    of each request, from its first token to its last, per token after the first; empty where no answer has two.
+    accepted: tokens per verification, mean of the requests; None without MTP."""
 
     model: str
     shape: str
@@ -38,15 +40,14 @@ class Burst:
     wall_s: float
     ttft_s: tuple[float, ...]
     tokens: int
+    tpot_s: tuple[float, ...] = ()
+    accepted: float | None = None
 
 
 def load_weights(server: BenchServer, loader: str, limit_s: float = 60) -> None:
-    """Have the server call this one of its custom weight loaders. Raises ServerLost."""
-    server.ask(
-        "/update_weights_from_tensor",
-        {"serialized_named_tensors": [_NO_TENSORS], "load_format": loader, "flush_cache": True},
-        timeout_s=limit_s,
-    )
+    """Have the server call this one of its custom weight loaders on its model, not on a draft's. Raises ServerLost."""
+    body = {"serialized_named_tensors": [_NO_TENSORS], "load_format": loader, "flush_cache": True}
+    server.ask("/update_weights_from_tensor", body | {"disable_draft_model": True}, timeout_s=limit_s)
 
 
 def run_burst(
@@ -63,16 +64,31 @@ def run_burst(
     with ThreadPoolExecutor(len(bodies)) as pool:
         answers = list(pool.map(lambda body: _stream(server, body, started, limit_s), bodies))
     wall_s = time.perf_counter() - started
-    told = [info for _, info in answers]
+    told = [answer.info for answer in answers]
     if any(info["completion_tokens"] != shape.new_tokens for info in told):
         raise server.lost(f"answered with {[info['completion_tokens'] for info in told]} tokens")
     tokens = sum(info["prompt_tokens"] + info["completion_tokens"] for info in told)
-    first = tuple(ttft_s for ttft_s, _ in answers)
-    return Burst(model, shape.id, server.arm.id, number, wall_s, first, tokens)
+    rounds = [info["spec_verify_ct"] for info in told if info.get("spec_verify_ct")]
+    return Burst(
+        model,
+        shape.id,
+        server.arm.id,
+        number,
+        wall_s,
+        tuple(answer.first_s for answer in answers),
+        tokens,
+        tuple((answer.last_s - answer.first_s) / (shape.new_tokens - 1) for answer in answers if shape.new_tokens > 1),
+        # The first token is the prefill's.
+        len(told) * (shape.new_tokens - 1) / sum(rounds) if rounds else None,
+    )
 
 
 def median_ttft_s(burst: Burst) -> float:
     return statistics.median(burst.ttft_s)
+
+
+def median_tpot_s(burst: Burst) -> float:
+    return statistics.median(burst.tpot_s)
 
 
 def bodies_of(shape: Shape, number: int, folder: Path) -> list[dict[str, Any]]:
@@ -116,25 +132,34 @@ def _encode(server: BenchServer, shape: Shape, limit_s: float) -> dict[str, Any]
     return json.loads(lines[-1])
 
 
-def _stream(server: BenchServer, body: dict[str, Any], started: float, limit_s: float) -> tuple[float, dict[str, Any]]:
-    """Seconds from `started` to the first token, and what the last event told of the request."""
+@dataclass(frozen=True)
+class _Answer:
+    """Seconds from the burst's start to the first event and to the last, and what that one told of the request."""
+
+    first_s: float
+    last_s: float
+    info: dict[str, Any]
+
+
+def _stream(server: BenchServer, body: dict[str, Any], started: float, limit_s: float) -> _Answer:
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{server.url}/generate", json.dumps(body).encode(), headers)
-    ttft_s, info = None, None
+    first_s, last_s, info = None, 0.0, None
     try:
         with urllib.request.urlopen(request, timeout=limit_s) as answer:
             for line in answer:
                 if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
                     continue
+                last_s = time.perf_counter() - started
                 event = json.loads(line[len(b"data: ") :])
                 if "error" in event:
                     raise server.lost(f"/generate: {event['error']}")
-                ttft_s, info = ttft_s or time.perf_counter() - started, event["meta_info"]
+                first_s, info = first_s or last_s, event["meta_info"]
     except (urllib.error.URLError, OSError, ValueError) as error:
         raise server.lost(f"/generate: {error}") from error
-    if ttft_s is None or info is None:
+    if first_s is None or info is None:
         raise server.lost("/generate: the answer has no token")
-    return ttft_s, info
+    return _Answer(first_s, last_s, info)
 
 
 def _with_pictures(shape: Shape, seed: int, folder: Path) -> dict[str, Any]:

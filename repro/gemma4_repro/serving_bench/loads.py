@@ -49,6 +49,7 @@ class Load:
     """pictures: the models have their vision tower, and the servers their tokenizer. pool_tokens: of every server's
     larger KV pool; where `equal_bytes`, of the reference's, and an arm whose pools leave KV-shared layers out has as
     many as the same bytes hold. arguments: of every server. host: the shapes of a trial on a CPU, if there is one.
+    assistant: the servers draft by MTP, unless an arm's arguments take that away.
     """
 
     id: str
@@ -61,13 +62,19 @@ class Load:
     aims: tuple[Aim, ...] = ()
     pictures: bool = False
     equal_bytes: bool = False
+    assistant: bool = False
     host: tuple[Shape, ...] = ()
 
 
 def _arm(
-    id: str, title: str, patches: str, environment: Mapping[str, str] = MappingProxyType({}), smoke: bool = False
+    id: str,
+    title: str,
+    patches: str,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    smoke: bool = False,
+    arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> BenchArm:
-    return BenchArm(id, title, {_PATCHES: patches, **environment}, smoke=smoke)
+    return BenchArm(id, title, {_PATCHES: patches, **environment}, smoke=smoke, arguments=arguments)
 
 
 def _encoder(pictures: int) -> Shape:
@@ -79,6 +86,26 @@ def _encoder(pictures: int) -> Shape:
 _NONE = _arm(REFERENCE, "SGLang as shipped: the plugin is not loaded", "none", WITHOUT_PLUGIN, smoke=True)
 _DEFAULT = _arm("default", "all defaults of the patched runtime", "default")
 _GRAPHS = {"SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM": "1"}
+_V1 = BenchArm(
+    REFERENCE, "MTP as SGLang ships it, without overlap: the plugin is not loaded", dict(_NONE.environment), smoke=True
+)
+_V2 = {"SGLANG_FROZEN_KV_MTP_V2": "1"}
+_OVERLAP = {"disable_overlap_schedule": None}
+_NO_MTP = dict.fromkeys(
+    (
+        "speculative_algorithm",
+        "speculative_draft_model_path",
+        "speculative_num_steps",
+        "speculative_eagle_topk",
+        "speculative_num_draft_tokens",
+    )
+)
+# Short questions with long answers, and long texts with short ones.
+_TALK = tuple(
+    Shape(f"{requests} x {sizes[0]}/{sizes[1]}", requests, *sizes)
+    for sizes in ((200, 128), (2000, 64))
+    for requests in (1, 16, 64)
+)
 # On a B200, of the pull requests' own fast prefill: 3.45 s to 2.28 s and 4.22 s to 3.24 s.
 _PUBLISHED_YOCO = {"e2b": 1.51, "e4b": 1.30}
 
@@ -170,6 +197,33 @@ LOADS = {
             # is above all of them.
             arguments={"piecewise_cuda_graph_tokens": [128, 512, 1024, 2048]},
             aims=(Aim("first-token", "the first token comes earlier", "graphs", TTFT, ("1 x 128/2", "1 x 512/2"), {}),),
+        ),
+        Load(
+            "mtp",
+            "chats and summaries with MTP: overlap scheduling",
+            ("e2b", "e4b"),
+            (
+                _V1,
+                _arm("no-mtp", "SGLang as shipped, without MTP", "none", WITHOUT_PLUGIN, arguments=_NO_MTP | _OVERLAP),
+                _arm("v2-sync", "mtp-v2, step by step", "mtp-v2", _V2, arguments={"disable_overlap_schedule": True}),
+                _arm("v2", "mtp-v2, overlapped", "mtp-v2", _V2, smoke=True, arguments=_OVERLAP),
+                _arm("default", "all defaults, MTP without overlap", "default"),
+                _arm("default-v2", "all defaults, and mtp-v2, overlapped", "default", _V2, arguments=_OVERLAP),
+            ),
+            _TALK,
+            pool_tokens=147456,
+            aims=(
+                Aim(
+                    "faster-than-v1",
+                    "the load is served faster than by MTP as shipped",
+                    "v2",
+                    SPEEDUP,
+                    tuple(shape.id for shape in _TALK),
+                    {},
+                ),
+            ),
+            assistant=True,
+            host=(Shape("2 x 60/24", 2, 60, 24),),
         ),
     )
 }

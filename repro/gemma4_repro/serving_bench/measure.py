@@ -20,9 +20,9 @@ from gemma4_repro.errors import EnvironmentLacks
 from gemma4_repro.serving_bench.agree import HOST_TOLERANCE, answer_record, difference, tolerance
 from gemma4_repro.serving_bench.client import Burst, bodies_of, load_weights, run_burst, told_of
 from gemma4_repro.serving_bench.loads import HOST_MODEL, Shape
-from gemma4_repro.serving_bench.plan import LOADERS, ServingPlan, schedule, server_arguments
-from gemma4_repro.step_bench.model_sizes import SIZES, VOCABULARY
-from gemma4_repro.toys.locate import TARGET_NAME, toy_path
+from gemma4_repro.serving_bench.plan import LOADERS, ServingPlan, assistant_of, schedule, server_arguments
+from gemma4_repro.step_bench.model_sizes import SIZES, VOCABULARY, assistant_text
+from gemma4_repro.toys.locate import ASSISTANT_NAME, TARGET_NAME, toy_path
 
 _BURST_LIMIT_S = 120
 _START_SHARE = 0.75
@@ -75,12 +75,17 @@ def run_plan(plan: ServingPlan, folder: Path, tell: Callable[[str], None]) -> Me
 
 
 def _checkpoint(plan: ServingPlan, model: str, folder: Path) -> Path:
+    """The model's, and beside it its assistant's if the servers draft."""
     try:
         if plan.host_engine:
             return toy_path(TARGET_NAME)
         size = SIZES[model]
-        top = {"vision_config": _VISION} if plan.load.pictures else {}
-        return write_checkpoint(TARGET_NAME, folder / "models" / model, size.text_config(size.layers), top)
+        text = size.text_config(size.layers)
+        checkpoint = folder / "models" / model
+        if plan.load.assistant:
+            top = {"backbone_hidden_size": text["hidden_size"]}
+            write_checkpoint(ASSISTANT_NAME, assistant_of(checkpoint), assistant_text(text), top)
+        return write_checkpoint(TARGET_NAME, checkpoint, text, {"vision_config": _VISION} if plan.load.pictures else {})
     except FileNotFoundError as error:
         message, _, hint = str(error).rpartition("\n")
         raise EnvironmentLacks(message, hint) from error

@@ -12,13 +12,17 @@ from gemma4_repro.bench.arms import BenchArm
 from gemma4_repro.errors import UnknownName
 from gemma4_repro.serving_bench.loads import ENCODER_FILE, HOST_MODEL, LOADS, Load, Shape
 from gemma4_repro.step_bench.model_sizes import SIZES
+from gemma4_repro.toys.locate import ASSISTANT_NAME, toy_path
 
-OWNERS_ONLY = ("owner-only-kv", "without-yoco", "default", "default-graphs")
+OWNERS_ONLY = ("owner-only-kv", "without-yoco", "default", "default-graphs", "default-v2")
 """Arms whose pools leave out KV-shared layers."""
 PAGE = 64
 ENCODER_LINES = "encoder.jsonl"
 """In a server's folder."""
-_SPARE_TOKENS = 256
+_STEPS = 3
+ACCEPTED = 2.5
+"""Tokens per verification. Drawn weights would have every draft refused; SGLang can settle it by lot instead."""
+_EAGER_MTP = {"GEMMA4_TRIAGE_PATCHES": "default"}
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,10 @@ class ServingPlan:
         if self.load.pictures:
             times = {ENCODER_FILE: f"{{folder}}/{ENCODER_LINES}"}
             return tuple(replace(arm, environment={**arm.environment, **times}) for arm in self.arms)
+        if self.load.assistant:
+            # Eager MTP does not run on SGLang as shipped.
+            also = _EAGER_MTP if self.host_engine else {"SGLANG_SIMULATE_ACC_LEN": str(ACCEPTED)}
+            return tuple(replace(arm, environment={**arm.environment, **also}) for arm in self.arms)
         if not self.load.equal_bytes:
             return self.arms
         return tuple(replace(arm, arguments={"max_total_tokens": self._tokens(arm, model)}) for arm in self.arms)
@@ -86,6 +94,11 @@ def schedule(plan: ServingPlan, servers: tuple[str, ...], number: int) -> Iterat
         yield from ((shape, name) for name in draw.sample(servers, len(servers)))
 
 
+def assistant_of(checkpoint: Path) -> Path:
+    """The folder of a model's assistant."""
+    return checkpoint.with_name(f"{checkpoint.name}-assistant")
+
+
 def server_arguments(plan: ServingPlan, checkpoint: Path) -> dict[str, Any]:
     """SGLang's, the same for each arm but for what `arms_of` gives it."""
     most = max(shape.requests for shape in plan.shapes)
@@ -102,6 +115,15 @@ def server_arguments(plan: ServingPlan, checkpoint: Path) -> dict[str, Any]:
         "attention_backend": "trtllm_mha" if plan.host_engine else "triton",
         **({} if plan.load.pictures else {"skip_tokenizer_init": True}),
     }
+    if plan.load.assistant:
+        assistant = toy_path(ASSISTANT_NAME) if plan.host_engine else assistant_of(checkpoint)
+        common |= {
+            "speculative_algorithm": "NEXTN",
+            "speculative_draft_model_path": str(assistant),
+            "speculative_num_steps": _STEPS,
+            "speculative_eagle_topk": 1,
+            "speculative_num_draft_tokens": _STEPS + 1,
+        }
     if plan.host_engine:
         return common | {
             "device": "cpu",
@@ -123,7 +145,7 @@ def server_arguments(plan: ServingPlan, checkpoint: Path) -> dict[str, Any]:
         "mem_fraction_static": 0.88,
         "swa_full_tokens_ratio": 0.5,
         "chunked_prefill_size": 8192,
-        "cuda_graph_bs": sorted({1, most, *(size for size in (2, 4, 8, 12, 16, 24) if size < most)}),
+        "cuda_graph_bs": sorted({1, most, *(size for size in (2, 4, 8, 12, 16, 24, 32, 48) if size < most)}),
         **plan.load.arguments,
     }
 

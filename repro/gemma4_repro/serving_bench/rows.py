@@ -10,7 +10,7 @@ from typing import Any
 from gemma4_repro.bench.arms import REFERENCE
 from gemma4_repro.bench.quantiles import ratio_by_round, spread
 from gemma4_repro.bench.targets import MET, MISSED, NOT_MEASURED
-from gemma4_repro.serving_bench.client import Burst, median_ttft_s
+from gemma4_repro.serving_bench.client import Burst, median_tpot_s, median_ttft_s
 from gemma4_repro.serving_bench.loads import Aim, Shape
 from gemma4_repro.serving_bench.measure import Measured
 from gemma4_repro.serving_bench.plan import ServingPlan
@@ -23,9 +23,10 @@ def build_rows(plan: ServingPlan, measured: Measured, device: str) -> list[dict[
     """One per model, shape and arm that answered.
 
     wall_s: of a burst, first request to last token. ttft_ms: the median request's of each burst. tokens_per_s: of all
-    prompts and answers over the burst's time; pictures_per_s likewise, None without pictures. speedup, ttft_speedup:
-    the reference's over the arm's in the same round, the median over rounds with a 95% bootstrap interval; above 1 the
-    arm is faster. difference: of the answers.
+    prompts and answers over the burst's time; pictures_per_s likewise, None without pictures. tpot_ms: the median
+    request's of each burst, None where no answer has two tokens. accepted: tokens per verification, None without MTP.
+    speedup, ttft_speedup: the reference's over the arm's in the same round, the median over rounds with a 95% bootstrap
+    interval; above 1 the arm is faster. difference: of the answers.
     """
     answers = {(one["model"], one["shape"], one["arm"]): one for one in measured.answers}
     rows = []
@@ -46,6 +47,8 @@ def build_rows(plan: ServingPlan, measured: Measured, device: str) -> list[dict[
                         "wall_s": spread([burst.wall_s for burst in mine]),
                         "ttft_ms": spread([1000 * median_ttft_s(burst) for burst in mine]),
                         "tokens_per_s": round(statistics.median(burst.tokens / burst.wall_s for burst in mine), 1),
+                        "tpot_ms": _tpot_ms(mine),
+                        "accepted": _accepted(mine),
                         "pictures_per_s": _pictures_per_s(shape, mine),
                         "speedup": _ratio(of[REFERENCE], mine, lambda burst: burst.wall_s),
                         "ttft_speedup": _ratio(of[REFERENCE], mine, median_ttft_s),
@@ -109,6 +112,16 @@ def _bursts(measured: Measured, model: str, shape: str, arm: str) -> list[Burst]
 def _pictures_per_s(shape: Shape, bursts: Sequence[Burst]) -> float | None:
     pictures = shape.requests * shape.pictures
     return round(statistics.median(pictures / burst.wall_s for burst in bursts), 2) if pictures else None
+
+
+def _tpot_ms(bursts: Sequence[Burst]) -> dict[str, Any] | None:
+    timed = [1000 * median_tpot_s(burst) for burst in bursts if burst.tpot_s]
+    return spread(timed) if timed else None
+
+
+def _accepted(bursts: Sequence[Burst]) -> float | None:
+    known = [burst.accepted for burst in bursts if burst.accepted is not None]
+    return round(statistics.mean(known), 3) if known else None
 
 
 def _ratio(reference: Sequence[Burst], mine: Sequence[Burst], value: Any) -> dict[str, Any] | None:

@@ -81,3 +81,22 @@ SIZES = {
         ModelSize("31b", 6, 10, 0, _text(5376, 21504, 32, 16, 4, 1024, 0)),
     )
 }
+
+_OF_THE_TARGET = (
+    "head_dim",
+    "global_head_dim",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "num_global_key_value_heads",
+    "sliding_window",
+    "vocab_size",
+    "max_position_embeddings",
+)
+ASSISTANT_HIDDEN = 256
+
+
+def assistant_text(target: Mapping[str, Any]) -> dict[str, Any]:
+    """What an MTP assistant's text_config has of a target's; its four layers read the target's KV. Its own width is
+    ours: enough that a draft costs what its launches cost."""
+    own = {"hidden_size": ASSISTANT_HIDDEN, "intermediate_size": 4 * ASSISTANT_HIDDEN}
+    return {name: target[name] for name in _OF_THE_TARGET} | own

@@ -21,7 +21,7 @@ KIND = "bench-serving"
 
 
 def serving(
-    load: Annotated[str, typer.Argument(metavar="LOAD", help="prefill, long-context, pictures or graphs.")],
+    load: Annotated[str, typer.Argument(metavar="LOAD", help="prefill, long-context, pictures, graphs or mtp.")],
     model: Annotated[
         str | None, typer.Option("--model", metavar="IDS", help="Of the load's models; default: all of them.")
     ] = None,
@@ -41,9 +41,9 @@ def serving(
     """Send one load to servers with different patches, all on one GPU, and compare times and answers.
 
     prefill: 7000 tokens in, 10 out, for yoco. long-context: more than the KV pools hold, for owner-only-kv. pictures:
-    six to a request, for vision-batching. graphs: short prompts, for piecewise-multimodal. Models have their real
-    layers and dims and random weights. Needs a CUDA device and no network. Exits 1 if an answer is wrong, or an aim is
-    missed or could not be measured, 3 without CUDA.
+    six to a request, for vision-batching. graphs: short prompts, for piecewise-multimodal. mtp: chats and summaries
+    with drafts, for mtp-v2. Models have their real layers and dims and random weights. Needs a CUDA device and no
+    network. Exits 1 if an answer is wrong, or an aim is missed or could not be measured, 3 without CUDA.
     """
     from gemma4_repro.errors import ReproError, UnknownName
     from gemma4_repro.serving_bench.plan import make_plan
@@ -57,7 +57,9 @@ def serving(
         raise UsageMistake(str(error), error.hint) from error
     refuse_existing(out, force)
     if not host_engine:
-        need_cuda("bench serving", "run it on a GPU host; --host-engine tries prefill and long-context on this CPU")
+        need_cuda(
+            "bench serving", "run it on a GPU host; --host-engine tries prefill, long-context and mtp on this CPU"
+        )
     try:
         document, interrupted = _measure(plan, run_folder)
     except ReproError as error:

@@ -12,7 +12,7 @@ from gemma4_repro.bench.rows import HOST_DEVICE
 from gemma4_repro.serving_bench.ceiling import gemm_ceiling
 from gemma4_repro.serving_bench.loads import HOST_MODEL
 from gemma4_repro.serving_bench.measure import Measured
-from gemma4_repro.serving_bench.plan import ServingPlan, server_arguments
+from gemma4_repro.serving_bench.plan import ACCEPTED, ServingPlan, server_arguments
 from gemma4_repro.serving_bench.rows import build_rows, judge_targets, wrong_arms
 from gemma4_repro.step_bench.model_sizes import SIZES
 from gemma4_repro.step_bench.plan import MARGIN, MOST_RELATIVE
@@ -26,6 +26,9 @@ _METHOD = {
     "wall_s": "all requests of a shape at once, each on a connection of its own, by the client's clock: from the first "
     "request to the last token",
     "ttft_ms": "from the burst's start to a request's first token; the median request of each burst",
+    "tpot_ms": "from a request's first token to its last, per token after the first; the median request of each burst",
+    "accepted": "tokens of an answer after its first, per verification. Drawn weights would have every draft refused, "
+    f"so SGLang settles by lot how many are taken, {ACCEPTED} on average (SGLANG_SIMULATE_ACC_LEN); all arms alike",
     "speedup": "the time of none over the arm's in the same round: median over rounds, 95% bootstrap interval",
     "difference": "before an arm is timed, the log probabilities of tokens spread over the vocabulary, in the first "
     "place of each answer, are compared with those of none: root mean square difference over the standard deviation",
@@ -58,7 +61,10 @@ def serving_bench_document(
         "models": {model: _model(model) for model in plan.models},
         "shapes": [asdict(shape) for shape in plan.shapes],
         "arguments": server_arguments(plan, Path("checkpoint")),
-        "arms": {arm.id: {"title": arm.title, "environment": dict(arm.environment)} for arm in plan.arms},
+        "arms": {
+            arm.id: {"title": arm.title, "environment": dict(arm.environment), "arguments": dict(arm.arguments)}
+            for arm in plan.arms
+        },
         "rows": rows,
         "targets": [] if plan.host_engine else judge_targets(plan, rows, measured.servers),
         "wrong": wrong_arms(measured),

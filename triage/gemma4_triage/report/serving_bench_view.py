@@ -31,8 +31,8 @@ def print_serving_bench(console: Console, document: dict[str, Any]) -> None:
 
 
 def _table(model: str, rows: list[dict[str, Any]], servers: dict[str, Any]) -> Table:
-    columns = ("arm", "time, s", "none / arm", "interval", "TTFT, ms", "none / arm", "tokens/s", "KV tokens", "differs")
-    table = Table("load", *columns, title=model, box=SIMPLE)
+    times = ("time, s", "none / arm", "interval", "TTFT, ms", "none / arm", "TPOT, ms", "tokens/s", "accepted")
+    table = Table("load", "arm", *times, "KV tokens", "differs", title=model, box=SIMPLE)
     for column in table.columns[2:]:
         column.justify = "right"
     for row in rows:
@@ -44,7 +44,9 @@ def _table(model: str, rows: list[dict[str, Any]], servers: dict[str, Any]) -> T
             *ratio_cells(row["speedup"], 3),
             f"{row['ttft_ms']['median']:.1f}",
             ratio_cells(row["ttft_speedup"], 3)[0],
+            "" if row["tpot_ms"] is None else f"{row['tpot_ms']['median']:.2f}",
             f"{row['tokens_per_s']:.0f}",
+            "" if row["accepted"] is None else f"{row['accepted']:.2f}",
             str(memory.get("token_capacity", "")),
             "" if row["difference"] is None else f"{row['difference']:.4f}",
         )
