@@ -5,6 +5,7 @@ Whatever goes wrong ends this process with a traceback in its log; judging that 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from pathlib import Path
@@ -84,9 +85,9 @@ def _load_file(engine: Any) -> str:
 
 def check_idle(engine: Any) -> IdleCheck:
     """SGLang publishes its load when idle, after its leak checker; a leak raises there and no state is published."""
-    _idle_load(engine, time.time())
+    _wait_idle(engine)
     flushed = engine.flush_cache()
-    after = _idle_load(engine, time.time())
+    after = _wait_idle(engine)
     return IdleCheck(
         leak_checker_ran=True,
         flush_succeeded=bool(flushed.success),
@@ -95,14 +96,25 @@ def check_idle(engine: Any) -> IdleCheck:
     )
 
 
-def _idle_load(engine: Any, newer_than: float) -> Any:
-    """The scheduler's own report, published after `newer_than` (time.time()) with no request running or waiting."""
+def _wait_idle(engine: Any) -> Any:
+    """The scheduler's own report from now on, with no request running or waiting.
+
+    It is waited for within the engine's loop: a signal that comes between two runs of a uvloop is lost, and a scheduler
+    that dies says so by a signal.
+
+    Raises:
+        TimeoutError: none came.
+    """
+    return engine.loop.run_until_complete(_idle_load(engine, time.time()))
+
+
+async def _idle_load(engine: Any, newer_than: float) -> Any:
     limit = time.monotonic() + IDLE_TIMEOUT_S
     while time.monotonic() < limit:
-        for load in engine.loop.run_until_complete(engine.tokenizer_manager.get_loads()):
+        for load in await engine.tokenizer_manager.get_loads():
             if load.timestamp > newer_than and load.num_running_reqs == load.num_waiting_reqs == 0:
                 return load
-        time.sleep(0.05)
+        await asyncio.sleep(0.05)
     raise TimeoutError(f"the scheduler published no idle state within {IDLE_TIMEOUT_S:.0f} s after the load")
 
 

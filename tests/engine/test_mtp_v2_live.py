@@ -36,7 +36,8 @@ def sides(engine_arguments, mtp_arguments, run_engine):
     }
     found = {}
     for name, (environment, arguments) in asked.items():
-        run = run_engine(environment, engines=[arguments], prompts=PROMPTS, new_tokens=NEW_TOKENS)
+        engine = arguments | {"max_running_requests": 32, "max_total_tokens": 8192}
+        run = run_engine(environment, engines=[engine], prompts=PROMPTS, new_tokens=NEW_TOKENS)
         assert run.returncode == 0, run.log[-4000:]
         assert run.outputs is not None
         assert ("MTP under spec v2, overlap" in run.log) == (name in ("sync", "overlap"))
