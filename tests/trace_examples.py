@@ -86,7 +86,7 @@ class TraceMaker:
         """A call each; late_us: between the end of a kernel and that of the next one's call."""
         if label:
             width = len(names) * (self.kernel_us + late_us + self.gap_us)
-            self._host(label, "user_annotation", self.now_us - 6 + late_us, width)
+            self.host(label, "user_annotation", self.now_us - 6 + late_us, width)
         for name in names:
             self.now_us += late_us
             self._next_call("cudaMemcpyAsync" if name == COPY else "cudaLaunchKernel")
@@ -113,11 +113,11 @@ class TraceMaker:
     def _next_call(self, name: str, label: str = "") -> None:
         self.correlation += 1
         if label:
-            self._host(label, "user_annotation", self.now_us - 7, 6.5)
+            self.host(label, "user_annotation", self.now_us - 7, 6.5)
         arguments = {"cbid": 211, "correlation": self.correlation}
-        self._host(name, "cuda_runtime", self.now_us - 5, 5, arguments)
+        self.host(name, "cuda_runtime", self.now_us - 5, 5, arguments)
 
-    def _host(self, name: str, kind: str, start_us: float, duration_us: float, arguments: Any = None) -> None:
+    def host(self, name: str, kind: str, start_us: float, duration_us: float, arguments: Any = None) -> None:
         times = {"ts": start_us, "dur": duration_us}
         event = {"ph": "X", "cat": kind, "name": name, "pid": self._pid(4321), "tid": 4321} | times
         self.events.append(event | {"args": arguments or {"External id": 7}})

@@ -243,6 +243,35 @@ class TestIdle:
         assert found.idle.idle_us == 0
 
 
+class TestHostWaits:
+    def test_are_counted_by_call_where_the_steps_are(self):
+        maker = TraceMaker(rank="[TP00]")
+        for number in range(6):
+            maker.graph(e4b(), "step[DECODE bs=8]")
+            maker.host("cudaEventSynchronize", "cuda_runtime", maker.now_us - 20, 12.0)
+            if number % 2:
+                maker.host("aten::_local_scalar_dense", "cpu_op", maker.now_us - 5, 3.0)
+                maker.host("cudaStreamSynchronize", "cuda_runtime", maker.now_us - 4, 2.0)
+            maker.host("aten::mm", "cpu_op", maker.now_us - 4, 2.0)
+            maker.idle(10.0)
+        maker.host("cudaEventSynchronize", "cuda_runtime", maker.now_us + 1e6, 12.0)
+        # Another rank's process waits for another GPU.
+        maker.rank = "[TP01]"
+        maker.host("cudaEventSynchronize", "cuda_runtime", 1100.0, 12.0)
+        (found,) = analyse(read_tables(maker.document(noise=False)["traceEvents"]))
+        assert found.method == "graph"
+        assert len(found.cut.chosen) == 5
+        assert [(wait.name, wait.count, wait.us) for wait in found.waits] == [
+            ("cudaEventSynchronize", 1.0, 12.0),
+            ("aten::_local_scalar_dense", 0.4, pytest.approx(1.2)),
+            ("cudaStreamSynchronize", 0.4, pytest.approx(0.8)),
+        ]
+
+    def test_none_is_said_to_be_none(self):
+        (found,) = analyse(read_tables(decode(e4b()).document(noise=False)["traceEvents"]))
+        assert found.waits == ()
+
+
 class TestLayers:
     def test_counted_by_what_each_layer_has_one_of(self):
         found = profile(decode(e4b(7)))

@@ -1,4 +1,4 @@
-"""A profiler's trace cut down to what says where GPU time goes: launches, the calls that made them, named steps.
+"""A profiler's trace cut down to what says where GPU time goes: launches, calls that made them, waits, named steps.
 
 Stacks, operators, shapes, paths and host names go. Nothing of a launch is changed but its arguments: device, stream,
 correlation, grid and block stay.
@@ -17,6 +17,8 @@ _GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _CALLS = ("cuda_runtime", "cuda_driver")
 _SPANS = ("user_annotation", "gpu_user_annotation")
 _STEP_NAMES = ("ProfilerStep#", "step[")
+# The host waits for the GPU in these; the last is torch's read of one value.
+_WAITS = ("Synchronize", "aten::_local_scalar_dense")
 _ARGUMENTS = ("device", "stream", "correlation", "grid", "block")
 _EVENT = ("ph", "cat", "name", "pid", "tid", "ts", "dur")
 
@@ -59,6 +61,8 @@ def write_trace(document: Mapping[str, Any], path: Path) -> int:
 
 def _is_kept(event: Mapping[str, Any], correlations: set[Any]) -> bool:
     kind = event.get("cat")
+    if kind in (*_CALLS, "cpu_op") and str(event.get("name")).endswith(_WAITS):
+        return True
     if kind in _CALLS:
         return _correlation(event) in correlations
     return kind in _GPU or (kind in _SPANS and str(event.get("name")).startswith(_STEP_NAMES))

@@ -69,6 +69,7 @@ def _device(profile: DeviceProfile) -> dict[str, Any]:
         "layers": asdict(profile.layers) | {"launches_per_layer": per_layer(profile)},
         "families": [asdict(family) for family in profile.families],
         "idle": asdict(profile.idle),
+        "host_waits": [asdict(wait) for wait in profile.waits],
         "replaceable": [asdict(use) for use in profile.replaceable],
         "replaceable_total": {"launches": profile.replaceable_launches, "gpu_us": profile.replaceable_us},
     }

@@ -49,6 +49,8 @@ def _print_device(console: Console, profile: DeviceProfile) -> None:
     _line(console, f"  wall         {_spread(profile.wall_us)}")
     _line(console, f"  busy         {_spread(profile.busy_us)}; all launches by themselves {profile.kernel_us:.1f}")
     _print_idle(console, profile)
+    waits = ", ".join(f"{wait.count:.2f} {wait.name} ({wait.us:.1f} us)" for wait in profile.waits)
+    _line(console, printable(f"  host waits   {waits or 'none recorded'}"))
     _line(console, f"  launches     {profile.launches:.1f} per step on {profile.streams} streams")
     known = per_layer(profile)
     said = "not known" if known is None else f"{layers.count}; {known:.1f} launches per layer of {layers.scope}"

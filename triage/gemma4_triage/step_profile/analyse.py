@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from bisect import bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -72,6 +73,15 @@ class IdleUse:
 
 
 @dataclass(frozen=True)
+class HostWait:
+    """Of one call: how often the host waited for a GPU in it, and for how long, per step."""
+
+    name: str
+    count: float
+    us: float
+
+
+@dataclass(frozen=True)
 class ReplaceableUse:
     """Of one op. matches, launches, gpu_us: of SGLang's own launches. present, present_us: launches of our kernel.
     saved_launches: all but one per match."""
@@ -106,6 +116,7 @@ class DeviceProfile:
     layers: Layers
     families: tuple[FamilyUse, ...]
     idle: IdleUse
+    waits: tuple[HostWait, ...]
     replaceable: tuple[ReplaceableUse, ...]
     replaceable_launches: float
     replaceable_us: float
@@ -153,10 +164,25 @@ def _analyse_device(tables: TraceTables, device: Device, layers: int | None, met
                 for gap in idle.largest()
             ),
         ),
+        waits=_waits(tables, device, steps),
         replaceable=tuple(_use(found, families, count, kernel_us) for found in replaced.ops),
         replaceable_launches=replaced.launches / count,
         replaceable_us=replaced.gpu_us / count,
     )
+
+
+def _waits(tables: TraceTables, device: Device, steps: Sequence[Step]) -> tuple[HostWait, ...]:
+    """Those that began while a step ran, whichever step they were for: the host is ahead. The most frequent first."""
+    starts = [step.start_us for step in steps]
+    counts: Counter[str] = Counter()
+    times: defaultdict[str, float] = defaultdict(float)
+    for wait in tables.waits:
+        place = bisect_right(starts, wait.start_us) - 1
+        if wait.rank == device.rank and place >= 0 and wait.start_us < steps[place].end_us:
+            counts[wait.name] += 1
+            times[wait.name] += wait.duration_us
+    found = [HostWait(name, count / len(steps), times[name] / len(steps)) for name, count in counts.items()]
+    return tuple(sorted(found, key=lambda wait: (-wait.count, wait.name)))
 
 
 def _spread(values: Sequence[float]) -> Spread:

@@ -27,6 +27,9 @@ _HOST = frozenset({"cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runt
 _SPANS = frozenset({"user_annotation", "gpu_user_annotation"})
 # cudaLaunchKernel, cuLaunchKernelEx, cudaGraphLaunch, cudaMemcpyAsync, hipMemsetAsync
 _CAUSES_WORK = re.compile(r"\A(?:cuda|cu|hip)\w*(?:Launch|Memcpy|Memset)")
+# cudaStreamSynchronize, cuEventSynchronize, hipDeviceSynchronize; and torch's read of one value, which waits for it.
+_WAITS = re.compile(r"\A(?:(?:cuda|cu|hip)\w*Synchronize|aten::_local_scalar_dense)\Z")
+_OPS = "cpu_op"
 # Of ProfilerMerger (SGLang): "[TP00] 0" is process 0 of the rank TP00.
 _RANK = re.compile(r"\A(\[[^\]]*\]) ")
 _STEP_SPAN = re.compile(r"\A(?:ProfilerStep#\d+|step\[.*\])\Z")
@@ -89,6 +92,15 @@ class Launches:
         return Launches(*(getattr(self, column)[chosen] for column in Launches.__dataclass_fields__))
 
 
+class Wait(NamedTuple):
+    """The host waited for a GPU, in a call of this name."""
+
+    name: str
+    rank: str
+    start_us: float
+    duration_us: float
+
+
 @dataclass
 class Counts:
     """Events of the file. malformed: of a GPU, without a usable time, and left out."""
@@ -97,6 +109,7 @@ class Counts:
     gpu: int = 0
     host_calls: int = 0
     step_spans: int = 0
+    host_waits: int = 0
     ignored: int = 0
     malformed: int = 0
 
@@ -106,6 +119,7 @@ class TraceTables:
     names: tuple[str, ...]
     devices: dict[Device, Launches]
     spans: tuple[Span, ...]
+    waits: tuple[Wait, ...]
     counts: Counts
 
 
@@ -142,6 +156,7 @@ class _Builder:
         self._devices: dict[Device, _Columns] = {}
         self._calls: dict[str, _Calls] = {}
         self._spans: list[Span] = []
+        self._waits: list[Wait] = []
 
     def add(self, event: Any) -> None:
         self._counts.total += 1
@@ -150,6 +165,8 @@ class _Builder:
             self._add_launch(event)
         elif kind in _HOST and _CAUSES_WORK.match(str(event.get("name"))):
             self._add_call(event)
+        elif (kind in _HOST or kind == _OPS) and _WAITS.match(str(event.get("name"))):
+            self._add_wait(event)
         elif kind in _SPANS and _STEP_SPAN.match(str(event.get("name"))):
             self._add_span(event, on_gpu=kind.startswith("gpu"))
         else:
@@ -164,7 +181,7 @@ class _Builder:
             for device, columns in sorted(self._devices.items())
         }
         spans = tuple(sorted(self._spans, key=lambda span: (span.start_us, -span.end_us, span.name)))
-        return TraceTables(names, devices, spans, self._counts)
+        return TraceTables(names, devices, spans, tuple(sorted(self._waits)), self._counts)
 
     def _add_launch(self, event: dict[str, Any]) -> None:
         times, name = _times(event), event.get("name")
@@ -207,6 +224,16 @@ class _Builder:
         self._counts.step_spans += 1
         device = _device(event, _arguments(event)) if on_gpu else None
         self._spans.append(Span(event["name"][:_MAX_NAME], _rank(event), device, times[0], times[0] + times[1]))
+
+    def _add_wait(self, event: dict[str, Any]) -> None:
+        times = _times(event)
+        if times is None:
+            self._counts.ignored += 1
+            return
+        self._counts.host_waits += 1
+        if self._counts.host_waits > MAX_GPU_EVENTS:
+            raise TooManyEvents(f"{MAX_GPU_EVENTS} waits of the host")
+        self._waits.append(Wait(event["name"], _rank(event), *times))
 
     def _id(self, name: str) -> int:
         name = name[:_MAX_NAME]
