@@ -18,11 +18,15 @@ def around_free_swa(original: Callable[..., Any], allocator: Any, free_index: to
     if page == 1 or free_index.numel() == 0:
         return original(allocator, free_index)
     mapping = allocator.full_to_swa_index_mapping
-    full_pages = torch.unique(free_index.to(torch.int64) // page)
-    named = mapping[free_index]
+    gone = torch.zeros(allocator.size_swa // page + 2, dtype=torch.bool, device=mapping.device)
+    gone[mapping[free_index] // page] = True
+    # What was not mapped names no page.
+    gone[0] = False
     result = original(allocator, free_index)
-    slots = full_pages[:, None] * page + torch.arange(page, device=full_pages.device)
+    # Every slot of the pages that were named, once per name: to count each page once the host would have to wait.
+    firsts = free_index.to(torch.int64) // page * page
+    slots = firsts[:, None] + torch.arange(page, device=firsts.device)
     peers = mapping[slots]
     # A full page may have a second SWA page, if its window began in its middle; that one stays.
-    mapping[slots] = torch.where(torch.isin(peers // page, named // page), 0, peers)
+    mapping[slots] = torch.where(gone[peers // page], 0, peers)
     return result
