@@ -1,6 +1,7 @@
 """`bench serving`: its plans, rows and aims from made-up bursts, and the command's refusals."""
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from gemma4_repro.serving_bench.agree import answer_record, difference, toleranc
 from gemma4_repro.serving_bench.client import Burst
 from gemma4_repro.serving_bench.loads import LOADS
 from gemma4_repro.serving_bench.measure import Measured
-from gemma4_repro.serving_bench.plan import ACCEPTED, OWNERS_ONLY, make_plan, schedule, server_arguments
+from gemma4_repro.serving_bench.plan import ACCEPTED, OWNERS_ONLY, make_plan, other_release, schedule, server_arguments
 from gemma4_repro.serving_bench.rows import build_rows, judge_targets
 from gemma4_repro.step_bench.model_sizes import SIZES, assistant_text
 from gemma4_repro.step_bench.plan import MARGIN, MOST_RELATIVE
@@ -109,6 +110,21 @@ class TestPlan:
         plan = plan_of("mtp", host=True)
         assert [arm.id for arm in plan.arms_of("toy-e4b")] == ["none", "v2"]
         assert not any("SGLANG_SIMULATE_ACC_LEN" in arm.environment for arm in plan.arms_of("toy-e4b"))
+
+    def test_another_release_is_an_arm_of_its_own(self, tmp_path):
+        info = tmp_path / "sglang-9.8.7.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 9.8.7\n")
+        arm = other_release(tmp_path, {"PYTHONPATH": "/else"})
+        assert arm.id == "sglang-9.8.7"
+        assert arm.environment["PYTHONPATH"] == f"{tmp_path}{os.pathsep}/else"
+        assert other_release(tmp_path, {}).environment["PYTHONPATH"] == str(tmp_path)
+        plan = make_plan("mtp", ("e2b",), 5, False, 60, (arm,))
+        assert [one.id for one in plan.arms_of("e2b")][-1] == "sglang-9.8.7"
+        assert plan.arms_of("e2b")[-1].environment["SGLANG_SIMULATE_ACC_LEN"] == str(ACCEPTED)
+        words = command_words({**server_arguments(plan, tmp_path), **arm.arguments})
+        assert "--speculative-algorithm" in words
+        assert "--disable-overlap-schedule" not in words
 
     @pytest.mark.parametrize("size", ["e2b", "e4b"])
     def test_an_assistant_reads_the_targets_kv(self, size):
@@ -252,6 +268,8 @@ class TestCommand:
             (["prefill", "--rounds", "2"], "greater than or equal to 3"),
             (["prefill", "--host-engine", "--rounds", "7"], "--host-engine leaves nothing to --rounds"),
             (["prefill", "--host-engine", "--model", "e2b"], "--host-engine leaves nothing to --model"),
+            (["mtp", "--host-engine", "--also-sglang", "."], "--host-engine leaves nothing to --also-sglang"),
+            (["mtp", "--also-sglang", "tests/nowhere"], "tests/nowhere holds no installed sglang"),
         ],
     )
     def test_usage(self, cli, words, said):

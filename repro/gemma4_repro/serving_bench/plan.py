@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from gemma4_repro.bench.arms import BenchArm
+from gemma4_repro.bench.arms import WITHOUT_PLUGIN, BenchArm
 from gemma4_repro.errors import UnknownName
 from gemma4_repro.serving_bench.loads import ENCODER_FILE, HOST_MODEL, LOADS, Load, Shape
 from gemma4_repro.step_bench.model_sizes import SIZES
@@ -27,13 +29,14 @@ _EAGER_MTP = {"GEMMA4_TRIAGE_PATCHES": "default"}
 
 @dataclass(frozen=True)
 class ServingPlan:
-    """limit_s: for everything, starts included."""
+    """limit_s: for everything, starts included. also: arms beside the load's own."""
 
     load: Load
     models: tuple[str, ...]
     rounds: int
     host_engine: bool
     limit_s: float
+    also: tuple[BenchArm, ...] = ()
     seed: int = 0
 
     @property
@@ -42,7 +45,7 @@ class ServingPlan:
 
     @property
     def arms(self) -> tuple[BenchArm, ...]:
-        return tuple(arm for arm in self.load.arms if arm.smoke or not self.host_engine)
+        return (*(arm for arm in self.load.arms if arm.smoke or not self.host_engine), *self.also)
 
     def arms_of(self, model: str) -> tuple[BenchArm, ...]:
         """With what each server has of its own: the tokens of its pools, where those are to have the same bytes."""
@@ -66,7 +69,30 @@ class ServingPlan:
         return tokens * all_layers // (all_layers - shared) // PAGE * PAGE
 
 
-def make_plan(load: str, models: tuple[str, ...], rounds: int, host_engine: bool, limit_s: float) -> ServingPlan:
+def other_release(folder: Path, inherited: Mapping[str, str] = os.environ) -> BenchArm:
+    """An arm of the SGLang that lies in a folder, with this installation's other packages and without the plugin.
+
+    Raises:
+        UnknownName: there is none.
+    """
+    found = [one.version for one in distributions(name="sglang", path=[str(folder)])]
+    if not found:
+        hint = "install one there: pip install --no-deps --target DIR sglang==VERSION"
+        raise UnknownName(f"{folder} holds no installed sglang", hint)
+    path = os.pathsep.join(filter(None, (str(folder.resolve()), inherited.get("PYTHONPATH"))))
+    title = f"SGLang {found[0]} as shipped, from a folder of its own"
+    arguments = {"disable_overlap_schedule": None}
+    return BenchArm(f"sglang-{found[0]}", title, {**WITHOUT_PLUGIN, "PYTHONPATH": path}, arguments=arguments)
+
+
+def make_plan(
+    load: str,
+    models: tuple[str, ...],
+    rounds: int,
+    host_engine: bool,
+    limit_s: float,
+    also: tuple[BenchArm, ...] = (),
+) -> ServingPlan:
     """models: empty for all of the load's.
 
     Raises:
@@ -84,7 +110,7 @@ def make_plan(load: str, models: tuple[str, ...], rounds: int, host_engine: bool
     if strangers:
         raise UnknownName(f"the load {load!r} has no model {strangers[0]!r}", f"models: {', '.join(found.models)}")
     chosen = tuple(model for model in found.models if not models or model in models)
-    return ServingPlan(found, chosen, rounds, False, limit_s)
+    return ServingPlan(found, chosen, rounds, False, limit_s, also)
 
 
 def schedule(plan: ServingPlan, servers: tuple[str, ...], number: int) -> Iterator[tuple[Shape, str]]:

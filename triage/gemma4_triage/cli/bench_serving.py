@@ -31,6 +31,10 @@ def serving(
         bool,
         typer.Option("--host-engine", help="Try the command out on this CPU, on a toy, one round: no measurement."),
     ] = False,
+    also_sglang: Annotated[
+        Path | None,
+        typer.Option("--also-sglang", metavar="DIR", help="One more arm: the SGLang installed in this folder."),
+    ] = None,
     run_folder: Annotated[
         Path | None, typer.Option("--run-folder", metavar="DIR", help="For the servers' logs and dumps.")
     ] = None,
@@ -46,13 +50,14 @@ def serving(
     network. Exits 1 if an answer is wrong, or an aim is missed or could not be measured, 3 without CUDA.
     """
     from gemma4_repro.errors import ReproError, UnknownName
-    from gemma4_repro.serving_bench.plan import make_plan
+    from gemma4_repro.serving_bench.plan import make_plan, other_release
     from gemma4_triage.report.serving_bench_view import print_serving_bench
 
     if host_engine:
-        _refuse_ignored({"--model": model, "--rounds": rounds})
+        _refuse_ignored({"--model": model, "--rounds": rounds, "--also-sglang": also_sglang})
     try:
-        plan = make_plan(load, tuple(read_words("--model", model)), rounds or 7, host_engine, 60 * max_minutes)
+        also = () if also_sglang is None else (other_release(also_sglang),)
+        plan = make_plan(load, tuple(read_words("--model", model)), rounds or 7, host_engine, 60 * max_minutes, also)
     except UnknownName as error:
         raise UsageMistake(str(error), error.hint) from error
     refuse_existing(out, force)

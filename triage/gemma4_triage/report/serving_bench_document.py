@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from gemma4_repro.bench.arms import BenchArm
 from gemma4_repro.bench.rows import HOST_DEVICE
 from gemma4_repro.serving_bench.ceiling import gemm_ceiling
 from gemma4_repro.serving_bench.loads import HOST_MODEL
@@ -62,7 +63,7 @@ def serving_bench_document(
         "shapes": [asdict(shape) for shape in plan.shapes],
         "arguments": server_arguments(plan, Path("checkpoint")),
         "arms": {
-            arm.id: {"title": arm.title, "environment": dict(arm.environment), "arguments": dict(arm.arguments)}
+            arm.id: {"title": arm.title, "environment": _environment(arm), "arguments": dict(arm.arguments)}
             for arm in plan.arms
         },
         "rows": rows,
@@ -73,6 +74,11 @@ def serving_bench_document(
         "partial": measured.partial,
         "run_folder": portable_name(folder),
     }
+
+
+def _environment(arm: BenchArm) -> dict[str, str]:
+    """Without a path of this machine."""
+    return {name: value for name, value in arm.environment.items() if name != "PYTHONPATH"}
 
 
 def _model(model: str) -> dict[str, Any]:
