@@ -162,6 +162,7 @@ TARGETS: dict[str, dict[str, str]] = {
         "speculative.supports_v2": f"{_SPEC}.supports_spec_v2",
         "speculative.create_worker": f"{_SPEC}.create_worker",
         "speculative.handle_frozen": f"{_SRT}.arg_groups.speculative_hook._handle_frozen_kv_mtp",
+        "speculative.row_headroom": f"{_SRT}.mem_cache.common.get_req_to_token_extra_context_len",
         "speculative.draft_pool": f"{_SRT}.mem_cache.kv_cache_builder.get_draft_kv_pool",
         "scheduler.needs_cpu_seq_lens": f"{_SRT}.managers.scheduler.decide_needs_cpu_seq_lens",
         "scheduler.next_batch": f"{_SCHEDULER}.get_next_batch_to_run",

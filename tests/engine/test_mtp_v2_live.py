@@ -17,6 +17,7 @@ pytestmark = pytest.mark.engine
 
 LIMIT_S = 240
 PROMPTS = [prompt[:n] for prompt, n in zip(held_out_prompts(200, 60, seed=7), [60, 17, 33, 5, 48] * 40, strict=True)]
+LONG = held_out_prompts(6, 75, seed=7)
 NEW_TOKENS = 16
 V2 = {"GEMMA4_TRIAGE_PATCHES": "default", "SGLANG_FROZEN_KV_MTP_V2": "1"}
 OVERLAP = {"disable_overlap_schedule": False}
@@ -67,6 +68,25 @@ def test_greedy_tokens_are_the_same_in_pages_of_other_sizes(sides, mtp_arguments
     assert run.outputs is not None
     expected = [one["tokens"][:new_tokens] for one in sides["none"][:count]]
     assert [one["tokens"] for one in run.outputs[0]] == expected
+
+
+def test_answers_that_fill_the_context_stay_in_their_own_rows(mtp_arguments, engine_arguments, run_engine):
+    """Twice a step's tokens are allocated ahead of a request's end, which the next request's row begins behind.
+
+    Spilled slots are the first of the neighbour, whose answer then changes; no audit sees that.
+    """
+    context = {"context_length": 96}
+    deep = {"speculative_num_steps": 15, "speculative_num_draft_tokens": 16}
+    asked = {"prompts": [prompt[: 75 - 55 * (i % 2)] for i, prompt in enumerate(LONG)], "new_tokens": None}
+    plain = run_engine(V2, engines=[engine_arguments | context], **asked)
+    drafted = [mtp_arguments | context | deep | changes for changes in (OVERLAP, {})]
+    run = run_engine(V2 | {"GEMMA4_TRIAGE_LEAK": "raise"}, engines=drafted, **asked)
+    assert (plain.returncode, run.returncode) == (0, 0), run.log[-4000:]
+    assert run.outputs is not None
+    wanted = [one["tokens"] for one in plain.outputs[0]]
+    assert {len(prompt) + len(tokens) for prompt, tokens in zip(asked["prompts"], wanted, strict=True)} == {94}
+    for found in run.outputs:
+        assert [one["tokens"] for one in found] == wanted
 
 
 @pytest.mark.parametrize("name", ["sync", "overlap"])

@@ -5,17 +5,20 @@ from types import SimpleNamespace
 import pytest
 from sglang.srt.managers import scheduler
 from sglang.srt.mem_cache import kv_cache_builder
+from sglang.srt.model_executor import model_runner_kv_cache_mixin
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.frozen_kv_mtp_worker import FrozenKVMTPWorker
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from gemma4_runtime.errors import SettingsError
-from gemma4_runtime.selection import RIGHT_UNDER_SPEC_V2, select
+from gemma4_runtime.selection import select
 from gemma4_runtime.settings import read_settings
 from toy_arguments import ENGINE, MTP
 
 FROZEN = SpeculativeAlgorithm.FROZEN_KV_MTP
 HOST = ("host-sm100-check", "host-cpu-config")
+NEEDED = {"mtp-v2", "spec-v2-stop-window", "spec-v2-grammar-end", "spec-v2-hidden-rows", "free-swa-pages"}
+SGLANGS = SimpleNamespace(disable_overlap_schedule=False, enable_multi_layer_eagle=False)
 OVERLAP = {"disable_overlap_schedule": False}
 
 
@@ -68,6 +71,12 @@ def test_other_arguments_are_made_to_fit(arguments):
         ({"enable_custom_logit_processor": True}, "--enable-custom-logit-processor: verification under spec v2"),
         ({"speculative_eagle_topk": 2}, "--speculative-eagle-topk above 1: only the triton attention backend"),
         ({"speculative_num_steps": None}, "needs --speculative-num-steps"),
+        ({"speculative_num_steps": 0}, "of 1 and more"),
+        ({"speculative_eagle_topk": 0}, "of 1 and more"),
+        (
+            {"attention_backend": "triton", "speculative_eagle_topk": 2, "speculative_num_draft_tokens": None},
+            "needs --speculative-num-draft-tokens where",
+        ),
     ],
 )
 def test_what_is_not_served_is_refused_at_start(arguments, changes, named):
@@ -85,16 +94,42 @@ def test_a_plan_stream_over_two_attention_backends_is_refused(arguments, monkeyp
         arguments(**two)
 
 
+@pytest.mark.parametrize(
+    "backends",
+    [
+        {"attention_backend": "trtllm_mha", "speculative_draft_attention_backend": "triton"},
+        {"attention_backend": "triton", "speculative_draft_attention_backend": "trtllm_mha"},
+        {"prefill_attention_backend": "trtllm_mha", "decode_attention_backend": "triton"},
+        {"prefill_attention_backend": "triton", "decode_attention_backend": "trtllm_mha"},
+    ],
+    ids=lambda backends: "-".join(backends.values()),
+)
+def test_a_wide_tree_needs_triton_everywhere(arguments, backends):
+    with pytest.raises(ValueError, match="--speculative-eagle-topk above 1"):
+        arguments(speculative_eagle_topk=2, **backends)
+
+
+@pytest.mark.parametrize(("steps", "extra"), [(3, 4 + 2 * 4), (15, 4 + 2 * 16)])
+def test_a_row_holds_what_is_allocated_ahead(arguments, steps, extra):
+    made = arguments(speculative_num_steps=steps, speculative_num_draft_tokens=steps + 1)
+    assert model_runner_kv_cache_mixin.get_req_to_token_extra_context_len(made) == extra
+    made.speculative_algorithm = "EAGLE"
+    assert model_runner_kv_cache_mixin.get_req_to_token_extra_context_len(made) == 4 + steps + 1
+
+
 def test_everything_that_is_not_served_is_named_at_once(arguments):
     with pytest.raises(ValueError, match=r"--speculative-adaptive: .*; nor --enable-custom-logit-processor: "):
         arguments(speculative_adaptive=True, enable_custom_logit_processor=True)
 
 
 def test_a_wide_tree_on_triton_starts_and_keeps_lengths_on_the_host(arguments):
-    made = arguments(attention_backend="triton", speculative_eagle_topk=2)
+    made = arguments(attention_backend="triton", speculative_eagle_topk=2, speculative_num_draft_tokens=6)
+    assert made.speculative_num_draft_tokens == 6
     backends = [SimpleNamespace(needs_cpu_seq_lens=False)]
     assert scheduler.decide_needs_cpu_seq_lens(made, backends)
-    made.speculative_eagle_topk = 1
+    made.speculative_algorithm = "EAGLE"
+    assert not scheduler.decide_needs_cpu_seq_lens(made, backends)
+    made.speculative_algorithm, made.speculative_eagle_topk = "FROZEN_KV_MTP", 1
     made.disable_piecewise_cuda_graph = True
     assert not scheduler.decide_needs_cpu_seq_lens(made, backends)
 
@@ -121,22 +156,23 @@ def test_nobody_is_handed_the_assistants_dummy_pool(attach):
 
 def test_other_algorithms_are_sglangs(attach):
     answers = {one: one.supports_spec_v2() for one in SpeculativeAlgorithm if one is not FROZEN}
+    own = SpeculativeAlgorithm.EAGLE.create_worker(SGLANGS)
     attach("off", "mtp-v2")
     assert {one: one.supports_spec_v2() for one in answers} == answers
+    assert SpeculativeAlgorithm.EAGLE.create_worker(SGLANGS) is own
 
 
 @pytest.mark.parametrize("name", ["SGLANG_FROZEN_KV_MTP_V2", "SGLANG_FROZEN_KV_MTP_EXPERIMENTAL_V2"])
 def test_either_name_of_the_knob_has_the_last_word(monkeypatch, name):
     monkeypatch.setenv(name, "1")
-    needed = {"mtp-v2", *RIGHT_UNDER_SPEC_V2}
-    assert {patch.id for patch in select(read_settings())} == needed
+    assert {patch.id for patch in select(read_settings())} == NEEDED
     assert not read_settings().wants_nothing
     monkeypatch.setenv(name, "0")
     assert read_settings().wants_nothing
     monkeypatch.setenv("GEMMA4_TRIAGE_PATCHES", "mtp-v2")
     assert select(read_settings()) == ()
     monkeypatch.setenv(name, "")
-    assert {patch.id for patch in select(read_settings())} == needed
+    assert {patch.id for patch in select(read_settings())} == NEEDED
 
 
 def test_two_names_that_differ_are_refused(monkeypatch):
@@ -148,4 +184,4 @@ def test_two_names_that_differ_are_refused(monkeypatch):
 
 def test_it_is_no_default(monkeypatch):
     monkeypatch.setenv("GEMMA4_TRIAGE_PATCHES", "default")
-    assert not {"mtp-v2", *RIGHT_UNDER_SPEC_V2} & {patch.id for patch in select(read_settings())}
+    assert not NEEDED & {patch.id for patch in select(read_settings())}

@@ -324,10 +324,12 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             eligibility="FROZEN_KV_MTP, with overlap as the server has it: --disable-overlap-schedule runs the same "
             "worker step by step. Other speculation is SGLang's.",
             fallback="Refused at start, with the reason: DP attention, hierarchical cache, PD disaggregation, adaptive "
-            "steps, custom logit processors, topk above 1 off triton, a plan stream over two attention backends.",
+            "steps, custom logit processors, topk above 1 unless all attention is triton's, a plan stream over two "
+            "attention backends.",
             proof=(
                 "tests/engine/test_mtp_v2_live.py",
                 "tests/unit/test_mtp_v2_gates.py",
+                "tests/unit/test_mtp_v2_seeds.py",
             ),
             switches=("SGLANG_FROZEN_KV_MTP_V2", "SGLANG_FROZEN_KV_MTP_EXPERIMENTAL_V2"),
         ),
@@ -336,6 +338,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             Hook("speculative.create_worker", How.AROUND, f"{_AT}.mtp_v2:around_create_worker"),
             Hook("speculative.handle_frozen", How.REPLACE, f"{_AT}.mtp_v2:handle_frozen_kv_mtp"),
             Hook("speculative.draft_pool", How.AROUND, f"{_AT}.mtp_v2:around_get_draft_kv_pool"),
+            Hook("speculative.row_headroom", How.AROUND, f"{_AT}.mtp_v2:around_row_headroom"),
             Hook("scheduler.needs_cpu_seq_lens", How.AROUND, f"{_AT}.mtp_v2:around_needs_cpu_seq_lens"),
         ),
     ),

@@ -10,14 +10,15 @@ from sglang.srt.environ import envs
 KNOB = "SGLANG_FROZEN_KV_MTP_V2"
 
 
-def _plan_stream_over_hybrid(arguments: Any) -> bool:
+def _plan_stream_over_two_backends(arguments: Any) -> bool:
     prefill, decode = arguments.get_attention_backends()
     return envs.SGLANG_ENABLE_OVERLAP_PLAN_STREAM.get() and prefill != decode
 
 
 def _wide_tree_off_triton(arguments: Any) -> bool:
-    draft = arguments.speculative_draft_attention_backend or arguments.get_attention_backends()[1]
-    return (arguments.speculative_eagle_topk or 1) > 1 and draft != "triton"
+    prefill, decode = arguments.get_attention_backends()
+    draft = arguments.speculative_draft_attention_backend or decode
+    return (arguments.speculative_eagle_topk or 1) > 1 and {prefill, decode, draft} != {"triton"}
 
 
 REFUSALS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
@@ -49,11 +50,12 @@ REFUSALS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     (
         "--speculative-eagle-topk above 1",
         _wide_tree_off_triton,
-        "only the triton attention backend can draft a tree that is wider than one token",
+        "only the triton attention backend can draft and verify a tree that is wider than one token; with another for "
+        "prefill, decode or draft, tokens of one step would see each other",
     ),
     (
         "SGLANG_ENABLE_OVERLAP_PLAN_STREAM with two attention backends",
-        _plan_stream_over_hybrid,
+        _plan_stream_over_two_backends,
         "the hybrid attention backend cannot correct a verification that was planned ahead of its draft",
     ),
 )

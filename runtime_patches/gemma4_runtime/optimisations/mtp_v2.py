@@ -6,6 +6,7 @@
 | `create_worker`             | V1; refused with overlap                | FrozenKVMTPWorkerV2, overlapped or not     |
 | `_handle_frozen_kv_mtp`     | overlap off                             | as asked; what is not served is refused    |
 | `get_draft_kv_pool`         | the assistant's dummy pool of 64 tokens | none                                       |
+| `get_req_to_token_extra…`   | 4 and a step's tokens                   | 4 and two steps' tokens                    |
 | `decide_needs_cpu_seq_lens` | what the attention backends need        | also where a tree is wider than one token  |
 """
 
@@ -16,12 +17,15 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.environ import envs
+from sglang.srt.mem_cache.common import get_alloc_reserve_per_decode
 
 from gemma4_runtime.mtp_v2.gates import KNOB, refuse_what_is_not_served
 
 logger = logging.getLogger(__name__)
 
 _MAX_RUNNING = 48
+_CLAIMED = 4
+"""SGLang's own headroom; a step claims the slot of its bonus token before it knows it."""
 
 
 def around_supports_spec_v2(original: Callable[[Any], bool], algorithm: Any) -> bool:
@@ -48,6 +52,10 @@ def handle_frozen_kv_mtp(server_args: Any) -> None:
     refuse_what_is_not_served(server_args)
     if server_args.speculative_num_steps is None or server_args.speculative_eagle_topk is None:
         raise ValueError(f"{KNOB}=1 needs --speculative-num-steps and --speculative-eagle-topk, as MTP does without it")
+    if server_args.speculative_num_steps < 1 or server_args.speculative_eagle_topk < 1:
+        raise ValueError(f"{KNOB}=1 needs --speculative-num-steps and --speculative-eagle-topk of 1 and more")
+    if server_args.speculative_eagle_topk > 1 and server_args.speculative_num_draft_tokens is None:
+        raise ValueError(f"{KNOB}=1 needs --speculative-num-draft-tokens where --speculative-eagle-topk is above 1")
     if server_args.max_running_requests is None:
         server_args.max_running_requests = _MAX_RUNNING
         logger.warning("%s: max running requests is %d unless --max-running-requests says so.", KNOB, _MAX_RUNNING)
@@ -67,6 +75,18 @@ def handle_frozen_kv_mtp(server_args: Any) -> None:
 def around_get_draft_kv_pool(original: Callable[..., Any], **arguments: Any) -> Any:
     """Around `get_draft_kv_pool`, which SGLang calls with keywords: (pool, model config), or (None, None)."""
     return (None, None) if arguments["spec_algorithm"].is_frozen_kv_mtp() else original(**arguments)
+
+
+def around_row_headroom(original: Callable[[Any], int], server_args: Any) -> int:
+    """Around `get_req_to_token_extra_context_len`: slots of a request's row beyond the context.
+
+    Twice a step's tokens are allocated ahead, up to the last step of a request that fills its context. SGLang makes
+    room for that with wide trees only, and a kernel without a mask writes the rest into the next request's row.
+    """
+    extra = original(server_args)
+    if server_args.speculative_algorithm != "FROZEN_KV_MTP":
+        return extra
+    return max(extra, _CLAIMED + get_alloc_reserve_per_decode(server_args))
 
 
 def around_needs_cpu_seq_lens(original: Callable[..., bool], server_args: Any, attn_backends: Any) -> bool:
