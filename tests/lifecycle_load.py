@@ -1,8 +1,12 @@
 """Requests of every kind that a server's life has, the same every time: see `mixed_requests`."""
 
+import json
 import random
+from pathlib import Path
 from typing import Any
 
+from engine_process import Run
+from gemma4_repro.log_exceptions import exceptions_in
 from gemma4_repro.toys.language import EOS, held_out_prompts, token_id, vocabulary
 
 LONGEST_PROMPT = 24
@@ -73,3 +77,20 @@ def _request(rng: random.Random, prompt: list[int], words: list[str], longest: i
     # SGLang refuses to keep back what it may not give.
     sampling["min_new_tokens"] = min(sampling.get("min_new_tokens", 0), sampling["max_new_tokens"])
     return request
+
+
+def assert_nothing_is_left(run: Run, folder: Path) -> None:
+    """Of a run of lifecycle_child.py under the leak audit: nothing raised, no dump in `folder`, every page at home."""
+    assert exceptions_in(run.log.splitlines()) == ()
+    assert sorted(path.name for path in (folder / "dumps").iterdir()) == ["audits", "guards"], "and no dump"
+    assert run.outputs is not None
+    assert run.outputs["idle"] == {
+        "leak_checker_ran": True,
+        "flush_succeeded": True,
+        "used_tokens_after_flush": 0,
+        "used_share_after_flush": 0.0,
+    }
+    tallies = [json.loads(path.read_text()) for path in (folder / "dumps" / "audits").iterdir()]
+    tally = max(tallies, key=lambda one: one["events"])
+    assert tally["audits"]["idle"] >= 1
+    assert tally["balanced"] is True

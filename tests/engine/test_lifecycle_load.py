@@ -3,14 +3,12 @@
 300 requests here; `LIFECYCLE_REQUESTS=2000` for the long run.
 """
 
-import json
 import os
 
 import pytest
 
-from gemma4_repro.log_exceptions import exceptions_in
 from gemma4_repro.toys.language import EOS, token_id
-from lifecycle_load import mixed_requests
+from lifecycle_load import assert_nothing_is_left, mixed_requests
 
 pytestmark = pytest.mark.engine
 
@@ -66,18 +64,7 @@ def answers(run):
 
 
 def test_nothing_is_raised_found_or_left(run, folder):
-    assert exceptions_in(run.log.splitlines()) == ()
-    assert sorted(path.name for path in (folder / "dumps").iterdir()) == ["audits", "guards"], "and no dump"
-    assert run.outputs["idle"] == {
-        "leak_checker_ran": True,
-        "flush_succeeded": True,
-        "used_tokens_after_flush": 0,
-        "used_share_after_flush": 0.0,
-    }
-    tallies = [json.loads(path.read_text()) for path in (folder / "dumps" / "audits").iterdir()]
-    tally = max(tallies, key=lambda one: one["events"])
-    assert tally["audits"]["idle"] >= 1
-    assert tally["balanced"] is True
+    assert_nothing_is_left(run, folder)
 
 
 def test_the_guards_had_nothing_to_do(run):
