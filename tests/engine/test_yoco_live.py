@@ -79,5 +79,6 @@ def test_what_each_prefill_did(served):
     paths = fast["paths"]["yoco"]
     assert paths["fused"] >= 5
     assert paths["skipped: a chunk that is not the last"] >= 4
-    assert paths["log probabilities of prompt tokens"] == 1
+    # More where prompts arrive apart: SGLang asks a row that decodes in a mixed batch as it asks a prompt's tokens.
+    assert paths["log probabilities of prompt tokens"] >= 1
     assert paths["hidden states of all tokens are asked for"] == 1
