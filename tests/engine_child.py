@@ -16,6 +16,7 @@ def generate_all(engine, spec):
     return engine.generate(
         input_ids=spec["prompts"],
         sampling_params=sampling(spec),
+        rid=[str(number) for number in range(len(spec["prompts"]))],
         return_logprob="logprobs_of" in spec,
         logprob_start_len=spec.get("logprobs_from", -1),
         token_ids_logprob=spec.get("logprobs_of"),

@@ -94,6 +94,7 @@ class Patch:
     `last_rows_only`: it serves a prefill without the prompt's logprobs, and steps aside where they are asked for.
     `meant_to_change`: which of the release's right-looking answers it changes, because they are wrong; empty: none.
     `instead_of`: ids of patches whose place it takes, so that they are left out where it is chosen.
+    `brings`: ids of patches that it needs: they are chosen along with it unless GEMMA4_TRIAGE_PATCHES removes them.
     `synchronises`: the probe waits for the device in every step, so `contain` has it only by name.
     `about`: every fix, optimisation and probe has it.
     """
@@ -113,6 +114,7 @@ class Patch:
     last_rows_only: bool = False
     meant_to_change: str = ""
     instead_of: tuple[str, ...] = ()
+    brings: tuple[str, ...] = ()
     about: About | None = None
 
     @property

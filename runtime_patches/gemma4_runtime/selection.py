@@ -10,9 +10,7 @@ from gemma4_runtime.patch import ATTACH_ORDER, Kind, Patch
 from gemma4_runtime.settings import VISION_BUDGET, HostEngine, Leak, Mode, Settings
 
 YOCO, FORCE_EAGLE, PIECEWISE, CLAMP = "yoco", "force-eagle", "piecewise-multimodal", "clamp"
-RIGHT_IN_GRAPHS = "piecewise-ple"
 MTP_V2 = "mtp-v2"
-RIGHT_UNDER_SPEC_V2 = ("spec-v2-stop-window", "spec-v2-grammar-end", "spec-v2-hidden-rows", "free-swa-pages")
 _SELECTABLE = (Kind.FIX, Kind.OPTIMISATION)
 _BUDGETED, _PAGES = "vision-batching", "page-table"
 
@@ -30,22 +28,7 @@ def select(settings: Settings, catalog: Iterable[Patch] = CATALOG) -> tuple[Patc
     if settings.host_engine is not HostEngine.OFF:
         chosen |= {patch.id for patch in catalog if patch.kind is Kind.HOST_LEAF}
     chosen |= _named("GEMMA4_TRIAGE_FAULTS", settings.faults, _of_kind(catalog, Kind.FAULT))
-    chosen |= _edited("GEMMA4_TRIAGE_PATCHES", settings.patches, _of_kind(catalog, *_SELECTABLE))
-    if settings.yoco is not None:
-        # The pull request's own knob has the last word on its patch.
-        chosen = chosen | {YOCO} if settings.yoco else chosen - {YOCO}
-    if settings.force_eagle:
-        chosen.add(FORCE_EAGLE)
-    if settings.piecewise_multimodal:
-        chosen.add(PIECEWISE)
-    if PIECEWISE in chosen:
-        # Without it these graphs give E2B and E4B wrong answers.
-        chosen.add(RIGHT_IN_GRAPHS)
-    if settings.wants_mtp_v2 is not None:
-        chosen = chosen | {MTP_V2} if settings.wants_mtp_v2 else chosen - {MTP_V2}
-    if MTP_V2 in chosen:
-        # What the release does wrong where a step brings a request more than one token.
-        chosen.update(RIGHT_UNDER_SPEC_V2)
+    chosen |= _edited("GEMMA4_TRIAGE_PATCHES", settings.patches, _of_kind(catalog, *_SELECTABLE), _by_knob(settings))
     if settings.mode is not Mode.OFF:
         probes = {name: patch for name, patch in _of_kind(catalog, Kind.PROBE).items() if patch.asked_by == "mode"}
         unnamed = {name for name, patch in probes.items() if not _costs_too_much(patch, settings.mode)}
@@ -111,23 +94,45 @@ def _unknown(variable: str, items: tuple[str, ...], unknown: list[str], known: d
     )
 
 
-def _edited(variable: str, items: tuple[str, ...], known: dict[str, Patch]) -> set[str]:
-    """`default` or `none` may come first; then `+id` or `id` adds one and `-id` removes one."""
-    chosen: set[str] = set()
+def _by_knob(settings: Settings) -> dict[str, bool]:
+    """The patches of which the pull requests' own knobs say on or off; they have the last word."""
+    said = {
+        YOCO: settings.yoco,
+        FORCE_EAGLE: settings.force_eagle or None,
+        PIECEWISE: settings.piecewise_multimodal or None,
+        MTP_V2: settings.wants_mtp_v2,
+    }
+    return {name: on for name, on in said.items() if on is not None}
+
+
+def _edited(variable: str, items: tuple[str, ...], known: dict[str, Patch], by_knob: dict[str, bool]) -> set[str]:
+    """`default` or `none` may come first; then `+id` or `id` adds one and `-id` removes one, or what another brings."""
+    chosen = {name for name, on in by_knob.items() if on}
+    removed: set[str] = set()
     for position, item in enumerate(items):
         if item in ("default", "none"):
             if position:
                 raise SettingsError(f"{variable}={','.join(items)!r}: {item!r} can only come first")
             if item == "default":
-                chosen = {patch.id for patch in known.values() if patch.default}
+                chosen |= {patch.id for patch in known.values() if patch.default}
             continue
         name = item[1:] if item[0] in "+-" else item
         if name not in known:
             raise _unknown(variable, items, [name], known)
         if item.startswith("-"):
-            if name not in chosen:
-                raise SettingsError(f"{variable}={','.join(items)!r} removes {name!r}, which is not chosen before it")
+            if name not in chosen | _brought(chosen, known):
+                raise SettingsError(
+                    f"{variable}={','.join(items)!r} removes {name!r}, which nothing before it chooses; leave -{name} "
+                    "out, or write what chooses it first"
+                )
             chosen.discard(name)
+            removed.add(name)
         else:
             chosen.add(name)
-    return chosen
+    chosen = {name for name in chosen if by_knob.get(name, True)} | {name for name, on in by_knob.items() if on}
+    return chosen | (_brought(chosen, known) - removed)
+
+
+def _brought(chosen: set[str], known: dict[str, Patch]) -> set[str]:
+    """What the chosen need; a catalog for another purpose may lack a knob's patch."""
+    return {other for name in chosen if name in known for other in known[name].brings}

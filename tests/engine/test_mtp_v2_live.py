@@ -7,7 +7,9 @@ is processed.
 import os
 
 import pytest
+import torch
 
+import draft_inputs
 from gemma4_repro.toys.language import EOS, held_out_prompts, token_id
 from lifecycle_load import assert_nothing_is_left, constrained, mixed_requests
 
@@ -17,6 +19,8 @@ LIMIT_S = 240
 PROMPTS = [prompt[:n] for prompt, n in zip(held_out_prompts(200, 60, seed=7), [60, 17, 33, 5, 48] * 40, strict=True)]
 LONG = held_out_prompts(6, 75, seed=7)
 NEW_TOKENS = 16
+# fp32 sums in another order; states are of the order of 10.
+STATE_TOLERANCE = 1e-3
 V2 = {"GEMMA4_TRIAGE_PATCHES": "default", "SGLANG_FROZEN_KV_MTP_V2": "1"}
 OVERLAP = {"disable_overlap_schedule": False}
 ALONE = 15
@@ -24,8 +28,11 @@ REQUESTS = int(os.environ.get("LIFECYCLE_REQUESTS", "100"))
 
 
 @pytest.fixture(scope="module")
-def sides(engine_arguments, mtp_arguments, run_engine):
-    """sides["overlap"] -> [{tokens, meta} per prompt] of an engine; also "none", "v1" and "sync"."""
+def sides(engine_arguments, mtp_arguments, run_engine, tmp_path_factory):
+    """sides["overlap"] -> [{tokens, meta} per prompt] of an engine; also "none", "v1" and "sync".
+
+    sides["overlap drafts"] -> what its assistant drafted from, as draft_inputs.py reads it; of "none" nothing.
+    """
     default = {"GEMMA4_TRIAGE_PATCHES": "default"}
     asked = {
         "none": (default, engine_arguments),
@@ -36,9 +43,18 @@ def sides(engine_arguments, mtp_arguments, run_engine):
     found = {}
     for name, (environment, arguments) in asked.items():
         engine = arguments | {"max_running_requests": 32, "max_total_tokens": 8192}
-        run = run_engine(environment, engines=[engine], prompts=PROMPTS, new_tokens=NEW_TOKENS)
+        path = tmp_path_factory.mktemp("drafts") / "inputs.jsonl"
+        path.touch()
+        run = run_engine(
+            environment | {draft_inputs.FILE: str(path)},
+            engines=[engine],
+            prompts=PROMPTS,
+            new_tokens=NEW_TOKENS,
+            before="draft_inputs:record",
+        )
         assert run.returncode == 0, run.log[-4000:]
         assert run.outputs is not None
+        found[f"{name} drafts"] = draft_inputs.read(path)
         assert ("MTP under spec v2, overlap" in run.log) == (name in ("sync", "overlap"))
         found[name] = run.outputs[0]
     return found
@@ -49,14 +65,30 @@ def test_greedy_tokens_are_those_without_mtp(sides, name):
     assert [one["tokens"] for one in sides[name]] == [one["tokens"] for one in sides["none"]]
 
 
+@pytest.mark.parametrize("name", ["sync", "overlap"])
+def test_drafts_start_from_what_they_start_from_without_spec_v2(sides, name):
+    """Tokens and accept lengths say little of it: the toys' assistant hardly heeds the target's hidden state."""
+    wanted, found = sides["v1 drafts"], sides[f"{name} drafts"]
+    assert sides["none drafts"] == {}
+    assert len(wanted) > 2 * len(PROMPTS)
+    # Overlapped, a request that has ended unnoticed drafts once more.
+    assert wanted.keys() <= found.keys()
+    assert {key: token for key, (token, _) in wanted.items()} == {key: found[key][0] for key in wanted}
+    states = torch.tensor([wanted[key][1] for key in wanted])
+    torch.testing.assert_close(torch.tensor([found[key][1] for key in wanted]), states, rtol=0, atol=STATE_TOLERANCE)
+    nearest = (states[1:] - states[:-1]).abs().amax(-1).min()
+    assert nearest > 100 * STATE_TOLERANCE, "so that a neighbour's state would be seen"
+
+
 @pytest.mark.parametrize(
     ("count", "changes"),
     [
         (20, {"page_size": 64, "speculative_num_steps": 1, "speculative_num_draft_tokens": 2}),
         # Only triton has pages of one token; its interpreter needs a second for a step.
         (2, {"attention_backend": "triton", "page_size": 1}),
+        (2, {"attention_backend": "triton", "speculative_num_steps": 2, "speculative_eagle_topk": 2}),
     ],
-    ids=["pages of 64, one draft", "pages of 1"],
+    ids=["pages of 64, one draft", "pages of 1", "a tree two wide"],
 )
 def test_greedy_tokens_are_the_same_in_pages_of_other_sizes(sides, mtp_arguments, run_engine, count, changes):
     kept = PROMPTS[:count]
@@ -66,6 +98,26 @@ def test_greedy_tokens_are_the_same_in_pages_of_other_sizes(sides, mtp_arguments
     assert run.outputs is not None
     expected = [one["tokens"][:new_tokens] for one in sides["none"][:count]]
     assert [one["tokens"] for one in run.outputs[0]] == expected
+
+
+def test_hidden_states_are_those_without_mtp(mtp_arguments, engine_arguments, engine_forks, tmp_path_factory):
+    """The prompt's rows and one per token of the answer but the last, of each request among others."""
+    asked = {"prompts": [prompt[: 40 - 9 * i] for i, prompt in enumerate(LONG[:4])], "return_hidden_states": True}
+    sides = []
+    for arguments in (engine_arguments, mtp_arguments, mtp_arguments | OVERLAP):
+        engine = arguments | {"enable_return_hidden_states": True}
+        spec = {"engine": engine, "rounds": [{"new_tokens": NEW_TOKENS} | asked]}
+        done = engine_forks.run_child("yoco_child", tmp_path_factory.mktemp("states"), V2, LIMIT_S, spec)
+        assert done.returncode == 0, done.log[-4000:]
+        sides.append(done.outputs["rounds"][0])
+    plain, *drafted = sides
+    for found in drafted:
+        for prompt, one, other in zip(asked["prompts"], plain, found, strict=True):
+            assert one["tokens"] == other["tokens"]
+            assert len(one["hidden"]) == len(other["hidden"]) == NEW_TOKENS
+            assert len(one["hidden"][0]) == len(prompt)
+            for rows, again in zip(one["hidden"], other["hidden"], strict=True):
+                torch.testing.assert_close(torch.tensor(again), torch.tensor(rows), rtol=0, atol=STATE_TOLERANCE)
 
 
 def test_answers_that_fill_the_context_stay_in_their_own_rows(mtp_arguments, engine_arguments, run_engine):

@@ -44,16 +44,14 @@ V2 = V1 | {"SGLANG_FROZEN_KV_MTP_V2": "1"}
 SYNC = {"disable_overlap_schedule": True}
 PROMPTS = [prompt[:n] for prompt, n in zip(held_out_prompts(200, 60, seed=7), [60, 17, 33, 5, 48] * 40, strict=True)]
 NEW_TOKENS = 24
+ONE_DRAFT = {"speculative_num_steps": 1, "speculative_num_draft_tokens": 2}
 SIDES = {
     "none": (V1, {}),
     "v1": (V1, MTP),
     "sync": (V2, MTP | SYNC),
     "overlap": (V2, MTP),
     "overlap, eager": (V2, MTP | {"disable_cuda_graph": True}),
-    "overlap, pages of 64, one draft": (
-        V2,
-        MTP | {"page_size": 64, "speculative_num_steps": 1, "speculative_num_draft_tokens": 2},
-    ),
+    "overlap, pages of 64, one draft": (V2, MTP | ONE_DRAFT | {"page_size": 64}),
     "overlap, pages of 1": (V2, MTP | {"page_size": 1}),
 }
 LIMIT_S = 300
@@ -121,14 +119,30 @@ def test_a_mixed_load_leaves_nothing_behind(tmp_path, changes):
     assert max(tallies, key=lambda one: one["events"])["balanced"] is True
 
 
-def waits_per_round(folder, environment, changes):
-    """How often the scheduler's host waits for the device, by call and verification, while one request is served."""
+def traced(folder, environment, changes):
+    """(verifications, trace) of one request."""
     traces = folder / "traces"
     spec = {"engine": ENGINE | changes, "prompt": PROMPTS[0], "new_tokens": 200, "traces": str(traces)}
     done = run("sync_count_child.py", folder, environment, spec)
     (path,) = traces.rglob("*.trace.json.gz")
-    counts = Counter(wait.name for wait in read_tables(TraceFile(Source(str(path))).events()).waits)
-    return {name: round(count / done.outputs["verify_rounds"], 2) for name, count in counts.items()}
+    return done.outputs["verify_rounds"], TraceFile(Source(str(path)))
+
+
+def waits_per_round(folder, environment, changes):
+    """How often the scheduler's host waits for the device, by call and verification, while one request is served."""
+    rounds, trace = traced(folder, environment, changes)
+    counts = Counter(wait.name for wait in read_tables(trace.events()).waits)
+    return {name: round(count / rounds, 2) for name, count in counts.items()}
+
+
+@pytest.mark.parametrize("changes", [{}, ONE_DRAFT], ids=["three drafts", "one draft"])
+def test_the_seed_step_is_in_the_drafts_graph(tmp_path, changes):
+    """A draft forward that is not in a graph has SGLang's span of a decode; the graph's replay has its own."""
+    rounds, trace = traced(tmp_path / "run", V2, MTP | changes)
+    names = Counter(str(event.get("name")) for event in trace.events())
+    loops = sum(count for name, count in names.items() if name.startswith("step[DRAFT_LOOP"))
+    assert loops >= rounds
+    assert not any(name.startswith("step[DECODE") for name in names)
 
 
 def test_the_host_waits_no_more_often_than_without_spec_v2(tmp_path):

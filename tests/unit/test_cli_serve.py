@@ -212,7 +212,7 @@ class TestUsage:
                 "SGLANG_TRTLLM_MHA_DEBUG='banana' cannot be read: allowed: 0, off, log, contain, trap, 1",
             ),
             (["--patches", "yoko"], "yoko"),
-            (["--patches", "default,-swa-window-width"], "not chosen before it"),
+            (["--patches", "default,-swa-window-width"], "nothing before it chooses"),
             (["--faults", "page-table"], "GEMMA4_TRIAGE_FAULTS"),
             (["--faults", "swa-alloc-oob,swa-alloc-oob"], "named twice"),
             (["--probes", "page-table"], "SGLANG_TRTLLM_MHA_DEBUG is off"),

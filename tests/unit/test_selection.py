@@ -73,6 +73,28 @@ def test_default_patches_can_be_edited(monkeypatch):
     assert chosen(monkeypatch, GEMMA4_TRIAGE_PATCHES="swa-state-swap") == ["swa-state-swap"]
 
 
+BRINGING = [patch for patch in CATALOG if patch.brings]
+
+
+@pytest.mark.parametrize("patch", BRINGING, ids=lambda patch: patch.id)
+def test_what_a_patch_needs_comes_along_and_goes_by_name(monkeypatch, patch):
+    needed = {patch.id, *patch.brings}
+    assert set(chosen(monkeypatch, GEMMA4_TRIAGE_PATCHES=patch.id)) == needed
+    for other in patch.brings:
+        assert set(chosen(monkeypatch, GEMMA4_TRIAGE_PATCHES=f"{patch.id},-{other}")) == needed - {other}
+        assert set(chosen(monkeypatch, GEMMA4_TRIAGE_PATCHES=f"{patch.id},-{other},{other}")) == needed
+        assert chosen(monkeypatch, GEMMA4_TRIAGE_PATCHES=f"{patch.id},-{patch.id}") == []
+
+
+def test_what_a_knobs_patch_needs_goes_by_name_too(monkeypatch):
+    ids = chosen(monkeypatch, SGLANG_FROZEN_KV_MTP_V2="1", GEMMA4_TRIAGE_PATCHES="default,-free-swa-pages")
+    assert "mtp-v2" in ids
+    assert "free-swa-pages" not in ids
+    assert "spec-v2-stop-window" in ids
+    with pytest.raises(SettingsError, match="which nothing before it chooses"):
+        chosen(monkeypatch, SGLANG_FROZEN_KV_MTP_V2="0", GEMMA4_TRIAGE_PATCHES="default,-free-swa-pages")
+
+
 def test_a_fault_leaves_out_the_patch_whose_place_it_takes(monkeypatch):
     """Side by side the patch would hide the fault."""
     defaults = [patch.id for patch in CATALOG if patch.default]
@@ -110,7 +132,7 @@ def test_order_is_leaves_faults_fixes_probes(monkeypatch):
         ("GEMMA4_TRIAGE_PATCHES", "default,-nope", r"='default,-nope' names nope"),
         ("GEMMA4_TRIAGE_PATCHES", "+-swa-state-swap", "names -swa-state-swap"),
         ("GEMMA4_TRIAGE_PATCHES", "swa-state-swap,default", "can only come first"),
-        ("GEMMA4_TRIAGE_PATCHES", "none,-swa-state-swap", "not chosen before it"),
+        ("GEMMA4_TRIAGE_PATCHES", "none,-swa-state-swap", "which nothing before it chooses"),
         ("GEMMA4_TRIAGE_PATCHES", "swa-state-stale", "allowed"),
     ],
 )

@@ -13,12 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from sglang.srt.constrained.llguidance_backend import GuidanceGrammar
+from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.scheduler_components import batch_result_processor
 from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.utils.hf_transformers_utils import get_tokenizer
+from xgrammar import GrammarCompiler, GrammarMatcher, TokenizerInfo
 
 from gemma4_repro.toys.language import EOS, token_id, vocabulary
 from gemma4_repro.toys.locate import toy_path
@@ -244,3 +246,26 @@ def test_a_token_that_the_grammar_refuses_aborts_as_before(attach, process):
     assert process([made], [window]) == ["r"]
     assert not made.finished()
     assert list(made.output_ids) == window
+
+
+def test_a_refused_token_is_not_taken_on_a_second_reading_of_its_step(attach, process):
+    """Of `aab` the grammar has had `a`. The step again from its start would be `ab`, which is the rest of it."""
+    attach("off", "mtp-v2", "spec-v2-grammar-end")
+    made = with_grammar("unused")
+    tokens = TokenizerInfo([bytes([byte]) for byte in range(256)] + [b"</s>"], stop_token_ids=[256])
+    compiled = GrammarCompiler(tokens).compile_regex("aab")
+    made.grammar = XGrammarGrammar(GrammarMatcher(compiled), 257, compiled, None)
+    assert process([made], [[A, B]]) == ["r"]
+
+
+def test_grammars_of_other_steps_are_sglangs_to_feed(attach, process):
+    attach("off", "mtp-v2", "spec-v2-grammar-end")
+    ended, broken = with_grammar("ab*"), with_grammar("ab*")
+    process([ended], [[A, BYTES.eos_token]])
+    broken.grammar = object()
+    with pytest.raises(AttributeError):
+        process([broken], [[A]])
+    made = with_grammar("ab")
+    made.output_ids.append(A)
+    made.update_finish_state(1)
+    made.grammar.accept_token(A)

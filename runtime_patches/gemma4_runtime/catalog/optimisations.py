@@ -210,6 +210,8 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         title="prefills of multimodal models in piecewise CUDA graphs; the vision tower stays eager",
         origin="feature F11: the knob of the pull requests; SGLang has these graphs for text models alone",
         upstream="switched off by its is_multimodal rule up to 0.5.23",
+        # Without it these graphs give E2B and E4B wrong answers.
+        brings=("piecewise-ple",),
         attachments=(
             Hook("server_args.piecewise", How.AROUND, f"{_AT}.piecewise_multimodal:around_handle"),
             Hook("server_args.last_check", How.AFTER, f"{_AT}.piecewise_multimodal:after_last_check"),
@@ -318,6 +320,8 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         title="MTP with overlap scheduling: FROZEN_KV_MTP under spec v2, which the release refuses",
         origin="feature F7: FrozenKVMTPWorkerV2 of the pull requests, whose V1 verification leaked KV per request",
         upstream="a worker of its own since 0.5.14",
+        # What the release does wrong where a step brings a request more than one token.
+        brings=("spec-v2-stop-window", "spec-v2-grammar-end", "spec-v2-hidden-rows", "free-swa-pages"),
         about=About(
             why="The scheduler waits for each MTP step before it prepares the next one. FrozenKVMTPWorkerV2, which "
             "would overlap the two, is a stub that raises in this release.",

@@ -14,6 +14,7 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
 from sglang.srt.speculative.base_spec_worker import BaseDraftWorker
 from sglang.srt.speculative.eagle_utils import build_tree_kernel_efficient
+from sglang.srt.speculative.frozen_kv_mtp_cuda_graph_runner import FrozenKVMTPCudaGraphRunner
 from sglang.srt.speculative.frozen_kv_mtp_info import FrozenKVMTPDraftInput, FrozenKVMTPVerifyInput
 from sglang.srt.speculative.frozen_kv_mtp_worker import FrozenKVMTPWorker
 from sglang.srt.utils import is_pin_memory_available
@@ -29,6 +30,13 @@ class FrozenKVMTPDraftWorkerV2(FrozenKVMTPWorker, BaseDraftWorker):
     @property
     def draft_runner(self) -> Any:
         return self.model_runner
+
+    def init_cuda_graphs(self) -> None:
+        """As V1, which leaves drafts of one step eager, as if they had no forward; they have the seed's."""
+        super().init_cuda_graphs()
+        eager = self.server_args.disable_cuda_graph or self.target_worker.device != "cuda"
+        if self.cuda_graph_runner is None and not eager:
+            self.cuda_graph_runner = FrozenKVMTPCudaGraphRunner(self)
 
     def forward_batch_generation(self, batch: Any) -> Any:
         """V1's whole step, bookkeeping included, has no place under spec v2."""

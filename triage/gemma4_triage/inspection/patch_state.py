@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind, Patch
-from gemma4_runtime.selection import (
-    FORCE_EAGLE,
-    MTP_V2,
-    PIECEWISE,
-    RIGHT_IN_GRAPHS,
-    RIGHT_UNDER_SPEC_V2,
-    YOCO,
-)
+from gemma4_runtime.selection import FORCE_EAGLE, MTP_V2, PIECEWISE, YOCO
 from gemma4_runtime.settings import MTP_V2 as MTP_V2_KNOB
 from gemma4_runtime.settings import MTP_V2_ALIAS, Mode, Settings
 
@@ -49,6 +42,8 @@ def switch_on(patch: Patch) -> str:
         return asked[patch.asked_by]
     if patch.kind is Kind.FAULT:
         return f"{_FAULTS}={patch.id}"
+    if patch.id in _KNOBS:
+        return f"{_KNOBS[patch.id]}=1"
     return f"{_HOST}=1" if patch.kind is Kind.HOST_LEAF else f"{_PATCHES}={patch.id}"
 
 
@@ -63,6 +58,8 @@ def switch_off(patch: Patch) -> str:
     if patch.default:
         return f"{_PATCHES}=default,-{patch.id}"
     also = f", unset {_KNOBS[patch.id]}" if patch.id in _KNOBS else ""
+    if bringer := _bringer(patch):
+        also = f", and write -{patch.id} there where {bringer} brings it along"
     return f"leave it out of {_FAULTS if patch.kind is Kind.FAULT else _PATCHES}{also}; it is no default"
 
 
@@ -83,14 +80,17 @@ def _because(patch: Patch, settings: Settings, chosen: bool) -> str:
         return f"{named}={int(settings.wants_mtp_v2)} has the last word"
     if {FORCE_EAGLE: settings.force_eagle, PIECEWISE: settings.piecewise_multimodal}.get(patch.id):
         return f"{_KNOBS[patch.id]}=1"
-    if chosen and patch.id == RIGHT_IN_GRAPHS and settings.piecewise_multimodal:
-        return f"{PIECEWISE} needs it"
-    if chosen and patch.id in RIGHT_UNDER_SPEC_V2 and not _names(settings, patch):
-        return f"{MTP_V2} needs it"
+    if chosen and not _names(settings, patch) and (bringer := _bringer(patch)):
+        return f"{bringer} needs it"
     if settings.patches:
         return f"{_PATCHES}={','.join(settings.patches)} {'has it' if chosen else 'leaves it out'}"
     served = "has it" if patch.default else "does not have it"
     return f"{_PATCHES} is unset; `gemma4-triage serve` sets default, which {served}"
+
+
+def _bringer(patch: Patch) -> str | None:
+    """The patch that has this one chosen along with it."""
+    return next((other.id for other in CATALOG if patch.id in other.brings), None)
 
 
 def _names(settings: Settings, patch: Patch) -> bool:
