@@ -1,6 +1,7 @@
 """Environment of the in-process tests: SGLang's modules must import on a machine without a GPU."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # A setting in the caller's shell must not reach a test that does not set it.
 for _name in [name for name in os.environ if name.startswith(("GEMMA4_TRIAGE_", "SGLANG_TRTLLM_MHA_DEBUG"))]:
     del os.environ[_name]
+
+# Started in the background of a script this process ignores Ctrl-C, and so would the commands that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 

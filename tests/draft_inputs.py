@@ -1,7 +1,7 @@
 """`before` of a child: what the MTP assistant is given to draft from, on record.
 
-One line of JSON per row of a draft's first forward, in the file that DRAFT_INPUTS names: {rid, position: of the token in
-its request, token, hidden: [backbone width]}. A position that a request drafts from again is left out.
+One line of JSON per row of a draft's first forward, in the file that DRAFT_INPUTS names: {rid, position: of the token
+in its request, token, hidden: [backbone width]}. A position that a request drafts from again is left out.
 """
 
 import functools

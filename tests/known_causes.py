@@ -14,6 +14,7 @@ CAUSES = {
     "draft-pool-too-small": "draft-pool-too-small",
     "eager-out-cache-loc": "write-locations-left-over",
     "unmergeable-spec-info": "verify-input-left-on-batch",
+    "row-too-short": "row-too-short",
     "double-bookkeeping": "finished-requests-not-released",
     "finish-inside-forward": "finished-requests-not-released",
     "window-one-too-wide": "window-one-too-wide",

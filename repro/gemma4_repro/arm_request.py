@@ -30,6 +30,7 @@ class ArmRequest(BaseModel):
     """folder: absolute; the process writes nowhere else. environment: set before SGLang's plugins are loaded.
 
     command: what a user types to run this arm; guard manifests and dumps name it as how the engine was launched.
+    new_tokens: per prompt, how long its answer is; None: to the context's end.
     stage_of: per prompt, when it is sent (see StagedWorkload); empty: all at once. aborted: prompt -> aborted after so
     many output tokens. step_times: a file name for when each of the scheduler's steps began; None: not recorded.
     vocabulary_size: have everything recorded that a comparison needs, with the logprobs of token ids below this; None:
@@ -46,7 +47,7 @@ class ArmRequest(BaseModel):
     environment: dict[str, str]
     engine_arguments: dict[str, Any]
     prompts: list[list[int]]
-    new_tokens: list[int]
+    new_tokens: list[int | None]
     stage_of: list[int] = []
     aborted: dict[int, int] = {}
     step_times: str | None = None

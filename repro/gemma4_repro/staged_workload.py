@@ -32,8 +32,8 @@ class StagedWorkload:
         """Token ids, [prompts][tokens]."""
         return [prompt for stage in self.stages for load in stage for prompt in load.prompts()]
 
-    def new_tokens(self) -> list[int]:
-        """How many tokens each prompt is continued for, unless it is aborted."""
+    def new_tokens(self) -> list[int | None]:
+        """How many tokens each prompt is continued for, unless it is aborted; None: to the context's end."""
         return [count for stage in self.stages for load in stage for count in load.new_tokens()]
 
     def stage_of(self) -> list[int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from gemma4_repro.toys.language import held_out_prompts
 
@@ -35,8 +36,8 @@ class Workload:
         """Token ids, [prompt_count][prompt_tokens]; the same every time."""
         return held_out_prompts(self.prompt_count, self.prompt_tokens, self.seed)
 
-    def new_tokens(self) -> list[int]:
-        """How many tokens each prompt is continued for, evenly spread, shortest first."""
+    def new_tokens(self) -> Sequence[int | None]:
+        """How many tokens each prompt is continued for, evenly spread, shortest first; None: to the context's end."""
         steps = max(self.prompt_count - 1, 1)
         span = self.longest_new_tokens - self.shortest_new_tokens
         return [self.shortest_new_tokens + round(span * i / steps) for i in range(self.prompt_count)]
@@ -49,6 +50,18 @@ BRIEF_SWA_PRESSURE = Workload(
     prompt_count=4, prompt_tokens=PROMPT_TOKENS, shortest_new_tokens=16, longest_new_tokens=16
 )
 """The same pressure for pools of 1024 and 307 tokens, in few steps: Triton's interpreter needs seconds for each."""
+
+
+@dataclass(frozen=True)
+class OpenWorkload(Workload):
+    """Prompts without a limit on their answers, which fill the context."""
+
+    shortest_new_tokens: int = field(init=False, default=1)
+    longest_new_tokens: int = field(init=False, default=1)
+
+    def new_tokens(self) -> Sequence[int | None]:
+        """No number for any."""
+        return [None] * self.prompt_count
 
 
 @dataclass(frozen=True)

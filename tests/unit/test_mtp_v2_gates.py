@@ -17,7 +17,8 @@ from toy_arguments import ENGINE, MTP
 
 FROZEN = SpeculativeAlgorithm.FROZEN_KV_MTP
 HOST = ("host-sm100-check", "host-cpu-config")
-NEEDED = {"mtp-v2", "spec-v2-stop-window", "spec-v2-grammar-end", "spec-v2-hidden-rows", "free-swa-pages"}
+FIXES = {"spec-v2-row-width", "spec-v2-stop-window", "spec-v2-grammar-end", "spec-v2-hidden-rows", "free-swa-pages"}
+NEEDED = {"mtp-v2"} | FIXES
 SGLANGS = SimpleNamespace(disable_overlap_schedule=False, enable_multi_layer_eagle=False)
 OVERLAP = {"disable_overlap_schedule": False}
 
@@ -110,11 +111,20 @@ def test_a_wide_tree_needs_triton_everywhere(arguments, backends):
 
 
 @pytest.mark.parametrize(("steps", "extra"), [(3, 4 + 2 * 4), (15, 4 + 2 * 16)])
-def test_a_row_holds_what_is_allocated_ahead(arguments, steps, extra):
+def test_a_row_holds_what_is_allocated_ahead(arguments, attach, steps, extra):
     made = arguments(speculative_num_steps=steps, speculative_num_draft_tokens=steps + 1)
-    assert model_runner_kv_cache_mixin.get_req_to_token_extra_context_len(made) == extra
+    headroom = model_runner_kv_cache_mixin.get_req_to_token_extra_context_len
+    assert headroom(made) == 4 + steps + 1
+    attach("off", "spec-v2-row-width")
+    headroom = model_runner_kv_cache_mixin.get_req_to_token_extra_context_len
+    assert headroom(made) == 4 + steps + 1, "V1 does not allocate ahead"
+    attach("off", "mtp-v2", "spec-v2-row-width", *HOST)
+    headroom = model_runner_kv_cache_mixin.get_req_to_token_extra_context_len
+    assert headroom(made) == extra
     made.speculative_algorithm = "EAGLE"
-    assert model_runner_kv_cache_mixin.get_req_to_token_extra_context_len(made) == 4 + steps + 1
+    assert headroom(made) == extra
+    made.speculative_algorithm = None
+    assert headroom(made) == 4 + steps + 1
 
 
 def test_everything_that_is_not_served_is_named_at_once(arguments):
@@ -185,3 +195,12 @@ def test_two_names_that_differ_are_refused(monkeypatch):
 def test_it_is_no_default(monkeypatch):
     monkeypatch.setenv("GEMMA4_TRIAGE_PATCHES", "default")
     assert not NEEDED & {patch.id for patch in select(read_settings())}
+
+
+def test_a_server_without_mtp_is_told_that_nothing_changes(arguments, caplog):
+    made = arguments()
+    scheduler.decide_needs_cpu_seq_lens(made, [SimpleNamespace(needs_cpu_seq_lens=False)])
+    assert "this server has no MTP" not in caplog.text
+    made.speculative_algorithm = None
+    scheduler.decide_needs_cpu_seq_lens(made, [SimpleNamespace(needs_cpu_seq_lens=False)])
+    assert "SGLANG_FROZEN_KV_MTP_V2: this server has no MTP, so nothing changes" in caplog.text

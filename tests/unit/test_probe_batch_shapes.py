@@ -1,5 +1,7 @@
 """Probe batch-shapes on SGLang's own ScheduleBatch, ModelRunner and speculative states."""
 
+from types import SimpleNamespace
+
 import mtp_batches
 import pytest
 import torch
@@ -83,6 +85,42 @@ class TestWriteRows:
         with pytest.raises(AttributeError):
             runner._eager_fb_view(eager_batch(2, 29))
         assert the_dump(dumps).manifest.action == "logged"
+
+
+class AheadOf:
+    """SGLang's requests and pools as far as spec v2 allocates for them; allocation itself is left out."""
+
+    forward_mode = ForwardMode.DECODE
+    token_to_kv_pool_allocator = SimpleNamespace(page_size=16)
+
+    def __init__(self, width, *allocated):
+        self.req_to_token_pool = SimpleNamespace(req_to_token=torch.zeros(4, width))
+        self.reqs = [SimpleNamespace(req_pool_idx=2 + i, kv_allocated_len=0) for i in range(len(allocated))]
+        self._allocated = allocated
+
+    def allocate(self, draft_input):
+        for request, allocated in zip(self.reqs, self._allocated, strict=True):
+            request.kv_allocated_len = allocated
+
+
+class TestRows:
+    """What the live engine allocates so is a case of the corpus, `row-too-short`."""
+
+    def test_slots_behind_a_rows_end_are_trapped(self, attach):
+        dumps = attach("trap", "batch-shapes")
+        asked = AheadOf(116, 116, 126, 117)
+        with pytest.raises(TrappedViolation, match="slot 3 has 126 KV slots and its row of req_to_token 116 columns"):
+            batch_shapes.around_spec_v2_decode(lambda draft, batch: batch.allocate(draft), None, asked)
+        manifest = the_dump(dumps).manifest
+        assert (manifest.rule, manifest.verdict) == ("batch-shapes", "row_overflow")
+        assert (manifest.offence_count, manifest.scalars["longest"], manifest.scalars["width"]) == (2, 126, 116)
+
+    @pytest.mark.parametrize("allocated", [(), (116,), (1, 116)])
+    def test_slots_up_to_its_end_pass(self, attach, allocated):
+        dumps = attach("trap", "batch-shapes")
+        asked = AheadOf(116, *allocated)
+        batch_shapes.around_spec_v2_decode(lambda draft, batch: batch.allocate(draft), None, asked)
+        assert DumpStore(dumps).list() == []
 
 
 class TestSpeculativeState:

@@ -96,7 +96,8 @@ class FaultCase(Case):
     def patches(self) -> str:
         kept = CORRECTED.replace(",+swa-window-width", "") if "swa-window-width" in self.without else CORRECTED
         left_off = (f"-{fix}" for fix in self.without if fix != "swa-window-width")
-        return ",".join([kept, *left_off, *(f"+{patch}" for patch in self.along)])
+        # What comes along may bring what is left off.
+        return ",".join([kept, *(f"+{patch}" for patch in self.along), *left_off])
 
     @property
     def faults(self) -> tuple[str, ...]:

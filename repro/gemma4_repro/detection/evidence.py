@@ -48,7 +48,7 @@ def _incomplete(case: Case, outcome: Outcome) -> str | None:
         return f"the load was not served whole: {ending_text(outcome)}"
     asked, aborted = case.workload.new_tokens(), case.workload.aborted
     for answer in outcome.result.answers:
-        whole = len(answer.output_ids) >= asked[answer.prompt]
+        whole = len(answer.output_ids) >= (asked[answer.prompt] or 1)
         if whole == (answer.prompt in aborted):
             return f"prompt {answer.prompt} was {'not aborted' if whole else 'cut short'}"
     idle = outcome.result.idle

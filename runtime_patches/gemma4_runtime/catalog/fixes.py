@@ -203,6 +203,26 @@ FIXES: tuple[Patch, ...] = (
         attachments=(Hook("speculative.resolve_alias", How.AROUND, f"{_AT}.force_eagle:around_resolve_alias"),),
     ),
     Patch(
+        id="spec-v2-row-width",
+        kind=Kind.FIX,
+        title="under spec v2 a request's row of req_to_token holds all slots that are allocated for it",
+        origin="SGLang 33579, which saw it with another draft; SGLang 26972 made room for wide trees alone",
+        upstream="later releases make room on pages of several tokens; open on pages of one",
+        about=About(
+            why="Twice a step's tokens are allocated ahead, and a row has room for one. Near the end of its context a "
+            "request's slots spill into the next row: another request answers from them, and on pages of one token "
+            "they are never freed.",
+            eligibility="Servers whose speculation runs under spec v2. mtp-v2 brings it along.",
+            fallback="Without speculation and without spec v2 rows are SGLang's.",
+            proof=(
+                "tests/engine/test_mtp_v2_live.py",
+                "tests/engine/test_repro_corpus.py",
+                "tests/unit/test_mtp_v2_gates.py",
+            ),
+        ),
+        attachments=(Hook("speculative.row_headroom", How.AROUND, f"{_AT}.spec_v2_row_width:around_row_headroom"),),
+    ),
+    Patch(
         id="spec-v2-stop-window",
         kind=Kind.FIX,
         title="a request ends at the first of a step's tokens that ends it: stop strings, end tokens, length",

@@ -321,7 +321,13 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         origin="feature F7: FrozenKVMTPWorkerV2 of the pull requests, whose V1 verification leaked KV per request",
         upstream="a worker of its own since 0.5.14",
         # What the release does wrong where a step brings a request more than one token.
-        brings=("spec-v2-stop-window", "spec-v2-grammar-end", "spec-v2-hidden-rows", "free-swa-pages"),
+        brings=(
+            "spec-v2-row-width",
+            "spec-v2-stop-window",
+            "spec-v2-grammar-end",
+            "spec-v2-hidden-rows",
+            "free-swa-pages",
+        ),
         about=About(
             why="The scheduler waits for each MTP step before it prepares the next one. FrozenKVMTPWorkerV2, which "
             "would overlap the two, is a stub that raises in this release.",
@@ -342,7 +348,6 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             Hook("speculative.create_worker", How.AROUND, f"{_AT}.mtp_v2:around_create_worker"),
             Hook("speculative.handle_frozen", How.REPLACE, f"{_AT}.mtp_v2:handle_frozen_kv_mtp"),
             Hook("speculative.draft_pool", How.AROUND, f"{_AT}.mtp_v2:around_get_draft_kv_pool"),
-            Hook("speculative.row_headroom", How.AROUND, f"{_AT}.mtp_v2:around_row_headroom"),
             Hook("scheduler.needs_cpu_seq_lens", How.AROUND, f"{_AT}.mtp_v2:around_needs_cpu_seq_lens"),
         ),
     ),

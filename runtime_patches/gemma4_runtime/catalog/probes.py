@@ -170,14 +170,16 @@ PROBES: tuple[Patch, ...] = (
     Patch(
         id="batch-shapes",
         kind=Kind.PROBE,
-        title="what a batch carries to its next step fits its requests: write locations, speculative state",
-        origin="SGLang 29616 (eager out_cache_loc), SGLang 26859 (a round in which all requests finish)",
+        title="what a batch carries to its next step fits its requests: write locations, speculative state, rows",
+        origin="SGLang 29616 (eager out_cache_loc), SGLang 26859 (a round in which all requests finish), SGLang 33579 "
+        "(rows that are too short)",
         upstream=NO_UPSTREAM,
         about=About(
             why="A batch that carries something of an earlier shape dies a step later, far from its cause: write "
-            "locations of another length, speculative state that no merge can take.",
-            eligibility="Eager copies of inputs, merges and filters of every batch. Shapes and types only: no device "
-            "work.",
+            "locations of another length, speculative state that no merge can take. Slots beyond the end of a "
+            "request's row are another request's first ones, and nothing dies of that.",
+            eligibility="Eager copies of inputs, merges and filters of every batch, and what spec v2 allocates ahead. "
+            "Shapes, types and lengths that the host has: no device work.",
             fallback="Replays of CUDA graphs make no eager copy and are not looked at there.",
             proof=("tests/engine/test_repro_corpus.py", "tests/unit/test_probe_batch_shapes.py"),
         ),
@@ -185,6 +187,7 @@ PROBES: tuple[Patch, ...] = (
             Hook("runner.eager_view", How.BEFORE, f"{_AT}.batch_shapes:before_eager_view"),
             Hook("batch.merge", How.BEFORE, f"{_AT}.batch_shapes:before_merge"),
             Hook("batch.filter", How.BEFORE, f"{_AT}.batch_shapes:before_filter"),
+            Hook("eagle.v2_prepare_for_decode", How.AROUND, f"{_AT}.batch_shapes:around_spec_v2_decode"),
         ),
         self_test=f"{_AT}.batch_shapes:self_test",
     ),

@@ -1,8 +1,8 @@
-"""Check a batch's write locations and speculative state, from their shapes and types alone: no device work."""
+"""Check a batch's write locations, rows and speculative state by what the host knows of them: no device work."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gemma4_runtime.checks.violation import BadIndex, Violation
@@ -21,6 +21,21 @@ def check_write_rows(rows: int, tokens: int) -> Violation | None:
     if rows <= tokens:
         return None
     return Violation("stale_write_rows", (BadIndex(tokens, 0, rows, 0, tokens + 1),), rows - tokens)
+
+
+def check_row_ends(slots: Sequence[int], allocated: Sequence[int], width: int) -> Violation | None:
+    """Report requests that have more slots than a row of req_to_token has columns.
+
+    Args:
+        slots: the row of each request. allocated: how many KV slots each has.
+
+    Returns: the violation (row: the request's, column: the first that the row lacks, value: allocated, upper: width
+    + 1) or None.
+    """
+    bad = tuple(
+        BadIndex(slot, width, have, 0, width + 1) for slot, have in zip(slots, allocated, strict=True) if have > width
+    )
+    return Violation("row_overflow", bad, len(bad)) if bad else None
 
 
 def cannot(method: str, state: Any) -> bool:

@@ -6,7 +6,6 @@
 | `create_worker`             | V1; refused with overlap                | FrozenKVMTPWorkerV2, overlapped or not     |
 | `_handle_frozen_kv_mtp`     | overlap off                             | as asked; what is not served is refused    |
 | `get_draft_kv_pool`         | the assistant's dummy pool of 64 tokens | none                                       |
-| `get_req_to_token_extra…`   | 4 and a step's tokens                   | 4 and two steps' tokens                    |
 | `decide_needs_cpu_seq_lens` | what the attention backends need        | also where a tree is wider than one token  |
 """
 
@@ -17,15 +16,12 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang.srt.environ import envs
-from sglang.srt.mem_cache.common import get_alloc_reserve_per_decode
 
 from gemma4_runtime.mtp_v2.gates import KNOB, refuse_what_is_not_served
 
 logger = logging.getLogger(__name__)
 
 _MAX_RUNNING = 48
-_CLAIMED = 4
-"""SGLang's own headroom; a step claims the slot of its bonus token before it knows it."""
 
 
 def around_supports_spec_v2(original: Callable[[Any], bool], algorithm: Any) -> bool:
@@ -77,19 +73,11 @@ def around_get_draft_kv_pool(original: Callable[..., Any], **arguments: Any) -> 
     return (None, None) if arguments["spec_algorithm"].is_frozen_kv_mtp() else original(**arguments)
 
 
-def around_row_headroom(original: Callable[[Any], int], server_args: Any) -> int:
-    """Around `get_req_to_token_extra_context_len`: slots of a request's row beyond the context.
-
-    Twice a step's tokens are allocated ahead, up to the last step of a request that fills its context. SGLang makes
-    room for that with wide trees only, and a kernel without a mask writes the rest into the next request's row.
-    """
-    extra = original(server_args)
-    if server_args.speculative_algorithm != "FROZEN_KV_MTP":
-        return extra
-    return max(extra, _CLAIMED + get_alloc_reserve_per_decode(server_args))
-
-
 def around_needs_cpu_seq_lens(original: Callable[..., bool], server_args: Any, attn_backends: Any) -> bool:
     """Around `decide_needs_cpu_seq_lens`: the expansion to a wider tree sums lengths on the host."""
-    wide = server_args.speculative_algorithm == "FROZEN_KV_MTP" and (server_args.speculative_eagle_topk or 1) > 1
+    frozen = server_args.speculative_algorithm == "FROZEN_KV_MTP"
+    if not frozen:
+        # The first that a server without MTP asks of this patch.
+        logger.warning("%s: this server has no MTP, so nothing changes; a draft model brings it.", KNOB)
+    wide = frozen and (server_args.speculative_eagle_topk or 1) > 1
     return wide or original(server_args, attn_backends)

@@ -2,6 +2,7 @@
 
 | hook                              | finding            | what SGLang would do next                             |
 |-----------------------------------|--------------------|-------------------------------------------------------|
+| after prepare_for_decode, spec v2 | row_overflow       | answer another request from these slots               |
 | before ModelRunner._eager_fb_view | stale_write_rows   | copy out_cache_loc into a shorter buffer, and die     |
 | before ScheduleBatch.merge_batch  | unusable_spec_info | AttributeError, or a draft from nothing a step later  |
 | before ScheduleBatch.filter_batch | unusable_spec_info | AttributeError here, or at the merge after it         |
@@ -10,16 +11,18 @@ A batch whose requests have all left is looked at as well: SGLang skips its spec
 prefill into that very batch if one comes before it is dropped. With the fix `spec-info-guards` such a batch goes on as
 it should and is no finding; one with unfinished requests stays one.
 
-Host-only: shapes and types, no device work and no synchronisation.
+Host-only: shapes, types and lengths, no device work and no synchronisation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 from gemma4_dumps.schema import Provenance
 from gemma4_runtime.checks.batch_shapes import (
+    check_row_ends,
     check_write_rows,
     filter_problem,
     has_draft_inputs,
@@ -38,6 +41,7 @@ RULE = "batch-shapes"
 _VIEW = "ModelRunner._eager_fb_view"
 _MERGE = "ScheduleBatch.merge_batch"
 _FILTER = "ScheduleBatch.filter_batch"
+_AHEAD = "EagleDraftInputV2Mixin.prepare_for_decode"
 _GUARDS = "spec-info-guards"
 
 
@@ -92,6 +96,43 @@ def before_filter(
         _report_state(problem, _FILTER, batch, None)
 
 
+def around_spec_v2_decode(original: Callable[..., Any], draft_input: Any, batch: Any) -> Any:
+    """Around `prepare_for_decode(batch)` of spec v2, which allocates slots ahead and writes them into rows."""
+    result = original(draft_input, batch)
+    width = batch.req_to_token_pool.req_to_token.shape[1]
+    allocated = [request.kv_allocated_len for request in batch.reqs]
+    violation = check_row_ends([request.req_pool_idx for request in batch.reqs], allocated, width)
+    if violation is None:
+        return result
+    first = violation.first
+    summary = (
+        f"request slot {first.row} has {first.value} KV slots and its row of req_to_token {width} columns: the last "
+        f"{first.value - width} are in the row behind it"
+    )
+
+    def scene() -> Scene:
+        return Scene(
+            rule=RULE,
+            site=_AHEAD,
+            summary=summary,
+            table="req_to_token",
+            provenance=Provenance(table_origin="ReqToTokenPool.req_to_token", explanation=summary),
+            facts={
+                "forward_mode": None if batch.forward_mode is None else batch.forward_mode.name,
+                "page_size": int(batch.token_to_kv_pool_allocator.page_size),
+                "scalars": {
+                    "width": width,
+                    "longest": max(allocated),
+                    "requests": len(allocated),
+                    "overflowing": violation.count,
+                },
+            },
+        )
+
+    Session.guard().report(violation, RULE, _AHEAD, scene)
+    return result
+
+
 def self_test() -> None:
     """Fire on planted batches, stay silent on clean ones.
 
@@ -99,8 +140,20 @@ def self_test() -> None:
         VerificationFailed: the checks no longer tell them apart.
     """
     state = SimpleNamespace(merge_batch=print, filter_batch=print)
-    clean = (check_write_rows(4, 4), merge_problem(state, state), filter_problem(state), filter_problem(None))
-    planted = (check_write_rows(5, 4), merge_problem(state, None), merge_problem(object(), state), filter_problem(1))
+    clean = (
+        check_write_rows(4, 4),
+        check_row_ends([1], [8], 8),
+        merge_problem(state, state),
+        filter_problem(state),
+        filter_problem(None),
+    )
+    planted = (
+        check_write_rows(5, 4),
+        check_row_ends([1], [9], 8),
+        merge_problem(state, None),
+        merge_problem(object(), state),
+        filter_problem(1),
+    )
     if any(clean) or not all(planted):
         raise VerificationFailed(f"{RULE}: self test: clean batches gave {clean}, planted ones gave {planted}")
 

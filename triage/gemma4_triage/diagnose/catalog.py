@@ -28,6 +28,7 @@ from gemma4_triage.diagnose.rules import (
     parts_disagree,
     pool_swap_missed_leaf,
     row_not_translated,
+    row_too_short,
     swa_page_replaced_before_free,
     swa_page_shared,
     swa_pool_too_small,
@@ -71,6 +72,7 @@ RULES: tuple[Rule, ...] = (
     # What a batch carries.
     write_locations_left_over.RULE,
     verify_input_left_on_batch.RULE,
+    row_too_short.RULE,
     # How the server was put together.
     parts_disagree.RULE,
     swa_pool_too_small.RULE,

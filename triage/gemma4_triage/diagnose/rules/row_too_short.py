@@ -1,0 +1,44 @@
+"""A request has more KV slots than its row of req_to_token has columns."""
+
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.diagnose.incident import SHAPES, Incident
+from gemma4_triage.diagnose.rule import Rule
+
+ID = "row-too-short"
+
+
+def find(incident: Incident) -> Finding | None:
+    dump = incident.first(rule=SHAPES, verdict="row_overflow")
+    if dump is None:
+        return None
+    return Finding(
+        rule=ID,
+        cause=(
+            "Under spec v2 twice a step's tokens are allocated ahead, and rows have room for one step's beyond the "
+            "context: near its end a request's last slots are written into the next request's row."
+        ),
+        confidence=Confidence.CERTAIN,
+        evidence=(
+            said(dump, "scalars.longest", "KV slots of the longest request"),
+            said(dump, "scalars.width", "columns of a row"),
+            said(dump, "scalars.overflowing", "requests that reach into another's row"),
+            said(dump, "site", "where they were allocated"),
+        ),
+        ruled_out_if=("no request comes near the end of its context",),
+        advice=(
+            "The request in the row behind answers from slots that are not its own. On pages of one token the slots "
+            "are never freed as well, and SGLang's check ends the server when it is next idle.",
+            "Without the fix a smaller --speculative-num-draft-tokens makes it rarer, and no setting excludes it.",
+        ),
+        next_commands=(
+            commands.serve(incident, "--patches default,spec-v2-row-width", "--debug 1"),
+            commands.corpus("row-too-short"),
+        ),
+        fix="spec-v2-row-width",
+        upstream=("SGLang 33579",),
+    )
+
+
+RULE = Rule(ID, find)
