@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ class ArmRequest(BaseModel):
     environment: dict[str, str]
     engine_arguments: dict[str, Any]
     prompts: list[list[int]]
-    new_tokens: list[int | None]
+    new_tokens: Sequence[int | None]
     stage_of: list[int] = []
     aborted: dict[int, int] = {}
     step_times: str | None = None

@@ -105,7 +105,7 @@ def _run_arm(
         environment=_environment(arm, folder, options.include),
         engine_arguments={**arm.engine_arguments, **models},
         prompts=arm.workload.prompts(),
-        new_tokens=list(arm.workload.new_tokens()),
+        new_tokens=arm.workload.new_tokens(),
         one_by_one=arm.one_by_one,
     )
     (folder / REQUEST_NAME).write_text(request.model_dump_json(), encoding="utf-8")

@@ -26,11 +26,11 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "scalars.overflowing", "requests that reach into another's row"),
             said(dump, "site", "where they were allocated"),
         ),
-        ruled_out_if=("no request comes near the end of its context",),
+        ruled_out_if=("no request comes near the end of its context", "every request names max_new_tokens"),
         advice=(
-            "The request in the row behind answers from slots that are not its own. On pages of one token the slots "
-            "are never freed as well, and SGLang's check ends the server when it is next idle.",
-            "Without the fix a smaller --speculative-num-draft-tokens makes it rarer, and no setting excludes it.",
+            "The request in the row behind answers from slots that are not its own. SGLang 33579 tells of slots that "
+            "are never freed as well, on pages of one token, until SGLang's own check ends the server.",
+            "Without the fix have every request name max_new_tokens: SGLang then ends it a step's tokens earlier.",
         ),
         next_commands=(
             commands.serve(incident, "--patches default,spec-v2-row-width", "--debug 1"),
