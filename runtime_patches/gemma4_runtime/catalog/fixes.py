@@ -207,7 +207,7 @@ FIXES: tuple[Patch, ...] = (
         kind=Kind.FIX,
         title="under spec v2 a request's row of req_to_token holds all slots that are allocated for it",
         origin="SGLang 33579, which saw it with another draft; SGLang 26972 made room for wide trees alone",
-        upstream="later releases make room on pages of several tokens; open on pages of one",
+        upstream="as it is in 0.5.14; later releases make room on pages of several tokens alone",
         about=About(
             why="Twice a step's tokens are allocated ahead, and a row has room for one. Near the end of its context a "
             "request's slots spill into the next row: another request answers from them, and on pages of one token "
@@ -227,7 +227,7 @@ FIXES: tuple[Patch, ...] = (
         kind=Kind.FIX,
         title="a request ends at the first of a step's tokens that ends it: stop strings, end tokens, length",
         origin="feature F7: a backport that MTP under spec v2 needs",
-        upstream="stop strings in later releases",
+        upstream="stop strings since 0.5.14; what follows an end token near max_new_tokens: no",
         about=About(
             why="Under spec v2 a step brings several tokens, and SGLang asks about them at once. Stop strings are "
             "missed, or what follows them is answered too; so is what follows an end token near max_new_tokens.",
@@ -244,7 +244,7 @@ FIXES: tuple[Patch, ...] = (
         kind=Kind.FIX,
         title="under spec v2 a grammar is fed up to its end, and the request ends there",
         origin="feature F7: a backport that MTP under spec v2 needs",
-        upstream="in later releases",
+        upstream="fixed in 0.5.14",
         about=About(
             why="SGLang feeds a grammar whole windows, also past its end, and asks whether it has ended before it "
             "feeds it: a request ends a step late with every token of it, or is aborted by the grammar's error.",
@@ -263,7 +263,7 @@ FIXES: tuple[Patch, ...] = (
         kind=Kind.FIX,
         title="under spec v2 a request gets the hidden states of its own tokens, one row each",
         origin="feature F7: a backport that MTP under spec v2 needs",
-        upstream="in later releases",
+        upstream="fixed in 0.5.14",
         about=About(
             why="A verification has several rows per request, and SGLang returns row i to request i: another "
             "request's from the second on, and one per step.",
