@@ -104,6 +104,15 @@ class TestProbes:
         assert code == 1
         assert "off: not measured" in out
 
+    @pytest.mark.parametrize(
+        ("words", "rounds"), [((), 10), (("--host-engine",), 1), (("--host-engine", "--rounds", "3"), 3)]
+    )
+    def test_rounds_are_those_that_were_asked_for(self, cli, measured, monkeypatch, words, rounds):
+        found, plans = measured(), []
+        monkeypatch.setattr(bench_probes, "_measure", lambda plan, folder: plans.append(plan) or (found, False))
+        cli("bench", "probes", *words)
+        assert plans[0].rounds == rounds
+
     def test_a_smoke_run_says_so_and_judges_no_time(self, cli, measured):
         measured(host_engine=True, arms=choose((), smoke=True), hooks_us={"ledger": {"leak-ledger.alloc": 900.0}})
         code, out, _ = cli("bench", "probes", "--host-engine")

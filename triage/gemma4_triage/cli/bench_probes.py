@@ -33,7 +33,14 @@ def probes(
         typer.Option("--batches", metavar="SIZES", help="Requests at once. Default: 1,16,64, on the host engine 1,2."),
     ] = None,
     mtp: Annotated[str, typer.Option("--mtp", metavar="on|off|both", help="Speculative decoding.")] = "both",
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Counted rounds; one more goes before them.")] = 10,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            "--rounds",
+            min=1,
+            help="Counted rounds; one more goes before them. Default: 10, on the host engine 1.",
+        ),
+    ] = None,
     model: Annotated[
         str, typer.Option("--model", metavar="scaled|e4b", help="The toy scaled up, or as wide and deep as E4B.")
     ] = "scaled",
@@ -47,7 +54,7 @@ def probes(
     ] = None,
     host_engine: Annotated[
         bool,
-        typer.Option("--host-engine", help="Smoke run with the toys on this CPU: one round, and no measurement."),
+        typer.Option("--host-engine", help="Smoke run with the toys on this CPU, and no measurement."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -76,7 +83,7 @@ def _plan(
     arms: str | None,
     batches: str | None,
     mtp: str,
-    rounds: int,
+    rounds: int | None,
     model: str,
     copies: int,
     max_minutes: float,
@@ -102,7 +109,7 @@ def _plan(
         "--batches", batches if batches is not None else "1,2" if host_engine else "1,16,64", 128, "1,16,64"
     )
     lengths = HOST_SIZES if host_engine else CUDA_SIZES
-    rounds = 1 if host_engine else rounds
+    rounds = rounds or (1 if host_engine else 10)
     return Plan(chosen, sizes, _MTP[mtp], rounds, host_engine, 60 * max_minutes, size=model, copies=copies, **lengths)
 
 
