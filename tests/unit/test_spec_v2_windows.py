@@ -29,6 +29,7 @@ TOKENIZER = get_tokenizer(str(toy_path("toy-e4b")))
 WORDS = vocabulary()
 PLAIN = range(200, 216)
 END = token_id(EOS)
+THINK_END = PLAIN[-1]
 STRIDE = 4
 
 
@@ -41,11 +42,14 @@ def request(*, said=(), **sampling) -> Req:
     made.tokenizer = TOKENIZER
     made.vocab_size = len(WORDS)
     made.output_ids.extend(said)
+    made.require_reasoning = True
+    made.update_reasoning_tokens(list(said), THINK_END)
     return made
 
 
 def in_one(made: Req, window) -> Req:
     made.output_ids.extend(window)
+    made.update_reasoning_tokens(list(window), THINK_END)
     made.update_finish_state(len(window))
     return made
 
@@ -54,6 +58,7 @@ def one_by_one(made: Req, window) -> Req:
     """As V1's verification does it: tokens after the end are never seen."""
     for token in window:
         made.output_ids.append(token)
+        made.update_reasoning_tokens(token, THINK_END)
         made.update_finish_state()
         if made.finished():
             break
@@ -98,11 +103,11 @@ def test_an_end_token_beside_the_length_limit(attach):
     window=st.lists(st.sampled_from([*PLAIN, END]), min_size=1, max_size=5),
     stop=st.lists(st.sampled_from(PLAIN), min_size=1, max_size=2),
     token=st.sampled_from(PLAIN),
-    limit=st.integers(1, 12),
+    room=st.integers(1, 7),
     kinds=st.sets(st.sampled_from(["stop", "token", "ignore_eos"])),
 )
-def test_a_window_ends_where_single_tokens_would(spec_v2_fixes, said, window, stop, token, limit, kinds):
-    sampling = {"max_new_tokens": limit}
+def test_a_window_ends_where_single_tokens_would(spec_v2_fixes, said, window, stop, token, room, kinds):
+    sampling = {"max_new_tokens": len(said) + room}
     if "stop" in kinds:
         sampling["stop"] = [TOKENIZER.decode(stop)]
     if "token" in kinds:
@@ -110,8 +115,10 @@ def test_a_window_ends_where_single_tokens_would(spec_v2_fixes, said, window, st
     if "ignore_eos" in kinds:
         sampling["ignore_eos"] = True
     whole = in_one(request(said=said, **sampling), window)
-    assert answer(whole) == answer(one_by_one(request(said=said, **sampling), window))
+    alone = one_by_one(request(said=said, **sampling), window)
+    assert answer(whole) == answer(alone)
     assert list(whole.output_ids) == [*said, *window]
+    assert whole.reasoning_tokens == alone.reasoning_tokens
 
 
 @pytest.fixture

@@ -27,6 +27,8 @@ def judge_in_turn(
             if request.finished():
                 if request.finished_len is None:
                     request.finished_len = len(request.output_ids)
+                # SGLang has counted the whole window. Reasoning comes first in an answer, so this is exact.
+                request.reasoning_tokens = min(request.reasoning_tokens, request.finished_len)
                 return
     finally:
         request.output_ids.extend(window[seen:])
