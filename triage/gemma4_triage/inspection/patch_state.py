@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind, Patch
-from gemma4_runtime.selection import FORCE_EAGLE, MTP_V2, PIECEWISE, YOCO
+from gemma4_runtime.selection import FORCE_EAGLE, MTP_V2, PIECEWISE, YOCO, select
 from gemma4_runtime.settings import MTP_V2 as MTP_V2_KNOB
 from gemma4_runtime.settings import MTP_V2_ALIAS, Mode, Settings
 
@@ -58,7 +60,7 @@ def switch_off(patch: Patch) -> str:
     if patch.default:
         return f"{_PATCHES}=default,-{patch.id}"
     also = f", unset {_KNOBS[patch.id]}" if patch.id in _KNOBS else ""
-    if bringer := _bringer(patch):
+    if bringer := _bringer(patch, CATALOG):
         also = f", and write -{patch.id} there where {bringer} brings it along"
     return f"leave it out of {_FAULTS if patch.kind is Kind.FAULT else _PATCHES}{also}; it is no default"
 
@@ -80,7 +82,7 @@ def _because(patch: Patch, settings: Settings, chosen: bool) -> str:
         return f"{named}={int(settings.wants_mtp_v2)} has the last word"
     if {FORCE_EAGLE: settings.force_eagle, PIECEWISE: settings.piecewise_multimodal}.get(patch.id):
         return f"{_KNOBS[patch.id]}=1"
-    if chosen and not _names(settings, patch) and (bringer := _bringer(patch)):
+    if chosen and not _names(settings, patch) and (bringer := _bringer(patch, select(settings))):
         return f"{bringer} needs it"
     if settings.patches:
         return f"{_PATCHES}={','.join(settings.patches)} {'has it' if chosen else 'leaves it out'}"
@@ -88,9 +90,9 @@ def _because(patch: Patch, settings: Settings, chosen: bool) -> str:
     return f"{_PATCHES} is unset; `gemma4-triage serve` sets default, which {served}"
 
 
-def _bringer(patch: Patch) -> str | None:
-    """The patch that has this one chosen along with it."""
-    return next((other.id for other in CATALOG if patch.id in other.brings), None)
+def _bringer(patch: Patch, among: Iterable[Patch]) -> str | None:
+    """The first of these patches that has this one chosen along with it."""
+    return next((other.id for other in among if patch.id in other.brings), None)
 
 
 def _names(settings: Settings, patch: Patch) -> bool:
