@@ -209,9 +209,9 @@ FIXES: tuple[Patch, ...] = (
         origin="SGLang 33579, which saw it with another draft; SGLang 26972 made room for wide trees alone",
         upstream="as it is in 0.5.14; later releases make room on pages of several tokens alone",
         about=About(
-            why="Twice a step's tokens are allocated ahead, and a row has room for one. Near the end of its context a "
-            "request's slots spill into the next row: another request answers from them, and on pages of one token "
-            "they are never freed.",
+            why="Twice a step's tokens are allocated ahead, and a row has room for one. From 8 tokens a step on, or "
+            "with wide trees on pages of one token, slots of a request near its context's end spill into the next "
+            "row: another request answers from them, and pages that lie behind the row's end are never freed.",
             eligibility="Servers whose speculation runs under spec v2. mtp-v2 brings it along.",
             fallback="Without speculation and without spec v2 rows are SGLang's.",
             proof=(

@@ -26,11 +26,16 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "scalars.overflowing", "requests that reach into another's row"),
             said(dump, "site", "where they were allocated"),
         ),
-        ruled_out_if=("no request comes near the end of its context", "every request names max_new_tokens"),
+        ruled_out_if=(
+            "no request comes near the end of its context",
+            "topk is 1, and --speculative-num-draft-tokens is 7 or less",
+        ),
         advice=(
-            "The request in the row behind answers from slots that are not its own. SGLang 33579 tells of slots that "
-            "are never freed as well, on pages of one token, until SGLang's own check ends the server.",
-            "Without the fix have every request name max_new_tokens: SGLang then ends it a step's tokens earlier.",
+            "The request in the row behind answers from slots that are not its own. A page whose slots are all behind "
+            "the row's end is never freed, as SGLang 33579 tells of pages of one token, until SGLang's own check ends "
+            "the server.",
+            "Without the fix draft with topk 1 and at most 7 tokens a step: rows have room for that. That requests "
+            "name max_new_tokens does not keep them clear of wide trees, nor under --allow-auto-truncate.",
         ),
         next_commands=(
             commands.serve(incident, "--patches default,spec-v2-row-width", "--debug 1"),
