@@ -120,7 +120,8 @@ def _edited(variable: str, items: tuple[str, ...], known: dict[str, Patch], by_k
         if name not in known:
             raise _unknown(variable, items, [name], known)
         if item.startswith("-"):
-            if name not in chosen | _brought(chosen, known):
+            # A knob that is switched off must not make an error of what it took when it was on.
+            if name not in chosen | _brought(chosen | by_knob.keys(), known):
                 raise SettingsError(
                     f"{variable}={','.join(items)!r} removes {name!r}, which nothing before it chooses; leave -{name} "
                     "out, or write what chooses it first"

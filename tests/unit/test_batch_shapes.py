@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemma4_runtime.checks.batch_shapes import check_write_rows, filter_problem, merge_problem
+from gemma4_runtime.checks.batch_shapes import check_row_ends, check_write_rows, filter_problem, merge_problem
 
 
 @given(st.integers(0, 500), st.integers(0, 500))
@@ -13,6 +13,17 @@ def test_only_surplus_rows_are_reported(rows, tokens):
     if violation is not None:
         assert (violation.verdict, violation.count) == ("stale_write_rows", rows - tokens)
         assert not violation.first.lower <= violation.first.value < violation.first.upper
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 40)), max_size=6), st.integers(0, 40))
+def test_only_requests_longer_than_their_row_are_reported(requests, width):
+    violation = check_row_ends([slot for slot, _ in requests], [have for _, have in requests], width)
+    bad = [(slot, width, have) for slot, have in requests if have > width]
+    assert (violation is None) == (not bad)
+    if violation is not None:
+        assert (violation.verdict, violation.count) == ("row_overflow", len(bad))
+        assert [(one.row, one.column, one.value) for one in violation.listed] == bad
+        assert all(one.lower <= width < one.upper == width + 1 for one in violation.listed)
 
 
 def states():

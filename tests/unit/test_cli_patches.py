@@ -89,6 +89,11 @@ def test_the_list_has_every_patch(capsys):
             {"GEMMA4_TRIAGE_PATCHES": "mtp-v2,-free-swa-pages"},
             "off: GEMMA4_TRIAGE_PATCHES=mtp-v2,-free-swa-pages leaves it out",
         ),
+        (
+            "free-swa-pages",
+            {"GEMMA4_TRIAGE_PATCHES": "default,mtp-v2", "SGLANG_FROZEN_KV_MTP_V2": "0"},
+            "off: SGLANG_FROZEN_KV_MTP_V2=0 leaves mtp-v2 out, which would bring it along",
+        ),
         ("host-softcap", {}, "off: GEMMA4_TRIAGE_HOST_ENGINE is off"),
     ],
 )

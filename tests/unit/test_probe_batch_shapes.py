@@ -9,6 +9,7 @@ from sglang.srt import server_args
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.model_executor.model_runner import ModelRunner
+from sglang.srt.speculative.eagle_info_v2 import EagleDraftInputV2Mixin
 from sglang.srt.speculative.frozen_kv_mtp_info import FrozenKVMTPDraftInput, FrozenKVMTPVerifyInput
 
 from gemma4_dumps.reader import read_dump
@@ -87,39 +88,54 @@ class TestWriteRows:
         assert the_dump(dumps).manifest.action == "logged"
 
 
-class AheadOf:
-    """SGLang's requests and pools as far as spec v2 allocates for them; allocation itself is left out."""
+AHEAD = SimpleNamespace(
+    speculative_algorithm="FROZEN_KV_MTP",
+    speculative_num_steps=7,
+    speculative_eagle_topk=1,
+    max_speculative_num_draft_tokens=8,
+    page_size=16,
+)
+"""Of these arguments SGLang allocates 16 slots ahead."""
+
+
+class Running:
+    """A batch as far as the probe reads it. requests: (committed, allocated) slots of each."""
 
     forward_mode = ForwardMode.DECODE
     token_to_kv_pool_allocator = SimpleNamespace(page_size=16)
 
-    def __init__(self, width, *allocated):
+    def __init__(self, width, *requests):
         self.req_to_token_pool = SimpleNamespace(req_to_token=torch.zeros(4, width))
-        self.reqs = [SimpleNamespace(req_pool_idx=2 + i, kv_allocated_len=0) for i in range(len(allocated))]
-        self._allocated = allocated
-
-    def allocate(self, draft_input):
-        for request, allocated in zip(self.reqs, self._allocated, strict=True):
-            request.kv_allocated_len = allocated
+        self.reqs = [
+            SimpleNamespace(req_pool_idx=2 + i, kv_committed_len=committed, kv_allocated_len=allocated)
+            for i, (committed, allocated) in enumerate(requests)
+        ]
 
 
 class TestRows:
     """What the live engine allocates so is a case of the corpus, `row-too-short`."""
 
-    def test_slots_behind_a_rows_end_are_trapped(self, attach):
+    @pytest.fixture(autouse=True)
+    def server_arguments(self, monkeypatch):
+        monkeypatch.setattr(server_args, "_global_server_args", AHEAD)
+
+    def test_slots_behind_a_rows_end_are_trapped_before_they_are_written(self, attach):
         dumps = attach("trap", "batch-shapes")
-        asked = AheadOf(116, 116, 126, 117)
-        with pytest.raises(TrappedViolation, match="slot 3 has 126 KV slots and its row of req_to_token 116 columns"):
-            batch_shapes.around_spec_v2_decode(lambda draft, batch: batch.allocate(draft), None, asked)
+        asked = Running(116, (100, 116), (110, 116), (20, 117))
+        with pytest.raises(
+            TrappedViolation, match="slot 3 is to have 126 KV slots and its row of req_to_token has 116"
+        ):
+            EagleDraftInputV2Mixin.prepare_for_decode(idle_input(), asked)
+        assert [request.kv_allocated_len for request in asked.reqs] == [116, 116, 117]
         manifest = the_dump(dumps).manifest
         assert (manifest.rule, manifest.verdict) == ("batch-shapes", "row_overflow")
         assert (manifest.offence_count, manifest.scalars["longest"], manifest.scalars["width"]) == (2, 126, 116)
+        assert manifest.scalars["spec_info"] == "FrozenKVMTPDraftInput"
 
-    @pytest.mark.parametrize("allocated", [(), (116,), (1, 116)])
-    def test_slots_up_to_its_end_pass(self, attach, allocated):
+    @pytest.mark.parametrize("requests", [(), ((100, 116),), ((1, 1), (100, 100))])
+    def test_slots_up_to_its_end_pass(self, attach, requests):
         dumps = attach("trap", "batch-shapes")
-        asked = AheadOf(116, *allocated)
-        batch_shapes.around_spec_v2_decode(lambda draft, batch: batch.allocate(draft), None, asked)
+        batch_shapes.before_spec_v2_decode(idle_input(), Running(116, *requests))
         assert DumpStore(dumps).list() == []
 
 

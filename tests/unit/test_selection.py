@@ -91,8 +91,11 @@ def test_what_a_knobs_patch_needs_goes_by_name_too(monkeypatch):
     assert "mtp-v2" in ids
     assert "free-swa-pages" not in ids
     assert "spec-v2-stop-window" in ids
+    ids = chosen(monkeypatch, SGLANG_FROZEN_KV_MTP_V2="0", GEMMA4_TRIAGE_PATCHES="default,-free-swa-pages")
+    assert ids == [patch.id for patch in CATALOG if patch.default], "and a knob that is off is no mistake"
+    monkeypatch.delenv("SGLANG_FROZEN_KV_MTP_V2")
     with pytest.raises(SettingsError, match="which nothing before it chooses"):
-        chosen(monkeypatch, SGLANG_FROZEN_KV_MTP_V2="0", GEMMA4_TRIAGE_PATCHES="default,-free-swa-pages")
+        chosen(monkeypatch, GEMMA4_TRIAGE_PATCHES="default,-free-swa-pages")
 
 
 def test_a_fault_leaves_out_the_patch_whose_place_it_takes(monkeypatch):

@@ -12,6 +12,7 @@ from gemma4_repro.detection.step_recorder import read_step_times, step_at
 from gemma4_repro.outcome import Ending, Outcome
 
 STEPS_NAME = "steps.txt"
+_HELD_BACK = 2
 
 
 def gather(case: Case, outcome: Outcome) -> Evidence:
@@ -46,15 +47,22 @@ def ending_text(outcome: Outcome) -> str:
 def _incomplete(case: Case, outcome: Outcome) -> str | None:
     if outcome.ending is not Ending.COMPLETED or outcome.result is None or outcome.raised:
         return f"the load was not served whole: {ending_text(outcome)}"
-    asked, aborted = case.workload.new_tokens(), case.workload.aborted
+    asked, aborted = _asked(case), case.workload.aborted
     for answer in outcome.result.answers:
-        whole = len(answer.output_ids) >= (asked[answer.prompt] or 1)
+        whole = len(answer.output_ids) >= asked[answer.prompt]
         if whole == (answer.prompt in aborted):
             return f"prompt {answer.prompt} was {'not aborted' if whole else 'cut short'}"
     idle = outcome.result.idle
     if not idle.flush_succeeded or idle.used_tokens_after_flush:
         return f"{number_of(idle.used_tokens_after_flush, 'token was', 'tokens were')} in use after the load"
     return None
+
+
+def _asked(case: Case) -> list[int]:
+    """How long each answer has to be. SGLang ends one without a limit two tokens before its context does."""
+    room = case.engine.get("context_length", 0) - _HELD_BACK
+    pairs = zip(case.workload.prompts(), case.workload.new_tokens(), strict=True)
+    return [room - len(prompt) if count is None else count for prompt, count in pairs]
 
 
 def _missing(log: Path, wanted: tuple[str, ...]) -> tuple[str, ...]:

@@ -187,7 +187,7 @@ PROBES: tuple[Patch, ...] = (
             Hook("runner.eager_view", How.BEFORE, f"{_AT}.batch_shapes:before_eager_view"),
             Hook("batch.merge", How.BEFORE, f"{_AT}.batch_shapes:before_merge"),
             Hook("batch.filter", How.BEFORE, f"{_AT}.batch_shapes:before_filter"),
-            Hook("eagle.v2_prepare_for_decode", How.AROUND, f"{_AT}.batch_shapes:around_spec_v2_decode"),
+            Hook("eagle.v2_prepare_for_decode", How.BEFORE, f"{_AT}.batch_shapes:before_spec_v2_decode"),
         ),
         self_test=f"{_AT}.batch_shapes:self_test",
     ),

@@ -20,8 +20,8 @@ _CLAIMED = 4
 
 def around_row_headroom(original: Callable[[Any], int], server_args: Any) -> int:
     """Around `get_req_to_token_extra_context_len`: slots of a request's row beyond the context."""
-    extra = original(server_args)
     algorithm = SpeculativeAlgorithm.from_string(server_args.speculative_algorithm)
     if algorithm.is_none() or not algorithm.supports_spec_v2():
-        return extra
-    return max(extra, _CLAIMED + get_alloc_reserve_per_decode(server_args))
+        return original(server_args)
+    # Never less than SGLang's own: what is allocated ahead is at least a step's tokens.
+    return _CLAIMED + get_alloc_reserve_per_decode(server_args)

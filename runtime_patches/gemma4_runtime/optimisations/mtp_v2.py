@@ -78,6 +78,6 @@ def around_needs_cpu_seq_lens(original: Callable[..., bool], server_args: Any, a
     frozen = server_args.speculative_algorithm == "FROZEN_KV_MTP"
     if not frozen:
         # The first that a server without MTP asks of this patch.
-        logger.warning("%s: this server has no MTP, so nothing changes; a draft model brings it.", KNOB)
+        logger.warning("mtp-v2: this server does not draft with a Gemma-4 assistant, so nothing changes.")
     wide = frozen and (server_args.speculative_eagle_topk or 1) > 1
     return wide or original(server_args, attn_backends)

@@ -2,7 +2,7 @@
 
 | hook                              | finding            | what SGLang would do next                             |
 |-----------------------------------|--------------------|-------------------------------------------------------|
-| after prepare_for_decode, spec v2 | row_overflow       | answer another request from these slots               |
+| before prepare_for_decode, spec v2| row_overflow       | write them into another request's row                 |
 | before ModelRunner._eager_fb_view | stale_write_rows   | copy out_cache_loc into a shorter buffer, and die     |
 | before ScheduleBatch.merge_batch  | unusable_spec_info | AttributeError, or a draft from nothing a step later  |
 | before ScheduleBatch.filter_batch | unusable_spec_info | AttributeError here, or at the merge after it         |
@@ -16,9 +16,10 @@ Host-only: shapes, types and lengths, no device work and no synchronisation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+
+from sglang.srt.mem_cache.common import get_alloc_reserve_per_decode
 
 from gemma4_dumps.schema import Provenance
 from gemma4_runtime.checks.batch_shapes import (
@@ -96,18 +97,18 @@ def before_filter(
         _report_state(problem, _FILTER, batch, None)
 
 
-def around_spec_v2_decode(original: Callable[..., Any], draft_input: Any, batch: Any) -> Any:
-    """Around `prepare_for_decode(batch)` of spec v2, which allocates slots ahead and writes them into rows."""
-    result = original(draft_input, batch)
+def before_spec_v2_decode(draft_input: Any, batch: Any) -> None:
+    """Before `prepare_for_decode(batch)` of spec v2, which allocates slots ahead and writes them into rows."""
     width = batch.req_to_token_pool.req_to_token.shape[1]
-    allocated = [request.kv_allocated_len for request in batch.reqs]
+    ahead = get_alloc_reserve_per_decode()
+    allocated = [max(one.kv_allocated_len, one.kv_committed_len + ahead) for one in batch.reqs]
     violation = check_row_ends([request.req_pool_idx for request in batch.reqs], allocated, width)
     if violation is None:
-        return result
+        return
     first = violation.first
     summary = (
-        f"request slot {first.row} has {first.value} KV slots and its row of req_to_token {width} columns: the last "
-        f"{first.value - width} are in the row behind it"
+        f"request slot {first.row} is to have {first.value} KV slots and its row of req_to_token has {width} columns: "
+        f"the last {first.value - width} would be in the row behind it"
     )
 
     def scene() -> Scene:
@@ -121,6 +122,7 @@ def around_spec_v2_decode(original: Callable[..., Any], draft_input: Any, batch:
                 "forward_mode": None if batch.forward_mode is None else batch.forward_mode.name,
                 "page_size": int(batch.token_to_kv_pool_allocator.page_size),
                 "scalars": {
+                    "spec_info": type(draft_input).__name__,
                     "width": width,
                     "longest": max(allocated),
                     "requests": len(allocated),
@@ -130,7 +132,6 @@ def around_spec_v2_decode(original: Callable[..., Any], draft_input: Any, batch:
         )
 
     Session.guard().report(violation, RULE, _AHEAD, scene)
-    return result
 
 
 def self_test() -> None:

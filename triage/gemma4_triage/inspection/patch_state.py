@@ -78,12 +78,13 @@ def _because(patch: Patch, settings: Settings, chosen: bool) -> str:
     if patch.id == YOCO and settings.yoco is not None:
         return f"{_KNOBS[YOCO]}={int(settings.yoco)} has the last word"
     if patch.id == MTP_V2 and settings.wants_mtp_v2 is not None:
-        named = MTP_V2_ALIAS if settings.mtp_v2 is None else MTP_V2_KNOB
-        return f"{named}={int(settings.wants_mtp_v2)} has the last word"
+        return f"{_mtp_v2_knob(settings)}={int(settings.wants_mtp_v2)} has the last word"
     if {FORCE_EAGLE: settings.force_eagle, PIECEWISE: settings.piecewise_multimodal}.get(patch.id):
         return f"{_KNOBS[patch.id]}=1"
     if chosen and not _names(settings, patch) and (bringer := _bringer(patch, select(settings))):
         return f"{bringer} needs it"
+    if not chosen and settings.wants_mtp_v2 is False and patch.id in _needs(MTP_V2) and not _removes(settings, patch):
+        return f"{_mtp_v2_knob(settings)}=0 leaves {MTP_V2} out, which would bring it along"
     if settings.patches:
         return f"{_PATCHES}={','.join(settings.patches)} {'has it' if chosen else 'leaves it out'}"
     served = "has it" if patch.default else "does not have it"
@@ -93,6 +94,19 @@ def _because(patch: Patch, settings: Settings, chosen: bool) -> str:
 def _bringer(patch: Patch, among: Iterable[Patch]) -> str | None:
     """The first of these patches that has this one chosen along with it."""
     return next((other.id for other in among if patch.id in other.brings), None)
+
+
+def _needs(id: str) -> tuple[str, ...]:
+    return next(patch.brings for patch in CATALOG if patch.id == id)
+
+
+def _mtp_v2_knob(settings: Settings) -> str:
+    """The one of its two names that is set."""
+    return MTP_V2_ALIAS if settings.mtp_v2 is None else MTP_V2_KNOB
+
+
+def _removes(settings: Settings, patch: Patch) -> bool:
+    return f"-{patch.id}" in settings.patches
 
 
 def _names(settings: Settings, patch: Patch) -> bool:

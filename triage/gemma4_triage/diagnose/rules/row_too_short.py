@@ -13,11 +13,14 @@ def find(incident: Incident) -> Finding | None:
     dump = incident.first(rule=SHAPES, verdict="row_overflow")
     if dump is None:
         return None
+    # The fix alone would leave out the patch that made it spec v2.
+    frozen = str(dump.manifest.scalars.get("spec_info")).startswith("FrozenKVMTP")
+    needed = "default,mtp-v2" if frozen else "default,spec-v2-row-width"
     return Finding(
         rule=ID,
         cause=(
-            "Under spec v2 twice a step's tokens are allocated ahead, and rows have room for one step's beyond the "
-            "context: near its end a request's last slots are written into the next request's row."
+            "Under spec v2 twice a step's tokens are allocated ahead, and rows have room for little more than one "
+            "step's: near the end of its context a request's last slots go into the next request's row."
         ),
         confidence=Confidence.CERTAIN,
         evidence=(
@@ -36,9 +39,10 @@ def find(incident: Incident) -> Finding | None:
             "the server.",
             "Without the fix draft with topk 1 and at most 7 tokens a step: rows have room for that. That requests "
             "name max_new_tokens does not keep them clear of wide trees, nor under --allow-auto-truncate.",
+            *(("mtp-v2 brings the fix along, unless -spec-v2-row-width takes it away.",) if frozen else ()),
         ),
         next_commands=(
-            commands.serve(incident, "--patches default,spec-v2-row-width", "--debug 1"),
+            commands.serve(incident, f"--patches {needed}", "--debug 1"),
             commands.corpus("row-too-short"),
         ),
         fix="spec-v2-row-width",
