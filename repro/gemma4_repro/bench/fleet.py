@@ -87,5 +87,7 @@ class Fleet:
 
     def _close(self) -> None:
         for server in self.servers.values():
+            server.kill()
+        for server in self.servers.values():
             server.close()
         self.servers = {}

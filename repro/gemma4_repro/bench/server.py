@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from gemma4_repro.parent_death import die_with_parent
 
 LOG_NAME = "server.log"
 _LOG_LINES = 15
+_GONE_S, _POLL_S = 30.0, 0.02
 # SGLang's gRPC port is 10000 above its HTTP port; above 32767 the system hands out ports of its own choice.
 _PORTS = range(22000, 32000, 40)
 
@@ -105,12 +107,20 @@ class BenchServer:
         end = "\n".join(f"    {line}" for line in last_lines(self.log_path, _LOG_LINES))
         return ServerLost(f"{self.name}: {what}; {self.log_path} ends:\n{end}")
 
-    def close(self) -> None:
-        """Kill every process of its session. A second call does nothing."""
-        for member in {*session_members(self._process.pid), *self._members}:
+    def kill(self) -> bool:
+        """Kill every process of its session; whether there was one. A second call does nothing."""
+        members = {*session_members(self._process.pid), *self._members}
+        for member in members:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(member, signal.SIGKILL)
         self._members = []
+        return bool(members)
+
+    def close(self) -> None:
+        """Kill its processes and wait until they are gone: until then they hold their memory of the GPU."""
+        deadline = time.monotonic() + _GONE_S
+        while self.kill() and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
         self._process.wait()
 
 
