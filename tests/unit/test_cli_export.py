@@ -220,6 +220,18 @@ class TestTheFile:
             assert export.wait() == 130
         assert list(tmp_path.glob("*out.zip*")) == []
 
+    def test_an_interrupt_that_zipfile_hides_is_one_all_the_same(self, cli, dump_path, out, monkeypatch):
+        """Between the beginning of an entry and its handle, closing the archive is an error of its own."""
+
+        def interrupted(archive, *args, **kwargs):
+            archive._writing = True
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(zipfile.ZipFile, "open", interrupted)
+        code, _, err = cli("dumps", "export", dump_path, "-o", out)
+        assert (code, err) == (130, "error: interrupted\n")
+        assert list(out.parent.glob("*out.zip*")) == []
+
     def test_large_dumps_are_copied_in_pieces(self, tmp_path, out):
         run = measured_cli("dumps", "export", sparse_dump(tmp_path / "root", 10**8, hashed=True), "-o", out)
         assert run.code == 0

@@ -119,10 +119,20 @@ def _run(words: list[str]) -> int:
     except Exception as error:
         if isinstance(error, OSError) and stdout_is_lost(error):
             raise
+        if _began_with_an_interrupt(error):
+            return _fail("interrupted", "", ExitCode.INTERRUPTED, words)
         if os.environ.get(TRACEBACK_VARIABLE) == "1":
             traceback.print_exc()
         hint = f"set {TRACEBACK_VARIABLE}=1 to see the traceback, and attach it to a bug report"
         return _fail(f"this is a bug in gemma4-triage: {type(error).__name__}: {error}", hint, ExitCode.BUG, words)
+
+
+def _began_with_an_interrupt(error: BaseException) -> bool:
+    """Whether Ctrl-C came first, and what was cleaned up after it failed: zipfile does, in the midst of an entry."""
+    earlier = error.__context__
+    while earlier is not None and not isinstance(earlier, KeyboardInterrupt):
+        earlier = earlier.__context__
+    return earlier is not None
 
 
 def _fail(message: str, hint: str, code: int, words: Sequence[str]) -> int:
