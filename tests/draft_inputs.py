@@ -22,11 +22,11 @@ def record() -> None:
     @functools.wraps(original)
     def forward(model: Any, input_ids: Any, positions: Any, forward_batch: Any, *more: Any, **named: Any) -> Any:
         rows = zip(
-            forward_batch.rids or (),
+            forward_batch.rids,
             positions.tolist(),
             input_ids.tolist(),
             forward_batch.spec_info.hidden_states.tolist(),
-            strict=False,
+            strict=True,
         )
         with Path(os.environ[FILE]).open("a") as file:
             for rid, position, token, hidden in rows:

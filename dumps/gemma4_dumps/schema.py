@@ -34,7 +34,7 @@ VERDICTS: Mapping[str, str] = {
     "window_width": "attention layers show another number of keys than the model's configuration says",
     "pool_too_small": "a pool has fewer slots than must be addressed or held at once",
     "stale_write_rows": "a batch carries more write locations than tokens: they are left from an earlier step",
-    "row_overflow": "a request has more slots than its row of req_to_token: the rest is in another request's row",
+    "row_overflow": "a request is to have more slots than its row of req_to_token: the rest goes into another's row",
     "unusable_spec_info": "a batch's speculative state can neither be merged nor filtered with its requests",
 }
 """The verdicts that this release writes. A manifest may hold others: a newer writer's verdict is still readable."""

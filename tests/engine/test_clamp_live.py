@@ -14,9 +14,9 @@ import pytest
 
 from engine_process import HOST
 from gemma4_dumps.store import DumpStore
-from gemma4_repro.log_exceptions import exceptions_in
 from gemma4_repro.toys.language import held_out_prompts
 from gemma4_repro.workloads import SWA_PRESSURE
+from lifecycle_load import assert_pools_are_whole
 from server_process import flags, free_port, running_server
 
 pytestmark = pytest.mark.engine
@@ -215,12 +215,4 @@ class TestRetractedRequests:
             assert not mark["from_prefix_cache"]
 
     def test_the_pools_are_balanced(self, run, folder):
-        assert exceptions_in(run.log.splitlines()) == ()
-        assert run.outputs["idle"] == {
-            "leak_checker_ran": True,
-            "flush_succeeded": True,
-            "used_tokens_after_flush": 0,
-            "used_share_after_flush": 0.0,
-        }
-        tallies = [json.loads(path.read_text()) for path in (folder / "dumps" / "audits").iterdir()]
-        assert max(tallies, key=lambda one: one["events"])["balanced"] is True
+        assert_pools_are_whole(run, folder)

@@ -12,6 +12,8 @@ from gemma4_repro.detection.finding import Finding
 from gemma4_repro.detection.loads import BRIEF
 from gemma4_repro.detection.matrix import Cause, CleanRow, Evidence, FaultRow, Matrix, Sighting
 from gemma4_repro.detection.step_recorder import read_step_times, step_at
+from gemma4_repro.staged_workload import at_once
+from gemma4_repro.workloads import OpenWorkload
 
 SEED = Finding(
     "page-table",
@@ -183,6 +185,12 @@ class TestMatrix:
 
 
 class TestRecords:
+    def test_open_answers_need_an_end(self):
+        open_answers = at_once(OpenWorkload(prompt_count=1, prompt_tokens=5))
+        with pytest.raises(ValueError, match="no context_length says where they end"):
+            fault(workload=open_answers)
+        assert fault(workload=open_answers, engine={"context_length": 96}).workload is open_answers
+
     def test_a_fault_that_injects_or_expects_nothing_is_refused(self):
         with pytest.raises(ValueError, match="injects nothing"):
             fault(inject=())

@@ -14,7 +14,7 @@ CASE = FaultCase(
     injected="nothing: the release has it. The fix is off",
     along=("mtp-v2",),
     without=("spec-v2-row-width",),
-    # The deeper the drafts, the more is allocated ahead; rows have 4 slots to spare.
+    # With fewer than 8 draft tokens a step rows have room enough.
     engine={
         "disable_overlap_schedule": False,
         "context_length": 96,

@@ -40,6 +40,9 @@ class Case:
         if not _ID.fullmatch(self.id):
             raise ValueError(f"case id {self.id!r} must be lower-case words joined by '-': it names a folder")
 
+        if None in self.workload.new_tokens() and "context_length" not in self.engine:
+            raise ValueError(f"case {self.id} has open answers, and no context_length says where they end")
+
     @property
     def patches(self) -> str:
         """GEMMA4_TRIAGE_PATCHES of the run."""

@@ -60,9 +60,10 @@ def _incomplete(case: Case, outcome: Outcome) -> str | None:
 
 def _asked(case: Case) -> list[int]:
     """How long each answer has to be. SGLang ends one without a limit two tokens before its context does."""
-    room = case.engine.get("context_length", 0) - _HELD_BACK
     pairs = zip(case.workload.prompts(), case.workload.new_tokens(), strict=True)
-    return [room - len(prompt) if count is None else count for prompt, count in pairs]
+    return [
+        case.engine["context_length"] - _HELD_BACK - len(prompt) if count is None else count for prompt, count in pairs
+    ]
 
 
 def _missing(log: Path, wanted: tuple[str, ...]) -> tuple[str, ...]:

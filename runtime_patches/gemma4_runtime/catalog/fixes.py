@@ -207,7 +207,7 @@ FIXES: tuple[Patch, ...] = (
         kind=Kind.FIX,
         title="under spec v2 a request's row of req_to_token holds all slots that are allocated for it",
         origin="SGLang 33579, which saw it with another draft; SGLang 26972 made room for wide trees alone",
-        upstream="as it is in 0.5.14; later releases make room on pages of several tokens alone",
+        upstream="open in 0.5.14; later releases make room on pages of several tokens alone",
         about=About(
             why="Twice a step's tokens are allocated ahead, and a row has room for one. From 8 tokens a step on, or "
             "with wide trees on pages of one token, slots of a request near its context's end spill into the next "

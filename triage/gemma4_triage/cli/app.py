@@ -119,10 +119,10 @@ def _run(words: list[str]) -> int:
     except Exception as error:
         if isinstance(error, OSError) and stdout_is_lost(error):
             raise
-        if _began_with_an_interrupt(error):
-            return _fail("interrupted", "", ExitCode.INTERRUPTED, words)
         if os.environ.get(TRACEBACK_VARIABLE) == "1":
             traceback.print_exc()
+        if _began_with_an_interrupt(error):
+            return _fail("interrupted", "", ExitCode.INTERRUPTED, words)
         hint = f"set {TRACEBACK_VARIABLE}=1 to see the traceback, and attach it to a bug report"
         return _fail(f"this is a bug in gemma4-triage: {type(error).__name__}: {error}", hint, ExitCode.BUG, words)
 

@@ -1,4 +1,4 @@
-"""A request has more KV slots than its row of req_to_token has columns."""
+"""A request is to have more KV slots than its row of req_to_token has columns."""
 
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
@@ -27,7 +27,7 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "scalars.longest", "KV slots of the longest request"),
             said(dump, "scalars.width", "columns of a row"),
             said(dump, "scalars.overflowing", "requests that reach into another's row"),
-            said(dump, "site", "where they were allocated"),
+            said(dump, "site", "where they are allocated"),
         ),
         ruled_out_if=(
             "no request comes near the end of its context",
