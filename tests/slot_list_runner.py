@@ -76,11 +76,20 @@ class Runner:
         )
 
 
+def allocate(allocator, tokens):
+    """Slots for a prompt of one request, [tokens]."""
+    on_host = (False, True, False, True, False)
+    lens = [
+        torch.tensor([x], device="cpu" if host else allocator.device)
+        for x, host in zip((0, 0, tokens, tokens, -1), on_host, strict=True)
+    ]
+    return allocator.alloc_extend(*lens, tokens)
+
+
 def use_up_full_pages(allocator):
     """Use up 70 full-pool pages whose SWA pages are free again, as eviction leaves them: ids now differ by pool."""
     for _ in range(7):
-        lens = [torch.tensor([x]) for x in (0, 0, 160, 160, -1)]
-        allocator.free_swa(allocator.alloc_extend(*lens, 160))
+        allocator.free_swa(allocate(allocator, 160))
 
 
 def uses_of(build):
@@ -94,8 +103,7 @@ def rows_of(backend):
 def fill(backend, lengths):
     """Give request i+1 `lengths[i]` tokens. Request 0 is SGLang's padding row."""
     for row, length in enumerate(lengths, start=1):
-        lens = [torch.tensor([x]) for x in (0, 0, length, length, -1)]
-        slots = backend.kept_runner.token_to_kv_pool_allocator.alloc_extend(*lens, length)
+        slots = allocate(backend.kept_runner.token_to_kv_pool_allocator, length)
         rows_of(backend)[row, :length] = slots.to(torch.int32)
 
 

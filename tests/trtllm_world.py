@@ -9,7 +9,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from gemma4_runtime.indices import owner
-from slot_list_runner import FULL, PAGE, SLIDING, use_up_full_pages
+from slot_list_runner import FULL, PAGE, SLIDING, allocate, use_up_full_pages
 
 STAND_INS = ("host-paged-attention", "host-alloc-kernels")
 
@@ -67,8 +67,7 @@ def trtllm_backend(swa_allocator):
 def fill(backend, allocator, lengths):
     """Give request i+1 `lengths[i]` tokens. Request 0 is SGLang's padding row."""
     for row, length in enumerate(lengths, start=1):
-        lens = [torch.tensor([x]) for x in (0, 0, length, length, -1)]
-        slots = allocator.alloc_extend(*lens, length)
+        slots = allocate(allocator, length)
         backend.req_to_token[row, :length] = slots.to(torch.int32)
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trtllm_world import PAGE, SLIDING, attention, batch, trtllm_backend
+from trtllm_world import PAGE, SLIDING, attention, batch, fill, trtllm_backend
 
 pytestmark = pytest.mark.gpu
 
@@ -48,11 +48,7 @@ def draft(attach, allocator):
     made.token_to_kv_pool = MHATokenToKVPool(64, PAGE, torch.float16, 2, 64, 1, "cuda", False)
     made.use_sliding_window_kv_pool = False
     made._swa_kv_pool = None
-    for row, length in enumerate(LENGTHS, start=1):
-        none, tokens = torch.tensor([0]), torch.tensor([length])
-        last = torch.tensor([-1], device="cuda")
-        slots = allocator.alloc_extend(none.cuda(), none, tokens.cuda(), tokens, last, length)
-        made.req_to_token[row, :length] = slots.to(torch.int32)
+    fill(made, allocator, LENGTHS)
     return made
 
 

@@ -3,12 +3,14 @@
 import json
 import os
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from gemma4_repro.bench import server as server_module
 from gemma4_repro.bench.arms import ARMS
+from gemma4_repro.bench.ask_installation import InstallationQuestion
 from gemma4_repro.bench.burst import prompts
 from gemma4_repro.bench.checkpoint import SIZES, geometry, make_pair
 from gemma4_repro.bench.cores import cpu_seconds, session_members, split_cores
@@ -216,3 +218,27 @@ def test_the_toys_configuration_is_what_is_scaled(tmp_path):
     config = json.loads(Path(target, "config.json").read_text())
     assert config["architectures"] == ["Gemma4ForConditionalGeneration"]
     assert config["dtype"] == "bfloat16"
+
+
+class TestInstallation:
+    """What a bench says of where it ran. A package hidden by a file of its name stands for one that is not there."""
+
+    def ask(self, folder, monkeypatch, hidden):
+        (folder / "hidden").mkdir()
+        error = f"ModuleNotFoundError(\"No module named '{hidden}'\", name='{hidden}')"
+        (folder / "hidden" / f"{hidden}.py").write_text(f"raise {error}\n")
+        monkeypatch.setenv("PYTHONPATH", str(folder / "hidden"))
+        with InstallationQuestion(folder, host_engine=True) as question:
+            return question.answer()
+
+    def test_without_xgrammar_which_one_target_needs(self, tmp_path, monkeypatch):
+        found = self.ask(tmp_path, monkeypatch, "xgrammar")
+        assert found["failure"] == ""
+        assert found["versions"]["sglang"] == version("sglang")
+        assert found["identity"]["changed"] == []
+        assert found["identity"]["compared"] > 100
+
+    def test_one_that_fails_says_so(self, tmp_path, monkeypatch):
+        found = self.ask(tmp_path, monkeypatch, "torch")
+        assert found["failure"] == "ModuleNotFoundError: No module named 'torch'"
+        assert (found["versions"], found["gpu"], found["identity"]) == ({}, None, None)

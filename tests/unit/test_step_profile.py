@@ -253,6 +253,9 @@ class TestHostWaits:
                 maker.host("aten::_local_scalar_dense", "cpu_op", maker.now_us - 5, 3.0)
                 maker.host("cudaStreamSynchronize", "cuda_runtime", maker.now_us - 4, 2.0)
             maker.host("aten::mm", "cpu_op", maker.now_us - 4, 2.0)
+            # Of a tensor on the host: nothing is waited for.
+            maker.host("aten::_local_scalar_dense", "cpu_op", maker.now_us - 1.5, 0.5)
+            maker.host("cudaStreamSynchronize", "cuda_runtime", maker.now_us - 0.5, 0.25)
             maker.idle(10.0)
         maker.host("cudaEventSynchronize", "cuda_runtime", maker.now_us + 1e6, 12.0)
         # Another rank's process waits for another GPU.
@@ -263,8 +266,8 @@ class TestHostWaits:
         assert len(found.cut.chosen) == 5
         assert [(wait.name, wait.count, wait.us) for wait in found.waits] == [
             ("cudaEventSynchronize", 1.0, 12.0),
-            ("aten::_local_scalar_dense", 0.4, pytest.approx(1.2)),
-            ("cudaStreamSynchronize", 0.4, pytest.approx(0.8)),
+            ("cudaStreamSynchronize", 1.0, pytest.approx(0.25)),
+            ("aten::_local_scalar_dense", 0.4, pytest.approx(0.8)),
         ]
 
     def test_none_is_said_to_be_none(self):

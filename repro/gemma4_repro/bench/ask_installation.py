@@ -50,10 +50,13 @@ class InstallationQuestion:
         self._process.wait()
 
     def answer(self) -> dict[str, Any]:
-        """versions, gpu and identity; each empty or None if the process failed, whose log is installation.log."""
+        """versions, gpu and identity; each empty or None if the process failed, and `failure` says with what."""
         try:
             self._process.wait(_LIMIT_S)
         except subprocess.TimeoutExpired:
-            return dict(_NOTHING)
-        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.startswith(MARK)]
-        return json.loads(lines[-1].removeprefix(MARK)) if lines else dict(_NOTHING)
+            return _NOTHING | {"failure": f"no answer in {_LIMIT_S} s"}
+        said = self._log.read_text(errors="replace").splitlines()
+        lines = [line for line in said if line.startswith(MARK)]
+        if not lines:
+            return _NOTHING | {"failure": said[-1] if said else f"exit code {self._process.returncode}"}
+        return json.loads(lines[-1].removeprefix(MARK)) | {"failure": ""}

@@ -46,11 +46,18 @@ def _identity() -> dict[str, Any]:
 
 
 def _snapshot() -> dict[str, tuple[Any, Any]]:
-    """Per dotted path the raw object and its code. A name that this installation does not have yet stays missing."""
+    """Per dotted path the raw object and its code. A name that this installation does not have yet stays missing.
+
+    Left out is what lies in a module that cannot be imported, such as one that needs xgrammar where that is not
+    installed: nothing can be attached to it.
+    """
     found = {}
     for path in TARGETS[version("sglang")].values():
         owner, _, name = path.rpartition(".")
-        raw = vars(pkgutil.resolve_name(owner)).get(name, _MISSING)
+        try:
+            raw = vars(pkgutil.resolve_name(owner)).get(name, _MISSING)
+        except (ImportError, AttributeError):
+            continue
         found[path] = (raw, getattr(getattr(raw, "__func__", raw), "__code__", None))
     return found
 

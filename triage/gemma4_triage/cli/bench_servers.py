@@ -46,6 +46,8 @@ def measure_with_servers(
         if measured.interrupted and not measured.bursts:
             raise KeyboardInterrupt
         installation = question.answer()
+    if installation["failure"]:
+        say(f"GPU and versions are not known: {installation['failure']} ({folder / 'installation.log'})")
     document = document_of(measured, installation, project, folder)
     if not document["rows"]:
         reasons = [why for lost in measured.lost.values() for why in lost.values()]

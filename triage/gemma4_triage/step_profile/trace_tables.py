@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -27,8 +28,10 @@ _HOST = frozenset({"cuda_runtime", "cuda_driver", "runtime", "driver", "hip_runt
 _SPANS = frozenset({"user_annotation", "gpu_user_annotation"})
 # cudaLaunchKernel, cuLaunchKernelEx, cudaGraphLaunch, cudaMemcpyAsync, hipMemsetAsync
 _CAUSES_WORK = re.compile(r"\A(?:cuda|cu|hip)\w*(?:Launch|Memcpy|Memset)")
-# cudaStreamSynchronize, cuEventSynchronize, hipDeviceSynchronize; and torch's read of one value, which waits for it.
-_WAITS = re.compile(r"\A(?:(?:cuda|cu|hip)\w*Synchronize|aten::_local_scalar_dense)\Z")
+# cudaStreamSynchronize, cuEventSynchronize, hipDeviceSynchronize
+_WAITS = re.compile(r"\A(?:cuda|cu|hip)\w*Synchronize\Z")
+# torch's read of one value: of a tensor on the host it waits for nothing, of one on a GPU it makes such a call.
+_READ = "aten::_local_scalar_dense"
 _OPS = "cpu_op"
 # Of ProfilerMerger (SGLang): "[TP00] 0" is process 0 of the rank TP00.
 _RANK = re.compile(r"\A(\[[^\]]*\]) ")
@@ -93,7 +96,7 @@ class Launches:
 
 
 class Wait(NamedTuple):
-    """The host waited for a GPU, in a call of this name."""
+    """The host waited for a GPU, in a call of this name; in a read of a value, by the read's name."""
 
     name: str
     rank: str
@@ -121,6 +124,10 @@ class TraceTables:
     spans: tuple[Span, ...]
     waits: tuple[Wait, ...]
     counts: Counts
+
+
+_Thread = tuple[str, str, str]
+"""Rank, process, thread."""
 
 
 @dataclass
@@ -156,7 +163,8 @@ class _Builder:
         self._devices: dict[Device, _Columns] = {}
         self._calls: dict[str, _Calls] = {}
         self._spans: list[Span] = []
-        self._waits: list[Wait] = []
+        self._waits: list[tuple[_Thread, Wait]] = []
+        self._reads: dict[_Thread, list[tuple[float, float]]] = {}
 
     def add(self, event: Any) -> None:
         self._counts.total += 1
@@ -165,7 +173,7 @@ class _Builder:
             self._add_launch(event)
         elif kind in _HOST and _CAUSES_WORK.match(str(event.get("name"))):
             self._add_call(event)
-        elif (kind in _HOST or kind == _OPS) and _WAITS.match(str(event.get("name"))):
+        elif (kind in _HOST and _WAITS.match(str(event.get("name")))) or (kind == _OPS and event.get("name") == _READ):
             self._add_wait(event)
         elif kind in _SPANS and _STEP_SPAN.match(str(event.get("name"))):
             self._add_span(event, on_gpu=kind.startswith("gpu"))
@@ -181,7 +189,7 @@ class _Builder:
             for device, columns in sorted(self._devices.items())
         }
         spans = tuple(sorted(self._spans, key=lambda span: (span.start_us, -span.end_us, span.name)))
-        return TraceTables(names, devices, spans, tuple(sorted(self._waits)), self._counts)
+        return TraceTables(names, devices, spans, tuple(sorted(self._named_waits())), self._counts)
 
     def _add_launch(self, event: dict[str, Any]) -> None:
         times, name = _times(event), event.get("name")
@@ -233,7 +241,21 @@ class _Builder:
         self._counts.host_waits += 1
         if self._counts.host_waits > MAX_GPU_EVENTS:
             raise TooManyEvents(f"{MAX_GPU_EVENTS} waits of the host")
-        self._waits.append(Wait(event["name"], _rank(event), *times))
+        rank = _rank(event)
+        thread = (rank, str(event.get("pid")), str(event.get("tid")))
+        if event["name"] == _READ:
+            self._reads.setdefault(thread, []).append((times[0], times[0] + times[1]))
+        else:
+            self._waits.append((thread, Wait(event["name"], rank, *times)))
+
+    def _named_waits(self) -> Iterator[Wait]:
+        """Reads of one thread never overlap, so the last that begins before a wait is the one that may hold it."""
+        reads = {thread: sorted(found) for thread, found in self._reads.items()}
+        for thread, wait in self._waits:
+            of_thread = reads.get(thread, [])
+            place = bisect_right(of_thread, (wait.start_us, math.inf)) - 1
+            inside = place >= 0 and wait.start_us <= of_thread[place][1]
+            yield wait._replace(name=_READ) if inside else wait
 
     def _id(self, name: str) -> int:
         name = name[:_MAX_NAME]
