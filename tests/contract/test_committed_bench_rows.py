@@ -135,6 +135,19 @@ def test_committed_steps_are_whole_and_judged_as_today():
         assert {target["target"]: target["status"] for target in document["targets"]}["as-shipped"] == "met"
 
 
+def test_what_is_said_of_the_projection():
+    (path,) = (ROOT / "docs" / "bench").glob("step_q_only_h200_*.json")
+    document = json.loads(path.read_text())
+    assert (document["wrong"], document["lost"], document["partial"]) == ([], [], "")
+    found = {(row["batch"], row["arm"]): row for row in document["rows"]}
+    ratio = {key: f"x{row['speedup']['median']:.3f}" for key, row in found.items()}
+    ours = "q-only-projection"
+    assert f"{ratio[16, ours]} faster at batch 16 and {ratio[64, ours]} at batch 64, with the same bits" in README
+    assert f"at batch 1 it is {ratio[1, ours]}, where two equal graphs differ by {ratio[1, 'shipped']}" in README
+    assert all(row["answers"]["bit_equal"] for (_, arm), row in found.items() if arm in (ours, "shipped"))
+    assert all(found[batch, ours]["speedup"]["low"] > found[batch, "shipped"]["speedup"]["high"] for batch in (16, 64))
+
+
 def of_ratio(ratio):
     return f"x{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
 
@@ -162,6 +175,8 @@ class TestServing:
 
     def test_it_is_whole_and_shows_what_it_is_to_show(self, document):
         assert (document["measurement"], document["wrong"], document["lost"], document["partial"]) == (True, [], {}, "")
+        assert document["gpu"]["name"] == document["device"]
+        assert document["versions"]["sglang"]
         assert document["project"]["commit"]
         assert "dirty" not in document["project"]["commit"]
         plan = make_plan(document["load"], tuple(document["models"]), 5, False, 60)

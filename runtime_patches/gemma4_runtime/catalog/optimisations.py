@@ -153,6 +153,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         title="layers that read another layer's keys project queries alone: the first rows of the same weight",
         origin="the Q-only projection beside YOCO that no pull request has",
         upstream="open up to 0.5.23",
+        default=True,
         attachments=(
             # An edit, so that all behind these two lines stays SGLang's own.
             Edit("gemma4.attention_forward", _PROJECTION, _OUR_PROJECTION),
@@ -169,6 +170,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
                 "tests/unit/test_q_only_projection.py",
                 "tests/engine/test_layer_ops_live.py",
                 "tests/gpu/test_layer_ops.py",
+                "docs/bench/step_q_only_h200_2026-11-22_e4b.json::q-only-projection",
             ),
         ),
     ),
