@@ -43,6 +43,7 @@ TARGETS: dict[str, dict[str, str]] = {
         "triton.init_graph_metadata": f"{_TRITON}.init_forward_metadata_out_graph",
         "triton.init_graph_state": f"{_TRITON}.init_cuda_graph_state",
         "triton.decode_buffers": f"{_TRITON}._update_decode_kv_buffers",
+        "triton.window_buffer": f"{_SRT}.layers.attention.triton_backend.update_sliding_window_buffer",
         "flashinfer.init": f"{_FLASHINFER}.FlashInferAttnBackend.__init__",
         "flashinfer.forward_decode": f"{_FLASHINFER}.FlashInferAttnBackend.forward_decode",
         "flashinfer.forward_extend": f"{_FLASHINFER}.FlashInferAttnBackend.forward_extend",

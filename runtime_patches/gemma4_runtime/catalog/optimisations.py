@@ -317,6 +317,31 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         ),
     ),
     Patch(
+        id="swa-window-lists",
+        kind=Kind.OPTIMISATION,
+        title="what sliding layers of Triton attention read is listed in one launch, and the host waits for nothing",
+        origin="SGLang 38137, which measures the time that a GPU idles for it on Gemma-4 E2B",
+        upstream="open in 0.5.14",
+        attachments=(
+            Hook("triton.window_buffer", How.AROUND, f"{_AT}.swa_window_lists:around_window_buffer"),
+            _PATHS,
+        ),
+        own_paths=("fused",),
+        about=About(
+            why="SGLang slices the list by a length that lies on the device, twice before each decode, verify and "
+            "draft: with overlap scheduling the host then waits for the step before, and cannot run ahead of it.",
+            eligibility="Triton attention with a sliding window, over SGLang's own pool pair or one pool, on CUDA and "
+            "on the host engine; not on ROCm.",
+            fallback=_OWN_LINES,
+            proof=(
+                "tests/kernels/test_window_lists.py",
+                "tests/unit/test_swa_window_lists.py",
+                "tests/engine/test_mtp_v2_live.py",
+                "tests/gpu/test_mtp_v2_on_cuda.py::test_the_host_waits_no_more_often_than_without_spec_v2",
+            ),
+        ),
+    ),
+    Patch(
         id="mtp-v2",
         kind=Kind.OPTIMISATION,
         title="MTP with overlap scheduling: FROZEN_KV_MTP under spec v2, which the release refuses",
@@ -329,6 +354,8 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             "spec-v2-grammar-end",
             "spec-v2-hidden-rows",
             "free-swa-pages",
+            # Without it the host waits for the verification before it can prepare the next draft.
+            "swa-window-lists",
         ),
         about=About(
             why="The scheduler waits for each MTP step before it prepares the next one. FrozenKVMTPWorkerV2, which "

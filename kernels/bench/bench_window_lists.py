@@ -1,0 +1,179 @@
+"""Measure window_lists beside SGLang's update_sliding_window_buffer: what one list costs the host that asks for it.
+
+    python kernels/bench/bench_window_lists.py --output FILE
+
+Both fill a buffer that is given, as before a replay, from the same rows. Clock "idle": the caller's time for one call
+with nothing queued on the GPU. Clock "busy": with a spin of about SPIN_MS queued ahead, as a step is with overlap
+scheduling; an arm that waits for the device takes at least that long. Clock "device": from the first to the last of a
+call's launches by CUDA events, which for SGLang's includes its waits. Arms in rotating order. Before an arm is timed
+its lists are compared. Exit codes: 0 measured, 1 a list was wrong, 2 usage, 3 no CUDA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from gemma4_kernels.window_lists.launch import window_lists
+from gemma4_kernels.window_lists.spec import AXES
+
+SPIN_MS = 2.0
+CONTEXT = 8192
+QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+Arm = Callable[[], Any]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--output", type=Path, help="JSON file to write; default: stdout")
+    parser.add_argument("--force", action="store_true", help="overwrite the file")
+    parser.add_argument("--rounds", type=int, default=100, help="samples per arm, size and clock (default 100)")
+    options = parser.parse_args(argv)
+    if options.rounds < 2:
+        parser.error(f"--rounds is {options.rounds}, expected 2 or more")
+    if options.output and options.output.exists() and not options.force:
+        parser.error(f"{options.output} exists: give --force to overwrite it")
+    if not torch.cuda.is_available():
+        print("bench_window_lists measures a GPU, and no CUDA device was found: run it on a GPU host", file=sys.stderr)
+        return 3
+    rows = []
+    spin = spin_of(SPIN_MS)
+    for requests in AXES["requests"]:
+        for window in AXES["window"]:
+            arms, wrong = make_arms(requests, window)
+            if wrong:
+                print(f"{requests} requests, window {window}: {wrong}", file=sys.stderr)
+                return 1
+            for clock in ("idle", "busy", "device"):
+                samples = interleaved(arms, clock, spin, options.rounds)
+                found = [
+                    {"requests": requests, "window": window, "clock": clock, "arm": arm} | summary(samples[arm])
+                    for arm in arms
+                ]
+                rows += found
+                medians = ", ".join(f"{row['arm']} {row['median_us']:.1f} us" for row in found)
+                print(f"{requests} requests, window {window}, {clock}: {medians}", file=sys.stderr)
+    document = json.dumps(heading(options.rounds) | {"rows": rows}, indent=1) + "\n"
+    if options.output is None:
+        sys.stdout.write(document)
+    else:
+        options.output.write_text(document, encoding="utf-8")
+        print(f"Wrote {options.output}", file=sys.stderr)
+    return 0
+
+
+def heading(rounds: int) -> dict[str, Any]:
+    gpu = torch.cuda.get_device_properties(0)
+    return {
+        "schema_version": "1.0",
+        "op": "window_lists",
+        "command": shlex.join(["python", *sys.argv]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "gpu": {
+            "name": gpu.name,
+            "capability": f"{gpu.major}.{gpu.minor}",
+            "multiprocessors": gpu.multi_processor_count,
+        },
+        "versions": {"python": platform.python_version(), "cuda": torch.version.cuda}
+        | {name: version(name) for name in ("sglang", "torch", "triton")},
+        "rounds": rounds,
+        "spin_ms": SPIN_MS,
+    }
+
+
+def make_arms(requests: int, window: int) -> tuple[dict[str, Arm], str]:
+    """The arms, and what is wrong with their lists, if anything."""
+    from sglang.srt.layers.attention.triton_backend import update_sliding_window_buffer
+
+    slots = requests * CONTEXT
+    req_to_token = torch.randperm(slots, device="cuda").to(torch.int32).view(requests, CONTEXT)
+    mapping = torch.cat([torch.randint(0, slots, (slots,)), torch.tensor([-1])]).cuda()
+    lengths = torch.randint(window // 2, CONTEXT, (requests,), device="cuda")
+    rows = torch.randperm(requests, device="cuda")
+    pool = SimpleNamespace(translate_loc_from_full_to_swa=lambda indices: mapping[indices])
+    starts = {name: torch.zeros(requests + 1, dtype=torch.int32, device="cuda") for name in ("sglang", "ours")}
+    lists = {name: torch.zeros(requests * window, dtype=torch.int64, device="cuda") for name in starts}
+    arms: dict[str, Arm] = {
+        "sglang": lambda: update_sliding_window_buffer(
+            starts["sglang"],
+            req_to_token,
+            window,
+            lengths,
+            rows,
+            requests,
+            token_to_kv_pool=pool,
+            window_kv_indices=lists["sglang"],
+        ),
+        "ours": lambda: window_lists(req_to_token, rows, lengths, window, mapping, starts["ours"], lists["ours"]),
+    }
+    for arm in arms.values():
+        arm()
+    if not torch.equal(starts["ours"], starts["sglang"]) or not torch.equal(lists["ours"], lists["sglang"]):
+        return arms, "the lists differ from SGLang's"
+    return arms, ""
+
+
+def interleaved(arms: dict[str, Arm], clock: str, spin: int, rounds: int) -> dict[str, list[float]]:
+    """Microseconds per arm and round."""
+    samples: dict[str, list[float]] = {name: [] for name in arms}
+    names = list(arms)
+    # The first rounds warm caches and clocks up.
+    for number in range(-5, rounds):
+        shift = number % len(names)
+        for name in names[shift:] + names[:shift]:
+            took_us = device_us(arms[name]) if clock == "device" else host_us(arms[name], spin * (clock == "busy"))
+            if number >= 0:
+                samples[name].append(took_us)
+    return samples
+
+
+def host_us(arm: Arm, spin: int) -> float:
+    torch.cuda.synchronize()
+    if spin:
+        torch.cuda._sleep(spin)
+    begin = time.perf_counter_ns()
+    arm()
+    return (time.perf_counter_ns() - begin) / 1000
+
+
+def device_us(arm: Arm) -> float:
+    torch.cuda.synchronize()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    arm()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1000
+
+
+def spin_of(milliseconds: float) -> int:
+    """Cycles of torch's spin kernel."""
+    cycles = 10_000_000
+    took_us = device_us(lambda: torch.cuda._sleep(cycles))
+    return int(cycles * milliseconds * 1000 / took_us)
+
+
+def summary(samples_us: list[float]) -> dict[str, Any]:
+    ordered = sorted(samples_us)
+    return {
+        "samples": len(ordered),
+        "median_us": round(statistics.median(ordered), 3),
+        "quantiles_us": {str(q): round(ordered[min(len(ordered) - 1, int(q * len(ordered)))], 3) for q in QUANTILES},
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

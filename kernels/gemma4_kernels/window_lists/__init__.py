@@ -1,0 +1,1 @@
+"""window_lists: the slots that sliding layers read, per request and in the sliding layers' own pool, in one launch."""

@@ -1,0 +1,87 @@
+"""The slots that sliding layers of Triton attention read, listed in one launch and without the host waiting.
+
+`update_sliding_window_buffer` cuts lengths to the window, sums them, gathers slots and translates them to the sliding
+layers' pool: nine launches, and two waits, because the number of slots is a value on the device that Python slices by.
+It runs before each eager forward and each replay of a decode, a target verify or a draft. With overlap scheduling the
+device still computes the step before, so the host cannot run ahead of it, and what it does next is idle time there.
+Still so in 0.5.14; SGLang 38137 measures the idle time on Gemma-4 E2B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+
+from gemma4_kernels.window_lists.launch import window_lists
+from gemma4_runtime.fusion.eligible import on_host_engine
+from gemma4_runtime.fusion.paths import PATHS
+
+OP = "swa-window-lists"
+_OURS = SWAKVPool.translate_loc_from_full_to_swa
+
+
+def around_window_buffer(
+    original: Callable[..., Any],
+    window_kv_indptr: torch.Tensor,
+    req_to_token: torch.Tensor,
+    sliding_window_size: int,
+    seq_lens: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    bs: int,
+    device: Any = None,
+    token_to_kv_pool: Any = None,
+    window_kv_indices: torch.Tensor | None = None,
+) -> Any:
+    """Around `update_sliding_window_buffer`: (starts [bs + 1], slots, kept [bs], first token listed [bs]).
+
+    A list that is not given has room for bs whole windows, where SGLang's has no slot too many.
+    """
+    reason = _reason(req_to_token, seq_lens, req_pool_indices, bs, token_to_kv_pool)
+    if reason is None and window_kv_indices is not None and window_kv_indices.shape[0] < bs * sliding_window_size:
+        reason = "a list with room for fewer windows than requests"
+    PATHS.took(OP, reason or "fused")
+    if reason is not None:
+        return original(
+            window_kv_indptr,
+            req_to_token,
+            sliding_window_size,
+            seq_lens,
+            req_pool_indices,
+            bs,
+            device,
+            token_to_kv_pool,
+            window_kv_indices,
+        )
+    slots, kept, first = window_lists(
+        req_to_token,
+        req_pool_indices,
+        seq_lens,
+        sliding_window_size,
+        getattr(token_to_kv_pool, "full_to_swa_index_mapping", None),
+        window_kv_indptr,
+        window_kv_indices,
+    )
+    return window_kv_indptr[: bs + 1], slots, kept, first
+
+
+def _reason(req_to_token: Any, lengths: Any, rows: Any, requests: int, pool: Any) -> str | None:
+    """Why SGLang's own lines have to run; None if there is no reason."""
+    if torch.version.hip is not None or not (lengths.is_cuda or on_host_engine()):
+        return f"lengths on {'ROCm' if lengths.is_cuda else lengths.device.type}"
+    if not lengths.shape[0] == rows.shape[0] == requests:
+        return f"{lengths.shape[0]} lengths and {rows.shape[0]} rows of {requests} requests"
+    if not (req_to_token.dtype == torch.int32 and lengths.is_contiguous() and rows.is_contiguous()):
+        return f"a req_to_token of {req_to_token.dtype}, or lists with gaps"
+    if hasattr(pool, "translate_loc_from_full_to_swa"):
+        mapping = getattr(pool, "full_to_swa_index_mapping", None)
+        # Another pool may translate otherwise.
+        if getattr(type(pool), "translate_loc_from_full_to_swa", None) is not _OURS or mapping is None:
+            return f"a {type(pool).__name__} that translates in its own way"
+        if mapping.dtype != torch.int64 or not mapping.is_contiguous():
+            return f"a mapping of {mapping.dtype}"
+    elif getattr(pool, "full_to_swa_index_mapping", None) is not None:
+        return f"a {type(pool).__name__} with a mapping and no translation"
+    return None

@@ -1,0 +1,157 @@
+"""`swa-window-lists` in SGLang's own Triton backend, on real pools: its lists are SGLang's; what it leaves alone."""
+
+import pytest
+import torch
+from sglang.srt.layers.attention import triton_backend
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from slot_list_backends import triton_backends
+
+from gemma4_runtime.fusion.paths import PATHS
+from slot_list_runner import PAGE, WINDOW, batch, extend, fill, slots_of
+
+PATCH = "swa-window-lists"
+ROWS = 4
+LENGTHS = [WINDOW - 1, WINDOW, WINDOW + 1, 100]
+
+
+@pytest.fixture
+def make(swa_allocator, monkeypatch):
+    with triton_backends(swa_allocator, monkeypatch) as maker:
+        yield maker
+
+
+@pytest.fixture
+def both(attach, make, monkeypatch):
+    """both(use): what `use(backend)` returns with SGLang's lines and with ours, on one backend."""
+    monkeypatch.setenv("GEMMA4_TRIAGE_HOST_ENGINE", "1")
+    attach("off", "host-alloc-kernels", PATCH)
+    backend, ours = make(), triton_backend.update_sliding_window_buffer
+    backend.init_cuda_graph_state(ROWS, ROWS)
+
+    def both(use):
+        with monkeypatch.context() as only:
+            only.setattr(triton_backend, "update_sliding_window_buffer", ours.__wrapped__)
+            shipped = use(backend)
+        before = taken()
+        patched = use(backend)
+        assert taken() == before + 1
+        return shipped, patched
+
+    both.backend = backend
+    return both
+
+
+def taken(path="fused"):
+    return PATHS.document().get(PATCH, {}).get(path, 0)
+
+
+def lists(indices, starts, requests):
+    return [indices[starts[i] : starts[i + 1]].tolist() for i in range(requests)]
+
+
+def eager(forward_batch):
+    def use(backend):
+        backend.init_forward_metadata(forward_batch)
+        found = backend.forward_metadata
+        splits = None if found.window_num_kv_splits is None else found.window_num_kv_splits.tolist()
+        offsets = None if found.window_kv_offsets is None else found.window_kv_offsets.tolist()
+        rows = forward_batch.batch_size
+        return lists(found.window_kv_indices, found.window_kv_indptr, rows), splits, offsets
+
+    return use
+
+
+def replayed(forward_batch):
+    def use(backend):
+        for buffer in (backend.cuda_graph_window_kv_indices, backend.cuda_graph_window_kv_offsets):
+            buffer.fill_(-7)
+        backend.init_forward_metadata_out_graph(forward_batch)
+        rows = forward_batch.batch_size
+        found = lists(backend.cuda_graph_window_kv_indices, backend.window_kv_indptr, rows)
+        offsets = backend.cuda_graph_window_kv_offsets.tolist()
+        return found, offsets, backend.cuda_graph_window_num_kv_splits[:rows].tolist()
+
+    return use
+
+
+def decode(lengths, **changes):
+    return batch(lengths, locations=torch.zeros(len(lengths), dtype=torch.int64), **changes)
+
+
+@pytest.mark.parametrize("use", [eager, replayed])
+def test_a_decode(both, use):
+    fill(both.backend, LENGTHS)
+    shipped, ours = both(use(decode(LENGTHS)))
+    assert ours == shipped
+    newest = slots_of(both.backend, 4, *range(100 - WINDOW, 100))
+    assert ours[0][3] == both.backend.token_to_kv_pool.translate_loc_from_full_to_swa(newest).tolist()
+
+
+@pytest.mark.parametrize("use", [eager, replayed])
+def test_a_verify(both, use):
+    fill(both.backend, LENGTHS)
+    before = [length - 4 for length in LENGTHS]
+    new = torch.cat([slots_of(both.backend, i, *range(n, n + 4)) for i, n in enumerate(before, 1)])
+    shipped, ours = both(use(batch(before, ForwardMode.TARGET_VERIFY, locations=new)))
+    assert ours == shipped
+
+
+def test_an_extend(both):
+    fill(both.backend, [100])
+    shipped, ours = both(eager(extend(both.backend, 3 * PAGE, 20)))
+    assert ours == shipped
+    assert len(ours[0][0]) == WINDOW
+
+
+def test_a_request_that_has_just_begun(both):
+    shipped, ours = both(eager(extend(both.backend, 0, 20)))
+    assert ours == shipped
+    assert ours[0] == [[]]
+
+
+def test_one_pool_for_all_layers(both):
+    """Slots then stay those of the requests' rows."""
+    backend = both.backend
+    fill(backend, LENGTHS)
+    backend.token_to_kv_pool, backend.use_sliding_window_kv_pool = backend.token_to_kv_pool.full_kv_pool, False
+    shipped, ours = both(eager(decode(LENGTHS)))
+    assert ours == shipped
+    assert ours[0][3] == slots_of(backend, 4, *range(100 - WINDOW, 100)).tolist()
+
+
+class OtherPool(SWAKVPool):
+    """Translates in a way of its own."""
+
+    def translate_loc_from_full_to_swa(self, kv_indices):
+        return kv_indices * 0 + 5
+
+
+def test_a_pool_that_translates_otherwise_is_asked(both):
+    backend = both.backend
+    fill(backend, LENGTHS)
+    backend.token_to_kv_pool.__class__ = OtherPool
+    reason = "a OtherPool that translates in its own way"
+    before = taken(reason)
+    found, *_ = eager(decode(LENGTHS))(backend)
+    assert taken(reason) == before + 1
+    assert set(found[3]) == {5}
+
+
+def test_a_list_with_too_little_room_is_sglangs(both):
+    backend = both.backend
+    fill(backend, [3, 3])
+    backend.cuda_graph_window_kv_indices = torch.zeros(2 * WINDOW - 1, dtype=torch.int64)
+    reason = "a list with room for fewer windows than requests"
+    before = taken(reason)
+    replayed(decode([3, 3]))(backend)
+    assert taken(reason) == before + 1
+
+
+def test_a_cpu_that_is_no_host_engine_has_sglangs_lines(attach, make):
+    attach("off", "host-alloc-kernels", PATCH)
+    backend = make()
+    fill(backend, LENGTHS)
+    before = taken("lengths on cpu")
+    eager(decode(LENGTHS))(backend)
+    assert taken("lengths on cpu") == before + 1
