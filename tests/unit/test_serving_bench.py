@@ -98,8 +98,9 @@ class TestPlan:
         plan = plan_of("mtp")
         common = server_arguments(plan, tmp_path / "e2b")
         words = {arm.id: command_words({**common, **arm.arguments}) for arm in plan.arms_of("e2b")}
-        assert [name for name, found in words.items() if "--speculative-algorithm" not in found] == ["no-mtp"]
-        assert not any(word.startswith("--speculative") for word in words["no-mtp"])
+        plain = [name for name, found in words.items() if "--speculative-algorithm" not in found]
+        assert plain == ["no-mtp", "no-mtp-lists"]
+        assert not any(word.startswith("--speculative") for name in plain for word in words[name])
         assert [name for name, found in words.items() if "--disable-overlap-schedule" in found] == ["v2-sync"]
         place = words["v2"].index("--speculative-draft-model-path")
         assert words["v2"][place + 1] == str(tmp_path / "e2b-assistant")

@@ -207,7 +207,13 @@ LOADS = {
                 _arm("no-mtp", "SGLang as shipped, without MTP", "none", WITHOUT_PLUGIN, arguments=_NO_MTP | _OVERLAP),
                 _arm("v2-sync", "mtp-v2, step by step", "mtp-v2", _V2, arguments={"disable_overlap_schedule": True}),
                 _arm("v2", "mtp-v2, overlapped", "mtp-v2", _V2, smoke=True, arguments=_OVERLAP),
-                _arm("default", "all defaults, MTP without overlap", "default"),
+                # Beside no-mtp: the same waits are there without drafts.
+                _arm(
+                    "no-mtp-lists",
+                    "swa-window-lists alone, without MTP",
+                    "swa-window-lists",
+                    arguments=_NO_MTP | _OVERLAP,
+                ),
                 _arm("default-v2", "all defaults, and mtp-v2, overlapped", "default", _V2, arguments=_OVERLAP),
             ),
             _TALK,
