@@ -159,6 +159,7 @@ TARGETS: dict[str, dict[str, str]] = {
         "eagle_v2.top_p_renorm": f"{_EAGLE_V2}.top_p_renorm_prob",
         "eagle_v2.sample_tree": f"{_EAGLE_V2}.tree_speculative_sampling_target_only",
         "eagle_v2.verify": f"{_SRT}.speculative.eagle_worker_v2.EAGLEWorkerV2.verify",
+        "overlap.resolve_lengths": f"{_SRT}.managers.overlap_utils.FutureMap.resolve_seq_lens_cpu",
         "overlap.resolve_extras": f"{_SRT}.managers.overlap_utils.FutureMap._resolve_spec_extras",
         "speculative.supports_v2": f"{_SPEC}.supports_spec_v2",
         "speculative.create_worker": f"{_SPEC}.create_worker",

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import draft_inputs
+import length_bounds
 from gemma4_repro.toys.language import EOS, held_out_prompts, token_id
 from lifecycle_load import assert_nothing_is_left, constrained, mixed_requests
 
@@ -98,6 +99,31 @@ def test_greedy_tokens_are_the_same_in_pages_of_other_sizes(sides, mtp_arguments
     assert run.outputs is not None
     expected = [one["tokens"][:new_tokens] for one in sides["none"][:count]]
     assert [one["tokens"] for one in run.outputs[0]] == expected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"prefill_attention_backend": "triton", "decode_attention_backend": "trtllm_mha"}],
+    ids=["trtllm_mha", "hybrid"],
+)
+def test_trtllm_is_given_a_bound_where_it_would_read_lengths(sides, mtp_arguments, run_engine, tmp_path, changes):
+    """A bound is above the longest, by what was allocated ahead and a page at most."""
+    path, count = tmp_path / "bounds.jsonl", 6 if changes else 60
+    engine = mtp_arguments | OVERLAP | changes
+    ahead = 2 * engine["speculative_num_draft_tokens"] + engine["page_size"]
+    run = run_engine(
+        V2 | {length_bounds.FILE: str(path)},
+        engines=[engine],
+        prompts=PROMPTS[:count],
+        new_tokens=NEW_TOKENS,
+        before="length_bounds:record",
+    )
+    assert run.returncode == 0, run.log[-4000:]
+    assert run.outputs is not None
+    assert [one["tokens"] for one in run.outputs[0]] == [one["tokens"] for one in sides["none"][:count]]
+    found = length_bounds.read(path)
+    assert len(found) > 5
+    assert all(one["longest"] < one["bound"] <= one["longest"] + ahead for one in found)
 
 
 def test_hidden_states_are_those_without_mtp(mtp_arguments, engine_arguments, engine_forks, tmp_path_factory):

@@ -3,6 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
+from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
+from sglang.srt.layers.attention.trtllm_mha_backend import TRTLLMHAAttnBackend
 from sglang.srt.managers import scheduler
 from sglang.srt.mem_cache import kv_cache_builder
 from sglang.srt.model_executor import model_runner_kv_cache_mixin
@@ -142,6 +144,21 @@ def test_a_wide_tree_on_triton_starts_and_keeps_lengths_on_the_host(arguments):
     made.speculative_algorithm, made.speculative_eagle_topk = "FROZEN_KV_MTP", 1
     made.disable_piecewise_cuda_graph = True
     assert not scheduler.decide_needs_cpu_seq_lens(made, backends)
+
+
+def test_trtllm_alone_or_in_a_hybrid_needs_no_lengths_on_the_host(arguments):
+    made = arguments()
+    made.disable_piecewise_cuda_graph = True
+    trtllm = object.__new__(TRTLLMHAAttnBackend)
+    hybrid = object.__new__(HybridAttnBackend)
+    hybrid.prefill_backend, hybrid.decode_backend = SimpleNamespace(needs_cpu_seq_lens=False), trtllm
+    assert not scheduler.decide_needs_cpu_seq_lens(made, [trtllm, trtllm])
+    assert not scheduler.decide_needs_cpu_seq_lens(made, [hybrid, trtllm, None])
+    hybrid.prefill_backend = SimpleNamespace()
+    assert scheduler.decide_needs_cpu_seq_lens(made, [hybrid, trtllm]), "one that does not say that it can go without"
+    assert scheduler.decide_needs_cpu_seq_lens(made, [object.__new__(type("Other", (TRTLLMHAAttnBackend,), {}))])
+    made.speculative_algorithm = "EAGLE"
+    assert scheduler.decide_needs_cpu_seq_lens(made, [trtllm])
 
 
 def test_nobody_is_handed_the_assistants_dummy_pool(attach):

@@ -378,6 +378,9 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             Hook("speculative.handle_frozen", How.REPLACE, f"{_AT}.mtp_v2:handle_frozen_kv_mtp"),
             Hook("speculative.draft_pool", How.AROUND, f"{_AT}.mtp_v2:around_get_draft_kv_pool"),
             Hook("scheduler.needs_cpu_seq_lens", How.AROUND, f"{_AT}.mtp_v2:around_needs_cpu_seq_lens"),
+            Hook("overlap.resolve_lengths", How.AROUND, f"{_AT}.mtp_v2_lengths:around_resolve_lengths"),
+            Hook("trtllm.init_metadata", How.AROUND, f"{_AT}.mtp_v2_lengths:around_metadata"),
+            Hook("trtllm.init_graph_metadata", How.AROUND, f"{_AT}.mtp_v2_lengths:around_metadata"),
         ),
     ),
 )

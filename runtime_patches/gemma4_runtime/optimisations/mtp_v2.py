@@ -6,7 +6,8 @@
 | `create_worker`             | V1; refused with overlap                | FrozenKVMTPWorkerV2, overlapped or not     |
 | `_handle_frozen_kv_mtp`     | overlap off                             | as asked; what is not served is refused    |
 | `get_draft_kv_pool`         | the assistant's dummy pool of 64 tokens | none                                       |
-| `decide_needs_cpu_seq_lens` | what the attention backends need        | also where a tree is wider than one token  |
+| `decide_needs_cpu_seq_lens` | what the attention backends need        | also where a tree is wider than one token; |
+|                             |                                         | not for trtllm_mha, see mtp_v2_lengths.py  |
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from sglang.srt.environ import envs
 
 from gemma4_runtime.mtp_v2.gates import KNOB, refuse_what_is_not_served
+from gemma4_runtime.optimisations.mtp_v2_lengths import that_read_lengths
 
 logger = logging.getLogger(__name__)
 
@@ -74,10 +76,14 @@ def around_get_draft_kv_pool(original: Callable[..., Any], **arguments: Any) -> 
 
 
 def around_needs_cpu_seq_lens(original: Callable[..., bool], server_args: Any, attn_backends: Any) -> bool:
-    """Around `decide_needs_cpu_seq_lens`: the expansion to a wider tree sums lengths on the host."""
+    """Around `decide_needs_cpu_seq_lens`: the expansion to a wider tree sums lengths on the host.
+
+    trtllm_mha, which is for trees of width one, is given a bound for what it would read of them.
+    """
     frozen = server_args.speculative_algorithm == "FROZEN_KV_MTP"
     if not frozen:
         # The first that a server without MTP asks of this patch.
         logger.warning("mtp-v2: this server does not draft with a Gemma-4 assistant, so nothing changes.")
-    wide = frozen and (server_args.speculative_eagle_topk or 1) > 1
-    return wide or original(server_args, attn_backends)
+        return original(server_args, attn_backends)
+    wide = (server_args.speculative_eagle_topk or 1) > 1
+    return wide or original(server_args, list(that_read_lengths(attn_backends)))

@@ -1,0 +1,71 @@
+"""Under spec v2 trtllm_mha needs no lengths from the device: a bound that the host knows sizes what it sizes.
+
+In a decode trtllm_mha of this release reads the largest length on the host, for nothing but how many columns of page
+tables it fills and the maximum that kernels are told; lengths themselves go to them on the device. SGLang therefore
+copies every length to the host before each step, and waits for it until the verification before has ended. Slots are
+allocated ahead of each step, so no request is longer than what it holds less the tokens that are about to be written,
+and it holds two steps' tokens and a page too many at most. 0.5.14 gives trtllm_mha its longest context instead.
+
+| hook                        | what happens                                                          |
+|-----------------------------|-----------------------------------------------------------------------|
+| decide_needs_cpu_seq_lens   | trtllm_mha, alone or as a part of a hybrid, is not asked              |
+| resolve_seq_lens_cpu        | the batch that is about to run has a bound, or knows its lengths      |
+| init_forward_metadata, _out_graph of trtllm_mha | read the bound where they would read lengths      |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
+from sglang.srt.layers.attention.trtllm_mha_backend import TRTLLMHAAttnBackend
+
+
+class _OfThisStep:
+    """bound: no request of the batch that runs has more tokens; None where SGLang knows the lengths."""
+
+    bound: int | None = None
+
+
+def that_read_lengths(attn_backends: Iterable[Any]) -> Iterator[Any]:
+    """The backends less trtllm_mha, a hybrid's parts one by one."""
+    for backend in attn_backends:
+        if isinstance(backend, HybridAttnBackend):
+            yield from that_read_lengths((backend.prefill_backend, backend.decode_backend))
+        elif type(backend) is not TRTLLMHAAttnBackend:
+            yield backend
+
+
+def around_resolve_lengths(original: Callable[..., None], future_map: Any, batch: Any) -> None:
+    """Around `FutureMap.resolve_seq_lens_cpu`, which each overlapped batch goes through before it runs."""
+    original(future_map, batch)
+    verifies = batch.spec_info is not None and batch.spec_info.future_indices is not None
+    unknown = verifies and batch.seq_lens_cpu is None and batch.reqs
+    _OfThisStep.bound = bound_of(batch.reqs, batch.model_config.context_len) if unknown else None
+
+
+def bound_of(requests: Iterable[Any], context: int) -> int:
+    """kv_allocated_len counts what this step writes too."""
+    return min(max(request.kv_allocated_len for request in requests), context)
+
+
+def around_metadata(original: Callable[..., None], backend: Any, forward_batch: Any, in_capture: bool = False) -> None:
+    """Around trtllm_mha's eager build, and its build for a graph's capture and replay."""
+    more = {"in_capture": True} if in_capture else {}
+    bound = _OfThisStep.bound
+    if bound is None or in_capture:
+        original(backend, forward_batch, **more)
+        return
+    # Of a graph's replay they are what an earlier batch left in the graph's buffer.
+    known, forward_batch.seq_lens_cpu = forward_batch.seq_lens_cpu, bounded(forward_batch.seq_lens, bound)
+    try:
+        original(backend, forward_batch)
+    finally:
+        forward_batch.seq_lens_cpu = known
+
+
+def bounded(lengths: torch.Tensor, bound: int) -> torch.Tensor:
+    """On the host, as many as there are lengths. Their values are not read: they lie on the device."""
+    return torch.full((lengths.shape[0],), bound, dtype=torch.int64)
