@@ -46,6 +46,14 @@ SYNC = {"disable_overlap_schedule": True}
 PROMPTS = [prompt[:n] for prompt, n in zip(held_out_prompts(200, 60, seed=7), [60, 17, 33, 5, 48] * 40, strict=True)]
 NEW_TOKENS = 24
 ONE_DRAFT = {"speculative_num_steps": 1, "speculative_num_draft_tokens": 2}
+# Hopper's: trtllm_mha has no prefill and no verification there, so drafts and decodes alone run on it.
+HYBRID = {
+    "attention_backend": None,
+    "prefill_attention_backend": "triton",
+    "decode_attention_backend": "trtllm_mha",
+    "speculative_draft_attention_backend": "trtllm_mha",
+    "page_size": 64,
+}
 SIDES = {
     "none": (V1, {}),
     "v1": (V1, MTP),
@@ -54,6 +62,7 @@ SIDES = {
     "overlap, eager": (V2, MTP | {"disable_cuda_graph": True}),
     "overlap, pages of 64, one draft": (V2, MTP | ONE_DRAFT | {"page_size": 64}),
     "overlap, pages of 1": (V2, MTP | {"page_size": 1}),
+    "overlap, hybrid": (V2, MTP | HYBRID),
 }
 LIMIT_S = 300
 
@@ -138,11 +147,13 @@ def traced(folder, environment, changes):
     return done.outputs["verify_rounds"], TraceFile(Source(str(path)))
 
 
-def waits_per_round(folder, environment, changes):
-    """How often the scheduler's host waits for the device, by call and verification, while one request is served."""
-    rounds, trace = traced(folder, environment, changes)
-    counts = Counter(wait.name for wait in read_tables(trace.events()).waits)
-    return {name: round(count / rounds, 2) for name, count in counts.items()}
+def waits_per_round(trace):
+    """How often the scheduler's host waits for the device, by call and round, from the second draft to the last."""
+    tables = read_tables(trace.events())
+    drafts = [span.start_us for span in tables.spans if span.name.startswith("step[DRAFT_LOOP") and span.device is None]
+    begin, *_, end = drafts[1:]
+    counts = Counter(wait.name for wait in tables.waits if begin <= wait.start_us < end)
+    return {name: round(count / (len(drafts) - 2), 2) for name, count in counts.items()}
 
 
 @pytest.mark.parametrize("changes", [{}, ONE_DRAFT], ids=["three drafts", "one draft"])
@@ -158,11 +169,16 @@ def test_the_seed_step_is_in_the_drafts_graph(tmp_path, changes):
 def test_the_host_waits_no_more_often_than_without_spec_v2(tmp_path):
     """Overlapped a round waits for the copy of its own result alone, which an event says, and reads no value."""
     found = {
-        name: waits_per_round(tmp_path / name, environment, MTP | changes)
-        for name, environment, changes in (("v1", V1, {}), ("sync", V2, SYNC), ("overlap", V2, {}))
+        name: waits_per_round(traced(tmp_path / name.replace(", ", "-"), environment, MTP | changes)[1])
+        for name, environment, changes in (
+            ("v1", V1, {}),
+            ("sync", V2, SYNC),
+            ("overlap", V2, {}),
+            ("overlap, hybrid", V2, HYBRID),
+        )
     }
     print(f"waits per verification: {found}")
-    for name in ("sync", "overlap"):
+    for name in ("sync", "overlap", "overlap, hybrid"):
         assert sum(found[name].values()) <= sum(found["v1"].values())
     for name in ("aten::_local_scalar_dense", "cudaStreamSynchronize", "cudaDeviceSynchronize"):
-        assert found["overlap"].get(name, 0) < 0.2
+        assert max(found[side].get(name, 0) for side in ("overlap", "overlap, hybrid")) < 0.1
