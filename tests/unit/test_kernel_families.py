@@ -85,8 +85,9 @@ def test_our_kernels_are_those_that_there_are(request):
     assert found == OUR_KERNELS
 
 
-def test_every_op_but_the_guard_says_what_it_replaces():
-    assert {op.op for op in REPLACEABLE} == set(OUR_KERNELS.values()) - {"page_guard"}
+def test_every_op_of_the_model_says_what_it_replaces():
+    beside_the_model = {"page_guard", "window_lists"}
+    assert {op.op for op in REPLACEABLE} == set(OUR_KERNELS.values()) - beside_the_model
     order = [op.op for op in REPLACEABLE]
     assert all(order.index(op.includes) < order.index(op.op) for op in REPLACEABLE if op.includes)
 

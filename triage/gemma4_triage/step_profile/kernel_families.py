@@ -23,6 +23,7 @@ OUR_KERNELS = {
     "cross_layer_norm_kernel": "cross_layer_norm",
     "qk_norm_rope_kernel": "qk_norm_rope",
     "page_guard_kernel": "page_guard",
+    "window_lists_kernel": "window_lists",
 }
 """Our kernels in full, as Triton names them, and the op of each."""
 
