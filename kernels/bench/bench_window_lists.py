@@ -4,9 +4,9 @@
 
 Both fill a buffer that is given, as before a replay, from the same rows. Clock "idle": the caller's time for one call
 with nothing queued on the GPU. Clock "busy": with a spin of about SPIN_MS queued ahead, as a step is with overlap
-scheduling; an arm that waits for the device takes at least that long. Clock "device": from the first to the last of a
-call's launches by CUDA events, which for SGLang's includes its waits. Arms in rotating order. Before an arm is timed
-its lists are compared. Exit codes: 0 measured, 1 a list was wrong, 2 usage, 3 no CUDA.
+scheduling; an arm that waits for the device takes at least that long. Clock "device": by CUDA events around a call that
+is queued behind such a spin, which for SGLang's includes its waits. Arms in rotating order. Before an arm is timed its
+lists are compared. Exit codes: 0 measured, 1 a list was wrong, 2 usage, 3 no CUDA.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from gemma4_kernels.window_lists.spec import AXES
 
 SPIN_MS = 2.0
 CONTEXT = 8192
+# A server's rows have room for a step's tokens behind the context.
+ROW = CONTEXT + 12
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 Arm = Callable[[], Any]
 
@@ -98,8 +100,8 @@ def make_arms(requests: int, window: int) -> tuple[dict[str, Arm], str]:
     """The arms, and what is wrong with their lists, if anything."""
     from sglang.srt.layers.attention.triton_backend import update_sliding_window_buffer
 
-    slots = requests * CONTEXT
-    req_to_token = torch.randperm(slots, device="cuda").to(torch.int32).view(requests, CONTEXT)
+    slots = requests * ROW
+    req_to_token = torch.randperm(slots, device="cuda").to(torch.int32).view(requests, ROW)
     mapping = torch.cat([torch.randint(0, slots, (slots,)), torch.tensor([-1])]).cuda()
     lengths = torch.randint(window // 2, CONTEXT, (requests,), device="cuda")
     rows = torch.randperm(requests, device="cuda")
@@ -134,7 +136,9 @@ def interleaved(arms: dict[str, Arm], clock: str, spin: int, rounds: int) -> dic
     for number in range(-5, rounds):
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
-            took_us = device_us(arms[name]) if clock == "device" else host_us(arms[name], spin * (clock == "busy"))
+            took_us = (
+                device_us(arms[name], spin) if clock == "device" else host_us(arms[name], spin * (clock == "busy"))
+            )
             if number >= 0:
                 samples[name].append(took_us)
     return samples
@@ -149,8 +153,10 @@ def host_us(arm: Arm, spin: int) -> float:
     return (time.perf_counter_ns() - begin) / 1000
 
 
-def device_us(arm: Arm) -> float:
+def device_us(arm: Arm, spin: int) -> float:
+    """Queued behind a spin, so that launches follow each other as fast as the device takes them."""
     torch.cuda.synchronize()
+    torch.cuda._sleep(spin)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     arm()
@@ -162,8 +168,8 @@ def device_us(arm: Arm) -> float:
 def spin_of(milliseconds: float) -> int:
     """Cycles of torch's spin kernel."""
     cycles = 10_000_000
-    took_us = device_us(lambda: torch.cuda._sleep(cycles))
-    return int(cycles * milliseconds * 1000 / took_us)
+    took_us = [device_us(lambda: torch.cuda._sleep(cycles), cycles) for _ in range(9)]
+    return int(cycles * milliseconds * 1000 / statistics.median(took_us))
 
 
 def summary(samples_us: list[float]) -> dict[str, Any]:

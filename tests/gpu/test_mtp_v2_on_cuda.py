@@ -106,6 +106,20 @@ def test_greedy_tokens_are_those_without_mtp(served, side):
     assert unequal == []
 
 
+@pytest.mark.parametrize("changes", [{}, HYBRID], ids=["triton", "hybrid"])
+def test_requests_that_begin_alike_in_one_prefill_keep_their_keys(tmp_path, changes):
+    """What all but the first have of the prefix is freed while the next step reads; see schedule_stream.py."""
+    alike = [prompt for prompt in held_out_prompts(8, 90, seed=8) for _ in range(8)]
+    spec = {"prompts": alike, "new_tokens": NEW_TOKENS}
+    found = []
+    for name, environment, more in (("none", V1, {}), ("overlap", V2, MTP | changes)):
+        done = run("engine_child.py", tmp_path / name, environment, spec | {"engines": [ENGINE | more]})
+        found.append([one["tokens"] for one in done.outputs[0]])
+    wanted, answers = found
+    assert all(tokens == wanted[8 * (number // 8)] for number, tokens in enumerate(wanted))
+    assert answers == wanted
+
+
 @pytest.mark.parametrize("side", ["sync", "overlap"])
 def test_as_many_drafts_are_accepted_as_without_spec_v2(served, side):
     rounds = {name: sum(one["meta"]["spec_verify_ct"] for one in served(name)) for name in ("v1", side)}

@@ -110,7 +110,7 @@ def test_addresses_that_are_no_multiple_of_16_bytes(path):
     assert slots.tolist() == by_hand(held, [1, 0], [40, 33], WINDOW, None)[0]
 
 
-@pytest.mark.parametrize("slot", [-1, -2, -(2**31), 1001, 2**31 - 1])
+@pytest.mark.parametrize("slot", [-1, -2, -(2**31), 0, 1000, 1001, 2**31 - 1])
 @pytest.mark.parametrize("path", PATHS)
 def test_a_slot_that_the_mapping_lacks_stays_as_it_is(path, slot):
     held = table(2, 40)

@@ -157,6 +157,9 @@ def test_trtllm_alone_or_in_a_hybrid_needs_no_lengths_on_the_host(arguments):
     hybrid.prefill_backend = SimpleNamespace()
     assert scheduler.decide_needs_cpu_seq_lens(made, [hybrid, trtllm]), "one that does not say that it can go without"
     assert scheduler.decide_needs_cpu_seq_lens(made, [object.__new__(type("Other", (TRTLLMHAAttnBackend,), {}))])
+    made.enable_forward_pass_metrics = True
+    assert scheduler.decide_needs_cpu_seq_lens(made, [trtllm]), "SGLang lists each request's length there"
+    made.enable_forward_pass_metrics = False
     made.speculative_algorithm = "EAGLE"
     assert scheduler.decide_needs_cpu_seq_lens(made, [trtllm])
 

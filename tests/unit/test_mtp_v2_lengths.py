@@ -107,7 +107,24 @@ def test_a_bound_is_of_its_batch_alone(backend, resolve):
         assert backend.forward_metadata.max_seq_len_k == max(LENGTHS)
 
 
-def test_a_bound_is_no_longer_than_the_context(backend, resolve):
+def test_a_batch_without_requests_has_no_bound(backend, resolve):
+    resolve(scheduled([72, 29, 45]))
+    empty = scheduled([])
+    empty.seq_lens = torch.zeros(0, dtype=torch.int64)
+    resolve(empty)
+    backend.init_forward_metadata(batch(LENGTHS))
+    assert backend.forward_metadata.max_seq_len_k == max(LENGTHS)
+
+
+def test_a_capture_builds_from_its_own_lengths(backend, resolve):
+    resolve(scheduled([72, 29, 45]))
+    captured = batch([1] * 3, rows=[0] * 3)
+    backend.init_forward_metadata_out_graph(captured, in_capture=True)
+    assert backend.forward_metadata.max_seq_len_k == 1
+
+
+def test_a_request_that_ends_at_the_contexts_end_is_read_whole(backend, resolve):
+    """Its last step's tokens lie behind the context, in a row that has room for them."""
     resolve(scheduled([CONTEXT + 9, 29, 45]))
     backend.init_forward_metadata(batch(LENGTHS))
-    assert backend.forward_metadata.max_seq_len_k == CONTEXT
+    assert backend.forward_metadata.max_seq_len_k == CONTEXT + 9

@@ -270,6 +270,17 @@ class TestHostWaits:
             ("aten::_local_scalar_dense", 0.4, pytest.approx(0.8)),
         ]
 
+    def test_a_wait_of_another_thread_is_no_read(self):
+        maker = TraceMaker()
+        for _ in range(6):
+            maker.graph(e4b(), "step[DECODE bs=8]")
+            maker.host("aten::_local_scalar_dense", "cpu_op", maker.now_us - 5, 4.0)
+            maker.host("cudaStreamSynchronize", "cuda_runtime", maker.now_us - 4, 2.0)
+            maker.events[-1]["tid"] = 99
+            maker.idle(10.0)
+        (found,) = analyse(read_tables(maker.document(noise=False)["traceEvents"]))
+        assert [wait.name for wait in found.waits] == ["cudaStreamSynchronize"]
+
     def test_none_is_said_to_be_none(self):
         (found,) = analyse(read_tables(decode(e4b()).document(noise=False)["traceEvents"]))
         assert found.waits == ()

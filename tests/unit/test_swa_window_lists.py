@@ -1,5 +1,7 @@
 """`swa-window-lists` in SGLang's own Triton backend, on real pools: its lists are SGLang's; what it leaves alone."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from sglang.srt.layers.attention import triton_backend
@@ -8,9 +10,11 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from slot_list_backends import triton_backends
 
 from gemma4_runtime.fusion.paths import PATHS
+from gemma4_runtime.optimisations.swa_window_lists import around_window_buffer
 from slot_list_runner import PAGE, WINDOW, batch, extend, fill, slots_of
 
 PATCH = "swa-window-lists"
+OWN_WAY = "a SimpleNamespace that translates in its own way"
 ROWS = 4
 LENGTHS = [WINDOW - 1, WINDOW, WINDOW + 1, 100]
 
@@ -142,10 +146,39 @@ def test_a_list_with_too_little_room_is_sglangs(both):
     backend = both.backend
     fill(backend, [3, 3])
     backend.cuda_graph_window_kv_indices = torch.zeros(2 * WINDOW - 1, dtype=torch.int64)
-    reason = "a list with room for fewer windows than requests"
+    reason = "tensors that the kernel does not take"
     before = taken(reason)
     replayed(decode([3, 3]))(backend)
     assert taken(reason) == before + 1
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"seq_lens": torch.tensor([3, 3, 3])}, "other lengths than those of the batch"),
+        ({"token_to_kv_pool": SimpleNamespace(full_to_swa_index_mapping=torch.arange(9))}, OWN_WAY),
+        ({"token_to_kv_pool": SimpleNamespace(translate_loc_from_full_to_swa=torch.neg)}, OWN_WAY),
+        ({"req_to_token": torch.zeros(3, 40, dtype=torch.int64)}, "tensors that the kernel does not take"),
+        ({"window_kv_indptr": torch.zeros(3, dtype=torch.int64)}, "tensors that the kernel does not take"),
+    ],
+)
+def test_what_goes_to_sglangs_own_lines(attach, monkeypatch, change, reason):
+    monkeypatch.setenv("GEMMA4_TRIAGE_HOST_ENGINE", "1")
+    attach("off", "host-alloc-kernels", PATCH)
+    arguments = {
+        "window_kv_indptr": torch.zeros(3, dtype=torch.int32),
+        "req_to_token": torch.zeros(3, 40, dtype=torch.int32),
+        "sliding_window_size": WINDOW,
+        "seq_lens": torch.tensor([3, 3]),
+        "req_pool_indices": torch.tensor([1, 2]),
+        "bs": 2,
+        "device": "cpu",
+        "token_to_kv_pool": None,
+    }
+    calls, before = [], taken(reason)
+    around_window_buffer(lambda *given: calls.append(given), **(arguments | change))
+    assert taken(reason) == before + 1
+    assert [len(given) for given in calls] == [9]
 
 
 def test_a_cpu_that_is_no_host_engine_has_sglangs_lines(attach, make):

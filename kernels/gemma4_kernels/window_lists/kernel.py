@@ -9,7 +9,7 @@ import triton.language as tl
 from gemma4_kernels.early_launch import inputs_are_there
 
 
-@triton.jit(do_not_specialize=("mapped",))
+@triton.jit(do_not_specialize=("row_stride", "mapped"))
 def window_lists_kernel(
     req_to_token,  # [rows, tokens] int32
     rows,  # [requests]
@@ -19,7 +19,7 @@ def window_lists_kernel(
     slots,  # out: [requests * WINDOW or more] int64
     kept,  # out: [requests], as lengths
     first,  # out: [requests], as lengths
-    row_stride: tl.int64,
+    row_stride,
     mapped,
     WINDOW: tl.constexpr,
     PIECES: tl.constexpr,

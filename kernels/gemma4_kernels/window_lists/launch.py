@@ -57,8 +57,9 @@ def window_lists(
         _launcher().launch(
             requests * pieces,
             (req_to_token, rows, lengths, req_to_token if mapping is None else mapping, starts, slots, kept, first),
-            (req_to_token.stride(0),),
-            (0 if mapping is None else mapping.shape[0],),
+            (),
+            # A row's length is no multiple of 16 in a server, and its reads are scattered anyhow.
+            (req_to_token.stride(0), 0 if mapping is None else mapping.shape[0]),
             (window, pieces, _BLOCK, _BATCH, mapping is not None),
             num_warps=4,
             fuse=False,

@@ -7,6 +7,7 @@ and after SGLang has loaded its plugins; it has to be the same object with the s
 
 from __future__ import annotations
 
+import importlib
 import json
 import pkgutil
 import sys
@@ -48,18 +49,28 @@ def _identity() -> dict[str, Any]:
 def _snapshot() -> dict[str, tuple[Any, Any]]:
     """Per dotted path the raw object and its code. A name that this installation does not have yet stays missing.
 
-    Left out is what lies in a module that cannot be imported, such as one that needs xgrammar where that is not
-    installed: nothing can be attached to it.
+    Left out is what needs a package that is not installed, such as xgrammar: nothing can be attached to it.
     """
     found = {}
     for path in TARGETS[version("sglang")].values():
         owner, _, name = path.rpartition(".")
         try:
             raw = vars(pkgutil.resolve_name(owner)).get(name, _MISSING)
-        except (ImportError, AttributeError):
+        except AttributeError:
+            # What resolve_name says of a module that exists and cannot be imported.
+            if not _lacks_a_package(owner):
+                raise
             continue
         found[path] = (raw, getattr(getattr(raw, "__func__", raw), "__code__", None))
     return found
+
+
+def _lacks_a_package(path: str) -> bool:
+    try:
+        importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        return not (error.name or "").startswith("sglang")
+    return False
 
 
 if __name__ == "__main__":

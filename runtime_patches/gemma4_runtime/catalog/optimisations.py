@@ -9,6 +9,8 @@ _LAYER = Hook("gemma4.layer_forward", How.AROUND, f"{_AT}.layer_forward:around_l
 _DECISIONS = Hook("scheduler.internal_state", How.AFTER, f"{_AT}.pool_decisions:after_internal_state")
 _PATHS = Hook("scheduler.internal_state", How.AFTER, f"{_AT}.paths_report:after_internal_state")
 
+_SCHEDULE = Hook("overlap.resolve_lengths", How.AFTER, f"{_AT}.schedule_stream:after_resolve_lengths")
+
 _PROJECTION = """
 qkv, _ = self.qkv_proj(hidden_states)
 q, k, v = qkv.split([self.q_size, self.kv_size, self.kv_size], dim=-1)
@@ -324,6 +326,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         upstream="open in 0.5.14",
         attachments=(
             Hook("triton.window_buffer", How.AROUND, f"{_AT}.swa_window_lists:around_window_buffer"),
+            _SCHEDULE,
             _PATHS,
         ),
         own_paths=("fused",),
@@ -379,6 +382,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             Hook("speculative.draft_pool", How.AROUND, f"{_AT}.mtp_v2:around_get_draft_kv_pool"),
             Hook("scheduler.needs_cpu_seq_lens", How.AROUND, f"{_AT}.mtp_v2:around_needs_cpu_seq_lens"),
             Hook("overlap.resolve_lengths", How.AROUND, f"{_AT}.mtp_v2_lengths:around_resolve_lengths"),
+            _SCHEDULE,
             Hook("trtllm.init_metadata", How.AROUND, f"{_AT}.mtp_v2_lengths:around_metadata"),
             Hook("trtllm.init_graph_metadata", How.AROUND, f"{_AT}.mtp_v2_lengths:around_metadata"),
         ),

@@ -78,12 +78,13 @@ def around_get_draft_kv_pool(original: Callable[..., Any], **arguments: Any) -> 
 def around_needs_cpu_seq_lens(original: Callable[..., bool], server_args: Any, attn_backends: Any) -> bool:
     """Around `decide_needs_cpu_seq_lens`: the expansion to a wider tree sums lengths on the host.
 
-    trtllm_mha, which is for trees of width one, is given a bound for what it would read of them.
+    SGLang's forward-pass metrics list them. trtllm_mha, which is for trees of width one, is given a bound for what it
+    would read of them.
     """
     frozen = server_args.speculative_algorithm == "FROZEN_KV_MTP"
     if not frozen:
         # The first that a server without MTP asks of this patch.
         logger.warning("mtp-v2: this server does not draft with a Gemma-4 assistant, so nothing changes.")
         return original(server_args, attn_backends)
-    wide = (server_args.speculative_eagle_topk or 1) > 1
-    return wide or original(server_args, list(that_read_lengths(attn_backends)))
+    read = (server_args.speculative_eagle_topk or 1) > 1 or server_args.enable_forward_pass_metrics
+    return read or original(server_args, list(that_read_lengths(attn_backends)))

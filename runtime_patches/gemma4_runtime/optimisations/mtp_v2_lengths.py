@@ -1,10 +1,10 @@
 """Under spec v2 trtllm_mha needs no lengths from the device: a bound that the host knows sizes what it sizes.
 
 In a decode trtllm_mha of this release reads the largest length on the host, for nothing but how many columns of page
-tables it fills and the maximum that kernels are told; lengths themselves go to them on the device. SGLang therefore
-copies every length to the host before each step, and waits for it until the verification before has ended. Slots are
-allocated ahead of each step, so no request is longer than what it holds less the tokens that are about to be written,
-and it holds two steps' tokens and a page too many at most. 0.5.14 gives trtllm_mha its longest context instead.
+tables it fills; lengths themselves go to the kernels on the device. SGLang therefore copies every length to the host
+before each step, and waits for it until the verification before has ended. Slots are allocated ahead of each step, so
+no request is longer than what it holds, the tokens that are about to be written included. 0.5.14 gives trtllm_mha its
+longest context instead.
 
 | hook                        | what happens                                                          |
 |-----------------------------|-----------------------------------------------------------------------|
@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
 from sglang.srt.layers.attention.trtllm_mha_backend import TRTLLMHAAttnBackend
+
+from gemma4_runtime.optimisations.schedule_stream import scheduler_comes_later
 
 
 class _OfThisStep:
@@ -43,12 +45,7 @@ def around_resolve_lengths(original: Callable[..., None], future_map: Any, batch
     original(future_map, batch)
     verifies = batch.spec_info is not None and batch.spec_info.future_indices is not None
     unknown = verifies and batch.seq_lens_cpu is None and batch.reqs
-    _OfThisStep.bound = bound_of(batch.reqs, batch.model_config.context_len) if unknown else None
-
-
-def bound_of(requests: Iterable[Any], context: int) -> int:
-    """kv_allocated_len counts what this step writes too."""
-    return min(max(request.kv_allocated_len for request in requests), context)
+    _OfThisStep.bound = max(request.kv_allocated_len for request in batch.reqs) if unknown else None
 
 
 def around_metadata(original: Callable[..., None], backend: Any, forward_batch: Any, in_capture: bool = False) -> None:
@@ -62,6 +59,7 @@ def around_metadata(original: Callable[..., None], backend: Any, forward_batch: 
     known, forward_batch.seq_lens_cpu = forward_batch.seq_lens_cpu, bounded(forward_batch.seq_lens, bound)
     try:
         original(backend, forward_batch)
+        scheduler_comes_later()
     finally:
         forward_batch.seq_lens_cpu = known
 

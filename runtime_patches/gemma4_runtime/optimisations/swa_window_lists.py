@@ -4,7 +4,8 @@
 layers' pool: nine launches, and two waits, because the number of slots is a value on the device that Python slices by.
 It runs before each eager forward and each replay of a decode, a target verify or a draft. With overlap scheduling the
 device still computes the step before, so the host cannot run ahead of it, and what it does next is idle time there.
-Still so in 0.5.14; SGLang 38137 measures the idle time on Gemma-4 E2B.
+Still so in 0.5.14; SGLang 38137 measures the idle time on Gemma-4 E2B. What the wait did keep in order without being
+meant to is kept by schedule_stream.py.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from gemma4_kernels.window_lists.launch import window_lists
 from gemma4_runtime.fusion.eligible import on_host_engine
 from gemma4_runtime.fusion.paths import PATHS
+from gemma4_runtime.optimisations.schedule_stream import scheduler_comes_later
 
 OP = "swa-window-lists"
 _OURS = SWAKVPool.translate_loc_from_full_to_swa
@@ -39,11 +41,24 @@ def around_window_buffer(
 
     A list that is not given has room for bs whole windows, where SGLang's has no slot too many.
     """
-    reason = _reason(req_to_token, seq_lens, req_pool_indices, bs, token_to_kv_pool)
-    if reason is None and window_kv_indices is not None and window_kv_indices.shape[0] < bs * sliding_window_size:
-        reason = "a list with room for fewer windows than requests"
+    reason = _reason(seq_lens, bs, token_to_kv_pool)
+    found = None
+    if reason is None:
+        try:
+            found = window_lists(
+                req_to_token,
+                req_pool_indices,
+                seq_lens,
+                sliding_window_size,
+                getattr(token_to_kv_pool, "full_to_swa_index_mapping", None),
+                window_kv_indptr,
+                window_kv_indices,
+            )
+        except ValueError:
+            # It looks at its arguments before it writes anything.
+            reason = "tensors that the kernel does not take"
     PATHS.took(OP, reason or "fused")
-    if reason is not None:
+    if found is None:
         return original(
             window_kv_indptr,
             req_to_token,
@@ -55,33 +70,21 @@ def around_window_buffer(
             token_to_kv_pool,
             window_kv_indices,
         )
-    slots, kept, first = window_lists(
-        req_to_token,
-        req_pool_indices,
-        seq_lens,
-        sliding_window_size,
-        getattr(token_to_kv_pool, "full_to_swa_index_mapping", None),
-        window_kv_indptr,
-        window_kv_indices,
-    )
+    scheduler_comes_later()
+    slots, kept, first = found
     return window_kv_indptr[: bs + 1], slots, kept, first
 
 
-def _reason(req_to_token: Any, lengths: Any, rows: Any, requests: int, pool: Any) -> str | None:
+def _reason(lengths: Any, requests: int, pool: Any) -> str | None:
     """Why SGLang's own lines have to run; None if there is no reason."""
     if torch.version.hip is not None or not (lengths.is_cuda or on_host_engine()):
         return f"lengths on {'ROCm' if lengths.is_cuda else lengths.device.type}"
-    if not lengths.shape[0] == rows.shape[0] == requests:
-        return f"{lengths.shape[0]} lengths and {rows.shape[0]} rows of {requests} requests"
-    if not (req_to_token.dtype == torch.int32 and lengths.is_contiguous() and rows.is_contiguous()):
-        return f"a req_to_token of {req_to_token.dtype}, or lists with gaps"
-    if hasattr(pool, "translate_loc_from_full_to_swa"):
-        mapping = getattr(pool, "full_to_swa_index_mapping", None)
-        # Another pool may translate otherwise.
-        if getattr(type(pool), "translate_loc_from_full_to_swa", None) is not _OURS or mapping is None:
-            return f"a {type(pool).__name__} that translates in its own way"
-        if mapping.dtype != torch.int64 or not mapping.is_contiguous():
-            return f"a mapping of {mapping.dtype}"
-    elif getattr(pool, "full_to_swa_index_mapping", None) is not None:
-        return f"a {type(pool).__name__} with a mapping and no translation"
+    if lengths.shape[0] != requests:
+        return "other lengths than those of the batch"
+    translates = hasattr(pool, "translate_loc_from_full_to_swa")
+    # Another pool may translate otherwise.
+    ours = getattr(type(pool), "translate_loc_from_full_to_swa", None) is _OURS
+    has_mapping = getattr(pool, "full_to_swa_index_mapping", None) is not None
+    if translates != has_mapping or (translates and not ours):
+        return f"a {type(pool).__name__} that translates in its own way"
     return None
