@@ -26,6 +26,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from bench_page_guard import interleaved, summary
 
 from gemma4_kernels.window_lists.launch import window_lists
 from gemma4_kernels.window_lists.spec import AXES
@@ -34,7 +35,6 @@ SPIN_MS = 2.0
 CONTEXT = 8192
 # A server's rows have room for a step's tokens behind the context.
 ROW = CONTEXT + 12
-QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 Arm = Callable[[], Any]
 
 
@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"{requests} requests, window {window}: {wrong}", file=sys.stderr)
                 return 1
             for clock in ("idle", "busy", "device"):
-                samples = interleaved(arms, clock, spin, options.rounds)
+                samples = interleaved(clocked(arms, clock, spin), options.rounds)
                 found = [
                     {"requests": requests, "window": window, "clock": clock, "arm": arm} | summary(samples[arm])
                     for arm in arms
@@ -128,20 +128,10 @@ def make_arms(requests: int, window: int) -> tuple[dict[str, Arm], str]:
     return arms, ""
 
 
-def interleaved(arms: dict[str, Arm], clock: str, spin: int, rounds: int) -> dict[str, list[float]]:
-    """Microseconds per arm and round."""
-    samples: dict[str, list[float]] = {name: [] for name in arms}
-    names = list(arms)
-    # The first rounds warm caches and clocks up.
-    for number in range(-5, rounds):
-        shift = number % len(names)
-        for name in names[shift:] + names[:shift]:
-            took_us = (
-                device_us(arms[name], spin) if clock == "device" else host_us(arms[name], spin * (clock == "busy"))
-            )
-            if number >= 0:
-                samples[name].append(took_us)
-    return samples
+def clocked(arms: dict[str, Arm], clock: str, spin: int) -> dict[str, Callable[[int], float]]:
+    if clock == "device":
+        return {name: lambda _, arm=arm: device_us(arm, spin) for name, arm in arms.items()}
+    return {name: lambda _, arm=arm: host_us(arm, spin * (clock == "busy")) for name, arm in arms.items()}
 
 
 def host_us(arm: Arm, spin: int) -> float:
@@ -170,15 +160,6 @@ def spin_of(milliseconds: float) -> int:
     cycles = 10_000_000
     took_us = [device_us(lambda: torch.cuda._sleep(cycles), cycles) for _ in range(9)]
     return int(cycles * milliseconds * 1000 / statistics.median(took_us))
-
-
-def summary(samples_us: list[float]) -> dict[str, Any]:
-    ordered = sorted(samples_us)
-    return {
-        "samples": len(ordered),
-        "median_us": round(statistics.median(ordered), 3),
-        "quantiles_us": {str(q): round(ordered[min(len(ordered) - 1, int(q * len(ordered)))], 3) for q in QUANTILES},
-    }
 
 
 if __name__ == "__main__":
