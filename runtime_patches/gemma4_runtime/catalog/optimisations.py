@@ -340,6 +340,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
                 "tests/kernels/test_window_lists.py",
                 "tests/unit/test_swa_window_lists.py",
                 "tests/engine/test_mtp_v2_live.py",
+                "tests/gpu/test_schedule_stream.py",
                 "tests/gpu/test_mtp_v2_on_cuda.py::test_the_host_waits_no_more_often_than_without_spec_v2",
             ),
         ),
@@ -371,7 +372,9 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             proof=(
                 "tests/engine/test_mtp_v2_live.py",
                 "tests/unit/test_mtp_v2_gates.py",
+                "tests/unit/test_mtp_v2_lengths.py",
                 "tests/unit/test_mtp_v2_seeds.py",
+                "tests/gpu/test_mtp_v2_on_cuda.py",
             ),
             switches=("SGLANG_FROZEN_KV_MTP_V2", "SGLANG_FROZEN_KV_MTP_EXPERIMENTAL_V2"),
         ),
