@@ -120,6 +120,7 @@ class TestPlan:
         assert arm.id == "sglang-9.8.7"
         assert arm.environment["PYTHONPATH"] == f"{tmp_path}{os.pathsep}/else"
         assert other_release(tmp_path, {}).environment["PYTHONPATH"] == str(tmp_path)
+        assert arm.environment["SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK"] == "1", "it pins another sglang-kernel"
         plan = make_plan("mtp", ("e2b",), 5, False, 60, (arm,))
         assert [one.id for one in plan.arms_of("e2b")][-1] == "sglang-9.8.7"
         assert plan.arms_of("e2b")[-1].environment["SGLANG_SIMULATE_ACC_LEN"] == str(ACCEPTED)

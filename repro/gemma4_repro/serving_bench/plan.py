@@ -80,9 +80,11 @@ def other_release(folder: Path, inherited: Mapping[str, str] = os.environ) -> Be
         hint = "install one there: pip install --no-deps --target DIR sglang==VERSION"
         raise UnknownName(f"{folder} holds no installed sglang", hint)
     path = os.pathsep.join(filter(None, (str(folder.resolve()), inherited.get("PYTHONPATH"))))
-    title = f"SGLang {found[0]} as shipped, from a folder of its own"
+    title = f"SGLang {found[0]} as shipped, from a folder of its own, with this installation's other packages"
+    # It wants the kernel package of its own day, and would not start.
+    environment = {**WITHOUT_PLUGIN, "PYTHONPATH": path, "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1"}
     arguments = {"disable_overlap_schedule": None}
-    return BenchArm(f"sglang-{found[0]}", title, {**WITHOUT_PLUGIN, "PYTHONPATH": path}, arguments=arguments)
+    return BenchArm(f"sglang-{found[0]}", title, environment, arguments=arguments)
 
 
 def make_plan(
