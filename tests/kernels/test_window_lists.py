@@ -153,7 +153,7 @@ def arguments(**changes):
         ({"rows": torch.tensor([0])}, "rows is"),
         ({"lengths": torch.tensor([1.0, 2.0])}, "lengths is"),
         ({"lengths": torch.tensor([[1, 2]])}, "lengths is"),
-        ({"lengths": torch.tensor([1, 9, 2, 9])[::2]}, "lengths has stride"),
+        ({"lengths": torch.tensor([1, 9, 2, 9], device=DEVICE)[::2]}, "lengths has stride"),
         ({"window": 0}, "window is 0"),
         ({"mapping": torch.zeros(9, dtype=torch.int32)}, "mapping is"),
         ({"starts": torch.zeros(2, dtype=torch.int32)}, "starts is"),

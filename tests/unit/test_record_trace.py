@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gemma4_repro.bench import record_trace
+from gemma4_repro.bench.server_arguments import command_words, cuda_arguments
 from gemma4_repro.bench.server_environment import server_environment
 from gemma4_repro.bench.trim_trace import NotATrace, trim, write_trace
 from gemma4_triage.step_profile.analyse import analyse
@@ -72,6 +73,13 @@ class TestArms:
         assert found["GEMMA4_TRIAGE_PATCHES"] == "default"
         assert not found.keys() & {"SGLANG_PLUGINS", "GEMMA4_TRIAGE_FAULTS"}
 
+    @pytest.mark.parametrize("attention", record_trace.ATTENTION)
+    def test_attention(self, attention, tmp_path):
+        pair = (tmp_path / "target", tmp_path / "assistant")
+        words = command_words(cuda_arguments(pair, True, (8,)) | record_trace.ATTENTION[attention])
+        given = {words[place + 1] for place, word in enumerate(words) if word.endswith("attention-backend")}
+        assert given == ({"triton"} if attention == "triton" else {"triton", "trtllm_mha"})
+
 
 @pytest.mark.parametrize(
     ("words", "why"),
@@ -81,6 +89,11 @@ class TestArms:
         (["--out", "there.json.gz"], "--force overwrites it"),
         (["--out", "t.json.gz", "--size", "huge"], "invalid choice"),
         (["--out", "t.json.gz", "--batch", "0"], "no number from 1 up"),
+        (["--out", "t.json.gz", "--attention", "flash"], "invalid choice"),
+        (["--arm", "none", "--arm", "default", "--out", "t.json.gz"], "2 --arm and 1 --out"),
+        (["--arm", "none", "--out", "t.json.gz", "--out", "u.json.gz"], "1 --arm and 2 --out"),
+        (["--arm", "none", "--arm", "none", "--out", "t.json.gz", "--out", "u.json.gz"], "an arm once"),
+        (["--arm", "none", "--arm", "default", "--out", "t.json.gz", "--out", "t.json.gz"], "a path of its own"),
         ([], "--out"),
     ],
 )

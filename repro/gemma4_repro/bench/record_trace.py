@@ -1,7 +1,8 @@
-"""Records a trace of decode steps under CUDA graphs: `python -m gemma4_repro.bench.record_trace --size e4b --out PATH`.
+"""Records traces of decode steps under CUDA graphs: `python -m gemma4_repro.bench.record_trace --size e4b --out PATH`.
 
 Starts SGLang's server as the bench does (dummy weights, see checkpoint.py), sends one burst, has SGLang profile some
-decode steps in its midst, and writes what `gemma4-triage profile` needs of the trace. Needs CUDA. Exits 0 if PATH is
+decode steps in its midst, and writes what `gemma4-triage profile` needs of the trace. Several arms, each with a PATH of
+its own, have their servers up at once and are profiled one after the other. Needs CUDA. Exits 0 if every PATH is
 written, 2 for arguments, 3 if this machine cannot do it.
 
 SGLang counts: /start_profile with num_steps begins at once, and ends when that many batches later the next one begins,
@@ -43,6 +44,17 @@ _START_LIMIT_S = 400
 _WARM_LIMIT_S = 200
 _BURST_LIMIT_S = 120
 _POLL_S = 0.005
+ATTENTION = {
+    # As the probes' bench: XQA decodes and drafts, Triton prefills and verifies.
+    "hybrid": {},
+    # As the serving bench.
+    "triton": {
+        "prefill_attention_backend": None,
+        "decode_attention_backend": None,
+        "speculative_draft_attention_backend": None,
+        "attention_backend": "triton",
+    },
+}
 # Decode steps before the profile begins, in SGLang's log lines, and after it has ended at least.
 _WINDOWS_BEFORE = 2
 _STEPS_AFTER = 200
@@ -63,31 +75,36 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def record(options: argparse.Namespace) -> None:
     """Raises EnvironmentLacks with what went wrong, the end of the server's log included."""
-    arm = _arm(options.arm)
+    arms = [_arm(id) for id in options.arm]
     with tempfile.TemporaryDirectory(prefix="gemma4-trace-") as scratch:
         folder = Path(scratch)
         try:
             pair = make_pair(folder / "models", SIZES[options.size])
-            arguments = cuda_arguments(pair, options.mtp, (options.batch,))
-            _tell(f"starting SGLang: size {options.size}, arm {arm.id}, MTP {'on' if options.mtp else 'off'}")
-            with Fleet((arm,), 1, folder / "servers", arguments, False, split_cores()[1]) as fleet:
-                server = _ready(fleet)
-                trace = _profile(server, folder / "trace", options)
-            document = trim(_load(trace), _recorded(options, arm))
-            size = write_trace(document, options.out)
+            arguments = cuda_arguments(pair, options.mtp, (options.batch,)) | ATTENTION[options.attention]
+            names = ", ".join(options.arm)
+            _tell(f"starting SGLang: size {options.size}, {names}, MTP {'on' if options.mtp else 'off'}")
+            with Fleet(tuple(arms), 1, folder / "servers", arguments, False, split_cores()[1]) as fleet:
+                _wait_until_ready(fleet)
+                for arm, out in zip(arms, options.out, strict=True):
+                    trace = _profile(fleet.servers[arm.id], folder / "traces" / arm.id, options)
+                    _write(trim(_load(trace), _recorded(options, arm)), out, options.steps)
         except FileNotFoundError as error:
             raise EnvironmentLacks(f"a file is not there: {error}") from error
         except (ServerLost, NotATrace, OSError) as error:
             raise EnvironmentLacks(str(error)) from error
-    _tell(f"wrote {options.out}: {len(document['traceEvents'])} events, {size} bytes")
+
+
+def _write(document: dict[str, Any], out: Path, steps: int) -> None:
+    size = write_trace(document, out)
+    _tell(f"wrote {out}: {len(document['traceEvents'])} events, {size} bytes")
     if size > SAMPLE_BYTES:
-        _tell(f"that is more than the {SAMPLE_BYTES} bytes of a sample; --steps {max(1, options.steps - 2)} gives less")
+        _tell(f"that is more than the {SAMPLE_BYTES} bytes of a sample; --steps {max(1, steps - 2)} gives less")
 
 
 def _profile(server: BenchServer, output: Path, options: argparse.Namespace) -> Path:
     """The trace that SGLang wrote."""
-    output.mkdir()
-    _tell("warming up")
+    output.mkdir(parents=True)
+    _tell(f"{server.name}: warming up")
     _burst(server, options.batch, 64, _WARM_LIMIT_S)
     # One more for the step whose end is the beginning of none, and the batch at which SGLang stops runs unseen.
     batches = options.steps + 2
@@ -143,12 +160,10 @@ def _decode_lines(server: BenchServer, batch: int) -> int:
     return len(re.findall(rf"Decode batch\b.*#running-req: {batch}\b", text))
 
 
-def _ready(fleet: Fleet) -> BenchServer:
+def _wait_until_ready(fleet: Fleet) -> None:
     fleet.wait_until_ready(time.monotonic() + _START_LIMIT_S, lambda name: _tell(f"{name} is up"))
     if fleet.lost:
         raise EnvironmentLacks("; ".join(fleet.lost.values()))
-    (server,) = fleet.servers.values()
-    return server
 
 
 def _load(path: Path) -> Any:
@@ -161,7 +176,7 @@ def _load(path: Path) -> Any:
 def _arm(id: str) -> BenchArm:
     if id == REFERENCE:
         return next(arm for arm in ARMS if arm.id == REFERENCE)
-    return BenchArm("patched", f"plugin loaded, patches {id}", {"GEMMA4_TRIAGE_PATCHES": id})
+    return BenchArm(id, f"plugin loaded, patches {id}", {"GEMMA4_TRIAGE_PATCHES": id})
 
 
 def _recorded(options: argparse.Namespace, arm: BenchArm) -> dict[str, Any]:
@@ -170,6 +185,7 @@ def _recorded(options: argparse.Namespace, arm: BenchArm) -> dict[str, Any]:
         "model": geometry(SIZES[options.size]),
         "batch": options.batch,
         "mtp": options.mtp,
+        "attention": options.attention,
         "environment": dict(arm.environment),
         "versions": {name: _version(name) for name in ("gemma4-triage", "sglang", "torch", "triton")},
     }
@@ -189,22 +205,33 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--size", choices=sorted(SIZES), default="e4b", help="the dummy model (default: e4b)")
     parser.add_argument(
         "--arm",
-        default=REFERENCE,
+        action="append",
         metavar="none|PATCHES",
-        help="none: SGLang as shipped, the plugin is not loaded (default); else GEMMA4_TRIAGE_PATCHES, such as default",
+        help="none: SGLang as shipped, the plugin is not loaded (default); else GEMMA4_TRIAGE_PATCHES, such as default;"
+        " more than once for several, each with its --out",
     )
+    parser.add_argument("--attention", choices=sorted(ATTENTION), default="hybrid", help="hybrid: XQA (default)")
     parser.add_argument("--batch", type=_positive, default=8, help="requests that decode together (default: 8)")
     parser.add_argument("--steps", type=_positive, default=5, help="whole decode steps in the trace (default: 5)")
     parser.add_argument("--mtp", action="store_true", help="with the assistant's drafts")
-    parser.add_argument("--out", type=Path, required=True, help="the trace to write, .json.gz")
+    parser.add_argument(
+        "--out", type=Path, action="append", required=True, help="the trace to write, .json.gz; one of each --arm"
+    )
     parser.add_argument("--force", action="store_true", help="overwrite it")
     options = parser.parse_args(words)
-    if options.out.suffixes[-2:] != [".json", ".gz"]:
-        parser.error(f"--out is {options.out}; its name has to end in .json.gz")
-    if not options.out.absolute().parent.is_dir():
-        parser.error(f"--out is {options.out}, and its folder does not exist")
-    if options.out.exists() and not options.force:
-        parser.error(f"{options.out} exists; --force overwrites it")
+    options.arm = options.arm or [REFERENCE]
+    paths = {out.absolute() for out in options.out}
+    if not len(set(options.arm)) == len(options.arm) == len(options.out) == len(paths):
+        parser.error(
+            f"{len(options.arm)} --arm and {len(options.out)} --out: each arm once, each with a path of its own"
+        )
+    for out in options.out:
+        if out.suffixes[-2:] != [".json", ".gz"]:
+            parser.error(f"--out is {out}; its name has to end in .json.gz")
+        if not out.absolute().parent.is_dir():
+            parser.error(f"--out is {out}, and its folder does not exist")
+        if out.exists() and not options.force:
+            parser.error(f"{out} exists; --force overwrites it")
     return options
 
 
