@@ -96,6 +96,12 @@ class WrongAnswer(Exception):
     """A guard that reports the wrong thing is not worth timing."""
 
 
+def command_line() -> str:
+    """What was run, without the folders of this machine."""
+    words = (Path(word).name if Path(word).is_absolute() else word for word in sys.argv)
+    return shlex.join(["python", *words])
+
+
 def heading(rounds: int) -> dict[str, Any]:
     import triton
 
@@ -103,7 +109,7 @@ def heading(rounds: int) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "op": "page_guard",
-        "command": shlex.join(["python", *sys.argv]),
+        "command": command_line(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "gpu": {
             "name": gpu.name,

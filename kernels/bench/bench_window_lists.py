@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import shlex
 import statistics
 import sys
 import time
@@ -26,7 +25,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from bench_page_guard import interleaved, summary
+from bench_page_guard import command_line, interleaved, summary
 
 from gemma4_kernels.window_lists.launch import window_lists
 from gemma4_kernels.window_lists.spec import AXES
@@ -82,7 +81,7 @@ def heading(rounds: int) -> dict[str, Any]:
     return {
         "schema_version": "1.0",
         "op": "window_lists",
-        "command": shlex.join(["python", *sys.argv]),
+        "command": command_line(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "gpu": {
             "name": gpu.name,

@@ -15,6 +15,7 @@ from gemma4_repro.step_bench.model_sizes import SIZES
 from gemma4_repro.step_bench.plan import StepPlan
 from gemma4_repro.step_bench.rows import judge_targets as judge_step_targets
 from gemma4_triage.report.bench_plot import draw
+from gemma4_triage.report.serving_bench_plot import draw_serving
 
 ROOT = Path(__file__).parents[2]
 README = " ".join((ROOT / "README.md").read_text().split())
@@ -201,6 +202,41 @@ def test_what_is_said_of_prompts_above_the_captured_sizes():
     assert longest["default-graphs"]["low"] < longest["default"]["high"]
     first = sorted(row["ttft_ms"]["median"] for row in document["rows"] if row["arm"] == "default")
     assert f"`default` takes {first[0]:.1f} to {first[-1]:.1f} ms to a first token" in README
+
+
+def test_what_is_said_of_mtp():
+    (document,) = [found for found in SERVING if found["load"] == "mtp"]
+    rows = {(row["shape"], row["arm"]): row for row in document["rows"]}
+    shapes = [shape["id"] for shape in document["shapes"]]
+
+    def times(faster, slower, among=shapes):
+        return [rows[shape, slower]["wall_s"]["median"] / rows[shape, faster]["wall_s"]["median"] for shape in among]
+
+    beside = sorted(times("v2", "sglang-0.5.14"))
+    assert f"in all six shapes, by x{beside[0]:.2f} to x{beside[-1]:.2f}" in README
+    assert (len(beside), beside[0] > 1) == (6, True)
+    ends = [(rows[shape, "v2"]["speedup"], rows[shape, "sglang-0.5.14"]["speedup"]) for shape in shapes]
+    assert sum(mine["low"] <= other["high"] for mine, other in ends) == 4
+    assert "in four of them the intervals overlap" in README
+    without = times("no-mtp", "v2", [shape for shape in shapes if shape.startswith("64 ")])
+    assert f"without MTP is x{without[0]:.2f} and x{without[1]:.2f} faster than `v2`" in README
+    newer = times("no-mtp", "sglang-0.5.14", [shape for shape in shapes if shape.startswith("64 ")])
+    assert min(without + newer) > 1, "in both releases"
+    assert document["method"]["rounds"] == 3
+
+
+def test_the_picture_of_mtp_is_drawn_from_the_rows():
+    """If this fails: gemma4-triage bench plot docs/bench/serving_mtp_*.json --out docs/serving_mtp.svg --force"""
+    drawn = draw_serving([document for document in SERVING if document["load"] == "mtp"])
+    assert (ROOT / "docs" / "serving_mtp.svg").read_text() == drawn
+
+
+def test_what_is_said_of_the_lists():
+    (path,) = (ROOT / "kernels" / "bench" / "rows").glob("window_lists_h200_*.json")
+    busy = [row for row in json.loads(path.read_text())["rows"] if row["clock"] == "busy"]
+    sglang, ours = (sorted(row["median_us"] / 1000 for row in busy if row["arm"] == arm) for arm in ("sglang", "ours"))
+    said = f"SGLang {sglang[0]:.2f} to {sglang[-1]:.2f} ms and the host here {ours[0]:.2f} to {ours[-1]:.2f} ms"
+    assert said in README
 
 
 def test_ceilings_are_those_of_the_sizes():

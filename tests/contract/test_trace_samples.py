@@ -17,6 +17,7 @@ from gemma4_triage.step_profile.trace_file import TraceFile
 from gemma4_triage.step_profile.trace_tables import read_tables
 
 FOLDER = Path(__file__).parents[2] / "dumps" / "samples"
+README = " ".join((FOLDER.parents[1] / "README.md").read_text().split())
 SAMPLES = sorted(FOLDER.glob("*.trace.json.gz"))
 _MOST_OTHER = 0.02
 
@@ -54,15 +55,19 @@ def test_sglangs_sequences_are_found_in_every_layer(sample):
     found, header = profile_of(sample)
     if "GEMMA4_TRIAGE_PATCHES" in header["gemma4_triage"]["environment"]:
         pytest.skip("recorded with patches: which launches are left depends on them")
-    layers = header["gemma4_triage"]["model"]["layers"]
+    recorded = header["gemma4_triage"]
+    layers, drafted = recorded["model"]["layers"], 0
+    if recorded["mtp"]:
+        # Each of three drafts goes through the assistant's layers, which have no keys of their own.
+        drafted = 3 * recorded["model"]["assistant"]["layers"]
     matches = {use.op: use.matches for use in found.replaceable}
     for op in ("rmsnorm_residual_scalar", "post_attention_norms", "gelu_tanh_mul", "rmsnorm_add", "cross_layer_norm"):
         assert matches[op] >= layers, op
     assert matches["ple_front_end"] == 1
-    assert matches["qk_norm_rope"] == layers
+    assert matches["qk_norm_rope"] == layers + drafted
     # In a layer without keys of its own there is a fill, too.
     (op,) = [use for use in found.replaceable if use.op == "qk_norm_rope"]
-    assert op.launches == 2 * layers + header["gemma4_triage"]["model"]["layers_without_kv"]
+    assert op.launches == 2 * layers + recorded["model"]["layers_without_kv"] + 3 * drafted
 
 
 def test_our_kernels_are_found_where_they_were_on(sample):
@@ -86,5 +91,28 @@ def test_it_is_small_and_names_no_machine(sample):
     assert re.search(r"/(?:root|home|tmp|work)\b", text) is None
     assert {event["cat"] for event in json.loads(text)["traceEvents"]} <= {
         *("kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver", "user_annotation"),
-        "gpu_user_annotation",
+        # A read of one value, which waits for the GPU.
+        *("gpu_user_annotation", "cpu_op"),
     }
+
+
+def of_mtp(name):
+    found, header = profile_of(FOLDER / f"e4b-mtp-{name}_h200_2026-11-22.trace.json.gz")
+    assert header["gemma4_triage"]["mtp"]
+    return found
+
+
+def test_what_is_said_of_a_step_with_mtp():
+    shipped, ours = of_mtp("shipped"), of_mtp("v2")
+    steps = [f"{one.wall_us.median / 1000:.2f} ms" for one in (shipped, ours)]
+    busy = [f"{one.busy_us.median / 1000:.2f}" for one in (shipped, ours)]
+    assert f"takes {steps[0]} as shipped and {steps[1]} with `mtp-v2`" in README
+    assert f"the GPU works for {busy[0]} and {busy[1]} ms of it" in README
+
+
+def test_the_picture_is_drawn_from_the_traces(monkeypatch):
+    """If this fails: python docs/make_mtp_timeline.py"""
+    monkeypatch.syspath_prepend(FOLDER.parents[1] / "docs")
+    from make_mtp_timeline import PICTURE, draw
+
+    assert PICTURE.read_text() == draw()

@@ -1,4 +1,5 @@
-"""Regression tests of feature rows F6, F7 and F10 under real CUDA graphs, on SGLang's own backend, pools and op.
+"""Regression tests of feature rows F6, F7 and F10 under real CUDA graphs, on SGLang's own backend, pools and op; and
+of the SWA allocator's fix on a device.
 
 Their host side is in tests/unit/test_draft_swa_state.py and test_shared_layers_without_kv.py; the whole server under
 graphs, with the hybrid backend, in test_graph_guards.py.
@@ -85,6 +86,22 @@ def test_a_graph_reads_the_sliding_pages_of_each_replay(draft, allocator):
             translated = allocator.full_to_swa_index_mapping[slots] // PAGE
             assert seen[row, : len(slots)].tolist() == translated.tolist()
             assert translated.tolist() != (slots // PAGE).tolist()
+
+
+def test_clearing_the_mapping_behind_a_page_waits_for_nothing(allocator):
+    """`free-swa-pages` around nothing, where no wait is SGLang's own; the mapping is cleared as in its unit tests."""
+    from gemma4_runtime.fixes.free_swa_pages import around_free_swa
+
+    mapping = allocator.full_to_swa_index_mapping
+    mapping[PAGE : 3 * PAGE] = torch.arange(PAGE, 3 * PAGE, device="cuda")
+    given_back = torch.arange(PAGE, PAGE + 3, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        around_free_swa(lambda *_: None, allocator, given_back)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert mapping[: 3 * PAGE].tolist() == [0] * 2 * PAGE + list(range(2 * PAGE, 3 * PAGE))
 
 
 class Doubling:

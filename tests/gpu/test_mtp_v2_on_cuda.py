@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from itertools import pairwise
 
 import pytest
 
@@ -162,13 +163,14 @@ def traced(folder, environment, changes):
     return done.outputs["verify_rounds"], TraceFile(Source(str(path)))
 
 
-def waits_per_round(trace):
-    """How often the scheduler's host waits for the device, by call and round, from the second draft to the last."""
+def waits_by_round(trace):
+    """How often the scheduler's host waits for the device, by call, in each round from the second draft to the last."""
     tables = read_tables(trace.events())
-    drafts = [span.start_us for span in tables.spans if span.name.startswith("step[DRAFT_LOOP") and span.device is None]
-    begin, *_, end = drafts[1:]
-    counts = Counter(wait.name for wait in tables.waits if begin <= wait.start_us < end)
-    return {name: round(count / (len(drafts) - 2), 2) for name, count in counts.items()}
+    begins = [span.start_us for span in tables.spans if span.name.startswith("step[DRAFT_LOOP") and span.device is None]
+    return [
+        Counter(wait.name for wait in tables.waits if begin <= wait.start_us < end)
+        for begin, end in pairwise(begins[1:])
+    ]
 
 
 @pytest.mark.parametrize("changes", [{}, ONE_DRAFT], ids=["three drafts", "one draft"])
@@ -191,12 +193,12 @@ WAITING = {
 
 @pytest.fixture(scope="module")
 def waits(tmp_path_factory):
-    """waits(side) -> {call: how often per verification}; all engines are started at once."""
+    """waits(side) -> [{call: how often} per verification]; all engines are started at once."""
     folder = tmp_path_factory.mktemp("waits")
 
     def watch(side):
         environment, changes = WAITING[side]
-        return waits_per_round(traced(folder / side.replace(", ", "-"), environment, changes)[1])
+        return waits_by_round(traced(folder / side.replace(", ", "-"), environment, changes)[1])
 
     with ThreadPoolExecutor(len(WAITING)) as pool:
         watched = {side: pool.submit(watch, side) for side in WAITING}
@@ -205,10 +207,14 @@ def waits(tmp_path_factory):
 
 @pytest.mark.parametrize("side", [side for side in WAITING if side != "v1"])
 def test_the_host_waits_no_more_often_than_without_spec_v2(waits, side):
-    """Overlapped a round waits for the copy of its own result alone, which an event says, and reads no value."""
+    """Overlapped a round waits for the copy of its own result alone, which an event says, and reads no value.
+
+    Unless pages leave the window in it: SGLang's `free_swa` counts them on the host, whatever drafts.
+    """
     v1, found = waits("v1"), waits(side)
-    print(f"waits per verification: v1 {v1}, {side} {found}")
-    assert sum(found.values()) <= sum(v1.values())
+    total = {name: sum(map(Counter.total, rounds)) / len(rounds) for name, rounds in (("v1", v1), (side, found))}
+    print(f"waits per verification: {total}; of {side} {sum(found, Counter())} in {len(found)}")
+    assert total[side] <= total["v1"]
     if side != "sync":
-        for name in ("aten::_local_scalar_dense", "cudaStreamSynchronize", "cudaDeviceSynchronize"):
-            assert found.get(name, 0) < 0.1
+        others = [round for round in found if set(round) - {"cudaEventSynchronize"}]
+        assert len(others) <= len(found) / ENGINE["page_size"] + 1

@@ -135,7 +135,7 @@ def test_rows_of_another_bench_are_not_drawn(cli, tmp_path, repository):
     rows = min((repository / "docs" / "bench").glob("step_h200_*.json"))
     code, _, err = cli("bench", "plot", rows, "--out", tmp_path / "x.svg")
     assert code == 2
-    assert "holds no rows of bench probes or bench kernels" in err
+    assert "holds no rows of bench probes, kernels or serving" in err
     assert not (tmp_path / "x.svg").exists()
 
 

@@ -244,18 +244,21 @@ class TestExitCodes:
 
 
 def test_it_is_quick_and_imports_no_torch():
-    code = (
+    diagnose = (
         "import sys; from gemma4_triage.cli.app import main; "
         f"main(['diagnose', {str(SEED)!r}]); print(sorted({{'torch', 'sglang', 'triton'}} & set(sys.modules)))"
     )
-    times_s = []
-    for _ in range(3):
-        begin_s = _children_s()
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        times_s.append(_children_s() - begin_s)
-        assert done.stdout.endswith("[]\n")
-    # Processor time, since other tests share this machine; 0.7 s where it is idle.
-    assert min(times_s) < 1.5
+    libraries = "import jinja2, numpy, pydantic_settings, rich.table, safetensors.numpy, typer; print([])"
+    # Processor time, since other tests share this machine, beside that of the libraries alone: machines differ too.
+    took_s = {code: min(_took_s(code) for _ in range(3)) for code in (diagnose, libraries)}
+    assert took_s[diagnose] < 2 * took_s[libraries]
+
+
+def _took_s(code: str) -> float:
+    begin_s = _children_s()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("[]\n")
+    return _children_s() - begin_s
 
 
 def _children_s() -> float:

@@ -92,7 +92,7 @@ class TestArms:
         (["--out", "t.json.gz", "--attention", "flash"], "invalid choice"),
         (["--arm", "none", "--arm", "default", "--out", "t.json.gz"], "2 --arm and 1 --out"),
         (["--arm", "none", "--out", "t.json.gz", "--out", "u.json.gz"], "1 --arm and 2 --out"),
-        (["--arm", "none", "--arm", "none", "--out", "t.json.gz", "--out", "u.json.gz"], "an arm once"),
+        (["--arm", "none", "--arm", "none", "--out", "t.json.gz", "--out", "u.json.gz"], "each arm once"),
         (["--arm", "none", "--arm", "default", "--out", "t.json.gz", "--out", "t.json.gz"], "a path of its own"),
         ([], "--out"),
     ],

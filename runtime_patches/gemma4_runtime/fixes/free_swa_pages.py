@@ -19,9 +19,10 @@ def around_free_swa(original: Callable[..., Any], allocator: Any, free_index: to
         return original(allocator, free_index)
     mapping = allocator.full_to_swa_index_mapping
     gone = torch.zeros(allocator.size_swa // page + 2, dtype=torch.bool, device=mapping.device)
-    gone[mapping[free_index] // page] = True
+    # A Python value that is assigned is copied to the device first, and the host waits for that; a fill does not.
+    gone.index_fill_(0, mapping[free_index] // page, True)
     # What was not mapped names no page.
-    gone[0] = False
+    gone[:1].fill_(False)
     result = original(allocator, free_index)
     # Every slot of the pages that were named, once per name: to count each page once the host would have to wait.
     firsts = free_index.to(torch.int64) // page * page

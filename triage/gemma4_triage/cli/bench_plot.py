@@ -1,4 +1,4 @@
-"""`gemma4-triage bench plot`: rows of `bench probes` or of `bench kernels` as an SVG."""
+"""`gemma4-triage bench plot`: rows of `bench probes`, `bench kernels` or `bench serving` as an SVG."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ import typer
 from gemma4_triage.cli.output_file import refuse_existing, refuse_other_than_svg, write_text
 from gemma4_triage.errors import UsageMistake
 
-_PROBES, _KERNELS = "bench-probes", "bench-kernels"
-_WRITER = "gemma4-triage bench probes --out writes what is drawn, and bench kernels --out"
+_PROBES, _KERNELS, _SERVING = "bench-probes", "bench-kernels", "bench-serving"
+_WRITER = "gemma4-triage bench probes --out writes what is drawn, and bench kernels and bench serving --out"
 
 
 def plot(
     rows: Annotated[
         list[Path],
-        typer.Argument(metavar="ROWS.json...", help="What bench probes or bench kernels wrote with --out."),
+        typer.Argument(metavar="ROWS.json...", help="What bench probes, kernels or serving wrote with --out."),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="X.svg", help="The picture.")],
     force: Annotated[bool, typer.Option("--force", help="Overwrite --out.")] = False,
 ) -> None:
-    """Draw the probes' step times against SGLang without the plugin, or kernels' times against the number of tokens.
+    """Draw the probes' step times against SGLang without the plugin, kernels' times against the number of tokens, or
+    a load's times on each server.
 
     Several files of one kind, one device and one set of versions are drawn as one, for example MTP on and off, or one
     model each. Rows of a smoke run on the host engine are refused.
@@ -50,6 +51,10 @@ def _draw(documents: Sequence[dict[str, Any]]) -> str:
         from gemma4_triage.report.kernel_bench_plot import draw_kernels
 
         return draw_kernels(documents)
+    if documents[0]["kind"] == _SERVING:
+        from gemma4_triage.report.serving_bench_plot import draw_serving
+
+        return draw_serving(documents)
     from gemma4_triage.report.bench_plot import draw
 
     return draw(list(documents))
@@ -70,8 +75,8 @@ def _read(path: Path) -> dict[str, Any]:
             of = f"rows of the op {document['op'][:40]!r} by itself, as a script of kernels/bench writes them"
             raise UsageMistake(f"{path} holds {of}", f"they are not drawn; {_WRITER}")
         kind, found = document["kind"], document["rows"]
-        drawn = kind in (_PROBES, _KERNELS) and bool(found)
-        measurement = kind != _PROBES or document["measurement"]
+        drawn = kind in (_PROBES, _KERNELS, _SERVING) and bool(found)
+        measurement = kind not in (_PROBES, _SERVING) or document["measurement"]
         # Which device, and which versions: rows of different ones are not drawn together.
         _ = document["versions"]
         if not isinstance(document["device"], str):
@@ -79,7 +84,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise UsageMistake(f"{path} cannot be read as rows: {_lacks(error)}", _WRITER) from error
     if not drawn:
-        raise UsageMistake(f"{path} holds no rows of bench probes or bench kernels", _WRITER)
+        raise UsageMistake(f"{path} holds no rows of bench probes, kernels or serving", _WRITER)
     if not measurement:
         raise UsageMistake(
             f"{path} is of a smoke run on the host engine, which is no measurement", "measure on a GPU host"

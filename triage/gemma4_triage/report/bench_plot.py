@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from html import escape
 from typing import Any
 
 from gemma4_repro.bench.arms import ARMS
 from gemma4_triage.report.bench_view import ratio_text, share_text
+from gemma4_triage.report.svg_parts import GRID, MUTED, measured_on, svg_document, svg_text
 
 _WIDTH, _LEFT, _RIGHT, _ROW, _HEAD = 960, 150, 350, 22, 34
 _TITLE, _FOOT = 62, 70
@@ -38,9 +38,7 @@ def draw(documents: list[dict[str, Any]]) -> str:
         top += _HEAD + _ROW * len(found)
     parts += _axis(scale, top)
     height = top + _FOOT
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}"'
-    style = ' font-family="sans-serif" font-size="12" fill="#1c1f23">'
-    return "\n".join([head + style, f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>', *parts, "</svg>", ""])
+    return svg_document(_WIDTH, height, 12, parts)
 
 
 class _Scale:
@@ -56,31 +54,27 @@ class _Scale:
 
 
 def _title(documents: list[dict[str, Any]]) -> Iterator[str]:
-    first = documents[0]
-    versions = ", ".join(f"{name} {first['versions'].get(name, '?')}" for name in ("sglang", "torch", "triton"))
-    dates = sorted({document["date"][:10] for document in documents})
-    partial = "; partial" if any(document["partial"] for document in documents) else ""
-    yield _text(
+    yield svg_text(
         12, 24, "What each arm adds to a decode step of SGLang without the plugin", 'font-size="16" font-weight="bold"'
     )
-    yield _text(12, 44, f"{first['device']}; {versions}; {' to '.join(dates)}{partial}", 'fill="#555b63"')
+    yield svg_text(12, 44, measured_on(documents), f'fill="{MUTED}"')
 
 
 def _panel(title: str, rows: list[dict[str, Any]], scale: _Scale, top: int) -> Iterator[str]:
     reference = next((row["step_ms"]["median"] for row in rows if row["arm"] == "none"), None)
     note = "" if reference is None else f": none takes {reference:.2f} ms"
-    yield _text(12, top + 22, title + note, 'font-weight="bold"')
+    yield svg_text(12, top + 22, title + note, 'font-weight="bold"')
     bottom = top + _HEAD + _ROW * len(rows)
     for tick in _ticks(scale):
         x = scale(1 + tick)
-        yield f'<line x1="{x}" y1="{top + _HEAD - 4}" x2="{x}" y2="{bottom - 4}" stroke="#d9dce0"/>'
+        yield f'<line x1="{x}" y1="{top + _HEAD - 4}" x2="{x}" y2="{bottom - 4}" stroke="{GRID}"/>'
     for position, row in enumerate(rows):
         yield from _arm(row, scale, top + _HEAD + _ROW * position + _ROW // 2)
 
 
 def _arm(row: dict[str, Any], scale: _Scale, y: int) -> Iterator[str]:
     ratio, colour = row["step_ratio_to_none"], _COLOURS[row["arm"] in _OURS]
-    yield _text(24, y + 4, row["arm"], f'fill="{colour}"')
+    yield svg_text(24, y + 4, row["arm"], f'fill="{colour}"')
     if ratio["low"] is not None:
         bar = f'x1="{scale(ratio["low"])}" y1="{y}" x2="{scale(ratio["high"])}" y2="{y}"'
         yield f'<line {bar} stroke="{colour}" stroke-width="3" stroke-opacity="0.45"/>'
@@ -92,20 +86,16 @@ def _arm(row: dict[str, Any], scale: _Scale, y: int) -> Iterator[str]:
     if (share := row["probes_share"]) is not None:
         x, said = scale(1 + share), f"{said}   probes {share_text(share)}"
         yield f'<path d="M{x - 5} {y} L{x} {y - 5} L{x + 5} {y} L{x} {y + 5} Z" fill="#ffffff" stroke="{colour}"/>'
-    yield _text(_WIDTH - _RIGHT + 16, y + 4, f"{row['step_ms']['median']:.2f} ms   {said}", 'xml:space="preserve"')
+    yield svg_text(_WIDTH - _RIGHT + 16, y + 4, f"{row['step_ms']['median']:.2f} ms   {said}", 'xml:space="preserve"')
 
 
 def _axis(scale: _Scale, top: int) -> Iterator[str]:
     for tick in _ticks(scale):
-        yield _text(scale(1 + tick), top + 14, _TICKS[tick], 'text-anchor="middle" fill="#555b63"')
+        yield svg_text(scale(1 + tick), top + 14, _TICKS[tick], f'text-anchor="middle" fill="{MUTED}"')
     note = "dot: decode step against none, by SGLang's own clock, median of rounds, 95% bootstrap interval"
-    yield _text(12, top + 56, "diamond: the probes' own code, of a step of none; red: target", 'fill="#555b63"')
-    yield _text(12, top + 40, note, 'fill="#555b63"')
+    yield svg_text(12, top + 56, "diamond: the probes' own code, of a step of none; red: target", f'fill="{MUTED}"')
+    yield svg_text(12, top + 40, note, f'fill="{MUTED}"')
 
 
 def _ticks(scale: _Scale) -> list[float]:
     return [tick for tick in _TICKS if tick <= scale.high]
-
-
-def _text(x: float, y: float, text: str, attributes: str = "") -> str:
-    return f'<text x="{x}" y="{y}" {attributes}>{escape(text)}</text>'

@@ -12,10 +12,10 @@ from html import escape
 from typing import Any
 
 from gemma4_triage.report.kernel_rows import KernelRows, gather
+from gemma4_triage.report.svg_parts import GRID, INK, MUTED, measured_on, svg_document, svg_text
 
 _COLUMNS, _WIDTH, _PANEL_WIDTH, _PANEL_HEIGHT, _TOP, _FOOT = 3, 960, 312, 236, 104, 34
 _LEFT, _RIGHT, _HEAD, _BOTTOM = 52, 14, 30, 34
-_INK, _MUTED, _GRID = "#1c1f23", "#555b63", "#e3e5e8"
 # Colour, stroke width, dashes. Each differs from every other in more than its colour, or lies far from it.
 _LINES = {
     "ours": ("#1f7a4d", 3.0, ""),
@@ -26,8 +26,8 @@ _LINES = {
     "eager": ("#8a8f98", 2.0, ""),
     "flashinfer": ("#c25e00", 1.0, "2 3"),
     "sgl-kernel": ("#1f5fa8", 1.0, "2 3"),
-    "copy": (_INK, 1.6, "6 4"),
-    "empty": (_INK, 1.2, "1 4"),
+    "copy": (INK, 1.6, "6 4"),
+    "empty": (INK, 1.2, "1 4"),
 }
 _WORDS = {"flashinfer": "flashinfer (a part)", "sgl-kernel": "sgl-kernel (a part)", "copy": "copy of as many bytes"}
 
@@ -43,11 +43,8 @@ def draw_kernels(documents: Sequence[Mapping[str, Any]]) -> str:
         left, top = 12 + _PANEL_WIDTH * (number % _COLUMNS), _TOP + _PANEL_HEIGHT * (number // _COLUMNS)
         parts += _Panel(left, top, cells).parts(f"{op}, {model}")
     note = "lines: medians; bars: from the 10% to the 90% quantile of rounds; both axes logarithmic"
-    parts.append(_text(12, height - 12, note, f'fill="{_MUTED}"'))
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}"'
-    style = f' role="img" font-family="sans-serif" font-size="11" fill="{_INK}">'
-    ground = f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>'
-    return "\n".join([head + style, *_said(found), ground, *parts, "</svg>", ""])
+    parts.append(svg_text(12, height - 12, note, f'fill="{MUTED}"'))
+    return svg_document(_WIDTH, height, 11, parts, list(_said(found)))
 
 
 def _said(found: KernelRows) -> Iterator[str]:
@@ -57,13 +54,9 @@ def _said(found: KernelRows) -> Iterator[str]:
 
 
 def _title(found: KernelRows) -> Iterator[str]:
-    first = found.documents[0]
-    versions = ", ".join(f"{name} {first['versions'].get(name, '?')}" for name in ("sglang", "torch", "triton"))
-    dates = sorted({document["date"][:10] for document in found.documents})
-    partial = "; partial" if any(document["partial"] for document in found.documents) else ""
     title = "Microseconds per call against tokens, under CUDA-graph replay of all layers"
-    yield _text(12, 24, title, 'font-size="16" font-weight="bold"')
-    yield _text(12, 44, f"{first['device']}; {versions}; {' to '.join(dates)}{partial}", f'fill="{_MUTED}"')
+    yield svg_text(12, 24, title, 'font-size="16" font-weight="bold"')
+    yield svg_text(12, 44, measured_on(found.documents), f'fill="{MUTED}"')
 
 
 def _legend(arms: Sequence[str]) -> Iterator[str]:
@@ -74,7 +67,7 @@ def _legend(arms: Sequence[str]) -> Iterator[str]:
         if x + width > _WIDTH:
             x, y = 12, y + 18
         yield f'<line x1="{x}" y1="{y - 4}" x2="{x + 26}" y2="{y - 4}" {_stroke(arm)}/>'
-        yield _text(x + 31, y, words)
+        yield svg_text(x + 31, y, words)
         x += width
 
 
@@ -90,7 +83,7 @@ class _Panel:
         self._few, self._many = math.log2(min(cells)), math.log2(max(cells))
 
     def parts(self, title: str) -> Iterator[str]:
-        yield _text(self._x0, self._y1 - 8, title, 'font-size="12" font-weight="bold"')
+        yield svg_text(self._x0, self._y1 - 8, title, 'font-size="12" font-weight="bold"')
         yield from self._axes()
         # Ours last, on top of the others.
         for arm in sorted(_LINES, key=lambda arm: arm.startswith("ours")):
@@ -107,13 +100,13 @@ class _Panel:
     def _axes(self) -> Iterator[str]:
         for tick in _ticks(self._low, self._high):
             y = self._y(tick)
-            yield f'<line x1="{self._x0}" y1="{y}" x2="{self._x1}" y2="{y}" stroke="{_GRID}"/>'
-            yield _text(self._x0 - 6, y + 4, f"{tick:g}", f'text-anchor="end" fill="{_MUTED}"')
+            yield f'<line x1="{self._x0}" y1="{y}" x2="{self._x1}" y2="{y}" stroke="{GRID}"/>'
+            yield svg_text(self._x0 - 6, y + 4, f"{tick:g}", f'text-anchor="end" fill="{MUTED}"')
         for tokens in self._cells:
             x = self._x(tokens)
-            yield f'<line x1="{x}" y1="{self._y0}" x2="{x}" y2="{self._y0 + 4}" stroke="{_MUTED}"/>'
-            yield _text(x, self._y0 + 17, str(tokens), f'text-anchor="middle" fill="{_MUTED}"')
-        yield f'<path d="M{self._x0} {self._y1} V{self._y0} H{self._x1}" fill="none" stroke="{_MUTED}"/>'
+            yield f'<line x1="{x}" y1="{self._y0}" x2="{x}" y2="{self._y0 + 4}" stroke="{MUTED}"/>'
+            yield svg_text(x, self._y0 + 17, str(tokens), f'text-anchor="middle" fill="{MUTED}"')
+        yield f'<path d="M{self._x0} {self._y1} V{self._y0} H{self._x1}" fill="none" stroke="{MUTED}"/>'
 
     def _line(self, arm: str) -> Iterator[str]:
         points = [(self._x(tokens), arms[arm]["us"]) for tokens, arms in sorted(self._cells.items()) if arm in arms]
@@ -139,7 +132,3 @@ def _ticks(low: float, high: float) -> list[float]:
 def _stroke(arm: str) -> str:
     colour, width, dashes = _LINES[arm]
     return f'stroke="{colour}" stroke-width="{width:g}"' + (f' stroke-dasharray="{dashes}"' if dashes else "")
-
-
-def _text(x: float, y: float, text: str, attributes: str = "") -> str:
-    return f'<text x="{x}" y="{y}" {attributes}>{escape(text)}</text>'

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from html import escape
 
 from gemma4_runtime.pools.demand import Fit
 from gemma4_triage.pools.plan import Plan
 from gemma4_triage.pools.size import gib_text
+from gemma4_triage.report.svg_parts import svg_document, svg_text
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 760, 430, 64, 24, 70, 66
 _FULL, _SWA, _BOTH, _MARK = "#2f5d8a", "#b26a00", "#1c1f23", "#b3261e"
@@ -28,12 +28,7 @@ def draw(plan: Plan) -> str:
     parts += _mark(scale, recommended, "recommended", _MARK, 26)
     if plan.asked is not None and plan.asked.sizes.ratio != default.sizes.ratio:
         parts += _mark(scale, plan.asked, "asked", "#555b63", 40)
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}"'
-    )
-    style = ' font-family="sans-serif" font-size="12" fill="#1c1f23">'
-    ground = f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>'
-    return "\n".join([head + style, ground, *parts, "</svg>", ""])
+    return svg_document(_WIDTH, _HEIGHT, 12, parts)
 
 
 class _Scale:
@@ -51,17 +46,17 @@ class _Scale:
 
 def _title(plan: Plan) -> Iterator[str]:
     loads = " and ".join(map(str, plan.workloads))
-    yield _text(
+    yield svg_text(
         12, 24, f"Requests of {loads} at once, over the ratio of the pools", 'font-size="16" font-weight="bold"'
     )
     about = f"{plan.shape.name}; {gib_text(plan.available_bytes)} for pools on one GPU; page {plan.serving.page_size}"
-    yield _text(12, 44, about, 'fill="#555b63"')
+    yield svg_text(12, 44, about, 'fill="#555b63"')
     for x, colour, words in (
         (_LEFT, _FULL, "full pool holds"),
         (190, _SWA, "SWA pool holds"),
         (310, _BOTH, "both hold"),
     ):
-        yield _text(x, _HEIGHT - 12, words, f'fill="{colour}" font-weight="bold"')
+        yield svg_text(x, _HEIGHT - 12, words, f'fill="{colour}" font-weight="bold"')
 
 
 def _axes(scale: _Scale) -> Iterator[str]:
@@ -69,19 +64,19 @@ def _axes(scale: _Scale) -> Iterator[str]:
     for tenth in range(0, 11, 2):
         x = scale.x(tenth / 10)
         yield f'<line x1="{x}" y1="{_TOP}" x2="{x}" y2="{bottom}" stroke="#e3e5e8"/>'
-        yield _text(x, bottom + 16, f"{tenth / 10:g}", 'text-anchor="middle" fill="#555b63"')
+        yield svg_text(x, bottom + 16, f"{tenth / 10:g}", 'text-anchor="middle" fill="#555b63"')
     for step in range(5):
         value = round(scale.top * step / 4)
         y = scale.y(value)
         yield f'<line x1="{_LEFT}" y1="{y}" x2="{_WIDTH - _RIGHT}" y2="{y}" stroke="#e3e5e8"/>'
-        yield _text(_LEFT - 8, y + 4, str(value), 'text-anchor="end" fill="#555b63"')
-    yield _text(scale.x(0.5), bottom + 32, "--swa-full-tokens-ratio", 'text-anchor="middle" fill="#555b63"')
+        yield svg_text(_LEFT - 8, y + 4, str(value), 'text-anchor="end" fill="#555b63"')
+    yield svg_text(scale.x(0.5), bottom + 32, "--swa-full-tokens-ratio", 'text-anchor="middle" fill="#555b63"')
 
 
 def _wanted(scale: _Scale, requests: int) -> Iterator[str]:
     y = scale.y(requests)
     yield f'<line x1="{_LEFT}" y1="{y}" x2="{_WIDTH - _RIGHT}" y2="{y}" stroke="#2f6f4f" stroke-dasharray="2 3"/>'
-    yield _text(_WIDTH - _RIGHT, y - 5, f"{requests} asked for", 'text-anchor="end" fill="#2f6f4f"')
+    yield svg_text(_WIDTH - _RIGHT, y - 5, f"{requests} asked for", 'text-anchor="end" fill="#2f6f4f"')
 
 
 def _curve(scale: _Scale, curve: tuple[Fit, ...], values: list[int], colour: str, more: str) -> str:
@@ -97,8 +92,4 @@ def _mark(scale: _Scale, one: Fit, words: str, colour: str, down: int) -> Iterat
     yield f'<line x1="{x}" y1="{_TOP}" x2="{x}" y2="{_HEIGHT - _BOTTOM}" stroke="{colour}"/>'
     yield f'<circle cx="{x}" cy="{y}" r="4" fill="{colour}"/>'
     label = f"{words} {one.sizes.ratio:g}: {one.requests}"
-    yield _text(x + shift, _TOP + down, label, f'text-anchor="{anchor}" fill="{colour}"')
-
-
-def _text(x: float, y: float, text: str, attributes: str = "") -> str:
-    return f'<text x="{x}" y="{y}" {attributes}>{escape(text)}</text>'
+    yield svg_text(x + shift, _TOP + down, label, f'text-anchor="{anchor}" fill="{colour}"')
