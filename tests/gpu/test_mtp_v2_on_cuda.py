@@ -209,12 +209,16 @@ def waits(tmp_path_factory):
 def test_the_host_waits_no_more_often_than_without_spec_v2(waits, side):
     """Overlapped a round waits for the copy of its own result alone, which an event says, and reads no value.
 
-    Unless pages leave the window in it: SGLang's `free_swa` counts them on the host, whatever drafts.
+    Where pages leave the window SGLang's `free_swa` waits too, whatever drafts: it picks out what is mapped, counts
+    its pages, and assigns a value. What `free-swa-pages` does around it would make that more.
     """
     v1, found = waits("v1"), waits(side)
     total = {name: sum(map(Counter.total, rounds)) / len(rounds) for name, rounds in (("v1", v1), (side, found))}
     print(f"waits per verification: {total}; of {side} {sum(found, Counter())} in {len(found)}")
     assert total[side] <= total["v1"]
     if side != "sync":
-        others = [round for round in found if set(round) - {"cudaEventSynchronize"}]
-        assert len(others) <= len(found) / ENGINE["page_size"] + 1
+        assert all(round["cudaEventSynchronize"] <= 2 for round in found)
+        assert sum(round["cudaEventSynchronize"] for round in found) <= len(found) + 1
+        others = [round.total() - round["cudaEventSynchronize"] for round in found]
+        assert len([count for count in others if count]) <= len(found) / ENGINE["page_size"] + 1
+        assert max(others) <= 3

@@ -89,7 +89,7 @@ def test_models_of_one_load_are_one_picture(draw, rows):
 def test_loads_are_not_mixed(draw, rows):
     code, err, picture = draw(rows("mtp"), rows("prefill_e2b"))
     assert (code, picture) == (2, None)
-    assert "several loads" in err
+    assert "of different benches or loads" in err
 
 
 def test_a_trial_on_a_cpu_is_refused(draw, rows):
@@ -114,9 +114,15 @@ def test_an_arm_that_was_not_compared_is_named_without_a_dot(draw, rows):
     ("change", "said"),
     [
         ({"speedup": None}, "no arm was compared"),
-        ({"speedup": {"median": -1.0, "low": None, "high": None}}, "not above 0"),
-        ({"speedup": {"median": float("nan"), "low": None, "high": None}}, "not above 0"),
-        ({"speedup": {"median": float("inf"), "low": None, "high": None}}, "not above 0"),
+        ({"speedup": {"median": -1.0, "low": None, "high": None}}, "is no time or ratio"),
+        ({"speedup": {"median": float("nan"), "low": None, "high": None}}, "is no time or ratio"),
+        ({"speedup": {"median": float("inf"), "low": None, "high": None}}, "is no time or ratio"),
+        ({"speedup": {"median": 1.5, "low": 2.0, "high": 1.0}}, "outside its interval"),
+        ({"wall_s": {"median": float("nan")}}, "is no time or ratio"),
+        ({"wall_s": {"median": -1.0}}, "is no time or ratio"),
+        ({"ttft_ms": {"median": float("inf")}}, "is no time or ratio"),
+        ({"accepted": float("nan")}, "is no time or ratio"),
+        ({"shape": "alike"}, "stands twice"),
         ({"wall_s": None}, "rows are not as bench serving writes them"),
         ({"arm": 7}, "rows are not as bench serving writes them"),
     ],
@@ -134,8 +140,15 @@ def test_words_of_a_file_are_only_words(draw, rows):
     document = rows("mtp")
     document["title"] = "<script>x</script>"
     for row in document["rows"]:
-        row["shape"] = "<b>&"
+        row["shape"] = "<b>&\x0b\x07\ud800" + row["shape"]
     code, _, picture = draw(document)
     assert code == 0
     assert "<script" not in picture
     assert "<b>" not in picture
+    assert any("200/128" in text for text in texts(picture))
+
+
+def test_a_file_is_drawn_once(draw, rows):
+    code, err, picture = draw(rows("mtp"), rows("mtp"))
+    assert (code, picture) == (2, None)
+    assert "stands twice" in err

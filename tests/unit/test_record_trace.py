@@ -87,6 +87,8 @@ class TestArms:
         (["--out", "t.json"], "has to end in .json.gz"),
         (["--out", "nowhere/t.json.gz"], "folder does not exist"),
         (["--out", "there.json.gz"], "--force overwrites it"),
+        (["--out", "folder.json.gz", "--force"], "a folder"),
+        (["--arm", "", "--out", "t.json.gz"], "--arm is empty"),
         (["--out", "t.json.gz", "--size", "huge"], "invalid choice"),
         (["--out", "t.json.gz", "--batch", "0"], "no number from 1 up"),
         (["--out", "t.json.gz", "--attention", "flash"], "invalid choice"),
@@ -100,6 +102,7 @@ class TestArms:
 def test_usage(words, why, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "there.json.gz", {})
+    (tmp_path / "folder.json.gz").mkdir()
     with pytest.raises(SystemExit) as end:
         record_trace.main(words)
     assert end.value.code == 2

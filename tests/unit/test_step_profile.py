@@ -281,6 +281,44 @@ class TestHostWaits:
         (found,) = analyse(read_tables(maker.document(noise=False)["traceEvents"]))
         assert [wait.name for wait in found.waits] == ["cudaStreamSynchronize"]
 
+    @pytest.mark.parametrize(
+        ("copied", "synchronised_us", "said"),
+        [
+            ("Memcpy DtoH (Device -> Pageable)", 1.0, [("cudaStreamSynchronize", 1.0, pytest.approx(8.5))]),
+            ("Memcpy DtoH (Device -> Pageable)", None, [("copy to pageable memory", 1.0, pytest.approx(7.0))]),
+            (
+                "Memcpy DtoH (Device -> Pageable)",
+                60.0,
+                [("copy to pageable memory", 1.0, pytest.approx(7.0)), ("cudaStreamSynchronize", 1.0, 0.5)],
+            ),
+            ("Memcpy DtoH (Device -> Pinned)", 1.0, [("cudaStreamSynchronize", 1.0, 0.5)]),
+            ("Memcpy HtoD (Pageable -> Device)", 1.0, [("cudaStreamSynchronize", 1.0, 0.5)]),
+        ],
+    )
+    def test_a_copy_to_pageable_memory_is_one_with_what_waits_after_it(self, copied, synchronised_us, said):
+        """synchronised_us: after the copy's call has returned."""
+        maker = TraceMaker()
+        for number in range(6):
+            maker.graph(e4b(), "step[DECODE bs=8]")
+            begin_us = maker.now_us + 1
+            copy = {"External id": 7, "correlation": 10**6 + number}
+            maker.host("cudaMemcpyAsync", "cuda_runtime", begin_us, 7.0, copy)
+            device = {
+                "ph": "X",
+                "cat": "gpu_memcpy",
+                "name": copied,
+                "pid": 0,
+                "tid": 7,
+                "ts": begin_us + 1,
+                "dur": 5.0,
+            }
+            maker.events.append(device | {"args": {"device": 0, "stream": 7, "correlation": 10**6 + number}})
+            if synchronised_us is not None:
+                maker.host("cudaStreamSynchronize", "cuda_runtime", begin_us + 7 + synchronised_us, 0.5)
+            maker.idle(100.0)
+        (found,) = analyse(read_tables(maker.document(noise=False)["traceEvents"]))
+        assert [(wait.name, wait.count, wait.us) for wait in found.waits] == said
+
     def test_none_is_said_to_be_none(self):
         (found,) = analyse(read_tables(decode(e4b()).document(noise=False)["traceEvents"]))
         assert found.waits == ()

@@ -220,6 +220,8 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--force", action="store_true", help="overwrite it")
     options = parser.parse_args(words)
     options.arm = options.arm or [REFERENCE]
+    if not all(id.strip() for id in options.arm):
+        parser.error("--arm is empty; none is SGLang as shipped")
     paths = {out.absolute() for out in options.out}
     if not len(set(options.arm)) == len(options.arm) == len(options.out) == len(paths):
         parser.error(
@@ -230,6 +232,8 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
             parser.error(f"--out is {out}; its name has to end in .json.gz")
         if not out.absolute().parent.is_dir():
             parser.error(f"--out is {out}, and its folder does not exist")
+        if out.is_dir():
+            parser.error(f"--out is {out}, a folder")
         if out.exists() and not options.force:
             parser.error(f"{out} exists; --force overwrites it")
     return options

@@ -218,6 +218,8 @@ LOADS = {
             ),
             _TALK,
             pool_tokens=147456,
+            # Both pools hold all requests of each shape: who may begin when is not what is measured.
+            arguments={"swa_full_tokens_ratio": 1.0},
             aims=(
                 Aim(
                     "faster-than-v1",

@@ -22,9 +22,10 @@ _SAME_BYTES = 1.001
 def build_rows(plan: ServingPlan, measured: Measured, device: str) -> list[dict[str, Any]]:
     """One per model, shape and arm that answered.
 
-    wall_s: of a burst, first request to last token. ttft_ms: the median request's of each burst. tokens_per_s: of all
-    prompts and answers over the burst's time; pictures_per_s likewise, None without pictures. tpot_ms: the median
-    request's of each burst, None where no answer has two tokens. accepted: tokens per verification, None without MTP.
+    wall_s: of a burst, first request to last token; walls_s: of each round. ttft_ms: the median request's of each
+    burst. tokens_per_s: of all prompts and answers over the burst's time; pictures_per_s likewise, None without
+    pictures. tpot_ms: the median request's of each burst, None where no answer has two tokens. accepted: tokens per
+    verification, None without MTP.
     speedup, ttft_speedup: the reference's over the arm's in the same round, the median over rounds with a 95% bootstrap
     interval; above 1 the arm is faster. difference: of the answers.
     """
@@ -45,6 +46,7 @@ def build_rows(plan: ServingPlan, measured: Measured, device: str) -> list[dict[
                         "device": device,
                         "rounds": len(mine),
                         "wall_s": spread([burst.wall_s for burst in mine]),
+                        "walls_s": {str(burst.round): round(burst.wall_s, 5) for burst in mine},
                         "ttft_ms": spread([1000 * median_ttft_s(burst) for burst in mine]),
                         "tokens_per_s": round(statistics.median(burst.tokens / burst.wall_s for burst in mine), 1),
                         "tpot_ms": _tpot_ms(mine),

@@ -13,6 +13,7 @@ from gemma4_triage.cli.output_file import refuse_existing, refuse_other_than_svg
 from gemma4_triage.errors import UsageMistake
 
 _PROBES, _KERNELS, _SERVING = "bench-probes", "bench-kernels", "bench-serving"
+_ALIKE = ("kind", "load", "device", "versions")
 _WRITER = "gemma4-triage bench probes --out writes what is drawn, and bench kernels and bench serving --out"
 
 
@@ -33,10 +34,11 @@ def plot(
     refuse_existing(out, force)
     refuse_other_than_svg(out)
     documents = [_read(path) for path in rows]
-    about = {(one["kind"], one["device"], json.dumps(one["versions"], sort_keys=True)) for one in documents}
+    about = {json.dumps([one.get(name) for name in _ALIKE], sort_keys=True) for one in documents}
     if len(about) > 1:
         raise UsageMistake(
-            "these files are of different devices or versions, or of different benches", "draw each of them on its own"
+            "these files are of different devices or versions, or of different benches or loads",
+            "draw each of them on its own",
         )
     try:
         picture = _draw(documents)

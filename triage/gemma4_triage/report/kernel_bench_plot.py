@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from typing import Any
 
 from gemma4_triage.report.kernel_rows import KernelRows, gather
-from gemma4_triage.report.svg_parts import GRID, INK, MUTED, measured_on, svg_document, svg_text
+from gemma4_triage.report.svg_parts import GRID, INK, MUTED, measured_on, svg_document, svg_escape, svg_text
 
 _COLUMNS, _WIDTH, _PANEL_WIDTH, _PANEL_HEIGHT, _TOP, _FOOT = 3, 960, 312, 236, 104, 34
 _LEFT, _RIGHT, _HEAD, _BOTTOM = 52, 14, 30, 34
@@ -50,7 +49,7 @@ def draw_kernels(documents: Sequence[Mapping[str, Any]]) -> str:
 def _said(found: KernelRows) -> Iterator[str]:
     yield "<title>Time per call of Gemma-4's fused kernels and their rivals</title>"
     panels, arms = "; ".join(f"{op} of {model}" for op, model in found.panels), ", ".join(found.arms)
-    yield f"<desc>{escape(panels)}. Arms: {escape(arms)}.</desc>"
+    yield f"<desc>{svg_escape(panels)}. Arms: {svg_escape(arms)}.</desc>"
 
 
 def _title(found: KernelRows) -> Iterator[str]:

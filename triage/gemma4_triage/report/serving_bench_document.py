@@ -30,6 +30,7 @@ _METHOD = {
     "tpot_ms": "from a request's first token to its last, per token after the first; the median request of each burst",
     "accepted": "tokens of an answer after its first, per verification. Drawn weights would have every draft refused, "
     f"so SGLang settles by lot how many are taken, {ACCEPTED} on average (SGLANG_SIMULATE_ACC_LEN); all arms alike",
+    "tokens_per_s": "of all prompts and answers, over the burst's time",
     "speedup": "the time of none over the arm's in the same round: median over rounds, 95% bootstrap interval",
     "difference": "before an arm is timed, the log probabilities of tokens spread over the vocabulary, in the first "
     "place of each answer, are compared with those of none: root mean square difference over the standard deviation",

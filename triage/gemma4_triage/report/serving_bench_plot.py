@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from typing import Any
 
 from gemma4_repro.bench.arms import REFERENCE
-from gemma4_triage.report.svg_parts import GRID, MUTED, measured_on, svg_document, svg_text
+from gemma4_triage.report.svg_parts import GRID, MUTED, measured_on, svg_document, svg_escape, svg_text
 
 _WIDTH, _LEFT, _RIGHT, _ROW, _HEAD = 960, 150, 400, 20, 34
 _TOP, _FOOT = 62, 44
@@ -26,40 +25,43 @@ def draw_serving(documents: Sequence[Mapping[str, Any]]) -> str:
     """documents: of one load, one device and the same versions, with a row between them.
 
     Raises:
-        ValueError: of several loads, or no row was compared.
+        ValueError: no row was compared, one stands twice, or a number is none that a clock can give.
     """
-    titles = {document["title"] for document in documents}
-    if len(titles) > 1:
-        raise ValueError("they are of several loads")
+    title = documents[0]["title"]
     panels: dict[str, list[Mapping[str, Any]]] = {}
     for row in (row for document in documents for row in document["rows"]):
-        panels.setdefault(f"{row['model']}, {row['shape']}", []).append(row)
+        panel = panels.setdefault(f"{row['model']}, {row['shape']}", [])
+        if row["arm"] in [other["arm"] for other in panel]:
+            raise ValueError(f"{row['arm']} of {row['model']}, {row['shape']} stands twice")
+        panel.append(row)
     compared = [row["speedup"] for rows in panels.values() for row in rows if row["speedup"]]
     if not compared:
         raise ValueError("no arm was compared")
     scale, top, parts = _Scale(compared), _TOP, []
-    for title, rows in panels.items():
-        parts += _panel(title, rows, scale, top)
+    for name, rows in panels.items():
+        parts += _panel(name, rows, scale, top)
         top += _HEAD + _ROW * len(rows)
-    (title,) = titles
     head = [
         svg_text(12, 24, f"{title[:1].upper()}{title[1:]}", 'font-size="16" font-weight="bold"'),
         svg_text(12, 44, measured_on(documents), f'fill="{MUTED}"'),
     ]
     note = f"dot: time of {REFERENCE} over the arm's, median of rounds; bar: 95% bootstrap interval; logarithmic"
     foot = [svg_text(12, top + 26, note, f'fill="{MUTED}"')]
-    said = [f"<title>{escape(title)}</title>", f"<desc>{escape('; '.join(panels))}.</desc>"]
+    said = [f"<title>{svg_escape(title)}</title>", f"<desc>{svg_escape('; '.join(panels))}.</desc>"]
     return svg_document(_WIDTH, top + _FOOT, 12, [*head, *parts, *foot], said)
 
 
 class _Scale:
     """Ratio to x."""
 
-    def __init__(self, ratios: Sequence[Mapping[str, float | None]]) -> None:
-        found = [ratio[name] for ratio in ratios for name in ("low", "median", "high")]
-        values = [value for value in found if value is not None]
-        if not all(0 < value < math.inf for value in values):
-            raise ValueError("a ratio is not above 0, or has no end")
+    def __init__(self, ratios: Sequence[Mapping[str, Any]]) -> None:
+        values = []
+        for ratio in ratios:
+            median = _number(ratio["median"])
+            low, high = (median if (end := ratio[name]) is None else _number(end) for name in ("low", "high"))
+            if not low <= median <= high:
+                raise ValueError("a ratio is outside its interval")
+            values += [low, high]
         self.low, self.high = math.log(min(0.9, *values) * 0.95), math.log(max(1.1, *values) * 1.05)
 
     def __call__(self, ratio: float) -> float:
@@ -95,16 +97,22 @@ def _arm(row: Mapping[str, Any], scale: _Scale, y: int) -> Iterator[str]:
 
 
 def _words(row: Mapping[str, Any]) -> str:
-    said = [f"{row['wall_s']['median']:.3f} s"]
+    said = [f"{_number(row['wall_s']['median']):.3f} s"]
     if row["speedup"] is not None and row["arm"] != REFERENCE:
         said.append(f"x{row['speedup']['median']:.2f}")
-    said.append(f"TTFT {row['ttft_ms']['median']:.0f} ms")
+    said.append(f"TTFT {_number(row['ttft_ms']['median']):.0f} ms")
     # The first rows that were committed have neither of these.
     if row.get("tpot_ms") is not None:
-        said.append(f"TPOT {row['tpot_ms']['median']:.2f} ms")
+        said.append(f"TPOT {_number(row['tpot_ms']['median']):.2f} ms")
     if row.get("accepted") is not None:
-        said.append(f"accepts {row['accepted']:.2f}")
+        said.append(f"accepts {_number(row['accepted']):.2f}")
     return "   ".join(said)
+
+
+def _number(value: float) -> float:
+    if not 0 < value < math.inf:
+        raise ValueError(f"{value!r} is no time or ratio")
+    return value
 
 
 def _colour(ratio: Mapping[str, Any]) -> str:

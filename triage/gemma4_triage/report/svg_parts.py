@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+_REFUSED = re.compile("[^\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 INK, MUTED, GRID = "#1c1f23", "#555b63", "#d9dce0"
 
 
@@ -18,9 +20,14 @@ def svg_document(width: int, height: int, font_size: int, parts: Sequence[str], 
     return "\n".join([head + style, *said, ground, *parts, "</svg>", ""])
 
 
+def svg_escape(text: str) -> str:
+    """Characters that XML refuses are shown by their numbers."""
+    return escape(_REFUSED.sub(lambda match: f"\\x{ord(match[0]):02x}", text))
+
+
 def svg_text(x: float, y: float, text: str, attributes: str = "") -> str:
-    """`text` is escaped; x and y are its baseline's start, unless text-anchor says otherwise."""
-    return f'<text x="{x}" y="{y}" {attributes}>{escape(text)}</text>'
+    """`text` goes through svg_escape; x and y are its baseline's start, unless text-anchor says otherwise."""
+    return f'<text x="{x}" y="{y}" {attributes}>{svg_escape(text)}</text>'
 
 
 def measured_on(documents: Sequence[Any]) -> str:

@@ -9,7 +9,7 @@ import math
 import re
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -30,6 +30,11 @@ _SPANS = frozenset({"user_annotation", "gpu_user_annotation"})
 _CAUSES_WORK = re.compile(r"\A(?:cuda|cu|hip)\w*(?:Launch|Memcpy|Memset)")
 # cudaStreamSynchronize, cuEventSynchronize, hipDeviceSynchronize
 _WAITS = re.compile(r"\A(?:cuda|cu|hip)\w*Synchronize\Z")
+# CUPTI's and ROCm's names of a copy to memory that is not pinned: the call that starts it returns when it has ended.
+_BLOCKING_COPY = re.compile(r"\bDtoH\b.*\bPageable\b|\bDeviceToHost\b.*\bPageable\b", re.IGNORECASE)
+COPY = "copy to pageable memory"
+# torch synchronises after such a copy, in the same operation: the two are one wait.
+_SAME_OPERATION_US = 50.0
 # torch's read of one value: of a tensor on the host it waits for nothing, of one on a GPU it makes such a call.
 _READ = "aten::_local_scalar_dense"
 _OPS = "cpu_op"
@@ -96,7 +101,8 @@ class Launches:
 
 
 class Wait(NamedTuple):
-    """The host waited for a GPU, in a call of this name; in a read of a value, by the read's name."""
+    """The host waited for a GPU, in a call of this name; in a read of a value, by the read's name; for a copy to memory
+    that is not pinned, from the copy's beginning: in the call after it, or if there is none as COPY."""
 
     name: str
     rank: str
@@ -145,6 +151,7 @@ class _Calls:
     start: array = field(default_factory=lambda: array("d"))
     end: array = field(default_factory=lambda: array("d"))
     graph: array = field(default_factory=lambda: array("b"))
+    thread: array = field(default_factory=lambda: array("i"))
 
 
 def read_tables(events: Iterable[Any]) -> TraceTables:
@@ -165,6 +172,7 @@ class _Builder:
         self._spans: list[Span] = []
         self._waits: list[tuple[_Thread, Wait]] = []
         self._reads: dict[_Thread, list[tuple[float, float]]] = {}
+        self._threads: dict[_Thread, int] = {}
 
     def add(self, event: Any) -> None:
         self._counts.total += 1
@@ -189,7 +197,8 @@ class _Builder:
             for device, columns in sorted(self._devices.items())
         }
         spans = tuple(sorted(self._spans, key=lambda span: (span.start_us, -span.end_us, span.name)))
-        return TraceTables(names, devices, spans, tuple(sorted(self._named_waits())), self._counts)
+        waits = tuple(sorted(self._named_waits(names, devices)))
+        return TraceTables(names, devices, spans, waits, self._counts)
 
     def _add_launch(self, event: dict[str, Any]) -> None:
         times, name = _times(event), event.get("name")
@@ -223,6 +232,7 @@ class _Builder:
         calls.start.append(times[0])
         calls.end.append(times[0] + times[1])
         calls.graph.append("GraphLaunch" in event["name"])
+        calls.thread.append(self._threads.setdefault(_thread(event), len(self._threads)))
 
     def _add_span(self, event: dict[str, Any], on_gpu: bool) -> None:
         times = _times(event)
@@ -241,27 +251,62 @@ class _Builder:
         self._counts.host_waits += 1
         if self._counts.host_waits > MAX_GPU_EVENTS:
             raise TooManyEvents(f"{MAX_GPU_EVENTS} waits of the host")
-        rank = _rank(event)
-        thread = (rank, str(event.get("pid")), str(event.get("tid")))
+        thread = _thread(event)
         if event["name"] == _READ:
             self._reads.setdefault(thread, []).append((times[0], times[0] + times[1]))
         else:
-            self._waits.append((thread, Wait(event["name"], rank, *times)))
+            self._waits.append((thread, Wait(event["name"], thread[0], *times)))
 
-    def _named_waits(self) -> Iterator[Wait]:
+    def _named_waits(self, names: tuple[str, ...], devices: dict[Device, Launches]) -> Iterator[Wait]:
         """Reads of one thread never overlap, so the last that begins before a wait is the one that may hold it."""
         reads = {thread: sorted(found) for thread, found in self._reads.items()}
-        for thread, wait in self._waits:
+        for thread, wait in _with_copies(self._waits, self._blocking_copies(names, devices)):
             of_thread = reads.get(thread, [])
             place = bisect_right(of_thread, (wait.start_us, math.inf)) - 1
             inside = place >= 0 and wait.start_us <= of_thread[place][1]
             yield wait._replace(name=_READ) if inside else wait
+
+    def _blocking_copies(self, names: tuple[str, ...], devices: dict[Device, Launches]) -> list[tuple[_Thread, Wait]]:
+        """The calls that copied to memory that is not pinned."""
+        blocking = [number for number, name in enumerate(names) if _BLOCKING_COPY.search(name)]
+        threads, found = list(self._threads), []
+        for device, launches in devices.items():
+            calls = self._calls.get(device.rank)
+            if calls is None or not blocking:
+                continue
+            copies = launches.correlation[np.isin(launches.name, blocking) & (launches.correlation != NO_CORRELATION)]
+            for place in np.flatnonzero(np.isin(np.array(calls.correlation, np.int64), copies)):
+                start = calls.start[place]
+                found.append((threads[calls.thread[place]], Wait(COPY, device.rank, start, calls.end[place] - start)))
+        return found
 
     def _id(self, name: str) -> int:
         name = name[:_MAX_NAME]
         if name not in self._ids and len(self._ids) >= _MAX_NAMES:
             name = FURTHER_NAMES
         return self._ids.setdefault(name, len(self._ids))
+
+
+def _with_copies(
+    waits: Sequence[tuple[_Thread, Wait]], copies: Sequence[tuple[_Thread, Wait]]
+) -> Iterator[tuple[_Thread, Wait]]:
+    """A copy, and the call of its operation that waits once more, as one wait by that call's name."""
+    copy: tuple[_Thread, Wait] | None = None
+    for thread, wait in sorted([*waits, *copies], key=lambda found: (found[0], found[1].start_us, found[1].name)):
+        if copy is not None:
+            end_us = copy[1].start_us + copy[1].duration_us
+            if copy[0] == thread and wait.name != COPY and wait.start_us - end_us <= _SAME_OPERATION_US:
+                start_us = copy[1].start_us
+                wait = Wait(wait.name, wait.rank, start_us, wait.start_us + wait.duration_us - start_us)
+            else:
+                yield copy
+            copy = None
+        if wait.name == COPY:
+            copy = (thread, wait)
+        else:
+            yield thread, wait
+    if copy is not None:
+        yield copy
 
 
 def _in_order(ids: dict[str, int]) -> tuple[tuple[str, ...], Numbers]:
@@ -319,6 +364,10 @@ def _correlation(arguments: dict[str, Any]) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 62:
         return value
     return NO_CORRELATION
+
+
+def _thread(event: dict[str, Any]) -> _Thread:
+    return (_rank(event), str(event.get("pid")), str(event.get("tid")))
 
 
 def _rank(event: dict[str, Any]) -> str:
