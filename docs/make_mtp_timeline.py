@@ -7,8 +7,9 @@ Neither torch nor a GPU is needed. The traces are recorded with gemma4_repro.ben
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,15 +33,24 @@ _JOINED_US = 20.0
 
 
 def draw(samples: Path = DOCS.parent / "dumps" / "samples") -> str:
-    tables = {title: read_tables(TraceFile(Source(str(samples / name))).events()) for title, name in TRACES.items()}
+    traces = {title: TraceFile(Source(str(samples / name))) for title, name in TRACES.items()}
+    tables = {title: read_tables(trace.events()) for title, trace in traces.items()}
+    (about,) = {_about(trace.header) for trace in traces.values()}
     parts = [
         svg_text(12, 24, "Decode steps with MTP: host and GPU", 'font-size="16" font-weight="bold"'),
-        svg_text(12, 44, "NVIDIA H200, dummy E4B, 16 requests, three drafts, Triton", f'fill="{MUTED}"'),
+        svg_text(12, 44, about, f'fill="{MUTED}"'),
     ]
     for position, (title, table) in enumerate(tables.items()):
         parts += _Panel(table, _TOP + _PANEL * position).parts(title)
     bottom = _TOP + _PANEL * len(tables)
     return svg_document(_WIDTH, bottom + 44, 12, [*parts, *_legend(bottom + 8)], ["<title>MTP step timeline</title>"])
+
+
+def _about(header: Mapping[str, Any]) -> str:
+    """The same for traces that may be compared."""
+    recorded, (device,) = header["gemma4_triage"], header["deviceProperties"]
+    size, batch, attention = (recorded[name] for name in ("size", "batch", "attention"))
+    return f"{device['name']}, dummy {size}, {batch} requests, attention on {attention}"
 
 
 class _Panel:
@@ -60,13 +70,13 @@ class _Panel:
         yield svg_text(24, host + 15, "host")
         yield svg_text(24, gpu + 15, "GPU")
         for span in self._steps(on_device=False):
-            yield self._bar(host, span.start_us, span.end_us, _colour(span))
+            yield from self._bar(host, span.start_us, span.end_us, _colour(span))
         for wait in self._tables.waits:
-            yield self._bar(host + 5, wait.start_us, wait.start_us + wait.duration_us, _WAIT, _LANE - 10)
+            yield from self._bar(host + 5, wait.start_us, wait.start_us + wait.duration_us, _WAIT, _LANE - 10)
         for begin, end in _joined(self._launches):
-            yield self._bar(gpu, begin, end, _OTHER)
+            yield from self._bar(gpu, begin, end, _OTHER)
         for span in self._steps(on_device=True):
-            yield self._bar(gpu, span.start_us, span.end_us, _colour(span))
+            yield from self._bar(gpu, span.start_us, span.end_us, _colour(span))
 
     def _steps(self, on_device: bool) -> list[Span]:
         return [span for span in self._tables.spans if (span.device is not None) == on_device]
@@ -75,11 +85,12 @@ class _Panel:
         share = min(max((us - self._begin_us) / 1000 / SPAN_MS, 0), 1)
         return round(_LEFT + share * (_WIDTH - _LEFT - _RIGHT), 1)
 
-    def _bar(self, y: int, begin_us: float, end_us: float, colour: str, height: int = _LANE) -> str:
+    def _bar(self, y: int, begin_us: float, end_us: float, colour: str, height: int = _LANE) -> Iterator[str]:
         """Nothing where it lies outside the picture."""
         x0, x1 = self._x(begin_us), self._x(end_us)
         width = round(x1 - x0, 1)
-        return f'<rect x="{x0}" y="{y}" width="{width}" height="{height}" fill="{colour}"/>' if width > 0 else ""
+        if width > 0:
+            yield f'<rect x="{x0}" y="{y}" width="{width}" height="{height}" fill="{colour}"/>'
 
 
 def _joined(launches: Launches) -> list[tuple[float, float]]:
