@@ -97,6 +97,7 @@ def test_everything_took_part(served):
         assert ours["paths"]["yoco"]["fused"] >= 5
         assert ours["paths"]["yoco"]["skipped: a chunk that is not the last"] >= 4
     assert set(ours["paths"]["qk-norm-rope"]) == {"fused"}
+    assert set(ours["paths"]["swa-window-lists"]) == {"fused"}
     assert "owner-only-kv" in ours["pools"]
 
 

@@ -324,6 +324,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         title="what sliding layers of Triton attention read is listed in one launch, and the host waits for nothing",
         origin="SGLang 38137, which measures the time that a GPU idles for it on Gemma-4 E2B",
         upstream="open in 0.5.14",
+        default=True,
         attachments=(
             Hook("triton.window_buffer", How.AROUND, f"{_AT}.swa_window_lists:around_window_buffer"),
             _SCHEDULE,
@@ -341,6 +342,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
                 "tests/unit/test_swa_window_lists.py",
                 "tests/engine/test_mtp_v2_live.py",
                 "tests/gpu/test_schedule_stream.py",
+                "tests/gpu/test_defaults_on_cuda.py",
                 "tests/gpu/test_mtp_v2_on_cuda.py::test_the_host_waits_no_more_often_than_without_spec_v2",
             ),
         ),
