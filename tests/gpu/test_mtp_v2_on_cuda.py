@@ -129,7 +129,7 @@ def test_as_many_drafts_are_accepted_as_without_spec_v2(served, side):
     assert abs(rounds[side] / rounds["v1"] - 1) < 0.02
 
 
-@pytest.mark.parametrize("changes", [{}, {"disable_cuda_graph": True}], ids=["graphs", "eager"])
+@pytest.mark.parametrize("changes", [{}, {"disable_cuda_graph": True}, HYBRID], ids=["graphs", "eager", "hybrid"])
 def test_a_mixed_load_leaves_nothing_behind(tmp_path, changes):
     """500 requests that end in every way, one retracted every seven steps, under the audit and the strict check."""
     load = mixed_requests(500, seed=6)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
+from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.speculative.base_spec_worker import BaseDraftWorker
 from sglang.srt.speculative.eagle_utils import build_tree_kernel_efficient
 from sglang.srt.speculative.frozen_kv_mtp_cuda_graph_runner import FrozenKVMTPCudaGraphRunner
@@ -58,8 +59,7 @@ class FrozenKVMTPDraftWorkerV2(FrozenKVMTPWorker, BaseDraftWorker):
             return self._nothing_to_verify()
         start: FrozenKVMTPDraftInput = batch.spec_info
         parents, scores, tokens = self._run_drafts(self._draft_batch(batch, start))
-        backend = self.target_worker.model_runner.attn_backend
-        mask_buffer, position_buffer = backend.get_verify_buffers_to_fill_after_draft()
+        mask_buffer, position_buffer = self._verify_buffers(batch.seq_lens.shape[0])
         mask, positions, index, next_token, next_sibling, tokens = build_tree_kernel_efficient(
             start.bonus_tokens,
             parents,
@@ -74,6 +74,23 @@ class FrozenKVMTPDraftWorkerV2(FrozenKVMTPWorker, BaseDraftWorker):
             position_buf=position_buffer,
         )
         return self._to_verify(tokens, mask, positions, index, next_token, next_sibling)
+
+    def _verify_buffers(self, rows: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The mask and the positions that a graph's verification of so many requests reads; None: make one.
+
+        A hybrid does not pass the question on to the part that verifies. A mask made beside the graph's has room for
+        whole contexts, and with every row taken it is larger than the graph's, which a replay copies it to.
+        """
+        runner = self.target_worker.model_runner
+        backend = runner.attn_backend
+        if isinstance(backend, HybridAttnBackend):
+            backend = backend._select_backend(ForwardMode.TARGET_VERIFY)
+        mask, positions = backend.get_verify_buffers_to_fill_after_draft()
+        whole = rows * self.speculative_num_draft_tokens * runner.model_config.context_len
+        if mask is not None and mask.numel() < whole:
+            # More requests than a graph is for: they are verified eagerly, and their rows may not fit.
+            mask = None
+        return mask, positions
 
     def _to_verify(self, tokens: Any, mask: Any, positions: Any, *links: torch.Tensor) -> FrozenKVMTPVerifyInput:
         """links: where each node's row is, its first child and its next sibling, [requests, nodes] each."""

@@ -1,0 +1,65 @@
+"""Under spec v2 a draft writes its mask to where SGLang's Triton backend, alone or in a hybrid, verifies from."""
+
+from types import SimpleNamespace
+
+import pytest
+from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from slot_list_backends import triton_backends
+
+from gemma4_runtime.mtp_v2.draft_worker import FrozenKVMTPDraftWorkerV2
+from slot_list_runner import batch, fill
+from trtllm_world import trtllm_backend
+
+ROWS, NODES = 4, 4
+
+
+@pytest.fixture
+def triton(attach, swa_allocator, monkeypatch):
+    attach("off", "host-alloc-kernels")
+    with triton_backends(swa_allocator, monkeypatch) as make:
+        made = make()
+        made.init_cuda_graph_state(ROWS, ROWS * NODES)
+        yield made
+
+
+def worker_over(backend, runner):
+    made = object.__new__(FrozenKVMTPDraftWorkerV2)
+    made.speculative_num_draft_tokens = NODES
+    target = SimpleNamespace(attn_backend=backend, model_config=runner.model_config)
+    made.target_worker = SimpleNamespace(model_runner=target)
+    return made
+
+
+def hybrid(triton, swa_allocator, verifies):
+    triton.kept_runner.server_args.speculative_attention_mode = verifies
+    return HybridAttnBackend(triton.kept_runner, triton, trtllm_backend(swa_allocator))
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_full_batch_is_verified_by_the_graphs_mask(triton, swa_allocator, alone):
+    """A hybrid says that it has no such mask. One made beside it would not fit into it; the replay raised."""
+    backend = triton if alone else hybrid(triton, swa_allocator, "prefill")
+    mask, positions = worker_over(backend, triton.kept_runner)._verify_buffers(ROWS)
+    assert mask is triton.cuda_graph_custom_mask
+    assert positions is None
+    fill(triton, [9, 20, 33, 40])
+    verified = batch([5, 16, 29, 36], ForwardMode.TARGET_VERIFY)
+    verified.spec_info.custom_mask = mask
+    backend.init_forward_metadata_out_graph(verified)
+
+
+def test_a_part_that_needs_no_mask_is_asked_where_it_verifies(triton, swa_allocator):
+    backend = hybrid(triton, swa_allocator, "decode")
+    assert worker_over(backend, triton.kept_runner)._verify_buffers(ROWS) == (None, None)
+
+
+def test_more_requests_than_graphs_are_for_have_a_mask_of_their_own(triton):
+    """They are verified eagerly, and what they need may be more than the graphs' mask has room for."""
+    mask, _ = worker_over(triton, triton.kept_runner)._verify_buffers(ROWS + 1)
+    assert mask is None
+
+
+def test_without_graphs_there_is_no_mask_to_fill(triton):
+    triton.cuda_graph_custom_mask = None
+    assert worker_over(triton, triton.kept_runner)._verify_buffers(1) == (None, None)
