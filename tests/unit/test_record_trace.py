@@ -89,6 +89,7 @@ class TestArms:
         (["--out", "there.json.gz"], "--force overwrites it"),
         (["--out", "folder.json.gz", "--force"], "a folder"),
         (["--arm", "", "--out", "t.json.gz"], "--arm is empty"),
+        (["--arm", "mtp-v3", "--out", "t.json.gz"], "mtp-v3, which this version does not have"),
         (["--out", "t.json.gz", "--size", "huge"], "invalid choice"),
         (["--out", "t.json.gz", "--batch", "0"], "no number from 1 up"),
         (["--out", "t.json.gz", "--attention", "flash"], "invalid choice"),

@@ -35,7 +35,8 @@ from gemma4_repro.bench.plan import CUDA_SIZES
 from gemma4_repro.bench.server import BenchServer, ServerLost
 from gemma4_repro.bench.server_arguments import STEPS_PER_WINDOW, cuda_arguments
 from gemma4_repro.bench.trim_trace import NotATrace, trim, write_trace
-from gemma4_repro.errors import EnvironmentLacks, ReproError
+from gemma4_repro.errors import EnvironmentLacks, ReproError, UnknownName
+from gemma4_repro.parity.side import attached
 
 SAMPLE_BYTES = 200_000
 """A sample in the repository should be no larger; --steps makes it smaller."""
@@ -222,6 +223,11 @@ def _parse(words: Sequence[str] | None) -> argparse.Namespace:
     options.arm = options.arm or [REFERENCE]
     if not all(id.strip() for id in options.arm):
         parser.error("--arm is empty; none is SGLang as shipped")
+    for id in options.arm:
+        try:
+            attached("" if id == REFERENCE else id)
+        except UnknownName as error:
+            parser.error(f"--arm {id}: {error}")
     paths = {out.absolute() for out in options.out}
     if not len(set(options.arm)) == len(options.arm) == len(options.out) == len(paths):
         parser.error(
