@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from gemma4_runtime.settings import VARIABLES
+
 # A deadline per example fails where the machine is busy, and tells nothing of the code.
 settings.register_profile("no-deadline", deadline=None)
 settings.load_profile("no-deadline")
@@ -22,7 +24,7 @@ if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # A setting in the caller's shell must not reach a test that does not set it.
-for _name in [name for name in os.environ if name.startswith(("GEMMA4_TRIAGE_", "SGLANG_TRTLLM_MHA_DEBUG"))]:
+for _name in [name for name in os.environ if name.startswith("GEMMA4_TRIAGE_") or name in VARIABLES]:
     del os.environ[_name]
 
 # Started in the background of a script this process ignores Ctrl-C, and so would the commands that tests interrupt.

@@ -15,7 +15,7 @@ ROUNDS = {
     "a cached prefix": {"prompts": [LONG[1][:80] + SHORT[0]]},
     "a cached prefix and one token": {"prompts": [LONG[1]]},
     "chunks beside others": {"prompts": [LONG[2], SHORT[0] + SHORT[1], LONG[3]]},
-    # A page shorter than a chunk: of a mixed batch's chunk SGLang takes a page off while the round before still ends.
+    # A page shorter than a chunk: SGLang takes a page off one while the round before still ends.
     "prompt log probabilities": {"prompts": [SHORT[2] + SHORT[3][:10]], "logprob_start_len": 0},
     "hidden states": {"prompts": [SHORT[3] + SHORT[0][:10]], "return_hidden_states": True},
 }

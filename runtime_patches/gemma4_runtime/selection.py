@@ -98,8 +98,8 @@ def _by_knob(settings: Settings) -> dict[str, bool]:
     """The patches of which the pull requests' own knobs say on or off; they have the last word."""
     said = {
         YOCO: settings.yoco,
-        FORCE_EAGLE: settings.force_eagle or None,
-        PIECEWISE: settings.piecewise_multimodal or None,
+        FORCE_EAGLE: settings.force_eagle,
+        PIECEWISE: settings.piecewise_multimodal,
         MTP_V2: settings.wants_mtp_v2,
     }
     return {name: on for name, on in said.items() if on is not None}

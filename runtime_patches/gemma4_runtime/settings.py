@@ -162,9 +162,9 @@ class Settings(BaseSettings):
     yoco: Annotated[bool | None, _word(_AS_CHOSEN)] = Field(None, validation_alias="SGLANG_GEMMA4_YOCO")
     yoco_rows: Annotated[int, BeforeValidator(_rows)] = Field(256, validation_alias="GEMMA4_TRIAGE_YOCO_ROWS")
     vision_budget_mb: Annotated[int, _MIB] = Field(0, validation_alias=VISION_BUDGET)
-    force_eagle: Annotated[bool, _word(_YES_OR_NO)] = Field(False, validation_alias="SGLANG_GEMMA4_FORCE_EAGLE")
-    piecewise_multimodal: Annotated[bool, _word(_YES_OR_NO)] = Field(
-        False, validation_alias="SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM"
+    force_eagle: Annotated[bool | None, _word(_AS_CHOSEN)] = Field(None, validation_alias="SGLANG_GEMMA4_FORCE_EAGLE")
+    piecewise_multimodal: Annotated[bool | None, _word(_AS_CHOSEN)] = Field(
+        None, validation_alias="SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM"
     )
     mtp_v2: Annotated[bool | None, _word(_AS_CHOSEN)] = Field(None, validation_alias=MTP_V2)
     mtp_v2_alias: Annotated[bool | None, _word(_AS_CHOSEN)] = Field(None, validation_alias=MTP_V2_ALIAS)

@@ -4,16 +4,16 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
+import row_logits
 from gemma4_repro.toys.locate import toy_path
-from yoco_rounds import CHUNK, ROUNDS, TOKENS, spec
+from yoco_rounds import CHUNK, LONG, ROUNDS, SHORT, TOKENS, spec
 
 pytestmark = pytest.mark.engine
 
 # fp32 and another kernel for the last row: log probabilities are of the order of 10.
 TOLERANCE = 2e-4
 ARMS = {
-    # In a mixed batch Triton as shipped sees one key less of a row that decodes: another answer whatever we do.
-    "triton-mixed": {"attention_backend": "triton", "enable_mixed_chunk": True},
+    "triton": {"attention_backend": "triton"},
     "trtllm": {"attention_backend": "trtllm_mha"},
     "trtllm-mtp": {"attention_backend": "trtllm_mha"},
     "hybrid": {"prefill_attention_backend": "triton", "decode_attention_backend": "trtllm_mha"},
@@ -33,7 +33,7 @@ def served(request, tmp_path_factory, engine_forks, engine_arguments, mtp_argume
         environment = {
             "SGLANG_GEMMA4_YOCO": asked,
             "GEMMA4_TRIAGE_YOCO_ROWS": "1",
-            "GEMMA4_TRIAGE_PATCHES": "default" + WINDOW_FIXES * (arm == "triton-mixed"),
+            "GEMMA4_TRIAGE_PATCHES": "default" + WINDOW_FIXES * (arm == "triton"),
         }
         folder = tmp_path_factory.mktemp("yoco")
         done = engine_forks.run_child("yoco_child", folder, environment, 240, spec(arguments | more))
@@ -63,7 +63,7 @@ def close(one, other):
 
 def test_past_the_window_they_are_those_of_transformers(served):
     arm, _, fast = served
-    if arm != "triton-mixed":
+    if arm != "triton":
         pytest.skip("this server has SGLang's windows")
     answers = fast["rounds"][list(ROUNDS).index("chunks beside others")]
     model = AutoModelForImageTextToText.from_pretrained(toy_path("toy-e4b"), dtype=torch.float32).eval()
@@ -79,6 +79,36 @@ def test_what_each_prefill_did(served):
     paths = fast["paths"]["yoco"]
     assert paths["fused"] >= 5
     assert paths["skipped: a chunk that is not the last"] >= 4
-    # More where prompts arrive apart: SGLang asks a row that decodes in a mixed batch as it asks a prompt's tokens.
     assert paths["log probabilities of prompt tokens"] >= 1
     assert paths["hidden states of all tokens are asked for"] == 1
+
+
+def test_a_mixed_batch_has_the_logits_that_it_has_without(engine_arguments, run_engine, tmp_path):
+    """Requests that decode in it, and its prompt's last chunk. SGLang mixes none where log probabilities are asked for.
+
+    Without the windows' fix a row that decodes there sees a key more than in a decode.
+    """
+    prompts = [SHORT[0], LONG[0] + SHORT[1], LONG[1][:90]]
+    engine = engine_arguments | {"chunked_prefill_size": CHUNK, "enable_mixed_chunk": True}
+    found = []
+    for asked in ("0", "1"):
+        path = tmp_path / f"{asked}.jsonl"
+        environment = {
+            "SGLANG_GEMMA4_YOCO": asked,
+            "GEMMA4_TRIAGE_YOCO_ROWS": "1",
+            "GEMMA4_TRIAGE_PATCHES": "default" + WINDOW_FIXES,
+            row_logits.FILE: str(path),
+        }
+        run = run_engine(environment, engines=[engine], prompts=prompts, new_tokens=8, before="row_logits:record")
+        assert run.returncode == 0, run.log[-4000:]
+        rows = row_logits.read(path).items()
+        # A chunk that is not its prompt's last is sampled from nowhere.
+        found.append({key: row for key, row in rows if key[1] >= len(prompts[int(key[0])])})
+    plain, fast = found
+    mixed = [key for key, (mode, _) in fast.items() if mode == "MIXED"]
+    assert plain.keys() == fast.keys()
+    assert len({rid for rid, _ in mixed}) == len(prompts)
+    assert any(length == len(prompts[int(rid)]) for rid, length in mixed)
+    assert any(length > len(prompts[int(rid)]) for rid, length in mixed)
+    for key, (_, logits) in fast.items():
+        close(plain[key][1], logits)

@@ -60,7 +60,12 @@ def test_the_list_has_every_patch(capsys):
             {"GEMMA4_TRIAGE_PATCHES": "default", "GEMMA4_TRIAGE_FAULTS": "yoco-stale-cache-loc"},
             "off: GEMMA4_TRIAGE_FAULTS names yoco-stale-cache-loc, which takes its place",
         ),
-        ("force-eagle", {"SGLANG_GEMMA4_FORCE_EAGLE": "1"}, "on: SGLANG_GEMMA4_FORCE_EAGLE=1"),
+        ("force-eagle", {"SGLANG_GEMMA4_FORCE_EAGLE": "1"}, "on: SGLANG_GEMMA4_FORCE_EAGLE=1 has the last word"),
+        (
+            "piecewise-multimodal",
+            {"GEMMA4_TRIAGE_PATCHES": "piecewise-multimodal", "SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM": "0"},
+            "off: SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM=0 has the last word",
+        ),
         ("page-table", {}, "off: SGLANG_TRTLLM_MHA_DEBUG is off"),
         ("page-table", {"SGLANG_TRTLLM_MHA_DEBUG": "1"}, "on: SGLANG_TRTLLM_MHA_DEBUG is on"),
         (

@@ -63,4 +63,7 @@ def test_the_knob_alone_attaches_it(monkeypatch):
     assert not read_settings().wants_nothing
     monkeypatch.setenv("SGLANG_GEMMA4_FORCE_EAGLE", "0")
     assert select(read_settings()) == ()
+    monkeypatch.setenv("GEMMA4_TRIAGE_PATCHES", "force-eagle")
+    assert select(read_settings()) == ()
+    monkeypatch.delenv("GEMMA4_TRIAGE_PATCHES")
     assert read_settings().wants_nothing

@@ -7,6 +7,7 @@ import torch
 from sglang.srt.managers.overlap_utils import FutureMap
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
+from gemma4_runtime.optimisations import mtp_v2_lengths
 from trtllm_world import PAGE, batch, fill, trtllm_backend
 
 LENGTHS = [60, 17, 33]
@@ -128,3 +129,16 @@ def test_a_request_that_ends_at_the_contexts_end_is_read_whole(backend, resolve)
     resolve(scheduled([CONTEXT + 9, 29, 45]))
     backend.init_forward_metadata(batch(LENGTHS))
     assert backend.forward_metadata.max_seq_len_k == CONTEXT + 9
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_schedulers_stream_waits_for_every_build_but_a_captures(backend, resolve, monkeypatch, known):
+    """With lengths on the host too: the tables are made on the device, behind what it still has to do."""
+    calls = []
+    monkeypatch.setattr(mtp_v2_lengths, "scheduler_comes_later", lambda: calls.append(1))
+    resolve(scheduled([72, 29, 45]), needs=known)
+    backend.init_forward_metadata_out_graph(batch(LENGTHS), in_capture=True)
+    assert calls == []
+    backend.init_forward_metadata(batch(LENGTHS))
+    backend.init_forward_metadata_out_graph(batch(LENGTHS))
+    assert calls == [1, 1]

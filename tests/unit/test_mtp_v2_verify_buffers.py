@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from slot_list_backends import triton_backends
@@ -12,13 +13,16 @@ from slot_list_runner import batch, fill
 from trtllm_world import trtllm_backend
 
 ROWS, NODES = 4, 4
+# A row of slots: the context, and what spec v2 allocates ahead.
+CONTEXT, WIDTH = 256, 268
 
 
 @pytest.fixture
 def triton(attach, swa_allocator, monkeypatch):
-    attach("off", "host-alloc-kernels")
+    attach("off", "host-alloc-kernels", "mtp-v2")
     with triton_backends(swa_allocator, monkeypatch) as make:
         made = make()
+        made.req_to_token = made.kept_runner.req_to_token_pool.req_to_token = torch.zeros(5, WIDTH, dtype=torch.int32)
         made.init_cuda_graph_state(ROWS, ROWS * NODES)
         yield made
 
@@ -26,7 +30,7 @@ def triton(attach, swa_allocator, monkeypatch):
 def worker_over(backend, runner):
     made = object.__new__(FrozenKVMTPDraftWorkerV2)
     made.speculative_num_draft_tokens = NODES
-    target = SimpleNamespace(attn_backend=backend, model_config=runner.model_config)
+    target = SimpleNamespace(attn_backend=backend, req_to_token_pool=runner.req_to_token_pool)
     made.target_worker = SimpleNamespace(model_runner=target)
     return made
 
@@ -63,3 +67,17 @@ def test_more_requests_than_graphs_are_for_have_a_mask_of_their_own(triton):
 def test_without_graphs_there_is_no_mask_to_fill(triton):
     triton.cuda_graph_custom_mask = None
     assert worker_over(triton, triton.kept_runner)._verify_buffers(1) == (None, None)
+
+
+def test_the_graphs_mask_has_room_for_drafts_behind_full_contexts(triton):
+    """SGLang's has room for contexts alone, and the kernel that writes it does not look."""
+    lengths = torch.full((ROWS,), CONTEXT + NODES)
+    assert triton.cuda_graph_custom_mask.numel() >= int((NODES * (lengths + NODES)).sum())
+    assert triton.max_context_len == CONTEXT
+    assert not triton.cuda_graph_custom_mask.any()
+
+
+def test_a_backend_that_captures_no_prefill_has_no_mask(triton):
+    triton.cuda_graph_custom_mask, triton.skip_prefill = None, True
+    triton.init_cuda_graph_state(ROWS, ROWS * NODES)
+    assert triton.cuda_graph_custom_mask is None

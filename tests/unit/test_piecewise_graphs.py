@@ -126,6 +126,8 @@ def test_the_knob_alone_attaches_it(monkeypatch):
     monkeypatch.delenv("GEMMA4_TRIAGE_PATCHES")
     monkeypatch.setenv("SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM", "0")
     assert select(read_settings()) == ()
+    monkeypatch.setenv("GEMMA4_TRIAGE_PATCHES", OP)
+    assert select(read_settings()) == ()
 
 
 def runner(capture_mode=None):

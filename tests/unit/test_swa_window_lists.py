@@ -10,6 +10,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from slot_list_backends import triton_backends
 
 from gemma4_runtime.fusion.paths import PATHS
+from gemma4_runtime.optimisations import swa_window_lists
 from gemma4_runtime.optimisations.swa_window_lists import around_window_buffer
 from slot_list_runner import PAGE, WINDOW, batch, extend, fill, slots_of
 
@@ -122,6 +123,16 @@ def test_one_pool_for_all_layers(both):
     shipped, ours = both(eager(decode(LENGTHS)))
     assert ours == shipped
     assert ours[0][3] == slots_of(backend, 4, *range(100 - WINDOW, 100)).tolist()
+
+
+@pytest.mark.parametrize("use", [eager, replayed])
+def test_the_schedulers_stream_waits_for_the_lists(both, monkeypatch, use):
+    """The host does not wait for them any more; what is freed while they are made would be seen in them."""
+    calls = []
+    monkeypatch.setattr(swa_window_lists, "scheduler_comes_later", lambda: calls.append(1))
+    fill(both.backend, LENGTHS)
+    use(decode(LENGTHS))(both.backend)
+    assert calls == [1]
 
 
 class OtherPool(SWAKVPool):

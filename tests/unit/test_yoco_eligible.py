@@ -111,6 +111,7 @@ def test_a_long_prefill_is_taken(server, backend):
         ({"multi_item_delimiter_indices": []}, "multi-item scoring"),
         ({"extend_seq_lens_cpu": None}, "lengths"),
         ({"seq_lens_cpu": None}, "lengths"),
+        ({"extend_seq_lens": None}, "lengths"),
         ({"return_logprob": True, "extend_logprob_start_lens_cpu": [300, 1]}, "log probabilities"),
         ({"tbo_split_seq_index": 1}, "a batch that is split"),
         ({"tbo_children": [1]}, "a batch that is split"),
@@ -159,8 +160,17 @@ def test_a_model_that_it_cannot_serve(server):
 
 
 def test_piecewise_graphs_take_sglangs_own_lines(server, monkeypatch):
-    monkeypatch.setattr(piecewise_context_manager, "_in_piecewise_cuda_graph", True)
+    with monkeypatch.context() as captured:
+        captured.setattr(piecewise_context_manager, "_in_piecewise_cuda_graph", True)
+        assert reason() == "a piecewise CUDA graph"
+    # A prefill that replays one has its context, and is asked outside the capture.
+    assert reason() is None
+    monkeypatch.setattr(piecewise_context_manager, "_forward_context", object())
     assert reason() == "a piecewise CUDA graph"
+
+
+def test_without_a_forward_context_there_is_no_attention_to_plan(server):
+    assert eligible.reason(model(), batch(), ROWS, LEAST) == "no forward context"
 
 
 def test_a_trace_has_sglangs_own_lines_alone(server, monkeypatch):

@@ -119,6 +119,34 @@ def test_rows_that_are_sampled_from_are_sglangs_and_the_others_are_zero(made, ba
     assert seen[-1][-1].forward_metadata.cache_seqlens_int32.tolist() == [15, 1, 7]
 
 
+def test_it_is_planned_before_any_layer_is_launched(made, backend):
+    """A plan may wait for the device; in the midst of a forward it would wait for the layers before it."""
+    model, seen = made
+    launched = []
+
+    def plan(*arguments):
+        launched.append(len(seen))
+        return as_decode(*arguments)
+
+    forward(model, None, *inputs(), FIRST, plan, {})
+    assert launched == [0]
+    assert len(seen) == LAYERS
+
+
+def test_per_layer_inputs_are_made_of_what_is_read_alone(made, backend, monkeypatch):
+    """Of the owners for every row, of the shared layers for the rows that are left."""
+    model, _ = made
+    products, linear = [], torch.nn.functional.linear
+
+    def counted(rows, weight, *more):
+        products.append((tuple(rows.shape), tuple(weight.shape)))
+        return linear(rows, weight, *more)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", counted)
+    forward(model, None, *inputs(), FIRST, as_decode, {})
+    assert products == [((ROWS, WIDTH), (FIRST * PLE, WIDTH)), ((3, WIDTH), ((LAYERS - FIRST) * PLE, WIDTH))]
+
+
 def test_the_published_form_keeps_the_write_locations_of_all_tokens(made, backend):
     """The fault: everything else is that of one row per request. This backend reads by page, and answers right."""
     model, seen = made

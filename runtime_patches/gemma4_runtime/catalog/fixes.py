@@ -85,7 +85,6 @@ FIXES: tuple[Patch, ...] = (
             proof=(
                 "tests/unit/test_fix_spec_info_guards.py",
                 "tests/engine/test_repro_mtp.py",
-                "tests/engine/test_lifecycle_load.py",
             ),
         ),
         attachments=(
@@ -109,7 +108,6 @@ FIXES: tuple[Patch, ...] = (
             proof=(
                 "tests/unit/test_fix_penalizer_none_safety.py",
                 "tests/engine/test_penalizer_none_safety_live.py",
-                "tests/engine/test_lifecycle_load.py",
             ),
         ),
         attachments=(
@@ -226,7 +224,7 @@ FIXES: tuple[Patch, ...] = (
         id="spec-v2-stop-window",
         kind=Kind.FIX,
         title="a request ends at the first of a step's tokens that ends it: stop strings, end tokens, length",
-        origin="feature F7: a backport that MTP under spec v2 needs",
+        origin="feature F17: a backport that MTP under spec v2 needs",
         upstream="stop strings since 0.5.14; what follows an end token near max_new_tokens: no",
         about=About(
             why="Under spec v2 a step brings several tokens, and SGLang asks about them at once. Stop strings are "
@@ -243,7 +241,7 @@ FIXES: tuple[Patch, ...] = (
         id="spec-v2-grammar-end",
         kind=Kind.FIX,
         title="under spec v2 a grammar is fed up to its end, and the request ends there",
-        origin="feature F7: a backport that MTP under spec v2 needs",
+        origin="feature F17: a backport that MTP under spec v2 needs",
         upstream="fixed in 0.5.14",
         about=About(
             why="SGLang feeds a grammar whole windows, also past its end, and asks whether it has ended before it "
@@ -262,7 +260,7 @@ FIXES: tuple[Patch, ...] = (
         id="spec-v2-hidden-rows",
         kind=Kind.FIX,
         title="under spec v2 a request gets the hidden states of its own tokens, one row each",
-        origin="feature F7: a backport that MTP under spec v2 needs",
+        origin="feature F17: a backport that MTP under spec v2 needs",
         upstream="fixed in 0.5.14",
         about=About(
             why="A verification has several rows per request, and SGLang returns row i to request i: another "
@@ -279,7 +277,7 @@ FIXES: tuple[Patch, ...] = (
         id="free-swa-pages",
         kind=Kind.FIX,
         title="no mapping entry leads into an SWA page that free_swa has given back",
-        origin="feature F7: a backport that MTP under spec v2 needs",
+        origin="feature F17: a backport that MTP under spec v2 needs",
         upstream="fixed in 0.5.14",
         about=About(
             why="free_swa releases whole pages and clears only the entries of the slots that it was told of. Slots "

@@ -258,6 +258,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
                 "tests/unit/test_vision_requests.py",
                 "tests/unit/test_vision_budget.py",
                 "tests/gpu/test_defaults_on_cuda.py::test_pictures",
+                "docs/bench/serving_pictures_e2b_h200_2026-11-22.json::vision-batching",
             ),
             switches=("GEMMA4_TRIAGE_VISION_BUDGET_MB",),
         ),
@@ -291,6 +292,8 @@ OPTIMISATIONS: tuple[Patch, ...] = (
                 "tests/unit/test_owner_only_kv.py",
                 "tests/unit/test_pools_arithmetic.py",
                 "tests/gpu/test_defaults_on_cuda.py",
+                "docs/bench/serving_long_context_e2b_h200_2026-11-22.json::owner-only-kv",
+                "docs/bench/serving_long_context_e4b_h200_2026-11-22.json::owner-only-kv",
             ),
         ),
         attachments=(Hook("runner.swa_layers", How.AFTER, f"{_AT}.owner_only_kv:after_adjust_layers"), _DECISIONS),
@@ -344,6 +347,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
                 "tests/gpu/test_schedule_stream.py",
                 "tests/gpu/test_defaults_on_cuda.py",
                 "tests/gpu/test_mtp_v2_on_cuda.py::test_the_host_waits_no_more_often_than_without_spec_v2",
+                "kernels/bench/rows/window_lists_h200_2026-11-22.json",
             ),
         ),
     ),
@@ -351,7 +355,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         id="mtp-v2",
         kind=Kind.OPTIMISATION,
         title="MTP with overlap scheduling: FROZEN_KV_MTP under spec v2, which the release refuses",
-        origin="feature F7: FrozenKVMTPWorkerV2 of the pull requests, whose V1 verification leaked KV per request",
+        origin="feature F17: FrozenKVMTPWorkerV2 of the pull requests, whose V1 verification leaked KV per request",
         upstream="a worker of its own since 0.5.14",
         # What the release does wrong where a step brings a request more than one token.
         brings=(
@@ -362,6 +366,8 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             "free-swa-pages",
             # Without it the host waits for the verification before it can prepare the next draft.
             "swa-window-lists",
+            # Without it a draft on trtllm_mha dies on a hybrid.
+            "swa-state-swap",
         ),
         about=About(
             why="The scheduler waits for each MTP step before it prepares the next one. FrozenKVMTPWorkerV2, which "
@@ -369,14 +375,16 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             eligibility="FROZEN_KV_MTP, with overlap as the server has it: --disable-overlap-schedule runs the same "
             "worker step by step. Other speculation is SGLang's.",
             fallback="Refused at start, with the reason: DP attention, hierarchical cache, PD disaggregation, adaptive "
-            "steps, custom logit processors, topk above 1 unless all attention is triton's, a plan stream over two "
-            "attention backends.",
+            "steps, custom logit processors, topk above 1 unless all attention is triton's, "
+            "SGLANG_ENABLE_OVERLAP_PLAN_STREAM.",
             proof=(
                 "tests/engine/test_mtp_v2_live.py",
                 "tests/unit/test_mtp_v2_gates.py",
                 "tests/unit/test_mtp_v2_lengths.py",
                 "tests/unit/test_mtp_v2_seeds.py",
+                "tests/unit/test_mtp_v2_verify_buffers.py",
                 "tests/gpu/test_mtp_v2_on_cuda.py",
+                "docs/bench/serving_mtp_e2b_h200_2026-11-22.json::v2",
             ),
             switches=("SGLANG_FROZEN_KV_MTP_V2", "SGLANG_FROZEN_KV_MTP_EXPERIMENTAL_V2"),
         ),
@@ -388,6 +396,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             Hook("scheduler.needs_cpu_seq_lens", How.AROUND, f"{_AT}.mtp_v2:around_needs_cpu_seq_lens"),
             Hook("overlap.resolve_lengths", How.AROUND, f"{_AT}.mtp_v2_lengths:around_resolve_lengths"),
             _SCHEDULE,
+            Hook("triton.init_graph_state", How.AFTER, "gemma4_runtime.mtp_v2.verify_mask:after_graph_state"),
             Hook("trtllm.init_metadata", How.AROUND, f"{_AT}.mtp_v2_lengths:around_metadata"),
             Hook("trtllm.init_graph_metadata", How.AROUND, f"{_AT}.mtp_v2_lengths:around_metadata"),
         ),

@@ -24,6 +24,9 @@ def around_free_swa(original: Callable[..., Any], allocator: Any, free_index: to
     # What was not mapped names no page.
     gone[:1].fill_(False)
     result = original(allocator, free_index)
+    if free_index.numel() * page >= mapping.numel():
+        mapping.copy_(torch.where(gone[mapping // page], 0, mapping))
+        return result
     # Every slot of the pages that were named, once per name: to count each page once the host would have to wait.
     firsts = free_index.to(torch.int64) // page * page
     slots = firsts[:, None] + torch.arange(page, device=firsts.device)

@@ -86,11 +86,14 @@ class FrozenKVMTPDraftWorkerV2(FrozenKVMTPWorker, BaseDraftWorker):
         if isinstance(backend, HybridAttnBackend):
             backend = backend._select_backend(ForwardMode.TARGET_VERIFY)
         mask, positions = backend.get_verify_buffers_to_fill_after_draft()
-        whole = rows * self.speculative_num_draft_tokens * runner.model_config.context_len
-        if mask is not None and mask.numel() < whole:
+        if mask is not None and mask.numel() < rows * self.speculative_num_draft_tokens * self._longest():
             # More requests than a graph is for: they are verified eagerly, and their rows may not fit.
             mask = None
         return mask, positions
+
+    def _longest(self) -> int:
+        """What no request's length exceeds, the tokens included that a step is about to write."""
+        return self.target_worker.model_runner.req_to_token_pool.req_to_token.shape[1]
 
     def _to_verify(self, tokens: Any, mask: Any, positions: Any, *links: torch.Tensor) -> FrozenKVMTPVerifyInput:
         """links: where each node's row is, its first child and its next sibling, [requests, nodes] each."""
@@ -146,7 +149,7 @@ class FrozenKVMTPDraftWorkerV2(FrozenKVMTPWorker, BaseDraftWorker):
         """The sum of lengths if the host knows them, else what it cannot exceed: it only sizes buffers."""
         if lengths.seq_lens_cpu is not None:
             return int(lengths.seq_lens_cpu.sum())
-        return rows * self.target_worker.model_runner.model_config.context_len
+        return rows * self._longest()
 
     def _nothing_to_verify(self) -> FrozenKVMTPVerifyInput:
         def empty(*shape: int, dtype: torch.dtype = torch.long) -> torch.Tensor:

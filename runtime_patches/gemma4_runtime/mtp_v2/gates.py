@@ -10,11 +10,6 @@ from sglang.srt.environ import envs
 KNOB = "SGLANG_FROZEN_KV_MTP_V2"
 
 
-def _plan_stream_over_two_backends(arguments: Any) -> bool:
-    prefill, decode = arguments.get_attention_backends()
-    return envs.SGLANG_ENABLE_OVERLAP_PLAN_STREAM.get() and prefill != decode
-
-
 def _wide_tree_off_triton(arguments: Any) -> bool:
     prefill, decode = arguments.get_attention_backends()
     draft = arguments.speculative_draft_attention_backend or decode
@@ -54,9 +49,10 @@ REFUSALS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         "prefill, decode or draft, tokens of one step would see each other",
     ),
     (
-        "SGLANG_ENABLE_OVERLAP_PLAN_STREAM with two attention backends",
-        _plan_stream_over_two_backends,
-        "the hybrid attention backend cannot correct a verification that was planned ahead of its draft",
+        "SGLANG_ENABLE_OVERLAP_PLAN_STREAM",
+        lambda _: envs.SGLANG_ENABLE_OVERLAP_PLAN_STREAM.get(),
+        "a verification would be planned beside the one before it, whose tables it overwrites: what the host waited for "
+        "in between, it waits for no more",
     ),
 )
 
@@ -70,5 +66,5 @@ def refuse_what_is_not_served(arguments: Any) -> None:
     found = [f"{name}: {reason}" for name, refused, reason in REFUSALS if refused(arguments)]
     if found:
         raise ValueError(
-            f"{KNOB}=1 does not serve {'; nor '.join(found)}. Leave that out, or unset {KNOB} for MTP without overlap."
+            f"mtp-v2 does not serve {'; nor '.join(found)}. Leave that out, or set {KNOB}=0 for MTP without overlap."
         )

@@ -49,11 +49,11 @@ def handle_frozen_kv_mtp(server_args: Any) -> None:
     """
     refuse_what_is_not_served(server_args)
     if server_args.speculative_num_steps is None or server_args.speculative_eagle_topk is None:
-        raise ValueError(f"{KNOB}=1 needs --speculative-num-steps and --speculative-eagle-topk, as MTP does without it")
+        raise ValueError("mtp-v2 needs --speculative-num-steps and --speculative-eagle-topk, as MTP does without it")
     if server_args.speculative_num_steps < 1 or server_args.speculative_eagle_topk < 1:
-        raise ValueError(f"{KNOB}=1 needs --speculative-num-steps and --speculative-eagle-topk of 1 and more")
+        raise ValueError("mtp-v2 needs --speculative-num-steps and --speculative-eagle-topk of 1 and more")
     if server_args.speculative_eagle_topk > 1 and server_args.speculative_num_draft_tokens is None:
-        raise ValueError(f"{KNOB}=1 needs --speculative-num-draft-tokens where --speculative-eagle-topk is above 1")
+        raise ValueError("mtp-v2 needs --speculative-num-draft-tokens where --speculative-eagle-topk is above 1")
     if server_args.max_running_requests is None:
         server_args.max_running_requests = _MAX_RUNNING
         logger.warning("%s: max running requests is %d unless --max-running-requests says so.", KNOB, _MAX_RUNNING)

@@ -50,10 +50,14 @@ def around_resolve_lengths(original: Callable[..., None], future_map: Any, batch
 
 def around_metadata(original: Callable[..., None], backend: Any, forward_batch: Any, in_capture: bool = False) -> None:
     """Around trtllm_mha's eager build, and its build for a graph's capture and replay."""
-    more = {"in_capture": True} if in_capture else {}
     bound = _OfThisStep.bound
-    if bound is None or in_capture:
-        original(backend, forward_batch, **more)
+    if in_capture:
+        original(backend, forward_batch, in_capture=True)
+        return
+    if bound is None:
+        original(backend, forward_batch)
+        # A verification's tables are built behind its draft, for whose end the host has not waited either.
+        scheduler_comes_later()
         return
     # Of a graph's replay they are what an earlier batch left in the graph's buffer.
     known, forward_batch.seq_lens_cpu = forward_batch.seq_lens_cpu, bounded(forward_batch.seq_lens, bound)

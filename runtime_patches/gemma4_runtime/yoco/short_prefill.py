@@ -80,7 +80,7 @@ def forward(
     rows = attention_view.last_rows(forward_batch)
     view = batch = None
     if plan is not None:
-        # Planned before any layer is launched: a plan waits for the device, which has nothing to do yet.
+        # Before any layer is launched: what a plan of SGLang's waits for is then the step before, at most.
         batch, view = plan(forward_batch, rows, positions[rows], _window(model, first))
     if input_embeds is not None:
         embeds = input_embeds

@@ -75,12 +75,11 @@ def _because(patch: Patch, settings: Settings, chosen: bool) -> str:
     for fault in CATALOG:
         if patch.id in fault.instead_of and fault.id in settings.faults:
             return f"{_FAULTS} names {fault.id}, which takes its place"
-    if patch.id == YOCO and settings.yoco is not None:
-        return f"{_KNOBS[YOCO]}={int(settings.yoco)} has the last word"
+    knobs = {YOCO: settings.yoco, FORCE_EAGLE: settings.force_eagle, PIECEWISE: settings.piecewise_multimodal}
+    if (asked := knobs.get(patch.id)) is not None:
+        return f"{_KNOBS[patch.id]}={int(asked)} has the last word"
     if patch.id == MTP_V2 and settings.wants_mtp_v2 is not None:
         return f"{_mtp_v2_knob(settings)}={int(settings.wants_mtp_v2)} has the last word"
-    if {FORCE_EAGLE: settings.force_eagle, PIECEWISE: settings.piecewise_multimodal}.get(patch.id):
-        return f"{_KNOBS[patch.id]}=1"
     if chosen and not _names(settings, patch) and (bringer := _bringer(patch, select(settings))):
         return f"{bringer} needs it"
     if not chosen and settings.wants_mtp_v2 is False and patch.id in _needs(MTP_V2) and not _removes(settings, patch):
