@@ -52,6 +52,17 @@ def test_the_batched_encoder_did_its_work_and_is_equal(run):
     assert max(comparison.rows for comparison in verdict.comparisons) > 150
 
 
+def test_yoco_answers_pictures_as_a_whole_prefill_does(tmp_path):
+    whole = Side("whole", "trtllm_mha", False, "default,-yoco")
+    compared = differing(whole, BATCHED)
+    options = Options("pictures", ("test",), tmp_path / "run", 300, compared=compared, watched=watched(compared))
+    run = run_sides("test", (whole, BATCHED), options, Silent())
+    (verdict,) = against_base(run, [("whole", "batched")], Tolerances())
+    assert (verdict.status, exit_code([verdict], [run.arm("whole")])) == ("agrees", 0)
+    (found,) = exercises(run)
+    assert (found.patch, found.counted, found.sides) == ("yoco", True, ("batched",))
+
+
 def test_the_exact_one_differs_by_design_and_it_is_said_so(run):
     (verdict,) = against_base(run, [("base", "exact")], Tolerances())
     assert (verdict.status, exit_code([verdict], [run.arm("base")])) == ("differs", 1)

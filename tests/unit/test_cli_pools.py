@@ -136,7 +136,19 @@ def test_what_the_policy_makes_of_a_start(cli):
     assert document["why"].endswith(f"SWA pool {document['swa_tokens']}")
     given = json.loads(cli("--config", CONFIG, *KV, "--context-length", 9000, "--ratio", 0.8, "--json")[1])["policy"]
     assert (given["ratio"], given["why"]) == (0.8, "0.8 kept: given by the user")
-    assert json.loads(cli("--config", CONFIG, *KV, "--json")[1])["policy"] is None
+    unasked = json.loads(cli("--config", CONFIG, *KV, "--json")[1])
+    assert (unasked["policy"], unasked["policy_with_owner_only_kv"], unasked["fits"]) == (None, None, None)
+
+
+def test_what_it_makes_of_a_start_with_the_defaults_is_said_beside(cli):
+    asked = ("--config", E4B, "--kv-mem", "6GiB", "--context-length", 9000, "--max-running-requests", 64)
+    lines = cli(*asked)[1].splitlines()
+    said = "  and with owner-only-kv, a default: "
+    ours = json.loads(cli(*asked, "--owner-only", "--json")[1])
+    assert [line for line in lines if line.startswith(said)] == [said + ours["policy"]["why"]]
+    every = json.loads(cli(*asked, "--json")[1])
+    assert every["policy_with_owner_only_kv"] == ours["policy"] != every["policy"]
+    assert said not in cli(*asked, "--owner-only")[1]
 
 
 def test_memory_of_a_gpu_and_the_weights_beside_the_config(cli, tmp_path):

@@ -34,7 +34,7 @@ _AS_PUBLISHED = e4b_engine(
 _ONE_REQUEST = Workload(prompt_count=1, prompt_tokens=7, shortest_new_tokens=12, longest_new_tokens=12, seed=41)
 _MIXED = MixedWorkload(prompt_count=12, prompt_tokens=80, shortest_new_tokens=1, longest_new_tokens=40)
 _LEFT = 24
-_LIMIT_S = 120.0
+_LIMIT_S = 300.0
 _V1 = "v1"
 _CLEAN = (Completes(), SameOutputs(_V1), WritesNoDump(), IdleClean())
 

@@ -19,7 +19,7 @@ _FAULT = {"GEMMA4_TRIAGE_FAULTS": "unmergeable-spec-info"}
 _UNGUARDED = {"GEMMA4_TRIAGE_PATCHES": "default,-spec-info-guards"}
 _GUARDED = {"GEMMA4_TRIAGE_PATCHES": "default"}
 _PROBES = {"SGLANG_TRTLLM_MHA_DEBUG": "1"}
-_LIMIT_S = 120.0
+_LIMIT_S = 300.0
 _RELEASE = "release"
 _AS_RELEASE = (Completes(), SameOutputs(_RELEASE), WritesNoDump(), IdleClean())
 

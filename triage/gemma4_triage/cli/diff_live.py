@@ -156,6 +156,7 @@ def patches(
 
         attached(base)
         attached(with_, faults)
+        columns = [(backend, on) for backend in read_backends(backends) for on in read_mtp(mtp, scenario)]
         compared.extend(differing(Side("base", "", False, base), Side("with", "", False, with_, faults)))
         if not compared:
             raise UsageMistake(
@@ -163,12 +164,11 @@ def patches(
                 "name with --with what is to be judged, as default,+ID or default,-ID",
             )
         made = []
-        for backend in read_backends(backends):
-            for on in read_mtp(mtp, scenario):
-                name = f"{backend}-mtp-{'on' if on else 'off'}"
-                pairs.append((f"base-{name}", f"with-{name}"))
-                made.append(Side(f"base-{name}", backend, on, base, (), probes, device_model))
-                made.append(Side(f"with-{name}", backend, on, with_, faults, probes, device_model))
+        for backend, on in columns:
+            name = f"{backend}-mtp-{'on' if on else 'off'}"
+            pairs.append((f"base-{name}", f"with-{name}"))
+            made.append(Side(f"base-{name}", backend, on, base, (), probes, device_model))
+            made.append(Side(f"with-{name}", backend, on, with_, faults, probes, device_model))
         return made
 
     def judge(run: LiveRun, tolerances: Tolerances) -> Agreement:

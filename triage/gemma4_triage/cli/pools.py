@@ -144,9 +144,11 @@ def pools(
         owners = token_bytes(shape, KV_DTYPE_BYTES[kv_dtype], tp, owners_only=True)
         cell = owners if owner_only else token_bytes(shape, KV_DTYPE_BYTES[kv_dtype], tp)
         plan = make_plan(shape, cell, memory.pools_bytes, serving, loads, ratio)
+        asked = (memory.pools_bytes, serving, ratio, context_length, max_running_requests)
         start = AtStart(
-            policy_choice(shape, cell, memory.pools_bytes, serving, ratio, context_length, max_running_requests),
+            policy_choice(shape, cell, *asked),
             owners_only(shape, owners, memory.pools_bytes, plan.sizes.ratio, page_size),
+            policy_choice(shape, owners, *asked) if shape.shared_layers else None,
         )
     except PoolsError as error:
         raise UsageMistake(str(error), error.hint) from error

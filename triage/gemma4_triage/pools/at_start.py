@@ -14,10 +14,11 @@ from gemma4_triage.pools.model_shape import ModelShape
 @dataclass(frozen=True)
 class AtStart:
     """policy: None if nothing was said about the start. owners: pools at the ratio in use with `owner-only-kv`, None
-    for a model without shared layers."""
+    for a model without shared layers. owners_policy: what the policy chooses with it, None if either is."""
 
     policy: Choice | None
     owners: PoolSizes | None
+    owners_policy: Choice | None
 
 
 def policy_choice(

@@ -6,6 +6,7 @@ from typing import Any
 
 from gemma4_runtime.pools.arithmetic import SGLANG_DEFAULT, PoolSizes
 from gemma4_runtime.pools.demand import Fit
+from gemma4_runtime.pools.ratio_policy import Choice
 from gemma4_triage.pools.at_start import AtStart
 from gemma4_triage.pools.memory import Memory
 from gemma4_triage.pools.plan import Plan
@@ -13,7 +14,8 @@ from gemma4_triage.report.pools_view import server_flag
 
 
 def pools_document(plan: Plan, memory: Memory, owner_only: bool, start: AtStart) -> dict[str, Any]:
-    """Bytes and tokens are of one GPU. load and curve are null and empty without a workload, policy without a start."""
+    """Bytes and tokens are of one GPU. Without a workload load and fits are null and curve is empty; policy is null
+    without a start."""
     shape, cell, serving = plan.shape, plan.cell, plan.serving
     return {
         "model": {
@@ -40,11 +42,16 @@ def pools_document(plan: Plan, memory: Memory, owner_only: bool, start: AtStart)
         "swa_tokens": plan.sizes.swa_tokens,
         "sglang_default_ratio": SGLANG_DEFAULT,
         "with_owner_only_kv": None if start.owners is None else _sizes(start.owners),
-        "policy": None if start.policy is None else {**_sizes(start.policy.sizes), "why": start.policy.why},
-        "fits": plan.enough,
+        "policy": _policy(start.policy),
+        "policy_with_owner_only_kv": _policy(start.owners_policy),
+        "fits": plan.enough if plan.need is not None else None,
         "load": _load(plan),
         "curve": [_fit(one) for one in plan.curve],
     }
+
+
+def _policy(choice: Choice | None) -> dict[str, Any] | None:
+    return None if choice is None else {**_sizes(choice.sizes), "why": choice.why}
 
 
 def _load(plan: Plan) -> dict[str, Any] | None:

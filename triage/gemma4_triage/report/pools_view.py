@@ -56,6 +56,8 @@ def print_plan(console: Console, plan: Plan, memory: Memory, owner_only: bool, s
         _line(console, Text(f"  {remark}"))
     if start.policy is not None:
         _line(console, Text(f"  swa-ratio-policy at this start: {start.policy.why}"))
+    if start.owners_policy is not None and not owner_only:
+        _line(console, Text(f"  and with owner-only-kv, a default: {start.owners_policy.why}"))
     if plan.need is not None:
         _print_load(console, plan)
 
