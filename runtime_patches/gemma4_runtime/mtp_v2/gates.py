@@ -51,8 +51,8 @@ REFUSALS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     (
         "SGLANG_ENABLE_OVERLAP_PLAN_STREAM",
         lambda _: envs.SGLANG_ENABLE_OVERLAP_PLAN_STREAM.get(),
-        "a verification would be planned beside the one before it, whose tables it overwrites: what the host waited for "
-        "in between, it waits for no more",
+        "a verification would be planned beside the one before it, whose tables it overwrites: what the host waited "
+        "for in between, it waits for no more",
     ),
 )
 
