@@ -12,6 +12,7 @@ from gemma4_repro.host_environment import hermetic_environment
 from gemma4_repro.parity.compare_tracks import Tolerances
 from gemma4_repro.parity.exercise import differing, exercises, nothing_exercised, watched
 from gemma4_repro.parity.judge import against_base, against_transformers, exit_code
+from gemma4_repro.parity.load import asks_for_prompts
 from gemma4_repro.parity.pictures import PICTURES_OF, make_pictures
 from gemma4_repro.parity.runner import Options, run_sides
 from gemma4_repro.parity.side import Side
@@ -55,7 +56,15 @@ def test_the_batched_encoder_did_its_work_and_is_equal(run):
 def test_yoco_answers_pictures_as_a_whole_prefill_does(tmp_path):
     whole = Side("whole", "trtllm_mha", False, "default,-yoco")
     compared = differing(whole, BATCHED)
-    options = Options("pictures", ("test",), tmp_path / "run", 300, compared=compared, watched=watched(compared))
+    options = Options(
+        "pictures",
+        ("test",),
+        tmp_path / "run",
+        time_limit_s=300,
+        compared=compared,
+        watched=watched(compared),
+        prompt_logprobs=asks_for_prompts("pictures", compared),
+    )
     run = run_sides("test", (whole, BATCHED), options, Silent())
     (verdict,) = against_base(run, [("whole", "batched")], Tolerances())
     assert (verdict.status, exit_code([verdict], [run.arm("whole")])) == ("agrees", 0)

@@ -375,8 +375,8 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             eligibility="FROZEN_KV_MTP, with overlap as the server has it: --disable-overlap-schedule runs the same "
             "worker step by step. Other speculation is SGLang's.",
             fallback="Refused at start, with the reason: DP attention, hierarchical cache, PD disaggregation, adaptive "
-            "steps, custom logit processors, topk above 1 unless all attention is triton's, "
-            "SGLANG_ENABLE_OVERLAP_PLAN_STREAM.",
+            "steps, custom logit processors, topk above 1 unless all attention is triton's, a "
+            "plan stream.",
             proof=(
                 "tests/engine/test_mtp_v2_live.py",
                 "tests/unit/test_mtp_v2_gates.py",
@@ -396,7 +396,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             Hook("scheduler.needs_cpu_seq_lens", How.AROUND, f"{_AT}.mtp_v2:around_needs_cpu_seq_lens"),
             Hook("overlap.resolve_lengths", How.AROUND, f"{_AT}.mtp_v2_lengths:around_resolve_lengths"),
             _SCHEDULE,
-            Hook("triton.init_graph_state", How.AFTER, "gemma4_runtime.mtp_v2.verify_mask:after_graph_state"),
+            Hook("triton.init_graph_state", How.AFTER, f"{_AT}.mtp_v2_verify_mask:after_graph_state"),
             Hook("trtllm.init_metadata", How.AROUND, f"{_AT}.mtp_v2_lengths:around_metadata"),
             Hook("trtllm.init_graph_metadata", How.AROUND, f"{_AT}.mtp_v2_lengths:around_metadata"),
         ),

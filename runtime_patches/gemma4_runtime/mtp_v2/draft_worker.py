@@ -93,7 +93,8 @@ class FrozenKVMTPDraftWorkerV2(FrozenKVMTPWorker, BaseDraftWorker):
 
     def _longest(self) -> int:
         """What no request's length exceeds, the tokens included that a step is about to write."""
-        return self.target_worker.model_runner.req_to_token_pool.req_to_token.shape[1]
+        rows: Any = self.target_worker.model_runner.req_to_token_pool
+        return rows.req_to_token.shape[1]
 
     def _to_verify(self, tokens: Any, mask: Any, positions: Any, *links: torch.Tensor) -> FrozenKVMTPVerifyInput:
         """links: where each node's row is, its first child and its next sibling, [requests, nodes] each."""
