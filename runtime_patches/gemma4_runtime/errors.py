@@ -35,6 +35,15 @@ class HostEngineRefused(RuntimePatchError):
     """The host engine was asked for where it must not or cannot run."""
 
 
+class NotServed(ValueError):
+    """A patch that is on does not serve what the server's arguments ask for. The text names both, and why.
+
+    Raised from within SGLang's own check of its arguments, which raises ValueError too.
+    """
+
+    exit_code = 2
+
+
 class UnusableSpecInfo(RuntimeError):
     """Requests that are not finished have lost what their next draft starts from; to go on could give wrong tokens."""
 

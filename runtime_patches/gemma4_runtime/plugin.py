@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from typing import NoReturn
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NoReturn
 
-from gemma4_runtime.errors import RuntimePatchError
+from gemma4_runtime.errors import NotServed, RuntimePatchError
 from gemma4_runtime.settings import VARIABLES, Settings, read_settings
 
 _BUG = 70
@@ -38,6 +40,21 @@ def _attach(settings: Settings) -> None:
     from gemma4_runtime.session import Session
 
     Session(settings).start()
+    sys.excepthook = _refusing(sys.excepthook)
+
+
+def _refusing(before: Callable[[type[BaseException], BaseException, TracebackType | None], object]) -> Any:
+    """An excepthook for which a refused argument is no crash: its reason, and the exit code of a usage error.
+
+    SGLang checks arguments where nothing catches what is raised.
+    """
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, NotServed):
+            _stop(str(error), error.exit_code)
+        before(kind, error, trace)
+
+    return hook
 
 
 def _stop(message: str, exit_code: int) -> NoReturn:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from gemma4_repro.host_environment import REQUIRED
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind
 from gemma4_triage.cli.server_arguments import CPU_ARGUMENTS
+from gemma4_triage.errors import ExitCode
 from server_process import flags, free_port, running_server, session_members
 
 pytestmark = pytest.mark.engine
@@ -24,14 +26,24 @@ PROBES = [patch.id for patch in CATALOG if patch.kind is Kind.PROBE and patch.as
 
 
 @pytest.fixture
-def serving(mtp_arguments, tmp_path):
-    """Yields (process, base URL). Nothing of the host engine's environment or CPU arguments is given by hand."""
+def given(mtp_arguments):
+    """Nothing of the host engine's environment or CPU arguments is given by hand."""
+    words = {name: value for name, value in mtp_arguments.items() if f"--{name.replace('_', '-')}" not in CPU_ARGUMENTS}
+    return flags(words)
+
+
+@pytest.fixture
+def environment():
+    return {name: value for name, value in os.environ.items() if name not in REQUIRED} | {"CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.fixture
+def serving(given, environment, tmp_path):
+    """Yields (process, base URL)."""
     port = free_port()
-    given = {name: value for name, value in mtp_arguments.items() if f"--{name.replace('_', '-')}" not in CPU_ARGUMENTS}
-    environment = {name: value for name, value in os.environ.items() if name not in REQUIRED}
     options = ["--host-engine", "--debug", "1", "--dump-dir", str(tmp_path / "dumps")]
-    command = [COMMAND, "serve", *options, "--", "--host", "127.0.0.1", "--port", str(port), *flags(given)]
-    with running_server(command, port, environment | {"CUDA_VISIBLE_DEVICES": ""}, tmp_path / "server.log") as process:
+    command = [COMMAND, "serve", *options, "--", "--host", "127.0.0.1", "--port", str(port), *given]
+    with running_server(command, port, environment, tmp_path / "server.log") as process:
         yield process, f"http://127.0.0.1:{port}/v1"
 
 
@@ -67,3 +79,14 @@ def test_it_serves_guarded_and_stops_on_sigterm(serving, tmp_path):
     fired = {row["id"]: row["self_test"] for manifest in manifests for row in manifest["patches"] if "self_test" in row}
     assert fired == dict.fromkeys(PROBES, "fired")
     assert [path.name for path in (tmp_path / "dumps").iterdir() if path.name != "guards"] == []
+
+
+def test_an_argument_that_a_patch_does_not_serve_is_a_usage_error(given, environment):
+    """Found by SGLang's own check of its arguments, in the server's process, where nothing catches it."""
+    command = [COMMAND, "serve", "--host-engine", "--", *given, "--enable-custom-logit-processor"]
+    environment["SGLANG_FROZEN_KV_MTP_V2"] = "1"
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=180)
+    assert done.returncode == ExitCode.USAGE, done.stderr[-3000:]
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("gemma4-triage: mtp-v2 does not serve --enable-custom-logit-processor: ")
+    assert "Traceback" not in done.stderr

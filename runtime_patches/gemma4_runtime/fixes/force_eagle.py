@@ -13,6 +13,8 @@ from typing import Any
 
 from sglang.srt.utils.hf_transformers_utils import get_config
 
+from gemma4_runtime.errors import NotServed
+
 VARIABLE = "SGLANG_GEMMA4_FORCE_EAGLE"
 
 
@@ -26,7 +28,7 @@ def around_resolve_alias(
     """Around `_resolve_speculative_algorithm_alias`.
 
     Raises:
-        ValueError: the draft is a Gemma-4 assistant, which EAGLE cannot serve.
+        NotServed: the draft is a Gemma-4 assistant, which EAGLE cannot serve.
     """
     kwargs = kwargs or {}
     resolved = original(algorithm, draft_model_path, trust_remote_code=trust_remote_code, kwargs=kwargs)
@@ -35,7 +37,7 @@ def around_resolve_alias(
     config = get_config(draft_model_path, trust_remote_code=trust_remote_code, **kwargs)
     width, target = config.get_text_config().hidden_size, config.backbone_hidden_size
     sizes = f" Its hidden size is {width}, the target's {target}." if width != target else ""
-    raise ValueError(
+    raise NotServed(
         f"{VARIABLE}=1 keeps {draft_model_path} from FROZEN_KV_MTP, and EAGLE cannot serve it: "
         f"a Gemma-4 assistant has no keys of its own, it reads the target's.{sizes} "
         f"Unset {VARIABLE}, or name a draft that was trained for EAGLE."

@@ -7,6 +7,8 @@ from typing import Any
 
 from sglang.srt.environ import envs
 
+from gemma4_runtime.errors import NotServed
+
 KNOB = "SGLANG_FROZEN_KV_MTP_V2"
 
 
@@ -61,10 +63,10 @@ def refuse_what_is_not_served(arguments: Any) -> None:
     """arguments: SGLang's ServerArgs, with the attention backends chosen.
 
     Raises:
-        ValueError: naming every argument that is not served, and why.
+        NotServed: naming every argument that is not served, and why.
     """
     found = [f"{name}: {reason}" for name, refused, reason in REFUSALS if refused(arguments)]
     if found:
-        raise ValueError(
+        raise NotServed(
             f"mtp-v2 does not serve {'; nor '.join(found)}. Leave that out, or set {KNOB}=0 for MTP without overlap."
         )

@@ -43,7 +43,7 @@ class FrozenKVMTPWorkerV2(EAGLEWorkerV2):
         """As EAGLEWorkerV2, which would make a draft worker with KV of its own.
 
         Raises:
-            ValueError: an argument that is not served.
+            NotServed: an argument that is not served.
         """
         refuse_what_is_not_served(server_args)
         self.server_args = server_args

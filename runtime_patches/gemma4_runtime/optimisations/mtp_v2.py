@@ -18,6 +18,7 @@ from typing import Any
 
 from sglang.srt.environ import envs
 
+from gemma4_runtime.errors import NotServed
 from gemma4_runtime.mtp_v2.gates import KNOB, refuse_what_is_not_served
 from gemma4_runtime.optimisations.mtp_v2_lengths import that_read_lengths
 
@@ -45,15 +46,15 @@ def handle_frozen_kv_mtp(server_args: Any) -> None:
     """In place of `_handle_frozen_kv_mtp`, as SGLang handles EAGLE: SGLANG_ENABLE_SPEC_V2=0 takes the overlap away.
 
     Raises:
-        ValueError: an argument that is not served.
+        NotServed: an argument that is not served.
     """
     refuse_what_is_not_served(server_args)
     if server_args.speculative_num_steps is None or server_args.speculative_eagle_topk is None:
-        raise ValueError("mtp-v2 needs --speculative-num-steps and --speculative-eagle-topk, as MTP does without it")
+        raise NotServed("mtp-v2 needs --speculative-num-steps and --speculative-eagle-topk, as MTP does without it")
     if server_args.speculative_num_steps < 1 or server_args.speculative_eagle_topk < 1:
-        raise ValueError("mtp-v2 needs --speculative-num-steps and --speculative-eagle-topk of 1 and more")
+        raise NotServed("mtp-v2 needs --speculative-num-steps and --speculative-eagle-topk of 1 and more")
     if server_args.speculative_eagle_topk > 1 and server_args.speculative_num_draft_tokens is None:
-        raise ValueError("mtp-v2 needs --speculative-num-draft-tokens where --speculative-eagle-topk is above 1")
+        raise NotServed("mtp-v2 needs --speculative-num-draft-tokens where --speculative-eagle-topk is above 1")
     if server_args.max_running_requests is None:
         server_args.max_running_requests = _MAX_RUNNING
         logger.warning("%s: max running requests is %d unless --max-running-requests says so.", KNOB, _MAX_RUNNING)

@@ -12,6 +12,7 @@ from typing import Any
 
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
+from gemma4_runtime.errors import NotServed
 from gemma4_runtime.fusion.paths import PATHS
 
 OP = "piecewise-multimodal"
@@ -38,13 +39,13 @@ def after_last_check(_: None, arguments: Any) -> None:
     makes no graph, and every prefill is eager beside memory that was kept for graphs.
 
     Raises:
-        ValueError: breakable graphs are asked for.
+        NotServed: breakable graphs are asked for.
     """
     if arguments.disable_piecewise_cuda_graph or not arguments.enable_breakable_cuda_graph:
         return
     config = arguments.get_model_config()
     if config.is_multimodal and _is_gemma(config):
-        raise ValueError(
+        raise NotServed(
             f"{OP} cannot serve --enable-breakable-cuda-graph: this SGLang makes no breakable graphs of a multimodal "
             "Gemma-4, and its prefills would all run eagerly. Leave one of the two out."
         )
