@@ -11,9 +11,10 @@ STAMP  := $(VENV)/.installed-$(shell cat constraints.txt pyproject.toml Makefile
 repro: setup
 	$(BIN)/gemma4-triage repro e4b-trtllm
 
-# Two processes, a file to each: an engine keeps one core busy, and a file's tests share what they started.
+# Two processes, a file to each: an engine keeps one core busy, and a file's tests share what they started. In the order of
+# folders: engines' files have few tests and take minutes, and at the end one process would wait for the other's.
 test: lint
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # Damaged dumps through everything that reads them; make fuzz INPUTS=1000 for fewer.
 INPUTS ?= 100000
