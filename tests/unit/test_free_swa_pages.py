@@ -19,13 +19,14 @@ def pages_of_live_entries(allocator):
     return set((mapping[mapping > 0] // PAGE).tolist())
 
 
-def test_slots_behind_the_last_token_lead_nowhere(attach):
+@pytest.mark.parametrize("tokens", [20, 60], ids=["few slots", "as many that the whole mapping is looked through"])
+def test_slots_behind_the_last_token_lead_nowhere(attach, tokens):
     """As a request leaves them that had slots allocated ahead of its last token."""
 
     def left():
         allocator = make_allocator(PAGE)
-        slots = extend(allocator, 20)
-        allocator.free_swa(slots[:18])
+        slots = extend(allocator, tokens)
+        allocator.free_swa(slots[: tokens - 2])
         return pages_of_live_entries(allocator), allocator.swa_available_size()
 
     attach("off", "host-alloc-kernels")
@@ -44,20 +45,23 @@ def test_pages_of_one_token_and_empty_calls_are_sglangs(attach):
     assert (allocator.full_to_swa_index_mapping[slots] > 0).tolist() == [True, False, True]
 
 
-def test_a_second_swa_page_of_a_full_page_stays(attach):
+@pytest.mark.parametrize("before", [0, 4 * PAGE])
+def test_a_second_swa_page_of_a_full_page_stays(attach, before):
     attach("off", "host-alloc-kernels", "free-swa-pages")
     allocator = make_allocator(PAGE)
-    slots, other = extend(allocator, PAGE), extend(allocator, PAGE)
+    slots, other = extend(allocator, before + PAGE), extend(allocator, PAGE)
     mapping = allocator.full_to_swa_index_mapping
-    mapping[slots[8:]] = mapping[other[:8]]
-    kept = mapping[slots[8:]].clone()
-    allocator.free_swa(slots[:8])
-    assert mapping[slots[:8]].tolist() == [0] * 8
-    assert torch.equal(mapping[slots[8:]], kept)
+    gone, second = slots[: before + 8], slots[before + 8 :]
+    mapping[second] = mapping[other[:8]]
+    kept, sentinel = mapping[second].clone(), mapping[-1].item()
+    allocator.free_swa(gone)
+    assert not mapping[gone].any()
+    assert torch.equal(mapping[second], kept)
+    assert mapping[-1] == sentinel
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4), data=st.data())
+@given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=4), data=st.data())
 def test_no_entry_leads_into_a_free_page(paged, lengths, data):
     allocator = make_allocator(PAGE)
     held = [extend(allocator, length) for length in lengths]

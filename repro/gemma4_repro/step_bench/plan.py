@@ -7,27 +7,15 @@ from typing import Any
 
 from gemma4_repro.errors import ReproError
 from gemma4_repro.step_bench.model_sizes import SIZES, ModelSize
-from gemma4_runtime.catalog.optimisations import OPTIMISATIONS
+from gemma4_runtime.catalog.layer_ops import LAYER_OPS
 
 NONE, SHIPPED, ALL = "none", "shipped", "all"
-# Those that a decode step has; prefill's are no part of it.
-OPS = (
-    "routing",
-    "triple-rmsnorm",
-    "post-attention-norms",
-    "rmsnorm-add",
-    "gelu-tanh-mul",
-    "rmsnorm-residual-scalar",
-    "cross-layer-norm",
-    "ple-front-end",
-    "qk-norm-rope",
-    "q-only-projection",
-)
+OPS = tuple(patch.id for patch in LAYER_OPS)
 ARMS = {
     NONE: "the plugin is loaded, none of the ops is in force: every hook passes on to SGLang's own lines",
     SHIPPED: "captured by SGLang before anything of ours was loaded",
     ALL: "all ops in force",
-} | {patch.id: patch.title for patch in OPTIMISATIONS if patch.id in OPS}
+} | {patch.id: patch.title for patch in LAYER_OPS}
 MODELS = ("26b", "e4b")
 BATCHES = (1, 16, 64)
 MAX_BATCH = 256

@@ -1,10 +1,16 @@
-"""Where indices are checked before kernels follow them: hooks that `page-table` and `clamp` share."""
+"""Hooks that several entries share: a hook that two patches name is registered once."""
 
 from __future__ import annotations
 
 from gemma4_runtime.patch import Hook, How
 
 _AT = "gemma4_runtime.probes"
+
+PATHS = Hook("scheduler.internal_state", How.AFTER, "gemma4_runtime.optimisations.paths_report:after_internal_state")
+OWN_LINES = (
+    "SGLang's own lines run for that call. Which path was taken, and why, is counted in /server_info and doctor."
+)
+"""The fallback of what PATHS counts."""
 
 PAGE_HOOKS: tuple[Hook, ...] = (
     Hook("trtllm.init", How.AFTER, f"{_AT}.page_table:after_init"),
@@ -27,3 +33,4 @@ PAGE_HOOKS: tuple[Hook, ...] = (
     Hook("scheduler.process_result", How.AROUND, f"{_AT}.page_table_steps:around_process_batch_result"),
     Hook("req.update_finish_state", How.BEFORE, f"{_AT}.page_table_steps:before_update_finish_state"),
 )
+"""Where indices are checked before kernels follow them, of `page-table` and `clamp`."""

@@ -1,0 +1,173 @@
+"""Our kernels in a decoder layer, and what else makes a decode step shorter. Each can be switched off alone."""
+
+from __future__ import annotations
+
+from gemma4_runtime.catalog.shared_hooks import OWN_LINES, PATHS
+from gemma4_runtime.patch import About, Edit, Hook, How, Kind, Patch
+
+_AT = "gemma4_runtime.optimisations"
+_LAYER = Hook("gemma4.layer_forward", How.AROUND, f"{_AT}.layer_forward:around_layer_forward")
+
+_PROJECTION = """
+qkv, _ = self.qkv_proj(hidden_states)
+q, k, v = qkv.split([self.q_size, self.kv_size, self.kv_size], dim=-1)
+"""
+_OUR_PROJECTION = """
+from gemma4_runtime.fusion.projection import project
+q, k, v = project(self, hidden_states)
+"""
+
+_ROWS = (
+    "Float rows with unit stride on CUDA, eager, captured or traced by torch.compile, and on the host engine; not with "
+    "deterministic inference, rl_on_policy_target or on ROCm."
+)
+_NORMS = f"{_ROWS} Norms must be rms(x) * weight with one eps."
+
+
+def _kernel(
+    id: str,
+    title: str,
+    origin: str,
+    upstream: str,
+    *hooks: Hook,
+    why: str,
+    eligibility: str,
+    proof: tuple[str, ...] = (),
+) -> Patch:
+    """An op of ours in the model. Its kernel has tests and rows under its own name."""
+    op = id.replace("-", "_")
+    shown = (
+        "tests/engine/test_layer_ops_live.py",
+        "tests/gpu/test_layer_ops.py",
+        f"tests/kernels/test_{op}.py",
+        f"kernels/bench/rows/kernels_h200_2026-11-22.json::{op}",
+        f"docs/bench/step_h200_2026-11-22.json::{id}",
+    )
+    about = About(why=why, eligibility=eligibility, fallback=OWN_LINES, proof=(*shown, *proof))
+    return Patch(
+        id=id,
+        kind=Kind.OPTIMISATION,
+        title=title,
+        origin=origin,
+        upstream=upstream,
+        default=True,
+        attachments=(*hooks, PATHS),
+        own_paths=("fused",),
+        about=about,
+    )
+
+
+LAYER_OPS: tuple[Patch, ...] = (
+    _kernel(
+        "routing",
+        "top-k, softmax and per-expert scale of the MoE router in one launch, on packed 32-bit keys",
+        "feature F1: the fused router of the pull requests",
+        "one launch with a full sort of 64-bit keys since 0.5.13",
+        Hook("gemma4.moe_init", How.AFTER, f"{_AT}.moe_routing:after_moe_init"),
+        why="SGLang sorts all experts as 64-bit keys to find the top few. This packs logit and index into 32 bits.",
+        eligibility="Weights that are renormalised, and numbers of experts that the kernel has. " + _ROWS,
+        proof=("tests/kernels/test_routing_properties.py",),
+    ),
+    _kernel(
+        "triple-rmsnorm",
+        "the norms, the sum and the router's scale before a MoE block in one launch, out of place",
+        "feature F12; the router's scale is folded in bf16 and never again in the release",
+        "open up to 0.5.23",
+        _LAYER,
+        why="Before the experts stand four launches: a norm, a sum in place, norms of router, dense MLP and experts.",
+        eligibility=f"Layers with experts and without per-layer embeddings. {_NORMS}",
+    ),
+    _kernel(
+        "post-attention-norms",
+        "post-attention norm, sum and pre-feed-forward norm of dense layers in one launch, out of place",
+        "the dense sibling of triple-rmsnorm",
+        "open up to 0.5.23",
+        _LAYER,
+        why="Norm, sum and norm are two launches, the sum in place, which spoils hidden states captured there.",
+        eligibility=f"Layers without experts. {_NORMS}",
+    ),
+    _kernel(
+        "rmsnorm-add",
+        "post-feed-forward norm and sum before per-layer embeddings in one launch",
+        "feature F9: the tail of E2B's and E4B's layers",
+        "open up to 0.5.23",
+        _LAYER,
+        why="Norm and sum are two launches in each layer with per-layer embeddings.",
+        eligibility=f"Layers with per-layer embeddings. {_NORMS}",
+    ),
+    _kernel(
+        "gelu-tanh-mul",
+        "gelu of the per-layer gate and its product in one launch",
+        "feature F9: the tail of E2B's and E4B's layers",
+        "open up to 0.5.23",
+        _LAYER,
+        why="The gate of a per-layer embedding is two launches.",
+        eligibility=f"Layers with per-layer embeddings. {_ROWS}",
+    ),
+    _kernel(
+        "rmsnorm-residual-scalar",
+        "a layer's last norm, sum and scalar in one launch, with per-layer embeddings too",
+        "feature F9: the tail of E2B's and E4B's layers",
+        "without per-layer embeddings since 0.5.13; with them open up to 0.5.23",
+        _LAYER,
+        why="A layer ends with a norm, a sum and a product: three launches where there are per-layer embeddings.",
+        eligibility=f"Ends of layers without experts that cross-layer-norm does not take. {_NORMS}",
+    ),
+    _kernel(
+        "cross-layer-norm",
+        "a layer's end and the norm after it, the next layer's or the model's, in one launch",
+        "kernels of this project; nobody has them up to 0.5.23",
+        "open up to 0.5.23",
+        _LAYER,
+        Hook("gemma4.text_model_init", How.AFTER, f"{_AT}.next_norms:after_text_model_init"),
+        why="A layer's end and the norm that the next one begins with read and write the same rows twice.",
+        eligibility=f"Layers whose next norm is on the same pipeline rank; not traced by torch.compile. {_NORMS}",
+        proof=("tests/kernels/test_cross_layer_norm_boundary.py",),
+    ),
+    _kernel(
+        "ple-front-end",
+        "scale, norm, sum and scale of the per-layer inputs in one launch",
+        "feature F9: the front end of E2B's and E4B's per-layer embeddings",
+        "open up to 0.5.23",
+        Hook("gemma4.project_ple", How.AROUND, f"{_AT}.ple_front_end:around_project"),
+        why="The per-layer inputs of all layers are made by four launches at each step.",
+        eligibility=f"Models with per-layer embeddings. {_NORMS}",
+    ),
+    _kernel(
+        "qk-norm-rope",
+        "the norms of queries, keys and values and the rotation of the first two in one launch, out of place",
+        "a kernel of this project; the release's rope kernel asks a layer without keys for keys of zeros",
+        "two launches in the release, three in layers without keys of their own",
+        Hook("gemma4.attention_forward", How.AROUND, f"{_AT}.qk_norm_rope:around_attention_forward"),
+        why="Norms and rotation are two launches; a layer without keys has a third, to fill zeros that nobody reads.",
+        eligibility=f"Rotations of whole heads of a power of two, one table of angles on the rows' device. {_NORMS}",
+        proof=("tests/kernels/test_qk_norm_rope_gpu.py",),
+    ),
+    Patch(
+        id="q-only-projection",
+        kind=Kind.OPTIMISATION,
+        title="layers that read another layer's keys project queries alone: the first rows of the same weight",
+        origin="the Q-only projection beside YOCO that no pull request has",
+        upstream="open up to 0.5.23",
+        default=True,
+        attachments=(
+            # An edit, so that all behind these two lines stays SGLang's own.
+            Edit("gemma4.attention_forward", _PROJECTION, _OUR_PROJECTION),
+            PATHS,
+        ),
+        own_paths=("fused",),
+        about=About(
+            why="SGLang multiplies by the rows of K and V there too and throws the result away: a fifth of the "
+            "projection on E2B, a third on E4B; 38 and 110 MB of bf16 weights that a step need not read.",
+            eligibility="Layers that share keys, of the target and of an MTP draft, whose projection is SGLang's own, "
+            f"unquantised, not wrapped by LoRA nor packed for AMX. {_ROWS}",
+            fallback=OWN_LINES,
+            proof=(
+                "tests/unit/test_q_only_projection.py",
+                "tests/engine/test_layer_ops_live.py",
+                "tests/gpu/test_layer_ops.py",
+                "docs/bench/step_q_only_h200_2026-11-22_e4b.json::q-only-projection",
+            ),
+        ),
+    ),
+)
