@@ -27,7 +27,7 @@ SCENARIO = Scenario(
     id="mtp-zero-accept",
     symptom="MTP: 'FrozenKVMTPVerifyInput' object has no attribute 'merge_batch' after a round that ends all requests",
     hardware="CPU (host engine)",
-    expected_s=120,
+    expected_s=70,
     toys=E4B_TOYS,
     arms=(
         Arm(
