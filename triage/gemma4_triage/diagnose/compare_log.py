@@ -29,7 +29,7 @@ from gemma4_triage.logs.rules.probe_stopped import dump_names
 
 NEAR_S = 300.0
 """How far from a log's lines a dump may be written, or a process started."""
-START_S = 30.0
+START_S = 10.0
 """How far a log's first line may be from the start of a process of its server."""
 LAST_LINES_S = 10.0
 """What a killed server wrote last may be missing from its log."""
