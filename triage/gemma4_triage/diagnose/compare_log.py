@@ -66,7 +66,8 @@ def compare(facts: LogFacts, incident: Incident) -> Comparison:
             contradictions.append(f"the log has {what} {theirs}, {_who(incident)} {' or '.join(map(str, ours))}")
     contradictions += _unnamed(facts, incident)
     away = _away_s(facts, incident.times_s)
-    if away is not None and not any(_away_s(facts, incident.times_s, zone) <= NEAR_S for zone in _ZONES_S):
+    in_zones = (_away_s(facts, incident.times_s, zone) for zone in _ZONES_S)
+    if away is not None and not any(gap is not None and gap <= NEAR_S for gap in in_zones):
         contradictions.append(f"in no time zone are they within {NEAR_S / 60:.0f} minutes of each other")
     return Comparison(tuple(agreements), tuple(contradictions), away, _together(facts, incident))
 

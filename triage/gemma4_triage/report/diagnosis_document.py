@@ -52,9 +52,10 @@ def exit_code(diagnoses: Sequence[Diagnosis], unreadable: bool) -> ExitCode:
 
 def damage_line(dump: Dump) -> str:
     """Say what is damaged, and what that does to the findings, in one line."""
-    more = f" (and {len(dump.damage) - 1} more)" if len(dump.damage) > 1 else ""
+    first, *others = dump.damage
+    more = f" (and {len(others)} more)" if others else ""
     return (
-        f"damaged: {dump.manifest.dump_id}: {dump.damage[0]}{more}. Nothing that rests on it is certain; "
+        f"damaged: {dump.manifest.dump_id}: {first}{more}. Nothing that rests on it is certain; "
         "`gemma4-triage dumps verify` shows every check"
     )
 
