@@ -177,7 +177,7 @@ def _part(title: str, rows: list[Mapping[str, Any]]) -> str:
 
 
 def findings_of(document: Mapping[str, Any], expected: str | None) -> list[Mapping[str, Any]]:
-    """Return a diagnosis' findings. Every launch of this release has its notes: one counts only where it is expected."""
+    """Return a diagnosis' findings. Each launch of this release has its notes: one counts only where it is expected."""
     found = [finding for incident in document["incidents"] for finding in incident["findings"]]
     return [finding for finding in found if finding["kind"] != "note" or finding["rule"] == expected]
 
