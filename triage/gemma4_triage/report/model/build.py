@@ -109,7 +109,10 @@ def _diagnose(source: Source, logs: Sequence[LogFacts]) -> tuple[list[_Labelled]
         if source.verdict is None:
             understood = [facts for facts in logs if facts.understood_lines]
             assigned = assign_logs(incidents, understood)
-            links |= {link.log: link for incident in assigned for link in incident.log_links}
+            for link in (link for incident in assigned for link in incident.log_links):
+                # Of several folders that were named, the one that a log is evidence in has it.
+                if link.is_evidence or link.log not in links:
+                    links[link.log] = link
             incidents = assigned[: len(incidents)]
         for incident in incidents:
             theirs = [one for facts in incident.logs for one in log_findings(facts)]
