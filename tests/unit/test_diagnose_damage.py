@@ -47,7 +47,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.fixture(params=DAMAGES.values(), ids=DAMAGES)
+@pytest.fixture(params=DAMAGES.values(), ids=list(DAMAGES))
 def damaged(request, tmp_path) -> Path:
     dump = shutil.copytree(SEED / FIRST, tmp_path / FIRST)
     request.param(dump)

@@ -251,7 +251,9 @@ class TestWhichIncident:
 
     def test_a_log_that_begins_and_ends_with_the_server_and_agrees_is_its_own(self):
         incident = of(SEED)
-        start = incident.guards[0].started_utc.strftime("%Y-%m-%d %H:%M:%S")
+        started = incident.guards[0].started_utc
+        assert started is not None
+        start = started.strftime("%Y-%m-%d %H:%M:%S")
         fault = "gemma4-triage: FAULT INJECTED: swa-state-stale: on purpose\n"
         begins = f"[{start}] server_args=ServerArgs(page_size=16, attention_backend='trtllm_mha')\n"
         counts, link = self.placed([incident], log_of(fault, begins))
