@@ -60,7 +60,7 @@ def prompts() -> list[tuple[str, str, str]]:
 
 
 def read_colour(reply: str) -> str | None:
-    """The one colour that a reply names, or None if it names none, or several."""
+    """Return the one colour that a reply names, or None if it names none, or several."""
     named = {_COLOUR_OF[word] for word in _WORD.findall(reply.lower()) if word in _COLOUR_OF}
     return named.pop() if len(named) == 1 else None
 

@@ -1,4 +1,4 @@
-"""Judges what two sides answered, part by part: whether `with` is worse than `base` beyond what chance explains. Pure."""
+"""Judges what two sides answered, part by part: is `with` worse than `base`, beyond what chance explains? Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gemma4_dumps.wording import number_of
 from gemma4_repro.quality import colours, mmlu, paired
 from gemma4_repro.quality.ask import COLOURS, MMLU, Answer, Item
 from gemma4_repro.quality.paired import Pairs
-from gemma4_repro.quality.run import BASE, WITH, Measured
+from gemma4_repro.quality.run import BASE, WITH, Measured, Paths
 from gemma4_repro.verdict import EXIT_AS_EXPECTED, EXIT_NOTHING_CHECKED, EXIT_SURPRISE
 from gemma4_runtime.catalog import CATALOG
 
@@ -124,20 +124,24 @@ def _score(answers: Mapping[str, Answer], ids: Sequence[str]) -> Score:
 
 
 class SideRecord(BaseModel):
-    """What is known of a side: the model it serves, why it was not asked everything, how often patches took which path."""
+    """What is known of a side: its model, why it was not asked everything, and `Measured.paths`."""
 
     model: str
     ended: str
-    paths: dict[str, dict[str, int]] | None
+    paths: Paths | None
+    paths_at_start: Paths | None
 
 
 class PatchRecord(BaseModel):
-    """Whether a patch that only one side has did its work there; `times` is None if it does not count that."""
+    """Whether a patch that only one side has did its work there: how often while asked, and before that.
+
+    None if it does not count, or the server does not say.
+    """
 
     patch: str
     side: str
     times: int | None
-    paths: dict[str, int]
+    times_at_start: int | None
 
 
 class Verdict(BaseModel):
@@ -162,17 +166,26 @@ def judge(items: Sequence[Item], measured: Measured, chosen: Mapping[str, Sequen
     parts = [judge_part(part, items, measured) for part in dict.fromkeys(item.part for item in items)]
     patches = list(_patches(measured, chosen))
     violations = [
-        f"{part.part}: with is worse than base beyond the interval" for part in parts if part.verdict == WORSE
+        f"{part.part}: with is worse than base, beyond the interval" for part in parts if part.verdict == WORSE
     ]
-    violations += [f"{side}: {asked.ended}" for side, asked in measured.asked.items() if asked.ended]
+    answering = [side for side, asked in measured.asked.items() if any(not answer.error for answer in asked.answers)]
+    ended = [f"{side}: {asked.ended}" for side, asked in measured.asked.items() if asked.ended]
+    # Where no side answered anything, what has ended is most likely that the request was wrong.
+    violations += ended if answering else []
     if failed := _failed_with_only(measured):
         violations.append(f"with failed {number_of(failed, 'request')} that base answered")
-    gaps = [f"{part.part} is not judged: {part.why}" for part in parts if part.verdict == NOT_JUDGED]
-    if patches and all(patch.times == 0 for patch in patches):
+    gaps = [] if answering else ended
+    gaps += [f"{part.part} is not judged: {part.why}" for part in parts if part.verdict == NOT_JUDGED]
+    if patches and all(patch.times == 0 and not patch.times_at_start for patch in patches):
         gaps.append("none of the patches in which the sides differ did its work, so the answers say nothing of them")
     code = EXIT_SURPRISE if violations else EXIT_NOTHING_CHECKED if gaps else EXIT_AS_EXPECTED
     sides = {
-        side: SideRecord(model=asked.model, ended=asked.ended, paths=measured.paths.get(side))
+        side: SideRecord(
+            model=asked.model,
+            ended=asked.ended,
+            paths=measured.paths.get(side),
+            paths_at_start=measured.paths_at_start.get(side),
+        )
         for side, asked in measured.asked.items()
     }
     reasons = violations + gaps
@@ -194,11 +207,13 @@ def _patches(measured: Measured, chosen: Mapping[str, Sequence[str]]) -> Iterato
         if len(having) != 1:
             continue
         (side,) = having
-        told = measured.paths.get(side)
-        paths = (told or {}).get(patch.id, {})
-        counts = patch.own_paths and told is not None
-        times = sum(paths.get(path, 0) for path in patch.own_paths) if counts else None
-        yield PatchRecord(patch=patch.id, side=side, times=times, paths=paths)
+        times, at_start = (
+            sum(paths.get(patch.id, {}).get(path, 0) for path in patch.own_paths)
+            if patch.own_paths and (paths := told.get(side)) is not None
+            else None
+            for told in (measured.paths, measured.paths_at_start)
+        )
+        yield PatchRecord(patch=patch.id, side=side, times=times, times_at_start=at_start)
 
 
 def _failed_with_only(measured: Measured) -> int:

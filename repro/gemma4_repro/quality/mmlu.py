@@ -19,7 +19,7 @@ _REPLY = re.compile(
     r"""[\s*_`"'(\[]*
         (?:(?i:(?:the\s+)?(?:correct\s+|right\s+)?answer(?:\s+is)?)[\s:*_`"'(\[]*)?
         (?P<letter>A(?!\s+[a-z])|[BCD])
-        (?![\w'’-])""",
+        (?![\w'\u2019-])""",
     re.VERBOSE,
 )
 

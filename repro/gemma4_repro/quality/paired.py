@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 LEVEL = 0.95
 _Z = 1.959963984540054
@@ -49,7 +50,7 @@ def interval(pairs: Pairs) -> tuple[float, float]:
         low, high = sorted((pairs.difference, near))
         if low >= high or excess(low) * excess(high) > 0:
             return outermost
-        return brentq(excess, low, high, xtol=1e-12)
+        return float(cast(float, brentq(excess, low, high, xtol=1e-12)))
 
     return end(_Z, -1.0), end(-_Z, 1.0)
 

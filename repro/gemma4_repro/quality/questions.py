@@ -1,11 +1,11 @@
 """Multiple-choice questions from a local copy of MMLU, in each form in which it is published.
 
-| form                                              | subject from        | a row is                                     |
-|---------------------------------------------------|---------------------|----------------------------------------------|
-| `<subject>_test.csv`, `<subject>_dev.csv`         | the file's name     | question, A, B, C, D, letter; without a header |
-| a folder of these, or `data.tar` that holds them  | the files' names    | the same                                     |
-| rows of Hugging Face's `cais/mmlu`, as JSON lines | `subject`           | `question`, four `choices`, `answer` 0 to 3  |
-| the same as Parquet                               | `subject`           | the same                                     |
+| form                                             | subject from     | a row                                   |
+|--------------------------------------------------|------------------|-----------------------------------------|
+| `<subject>_test.csv`, `<subject>_dev.csv`        | the file's name  | question, A, B, C, D, letter; no header |
+| a folder of these, or `data.tar` that holds them | the files' names | the same                                |
+| rows of Hugging Face's `cais/mmlu` as JSON lines | `subject`        | `question`, four `choices`, `answer`: 0-3|
+| the same as Parquet                              | `subject`        | the same                                |
 """
 
 from __future__ import annotations
@@ -88,23 +88,27 @@ def _read(path: Path, split: str) -> Iterator[Question]:
         for file in files:
             yield from _of_csv(_bytes(file), str(file.relative_to(path)))
         return
-    read = _READERS.get(path.suffix.lower())
-    if read is None and path.exists():
+    suffix = path.suffix.lower()
+    if suffix not in (*_READERS, ".tar") and path.exists():
         raise QuestionsUnreadable(f"{path} is no file of questions", f"expected: {_FORMS.format(split=split)}")
-    if read is not None:
-        yield from read(_bytes(path), path.name)
-    else:
+    if suffix == ".tar":
         yield from _of_archive(path, split)
+    else:
+        yield from _READERS.get(suffix, _of_csv)(_bytes(path), path.name)
 
 
 def _bytes(path: Path) -> bytes:
-    # A pipe that nobody writes to would be waited for without end.
-    if path.exists() and not path.is_file():
-        raise QuestionsUnreadable(f"{path} is no regular file", "name a file or a folder of questions")
+    _refuse_pipe(path)
     size = path.stat().st_size
     if size > _MAX_BYTES:
         raise QuestionsUnreadable(f"{path} has {size} bytes; MMLU has 7 MB", "name the file of the test questions")
     return path.read_bytes()
+
+
+def _refuse_pipe(path: Path) -> None:
+    # One that nobody writes to would be waited for without end.
+    if path.exists() and not path.is_file():
+        raise QuestionsUnreadable(f"{path} is no regular file", "name a file or a folder of questions")
 
 
 def _text(data: bytes, name: str) -> str:
@@ -202,6 +206,7 @@ def _of_parquet(data: bytes, name: str) -> Iterator[Question]:
 
 
 def _of_archive(path: Path, split: str) -> Iterator[Question]:
+    _refuse_pipe(path)
     try:
         with tarfile.open(path) as archive:
             # An archive made on a Mac has a file `._NAME` beside each one.
@@ -217,7 +222,9 @@ def _of_archive(path: Path, split: str) -> Iterator[Question]:
                     raise QuestionsUnreadable(f"{path}: {member.name} cannot be read", "unpack it, and name the folder")
                 yield from _of_csv(file.read(), member.name)
     except (tarfile.TarError, EOFError) as error:
-        raise QuestionsUnreadable(f"{path} is no tar archive: {error}", "name data.tar as it was published") from error
+        raise QuestionsUnreadable(
+            f"{path} is no tar archive: {error}".splitlines()[0], "name data.tar as it was published"
+        ) from error
 
 
 _READERS: dict[str, Callable[[bytes, str], Iterator[Question]]] = {

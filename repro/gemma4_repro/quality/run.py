@@ -6,14 +6,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from gemma4_repro.bench.server import LOG_NAME, ServerLost, ServerProcess, free_ports
+from gemma4_repro.bench.server import LOG_NAME, ServerLost, ServerProcess
 from gemma4_repro.errors import EnvironmentLacks
 from gemma4_repro.quality.ask import Answer, Asked, Item, ask_all, paths_taken, served_model
 
 _POLL_S = 0.5
 BASE, WITH = "base", "with"
+Paths = dict[str, dict[str, int]]
+"""Patch to path to how often."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +48,17 @@ class Limits:
 
 @dataclass
 class Measured:
-    """What the sides answered. `paths`: by side, how often each patch took which path, where the server says so.
+    """What the sides answered, and by side how often each patch took which path while it was asked and before that.
+
+    `paths` and `paths_at_start` are None where the server does not say. CUDA graphs are captured at the start, and a
+    replay counts nothing; SGLang's own warm-up counts at the start too.
 
     `failure`: why a server never started, or is empty; then what comes after it was not asked.
     """
 
     asked: dict[str, Asked] = field(default_factory=dict)
-    paths: dict[str, dict[str, dict[str, int]] | None] = field(default_factory=dict)
+    paths: dict[str, Paths | None] = field(default_factory=dict)
+    paths_at_start: dict[str, Paths | None] = field(default_factory=dict)
     failure: str = ""
     interrupted: bool = False
 
@@ -81,17 +88,18 @@ def run_sides(
         UnknownName: It does not serve the model.
     """
     measured = Measured()
+    position = {item.id: number for number, item in enumerate(items)}
     names = {side.name: served_model(side.url, model) for side in sides if side.url is not None}
+    measured.asked = {side.name: Asked(names.get(side.name, "")) for side in sides}
     for side in sides:
-        asked = measured.asked[side.name] = Asked(names.get(side.name, ""))
+        asked = measured.asked[side.name]
         try:
             with _server(side, folder / side.name, limits.start_s, tell) as root:
                 asked.model = asked.model or served_model(root, model)
+                at_start = measured.paths_at_start[side.name] = paths_taken(root)
                 tell(f"{side.name}: asking {root} for {asked.model}: {len(items)} prompts")
-                ask_all(
-                    root, items, asked, limits.parallel, limits.request_s, lambda text: tell(f"{side.name}: {text}")
-                )
-                measured.paths[side.name] = paths_taken(root)
+                ask_all(root, items, asked, limits.parallel, limits.request_s, partial(_tell_of, tell, side.name))
+                measured.paths[side.name] = _since(paths_taken(root), at_start)
                 if asked.ended and side.launch is not None:
                     asked.ended += f"; its log is {folder / side.name / LOG_NAME}"
         except (ServerLost, EnvironmentLacks) as error:
@@ -99,12 +107,26 @@ def run_sides(
         except KeyboardInterrupt:
             measured.interrupted = True
         finally:
-            keep(side.name, asked.answers)
+            # As they were asked, not as they came back.
+            keep(side.name, sorted(asked.answers, key=lambda answer: position[answer.id]))
         if asked.ended:
             tell(f"{side.name}: {asked.ended}")
         if measured.failure or measured.interrupted:
             break
     return measured
+
+
+def _since(paths: Paths | None, earlier: Paths | None) -> Paths | None:
+    if paths is None or earlier is None:
+        return paths
+    return {
+        patch: {path: times - earlier.get(patch, {}).get(path, 0) for path, times in counted.items()}
+        for patch, counted in paths.items()
+    }
+
+
+def _tell_of(tell: Callable[[str], None], side: str, text: str) -> None:
+    tell(f"{side}: {text}")
 
 
 @contextmanager

@@ -109,8 +109,8 @@ def quality(
     MMLU and colours, through the OpenAI API, greedily, to one server after the other. Every question is a pair: the
     difference of the shares of right answers comes with a 95% interval (Tango's, for paired proportions). Exits 0 if
     neither part is worse beyond it, 1 if one is, if a server died, or if --with failed requests that --base answered, 2
-    for what cannot be read or understood, 3 if a server cannot be started or reached, 5 if nothing was answered, or base
-    answered no better than guessing, so that no loss could show.
+    for what cannot be read or understood, 3 if a server cannot be started or reached, 5 if nothing was answered, or
+    if --base answered no better than guessing, so that no loss could show.
     """
     from gemma4_repro.errors import ReproError
     from gemma4_repro.quality.run import Limits

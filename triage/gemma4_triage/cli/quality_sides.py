@@ -1,4 +1,4 @@
-"""The two servers that `quality` asks: addresses of running ones, or how to start its own, checked before any starts."""
+"""The two servers that `quality` asks: running ones by address, or its own, checked before any is started."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _check_checkpoint(folder: Path, tokenizer: Path, colours: bool) -> None:
 
 
 def _value(arguments: Sequence[str], options: Sequence[str]) -> str | None:
-    """The value of an option in SGLang's words; the last one counts, as with argparse. Empty if the words end there."""
+    """Return the value of an option in SGLang's words, the last one as argparse does; empty if the words end there."""
     found = None
     for position, word in enumerate(arguments):
         name, equals, value = word.partition("=")

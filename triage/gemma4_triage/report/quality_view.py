@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from rich.box import SIMPLE
@@ -57,7 +58,7 @@ def _table(parts: list[dict[str, Any]]) -> Table:
 
 
 def _points(share: float) -> str:
-    """A difference of shares in percentage points."""
+    """Return a difference of shares in percentage points."""
     return f"{100 * share:+.1f}"
 
 
@@ -83,14 +84,19 @@ def _print_part(console: Console, part: dict[str, Any]) -> None:
         _line(console, f"{name}: right with base only: {', '.join(lost[:_LOST_SHOWN])}{more}")
 
 
-def _patch_lines(patches: list[dict[str, Any]]) -> list[str]:
-    idle = [patch["patch"] for patch in patches if patch["times"] == 0]
-    busy = [patch["patch"] for patch in patches if patch["times"]]
-    silent = [patch["patch"] for patch in patches if patch["times"] is None]
-    lines = [f"these patches did their work: {', '.join(busy)}"] if busy else []
-    lines += [f"these patches never did their work, and nothing here is about them: {', '.join(idle)}"] if idle else []
-    lines += [f"whether these did their work is not counted: {', '.join(silent)}"] if silent else []
-    return lines
+def _patch_lines(patches: list[dict[str, Any]]) -> Iterator[str]:
+    said: dict[str, list[str]] = {}
+    for patch in patches:
+        if patch["times"] is None:
+            text = "whether these patches did their work is not counted"
+        elif patch["times"]:
+            text = "these patches did their work"
+        elif patch["times_at_start"]:
+            text = "these counted only before the first question, in a warm-up or as CUDA graphs were captured"
+        else:
+            text = "these patches never did their work, so nothing here is about them"
+        said.setdefault(text, []).append(patch["patch"])
+    return (f"{text}: {', '.join(ids)}" for text, ids in said.items())
 
 
 def _line(console: Console, text: str, style: str = "") -> None:
