@@ -90,6 +90,8 @@ class TestTheInterval:
         low, high = interval(Pairs(30, 0, 0, 0))
         assert (round(low, 4), round(high, 4)) == (-0.1135, 0.1135)
         assert interval(Pairs(0, 0, 0, 30)) == pytest.approx((low, high))
+        # As docs/quality.md has it of 500 questions.
+        assert round(100 * interval(Pairs(500, 0, 0, 0))[1], 1) == 0.8
 
     @given(PAIRS)
     def test_it_holds_what_was_observed_and_does_not_depend_on_who_is_base(self, pairs):

@@ -104,9 +104,9 @@ def quality(
     force: Annotated[bool, typer.Option("--force", help="Write to --output even if it is not empty.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Ask two patch sets the same questions on real weights, and say whether the second answers worse.
+    """Say whether one patch set answers worse than another.
 
-    MMLU and colours, through the OpenAI API, greedily, to one server after the other. Every question is a pair: the
+    Both are asked the same on real weights: MMLU and colours, through the OpenAI API, greedily. Every question is a pair: the
     difference of the shares of right answers comes with a 95% interval (Tango's, for paired proportions). Exits 0 if
     neither part is worse beyond it, 1 if one is, if a server died, or if --with failed requests that --base answered, 2
     for what cannot be read or understood, 3 if a server cannot be started or reached, 5 if nothing was answered, or
