@@ -106,11 +106,11 @@ def quality(
 ) -> None:
     """Say whether one patch set answers worse than another.
 
-    Both are asked the same on real weights: MMLU and colours, through the OpenAI API, greedily. Every question is a pair: the
-    difference of the shares of right answers comes with a 95% interval (Tango's, for paired proportions). Exits 0 if
-    neither part is worse beyond it, 1 if one is, if a server died, or if --with failed requests that --base answered, 2
-    for what cannot be read or understood, 3 if a server cannot be started or reached, 5 if nothing was answered, or
-    if --base answered no better than guessing, so that no loss could show.
+    Both are asked the same on real weights: MMLU and colours, through the OpenAI API, greedily. Every question is a
+    pair: the difference of the shares of right answers comes with a 95% interval (Tango's, for paired proportions).
+    Exits 0 if neither part is worse beyond it, 1 if one is, if a server died, or if --with failed requests that --base
+    answered, 2 for what cannot be read or understood, 3 if a server cannot be started or reached, 5 if nothing was
+    answered, or if --base answered no better than guessing, so that no loss could show.
     """
     from gemma4_repro.errors import ReproError
     from gemma4_repro.quality.run import Limits
