@@ -205,6 +205,7 @@ class TestRefusals:
             ((), "there is nothing to ask"),
             (("--colours",), "no arguments for SGLang"),
             (("--colours", "--api", "grpc", *URLS), "--api 'grpc' is not known"),
+            (("--colours", "--timeout", "nan", *URLS), "--timeout nan is no number of seconds"),
             (("--colours", "--examples", "x", *URLS), "--examples come before questions"),
             (("--colours", "--base", "none", *URLS), "--base is of servers that quality starts"),
             (("--colours", *URLS, "--", "--model-path", "x"), "SGLang's arguments is of servers that quality starts"),

@@ -108,7 +108,8 @@ def run_sides(
             measured.interrupted = True
         finally:
             # As they were asked, not as they came back.
-            keep(side.name, sorted(asked.answers, key=lambda answer: position[answer.id]))
+            if answers := sorted(asked.answers, key=lambda answer: position[answer.id]):
+                keep(side.name, answers)
         if asked.ended:
             tell(f"{side.name}: {asked.ended}")
         if measured.failure or measured.interrupted:
