@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gemma4_triage.cli.diff_live import Force, Output
 from gemma4_triage.cli.output import emit_json, say, stdout_console
 from gemma4_triage.cli.output_file import write_output, write_text
 from gemma4_triage.cli.quality_sides import Server, own_servers, running_servers
@@ -98,11 +99,8 @@ def quality(
     host_engine: Annotated[
         bool, typer.Option("--host-engine", help="Start the servers on this CPU, as serve --host-engine does.")
     ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", metavar="DIR", help="The run's folder, instead of one below the state directory."),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write to --output even if it is not empty.")] = False,
+    output: Output = None,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Say whether one patch set answers worse than another.
