@@ -17,8 +17,8 @@ from PIL import Image
 
 from gemma4_repro.quality.colours import SHADES
 
-Reply = Callable[[str], str | tuple[int, str]]
-"""(the prompt, or "image:COLOUR") to a reply, or to an HTTP status and a body."""
+Reply = Callable[[str], str | tuple[int, str] | None]
+"""(the prompt, or "image:COLOUR") to a reply, to an HTTP status and a body, or to None, which ends the server."""
 
 
 def well_informed(prompt: str) -> str:
@@ -45,7 +45,11 @@ def endpoint(reply: Reply, models: Any = ("toy",), server_info: Any = None) -> I
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             chat = self.path.endswith("/chat/completions")
             said = reply(_seen(body["messages"][0]["content"]) if chat else body["prompt"])
-            if isinstance(said, tuple):
+            if said is None:
+                self.server.shutdown()
+                self.server.server_close()
+                self.close_connection = True
+            elif isinstance(said, tuple):
                 self._send(said[0], said[1])
             elif chat:
                 self._send(200, {"choices": [{"index": 0, "finish_reason": "stop", "message": {"content": said}}]})
@@ -74,14 +78,21 @@ def endpoint(reply: Reply, models: Any = ("toy",), server_info: Any = None) -> I
         server.server_close()
 
 
-def dying_after(count: int, reply: Reply) -> Reply:
+def hanging_after(count: int, reply: Reply) -> Reply:
     """Reply so often, then never again: each later request hangs."""
+    return _after(count, reply, lambda: time.sleep(60))
+
+
+def gone_after(count: int, reply: Reply) -> Reply:
+    """Reply so often; the next request takes the server away."""
+    return _after(count, reply, lambda: None)
+
+
+def _after(count: int, reply: Reply, then: Callable[[], None]) -> Reply:
     left = iter(range(count))
 
-    def maybe(prompt: str) -> str | tuple[int, str]:
-        if next(left, None) is None:
-            time.sleep(60)
-        return reply(prompt)
+    def maybe(prompt: str) -> str | tuple[int, str] | None:
+        return then() if next(left, None) is None else reply(prompt)
 
     return maybe
 

@@ -6,9 +6,10 @@ import signal
 import subprocess
 import sys
 import time
+from threading import Event
 
 import pytest
-from quality_endpoint import dying_after, endpoint, well_informed
+from quality_endpoint import endpoint, gone_after, hanging_after, well_informed
 
 from gemma4_repro.toys.locate import toy_path
 from gemma4_triage.cli.app import main
@@ -118,9 +119,20 @@ class TestTwoServers:
 
 
 class TestServersThatFail:
-    def test_a_server_that_goes_away_is_said_and_its_answers_are_kept(self, quality, questions, tmp_path):
+    def test_a_server_that_goes_away_is_said_and_the_other_is_asked_all_the_same(self, quality, questions):
+        with endpoint(gone_after(9, well_informed)) as base, endpoint(well_informed) as other:
+            code, document, _ = quality(
+                "--base-url", base, "--with-url", other, "--questions", questions, "--parallel", 1
+            )
+        assert code == 1
+        assert document["sides"]["base"]["ended"].startswith("the server is gone: APIConnectionError: ")
+        (part,) = document["parts"]
+        assert part["base"] == {"answered": 9, "right": 9, "unreadable": 0, "failed": 1, "not_asked": 20}
+        assert (part["with"]["answered"], part["compared"], part["verdict"]) == (COUNT, 9, "no worse")
+
+    def test_a_server_that_hangs_is_said_and_its_answers_are_kept(self, quality, questions, tmp_path):
         words = ("--questions", questions, "--timeout", 0.5, "--parallel", 2)
-        with endpoint(well_informed) as base, endpoint(dying_after(9, well_informed)) as other:
+        with endpoint(well_informed) as base, endpoint(hanging_after(9, well_informed)) as other:
             code, document, err = quality("--base-url", base, "--with-url", other, *words)
         assert code == 1
         ended = document["sides"]["with"]["ended"]
@@ -164,21 +176,25 @@ class TestServersThatFail:
         assert document["parts"][0]["base"]["unreadable"] == COUNT
 
     def test_an_interrupt_ends_it_at_once_and_keeps_the_answers(self, questions, tmp_path):
-        with endpoint(dying_after(5, well_informed)) as base, endpoint(well_informed) as other:
+        hung = Event()
+
+        def hang_at_the_sixth(prompt, left=iter(range(5))):
+            if next(left, None) is None:
+                hung.set()
+                time.sleep(60)
+            return well_informed(prompt)
+
+        with endpoint(hang_at_the_sixth) as base, endpoint(well_informed) as other:
             words = ["--base-url", base, "--with-url", other, "--questions", questions, "--output", tmp_path / "run"]
             process = subprocess.Popen(
-                [sys.executable, "-m", "gemma4_triage", "quality", "--json", *map(str, words)],
+                [sys.executable, "-m", "gemma4_triage", "quality", "--json", "--parallel", "1", *map(str, words)],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
             )
-            assert process.stderr is not None
-            for line in process.stderr:
-                if line.startswith("base: asking"):
-                    break
-            time.sleep(2)
+            assert hung.wait(60)
             process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=15)
+            out, err = process.communicate(timeout=40)
         assert process.returncode == 130, err
         assert json.loads(out)["parts"][0]["base"]["answered"] == 5
         assert "Traceback" not in err
