@@ -176,9 +176,9 @@ class TestServersThatFail:
         assert document["parts"][0]["base"]["unreadable"] == COUNT
 
     def test_an_interrupt_ends_it_at_once_and_keeps_the_answers(self, questions, tmp_path):
-        hung = Event()
+        hung, left = Event(), iter(range(5))
 
-        def hang_at_the_sixth(prompt, left=iter(range(5))):
+        def hang_at_the_sixth(prompt):
             if next(left, None) is None:
                 hung.set()
                 time.sleep(60)
