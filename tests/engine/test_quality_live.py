@@ -98,7 +98,8 @@ def test_two_servers_of_which_one_is_worse_and_one_dies(servers, questions, envi
     assert mmlu["interval_high"] < 0 < mmlu["only_base_right"]
     # Images go all the way; a random vision tower cannot name what it sees, and that is said.
     assert (colours["compared"], colours["verdict"]) == (30, "not judged")
-    assert document["sides"]["base"]["paths"]["vision-batching"] == {"batched": 30}
+    # Once per batch, and of the images that were asked about: SGLang's own warm-up is counted apart.
+    assert 1 < document["sides"]["base"]["paths"]["vision-batching"]["batched"] <= 30
     replies = [json.loads(line) for line in (tmp_path / "run" / "base" / "answers.jsonl").read_text().splitlines()]
     assert [reply["error"] for reply in replies] == [""] * 54
 
