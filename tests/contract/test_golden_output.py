@@ -52,6 +52,7 @@ VERBS = [
     "diff dumps",
     "diff backends",
     "diff patches",
+    "quality",
 ]
 
 

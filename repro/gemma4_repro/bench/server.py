@@ -1,4 +1,4 @@
-"""One arm's server: started, asked, and ended with its whole session, whatever happens."""
+"""A server: started, asked, and ended with its whole session, whatever happens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,30 +34,36 @@ class ServerLost(Exception):
     """The server ended, does not answer, or answers with an error: what and where, with the end of its log."""
 
 
-class BenchServer:
-    """A server that is being started. Call `close` in every case. copy: which of the arm's servers, from 1."""
+class ServerProcess:
+    """A server that is being started. Call `close` in every case.
+
+    Args:
+        name: What errors call it.
+        folder: Where its log goes.
+        command: What starts it.
+        environment: All that it gets.
+        port: The one on loopback that the command names.
+        cores: Those that it may use; all that this process may, if None.
+    """
 
     def __init__(
         self,
-        arm: BenchArm,
-        copy: int,
+        name: str,
         folder: Path,
-        arguments: Mapping[str, Any],
+        command: Sequence[str],
         environment: Mapping[str, str],
-        cores: set[int],
         port: int,
+        cores: set[int] | None = None,
     ) -> None:
-        self.arm, self.copy, self.folder = arm, copy, folder
-        self.name = server_name(arm, copy)
+        self.name, self.folder, self.command = name, folder, list(command)
         self.log_path = folder / LOG_NAME
         self.url = f"http://127.0.0.1:{port}"
-        words = command_words({**arguments, "port": port, "nccl_port": port + 20})
-        self.command = [sys.executable, "-m", "sglang.launch_server", *words]
         parent = os.getpid()
 
         def prepare() -> None:
             die_with_parent(parent)
-            os.sched_setaffinity(0, cores)
+            if cores is not None:
+                os.sched_setaffinity(0, cores)
 
         with self.log_path.open("w") as log:
             self._process = subprocess.Popen(
@@ -122,6 +128,25 @@ class BenchServer:
         while self.kill() and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         self._process.wait()
+
+
+class BenchServer(ServerProcess):
+    """One of an arm's servers. copy: which of them, from 1."""
+
+    def __init__(
+        self,
+        arm: BenchArm,
+        copy: int,
+        folder: Path,
+        arguments: Mapping[str, Any],
+        environment: Mapping[str, str],
+        cores: set[int],
+        port: int,
+    ) -> None:
+        self.arm, self.copy = arm, copy
+        words = command_words({**arguments, "port": port, "nccl_port": port + 20})
+        command = [sys.executable, "-m", "sglang.launch_server", *words]
+        super().__init__(server_name(arm, copy), folder, command, environment, port, cores)
 
 
 def server_name(arm: BenchArm, copy: int) -> str:

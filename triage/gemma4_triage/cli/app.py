@@ -34,6 +34,7 @@ VERBS: tuple[str, ...] = (
     "patches",
     "doctor",
     "bench",
+    "quality",
 )
 
 TRACEBACK_VARIABLE = "GEMMA4_TRIAGE_TRACEBACK"

@@ -12,7 +12,7 @@ import typer
 
 from gemma4_triage.cli.include_options import IncludeKv, IncludeTokens, include_value
 from gemma4_triage.cli.output import emit_json, say
-from gemma4_triage.errors import EnvironmentCannot, ExitCode, UsageMistake
+from gemma4_triage.errors import EnvironmentCannot, UsageMistake
 
 if TYPE_CHECKING:
     from gemma4_triage.cli.server_start import Start
@@ -85,6 +85,9 @@ def serve(
 
     Exits 2 if a setting cannot be read, 3 if SGLang is missing, of another release, or cannot be guarded as asked.
     """
+    from gemma4_runtime.settings import HostEngine
+    from gemma4_triage.cli.server_start import plan_for_user
+
     if not arguments:
         raise UsageMistake("no arguments for SGLang", f"they come after --, for example: {_EXAMPLE}")
     if as_json and not dry_run:
@@ -100,7 +103,9 @@ def serve(
         "GEMMA4_TRIAGE_ALLOW_MISSING": "1" if allow_missing else None,
         "GEMMA4_TRIAGE_INCLUDE": include_value(include_kv, include_tokens),
     }
-    start = _plan({name: value for name, value in options.items() if value is not None}, arguments)
+    start = plan_for_user({name: value for name, value in options.items() if value is not None}, arguments)
+    if device_model is not None and start.settings.host_engine is HostEngine.OFF:
+        raise UsageMistake("--device-model is the host engine's, and that is off", "add --host-engine")
     for line in _effective(start):
         say(f"gemma4-triage: {line}")
     if as_json:
@@ -109,24 +114,6 @@ def serve(
         print(start.shell_line)
     else:
         _become_the_server(start)
-
-
-def _plan(options: dict[str, str], arguments: list[str]) -> Start:
-    from gemma4_runtime.errors import RuntimePatchError
-    from gemma4_runtime.settings import HostEngine
-    from gemma4_triage.cli.server_start import plan_start
-
-    try:
-        start = plan_start(options, arguments)
-    except RuntimePatchError as error:
-        if error.exit_code == ExitCode.USAGE:
-            raise UsageMistake(
-                str(error), "correct the option or the variable; --help says which belongs to which"
-            ) from None
-        raise EnvironmentCannot(str(error), "gemma4-triage doctor shows what can be had here") from None
-    if "GEMMA4_TRIAGE_DEVICE_MODEL" in options and start.settings.host_engine is HostEngine.OFF:
-        raise UsageMistake("--device-model is the host engine's, and that is off", "add --host-engine")
-    return start
 
 
 def _effective(start: Start) -> Iterator[str]:
