@@ -74,6 +74,30 @@ def read_arm(folder: Path, prompts: Sequence[Sequence[int]], result: ArmResult |
     return tuple(tracks)
 
 
+def read_finished(
+    folder: Path, prompts: Sequence[Sequence[int]], finished: Sequence[tuple[int, tuple[int, ...]]], vocabulary: int
+) -> tuple[Track, ...]:
+    """Return the tracks of the answers that an arm had finished before it died: tokens and states, and no logprobs.
+
+    Args:
+        folder: the arm's.
+        prompts: token ids of each.
+        finished: the number of each such prompt, and the tokens of its answer.
+        vocabulary: how many tokens there are.
+    """
+    if not finished:
+        return ()
+    recorded = _Recorded(folder)
+    tracks = []
+    for number, answer in finished:
+        tokens = (*prompts[number], *answer)
+        rows = len(tokens) - 1
+        states, modes = recorded.of(number, tokens)
+        unknown = np.full((rows, vocabulary), np.nan)
+        tracks.append(Track(number, tokens, len(prompts[number]), unknown, states, modes, rows))
+    return tuple(tracks)
+
+
 def read_oracle(
     folder: Path, prompt_lengths: Sequence[int], windows: Sequence[int], window: int, layer_types: Sequence[str]
 ) -> Oracle:
