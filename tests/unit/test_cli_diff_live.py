@@ -176,7 +176,7 @@ def contrast(tmp_path, swa=0.94):
         dumps=dumps,
         reached=(RESOLVES,),
     )
-    dead = replace(full_pools(dead, swa, step, ((0, said.tokens[3:]),)), finished=(done,))
+    dead = replace(full_pools(dead, swa, step, (0,)), finished=(done,))
     alive = arm(tmp_path, said, column=side("triton-mtp-on", mtp=True, faults=("swa-state-stale",)))
     return full_pools(alive), dead
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from dump_examples import seed_bug_draft
-from parity_examples import PROMPT, arm, live_run, side, track
+from parity_examples import arm, live_run, side, track
 
 from gemma4_dumps.schema import Offence
 from gemma4_dumps.store import DumpStore
@@ -18,7 +18,7 @@ from gemma4_repro.parity.load import LOADS, PRESSURE, PRESSURE_SWA_ABOVE, SCENAR
 from gemma4_repro.parity.pressure import below_pressure, death_of
 from gemma4_repro.parity.side import attached, patches_for
 from gemma4_repro.parity.tracks import read_finished
-from gemma4_repro.parity.usage_recorder import Step, Usage, read_usage
+from gemma4_repro.parity.usage_recorder import FINISHED_NAME, Step, Usage, read_usage
 from gemma4_repro.toys.language import VOCAB_SIZE
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind
@@ -84,7 +84,7 @@ class TestDeath:
 
     def test_what_had_been_finished_is_held_against_transformers(self, tmp_path):
         right = unasked(track())
-        found = death(tmp_path, finished=[right], answers=[(0, right.tokens[PROMPT:])])
+        found = death(tmp_path, finished=[right], answers=[0])
         assert (found.finished, found.finished_agree) == (1, True)
         wrong = list(right.tokens)
         wrong[-1] = (wrong[-1] + 1) % 6
@@ -168,22 +168,22 @@ class TestUsage:
         return read_usage(path)
 
     def test_a_run_that_ended_well_ended_its_last_step(self, tmp_path):
-        first = BEGINS | {"step": 1, "finished": {}}
-        second = BEGINS | {"step": 2, "finished": {"2": [7, 8], "0": [9]}}
+        first = BEGINS | {"step": 1, "finished": []}
+        second = BEGINS | {"step": 2, "finished": [2, 0]}
         ended = [{"step": 1, "full": 0.1, "swa": 0.9}, {"step": 2, "full": 0.2, "swa": 0.8}]
         usage = self.write(tmp_path / "u", first, ended[0], second, ended[1])
         assert (usage.full, usage.swa, usage.swa_peak) == ((0.1, 0.2), (0.9, 0.8), 0.9)
         assert usage.last == Step(2, 5.5, "DECODE", {3: 1, 4: 2}, True, None)
-        assert usage.finished == ((0, (9,)), (2, (7, 8)))
+        assert usage.finished == (0, 2)
 
     def test_an_exception_is_no_good_end_and_its_pools_count(self, tmp_path):
-        begins = BEGINS | {"step": 1, "finished": {}}
+        begins = BEGINS | {"step": 1, "finished": []}
         usage = self.write(tmp_path / "u", begins, {"step": 1, "full": 0.1, "swa": 0.94, "raised": "IllegalAddress"})
         assert (usage.last.ended, usage.last.raised, usage.swa) == (False, "IllegalAddress", (0.94,))
 
     @pytest.mark.parametrize("cut", [1, 5, 30])
     def test_a_process_that_was_killed_leaves_the_step_that_it_began(self, tmp_path, cut):
-        first = BEGINS | {"step": 1, "finished": {}}
+        first = BEGINS | {"step": 1, "finished": []}
         last = {"step": 1, "full": 0.123456, "swa": 0.654321}
         usage = self.write(tmp_path / "u", first, last, cut=cut)
         assert (usage.last.number, usage.last.ended, usage.last.raised, usage.swa) == (1, False, None, ())
@@ -196,9 +196,10 @@ def test_finished_answers_have_tokens_and_states_and_no_logprobs(tmp_path):
     rows = [[2, 0, 5], [2, 1, 6], [2, 2, 7]]
     (tmp_path / ROWS_NAME).write_text(json.dumps({"mode": "EXTEND", "layers": 2, "hidden": 3, "rows": rows}) + "\n")
     (tmp_path / STATES_NAME).write_bytes(np.arange(18, dtype="<f4").tobytes())
+    (tmp_path / FINISHED_NAME).write_text("[2, [7, 8]]\n[1, [3, 4")
     prompts = [[1], [1], [5, 6]]
-    (found,) = read_finished(tmp_path, prompts, [(2, (7, 8))], 9)
+    (found,) = read_finished(tmp_path, prompts, 9)
     assert (found.prompt, found.tokens, found.prompt_length, found.asked_from) == (2, (5, 6, 7, 8), 2, 3)
     assert found.states[2, 0].tolist() == [12, 13, 14]
     assert (found.logprobs.shape, np.isnan(found.logprobs).all()) == ((3, 9), True)
-    assert read_finished(tmp_path / "nothing", prompts, (), 9) == ()
+    assert read_finished(tmp_path / "nothing", prompts, 9) == ()

@@ -190,14 +190,13 @@ def _run_side(
         listener.waiting(phase.value if phase else None, time.monotonic() - began)
 
     outcome = collect(side.id, folder, supervisor.run(folder, limit_s, tick), limit_s)
-    usage = read_usage(folder / USAGE_NAME)
     tracks = read_arm(folder, sent.prompts, outcome.result)
     return ArmRun(
         side=side,
         outcome=outcome,
         tracks=tracks,
-        usage=usage,
+        usage=read_usage(folder / USAGE_NAME),
         dumps=tuple(dumps_of(outcome)),
         reached=read_reached(folder / REACHED_NAME),
-        finished=() if tracks else read_finished(folder, sent.prompts, usage.finished, vocabulary_size),
+        finished=() if tracks else read_finished(folder, sent.prompts, vocabulary_size),
     )

@@ -5,8 +5,10 @@ that dies leaves the step in which it died:
 
 | line    | holds                                                                                                  |
 |---------|--------------------------------------------------------------------------------------------------------|
-| begins  | step, begins (seconds since the epoch), mode, requests ([prompt, slot] each), finished (prompt: tokens) |
+| begins  | step, begins (seconds since the epoch), mode, requests ([prompt, slot] each), finished (prompts)       |
 | ended   | step, full, swa: shares that SGLang itself counts; raised: the exception's type if one left the step     |
+
+The tokens of each finished answer are in a file of their own, since they are text of the load: [prompt, tokens] a line.
 """
 
 from __future__ import annotations
@@ -20,15 +22,15 @@ from typing import Any
 from gemma4_repro.draft_recorder import prompt_of
 from gemma4_runtime.targets import dotted_path
 
-USAGE_NAME = "usage.jsonl"
+USAGE_NAME, FINISHED_NAME = "usage.jsonl", "finished.jsonl"
 
 
 class UsageRecorder:
     """An around-hook on the scheduler's `run_batch`."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: Any = None
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[str, Any] = {}
         self._step = 0
         self._running: dict[int, Any] = {}
 
@@ -52,28 +54,30 @@ class UsageRecorder:
         self._step += 1
         self._running |= {prompt_of(request.rid): request for request in batch.reqs}
         finished = {prompt: request for prompt, request in self._running.items() if request.finished()}
-        for prompt in finished:
+        for prompt, request in finished.items():
             del self._running[prompt]
+            self._write(FINISHED_NAME, [prompt, list(request.output_ids)])
         self._write(
+            USAGE_NAME,
             {
                 "step": self._step,
                 "begins": time.time(),
                 "mode": batch.forward_mode.name,
                 "requests": [[prompt_of(request.rid), request.req_pool_idx] for request in batch.reqs],
-                "finished": {prompt: list(request.output_ids) for prompt, request in finished.items()},
-            }
+                "finished": list(finished),
+            },
         )
 
     def _end(self, scheduler: Any, more: dict[str, Any]) -> None:
         stats = scheduler.pool_stats_observer.get_pool_stats()
         shares = {"full": round(stats.full_token_usage, 6), "swa": round(stats.swa_token_usage or 0.0, 6)}
-        self._write({"step": self._step, **shares, **more})
+        self._write(USAGE_NAME, {"step": self._step, **shares, **more})
 
-    def _write(self, line: dict[str, Any]) -> None:
-        if self._file is None:
+    def _write(self, name: str, line: Any) -> None:
+        if name not in self._files:
             # Opened here, in the scheduler: the file position is not to be shared with the parent.
-            self._file = self._path.open("a", encoding="utf-8", buffering=1)
-        self._file.write(json.dumps(line) + "\n")
+            self._files[name] = (self._folder / name).open("a", encoding="utf-8", buffering=1)
+        self._files[name].write(json.dumps(line) + "\n")
 
 
 @dataclass(frozen=True)
@@ -105,13 +109,13 @@ class Usage:
         full: shares (0 to 1) of the full pool that live requests held after each step, or when it failed.
         swa: the same of the SWA pool.
         last: the last step that began; None if none did.
-        finished: the tokens of each prompt's answer that had been finished before that step.
+        finished: the prompts whose answers had been finished before that step.
     """
 
     full: tuple[float, ...]
     swa: tuple[float, ...]
     last: Step | None = None
-    finished: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    finished: tuple[int, ...] = ()
 
     @property
     def full_peak(self) -> float:
@@ -124,19 +128,28 @@ class Usage:
 
 def read_usage(path: Path) -> Usage:
     """Return what a run left; empty if it left nothing. A last line without its end is dropped."""
-    try:
-        text = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    except FileNotFoundError:
-        text = []
-    lines = [json.loads(line) for line in text if line.endswith("\n")]
+    lines = _lines(path)
     begun, ended = [line for line in lines if "begins" in line], [line for line in lines if "swa" in line]
-    finished = [(int(prompt), tuple(ids)) for line in begun for prompt, ids in line["finished"].items()]
+    finished = sorted(prompt for line in begun for prompt in line["finished"])
     return Usage(
         tuple(line["full"] for line in ended),
         tuple(line["swa"] for line in ended),
         _last_step(begun[-1], ended) if begun else None,
-        tuple(sorted(finished)),
+        tuple(finished),
     )
+
+
+def read_finished_answers(path: Path) -> dict[int, tuple[int, ...]]:
+    """Return the tokens of each answer that the scheduler finished, the last ones perhaps not, by prompt."""
+    return {prompt: tuple(tokens) for prompt, tokens in _lines(path)}
+
+
+def _lines(path: Path) -> list[Any]:
+    try:
+        text = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in text if line.endswith("\n")]
 
 
 def _last_step(begun: dict[str, Any], ended: list[dict[str, Any]]) -> Step:

@@ -89,10 +89,10 @@ def backends(
         typer.Option(
             "--patches",
             metavar="IDS",
-            show_default="default",
-            help="Fixes on every side, as in GEMMA4_TRIAGE_PATCHES. The default changes no correct output, so what the "
-            "release gets wrong is found; with `none` MTP crashes on a CPU, which is the release's too. If this option "
-            "is not given, a fix that repairs a --fault is left out, and --load pressure adds both window fixes.",
+            show_default=False,
+            help="Fixes on every side, as in GEMMA4_TRIAGE_PATCHES; default: `default`, less a fix that repairs a "
+            "--fault, and with both window fixes for --load pressure. `default` changes no correct output, so what the "
+            "release gets wrong is found; with `none` MTP crashes on a CPU, which is the release's too.",
         ),
     ] = None,
     probes: Probes = "log",
