@@ -186,7 +186,7 @@ def test_one_table_tells_who_dies_under_pressure_and_who_does_not(cli, finished,
     asked = finished(*arms)
     code, out, _ = cli(*WITH_FAULT)
     assert code == 1
-    assert "trtllm_mha-mtp-on (94%) dies; triton-mtp-on (94%) comes to the end (load pressure, 1 request" in out
+    assert "trtllm_mha-mtp-on (94%) dies; triton-mtp-on (94%) lives (load pressure, 1 request" in out
     assert (
         "trtllm_mha-mtp-on: died of IllegalAddress (page 70 of 65), in step 9 (decode of prompts 3, 4), when 1 of 1 "
         "request had been answered, as transformers answers them; in use: SWA pool 94%, full pool 40%; bad pages are "

@@ -36,6 +36,11 @@ class Death:
     compared: tuple[PromptComparison, ...]
 
     @property
+    def trapped(self) -> bool:
+        """Whether a probe stopped the run, before anything could kill it."""
+        return self.raised is not None and self.raised.type_name == "TrappedViolation"
+
+    @property
     def finished_agree(self) -> bool | None:
         """Whether what had been finished has transformers' tokens and states; None if nothing was compared."""
         return all(one.agrees and one.layer is None for one in self.compared) if self.compared else None

@@ -86,9 +86,11 @@ def summary_sentences(agreement: Agreement) -> list[str]:
     load = f"load {run.load_name}, {number_of(len(run.oracle.tracks), 'request')}"
     sentences = []
     if dead:
-        lived = f"; {_each(alive)} {'comes' if len(alive) == 1 else 'come'} to the end" if alive else ""
-        died = f"{_each(dead)} {'dies' if len(dead) == 1 else 'die'}"
-        sentences.append(f"{died}{lived} ({load}; in brackets: the most of the SWA pool that was in use at once).")
+        trapped = [column for column in dead if column.death and column.death.trapped]
+        died = [column for column in dead if column not in trapped]
+        parts = [(died, "dies", "die"), (trapped, "is trapped", "are trapped"), (alive, "lives", "live")]
+        said = "; ".join(f"{_each(c)} {one if len(c) == 1 else many}" for c, one, many in parts if c)
+        sentences.append(f"{said} ({load}; in brackets: the most of the SWA pool that was in use at once).")
     elif run.swa_above is not None:
         sentences.append(f"Every side answers all requests ({load}): {_each(alive)} of the SWA pool in use at once.")
     sentences += [_death_sentence(column, len(run.oracle.tracks)) for column in dead]
@@ -128,7 +130,7 @@ def _what_ended(arm: ArmRun, death: Death) -> str:
     if death.raised is None:
         return arm.outcome.problem or arm.outcome.ending.value
     message = f" ({death.raised.message})" if death.raised.message else ""
-    return f"died of {death.raised.type_name}{message}"
+    return f"{'trapped by' if death.trapped else 'died of'} {death.raised.type_name}{message}"
 
 
 def patch_sentences(agreement: Agreement) -> list[str]:
