@@ -184,7 +184,7 @@ def prompts_left_out(run: LiveRun) -> str:
     patches = ", ".join(hides_prompts(run.compared))
     return (
         f"Logprobs of prompts, but for their last token, were left out on every side: asked for them, {patches} would "
-        "step aside, and the sides differ in that."
+        "step aside, and it is what is compared."
     )
 
 
