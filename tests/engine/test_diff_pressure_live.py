@@ -8,6 +8,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from test_diff_live import Silent
 
 from gemma4_repro.outcome import Ending
 from gemma4_repro.parity.compare_tracks import Tolerances
@@ -29,13 +30,6 @@ ASKED = (
 CLEAN = Side("clean", "trtllm_mha", True, patches_for("pressure", ()).ids)
 
 
-class Silent:
-    def importing(self, sglang_version, folder): ...
-    def started(self, name, title, limit_s): ...
-    def waiting(self, phase, elapsed_s): ...
-    def ended(self, arm): ...
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pressure") / "run"
@@ -43,12 +37,12 @@ def run(tmp_path_factory):
         "e4b",
         ("test",),
         folder,
-        time_limit_s=400,
+        time_limit_s=900,
         compared=(FAULT,),
         watched=(RESOLVES,),
         load_name="pressure",
     )
-    return run_sides("test", (*ASKED, CLEAN), options, Silent())
+    return run_sides("test", (CLEAN, *reversed(ASKED)), options, Silent())
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 """The loads of a comparison, short enough for Triton's interpreter.
 
-| name     | holds                                                                                        |
-|----------|----------------------------------------------------------------------------------------------|
+| name     | holds                                                                                         |
+|----------|-----------------------------------------------------------------------------------------------|
 | prompts  | three prompts on both sides of the sliding window; of the scenario `pictures` see pictures.py |
-| pressure | 24 requests that nearly fill the SWA pool, while page ids of the full pool pass its end        |
+| pressure | 24 requests that nearly fill the SWA pool, while page ids of the full pool pass its end       |
 """
 
 from __future__ import annotations
@@ -42,16 +42,17 @@ PRESSURE_SWA_ABOVE = 0.85
 """The share of the SWA pool that has to be in use at once for a run to count as one under pressure."""
 
 _PRESSURE_ENGINE: dict[str, Any] = {
-    # 45 pages in the full pool and 17 in the SWA pool: eight running requests of two pages hold 94% of the latter, and
-    # full-pool page ids pass its end with the ninth.
-    "max_total_tokens": 720,
-    "swa_full_tokens_ratio": 0.38,
+    # 64 pages in the full pool and 32 in the SWA pool. A finished request leaves more of the former than of the latter
+    # in the prefix cache, so that the next ones get full-pool page ids past the end of the SWA pool.
+    "max_total_tokens": 1024,
+    "swa_full_tokens_ratio": 0.5,
     "max_running_requests": 8,
 }
 _PRESSURE_REQUESTS = 24
-_PRESSURE_TOKENS = (18, 19, 20, 21)
-_PRESSURE_NEW = (3, 4, 5)
-"""Prompt tokens and new tokens, in turn, so that requests leave the batch one by one."""
+_PRESSURE_TOKENS = 47
+_PRESSURE_NEW = (4, 5, 6)
+"""Prompt tokens, and new tokens in turn, so that requests leave the batch one by one. With its answer a request holds a
+page more than its prompt, and its prompt's pages alone may lose their SWA side in the prefix cache."""
 
 _SHARE_KEYS = ("e4b", PICTURES)
 """Scenarios whose target has layers that share the keys of others."""
@@ -119,7 +120,7 @@ def check_load(name: str, scenario: str) -> None:
 def text_load(name: str) -> Load:
     """Return the load of that name, a key of LOADS; the same every time."""
     if name == PRESSURE:
-        lengths = [_PRESSURE_TOKENS[i % len(_PRESSURE_TOKENS)] for i in range(_PRESSURE_REQUESTS)]
+        lengths = [_PRESSURE_TOKENS] * _PRESSURE_REQUESTS
         new_tokens = [_PRESSURE_NEW[i % len(_PRESSURE_NEW)] for i in range(_PRESSURE_REQUESTS)]
         # A row's experiment costs a copy of its sequence, and the load `prompts` makes it on the same model.
         own = {"engine": _PRESSURE_ENGINE, "tries_widths": False, "swa_above": PRESSURE_SWA_ABOVE}

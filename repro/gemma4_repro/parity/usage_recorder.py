@@ -3,10 +3,10 @@
 Runs inside the engine's processes; harness, not part of the patched runtime. Two JSON lines per step, so that a process
 that dies leaves the step in which it died:
 
-| line    | holds                                                                                                  |
-|---------|--------------------------------------------------------------------------------------------------------|
-| begins  | step, begins (seconds since the epoch), mode, requests ([prompt, slot] each), finished (prompts)       |
-| ended   | step, full, swa: shares that SGLang itself counts; raised: the exception's type if one left the step     |
+| line   | holds                                                                                                |
+|--------|------------------------------------------------------------------------------------------------------|
+| begins | step, begins (seconds since the epoch), mode, requests ([prompt, slot] each), finished (prompts)     |
+| ended  | step, full, swa: shares that SGLang itself counts; raised: the exception's type if one left the step |
 
 The tokens of each finished answer are in a file of their own, since they are text of the load: [prompt, tokens] a line.
 """
