@@ -19,7 +19,7 @@ from gemma4_repro.outcome import ArmResult, IdleCheck
 from gemma4_repro.parity.layer_recorder import LayerRecorder
 from gemma4_repro.parity.logprob_file import LogprobFile
 from gemma4_repro.parity.reach_recorder import REACHED_NAME, ReachRecorder
-from gemma4_repro.parity.usage_recorder import USAGE_NAME, UsageRecorder
+from gemma4_repro.parity.usage_recorder import UsageRecorder
 from gemma4_repro.serving import serve
 
 IDLE_TIMEOUT_S = 20.0
@@ -45,7 +45,7 @@ def run_arm(request: ArmRequest) -> None:
         StepRecorder(request.folder / request.step_times).register(sglang.__version__)
     if request.vocabulary_size is not None:
         LayerRecorder(request.folder).register(sglang.__version__)
-        UsageRecorder(request.folder / USAGE_NAME).register(sglang.__version__)
+        UsageRecorder(request.folder).register(sglang.__version__)
         ReachRecorder(request.folder / REACHED_NAME, request.watched).register(sglang.__version__)
     started = time.monotonic()
     engine = Engine(**request.engine_arguments)

@@ -17,10 +17,11 @@ from gemma4_repro.errors import OutputRefused, OutputUnwritable
 from gemma4_repro.parity.layer_recorder import ROWS_NAME, STATES_NAME
 from gemma4_repro.parity.logprob_file import LOGPROBS_NAME
 from gemma4_repro.parity.reach_recorder import REACHED_NAME
+from gemma4_repro.parity.usage_recorder import FINISHED_NAME
 
 VERDICT_NAME = "verdict.json"
 NEEDED_BYTES = 64 * 1024**2
-TRACES = (DRAFTS_NAME, REQUEST_NAME, PHASE_NAME, ROWS_NAME, STATES_NAME, LOGPROBS_NAME, REACHED_NAME)
+TRACES = (DRAFTS_NAME, REQUEST_NAME, PHASE_NAME, ROWS_NAME, STATES_NAME, LOGPROBS_NAME, REACHED_NAME, FINISHED_NAME)
 """What is removed after the verdict unless asked to keep it: what every draft was, the request with its prompts, and
 what a comparison recorded of every token and of the functions that it came to."""
 

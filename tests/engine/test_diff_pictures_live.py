@@ -80,7 +80,7 @@ def test_the_exact_one_differs_by_design_and_it_is_said_so(run):
     said = " ".join(exercise_sentences(exercises(run)))
     assert "Meant to change answers of images and videos: vision-hf-exact." in said
     assert "NOT exercised" not in said
-    assert all("are not tried with pictures" in cause_sentence(verdict, cause) for cause in verdict.causes)
+    assert all("are not tried with this load" in cause_sentence(verdict, cause) for cause in verdict.causes)
 
 
 def test_only_the_exact_one_says_what_transformers_says(run):

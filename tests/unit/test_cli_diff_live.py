@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 
 import numpy as np
@@ -15,6 +16,8 @@ from gemma4_dumps.store import DumpStore
 from gemma4_repro import readiness
 from gemma4_repro.errors import EnvironmentLacks
 from gemma4_repro.outcome import Ending
+from gemma4_repro.parity.load import text_load
+from gemma4_repro.parity.usage_recorder import Step, Usage
 from gemma4_triage.cli import diff_live
 
 
@@ -27,7 +30,9 @@ def finished(tmp_path, monkeypatch):
         def run(kind, sides, options):
             asked.append((kind, sides, options))
             asking = {"compared": options.compared, "prompt_logprobs": options.prompt_logprobs}
-            return live_run(tmp_path, *arms, said=said, **asking)
+            above = text_load(options.load_name).swa_above
+            made = live_run(tmp_path, *arms, said=said, **asking)
+            return replace(made, scenario=options.scenario, load_name=options.load_name, swa_above=above)
 
         monkeypatch.setattr(diff_live, "_run", run)
         return asked
@@ -146,6 +151,123 @@ def test_a_dump_is_named(cli, finished, tmp_path):
     assert f"gemma4-triage dumps show {store.list()[0].path}" in out
 
 
+RESOLVES = "trtllm.resolve_swa_pool"
+UNDER_PRESSURE = ("diff", "backends", "--load", "pressure", "--mtp", "on")
+WITH_FAULT = (*UNDER_PRESSURE, "--fault", "swa-state-stale")
+
+
+def full_pools(one, swa=0.94, step=None, finished=()):
+    return replace(one, usage=Usage((0.2, 0.4), (0.5, swa), step, finished))
+
+
+def contrast(tmp_path, swa=0.94):
+    """Triton comes to its end; trtllm_mha dies in step 9, after prompt 0 was answered, and leaves a dump."""
+    store = DumpStore(tmp_path / "dumps")
+    store.write(seed_bug_draft())
+    dumps = store.list()
+    step = Step(9, dumps[0].manifest.created_utc.timestamp() - 1, "DECODE", {3: 9, 4: 2}, False, "IllegalAddress")
+    said = track()
+    done = replace(said, logprobs=np.full(said.logprobs.shape, np.nan), asked_from=len(said.tokens) - 1)
+    dead = arm(
+        tmp_path,
+        column=side("trtllm_mha-mtp-on", backend="trtllm_mha", mtp=True, faults=("swa-state-stale",)),
+        ending=Ending.CRASHED,
+        raised=[("IllegalAddress", "page 70 of 65")],
+        dumps=dumps,
+        reached=(RESOLVES,),
+    )
+    dead = replace(full_pools(dead, swa, step, (0,)), finished=(done,))
+    alive = arm(tmp_path, said, column=side("triton-mtp-on", mtp=True, faults=("swa-state-stale",)))
+    return full_pools(alive), dead
+
+
+def test_one_table_tells_who_dies_under_pressure_and_who_does_not(cli, finished, tmp_path):
+    arms = contrast(tmp_path)
+    asked = finished(*arms)
+    code, out, _ = cli(*WITH_FAULT)
+    assert code == 1
+    assert "trtllm_mha-mtp-on (94%) dies; triton-mtp-on (94%) lives (load pressure, 1 request" in out
+    assert (
+        "trtllm_mha-mtp-on: died of IllegalAddress (page 70 of 65), in step 9 (decode of prompts 3, 4), when 1 of 1 "
+        "request had been answered, as transformers answers them; in use: SWA pool 94%, full pool 40%; bad pages are "
+        f"listed in the rows of prompts 3; dump of that step: {arms[1].dumps[0].dump_id}."
+    ) in out
+    assert "Left out of the default patches, because they repair swa-state-stale: swa-state-swap." in out
+    assert "Added to the default patches" in out
+    assert "Never came to what swa-state-stale changes: triton-mtp-on." in out
+    ((_, sides, options),) = asked
+    chosen = "default,+swa-window-width,+triton-decode-window,-swa-state-swap"
+    assert {(one.patches, one.faults) for one in sides} == {(chosen, ("swa-state-stale",))}
+    assert (options.load_name, options.compared, options.watched) == ("pressure", ("swa-state-stale",), (RESOLVES,))
+
+
+def test_the_document_has_the_death_and_the_pools(cli, finished, tmp_path):
+    arms = contrast(tmp_path)
+    finished(*arms)
+    _, out, _ = cli(*WITH_FAULT, "--json")
+    document = json.loads(out)
+    assert document["load"] == {"name": "pressure", "requests": 1, "swa_peak_above": 0.85}
+    assert (document["fixes_left_out"], document["summary"][0][:34]) == (
+        ["swa-state-swap"],
+        "trtllm_mha-mtp-on (94%) dies; trit",
+    )
+    alive, dead = document["sides"]
+    assert (alive["died"], alive["usage"]["swa_peak"]) == (None, 0.94)
+    assert dead["died"] == {
+        "type": "IllegalAddress",
+        "message": "page 70 of 65",
+        "step": 9,
+        "phase": "decode",
+        "between_steps": False,
+        "prompts_in_step": [3, 4],
+        "prompts_at_fault": [3],
+        "requests_finished": 1,
+        "finished_agree_with_transformers": True,
+        "full": 0.4,
+        "swa": 0.94,
+        "dumps": [arms[1].dumps[0].dump_id],
+    }
+    (fault,) = document["patches_compared"]
+    assert (fault["id"], fault["exercised"], fault["sides"]) == ("swa-state-stale", True, ["trtllm_mha-mtp-on"])
+
+
+def test_a_patch_set_that_is_named_is_taken_as_it_is(cli, finished, tmp_path):
+    asked = finished(*contrast(tmp_path))
+    _, out, _ = cli(*WITH_FAULT, "--patches", "default")
+    assert {one.patches for one in asked[0][1]} == {"default"}
+    assert "of the default patches" not in out
+
+
+def test_a_load_that_left_the_pool_half_empty_shows_no_pressure(cli, finished, tmp_path):
+    finished(full_pools(arm(tmp_path, track()), swa=0.85))
+    code, out, err = cli(*UNDER_PRESSURE)
+    assert code == 5
+    assert "NOT under pressure, which begins above 85% of the SWA pool: triton-mtp-off (85%)." in out
+    assert "did not fill the SWA pool" in err
+    finished(full_pools(arm(tmp_path, track()), swa=0.86))
+    code, out, _ = cli(*UNDER_PRESSURE)
+    assert code == 0
+    assert "Every side answers all requests (load pressure, 1 request): triton-mtp-off (86%)" in out
+
+
+def test_a_fault_that_no_side_came_to_is_said(cli, finished, tmp_path):
+    column = side(faults=("swa-state-stale",))
+    finished(full_pools(arm(tmp_path, track(), column=column)))
+    code, out, err = cli(*WITH_FAULT)
+    assert code == 5
+    assert "NOT exercised: swa-state-stale (no run came to what it changes)." in out
+    assert "no side came to what the injected fault changes" in err
+
+
+def test_cells_of_many_prompts_are_cut(cli, finished, tmp_path):
+    said = oracle(*(track(prompt) for prompt in range(9)))
+    finished(arm(tmp_path, *(changed(one, 5, logprob=0.25) for one in said.tracks)), said=said)
+    code, out, _ = cli("diff", "backends", "--backends", "triton", "--mtp", "off")
+    words = " ".join(out.split())
+    assert code == 1
+    assert "prompt 0, position 5; prompt 1, position 5; prompt 2, position 5; and 6 more" in words
+
+
 def pair(tmp_path, base, other, paths=None, reached=("gemma4.attention_init",), of_base="default", **changes):
     """paths, reached: of the second."""
     changes.setdefault("patches", "default,+swa-window-width")
@@ -260,6 +382,12 @@ def test_without_a_base_nothing_was_checked(cli, finished, tmp_path):
         (("backends", "--scenario", "e5b"), "e5b"),
         (("backends", "--probes", "loud"), "loud"),
         (("backends", "--device-model", "sm42"), "sm42"),
+        (("backends", "--load", "heavy"), "there is no load 'heavy'"),
+        (("backends", "--load", "pressure", "--scenario", "pictures"), "it runs on: e4b, 26b"),
+        (("backends", "--load", "pressure", "--scenario", "e5b"), "there is no scenario 'e5b'"),
+        (("backends", "--load", "pressure", "--scenario", "26b", "--mtp", "on"), "no MTP assistant"),
+        (("backends", "--fault", "no-such-fault"), "no-such-fault"),
+        (("backends", "--fault", "swa-state-swap"), "swa-state-swap"),
         (("patches",), "--with"),
         (("patches", "--with", "nothing-like-it"), "nothing-like-it"),
         (("patches", "--with", "default", "--fault", "no-such-fault"), "no-such-fault"),

@@ -163,3 +163,56 @@ def test_numbers_that_json_has_none_for(edited):
     assert ("logprobs against transformers", "not finite") in [
         (pair.name, pair.value) for pair in report.run.arms[0].numbers
     ]
+
+
+def pressed(verdict):
+    """As `diff backends --load pressure --fault swa-state-stale` writes it: the last side dies."""
+    verdict |= {
+        "scenario": "26b",
+        "load": {"name": "pressure", "requests": 24, "swa_peak_above": 0.85},
+        "summary": ["trtllm_mha-mtp-on (94%) dies; triton-mtp-on (94%) comes to the end."],
+        "fixes_added": [WIDTH],
+        "fixes_left_out": ["swa-state-swap"],
+    }
+    for side in verdict["sides"]:
+        side["faults"], side["usage"]["swa_peak"] = ["swa-state-stale"], 0.94
+    dead = verdict["sides"][-1]
+    dead |= {"ending": "crashed", "exit_code": 1, "status": "crashed"}
+    dead["died"] = {"step": 9, "phase": "decode", "prompts_at_fault": [10], "requests_finished": 8, "full": 0.4}
+    dead["died"] |= {"swa": 0.94, "dumps": ["20261123_dump"]}
+    dead["against"] = [{"reference": "transformers", "agrees": None, "prompts": [], "causes": []}]
+
+
+def test_who_died_under_pressure_is_in_every_form(edited):
+    report = edited(BACKENDS_RUN, pressed)
+    dead = report.run.arms[-1]
+    assert {(pair.name, pair.value) for pair in dead.numbers} >= {
+        ("died in step", "9 (decode)"),
+        ("requests answered before", "8"),
+        ("prompts with bad pages", "10"),
+        ("pools in use then", "SWA 94%, full 40%"),
+        ("dumps of that step", "20261123_dump"),
+    }
+    assert ("more than 85% of the SWA pool in use", "peak 94%", "ok") in checks(report, dead.id)
+    assert report.run.causes[0] == "trtllm_mha-mtp-on (94%) dies; triton-mtp-on (94%) comes to the end."
+    assert any("swa-state-swap" in cause for cause in report.run.causes)
+    assert "--scenario 26b --load pressure" in report.commands[0].line
+    assert "--fault swa-state-stale" in report.commands[0].line
+    for text in (render_html(report), render_markdown(report)):
+        assert "trtllm_mha-mtp-on (94%) dies" in text
+        assert "9 (decode)" in text
+
+
+def test_pressure_that_was_not_reached_is_not_checked(edited):
+    def change(verdict):
+        agree(verdict)
+        pressed(verdict)
+        verdict["sides"] = verdict["sides"][:1]
+        verdict["sides"][0]["usage"]["swa_peak"] = 0.6
+        verdict["exit_code"], verdict["nothing_checked_why"] = 5, "the load did not fill the SWA pool"
+
+    report = edited(BACKENDS_RUN, change)
+    assert (report.exit_code, report.verdict.status, failures(report)) == (5, "unchecked", 0)
+    found = checks(report, "triton-mtp-off")
+    assert ("more than 85% of the SWA pool in use", "peak 60%", "not checked") in found
+    assert ("the sides' agreement says something", "the load did not fill the SWA pool", "not checked") in found

@@ -1,12 +1,15 @@
-"""The load of a comparison: prompts on both sides of the sliding window, short enough for Triton's interpreter.
+"""The loads of a comparison, short enough for Triton's interpreter.
 
-That of the scenario `pictures` is made for the run, see `pictures.py`.
+| name     | holds                                                                                         |
+|----------|-----------------------------------------------------------------------------------------------|
+| prompts  | three prompts on both sides of the sliding window; of the scenario `pictures` see pictures.py |
+| pressure | 24 requests that nearly fill the SWA pool, while page ids of the full pool pass its end       |
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gemma4_repro.errors import UnknownName
@@ -20,12 +23,36 @@ ENGINE: dict[str, Any] = {
     # The interpreter runs each split in turn; two are enough to have partial results merged.
     "triton_attention_num_kv_splits": 2,
 }
-"""Engine arguments that differ from the scenarios'."""
+"""Engine arguments that differ from the scenarios'; a load may have others."""
 
 PICTURES = "pictures"
 SCENARIOS = {"e4b": E4B_TOYS, "26b": ("toy-26b",), PICTURES: ("toy-e4b",)}
 """What can be compared: the toy checkpoints of each, target first, then its MTP assistant if it has one. That with
 pictures is compared on a toy made of it, with a vision tower."""
+
+PROMPTS, PRESSURE = "prompts", "pressure"
+LOADS = {PROMPTS: tuple(SCENARIOS), PRESSURE: ("e4b", "26b")}
+"""Which load is there for which scenarios."""
+
+NEEDED_FIXES = {PROMPTS: (), PRESSURE: ("swa-window-width", "triton-decode-window")}
+"""Fixes that a load needs beside the default ones. Requests under pressure pass the window, or they would hold as many
+pages of one pool as of the other. What the release gets wrong there, which `prompts` shows, must not hide the rest."""
+
+PRESSURE_SWA_ABOVE = 0.85
+"""The share of the SWA pool that has to be in use at once for a run to count as one under pressure."""
+
+_PRESSURE_ENGINE: dict[str, Any] = {
+    # 64 pages in the full pool and 32 in the SWA pool. A finished request leaves more of the former than of the latter
+    # in the prefix cache, so that the next ones get full-pool page ids past the end of the SWA pool.
+    "max_total_tokens": 1024,
+    "swa_full_tokens_ratio": 0.5,
+    "max_running_requests": 8,
+}
+_PRESSURE_REQUESTS = 24
+_PRESSURE_TOKENS = 47
+_PRESSURE_NEW = (4, 5, 6)
+"""Prompt tokens, and new tokens in turn, so that requests leave the batch one by one. With its answer a request holds a
+page more than its prompt, and its prompt's pages alone may lose their SWA side in the prefix cache."""
 
 _SHARE_KEYS = ("e4b", PICTURES)
 """Scenarios whose target has layers that share the keys of others."""
@@ -67,15 +94,38 @@ class Load:
     """prompts: token ids of each. new_tokens: how many each is continued for.
 
     texts, pictures: what is sent in the place of the ids, and each prompt's files; empty where ids are sent.
+    engine: engine arguments of its own. tries_widths: have transformers try other widths of the sliding window.
+    swa_above: the share of the SWA pool that it is there to exceed; None: none.
     """
 
     prompts: list[list[int]]
     new_tokens: list[int]
     texts: list[str]
     pictures: list[list[str]]
+    engine: dict[str, Any] = field(default_factory=dict)
+    tries_widths: bool = True
+    swa_above: float | None = None
 
 
-def text_load() -> Load:
-    """The same every time."""
-    prompts = [held_out_prompts(1, length, _SEED + i)[0] for i, (length, _) in enumerate(_LENGTHS_AND_NEW)]
-    return Load(prompts, [new for _, new in _LENGTHS_AND_NEW], [], [])
+def check_load(name: str, scenario: str) -> None:
+    """Raises UnknownName: no such load, no such scenario, or the one is not there for the other."""
+    toys_of(scenario)
+    if name not in LOADS:
+        raise UnknownName(f"there is no load {name!r}", f"known: {', '.join(LOADS)}")
+    if scenario not in LOADS[name]:
+        allowed = ", ".join(LOADS[name])
+        raise UnknownName(f"--load {name} cannot run on scenario {scenario!r}", f"it runs on: {allowed}")
+
+
+def text_load(name: str) -> Load:
+    """Return the load of that name, a key of LOADS; the same every time."""
+    if name == PRESSURE:
+        lengths = [_PRESSURE_TOKENS] * _PRESSURE_REQUESTS
+        new_tokens = [_PRESSURE_NEW[i % len(_PRESSURE_NEW)] for i in range(_PRESSURE_REQUESTS)]
+        # A row's experiment costs a copy of its sequence, and the load `prompts` makes it on the same model.
+        own = {"engine": _PRESSURE_ENGINE, "tries_widths": False, "swa_above": PRESSURE_SWA_ABOVE}
+    else:
+        lengths, new_tokens = [length for length, _ in _LENGTHS_AND_NEW], [new for _, new in _LENGTHS_AND_NEW]
+        own = {}
+    prompts = [held_out_prompts(1, length, _SEED + i)[0] for i, length in enumerate(lengths)]
+    return Load(prompts, new_tokens, [], [], **own)

@@ -28,7 +28,7 @@ class OracleRun:
             prompts=load.prompts,
             new_tokens=load.new_tokens,
             # A row's experiment costs a copy of its sequence, and pictures make long ones.
-            windows=[] if load.pictures else list(tried_windows(self._window)),
+            windows=list(tried_windows(self._window)) if load.tries_widths else [],
             pictures=load.pictures,
         )
         failed = "transformers, which the engine is compared with, said nothing"

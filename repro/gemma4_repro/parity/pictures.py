@@ -50,7 +50,7 @@ def make_pictures(
     with ModuleRun("gemma4_repro.parity.pictures_process", folder, LOG_NAME, environment, failed) as run:
         run.wait(tick)
     made = MadeLoad.model_validate_json((folder / FOLDER_NAME / LOAD_NAME).read_text(encoding="utf-8"))
-    return Path(made.model_path), Load(made.prompts, list(NEW_TOKENS), made.texts, made.pictures)
+    return Path(made.model_path), Load(made.prompts, list(NEW_TOKENS), made.texts, made.pictures, tries_widths=False)
 
 
 def remove_pictures(folder: Path) -> None:

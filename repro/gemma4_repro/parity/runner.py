@@ -20,7 +20,7 @@ from gemma4_repro.parity.oracle_run import OracleRun
 from gemma4_repro.parity.pictures import make_pictures, remove_pictures
 from gemma4_repro.parity.reach_recorder import REACHED_NAME, read_reached
 from gemma4_repro.parity.side import TIME_LIMITS_S, Side
-from gemma4_repro.parity.tracks import Oracle, Track, read_arm
+from gemma4_repro.parity.tracks import Oracle, Track, read_arm, read_finished
 from gemma4_repro.parity.usage_recorder import USAGE_NAME, Usage, read_usage
 from gemma4_repro.readiness import check_sglang, model_arguments, refuse_cuda
 from gemma4_repro.run_folder import prepare_run_folder, remove_traces, writing
@@ -38,10 +38,11 @@ class Listener(Protocol):
 
 @dataclass(frozen=True)
 class Options:
-    """scenario: a key of `load.SCENARIOS`. typed: what the user typed. time_limit_s: per side, None: its own.
+    """scenario, load_name: keys of `load.SCENARIOS` and `load.LOADS`. typed: what the user typed. time_limit_s: per
+    side, None: its own.
 
-    compared: ids of the patches in which the sides differ, if that is the question. watched: target keys of which to
-    record whether a side came to them. prompt_logprobs: ask for those of prompts too.
+    compared: ids of the patches in which the sides differ, if that is the question, or of the faults that all have.
+    watched: target keys of which to record whether a side came to them. prompt_logprobs: ask for those of prompts too.
     """
 
     scenario: str
@@ -53,11 +54,15 @@ class Options:
     compared: tuple[str, ...] = ()
     watched: tuple[str, ...] = ()
     prompt_logprobs: bool = True
+    load_name: str = load.PROMPTS
 
 
 @dataclass(frozen=True)
 class ArmRun:
-    """One side's engine run. tracks: one per prompt; empty if it did not come to its end. reached: of those watched."""
+    """One side's engine run. tracks: one per prompt; empty if it did not come to its end. reached: of those watched.
+
+    finished: of a run that did not, the answers that it had finished, without logprobs.
+    """
 
     side: Side
     outcome: Outcome
@@ -65,13 +70,14 @@ class ArmRun:
     usage: Usage
     dumps: tuple[DumpEntry, ...]
     reached: frozenset[str] = frozenset()
+    finished: tuple[Track, ...] = ()
 
 
 @dataclass(frozen=True)
 class LiveRun:
     """A finished comparison's runs, not judged yet. import_s: of SGLang, once for all, part of duration_s.
 
-    compared, prompt_logprobs: see Options.
+    scenario, load_name, compared, prompt_logprobs: see Options. swa_above: see Load.
     """
 
     folder: Path
@@ -82,6 +88,9 @@ class LiveRun:
     arms: tuple[ArmRun, ...]
     compared: tuple[str, ...] = ()
     prompt_logprobs: bool = True
+    scenario: str = "e4b"
+    load_name: str = load.PROMPTS
+    swa_above: float | None = None
 
     def arm(self, side_id: str) -> ArmRun:
         return next(arm for arm in self.arms if arm.side.id == side_id)
@@ -93,11 +102,12 @@ def run_sides(
     """Run every side. verb: names the run's folder. command: of the prefork process, for tests.
 
     Raises:
-        UnknownName: a scenario that cannot be compared.
+        UnknownName: a scenario that cannot be compared, or not under that load.
         OutputRefused, OutputUnwritable: see run_folder.
         EnvironmentLacks: no SGLang, an unknown release, no toys, CUDA present, the import or the oracle failed.
     """
     began = time.monotonic()
+    load.check_load(options.load_name, options.scenario)
     toys = load.toys_of(options.scenario)
     release = check_sglang()
     models = model_arguments(toys)
@@ -112,7 +122,7 @@ def run_sides(
     with writing(folder), ExitStack() as stack:
         supervisor = stack.enter_context(Supervisor(folder / "prefork.txt", environment, command))
         listener.importing(release, folder)
-        sent = load.text_load()
+        sent = load.text_load(options.load_name)
         if options.scenario == load.PICTURES:
             toy, sent = make_pictures(folder, environment, tick)
             models = {"model_path": str(toy)}
@@ -140,6 +150,9 @@ def run_sides(
         arms=tuple(arms),
         compared=options.compared,
         prompt_logprobs=options.prompt_logprobs,
+        scenario=options.scenario,
+        load_name=options.load_name,
+        swa_above=sent.swa_above,
     )
 
 
@@ -158,7 +171,7 @@ def _run_side(
         folder=folder,
         command=list(options.typed),
         environment=side.environment() | {"SGLANG_TRTLLM_MHA_DEBUG_DIR": str(folder / "dumps")},
-        engine_arguments=side.engine_arguments(models),
+        engine_arguments=side.engine_arguments({**sent.engine, **models}),
         prompts=sent.prompts,
         new_tokens=sent.new_tokens,
         texts=sent.texts,
@@ -177,11 +190,13 @@ def _run_side(
         listener.waiting(phase.value if phase else None, time.monotonic() - began)
 
     outcome = collect(side.id, folder, supervisor.run(folder, limit_s, tick), limit_s)
+    tracks = read_arm(folder, sent.prompts, outcome.result)
     return ArmRun(
         side=side,
         outcome=outcome,
-        tracks=read_arm(folder, sent.prompts, outcome.result),
+        tracks=tracks,
         usage=read_usage(folder / USAGE_NAME),
         dumps=tuple(dumps_of(outcome)),
         reached=read_reached(folder / REACHED_NAME),
+        finished=() if tracks else read_finished(folder, sent.prompts, vocabulary_size),
     )

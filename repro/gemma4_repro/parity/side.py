@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gemma4_repro.detection.catalog import FAULTS
 from gemma4_repro.errors import UnknownName
-from gemma4_repro.parity.load import ENGINE, has_assistant
+from gemma4_repro.parity.load import ENGINE, NEEDED_FIXES, has_assistant
 from gemma4_repro.scenarios.e4b_engine import e4b_engine
 from gemma4_runtime.errors import SettingsError
 from gemma4_runtime.patch import Kind
@@ -17,7 +18,7 @@ from gemma4_runtime.settings import Settings
 BACKENDS = ("triton", "trtllm_mha")
 """Attention backends that the host engine can run."""
 MTP = {"off": False, "on": True}
-TIME_LIMITS_S = {"triton": 240.0, "trtllm_mha": 90.0}
+TIME_LIMITS_S = {"triton": 480.0, "trtllm_mha": 90.0}
 """Triton's interpreter needs seconds for what trtllm_mha's stand-in does in one."""
 
 
@@ -60,7 +61,7 @@ class Side:
         }
 
     def engine_arguments(self, models: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments of sglang's Engine. models: those that name the checkpoints."""
+        """Arguments of sglang's Engine. models: of the checkpoints, and those that a load has."""
         arguments = e4b_engine(self.backend, **ENGINE) | dict(models)
         if self.mtp:
             return arguments
@@ -82,6 +83,37 @@ def attached(patches: str, faults: tuple[str, ...] = ()) -> tuple[str, ...]:
     except SettingsError as error:
         raise UnknownName(str(error), "gemma4-triage patches lists what there is") from error
     return tuple(patch.id for patch in chosen if patch.kind in (Kind.FIX, Kind.OPTIMISATION))
+
+
+@dataclass(frozen=True)
+class ChosenPatches:
+    """The patches of a comparison that names none.
+
+    Args:
+        ids: a value of GEMMA4_TRIAGE_PATCHES.
+        added: fixes that are no default, and that the load needs so that the release's own errors do not hide others.
+        left_out: default fixes that would repair an injected fault.
+    """
+
+    ids: str
+    added: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+def patches_for(load_name: str, faults: tuple[str, ...]) -> ChosenPatches:
+    """Return the default patches, with what the load needs and without what repairs one of these faults.
+
+    What repairs a fault is in its record of the corpus: with it the fault would do nothing.
+
+    Raises:
+        UnknownName: a fault that the catalog does not have.
+    """
+    default = attached("default", faults)
+    repair = {fix for case in FAULTS if set(case.inject) & set(faults) for fix in case.without}
+    added = tuple(fix for fix in NEEDED_FIXES[load_name] if fix not in default)
+    left_out = tuple(fix for fix in default if fix in repair)
+    words = ["default", *(f"+{fix}" for fix in added), *(f"-{fix}" for fix in left_out)]
+    return ChosenPatches(",".join(words), added, left_out)
 
 
 def read_backends(text: str) -> tuple[str, ...]:

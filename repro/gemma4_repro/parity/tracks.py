@@ -13,6 +13,7 @@ from gemma4_repro.outcome import ArmResult
 from gemma4_repro.parity.layer_recorder import ROWS_NAME, STATES_NAME
 from gemma4_repro.parity.logprob_file import read_logprobs
 from gemma4_repro.parity.oracle_files import ARRAYS_NAME
+from gemma4_repro.parity.usage_recorder import FINISHED_NAME, read_finished_answers
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,28 @@ def read_arm(folder: Path, prompts: Sequence[Sequence[int]], result: ArmResult |
         unasked = len(tokens) - 1 - len(said)
         rows = np.concatenate([np.full((unasked, said.shape[1]), np.nan), said])
         tracks.append(Track(answer.prompt, tokens, len(prompt), rows, states, modes, unasked))
+    return tuple(tracks)
+
+
+def read_finished(folder: Path, prompts: Sequence[Sequence[int]], vocabulary: int) -> tuple[Track, ...]:
+    """Return the tracks of the answers that an arm had finished before it died: tokens and states, and no logprobs.
+
+    Args:
+        folder: the arm's.
+        prompts: token ids of each.
+        vocabulary: how many tokens there are.
+    """
+    finished = read_finished_answers(folder / FINISHED_NAME)
+    if not finished:
+        return ()
+    recorded = _Recorded(folder)
+    tracks = []
+    for number, answer in sorted(finished.items()):
+        tokens = (*prompts[number], *answer)
+        rows = len(tokens) - 1
+        states, modes = recorded.of(number, tokens)
+        unknown = np.full((rows, vocabulary), np.nan)
+        tracks.append(Track(number, tokens, len(prompts[number]), unknown, states, modes, rows))
     return tuple(tracks)
 
 

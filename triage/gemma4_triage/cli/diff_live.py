@@ -16,7 +16,7 @@ from gemma4_triage.errors import ExitCode, UsageMistake, for_user
 if TYPE_CHECKING:
     from gemma4_repro.parity.compare_tracks import Tolerances
     from gemma4_repro.parity.runner import LiveRun, Options
-    from gemma4_repro.parity.side import Side
+    from gemma4_repro.parity.side import ChosenPatches, Side
     from gemma4_triage.report.agreement_document import Agreement
 
 Scenario = Annotated[
@@ -26,6 +26,15 @@ Scenario = Annotated[
         metavar="NAME",
         help="Which model: e4b, the toy pair; 26b, the toy with experts; pictures, a toy with a vision tower, made for "
         "the run, and prompts with no picture, one and three.",
+    ),
+]
+LoadName = Annotated[
+    str,
+    typer.Option(
+        "--load",
+        metavar="NAME",
+        help="What is sent: prompts, three of them; pressure, 24 requests that hold more than 85% of a small SWA pool, "
+        "for e4b and 26b.",
     ),
 ]
 Backends = Annotated[
@@ -70,15 +79,22 @@ def backends(
     scenario: Scenario = "e4b",
     backends: Backends = _BOTH,
     mtp: Mtp = None,
+    load: LoadName = "prompts",
+    fault: Annotated[
+        list[str] | None,
+        typer.Option("--fault", metavar="ID", help="Inject this fault on every side. Repeatable."),
+    ] = None,
     patches: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--patches",
             metavar="IDS",
-            help="Fixes on every side, as in GEMMA4_TRIAGE_PATCHES. The default changes no correct output, so what the "
+            show_default=False,
+            help="Fixes on every side, as in GEMMA4_TRIAGE_PATCHES; default: `default`, less a fix that repairs a "
+            "--fault, and with both window fixes for --load pressure. `default` changes no correct output, so what the "
             "release gets wrong is found; with `none` MTP crashes on a CPU, which is the release's too.",
         ),
-    ] = "default",
+    ] = None,
     probes: Probes = "log",
     device_model: DeviceModel = "sm100",
     tolerance: Tolerance = None,
@@ -91,31 +107,41 @@ def backends(
     """Run the same prompts on each attention backend, with and without MTP, and on transformers.
 
     One table: outcome, tokens, logprobs, where and in which layer they part first, accept length, pool usage,
-    violations. Exits 0 if all agree with transformers, 1 if one differs, crashes or leaves a dump, 2 for a name that is
-    not known, 3 if no engine runs here.
+    violations, and where a side died. Exits 0 if all agree with transformers, 1 if one differs, crashes or leaves a
+    dump, 2 for a name that is not known, 3 if no engine runs here, 5 if all agree and no side came to what --fault
+    changes, or --load pressure did not fill the SWA pool.
     """
+    faults = tuple(dict.fromkeys(fault or ()))
+    chosen: list[ChosenPatches] = []
 
     def sides() -> list[Side]:
-        from gemma4_repro.parity.side import Side, attached, read_backends, read_mtp
+        from gemma4_repro.parity.side import ChosenPatches, Side, attached, patches_for, read_backends, read_mtp
 
-        attached(patches)
+        chosen.append(patches_for(load, faults) if patches is None else ChosenPatches(patches))
+        ids = chosen[0].ids
+        attached(ids, faults)
         return [
-            Side(f"{backend}-mtp-{'on' if on else 'off'}", backend, on, patches, (), probes, device_model)
+            Side(f"{backend}-mtp-{'on' if on else 'off'}", backend, on, ids, faults, probes, device_model)
             for backend in read_backends(backends)
             for on in read_mtp(mtp, scenario)
         ]
 
     def judge(run: LiveRun, tolerances: Tolerances) -> Agreement:
+        from gemma4_repro.parity.exercise import exercises, nothing_exercised
         from gemma4_repro.parity.judge import against_transformers, exit_code
+        from gemma4_repro.parity.pressure import below_pressure, death_of
         from gemma4_triage.report.agreement_document import Agreement, Column
 
         verdicts = against_transformers(run, tolerances)
-        columns = tuple(Column(verdict.arm, verdict, verdict) for verdict in verdicts)
-        return Agreement(run, tolerances, columns, exit_code(verdicts))
+        columns = tuple(Column(v.arm, v, v, death_of(v.arm, run, tolerances)) for v in verdicts)
+        found = exercises(run)
+        nothing = nothing_exercised(run, found) or bool(below_pressure(run))
+        return Agreement(run, tolerances, columns, exit_code(verdicts, (), nothing), found, chosen[0])
 
     _check_words(probes, device_model)
     _check_finite(tolerance)
-    options = _options(scenario, output, force, keep, time_limit)
+    _check_load(load, scenario)
+    options = _options(scenario, output, force, keep, time_limit, faults, load)
     raise typer.Exit(_compare("diff-backends", sides, judge, options, tolerance, as_json))
 
 
@@ -174,11 +200,12 @@ def patches(
     def judge(run: LiveRun, tolerances: Tolerances) -> Agreement:
         from gemma4_repro.parity.exercise import exercises, nothing_exercised
         from gemma4_repro.parity.judge import against_base, against_transformers, exit_code
+        from gemma4_repro.parity.pressure import death_of
         from gemma4_triage.report.agreement_document import Agreement, Column
 
         gates = {verdict.arm.side.id: verdict for verdict in against_base(run, pairs, tolerances)}
         measured = against_transformers(run, tolerances)
-        columns = tuple(Column(verdict.arm, verdict, gates.get(verdict.arm.side.id)) for verdict in measured)
+        columns = tuple(Column(v.arm, v, gates.get(v.arm.side.id), death_of(v.arm, run, tolerances)) for v in measured)
         bases = [run.arm(base_id) for base_id, _ in pairs]
         found = exercises(run)
         code = exit_code(tuple(gates.values()), bases, nothing_exercised(run, found))
@@ -202,6 +229,17 @@ def _check_finite(tolerance: float | None) -> None:
         raise UsageMistake(f"--tolerance {tolerance} is no tolerance", "a number of 0 or more; the default is 2e-4")
 
 
+def _check_load(load: str, scenario: str) -> None:
+    """Refuse before anything is imported or written, whatever else was asked for."""
+    from gemma4_repro.errors import ReproError
+    from gemma4_repro.parity.load import check_load
+
+    try:
+        check_load(load, scenario)
+    except ReproError as error:
+        raise for_user(error) from error
+
+
 def _options(
     scenario: str,
     output: Path | None,
@@ -209,6 +247,7 @@ def _options(
     keep: bool,
     time_limit: float | None,
     compared: Sequence[str] = (),
+    load: str = "prompts",
 ) -> Callable[[], Options]:
     """compared: filled in by the time the options are made."""
 
@@ -227,6 +266,7 @@ def _options(
             compared=tuple(compared),
             watched=watched(compared),
             prompt_logprobs=asks_for_prompts(scenario, compared),
+            load_name=load,
         )
 
     return make

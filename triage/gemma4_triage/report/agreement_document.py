@@ -10,13 +10,18 @@ from gemma4_repro.log_exceptions import last_lines
 from gemma4_repro.parity.compare_tracks import TOP_TOKENS, PromptComparison, Tolerances
 from gemma4_repro.parity.exercise import Exercise
 from gemma4_repro.parity.judge import TRANSFORMERS, Cause, SideVerdict
+from gemma4_repro.parity.pressure import Death
 from gemma4_repro.parity.runner import ArmRun, LiveRun
+from gemma4_repro.parity.side import ChosenPatches
+from gemma4_repro.verdict import EXIT_NOTHING_CHECKED
 from gemma4_triage.report.agreement_words import (
     cause_sentence,
     crash_hint,
     fixes_named,
+    nothing_checked,
     phase,
     prompts_left_out,
+    summary_sentences,
     token_sentence,
 )
 from gemma4_triage.report.repro_document import LOG_LINES, stand_ins
@@ -24,11 +29,15 @@ from gemma4_triage.report.repro_document import LOG_LINES, stand_ins
 
 @dataclass(frozen=True)
 class Column:
-    """One engine run. oracle: against transformers, always. gate: what decides; None for a base, the measure."""
+    """One engine run. oracle: against transformers, always. gate: what decides; None for a base, the measure.
+
+    death: how far it came, if not to its end.
+    """
 
     arm: ArmRun
     oracle: SideVerdict
     gate: SideVerdict | None
+    death: Death | None = None
 
     @property
     def shown(self) -> SideVerdict:
@@ -38,13 +47,16 @@ class Column:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What both `diff backends` and `diff patches` end in. exercises: of the patches in which sides differ."""
+    """What both `diff backends` and `diff patches` end in. exercises: of the patches in which sides differ, or of the
+    faults that all have. chosen: the patches of every side, where they are the same.
+    """
 
     run: LiveRun
     tolerances: Tolerances
     columns: tuple[Column, ...]
     exit_code: int
     exercises: tuple[Exercise, ...] = ()
+    chosen: ChosenPatches | None = None
 
     @property
     def deciding(self) -> tuple[SideVerdict, ...]:
@@ -56,6 +68,9 @@ def agreement_document(agreement: Agreement) -> dict[str, Any]:
     run = agreement.run
     return {
         "folder": str(run.folder),
+        "scenario": run.scenario,
+        "load": {"name": run.load_name, "requests": len(run.oracle.tracks), "swa_peak_above": run.swa_above},
+        "summary": summary_sentences(agreement),
         "sglang_version": run.sglang_version,
         "duration_s": round(run.duration_s, 2),
         "import_s": run.import_s,
@@ -68,6 +83,8 @@ def agreement_document(agreement: Agreement) -> dict[str, Any]:
         "window": run.oracle.window,
         "prompt_logprobs": run.prompt_logprobs,
         "prompt_logprobs_why_not": None if run.prompt_logprobs else prompts_left_out(agreement.run),
+        "fixes_added": list(agreement.chosen.added) if agreement.chosen else [],
+        "fixes_left_out": list(agreement.chosen.left_out) if agreement.chosen else [],
         "patches_compared": [
             {
                 "id": one.patch,
@@ -88,6 +105,7 @@ def agreement_document(agreement: Agreement) -> dict[str, Any]:
         ],
         "sides": [_side(column) for column in agreement.columns],
         "fixes": fixes_named(agreement.deciding),
+        "nothing_checked_why": nothing_checked(agreement) if agreement.exit_code == EXIT_NOTHING_CHECKED else None,
         "exit_code": agreement.exit_code,
     }
 
@@ -116,10 +134,29 @@ def _side(column: Column) -> dict[str, Any]:
             "full": list(arm.usage.full),
             "swa": list(arm.usage.swa),
         },
+        "died": column.death and _died(column.death),
         "dumps": [{"path": str(entry.path), "state": entry.state} for entry in arm.dumps],
         "log": str(arm.outcome.log),
         "log_tail": [] if column.shown.completed else last_lines(arm.outcome.log, LOG_LINES),
         "against": [_against(verdict) for verdict in verdicts],
+    }
+
+
+def _died(death: Death) -> dict[str, Any]:
+    step = death.step
+    return {
+        "type": death.raised.type_name if death.raised else None,
+        "message": death.raised.message if death.raised else None,
+        "step": step.number if step else None,
+        "phase": phase(step.mode) if step else None,
+        "between_steps": bool(step and step.ended),
+        "prompts_in_step": sorted(step.slots) if step else [],
+        "prompts_at_fault": list(death.prompts),
+        "requests_finished": death.finished,
+        "finished_agree_with_transformers": death.finished_agree,
+        "full": death.full,
+        "swa": death.swa,
+        "dumps": [entry.dump_id for entry in death.dumps],
     }
 
 

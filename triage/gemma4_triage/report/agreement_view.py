@@ -21,22 +21,26 @@ from gemma4_triage.report.agreement_words import (
     exercise_sentences,
     fixes_named,
     layer_kind,
+    patch_sentences,
     phase,
     prompts_left_out,
+    sides_without,
+    summary_sentences,
     token_sentence,
 )
 from gemma4_triage.report.sparkline import sparkline
 
 _GOOD, _BAD = "green", "bold red"
 _SERIES_WIDTH = 12
+_MOST_IN_CELL, _MOST_LINES = 3, 6
 
 
 def print_agreement(console: Console, agreement: Agreement) -> None:
-    """The table; then per side that differs where and why; then the fixes that this asks for."""
+    """The table; then per side that differs where and why; then the fixes that this asks for; what died comes last."""
     _table(console, agreement)
     for column in agreement.columns:
         _details(console, column)
-    for sentence in exercise_sentences(agreement.exercises):
+    for sentence in patch_sentences(agreement) + exercise_sentences(agreement.exercises) + sides_without(agreement):
         _line(console, sentence)
     if not agreement.run.prompt_logprobs:
         _line(console, prompts_left_out(agreement.run))
@@ -51,6 +55,8 @@ def print_agreement(console: Console, agreement: Agreement) -> None:
         f"equal up to {tolerances.logprob:g} in logprobs and {tolerances.state:g} in states (fp32 round-off); "
         f"{run.duration_s:.0f} s, SGLang {run.sglang_version}",
     )
+    for sentence in summary_sentences(agreement):
+        _line(console, sentence)
 
 
 def _table(console: Console, agreement: Agreement) -> None:
@@ -64,8 +70,9 @@ def _table(console: Console, agreement: Agreement) -> None:
     tokens = sum(len(track.tokens) - track.prompt_length for track in oracle.tracks)
     rows = [
         ("outcome", "fp32, no engine", _outcome),
+        *([("died", "", _died)] if any(column.death for column in agreement.columns) else []),
         ("patches", "", _patches),
-        ("tokens", f"{tokens} by greedy search", _gated(_tokens)),
+        ("tokens", f"{tokens} by greedy search", lambda column: _finished(column) or _gated(_tokens)(column)),
         ("max |logprob|", "", _gated(_worst)),
         ("first beyond", "", _gated(_first_over)),
         ("first layer", "", _gated(_first_layer)),
@@ -96,6 +103,27 @@ def _outcome(column: Column) -> str:
     return f"{column.shown.status}{said}"
 
 
+def _died(column: Column) -> str:
+    death = column.death
+    if death is None:
+        return "no"
+    if death.step is None:
+        return "before any step"
+    at = f", at prompt {', '.join(map(str, death.prompts))}" if death.prompts else ""
+    dump = f"; {number_of(len(death.dumps), 'dump')}" if death.dumps else ""
+    where = f"{'after' if death.step.ended else 'in'} step {death.step.number} ({phase(death.step.mode)})"
+    return f"{where}{at}; {number_of(death.finished, 'request')} answered before{dump}"
+
+
+def _finished(column: Column) -> str:
+    """What a side that died had finished; empty for others, or if it had finished nothing."""
+    death = column.death
+    if death is None or not death.compared:
+        return ""
+    equal = "equal to HF's, states too" if death.finished_agree else "NOT all equal to HF's"
+    return f"{number_of(len(death.compared), 'answer')} finished, {equal}"
+
+
 def _patches(column: Column) -> str:
     side = column.arm.side
     faults = f"; injected: {', '.join(side.faults)}" if side.faults else ""
@@ -113,7 +141,7 @@ def _tokens(verdict: SideVerdict) -> str:
     parted = [comparison for comparison in verdict.comparisons if comparison.token]
     if not parted:
         return f"all equal to {_short(verdict.reference)}"
-    return "; ".join(f"prompt {c.prompt} from output {c.token.output_index}" for c in parted if c.token)
+    return _some([f"prompt {c.prompt} from output {c.token.output_index}" for c in parted if c.token])
 
 
 def _worst(verdict: SideVerdict) -> str:
@@ -127,7 +155,7 @@ def _first_over(verdict: SideVerdict) -> str:
     over = [comparison for comparison in verdict.comparisons if comparison.first_over is not None]
     if not over:
         return "none" if verdict.comparisons else "-"
-    return "; ".join(_over(comparison) for comparison in over)
+    return _some([_over(comparison) for comparison in over])
 
 
 def _over(comparison: PromptComparison) -> str:
@@ -137,11 +165,19 @@ def _over(comparison: PromptComparison) -> str:
 def _first_layer(verdict: SideVerdict) -> str:
     if not verdict.causes:
         return "none" if verdict.comparisons else "-"
-    return "; ".join(
-        f"prompt {cause.prompt}, position {cause.place.position} ({phase(cause.place.mode)}), "
-        f"layer {cause.place.layer} ({layer_kind(cause.layer_type)})"
-        for cause in verdict.causes
+    return _some(
+        [
+            f"prompt {cause.prompt}, position {cause.place.position} ({phase(cause.place.mode)}), "
+            f"layer {cause.place.layer} ({layer_kind(cause.layer_type)})"
+            for cause in verdict.causes
+        ]
     )
+
+
+def _some(items: Sequence[str]) -> str:
+    """As many as a cell has room for, and how many more there are."""
+    more = [f"and {len(items) - _MOST_IN_CELL} more"] if len(items) > _MOST_IN_CELL else []
+    return "; ".join([*items[:_MOST_IN_CELL], *more])
 
 
 def _accept_length(column: Column) -> str:
@@ -174,6 +210,8 @@ def _details(console: Console, column: Column) -> None:
     if column.gate:
         lines += [cause_sentence(verdict, cause) for cause in verdict.causes]
         lines += [token_sentence(c.prompt, c.token, verdict.reference) for c in verdict.comparisons if c.token]
+        if len(lines) > _MOST_LINES:
+            lines[_MOST_LINES:] = [f"and {len(lines) - _MOST_LINES} more, in verdict.json"]
     lines += [f"dump: gemma4-triage dumps show {entry.path}" for entry in column.arm.dumps]
     if not verdict.completed:
         raised = [f"{raised.type_name}: {raised.message}" for raised in dict.fromkeys(column.arm.outcome.raised)]

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from gemma4_dumps.wording import number_of
 from gemma4_repro.parity.compare_tracks import TokenDifference
 from gemma4_repro.parity.exercise import Exercise
 from gemma4_repro.parity.judge import TRANSFORMERS, Cause, SideVerdict
 from gemma4_repro.parity.load import hides_prompts
-from gemma4_repro.parity.runner import LiveRun
+from gemma4_repro.parity.pressure import Death, below_pressure
+from gemma4_repro.parity.runner import ArmRun, LiveRun
 from gemma4_repro.parity.window_evidence import SLIDING, KeysSeen, WindowCause
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind
 
 if TYPE_CHECKING:
-    from gemma4_triage.report.agreement_document import Agreement
+    from gemma4_triage.report.agreement_document import Agreement, Column
 
 _PHASES = {"EXTEND": "prefill", "DECODE": "decode", "TARGET_VERIFY": "verify"}
 
@@ -46,7 +48,7 @@ def cause_sentence(verdict: SideVerdict, cause: Cause) -> str:
         widths = (
             "No other width of the sliding window gives these states"
             if cause.widths_tried
-            else "Other widths of the sliding window are not tried with pictures"
+            else "Other widths of the sliding window are not tried with this load"
         )
         return f"{where}. {widths}; {why}.{also}"
     return f"{where}. {_window(verdict, cause, cause.window)}{also}"
@@ -73,8 +75,96 @@ def crash_hint(verdict: SideVerdict) -> str | None:
     return f"fixes of the default set that were off here: {', '.join(off)}"
 
 
+def summary_sentences(agreement: Agreement) -> list[str]:
+    """Say in the first sentence which sides die and which do not, under which load; then how each died.
+
+    Empty for a load that is not there to put anything under pressure, if every side came to its end.
+    """
+    dead = [column for column in agreement.columns if column.death]
+    alive = [column for column in agreement.columns if not column.death]
+    run = agreement.run
+    load = f"load {run.load_name}, {number_of(len(run.oracle.tracks), 'request')}"
+    sentences = []
+    if dead:
+        trapped = [column for column in dead if column.death and column.death.trapped]
+        died = [column for column in dead if column not in trapped]
+        parts = [(died, "dies", "die"), (trapped, "is trapped", "are trapped"), (alive, "lives", "live")]
+        said = "; ".join(f"{_each(c)} {one if len(c) == 1 else many}" for c, one, many in parts if c)
+        sentences.append(f"{said} ({load}; in brackets: the most of the SWA pool that was in use at once).")
+    elif run.swa_above is not None:
+        sentences.append(f"Every side answers all requests ({load}): {_each(alive)} of the SWA pool in use at once.")
+    sentences += [_death_sentence(column, len(run.oracle.tracks)) for column in dead]
+    below = below_pressure(run)
+    if below and run.swa_above is not None:
+        sides = ", ".join(f"{arm.side.id} ({arm.usage.swa_peak:.0%})" for arm in below)
+        sentences.append(f"NOT under pressure, which begins above {run.swa_above:.0%} of the SWA pool: {sides}.")
+    return sentences
+
+
+def _each(columns: Sequence[Column]) -> str:
+    return ", ".join(f"{column.arm.side.id} ({column.arm.usage.swa_peak:.0%})" for column in columns)
+
+
+def _death_sentence(column: Column, requests: int) -> str:
+    death = column.death
+    assert death is not None, "the side came to its end"
+    said = f"{column.arm.side.id}: {_what_ended(column.arm, death)}"
+    step = death.step
+    if step is None:
+        return f"{said}, before any step."
+    said += f", {'after' if step.ended else 'in'} step {step.number} ({phase(step.mode)}"
+    said += f" of prompts {', '.join(map(str, sorted(step.slots)))})" if step.slots else ")"
+    said += f", when {death.finished} of {number_of(requests, 'request')} had been answered"
+    if death.finished_agree is not None:
+        said += ", as transformers answers them" if death.finished_agree else ", NOT as transformers answers them"
+    if death.swa is not None and death.full is not None:
+        said += f"; in use: SWA pool {death.swa:.0%}, full pool {death.full:.0%}"
+    if death.prompts:
+        said += f"; bad pages are listed in the rows of prompts {', '.join(map(str, death.prompts))}"
+    if death.dumps:
+        said += f"; dump of that step: {', '.join(entry.dump_id for entry in death.dumps)}"
+    return f"{said}."
+
+
+def _what_ended(arm: ArmRun, death: Death) -> str:
+    if death.raised is None:
+        return arm.outcome.problem or arm.outcome.ending.value
+    message = f" ({death.raised.message})" if death.raised.message else ""
+    return f"{'trapped by' if death.trapped else 'died of'} {death.raised.type_name}{message}"
+
+
+def patch_sentences(agreement: Agreement) -> list[str]:
+    """Say in what the patches of a comparison that names none differ from the default ones."""
+    chosen = agreement.chosen
+    if chosen is None:
+        return []
+    sentences = []
+    if chosen.added:
+        sentences.append(
+            f"Added to the default patches, because requests of this load pass the sliding window, where the release "
+            f"is wrong without them: {', '.join(chosen.added)}."
+        )
+    if chosen.left_out:
+        faults = ", ".join(agreement.run.compared)
+        sentences.append(
+            f"Left out of the default patches, because they repair {faults}: {', '.join(chosen.left_out)}."
+        )
+    return sentences
+
+
+def sides_without(agreement: Agreement) -> list[str]:
+    """Name the sides that never came to what a fault changes, where others did."""
+    sentences = []
+    for exercise in agreement.exercises:
+        having = [arm.side.id for arm in agreement.run.arms if exercise.patch in arm.side.faults]
+        without = [side for side in having if side not in exercise.sides]
+        if exercise.done and without:
+            sentences.append(f"Never came to what {exercise.patch} changes: {', '.join(without)}.")
+    return sentences
+
+
 def exercise_sentences(exercises: Sequence[Exercise]) -> list[str]:
-    """Which of the patches in which the sides differ did their work, which change answers, why others did nothing."""
+    """Which of the patches in question did their work, which change answers, why others did nothing."""
     counted = [one.patch for one in exercises if one.done and one.counted]
     called = [one.patch for one in exercises if one.done and not one.counted]
     sentences = [f"Did their work, by their own count: {', '.join(counted)}."] if counted else []
@@ -94,12 +184,16 @@ def prompts_left_out(run: LiveRun) -> str:
     patches = ", ".join(hides_prompts(run.compared))
     return (
         f"Logprobs of prompts, but for their last token, were left out on every side: asked for them, {patches} would "
-        "step aside, and the sides differ in that."
+        "step aside, and it is what is compared."
     )
 
 
 def nothing_checked(agreement: Agreement) -> str:
     """Why the exit code is 5."""
+    if below_pressure(agreement.run):
+        return "the load did not fill the SWA pool as it is there to, so that the sides agree says nothing of pressure"
+    if all(column.gate is column.oracle for column in agreement.columns):
+        return "no side came to what the injected fault changes, so that they agree says nothing of it"
     if any(column.gate is None and column.arm.tracks for column in agreement.columns):
         return "the patches in which the sides differ never did their work, so that they agree says nothing of them"
     return "no base run came to its end, so there was nothing to compare with"

@@ -9,7 +9,7 @@ from gemma4_dumps.wording import number_of
 from gemma4_triage.report.model.limits import MAX_ARMS, MAX_LINES
 from gemma4_triage.report.model.pairs import pairs_of
 from gemma4_triage.report.model.records import Arm, Check, Run, Status
-from gemma4_triage.report.model.verdict_file import ComparisonFile, PromptEntry, SideEntry
+from gemma4_triage.report.model.verdict_file import ComparisonFile, DeathEntry, PromptEntry, SideEntry
 
 _NOTHING_CHECKED = 5
 _STATUS: dict[int, Status] = {0: "ok", _NOTHING_CHECKED: "unchecked"}
@@ -22,14 +22,14 @@ def comparison_part(file: ComparisonFile) -> Run:
     return Run(
         kind=file.kind,
         name=file.kind.replace("-", " "),
-        symptom="the same prompts on every side, held against "
+        symptom=f"the same {'requests' if file.load.name == 'pressure' else 'prompts'} on every side, held against "
         + ("transformers" if file.kind == "diff-backends" else "the base"),
         status=_STATUS.get(file.exit_code, "bad"),
         exit_code=file.exit_code if file.exit_code in _STATUS else 1,
         sglang_version=file.sglang_version,
         duration_s=file.duration_s,
         import_s=file.import_s,
-        arms=tuple(_arm(side, dumps, file.exit_code) for side in file.sides[:MAX_ARMS]),
+        arms=tuple(_arm(side, dumps, file) for side in file.sides[:MAX_ARMS]),
         probes=(),
         cases=(),
         root_cause="",
@@ -39,8 +39,8 @@ def comparison_part(file: ComparisonFile) -> Run:
     )
 
 
-def _arm(side: SideEntry, dumps: dict[str, int], exit_code: int) -> Arm:
-    checks = tuple(_checks(side, dumps, exit_code))[:MAX_LINES]
+def _arm(side: SideEntry, dumps: dict[str, int], file: ComparisonFile) -> Arm:
+    checks = tuple(_checks(side, dumps, file))[:MAX_LINES]
     failed = any(check.status == "failed" for check in checks)
     unchecked = any(check.status == "not checked" for check in checks)
     return Arm(
@@ -59,9 +59,9 @@ def _arm(side: SideEntry, dumps: dict[str, int], exit_code: int) -> Arm:
     )
 
 
-def _checks(side: SideEntry, dumps: dict[str, int], exit_code: int) -> Iterator[Check]:
+def _checks(side: SideEntry, dumps: dict[str, int], file: ComparisonFile) -> Iterator[Check]:
     """A failed one stands for exit code 1: a base is the measure, whatever becomes of it."""
-    ended = side.ending == "completed"
+    ended, exit_code, wanted = side.ending == "completed", file.exit_code, file.load.swa_peak_above
     if side.status == "base":
         yield Check(expected="the measure", observed=_ending(side), status="ok" if ended else "not checked")
         return
@@ -70,8 +70,15 @@ def _checks(side: SideEntry, dumps: dict[str, int], exit_code: int) -> Iterator[
     for prompt in against.prompts:
         expected = f"prompt {prompt.prompt} as {against.reference}"
         yield Check(expected=expected, observed=_observed(prompt), status="ok" if prompt.agrees else "failed")
+    if wanted is not None:
+        status = "ok" if side.usage.swa_peak > wanted else "not checked"
+        observed = f"peak {side.usage.swa_peak:.0%}"
+        yield Check(expected=f"more than {wanted:.0%} of the SWA pool in use", observed=observed, status=status)
     if ended and against.prompts and exit_code == _NOTHING_CHECKED:
-        yield Check(expected="a patch of the difference does its work", observed="none did", status="not checked")
+        expected = "a patch of the difference does its work"
+        if file.kind == "diff-backends":
+            expected = "the sides' agreement says something"
+        yield Check(expected=expected, observed=file.nothing_checked_why or "none did", status="not checked")
     if ended and not against.prompts:
         status = "not checked" if exit_code == _NOTHING_CHECKED else "failed"
         yield Check(expected=f"as {against.reference}", observed="nothing to compare with", status=status)
@@ -94,6 +101,11 @@ def _observed(prompt: PromptEntry) -> str:
 
 
 def _causes(file: ComparisonFile) -> Iterator[str]:
+    yield from file.summary
+    if file.fixes_added:
+        yield f"Added to the default patches for this load: {', '.join(file.fixes_added)}"
+    if file.fixes_left_out:
+        yield f"Left out of the default patches, because they repair the fault: {', '.join(file.fixes_left_out)}"
     for side in file.sides:
         if side.status != "base":
             yield from (f"Side {side.id}: {cause.text}" for cause in side.against[-1].causes)
@@ -119,9 +131,23 @@ def _numbers(side: SideEntry) -> Iterator[tuple[str, str]]:
         yield "accept length", f"{side.accept_length:.2f}"
     yield "full pool, peak", f"{side.usage.full_peak:.0%}"
     yield "SWA pool, peak", f"{side.usage.swa_peak:.0%}"
+    if side.died:
+        yield from _died(side.died)
     if side.against[0].reference == _TRANSFORMERS and side.against[0].prompts:
         found = [one.logprob_difference for one in side.against[0].prompts if one.logprob_difference is not None]
         yield "logprobs against transformers", f"up to {max(found):.1e}" if found else "not finite"
+
+
+def _died(death: DeathEntry) -> Iterator[tuple[str, str]]:
+    if death.step is not None:
+        yield "died in step", f"{death.step} ({death.phase or 'unknown'})"
+    yield "requests answered before", str(death.requests_finished)
+    if death.prompts_at_fault:
+        yield "prompts with bad pages", ", ".join(map(str, death.prompts_at_fault))
+    if death.swa is not None and death.full is not None:
+        yield "pools in use then", f"SWA {death.swa:.0%}, full {death.full:.0%}"
+    if death.dumps:
+        yield "dumps of that step", ", ".join(death.dumps)
 
 
 def _environment(side: SideEntry) -> Iterator[tuple[str, str]]:
@@ -137,11 +163,13 @@ def _repeat(file: ComparisonFile) -> str:
     """The command, as far as the sides tell it."""
     first, last = file.sides[0], file.sides[-1]
     words = ["gemma4-triage", *file.kind.split("-")]
+    words += ["--scenario", file.scenario] if file.scenario != "e4b" else []
+    words += ["--load", file.load.name] if file.load.name != "prompts" else []
     if file.kind == "diff-backends":
         words += ["--patches", first.patches]
     else:
         words += ["--base", first.patches, "--with", last.patches]
-        words += [word for fault in last.faults for word in ("--fault", fault)]
+    words += [word for fault in last.faults for word in ("--fault", fault)]
     words += ["--backends", ",".join(dict.fromkeys(side.backend for side in file.sides))]
     words += ["--mtp", ",".join(dict.fromkeys("on" if side.mtp else "off" for side in file.sides))]
     words += ["--probes", first.probes] if first.probes else []

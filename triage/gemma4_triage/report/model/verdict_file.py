@@ -121,6 +121,16 @@ class AgainstEntry(_Part):
     causes: list[SideCause] = []
 
 
+class DeathEntry(_Part):
+    step: int | None = None
+    phase: str | None = None
+    prompts_at_fault: list[int] = []
+    requests_finished: int = 0
+    full: float | None = Field(default=None, allow_inf_nan=False)
+    swa: float | None = Field(default=None, allow_inf_nan=False)
+    dumps: list[str] = []
+
+
 class SideEntry(_Part):
     """One engine run of a comparison. against: transformers, then, of a `with` side, its base."""
 
@@ -141,6 +151,7 @@ class SideEntry(_Part):
     hint: str | None = None
     accept_length: float | None = Field(default=None, allow_inf_nan=False)
     usage: Usage = Usage()
+    died: DeathEntry | None = None
     dumps: list[dict[str, Any]] = []
     log_tail: list[str] = []
     against: list[AgainstEntry] = Field(min_length=1)
@@ -152,11 +163,25 @@ class ComparedPatch(_Part):
     why_not: list[str] = []
 
 
+class LoadEntry(_Part):
+    """swa_peak_above: the share of the SWA pool that the load is there to exceed."""
+
+    name: str = "prompts"
+    requests: int | None = None
+    swa_peak_above: float | None = Field(default=None, allow_inf_nan=False)
+
+
 class ComparisonFile(_RunFile):
     """Of `diff backends` and `diff patches`."""
 
     kind: Literal["diff-backends", "diff-patches"]
     sides: list[SideEntry] = Field(min_length=1)
+    scenario: str = "e4b"
+    load: LoadEntry = LoadEntry()
+    summary: list[str] = []
+    fixes_added: list[str] = []
+    fixes_left_out: list[str] = []
+    nothing_checked_why: str | None = None
     patches_compared: list[ComparedPatch] = []
     prompt_logprobs_why_not: str | None = None
     fixes: list[str] = []
