@@ -1,4 +1,4 @@
-"""One arm's server: started, asked, and ended with its whole session, whatever happens."""
+"""A server: started, asked, and ended with its whole session, whatever happens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,30 +34,34 @@ class ServerLost(Exception):
     """The server ended, does not answer, or answers with an error: what and where, with the end of its log."""
 
 
-class BenchServer:
-    """A server that is being started. Call `close` in every case. copy: which of the arm's servers, from 1."""
+class ServerProcess:
+    """A server that is being started, in a session of its own. Call `close` in every case.
+
+    Args:
+        name: What it is called in messages.
+        command: The command line that becomes the server.
+        log_path: Where its output goes; what was there is overwritten.
+        url: Where it will answer.
+        environment: All of its environment.
+        cores: The cores that it may run on; all of this process's if None.
+    """
 
     def __init__(
         self,
-        arm: BenchArm,
-        copy: int,
-        folder: Path,
-        arguments: Mapping[str, Any],
+        name: str,
+        command: Sequence[str],
+        log_path: Path,
+        url: str,
         environment: Mapping[str, str],
-        cores: set[int],
-        port: int,
+        cores: set[int] | None = None,
     ) -> None:
-        self.arm, self.copy, self.folder = arm, copy, folder
-        self.name = server_name(arm, copy)
-        self.log_path = folder / LOG_NAME
-        self.url = f"http://127.0.0.1:{port}"
-        words = command_words({**arguments, "port": port, "nccl_port": port + 20})
-        self.command = [sys.executable, "-m", "sglang.launch_server", *words]
+        self.name, self.command, self.log_path, self.url = name, list(command), log_path, url
         parent = os.getpid()
 
         def prepare() -> None:
             die_with_parent(parent)
-            os.sched_setaffinity(0, cores)
+            if cores is not None:
+                os.sched_setaffinity(0, cores)
 
         with self.log_path.open("w") as log:
             self._process = subprocess.Popen(
@@ -70,6 +74,10 @@ class BenchServer:
                 preexec_fn=prepare,
             )
         self._members: list[int] = []
+
+    def ended_with(self) -> int | None:
+        """Return the exit code, negative for a signal; None while it runs."""
+        return self._process.poll()
 
     def is_ready(self) -> bool:
         """Whether /health answers. Raises ServerLost if the server has ended."""
@@ -124,6 +132,26 @@ class BenchServer:
         self._process.wait()
 
 
+class BenchServer(ServerProcess):
+    """One arm's server. copy: which of the arm's servers, from 1."""
+
+    def __init__(
+        self,
+        arm: BenchArm,
+        copy: int,
+        folder: Path,
+        arguments: Mapping[str, Any],
+        environment: Mapping[str, str],
+        cores: set[int],
+        port: int,
+    ) -> None:
+        self.arm, self.copy, self.folder = arm, copy, folder
+        words = command_words({**arguments, "port": port, "nccl_port": port + 20})
+        command = [sys.executable, "-m", "sglang.launch_server", *words]
+        url = f"http://127.0.0.1:{port}"
+        super().__init__(server_name(arm, copy), command, folder / LOG_NAME, url, environment, cores)
+
+
 def server_name(arm: BenchArm, copy: int) -> str:
     """ "contain" is the first server of that arm, "contain.2" the second. Also the name of its folder."""
     return arm.id if copy == 1 else f"{arm.id}.{copy}"
@@ -134,7 +162,7 @@ def free_ports(count: int) -> list[int]:
     # A port stays free until its server is up, seconds later: two runs at a time must not begin at the same one.
     first = os.getpid() % len(_PORTS)
     candidates = [*_PORTS[first:], *_PORTS[:first]]
-    found = [port for port in candidates if all(_is_free(port + offset) for offset in (0, 20, 10000))]
+    found = [port for port in candidates if is_free(port) and is_free(port + 20)]
     if len(found) < count:
         raise EnvironmentLacks(
             f"{count} servers need ports from {_PORTS.start} to {_PORTS.stop}, and {len(found)} are free"
@@ -142,7 +170,12 @@ def free_ports(count: int) -> list[int]:
     return found[:count]
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Return whether a server could have this port, and the one for gRPC that SGLang derives from it."""
+    return _can_bind(port) and _can_bind(port + 10000)
+
+
+def _can_bind(port: int) -> bool:
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", port))

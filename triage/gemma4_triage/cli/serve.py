@@ -12,7 +12,7 @@ import typer
 
 from gemma4_triage.cli.include_options import IncludeKv, IncludeTokens, include_value
 from gemma4_triage.cli.output import emit_json, say
-from gemma4_triage.errors import EnvironmentCannot, ExitCode, UsageMistake
+from gemma4_triage.errors import EnvironmentCannot, UsageMistake
 
 if TYPE_CHECKING:
     from gemma4_triage.cli.server_start import Start
@@ -112,18 +112,10 @@ def serve(
 
 
 def _plan(options: dict[str, str], arguments: list[str]) -> Start:
-    from gemma4_runtime.errors import RuntimePatchError
     from gemma4_runtime.settings import HostEngine
-    from gemma4_triage.cli.server_start import plan_start
+    from gemma4_triage.cli.server_start import plan_or_refuse
 
-    try:
-        start = plan_start(options, arguments)
-    except RuntimePatchError as error:
-        if error.exit_code == ExitCode.USAGE:
-            raise UsageMistake(
-                str(error), "correct the option or the variable; --help says which belongs to which"
-            ) from None
-        raise EnvironmentCannot(str(error), "gemma4-triage doctor shows what can be had here") from None
+    start = plan_or_refuse(options, arguments)
     if "GEMMA4_TRIAGE_DEVICE_MODEL" in options and start.settings.host_engine is HostEngine.OFF:
         raise UsageMistake("--device-model is the host engine's, and that is off", "add --host-engine")
     return start
