@@ -140,6 +140,8 @@ def _run_client(
 ) -> None:
     """Append what became of the load to `loads`. Raises _Stopped if the run cannot go on."""
     began, log = time.monotonic(), plan.folder / f"client_{client.load.id}.txt"
+    # The client appends to it.
+    client.result.unlink(missing_ok=True)
     process = _start(client.command, log, plan.client_environment)
     quiet = _Quiet([server.log_path, log], plan.limits.stall_s)
     try:

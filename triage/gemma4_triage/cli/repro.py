@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(cls=_ScenarioUnlessCrash)
     group.command(_SCENARIO, hidden=True)(repro)
     group.command(repro_crash.NAME)(repro_crash.crash)
-    app.add_typer(group, name="repro", short_help="Reproduce a fault, trap it, and show it fixed.")
+    app.add_typer(group, name="repro", help=repro.__doc__)
 
 
 def repro(

@@ -85,7 +85,7 @@ def crash(
     """Run a published crash on real weights: one server, SGLang's own client, and what was expected of this GPU.
 
     A checkpoint that is not whole, and a machine that cannot run the cell, are refused before anything starts. The
-    run's folder gets the server's log, the client's, dumps, verdict.json and TRIAGE_REPORT.md, however the run ends.
+    run's folder gets the server's log, the client's, dumps, verdict.json and TRIAGE_REPORT.md, however the server ends.
 
     Exits 0 if what was expected of this GPU and cell happened, 1 if not, 2 for an unknown cell or a checkpoint that is
     not whole, 3 if this machine cannot run the cell.

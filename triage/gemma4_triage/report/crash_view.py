@@ -52,6 +52,10 @@ def print_run(console: Console, run: CrashRun) -> None:
     on = f"CPU engine, {run.device} model" if run.toy else run.device
     _line(console, f"{run.cell.id}: {word}, {run.served.duration_s:.0f} s, {on}, SGLang {run.sglang_version}")
     _line(console, f"stopped because {run.served.stop}")
+    for load in run.served.loads:
+        answered = "an unknown number" if load.answered is None else str(load.answered)
+        length = "" if load.accept_length is None else f", accept length {load.accept_length:.2f}"
+        _line(console, f"load {load.id}: {answered} of {load.requests} answered, {load.duration_s:.0f} s{length}")
     _line(console, f"expected because {run.expected.why}; {run.expected.measured}")
     if run.verdict.surprised:
         _title(console, f"the server's log ends with (all of it: {run.served.log})")
