@@ -28,8 +28,8 @@
 #
 # Expected with these patches:
 #   sm90: every request is answered and the server lives, because Triton attention translates page ids
-#     through the pool that it reads at that moment. Measured on the CPU engine and on an H200 with
-#     random weights; not measured with real weights.
+#     through the pool that it reads at that moment. Measured on the CPU engine and on an H200 with toys
+#     or small random weights; not measured with real weights.
 #   sm100: every request is answered and the server lives, because Triton attention translates page ids
 #     through the pool that it reads at that moment. Measured on the CPU engine; not measured with real
 #     weights.

@@ -27,7 +27,7 @@
 # Expected with these patches:
 #   sm90: every request is answered and the server lives; no violation is dumped, because Triton
 #     attention translates page ids through the pool that it reads at that moment. Measured on the CPU
-#     engine and on an H200 with random weights; not measured with real weights.
+#     engine; not measured with real weights.
 #   sm100: every request is answered and the server lives; no violation is dumped, because Triton
 #     attention translates page ids through the pool that it reads at that moment. Measured on the CPU
 #     engine; not measured with real weights.

@@ -31,8 +31,8 @@
 #     this model has 256 and 512.
 #   sm100: the server dies of IndexError, because the draft gets a hybrid backend whose children keep
 #     the assistant's dummy pool, and a layer id of the target is past its end; swa-state-swap repairs
-#     it. Measured on an H200 with random weights (tests/gpu/test_graph_guards.py); not measured with
-#     real weights.
+#     it. Measured on an H200 with toys or small random weights (tests/gpu/test_graph_guards.py); not
+#     measured with real weights.
 #
 # Stops when all is answered, the server or its client ends, no log grows for 600 s,
 # or after 1800 s of start or 3600 s of a load.

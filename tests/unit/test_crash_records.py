@@ -142,6 +142,10 @@ def test_more_memory_never_takes_a_cell_away(memory, weights, token):
         ("e4b_hybrid_v1", {}, "IndexError"),
         ("e4b_hybrid_v1_bounds", {}, "trapped at start"),
         ("e4b_hybrid_v1", {"patches": SWAP}, "serves"),
+        # --patches none takes the V2 worker from a V2 cell.
+        ("e4b_hybrid_v2", {}, "IndexError"),
+        ("e4b_hybrid_v2", {"patches": SWAP | {"mtp-v2"}}, "serves"),
+        ("e4b_trtllm_v2", {"patches": SWAP | {"mtp-v2"}, "eager": True}, "serves"),
         ("e4b_hybrid_off", {}, "serves"),
         ("e4b_trtllm_v1", {"fault": SEED_FAULT}, "illegal address"),
         ("e4b_trtllm_v1", {"fault": SEED_FAULT, "device": "sm90"}, "serves, drafts wrong"),

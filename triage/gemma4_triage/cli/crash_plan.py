@@ -179,7 +179,8 @@ def expect(asked: Asked, checkpoints: Checkpoints, port: int, gpus: Sequence[Gpu
     start = plan_or_refuse(options, arguments, _environment(asked.toy))
     device = (asked.device_model or SM100) if asked.toy else gpus[0].device
     patches = frozenset(patch.id for patch in start.patches)
-    return expected(asked.cell, Situation(device, patches, asked.fault, eager=asked.toy))
+    eager = asked.toy or "--disable-cuda-graph" in asked.more
+    return expected(asked.cell, Situation(device, patches, asked.fault, eager))
 
 
 def visible_gpus() -> tuple[Gpu, ...]:
