@@ -6,6 +6,7 @@ import socket
 
 import pytest
 
+import small_server
 from gemma4_repro.crash.cells import CELLS
 from gemma4_repro.crash.machine import BLACKWELL, HOPPER, Gpu
 from gemma4_repro.toys.locate import toy_path
@@ -258,3 +259,54 @@ def test_a_target_that_drafts_nothing_passes_over_the_assistant_aloud():
         f"{TARGET} has 8 layers, and Gemma-4 E4B has 42: the cell is run anyway",
         "e4b_triton_off makes no drafts: --draft-model is not used",
     )
+
+
+@pytest.fixture
+def ran(cli, monkeypatch, tmp_path):
+    """ran(client source, ...) -> what the command did with a small server and this client in the place of SGLang's."""
+
+    def run(client, *words, server=small_server.SERVER):
+        def make_plan(asked, checkpoints, port, folder, time_limit_s):
+            return small_server.small_plan(folder, client, server)
+
+        monkeypatch.setattr(crash_plan, "make_plan", make_plan)
+        return cli("repro", "crash", "e4b_trtllm_v1", "--toy", "--output", tmp_path / "run", *words)
+
+    return run
+
+
+def test_as_expected_it_exits_with_0_and_leaves_a_verdict_and_a_report(ran, cli, tmp_path):
+    code, out, err = ran(small_server.DONE % small_server.LOAD.toy.requests)
+    assert code == ExitCode.OK
+    assert "e4b_trtllm_v1: as expected" in out
+    assert "TOY: toy-e4b stands in" in err
+    folder = tmp_path / "run"
+    assert {path.name for path in folder.iterdir()} == {"TRIAGE_REPORT.md", "verdict.json", "e4b_trtllm_v1"}
+    assert "crash e4b" in (folder / "TRIAGE_REPORT.md").read_text()
+    # The report reads the verdict again, and a second run asks before it takes the folder.
+    assert cli("report", folder)[0] == ExitCode.OK
+    assert ran("")[0] == ExitCode.USAGE
+    assert json.loads((folder / "verdict.json").read_text())["exit_code"] == 0
+
+
+def test_a_surprise_is_exit_1_with_the_same_evidence(ran, tmp_path):
+    code, out, _ = ran(small_server.DONE % 1, "--json")
+    document = json.loads(out)
+    assert (code, document["kind"], document["exit_code"]) == (ExitCode.VIOLATION, "repro", 1)
+    assert document["loads"][0]["answered"] == 1
+    assert (tmp_path / "run" / "TRIAGE_REPORT.md").is_file()
+
+
+def test_a_server_that_dies_at_its_start_shows_the_end_of_its_log(ran):
+    code, out, _ = ran("", server="import sys; print('no such device here'); sys.exit(3)")
+    assert code == ExitCode.VIOLATION
+    assert "stopped because the server ended before it was ready" in out
+    assert "  no such device here" in out
+
+
+def test_forced_it_takes_only_its_own_files_away(ran, tmp_path):
+    folder = tmp_path / "run"
+    ran(small_server.DONE % small_server.LOAD.toy.requests)
+    (folder / "mine.txt").write_text("kept")
+    code, _, _ = ran(small_server.DONE % small_server.LOAD.toy.requests, "--force")
+    assert (code, (folder / "mine.txt").read_text()) == (ExitCode.OK, "kept")

@@ -1,59 +1,24 @@
 """How a cell's run stops, and that nothing of it is left: small processes stand where server and client would be."""
 
 import json
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from gemma4_repro.bench.server import free_ports
-from gemma4_repro.crash.loads import choose_loads
 from gemma4_repro.crash.outcome import Answered, Dies, LeavesDump, LeavesNoDump
-from gemma4_repro.crash.runner import Client, Limits, Plan, run_cell
+from gemma4_repro.crash.runner import Limits, run_cell
 from gemma4_repro.expectation import Status
 from gemma4_repro.outcome import Ending
-
-# Answers /health and /flush_cache as SGLang does, and dies of what it is told once a request comes.
-SERVER = """
-import http.server, os, sys
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200); self.end_headers(); self.wfile.write(b"ok")
-    def do_POST(self):
-        if self.path.startswith("/die"):
-            print("Scheduler hit an exception: Traceback (most recent call last):\\nIllegalAddress: page 70 of 65")
-            sys.stdout.flush(); os._exit(1)
-        self.do_GET()
-port = int(sys.argv[1])
-print("up", flush=True)
-http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
-"""
-DONE = "import json, sys; open(sys.argv[1], 'w').write(json.dumps({'completed': %d}) + '\\n')"
-PATIENT = Limits(20, 20, 20)
-LOAD = choose_loads(())[0]
+from small_server import DONE, LOAD, PATIENT, SERVER, small_plan
 
 
 @pytest.fixture
 def run(tmp_path):
-    """run(client source, server source) -> the outcome; the client gets its result file and the server's URL."""
+    """run(client source, server source) -> the outcome."""
 
     def start(client, server=SERVER, limits=PATIENT):
-        (port,) = free_ports(1)
-        url = f"http://127.0.0.1:{port}"
-        result = tmp_path / "bench.jsonl"
-        command = (sys.executable, "-c", client, str(result), url)
-        (tmp_path / "dumps").mkdir(exist_ok=True)
-        plan = Plan(
-            cell_id="e4b_trtllm_v1",
-            folder=tmp_path,
-            url=url,
-            server_command=(sys.executable, "-c", server, str(port), str(tmp_path)),
-            server_environment={},
-            clients=(Client(LOAD, LOAD.toy, command, result),),
-            client_environment={},
-            limits=limits,
-        )
+        plan = small_plan(tmp_path, client, server, limits)
         try:
             return run_cell(plan)
         finally:
