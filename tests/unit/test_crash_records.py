@@ -163,6 +163,12 @@ def test_what_is_expected(cell_id, more, brief):
     assert what(cell_id, **more).brief == brief
 
 
+def test_why_a_fault_does_no_harm():
+    held = what("e4b_trtllm_v1", fault=SEED_FAULT, patches=SWAP)
+    assert held.why == "swa-state-swap holds against the injected fault"
+    assert "does not reach" in what("e4b_triton_v1", fault=SEED_FAULT).why
+
+
 def test_a_cell_with_probes_that_serves_leaves_no_dump_and_one_without_says_nothing_of_dumps():
     assert any(isinstance(one, LeavesNoDump) for one in what("e4b_bounds").expectations)
     assert not any(isinstance(one, LeavesNoDump | LeavesDump) for one in what("e4b").expectations)

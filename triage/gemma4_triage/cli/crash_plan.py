@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from gemma4_repro.bench.server_arguments import command_words
 from gemma4_repro.bench.server_environment import clean_environment
 from gemma4_repro.crash.cells import Cell
 from gemma4_repro.crash.expected import Expected, Situation, expected
-from gemma4_repro.crash.loads import Load
+from gemma4_repro.crash.loads import Load, Size
 from gemma4_repro.crash.machine import Gpu, needs_of_model, obstacle
 from gemma4_repro.crash.runner import REAL, TOY, Client, Limits, Plan
 from gemma4_repro.host_environment import hermetic_environment
@@ -170,17 +170,26 @@ def expect(asked: Asked, checkpoints: Checkpoints, port: int, gpus: Sequence[Gpu
         UsageMistake: Patches that cannot be read.
         EnvironmentCannot: SGLang is missing or of another release, or cannot be guarded.
     """
-    options = {"GEMMA4_TRIAGE_PATCHES": asked.chosen_patches}
-    options |= {"SGLANG_TRTLLM_MHA_DEBUG": "1"} if asked.cell.bounds else {}
-    options |= {"GEMMA4_TRIAGE_FAULTS": asked.fault} if asked.fault else {}
+    options = settings_of(asked)
     # The server will not see a GPU that this process may see.
     options |= {HOST_ENGINE: "force"} if asked.toy else {}
     arguments = command_words(asked.cell.server_arguments(checkpoints.target, checkpoints.assistant, port, asked.toy))
     start = plan_or_refuse(options, arguments, _environment(asked.toy))
-    device = (asked.device_model or SM100) if asked.toy else gpus[0].device
     patches = frozenset(patch.id for patch in start.patches)
     eager = asked.toy or "--disable-cuda-graph" in asked.more
-    return expected(asked.cell, Situation(device, patches, asked.fault, eager))
+    return expected(asked.cell, Situation(device_of(asked, gpus), patches, asked.fault, eager))
+
+
+def settings_of(asked: Asked) -> dict[str, str]:
+    """Return the variables that the options of `serve` stand for."""
+    settings = {"GEMMA4_TRIAGE_PATCHES": asked.chosen_patches}
+    settings |= {"SGLANG_TRTLLM_MHA_DEBUG": "1"} if asked.cell.bounds else {}
+    return settings | ({"GEMMA4_TRIAGE_FAULTS": asked.fault} if asked.fault else {})
+
+
+def device_of(asked: Asked, gpus: Sequence[Gpu]) -> str:
+    """Return the architecture that expectations are about: the first GPU's, or of the CPU engine its device model."""
+    return (asked.device_model or SM100) if asked.toy else gpus[0].device
 
 
 def visible_gpus() -> tuple[Gpu, ...]:
@@ -193,7 +202,8 @@ def _environment(toy: bool) -> dict[str, str]:
     return hermetic_environment() | {"CUDA_VISIBLE_DEVICES": ""} if toy else clean_environment()
 
 
-def _clients(asked: Asked, checkpoints: Checkpoints, port: int, folder: str):
+def _clients(asked: Asked, checkpoints: Checkpoints, port: int, folder: str) -> Iterator[tuple[Load, Size, list[str]]]:
+    """Of each load the size to ask for, and the client's words behind `python`."""
     brief = asked.cell.backend.interprets_triton
     for load in asked.loads:
         size = load.size_for(asked.toy, brief)

@@ -197,11 +197,11 @@ def _run(
     folder = prepare_run_folder(f"{NAME}-{cell.id}", (cell.id,), output, force)
     plan = crash_plan.make_plan(asked, checkpoints, chosen, folder / cell.id, time_limit)
     _announce(asked, checkpoints, plan, folder)
-    device = (asked.device_model or crash_plan.SM100) if asked.toy else gpus[0].sm
+    device = crash_plan.device_of(asked, gpus)
     with LiveLine() as line:
         served = run_cell(plan, lambda phase, elapsed_s: line.update(f"{cell.id}: {phase}, {elapsed_s:.0f} s"))
     checks = tuple(one.check(served, None) for one in expected.expectations)
-    ran = RanCell(cell.id, cell.title, device if asked.toy else "", {"GEMMA4_TRIAGE_PATCHES": asked.chosen_patches})
+    ran = RanCell(cell.id, cell.title, device, crash_plan.settings_of(asked))
     run = CrashRun(
         cell=cell,
         folder=folder,
