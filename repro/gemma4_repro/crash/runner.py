@@ -186,14 +186,14 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _wait_for_death(server: ServerProcess) -> None:
-    """The client fails first if the server is about to end: give it the time to do so."""
+    """Wait a while for the server's end: the client is the first to fail of it."""
     limit = time.monotonic() + _DEATH_S
     while server.ended_with() is None and time.monotonic() < limit:
         time.sleep(_TICK_S)
 
 
 def _check_alive(server: ServerProcess) -> None:
-    """The scheduler looks for leaks once it is idle. Raises _Stopped if it died of one."""
+    """Ask once more: the idle scheduler looks for leaks. Raises _Stopped if it died of one."""
     time.sleep(_IDLE_S)
     try:
         server.ask("/flush_cache?timeout=5", {}, _FLUSH_LIMIT_S)

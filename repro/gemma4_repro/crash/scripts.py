@@ -69,7 +69,7 @@ def _expected(cell: Cell, gpu: Gpu) -> str:
 
 
 def _command(words: list[str]) -> list[str]:
-    """An option and its values to a line as far as there is room; the lines can be pasted without their `#`."""
+    """Return shell lines as comments: broken before an option, they can be pasted without their `#`."""
     lines, line = [], ""
     for word in words:
         quoted = shlex.quote(word)

@@ -198,12 +198,12 @@ def visible_gpus() -> tuple[Gpu, ...]:
 
 
 def _environment(toy: bool) -> dict[str, str]:
-    """The user's, without settings that would make the cell another one."""
+    """Return the user's environment without settings that would make the cell another one."""
     return hermetic_environment() | {"CUDA_VISIBLE_DEVICES": ""} if toy else clean_environment()
 
 
 def _clients(asked: Asked, checkpoints: Checkpoints, port: int, folder: str) -> Iterator[tuple[Load, Size, list[str]]]:
-    """Of each load the size to ask for, and the client's words behind `python`."""
+    """Yield each load, the size to ask for, and the client's words behind `python`."""
     brief = asked.cell.backend.interprets_triton
     for load in asked.loads:
         size = load.size_for(asked.toy, brief)

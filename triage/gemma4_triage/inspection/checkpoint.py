@@ -73,7 +73,7 @@ def _refuse_no_folder(folder: Path, option: str) -> None:
 
 
 def _weights_bytes(folder: Path) -> int:
-    """Raises UsageMistake for a shard that the index names and that is not there, or one that is cut off."""
+    """Add up the shards. Raises UsageMistake for one that the index names and that is not there, or is cut off."""
     if (folder / _INDEX).is_file():
         shards = _json_object(folder / _INDEX).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
