@@ -26,11 +26,12 @@
 #
 # Expected with these patches:
 #   sm90: every request is answered and the server lives, because Triton attention translates page ids
-#     through the pool that it reads at that moment. Measured on the CPU engine and on an H200 with toys
-#     or small random weights; not measured with real weights.
+#     through the pool that it reads at that moment. Measured on the CPU engine for the cells that
+#     tests/engine/results names and on an H200 with toys or small random weights; not measured with
+#     real weights.
 #   sm100: every request is answered and the server lives, because Triton attention translates page ids
-#     through the pool that it reads at that moment. Measured on the CPU engine; not measured with real
-#     weights.
+#     through the pool that it reads at that moment. Measured on the CPU engine for the cells that
+#     tests/engine/results names; not measured with real weights.
 #
 # Stops when all is answered, the server or its client ends, no log grows for 600 s,
 # or after 1800 s of start or 3600 s of a load.

@@ -30,7 +30,7 @@
 #   sm90: cannot run: an H200 is sm90, and SGLang's trtllm_mha prefills on sm100 and sm103 only.
 #   sm100: every request is answered and the server lives; no violation is dumped, because this release
 #     takes the draft's SWA state from the allocator; the publication crashed on an older one. Measured
-#     on the CPU engine; not measured with real weights.
+#     on the CPU engine for the cells that tests/engine/results names; not measured with real weights.
 #
 # Stops when all is answered, the server or its client ends, no log grows for 600 s,
 # or after 1800 s of start or 3600 s of a load.

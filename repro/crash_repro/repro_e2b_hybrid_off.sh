@@ -28,7 +28,8 @@
 #   sm90: cannot run: trtllm_mha decodes with XQA on sm90, which takes head dims of 64, 128, 256, and
 #     this model has 256 and 512.
 #   sm100: every request is answered and the server lives, because the published crash needs drafts, and
-#     this cell makes none. Measured on the CPU engine; not measured with real weights.
+#     this cell makes none. Measured on the CPU engine for the cells that tests/engine/results names;
+#     not measured with real weights.
 #
 # Stops when all is answered, the server or its client ends, no log grows for 600 s,
 # or after 1800 s of start or 3600 s of a load.

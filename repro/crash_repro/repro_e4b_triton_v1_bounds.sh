@@ -29,10 +29,10 @@
 # Expected with these patches:
 #   sm90: every request is answered and the server lives; no violation is dumped, because Triton
 #     attention translates page ids through the pool that it reads at that moment. Measured on the CPU
-#     engine; not measured with real weights.
+#     engine for the cells that tests/engine/results names; not measured with real weights.
 #   sm100: every request is answered and the server lives; no violation is dumped, because Triton
 #     attention translates page ids through the pool that it reads at that moment. Measured on the CPU
-#     engine; not measured with real weights.
+#     engine for the cells that tests/engine/results names; not measured with real weights.
 #
 # Stops when all is answered, the server or its client ends, no log grows for 600 s,
 # or after 1800 s of start or 3600 s of a load.

@@ -17,6 +17,7 @@ FAULTS = (SEED_FAULT,)
 _SWAP, _EAGER, _V2 = "swa-state-swap", "eager-out-cache-loc", "mtp-v2"
 _ILLEGAL = ("IllegalAddress", "AcceleratorError")
 _NOT_REAL = "not measured with real weights"
+_CPU = "measured on the CPU engine for the cells that tests/engine/results names"
 
 
 @dataclass(frozen=True)
@@ -140,9 +141,5 @@ def _serves(cell: Cell, situation: Situation) -> Expected:
     else:
         why = "the published crash needs drafts, and this cell makes none"
     on_h200 = cell.backend.id != "trtllm" and situation.device == "sm90" and not cell.bounds
-    where = (
-        "measured on the CPU engine and on an H200 with toys or small random weights"
-        if on_h200
-        else "measured on the CPU engine"
-    )
+    where = f"{_CPU} and on an H200 with toys or small random weights" if on_h200 else _CPU
     return Expected(checks, "serves", why, f"{where}; {_NOT_REAL}")
