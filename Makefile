@@ -6,7 +6,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed-$(shell cat constraints.txt pyproject.toml Makefile | sha256sum | cut -c1-16)
 
-.PHONY: repro test fuzz lint format setup lock clean
+.PHONY: repro test test-crash fuzz lint format setup lock clean
 
 repro: setup
 	$(BIN)/gemma4-triage repro e4b-trtllm
@@ -15,6 +15,10 @@ repro: setup
 # folders: engines' files have few tests and take minutes, and at the end one process would wait for the other's.
 test: lint
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+# Every script of repro/crash_repro on the CPU engine with the toys; make test runs a few of them.
+test-crash: setup
+	CRASH_SCRIPTS=all $(BIN)/python -m pytest tests/engine/test_crash_scripts_live.py -k every_script
 
 # Damaged dumps through everything that reads them; make fuzz INPUTS=1000 for fewer.
 INPUTS ?= 100000

@@ -22,7 +22,7 @@ class Crashes(Expectation):
     def check(self, outcome: Outcome, reference: Outcome | None) -> Check:
         first = outcome.raised[0] if outcome.raised else None
         good = outcome.ending is Ending.CRASHED and first is not None and first.type_name == self.exception
-        return self.judge(good, _ending(outcome))
+        return self.judge(good, ending_text(outcome))
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class TrapsBefore(Expectation):
     def check(self, outcome: Outcome, reference: Outcome | None) -> Check:
         trapped = bool(outcome.raised) and outcome.raised[0].type_name == self.exception
         good = outcome.ending is Ending.CRASHED and trapped and outcome.first(self.fault) is None
-        return self.judge(good, _ending(outcome))
+        return self.judge(good, ending_text(outcome))
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class Completes(Expectation):
 
     def check(self, outcome: Outcome, reference: Outcome | None) -> Check:
         good = outcome.ending is Ending.COMPLETED and outcome.result is not None and not outcome.raised
-        return self.judge(good, _ending(outcome), {} if outcome.result is None else _progress(outcome))
+        return self.judge(good, ending_text(outcome), {} if outcome.result is None else _progress(outcome))
 
 
-def _ending(outcome: Outcome) -> str:
-    """`crashed (SIGKILL): IllegalAddress: page 65 of 65`, as far as known."""
+def ending_text(outcome: Outcome) -> str:
+    """Return how it ended as far as known: `crashed (SIGKILL): IllegalAddress: page 65 of 65`."""
     by = f" ({outcome.signal_name})" if outcome.signal_name else ""
     if outcome.exit_code:
         by = f" (exit code {outcome.exit_code})"

@@ -4,20 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from gemma4_repro.expectation import Check, Status
 from gemma4_repro.outcome import Outcome
-from gemma4_repro.scenario import Arm, Scenario
+from gemma4_repro.scenario import Scenario
 
 EXIT_AS_EXPECTED = 0
 EXIT_SURPRISE = 1
 EXIT_NOTHING_CHECKED = 5
 
 
+class RanArm(Protocol):
+    """What a verdict says of the arm that ran: a scenario's, or a cell of the crash matrix."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def device_model(self) -> str: ...
+    @property
+    def environment(self) -> Mapping[str, str]: ...
+
+
 @dataclass(frozen=True)
 class ArmVerdict:
-    arm: Arm
+    """An arm, how it ended, and what came of each check."""
+
+    arm: RanArm
     outcome: Outcome
     checks: tuple[Check, ...]
 

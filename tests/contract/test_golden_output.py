@@ -25,6 +25,7 @@ REPORTED = [
 VERBS = [
     "",
     "repro",
+    "repro crash",
     "serve",
     "patches",
     "patches list",

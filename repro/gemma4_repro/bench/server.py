@@ -35,29 +35,27 @@ class ServerLost(Exception):
 
 
 class ServerProcess:
-    """A server that is being started. Call `close` in every case.
+    """A server that is being started, in a session of its own. Call `close` in every case.
 
     Args:
-        name: What errors call it.
-        folder: Where its log goes.
-        command: What starts it.
-        environment: All that it gets.
-        port: The one on loopback that the command names.
-        cores: Those that it may use; all that this process may, if None.
+        name: What it is called in messages.
+        command: The command line that becomes the server.
+        log_path: Where its output goes; what was there is overwritten.
+        url: Where it will answer.
+        environment: All of its environment.
+        cores: The cores that it may run on; all of this process's if None.
     """
 
     def __init__(
         self,
         name: str,
-        folder: Path,
         command: Sequence[str],
+        log_path: Path,
+        url: str,
         environment: Mapping[str, str],
-        port: int,
         cores: set[int] | None = None,
     ) -> None:
-        self.name, self.folder, self.command = name, folder, list(command)
-        self.log_path = folder / LOG_NAME
-        self.url = f"http://127.0.0.1:{port}"
+        self.name, self.command, self.log_path, self.url = name, list(command), log_path, url
         parent = os.getpid()
 
         def prepare() -> None:
@@ -76,6 +74,10 @@ class ServerProcess:
                 preexec_fn=prepare,
             )
         self._members: list[int] = []
+
+    def ended_with(self) -> int | None:
+        """Return the exit code, negative for a signal; None while it runs."""
+        return self._process.poll()
 
     def is_ready(self) -> bool:
         """Whether /health answers. Raises ServerLost if the server has ended."""
@@ -131,7 +133,7 @@ class ServerProcess:
 
 
 class BenchServer(ServerProcess):
-    """One of an arm's servers. copy: which of them, from 1."""
+    """One arm's server. copy: which of the arm's servers, from 1."""
 
     def __init__(
         self,
@@ -143,10 +145,11 @@ class BenchServer(ServerProcess):
         cores: set[int],
         port: int,
     ) -> None:
-        self.arm, self.copy = arm, copy
+        self.arm, self.copy, self.folder = arm, copy, folder
         words = command_words({**arguments, "port": port, "nccl_port": port + 20})
         command = [sys.executable, "-m", "sglang.launch_server", *words]
-        super().__init__(server_name(arm, copy), folder, command, environment, port, cores)
+        url = f"http://127.0.0.1:{port}"
+        super().__init__(server_name(arm, copy), command, folder / LOG_NAME, url, environment, cores)
 
 
 def server_name(arm: BenchArm, copy: int) -> str:
@@ -159,7 +162,7 @@ def free_ports(count: int) -> list[int]:
     # A port stays free until its server is up, seconds later: two runs at a time must not begin at the same one.
     first = os.getpid() % len(_PORTS)
     candidates = [*_PORTS[first:], *_PORTS[:first]]
-    found = [port for port in candidates if all(_is_free(port + offset) for offset in (0, 20, 10000))]
+    found = [port for port in candidates if is_free(port) and is_free(port + 20)]
     if len(found) < count:
         raise EnvironmentLacks(
             f"{count} servers need ports from {_PORTS.start} to {_PORTS.stop}, and {len(found)} are free"
@@ -167,7 +170,12 @@ def free_ports(count: int) -> list[int]:
     return found[:count]
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Return whether a server could have this port, and the one for gRPC that SGLang derives from it."""
+    return _can_bind(port) and _can_bind(port + 10000)
+
+
+def _can_bind(port: int) -> bool:
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", port))

@@ -139,7 +139,8 @@ def _server(side: Side, folder: Path, limit_s: float, tell: Callable[[str], None
         return
     started = time.monotonic()
     tell(f"{side.name}: starting its server; its log is {folder / LOG_NAME}")
-    server = ServerProcess(side.name, folder, side.launch.command, side.launch.environment, side.launch.port)
+    url = f"http://127.0.0.1:{side.launch.port}"
+    server = ServerProcess(side.name, side.launch.command, folder / LOG_NAME, url, side.launch.environment)
     try:
         while not server.is_ready():
             if time.monotonic() - started > limit_s:

@@ -46,6 +46,10 @@ _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 class _Verbs(TyperGroup):
     """typer makes an exit code of an interrupt, silently; whoever reads stdout is owed a document."""
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the verbs in their own order; typer would list those with subcommands last."""
+        return list(VERBS)
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)

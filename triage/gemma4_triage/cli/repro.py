@@ -1,11 +1,12 @@
 """`gemma4-triage repro`: run a scenario's arms in supervised processes and hold them against what is expected."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from gemma4_triage.cli import repro_corpus
+from gemma4_triage.cli import repro_corpus, repro_crash
 from gemma4_triage.cli.include_options import IncludeKv, IncludeTokens, include_value
 from gemma4_triage.cli.output import emit_json, say, stdout_console
 from gemma4_triage.errors import ExitCode, NothingChecked, UsageMistake, for_user
@@ -15,9 +16,25 @@ if TYPE_CHECKING:
     from gemma4_repro.scenario import Scenario
 
 
+_SCENARIO = "scenario"
+
+
+class _ScenarioUnlessCrash(TyperGroup):
+    """`repro crash …` is a command of its own; everything else behind `repro` is a scenario's name and its options."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Return the context of the command that the first word leads to."""
+        if args[:1] == [repro_crash.NAME]:
+            return super().make_context(info_name, args, parent, **extra)
+        return self.commands[_SCENARIO].make_context(info_name, args, parent, **extra)
+
+
 def register(app: typer.Typer) -> None:
     """Add the `repro` verb to the application."""
-    app.command("repro")(repro)
+    group = typer.Typer(cls=_ScenarioUnlessCrash)
+    group.command(_SCENARIO, hidden=True)(repro)
+    group.command(repro_crash.NAME)(repro_crash.crash)
+    app.add_typer(group, name="repro", help=repro.__doc__)
 
 
 def repro(
@@ -25,7 +42,8 @@ def repro(
         str | None,
         typer.Argument(
             metavar="[SCENARIO]",
-            help="What to reproduce. Without it: a list of them. `corpus`: every known fault, and which probe sees it.",
+            help="What to reproduce. Without it: a list of them. `corpus`: every known fault, and which probe sees it. "
+            "`crash CELL`: a published crash on real weights, see repro crash --help.",
         ),
     ] = None,
     arm: Annotated[
@@ -122,6 +140,7 @@ def _list_scenarios(as_json: bool) -> None:
     else:
         print_scenarios(stdout_console(), SCENARIOS)
         say("gemma4-triage repro SCENARIO runs one; gemma4-triage repro corpus runs every known fault under all probes")
+        say("gemma4-triage repro crash --matrix lists the published crashes on real weights, for a machine with a GPU")
 
 
 def _run(scenario_id: str, options: "Options") -> "Run":

@@ -59,15 +59,17 @@ class Start:
         return " ".join([*words, shlex.join(self.command)])
 
 
-def plan_for_user(options: Mapping[str, str], arguments: Sequence[str]) -> Start:
-    """Return `plan_start`'s answer, with what the plugin refuses as the user's to act on.
+def plan_for_user(
+    options: Mapping[str, str], arguments: Sequence[str], inherited: Mapping[str, str] = os.environ
+) -> Start:
+    """Return what `plan_start` does, and say what it refuses in a command's own words.
 
     Raises:
-        UsageMistake: a setting cannot be read.
-        EnvironmentCannot: the server could not be had as asked.
+        UsageMistake: A setting cannot be read, or names a patch that does not exist.
+        EnvironmentCannot: SGLang is missing or of another release, or the plugin would stop the server.
     """
     try:
-        return plan_start(options, arguments)
+        return plan_start(options, arguments, inherited)
     except RuntimePatchError as error:
         if error.exit_code == ExitCode.USAGE:
             raise UsageMistake(

@@ -8,8 +8,8 @@ from gemma4_dumps.reader import Dump
 from gemma4_repro.expect_evidence import dumps_of
 from gemma4_repro.log_exceptions import last_lines
 from gemma4_repro.runner import Run
-from gemma4_repro.scenario import Arm, Scenario
-from gemma4_repro.verdict import ArmVerdict, exit_code
+from gemma4_repro.scenario import Scenario
+from gemma4_repro.verdict import ArmVerdict, RanArm, exit_code
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind
 from gemma4_triage.report.root_cause import root_cause
@@ -17,7 +17,7 @@ from gemma4_triage.report.root_cause import root_cause
 LOG_LINES = 40
 
 
-def repeat_command(scenario: Scenario, arm: Arm) -> str:
+def repeat_command(scenario: Scenario, arm: RanArm) -> str:
     """The one command that runs this arm alone."""
     return f"gemma4-triage repro {scenario.id} --arm {arm.id}"
 
@@ -45,7 +45,6 @@ def scenario_list(scenarios: Sequence[Scenario]) -> dict[str, Any]:
 
 def run_document(run: Run) -> dict[str, Any]:
     """What ran, what was expected of it, what was seen, and why."""
-    cause = cause_entry(run)
     return {
         "scenario": run.scenario.id,
         "symptom": run.scenario.symptom,
@@ -54,24 +53,31 @@ def run_document(run: Run) -> dict[str, Any]:
         "duration_s": round(run.duration_s, 2),
         "import_s": run.import_s,
         "host_engine": {"stand_ins": stand_ins()},
-        "arms": [_arm(run.scenario, verdict) for verdict in run.verdicts],
-        "root_cause": None
-        if cause is None or cause.manifest is None
-        else {"text": root_cause(Dump(cause.path, cause.manifest)), "dump": str(cause.path)},
+        "arms": [arm_fields(verdict, repeat_command(run.scenario, verdict.arm)) for verdict in run.verdicts],
+        "root_cause": root_cause_fields(run.verdicts),
         "exit_code": exit_code(run.verdicts),
     }
 
 
-def cause_entry(run: Run) -> DumpEntry | None:
+def root_cause_fields(verdicts: Sequence[ArmVerdict]) -> dict[str, Any] | None:
+    """Return what the dump that explains a run says; None where there is none."""
+    cause = cause_entry(verdicts)
+    if cause is None or cause.manifest is None:
+        return None
+    return {"text": root_cause(Dump(cause.path, cause.manifest)), "dump": str(cause.path)}
+
+
+def cause_entry(verdicts: Sequence[ArmVerdict]) -> DumpEntry | None:
     """The dump that explains the run: the newest readable one of the first arm that has one."""
-    for verdict in run.verdicts:
+    for verdict in verdicts:
         for entry in dumps_of(verdict.outcome):
             if entry.manifest is not None:
                 return entry
     return None
 
 
-def _arm(scenario: Scenario, verdict: ArmVerdict) -> dict[str, Any]:
+def arm_fields(verdict: ArmVerdict, repeat: str) -> dict[str, Any]:
+    """Return an arm's part of a verdict. repeat: the command that runs it again."""
     outcome = verdict.outcome
     return {
         "id": verdict.arm.id,
@@ -89,5 +95,5 @@ def _arm(scenario: Scenario, verdict: ArmVerdict) -> dict[str, Any]:
         "log": str(outcome.log),
         "log_tail": last_lines(outcome.log, LOG_LINES) if verdict.surprised else [],
         "dumps": [{"path": str(entry.path), "state": entry.state} for entry in dumps_of(outcome)],
-        "repeat": repeat_command(scenario, verdict.arm),
+        "repeat": repeat,
     }

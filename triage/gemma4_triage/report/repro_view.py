@@ -100,7 +100,7 @@ def _surprise(console: Console, verdict: ArmVerdict) -> None:
 
 
 def _cause(console: Console, run: Run) -> None:
-    entry = cause_entry(run)
+    entry = cause_entry(run.verdicts)
     if entry is None or entry.manifest is None:
         _title(console, "root cause")
         _line(console, "  No readable dump was written in this run, so nothing is said about the cause.")
