@@ -134,11 +134,29 @@ def _available(allocator: Any) -> tuple[int, int]:
 
 def _asked_by(allocator: Any) -> dict[str, Any]:
     """Who asked, and in which scheduler step: the leak ledger knows, where it is on."""
-    session = Session.current()
-    if session is None or "leak-ledger" not in session.in_force_ids:
+    if not _has_ledger():
         return {}
     site = SITE.get()
     return {"site": None if site is Site.UNKNOWN else site.name.lower(), "step": ledger_of(allocator).step}
+
+
+def request_slots_of(allocator: Any, full: torch.Tensor) -> tuple[int | None, ...]:
+    """Whose the pages of full slots [n] were last, None for nobody's; nothing if the leak ledger is not on.
+
+    Waits for the device.
+    """
+    if not _has_ledger():
+        return ()
+    ledger = ledger_of(allocator)
+    ledger.log.drain()
+    history = ledger.pools["full"]
+    pages = np.clip(_on_host(full) // ledger.page_size, 0, history.pages)
+    return tuple(owner if owner > 0 else None for owner in history.owner[pages].tolist())
+
+
+def _has_ledger() -> bool:
+    session = Session.current()
+    return session is not None and "leak-ledger" in session.in_force_ids
 
 
 def _document(call: Call) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from gemma4_runtime.checks.slot_ledger import SlotLedger, pages_in_use
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.evidence import payload
 from gemma4_runtime.guard import Scene
-from gemma4_runtime.probes.swa_allocator_history import History, free_lists
+from gemma4_runtime.probes.swa_allocator_history import History, free_lists, request_slots_of
 from gemma4_runtime.session import Session
 
 RULES: Mapping[str, str] = {
@@ -139,7 +139,8 @@ def report_slots(
         ]
         return {"slots": slots, "page_states": torch.stack(states, dim=1)}
 
-    _report(allocator, violation, "slots", SPACES[violation.first.column], entry, summary, tensors)
+    owners = lambda: request_slots_of(allocator, full)  # noqa: E731
+    _report(allocator, violation, "slots", SPACES[violation.first.column], entry, summary, tensors, owners)
 
 
 def report_last_loc(allocator: Any, violation: Violation, last_loc: torch.Tensor, entry: str) -> None:
@@ -169,6 +170,7 @@ def _report(
     entry: str,
     summary: Callable[[], str],
     tensors: Callable[[], dict[str, torch.Tensor]],
+    owners: Callable[[], tuple[int | None, ...]] = tuple,
 ) -> None:
     books_of(allocator).doubted = True
     rule, site = RULES[violation.verdict], f"SWATokenToKVPoolAllocator.{entry}"
@@ -188,6 +190,7 @@ def _report(
                 buffer_origin=f"{type(allocator.get_kvcache()).__name__}, {space} pool",
                 explanation=text,
             ),
+            request_slots=owners(),
             facts=_facts(allocator, tensors()),
         )
 
