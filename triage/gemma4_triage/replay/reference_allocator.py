@@ -20,6 +20,7 @@ FREE, USED, UNKNOWN = 0, 1, 2
 FULL, SWA = "full", "swa"
 MAPPING_CHANGED = "mapping_changed"
 WRONG_COUNT = "wrong_count"
+CHANGED_BETWEEN = "changed_between_calls"
 """Invariants of the replay alone, beside those of gemma4_dumps' VERDICTS."""
 
 
@@ -127,6 +128,7 @@ class ReferenceAllocator:
         self.serves: dict[int, int] = {}
         self.exact = self.compared = 0
         self._known = False
+        self._free_tokens: tuple[int, int] | None = None
 
     def start(self, lists: Sequence[Sequence[int]], mapping: Iterable[tuple[int, int]]) -> list[Broken]:
         """Begin with these lists (free and released of the full, then of the SWA pool) and mapping entries."""
@@ -142,7 +144,7 @@ class ReferenceAllocator:
 
     def apply(self, call: AllocatorCall, full: Sequence[int], swa: Sequence[int]) -> list[Broken]:
         """Judge one call and make its change. full, swa: the slots that it names, as many each."""
-        found: list[Broken] = []
+        found = list(self._changed_between(call))
         match call.call:
             case "alloc" | "alloc_extend" | "alloc_extend_swa_tail" | "alloc_decode":
                 found += self._last_locs(call)
@@ -159,6 +161,13 @@ class ReferenceAllocator:
             case "restore_state":
                 found += self._restore(call)
         return found
+
+    def _changed_between(self, call: AllocatorCall) -> Iterable[Broken]:
+        was, self._free_tokens = self._free_tokens, call.free_after or call.free_before
+        if was not in (None, call.free_before):
+            text = f"{was[0]} full and {was[1]} SWA tokens were free after the call before, and "
+            text += f"{call.free_before[0]} and {call.free_before[1]} are when {call.call} begins"
+            yield Broken(CHANGED_BETWEEN, FULL if was[0] != call.free_before[0] else SWA, (), text)
 
     # Hand-outs.
 
