@@ -13,6 +13,7 @@ from small_swa_pools import PROBE, extend, make_allocator
 from gemma4_dumps.allocator_calls import runs_of
 from gemma4_dumps.errors import DumpError, DumpUnreadable
 from gemma4_runtime.probes import swa_allocator_history
+from gemma4_triage.cli import app
 from gemma4_triage.errors import EnvironmentCannot, NothingChecked
 from gemma4_triage.replay.allocator_replay import replay_allocator
 from gemma4_triage.replay.reference_allocator import CHANGED_BETWEEN, expand
@@ -26,7 +27,7 @@ ANYTHING = st.recursive(
 HAND_OUTS = ("alloc", "alloc_extend", "alloc_decode")
 # Each example writes a store of its own.
 SHARED = [HealthCheck.function_scoped_fixture]
-few = settings(max_examples=25, deadline=None, suppress_health_check=SHARED)
+few = settings(max_examples=15, deadline=None, suppress_health_check=SHARED)
 cases = given(
     seed=st.integers(0, 10**6), pick=st.integers(0, 10**6), page=st.sampled_from([16, 1]), need_sort=st.booleans()
 )
@@ -124,6 +125,12 @@ class TestTheRecord:
         assert 7 <= len(result.calls) <= 14
         assert result.in_use_at_start != (0, 0)
         assert result.exact == result.compared > 0
+
+    def test_the_command_line_exits_0_where_all_hold(self, root, capsys):
+        assert app.main(["replay", str(write(root, draft_of(lived(3))).path)]) == 0
+        out = capsys.readouterr().out
+        assert out.startswith("EVERY INVARIANT HOLDS  ")
+        assert "the dump's own verdict: disagrees: the dump says double_free of its last call" in out
 
     def test_slots_bound_it_as_well(self, root, monkeypatch):
         monkeypatch.setattr(swa_allocator_history, "MAX_SLOTS", 50)

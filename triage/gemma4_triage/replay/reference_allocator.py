@@ -190,7 +190,7 @@ class ReferenceAllocator:
             self.compared += 1
             self.exact += foretold == (list(full), [swa[at] for at in mapped])
         peers = [swa[at] for at in mapped]
-        opened = [self._opened(full), self._opened(peers)]
+        opened = [self._opened(self.full, full), self._opened(self.swa, peers)]
         for pool, pages in zip((self.full, self.swa), opened, strict=True):
             pool.take(pages)
         if call.swa_tail != 0:
@@ -417,18 +417,20 @@ class ReferenceAllocator:
         ):
             off = after - before - gained * self.page_size
             if off:
-                gave_nothing = call.full is None and pool.free is not None
-                lost = tuple(islice(pool.free or (), abs(off) // self.page_size)) if gave_nothing and off < 0 else ()
-                after_nothing = "gave nothing and " if call.full is None else ""
+                gave_nothing = call.full is None and off < 0
+                lost = tuple(islice(pool.free or (), -off // self.page_size)) if gave_nothing else ()
                 text = (
-                    f"{call.call} {after_nothing}left {abs(off)} tokens {'fewer' if off < 0 else 'more'} free in the "
-                    f"{pool.name} pool than the slots that it named account for"
+                    f"{call.call} left {abs(off)} tokens {'fewer' if off < 0 else 'more'} free in the {pool.name} pool "
+                    "than the slots that it named account for"
                 )
+                if gave_nothing:
+                    text = f"{call.call} gave nothing, and took {-off} tokens out of the {pool.name} pool"
                 found.append(Broken("pool_leak", pool.name, lost, text))
         return found
 
-    def _opened(self, slots: Sequence[int]) -> list[int]:
-        return [slot // self.page_size for slot in dict.fromkeys(slots) if slot % self.page_size == 0]
+    def _opened(self, pool: Pool, slots: Sequence[int]) -> list[int]:
+        legal = pool.slots
+        return [slot // self.page_size for slot in dict.fromkeys(slots) if slot % self.page_size == 0 and slot in legal]
 
     def _peer(self, slot: int) -> int:
         return self.mapping.get(slot // self.page_size, {}).get(slot, 0)

@@ -1,6 +1,8 @@
 """A replay of an allocator's calls, of a leak, or of shapes on a terminal: verdict, table, why, and what next."""
 
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -8,13 +10,14 @@ from rich.text import Text
 from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.dump_table import plain_table
 from gemma4_triage.cli.output import printable
+from gemma4_triage.diagnose.next_steps import PROGRAM
 from gemma4_triage.replay.allocator_replay import AllocatorReplay, BrokenInvariant, PageChange, ReplayedCall
 from gemma4_triage.replay.leak_replay import LeakReplay, PageHistory
 from gemma4_triage.replay.shapes_replay import ShapesReplay
 
 
-def print_allocator(console: Console, result: AllocatorReplay, rows: int) -> None:
-    """The first failing call among the `rows` calls around it, and the pages that it names."""
+def print_allocator(console: Console, result: AllocatorReplay, path: Path, rows: int) -> None:
+    """The first failing call among the `rows` calls around it, and the pages that it names. path: of the dump."""
     _headline(console, result.fine, "every invariant holds", _first_invariant(result), result.dump)
     full, swa = result.pages
     known = "from a known state" if result.start_known else "from a state that is not known"
@@ -45,7 +48,7 @@ def print_allocator(console: Console, result: AllocatorReplay, rows: int) -> Non
     if not result.fine:
         _failure(console, result, rows)
     _line(console, f"the dump's own verdict: {result.agreement}: {result.because}", "bold")
-    _next(console, result.dump)
+    _next(console, path)
 
 
 def _first_invariant(result: AllocatorReplay) -> str:
@@ -71,7 +74,7 @@ def _failure(console: Console, result: AllocatorReplay, rows: int) -> None:
 
 
 def _of_pages(broken: BrokenInvariant) -> str:
-    return f" (and {broken.page_count - 1} more pages)" if broken.page_count > 1 else ""
+    return f" ({broken.page_count} pages in all)" if broken.page_count > 1 else ""
 
 
 def _page(change: PageChange) -> tuple[str, ...]:
@@ -87,8 +90,8 @@ def _around(calls: Sequence[ReplayedCall], first: int | None, rows: int) -> Sequ
     return calls[max(stop - rows, 0) : stop]
 
 
-def print_leak(console: Console, result: LeakReplay, rows: int) -> None:
-    """The listed pages, the one whose books stop closing first on top."""
+def print_leak(console: Console, result: LeakReplay, path: Path, rows: int) -> None:
+    """The listed pages, the one whose books stop closing first on top. path: of the dump."""
     _headline(console, False, "", result.verdict, result.dump)
     since = "" if result.first_step is None else f" from step {result.first_step} on"
     _line(console, f"{number_of(len(result.pages), 'page')}, {number_of(result.events, 'event')}{since}")
@@ -104,7 +107,7 @@ def print_leak(console: Console, result: LeakReplay, rows: int) -> None:
     console.print(table)
     if result.pages and result.pages[0].events:
         _events(console, result.pages[0])
-    _next(console, result.dump, "audit", "every page with its owner")
+    _next(console, path, "audit", "every page with its owner")
 
 
 def _events(console: Console, page: PageHistory) -> None:
@@ -123,8 +126,8 @@ def _events(console: Console, page: PageHistory) -> None:
         )
 
 
-def print_shapes(console: Console, result: ShapesReplay) -> None:
-    """What was found beside what it should have been."""
+def print_shapes(console: Console, result: ShapesReplay, path: Path) -> None:
+    """What was found beside what it should have been. path: of the dump."""
     _headline(console, result.fine, "every shape is as it should be", result.verdict, result.dump)
     parts = [result.site, result.role and f"the {result.role}", result.step is not None and f"step {result.step}"]
     _line(console, ", ".join(part for part in parts if part))
@@ -136,7 +139,7 @@ def print_shapes(console: Console, result: ShapesReplay) -> None:
     for text in result.because:
         _line(console, f"  {text}")
     _line(console, f"the dump's own verdict: {result.agreement}", "bold")
-    _next(console, result.dump)
+    _next(console, path)
 
 
 def _headline(console: Console, fine: bool, good: str, bad: str, dump: str) -> None:
@@ -146,8 +149,8 @@ def _headline(console: Console, fine: bool, good: str, bad: str, dump: str) -> N
     console.print(title, soft_wrap=True)
 
 
-def _next(console: Console, dump: str, verb: str = "diagnose", what: str = "the likely cause and its fix") -> None:
-    _line(console, f"gemma4-triage {verb} {dump}  # {what}", "dim")
+def _next(console: Console, path: Path, verb: str = "diagnose", what: str = "the likely cause and its fix") -> None:
+    _line(console, f"{PROGRAM} {verb} {shlex.quote(str(path))}  # {what}", "dim")
 
 
 def _title(console: Console, text: str) -> None:
