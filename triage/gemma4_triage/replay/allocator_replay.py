@@ -35,8 +35,10 @@ RULES = (
     "swa-mapping-alias",
     "swa-lost-pages",
 )
-MAX_PAGES, MAX_SLOTS, MAX_FREE = 2**24, 2**20, 2**21
-"""Of a pool; named by all calls together; on each list of the state that they begin with."""
+MAX_PAGES, MAX_SLOTS, MAX_FREE, MAX_WORK = 2**24, 2**22, 2**21, 2**30
+"""Of a pool; named by all calls together, a restored state counting as all pages; on each list of the state that they
+begin with; calls times pages on those lists.
+"""
 _PAGES_SHOWN = 32
 
 
@@ -145,13 +147,16 @@ def replay_allocator(dump: Dump) -> AllocatorReplay:
         )
     _in_order(calls)
     pair, at_start, notes = _begin(dump, calls[0])
-    in_use = None if pair.full.free is None else (pair.full.state.count(USED) - 1, pair.swa.state.count(USED) - 1)
+    in_use = None if not pair.known else (pair.full.state.count(USED) - 1, pair.swa.state.count(USED) - 1)
     touched = _Touched({}, {})
     replayed: list[ReplayedCall] = []
     first, changes, budget = -1 if at_start else None, (), MAX_SLOTS
+    listed = sum(len(pool.free or ()) + len(pool.released) for pool in (pair.full, pair.swa))
+    if len(calls) * listed > MAX_WORK:
+        raise EnvironmentCannot(f"too large to replay: {len(calls)} calls on lists of {listed} free pages")
     for call in calls:
         full, swa = _slots(call, budget)
-        budget -= len(full)
+        budget -= len(full) + (pair.full.pages + pair.swa.pages if call.call == "restore_state" else 0)
         pages = _pages_named(call, full, swa, pair.page_size)
         before = [_state(pair, *page) for page in pages]
         broken = pair.apply(call, full, swa)
@@ -163,7 +168,7 @@ def replay_allocator(dump: Dump) -> AllocatorReplay:
     if first is None and (apart := _apart_at_the_end(dump, pair)):
         first = calls[-1].number
         replayed[-1] = replayed[-1].model_copy(update={"broken": tuple(map(_record, apart))})
-    if manifest.dropped.events and pair.full.free is not None:
+    if manifest.dropped.events and pair.known:
         earlier = number_of(calls[0].number, "earlier call")
         notes.append(f"{earlier} of this allocator went by before the state that the dump begins with")
     agreement, because = _agreement(dump, replayed, at_start, pair)
@@ -176,7 +181,7 @@ def replay_allocator(dump: Dump) -> AllocatorReplay:
         summary=manifest.summary,
         page_size=pair.page_size,
         pages=(pair.full.pages, pair.swa.pages),
-        start_known=pair.full.free is not None,
+        start_known=pair.known,
         in_use_at_start=in_use,
         calls_before=calls[0].number,
         calls=tuple(replayed),
@@ -203,12 +208,13 @@ def _begin(dump: Dump, first: AllocatorCall) -> tuple[ReferenceAllocator, list[B
     """The reference in the state before the first call, what is wrong with that state, and what is not known of it."""
     manifest = dump.manifest
     page = manifest.page_size
-    pages = [manifest.extents.get(f"pages_{pool}_pool", 0) - 1 for pool in ("full", "swa")]
-    if page is None or page < 1 or min(pages) < 1:
+    full_pages, swa_pages = (manifest.extents.get(f"pages_{pool}_pool", 0) - 1 for pool in ("full", "swa"))
+    if page is None or page < 1 or min(full_pages, swa_pages) < 1:
         raise DumpUnreadable("the manifest lacks the page size or the pools' pages, which a replay of calls needs")
-    if max(*pages, page) > MAX_PAGES:
-        raise EnvironmentCannot(f"too large to replay: pools of {pages} pages of {page} slots; at most {MAX_PAGES}")
-    pair = ReferenceAllocator(*pages, page, manifest.scalars.get(NEED_SORT) is True)
+    if max(full_pages, swa_pages, page) > MAX_PAGES:
+        pools = f"{full_pages} full and {swa_pages} SWA pages of {page} slots"
+        raise EnvironmentCannot(f"too large to replay: {pools}; at most {MAX_PAGES} of each")
+    pair = ReferenceAllocator(full_pages, swa_pages, page, manifest.scalars.get(NEED_SORT) is True)
     if manifest.scalars.get(FIRST_CALL) != first.number:
         return pair, [], ["the first calls were cut to fit the dump, and with them the state that they begin with"]
     if lost := _lost_tensors(dump):
@@ -288,11 +294,12 @@ def _changes(
     """The pages that a call breaks first, then the others that it names."""
     was = dict(zip(pages, before, strict=True))
     bad = [(one.pool, page) for one in broken for page in one.pages]
+    lost = {(one.pool, page) for one in broken if one.verdict == "pool_leak" for page in one.pages}
     return tuple(
         PageChange(
             pool=name,
             page=page,
-            before=was.get((name, page), "free"),
+            before=was.get((name, page), "free" if (name, page) in lost else ""),
             after=_state(pair, name, page),
             handed_out=touched.handed_out.get((name, page)),
             given_back=touched.given_back.get((name, page)),
@@ -369,9 +376,9 @@ def _apart_at_the_end(dump: Dump, pair: ReferenceAllocator) -> list[Broken]:
     for pool in (pair.full, pair.swa):
         name = f"free_pages_{pool.name}"
         record = dump.manifest.tensors.get(name)
-        if pool.free is None or record is None or record.truncated_from_shape is not None:
+        if not pair.known or record is None or record.truncated_from_shape is not None:
             continue
-        listed, told = set(dump.tensor(name).reshape(-1).tolist()), {*pool.free, *pool.released}
+        listed, told = set(dump.tensor(name).reshape(-1).tolist()), pool.free_pages()
         if apart := sorted(listed ^ told):
             text = (
                 f"by the dump's list {len(listed)} {pool.name} pages are free and by the calls {len(told)}: "
@@ -390,7 +397,7 @@ def _agreement(
         return "agrees", f"the dump says {verdict} of its last call, {calls[-1].number}, and so does the replay"
     if verdict in {one.verdict for one in at_start}:
         return "agrees", f"the state that the calls begin with is {verdict} already, as the dump says of the last call"
-    if pair.full.free is None:
+    if not pair.known:
         return "cannot be judged", "the state before the calls is not in the dump, so only the calls' own slots were"
     what = f"the replay finds {', '.join(sorted(at_end))}" if at_end else "in the replay it breaks no invariant"
     return "disagrees", f"the dump says {verdict} of its last call, {calls[-1].number}; {what}"

@@ -36,8 +36,8 @@ class Broken:
 
 @dataclass
 class Pool:
-    """One pool's pages. state: FREE, USED or UNKNOWN of each, page 0 included. free, released: SGLang's two lists, in
-    its order; None if they are not known.
+    """One pool's pages. state: FREE, USED or UNKNOWN of each, page 0 included. free, released: SGLang's two lists;
+    free is None if their order is not known.
     """
 
     name: str
@@ -81,15 +81,12 @@ class Pool:
             self.free, self.released = deque(sorted([*self.free, *self.released])), []
 
     def take(self, pages: Sequence[int]) -> None:
-        """These leave the free list, in whatever order it has them."""
-        if self.free is not None:
-            if [*islice(self.free, len(pages))] == [*pages]:
-                for _ in pages:
-                    self.free.popleft()
-            else:
-                gone = set(pages)
-                self.free = deque(page for page in self.free if page not in gone)
-                self.released = [page for page in self.released if page not in gone]
+        """These are in use from now on. If they are not the free list's first, its order is not known any more."""
+        if self.free is not None and [*islice(self.free, len(pages))] == [*pages]:
+            for _ in pages:
+                self.free.popleft()
+        else:
+            self.free = None
         self._set(pages, USED)
 
     def give(self, slots: Sequence[int]) -> list[int]:
@@ -105,7 +102,11 @@ class Pool:
         self._set(pages, FREE)
         return pages
 
+    def free_pages(self) -> set[int]:
+        return {page for page in range(1, self.pages + 1) if self.state[page] == FREE}
+
     def of(self, page: int) -> int:
+        """The state of a page; what is no page of this pool is taken for one in use."""
         return self.state[page] if 0 <= page <= self.pages else USED
 
     def _set(self, pages: Iterable[int], state: int) -> None:
@@ -117,7 +118,8 @@ class Pool:
 class ReferenceAllocator:
     """Both pools, the mapping of full slots to SWA slots, by full page, and which full page an SWA page serves.
 
-    exact, compared: of the hand-outs whose very slots could be foretold, how many were so.
+    known: the state that the calls begin with. exact, compared: of the hand-outs whose very slots could be foretold,
+    how many were so.
     """
 
     def __init__(self, full_pages: int, swa_pages: int, page_size: int, need_sort: bool) -> None:
@@ -127,12 +129,12 @@ class ReferenceAllocator:
         self.mapping: dict[int, dict[int, int]] = {}
         self.serves: dict[int, int] = {}
         self.exact = self.compared = 0
-        self._known = False
+        self.known = False
         self._free_tokens: tuple[int, int] | None = None
 
     def start(self, lists: Sequence[Sequence[int]], mapping: Iterable[tuple[int, int]]) -> list[Broken]:
         """Begin with these lists (free and released of the full, then of the SWA pool) and mapping entries."""
-        self._known = True
+        self.known = True
         found = [*self.full.start(*lists[:2]), *self.swa.start(*lists[2:])]
         for slot, peer in mapping:
             if peer:
@@ -360,7 +362,7 @@ class ReferenceAllocator:
             elif not keeps_full and self.full.of(here) == FREE:
                 found.add("double_free", FULL, slot, f"{name} of full slot {slot}, whose page {here} is free already")
             seen.add(slot)
-            if self._known and peer != self._peer(slot):
+            if self.known and peer != self._peer(slot):
                 text = (
                     f"full slot {slot} maps to SWA slot {peer}, and to {self._peer(slot)} by the calls so far: "
                     "something else wrote the mapping"
