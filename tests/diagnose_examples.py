@@ -1,10 +1,11 @@
 """Incidents for the tests of diagnosis: the corpus' own dumps, and such with a few fields changed."""
 
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from gemma4_dumps.reader import Dump, read_dump
-from gemma4_dumps.schema import Layer, Offence
+from gemma4_dumps.schema import FileRecord, Layer, Offence
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident, Ledger
 from gemma4_triage.logs.facts import LogFacts
@@ -27,6 +28,15 @@ def altered(dump: Dump, **changes: Any) -> Dump:
     rows = [{name: row[name] for name in row if name != "findings"} for row in dump.manifest.guards["patches"]]
     guards = dump.manifest.guards | {"settings": settings, "patches": rows}
     return Dump(dump.path, dump.manifest.model_copy(update={"guards": guards, **changes}))
+
+
+def rewritten(folder: Path, dump: Dump, **changes: Any) -> Dump:
+    """The dump in `folder`, whose files somebody has written anew, with a manifest that knows them."""
+    files = {
+        path.name: FileRecord(sha256=sha256(path.read_bytes()).hexdigest(), size_bytes=path.stat().st_size)
+        for path in folder.iterdir()
+    }
+    return Dump(folder, altered(dump, files=files, **changes).manifest)
 
 
 def of(*dumps: Dump, **more: Any) -> Incident:

@@ -18,7 +18,7 @@ from .schema import Manifest, TensorRecord
 from .staging import EVENTS_NAME
 from .strict_json import strict_json
 from .tensor_file import TENSORS_NAME, TensorIndex, index_tensors
-from .verify import Check, VerifyReport, verify_dump
+from .verify import Check, VerifyReport, check_files, verify_dump
 
 __all__ = ["Check", "Dump", "VerifyReport", "read_dump", "verify_dump"]
 
@@ -87,6 +87,15 @@ class Dump:
                 if len(line) > MAX_EVENT_BYTES:
                     raise DumpUnreadable(f"{EVENTS_NAME} line {number} has more than {MAX_EVENT_BYTES} bytes")
                 yield strict_json(line, f"{EVENTS_NAME} line {number}")
+
+    @cached_property
+    def damage(self) -> tuple[str, ...]:
+        """What is wrong with the dump's files, each as one sentence; empty if they are what the manifest says.
+
+        Its files are read once, the first time that somebody asks.
+        """
+        checks = check_files(self.path, self.manifest)
+        return tuple(f"{check.subject}: {check.detail}" for check in checks if not check.ok)
 
     @cached_property
     def _index(self) -> TensorIndex:

@@ -10,8 +10,10 @@ from .errors import DumpError, DumpNotFound
 from .manifest_file import load_named_manifest
 from .safe_file import open_regular, read_chunks
 from .schema import Manifest
-from .tensor_file import TENSORS_NAME, index_tensors
+from .tensor_file import TENSORS_NAME, TensorIndex, index_tensors
 from .wording import number_of
+
+_MOST_OFFENCES = 64
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,20 @@ def verify_dump(path: Path | str) -> VerifyReport:
     if not os.path.isdir(directory):
         raise DumpNotFound(f"{directory!s:.200} is not a directory")
     manifest = load_named_manifest(directory)
+    return VerifyReport(directory, manifest, check_files(directory, manifest))
+
+
+def check_files(directory: Path, manifest: Manifest) -> tuple[Check, ...]:
+    """Hold each file of a dump against `manifest`, and the values that the manifest repeats against the tensors.
+
+    Files are read in chunks, and only where the manifest knows their size. Nothing vouches for the manifest itself.
+    """
     checks = [_check_file(directory, name, manifest) for name in sorted(manifest.files)]
     if not manifest.files:
         checks.append(Check("files", False, "the manifest lists no file"))
     if manifest.tensors or TENSORS_NAME in manifest.files:
-        checks.append(_check_tensors(directory, manifest))
-    return VerifyReport(directory, manifest, tuple(checks))
+        checks += _check_tensors(directory, manifest)
+    return tuple(checks)
 
 
 def _check_file(directory: Path, name: str, manifest: Manifest) -> Check:
@@ -74,9 +84,39 @@ def _sha256(file: BinaryIO, path: Path) -> str:
     return digest.hexdigest()
 
 
-def _check_tensors(directory: Path, manifest: Manifest) -> Check:
+def _check_tensors(directory: Path, manifest: Manifest) -> list[Check]:
     try:
         index = index_tensors(directory / TENSORS_NAME, manifest.tensors)
+        contradiction = _contradiction(index, manifest)
     except DumpError as error:
-        return Check("tensors", False, str(error))
-    return Check("tensors", True, f"{number_of(len(index.records), 'tensor')} as the manifest describes them")
+        return [Check("tensors", False, str(error))]
+    checks = [Check("tensors", True, f"{number_of(len(index.records), 'tensor')} as the manifest describes them")]
+    if contradiction:
+        checks.append(Check("offences", False, contradiction))
+    return checks
+
+
+def _contradiction(index: TensorIndex, manifest: Manifest) -> str | None:
+    """The first listed bad index whose value is another one in the tensor that it names; None if there is none.
+
+    A table under a CUDA graph may be the next step's by the time that it is copied, so only a trap's is compared.
+
+    Raises DumpUnreadable if the tensor cannot be read.
+    """
+    if manifest.action != "trapped":
+        return None
+    for offence in manifest.offences[:_MOST_OFFENCES]:
+        record = index.records.get(offence.table)
+        if record is None or len(record.shape) != 2 or not record.dtype.startswith("int"):
+            continue
+        rows, columns = record.shape
+        if not (0 <= offence.row < rows and 0 <= offence.column < columns):
+            # What a truncation cut off cannot be compared.
+            if record.truncated_from_shape is None:
+                return f"{offence.table} has no [{offence.row}, {offence.column}], which the manifest lists"
+            continue
+        at = offence.row * columns + offence.column
+        value = int(index.read(offence.table, at, at + 1)[0])
+        if value != offence.value:
+            return f"{offence.table}[{offence.row}, {offence.column}] is {value}, the manifest says {offence.value}"
+    return None

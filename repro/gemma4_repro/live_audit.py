@@ -91,7 +91,7 @@ def run_live_audit(scenario: Scenario, listener: Listener) -> LiveAudit:
     """Run it to its end. Raises like `run_scenario`."""
     (arm,) = scenario.arms
     faults = tuple(filter(None, arm.environment.get("GEMMA4_TRIAGE_FAULTS", "").split(",")))
-    requests = arm.workload.prompt_count
+    requests = len(arm.workload.prompts())
     words = [word for fault in faults for word in ("--fault", fault)]
     typed = ("gemma4-triage", "audit", "--live", *words, "--requests", str(requests))
     run = run_scenario(scenario, Options(typed=typed), listener)

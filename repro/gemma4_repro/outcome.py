@@ -62,9 +62,13 @@ class ArmResult(_Record):
 
     @property
     def accept_length(self) -> float | None:
-        """Mean tokens per verify round, the target's own token included; None without speculation."""
-        rounds = sum(answer.verify_rounds for answer in self.answers)
-        return self.output_tokens / rounds if rounds else None
+        """Mean tokens per verify round, the target's own token included; None without speculation.
+
+        An answer that its prefill already ended had no round, so its token does not count.
+        """
+        drafted = [answer for answer in self.answers if answer.verify_rounds]
+        rounds = sum(answer.verify_rounds for answer in drafted)
+        return sum(len(answer.output_ids) for answer in drafted) / rounds if rounds else None
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from gemma4_repro.outcome import Outcome
 from gemma4_repro.readiness import check_sglang, model_arguments, refuse_cuda
 from gemma4_repro.run_folder import disk_is_full, prepare_run_folder, remove_traces, writing
 from gemma4_repro.scenario import Arm, Scenario
+from gemma4_repro.staged_workload import StagedWorkload, at_once
 from gemma4_repro.supervisor import Supervisor
 from gemma4_repro.verdict import ArmVerdict, judge
 from gemma4_runtime.settings import INCLUDE
@@ -98,14 +99,17 @@ def _run_arm(
     listener: Listener,
 ) -> Outcome:
     included = [f"--include-{word}" for word in options.include.split(",")] if options.include else []
+    load = arm.workload if isinstance(arm.workload, StagedWorkload) else at_once(arm.workload)
     request = ArmRequest(
         arm=arm.id,
         folder=folder,
         command=[*(options.typed or ("gemma4-triage", "repro", scenario_id, "--arm", arm.id)), *included],
         environment=_environment(arm, folder, options.include),
         engine_arguments={**arm.engine_arguments, **models},
-        prompts=arm.workload.prompts(),
-        new_tokens=arm.workload.new_tokens(),
+        prompts=load.prompts(),
+        new_tokens=load.new_tokens(),
+        stage_of=load.stage_of(),
+        aborted=dict(load.aborted),
         one_by_one=arm.one_by_one,
     )
     (folder / REQUEST_NAME).write_text(request.model_dump_json(), encoding="utf-8")

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gemma4_repro.expectation import Expectation
+from gemma4_repro.staged_workload import StagedWorkload
 from gemma4_repro.workloads import Workload
 from gemma4_runtime.settings import VARIABLES
 
@@ -28,7 +29,7 @@ class Arm:
     title: str
     environment: Mapping[str, str]
     engine_arguments: Mapping[str, Any]
-    workload: Workload
+    workload: Workload | StagedWorkload
     time_limit_s: float
     expectations: tuple[Expectation, ...]
     one_by_one: bool = False

@@ -53,6 +53,18 @@ BRIEF_SWA_PRESSURE = Workload(
 
 
 @dataclass(frozen=True)
+class Beginnings(Workload):
+    """The first tokens of another load's prompts, so that the prefix cache has them when that load comes."""
+
+    whole_tokens: int = PROMPT_TOKENS
+
+    def prompts(self) -> list[list[int]]:
+        """Token ids, [prompt_count][prompt_tokens]; the same every time."""
+        whole = held_out_prompts(self.prompt_count, self.whole_tokens, self.seed)
+        return [prompt[: self.prompt_tokens] for prompt in whole]
+
+
+@dataclass(frozen=True)
 class OpenWorkload(Workload):
     """Prompts without a limit on their answers, which fill the context."""
 

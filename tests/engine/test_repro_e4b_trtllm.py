@@ -91,6 +91,15 @@ def test_the_probe_traps_it_first_and_leaves_a_dump(arms, document):
     offence = manifest.offences[0]
     assert int(dump.tensor("page_table")[offence.row, offence.column]) == offence.value
     assert "translation missing" in document["root_cause"]["text"]
+    # The load ages the pools before the first draft, so that an id of the one is another page in the other.
+    assert "both pools are young" not in document["root_cause"]["text"]
+
+
+def test_the_dump_that_the_run_writes_shows_what_the_bug_does(document):
+    command = [sys.executable, "-m", "gemma4_triage.cli.app", "replay", document["root_cause"]["dump"], "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert json.loads(done.stdout)["worst"] == "other_page"
 
 
 def test_with_the_fix_the_same_load_ends_clean(arms):

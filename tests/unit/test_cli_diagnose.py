@@ -8,11 +8,14 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+
 from diagnose_examples import CORPUS, ROOT
 
 SEED = CORPUS / "swa-state-stale"
 SAMPLES = ROOT / "dumps" / "samples"
 LOGS = ROOT / "tests" / "data" / "logs"
+H200 = "20261121T133817.982072Z_vm_r0_p1291_page-table-bounds_0009"
 LATEST = "20261121T165051.804820Z_vm_r0_p18498_page-table-bounds_0006"
 
 
@@ -121,26 +124,57 @@ class TestWhatItSays:
 
 
 class TestLog:
-    def test_one_cause_is_shown_with_values_of_both(self, cli):
-        code, out, err = cli("diagnose", SEED, "--log", LOGS / "illegal-access.log")
+    @pytest.fixture
+    def own_log(self, tmp_path):
+        """The log of a crash that names a dump of the seed bug's run."""
+        text = (LOGS / "illegal-access.log").read_text()
+        log = tmp_path / "server.log"
+        log.write_text(f"{text}page-table-bounds: page 65 [logged; seen 1 times; dump: /gone/{LATEST}]\n")
+        return log
+
+    def test_one_cause_is_shown_with_values_of_both(self, cli, own_log):
+        code, out, err = cli("diagnose", SEED, "--log", own_log)
         assert (code, err) == (1, "")
-        assert f"[L1]  {LOGS / 'illegal-access.log'}: 112 of 116 lines understood, 2026-11-21T16:51:28 to" in out
+        assert f"[L1]  {own_log}: 113 of 117 lines understood, 2026-11-21T16:51:28 to" in out
+        assert "of the server of 20261121T165049" in out
         first = " ".join(out.partition("2. CERTAIN")[0].split())
         assert "1. CERTAIN draft-swa-state-stale" in first
         assert "[2] provenance.table_space full whose page ids the table holds" in first
         assert "[L1] line 18 full 0.36, swa 0.89 the last pool usage before it" in first
 
-    def test_the_document(self, cli):
-        logs = [LOGS / "illegal-access.log", LOGS / "illegal-access.log", LOGS / "healthy.log"]
+    def test_the_document(self, cli, own_log):
+        logs = [own_log, own_log, LOGS / "healthy.log"]
         _, out, _ = cli("diagnose", SEED, *(word for log in logs for word in ("--log", log)), "--json")
-        (incident,) = document(out)["incidents"]
-        assert [log["file"] for log in incident["logs"]] == [
-            str(LOGS / "illegal-access.log"),
-            str(LOGS / "healthy.log"),
-        ]
+        (incident, run) = document(out)["incidents"]
+        assert [log["file"] for log in incident["logs"]] == [str(own_log)]
+        assert (incident["logs"][0]["relation"], incident["logs"][0]["guess"]) == ("names", False)
         assert incident["logs"][0]["injected_faults"] == ["swa-state-stale"]
         assert incident["findings"][0]["rule"] == "draft-swa-state-stale"
-        assert str(LOGS / "illegal-access.log") in {piece["source"] for piece in incident["findings"][0]["evidence"]}
+        assert str(own_log) in {piece["source"] for piece in incident["findings"][0]["evidence"]}
+        assert [log["file"] for log in run["logs"]] == [str(LOGS / "healthy.log")]
+        assert run["logs"][0]["relation"] == "apart"
+
+    def test_a_foreign_log_is_a_run_of_its_own_and_says_what_parts_them(self, cli):
+        code, out, _ = cli("diagnose", "--dir", SAMPLES, "--log", LOGS / "illegal-access.log")
+        assert code == 1
+        incidents, _, run = out.partition("RUN WITHOUT DUMPS")
+        assert "[L1]" not in incidents
+        assert "a run of its own" in run
+        _, out, _ = cli("diagnose", SAMPLES / H200, "--log", LOGS / "illegal-access.log", "--json")
+        (_, run) = document(out)["incidents"]
+        assert run["logs"][0]["related_to"] == H200
+        assert "the log has page size 16, the dump 64" in run["logs"][0]["reasons"]
+        assert "the log has device cpu, the dump cuda" in run["logs"][0]["reasons"]
+
+    def test_a_guess_is_called_one_and_is_no_evidence(self, cli):
+        _, alone, _ = cli("diagnose", SEED, "--json")
+        code, out, _ = cli("diagnose", SEED, "--log", LOGS / "illegal-access.log", "--json")
+        (incident, run) = document(out)["incidents"]
+        assert code == 1
+        assert incident["findings"] == document(alone)["incidents"][0]["findings"]
+        assert (run["logs"][0]["relation"], run["logs"][0]["guess"]) == ("guess", True)
+        _, out, _ = cli("diagnose", SEED, "--log", LOGS / "illegal-access.log")
+        assert "a guess: perhaps of the server of 20261121T165049" in out
 
     def test_it_goes_to_the_incident_whose_dump_it_names(self, cli, tmp_path):
         log = tmp_path / "server.log"
@@ -148,11 +182,6 @@ class TestLog:
         _, out, err = cli("diagnose", SEED, CORPUS / "negative-page", "--log", log, "--json")
         assert [len(incident["logs"]) for incident in document(out)["incidents"]] == [0, 1]
         assert err == ""
-
-    def test_of_a_choice_it_says_what_it_took(self, cli):
-        _, out, err = cli("diagnose", SEED, CORPUS / "negative-page", "--log", LOGS / "healthy.log", "--json")
-        assert [len(incident["logs"]) for incident in document(out)["incidents"]] == [1, 0]
-        assert "names no dump that was read: taken as the log of incident 1" in err
 
     def test_alone_it_is_a_run(self, cli, tmp_path):
         code, out, _ = cli("diagnose", "--dir", tmp_path, "--log", LOGS / "pool-leak.log")
@@ -234,13 +263,21 @@ class TestExitCodes:
         assert "draft-swa-state-stale" in out
         assert err.count("not read") == 2
 
-    def test_tensors_that_cannot_be_read_cost_only_what_they_show(self, cli, tmp_path):
+    def test_tensors_that_cannot_be_read_are_said_first_and_nothing_is_certain(self, cli, tmp_path):
         store = shutil.copytree(CORPUS / "one-untranslated-row", tmp_path / "store")
         (tensors,) = store.rglob("tensors.safetensors")
         tensors.write_bytes(b"\x00" * 7)
         code, out, err = cli("diagnose", "--dir", store, "--json")
-        assert (code, err) == (1, "")
-        assert document(out)["incidents"][0]["findings"][0]["rule"] == "page-past-pool-end"
+        found = document(out)
+        assert (code, found["exit_code"], found["clean"]) == (4, 4, False)
+        (damaged,) = found["damaged"]
+        assert "7 bytes, the manifest says" in damaged["problems"][0]
+        assert damaged["dump_id"] in err
+        finding = found["incidents"][0]["findings"][0]
+        assert (finding["rule"], finding["confidence"]) == ("page-past-pool-end", "likely")
+        code, out, _ = cli("diagnose", "--dir", store)
+        assert code == 4
+        assert out.startswith(f"damaged: {damaged['dump_id']}: tensors.safetensors: 7 bytes")
 
 
 def test_it_is_quick_and_imports_no_torch():

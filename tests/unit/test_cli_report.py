@@ -168,14 +168,17 @@ class TestExitCodes:
         code, out, _ = cli("report", store)
         assert (code, "not read" in out, "pages-leaked" in out) == (1, True, True)
 
-    def test_tensors_that_cannot_be_read_cost_only_the_picture(self, cli, tmp_path):
+    def test_tensors_that_cannot_be_read_cost_the_picture_and_every_certainty(self, cli, tmp_path):
         store = shutil.copytree(SAMPLES, tmp_path / "store")
         for file in store.rglob("tensors.safetensors"):
             file.write_bytes(b"\x00" * 7)
         code, out, _ = cli("report", store, "--json")
         dumps = [dump for incident in document(out)["incidents"] for dump in incident["dumps"]]
-        assert code == 1
-        assert [len(dump["problems"]) for dump in dumps] == [1, 1, 1]
+        findings = [one for incident in document(out)["incidents"] for one in incident["findings"]]
+        assert code == 4
+        # What is damaged, once by its size and once as the tensors that it should hold; and what cannot be shown.
+        assert [len(dump["problems"]) for dump in dumps] == [3, 3, 3]
+        assert [one["rule"] for one in findings if one["confidence"] == "certain" and one["kind"] == "cause"] == []
 
     @pytest.mark.parametrize(
         "text",

@@ -5,14 +5,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving_log_lines import death, decode, prefill, stamp, steady
 
-from diagnose_examples import OTHERS, altered, corpus_dump, crash_log, guards_only, of
+from diagnose_examples import CORPUS, OTHERS, ROOT, altered, corpus_dump, crash_log, guards_only, of
+from gemma4_dumps.store import DumpStore
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_triage.diagnose.assign_logs import assign_logs
 from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.diagnose.conclude import conclude
-from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
+from gemma4_triage.diagnose.evidence import is_guard
+from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding, Kind
 from gemma4_triage.diagnose.grouping import group
-from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.incident import Incident, LogLink
+from gemma4_triage.diagnose.material import read_store
 from gemma4_triage.logs.catalog import findings
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.read import read_log
@@ -23,6 +26,7 @@ NO_SLOT = "RuntimeError: Decode out of memory. Try to lower your batch size."
 SIZES = "RuntimeError: The size of tensor a (2) must match the size of tensor b (120) at non-singleton dimension 0"
 VERIFY_INPUT = "AttributeError: 'FrozenKVMTPVerifyInput' object has no attribute 'merge_batch'"
 SEED = corpus_dump("swa-state-stale", "wrong_space")
+ON_CPU = decode(1).replace("cuda graph", "cpu graph")
 EAGER = (
     f"{stamp(2)} Scheduler hit an exception: Traceback (most recent call last):\n"
     f'  File "/srv/sglang/runner.py", line 3, in _eager_fb_view\n    copy()\n{SIZES}\n\n'
@@ -181,11 +185,21 @@ class TestWithoutDumps:
         assert concluded(Incident(logs=(log_of(*steady(50)),))) == ()
 
 
-def test_a_crash_in_the_log_is_not_the_windows_doing():
+def test_a_note_is_last_and_neither_is_evidence_of_the_other():
     window = altered(corpus_dump("window-one-too-wide", "window_width"))
-    healthy, crashed = concluded(of(window, logs=(log_of(decode(1)),))), concluded(of(window, logs=(crash_log(),)))
-    assert healthy[0].confidence is Confidence.CERTAIN
-    assert {one.rule: one.confidence for one in crashed}["window-one-too-wide"] is Confidence.POSSIBLE
+    (alone,) = concluded(of(window, logs=(log_of(decode(1)),)))
+    *crashes, note = concluded(of(altered(SEED), window, logs=(crash_log(ILLEGAL),)))
+    assert (alone.kind, note.kind) == (Kind.NOTE, Kind.NOTE)
+    assert note.evidence == alone.evidence
+    assert [one.rule for one in crashes] == ["draft-swa-state-stale"]
+    assert window.manifest.dump_id not in {piece.source for piece in crashes[0].evidence if not is_guard(piece)}
+
+
+def test_a_line_about_the_releases_window_is_a_note_too():
+    line = "geometry: target window_left, layers 0: found 32, expected 31 [logged; seen 1 times; dump: /d/gone]\n"
+    (known,) = findings(log_of(decode(1), f"{stamp(2)} {line}"))
+    (other,) = findings(log_of(decode(1), f"{stamp(2)} {line.replace('found 32', 'found 40')}"))
+    assert (known.kind, other.kind) == (Kind.NOTE, Kind.CAUSE)
 
 
 class TestWhichIncident:
@@ -197,38 +211,77 @@ class TestWhichIncident:
         assert len(incidents) == 2
         return incidents
 
-    def at(self, time: str, more: str = "") -> LogFacts:
-        return log_of(decode(1).replace(decode(1)[1:20], time), more)
+    def at(self, time: str) -> LogFacts:
+        """A batch line of a CPU, as the corpus' dumps are."""
+        return log_of(ON_CPU.replace(ON_CPU[1:20], time))
+
+    def placed(self, incidents: list[Incident], facts: LogFacts) -> tuple[list[int], LogLink]:
+        """How many logs each incident and each run of only a log has, and how this one stands."""
+        found = assign_logs(incidents, [facts])
+        (link,) = [link for incident in found for link in incident.log_links]
+        return [len(incident.logs) for incident in found], link
 
     def test_the_one_whose_dump_it_names(self, two):
         named = two[1].dumps[0].manifest.dump_id
         guard = f"{stamp(2)} page-table-bounds: x [logged; seen 1 times; dump: /d/{named}]\n"
-        found = assign_logs(two, [log_of(decode(1), guard)], together=False)
-        assert [len(incident.logs) for incident in found.incidents] == [0, 1]
-        assert found.guessed == ()
+        counts, link = self.placed(two, log_of(decode(1), guard))
+        assert (counts, link.relation, link.incident) == ([0, 1], "names", named)
 
-    def test_the_newest_of_its_time(self, two):
-        found = assign_logs(two, [self.at("2026-11-22 03:00:00")], together=False)
-        assert [len(incident.logs) for incident in found.incidents] == [1, 0]
-        assert found.guessed == ("server.log names no dump that was read: taken as the log of incident 1",)
+    def test_nearness_in_time_is_a_guess(self, two):
+        counts, link = self.placed(two, self.at("2026-11-21 16:51:40"))
+        assert (counts, link.relation, link.incident) == ([0, 0, 1], "guess", two[0].name)
+        assert "near in time" in link.text
 
-    def test_without_times_the_newest(self, two):
-        found = assign_logs(two, [log_of(decode(1)[22:])], together=False)
-        assert [len(incident.logs) for incident in found.incidents] == [1, 0]
+    def test_a_clock_in_another_zone_is_a_guess_and_hours_that_are_no_zone_part_them(self, two):
+        assert self.placed(two, self.at("2026-11-21 22:21:40"))[1].relation == "guess"
+        counts, link = self.placed(two, self.at("2026-11-21 19:10:00"))
+        assert (counts, link.relation) == ([0, 0, 1], "apart")
+        assert "in no time zone" in link.text
 
-    def test_a_log_of_another_week_is_a_run_of_its_own(self, two):
-        found = assign_logs(two, [self.at("2026-12-01 03:00:00")], together=False)
-        assert [len(incident.logs) for incident in found.incidents] == [0, 0, 1]
-        assert "of another time" in found.guessed[0]
+    def test_without_times_it_is_a_guess(self, two):
+        counts, link = self.placed(two, log_of(ON_CPU[22:]))
+        assert (counts, link.relation) == ([0, 0, 1], "guess")
 
-    def test_unless_both_were_named(self, two):
-        found = assign_logs(two, [self.at("2026-12-01 03:00:00")], together=True)
-        assert [len(incident.logs) for incident in found.incidents] == [1, 0]
+    def test_a_log_that_goes_on_past_a_dump_names_it_or_is_anothers(self, two):
+        first, later = two[0].dumps[0].manifest.created_utc.replace(microsecond=0), "2026-11-21 16:51:59"
+        lines = (ON_CPU.replace(ON_CPU[1:20], text) for text in (first.strftime("%Y-%m-%d %H:%M:%S"), later))
+        _, link = self.placed(two[:1], log_of(*lines))
+        assert link.relation == "apart"
+        assert "does not name it" in link.text
+
+    def test_a_log_that_begins_and_ends_with_the_server_and_agrees_is_its_own(self):
+        incident = of(SEED)
+        started = incident.guards[0].started_utc
+        assert started is not None
+        start = started.strftime("%Y-%m-%d %H:%M:%S")
+        fault = "gemma4-triage: FAULT INJECTED: swa-state-stale: on purpose\n"
+        begins = f"[{start}] server_args=ServerArgs(page_size=16, attention_backend='trtllm_mha')\n"
+        counts, link = self.placed([incident], log_of(fault, begins))
+        assert (counts, link.relation) == ([1], "agrees")
+        for other in (begins.replace("page_size=16", "page_size=64"), begins.replace(start, start[:-2] + "00")):
+            assert self.placed([incident], log_of(fault, other))[1].relation != "agrees"
+        assert self.placed([incident], log_of(begins))[1].relation == "apart"
 
     def test_beside_nothing_it_is_a_run(self):
-        found = assign_logs([], [self.at("2026-12-01 03:00:00")], together=True)
-        assert [len(incident.logs) for incident in found.incidents] == [1]
-        assert found.guessed == ()
+        counts, link = self.placed([], self.at("2026-12-01 03:00:00"))
+        assert (counts, link.text) == ([1], "")
+
+
+FOREIGN = [
+    read_log(path.name, [path.read_bytes()]) for path in sorted((ROOT / "tests" / "data" / "logs").glob("*.log"))
+]
+
+
+@pytest.mark.parametrize("case", sorted(path.name for path in CORPUS.iterdir()))
+def test_no_foreign_log_changes_what_is_found(case):
+    material = read_store(DumpStore(CORPUS / case), None)
+    incidents = group(material.dumps, material.guards, material.ledgers)
+    before = [concluded(incident) for incident in incidents]
+    for facts in FOREIGN:
+        after = assign_logs(incidents, [facts])
+        assert [concluded(incident) for incident in after[: len(incidents)]] == before, facts.name
+        assert after[-1].logs == (facts,)
+        assert after[-1].log_links[0].relation in ("guess", "apart", "alone")
 
 
 def test_what_rules_say_of_logs_exists():
@@ -271,7 +324,7 @@ PIECES = st.sampled_from(
 def test_whatever_stands_in_logs_the_dump_keeps_its_cause(texts, with_dump):
     logs = [log_of(*lines, name=f"{number}.log") for number, lines in enumerate(texts)]
     incidents = [of(altered(SEED))] if with_dump else []
-    assigned = assign_logs(incidents, logs, together=True).incidents
+    assigned = assign_logs(incidents, logs)
     assert sorted(facts.name for one in assigned for facts in one.logs) == [facts.name for facts in logs]
     for incident in assigned:
         found = concluded(incident)

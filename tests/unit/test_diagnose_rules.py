@@ -17,9 +17,9 @@ from diagnose_examples import (
     of,
     offence,
     page_table,
+    rewritten,
     start_up,
 )
-from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import VERDICTS, Layer, Provenance
 from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.diagnose.conclude import conclude
@@ -130,7 +130,7 @@ class TestConfidence:
         dump = corpus_dump("one-untranslated-row", "out_of_range")
         kept = {name: record for name, record in dump.manifest.tensors.items() if name not in missing}
         save_file({name: np.array(dump.tensor(name)) for name in kept}, tmp_path / "tensors.safetensors")
-        (finding,) = conclude(of(Dump(tmp_path, altered(dump, tensors=kept).manifest)))
+        (finding,) = conclude(of(rewritten(tmp_path, dump, tensors=kept)))
         assert (finding.rule, finding.confidence) == (rule, confidence)
 
     def test_a_contained_row_is_compared_as_it_was(self, tmp_path):
@@ -138,14 +138,14 @@ class TestConfidence:
         tensors = {name: np.array(dump.tensor(name)) for name in dump.manifest.tensors}
         tensors["swa_page_table"][5, 7] = 0
         save_file(tensors, tmp_path / "tensors.safetensors")
-        (finding,) = conclude(of(Dump(tmp_path, altered(dump, action="contained").manifest)))
+        (finding,) = conclude(of(rewritten(tmp_path, dump, action="contained")))
         assert (finding.rule, finding.confidence) == ("row-not-translated", Confidence.LIKELY)
 
     def test_pages_lost_without_the_exchange_in_the_events_are_likely_only(self, tmp_path):
         dump = corpus_dump("deferred-free-after-replacement", "pool_leak")
         (tmp_path / "tensors.safetensors").write_bytes((dump.path / "tensors.safetensors").read_bytes())
         (tmp_path / "events.jsonl").write_text("")
-        (finding,) = conclude(of(Dump(tmp_path, altered(dump).manifest)))
+        (finding,) = conclude(of(rewritten(tmp_path, dump)))
         assert (finding.rule, finding.confidence) == ("swa-page-replaced-before-free", Confidence.LIKELY)
 
     def test_an_index_far_beyond_the_end_is_no_off_by_one(self):
@@ -154,10 +154,17 @@ class TestConfidence:
 
     def test_the_window_is_no_cause_of_a_crash(self):
         window = corpus_dump("window-one-too-wide", "window_width")
-        assert conclude(of(altered(window)))[0].confidence is Confidence.CERTAIN
-        (cause, aside) = conclude(of(altered(window), self.wrong_space()))
+        assert conclude(of(altered(window)))[0].is_note
+        (cause, aside) = conclude(of(self.wrong_space(), altered(window)))
         assert (cause.rule, aside.rule) == ("draft-swa-state-stale", "window-one-too-wide")
-        assert aside.confidence is Confidence.POSSIBLE
+        assert (cause.is_note, aside.is_note) == (False, True)
+
+    def test_a_window_that_its_fix_left_is_no_note(self):
+        window = corpus_dump("window-one-too-wide", "window_width")
+        fixed = self.wrong_space().manifest.guards
+        assert any(row["id"] == "swa-window-width" for row in fixed["patches"])
+        (finding,) = conclude(of(altered(window, guards=fixed)))
+        assert (finding.is_note, finding.confidence) == (False, Confidence.LIKELY)
 
     def test_a_window_that_is_off_by_more_is_not_the_releases(self):
         other = start_up("window_width", "target window_left, layers 0: found 40, expected 31")

@@ -10,7 +10,7 @@ from gemma4_repro.errors import UnknownName
 from gemma4_repro.expect_comparison import SameOutputs
 from gemma4_repro.expect_ending import Completes
 from gemma4_repro.scenario import Arm, Scenario
-from gemma4_repro.workloads import SWA_PRESSURE, Workload
+from gemma4_repro.workloads import SWA_PRESSURE, Beginnings, Workload
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import read_settings
 
@@ -72,6 +72,18 @@ def test_the_workload_is_what_triggers_the_fault_and_the_same_every_time():
     assert (new_tokens[0], new_tokens[-1]) == (40, 150)
     assert SWA_PRESSURE.prompts() == prompts
     assert len({tuple(prompt) for prompt in prompts}) == 8
+
+
+def test_beginnings_are_prefixes_of_the_load_that_follows():
+    beginnings, whole = Beginnings(3, 49, 1, 1, seed=21), Workload(3, 101, 1, 1, seed=21)
+    assert beginnings.prompts() == [prompt[:49] for prompt in whole.prompts()]
+
+
+def test_the_main_example_ages_its_pools_before_it_drafts():
+    for one in find_scenario("e4b-trtllm").arms:
+        stages = one.workload.stage_of()
+        drafting = [stage for stage, count in zip(stages, one.workload.new_tokens(), strict=True) if count > 1]
+        assert set(drafting) == {max(stages)}, "a request that drafts before the pools differ traps too early"
 
 
 @pytest.mark.parametrize("numbers", [(0, 101, 1, 2), (1, 1, 1, 2), (1, 101, 0, 2), (1, 101, 3, 2)])

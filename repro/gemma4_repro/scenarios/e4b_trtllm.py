@@ -7,13 +7,25 @@ from gemma4_repro.expect_ending import Completes, Crashes, TrapsBefore
 from gemma4_repro.expect_evidence import IdleClean, WritesDump, WritesNoDump
 from gemma4_repro.scenario import Arm, Scenario
 from gemma4_repro.scenarios.e4b_engine import E4B_TOYS, e4b_engine
-from gemma4_repro.workloads import SWA_PRESSURE
+from gemma4_repro.staged_workload import StagedWorkload
+from gemma4_repro.workloads import PROMPT_TOKENS, SWA_PRESSURE, Beginnings, Workload
 
 _ENGINE = e4b_engine("trtllm_mha")
 _FAULT = {"GEMMA4_TRIAGE_FAULTS": "swa-state-stale"}
 _UNFIXED = _FAULT | {"GEMMA4_TRIAGE_PATCHES": "default,-swa-state-swap"}
 _LIMIT_S = 120.0
 _FIXED = "fixed"
+# The first two stages draft nothing: one token per request is the prefill's. They leave prefixes in the cache, whose
+# SWA pages the third stage takes while their full pages stay. So the two pools' page ids differ from its first draft
+# step on, as they do in a server that has run for a while.
+_ONE_TOKEN = {"prompt_count": 8, "shortest_new_tokens": 1, "longest_new_tokens": 1, "seed": 21}
+_AGED_PRESSURE = StagedWorkload(
+    (
+        (Beginnings(prompt_tokens=49, **_ONE_TOKEN),),
+        (Workload(prompt_tokens=PROMPT_TOKENS, **_ONE_TOKEN),),
+        (SWA_PRESSURE,),
+    )
+)
 
 SCENARIO = Scenario(
     id="e4b-trtllm",
@@ -27,7 +39,7 @@ SCENARIO = Scenario(
             title="fault injected, fix off",
             environment=_UNFIXED | {"GEMMA4_TRIAGE_DEVICE_MODEL": "sm100"},
             engine_arguments=_ENGINE,
-            workload=SWA_PRESSURE,
+            workload=_AGED_PRESSURE,
             time_limit_s=_LIMIT_S,
             expectations=(Crashes("IllegalAddress"),),
         ),
@@ -36,7 +48,7 @@ SCENARIO = Scenario(
             title="the same on a device that reads out of range without a fault",
             environment=_UNFIXED | {"GEMMA4_TRIAGE_DEVICE_MODEL": "sm90"},
             engine_arguments=_ENGINE,
-            workload=SWA_PRESSURE,
+            workload=_AGED_PRESSURE,
             time_limit_s=_LIMIT_S,
             expectations=(
                 Completes(),
@@ -50,7 +62,7 @@ SCENARIO = Scenario(
             title="fault injected, fix off, probes on",
             environment=_UNFIXED | {"GEMMA4_TRIAGE_DEVICE_MODEL": "sm100", "SGLANG_TRTLLM_MHA_DEBUG": "1"},
             engine_arguments=_ENGINE,
-            workload=SWA_PRESSURE,
+            workload=_AGED_PRESSURE,
             time_limit_s=_LIMIT_S,
             expectations=(
                 TrapsBefore("TrappedViolation", "IllegalAddress"),
@@ -67,7 +79,7 @@ SCENARIO = Scenario(
                 "SGLANG_TRTLLM_MHA_DEBUG": "1",
             },
             engine_arguments=_ENGINE,
-            workload=SWA_PRESSURE,
+            workload=_AGED_PRESSURE,
             time_limit_s=_LIMIT_S,
             expectations=(Completes(), WritesNoDump(), IdleClean()),
         ),

@@ -12,7 +12,7 @@ from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.dumps import AsJson, Directory, open_store
 from gemma4_triage.cli.output import emit_json, say, stdout_console
 from gemma4_triage.cli.read_logs import read_logs
-from gemma4_triage.errors import ExitCode, NothingChecked, UsageMistake
+from gemma4_triage.errors import NothingChecked, UsageMistake
 
 if TYPE_CHECKING:
     from gemma4_triage.diagnose.material import Material
@@ -46,24 +46,29 @@ def diagnose(
     """Say what went wrong, on which evidence, and what to do about it.
 
     Dumps of one launch (ranks, target and draft, repetitions) are one incident. Its causes are ranked by certainty;
-    each names the values that it rests on, what would rule it out, and the next command. What a log says of the same
-    cause becomes evidence of it, of any other a finding of its own.
+    each names the values that it rests on, what would rule it out, and the next command. A log that names a dump, or
+    agrees with it on what the server was, is evidence too; any other log is a run of its own. What this release is
+    known for is a note, and no incident.
 
-    Exits 0 if nothing is wrong, 1 for a finding, 4 if a dump cannot be read, 5 if there was nothing to look at.
+    Exits 0 if nothing is wrong, notes aside, 1 for a cause, 4 if a dump cannot be read or a finding rests on one whose
+    files are damaged, 5 if there was nothing to look at.
     """
-    from gemma4_triage.report.diagnosis_document import diagnosis_document
+    from gemma4_triage.report.diagnosis_document import damage_line, diagnosis_document, exit_code
     from gemma4_triage.report.diagnosis_view import print_diagnoses
 
     # First, so that a wrong path costs no reading of dumps.
     logs = read_logs(log or [])
     material = _material(dumps, directory, limit or None)
-    diagnoses = _diagnoses(material, logs, bool(dumps))
+    diagnoses = _diagnoses(material, logs)
     for problem in material.unreadable:
         say(f"not read: {problem.path}: {problem.problem}")
     if material.hidden:
         say(f"not read: {number_of(material.hidden, 'older dump')}; --limit 0 reads all of them")
-    code = _exit_code(diagnoses, material)
+    code = exit_code(diagnoses, bool(material.unreadable))
     if as_json:
+        for diagnosis in diagnoses:
+            for dump in diagnosis.damaged:
+                say(damage_line(dump))
         emit_json("diagnosis", diagnosis_document(diagnoses, material, code))
     else:
         print_diagnoses(stdout_console(), diagnoses)
@@ -83,7 +88,7 @@ def _material(names: list[str] | None, directory: Path | None, limit: int | None
     return read_named(store, names, limit) if names else read_store(store, limit)
 
 
-def _diagnoses(material: Material, logs: list[LogFacts], named: bool) -> list[Diagnosis]:
+def _diagnoses(material: Material, logs: list[LogFacts]) -> list[Diagnosis]:
     from gemma4_triage.diagnose.assign_logs import assign_logs
     from gemma4_triage.diagnose.conclude import conclude
     from gemma4_triage.diagnose.grouping import group
@@ -91,21 +96,13 @@ def _diagnoses(material: Material, logs: list[LogFacts], named: bool) -> list[Di
     from gemma4_triage.report.diagnosis_document import Diagnosis
 
     understood = [facts for facts in logs if facts.understood_lines]
-    assigned = assign_logs(group(material.dumps, material.guards, material.ledgers), understood, named)
-    for guess in assigned.guessed:
-        say(guess)
-    if not assigned.incidents and not material.unreadable:
+    incidents = assign_logs(group(material.dumps, material.guards, material.ledgers), understood)
+    if not incidents and not material.unreadable:
         raise NothingChecked(
             "neither a dump nor a guard manifest there" + (", and no line of SGLang's in the logs" if logs else ""),
             "serve with SGLANG_TRTLLM_MHA_DEBUG=1 to get them; --dir names another directory",
         )
     return [
         Diagnosis(incident, conclude(incident, [one for facts in incident.logs for one in findings(facts)]))
-        for incident in assigned.incidents
+        for incident in incidents
     ]
-
-
-def _exit_code(diagnoses: list[Diagnosis], material: Material) -> ExitCode:
-    if any(diagnosis.findings for diagnosis in diagnoses):
-        return ExitCode.VIOLATION
-    return ExitCode.DUMP_UNREADABLE if material.unreadable else ExitCode.OK

@@ -26,6 +26,7 @@ def dump(found: Dump, rows: int) -> dict[str, Any]:
     """`dumps show --json`."""
     return {
         "path": str(found.path),
+        "damage": list(found.damage),
         "provenance_sentence": provenance_sentence(found.manifest),
         "included": list(sensitive(found.manifest)),
         "offending_rows": plain([asdict(row) for row in offending_rows(found, rows)]),

@@ -16,11 +16,14 @@ from gemma4_triage.diagnose.next_steps import next_steps
 from gemma4_triage.inspection.guard_lines import guard_lines
 from gemma4_triage.inspection.offending_rows import OffendingRow, offending_rows
 from gemma4_triage.inspection.provenance_sentence import SPACE_NAMES, index_unit, provenance_sentence
+from gemma4_triage.report.diagnosis_document import damage_line
 
 
 def print_dump(dump: Dump, rows: int) -> None:
     """Show a dump with at most `rows` offending rows."""
     console, manifest = stdout_console(), dump.manifest
+    if dump.damage:
+        _line(console, Text(printable(damage_line(dump)), style="bold yellow"))
     _headline(console, manifest)
     if held := sensitive(manifest):
         _line(console, Text(printable(f"holds {words(held)} of requests: confidential"), style="bold yellow"))

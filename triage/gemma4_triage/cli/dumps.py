@@ -65,7 +65,10 @@ def show_dump(
     rows: Annotated[int, typer.Option(min=1, help="How many offending rows to show.")] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a dump says: the verdict, the offending entries in their row, and what to do next."""
+    """Show what a dump says: the verdict, the offending entries in their row, and what to do next.
+
+    Exits 4 if its files are damaged; its manifest is shown nevertheless.
+    """
     from gemma4_dumps.reader import read_dump
     from gemma4_triage.cli import dump_documents, dump_view
 
@@ -74,6 +77,8 @@ def show_dump(
         emit_json("dump", dump_documents.dump(found, rows))
     else:
         dump_view.print_dump(found, rows)
+    if found.damage:
+        raise typer.Exit(ExitCode.DUMP_UNREADABLE)
 
 
 def verify(dump: DumpName, directory: Directory = None, as_json: AsJson = False) -> None:

@@ -36,6 +36,7 @@ def logs(
     Each file is read once, in constant memory, and judged by itself. Exits 0 if nothing was found, 1 for findings,
     5 if no line was understood.
     """
+    from gemma4_triage.diagnose.finding import causes
     from gemma4_triage.logs.catalog import findings
     from gemma4_triage.report.logs_document import logs_document
     from gemma4_triage.report.logs_view import print_logs
@@ -47,7 +48,7 @@ def logs(
         emit_json("logs", logs_document(read, found))
     else:
         print_logs(stdout_console(), read, found)
-    raise typer.Exit(ExitCode.VIOLATION if found else ExitCode.OK)
+    raise typer.Exit(ExitCode.VIOLATION if causes(found) else ExitCode.OK)
 
 
 def _need_one_understood(read: list[LogFacts]) -> None:

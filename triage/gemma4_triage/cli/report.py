@@ -63,7 +63,8 @@ def report(
     written whatever the report says.
 
     Exits as what it reports did: for a run 0 if it was as expected, 1 if not, 5 if it checked nothing; for dumps and
-    logs 0 if nothing is wrong, 1 for a finding. 4 if a dump cannot be read, 5 if there was nothing to report.
+    logs 0 if nothing is wrong, notes aside, 1 for a cause. 4 if a dump cannot be read or a finding rests on one whose
+    files are damaged, 5 if there was nothing to report.
     """
     files = _files(out, markdown, junit, sarif)
     _refuse(files, force)
@@ -88,7 +89,7 @@ def _build(names: list[str], directory: Path | None, limit: int | None, names_of
     # A log alone is reported alone: what the default folder holds may be another server's.
     if logs and not names and directory is None:
         return build_report(nothing_but_logs(), logs)
-    return build_report(read_run_or_dumps(open_store(directory), names, limit), logs, together=bool(names))
+    return build_report(read_run_or_dumps(open_store(directory), names, limit), logs)
 
 
 def _files(

@@ -1,74 +1,67 @@
 """Which incident a log is of.
 
-| the log                                                   | is of                                  |
-|-----------------------------------------------------------|----------------------------------------|
-| names a dump of an incident                               | that incident                          |
-| names none, and has no times, or such as fit an incident  | the newest of those                    |
-| fits none in time, and the dumps were named by hand       | the newest: they were given together   |
-| fits none in time, beside all that a store holds          | none: it is a run of its own           |
+| the log                                            | relation  | stands                                              |
+|----------------------------------------------------|-----------|-----------------------------------------------------|
+| names a dump of an incident                        | `names`   | with that incident, as evidence                     |
+| begins and ends with an incident, has facts in     | `agrees`  | with that incident, as evidence                     |
+| common with it, and contradicts none               |           |                                                     |
+| contradicts no fact of an incident, so that it is  | `guess`   | alone. That they belong together is said to be a    |
+| near it in time or has no times                    |           | guess; it is evidence of nothing in the incident    |
+| contradicts every incident                         | `apart`   | alone, and says what the contradiction is           |
+| is beside no incident at all                       | `alone`   | alone                                               |
 
-A log says no time zone, so times fit if they could in any.
+Among several incidents that fit alike the nearest in time is taken, then the newest. compare_log.py has the facts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 
-from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.compare_log import NEAR_S, Comparison, compare
+from gemma4_triage.diagnose.incident import Incident, LogLink
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.rules.probe_stopped import dump_names
 
-ANY_ZONE_S = 14 * 3600
+_FAR_S = float("inf")
 
 
-@dataclass(frozen=True)
-class Assigned:
-    """incidents: as they were, with their logs; then runs of which there is nothing but a log. guessed: what each log
-    was taken for that names no dump, where there was a choice."""
-
-    incidents: list[Incident]
-    guessed: tuple[str, ...]
-
-
-def assign_logs(incidents: list[Incident], logs: Iterable[LogFacts], together: bool) -> Assigned:
-    """incidents: the newest first. together: whether dumps and logs were named side by side."""
+def assign_logs(incidents: list[Incident], logs: Iterable[LogFacts]) -> list[Incident]:
+    """Return the incidents with the logs that are evidence of them, then each other log as a run of its own."""
     given = list(incidents)
     alone: list[Incident] = []
-    guessed: list[str] = []
     for facts in logs:
-        named = next((at for at, found in enumerate(incidents) if _names(facts, found)), None)
-        fitting = next((at for at, found in enumerate(incidents) if _fits(facts, found)), None)
-        at = named if named is not None else fitting
-        if at is None and together and incidents:
-            at = 0
-        if named is None and incidents:
-            if at is None:
-                guessed.append(f"{facts.name} is of another time than what was read: taken as a run of its own")
-            elif len(incidents) > 1:
-                guessed.append(f"{facts.name} names no dump that was read: taken as the log of incident {at + 1}")
-        if at is None:
-            alone.append(Incident(logs=(facts,)))
+        link, at = _link(facts, incidents)
+        if link.is_evidence:
+            given[at] = replace(given[at], logs=(*given[at].logs, facts), log_links=(*given[at].log_links, link))
         else:
-            given[at] = replace(given[at], logs=(*given[at].logs, facts))
-    return Assigned([*given, *alone], tuple(guessed))
+            alone.append(Incident(logs=(facts,), log_links=(link,)))
+    return [*given, *alone]
 
 
-def _names(facts: LogFacts, incident: Incident) -> bool:
-    return any(incident.dump(name) is not None for name in dump_names(facts))
+def _link(facts: LogFacts, incidents: list[Incident]) -> tuple[LogLink, int]:
+    """How the log stands, and to which incident, by its place among them."""
+    for name in dump_names(facts):
+        at = next((at for at, incident in enumerate(incidents) if incident.dump(name) is not None), None)
+        if at is not None:
+            return LogLink(facts.name, "names", incidents[at].name, (f"the log names {name}",)), at
+    compared = [(compare(facts, incident), at) for at, incident in enumerate(incidents)]
+    if not compared:
+        return LogLink(facts.name, "alone", "", ()), 0
+    found, at = min(compared, key=lambda one: (len(one[0].contradictions), not one[0].together, _distance(one[0])))
+    if found.contradictions:
+        return LogLink(facts.name, "apart", incidents[at].name, found.contradictions), at
+    if found.together and found.agreements:
+        reasons = (*found.agreements, "the log begins and ends with it")
+        return LogLink(facts.name, "agrees", incidents[at].name, reasons), at
+    return LogLink(facts.name, "guess", incidents[at].name, (_why_guess(found), *found.agreements)), at
 
 
-def _fits(facts: LogFacts, incident: Incident) -> bool:
-    first, last = _seconds(facts.first_time), _seconds(facts.last_time)
-    times = incident.times_s
-    if first is None or last is None or not times:
-        return True
-    return first - ANY_ZONE_S <= max(times) and min(times) <= last + ANY_ZONE_S
+def _distance(found: Comparison) -> float:
+    return _FAR_S if found.away_s is None else found.away_s
 
 
-def _seconds(time: str) -> float | None:
-    try:
-        return datetime.fromisoformat(time).replace(tzinfo=UTC).timestamp()
-    except ValueError:
-        return None
+def _why_guess(found: Comparison) -> str:
+    if found.away_s is None:
+        return "nothing says when one of them ran"
+    return "both are near in time" if found.away_s <= NEAR_S else "both are near in time in some time zone"

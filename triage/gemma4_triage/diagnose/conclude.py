@@ -7,8 +7,10 @@
    explained, repetitions left out. After them every dump is in a finding.
 4. What logs say joins the cause that it is about; see join_logs.py.
 5. A cause that is an injected fault says so. A fault that no finding accounts for stays a finding of its own.
-6. A cause whose fix was attached is no longer certain: the fix did not prevent it.
-7. The most certain first; of those, what dumps show before what only a log says. How the server served comes last.
+6. A cause whose fix was attached is no longer certain: the fix did not prevent it. Of a note, that is an incident.
+7. A finding that rests on a damaged dump is likely at most, and possible if it rests on what its files hold.
+8. The most certain first; of those, what dumps show before what only a log says. How the server served comes after,
+   and notes come last.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from gemma4_triage.diagnose.catalog import RULES
-from gemma4_triage.diagnose.evidence import guarded, is_guard, resting_on, said
-from gemma4_triage.diagnose.finding import Confidence, Finding, ranked
+from gemma4_triage.diagnose.evidence import guarded, in_a_file, is_guard, resting_on, said
+from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding, Kind, at_most, ranked
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.join_logs import faults_of, join_logs
 from gemma4_triage.diagnose.rules import injected_fault
@@ -38,15 +40,16 @@ def conclude(incident: Incident, from_logs: Iterable[Finding] = ()) -> tuple[Fin
         while rule.fallback and (finding := rule.find(incident.without(resting_on(found, incident)))) is not None:
             found.append(finding)
     every = _account_for_faults(join_logs(ranked(found), from_logs, incident))
-    return _in_order([_hold_against_fix(finding, incident) for finding in every], incident)
+    held = (_hold_against_fix(finding, incident) for finding in every)
+    return _in_order([_hold_against_damage(finding, incident) for finding in held], incident)
 
 
 def _in_order(found: Iterable[Finding], incident: Incident) -> tuple[Finding, ...]:
     of_logs = {facts.name for facts in incident.logs}
 
-    def key(finding: Finding) -> tuple[bool, int, bool]:
+    def key(finding: Finding) -> tuple[bool, bool, int, bool]:
         only_logged = all(piece.source in of_logs for piece in finding.evidence)
-        return is_load(finding), _CERTAINTY.index(finding.confidence), only_logged
+        return finding.is_note, is_load(finding), _CERTAINTY.index(finding.confidence), only_logged
 
     return tuple(sorted(ranked(found), key=key))
 
@@ -110,4 +113,20 @@ def _hold_against_fix(finding: Finding, incident: Incident) -> Finding:
         return finding
     evidence = guarded(*held, f"the fix {finding.fix} was attached, and this happened all the same")
     confidence = Confidence.LIKELY if finding.confidence is Confidence.CERTAIN else finding.confidence
-    return finding.model_copy(update={"evidence": (*finding.evidence, evidence), "confidence": confidence})
+    update = {"evidence": (*finding.evidence, evidence), "confidence": confidence, "kind": Kind.CAUSE}
+    return finding.model_copy(update=update)
+
+
+def _hold_against_damage(finding: Finding, incident: Incident) -> Finding:
+    """Nothing vouches for a manifest whose files are not what it says, and still less for such a file."""
+    damaged = [piece for piece in finding.evidence if rests_on_damage(piece, incident)]
+    if not damaged:
+        return finding
+    cap = Confidence.POSSIBLE if any(in_a_file(piece) for piece in damaged) else Confidence.LIKELY
+    return finding.model_copy(update={"confidence": at_most(finding.confidence, cap)})
+
+
+def rests_on_damage(piece: Evidence, incident: Incident) -> bool:
+    """Return whether a piece of evidence is of a dump whose files are not what its manifest says."""
+    dump = incident.dump(piece.source)
+    return dump is not None and bool(dump.damage)

@@ -55,6 +55,11 @@ def is_guard(piece: Evidence) -> bool:
     return piece.field.startswith("guards.")
 
 
+def in_a_file(piece: Evidence) -> bool:
+    """Return whether it stands in a dump's tensors or events, and not in its manifest."""
+    return piece.field.endswith("]") or piece.field.startswith("events.")
+
+
 def resting_on(found: Iterable[Finding], incident: Incident) -> frozenset[str]:
     """Ids of the dumps that findings rest on."""
     named = {piece.source for finding in found for piece in finding.evidence if not is_guard(piece)}

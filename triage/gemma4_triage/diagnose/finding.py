@@ -17,6 +17,14 @@ class Confidence(StrEnum):
     POSSIBLE = "possible"
 
 
+class Kind(StrEnum):
+    """A cause is why something went wrong. A note is a known property of the release that harms nothing: it is no
+    incident, is shown last, and is evidence of no cause."""
+
+    CAUSE = "cause"
+    NOTE = "note"
+
+
 _ORDER = {Confidence.CERTAIN: 0, Confidence.LIKELY: 1, Confidence.POSSIBLE: 2}
 
 
@@ -55,11 +63,32 @@ class Finding(_Record):
     next_commands: tuple[str, ...] = ()
     fix: str | None = None
     upstream: tuple[str, ...] = ()
+    kind: Kind = Kind.CAUSE
+
+    @property
+    def is_note(self) -> bool:
+        """Whether it is a known property of the release, and no incident."""
+        return self.kind is Kind.NOTE
+
+    @property
+    def label(self) -> str:
+        """What a reader sees beside the rule: `note`, or how certain the cause is."""
+        return Kind.NOTE.value if self.is_note else self.confidence.value
+
+
+def causes(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Those that are no notes: what makes an incident."""
+    return tuple(finding for finding in findings if not finding.is_note)
 
 
 def more_certain(one: Confidence, other: Confidence) -> Confidence:
     """Of the two."""
     return min(one, other, key=_ORDER.__getitem__)
+
+
+def at_most(confidence: Confidence, cap: Confidence) -> Confidence:
+    """Return `confidence`, or `cap` where that is less certain."""
+    return max(confidence, cap, key=_ORDER.__getitem__)
 
 
 def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:

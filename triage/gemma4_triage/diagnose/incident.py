@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from gemma4_dumps.reader import Dump
 from gemma4_triage.diagnose.guards import Guards
@@ -25,15 +25,56 @@ class Ledger:
     fields: Mapping[str, Any]
 
 
+Relation = Literal["names", "agrees", "guess", "apart", "alone"]
+"""How a log stands to an incident; the table is in assign_logs.py."""
+
+
+@dataclass(frozen=True)
+class LogLink:
+    """Why a log stands where it stands.
+
+    Args:
+        log: its name.
+        relation: to the incident.
+        incident: the first dump of that incident, else the guard manifest or ledger that it has; "" for none.
+        reasons: a clause each.
+    """
+
+    log: str
+    relation: Relation
+    incident: str
+    reasons: tuple[str, ...]
+
+    @property
+    def is_evidence(self) -> bool:
+        """Whether the log is that server's own, and so may be evidence of what went wrong with it."""
+        return self.relation in ("names", "agrees")
+
+    @property
+    def text(self) -> str:
+        """What to tell a reader, as one sentence; empty if there is nothing to tell."""
+        why = "; ".join(self.reasons)
+        match self.relation:
+            case "names" | "agrees":
+                return f"of the server of {self.incident}: {why}"
+            case "guess":
+                return f"a guess: perhaps of the server of {self.incident}: {why}. It is evidence of nothing there."
+            case "apart":
+                return f"a run of its own, not that of {self.incident}: {why}"
+            case _:
+                return ""
+
+
 @dataclass(frozen=True)
 class Incident:
     """dumps: oldest first, of every rank, target and draft, repetitions too. guards: one per process, as of its latest
-    dump, or from a file of its own."""
+    dump, or from a file of its own. log_links: one for each of the logs."""
 
     dumps: tuple[Dump, ...] = ()
     guards: tuple[Guards, ...] = ()
     ledgers: tuple[Ledger, ...] = ()
     logs: tuple[LogFacts, ...] = ()
+    log_links: tuple[LogLink, ...] = ()
 
     def of(self, **wanted: Any) -> Iterator[Dump]:
         """Dumps whose manifest says so: `rule`, `verdict`, `role`, `table_space`, `buffer_space`. A tuple: any of."""
@@ -46,6 +87,13 @@ class Incident:
     def dump(self, source: str) -> Dump | None:
         """The dump that a piece of evidence names."""
         return next((dump for dump in self.dumps if dump.manifest.dump_id == source), None)
+
+    @property
+    def name(self) -> str:
+        """What to call it by: its first dump, else a guard manifest, ledger or log that it has."""
+        names = [dump.manifest.dump_id for dump in self.dumps[:1]]
+        names += [one.source for one in (*self.guards, *self.ledgers)] + [facts.name for facts in self.logs]
+        return names[0] if names else ""
 
     @property
     def crashed(self) -> bool:

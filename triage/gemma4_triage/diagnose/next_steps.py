@@ -23,7 +23,7 @@ def next_steps(dump: Dump, on_screen: str = "dumps show") -> list[str]:
     """The lines to show under "what to do next", most useful first. on_screen: the verb that shows them."""
     found, path = first_finding(dump), shlex.quote(str(dump.path))
     return [
-        f"{found.cause} ({found.confidence})",
+        f"{found.cause} ({found.label})",
         *found.advice,
         *([fix_line(found)] if found.fix else []),
         *(f"Run: {command}" for command in found.next_commands if not command.startswith(f"{PROGRAM} {on_screen} ")),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Pool = Literal["full", "swa"]
+Device = Literal["cpu", "cuda", ""]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +160,15 @@ class GuardLine:
 class LogFacts:
     """A whole log. understood: lines by kind. *_count: how many there were, where the tuple keeps the first ones only.
 
-    settings: of the last start in the log, as ServerArgs printed them. pool_tokens: "full" and "swa", where said.
-    dropped_rank_lines: lines of schedulers beyond the first MAX_RANKS.
+    device: what its batches ran on, "" if no batch line says so. settings: of the last start in the log, as ServerArgs
+    printed them. pool_tokens: "full" and "swa", where said. dropped_rank_lines: of schedulers beyond MAX_RANKS.
     """
 
     name: str
     size_bytes: int
     lines: int
     understood: Mapping[str, int]
+    device: Device
     torn_last_line: bool
     long_lines: int
     problem: str | None

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gemma4_triage.logs import events
 from gemma4_triage.logs.batch_line import MARK, find_batch
-from gemma4_triage.logs.facts import Death, LogFacts, Place, Pool
+from gemma4_triage.logs.facts import Death, Device, LogFacts, Place, Pool
 from gemma4_triage.logs.lines import MAX_LINE_BYTES, Block, blocks_of_lines
 from gemma4_triage.logs.rank import RankReading
 from gemma4_triage.logs.source import Source
@@ -78,6 +78,7 @@ class LogReading:
         self._starts = 0
         self._settings: dict[str, str] = {}
         self._pool_tokens: dict[Pool, int] = {}
+        self._device: Device = ""
 
     def measured(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         """The chunks, counted."""
@@ -113,6 +114,8 @@ class LogReading:
             return False
         at, batch = found
         stamp = self._stamp(line, at)
+        if not self._device:
+            self._device = "cuda" if b"cuda graph: " in line else "cpu" if b"cpu graph: " in line else ""
         self._understand("prefill" if batch.prefill else "decode")
         if (rank := self._rank(stamp.rank)) is not None:
             rank.batch(batch, number, stamp.text)
@@ -198,6 +201,7 @@ class LogReading:
             size_bytes=self._size,
             lines=self._lines,
             understood=dict(self._understood),
+            device=self._device,
             torn_last_line=self._torn,
             long_lines=self._long,
             problem=None,

@@ -8,19 +8,56 @@ from typing import Any
 
 from gemma4_dumps.plain_json import plain
 from gemma4_dumps.reader import Dump
-from gemma4_triage.diagnose.finding import Finding
+from gemma4_triage.diagnose.conclude import rests_on_damage
+from gemma4_triage.diagnose.finding import Finding, causes
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.material import Material
+from gemma4_triage.errors import ExitCode
 from gemma4_triage.logs.facts import LogFacts
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """An incident and what it comes to; no findings: nothing is wrong in it."""
+    """An incident and what it comes to; no findings but notes: nothing is wrong in it."""
 
     incident: Incident
     findings: tuple[Finding, ...]
+
+    @property
+    def causes(self) -> tuple[Finding, ...]:
+        """The findings that are no notes."""
+        return causes(self.findings)
+
+    @property
+    def damaged(self) -> tuple[Dump, ...]:
+        """The dumps whose files are not what their manifests say."""
+        return tuple(dump for dump in self.incident.dumps if dump.damage)
+
+    @property
+    def rests_on_damage(self) -> bool:
+        """Whether a finding has evidence from such a dump."""
+        return any(rests_on_damage(piece, self.incident) for finding in self.findings for piece in finding.evidence)
+
+
+def exit_code(diagnoses: Sequence[Diagnosis], unreadable: bool) -> ExitCode:
+    """Return what the command ends with. unreadable: whether something that looked like evidence could not be read."""
+    if any(diagnosis.rests_on_damage for diagnosis in diagnoses):
+        return ExitCode.DUMP_UNREADABLE
+    if any(diagnosis.causes for diagnosis in diagnoses):
+        return ExitCode.VIOLATION
+    damaged = any(diagnosis.damaged for diagnosis in diagnoses)
+    return ExitCode.DUMP_UNREADABLE if unreadable or damaged else ExitCode.OK
+
+
+def damage_line(dump: Dump) -> str:
+    """Say what is damaged, and what that does to the findings, in one line."""
+    first, *others = dump.damage
+    more = f" (and {len(others)} more)" if others else ""
+    return (
+        f"damaged: {dump.manifest.dump_id}: {first}{more}. Nothing that rests on it is certain; "
+        "`gemma4-triage dumps verify` shows every check"
+    )
 
 
 def diagnosis_document(diagnoses: Sequence[Diagnosis], material: Material, exit_code: int) -> dict[str, Any]:
@@ -29,6 +66,11 @@ def diagnosis_document(diagnoses: Sequence[Diagnosis], material: Material, exit_
         "clean": exit_code == 0,
         "exit_code": exit_code,
         "incidents": [_incident(diagnosis) for diagnosis in diagnoses],
+        "damaged": [
+            {"dump_id": dump.manifest.dump_id, "path": str(dump.path), "problems": list(dump.damage)}
+            for diagnosis in diagnoses
+            for dump in diagnosis.damaged
+        ],
         "unreadable": [{"path": str(item.path), "problem": item.problem} for item in material.unreadable],
         "older_dumps_not_read": material.hidden,
     }
@@ -49,15 +91,20 @@ def _incident(diagnosis: Diagnosis) -> dict[str, Any]:
         "ledgers": [
             {"source": ledger.source, "balanced": ledger.fields.get("balanced")} for ledger in incident.ledgers
         ],
-        "logs": [_log(facts) for facts in incident.logs],
+        "logs": [_log(facts, incident) for facts in incident.logs],
         "notes": notes(incident),
     }
 
 
-def _log(facts: LogFacts) -> dict[str, Any]:
-    """What was read; `logs --json` has the rest."""
+def _log(facts: LogFacts, incident: Incident) -> dict[str, Any]:
+    """What was read, and why it stands here; `logs --json` has the rest."""
+    link = next((link for link in incident.log_links if link.log == facts.name), None)
     return {
         "file": facts.name,
+        "relation": "alone" if link is None else link.relation,
+        "guess": link is not None and link.relation == "guess",
+        "related_to": None if link is None else link.incident or None,
+        "reasons": [] if link is None else list(link.reasons),
         "size_bytes": facts.size_bytes,
         "lines": facts.lines,
         "understood_lines": facts.understood_lines,
@@ -85,6 +132,7 @@ def _dump(dump: Dump) -> dict[str, Any]:
         "role": manifest.role,
         "step": manifest.step,
         "summary": manifest.summary,
+        "damage": list(dump.damage),
     }
 
 

@@ -14,17 +14,24 @@ from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.next_steps import fix_line
 from gemma4_triage.inspection.provenance_sentence import place
-from gemma4_triage.report.diagnosis_document import Diagnosis, notes
+from gemma4_triage.report.diagnosis_document import Diagnosis, damage_line, notes
 
 _STYLES = {Confidence.CERTAIN: "bold red", Confidence.LIKELY: "bold yellow", Confidence.POSSIBLE: "bold"}
 MAX_DUMPS = 12
 
 
 def print_diagnoses(console: Console, diagnoses: Sequence[Diagnosis]) -> None:
-    """One block per incident with dumps, the newest first; then the runs without, those that say the same as one."""
+    """Say what is damaged, then show a block per incident with dumps, the newest first, then the runs without.
+
+    Of runs that say the same, one is shown.
+    """
+    for diagnosis in diagnoses:
+        for dump in diagnosis.damaged:
+            _line(console, Text(printable(damage_line(dump)), style="bold yellow"))
     incidents = [diagnosis for diagnosis in diagnoses if diagnosis.incident.dumps]
     for number, diagnosis in enumerate(incidents, start=1):
-        _print(console, diagnosis, f"INCIDENT {number} of {len(incidents)}" if len(incidents) > 1 else "INCIDENT")
+        name = "INCIDENT" if diagnosis.causes else "RUN"
+        _print(console, diagnosis, f"{name} {number} of {len(incidents)}" if len(incidents) > 1 else name)
     runs: dict[tuple[str, ...], list[Diagnosis]] = {}
     for diagnosis in diagnoses:
         if not diagnosis.incident.dumps:
@@ -44,10 +51,10 @@ def _print(console: Console, diagnosis: Diagnosis, title: str) -> None:
     numbers |= {facts.name: f"[L{at}]" for at, facts in enumerate(diagnosis.incident.logs, start=1)}
     _dumps(console, diagnosis, numbers)
     _logs(console, diagnosis.incident, numbers)
+    if not diagnosis.causes:
+        _nothing(console, diagnosis.incident)
     for rank, finding in enumerate(diagnosis.findings, start=1):
         _finding(console, finding, rank, numbers)
-    if not diagnosis.findings:
-        _nothing(console, diagnosis.incident)
     console.print()
 
 
@@ -86,11 +93,16 @@ def _logs(console: Console, incident: Incident, numbers: dict[str, str]) -> None
         when = f", {facts.first_time} to {facts.last_time}" if facts.first_time else ""
         read = f"{facts.understood_lines} of {number_of(facts.lines, 'line')} understood{when}"
         _line(console, Text(printable(f"{numbers[facts.name]}  {facts.name}: {read}")))
+    for link in incident.log_links:
+        if link.text:
+            _line(console, Text(printable(f"      {link.text}"), style="yellow" if link.relation == "guess" else ""))
 
 
 def _finding(console: Console, finding: Finding, rank: int, numbers: dict[str, str]) -> None:
     console.print()
-    title = Text(f"{rank}. {finding.confidence.upper()}", style=_STYLES[finding.confidence])
+    title = Text("NOTE", style="bold cyan")
+    if not finding.is_note:
+        title = Text(f"{rank}. {finding.confidence.upper()}", style=_STYLES[finding.confidence])
     _line(console, title.append(f"  {finding.rule}", style="bold"))
     _line(console, Text(printable(f"   {finding.cause}")))
     table = plain_table("", "", "", "")
@@ -129,7 +141,8 @@ def _nothing(console: Console, incident: Incident) -> None:
         return
     processes = len(incident.guards)
     verified = sum(guards.fields.get("verified") is True for guards in incident.guards)
-    said = f"nothing wrong here: {processes} guarded process{'es' * (processes != 1)}, {verified} verified, no dump"
+    dumps = f"{number_of(len(incident.dumps), 'dump')} of notes only" if incident.dumps else "no dump"
+    said = f"nothing wrong here: {processes} guarded process{'es' * (processes != 1)}, {verified} verified, {dumps}"
     audits = sum(sum(_counts(ledger.fields.get("audits"))) for ledger in incident.ledgers)
     _line(console, Text(said + (f"; {audits} leak audits without a finding" if audits else ""), style="bold green"))
     for note in notes(incident):

@@ -13,7 +13,7 @@ _STYLES = {Confidence.CERTAIN: "bold red", Confidence.LIKELY: "bold yellow", Con
 
 def print_finding(console: Console, finding: Finding) -> None:
     """In as many lines as it has parts; nothing is cut."""
-    title = Text(finding.confidence.value.upper(), style=_STYLES[finding.confidence])
+    title = Text(finding.label.upper(), style="bold cyan" if finding.is_note else _STYLES[finding.confidence])
     title.append(f"  {printable(finding.rule)}", style="bold")
     _line(console, title)
     _line(console, Text(f"  {printable(finding.cause)}"))

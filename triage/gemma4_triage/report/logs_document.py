@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gemma4_triage.diagnose.finding import Finding
+from gemma4_triage.diagnose.finding import Finding, causes
 from gemma4_triage.logs.facts import LogFacts, RankFacts
 
 
 def logs_document(logs: Sequence[LogFacts], findings: Sequence[Finding]) -> dict[str, Any]:
     """findings: of all logs, in the order to show; a finding's evidence names its log."""
     return {
-        "clean": not findings,
+        "clean": not causes(findings),
         "findings": [finding.model_dump(mode="json") for finding in findings],
         "logs": [_log(facts) for facts in logs],
     }

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.output import printable, size_text
-from gemma4_triage.diagnose.finding import Finding
+from gemma4_triage.diagnose.finding import Finding, causes
 from gemma4_triage.logs.facts import LogFacts, RankFacts
 from gemma4_triage.report.finding_view import print_finding
 from gemma4_triage.report.scheduler_words import prefill_text, retractions_text
@@ -24,8 +24,9 @@ def print_logs(console: Console, logs: Sequence[LogFacts], findings: Sequence[Fi
         _print_log(console, facts)
     for finding in findings:
         print_finding(console, finding)
-    verdict = number_of(len(findings), "finding") if findings else "no findings"
-    _line(console, Text(verdict, style="bold red" if findings else "bold green"))
+    found = causes(findings)
+    verdict = number_of(len(found), "finding") if found else "no findings"
+    _line(console, Text(verdict, style="bold red" if found else "bold green"))
 
 
 def _print_log(console: Console, facts: LogFacts) -> None:

@@ -5,9 +5,9 @@
 | a scenario    | an arm     | an expectation        | it failed; `not checked` is skipped             |
 | a comparison  | a side     | a prompt, among others| it failed; `not checked` is skipped             |
 | the corpus    | the run    | a case                | it is not as expected                           |
-| dumps         | an incident| a finding             | always: a finding is why CI should stop         |
-| a serving log | the log    | a finding             | always                                          |
-| what is torn  | `evidence` | a file                | as an error: it could not be read               |
+| dumps         | an incident| a finding             | it is no note: a cause is why CI should stop    |
+| a serving log | the log    | a finding             | it is no note                                   |
+| what is torn  | `evidence` | a file, a dump        | as an error: it could not be read, or is damaged|
 
 An incident or log without a finding is one case that passes. Findings in the dumps of a run are no cases: the run's
 expectations say whether they were meant, so a failure stands for exit code 1 and the other way round.
@@ -64,8 +64,8 @@ def _suites(report: Report) -> Iterator[_Suite]:
     for log in report.logs:
         if not log.label:
             yield _of_findings(f"log {log.name}", log.findings)
-    if report.unreadable:
-        yield _Suite("evidence", [_Case(item.path, "error", item.problem) for item in report.unreadable])
+    if lost := (*report.damaged, *report.unreadable):
+        yield _Suite("evidence", [_Case(item.path, "error", item.problem) for item in lost])
 
 
 def _run(run: Run) -> Iterator[_Suite]:
@@ -86,7 +86,10 @@ def _run(run: Run) -> Iterator[_Suite]:
 
 
 def _of_findings(name: str, findings: tuple[Finding, ...]) -> _Suite:
-    cases = [_Case(f"{one.rule} ({one.confidence})", "failure", one.cause, _evidence(one)) for one in findings]
+    cases = [
+        _Case(f"{one.rule} ({one.label})", "" if one.is_note else "failure", one.cause, _evidence(one))
+        for one in findings
+    ]
     return _Suite(name, cases or [_Case("nothing wrong")])
 
 
@@ -102,6 +105,8 @@ def _add(suite: ElementTree.Element, classname: str, case: _Case) -> None:
         if case.outcome != "skipped":
             detail.set("type", case.outcome)
         detail.text = case.text or None
+    elif case.text:
+        ElementTree.SubElement(element, "system-out").text = f"{case.message}\n{case.text}"
 
 
 def _counts(cases: list[_Case]) -> dict[str, str]:

@@ -21,6 +21,7 @@ def render_markdown(report: Report) -> str:
     """One document. Equal reports give equal text."""
     parts = [
         f"# {_text(report.title)}",
+        *(f"**{_text(item.problem)}**" for item in report.damaged),
         f"Of {', '.join(_code(source) for source in report.sources)}.",
         "## Verdict",
         f"**{_text(report.verdict.headline)}**",
@@ -87,7 +88,7 @@ def _incident(incident: Incident) -> Iterator[str]:
 
 
 def _finding(finding: Finding) -> Iterator[str]:
-    yield f"### {finding.confidence}: {_text(finding.rule)}"
+    yield f"### {finding.label}: {_text(finding.rule)}"
     yield _text(finding.cause)
     rows = [
         (f"dump {one.number}" if one.number else one.source, one.field, one.value, one.meaning)
@@ -151,6 +152,8 @@ def _ledger(ledger: Ledger) -> Iterator[str]:
 
 def _log(log: Log) -> Iterator[str]:
     yield f"## {'Log of arm ' + _text(log.label) if log.label else 'Log ' + _code(log.name)}"
+    if log.relation:
+        yield _text(log.relation)
     for scheduler in log.schedulers:
         rows = [(pair.name, pair.value) for pair in scheduler.facts]
         rows += [(one.name, one.summary) for chart in scheduler.charts for one in chart.series]

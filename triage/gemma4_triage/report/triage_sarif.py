@@ -5,6 +5,7 @@
 | certain    | error   |
 | likely     | warning |
 | possible   | note    |
+| (a note)   | note    |
 
 In a run whose arm went as expected a finding was meant: it is `informational`, and so has no level. What a run expected
 and did not see is a result of the rule `expectation`.
@@ -32,7 +33,7 @@ SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 FINGERPRINT = "gemma4Triage/v1"
 EXPECTATION = "expectation"
 
-_LEVELS = {"certain": "error", "likely": "warning", "possible": "note"}
+_LEVELS = {"certain": "error", "likely": "warning", "possible": "note", "note": "note"}
 _LINE = re.compile(r"line (\d{1,18})")
 _EVENT = re.compile(r"events\.(\d{1,18})\.")
 _ENTRY = re.compile(r"[A-Za-z_]\w*\[")
@@ -46,7 +47,8 @@ def render_sarif(report: Report) -> str:
     used += sorted({result["ruleId"] for result in results} - set(used))
     for result in results:
         result["ruleIndex"] = used.index(result["ruleId"])
-    unread = [_warning(f"not read: {item.path}: {item.problem}") for item in report.unreadable]
+    unread = [_warning(item.problem) for item in report.damaged]
+    unread += [_warning(f"not read: {item.path}: {item.problem}") for item in report.unreadable]
     run = {
         "tool": {
             "driver": {
@@ -84,12 +86,12 @@ def _result(finding: Finding, of: Incident | Log) -> dict[str, Any]:
     return {
         "ruleId": finding.rule,
         "kind": "informational" if meant else "fail",
-        "level": "none" if meant else _LEVELS[finding.confidence],
+        "level": "none" if meant else _LEVELS[finding.label],
         "message": {"text": " ".join((finding.cause, *finding.advice))},
         "locations": places[:1],
         "relatedLocations": [place | {"id": at} for at, place in enumerate(places[1:10], start=1)],
         "partialFingerprints": {FINGERPRINT: finding.fingerprint},
-        "properties": {"confidence": finding.confidence, "commands": list(finding.commands)},
+        "properties": {"confidence": finding.confidence, "kind": finding.kind, "commands": list(finding.commands)},
     }
 
 

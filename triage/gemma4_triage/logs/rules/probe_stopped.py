@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
+from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding, Kind
+from gemma4_triage.diagnose.start_up import shows_one_key_more
 from gemma4_triage.logs.events import trapped
 from gemma4_triage.logs.facts import Death, GuardLine, LogFacts
 from gemma4_triage.logs.rule import Rule, at
@@ -28,15 +29,18 @@ def _explains(death: Death) -> bool:
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
-    by_rule: dict[str, list[GuardLine]] = {}
+    by_rule: dict[tuple[str, bool], list[GuardLine]] = {}
     for guard in _guard_lines(facts):
-        by_rule.setdefault(guard.rule, []).append(guard)
-    for rule, guards in by_rule.items():
+        known = guard.action == "logged" and shows_one_key_more(guard.summary)
+        by_rule.setdefault((guard.rule, known), []).append(guard)
+    for (rule, known), guards in by_rule.items():
         first = guards[0]
+        what = "a known property of the release" if known else "a violation"
         dumps = list(dict.fromkeys(guard.dump for guard in guards if guard.dump))
         yield Finding(
             rule=RULE.id,
-            cause=f"The probe {rule or '(unnamed)'} {first.action} a violation: {first.summary}",
+            kind=Kind.NOTE if known else Kind.CAUSE,
+            cause=f"The probe {rule or '(unnamed)'} {first.action} {what}: {first.summary}",
             confidence=Confidence.CERTAIN,
             evidence=tuple(piece for guard in guards[:_SHOWN] for piece in _evidence(facts, guard)),
             next_commands=tuple(_command(rule, dump) for dump in dumps[:_SHOWN]) or ("gemma4-triage dumps list",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,19 +11,31 @@ from gemma4_dumps.wording import number_of
 from gemma4_triage.diagnose.assign_logs import assign_logs
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.grouping import group
+from gemma4_triage.diagnose.incident import LogLink
 from gemma4_triage.errors import ExitCode, NothingChecked, UsageMistake
 from gemma4_triage.logs.catalog import findings as log_findings
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.read import read_source
 from gemma4_triage.logs.source import Source as LogSource
 from gemma4_triage.logs.source import SourceError
-from gemma4_triage.report.diagnosis_document import Diagnosis
+from gemma4_triage.report.diagnosis_document import Diagnosis, damage_line, exit_code
 from gemma4_triage.report.model.comparison_part import comparison_part
 from gemma4_triage.report.model.environment import run_environment
 from gemma4_triage.report.model.incident_part import incident_part
 from gemma4_triage.report.model.limits import MAX_ALL_PICTURES, MAX_INCIDENTS, MAX_LINES, MAX_LOGS, MAX_POINTS, first
 from gemma4_triage.report.model.log_part import log_part
-from gemma4_triage.report.model.records import Command, Group, Incident, Log, Problem, Report, Run, Verdict
+from gemma4_triage.report.model.records import (
+    Command,
+    Finding,
+    Group,
+    Incident,
+    Log,
+    Problem,
+    Report,
+    Run,
+    Status,
+    Verdict,
+)
 from gemma4_triage.report.model.run_part import part_name, run_commands, run_headline, run_part, run_timeline
 from gemma4_triage.report.model.source import Piece, Source
 from gemma4_triage.report.model.verdict_file import ComparisonFile, VerdictFile
@@ -42,30 +54,30 @@ class _Labelled:
     diagnosis: Diagnosis
 
 
-def build_report(source: Source, logs: Sequence[LogFacts], together: bool = True) -> Report:
-    """logs: serving logs, beside those of a run's arms. together: whether dumps and logs were named side by side.
+def build_report(source: Source, logs: Sequence[LogFacts]) -> Report:
+    """logs: serving logs, beside those of a run's arms.
 
     Raises UsageMistake for an arm's log that cannot be read, NothingChecked if there is nothing to report.
     """
     run = None if source.verdict is None else _run(source.verdict)
-    diagnosed = _diagnose(source, logs, together)
+    diagnosed, links = _diagnose(source, logs)
     incidents, left_incidents = _incidents(_worth_telling(diagnosed, source))
-    joined = {facts.name for one in diagnosed for facts in one.diagnosis.incident.logs}
-    read, left_logs = _logs(source.arm_logs, logs, joined)
+    read, left_logs = _logs(source.arm_logs, logs, links)
     unreadable = [item for piece in source.pieces for item in piece.material.unreadable]
     if run is None and not incidents and not unreadable and not any(log.schedulers or log.findings for log in read):
         raise NothingChecked(
             "neither a run, a dump, a guard manifest nor a line of a serving log there",
             "name a run's folder, dumps, or a folder of dumps; --log takes a server's log",
         )
-    code = _exit_code(run, incidents, read, bool(unreadable))
+    damaged = [dump for one in diagnosed for dump in one.diagnosis.damaged]
+    code = _exit_code(run, [one.diagnosis for one in diagnosed], read, bool(unreadable))
     older = sum(piece.material.hidden for piece in source.pieces)
     left_out = (*source.notes, *left_incidents, *left_logs)
     left_out += (f"{number_of(older, 'older dump')}; --limit 0 reads all of them",) if older else ()
     return Report(
         title=_title(run, source, read),
         sources=(*source.names, *(facts.name for facts in logs)),
-        verdict=_verdict(run, incidents, read, bool(unreadable)),
+        verdict=_verdict(run, incidents, read, bool(unreadable or damaged)),
         run=run,
         timeline=None if run is None else run_timeline(run),
         incidents=incidents,
@@ -73,6 +85,7 @@ def build_report(source: Source, logs: Sequence[LogFacts], together: bool = True
         environment=_environment(run, incidents),
         commands=_commands(run, incidents, read),
         unreadable=tuple(Problem(path=str(item.path), problem=item.problem) for item in unreadable[:MAX_LINES]),
+        damaged=tuple(Problem(path=str(dump.path), problem=damage_line(dump)) for dump in damaged[:MAX_LINES]),
         left_out=left_out,
         exit_code=code,
     )
@@ -82,22 +95,29 @@ def _run(verdict: VerdictFile | ComparisonFile) -> Run:
     return comparison_part(verdict) if isinstance(verdict, ComparisonFile) else run_part(verdict)
 
 
-def _diagnose(source: Source, logs: Sequence[LogFacts], together: bool) -> list[_Labelled]:
-    """Every incident with its findings, and with what its logs say of the same causes."""
+def _diagnose(source: Source, logs: Sequence[LogFacts]) -> tuple[list[_Labelled], dict[str, LogLink]]:
+    """Every incident with its findings, and with what its own logs say of the same causes; how each log stands to them.
+
+    A run of which there is nothing but a log is among the logs, and no incident.
+    """
     found = []
+    links: dict[str, LogLink] = {}
     for piece in source.pieces:
         material = piece.material
         incidents = group(material.dumps, material.guards, material.ledgers)
         # An arm has a log of its own, and its verdict has read it.
         if source.verdict is None:
             understood = [facts for facts in logs if facts.understood_lines]
-            assigned = assign_logs(incidents, understood, together).incidents
-            # A run of which there is nothing but a log is among the logs.
-            incidents = [incident for incident in assigned if incident.dumps or incident.guards or incident.ledgers]
+            assigned = assign_logs(incidents, understood)
+            for link in (link for incident in assigned for link in incident.log_links):
+                # Of several folders that were named, the one that a log is evidence in has it.
+                if link.is_evidence or link.log not in links:
+                    links[link.log] = link
+            incidents = assigned[: len(incidents)]
         for incident in incidents:
             theirs = [one for facts in incident.logs for one in log_findings(facts)]
             found.append(_Labelled(piece, Diagnosis(incident, conclude(incident, theirs))))
-    return found
+    return found, links
 
 
 def _worth_telling(found: list[_Labelled], source: Source) -> list[_Labelled]:
@@ -119,17 +139,18 @@ def _incidents(found: list[_Labelled]) -> tuple[tuple[Incident, ...], tuple[str,
 
 
 def _logs(
-    arm_logs: Sequence[tuple[str, Path]], logs: Sequence[LogFacts], joined: set[str]
+    arm_logs: Sequence[tuple[str, Path]], logs: Sequence[LogFacts], links: Mapping[str, LogLink]
 ) -> tuple[tuple[Log, ...], tuple[str, ...]]:
-    """joined: names of the logs whose findings stand with an incident's."""
+    """links: by the log's name. What a log that is evidence of an incident says stands with that incident."""
     wanted = [*(("", facts) for facts in logs), *arm_logs]
     shown, left = first(wanted, MAX_LOGS, "log", "; gemma4-triage logs reads them")
     read = []
     for label, log in shown:
         facts = _read_arm(log) if isinstance(log, Path) else log
         # What an arm's load does to its pools is meant; its verdict says whether it went as expected.
-        told = label or facts.name in joined
-        part = log_part(facts, label, () if told else log_findings(facts))
+        link = None if label else links.get(facts.name)
+        told = label or (link is not None and link.is_evidence)
+        part = log_part(facts, label, () if told else log_findings(facts), "" if link is None else link.text)
         if part.schedulers or part.findings or not label:
             read.append(part)
     return tuple(read), left
@@ -142,12 +163,19 @@ def _read_arm(path: Path) -> LogFacts:
         raise UsageMistake(str(error), error.hint) from error
 
 
-def _exit_code(run: Run | None, incidents: Sequence[Incident], logs: Sequence[Log], unreadable: bool) -> int:
+def _exit_code(run: Run | None, diagnoses: Sequence[Diagnosis], logs: Sequence[Log], unreadable: bool) -> int:
+    if any(diagnosis.rests_on_damage for diagnosis in diagnoses):
+        return ExitCode.DUMP_UNREADABLE
     if run is not None and run.exit_code:
         return run.exit_code
-    if (run is None and any(incident.findings for incident in incidents)) or any(log.findings for log in logs):
+    if any(_causes(log.findings) for log in logs):
         return ExitCode.VIOLATION
-    return ExitCode.DUMP_UNREADABLE if unreadable else ExitCode.OK
+    # Whether a run's dumps were meant is said by its own exit code.
+    return exit_code(diagnoses if run is None else (), unreadable)
+
+
+def _causes(findings: Iterable[Finding]) -> list[Finding]:
+    return [finding for finding in findings if not finding.is_note]
 
 
 def _title(run: Run | None, source: Source, logs: Sequence[Log]) -> str:
@@ -162,14 +190,16 @@ def _verdict(run: Run | None, incidents: Sequence[Incident], logs: Sequence[Log]
     if run is not None:
         said = (run.symptom, run.root_cause, *run.causes, *_surprises(run))
         return Verdict(status=run.status, headline=run_headline(run), sentences=tuple(text for text in said if text))
-    found = [finding for incident in incidents for finding in incident.findings[:1]]
-    found += [finding for log in logs for finding in log.findings[:1]]
+    found = [finding for incident in incidents for finding in _causes(incident.findings)[:1]]
+    found += [finding for log in logs for finding in _causes(log.findings)[:1]]
     if not found:
         said = "nothing wrong in what could be read" if unreadable else "nothing wrong"
-        return Verdict(status="unchecked" if unreadable else "ok", headline=said, sentences=())
+        noted = [f"Note: {one.cause}" for incident in incidents for one in incident.findings]
+        status: Status = "unchecked" if unreadable else "ok"
+        return Verdict(status=status, headline=said, sentences=tuple(dict.fromkeys(noted))[:MAX_LINES])
     sentences = list(dict.fromkeys(f"{one.confidence.capitalize()}: {one.cause}" for one in found[:MAX_LINES]))
     summaries = [dump.sentence for incident in incidents[:1] for dump in incident.dumps[:1] if dump.sentence]
-    count = sum(len(incident.findings) for incident in incidents) + sum(len(log.findings) for log in logs)
+    count = sum(len(_causes(one.findings)) for one in (*incidents, *logs))
     headline = f"{found[0].rule} ({found[0].confidence})"
     headline += f", and {number_of(count - 1, 'more finding')}" if count > 1 else ""
     return Verdict(status="bad", headline=headline, sentences=(*sentences, *summaries))

@@ -21,7 +21,7 @@ def dump_part(dump: reader.Dump, number: int, begin: datetime, picture: bool) ->
     """number: in its incident, from 1. begin: of the incident. picture: whether to make one."""
     manifest = dump.manifest
     grid = ledger = None
-    problems: list[str] = []
+    problems = [f"damaged: {problem}" for problem in dump.damage]
     if picture:
         try:
             if manifest.rule == LEAK_AUDIT:

@@ -17,6 +17,7 @@ def finding_part(found: diagnosed.Finding, dumps: Mapping[str, reader.Dump], num
     evidence, left = first(found.evidence, MAX_EVIDENCE, "piece", " of evidence")
     return Finding(
         rule=found.rule,
+        kind=found.kind.value,
         confidence=found.confidence.value,
         cause=found.cause,
         evidence=tuple(

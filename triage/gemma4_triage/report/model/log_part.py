@@ -17,12 +17,13 @@ from gemma4_triage.report.model.records import Log, Scheduler
 from gemma4_triage.report.scheduler_words import prefill_text, retractions_text
 
 
-def log_part(facts: LogFacts, label: str, findings: Sequence[diagnosed.Finding]) -> Log:
-    """label: the arm that it is of."""
+def log_part(facts: LogFacts, label: str, findings: Sequence[diagnosed.Finding], relation: str = "") -> Log:
+    """label: the arm that it is of. relation: how it stands to the dumps, in a sentence."""
     ranks, left = first(facts.schedulers, MAX_RANKS, "scheduler", "; gemma4-triage logs shows them")
     return Log(
         label=label,
         name=facts.name,
+        relation=relation,
         facts=pairs_of(_facts(facts).items()),
         schedulers=tuple(_scheduler(rank) for rank in ranks),
         findings=tuple(finding_part(found, {}, {}) for found in findings[:MAX_LINES]),

@@ -156,9 +156,11 @@ class Evidence(Record):
 
 
 class Finding(Record):
-    """As of `diagnose` or `logs`. fingerprint: equal for the same cause at the same kind of place in another run."""
+    """As of `diagnose` or `logs`. kind: a note is a known property of the release, and no incident. fingerprint: equal
+    for the same cause at the same kind of place in another run."""
 
     rule: Text
+    kind: Literal["cause", "note"] = "cause"
     confidence: Literal["certain", "likely", "possible"]
     cause: Text
     evidence: tuple[Evidence, ...]
@@ -168,6 +170,16 @@ class Finding(Record):
     upstream: tuple[Text, ...]
     fingerprint: str
     left_out: tuple[Text, ...] = ()
+
+    @property
+    def is_note(self) -> bool:
+        """Whether it is a note."""
+        return self.kind == "note"
+
+    @property
+    def label(self) -> str:
+        """What stands beside the rule: `note`, or how certain the cause is."""
+        return self.kind if self.is_note else self.confidence
 
 
 class Incident(Record):
@@ -194,10 +206,12 @@ class Scheduler(Record):
 
 
 class Log(Record):
-    """label: the arm that it is of, empty outside a run; then its findings are left to `logs`."""
+    """label: the arm that it is of, empty outside a run; then its findings are left to `logs`. relation: how it stands
+    to the dumps that were read, in a sentence; empty if there are none."""
 
     label: Text
     name: Text
+    relation: Text = ""
     facts: tuple[Pair, ...]
     schedulers: tuple[Scheduler, ...]
     findings: tuple[Finding, ...]
@@ -220,7 +234,10 @@ class Verdict(Record):
 
 
 class Report(Record):
-    """exit_code: of the command. Equal input gives an equal report: it does not say when it was made."""
+    """Everything that a report shows. Equal input gives an equal report: it does not say when it was made.
+
+    damaged: dumps that were read although their files are not what they should be. exit_code: of the command.
+    """
 
     title: Text
     sources: tuple[Text, ...]
@@ -232,5 +249,6 @@ class Report(Record):
     environment: tuple[Group, ...]
     commands: tuple[Command, ...]
     unreadable: tuple[Problem, ...]
+    damaged: tuple[Problem, ...] = ()
     left_out: tuple[Text, ...]
     exit_code: int

@@ -1,0 +1,213 @@
+"""What a log and an incident say of their servers: where they agree, and where they contradict each other.
+
+| fact             | of the log                          | of the incident                                             |
+|------------------|-------------------------------------|-------------------------------------------------------------|
+| page size        | server_args                         | its dumps                                                   |
+| pool sizes       | "Use sliding window memory pool"    | the extents of its dumps                                    |
+| arguments        | server_args                         | what its dumps and guard manifests say the server was       |
+|                  |                                     | started with, where that is a launch_server's command line  |
+| backend          | server_args                         | dumps of the target: the backend whose call it was          |
+| device           | "cpu graph" or "cuda graph"         | the GPU, or the host engine, in dumps and guard manifests   |
+| injected faults  | FAULT INJECTED                      | guard manifests                                             |
+| dumps            | what its probes' lines name         | a server names every dump that it writes                    |
+| time             | first and last stamp, in any zone   | when dumps were written and processes started               |
+
+Several dumps may say different things of one fact, a draft's pool being another one: the log has to fit one of them.
+No log says which release of SGLang wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.rules.probe_stopped import dump_names
+
+NEAR_S = 300.0
+"""How far from a log's lines a dump may be written, or a process started."""
+START_S = 10.0
+"""How far a log's first line may be from the start of a process of its server."""
+LAST_LINES_S = 10.0
+"""What a killed server wrote last may be missing from its log."""
+# Of the zones in use, by their offset in quarters of an hour; a log does not say its own.
+_ZONES_S = tuple(900 * quarters for quarters in (*range(-48, 57, 4), -38, -14, 14, 18, 22, 23, 26, 35, 38, 42, 51))
+_ARGUMENTS = (
+    *("attention_backend", "prefill_attention_backend", "decode_attention_backend", "tp_size", "dp_size"),
+    *("max_total_tokens", "swa_full_tokens_ratio", "kv_cache_dtype", "speculative_num_steps"),
+)
+_BACKENDS = ("trtllm_mha", "triton", "flashinfer")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """agreements, contradictions: a clause each. away_s: how far apart in time both are if the log is in UTC, None if
+    one of them has no times. together: the log begins with a process of the incident and ends with its dumps."""
+
+    agreements: tuple[str, ...]
+    contradictions: tuple[str, ...]
+    away_s: float | None
+    together: bool
+
+
+def compare(facts: LogFacts, incident: Incident) -> Comparison:
+    """Hold a log that names no dump of `incident` against it."""
+    agreements: list[str] = []
+    contradictions: list[str] = []
+    for what, theirs, ours in _facts(facts, incident):
+        if not ours or theirs is None:
+            continue
+        if theirs in ours:
+            agreements.append(f"both have {what} {theirs}")
+        else:
+            contradictions.append(f"the log has {what} {theirs}, {_who(incident)} {' or '.join(map(str, ours))}")
+    contradictions += _unnamed(facts, incident)
+    away = _away_s(facts, incident.times_s)
+    in_zones = (_away_s(facts, incident.times_s, zone) for zone in _ZONES_S)
+    if away is not None and not any(gap is not None and gap <= NEAR_S for gap in in_zones):
+        contradictions.append(f"in no time zone are they within {NEAR_S / 60:.0f} minutes of each other")
+    return Comparison(tuple(agreements), tuple(contradictions), away, _together(facts, incident))
+
+
+def _who(incident: Incident) -> str:
+    return "the dump" if len(incident.dumps) == 1 else "the dumps" if incident.dumps else "the guarded run"
+
+
+def _facts(facts: LogFacts, incident: Incident) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
+    """What is compared: the log's value, None where it says nothing, and those of the incident."""
+    page = _number(facts.settings.get("page_size"))
+    # Of several starts in one log, only the last one's settings are known.
+    if facts.starts == 1:
+        yield "page size", page, _once(dump.manifest.page_size for dump in incident.dumps)
+        for pool in ("full", "swa"):
+            yield f"{pool} pool tokens", facts.pool_tokens.get(pool), _pool_tokens(incident, pool)
+        for name in _ARGUMENTS:
+            given = _once(value for command in _commands(incident) if (value := _argument(command, name)) is not None)
+            yield f"--{name.replace('_', '-')}", _plain(facts.settings.get(name)), given
+        yield "attention backend", *_backend(facts, incident)
+    yield "device", facts.device or None, _devices(incident)
+    if facts.starts:
+        told = [guards.faults for guards in incident.guards if "settings" in guards.fields]
+        yield "injected faults:", _listed(facts.faults), _once(map(_listed, told))
+
+
+def _pool_tokens(incident: Incident, pool: str) -> tuple[int, ...]:
+    """Sizes that a dump's extents give a pool, without the dummy page that some of them count."""
+    found: list[int] = []
+    for dump in incident.dumps:
+        page, extents = dump.manifest.page_size or 0, dump.manifest.extents
+        handed_out = extents.get("handed_out_full" if pool == "full" else "handed_out_sliding")
+        pages, slots = extents.get(f"pages_{pool}_pool"), extents.get(f"slots_{pool}_pool")
+        found += [] if handed_out is None else [handed_out]
+        found += [] if pages is None or not page else [(pages - 1) * page, pages * page]
+        found += [] if slots is None else [slots - page, slots]
+    return _once(found)
+
+
+def _backend(facts: LogFacts, incident: Incident) -> tuple[str | None, tuple[str, ...]]:
+    names = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
+    asked = _once(value for name in names if (value := facts.settings.get(name)) in _BACKENDS)
+    used = _once(
+        dump.manifest.backend
+        for dump in incident.dumps
+        if dump.manifest.backend in _BACKENDS and dump.manifest.role != "draft"
+    )
+    both = [name for name in asked if name in used]
+    return (both or list(asked) or [None])[0], used
+
+
+def _devices(incident: Incident) -> tuple[str, ...]:
+    manifests = [(dump.manifest.gpu, dump.manifest.guards) for dump in incident.dumps]
+    manifests += [(guards.fields.get("gpu"), guards.fields) for guards in incident.guards]
+    found = []
+    for gpu, guards in manifests:
+        settings = guards.get("settings")
+        on_host = isinstance(settings, dict) and settings.get("host_engine") in ("on", "force")
+        found += ["cuda"] if gpu else ["cpu"] if on_host else []
+    return _once(found)
+
+
+def _commands(incident: Incident) -> list[Sequence[str]]:
+    commands: list[Sequence[str]] = [dump.manifest.launch_args for dump in incident.dumps]
+    for guards in incident.guards:
+        command = guards.fields.get("command")
+        commands += [[str(word) for word in command]] if isinstance(command, list) else []
+    return [command for command in commands if command and command[0].endswith("launch_server.py")]
+
+
+def _argument(command: Sequence[str], name: str) -> str | None:
+    """The value of an option on a command line, the last one if it is given twice."""
+    option = f"--{name.replace('_', '-')}"
+    value = None
+    for at, word in enumerate(command):
+        if word == option and at + 1 < len(command):
+            value = command[at + 1]
+        elif word.startswith(f"{option}="):
+            value = word.partition("=")[2]
+    return _plain(value)
+
+
+def _unnamed(facts: LogFacts, incident: Incident) -> Iterator[str]:
+    """Why the log should name the incident's dumps, and does not."""
+    named = dump_names(facts)
+    if named:
+        yield f"the log names another dump, {named[0]}"
+        return
+    first, last = _seconds(facts.first_time), _seconds(facts.last_time)
+    if first is None or last is None or facts.guard_count > len(facts.guards):
+        return
+    inside = [dump for dump in incident.dumps if first <= dump.manifest.created_utc.timestamp() < last]
+    if inside:
+        yield f"the log goes on past {inside[0].manifest.dump_id} and does not name it, as its server would"
+
+
+def _together(facts: LogFacts, incident: Incident) -> bool:
+    first, last = _seconds(facts.first_time), _seconds(facts.last_time)
+    started = [guards.started_utc.timestamp() for guards in incident.guards if guards.started_utc]
+    if first is None or last is None or not started or facts.starts != 1:
+        return False
+    dumps = [dump.manifest.created_utc.timestamp() for dump in incident.dumps]
+    return min(abs(first - at) for at in started) <= START_S and max(dumps, default=last) <= last + LAST_LINES_S
+
+
+def _away_s(facts: LogFacts, times: Sequence[float], zone_s: float = 0.0) -> float | None:
+    """Seconds between the log's lines and the incident, 0 if they overlap."""
+    first, last = _seconds(facts.first_time), _seconds(facts.last_time)
+    if first is None or last is None or not times:
+        return None
+    return max(0.0, min(times) - (last - zone_s), (first - zone_s) - max(times))
+
+
+def _seconds(time: str) -> float | None:
+    """Seconds of a stamp as if it were in UTC."""
+    try:
+        return datetime.fromisoformat(time).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
+
+
+def _plain(value: str | None) -> str | None:
+    """A setting as it compares: 0.40 as 0.4; None for what was left to SGLang."""
+    if value is None or value in ("None", "auto"):
+        return None
+    number = _number(value)
+    return value if number is None else str(number)
+
+
+def _number(text: str | None) -> int | float | None:
+    try:
+        number = float(text or "")
+    except ValueError:
+        return None
+    return int(number) if number.is_integer() else number
+
+
+def _listed(faults: Iterable[str]) -> str:
+    return ", ".join(sorted(faults)) or "none"
+
+
+def _once(values: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys(value for value in values if value is not None))
