@@ -39,7 +39,7 @@ class Scene:
     layer: Layer = field(default_factory=Layer)
     pool_kind: str | None = None
     provenance: Provenance = field(default_factory=Provenance)
-    request_slots: tuple[int, ...] = ()
+    request_slots: tuple[int | None, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     listed: tuple[BadIndex, ...] | None = None
 

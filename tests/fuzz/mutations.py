@@ -145,7 +145,13 @@ def _swap(files: Files, others: list[Files], random_: random.Random) -> None:
 def _events(files: Files, others: list[Files], random_: random.Random) -> None:
     lines = files.get(EVENTS, b"").splitlines() or [b"{}"]
     at = random_.randrange(len(lines))
-    lines[at] = random_.choice([*_BYTES, b"[" * 500, b'{"a":1,"a":2}', b"\xff\xfe", lines[at] * 2])
+    match random_.randrange(4):
+        case 0:
+            lines[at] = random_.choice([*_BYTES, b"[" * 500, b'{"a":1,"a":2}', b"\xff\xfe", lines[at] * 2])
+        case 1:
+            del lines[at]
+        case _:
+            lines[at] = _edit_json(lines[at], [], EVENTS, random_)
     files[EVENTS] = b"\n".join(lines)
 
 

@@ -1,4 +1,6 @@
-"""What the fuzzers begin with: the samples, and two small dumps of what no sample holds: KV values, and a slot list."""
+"""What the fuzzers begin with: the samples, two small dumps of what no sample holds (KV values, a slot list), and real
+dumps of each kind that `replay` takes beside attention.
+"""
 
 import tempfile
 from datetime import UTC, datetime
@@ -12,6 +14,8 @@ from gemma4_dumps.schema import Offence, Provenance
 from gemma4_dumps.writer import write_dump
 
 SAMPLES = Path(__file__).parents[2] / "dumps" / "samples"
+CORPUS = Path(__file__).parents[1] / "data" / "corpus_dumps"
+_KINDS = ("*_swa-*", "*_batch-shapes_*", "*_geometry_*")
 
 
 def corpus() -> list[Files]:
@@ -21,6 +25,7 @@ def corpus() -> list[Files]:
             outcome = write_dump(made, draft)
             assert outcome.path is not None, outcome
         folders = [path for root in (SAMPLES, Path(made)) for path in sorted(root.iterdir()) if path.is_dir()]
+        folders += [path for kind in _KINDS for path in sorted(CORPUS.glob(f"*/{kind}"))]
         return [{file.name: file.read_bytes() for file in path.iterdir()} for path in folders]
 
 

@@ -23,6 +23,8 @@ REPORTS = {
     for option, end in (("--out", "html"), ("--markdown", "md"), ("--junit", "xml"), ("--sarif", "sarif"))
 }
 COMMANDS = (
+    ("replay",),
+    ("replay", "--json"),
     ("dumps", "show"),
     ("dumps", "show", "--json"),
     ("dumps", "verify"),
@@ -40,8 +42,10 @@ COMMANDS = (
     ("report", "--json"),
     ("report", "--force", *(word for option, path in REPORTS.items() for word in (option, path))),
 )
-# What a replay refuses with exit 3: a size that the dump does hold, or claims of itself.
+# What a replay refuses with exit 3: a size that the dump does hold, or claims of itself. And with exit 2: options of
+# attention for a dump that is, or claims to be, of something else.
 CAPS = ("too large to replay: ", "the cap is ")
+NOT_ATTENTION = ": for dumps of attention, and this is one of "
 
 
 class Misbehaved(Exception):
@@ -80,7 +84,8 @@ def run_command(path: Path, command: tuple[str, ...]) -> str:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = app.main([*words, str(path)])
     capped = code == ExitCode.ENVIRONMENT and command[0] == "replay" and any(cap in err.getvalue() for cap in CAPS)
-    if not (code in ALLOWED or capped) or "Traceback" in err.getvalue():
+    other_kind = code == ExitCode.USAGE and command[0] == "replay" and NOT_ATTENTION in err.getvalue()
+    if not (code in ALLOWED or capped or other_kind) or "Traceback" in err.getvalue():
         raise Misbehaved(f"{' '.join(command)}: exit {code}: {err.getvalue()[-2000:]}")
     return f"{' '.join(command)}: {ExitCode(code).name}"
 

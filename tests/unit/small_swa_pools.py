@@ -7,6 +7,7 @@ from gemma4_dumps.reader import read_dump
 from gemma4_dumps.schema import VERDICTS
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.probes.swa_allocator_state import RULES
+from gemma4_triage.replay.allocator_replay import replay_allocator
 from swa_pools import make_swa_allocator
 
 PROBE = ("swa-allocator", "host-alloc-kernels")
@@ -50,6 +51,9 @@ def says(dump, verdict, entry, value=None, pool=None):
     assert {"free_pages_full", "free_pages_swa"} <= set(manifest.tensors)
     table = dump.tensor(manifest.offences[0].table)
     assert all(table[bad.row, bad.column] == bad.value for bad in manifest.offences)
+    replayed = replay_allocator(dump)
+    assert replayed.agreement == "agrees", (replayed.because, replayed.first_broken)
+    assert replayed.start_known
     return True
 
 

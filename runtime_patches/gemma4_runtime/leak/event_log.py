@@ -70,10 +70,8 @@ class _Waiting:
 
     def _keep(self, tensor: torch.Tensor) -> int:
         number, count = len(self.lists), tensor.numel()
-        if tensor.untyped_storage().nbytes() == count * tensor.itemsize:
-            self.lists.append(tensor)
-        else:
-            self.lists.append(tensor.clone())
+        self.lists.append(kept(tensor))
+        if self.lists[-1] is not tensor:
             # Kept until the next pump, so that nothing else takes its identity.
             self.views.append(tensor)
         self.number_of[id(tensor)] = number
@@ -178,6 +176,12 @@ class EventLog:
         if copy.done is not None:
             copy.done.synchronize()
         self._fold(copy.taken.events(copy.slots.numpy().astype(np.int64, copy=False), self._page_size))
+
+
+def kept(tensor: torch.Tensor) -> torch.Tensor:
+    """What remembers the values that `tensor` has now: a clone of a view, any other tensor itself."""
+    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
+    return tensor if whole else tensor.clone()
 
 
 def _array(numbers: array[int]) -> np.ndarray:

@@ -49,12 +49,14 @@ from gemma4_runtime.probes.swa_allocator_state import (
 
 def around_alloc(original: Callable[..., Any], allocator: Any, need_size: int) -> Any:
     """Around `alloc(need_size)` -> [need_size] or None."""
+    _begin(allocator, "alloc", need=int(need_size))
     return _hand_out(allocator, "alloc", lambda: original(allocator, need_size))
 
 
 def around_alloc_extend(original: Callable[..., Any], allocator: Any, prefix_lens: Any, *args: Any, **kw: Any) -> Any:
     """Around `alloc_extend(prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, last_loc, extend_num_tokens)`."""
-    last_loc = kw["last_loc"] if "last_loc" in kw else args[3]
+    lens, last_loc = _extend_arguments(prefix_lens, *args, **kw)
+    _begin(allocator, "alloc_extend", **lens, last_loc=last_loc)
     _check_last_loc(allocator, last_loc, prefix_lens == 0, "alloc_extend")
     return _hand_out(allocator, "alloc_extend", lambda: original(allocator, prefix_lens, *args, **kw))
 
@@ -63,9 +65,10 @@ def around_alloc_extend_tail(
     original: Callable[..., Any], allocator: Any, prefix_lens: Any, *args: Any, **kw: Any
 ) -> Any:
     """Around `alloc_extend_swa_tail(..., extend_num_tokens, swa_tail_len)`: only the tail has SWA peers."""
-    last_loc = kw["last_loc"] if "last_loc" in kw else args[3]
+    lens, last_loc = _extend_arguments(prefix_lens, *args, **kw)
     tail = kw["swa_tail_len"] if "swa_tail_len" in kw else args[5]
     entry = "alloc_extend_swa_tail"
+    _begin(allocator, entry, **lens, last_loc=last_loc, swa_tail=int(tail))
     _check_last_loc(allocator, last_loc, prefix_lens == 0, entry)
     return _hand_out(allocator, entry, lambda: original(allocator, prefix_lens, *args, **kw), swa_tail=tail)
 
@@ -74,6 +77,7 @@ def around_alloc_decode(
     original: Callable[..., Any], allocator: Any, seq_lens: Any, seq_lens_cpu: Any, last_loc: Any
 ) -> Any:
     """Around `alloc_decode(seq_lens, seq_lens_cpu, last_loc)` -> [requests] or None; seq_lens counts the new token."""
+    _begin(allocator, "alloc_decode", seq_lens=_lens(seq_lens_cpu), last_loc=last_loc)
     _check_last_loc(allocator, last_loc, seq_lens <= 1, "alloc_decode")
     return _hand_out(allocator, "alloc_decode", lambda: original(allocator, seq_lens, seq_lens_cpu, last_loc))
 
@@ -83,10 +87,27 @@ def before_set_mapping(allocator: Any, full_indices: Any, swa_indices: Any) -> N
     if full_indices.numel() == 0:
         return
     books = books_of(allocator)
+    books.history.begin(allocator, "set_full_to_swa_mapping", full=full_indices, swa=swa_indices)
     violation = check_mapping_write(full_indices, swa_indices, books.ledger, *uppers(allocator))
     if violation is not None:
         _report(books, allocator, violation, full_indices, swa_indices, "set_full_to_swa_mapping")
     books.commit(allocator, lambda: books.ledger.pair(full_indices, swa_indices))
+    books.history.end(allocator)
+
+
+def _begin(allocator: Any, entry: str, last_loc: torch.Tensor | None = None, **told: Any) -> None:
+    books_of(allocator).history.begin(allocator, entry, told, last_loc=last_loc)
+
+
+def _extend_arguments(
+    prefix_lens: Any, prefix_lens_cpu: Any, seq_lens: Any, seq_lens_cpu: Any, last_loc: Any, *args: Any, **kw: Any
+) -> tuple[dict[str, list[int]], torch.Tensor]:
+    """Both lengths per request, from where the host has them, and the slot that each continues from."""
+    return {"prefix_lens": _lens(prefix_lens_cpu), "seq_lens": _lens(seq_lens_cpu)}, last_loc
+
+
+def _lens(on_host: torch.Tensor) -> list[int]:
+    return [int(length) for length in on_host.tolist()]
 
 
 def _check_last_loc(allocator: Any, last_loc: torch.Tensor, minus_one_legal: torch.Tensor, entry: str) -> None:
@@ -102,12 +123,14 @@ def _hand_out(allocator: Any, entry: str, allocate: Callable[[], Any], swa_tail:
     before = books.lists
     with books.call():
         full = allocate()
+    books.history.end(allocator)
     if full is None:
         _check_nothing_taken(books, allocator, before, entry)
         books.commit(allocator)
         return full
     unmapped = 0 if swa_tail is None else full.numel() - swa_tail
     peers = allocator.full_to_swa_index_mapping[full.clamp(0, uppers(allocator)[0] - 1)]
+    books.history.tell(full=full, swa=peers)
     violation = check_hand_out(full, peers, books.ledger, *uppers(allocator), unmapped)
     if violation is not None:
         _report(books, allocator, violation, full, peers, entry)

@@ -42,9 +42,11 @@ def around_free(original: Callable[..., Any], allocator: Any, free_index: torch.
         return original(allocator, free_index)
     peers = _check(books, allocator, free_index, "free", keeps_full=False)
     if not allocator.is_not_in_free_group:
+        books.history.end(allocator)
         return original(allocator, free_index)
     with books.call():
         result = original(allocator, free_index)
+    books.history.end(allocator)
     books.commit(allocator, lambda: books.ledger.release(free_index, peers))
     return result
 
@@ -57,8 +59,9 @@ def around_free_swa(original: Callable[..., Any], allocator: Any, free_index: to
     peers = _check(books, allocator, free_index, "free_swa", keeps_full=True)
     with books.call():
         result = original(allocator, free_index)
+    books.history.end(allocator)
     if allocator.page_size > 1 and not books.doubted:
-        _check_leftovers(allocator, free_index, peers)
+        _check_leftovers(books, allocator, free_index, peers)
     books.commit(allocator, lambda: books.ledger.release_swa(peers))
     return result
 
@@ -72,6 +75,7 @@ def around_free_group_begin(original: Callable[..., Any], allocator: Any) -> Any
             full = torch.cat(pending)
             summary = f"free_group_begin forgets {violation.count} slots that the group before it was to free"
             peers = allocator.full_to_swa_index_mapping[full]
+            books_of(allocator).history.begin(allocator, "free_group_begin", full=full, swa=peers)
             report_slots(allocator, violation, full, peers, "free_group_begin", lambda: summary)
     return original(allocator)
 
@@ -83,6 +87,7 @@ def around_free_group_end(original: Callable[..., Any], allocator: Any) -> Any:
     books = books_of(allocator)
     full = torch.cat(allocator.free_group)
     peers = allocator.full_to_swa_index_mapping[full]
+    books.history.begin(allocator, "free_group_end", full=full, swa=peers)
     # Each call of the group has been checked; what is left is a slot that two of them named.
     violation = check_repeats(full, allocator.page_size, uppers(allocator)[0])
     if violation is not None:
@@ -90,6 +95,7 @@ def around_free_group_end(original: Callable[..., Any], allocator: Any) -> Any:
         report_slots(allocator, violation, full, peers, "free_group_end", lambda: summary)
     with books.call():
         result = original(allocator)
+    books.history.end(allocator)
     books.commit(allocator, lambda: books.ledger.release(full, peers))
     return result
 
@@ -99,6 +105,8 @@ def _check(books: Books, allocator: Any, full: torch.Tensor, entry: str, keeps_f
     mapping, (full_upper, swa_upper) = allocator.full_to_swa_index_mapping, uppers(allocator)
     # A slot out of range is what is looked for; it must not index the mapping.
     peers = mapping[full.clamp(0, full_upper - 1)]
+    grouped = entry == "free" and not allocator.is_not_in_free_group
+    books.history.begin(allocator, entry, {"grouped": grouped}, full=full, swa=peers)
     violation = check_free(full, peers, books.ledger, full_upper, swa_upper, keeps_full)
     if violation is not None:
         describe = partial(_summary, violation, books, allocator, full, entry)
@@ -125,9 +133,10 @@ def _summary(violation: Violation, books: Books, allocator: Any, full: torch.Ten
     return f"{leads} serves full page {owner}; this slot is in full page {slot // page}"
 
 
-def _check_leftovers(allocator: Any, full: torch.Tensor, peers: torch.Tensor) -> None:
+def _check_leftovers(books: Books, allocator: Any, full: torch.Tensor, peers: torch.Tensor) -> None:
     page = allocator.page_size
     left = leftover_mappings(full, peers, allocator.full_to_swa_index_mapping, page)
+    books.history.tell(left=(left[:, 0], left[:, 1]))
     violation = check_leftover_mappings(left, page, uppers(allocator)[1])
     if violation is not None:
         slot, bad = int(left[0, 0]), violation.first

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -31,6 +31,7 @@ from gemma4_runtime.checks.slot_ledger import SlotLedger, pages_in_use
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.evidence import payload
 from gemma4_runtime.guard import Scene
+from gemma4_runtime.probes.swa_allocator_history import History, free_lists, request_slots_of
 from gemma4_runtime.session import Session
 
 RULES: Mapping[str, str] = {
@@ -50,13 +51,14 @@ SPACES = ("full", "swa")
 @dataclass
 class Books:
     """One allocator's ledger. lists: the free lists that it agrees with; None: none. inside: SGLang is in the middle of
-    a call that the probe has checked. doubted: a violation was found and the call went on.
+    a call that the probe has checked. doubted: a violation was found and the call went on. history: for the dumps.
     """
 
     ledger: SlotLedger
     lists: tuple[torch.Tensor, ...] | None = None
     inside: bool = False
     doubted: bool = False
+    history: History = field(default_factory=History)
 
     @contextmanager
     def call(self):
@@ -94,12 +96,6 @@ def books_of(allocator: Any) -> Books:
     return books
 
 
-def free_lists(allocator: Any) -> tuple[torch.Tensor, ...]:
-    """free_pages and release_pages of the full pool, then of the SWA pool: page ids, [any] each."""
-    full, swa = allocator.full_attn_allocator, allocator.swa_attn_allocator
-    return full.free_pages, full.release_pages, swa.free_pages, swa.release_pages
-
-
 def uppers(allocator: Any) -> tuple[int, int]:
     """The first slot beyond the last page, of the full and of the SWA pool."""
     page = allocator.page_size
@@ -109,8 +105,11 @@ def uppers(allocator: Any) -> tuple[int, int]:
 def around_restore_state(original: Callable[..., Any], allocator: Any, state: Any) -> Any:
     """Around `restore_state(state)`, state as `backup_state` returned it."""
     books = books_of(allocator)
+    books.history.begin(allocator, "restore_state")
     result = original(allocator, state)
     lists = free_lists(allocator)
+    books.history.end(allocator)
+    books.history.tell(lists=lists)
     live = pages_in_use(torch.cat(lists[2:]), books.ledger.swa_owner.numel())
     violation = check_restored(books.ledger.swa_owner, live)
     if violation is not None:
@@ -140,7 +139,8 @@ def report_slots(
         ]
         return {"slots": slots, "page_states": torch.stack(states, dim=1)}
 
-    _report(allocator, violation, "slots", SPACES[violation.first.column], entry, summary, tensors)
+    owners = lambda: request_slots_of(allocator, full)  # noqa: E731
+    _report(allocator, violation, "slots", SPACES[violation.first.column], entry, summary, tensors, owners)
 
 
 def report_last_loc(allocator: Any, violation: Violation, last_loc: torch.Tensor, entry: str) -> None:
@@ -170,6 +170,7 @@ def _report(
     entry: str,
     summary: Callable[[], str],
     tensors: Callable[[], dict[str, torch.Tensor]],
+    owners: Callable[[], tuple[int | None, ...]] = tuple,
 ) -> None:
     books_of(allocator).doubted = True
     rule, site = RULES[violation.verdict], f"SWATokenToKVPoolAllocator.{entry}"
@@ -189,6 +190,7 @@ def _report(
                 buffer_origin=f"{type(allocator.get_kvcache()).__name__}, {space} pool",
                 explanation=text,
             ),
+            request_slots=owners(),
             facts=_facts(allocator, tensors()),
         )
 
@@ -198,6 +200,7 @@ def _report(
 def _facts(allocator: Any, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     lists, (full_upper, swa_upper), page = free_lists(allocator), uppers(allocator), allocator.page_size
     tensors |= {"free_pages_full": torch.cat(lists[:2]), "free_pages_swa": torch.cat(lists[2:])}
+    past = books_of(allocator).history.evidence(allocator)
     return {
         "page_size": page,
         "extents": {
@@ -210,6 +213,9 @@ def _facts(allocator: Any, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
             "full_available": int(allocator.full_available_size()),
             "swa_available": int(allocator.swa_available_size()),
             "pending_frees": sum(part.numel() for part in allocator.free_group),
+            **past["scalars"],
         },
-        "tensors": {name: payload(tensor) for name, tensor in tensors.items()},
+        "tensors": {name: payload(tensor) for name, tensor in tensors.items()} | past["tensors"],
+        "events": past["events"],
+        "dropped_events": past["dropped_events"],
     }

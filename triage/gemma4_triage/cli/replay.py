@@ -1,5 +1,8 @@
-"""`gemma4-triage replay`: the attention call of a dump, run again without the server."""
+"""`gemma4-triage replay`: what a dump is about, done again without the server: an attention call, an allocator's calls,
+the history of leaked pages, or the comparison of shapes."""
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,12 +19,19 @@ if TYPE_CHECKING:
     from gemma4_triage.replay.shrink import Shrunk
 
 
+_OF_ATTENTION = (
+    *("backend", "heads", "head_dim", "window", "seed", "cap_mib", "timeout_s"),
+    *("shrink", "renumber", "output"),
+)
+
+
 def register(app: typer.Typer) -> None:
     """Add the `replay` verb to the application."""
     app.command("replay")(replay)
 
 
 def replay(
+    context: typer.Context,
     dump: DumpName,
     backend: Annotated[
         str,
@@ -41,7 +51,7 @@ def replay(
     seed: Annotated[int, typer.Option(min=0, help="Of keys, values and queries that the dump does not hold.")] = 0,
     cap_mib: Annotated[int, typer.Option(min=1, help="How much the keys and values may take.")] = 256,
     timeout_s: Annotated[float, typer.Option(min=1, help="Per backend. The first run may compile kernels.")] = 300.0,
-    rows: Annotated[int, typer.Option(min=1, help="How many damaged rows to show.")] = 8,
+    rows: Annotated[int, typer.Option(min=1, help="How many rows, calls or pages to show.")] = 8,
     shrink: Annotated[
         bool, typer.Option("--shrink", help="First cut it down to the smallest dump that still fails; replay that.")
     ] = False,
@@ -53,13 +63,16 @@ def replay(
     directory: Directory = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the attention call of a dump again: what its table reads, and how far the outputs are off.
+    """Do again what a dump is about, without the server.
 
-    Outputs are held against fp64 on the table as it should have been. Each real backend runs in a process of its own.
+    An attention call: what its table reads, and how far the outputs are off. They are held against fp64 on the table as
+    it should have been; each real backend runs in a process of its own. An allocator's calls: on a reference allocator,
+    to the first that breaks an invariant. A leak: where each page's books stop closing. Shapes: found beside expected.
+    Only an attention call takes options other than --rows, --dir and --json.
 
-    Exits 0 if the call is fine on all backends, 1 for reads outside the buffer or a mismatch, 3 if a backend cannot run
-    here and nothing else is wrong, if none of those asked for can, or if the call is too large, 4 if the dump cannot be
-    read or contradicts itself, 5 if there is no attention call in it.
+    Exits 0 if all is as it should be, 1 if it is not, 3 if a backend cannot run here and nothing else is wrong, if none
+    of those asked for can, or if there is too much to replay, 4 if the dump cannot be read or contradicts itself, 5 if
+    there is nothing in it to replay.
     """
     from gemma4_dumps.reader import read_dump
     from gemma4_triage.replay.geometry import MAX_WINDOW
@@ -71,10 +84,46 @@ def replay(
     if not shrink and (renumber or output):
         raise UsageMistake("--renumber and --output are of --shrink", "add --shrink, or leave them out")
     found = read_dump(open_store(directory).resolve(dump))
+    if found.manifest.rule in _other_rules():
+        sources = {name: context.get_parameter_source(name) for name in _OF_ATTENTION}
+        given = [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
+        raise typer.Exit(_replay_other(found, given, rows, as_json))
     shrunk = _shrink(found, options, output, renumber) if shrink else None
     result = run_replay(found if shrunk is None else shrunk.dump, options, names, timeout_s)
     _report(result, shrunk, names, rows, as_json)
     raise typer.Exit(_exit_code(result, names))
+
+
+def _other_rules() -> tuple[str, ...]:
+    from gemma4_triage.replay import allocator_replay, leak_replay, shapes_replay
+
+    return (*allocator_replay.RULES, leak_replay.RULE, *shapes_replay.RULES)
+
+
+def _replay_other(dump: "Dump", given: Sequence[str], rows: int, as_json: bool) -> ExitCode:
+    """Replay a dump without an attention call. given: options of attention that the command line has."""
+    from gemma4_triage.replay import allocator_replay, leak_replay
+    from gemma4_triage.replay.shapes_replay import replay_shapes
+    from gemma4_triage.report import replay_calls_view as view
+
+    rule, console = dump.manifest.rule, stdout_console()
+    if given:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise UsageMistake(f"{names}: for dumps of attention, and this is one of {rule}", "leave the option out")
+    if rule in allocator_replay.RULES:
+        kind, result = "replay-allocator", allocator_replay.replay_allocator(dump)
+        show = partial(view.print_allocator, console, result, dump.path, rows)
+    elif rule == leak_replay.RULE:
+        kind, result = "replay-leak", leak_replay.replay_leak(dump)
+        show = partial(view.print_leak, console, result, dump.path, rows)
+    else:
+        kind, result = "replay-shapes", replay_shapes(dump)
+        show = partial(view.print_shapes, console, result, dump.path)
+    if as_json:
+        emit_json(kind, {"fine": result.fine} | result.model_dump(mode="json"))
+    else:
+        show()
+    return ExitCode.OK if result.fine else ExitCode.VIOLATION
 
 
 def _report(result: "Replay", shrunk: "Shrunk | None", names: tuple[str, ...], rows: int, as_json: bool) -> None:

@@ -1,0 +1,31 @@
+"""Legal lives on SGLang's own allocator, replayed on the reference: no invariant fails and every slot is foretold."""
+
+import pytest
+from allocator_dumps import draft_of, write
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+from small_swa_pools import PROBE, extend, make_allocator
+from test_probe_swa_allocator_histories import Lives
+
+from gemma4_runtime.probes.swa_allocator_state import books_of
+from gemma4_triage.replay.allocator_replay import replay_allocator
+
+
+@pytest.mark.parametrize("need_sort", [False, True], ids=["plain", "sorted"])
+@pytest.mark.parametrize("page", [16, 4, 1])
+def test_every_legal_history_holds(attach, tmp_path, page, need_sort):
+    attach("trap", *PROBE)
+
+    class Replayed(Lives):
+        allocator = make_allocator(page, need_sort)
+
+        def teardown(self):
+            if books_of(self.allocator).history.seen:
+                # A dump is written in a call, so that the history never ends with a `clear` that it did not see.
+                extend(self.allocator, 1)
+                result = replay_allocator(write(tmp_path, draft_of(self.allocator)))
+                assert result.fine, (result.first, result.first_broken, result.calls)
+                assert result.exact == result.compared
+                assert result.agreement == "disagrees"
+
+    run_state_machine_as_test(Replayed, settings=settings(max_examples=40, stateful_step_count=60, deadline=None))

@@ -1,0 +1,500 @@
+"""A full and sliding-window pool pair as SGLang documents it, in plain Python: what each call may hand out and take.
+
+Written from the semantics of `SWATokenToKVPoolAllocator`, not from the probe that wrote the dump: it is what the dump
+is held against. Slots come and go by whole pages; page 0 is the dummy; a call takes from both pools or from none; each
+full slot maps to an SWA slot at the same offset of a page that serves its full page alone; 0 stands for none.
+
+After a call that breaks an invariant the pair follows the record, so that later calls are judged on what was.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from gemma4_dumps.allocator_calls import AllocatorCall
+
+FREE, USED, UNKNOWN = 0, 1, 2
+FULL, SWA = "full", "swa"
+MAPPING_CHANGED = "mapping_changed"
+WRONG_COUNT = "wrong_count"
+CHANGED_BETWEEN = "changed_between_calls"
+"""Invariants of the replay alone, beside those of gemma4_dumps' VERDICTS."""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """An invariant that a call breaks: by which slots or pages of which pool, and in words by the first of them."""
+
+    verdict: str
+    pool: str
+    pages: tuple[int, ...]
+    text: str
+
+
+@dataclass
+class Pool:
+    """One pool's pages. state: FREE, USED or UNKNOWN of each, page 0 included. free, released: SGLang's two lists;
+    free is None if their order is not known.
+    """
+
+    name: str
+    pages: int
+    page_size: int
+    need_sort: bool
+    free: deque[int] | None = None
+    released: list[int] = field(default_factory=list)
+    state: bytearray = field(default_factory=bytearray)
+
+    def __post_init__(self) -> None:
+        self.state = bytearray([UNKNOWN]) * (self.pages + 1)
+
+    @property
+    def slots(self) -> range:
+        """Those that may be handed out."""
+        return range(self.page_size, (self.pages + 1) * self.page_size)
+
+    def start(self, free: Iterable[int], released: Iterable[int]) -> Iterable[Broken]:
+        """Begin with these lists; every other page is in use. Yields what is wrong with the lists already."""
+        self.free, self.released = deque(free), list(released)
+        self.state[:] = bytes([USED]) * (self.pages + 1)
+        outside, twice = [], []
+        for page in (*self.free, *self.released):
+            if not 0 < page <= self.pages:
+                outside.append(page)
+            elif self.state[page] == FREE:
+                twice.append(page)
+            else:
+                self.state[page] = FREE
+        if outside:
+            text = f"the {self.name} free list holds {outside[0]}, and pages 1 to {self.pages} are its own"
+            yield Broken("free_out_of_range", self.name, tuple(outside), text)
+        if twice:
+            text = f"the {self.name} free list holds page {twice[0]} more than once"
+            yield Broken("double_free", self.name, tuple(twice), text)
+
+    def merge_if(self, short: bool) -> None:
+        """Sort what was released back into the free list, as SGLang does with `need_sort` when it runs short."""
+        if self.need_sort and short and self.free is not None and self.released:
+            self.free, self.released = deque(sorted([*self.free, *self.released])), []
+
+    def take(self, pages: Sequence[int]) -> None:
+        """These are in use from now on. If they are not the free list's first, its order is not known any more."""
+        if self.free is not None and [*islice(self.free, len(pages))] == [*pages]:
+            for _ in pages:
+                self.free.popleft()
+        else:
+            self.free = None
+        self._set(pages, USED)
+
+    def give(self, slots: Sequence[int]) -> list[int]:
+        """The pages of these slots are free again. Returns them, in the order in which SGLang lists them."""
+        pages = list(slots) if self.page_size == 1 else sorted({slot // self.page_size for slot in slots})
+        if self.free is not None and pages:
+            if self.page_size == 1:
+                (self.released if self.need_sort else self.free).extend(pages)
+            elif self.need_sort:
+                self.released[:0] = pages
+            else:
+                self.free.extendleft(reversed(pages))
+        self._set(pages, FREE)
+        return pages
+
+    def free_pages(self) -> set[int]:
+        return {page for page in range(1, self.pages + 1) if self.state[page] == FREE}
+
+    def of(self, page: int) -> int:
+        """The state of a page; what is no page of this pool is taken for one in use."""
+        return self.state[page] if 0 <= page <= self.pages else USED
+
+    def _set(self, pages: Iterable[int], state: int) -> None:
+        for page in pages:
+            if 0 < page <= self.pages:
+                self.state[page] = state
+
+
+class ReferenceAllocator:
+    """Both pools, the mapping of full slots to SWA slots, by full page, and which full page an SWA page serves.
+
+    known: the state that the calls begin with. exact, compared: of the hand-outs whose very slots could be foretold,
+    how many were so.
+    """
+
+    def __init__(self, full_pages: int, swa_pages: int, page_size: int, need_sort: bool) -> None:
+        self.page_size = page_size
+        self.full = Pool(FULL, full_pages, page_size, need_sort)
+        self.swa = Pool(SWA, swa_pages, page_size, need_sort)
+        self.mapping: dict[int, dict[int, int]] = {}
+        self.serves: dict[int, int] = {}
+        self.exact = self.compared = 0
+        self.known = False
+        self._free_tokens: tuple[int, int] | None = None
+
+    def start(self, lists: Sequence[Sequence[int]], mapping: Iterable[tuple[int, int]]) -> list[Broken]:
+        """Begin with these lists (free and released of the full, then of the SWA pool) and mapping entries."""
+        self.known = True
+        found = [*self.full.start(*lists[:2]), *self.swa.start(*lists[2:])]
+        for slot, peer in mapping:
+            if peer:
+                self.mapping.setdefault(slot // self.page_size, {})[slot] = peer
+                # An entry of a free page is left from a rejected draft, and is overwritten before it is used.
+                if self.full.of(slot // self.page_size) == USED and self.swa.of(peer // self.page_size) == USED:
+                    self.serves.setdefault(peer // self.page_size, slot // self.page_size)
+        return found
+
+    def apply(self, call: AllocatorCall, full: Sequence[int], swa: Sequence[int]) -> list[Broken]:
+        """Judge one call and make its change. full, swa: the slots that it names, as many each."""
+        found = list(self._changed_between(call))
+        match call.call:
+            case "alloc" | "alloc_extend" | "alloc_extend_swa_tail" | "alloc_decode":
+                found += self._last_locs(call)
+                if call.returned:
+                    found += self._hand_out(call, full, swa) if call.full is not None else self._gave_nothing(call)
+            case "set_full_to_swa_mapping":
+                found += self._mapping_write(full, swa)
+            case "free" | "free_group_end":
+                found += self._free(call, full, swa)
+            case "free_swa":
+                found += self._free_swa(call, full, swa)
+            case "free_group_begin":
+                found += self._dropped_group(full)
+            case "restore_state":
+                found += self._restore(call)
+        return found
+
+    def _changed_between(self, call: AllocatorCall) -> Iterable[Broken]:
+        was, self._free_tokens = self._free_tokens, call.free_after or call.free_before
+        if was not in (None, call.free_before):
+            text = f"{was[0]} full and {was[1]} SWA tokens were free after the call before, and "
+            text += f"{call.free_before[0]} and {call.free_before[1]} are when {call.call} begins"
+            yield Broken(CHANGED_BETWEEN, FULL if was[0] != call.free_before[0] else SWA, (), text)
+
+    # Hand-outs.
+
+    def _last_locs(self, call: AllocatorCall) -> Iterable[Broken]:
+        fresh = call.prefix_lens or [length - 1 for length in call.seq_lens or ()]
+        bad = [
+            slot
+            for slot, before in zip(call.last_loc or (), fresh, strict=False)
+            if slot not in self.full.slots and not (slot == -1 and before <= 0)
+        ]
+        if bad:
+            text = f"{call.call} was asked to continue from slot {bad[0]}; {_legal(self.full)}"
+            yield Broken("alloc_out_of_range", FULL, self._pages(bad), text)
+
+    def _hand_out(self, call: AllocatorCall, full: Sequence[int], swa: Sequence[int]) -> list[Broken]:
+        mapped = range(len(full) - (len(full) if call.swa_tail is None else call.swa_tail), len(full))
+        found = self._bad_hand_out(call, full, swa, mapped)
+        foretold = self._foretell(call)
+        if foretold is not None:
+            self.compared += 1
+            self.exact += foretold == (list(full), [swa[at] for at in mapped])
+        peers = [swa[at] for at in mapped]
+        opened = [self._opened(self.full, full), self._opened(self.swa, peers)]
+        for pool, pages in zip((self.full, self.swa), opened, strict=True):
+            pool.take(pages)
+        if call.swa_tail != 0:
+            for slot, peer in zip(full, swa, strict=True):
+                self._map(slot, peer, opens=peer % self.page_size == 0)
+        return found + self._conserved(call, *(-len(pages) for pages in opened))
+
+    def _bad_hand_out(
+        self, call: AllocatorCall, full: Sequence[int], swa: Sequence[int], mapped: range
+    ) -> list[Broken]:
+        page, found = self.page_size, _Findings(self.page_size)
+        asked = call.need if call.call == "alloc" else _tokens(call)
+        if asked is not None and asked != len(full):
+            found.add(WRONG_COUNT, FULL, 0, f"{call.call} gave {len(full)} slots, and {asked} were asked for")
+        new: tuple[set[int], dict[int, int]] = (set(), {})
+        seen: tuple[set[int], set[int]] = (set(), set())
+        for at, (slot, peer) in enumerate(zip(full, swa, strict=True)):
+            here, there = slot // page, peer // page
+            if slot not in self.full.slots:
+                found.add("alloc_out_of_range", FULL, slot, f"{call.call} gave full slot {slot}; {_legal(self.full)}")
+                continue
+            if slot in seen[0]:
+                found.add("alloc_overlap", FULL, slot, f"{call.call} gave full slot {slot} twice")
+            elif slot % page == 0 and self.full.of(here) == USED:
+                found.add("alloc_overlap", FULL, slot, f"{call.call} gave full page {here}, which is in use")
+            elif slot % page and here not in new[0] and self.full.of(here) == FREE:
+                found.add("alloc_overlap", FULL, slot, f"{call.call} continues full page {here}, which is free")
+            seen[0].add(slot)
+            if slot % page == 0:
+                new[0].add(here)
+            if at not in mapped:
+                if peer:
+                    found.add("stale_mapping", SWA, peer, f"full slot {slot} has no SWA slot and maps to {peer}")
+                continue
+            if peer not in self.swa.slots:
+                text = f"{call.call} mapped full slot {slot} to SWA slot {peer}; {_legal(self.swa)}"
+                found.add("alloc_out_of_range", SWA, peer, text)
+                continue
+            if peer in seen[1]:
+                found.add("alloc_overlap", SWA, peer, f"{call.call} gave SWA slot {peer} twice")
+            elif peer % page == 0 and self.swa.of(there) == USED:
+                found.add("alloc_overlap", SWA, peer, f"{call.call} gave SWA page {there}, which is in use")
+            elif peer % page and there not in new[1] and self.swa.of(there) == FREE:
+                text = f"full slot {slot} continues in SWA slot {peer}, whose page {there} is free"
+                found.add("stale_mapping", SWA, peer, text)
+            seen[1].add(peer)
+            if peer % page == 0:
+                new[1].setdefault(there, here)
+            owner = new[1].get(there, self.serves.get(there))
+            if (owner is not None and owner != here) or (peer - slot) % page:
+                text = f"full slot {slot} maps to SWA slot {peer}, and SWA page {there} serves full page {owner}"
+                found.add("pool_alias", SWA, peer, text)
+        return found.broken()
+
+    def _gave_nothing(self, call: AllocatorCall) -> list[Broken]:
+        # What a failed call took it took from the head of the list; the record has the count only.
+        if call.call == "alloc_decode":
+            self._merge(call)
+        found = self._conserved(call, 0, 0)
+        if call.free_after is not None:
+            for pool, before, after in zip((self.full, self.swa), call.free_before, call.free_after, strict=True):
+                if pool.free is not None and before > after:
+                    pool.take([*islice(pool.free, (before - after) // pool.page_size)])
+        return found
+
+    def _foretell(self, call: AllocatorCall) -> tuple[list[int], list[int]] | None:
+        """The slots that SGLang's allocator gives in this state; None if the state is not known well enough."""
+        self._merge(call)
+        if self.full.free is None or self.swa.free is None or (call.call != "alloc" and _tokens(call) is None):
+            return None
+        last = call.last_loc or []
+        if call.call == "alloc":
+            need = max(call.need or 0, 0)
+            return [*islice(self.full.free, need)], [*islice(self.swa.free, need)]
+        seq = call.seq_lens or []
+        prefix = call.prefix_lens or [length - 1 for length in seq]
+        if call.swa_tail is not None:
+            tail = [0], [call.swa_tail], [-1]
+        else:
+            tail = prefix, seq, [slot if slot < 0 else self._peer(slot) for slot in last]
+        first = _extended(self.full.free, prefix, seq, last, self.page_size)
+        second = _extended(self.swa.free, *tail, self.page_size)
+        return None if first is None or second is None else (first, second)
+
+    def _merge(self, call: AllocatorCall) -> None:
+        if call.call == "alloc":
+            tokens, requests, spare = max(call.need or 0, 0), 0, 0
+        elif call.call == "alloc_decode":
+            tokens, requests, spare = 0, len(call.seq_lens or ()), 0
+        else:
+            tokens = sum(call.seq_lens or ()) - sum(call.prefix_lens or ())
+            requests, spare = len(call.seq_lens or ()), 1
+        for pool, asked in ((self.full, tokens), (self.swa, tokens if call.swa_tail is None else call.swa_tail)):
+            if pool.free is not None:
+                pool.merge_if(asked // self.page_size + requests + spare > len(pool.free))
+
+    def _mapping_write(self, full: Sequence[int], swa: Sequence[int]) -> list[Broken]:
+        page, found, seen = self.page_size, _Findings(self.page_size), set()
+        for slot, peer in zip(full, swa, strict=True):
+            there = peer // page
+            if slot not in self.full.slots:
+                found.add("alloc_out_of_range", FULL, slot, f"full slot {slot} was mapped; {_legal(self.full)}")
+                continue
+            if peer not in self.swa.slots:
+                text = f"full slot {slot} was mapped to SWA slot {peer}; {_legal(self.swa)}"
+                found.add("alloc_out_of_range", SWA, peer, text)
+                continue
+            if self.swa.of(there) == FREE:
+                text = f"full slot {slot} was mapped to SWA slot {peer}, whose page {there} is free"
+                found.add("stale_mapping", SWA, peer, text)
+            owner = self.serves.get(there)
+            if peer in seen or owner not in (None, slot // page) or (peer - slot) % page:
+                text = f"full slot {slot} was mapped to SWA slot {peer}, which is not its own"
+                found.add("pool_alias", SWA, peer, text)
+            seen.add(peer)
+            self._map(slot, peer)
+        return found.broken()
+
+    # Releases.
+
+    def _free(self, call: AllocatorCall, full: Sequence[int], swa: Sequence[int]) -> list[Broken]:
+        found = self._bad_release(call, full, swa, keeps_full=False)
+        if call.grouped or not call.returned:
+            return found
+        pages = self.full.give(full)
+        released = self._release_swa(full, swa)
+        return found + self._conserved(call, len(pages), len(released))
+
+    def _free_swa(self, call: AllocatorCall, full: Sequence[int], swa: Sequence[int]) -> list[Broken]:
+        found = self._bad_release(call, full, swa, keeps_full=True)
+        if not call.returned:
+            return found
+        named = {slot // self.page_size for slot, peer in zip(full, swa, strict=True) if peer > 0}
+        released = self._release_swa(full, swa)
+        found += self._conserved(call, 0, len(released))
+        return found + self._leftovers(call, named, set(released))
+
+    def _leftovers(self, call: AllocatorCall, named: set[int], released: set[int]) -> list[Broken]:
+        """Entries of pages that live on, into SWA pages that this call released. What was looked at decides."""
+        found = _Findings(self.page_size)
+        if call.left is not None and self.page_size > 1:
+            for here in named:
+                self.mapping.pop(here, None)
+            for slot, peer in zip(*map(expand, call.left), strict=True):
+                self.mapping.setdefault(slot // self.page_size, {})[slot] = peer
+        for here in named:
+            for slot, peer in self.mapping.get(here, {}).items():
+                page = peer // self.page_size
+                if page in released:
+                    text = f"free_swa released SWA page {page}, and full slot {slot} still maps to slot {peer} of it"
+                    found.add("stale_mapping", SWA, peer, text)
+        return found.broken()
+
+    def _bad_release(
+        self, call: AllocatorCall, full: Sequence[int], swa: Sequence[int], keeps_full: bool
+    ) -> list[Broken]:
+        page, found, seen, name = self.page_size, _Findings(self.page_size), set(), call.call
+        legal = range(0 if keeps_full else page, self.full.slots.stop)
+        for slot, peer in zip(full, swa, strict=True):
+            here, there = slot // page, peer // page
+            if slot not in legal:
+                dummy = ", and page 0 is the dummy" if here == 0 else ""
+                found.add("free_out_of_range", FULL, slot, f"{name} of full slot {slot}; {_legal(self.full)}{dummy}")
+                continue
+            if slot in seen and (peer > 0 or not keeps_full):
+                found.add("double_free", FULL, slot, f"{name} names full slot {slot} twice")
+            elif not keeps_full and self.full.of(here) == FREE:
+                found.add("double_free", FULL, slot, f"{name} of full slot {slot}, whose page {here} is free already")
+            seen.add(slot)
+            if self.known and peer != self._peer(slot):
+                text = (
+                    f"full slot {slot} maps to SWA slot {peer}, and to {self._peer(slot)} by the calls so far: "
+                    "something else wrote the mapping"
+                )
+                found.add(MAPPING_CHANGED, SWA, peer, text)
+            if peer <= 0:
+                continue
+            if peer not in self.swa.slots:
+                text = f"{name} of full slot {slot} frees SWA slot {peer}; {_legal(self.swa)}"
+                found.add("free_out_of_range", SWA, peer, text)
+            elif self.swa.of(there) == FREE:
+                text = f"{name}: full slot {slot} still maps to SWA slot {peer}, whose page {there} is free"
+                found.add("stale_mapping", SWA, peer, text)
+            elif self.serves.get(there, here) != here or (peer - slot) % page:
+                text = f"{name}: full slot {slot} maps to SWA slot {peer}, whose page serves {self.serves.get(there)}"
+                found.add("pool_alias", SWA, peer, text)
+        return found.broken()
+
+    def _release_swa(self, full: Sequence[int], swa: Sequence[int]) -> list[int]:
+        pages = self.swa.give([peer for peer in swa if peer > 0])
+        for page in pages:
+            self.serves.pop(page, None)
+        for slot in full:
+            self._map(slot, 0)
+        return pages
+
+    def _dropped_group(self, full: Sequence[int]) -> Iterable[Broken]:
+        if full:
+            text = f"a new free group begins and forgets {len(full)} slots that the one before was to free"
+            yield Broken("pool_leak", FULL, self._pages(full), text)
+
+    def _restore(self, call: AllocatorCall) -> list[Broken]:
+        if call.lists is None:
+            return []
+        was = bytes(self.swa.state)
+        lists = [list(expand(runs)) for runs in call.lists]
+        found = [*self.full.start(*lists[:2]), *self.swa.start(*lists[2:])]
+        self.serves = {page: served for page, served in self.serves.items() if self.swa.of(page) == USED}
+        lost = [page for page in range(1, self.swa.pages + 1) if was[page] == FREE and self.swa.state[page] == USED]
+        if lost:
+            text = f"restore_state takes SWA page {lost[0]} back into use, and nothing maps there since it was freed"
+            found.append(Broken("pool_leak", SWA, tuple(lost), text))
+        return found
+
+    # Shared.
+
+    def _conserved(self, call: AllocatorCall, full: int, swa: int) -> list[Broken]:
+        """full, swa: pages that the pools' free lists should have gained."""
+        if call.free_after is None:
+            return []
+        found = []
+        for pool, gained, before, after in zip(
+            (self.full, self.swa), (full, swa), call.free_before, call.free_after, strict=True
+        ):
+            off = after - before - gained * self.page_size
+            if off:
+                gave_nothing = call.full is None and off < 0
+                lost = tuple(islice(pool.free or (), -off // self.page_size)) if gave_nothing else ()
+                text = (
+                    f"{call.call} left {abs(off)} tokens {'fewer' if off < 0 else 'more'} free in the {pool.name} pool "
+                    "than the slots that it named account for"
+                )
+                if gave_nothing:
+                    text = f"{call.call} gave nothing, and took {-off} tokens out of the {pool.name} pool"
+                found.append(Broken("pool_leak", pool.name, lost, text))
+        return found
+
+    def _opened(self, pool: Pool, slots: Sequence[int]) -> list[int]:
+        legal = pool.slots
+        return [slot // self.page_size for slot in dict.fromkeys(slots) if slot % self.page_size == 0 and slot in legal]
+
+    def _peer(self, slot: int) -> int:
+        return self.mapping.get(slot // self.page_size, {}).get(slot, 0)
+
+    def _map(self, slot: int, peer: int, opens: bool = False) -> None:
+        here, there = slot // self.page_size, peer // self.page_size
+        if peer > 0:
+            self.mapping.setdefault(here, {})[slot] = peer
+            if opens or there not in self.serves:
+                self.serves[there] = here
+        elif here in self.mapping:
+            self.mapping[here].pop(slot, None)
+
+    def _pages(self, slots: Iterable[int]) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(slot // self.page_size for slot in slots))
+
+
+class _Findings:
+    """What is wrong with the slots of one call, by invariant and pool: all pages, and the sentence of the first."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._found: dict[tuple[str, str], tuple[str, dict[int, None]]] = {}
+
+    def add(self, verdict: str, pool: str, slot: int, text: str) -> None:
+        self._found.setdefault((verdict, pool), (text, {}))[1][slot // self._page_size] = None
+
+    def broken(self) -> list[Broken]:
+        return [Broken(*key, tuple(pages), text) for key, (text, pages) in self._found.items()]
+
+
+def _tokens(call: AllocatorCall) -> int | None:
+    """How many slots an extend or a decode asks for; None if its lengths make no sense."""
+    seq = call.seq_lens or []
+    if call.prefix_lens is None:
+        return len(seq)
+    steps = [end - begin for begin, end in zip(call.prefix_lens, seq, strict=False)]
+    return None if min(steps, default=0) < 0 else sum(steps)
+
+
+def expand(runs: Iterable[Sequence[int]]) -> Iterable[int]:
+    """The values that runs stand for, see `gemma4_dumps.allocator_calls`."""
+    for start, count, *step in runs:
+        yield from (range(start, start + count) if step in ([], [1]) else [start] * count)
+
+
+def _extended(
+    free: deque[int], prefix: Sequence[int], seq: Sequence[int], last: Sequence[int], page: int
+) -> list[int] | None:
+    """Slots for each request from prefix[i] to seq[i]: the rest of its last page, then pages off the free list."""
+    given: list[int] = []
+    pages = iter(list(free))
+    for begin, end, before in zip(prefix, seq, last, strict=False):
+        room = min(-begin % page, end - begin)
+        given.extend(range(before + 1, before + 1 + room))
+        for at in range(begin + room, end, page):
+            new = next(pages, None)
+            if new is None:
+                return None
+            given.extend(range(new * page, new * page + min(page, end - at)))
+    return given
+
+
+def _legal(pool: Pool) -> str:
+    return f"legal are {pool.slots.start} to {pool.slots.stop - 1}"
