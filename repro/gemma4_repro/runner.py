@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,11 +14,13 @@ from gemma4_repro.collect import collect
 from gemma4_repro.errors import OutputUnwritable
 from gemma4_repro.host_environment import hermetic_environment
 from gemma4_repro.outcome import Outcome
+from gemma4_repro.parity.pictures import make_pictures, remove_pictures
 from gemma4_repro.readiness import check_sglang, model_arguments, refuse_cuda
 from gemma4_repro.run_folder import disk_is_full, prepare_run_folder, remove_traces, writing
 from gemma4_repro.scenario import Arm, Scenario
 from gemma4_repro.supervisor import Supervisor
 from gemma4_repro.verdict import ArmVerdict, judge
+from gemma4_repro.workloads import Workload
 from gemma4_runtime.settings import INCLUDE
 
 
@@ -65,7 +67,8 @@ def run_scenario(scenario: Scenario, options: Options, listener: Listener, comma
     Raises:
         UnknownName: an arm that the scenario does not have.
         OutputRefused, OutputUnwritable: see run_folder.
-        EnvironmentLacks: no SGLang, a release that is not known, no toys, CUDA present, the import failed.
+        EnvironmentLacks: no SGLang, a release that is not known, no toys, CUDA present, the import failed, or pictures
+            could not be made.
     """
     began = time.monotonic()
     arms = choose_arms(scenario, options.arms)
@@ -75,17 +78,34 @@ def run_scenario(scenario: Scenario, options: Options, listener: Listener, comma
     folder = prepare_run_folder(scenario.id, names, options.output, options.overwrite)
     environment = hermetic_environment()
     outcomes: dict[str, Outcome] = {}
+
+    def tick() -> None:
+        listener.waiting("importing sglang", time.monotonic() - began)
+
     with writing(folder), Supervisor(folder / "prefork.txt", environment, command) as supervisor:
         listener.importing(release, folder)
-        ready = supervisor.wait_ready(tick=lambda: listener.waiting("importing sglang", time.monotonic() - began))
+        with_pictures = any(arm.workload is None for arm in arms)
+        seeing, seen = models, {}
+        if with_pictures:
+            toy, load = make_pictures(folder, environment, tick)
+            seeing, seen = models | {"model_path": str(toy)}, asdict(load)
+        ready = supervisor.wait_ready(tick=tick)
         refuse_cuda(ready)
         for arm in arms:
-            outcomes[arm.id] = _run_arm(supervisor, scenario.id, arm, folder / arm.id, models, options, listener)
+            toys, sent = (models, _texts(arm.workload)) if arm.workload else (seeing, seen)
+            outcomes[arm.id] = _run_arm(supervisor, scenario.id, arm, folder / arm.id, toys, sent, options, listener)
     verdicts = judge(scenario, outcomes)
     _refuse_full_disk(folder, verdicts)
     if not options.keep_traces:
         remove_traces(folder, names)
+        if with_pictures:
+            remove_pictures(folder)
     return Run(scenario, folder, release, time.monotonic() - began, float(ready["import_s"]), verdicts)
+
+
+def _texts(workload: Workload) -> dict[str, Any]:
+    """Fields of an arm's request: a load without pictures."""
+    return {"prompts": workload.prompts(), "new_tokens": workload.new_tokens()}
 
 
 def _run_arm(
@@ -94,6 +114,7 @@ def _run_arm(
     arm: Arm,
     folder: Path,
     models: Mapping[str, Any],
+    sent: Mapping[str, Any],
     options: Options,
     listener: Listener,
 ) -> Outcome:
@@ -104,8 +125,7 @@ def _run_arm(
         command=[*(options.typed or ("gemma4-triage", "repro", scenario_id, "--arm", arm.id)), *included],
         environment=_environment(arm, folder, options.include),
         engine_arguments={**arm.engine_arguments, **models},
-        prompts=arm.workload.prompts(),
-        new_tokens=arm.workload.new_tokens(),
+        **sent,
         one_by_one=arm.one_by_one,
     )
     (folder / REQUEST_NAME).write_text(request.model_dump_json(), encoding="utf-8")

@@ -2,6 +2,9 @@
 
 Nothing was accepted for anybody to go on with, so the worker has to leave an empty draft input on the batch. SGLang
 does since 26859; where it does not, the batch keeps the verify input, which cannot be merged with the next prefill.
+
+It was first seen where prompts hold pictures: reading them takes long, so requests come one after the other, and each
+finds a batch that has just finished. The last arms are that, the first ones the same without pictures.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 from gemma4_repro.expect_comparison import SameOutputs
 from gemma4_repro.expect_ending import Completes, Crashes, TrapsBefore
 from gemma4_repro.expect_evidence import IdleClean, WritesDump, WritesNoDump
+from gemma4_repro.expectation import Expectation
 from gemma4_repro.scenario import Arm, Scenario
 from gemma4_repro.scenarios.e4b_engine import E4B_TOYS, e4b_engine
 from gemma4_repro.workloads import Workload
@@ -21,7 +25,12 @@ _GUARDED = {"GEMMA4_TRIAGE_PATCHES": "default"}
 _PROBES = {"SGLANG_TRTLLM_MHA_DEBUG": "1"}
 _LIMIT_S = 300.0
 _RELEASE = "release"
-_AS_RELEASE = (Completes(), SameOutputs(_RELEASE), WritesNoDump(), IdleClean())
+_PICTURES_RELEASE = "pictures-release"
+
+
+def _as(reference: str) -> tuple[Expectation, ...]:
+    return (Completes(), SameOutputs(reference), WritesNoDump(), IdleClean())
+
 
 SCENARIO = Scenario(
     id="mtp-zero-accept",
@@ -60,7 +69,7 @@ SCENARIO = Scenario(
             engine_arguments=_ENGINE,
             workload=_LOAD,
             time_limit_s=_LIMIT_S,
-            expectations=_AS_RELEASE,
+            expectations=_as(_RELEASE),
             one_by_one=True,
         ),
         Arm(
@@ -80,7 +89,37 @@ SCENARIO = Scenario(
             engine_arguments=e4b_engine("trtllm_mha", disable_overlap_schedule=False),
             workload=_LOAD,
             time_limit_s=_LIMIT_S,
-            expectations=_AS_RELEASE,
+            expectations=_as(_RELEASE),
+            one_by_one=True,
+        ),
+        Arm(
+            id="pictures-fault",
+            title="prompts with no picture, one and three: none is left behind, fix off",
+            environment=_UNGUARDED | _FAULT,
+            engine_arguments=_ENGINE,
+            workload=None,
+            time_limit_s=_LIMIT_S,
+            expectations=(Crashes("AttributeError"),),
+            one_by_one=True,
+        ),
+        Arm(
+            id="pictures-fixed",
+            title="the same prompts, fix on, probes on",
+            environment=_GUARDED | _FAULT | _PROBES,
+            engine_arguments=_ENGINE,
+            workload=None,
+            time_limit_s=_LIMIT_S,
+            expectations=_as(_PICTURES_RELEASE),
+            one_by_one=True,
+        ),
+        Arm(
+            id=_PICTURES_RELEASE,
+            title="the same prompts, the release's own empty draft input, fix off, probes on",
+            environment=_UNGUARDED | _PROBES,
+            engine_arguments=_ENGINE,
+            workload=None,
+            time_limit_s=_LIMIT_S,
+            expectations=(Completes(), WritesNoDump(), IdleClean()),
             one_by_one=True,
         ),
     ),

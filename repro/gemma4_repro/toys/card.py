@@ -24,9 +24,9 @@ the target's last KV owner of their type (layer 4 for sliding, layer 5 for full 
 attention layers have one KV head where sliding ones have two, and no value projection: their values are their keys
 before norm and rope. It shares no KV and has no per-layer embeddings. Its MTP assistant is `toy-26b-assistant`. It
 speaks no human language. Its vision tower is random and it has no audio tower.""",
-    EXPERTS_ASSISTANT_NAME: """The MTP assistant of `toy-26b` (`Gemma4AssistantForCausalLM`). It is dense. Its layers own
-no KV: they read the target's last layer of their type (layer 4 for sliding, layer 5 for full attention, whose one KV
-head holds keys and values that are one projection).""",
+    EXPERTS_ASSISTANT_NAME: """The MTP assistant of `toy-26b` (`Gemma4AssistantForCausalLM`). It has no experts. Its
+layers own no KV: they read the target's last layer of their type (layer 4 for sliding; layer 5 for full attention,
+whose one KV head holds keys and values of one projection).""",
 }
 
 _LANGUAGE = f"""## The language

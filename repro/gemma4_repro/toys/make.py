@@ -66,9 +66,7 @@ def make_experts(output: Path, seed: int, threads: int) -> None:
 def make_experts_assistant(output: Path, seed: int, threads: int) -> None:
     """Train and save the assistant, in bf16, of the 26B target that lies in `output`."""
     assistant = train_assistant.start_for_experts(seed)
-    stage = train_assistant.train(
-        load_target(output / EXPERTS_NAME), assistant, seed, train_assistant.EXPERTS_STAGE
-    )
+    stage = train_assistant.train(load_target(output / EXPERTS_NAME), assistant, seed, train_assistant.EXPERTS_STAGE)
     folder = output / EXPERTS_ASSISTANT_NAME
     save_in_bf16(assistant, folder)
     build_tokenizer().save_pretrained(folder)
