@@ -18,10 +18,12 @@ from gemma4_repro.scenarios.e4b_engine import E4B_TOYS, e4b_engine
 from gemma4_repro.workloads import Workload
 
 _ENGINE = e4b_engine("trtllm_mha")
+_OVERLAPPED = e4b_engine("trtllm_mha", disable_overlap_schedule=False)
 _LOAD = Workload(prompt_count=4, prompt_tokens=40, shortest_new_tokens=12, longest_new_tokens=12, seed=6)
 _FAULT = {"GEMMA4_TRIAGE_FAULTS": "unmergeable-spec-info"}
 _UNGUARDED = {"GEMMA4_TRIAGE_PATCHES": "default,-spec-info-guards"}
 _GUARDED = {"GEMMA4_TRIAGE_PATCHES": "default"}
+_V2 = {"SGLANG_FROZEN_KV_MTP_V2": "1"}
 _PROBES = {"SGLANG_TRTLLM_MHA_DEBUG": "1"}
 _LIMIT_S = 300.0
 _RELEASE = "release"
@@ -36,7 +38,7 @@ SCENARIO = Scenario(
     id="mtp-zero-accept",
     symptom="MTP: 'FrozenKVMTPVerifyInput' object has no attribute 'merge_batch' after a round that ends all requests",
     hardware="CPU (host engine)",
-    expected_s=70,
+    expected_s=100,
     toys=E4B_TOYS,
     arms=(
         Arm(
@@ -85,8 +87,8 @@ SCENARIO = Scenario(
         Arm(
             id="spec-v2",
             title="MTP with overlap scheduling, probes on",
-            environment=_GUARDED | _PROBES | {"SGLANG_FROZEN_KV_MTP_V2": "1"},
-            engine_arguments=e4b_engine("trtllm_mha", disable_overlap_schedule=False),
+            environment=_GUARDED | _PROBES | _V2,
+            engine_arguments=_OVERLAPPED,
             workload=_LOAD,
             time_limit_s=_LIMIT_S,
             expectations=_as(_RELEASE),
@@ -120,6 +122,16 @@ SCENARIO = Scenario(
             workload=None,
             time_limit_s=_LIMIT_S,
             expectations=(Completes(), WritesNoDump(), IdleClean()),
+            one_by_one=True,
+        ),
+        Arm(
+            id="pictures-spec-v2",
+            title="the same prompts, MTP with overlap scheduling, probes on",
+            environment=_GUARDED | _PROBES | _V2,
+            engine_arguments=_OVERLAPPED,
+            workload=None,
+            time_limit_s=_LIMIT_S,
+            expectations=_as(_PICTURES_RELEASE),
             one_by_one=True,
         ),
     ),
