@@ -1,4 +1,4 @@
-"""What the README says of the probes' cost, and of a step with our kernels, is what the committed rows hold."""
+"""What the README and docs say of the probes' cost, our kernels and whole loads is what the committed rows hold."""
 
 import json
 import re
@@ -19,7 +19,8 @@ from gemma4_triage.report.bench_plot import draw
 from gemma4_triage.report.serving_bench_plot import draw_serving
 
 ROOT = Path(__file__).parents[2]
-README = " ".join((ROOT / "README.md").read_text().split())
+README = (ROOT / "README.md").read_text()
+MEASURE, PATCHES = (" ".join((ROOT / "docs" / name).read_text().split()) for name in ("measure.md", "patches.md"))
 
 
 def documents(model):
@@ -57,13 +58,13 @@ def steps(found, arm, mtp):
 def test_the_table_of_e4b(mtp):
     for arm in ("contain", "ledger"):
         line = f"| `{arm}`, MTP {'on' if mtp else 'off'} | {microseconds(E4B, arm, mtp)} us | {shares(E4B, arm, mtp)} |"
-        assert line in README
-    assert f"| `off`, MTP {'on' if mtp else 'off'} | | | {steps(E4B, 'off', mtp)} |" in README
+        assert line in MEASURE
+    assert f"| `off`, MTP {'on' if mtp else 'off'} | | | {steps(E4B, 'off', mtp)} |" in MEASURE
 
 
 def test_the_steps_of_e4b_without_mtp():
     for arm in ("contain", "ledger"):
-        assert f"{shares(E4B, arm, False)} | {steps(E4B, arm, False)} |" in README
+        assert f"{shares(E4B, arm, False)} | {steps(E4B, arm, False)} |" in MEASURE
 
 
 def test_the_targets_hold_on_e4b_as_the_rows_are_judged_today():
@@ -76,13 +77,15 @@ def test_the_targets_hold_on_e4b_as_the_rows_are_judged_today():
 
 
 def test_the_smaller_model():
-    assert f"{shares(SCALED, 'contain', True)} of a step with MTP, {shares(SCALED, 'contain', False)} without" in README
-    assert f"{shares(SCALED, 'ledger', True)} and {shares(SCALED, 'ledger', False)}" in README
+    assert (
+        f"{shares(SCALED, 'contain', True)} of a step with MTP, {shares(SCALED, 'contain', False)} without" in MEASURE
+    )
+    assert f"{shares(SCALED, 'ledger', True)} and {shares(SCALED, 'ledger', False)}" in MEASURE
 
 
 def test_the_steps_of_the_smaller_model_without_mtp():
     found = sorted(row["step_ms"]["median"] for row in rows(SCALED, "none", False))
-    assert f"steps of {found[0]:.1f} to {found[-1]:.1f} ms without MTP" in README
+    assert f"steps of {found[0]:.1f} to {found[-1]:.1f} ms without MTP" in MEASURE
 
 
 def test_the_device_time_of_the_check():
@@ -90,14 +93,14 @@ def test_the_device_time_of_the_check():
     on_the_device = [row for found in documents for row in found["rows"] if row["clock"] == "graph"]
     found = sorted(row["median_us"] for row in on_the_device if row["arm"] in ("step", "check"))
     assert {row["tables"] for row in on_the_device} == {2}
-    assert f"takes {found[0]:.1f} to {found[-1]:.1f} us per build of two tables" in README
+    assert f"takes {found[0]:.1f} to {found[-1]:.1f} us per build of two tables" in MEASURE
 
 
 def test_off_is_identity():
     proofs = [t["proof"] for d in E4B + SCALED for t in d["targets"] if t["target"] == "identity"]
     assert len({proof["compared"] for proof in proofs}) == 1
     assert all(proof["changed"] == [] for proof in proofs)
-    assert f"{proofs[0]['compared']} of SGLang's functions compared, none changed" in README
+    assert f"{proofs[0]['compared']} of SGLang's functions compared, none changed" in MEASURE
 
 
 def test_the_picture_is_drawn_from_the_rows():
@@ -121,7 +124,7 @@ def test_the_table_of_steps_is_that_of_the_rows():
         lines += [
             step_line(row, arms[model, batch, "all"]) for (model, batch, arm), row in arms.items() if arm == "none"
         ]
-    assert re.findall(r"\| \w+, batch \d+ \|(?:[^|]*\|){4}", README) == lines
+    assert re.findall(r"\| \w+, batch \d+ \|(?:[^|]*\|){4}", MEASURE) == lines
 
 
 def test_committed_steps_are_whole_and_judged_as_today():
@@ -130,7 +133,7 @@ def test_committed_steps_are_whole_and_judged_as_today():
         assert document["project"]["commit"]
         rows = document["rows"]
         models, batches = tuple(document["models"]), tuple(sorted({row["batch"] for row in rows}))
-        # The README speaks of whole models.
+        # The table speaks of whole models.
         assert all(row["layers"] == document["models"][row["model"]]["all_layers"] for row in rows)
         plan = StepPlan(models, batches, None, tuple(document["arms"]), document["method"]["rounds"], 0.0)
         assert judge_step_targets(plan, rows) == document["targets"]
@@ -144,8 +147,8 @@ def test_what_is_said_of_the_projection():
     found = {(row["batch"], row["arm"]): row for row in document["rows"]}
     ratio = {key: f"x{row['speedup']['median']:.3f}" for key, row in found.items()}
     ours = "q-only-projection"
-    assert f"{ratio[16, ours]} faster at batch 16 and {ratio[64, ours]} at batch 64, with the same bits" in README
-    assert f"at batch 1 it is {ratio[1, ours]}, where two equal graphs differ by {ratio[1, 'shipped']}" in README
+    assert f"{ratio[16, ours]} faster at batch 16 and {ratio[64, ours]} at batch 64, with the same bits" in PATCHES
+    assert f"at batch 1 it is {ratio[1, ours]}, where two equal graphs differ by {ratio[1, 'shipped']}" in PATCHES
     assert all(row["answers"]["bit_equal"] for (_, arm), row in found.items() if arm in (ours, "shipped"))
     assert all(found[batch, ours]["speedup"]["low"] > found[batch, "shipped"]["speedup"]["high"] for batch in (16, 64))
 
@@ -156,7 +159,7 @@ def of_ratio(ratio):
 
 @pytest.mark.parametrize("document", SERVING, ids=lambda document: f"{document['load']}-{'-'.join(document['models'])}")
 class TestServing:
-    def test_a_line_of_the_readme_is_a_row(self, document):
+    def test_a_line_of_the_table_is_a_row(self, document):
         (model,) = document["models"]
         said = set()
         for row in document["rows"]:
@@ -166,7 +169,9 @@ class TestServing:
                 said.add(f"{begin} | {ttft} |")
             else:
                 said.add(f"{begin} {of_ratio(row['speedup'])} | {ttft} {of_ratio(row['ttft_speedup'])} |")
-        table = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith(f"| {model}, ")]
+        table = [
+            line for line in (ROOT / "docs" / "measure.md").read_text().splitlines() if line.startswith(f"| {model}, ")
+        ]
         mine = [line for line in table if any(f"| {model}, {shape['id']} |" in line for shape in document["shapes"])]
         assert len(mine) >= min(6, len(said))
         assert set(mine) <= said
@@ -197,12 +202,12 @@ def test_what_is_said_of_prompts_above_the_captured_sizes():
     # One round more than are counted, and the comparison before them; without graphs yoco serves four of five shapes.
     each = document["method"]["rounds"] + 2
     assert (with_graphs["yoco"]["fused"], counts["default"]["yoco"]["fused"]) == (each, (shapes - 1) * each)
-    assert f"`yoco` in {each} of {each} prefills" in README
+    assert f"`yoco` in {each} of {each} prefills" in MEASURE
     longest = {row["arm"]: row["speedup"] for row in document["rows"] if row["shape"] == document["shapes"][-1]["id"]}
     assert longest["default"]["low"] < longest["default-graphs"]["high"]
     assert longest["default-graphs"]["low"] < longest["default"]["high"]
     first = sorted(row["ttft_ms"]["median"] for row in document["rows"] if row["arm"] == "default")
-    assert f"`default` takes {first[0]:.1f} to {first[-1]:.1f} ms to a first token" in README
+    assert f"`default` takes {first[0]:.1f} to {first[-1]:.1f} ms to a first token" in MEASURE
 
 
 def test_what_is_said_of_mtp():
@@ -223,18 +228,18 @@ def test_what_is_said_of_mtp():
     beside = times("v2", "sglang-0.5.14")
     bursts = [ratio for ratios in bursts_of("v2", "sglang-0.5.14") for ratio in ratios]
     assert min(bursts) > 1
-    assert f"faster than 0.5.14 in each of the {len(bursts)} bursts" in README
-    assert f"in the median by x{beside[0]:.2f} to x{beside[-1]:.2f}" in README
+    assert f"faster than 0.5.14 in each of the {len(bursts)} bursts" in MEASURE
+    assert f"in the median by x{beside[0]:.2f} to x{beside[-1]:.2f}" in MEASURE
     tokens = sorted(
         rows[shape, "sglang-0.5.14"]["tpot_ms"]["median"] / rows[shape, "v2"]["tpot_ms"]["median"] for shape in shapes
     )
-    assert f"(TPOT) is x{tokens[0]:.2f} to x{tokens[-1]:.2f} that of `v2`" in README
+    assert f"(TPOT) is x{tokens[0]:.2f} to x{tokens[-1]:.2f} that of `v2`" in MEASURE
     # A tie is neither.
     pays = [ratio for ratio in times("no-mtp-lists", "v2") if ratio > 1.005]
     assert len(pays) == 4
-    assert f"faster than `v2` in four of six shapes, by x{pays[0]:.2f} to x{pays[-1]:.2f}" in README
+    assert f"faster than `v2` in four of six shapes, by x{pays[0]:.2f} to x{pays[-1]:.2f}" in MEASURE
     first = rows["16 x 2000/64", "v2"]["ttft_speedup"]
-    assert f"later overlapped, at 16 x 2000/64 {of_ratio(first)} as fast as shipped" in README
+    assert f"later overlapped, at 16 x 2000/64 {of_ratio(first)} as fast as shipped" in MEASURE
     assert document["versions"]["sglang-kernel"] == "0.4.3"
 
 
@@ -247,7 +252,7 @@ def test_what_is_said_of_the_long_context():
         tokens[model] = {memory[arm]["token_capacity"] for arm in ("owner-only-kv", "default")}
         assert document["method"]["rounds"] == 3
     assert tokens == {"e2b": {114688}, "e4b": {86016}}
-    assert "`owner-only-kv` makes 114688 of them on E2B and 86016 on E4B" in README
+    assert "`owner-only-kv` makes 114688 of them on E2B and 86016 on E4B" in MEASURE
 
 
 def test_what_is_said_of_pictures():
@@ -259,8 +264,8 @@ def test_what_is_said_of_pictures():
         return f"{found[0]:.0f} to {found[-1]:.0f}"
 
     assert all(row["difference"] == 0 for row in document["rows"] if row["arm"] == "vision-batching")
-    assert "those of the `pictures` load did not" in README
-    assert f"encodes {a_second('vision-batching')} of them a second, and SGLang {a_second('none')}" in README
+    assert "those of the `pictures` load did not" in PATCHES
+    assert f"encodes {a_second('vision-batching')} of them a second, and SGLang {a_second('none')}" in MEASURE
     assert document["method"]["rounds"] == 3
 
 
@@ -275,10 +280,54 @@ def test_what_is_said_of_the_lists():
     busy = [row for row in json.loads(path.read_text())["rows"] if row["clock"] == "busy"]
     sglang, ours = (sorted(row["median_us"] / 1000 for row in busy if row["arm"] == arm) for arm in ("sglang", "ours"))
     said = f"SGLang {sglang[0]:.2f} to {sglang[-1]:.2f} ms and the host here {ours[0]:.2f} to {ours[-1]:.2f} ms"
-    assert said in README
+    assert said in PATCHES
 
 
 def test_ceilings_are_those_of_the_sizes():
     for model in ("e2b", "e4b"):
-        assert f"x{gemm_ceiling(SIZES[model]):.2f} ({model.upper()})" in README
+        assert f"x{gemm_ceiling(SIZES[model]):.2f} ({model.upper()})" in MEASURE
     assert gemm_ceiling(SIZES["26b"]) == 1
+
+
+def test_the_table_of_the_front_page():
+    """Each row is one of a committed document, in the words of somebody who has not read what the loads are called."""
+
+    def whole_load(words, model, load, shape, arm="default"):
+        (document,) = [found for found in SERVING if (found["load"], found["models"].keys()) == (load, {model})]
+        found = {row["arm"]: row for row in document["rows"] if row["shape"] == shape}
+        times = [f"{found[name]['wall_s']['median']:.3f} s" for name in ("none", arm)]
+        return f"| {words} | {times[0]} | {times[1]} | {of_ratio(found[arm]['speedup'])} |"
+
+    def one_step(words, model, batch):
+        cells = [
+            row for document in STEPS for row in document["rows"] if (row["model"], row["batch"]) == (model, batch)
+        ]
+        found = {row["arm"]: row for row in cells}
+        times = [f"{found[name]['step_us']['median'] / 1000:.2f} ms" for name in ("none", "all")]
+        ratio = found["all"]["speedup"]
+        said = f"x{ratio['median']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})"
+        return f"| {words} | {times[0]} | {times[1]} | {said} |"
+
+    lines = [
+        whole_load("E2B, 16 prompts of 7000 tokens, 10 out", "e2b", "prefill", "16 x 7000/10"),
+        whole_load("E4B, 16 prompts of 7000 tokens, 10 out", "e4b", "prefill", "16 x 7000/10"),
+        whole_load(
+            "E2B, 16 prompts of 8000 tokens, 256 out, in equal KV memory", "e2b", "long-context", "16 x 8000/256"
+        ),
+        whole_load(
+            "E4B, 16 prompts of 8000 tokens, 256 out, in equal KV memory", "e4b", "long-context", "16 x 8000/256"
+        ),
+        whole_load("E2B, 8 requests of 6 images", "e2b", "pictures", "8 x 6 pictures"),
+        whole_load(
+            "E2B with MTP, 16 prompts of 2000 tokens, 64 out (MTP V2)", "e2b", "mtp", "16 x 2000/64", "default-v2"
+        ),
+        one_step("E4B, one decode step of 16 requests (kernels only)", "e4b", 16),
+        one_step("26B-A4B, one decode step of 1 request (kernels only)", "26b", 1),
+    ]
+    assert [line for line in README.splitlines() if re.search(r"\| x\d", line)] == lines
+
+
+def test_the_cost_of_contain_on_the_front_page():
+    values = sorted(row["probes_share"] for mtp in (True, False) for row in rows(E4B, "contain", mtp))
+    shown = f"{100 * values[0]:.1f}% to {100 * values[-1]:.1f}%"
+    assert f"the code of these probes took {shown} of a decode step of E4B's size" in " ".join(README.split())

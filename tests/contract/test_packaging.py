@@ -1,14 +1,25 @@
 """What an installation looks like from outside."""
 
+import ast
 import subprocess
 import sys
-from importlib.metadata import distribution, requires
+import tomllib
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 FOLDERS = ("triage", "runtime_patches", "kernels", "repro", "dumps")
+
+
+def named(group: str) -> list[Requirement]:
+    """Return what pyproject.toml asks for: "dependencies", or the name of an extra."""
+    lines = PROJECT["dependencies"] if group == "dependencies" else PROJECT["optional-dependencies"][group]
+    return [Requirement(line) for line in lines]
 
 
 def python(code: str) -> str:
@@ -51,8 +62,6 @@ def test_every_dependency_of_the_runtime_is_pinned():
         if name.lower().replace("_", "-") not in pins:
             unpinned.append(name)
         for line in requires(name) or ():
-            from packaging.requirements import Requirement
-
             needed = Requirement(line)
             if needed.marker is None or needed.marker.evaluate({"extra": ""}):
                 pending.append(needed.name)
@@ -61,5 +70,53 @@ def test_every_dependency_of_the_runtime_is_pinned():
 
 
 def test_the_base_install_asks_for_nothing_heavy():
-    base = {line.split(">")[0] for line in distribution("gemma4-triage").requires or () if "extra ==" not in line}
-    assert base == {"jinja2", "numpy", "platformdirs", "pydantic", "pydantic-settings", "rich", "safetensors", "typer"}
+    assert {requirement.name for requirement in named("dependencies")} == {
+        *("jinja2", "numpy", "platformdirs", "pydantic", "pydantic-core", "pydantic-settings"),
+        *("rich", "safetensors", "typer"),
+    }
+
+
+def imported_modules() -> dict[str, Path]:
+    """Return the top-level name of each module of others that our packages import, with a file that imports it."""
+    found: dict[str, Path] = {}
+    for path in (path for folder in FOLDERS for path in (ROOT / folder).glob("gemma4_*/**/*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            else:
+                continue
+            found |= {name.partition(".")[0]: path for name in names}
+    ours = {name for name in found if name.startswith("gemma4_")}
+    return {name: path for name, path in found.items() if name not in ours | sys.stdlib_module_names}
+
+
+def test_what_is_imported_is_named():
+    """What comes along with SGLang today may be gone, or another version, with its next release."""
+    owners = packages_distributions()
+    asked = {canonicalize_name(requirement.name) for requirement in (*named("dependencies"), *named("runtime"))}
+    modules = imported_modules()
+    assert {"sglang", "torch", "triton", "flashinfer", "typer"} <= modules.keys()
+    unnamed = {
+        module: path.relative_to(ROOT)
+        for module, path in modules.items()
+        if asked.isdisjoint(canonicalize_name(owner) for owner in owners.get(module, ()))
+    }
+    assert unnamed == {}
+
+
+def test_the_pins_of_the_extra_are_those_of_sglang_and_of_the_lock():
+    locked = {
+        (requirement.name, str(requirement.specifier))
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if not line.startswith("#")
+        for requirement in [Requirement(line)]
+    }
+    pinned = [requirement for requirement in named("runtime") if str(requirement.specifier)]
+    assert {"sglang", "torch", "triton", "flashinfer-python"} <= {requirement.name for requirement in pinned}
+    assert [str(found) for found in pinned if (found.name, str(found.specifier)) not in locked] == []
+    for owner in ("sglang", "torch"):
+        asked = [Requirement(line) for line in requires(owner) or () if "extra ==" not in line]
+        asks = {canonicalize_name(found.name): found.specifier for found in asked}
+        assert [str(found) for found in pinned if asks.get(found.name, found.specifier) != found.specifier] == []

@@ -1,4 +1,4 @@
-"""Committed traces of real decode steps, dumps/samples/*.trace.json.gz, in the terms that README uses of them.
+"""Committed traces of real decode steps, dumps/samples/*.trace.json.gz, in the terms that the documents use of them.
 
 They are recorded with gemma4_repro.bench.record_trace on a machine with a GPU.
 """
@@ -17,7 +17,7 @@ from gemma4_triage.step_profile.trace_file import TraceFile
 from gemma4_triage.step_profile.trace_tables import read_tables
 
 FOLDER = Path(__file__).parents[2] / "dumps" / "samples"
-README = " ".join((FOLDER.parents[1] / "README.md").read_text().split())
+PATCHES = " ".join((FOLDER.parents[1] / "docs" / "patches.md").read_text().split())
 SAMPLES = sorted(FOLDER.glob("*.trace.json.gz"))
 _MOST_OTHER = 0.02
 
@@ -106,12 +106,12 @@ def test_what_is_said_of_a_step_with_mtp():
     shipped, ours = of_mtp("shipped"), of_mtp("v2")
     steps = [f"{one.wall_us.median / 1000:.2f} ms" for one in (shipped, ours)]
     busy = [f"{one.busy_us.median / 1000:.2f}" for one in (shipped, ours)]
-    assert f"takes {steps[0]} as shipped and {steps[1]} with `mtp-v2`" in README
+    assert f"takes {steps[0]} as shipped and {steps[1]} with `mtp-v2`" in PATCHES
     assert [len(one.cut.chosen) for one in (shipped, ours)] == [3, 3]
     # Nothing is hidden: a copy to pageable memory is what the host of the release waits for.
     (longest,) = [wait for wait in shipped.waits if wait.name == "cudaStreamSynchronize"]
     assert longest.us > 0.5 * shipped.busy_us.median
-    assert f"the GPU works for {busy[0]} and {busy[1]} ms of it" in README
+    assert f"the GPU works for {busy[0]} and {busy[1]} ms of it" in PATCHES
 
 
 def test_the_picture_is_drawn_from_the_traces(monkeypatch):
