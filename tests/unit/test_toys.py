@@ -139,8 +139,8 @@ class TestCommittedPairs:
     def test_transformers_accepts_the_drafts(self, tools, pair) -> None:
         import torch
 
-        prompts = torch.tensor(language.held_out_prompts(2, PROMPT_TOKENS, UNSEEN_SEED))
-        length, same = tools[0].hf_accept_length(pair, prompts, 32)
+        prompts = torch.tensor(language.held_out_prompts(4, PROMPT_TOKENS, UNSEEN_SEED))
+        length, same = tools[0].hf_accept_length(pair, prompts, NEW_TOKENS)
         assert length >= 2.0
         assert same
 
