@@ -3,11 +3,13 @@
 Nothing was accepted for anybody to go on with, so the worker has to leave an empty draft input on the batch. SGLang
 does since 26859; where it does not, the batch keeps the verify input, which cannot be merged with the next prefill.
 
-It was first seen where prompts hold pictures: reading them takes long, so requests come one after the other, and each
-finds a batch that has just finished. The last arms are that, the first ones the same without pictures.
+It was first seen with pictures in the prompts. The last arms' prompts hold them; the first arms' are text alone.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from gemma4_repro.expect_comparison import SameOutputs
 from gemma4_repro.expect_ending import Completes, Crashes, TrapsBefore
@@ -28,11 +30,26 @@ _PROBES = {"SGLANG_TRTLLM_MHA_DEBUG": "1"}
 _LIMIT_S = 300.0
 _RELEASE = "release"
 _PICTURES_RELEASE = "pictures-release"
+_DIES = (Crashes("AttributeError"),)
+_CLEAN = (Completes(), WritesNoDump(), IdleClean())
 
 
 def _as(reference: str) -> tuple[Expectation, ...]:
     return (Completes(), SameOutputs(reference), WritesNoDump(), IdleClean())
 
+
+def _arm(
+    name: str,
+    title: str,
+    environment: Mapping[str, str],
+    expectations: tuple[Expectation, ...],
+    workload: Workload | None = _LOAD,
+    engine: Mapping[str, Any] = _ENGINE,
+) -> Arm:
+    return Arm(name, title, environment, engine, workload, _LIMIT_S, expectations, one_by_one=True)
+
+
+_SEEING = "prompts with no picture, one and three"
 
 SCENARIO = Scenario(
     id="mtp-zero-accept",
@@ -41,98 +58,47 @@ SCENARIO = Scenario(
     expected_s=100,
     toys=E4B_TOYS,
     arms=(
-        Arm(
-            id="fault",
-            title="no empty draft input is left behind, fix off",
-            environment=_UNGUARDED | _FAULT,
-            engine_arguments=_ENGINE,
-            workload=_LOAD,
-            time_limit_s=_LIMIT_S,
-            expectations=(Crashes("AttributeError"),),
-            one_by_one=True,
-        ),
-        Arm(
-            id="fault-probes",
-            title="the same, probes on",
-            environment=_UNGUARDED | _FAULT | _PROBES,
-            engine_arguments=_ENGINE,
-            workload=_LOAD,
-            time_limit_s=_LIMIT_S,
-            expectations=(
+        _arm("fault", "no empty draft input is left behind, fix off", _UNGUARDED | _FAULT, _DIES),
+        _arm(
+            "fault-probes",
+            "the same, probes on",
+            _UNGUARDED | _FAULT | _PROBES,
+            (
                 TrapsBefore("TrappedViolation", "AttributeError"),
                 WritesDump("batch-shapes", "unusable_spec_info"),
             ),
-            one_by_one=True,
         ),
-        Arm(
-            id="fixed",
-            title="still none is left behind, fix on, probes on",
-            environment=_GUARDED | _FAULT | _PROBES,
-            engine_arguments=_ENGINE,
-            workload=_LOAD,
-            time_limit_s=_LIMIT_S,
-            expectations=_as(_RELEASE),
-            one_by_one=True,
+        _arm("fixed", "still none is left behind, fix on, probes on", _GUARDED | _FAULT | _PROBES, _as(_RELEASE)),
+        _arm(_RELEASE, "the release's own empty draft input, fix off, probes on", _UNGUARDED | _PROBES, _CLEAN),
+        _arm(
+            "spec-v2",
+            "MTP with overlap scheduling, probes on",
+            _GUARDED | _PROBES | _V2,
+            _as(_RELEASE),
+            engine=_OVERLAPPED,
         ),
-        Arm(
-            id=_RELEASE,
-            title="the release's own empty draft input, fix off, probes on",
-            environment=_UNGUARDED | _PROBES,
-            engine_arguments=_ENGINE,
-            workload=_LOAD,
-            time_limit_s=_LIMIT_S,
-            expectations=(Completes(), WritesNoDump(), IdleClean()),
-            one_by_one=True,
+        _arm("pictures-fault", f"{_SEEING}: none is left behind, fix off", _UNGUARDED | _FAULT, _DIES, None),
+        _arm(
+            "pictures-fixed",
+            f"{_SEEING}, still none is left behind, fix on, probes on",
+            _GUARDED | _FAULT | _PROBES,
+            _as(_PICTURES_RELEASE),
+            None,
         ),
-        Arm(
-            id="spec-v2",
-            title="MTP with overlap scheduling, probes on",
-            environment=_GUARDED | _PROBES | _V2,
-            engine_arguments=_OVERLAPPED,
-            workload=_LOAD,
-            time_limit_s=_LIMIT_S,
-            expectations=_as(_RELEASE),
-            one_by_one=True,
+        _arm(
+            _PICTURES_RELEASE,
+            f"{_SEEING}, the release's own empty draft input, fix off, probes on",
+            _UNGUARDED | _PROBES,
+            _CLEAN,
+            None,
         ),
-        Arm(
-            id="pictures-fault",
-            title="prompts with no picture, one and three: none is left behind, fix off",
-            environment=_UNGUARDED | _FAULT,
-            engine_arguments=_ENGINE,
-            workload=None,
-            time_limit_s=_LIMIT_S,
-            expectations=(Crashes("AttributeError"),),
-            one_by_one=True,
-        ),
-        Arm(
-            id="pictures-fixed",
-            title="the same prompts, fix on, probes on",
-            environment=_GUARDED | _FAULT | _PROBES,
-            engine_arguments=_ENGINE,
-            workload=None,
-            time_limit_s=_LIMIT_S,
-            expectations=_as(_PICTURES_RELEASE),
-            one_by_one=True,
-        ),
-        Arm(
-            id=_PICTURES_RELEASE,
-            title="the same prompts, the release's own empty draft input, fix off, probes on",
-            environment=_UNGUARDED | _PROBES,
-            engine_arguments=_ENGINE,
-            workload=None,
-            time_limit_s=_LIMIT_S,
-            expectations=(Completes(), WritesNoDump(), IdleClean()),
-            one_by_one=True,
-        ),
-        Arm(
-            id="pictures-spec-v2",
-            title="the same prompts, MTP with overlap scheduling, probes on",
-            environment=_GUARDED | _PROBES | _V2,
-            engine_arguments=_OVERLAPPED,
-            workload=None,
-            time_limit_s=_LIMIT_S,
-            expectations=_as(_PICTURES_RELEASE),
-            one_by_one=True,
+        _arm(
+            "pictures-spec-v2",
+            f"{_SEEING}, MTP with overlap scheduling, probes on",
+            _GUARDED | _PROBES | _V2,
+            _as(_PICTURES_RELEASE),
+            None,
+            _OVERLAPPED,
         ),
     ),
 )
