@@ -15,8 +15,8 @@ class AfterLastRounds:
     """Lets the first request in when all have come, each further one when all that run have just finished in a decode.
 
     It is then that SGLang merges a prefill into a batch whose requests have all finished and are still there: a window
-    of one pass of the scheduler's loop, which a client meets by chance. All must have come by then: reading a picture
-    takes longer than answering a prompt, and no window opens again once the scheduler is idle.
+    of one pass of the scheduler's loop, which a client meets by chance. All must have come by then: a picture may take
+    longer to read than a prompt to answer, and no window opens again once the scheduler is idle.
     """
 
     def __init__(self, expected: int) -> None:

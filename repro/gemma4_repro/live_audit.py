@@ -88,7 +88,7 @@ def live_scenario(faults: tuple[str, ...], requests: int) -> Scenario:
 
 
 def run_live_audit(scenario: Scenario, requests: int, listener: Listener) -> LiveAudit:
-    """Run it, which has so many requests, to its end. Raises like `run_scenario`."""
+    """Run the scenario, of so many requests, to its end. Raises like `run_scenario`."""
     (arm,) = scenario.arms
     faults = tuple(filter(None, arm.environment.get("GEMMA4_TRIAGE_FAULTS", "").split(",")))
     words = [word for fault in faults for word in ("--fault", fault)]
