@@ -45,10 +45,8 @@ def test_prompts_have_the_pictures_that_they_should(run):
     assert lengths[0] < 10
 
 
-@pytest.mark.parametrize("side", ["batched", "batched-mtp"])
-def test_the_batched_encoder_did_its_work_and_is_equal(run, side):
-    """With MTP on as well, which the base is without."""
-    (verdict,) = against_base(run, [("base", side)], Tolerances())
+def test_the_batched_encoder_did_its_work_and_is_equal(run):
+    (verdict,) = against_base(run, [("base", "batched")], Tolerances())
     found = {one.patch: one for one in exercises(run)}
     assert (verdict.status, exit_code([verdict], [run.arm("base")])) == ("agrees", 0)
     assert not nothing_exercised(run, tuple(found.values()))
@@ -56,6 +54,12 @@ def test_the_batched_encoder_did_its_work_and_is_equal(run, side):
     assert found["vision-batching"].sides == ("batched", "batched-mtp", "exact", "exact-mtp")
     # Every position of the longest prompt was compared, not only its answer.
     assert max(comparison.rows for comparison in verdict.comparisons) > 150
+
+
+def test_with_mtp_it_is_equal_to_the_base_without(run):
+    """Dumps are not compared: the release's window is a finding of the drafts' layers as well."""
+    (verdict,) = against_base(run, [("base", "batched-mtp")], Tolerances())
+    assert (verdict.completed, verdict.agrees) == (True, True)
 
 
 def test_drafts_behind_pictures_are_accepted(run):
