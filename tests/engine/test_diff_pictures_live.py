@@ -57,7 +57,7 @@ def test_the_batched_encoder_did_its_work_and_is_equal(run):
 
 
 def test_with_mtp_it_is_equal_to_the_base_without(run):
-    """Dumps are not compared: the release's window is a finding of the drafts' layers as well."""
+    """Dumps are not compared: with MTP there are more of the release's window, which neither side has fixed."""
     (verdict,) = against_base(run, [("base", "batched-mtp")], Tolerances())
     assert (verdict.completed, verdict.agrees) == (True, True)
 
