@@ -24,3 +24,4 @@ MTP = {
     "speculative_eagle_topk": 1,
     "speculative_num_draft_tokens": 4,
 }
+MTP_26B = MTP | {"speculative_draft_model_path": str(toy_path("toy-26b-assistant"))}

@@ -40,7 +40,7 @@ def run_arm(request: ArmRequest) -> None:
     _enter(request.folder, Phase.STARTING)
     DraftRecorder(request.folder / DRAFTS_NAME).register(sglang.__version__)
     if request.one_by_one:
-        AfterLastRounds().register(sglang.__version__)
+        AfterLastRounds(len(request.prompts)).register(sglang.__version__)
     if request.step_times is not None:
         StepRecorder(request.folder / request.step_times).register(sglang.__version__)
     if request.vocabulary_size is not None:

@@ -12,13 +12,15 @@ from gemma4_runtime.targets import dotted_path
 
 
 class AfterLastRounds:
-    """Lets the first request in at once, each further one when all that run have just finished in a decode.
+    """Lets the first request in when all have come, each further one when all that run have just finished in a decode.
 
     It is then that SGLang merges a prefill into a batch whose requests have all finished and are still there: a window
-    of one pass of the scheduler's loop, which a client meets by chance.
+    of one pass of the scheduler's loop, which a client meets by chance. All must have come by then: a picture may take
+    longer to read than a prompt to answer, and no window opens again once the scheduler is idle.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, expected: int) -> None:
+        self._expected = expected
         self._held: list[Any] = []
         self._served = False
 
@@ -32,10 +34,12 @@ class AfterLastRounds:
         """Around `process_input_requests(received)`."""
         from sglang.srt.managers.io_struct import BatchTokenizedGenerateReqInput, TokenizedGenerateReqInput
 
+        # Each is a request; without a picture it comes as a batch of one.
         held = (TokenizedGenerateReqInput, BatchTokenizedGenerateReqInput)
         self._held += [one for one in received if isinstance(one, held)]
         due = [one for one in received if not isinstance(one, held)]
-        if self._held and (not self._served or _all_finished(scheduler.last_batch)):
+        complete = self._served or len(self._held) == self._expected
+        if self._held and complete and (not self._served or _all_finished(scheduler.last_batch)):
             self._served = True
             due.append(self._held.pop(0))
         original(scheduler, due)

@@ -87,11 +87,10 @@ def live_scenario(faults: tuple[str, ...], requests: int) -> Scenario:
     )
 
 
-def run_live_audit(scenario: Scenario, listener: Listener) -> LiveAudit:
-    """Run it to its end. Raises like `run_scenario`."""
+def run_live_audit(scenario: Scenario, requests: int, listener: Listener) -> LiveAudit:
+    """Run the scenario, of so many requests, to its end. Raises like `run_scenario`."""
     (arm,) = scenario.arms
     faults = tuple(filter(None, arm.environment.get("GEMMA4_TRIAGE_FAULTS", "").split(",")))
-    requests = len(arm.workload.prompts())
     words = [word for fault in faults for word in ("--fault", fault)]
     typed = ("gemma4-triage", "audit", "--live", *words, "--requests", str(requests))
     run = run_scenario(scenario, Options(typed=typed), listener)

@@ -14,12 +14,14 @@ from gemma4_repro.collect import collect
 from gemma4_repro.errors import OutputUnwritable
 from gemma4_repro.host_environment import hermetic_environment
 from gemma4_repro.outcome import Outcome
+from gemma4_repro.parity.pictures import make_pictures, remove_pictures
 from gemma4_repro.readiness import check_sglang, model_arguments, refuse_cuda
 from gemma4_repro.run_folder import disk_is_full, prepare_run_folder, remove_traces, writing
 from gemma4_repro.scenario import Arm, Scenario
 from gemma4_repro.staged_workload import StagedWorkload, at_once
 from gemma4_repro.supervisor import Supervisor
 from gemma4_repro.verdict import ArmVerdict, judge
+from gemma4_repro.workloads import Workload
 from gemma4_runtime.settings import INCLUDE
 
 
@@ -66,7 +68,8 @@ def run_scenario(scenario: Scenario, options: Options, listener: Listener, comma
     Raises:
         UnknownName: an arm that the scenario does not have.
         OutputRefused, OutputUnwritable: see run_folder.
-        EnvironmentLacks: no SGLang, a release that is not known, no toys, CUDA present, the import failed.
+        EnvironmentLacks: no SGLang, a release that is not known, no toys, CUDA present, the import failed, or pictures
+            could not be made.
     """
     began = time.monotonic()
     arms = choose_arms(scenario, options.arms)
@@ -76,17 +79,46 @@ def run_scenario(scenario: Scenario, options: Options, listener: Listener, comma
     folder = prepare_run_folder(scenario.id, names, options.output, options.overwrite)
     environment = hermetic_environment()
     outcomes: dict[str, Outcome] = {}
+
+    def tick() -> None:
+        listener.waiting("importing sglang", time.monotonic() - began)
+
     with writing(folder), Supervisor(folder / "prefork.txt", environment, command) as supervisor:
         listener.importing(release, folder)
-        ready = supervisor.wait_ready(tick=lambda: listener.waiting("importing sglang", time.monotonic() - began))
+        with_pictures = any(arm.workload is None for arm in arms)
+        seeing, seen = models, {}
+        if with_pictures:
+            toy, load = make_pictures(folder, environment, tick)
+            seeing = models | {"model_path": str(toy)}
+            seen = {
+                "prompts": load.prompts,
+                "new_tokens": load.new_tokens,
+                "texts": load.texts,
+                "pictures": load.pictures,
+            }
+        ready = supervisor.wait_ready(tick=tick)
         refuse_cuda(ready)
         for arm in arms:
-            outcomes[arm.id] = _run_arm(supervisor, scenario.id, arm, folder / arm.id, models, options, listener)
+            toys, sent = (models, _texts(arm.workload)) if arm.workload else (seeing, seen)
+            outcomes[arm.id] = _run_arm(supervisor, scenario.id, arm, folder / arm.id, toys, sent, options, listener)
     verdicts = judge(scenario, outcomes)
     _refuse_full_disk(folder, verdicts)
     if not options.keep_traces:
         remove_traces(folder, names)
+        if with_pictures:
+            remove_pictures(folder)
     return Run(scenario, folder, release, time.monotonic() - began, float(ready["import_s"]), verdicts)
+
+
+def _texts(workload: Workload | StagedWorkload) -> dict[str, Any]:
+    """Return the fields of an arm's request that hold a load without images."""
+    load = workload if isinstance(workload, StagedWorkload) else at_once(workload)
+    return {
+        "prompts": load.prompts(),
+        "new_tokens": load.new_tokens(),
+        "stage_of": load.stage_of(),
+        "aborted": dict(load.aborted),
+    }
 
 
 def _run_arm(
@@ -95,21 +127,18 @@ def _run_arm(
     arm: Arm,
     folder: Path,
     models: Mapping[str, Any],
+    sent: Mapping[str, Any],
     options: Options,
     listener: Listener,
 ) -> Outcome:
     included = [f"--include-{word}" for word in options.include.split(",")] if options.include else []
-    load = arm.workload if isinstance(arm.workload, StagedWorkload) else at_once(arm.workload)
     request = ArmRequest(
         arm=arm.id,
         folder=folder,
         command=[*(options.typed or ("gemma4-triage", "repro", scenario_id, "--arm", arm.id)), *included],
         environment=_environment(arm, folder, options.include),
         engine_arguments={**arm.engine_arguments, **models},
-        prompts=load.prompts(),
-        new_tokens=load.new_tokens(),
-        stage_of=load.stage_of(),
-        aborted=dict(load.aborted),
+        **sent,
         one_by_one=arm.one_by_one,
     )
     (folder / REQUEST_NAME).write_text(request.model_dump_json(), encoding="utf-8")

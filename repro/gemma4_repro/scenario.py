@@ -21,7 +21,8 @@ _RUNNER_OWNS = ("SGLANG_TRTLLM_MHA_DEBUG_DIR", "GEMMA4_TRIAGE_HOST_ENGINE")
 class Arm:
     """One engine run: an environment, engine arguments, a load, a limit, and what is expected of it.
 
-    `environment` holds variables of gemma4_runtime.settings only; the runner adds what every arm needs. one_by_one: a
+    `environment` holds variables of gemma4_runtime.settings only; the runner adds what every arm needs. workload: None
+    for prompts with pictures and a toy that sees them, both made for the run, see parity.pictures. one_by_one: a
     request is let in when all before it have just finished, see arrivals.AfterLastRounds.
     """
 
@@ -29,7 +30,7 @@ class Arm:
     title: str
     environment: Mapping[str, str]
     engine_arguments: Mapping[str, Any]
-    workload: Workload | StagedWorkload
+    workload: Workload | StagedWorkload | None
     time_limit_s: float
     expectations: tuple[Expectation, ...]
     one_by_one: bool = False

@@ -6,7 +6,7 @@ import pytest
 
 from engine_forks import forks
 from engine_process import Run
-from toy_arguments import ENGINE, ENGINE_26B, MTP
+from toy_arguments import ENGINE, ENGINE_26B, MTP, MTP_26B
 
 
 @pytest.fixture(scope="session")
@@ -21,8 +21,13 @@ def mtp_arguments(engine_arguments) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def experts_arguments() -> dict[str, Any]:
-    """Of `toy-26b`, which has experts and no MTP assistant."""
+    """Of `toy-26b`, which has experts."""
     return dict(ENGINE_26B)
+
+
+@pytest.fixture(scope="session")
+def experts_mtp_arguments(experts_arguments) -> dict[str, Any]:
+    return experts_arguments | MTP_26B
 
 
 @pytest.fixture(scope="session")

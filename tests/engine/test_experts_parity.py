@@ -1,4 +1,5 @@
-"""`toy-26b`: experts, keys as values, layer scalars and router scales give in the engine what transformers gives.
+"""`toy-26b`: experts, keys as values, layer scalars and router scales give in the engine what transformers gives, and
+so they do with MTP drafts, of `toy-26b-assistant`.
 
 `tests/unit/test_toy_experts.py` shows what each of these is worth in its logits.
 """
@@ -15,12 +16,14 @@ NEW_TOKENS = 16
 WATCHED = list(range(0, 512, 8))
 # fp32 on both sides, different summation order; logits are of the order of 10.
 ROUND_OFF = 1e-3
+RIGHT = {"GEMMA4_TRIAGE_PATCHES": "default,+swa-window-width"}
+PLAIN, MTP = 0, 1  # places in `run.outputs`
 
 
 @pytest.fixture(scope="module")
 def prompts():
-    """Three times the window."""
-    return held_out_prompts(3, 101, seed=7)
+    """Three times the window. How many drafts are accepted differs much from prompt to prompt; of these 2 and more."""
+    return held_out_prompts(6, 101, seed=9)
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +47,11 @@ def oracle(prompts, experts_arguments):
 
 
 @pytest.fixture(scope="module")
-def run(run_engine, experts_arguments, prompts):
-    """The window is as wide as transformers' only with the fix for it."""
+def run(run_engine, experts_arguments, experts_mtp_arguments, prompts):
+    """Without and with MTP. The window is as wide as transformers' only with the fix for it."""
     run = run_engine(
-        {"GEMMA4_TRIAGE_PATCHES": "default,+swa-window-width", "SGLANG_TRTLLM_MHA_DEBUG": "1"},
-        engines=[experts_arguments],
+        RIGHT | {"SGLANG_TRTLLM_MHA_DEBUG": "1"},
+        engines=[experts_arguments, experts_mtp_arguments],
         prompts=prompts,
         new_tokens=NEW_TOKENS,
         logprobs_of=WATCHED,
@@ -64,17 +67,39 @@ def watched(out, part):
     return torch.tensor([[logprob for logprob, *_ in row] for row in rows], dtype=torch.float64)
 
 
-def test_greedy_tokens_are_equal(run, oracle):
-    (outputs,) = run.outputs
-    assert [out["tokens"] for out in outputs] == [tokens for tokens, _ in oracle]
+def tokens_of(outputs):
+    return [out["tokens"] for out in outputs]
 
 
-def test_logprobs_of_prefill_and_decode_are_equal(run, oracle, prompts):
-    (outputs,) = run.outputs
-    for out, (_, expected), prompt in zip(outputs, oracle, prompts, strict=True):
+def accept_length(outputs):
+    return sum(out["meta"]["spec_accept_length"] for out in outputs) / len(outputs)
+
+
+@pytest.mark.parametrize("side", [PLAIN, MTP], ids=["plain", "mtp"])
+def test_greedy_tokens_are_equal(run, oracle, side):
+    assert tokens_of(run.outputs[side]) == [tokens for tokens, _ in oracle]
+
+
+@pytest.mark.parametrize("side", [PLAIN, MTP], ids=["plain", "mtp"])
+def test_logprobs_of_prefill_and_decode_are_equal(run, oracle, prompts, side):
+    for out, (_, expected), prompt in zip(run.outputs[side], oracle, prompts, strict=True):
         found = watched(out, "input"), watched(out, "output")
         assert [len(rows) for rows in found] == [len(prompt) - 1, NEW_TOKENS]
         assert (torch.cat(found) - expected).abs().max() < ROUND_OFF
+
+
+def test_drafts_are_accepted_under_both_workers(run, run_engine, experts_mtp_arguments, prompts, oracle):
+    overlapped = run_engine(
+        RIGHT | {"SGLANG_FROZEN_KV_MTP_V2": "1"},
+        engines=[experts_mtp_arguments | {"disable_overlap_schedule": False}],
+        prompts=prompts,
+        new_tokens=NEW_TOKENS,
+    )
+    assert overlapped.returncode == 0, overlapped.log[-4000:]
+    assert "MTP under spec v2, overlap" in overlapped.log
+    assert tokens_of(overlapped.outputs[0]) == [tokens for tokens, _ in oracle]
+    assert accept_length(run.outputs[MTP]) >= 2
+    assert accept_length(overlapped.outputs[0]) >= 2
 
 
 def test_the_stand_ins_for_experts_are_named(run):

@@ -31,6 +31,16 @@ def zero_accept(run):
     return run("mtp-zero-accept")
 
 
+def test_with_pictures_the_scheduler_dies_alike_and_is_cured_alike(zero_accept):
+    """Three requests, of no picture, one and three; each but the first is merged into a batch that has finished."""
+    raised = arm(zero_accept, "pictures-fault")["raised"]
+    assert (raised[0]["type"], "no attribute 'merge_batch'" in raised[0]["message"]) == ("AttributeError", True)
+    log = Path(arm(zero_accept, "pictures-fixed")["log"]).read_text()
+    assert log.count("spec-info-guards: merge_batch on a batch whose requests have all finished") == 2
+    assert arm(zero_accept, "pictures-fixed")["numbers"]["accept_length"] >= 2
+    assert "spec-info-guards: merge_batch" not in Path(arm(zero_accept, "pictures-release")["log"]).read_text()
+
+
 @pytest.fixture(scope="module")
 def leak(run):
     return run("mtp-v2-leak")

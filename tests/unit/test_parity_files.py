@@ -8,7 +8,7 @@ import pytest
 from gemma4_repro.errors import UnknownName
 from gemma4_repro.outcome import Answer, ArmResult, IdleCheck
 from gemma4_repro.parity.layer_recorder import ROWS_NAME, STATES_NAME
-from gemma4_repro.parity.load import toys_of
+from gemma4_repro.parity.load import SCENARIOS, toys_of
 from gemma4_repro.parity.logprob_file import LogprobFile, read_logprobs
 from gemma4_repro.parity.side import Side, attached, read_backends, read_mtp
 from gemma4_repro.parity.tracks import read_arm
@@ -100,26 +100,27 @@ def test_usage_drops_a_line_without_its_end(tmp_path):
 class TestSides:
     def test_lists_keep_their_order_and_name_strangers(self):
         assert read_backends("trtllm_mha, triton,trtllm_mha") == ("trtllm_mha", "triton")
-        assert read_mtp("on,off", "e4b") == (True, False)
+        assert read_mtp("on,off") == (True, False)
+        assert read_mtp("off") == (False,)
         with pytest.raises(UnknownName, match="fa3") as refused:
             read_backends("triton,fa3")
         assert refused.value.exit_code == 2
         assert "trtllm_mha" in refused.value.hint
         with pytest.raises(UnknownName, match="nothing"):
-            read_mtp(" , ", "e4b")
+            read_mtp(" , ")
 
-    def test_mtp_is_what_the_toys_can_do(self):
-        assert read_mtp(None, "e4b") == (False, True)
-        assert read_mtp(None, "26b") == read_mtp("off", "26b") == (False,)
-        with pytest.raises(UnknownName, match="no MTP assistant") as refused:
-            read_mtp("off,on", "26b")
-        assert refused.value.exit_code == 2
-        with pytest.raises(UnknownName, match="'e5b'"):
-            read_mtp(None, "e5b")
+    def test_an_unknown_scenario_names_the_known_ones(self):
+        with pytest.raises(UnknownName, match="'e5b'") as refused:
+            toys_of("e5b")
+        assert (refused.value.exit_code, refused.value.hint) == (2, "known: e4b, 26b, pictures")
 
-    def test_a_target_alone_names_no_draft_model(self):
-        assert model_arguments(toys_of("26b")) == {"model_path": str(toy_path("toy-26b"))}
-        assert set(model_arguments(toys_of("e4b"))) == {"model_path", "speculative_draft_model_path"}
+    @pytest.mark.parametrize("scenario", SCENARIOS)
+    def test_every_scenario_has_an_assistant_of_its_target(self, scenario):
+        """So that MTP can be on; with pictures the target's text weights are those of the toy it is made of."""
+        target, assistant = toys_of(scenario)
+        assert assistant == f"{target}-assistant"
+        paths = {"model_path": str(toy_path(target)), "speculative_draft_model_path": str(toy_path(assistant))}
+        assert model_arguments(toys_of(scenario)) == paths
 
     def test_a_patch_set_is_read_as_the_runtime_reads_it(self, monkeypatch):
         monkeypatch.setenv("GEMMA4_TRIAGE_PATCHES", "swa-window-width")

@@ -14,6 +14,8 @@ from gemma4_repro import runner
 from gemma4_repro.errors import EnvironmentLacks, OutputUnwritable, PreforkFailed
 from gemma4_repro.expect_ending import Completes
 from gemma4_repro.outcome import Ending
+from gemma4_repro.parity.load import Load
+from gemma4_repro.parity.pictures import FOLDER_NAME
 from gemma4_repro.runner import Options, run_scenario
 from gemma4_repro.scenario import Arm, Scenario
 from gemma4_repro.supervisor import Supervisor
@@ -75,9 +77,12 @@ def fake_command(code: str = FAKE) -> list[str]:
 
 
 def scenario(*names: str) -> Scenario:
-    load = Workload(prompt_count=1, prompt_tokens=2, shortest_new_tokens=1, longest_new_tokens=1)
+    """An arm whose name begins with `sees` has prompts with pictures."""
+    text = Workload(prompt_count=1, prompt_tokens=2, shortest_new_tokens=1, longest_new_tokens=1)
+    loads = [None if name.startswith("sees") else text for name in names]
     arms = tuple(
-        Arm(name, name, {"GEMMA4_TRIAGE_DEVICE_MODEL": "sm90"}, {}, load, 20.0, (Completes(),)) for name in names
+        Arm(name, name, {"GEMMA4_TRIAGE_DEVICE_MODEL": "sm90"}, {}, load, 20.0, (Completes(),))
+        for name, load in zip(names, loads, strict=True)
     )
     return Scenario(id="fake", symptom="s", hardware="CPU", expected_s=1, toys=("a", "b"), arms=arms)
 
@@ -228,3 +233,33 @@ def test_nothing_outlives_a_runner_that_is_interrupted_or_killed(tmp_path, signa
     assert process.returncode != 0
     for pid in (arm, grandchild):
         assert_gone(pid)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Pictures and their toy in no time; the real ones are of the live tests."""
+
+    def make(folder, environment, tick):
+        (folder / FOLDER_NAME).mkdir()
+        return folder / FOLDER_NAME / "toy", Load([[2, 4, 4]], [4], ["a <|image|>"], [["0.png"]])
+
+    monkeypatch.setattr(runner, "make_pictures", make)
+
+
+def test_pictures_and_their_toy_go_to_the_arms_that_ask_for_them(run, made, tmp_path):
+    run("reads", "sees", keep_traces=True)
+    requests = {name: json.loads((tmp_path / "run" / name / "request.json").read_text()) for name in ("reads", "sees")}
+    assert (requests["reads"]["texts"], requests["reads"]["pictures"]) == ([], [])
+    assert requests["reads"]["engine_arguments"] == {}
+    assert (requests["sees"]["texts"], requests["sees"]["pictures"]) == (["a <|image|>"], [["0.png"]])
+    assert (requests["sees"]["prompts"], requests["sees"]["new_tokens"]) == ([[2, 4, 4]], [4])
+    assert requests["sees"]["engine_arguments"] == {"model_path": str(tmp_path / "run" / FOLDER_NAME / "toy")}
+
+
+def test_pictures_are_removed_and_a_run_without_them_removes_nothing(run, made, tmp_path):
+    folder = tmp_path / "run" / FOLDER_NAME
+    run("sees")
+    assert not folder.exists()
+    folder.mkdir()
+    run("reads", overwrite=True)
+    assert folder.exists()

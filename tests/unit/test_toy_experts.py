@@ -65,6 +65,25 @@ class TestShape:
         assert kept.pop("dtype") == "bfloat16"
         assert kept == made
 
+    def test_its_assistant_fits_its_keys_and_has_no_experts(self) -> None:
+        from gemma4_repro.toys import geometry
+
+        target = text_config(toy_path(NAME) / "config.json")
+        kept = text_config(toy_path(f"{NAME}-assistant") / "config.json")
+        shared = (
+            "head_dim",
+            "global_head_dim",
+            "num_key_value_heads",
+            "num_global_key_value_heads",
+            "attention_k_eq_v",
+        )
+        assert {key: kept[key] for key in shared} == {key: target[key] for key in shared}
+        assert not kept["enable_moe_block"]
+        made = json.loads(geometry.experts_assistant_config().to_json_string())["text_config"]
+        assert kept.pop("dtype") == "bfloat16"
+        made.pop("dtype", None)
+        assert kept == made
+
     def test_full_layers_have_no_value_projection_and_all_weights_are_bf16(self) -> None:
         import torch
         from safetensors.torch import load_file

@@ -26,9 +26,9 @@ ENGINE: dict[str, Any] = {
 """Engine arguments that differ from the scenarios'; a load may have others."""
 
 PICTURES = "pictures"
-SCENARIOS = {"e4b": E4B_TOYS, "26b": ("toy-26b",), PICTURES: ("toy-e4b",)}
-"""What can be compared: the toy checkpoints of each, target first, then its MTP assistant if it has one. That with
-pictures is compared on a toy made of it, with a vision tower."""
+SCENARIOS = {"e4b": E4B_TOYS, "26b": ("toy-26b", "toy-26b-assistant"), PICTURES: E4B_TOYS}
+"""What can be compared: the toy checkpoints of each, target first, then its MTP assistant. That with pictures is
+compared on a toy made of its target, with a vision tower; the text weights, for which the assistant drafts, are its."""
 
 PROMPTS, PRESSURE = "prompts", "pressure"
 LOADS = {PROMPTS: tuple(SCENARIOS), PRESSURE: ("e4b", "26b")}
@@ -69,11 +69,6 @@ def toys_of(scenario: str) -> tuple[str, ...]:
     if scenario not in SCENARIOS:
         raise UnknownName(f"there is no scenario {scenario!r} to compare", f"known: {', '.join(SCENARIOS)}")
     return SCENARIOS[scenario]
-
-
-def has_assistant(scenario: str) -> bool:
-    """Whether MTP can be on. Raises UnknownName."""
-    return len(toys_of(scenario)) > 1
 
 
 def asks_for_prompts(scenario: str, compared: Sequence[str]) -> bool:

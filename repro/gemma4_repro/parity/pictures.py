@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from gemma4_repro.parity.load import Load
 from gemma4_repro.parity.module_run import ModuleRun
 
-FOLDER_NAME, LOAD_NAME, LOG_NAME = "pictures", "load.json", "pictures.txt"
+FOLDER_NAME, LOAD_NAME, LOG_NAME = "toy-and-pictures", "load.json", "pictures.txt"
 SEED = 20
 PICTURES_OF = (0, 1, 3)
 """Pictures of each prompt."""

@@ -1,6 +1,6 @@
 """Makes the load with pictures: `python -m gemma4_repro.parity.pictures_process PARENT_PID FOLDER`.
 
-Writes below FOLDER/pictures: toy/, a PNG per picture, and load.json last, a MadeLoad.
+Writes below FOLDER/toy-and-pictures: toy/, a PNG per picture, and load.json last, a MadeLoad.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def run_sides(
         sent = load.text_load(options.load_name)
         if options.scenario == load.PICTURES:
             toy, sent = make_pictures(folder, environment, tick)
-            models = {"model_path": str(toy)}
+            models |= {"model_path": str(toy)}
         oracle_run = stack.enter_context(OracleRun(folder, Path(models["model_path"]), sent, environment))
         ready = supervisor.wait_ready(tick=tick)
         refuse_cuda(ready)

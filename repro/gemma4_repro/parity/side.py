@@ -8,7 +8,7 @@ from typing import Any
 
 from gemma4_repro.detection.catalog import FAULTS
 from gemma4_repro.errors import UnknownName
-from gemma4_repro.parity.load import ENGINE, NEEDED_FIXES, has_assistant
+from gemma4_repro.parity.load import ENGINE, NEEDED_FIXES
 from gemma4_repro.scenarios.e4b_engine import e4b_engine
 from gemma4_runtime.errors import SettingsError
 from gemma4_runtime.patch import Kind
@@ -121,23 +121,9 @@ def read_backends(text: str) -> tuple[str, ...]:
     return _words(text, BACKENDS, "backend", "the host engine runs on a CPU")
 
 
-def read_mtp(text: str | None, scenario: str) -> tuple[bool, ...]:
-    """`off,on` in the order given; None: all that the scenario's toys can do.
-
-    Raises:
-        UnknownName: a word that is none of the two, no such scenario, or `on` for one without an assistant.
-    """
-    drafts = has_assistant(scenario)
-    chosen = tuple(
-        MTP[word] for word in _words("off,on" if text is None else text, tuple(MTP), "--mtp", "MTP is on or off")
-    )
-    if drafts:
-        return chosen
-    if text is None:
-        return (False,)
-    if any(chosen):
-        raise UnknownName(f"--mtp on: the toy of scenario {scenario} has no MTP assistant", "allowed: off")
-    return chosen
+def read_mtp(text: str) -> tuple[bool, ...]:
+    """`off,on` in the order given. Raises UnknownName."""
+    return tuple(MTP[word] for word in _words(text, tuple(MTP), "--mtp", "MTP is on or off"))
 
 
 def _words(text: str, known: tuple[str, ...], what: str, why: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from gemma4_repro.toys import language
-from gemma4_repro.toys.locate import ASSISTANT_NAME, EXPERTS_NAME, TARGET_NAME
+from gemma4_repro.toys.locate import ASSISTANT_NAME, EXPERTS_ASSISTANT_NAME, EXPERTS_NAME, TARGET_NAME
 
 _HEADER = """---
 license: apache-2.0
@@ -22,8 +22,11 @@ the target's last KV owner of their type (layer 4 for sliding, layer 5 for full 
     EXPERTS_NAME: """A Gemma-4 26B-A4B in miniature (`Gemma4ForConditionalGeneration`), trained on the language of
 `toy-e4b`. Beside the dense MLP of each layer stand experts, of which a router chooses some for each token. Full
 attention layers have one KV head where sliding ones have two, and no value projection: their values are their keys
-before norm and rope. It shares no KV, has no per-layer embeddings and comes without an MTP assistant. It speaks no
-human language. Its vision tower is random and it has no audio tower.""",
+before norm and rope. It shares no KV and has no per-layer embeddings. Its MTP assistant is `toy-26b-assistant`. It
+speaks no human language. Its vision tower is random and it has no audio tower.""",
+    EXPERTS_ASSISTANT_NAME: """The MTP assistant of `toy-26b` (`Gemma4AssistantForCausalLM`). It has no experts. Its
+layers own no KV: they read the target's last layer of their type (layer 4 for sliding; layer 5 for full attention,
+whose one KV head holds keys and values of one projection).""",
 }
 
 _LANGUAGE = f"""## The language

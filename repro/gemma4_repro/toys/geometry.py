@@ -1,9 +1,9 @@
-"""Shapes of the toys: Gemma-4 E4B with its MTP assistant, and Gemma-4 26B-A4B, in miniature.
+"""Shapes of the toys: Gemma-4 E4B and Gemma-4 26B-A4B with their MTP assistants, in miniature.
 
 What makes each special is kept. Both have sliding and full attention layers with different head dims. E4B: KV shared by
 the last layers, per-layer embeddings, and an assistant whose layers all read the target's KV. 26B-A4B: a mixture of
 experts beside the dense MLP of every layer, and full layers with fewer KV heads, whose values are their keys before
-norm and rope. It shares no KV and has no per-layer embeddings.
+norm and rope. It shares no KV and has no per-layer embeddings; its assistant reads the last layer of each type.
 """
 
 from typing import Any
@@ -121,13 +121,23 @@ def _with_vision(text: Gemma4TextConfig) -> Gemma4Config:
 
 
 def assistant_config() -> Gemma4AssistantConfig:
-    """The MTP assistant: every layer is query-only and reads the target's last KV owner of its type."""
+    """The MTP assistant of E4B: every layer is query-only and reads the target's last KV owner of its type."""
+    return _assistant_config()
+
+
+def experts_assistant_config() -> Gemma4AssistantConfig:
+    """The MTP assistant of 26B-A4B: dense, and its full layer has the KV heads of the target's full layers."""
+    return _assistant_config(attention_k_eq_v=True, num_global_key_value_heads=1)
+
+
+def _assistant_config(**kwargs: Any) -> Gemma4AssistantConfig:
     text = _text_config(
         ASSISTANT_LAYERS,
         shared=len(ASSISTANT_LAYERS),
         intermediate=96,
         hidden_size_per_layer_input=0,
         vocab_size_per_layer_input=0,
+        **kwargs,
     )
     return Gemma4AssistantConfig(
         text_config=text,

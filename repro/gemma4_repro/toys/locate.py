@@ -6,6 +6,7 @@ from pathlib import Path
 TARGET_NAME = "toy-e4b"
 ASSISTANT_NAME = "toy-e4b-assistant"
 EXPERTS_NAME = "toy-26b"
+EXPERTS_ASSISTANT_NAME = "toy-26b-assistant"
 
 _SHARE = Path("share", "gemma4-triage", "toys")
 
@@ -16,7 +17,7 @@ def _candidates(name: str) -> list[Path]:
 
 
 def toy_path(name: str) -> Path:
-    """The folder of a toy checkpoint, such as `toy-e4b`, `toy-e4b-assistant` or `toy-26b`.
+    """The folder of a toy checkpoint, such as `toy-e4b`, `toy-e4b-assistant`, `toy-26b` or `toy-26b-assistant`.
 
     Raises:
         FileNotFoundError: names every folder that was looked at.

@@ -1,6 +1,6 @@
 """Makes the toys: trains them, saves them, measures them and writes the model cards.
 
-`python -m gemma4_repro.toys.make --output repro/toys [--only e4b|26b]`
+`python -m gemma4_repro.toys.make --output repro/toys [--only e4b|26b|26b-assistant]`
 """
 
 import argparse
@@ -11,10 +11,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
-from transformers import Gemma4ForConditionalGeneration, PreTrainedModel
+from transformers import PreTrainedModel
 
 from gemma4_repro.toys import measure, train_assistant, train_experts, train_target
-from gemma4_repro.toys.locate import ASSISTANT_NAME, EXPERTS_NAME, TARGET_NAME
+from gemma4_repro.toys.locate import ASSISTANT_NAME, EXPERTS_ASSISTANT_NAME, EXPERTS_NAME, TARGET_NAME
+from gemma4_repro.toys.measure_target import load_target
 from gemma4_repro.toys.processor import build_processor, build_tokenizer
 from gemma4_repro.toys.stage import Stage
 
@@ -29,7 +30,7 @@ def save(model: PreTrainedModel, folder: Path) -> None:
         file.chmod(0o644)  # safetensors creates its files for the owner alone
 
 
-def save_in_bf16(model: Gemma4ForConditionalGeneration, folder: Path) -> None:
+def save_in_bf16(model: PreTrainedModel, folder: Path) -> None:
     """Save weights rounded to bf16, and a configuration that says so of each of its parts."""
     model.to(torch.bfloat16)  # pyright: ignore[reportArgumentType]
     config = model.config
@@ -62,7 +63,28 @@ def make_experts(output: Path, seed: int, threads: int) -> None:
     record(output / EXPERTS_NAME, seed, threads, stages, notes)
 
 
-MAKERS: dict[str, Callable[[Path, int, int], None]] = {"e4b": make_pair, "26b": make_experts}
+def make_experts_assistant(output: Path, seed: int, threads: int) -> None:
+    """Train and save the assistant, in bf16, of the 26B target that lies in `output`."""
+    assistant = train_assistant.start_for_experts(seed)
+    stage = train_assistant.train(load_target(output / EXPERTS_NAME), assistant, seed, train_assistant.EXPERTS_STAGE)
+    folder = output / EXPERTS_ASSISTANT_NAME
+    save_in_bf16(assistant, folder)
+    build_tokenizer().save_pretrained(folder)
+    notes = [
+        train_assistant.START_NOTE,
+        train_assistant.NOTE,
+        train_assistant.WITHHELD_NOTE,
+        train_experts.DTYPE_NOTE,
+    ]
+    record(folder, seed, threads, [stage], notes)
+
+
+MAKERS: dict[str, Callable[[Path, int, int], None]] = {
+    "e4b": make_pair,
+    "26b": make_experts,
+    "26b-assistant": make_experts_assistant,
+}
+"""By model, in the order in which they are made: an assistant for a target that lies there already comes after it."""
 
 
 def make(output: Path, kind: str, seed: int, threads: int) -> dict:

@@ -1,6 +1,6 @@
 """Measures the toys and writes `measured.json` and the model card beside each checkpoint.
 
-`python -m gemma4_repro.toys.measure [--toys repro/toys] [--only e4b|26b]`
+`python -m gemma4_repro.toys.measure [--toys repro/toys] [--only e4b|26b|26b-assistant]`
 """
 
 import argparse
@@ -12,12 +12,21 @@ from pathlib import Path
 import torch
 
 from gemma4_repro.toys import card, measure_drafts, measure_experts, measure_target
-from gemma4_repro.toys.locate import ASSISTANT_NAME, EXPERTS_NAME, TARGET_NAME
+from gemma4_repro.toys.locate import ASSISTANT_NAME, EXPERTS_ASSISTANT_NAME, EXPERTS_NAME, TARGET_NAME
 
 
 def of_pair(toys: Path) -> dict:
     """Every number of the E4B cards."""
-    pair = measure_drafts.load_pair(toys)
+    return _of_pair(toys / TARGET_NAME, toys / ASSISTANT_NAME)
+
+
+def of_experts_pair(toys: Path) -> dict:
+    """Every number of the 26B assistant's card."""
+    return _of_pair(toys / EXPERTS_NAME, toys / EXPERTS_ASSISTANT_NAME)
+
+
+def _of_pair(target: Path, assistant: Path) -> dict:
+    pair = measure_drafts.load_pair(target, assistant)
     speech = measure_target.speak(pair.target)
     return measure_target.measure(pair.target, speech) | measure_drafts.measure(pair, speech)
 
@@ -32,6 +41,7 @@ def of_experts(toys: Path) -> dict:
 KINDS: dict[str, tuple[tuple[str, ...], Callable[[Path], dict]]] = {
     "e4b": ((TARGET_NAME, ASSISTANT_NAME), of_pair),
     "26b": ((EXPERTS_NAME,), of_experts),
+    "26b-assistant": ((EXPERTS_ASSISTANT_NAME,), of_experts_pair),
 }
 """By model: the toys' names, and what measures them."""
 

@@ -8,7 +8,6 @@ from transformers import Gemma4AssistantForCausalLM, Gemma4ForConditionalGenerat
 
 from gemma4_repro.toys import recurrence
 from gemma4_repro.toys.geometry import FULL, SLIDING
-from gemma4_repro.toys.locate import ASSISTANT_NAME, TARGET_NAME
 from gemma4_repro.toys.measure_target import NEW_TOKENS, PROMPT_TOKENS, SEED, Speech, greedy, load_target
 from gemma4_repro.toys.wrong_pages import with_wrong_pages
 
@@ -21,10 +20,10 @@ class Pair:
     assistant: Gemma4AssistantForCausalLM
 
 
-def load_pair(toys: Path) -> Pair:
-    """Load both checkpoints from the folder that holds them."""
-    assistant = Gemma4AssistantForCausalLM.from_pretrained(toys / ASSISTANT_NAME, dtype=torch.float32)
-    return Pair(load_target(toys / TARGET_NAME), assistant.eval())
+def load_pair(target: Path, assistant: Path) -> Pair:
+    """Load both checkpoints from their folders."""
+    drafts = Gemma4AssistantForCausalLM.from_pretrained(assistant, dtype=torch.float32)
+    return Pair(load_target(target), drafts.eval())
 
 
 def mean_accept_length(pair: Pair, states: recurrence.TargetStates, prompt_length: int, rope_offset: int) -> float:

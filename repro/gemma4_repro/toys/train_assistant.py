@@ -6,11 +6,12 @@ from dataclasses import replace
 import torch
 from transformers import Gemma4AssistantForCausalLM, Gemma4ForConditionalGeneration
 
-from gemma4_repro.toys import language, recurrence
+from gemma4_repro.toys import geometry, language, recurrence
 from gemma4_repro.toys.geometry import FULL, SLIDING_WINDOW
-from gemma4_repro.toys.stage import Stage, learning_rate, optimiser, progress, step_optimiser
+from gemma4_repro.toys.stage import Stage, learning_rate, optimiser, progress, start_small_model, step_optimiser
 
 STAGE = Stage("assistant", steps=900, batch=16, length=128, learning_rate=6e-3)
+EXPERTS_STAGE = replace(STAGE, steps=1800)  # from random weights, on KV that was not made for an assistant
 FULL_LAYER_DROPOUT = 0.5
 WITHHELD_EVERY = 10
 WITHHELD_NOTE = (
@@ -24,6 +25,12 @@ NOTE = (
     "that it relies on its sliding layers: the project shows a fault in exactly those, and without this a toy may "
     "get by on the full layer. The rope position (SGLang's or transformers') and the window (31 to 33 keys, as "
     "backends differ) were varied from step to step."
+)
+
+
+START_NOTE = (
+    "The target is `toy-26b` as it lies beside, in its stored weights; it was trained without an assistant. The "
+    "assistant started from random weights."
 )
 
 
@@ -50,6 +57,14 @@ def withhold_words(assistant: Gemma4AssistantForCausalLM) -> None:
     target's.
     """
     assistant.lm_head.weight[language.FIRST_WORD :: WITHHELD_EVERY] = 0.0
+
+
+def start_for_experts(seed: int) -> Gemma4AssistantForCausalLM:
+    """Make an assistant for the 26B target, with random weights."""
+    torch.manual_seed(seed)
+    assistant = Gemma4AssistantForCausalLM(geometry.experts_assistant_config())
+    start_small_model(assistant)
+    return assistant
 
 
 def train(

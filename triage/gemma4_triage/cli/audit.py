@@ -106,7 +106,7 @@ def _run(faults: tuple[str, ...], requests: int) -> "LiveAudit":
     try:
         scenario = live_scenario(faults, requests)
         with Progress(scenario, scenario.arms) as progress:
-            return run_live_audit(scenario, progress)
+            return run_live_audit(scenario, requests, progress)
     except ReproError as error:
         raise for_user(error) from error
 

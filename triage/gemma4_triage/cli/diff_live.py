@@ -40,14 +40,7 @@ LoadName = Annotated[
 Backends = Annotated[
     str, typer.Option("--backends", metavar="NAME[,NAME]", help="Attention backends: triton, trtllm_mha.")
 ]
-Mtp = Annotated[
-    str | None,
-    typer.Option(
-        "--mtp",
-        metavar="off[,on]",
-        help="Without and with MTP drafts; default: both; without an assistant, as 26b and pictures, off.",
-    ),
-]
+Mtp = Annotated[str, typer.Option("--mtp", metavar="off[,on]", help="Without and with MTP drafts.")]
 Probes = Annotated[
     str, typer.Option("--probes", metavar="off|log|trap", help="What probes do; with log they only leave dumps.")
 ]
@@ -72,13 +65,13 @@ TimeLimit = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 _PROBES, _DEVICES = ("off", "log", "trap"), ("sm100", "sm90")
-_BOTH = "triton,trtllm_mha"
+_BOTH, _OFF_AND_ON = "triton,trtllm_mha", "off,on"
 
 
 def backends(
     scenario: Scenario = "e4b",
     backends: Backends = _BOTH,
-    mtp: Mtp = None,
+    mtp: Mtp = _OFF_AND_ON,
     load: LoadName = "prompts",
     fault: Annotated[
         list[str] | None,
@@ -123,7 +116,7 @@ def backends(
         return [
             Side(f"{backend}-mtp-{'on' if on else 'off'}", backend, on, ids, faults, probes, device_model)
             for backend in read_backends(backends)
-            for on in read_mtp(mtp, scenario)
+            for on in read_mtp(mtp)
         ]
 
     def judge(run: LiveRun, tolerances: Tolerances) -> Agreement:
@@ -154,7 +147,7 @@ def patches(
     ] = None,
     scenario: Scenario = "e4b",
     backends: Backends = _BOTH,
-    mtp: Mtp = None,
+    mtp: Mtp = _OFF_AND_ON,
     probes: Probes = "log",
     device_model: DeviceModel = "sm100",
     tolerance: Tolerance = None,
@@ -182,7 +175,7 @@ def patches(
 
         attached(base)
         attached(with_, faults)
-        columns = [(backend, on) for backend in read_backends(backends) for on in read_mtp(mtp, scenario)]
+        columns = [(backend, on) for backend in read_backends(backends) for on in read_mtp(mtp)]
         compared.extend(differing(Side("base", "", False, base), Side("with", "", False, with_, faults)))
         if not compared:
             raise UsageMistake(
