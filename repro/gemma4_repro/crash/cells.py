@@ -12,9 +12,8 @@ from itertools import product
 from typing import Any
 
 from gemma4_repro.errors import UnknownName
-from gemma4_repro.toys.locate import ASSISTANT_NAME, EXPERTS_NAME, TARGET_NAME
+from gemma4_repro.toys.locate import ASSISTANT_NAME, EXPERTS_ASSISTANT_NAME, EXPERTS_NAME, TARGET_NAME
 
-EXPERTS_ASSISTANT_NAME = f"{EXPERTS_NAME}-assistant"
 
 
 @dataclass(frozen=True)
