@@ -15,7 +15,6 @@ from gemma4_repro.errors import UnknownName
 from gemma4_repro.toys.locate import ASSISTANT_NAME, EXPERTS_ASSISTANT_NAME, EXPERTS_NAME, TARGET_NAME
 
 
-
 @dataclass(frozen=True)
 class Model:
     """A Gemma-4 model. No server flag depends on it.
