@@ -128,6 +128,7 @@ TARGETS: dict[str, dict[str, str]] = {
         "cpu_config.update_intermediate_size": f"{_SRT}.configs.update_config.update_intermediate_size",
         "gemma4.router": f"{_SRT}.models.gemma4_causal.Gemma4Router.forward",
         "moe.unquantized_native": f"{_SRT}.layers.quantization.unquant.UnquantizedFusedMoEMethod.forward_native",
+        "linear.unquantized_apply": f"{_SRT}.layers.quantization.unquant.UnquantizedLinearMethod.apply",
         "logits.softcap": f"{_SRT}.layers.logits_processor.fused_softcap",
         "eagle.build_tree": f"{_SRT}.speculative.eagle_utils.sgl_build_tree_kernel_efficient",
         "eagle.verify_greedy": f"{_SRT}.speculative.eagle_utils.verify_tree_greedy_func",

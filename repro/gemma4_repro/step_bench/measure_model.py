@@ -12,7 +12,7 @@ from gemma4_repro.step_bench.in_force import attach, refusals
 from gemma4_repro.step_bench.loaded_model import Arm, LoadedModel
 from gemma4_repro.step_bench.measure import Result, measure_batch
 from gemma4_repro.step_bench.model_sizes import SIZES
-from gemma4_repro.step_bench.plan import ALL, CONTEXT_TOKENS, OPS, SHIPPED, StepPlan, has
+from gemma4_repro.step_bench.plan import CONTEXT_TOKENS, OPS, SEVERAL, SHIPPED, StepPlan, has
 from gemma4_repro.step_bench.weights import DRAWN, redraw
 
 
@@ -27,8 +27,8 @@ def prepare(loaded: LoadedModel, plan: StepPlan, model: str) -> list[Arm]:
         tell("stage", {"model": model, "what": f"captures {name}"})
         ops = plan.ops_of(name, model)
         arm = loaded.shipped if name == SHIPPED else loaded.capture(name, ops)
-        # Where all are in force, one op may have taken another's place.
-        missing = [op for op in ops if not arm.fused.get(op)] if name != ALL else []
+        # Where several are in force, one op may have taken another's place.
+        missing = [op for op in ops if not arm.fused.get(op)] if name not in SEVERAL else []
         if missing:
             why = "; ".join(reason for op in missing for reason in refusals().get(op, ["its hook never ran"]))
             tell("lost", {"model": model, "arm": name, "why": f"not taken: {why}"})

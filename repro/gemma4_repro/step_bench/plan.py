@@ -9,11 +9,14 @@ from gemma4_repro.errors import ReproError
 from gemma4_repro.step_bench.model_sizes import SIZES, ModelSize
 from gemma4_runtime.catalog.layer_ops import LAYER_OPS
 
-NONE, SHIPPED, ALL = "none", "shipped", "all"
+NONE, SHIPPED, CUBLAS, ALL = "none", "shipped", "all-cublas", "all"
+SEVERAL = (CUBLAS, ALL)
+"""Arms of several ops, of which one may take another's place."""
 OPS = tuple(patch.id for patch in LAYER_OPS)
 ARMS = {
     NONE: "the plugin is loaded, none of the ops is in force: every hook passes on to SGLang's own lines",
     SHIPPED: "captured by SGLang before anything of ours was loaded",
+    CUBLAS: "all ops in force but small-m-linear: cuBLAS computes every matrix product",
     ALL: "all ops in force",
 } | {patch.id: patch.title for patch in LAYER_OPS}
 MODELS = ("26b", "e4b")
@@ -43,7 +46,7 @@ def has(op: str, size: ModelSize, layers: int | None = None) -> bool:
         return size.has_ple
     if op == "q-only-projection":
         return size.shared_layers(size.layers if layers is None else layers) > 0
-    return op in ("cross-layer-norm", "qk-norm-rope") or not size.has_experts
+    return op in ("cross-layer-norm", "qk-norm-rope", "small-m-linear") or not size.has_experts
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,10 @@ class StepPlan:
 
     def ops_of(self, arm: str, model: str) -> tuple[str, ...]:
         """The ids that are in force in this arm."""
-        return tuple(op for op in OPS if has(op, SIZES[model], self.layers) and arm in (ALL, op))
+        in_force = set(OPS) if arm in SEVERAL else {arm}
+        if arm == CUBLAS:
+            in_force.discard("small-m-linear")
+        return tuple(op for op in OPS if op in in_force and has(op, SIZES[model], self.layers))
 
     def layers_of(self, model: str) -> int:
         """Raises LayersRefused: not a whole number of groups, or more than the model has."""

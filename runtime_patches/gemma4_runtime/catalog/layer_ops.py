@@ -170,4 +170,27 @@ LAYER_OPS: tuple[Patch, ...] = (
             ),
         ),
     ),
+    Patch(
+        id="small-m-linear",
+        kind=Kind.OPTIMISATION,
+        title="matrix products of 1 to 16 rows by a kernel that starts early, where a table has it faster than cuBLAS",
+        origin="a kernel of this project; SGLang 38168 has one for Gemma-4 E2B on SM120, with dependent launch too",
+        upstream="open up to 0.5.23",
+        default=True,
+        attachments=(Hook("linear.unquantized_apply", How.AROUND, f"{_AT}.small_m_linear:around_apply"), PATHS),
+        own_paths=("fused",),
+        about=About(
+            why="A decode step is bound by reading its weights, and cuBLAS reads a layer's at about half of the "
+            "bandwidth: each product waits for the end of the kernel ahead, and small ones do not fill the GPU.",
+            eligibility="Products without bias of SGLang's unquantised linear layers, of 1 to 16 rows, and of a size, "
+            f"dtype and GPU that the table has; not traced by torch.compile. {_ROWS}",
+            fallback=OWN_LINES + " More than 16 rows are not counted.",
+            proof=(
+                "tests/kernels/test_small_m_linear.py",
+                "tests/unit/test_small_m_linear.py",
+                "tests/gpu/test_layer_ops.py",
+                "kernels/bench/rows/small_m_linear_h200_2026-11-23.json::small_m_linear",
+            ),
+        ),
+    ),
 )

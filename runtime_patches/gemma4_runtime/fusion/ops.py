@@ -21,6 +21,7 @@ from gemma4_kernels.rmsnorm_add import launch as add
 from gemma4_kernels.rmsnorm_residual_scalar import launch as residual_scalar
 from gemma4_kernels.routing import launch as router
 from gemma4_kernels.triple_rmsnorm import launch as triple
+from gemma4_runtime.fusion import small_linear
 from gemma4_runtime.fusion.paths import PATHS
 
 
@@ -233,6 +234,8 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> Tensor:
 
 
 def _first_rows(x: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+    if bias is None and (made := small_linear.product(x, weight[:rows])) is not None:
+        return made
     return linear(x, weight[:rows], None if bias is None else bias[:rows])
 
 

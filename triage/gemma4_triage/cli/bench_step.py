@@ -48,10 +48,11 @@ def step(
 ) -> None:
     """Time a decode step of SGLang's own model runner at the models' real sizes, all arms on the same weights.
 
-    Arms: none, shipped, all, and each op alone: routing, triple-rmsnorm, post-attention-norms, rmsnorm-add,
-    gelu-tanh-mul, rmsnorm-residual-scalar, cross-layer-norm, ple-front-end, qk-norm-rope, q-only-projection. Weights
-    are random; each arm's logits are compared with those of none before it is timed. Needs a CUDA device and no
-    network. Exits 1 if an answer is wrong, or a target is missed or could not be measured, 3 without CUDA.
+    Arms: none, shipped, all, all-cublas (all but small-m-linear), and each op alone: routing, triple-rmsnorm,
+    post-attention-norms, rmsnorm-add, gelu-tanh-mul, rmsnorm-residual-scalar, cross-layer-norm, ple-front-end,
+    qk-norm-rope, q-only-projection, small-m-linear. Weights are random; each arm's logits are compared with those of
+    none before it is timed. Needs a CUDA device and no network. Exits 1 if an answer is wrong, or a target is missed
+    or could not be measured, 3 without CUDA.
     """
     from gemma4_repro.errors import ReproError
     from gemma4_triage.report.step_bench_view import print_step_bench

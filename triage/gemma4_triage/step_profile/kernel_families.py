@@ -22,6 +22,7 @@ OUR_KERNELS = {
     "triple_rmsnorm_kernel": "triple_rmsnorm",
     "cross_layer_norm_kernel": "cross_layer_norm",
     "qk_norm_rope_kernel": "qk_norm_rope",
+    "small_m_linear_kernel": "small_m_linear",
     "page_guard_kernel": "page_guard",
     "window_lists_kernel": "window_lists",
 }

@@ -1,0 +1,123 @@
+"""Launch small_m_linear: on CUDA one kernel without synchronisation, elsewhere torch."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from gemma4_kernels.launcher import Launcher
+from gemma4_kernels.row_arguments import DTYPES, Path, takes_kernel
+from gemma4_kernels.small_m_linear import reference
+from gemma4_kernels.small_m_linear.spec import MAX_ROWS, Plan
+
+__all__ = ["any_plan", "small_m_linear"]
+
+_MOST_TILES = 4096
+"""Of a product whose depth is shared: as many counters as there are."""
+
+
+def small_m_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    plan: Plan | None = None,
+    *,
+    out: torch.Tensor | None = None,
+    path: Path = "auto",
+    early: bool = True,
+) -> torch.Tensor:
+    """Return x @ weight.T.
+
+    Args:
+        x: [M, K] bf16, fp16 or fp32, M in 0..16; rows any distance apart, unit stride inside a row.
+        weight: [N, K] in x's dtype, on its device; rows any distance apart, unit stride inside a row.
+        plan: How the product is cut. None: `any_plan`, which is right for every size and measured for none.
+        out: [M, N] in x's dtype, new if None. It must not overlap x or weight.
+        path: The kernel or torch; see `takes_kernel`.
+        early: Whether it may start before the kernel ahead has ended, on a device that can. Then `weight` must not be
+            what that kernel writes.
+
+    Returns:
+        [M, N] in x's dtype.
+
+    Raises:
+        ValueError: A shape, dtype, device or stride is not as above, the plan does not fit, or this device cannot run
+            the path.
+    """
+    _refuse(x, weight)
+    (rows, depth), columns = x.shape, weight.shape[0]
+    if out is None:
+        out = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
+    elif out.shape != (rows, columns) or out.dtype != x.dtype or out.device != x.device or out.stride(1) != 1:
+        have = f"{list(out.shape)} {out.dtype} on {out.device}"
+        raise ValueError(f"out is {have}, expected [{rows}, {columns}] {x.dtype} on {x.device} with unit stride")
+    if rows == 0:
+        return out
+    if not takes_kernel(x, path):
+        return out.copy_(reference.small_m_linear(x, weight))
+    plan = plan or any_plan(rows, columns, depth)
+    tiles = -(-columns // plan.block_n)
+    _refuse_plan(plan, rows, depth, tiles)
+    partial = counters = out
+    if plan.splits > 1:
+        size = tiles * plan.splits * plan.block_n * plan.block_m
+        partial = torch.empty(size, dtype=torch.float32, device=x.device)
+        stream = torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
+        counters = _counters(x.device, stream)
+    _launcher().launch(
+        tiles * plan.splits,
+        (x, weight, out, partial, counters),
+        (x.stride(0), weight.stride(0), out.stride(0)),
+        (rows, columns, depth, plan.splits),
+        (plan.block_m, plan.block_n, plan.block_k, plan.stages, plan.splits > 1, plan.ahead, depth % plan.block_k == 0),
+        num_warps=plan.num_warps,
+        fuse=True,
+        early=early,
+    )
+    return out
+
+
+def any_plan(rows: int, columns: int, depth: int) -> Plan:
+    """Return a plan that is right for every size, and measured for none."""
+    block_m = 1 if rows == 1 else 8 if rows <= 8 else 16
+    block_k = max(16, min(128, 1 << (depth - 1).bit_length()))
+    return Plan(block_m, 16, block_k, 1, 4, 2, False)
+
+
+def _refuse(x: torch.Tensor, weight: torch.Tensor) -> None:
+    if x.dim() != 2 or x.shape[0] > MAX_ROWS or x.shape[1] < 1:
+        raise ValueError(f"x is {list(x.shape)}, expected [0..{MAX_ROWS}, 1 or more]")
+    if x.dtype not in DTYPES:
+        raise ValueError(f"x is {x.dtype}, expected bfloat16, float16 or float32")
+    if weight.dim() != 2 or weight.shape[0] < 1 or weight.shape[1] != x.shape[1]:
+        raise ValueError(f"weight is {list(weight.shape)}, expected [1 or more, {x.shape[1]}]")
+    if weight.dtype != x.dtype or weight.device != x.device:
+        raise ValueError(f"weight is {weight.dtype} on {weight.device}, expected {x.dtype} on {x.device}")
+    for name, tensor in (("x", x), ("weight", weight)):
+        if tensor.stride(1) != 1 and tensor.shape[1] > 1:
+            raise ValueError(f"{name} has stride {tensor.stride(1)} inside a row, expected 1")
+
+
+def _refuse_plan(plan: Plan, rows: int, depth: int, tiles: int) -> None:
+    if rows > plan.block_m:
+        raise ValueError(f"the plan holds {plan.block_m} rows, and x has {rows}")
+    blocks = -(-depth // plan.block_k)
+    # Every part has a block: its first weights are loaded before it is asked how many there are.
+    if not 1 <= plan.splits <= blocks or (plan.splits - 1) * -(-blocks // plan.splits) >= blocks:
+        raise ValueError(f"the plan shares {blocks} blocks of depth {plan.block_k} among {plan.splits} programs")
+    if plan.splits > 1 and tiles > _MOST_TILES:
+        raise ValueError(f"the plan shares the depth of {tiles} tiles, at most {_MOST_TILES} are possible")
+
+
+@functools.cache
+def _counters(device: torch.device, stream: int) -> torch.Tensor:
+    """Return the counters of a stream: kernels of one stream follow each other, and each leaves them at 0."""
+    return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
+
+
+@functools.cache
+def _launcher() -> Launcher:
+    # Here: the torch path, which a CPU takes, needs no Triton.
+    from gemma4_kernels.small_m_linear.kernel import small_m_linear_kernel
+
+    return Launcher(small_m_linear_kernel)

@@ -1,0 +1,61 @@
+"""Matrix products of a few rows by our kernel, where it was measured faster than cuBLAS on this GPU.
+
+A decode step reads all weights once and computes little with them. The kernel is launched while the one ahead still
+runs and cuts the product so that all multiprocessors read; which cut is fastest for a size and a number of rows was
+measured (`gemma4_kernels.small_m_linear.tuned`). Whatever is not in the table stays with cuBLAS.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from gemma4_kernels.small_m_linear.launch import small_m_linear
+from gemma4_kernels.small_m_linear.spec import MAX_ROWS, Plan
+from gemma4_kernels.small_m_linear.tuned import tables, tuned_plans
+from gemma4_runtime.fusion.eligible import rows_reason, server_reason, switched_on
+from gemma4_runtime.fusion.paths import PATHS
+
+OP = "small-m-linear"
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor | None:
+    """Return x [M, K] times weight [N, K] transposed, or None where SGLang's own has to compute it.
+
+    A product of more rows than the kernel has, as in a prefill, is not recorded as a path, nor is one of no rows.
+    """
+    if torch.compiler.is_compiling() or x.dim() != 2 or not 1 <= x.shape[0] <= MAX_ROWS or not switched_on(OP):
+        return None
+    found = _plan_or_reason(x, weight)
+    if isinstance(found, str):
+        PATHS.took(OP, found)
+        return None
+    PATHS.took(OP)
+    return small_m_linear(x, weight, found)
+
+
+def _plan_or_reason(x: Tensor, weight: Tensor) -> Plan | str:
+    """Return the plan of a product of 1 to MAX_ROWS rows, or why there is none."""
+    if reason := server_reason() or rows_reason(x):
+        return reason
+    if type(weight) not in (torch.nn.Parameter, Tensor):
+        # A quantiser of tensors, as torchao's, leaves SGLang's method as it was.
+        return f"a weight of the type {type(weight).__name__}"
+    if weight.dim() != 2 or weight.stride(1) != 1 or weight.dtype is not x.dtype or weight.device != x.device:
+        return "a weight that is no matrix of the rows' dtype and device with unit stride"
+    plans = _plans_or_reason(x.device, x.dtype, *weight.shape)
+    return plans if isinstance(plans, str) else plans[x.shape[0]] or "cuBLAS is as fast"
+
+
+@functools.cache
+def _plans_or_reason(
+    device: torch.device, dtype: torch.dtype, columns: int, depth: int
+) -> tuple[Plan | None, ...] | str:
+    """Return the plans that were measured on a device of this name, by number of rows, or why there are none."""
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    name = str(dtype).removeprefix("torch.")
+    if (gpu, name) not in tables():
+        return f"no plan was measured on {gpu} with {name}"
+    return tuned_plans(gpu, name, columns, depth) or f"no plan was measured for a weight of [{columns}, {depth}]"

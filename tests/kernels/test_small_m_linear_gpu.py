@@ -1,0 +1,81 @@
+"""small_m_linear on a CUDA device: captured, behind kernels that it may overtake, and the plans of its table."""
+
+import pytest
+import torch
+from test_small_m_linear import assert_product, draw
+
+from gemma4_kernels.rmsnorm_add.launch import rmsnorm_add
+from gemma4_kernels.small_m_linear.launch import small_m_linear
+from gemma4_kernels.small_m_linear.spec import AXES, Plan
+from gemma4_kernels.small_m_linear.tuned import tuned_plans
+
+pytestmark = pytest.mark.gpu
+LAYERS = 40
+
+
+def matrices(*shape, seed=0):
+    return draw(*shape, dtype=torch.bfloat16, seed=seed)
+
+
+@pytest.mark.parametrize("plan", [Plan(1, 4, 512, 1, 3, 4, True), Plan(8, 16, 128, 8, 4, 2, True)], ids=str)
+def test_a_chain_of_early_launches_has_the_bits_of_one_that_waits(plan):
+    """Norm, product, norm, product: each reads what the one ahead writes, and shares its memory with the next."""
+    rows = plan.block_m
+    weights = [matrices(1024, 1024, seed=seed) for seed in range(LAYERS)]
+    ones, x = torch.ones(1024, device="cuda", dtype=torch.bfloat16), matrices(rows, 1024, seed=99)
+
+    def chain(early):
+        hidden = x
+        for weight in weights:
+            normed = rmsnorm_add(hidden, ones, x)
+            hidden = small_m_linear(normed, weight, plan, early=early)
+            if not early:
+                torch.cuda.synchronize()
+        return hidden
+
+    expected = chain(False)
+    assert expected.isfinite().all()
+    for _ in range(20):
+        assert torch.equal(chain(True), expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = chain(True)
+    for _ in range(50):
+        captured.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(captured, expected)
+
+
+def test_two_streams_have_counters_of_their_own():
+    plan = Plan(8, 16, 64, 16, 4, 2, False)
+    x, weight = matrices(8, 1024), matrices(4096, 1024, seed=1)
+    expected = small_m_linear(x, weight, plan)
+    torch.cuda.synchronize()
+    streams, found = [torch.cuda.Stream() for _ in range(2)], []
+    for _ in range(50):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                found.append(small_m_linear(x, weight, plan))
+    torch.cuda.synchronize()
+    assert all(torch.equal(one, expected) for one in found)
+
+
+def test_rows_more_than_two_gibi_elements_apart():
+    x, weight, apart = matrices(3, 256), matrices(40, 256, seed=1), 2**30 + 16
+    memory = torch.empty(2 * apart + 256, dtype=torch.bfloat16, device="cuda")
+    far = memory.as_strided((3, 256), (apart, 1)).copy_(x)
+    assert torch.equal(small_m_linear(far, weight), small_m_linear(x, weight))
+    assert torch.equal(small_m_linear(x, far), small_m_linear(x, x.clone()))
+
+
+@pytest.mark.parametrize("rows", AXES["rows"])
+def test_every_plan_of_this_gpus_table_computes_the_product(rows):
+    gpu = torch.cuda.get_device_name()
+    sizes = [(3072, 2560), (2560, 10240), (20480, 2560), (256, 1536), (1536, 256), (2816, 2112), (128, 2816)]
+    plans = {size: tuned_plans(gpu, "bfloat16", *size) for size in sizes}
+    if not any(plans.values()):
+        pytest.skip(f"no table for {gpu}")
+    for (columns, depth), found in plans.items():
+        assert found is not None
+        x, weight = matrices(rows, depth), matrices(columns, depth, seed=1)
+        assert_product(small_m_linear(x, weight, found[rows]), x, weight)
