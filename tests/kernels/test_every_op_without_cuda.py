@@ -16,6 +16,7 @@ from gemma4_kernels.qk_norm_rope.launch import qk_norm_rope
 from gemma4_kernels.rmsnorm_add.launch import rmsnorm_add
 from gemma4_kernels.rmsnorm_residual_scalar.launch import rmsnorm_residual_scalar
 from gemma4_kernels.routing.launch import routing
+from gemma4_kernels.small_m_linear.launch import small_m_linear
 from gemma4_kernels.triple_rmsnorm.launch import triple_rmsnorm
 rows, weight, one = torch.ones(2, 16), torch.ones(16), torch.ones(1)
 rmsnorm_add(rows, weight, rows)
@@ -27,6 +28,7 @@ triple_rmsnorm(rows, weight, rows, weight, weight, weight)
 cross_layer_norm(rows, weight, rows, one, weight)
 qk_norm_rope(rows, rows, rows, weight, weight, rows, torch.arange(2))
 moe_cross_layer_norm(rows, weight, rows, weight, weight, rows, one, weight)
+small_m_linear(rows, rows)
 print(routing(rows, weight, 4)[1][0].tolist())
 """
 
@@ -52,6 +54,7 @@ from triton.compiler import ASTSource
 ROW = {"WIDTH": 2816, "BLOCK": 4096, "EAGER": False}
 TILE = {"WIDTH": 256, "BLOCK": 256, "TILE": 16, "EAGER": True}
 CROSS = ROW | {"GATHERS": True, "HAS_HIDDEN": True, "HAS_NEXT": True, "EARLY": False}
+PRODUCT = {"BLOCK_N": 16, "BLOCK_K": 128, "STAGES": 4, "AHEAD": True, "WHOLE_BLOCKS": True}
 HEADS = {"Q_HEADS": 8, "KV_HEADS": 2, "HALF": 128}
 KERNELS = [
     ("rmsnorm_add", ROW),
@@ -63,11 +66,14 @@ KERNELS = [
     ("ple_front_end", TILE | {"LAYERS": 35, "HAS_PLE": True}),
     ("qk_norm_rope", HEADS | {"TILE": 1, "EAGER": False}),
     ("qk_norm_rope", HEADS | {"TILE": 8, "EAGER": True}),
+    ("small_m_linear", PRODUCT | {"BLOCK_M": 1, "SPLIT": False}),
+    ("small_m_linear", PRODUCT | {"BLOCK_M": 8, "SPLIT": True}),
     ("routing", {"EXPERTS": 128, "TOP_K": 8, "BLOCK": 128, "TILE": 4, "EAGER": False}),
 ]
 TYPES = {"row_ids": "*i64", "router_scale": "*fp32", "weights": "*fp32", "ids": "*i32", "rows": "i32", "pairs": "i32",
          "tokens": "i32", "eps": "fp32", "factor": "fp32", "root": "fp32", "positions": "*i64",
-         "cos_sin_cache": "*fp32"}
+         "cos_sin_cache": "*fp32", "partial": "*fp32", "counters": "*i32", "columns": "i32", "depth": "i32",
+         "splits": "i32"}
 def before_the_wait(ptx):
     assert ptx.count("griddepcontrol.wait") == ptx.count("griddepcontrol.launch_dependents") == 1
     ahead = ptx.split("griddepcontrol.wait")[0]
@@ -98,7 +104,7 @@ for op, constants in KERNELS:
 def test_each_compiles_for_hopper_and_blackwell_with_vector_loads_and_without_local_memory(tmp_path):
     out = run(COMPILE, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     lines = [line.split() for line in out.splitlines()]
-    assert len(lines) == 20
+    assert len(lines) == 24
     for op, capability, vectors, local, redux, shared, ahead in lines:
         loads, stores = map(int, ahead.split("+"))
         # Weights only, of which gelu_tanh_mul has none.
