@@ -25,7 +25,7 @@ from gemma4_triage.logs.rules.other_crash import ID as OTHER_CRASH
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))
-MADE_BY_SCRIPTS = {"docs/incidents.md", "docs/kernels.md"}
+MADE_BY_SCRIPTS = {"docs/incidents.md", "docs/kernels.md", "docs/products.md"}
 NAMES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", *PAGES)
 TEXTS = {name: (ROOT / name).read_text(encoding="utf-8") for name in NAMES}
 README, ARCHITECTURE, CHANGELOG = TEXTS["README.md"], TEXTS["ARCHITECTURE.md"], TEXTS["CHANGELOG.md"]

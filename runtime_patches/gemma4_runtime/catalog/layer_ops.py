@@ -188,8 +188,9 @@ LAYER_OPS: tuple[Patch, ...] = (
             proof=(
                 "tests/kernels/test_small_m_linear.py",
                 "tests/unit/test_small_m_linear.py",
-                "tests/gpu/test_layer_ops.py",
+                "tests/kernels/test_small_m_linear_gpu.py",
                 "kernels/bench/rows/small_m_linear_h200_2026-11-23.json::small_m_linear",
+                "docs/bench/step_products_h200_2026-11-23_e4b.json::all-cublas",
             ),
         ),
     ),

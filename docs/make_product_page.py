@@ -1,0 +1,146 @@
+"""Write docs/products.md from the committed rows of small_m_linear and of steps with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "products.md"
+ROWS = ROOT / "kernels" / "bench" / "rows" / "small_m_linear_h200_2026-11-23.json"
+STEPS = [ROOT / "docs" / "bench" / f"step_products_h200_2026-11-23_{model}.json" for model in ("e4b", "e2b", "26b")]
+SHOWN = (1, 8, 16)
+LEFT_OUT = "lm-head"
+
+HEAD = """# Matrix products of a decode step
+
+Made by `docs/make_product_page.py` from [rows](../kernels/bench/rows/{rows})
+and [steps](bench/); {gpu}, torch {torch}, Triton {triton}.
+
+```
+{command}
+```
+
+A decode step reads all weights once and computes little with them, so what bounds a product is the time to read its
+weights. Each product is timed behind the norm of its input, as it stands in a layer, in a CUDA graph of products whose
+weights come from memory and not from the L2 cache. Times are medians in microseconds and include that norm. *limit* is
+the size of the weights over {rate:.2f} TB/s, the fastest rate at which any arm of this run read its own; *of limit* is
+the limit over our time. *cuBLAS* is the faster of cuBLAS and cuBLASLt as torch calls them. The table of plans names
+ours where it needs at most {gain:.0%} of that time, which is so in {taken} of {cells} cells; elsewhere the patch
+`small-m-linear` leaves the product to cuBLAS.
+
+## All products of a step, without the LM head
+
+The LM head is not taken by the patch: it is read at {head:.0%} of that rate by cuBLAS, batch 1, e4b.
+
+| model | rows | cuBLAS, ms | ours, ms | limit, ms |
+|---|---|---|---|---|
+"""
+
+STEP_HEAD = """
+## Whole steps
+
+```
+{commands}
+```
+
+768 tokens of context. *cuBLAS* is the step with all our other kernels (arm `all-cublas`), *ours* with `small-m-linear`
+as well (arm `all`); above 16 rows it is not taken. Logits were compared before anything was timed.
+
+| model, batch | as shipped, ms | cuBLAS, ms | ours, ms | cuBLAS / ours | as shipped / ours |
+|---|---|---|---|---|---|
+"""
+
+STEP_END = """
+{unequal}
+The experts of 26b are not products of this kind: SGLang's grouped kernel reads them.
+
+## Each product
+
+| product | columns, depth | rows | cuBLAS | ours | limit | of limit |
+|---|---|---|---|---|---|---|
+"""
+
+
+def cublas_us(row: dict[str, Any]) -> float:
+    """Return the time of the faster of cuBLAS and cuBLASLt."""
+    return min(row["us"][arm]["median"] for arm in ("cublas", "cublaslt"))
+
+
+def sums(rows: list[dict[str, Any]], models: tuple[str, ...]) -> Iterator[str]:
+    """Yield a line per model and number of rows."""
+    for model in models:
+        for count in SHOWN:
+            total = [0.0, 0.0, 0.0]
+            for row in (row for row in rows if row["rows"] == count):
+                for use in row["uses"]:
+                    often, _, name = use.split(" ")
+                    if name.startswith(f"{model}.") and not name.endswith(LEFT_OUT):
+                        times = cublas_us(row), row["us"]["ours"]["median"], row["limit_us"]
+                        total = [before + int(often) * us / 1000 for before, us in zip(total, times, strict=True)]
+            yield f"| {model} | {count} | " + " | ".join(f"{value:.2f}" for value in total) + " |"
+
+
+def step_lines(document: dict[str, Any]) -> Iterator[str]:
+    """Yield a line per batch."""
+    rows = {(row["batch"], row["arm"]): row["step_us"]["median"] / 1000 for row in document["rows"]}
+    (model,) = document["models"]
+    for batch in sorted({batch for batch, _ in rows}):
+        shipped, cublas, ours = (rows[batch, arm] for arm in ("shipped", "all-cublas", "all"))
+        ratios = f"x{cublas / ours:.3f} | x{shipped / ours:.3f}"
+        yield f"| {model}, {batch} | {shipped:.2f} | {cublas:.2f} | {ours:.2f} | {ratios} |"
+
+
+def unequal(documents: list[dict[str, Any]]) -> str:
+    """Return a sentence on the two arms that are the same graph, where they differ most."""
+    apart = {}
+    for document in documents:
+        rows = {(row["model"], row["batch"], row["arm"]): row["step_us"]["median"] for row in document["rows"]}
+        for (model, batch, arm), us in rows.items():
+            if arm == "none":
+                apart[model, batch] = abs(us / rows[model, batch, "shipped"] - 1)
+    (model, batch), most = max(apart.items(), key=lambda entry: entry[1])
+    rest = max(value for key, value in apart.items() if key != (model, batch))
+    return (
+        f"Two arms with the very same kernels, `none` and `shipped`, differ by {most:.1%} on {model} at batch {batch}, "
+        f"so that\nless than this says nothing there; elsewhere they differ by at most {rest:.1%}."
+    )
+
+
+def markdown(document: dict[str, Any], steps: list[dict[str, Any]]) -> str:
+    """Return the page."""
+    rows = document["rows"]
+    head = next(row for row in rows if row["rows"] == 1 and any(use.endswith("e4b.lm-head") for use in row["uses"]))
+    text = HEAD.format(
+        rows=ROWS.name,
+        gpu=document["gpu"]["name"],
+        torch=document["versions"]["torch"],
+        triton=document["versions"]["triton"],
+        command=document["command"],
+        rate=document["read_bytes_per_s"] / 1e12,
+        gain=document["gain"],
+        taken=sum(row["us"]["ours"]["median"] <= document["gain"] * cublas_us(row) for row in rows),
+        cells=len(rows),
+        head=head["limit_us"] / cublas_us(head),
+    )
+    text += "".join(f"{line}\n" for line in sums(rows, ("e4b", "e2b", "26b")))
+    text += STEP_HEAD.format(commands="\n".join(step["command"] for step in steps))
+    text += "".join(f"{line}\n" for step in steps for line in step_lines(step))
+    text += STEP_END.format(unequal=unequal(steps))
+    for row in (row for row in rows if row["rows"] in SHOWN):
+        ours = row["us"]["ours"]["median"]
+        name = ", ".join(use.split(" ")[2] for use in row["uses"])
+        times = f"{cublas_us(row):.2f} | {ours:.2f} | {row['limit_us']:.2f} | {row['limit_us'] / ours:.0%}"
+        text += f"| {name} | {row['columns']}, {row['depth']} | {row['rows']} | {times} |\n"
+    return text
+
+
+def read_documents() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the rows and the steps."""
+    return json.loads(ROWS.read_text()), [json.loads(path.read_text()) for path in STEPS]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(markdown(*read_documents()))

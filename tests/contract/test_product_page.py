@@ -1,0 +1,54 @@
+"""docs/products.md is made of the committed rows, and those are whole."""
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from gemma4_repro.step_bench.plan import StepPlan
+from gemma4_repro.step_bench.rows import judge_targets
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def page() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_product_page", ROOT / "docs" / "make_product_page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_the_rows(page):
+    """If this fails: python docs/make_product_page.py"""
+    assert (ROOT / "docs" / "products.md").read_text() == page.markdown(*page.read_documents())
+
+
+def test_the_steps_are_whole_and_judged_as_today(page):
+    _, steps = page.read_documents()
+    for document in steps:
+        assert (document["wrong"], document["lost"], document["partial"]) == ([], [], "")
+        rows = document["rows"]
+        assert all(row["layers"] == document["models"][row["model"]]["all_layers"] for row in rows)
+        batches = tuple(sorted({row["batch"] for row in rows}))
+        arms = tuple({row["arm"]: None for row in rows})
+        plan = StepPlan(tuple(document["models"]), batches, None, arms, document["method"]["rounds"], 0.0)
+        assert judge_targets(plan, rows) == document["targets"]
+        assert {target["status"] for target in document["targets"]} == {"met"}
+
+
+def test_what_the_manual_says_of_it_is_in_the_rows(page):
+    """And above 16 rows the step is that of cuBLAS, within a percent."""
+    _, steps = page.read_documents()
+    us = {(row["model"], row["batch"], row["arm"]): row["step_us"]["median"] for d in steps for row in d["rows"]}
+    gain = {key[:2]: us[(*key[:2], "all-cublas")] / us[(*key[:2], "all")] for key in us}
+    said = (ROOT / "docs" / "patches.md").read_text()
+    (paragraph,) = [part for part in said.split("\n\n") if part.startswith("`small-m-linear`")]
+    words = re.findall(r"x\d\.\d\d", paragraph)
+    cells = [(model, batch) for batch in (1, 8, 16) for model in ("e4b", "e2b", "26b")]
+    assert words == [f"x{gain[cell]:.2f}" for cell in cells]
+    assert all(abs(gain[model, 64] - 1) < 0.01 for model in ("e4b", "e2b", "26b"))
