@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +84,7 @@ def main(argv: list[str] | None = None) -> int:
             rows += measured
             medians = "".join(f"{row['median_us']:>12.2f}" for row in measured)
             print(f"{row_count:>5} x {columns:<7}{medians}", file=sys.stderr)
-    document = json.dumps(heading(options.rounds) | {"rows": rows}, indent=1) + "\n"
-    if options.output is None:
-        sys.stdout.write(document)
-    else:
-        options.output.write_text(document, encoding="utf-8")
-        print(f"Wrote {options.output}", file=sys.stderr)
+    write(heading(options.rounds) | {"rows": rows}, options.output)
     return 0
 
 
@@ -102,13 +98,22 @@ def command_line() -> str:
     return shlex.join(["python", *words])
 
 
-def heading(rounds: int) -> dict[str, Any]:
-    import triton
+def write(document: dict[str, Any], output: Path | None) -> None:
+    """Write the document of a bench script to its file, or to stdout without one."""
+    text = json.dumps(document, indent=1) + "\n"
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        output.write_text(text, encoding="utf-8")
+        print(f"Wrote {output}", file=sys.stderr)
 
+
+def origin(schema_version: str, op: str, *packages: str) -> dict[str, Any]:
+    """Return what every document of a bench script begins with: what was run, when, on what and with which versions."""
     gpu = torch.cuda.get_device_properties(0)
     return {
-        "schema_version": SCHEMA_VERSION,
-        "op": "page_guard",
+        "schema_version": schema_version,
+        "op": op,
         "command": command_line(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "gpu": {
@@ -116,16 +121,14 @@ def heading(rounds: int) -> dict[str, Any]:
             "capability": f"{gpu.major}.{gpu.minor}",
             "multiprocessors": gpu.multi_processor_count,
         },
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-            "cuda": torch.version.cuda,
-        },
-        "rounds": rounds,
-        "builds_per_graph": BUILDS,
-        "arms": {"graph": GRAPH_ARMS, "host": HOST_ARMS},
+        "versions": {"python": platform.python_version(), "cuda": torch.version.cuda}
+        | {name: version(name) for name in ("torch", "triton", *packages)},
     }
+
+
+def heading(rounds: int) -> dict[str, Any]:
+    arms = {"graph": GRAPH_ARMS, "host": HOST_ARMS}
+    return origin(SCHEMA_VERSION, "page_guard") | {"rounds": rounds, "builds_per_graph": BUILDS, "arms": arms}
 
 
 def measure(rows: int, columns: int, rounds: int) -> Iterator[dict[str, Any]]:

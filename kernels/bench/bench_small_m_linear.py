@@ -17,17 +17,14 @@ import itertools
 import json
 import math
 import multiprocessing
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from bench_page_guard import command_line
+from bench_page_guard import origin, write
 
 from gemma4_kernels.rmsnorm_add.launch import rmsnorm_add
 from gemma4_kernels.small_m_linear.launch import small_m_linear
@@ -66,11 +63,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--table", type=Path, help="make the table of plans of this file, and measure nothing")
     options = parser.parse_args(argv)
     if options.table is not None:
-        if not options.table.is_file():
-            parser.error(f"{options.table} is not a file: give one that --output has written")
-        document = json.loads(options.table.read_text(encoding="utf-8"))
-        target = FOLDER / table_name(document)
-        target.write_text(table_text(document, options.table), encoding="utf-8")
+        try:
+            document = json.loads(options.table.read_text(encoding="utf-8"))
+            target, text = FOLDER / table_name(document), table_text(document, options.table)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            parser.error(f"{options.table} is not a file that --output has written: {type(error).__name__}: {error}")
+        target.write_text(text, encoding="utf-8")
         print(f"Wrote {target}", file=sys.stderr)
         return 0
     if options.rounds < 2:
@@ -90,12 +88,8 @@ def main(argv: list[str] | None = None) -> int:
     except WrongAnswer as error:
         print(error, file=sys.stderr)
         return 1
-    document = json.dumps(heading(options) | with_limits(found), indent=1) + "\n"
-    if options.output is None:
-        sys.stdout.write(document)
-    else:
-        options.output.write_text(document, encoding="utf-8")
-        print(f"Wrote {options.output}", file=sys.stderr)
+    about = {"dtype": "bfloat16", "rounds": options.rounds, "gain": GAIN}
+    write(origin("1.0", "small_m_linear") | about | with_limits(found), options.output)
     return 0
 
 
@@ -302,26 +296,6 @@ def line(row: dict[str, Any]) -> str:
     """Return a row as a line of text."""
     medians = ", ".join(f"{arm} {us['median']:.2f}" for arm, us in row["us"].items())
     return f"{row['uses'][0]} [{row['columns']}, {row['depth']}], {row['rows']} rows: {medians} us; {row['plan']}"
-
-
-def heading(options: argparse.Namespace) -> dict[str, Any]:
-    gpu = torch.cuda.get_device_properties(0)
-    return {
-        "schema_version": "1.0",
-        "op": "small_m_linear",
-        "command": command_line(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "gpu": {
-            "name": gpu.name,
-            "capability": f"{gpu.major}.{gpu.minor}",
-            "multiprocessors": gpu.multi_processor_count,
-        },
-        "versions": {"python": platform.python_version(), "cuda": torch.version.cuda}
-        | {name: version(name) for name in ("torch", "triton")},
-        "dtype": "bfloat16",
-        "rounds": options.rounds,
-        "gain": GAIN,
-    }
 
 
 def table_name(document: dict[str, Any]) -> str:

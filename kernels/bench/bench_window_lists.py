@@ -12,20 +12,16 @@ lists are compared. Exit codes: 0 measured, 1 a list was wrong, 2 usage, 3 no CU
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from bench_page_guard import command_line, interleaved, summary
+from bench_page_guard import interleaved, origin, summary, write
 
 from gemma4_kernels.window_lists.launch import window_lists
 from gemma4_kernels.window_lists.spec import AXES
@@ -67,32 +63,12 @@ def main(argv: list[str] | None = None) -> int:
                 rows += found
                 medians = ", ".join(f"{row['arm']} {row['median_us']:.1f} us" for row in found)
                 print(f"{requests} requests, window {window}, {clock}: {medians}", file=sys.stderr)
-    document = json.dumps(heading(options.rounds) | {"rows": rows}, indent=1) + "\n"
-    if options.output is None:
-        sys.stdout.write(document)
-    else:
-        options.output.write_text(document, encoding="utf-8")
-        print(f"Wrote {options.output}", file=sys.stderr)
+    write(heading(options.rounds) | {"rows": rows}, options.output)
     return 0
 
 
 def heading(rounds: int) -> dict[str, Any]:
-    gpu = torch.cuda.get_device_properties(0)
-    return {
-        "schema_version": "1.0",
-        "op": "window_lists",
-        "command": command_line(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "gpu": {
-            "name": gpu.name,
-            "capability": f"{gpu.major}.{gpu.minor}",
-            "multiprocessors": gpu.multi_processor_count,
-        },
-        "versions": {"python": platform.python_version(), "cuda": torch.version.cuda}
-        | {name: version(name) for name in ("sglang", "torch", "triton")},
-        "rounds": rounds,
-        "spin_ms": SPIN_MS,
-    }
+    return origin("1.0", "window_lists", "sglang") | {"rounds": rounds, "spin_ms": SPIN_MS}
 
 
 def make_arms(requests: int, window: int) -> tuple[dict[str, Arm], str]:

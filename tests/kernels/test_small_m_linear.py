@@ -134,6 +134,15 @@ def test_the_same_bits_each_time_and_whatever_the_other_rows_are(plan):
     assert torch.equal(alone[0], first[-1])
 
 
+@needs_kernel
+@by_plan
+def test_nothing_beyond_the_last_weight_is_read(plan):
+    """A row behind it would lie where this process has no memory: reading it ends the process."""
+    x, weight = draw(1, 192), draw(1, 192, seed=1)
+    far = weight.as_strided((1, 192), (1 << 44, 1))
+    assert torch.equal(small_m_linear(x, far, plan, path="kernel"), small_m_linear(x, weight, plan, path="kernel"))
+
+
 GOOD = draw(2, 32), draw(5, 32)
 
 

@@ -5,7 +5,7 @@ import torch
 from test_small_m_linear import assert_product, draw
 
 from gemma4_kernels.rmsnorm_add.launch import rmsnorm_add
-from gemma4_kernels.small_m_linear.launch import small_m_linear
+from gemma4_kernels.small_m_linear.launch import _COUNTERS, small_m_linear
 from gemma4_kernels.small_m_linear.spec import AXES, Plan
 from gemma4_kernels.small_m_linear.tuned import tuned_plans
 
@@ -44,6 +44,25 @@ def test_a_chain_of_early_launches_has_the_bits_of_one_that_waits(plan):
         captured.fill_(torch.nan)
         graph.replay()
         assert torch.equal(captured, expected)
+
+
+def test_graphs_captured_without_a_warm_up_are_right_in_any_order():
+    plan = Plan(8, 16, 64, 16, 4, 2, False)
+    x, weight = matrices(8, 1024), matrices(4096, 1024, seed=1)
+    expected = small_m_linear(x, weight, plan)
+    torch.cuda.synchronize()
+    graphs, captured, stream = [torch.cuda.CUDAGraph() for _ in range(3)], [], torch.cuda.Stream()
+    _COUNTERS.pop((x.device, stream.cuda_stream), None)
+    for graph in graphs:
+        with torch.cuda.graph(graph, stream=stream):
+            captured.append(small_m_linear(x, weight, plan))
+    with torch.cuda.stream(stream):
+        assert torch.equal(small_m_linear(x, weight, plan), expected)
+    for graph, made in reversed(list(zip(graphs, captured, strict=True))):
+        for _ in range(2):
+            made.fill_(torch.nan)
+            graph.replay()
+            assert torch.equal(made, expected)
 
 
 def test_two_streams_have_counters_of_their_own():

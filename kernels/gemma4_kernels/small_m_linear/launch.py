@@ -15,6 +15,7 @@ __all__ = ["any_plan", "small_m_linear"]
 
 _MOST_TILES = 4096
 """Of a product whose depth is shared: as many counters as there are."""
+_COUNTERS: dict[tuple[torch.device, int], torch.Tensor] = {}
 
 
 def small_m_linear(
@@ -62,8 +63,7 @@ def small_m_linear(
     if plan.splits > 1:
         size = tiles * plan.splits * plan.block_n * plan.block_m
         partial = torch.empty(size, dtype=torch.float32, device=x.device)
-        stream = torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
-        counters = _counters(x.device, stream)
+        counters = _counters(x.device)
     _launcher().launch(
         tiles * plan.splits,
         (x, weight, out, partial, counters),
@@ -109,10 +109,19 @@ def _refuse_plan(plan: Plan, rows: int, depth: int, tiles: int) -> None:
         raise ValueError(f"the plan shares the depth of {tiles} tiles, at most {_MOST_TILES} are possible")
 
 
-@functools.cache
-def _counters(device: torch.device, stream: int) -> torch.Tensor:
-    """Return the counters of a stream: kernels of one stream follow each other, and each leaves them at 0."""
-    return torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
+def _counters(device: torch.device) -> torch.Tensor:
+    """Return counters that are 0 when the kernel starts.
+
+    A stream has its own, because kernels of one stream follow each other, and each leaves them at 0. A graph that is
+    captured on a stream on which nothing ran before sets new ones to 0 in each replay.
+    """
+    key = device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    counters = _COUNTERS.get(key)
+    if counters is None:
+        counters = torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
+        if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+            _COUNTERS[key] = counters
+    return counters
 
 
 @functools.cache

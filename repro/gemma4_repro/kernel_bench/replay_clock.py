@@ -60,7 +60,8 @@ def capture(call: Call, calls: int, sets: int) -> Recorded:
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph, kept = torch.cuda.CUDAGraph(), [None] * sets
-    with torch.cuda.graph(graph):
+    # On the stream of the warm-up, whose memory a kernel may have prepared there.
+    with torch.cuda.graph(graph, stream=stream):
         for number in range(calls):
             kept[number % sets] = call(number)
     return Recorded(graph, call)

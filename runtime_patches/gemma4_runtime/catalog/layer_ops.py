@@ -183,11 +183,12 @@ LAYER_OPS: tuple[Patch, ...] = (
             why="A decode step is bound by reading its weights, and cuBLAS reads a layer's at about half of the "
             "bandwidth: each product waits for the end of the kernel ahead, and small ones do not fill the GPU.",
             eligibility="Products without bias of SGLang's unquantised linear layers, of 1 to 16 rows, and of a size, "
-            f"dtype and GPU that the table has; not traced by torch.compile. {_ROWS}",
-            fallback=OWN_LINES + " More than 16 rows are not counted.",
+            "dtype and GPU that the table has, eager or captured; not traced by torch.compile, with deterministic "
+            "inference, with rl_on_policy_target or on ROCm.",
+            fallback=OWN_LINES + " Products with more rows or a bias, and quantised layers, are not counted.",
             proof=(
                 "tests/kernels/test_small_m_linear.py",
-                "tests/unit/test_small_m_linear.py",
+                "tests/unit/test_few_row_products.py",
                 "tests/kernels/test_small_m_linear_gpu.py",
                 "kernels/bench/rows/small_m_linear_h200_2026-11-23.json::small_m_linear",
                 "docs/bench/step_products_h200_2026-11-23_e4b.json::all-cublas",
