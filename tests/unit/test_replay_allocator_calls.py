@@ -12,7 +12,7 @@ from small_swa_pools import PROBE, extend, make_allocator
 
 from gemma4_dumps.allocator_calls import runs_of
 from gemma4_dumps.errors import DumpError, DumpUnreadable
-from gemma4_runtime.probes import swa_allocator_history
+from gemma4_runtime import allocator_history
 from gemma4_triage.cli import app
 from gemma4_triage.errors import EnvironmentCannot, NothingChecked
 from gemma4_triage.replay.allocator_replay import replay_allocator
@@ -117,7 +117,7 @@ class TestMutatedHistories:
 class TestTheRecord:
     @pytest.mark.parametrize("page", [16, 1])
     def test_a_long_history_begins_in_a_later_state(self, root, page, monkeypatch):
-        monkeypatch.setattr(swa_allocator_history, "MAX_CALLS", 7)
+        monkeypatch.setattr(allocator_history, "MAX_CALLS", 7)
         result = replay_allocator(write(root, draft_of(lived(3, page))))
         assert result.fine
         assert result.start_known
@@ -133,7 +133,7 @@ class TestTheRecord:
         assert "the dump's own verdict: disagrees: the dump says double_free of its last call" in out
 
     def test_slots_bound_it_as_well(self, root, monkeypatch):
-        monkeypatch.setattr(swa_allocator_history, "MAX_SLOTS", 50)
+        monkeypatch.setattr(allocator_history, "MAX_SLOTS", 50)
         result = replay_allocator(write(root, draft_of(lived(3))))
         assert result.fine
         assert result.calls_before > 0

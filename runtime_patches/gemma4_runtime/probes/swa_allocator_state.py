@@ -26,12 +26,12 @@ from weakref import WeakKeyDictionary
 import torch
 
 from gemma4_dumps.schema import Provenance
+from gemma4_runtime.allocator_history import History, free_lists, request_slots_of
 from gemma4_runtime.checks.lost_pages import check_restored
 from gemma4_runtime.checks.slot_ledger import SlotLedger, pages_in_use
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.evidence import payload
 from gemma4_runtime.guard import Scene
-from gemma4_runtime.probes.swa_allocator_history import History, free_lists, request_slots_of
 from gemma4_runtime.session import Session
 
 RULES: Mapping[str, str] = {
