@@ -124,6 +124,22 @@ def missing_shard(target):
     (target / "model.safetensors").rename(target / SHARD)
 
 
+def missing_shard_without_index(target):
+    (target / "model.safetensors").rename(target / SHARD)
+
+
+def index_of_a_part(target):
+    missing_shard_without_index(target)
+    (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": SHARD}}))
+
+
+def index_of_another_folder(target):
+    (target.parent / "whole").mkdir()
+    (target / "model.safetensors").rename(target.parent / "whole" / "model.safetensors")
+    index = {"weight_map": {"a": "../whole/model.safetensors"}}
+    (target / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
 def index_of_nothing(target):
     (target / "model.safetensors.index.json").write_text('{"weight_map": [1]}')
 
@@ -139,6 +155,9 @@ def index_of_nothing(target):
         (torn_weights, "is not a whole safetensors file"),
         (empty_weights, "is not a whole safetensors file"),
         (missing_shard, "lacks model-00002-of-00002.safetensors, one of 1 missing of 2 shards"),
+        (missing_shard_without_index, "lacks model-00002-of-00002.safetensors, one of 1 missing of 2 shards"),
+        (index_of_a_part, "lacks model-00002-of-00002.safetensors, one of 1 missing of 2 shards"),
+        (index_of_another_folder, "names '../whole/model.safetensors', which is no file of its folder"),
         (index_of_nothing, "has no weight_map of file names"),
     ],
 )
