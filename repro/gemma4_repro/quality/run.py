@@ -102,7 +102,9 @@ def run_sides(
                 measured.paths[side.name] = _since(paths_taken(root), at_start)
                 if asked.ended and side.launch is not None:
                     asked.ended += f"; its log is {folder / side.name / LOG_NAME}"
-        except (ServerLost, EnvironmentLacks) as error:
+        except ServerLost as error:
+            measured.failure = error.brief
+        except EnvironmentLacks as error:
             measured.failure = str(error)
         except KeyboardInterrupt:
             measured.interrupted = True
