@@ -209,7 +209,7 @@ class TestServersThatFail:
     [
         ("raise RuntimeError('no accelerator is here')", "RuntimeError: no accelerator is here"),
         (
-            "print('Process scheduler:\\nTraceback (most recent call last):\\n  File x\\nOSError: torn\\n\\nA child ended.')",
+            "print('Process tp0:\\nTraceback (most recent call last):\\n  File x\\nOSError: torn\\n\\nA child ended.')",
             "OSError: torn",
         ),
         ("", "nothing"),

@@ -253,6 +253,12 @@ def test_a_dry_run_needs_no_gpu_and_takes_arguments_for_the_server(cli, machine)
     assert all(line.startswith("python -m sglang.bench_serving ") for line in clients)
 
 
+@pytest.mark.parametrize("toy", [(), ("--toy",)])
+def test_a_dry_run_shows_no_server_that_would_not_start(refused, toy):
+    words = ["e4b_trtllm_v1", *toy, "--dry-run", "--patches", "default,+yocoo"]
+    assert "names yocoo, which this version does not have" in refused(ExitCode.USAGE, *words)
+
+
 def test_the_server_that_a_dry_run_shows_is_one_that_serve_takes(cli, machine):
     """`serve` reads the very words, and its own settings say what the cell is."""
     import shlex

@@ -161,9 +161,10 @@ def _asked(
 
 
 def _dry_run(asked: Asked, port: int | None, as_json: bool) -> int:
-    from gemma4_triage.cli.crash_plan import placeholders, shown_lines, toys
+    from gemma4_triage.cli.crash_plan import check_start, placeholders, shown_lines, toys
 
     checkpoints = toys(asked.cell) if asked.toy else placeholders(asked)
+    check_start(asked, checkpoints, port or _SHOWN_PORT)
     lines = shown_lines(asked, checkpoints, port or _SHOWN_PORT, f"RUN/{asked.cell.id}")
     if as_json:
         emit_json("crash-dry-run", {"cell": asked.cell.id, "toy": asked.toy, "shell_lines": lines})
@@ -193,7 +194,7 @@ def _run(
     if port is not None and not is_free(port):
         raise EnvironmentCannot(f"port {port} is in use, or the port 10000 above it", "name another --port, or none")
     chosen = port if port is not None else free_ports(1)[0]
-    expected = crash_plan.expect(asked, checkpoints, chosen, gpus)
+    expected = crash_plan.expect(asked, crash_plan.check_start(asked, checkpoints, chosen), gpus)
     folder = prepare_run_folder(f"{NAME}-{cell.id}", (cell.id,), output, force)
     plan = crash_plan.make_plan(asked, checkpoints, chosen, folder / cell.id, time_limit)
     _announce(asked, checkpoints, plan, folder)
