@@ -219,7 +219,7 @@ def test_a_server_that_dies_at_its_start_is_one_line(tmp_path, died, said):
     """Its traceback stays in its log."""
     (tmp_path / "base").mkdir()
     launch = Launch([sys.executable, "-c", died], dict(os.environ), 1)
-    measured = run_sides([Side("base", launch=launch)], [], tmp_path, Limits(1, 1, 60), None, no_op, no_op)
+    measured = run_sides([Side("base", launch=launch)], [], tmp_path, Limits(1, 1, 60), {}, no_op, no_op)
     log = tmp_path / "base" / "server.log"
     code = 1 if died.startswith("raise") else 0
     assert measured.failure == f"base: ended with {code} before it was ready; its log {log} says: {said}"
@@ -251,9 +251,11 @@ class TestRefusals:
             (("--colours", "--api", "grpc", *URLS), "--api 'grpc' is not known"),
             (("--colours", "--timeout", "nan", *URLS), "--timeout nan is no number of seconds"),
             (("--colours", "--examples", "x", *URLS), "--examples come before questions"),
-            (("--colours", "--base", "none", *URLS), "--base is of servers that quality starts"),
-            (("--colours", *URLS, "--", "--model-path", "x"), "SGLang's arguments is of servers that quality starts"),
-            (("--colours", *URLS[:2]), "'' is no address of a server"),
+            (("--colours", "--base", "none", *URLS), "--base is for servers that quality starts"),
+            (("--colours", *URLS, "--", "--model-path", "x"), "-- SGLANG_ARGUMENTS is for servers"),
+            (("--colours", *URLS[:2]), "--with-url is missing"),
+            (("--colours", "--questions", "missing.csv", *URLS[2:]), "--base-url is missing"),
+            (("--colours", "--base-url", "", *URLS[2:]), "'' is no address of a server"),
             (("--colours", *URLS[:2], "--with-url", URLS[1] + "/v1/"), "are the same server"),
             (("--colours", "--base-url", "localhost:30000", *URLS[2:]), "'localhost:30000' is no address"),
             (("--colours", "--model", "m", *SERVER), "--model chooses among what running servers serve"),
@@ -309,8 +311,9 @@ class TestRefusals:
         assert (code, "the CUDA driver shows no GPU to this process" in message) == (3, True), message
         assert not (tmp_path / "run").exists()
 
-    def test_a_server_that_is_not_there(self, quality):
+    def test_a_server_that_is_not_there(self, quality, tmp_path):
         code, message = refused(quality, "--colours", *URLS)
+        assert not (tmp_path / "run").exists()
         assert (code, message) == (
             3,
             "http://127.0.0.1:9/v1 does not list its models: APIConnectionError: [Errno 111] Connection refused",
@@ -322,12 +325,14 @@ class TestRefusals:
             ((), (), 3, "serves no model"),
             (("a", "b"), (), 2, "serves 2 models"),
             (("a",), ("--model", "b"), 2, "does not serve 'b'"),
+            (("a",), (), 2, "--base-url serves 'a' and --with-url 'toy'"),
         ],
     )
-    def test_a_model_that_is_not_served(self, quality, models, wanted, code, said):
+    def test_a_model_that_is_not_served_by_both(self, quality, tmp_path, models, wanted, code, said):
         with endpoint(well_informed) as base, endpoint(well_informed, models) as other:
             found, message = refused(quality, "--colours", "--base-url", other, "--with-url", base, *wanted)
         assert (found, said in message) == (code, True), message
+        assert not (tmp_path / "run").exists()
 
     def test_an_output_that_is_not_empty(self, capsys, tmp_path):
         (tmp_path / "kept.txt").write_text("x")

@@ -122,8 +122,11 @@ def quality(
         raise UsageMistake("--examples come before questions, and there are none", "give --questions")
     urls = base_url is not None or with_url is not None
     _refuse_mixed(
-        urls, {"--base": base, "--with": with_, "--host-engine": host_engine, "SGLang's arguments": arguments}
+        urls, {"--base": base, "--with": with_, "--host-engine": host_engine, "-- SGLANG_ARGUMENTS": arguments}
     )
+    if urls and (base_url is None or with_url is None):
+        missing = "--base-url" if base_url is None else "--with-url"
+        raise UsageMistake(f"{missing} is missing", "give the addresses of both servers, or of neither")
     if model is not None and not urls:
         raise UsageMistake("--model chooses among what running servers serve", "give --base-url and --with-url")
     if not urls and not arguments:
@@ -148,7 +151,7 @@ def _refuse_mixed(urls: bool, others: dict[str, Any]) -> None:
     given = [option for option, value in others.items() if value]
     if urls and given:
         raise UsageMistake(
-            f"{given[0]} is of servers that quality starts, and the URLs name servers that run already",
+            f"{given[0]} is for servers that quality starts, and the URLs name servers that run already",
             "give one or the other",
         )
 
@@ -204,12 +207,14 @@ class _Run:
     def into(self, output: Path | None, force: bool, as_json: bool) -> int:
         """Run into this folder, show the verdict, and return the exit code. Raises ReproError, UserError."""
         from gemma4_repro.quality.judge import judge
-        from gemma4_repro.quality.run import run_sides
+        from gemma4_repro.quality.run import Side, check_running, run_sides
         from gemma4_repro.run_folder import prepare_run_folder
         from gemma4_triage.report.bench_origin import project_origin
         from gemma4_triage.report.quality_view import print_quality
 
         project = project_origin()
+        # A server that cannot be asked leaves no folder behind.
+        names = check_running([Side(server.name, server.url) for server in self._servers], self._model)
         folder = prepare_run_folder(KIND, tuple(server.name for server in self._servers), output, force)
         (folder / DOCUMENT_NAME).unlink(missing_ok=True)
         say(f"run folder: {folder}")
@@ -219,7 +224,7 @@ class _Run:
             write_text(folder / side / ANSWERS_NAME, "".join(lines))
 
         sides = [server.side(folder) for server in self._servers]
-        measured = run_sides(sides, self._items, folder, self._limits, self._model, keep, say)
+        measured = run_sides(sides, self._items, folder, self._limits, names, keep, say)
         if measured.failure:
             raise EnvironmentCannot(measured.failure, f"what was answered before is below {folder}")
         verdict = judge(self._items, measured, {server.name: server.chosen for server in self._servers})
