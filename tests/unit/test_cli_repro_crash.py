@@ -222,6 +222,9 @@ def test_the_matrix_of_a_machine_without_a_gpu(cli, machine):
     assert code == ExitCode.OK
     assert all(f"\n{cell.id} " in out for cell in CELLS)
     assert "GPU: none that the CUDA driver shows" in out
+    assert "(an H200 (sm90, 141 GB by its data sheet), a B200 (sm100, 180 GB by its data sheet))" in " ".join(
+        out.split()
+    )
     assert "[1] no CUDA device is visible to this process" in out
 
 
