@@ -217,6 +217,21 @@ def test_a_folder_that_is_not_empty_loses_nothing(cli, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
+@pytest.mark.parametrize(
+    "words", [["e4b"], ["--toy"], ["--load", "all"], ["--model", "x"], ["--dry-run"], ["--port", "30000"], ["--force"]]
+)
+def test_the_matrix_takes_no_other_option(cli, machine, words):
+    code, out, err = cli("repro", "crash", "--matrix", *words)
+    assert (code, out) == (ExitCode.USAGE, "")
+    assert f"takes only --json; {words[0]} was given" in err
+
+
+def test_a_missing_assistant_comes_with_what_to_do(cli, machine):
+    code, _, err = cli("repro", "crash", "e4b_trtllm_v1", "--model", TARGET)
+    assert code == ExitCode.USAGE
+    assert err.splitlines()[1] == "hint: name the assistant's folder; --toy runs the cell on this CPU"
+
+
 def test_the_matrix_of_a_machine_without_a_gpu(cli, machine):
     code, out, _ = cli("repro", "crash", "--matrix")
     assert code == ExitCode.OK

@@ -103,7 +103,10 @@ def real_checkpoints(asked: Asked, gpus: Sequence[Gpu]) -> Checkpoints:
     if asked.model is None:
         raise UsageMistake(f"{cell.id} needs --model, a checkpoint of {cell.model.title}", "--toy runs it on this CPU")
     if cell.mtp.drafts and asked.draft_model is None:
-        raise UsageMistake(f"{cell.id} drafts, and needs --draft-model, the MTP assistant of --model")
+        raise UsageMistake(
+            f"{cell.id} drafts, and needs --draft-model, the MTP assistant of --model",
+            "name the assistant's folder; --toy runs the cell on this CPU",
+        )
     target = Path(asked.model).expanduser()
     needs, remark = check_target(target, cell.model)
     remarks = [remark] if remark else []

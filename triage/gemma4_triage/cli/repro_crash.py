@@ -32,7 +32,10 @@ def crash(
     ] = None,
     matrix: Annotated[
         bool,
-        typer.Option("--matrix", help="List the cells, which of them this machine can run, and why not the others."),
+        typer.Option(
+            "--matrix",
+            help="List all cells, which of them this machine can run, and why not the others. Takes only --json.",
+        ),
     ] = False,
     model: Annotated[
         str | None, typer.Option("--model", metavar="DIR", help="The checkpoint, a folder on this machine.")
@@ -94,8 +97,23 @@ def crash(
 
     try:
         if matrix:
-            if cell is not None:
-                raise UsageMistake("--matrix lists all cells and takes none", f"leave {cell} out")
+            given = {
+                cell: cell,
+                "--toy": toy,
+                "--dry-run": dry_run,
+                "--model": model,
+                "--draft-model": draft_model,
+                "--load": load,
+                "--patches": patches,
+                "--fault": fault,
+                "--device-model": device_model,
+                "--port": port,
+                "--output": output,
+                "--force": force,
+                "--time-limit": time_limit,
+                "-- SGLANG_ARGUMENTS": arguments,
+            }
+            _refuse_beside_matrix([str(name) for name, value in given.items() if value])
             _matrix(as_json)
             return
         asked = _asked(cell, arguments, load, toy, model, draft_model, patches, fault, device_model)
@@ -103,6 +121,14 @@ def crash(
     except ReproError as error:
         raise for_user(error) from error
     raise typer.Exit(code)
+
+
+def _refuse_beside_matrix(given: list[str]) -> None:
+    if given:
+        raise UsageMistake(
+            f"--matrix lists all cells, as they are published and as toys, and takes only --json; {given[0]} was given",
+            f"leave {' and '.join(given)} out, or --matrix",
+        )
 
 
 def _matrix(as_json: bool) -> None:
