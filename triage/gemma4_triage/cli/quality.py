@@ -74,10 +74,11 @@ def quality(
         typer.Option("--base-url", metavar="URL", help="Instead of --base: a server that runs already."),
     ] = None,
     with_url: Annotated[
-        str | None, typer.Option("--with-url", metavar="URL", help="Instead of --with: the same.")
+        str | None, typer.Option("--with-url", metavar="URL", help="Instead of --with: a server that runs already.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME", help="Which model of those that the URLs serve.")
+        str | None,
+        typer.Option("--model", metavar="NAME", help="Which model to ask, if the servers of the URLs serve several."),
     ] = None,
     api: Annotated[
         str,
@@ -87,14 +88,22 @@ def quality(
             help="How questions are put: the published prompt as it is, or in a chat's message.",
         ),
     ] = "completions",
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Questions, drawn at random if there are more.")] = 500,
-    seed: Annotated[int, typer.Option("--seed", help="Of that draw.")] = 0,
-    parallel: Annotated[int, typer.Option("--parallel", min=1, max=256, help="Requests under way at a time.")] = 8,
+    limit: Annotated[
+        int,
+        typer.Option("--limit", min=1, help="How many questions to ask; they are drawn at random if there are more."),
+    ] = 500,
+    seed: Annotated[int, typer.Option("--seed", help="The seed of the random draw of --limit.")] = 0,
+    parallel: Annotated[
+        int, typer.Option("--parallel", min=1, max=256, help="How many requests are under way at a time.")
+    ] = 8,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, max=86400, help="For one request.")
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, max=86400, help="How long one request may take.")
     ] = 120,
     start_timeout_s: Annotated[
-        float, typer.Option("--start-timeout", metavar="SECONDS", min=1, max=86400, help="For a server to start.")
+        float,
+        typer.Option(
+            "--start-timeout", metavar="SECONDS", min=1, max=86400, help="How long a server may take to start."
+        ),
     ] = 1800,
     host_engine: Annotated[
         bool, typer.Option("--host-engine", help="Start the servers on this CPU, as serve --host-engine does.")

@@ -41,7 +41,8 @@ def crash(
         str | None, typer.Option("--model", metavar="DIR", help="The checkpoint, a folder on this machine.")
     ] = None,
     draft_model: Annotated[
-        str | None, typer.Option("--draft-model", metavar="DIR", help="Its MTP assistant, for the cells that draft.")
+        str | None,
+        typer.Option("--draft-model", metavar="DIR", help="The MTP assistant of --model, for the cells that draft."),
     ] = None,
     toy: Annotated[
         bool,
@@ -52,13 +53,17 @@ def crash(
     load: Annotated[
         list[str] | None,
         typer.Option(
-            "--load", metavar="ID|all", help="Which published load; the one that crashed if none. Repeatable."
+            "--load",
+            metavar="ID|all",
+            help="Which published load to send. Default: summarisation, which crashed. Repeatable.",
         ),
     ] = None,
     patches: Annotated[
         str | None,
         typer.Option(
-            "--patches", metavar="IDS", help="In place of the cell's: GEMMA4_TRIAGE_PATCHES, such as default."
+            "--patches",
+            metavar="IDS",
+            help="Which patches the server gets instead of the cell's, such as default or none,+clamp.",
         ),
     ] = None,
     fault: Annotated[
@@ -66,19 +71,28 @@ def crash(
         typer.Option("--fault", metavar="ID", help="Inject swa-state-stale, the published bug; this release lacks it."),
     ] = None,
     device_model: Annotated[
-        str | None, typer.Option("--device-model", metavar="sm100|sm90", help="Of the CPU engine, with --toy.")
+        str | None,
+        typer.Option("--device-model", metavar="sm100|sm90", help="With --toy: which GPU the CPU engine imitates."),
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option("--port", min=1024, max=_HIGHEST_PORT, metavar="N", help="The server's, on loopback; a free one."),
+        typer.Option(
+            "--port",
+            min=1024,
+            max=_HIGHEST_PORT,
+            metavar="N",
+            help="The server's port on loopback. Default: a free one.",
+        ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", metavar="DIR", help="The run's folder, instead of one below the state directory."),
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="The run's folder, instead of one below the state directory."
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write to --output even if it is not empty.")] = False,
     time_limit: Annotated[
-        float | None, typer.Option("--time-limit", metavar="SECONDS", min=1, help="For each load.")
+        float | None, typer.Option("--time-limit", metavar="SECONDS", min=1, help="How long each load may take.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the shell lines of the server and its clients, and stop.")
