@@ -79,7 +79,7 @@ def servers(toy, environment, tmp_path):
         started = []
         for name, model in (("good", toy), ("bad", bad)):
             port = free_port() + 100 * len(started)
-            words = flags({"model_path": model} | ARGUMENTS)
+            words = flags({"model_path": model, "served_model_name": "toy"} | ARGUMENTS)
             command = [COMMAND, "serve", "--host-engine", "--", "--host", "127.0.0.1", "--port", str(port), *words]
             log = tmp_path / f"{name}.log"
             started.append(

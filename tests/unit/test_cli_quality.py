@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from threading import Event
 import pytest
 from quality_endpoint import endpoint, gone_after, hanging_after, well_informed
 
+from gemma4_repro.quality.run import Launch, Limits, Side, run_sides
 from gemma4_repro.toys.locate import toy_path
 from gemma4_triage.cli.app import main
 
@@ -201,6 +204,31 @@ class TestServersThatFail:
         assert len((tmp_path / "run" / "base" / "answers.jsonl").read_text().splitlines()) == 5
 
 
+@pytest.mark.parametrize(
+    ("died", "said"),
+    [
+        ("raise RuntimeError('no accelerator is here')", "RuntimeError: no accelerator is here"),
+        (
+            "print('Process tp0:\\nTraceback (most recent call last):\\n  File x\\nOSError: torn\\n\\nA child ended.')",
+            "OSError: torn",
+        ),
+        ("", "nothing"),
+    ],
+)
+def test_a_server_that_dies_at_its_start_is_one_line(tmp_path, died, said):
+    """Its traceback stays in its log."""
+    (tmp_path / "base").mkdir()
+    launch = Launch([sys.executable, "-c", died], dict(os.environ), 1)
+    measured = run_sides([Side("base", launch=launch)], [], tmp_path, Limits(1, 1, 60), {}, no_op, no_op)
+    log = tmp_path / "base" / "server.log"
+    code = 1 if died.startswith("raise") else 0
+    assert measured.failure == f"base: ended with {code} before it was ready; its log {log} says: {said}"
+
+
+def no_op(*_):
+    """Keep and tell nothing."""
+
+
 def refused(quality, *words):
     """Return (exit code, message) of a run that wrote nothing, one or two lines long."""
     code, document, err = quality(*words)
@@ -223,9 +251,11 @@ class TestRefusals:
             (("--colours", "--api", "grpc", *URLS), "--api 'grpc' is not known"),
             (("--colours", "--timeout", "nan", *URLS), "--timeout nan is no number of seconds"),
             (("--colours", "--examples", "x", *URLS), "--examples come before questions"),
-            (("--colours", "--base", "none", *URLS), "--base is of servers that quality starts"),
-            (("--colours", *URLS, "--", "--model-path", "x"), "SGLang's arguments is of servers that quality starts"),
-            (("--colours", *URLS[:2]), "'' is no address of a server"),
+            (("--colours", "--base", "none", *URLS), "--base is for servers that quality starts"),
+            (("--colours", *URLS, "--", "--model-path", "x"), "-- SGLANG_ARGUMENTS is for servers"),
+            (("--colours", *URLS[:2]), "--with-url is missing"),
+            (("--colours", "--questions", "missing.csv", *URLS[2:]), "--base-url is missing"),
+            (("--colours", "--base-url", "", *URLS[2:]), "'' is no address of a server"),
             (("--colours", *URLS[:2], "--with-url", URLS[1] + "/v1/"), "are the same server"),
             (("--colours", "--base-url", "localhost:30000", *URLS[2:]), "'localhost:30000' is no address"),
             (("--colours", "--model", "m", *SERVER), "--model chooses among what running servers serve"),
@@ -261,8 +291,29 @@ class TestRefusals:
         code, message = refused(quality, "--colours", "--host-engine", "--", "--model-path", tmp_path)
         assert (code, said in message) == (2, True), message
 
-    def test_a_server_that_is_not_there(self, quality):
+    @pytest.mark.parametrize("option", ["--model-path", "--speculative-draft-model-path"])
+    def test_weights_that_are_not_whole(self, quality, tmp_path, option):
+        folder = shutil.copytree(toy_path("toy-e4b"), tmp_path / "part")
+        words = ("--questions", tmp_path / "zoology_test.csv", *SERVER, option, folder)
+        (tmp_path / "zoology_test.csv").write_text("Which?,1,2,3,4,A\n")
+        (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+        code, message = refused(quality, *words)
+        assert (code, "lacks model-00002-of-00002.safetensors" in message) == (2, True), message
+        (folder / "model-00001-of-00002.safetensors").unlink()
+        code, message = refused(quality, *words)
+        assert (code, "has no weights" in message) == (2, True), message
+        assert not (tmp_path / "run").exists()
+
+    def test_no_gpu_for_servers_of_its_own(self, quality, tmp_path, monkeypatch):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        (tmp_path / "zoology_test.csv").write_text("Which?,1,2,3,4,A\n")
+        code, message = refused(quality, "--questions", tmp_path / "zoology_test.csv", *SERVER[1:])
+        assert (code, "the CUDA driver shows no GPU to this process" in message) == (3, True), message
+        assert not (tmp_path / "run").exists()
+
+    def test_a_server_that_is_not_there(self, quality, tmp_path):
         code, message = refused(quality, "--colours", *URLS)
+        assert not (tmp_path / "run").exists()
         assert (code, message) == (
             3,
             "http://127.0.0.1:9/v1 does not list its models: APIConnectionError: [Errno 111] Connection refused",
@@ -274,12 +325,14 @@ class TestRefusals:
             ((), (), 3, "serves no model"),
             (("a", "b"), (), 2, "serves 2 models"),
             (("a",), ("--model", "b"), 2, "does not serve 'b'"),
+            (("a",), (), 2, "--base-url serves 'a' and --with-url 'toy'"),
         ],
     )
-    def test_a_model_that_is_not_served(self, quality, models, wanted, code, said):
+    def test_a_model_that_is_not_served_by_both(self, quality, tmp_path, models, wanted, code, said):
         with endpoint(well_informed) as base, endpoint(well_informed, models) as other:
             found, message = refused(quality, "--colours", "--base-url", other, "--with-url", base, *wanted)
         assert (found, said in message) == (code, True), message
+        assert not (tmp_path / "run").exists()
 
     def test_an_output_that_is_not_empty(self, capsys, tmp_path):
         (tmp_path / "kept.txt").write_text("x")

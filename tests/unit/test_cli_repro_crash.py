@@ -124,6 +124,22 @@ def missing_shard(target):
     (target / "model.safetensors").rename(target / SHARD)
 
 
+def missing_shard_without_index(target):
+    (target / "model.safetensors").rename(target / SHARD)
+
+
+def index_of_a_part(target):
+    missing_shard_without_index(target)
+    (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": SHARD}}))
+
+
+def index_of_another_folder(target):
+    (target.parent / "whole").mkdir()
+    (target / "model.safetensors").rename(target.parent / "whole" / "model.safetensors")
+    index = {"weight_map": {"a": "../whole/model.safetensors"}}
+    (target / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
 def index_of_nothing(target):
     (target / "model.safetensors.index.json").write_text('{"weight_map": [1]}')
 
@@ -139,6 +155,9 @@ def index_of_nothing(target):
         (torn_weights, "is not a whole safetensors file"),
         (empty_weights, "is not a whole safetensors file"),
         (missing_shard, "lacks model-00002-of-00002.safetensors, one of 1 missing of 2 shards"),
+        (missing_shard_without_index, "lacks model-00002-of-00002.safetensors, one of 1 missing of 2 shards"),
+        (index_of_a_part, "lacks model-00002-of-00002.safetensors, one of 1 missing of 2 shards"),
+        (index_of_another_folder, "names '../whole/model.safetensors', which is no file of its folder"),
         (index_of_nothing, "has no weight_map of file names"),
     ],
 )
@@ -198,11 +217,29 @@ def test_a_folder_that_is_not_empty_loses_nothing(cli, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
+@pytest.mark.parametrize(
+    "words", [["e4b"], ["--toy"], ["--load", "all"], ["--model", "x"], ["--dry-run"], ["--port", "30000"], ["--force"]]
+)
+def test_the_matrix_takes_no_other_option(cli, machine, words):
+    code, out, err = cli("repro", "crash", "--matrix", *words)
+    assert (code, out) == (ExitCode.USAGE, "")
+    assert f"takes only --json; {words[0]} was given" in err
+
+
+def test_a_missing_assistant_comes_with_what_to_do(cli, machine):
+    code, _, err = cli("repro", "crash", "e4b_trtllm_v1", "--model", TARGET)
+    assert code == ExitCode.USAGE
+    assert err.splitlines()[1] == "hint: name the assistant's folder; --toy runs the cell on this CPU"
+
+
 def test_the_matrix_of_a_machine_without_a_gpu(cli, machine):
     code, out, _ = cli("repro", "crash", "--matrix")
     assert code == ExitCode.OK
     assert all(f"\n{cell.id} " in out for cell in CELLS)
     assert "GPU: none that the CUDA driver shows" in out
+    assert "(an H200 (sm90, 141 GB by its data sheet), a B200 (sm100, 180 GB by its data sheet))" in " ".join(
+        out.split()
+    )
     assert "[1] no CUDA device is visible to this process" in out
 
 
@@ -232,6 +269,12 @@ def test_a_dry_run_needs_no_gpu_and_takes_arguments_for_the_server(cli, machine)
     assert server.endswith(" --tp 2")
     assert len(clients) == 8
     assert all(line.startswith("python -m sglang.bench_serving ") for line in clients)
+
+
+@pytest.mark.parametrize("toy", [(), ("--toy",)])
+def test_a_dry_run_shows_no_server_that_would_not_start(refused, toy):
+    words = ["e4b_trtllm_v1", *toy, "--dry-run", "--patches", "default,+yocoo"]
+    assert "names yocoo, which this version does not have" in refused(ExitCode.USAGE, *words)
 
 
 def test_the_server_that_a_dry_run_shows_is_one_that_serve_takes(cli, machine):

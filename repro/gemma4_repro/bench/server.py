@@ -20,18 +20,30 @@ from gemma4_repro.bench.arms import BenchArm
 from gemma4_repro.bench.cores import cpu_seconds, session_members
 from gemma4_repro.bench.server_arguments import command_words
 from gemma4_repro.errors import EnvironmentLacks
-from gemma4_repro.log_exceptions import last_lines
+from gemma4_repro.log_exceptions import exceptions_in_file, last_lines
 from gemma4_repro.parent_death import die_with_parent
 
 LOG_NAME = "server.log"
-_LOG_LINES = 15
+_LOG_LINES, _BRIEF_CHARACTERS = 15, 500
 _GONE_S, _POLL_S = 30.0, 0.02
 # SGLang's gRPC port is 10000 above its HTTP port; above 32767 the system hands out ports of its own choice.
 _PORTS = range(22000, 32000, 40)
 
 
 class ServerLost(Exception):
-    """The server ended, does not answer, or answers with an error: what and where, with the end of its log."""
+    """The server ended, does not answer, or answers with an error: what and where, with the end of its log.
+
+    `brief` says it in one line: what its processes died of, or else the log's last line.
+    """
+
+    def __init__(self, what: str, log_path: Path) -> None:
+        lines = last_lines(log_path, _LOG_LINES)
+        end = "\n".join(f"    {line}" for line in lines)
+        super().__init__(f"{what}; {log_path} ends:\n{end}")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+        if died_of := exceptions_in_file(log_path):
+            last = f"{died_of[-1].type_name}: {died_of[-1].message}"
+        self.brief = f"{what}; its log {log_path} says: {last[:_BRIEF_CHARACTERS]}"
 
 
 class ServerProcess:
@@ -112,8 +124,7 @@ class ServerProcess:
         return cpu_seconds(self._members)
 
     def lost(self, what: str) -> ServerLost:
-        end = "\n".join(f"    {line}" for line in last_lines(self.log_path, _LOG_LINES))
-        return ServerLost(f"{self.name}: {what}; {self.log_path} ends:\n{end}")
+        return ServerLost(f"{self.name}: {what}", self.log_path)
 
     def kill(self) -> bool:
         """Kill every process of its session; whether there was one. A second call does nothing."""

@@ -39,11 +39,16 @@ class Gpu:
         """Return name, architecture and memory in words."""
         return f"{self.name} ({self.sm}, {_gib(self.memory_bytes)})"
 
+    @property
+    def nominal_text(self) -> str:
+        """Return the same for a GPU of REFERENCES, whose memory is its data sheet's and not a driver's."""
+        return f"{self.name} ({self.sm}, {self.memory_bytes // 10**9} GB by its data sheet)"
+
 
 HOPPER = Gpu("an H200", 9, 0, 141 * 10**9)
 BLACKWELL = Gpu("a B200", 10, 0, 180 * 10**9)
 REFERENCES = (HOPPER, BLACKWELL)
-"""The GPUs that scripts and the matrix speak of, with their nominal memory."""
+"""The GPUs that scripts and the matrix speak of. Memory is the data sheet's, in decimal GB."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from gemma4_repro.bench.server import LOG_NAME, ServerLost, ServerProcess
-from gemma4_repro.errors import EnvironmentLacks
+from gemma4_repro.errors import EnvironmentLacks, UnknownName
 from gemma4_repro.quality.ask import Answer, Asked, Item, ask_all, paths_taken, served_model
 
 _POLL_S = 0.5
@@ -63,46 +63,63 @@ class Measured:
     interrupted: bool = False
 
 
+def check_running(sides: Sequence[Side], model: str | None) -> dict[str, str]:
+    """Look at every server that runs already, and return by side which model is asked there.
+
+    Args:
+        sides: Those without an address are left out.
+        model: Which of several served models is asked; None for the only one.
+
+    Raises:
+        EnvironmentLacks: A server that should run cannot be reached.
+        UnknownName: It does not serve the model; or the sides serve models of different names.
+    """
+    names = {side.name: served_model(side.url, model) for side in sides if side.url is not None}
+    if len(set(names.values())) > 1:
+        raise UnknownName(
+            f"--base-url serves {names[BASE]!r} and --with-url {names[WITH]!r}: what differs would be the models",
+            "start both with the same --served-model-name if they are one checkpoint",
+        )
+    return names
+
+
 def run_sides(
     sides: Sequence[Side],
     items: Sequence[Item],
     folder: Path,
     limits: Limits,
-    model: str | None,
+    names: Mapping[str, str],
     keep: Callable[[str, Sequence[Answer]], None],
     tell: Callable[[str], None],
 ) -> Measured:
     """Ask each side everything. Every server that was started has ended when this returns or raises.
 
     Args:
-        sides: Base first. Servers that run already are all looked at before the first is asked.
+        sides: Base first.
         items: What is asked.
         folder: The run's; it has a folder for each side.
         limits: See Limits.
-        model: Which of several served models is asked; None for the only one.
+        names: By side of a server that runs already, the model that is asked there: what check_running returns.
         keep: Is called with a side's name and answers as soon as that side is through, whatever has ended it.
         tell: Gets a line about what happens now.
-
-    Raises:
-        EnvironmentLacks: A server that should run cannot be reached.
-        UnknownName: It does not serve the model.
     """
     measured = Measured()
     position = {item.id: number for number, item in enumerate(items)}
-    names = {side.name: served_model(side.url, model) for side in sides if side.url is not None}
     measured.asked = {side.name: Asked(names.get(side.name, "")) for side in sides}
     for side in sides:
         asked = measured.asked[side.name]
         try:
             with _server(side, folder / side.name, limits.start_s, tell) as root:
-                asked.model = asked.model or served_model(root, model)
+                asked.model = asked.model or served_model(root, None)
                 at_start = measured.paths_at_start[side.name] = paths_taken(root)
                 tell(f"{side.name}: asking {root} for {asked.model}: {len(items)} prompts")
                 ask_all(root, items, asked, limits.parallel, limits.request_s, partial(_tell_of, tell, side.name))
                 measured.paths[side.name] = _since(paths_taken(root), at_start)
                 if asked.ended and side.launch is not None:
                     asked.ended += f"; its log is {folder / side.name / LOG_NAME}"
-        except (ServerLost, EnvironmentLacks) as error:
+        except ServerLost as error:
+            measured.failure = error.brief
+        except EnvironmentLacks as error:
             measured.failure = str(error)
         except KeyboardInterrupt:
             measured.interrupted = True

@@ -17,7 +17,7 @@ from gemma4_repro.crash.machine import Gpu, needs_of_model, obstacle
 from gemma4_repro.crash.runner import REAL, TOY, Client, Limits, Plan
 from gemma4_repro.host_environment import hermetic_environment
 from gemma4_repro.toys.locate import toy_path
-from gemma4_triage.cli.server_start import HOST_ENGINE, plan_for_user
+from gemma4_triage.cli.server_start import HOST_ENGINE, Start, plan_for_user
 from gemma4_triage.errors import EnvironmentCannot, UsageMistake
 from gemma4_triage.inspection.checkpoint import check_assistant, check_target
 from gemma4_triage.inspection.cuda_presence import cuda_devices
@@ -103,7 +103,10 @@ def real_checkpoints(asked: Asked, gpus: Sequence[Gpu]) -> Checkpoints:
     if asked.model is None:
         raise UsageMistake(f"{cell.id} needs --model, a checkpoint of {cell.model.title}", "--toy runs it on this CPU")
     if cell.mtp.drafts and asked.draft_model is None:
-        raise UsageMistake(f"{cell.id} drafts, and needs --draft-model, the MTP assistant of --model")
+        raise UsageMistake(
+            f"{cell.id} drafts, and needs --draft-model, the MTP assistant of --model",
+            "name the assistant's folder; --toy runs the cell on this CPU",
+        )
     target = Path(asked.model).expanduser()
     needs, remark = check_target(target, cell.model)
     remarks = [remark] if remark else []
@@ -163,8 +166,8 @@ def make_plan(asked: Asked, checkpoints: Checkpoints, port: int, folder: Path, t
     )
 
 
-def expect(asked: Asked, checkpoints: Checkpoints, port: int, gpus: Sequence[Gpu]) -> Expected:
-    """Return what to expect, after asking the plugin's own selection whether it would start such a server.
+def check_start(asked: Asked, checkpoints: Checkpoints, port: int) -> Start:
+    """Ask the plugin's own selection whether it would start such a server, and with which patches.
 
     Raises:
         UsageMistake: Patches that cannot be read.
@@ -174,7 +177,11 @@ def expect(asked: Asked, checkpoints: Checkpoints, port: int, gpus: Sequence[Gpu
     # The server will not see a GPU that this process may see.
     options |= {HOST_ENGINE: "force"} if asked.toy else {}
     arguments = command_words(asked.cell.server_arguments(checkpoints.target, checkpoints.assistant, port, asked.toy))
-    start = plan_for_user(options, arguments, _environment(asked.toy))
+    return plan_for_user(options, arguments, _environment(asked.toy))
+
+
+def expect(asked: Asked, start: Start, gpus: Sequence[Gpu]) -> Expected:
+    """Return what to expect of the cell with the patches that its server starts with."""
     patches = frozenset(patch.id for patch in start.patches)
     eager = asked.toy or "--disable-cuda-graph" in asked.more
     return expected(asked.cell, Situation(device_of(asked, gpus), patches, asked.fault, eager))

@@ -56,7 +56,7 @@ Keep = Annotated[
 ]
 Output = Annotated[
     Path | None,
-    typer.Option("--output", metavar="DIR", help="The run's folder, instead of one below the state directory."),
+    typer.Option("--output", "-o", metavar="DIR", help="The run's folder, instead of one below the state directory."),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Write to --output even if it is not empty.")]
 TimeLimit = Annotated[

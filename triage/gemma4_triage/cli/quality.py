@@ -74,10 +74,11 @@ def quality(
         typer.Option("--base-url", metavar="URL", help="Instead of --base: a server that runs already."),
     ] = None,
     with_url: Annotated[
-        str | None, typer.Option("--with-url", metavar="URL", help="Instead of --with: the same.")
+        str | None, typer.Option("--with-url", metavar="URL", help="Instead of --with: a server that runs already.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME", help="Which model of those that the URLs serve.")
+        str | None,
+        typer.Option("--model", metavar="NAME", help="Which model to ask, if the servers of the URLs serve several."),
     ] = None,
     api: Annotated[
         str,
@@ -87,14 +88,22 @@ def quality(
             help="How questions are put: the published prompt as it is, or in a chat's message.",
         ),
     ] = "completions",
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Questions, drawn at random if there are more.")] = 500,
-    seed: Annotated[int, typer.Option("--seed", help="Of that draw.")] = 0,
-    parallel: Annotated[int, typer.Option("--parallel", min=1, max=256, help="Requests under way at a time.")] = 8,
+    limit: Annotated[
+        int,
+        typer.Option("--limit", min=1, help="How many questions to ask; they are drawn at random if there are more."),
+    ] = 500,
+    seed: Annotated[int, typer.Option("--seed", help="The seed of the random draw of --limit.")] = 0,
+    parallel: Annotated[
+        int, typer.Option("--parallel", min=1, max=256, help="How many requests are under way at a time.")
+    ] = 8,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, max=86400, help="For one request.")
+        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, max=86400, help="How long one request may take.")
     ] = 120,
     start_timeout_s: Annotated[
-        float, typer.Option("--start-timeout", metavar="SECONDS", min=1, max=86400, help="For a server to start.")
+        float,
+        typer.Option(
+            "--start-timeout", metavar="SECONDS", min=1, max=86400, help="How long a server may take to start."
+        ),
     ] = 1800,
     host_engine: Annotated[
         bool, typer.Option("--host-engine", help="Start the servers on this CPU, as serve --host-engine does.")
@@ -122,8 +131,11 @@ def quality(
         raise UsageMistake("--examples come before questions, and there are none", "give --questions")
     urls = base_url is not None or with_url is not None
     _refuse_mixed(
-        urls, {"--base": base, "--with": with_, "--host-engine": host_engine, "SGLang's arguments": arguments}
+        urls, {"--base": base, "--with": with_, "--host-engine": host_engine, "-- SGLANG_ARGUMENTS": arguments}
     )
+    if urls and (base_url is None or with_url is None):
+        missing = "--base-url" if base_url is None else "--with-url"
+        raise UsageMistake(f"{missing} is missing", "give the addresses of both servers, or of neither")
     if model is not None and not urls:
         raise UsageMistake("--model chooses among what running servers serve", "give --base-url and --with-url")
     if not urls and not arguments:
@@ -148,7 +160,7 @@ def _refuse_mixed(urls: bool, others: dict[str, Any]) -> None:
     given = [option for option, value in others.items() if value]
     if urls and given:
         raise UsageMistake(
-            f"{given[0]} is of servers that quality starts, and the URLs name servers that run already",
+            f"{given[0]} is for servers that quality starts, and the URLs name servers that run already",
             "give one or the other",
         )
 
@@ -204,12 +216,14 @@ class _Run:
     def into(self, output: Path | None, force: bool, as_json: bool) -> int:
         """Run into this folder, show the verdict, and return the exit code. Raises ReproError, UserError."""
         from gemma4_repro.quality.judge import judge
-        from gemma4_repro.quality.run import run_sides
+        from gemma4_repro.quality.run import Side, check_running, run_sides
         from gemma4_repro.run_folder import prepare_run_folder
         from gemma4_triage.report.bench_origin import project_origin
         from gemma4_triage.report.quality_view import print_quality
 
         project = project_origin()
+        # A server that cannot be asked leaves no folder behind.
+        names = check_running([Side(server.name, server.url) for server in self._servers], self._model)
         folder = prepare_run_folder(KIND, tuple(server.name for server in self._servers), output, force)
         (folder / DOCUMENT_NAME).unlink(missing_ok=True)
         say(f"run folder: {folder}")
@@ -219,7 +233,7 @@ class _Run:
             write_text(folder / side / ANSWERS_NAME, "".join(lines))
 
         sides = [server.side(folder) for server in self._servers]
-        measured = run_sides(sides, self._items, folder, self._limits, self._model, keep, say)
+        measured = run_sides(sides, self._items, folder, self._limits, names, keep, say)
         if measured.failure:
             raise EnvironmentCannot(measured.failure, f"what was answered before is below {folder}")
         verdict = judge(self._items, measured, {server.name: server.chosen for server in self._servers})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemma4_triage.errors import UsageMistake
+from gemma4_triage.errors import EnvironmentCannot, UsageMistake
 
 if TYPE_CHECKING:
     from gemma4_repro.quality.run import Launch, Side
@@ -18,6 +18,7 @@ _PATCHES, _HOST_ENGINE = "GEMMA4_TRIAGE_PATCHES", "GEMMA4_TRIAGE_HOST_ENGINE"
 _DUMPS = "SGLANG_TRTLLM_MHA_DEBUG_DIR"
 _OURS = ("--host", "--port", "--api-key")
 _MODEL, _TOKENIZER = ("--model-path", "--model"), ("--tokenizer-path",)
+_DRAFT, _DEVICE, _LOAD_FORMAT = ("--speculative-draft-model-path",), ("--device",), ("--load-format",)
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 
 
@@ -75,7 +76,7 @@ def own_servers(
     Raises:
         UsageMistake: The arguments name no model, one that is not whole, or what `quality` has to choose; or both
             sides have the same patches.
-        EnvironmentCannot: A server could not be had as asked.
+        EnvironmentCannot: A server could not be had as asked, or needs a GPU and there is none.
         EnvironmentLacks: No two ports are free.
     """
     from gemma4_repro.bench.server import free_ports
@@ -95,7 +96,20 @@ def own_servers(
             f"--base {base!r} and --with {with_!r} are the same patches: {', '.join(first.chosen) or 'none'}",
             "name with --with what is to be judged, as default,+ID or default,-ID",
         )
+    _refuse_no_gpu(first.start, arguments)
     return first, second
+
+
+def _refuse_no_gpu(start: Start | None, arguments: Sequence[str]) -> None:
+    from gemma4_runtime.settings import HostEngine
+    from gemma4_triage.inspection.cuda_presence import cuda_is_present
+
+    on_cpu = start is not None and start.settings.host_engine is not HostEngine.OFF
+    if not on_cpu and _value(arguments, _DEVICE) in (None, "cuda") and not cuda_is_present():
+        raise EnvironmentCannot(
+            "the CUDA driver shows no GPU to this process, and the servers that quality starts need one",
+            "--host-engine starts them on this CPU; --base-url and --with-url name servers that run elsewhere",
+        )
 
 
 def _check_arguments(arguments: Sequence[str], colours: bool) -> None:
@@ -115,6 +129,17 @@ def _check_arguments(arguments: Sequence[str], colours: bool) -> None:
         raise UsageMistake(f"--model-path {model} is not there", "name the folder of a checkpoint")
     if folder.is_dir():
         _check_checkpoint(folder, Path(_value(arguments, _TOKENIZER) or folder).expanduser(), colours)
+    if _value(arguments, _LOAD_FORMAT) in (None, "auto", "safetensors"):
+        for path in (folder, Path(_value(arguments, _DRAFT) or folder).expanduser()):
+            _check_weights(path)
+
+
+def _check_weights(folder: Path) -> None:
+    from gemma4_triage.inspection.checkpoint import check_weights
+
+    # Where there is no *.safetensors, SGLang takes weights in PyTorch's own form.
+    if folder.is_dir() and (any(folder.glob("*.safetensors*")) or not any(folder.glob("*.bin"))):
+        check_weights(folder)
 
 
 def _check_checkpoint(folder: Path, tokenizer: Path, colours: bool) -> None:

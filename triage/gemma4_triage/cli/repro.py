@@ -59,7 +59,9 @@ def repro(
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", metavar="DIR", help="The run's folder, instead of one below the state directory."),
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="The run's folder, instead of one below the state directory."
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write to --output even if it is not empty.")] = False,
     time_limit: Annotated[

@@ -32,13 +32,17 @@ def crash(
     ] = None,
     matrix: Annotated[
         bool,
-        typer.Option("--matrix", help="List the cells, which of them this machine can run, and why not the others."),
+        typer.Option(
+            "--matrix",
+            help="List all cells, which of them this machine can run, and why not the others. Takes only --json.",
+        ),
     ] = False,
     model: Annotated[
         str | None, typer.Option("--model", metavar="DIR", help="The checkpoint, a folder on this machine.")
     ] = None,
     draft_model: Annotated[
-        str | None, typer.Option("--draft-model", metavar="DIR", help="Its MTP assistant, for the cells that draft.")
+        str | None,
+        typer.Option("--draft-model", metavar="DIR", help="The MTP assistant of --model, for the cells that draft."),
     ] = None,
     toy: Annotated[
         bool,
@@ -49,13 +53,17 @@ def crash(
     load: Annotated[
         list[str] | None,
         typer.Option(
-            "--load", metavar="ID|all", help="Which published load; the one that crashed if none. Repeatable."
+            "--load",
+            metavar="ID|all",
+            help="Which published load to send. Default: summarisation, which crashed. Repeatable.",
         ),
     ] = None,
     patches: Annotated[
         str | None,
         typer.Option(
-            "--patches", metavar="IDS", help="In place of the cell's: GEMMA4_TRIAGE_PATCHES, such as default."
+            "--patches",
+            metavar="IDS",
+            help="Which patches the server gets instead of the cell's, such as default or none,+clamp.",
         ),
     ] = None,
     fault: Annotated[
@@ -63,19 +71,28 @@ def crash(
         typer.Option("--fault", metavar="ID", help="Inject swa-state-stale, the published bug; this release lacks it."),
     ] = None,
     device_model: Annotated[
-        str | None, typer.Option("--device-model", metavar="sm100|sm90", help="Of the CPU engine, with --toy.")
+        str | None,
+        typer.Option("--device-model", metavar="sm100|sm90", help="With --toy: which GPU the CPU engine imitates."),
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option("--port", min=1024, max=_HIGHEST_PORT, metavar="N", help="The server's, on loopback; a free one."),
+        typer.Option(
+            "--port",
+            min=1024,
+            max=_HIGHEST_PORT,
+            metavar="N",
+            help="The server's port on loopback. Default: a free one.",
+        ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", metavar="DIR", help="The run's folder, instead of one below the state directory."),
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="The run's folder, instead of one below the state directory."
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write to --output even if it is not empty.")] = False,
     time_limit: Annotated[
-        float | None, typer.Option("--time-limit", metavar="SECONDS", min=1, help="For each load.")
+        float | None, typer.Option("--time-limit", metavar="SECONDS", min=1, help="How long each load may take.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the shell lines of the server and its clients, and stop.")
@@ -94,8 +111,23 @@ def crash(
 
     try:
         if matrix:
-            if cell is not None:
-                raise UsageMistake("--matrix lists all cells and takes none", f"leave {cell} out")
+            given = {
+                cell: cell,
+                "--toy": toy,
+                "--dry-run": dry_run,
+                "--model": model,
+                "--draft-model": draft_model,
+                "--load": load,
+                "--patches": patches,
+                "--fault": fault,
+                "--device-model": device_model,
+                "--port": port,
+                "--output": output,
+                "--force": force,
+                "--time-limit": time_limit,
+                "-- SGLANG_ARGUMENTS": arguments,
+            }
+            _refuse_beside_matrix([str(name) for name, value in given.items() if value])
             _matrix(as_json)
             return
         asked = _asked(cell, arguments, load, toy, model, draft_model, patches, fault, device_model)
@@ -103,6 +135,14 @@ def crash(
     except ReproError as error:
         raise for_user(error) from error
     raise typer.Exit(code)
+
+
+def _refuse_beside_matrix(given: list[str]) -> None:
+    if given:
+        raise UsageMistake(
+            f"--matrix lists all cells, as they are published and as toys, and takes only --json; {given[0]} was given",
+            f"leave {' and '.join(given)} out, or --matrix",
+        )
 
 
 def _matrix(as_json: bool) -> None:
@@ -161,9 +201,10 @@ def _asked(
 
 
 def _dry_run(asked: Asked, port: int | None, as_json: bool) -> int:
-    from gemma4_triage.cli.crash_plan import placeholders, shown_lines, toys
+    from gemma4_triage.cli.crash_plan import check_start, placeholders, shown_lines, toys
 
     checkpoints = toys(asked.cell) if asked.toy else placeholders(asked)
+    check_start(asked, checkpoints, port or _SHOWN_PORT)
     lines = shown_lines(asked, checkpoints, port or _SHOWN_PORT, f"RUN/{asked.cell.id}")
     if as_json:
         emit_json("crash-dry-run", {"cell": asked.cell.id, "toy": asked.toy, "shell_lines": lines})
@@ -193,7 +234,7 @@ def _run(
     if port is not None and not is_free(port):
         raise EnvironmentCannot(f"port {port} is in use, or the port 10000 above it", "name another --port, or none")
     chosen = port if port is not None else free_ports(1)[0]
-    expected = crash_plan.expect(asked, checkpoints, chosen, gpus)
+    expected = crash_plan.expect(asked, crash_plan.check_start(asked, checkpoints, chosen), gpus)
     folder = prepare_run_folder(f"{NAME}-{cell.id}", (cell.id,), output, force)
     plan = crash_plan.make_plan(asked, checkpoints, chosen, folder / cell.id, time_limit)
     _announce(asked, checkpoints, plan, folder)

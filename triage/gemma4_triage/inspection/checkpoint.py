@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from gemma4_triage.pools.errors import PoolsError
 from gemma4_triage.pools.model_shape import read_shape
 
 _INDEX, _CONFIG = "model.safetensors.index.json", "config.json"
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 _WHOLE = "download the checkpoint again, or give the folder that holds all of it"
 
@@ -33,7 +35,7 @@ def check_target(folder: Path, model: Model) -> tuple[Needs, str | None]:
         raise UsageMistake(str(error), "--model takes the folder of a Gemma-4 checkpoint") from error
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         raise UsageMistake(f"{folder} has no tokenizer: neither {' nor '.join(_TOKENIZERS)} is there", _WHOLE)
-    needs = Needs(_weights_bytes(folder), cell.full + cell.swa, shape.full_head_dim, shape.swa_head_dim)
+    needs = Needs(check_weights(folder), cell.full + cell.swa, shape.full_head_dim, shape.swa_head_dim)
     layers = SIZES[model.id].layers
     if len(shape.layer_types) == layers:
         return needs, None
@@ -64,7 +66,7 @@ def check_assistant(folder: Path, target: Path) -> int:
             f"{folder} drafts for a hidden size of {backbone!r}, and {target} has {hidden!r}",
             "give the assistant that belongs to --model",
         )
-    return _weights_bytes(folder)
+    return check_weights(folder)
 
 
 def _refuse_no_folder(folder: Path, option: str) -> None:
@@ -72,15 +74,23 @@ def _refuse_no_folder(folder: Path, option: str) -> None:
         raise UsageMistake(f"{folder} is no folder", f"{option} takes the folder of a checkpoint on this machine")
 
 
-def _weights_bytes(folder: Path) -> int:
-    """Add up the shards. Raises UsageMistake for one that the index names and that is not there, or is cut off."""
+def check_weights(folder: Path) -> int:
+    """Return the bytes of all shards: those of the index, or without one every *.safetensors of the folder.
+
+    Raises:
+        UsageMistake: There is none; one is missing, lies elsewhere or is cut off; or the index cannot be read.
+    """
     if (folder / _INDEX).is_file():
         shards = _json_object(folder / _INDEX).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
             raise UsageMistake(f"{folder / _INDEX} has no weight_map of file names", _WHOLE)
-        names = sorted(set(shards.values()))
+        found = set(shards.values())
+        # SGLang loads files of the folder itself, and passes over what an index names elsewhere.
+        if elsewhere := sorted(name for name in found if name != Path(name).name):
+            raise UsageMistake(f"{folder / _INDEX} names {elsewhere[0]!r}, which is no file of its folder", _WHOLE)
     else:
-        names = sorted(path.name for path in folder.glob("*.safetensors"))
+        found = {path.name for path in folder.glob("*.safetensors")}
+    names = sorted(found | {sibling for name in found for sibling in _siblings(name)})
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         raise UsageMistake(f"{folder} lacks {missing[0]}, one of {len(missing)} missing of {len(names)} shards", _WHOLE)
@@ -89,6 +99,14 @@ def _weights_bytes(folder: Path) -> int:
     for name in names:
         _refuse_torn(folder / name)
     return sum((folder / name).stat().st_size for name in names)
+
+
+def _siblings(name: str) -> set[str]:
+    """Return the names of all shards of the set that a name such as model-00001-of-00002.safetensors belongs to."""
+    shard = _SHARD.fullmatch(name)
+    if shard is None:
+        return set()
+    return {f"{shard[1]}-{number:05}-of-{shard[3]}.safetensors" for number in range(1, int(shard[3]) + 1)}
 
 
 def _refuse_torn(path: Path) -> None:

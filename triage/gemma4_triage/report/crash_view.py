@@ -34,7 +34,7 @@ def print_matrix(console: Console, rows: Sequence[Row], gpus: Sequence[Gpu]) -> 
     console.print(table)
     for reason, number in notes.items():
         _line(console, f"[{number}] {reason}")
-    names = ", ".join(f"{gpu.sm}, {gpu.text}" for gpu in REFERENCES)
+    names = ", ".join(gpu.nominal_text for gpu in REFERENCES)
     _line(console, f"what is expected there with the cell's own patches; -: it cannot run the cell ({names})")
 
 
