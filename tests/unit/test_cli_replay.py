@@ -3,8 +3,10 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 
 import pytest
+from file_changes import flip
 from replay_dumps import offence, paged_draft
 
 from gemma4_dumps.store import DumpStore
@@ -73,6 +75,17 @@ class TestSamples:
         assert cli(path)[0] == 1
         assert app.main(["dumps", "show", str(path)]) == 0
         assert app.main(["dumps", "verify", str(path)]) == 0
+
+    def test_what_is_damaged_is_said_first_and_not_shrunk(self, cli, tmp_path):
+        copy = copytree(SEED_BUG, tmp_path / SEED_BUG.name)
+        flip(copy / "tensors.safetensors")
+        code, out, _ = cli(copy)
+        damage, title = out.splitlines()[:2]
+        assert (code, title.split("  ")[0]) == (4, "READS BEYOND THE BUFFER")
+        assert damage.startswith(f"damaged: {SEED_BUG.name}: tensors.safetensors: SHA-256 ")
+        code, out, err = cli(copy, "--shrink", "--output", tmp_path / "small")
+        assert (code, out.splitlines(), (tmp_path / "small").exists()) == (4, [damage], False)
+        assert "a damaged dump is not shrunk" in err
 
     def test_the_json_of_shrinking(self, cli, tmp_path):
         code, out, _ = cli(CONTAINED, "--shrink", "--renumber", "--output", tmp_path, "--json")

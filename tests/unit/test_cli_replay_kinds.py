@@ -5,6 +5,7 @@ from pathlib import Path
 from shutil import copytree
 
 import pytest
+from file_changes import flip, renew_hashes
 
 from gemma4_triage.cli import app
 
@@ -39,6 +40,7 @@ def edited(tmp_path):
         (copy / "manifest.json").write_text(json.dumps(manifest))
         if events is not None:
             (copy / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+            renew_hashes(copy)
         return copy
 
     return edit
@@ -194,6 +196,33 @@ def test_2_for_an_option_of_attention(cli, path, words):
     code, out, err = cli(path, *words)
     assert (code, out) == (2, "")
     assert err.startswith(f"error: {words[0]}: for dumps of attention, and this is one of ")
+
+
+class TestDamage:
+    @pytest.fixture
+    def flipped(self, tmp_path):
+        def flip_of(path, name, at=-1):
+            copy = copytree(path, tmp_path / path.name)
+            flip(copy / name, at)
+            return copy
+
+        return flip_of
+
+    @pytest.mark.parametrize(
+        ("path", "name"), [(STALE, "tensors.safetensors"), (STALE, "events.jsonl"), (LEAK, "events.jsonl")]
+    )
+    def test_it_is_said_first(self, cli, flipped, path, name):
+        code, out, _ = cli(flipped(path, name))
+        assert code == 4
+        assert out.startswith(f"damaged: {path.name}: {name}: SHA-256 ")
+
+    def test_the_rest_is_still_replayed(self, cli, flipped):
+        copy = flipped(LEAK, "tensors.safetensors", at=-8)
+        code, out, err = cli(copy)
+        assert (code, err, out.splitlines()[1][:9]) == (4, "", "POOL LEAK")
+        code, out, err = cli(copy, "--json")
+        assert (code, [one["dump_id"] for one in json.loads(out)["damaged"]]) == (4, [LEAK.name])
+        assert err.startswith("damaged: ")
 
 
 def test_text_from_a_dump_cannot_command_the_terminal(cli, edited):
