@@ -118,6 +118,13 @@ class TestCalls:
         assert "by the dump's list 51 swa pages are free and by the calls 50" in out
         assert "the dump's own verdict: disagrees" in out
 
+    def test_1_where_every_invariant_holds_and_the_dump_says_otherwise(self, cli, edited):
+        events = events_of(STALE)
+        events[-1]["left"] = [[], []]
+        code, out, _ = cli(edited(STALE, events))
+        assert (code, out.startswith("EVERY INVARIANT HOLDS")) == (1, True)
+        assert "the dump's own verdict: disagrees" in out
+
     def test_4_for_a_call_that_contradicts_itself(self, cli, edited):
         events = events_of(STALE)
         events[3]["swa"] = [[16, 2]]
@@ -170,10 +177,10 @@ class TestShapes:
         assert "slots of the longest              109    at most 108" in out
         assert "request slot 1: 109 slots - 108 columns = 1 too many" in out
 
-    def test_0_where_the_numbers_fit(self, cli, edited):
+    def test_1_where_the_numbers_fit_and_the_dump_says_that_they_do_not(self, cli, edited):
         path = edited(of_corpus("draft-pool-too-small", "geometry"), found=2560)
         code, out, _ = cli(path)
-        assert code == 0
+        assert code == 1
         assert out.startswith("EVERY SHAPE IS AS IT SHOULD BE")
         assert "the dump's own verdict: disagrees" in out
 

@@ -144,7 +144,15 @@ def _replay_other(dump: "Dump", given: Sequence[str], rows: int, as_json: bool) 
         emit_json(kind, {"fine": result.fine} | result.model_dump(mode="json") | {"damaged": damaged})
     else:
         show()
-    return ExitCode.OK if result.fine else ExitCode.VIOLATION
+    if not result.fine:
+        return ExitCode.VIOLATION
+    match getattr(result, "agreement", "agrees"):
+        case "disagrees":
+            return ExitCode.VIOLATION
+        case "cannot be judged":
+            return ExitCode.NOTHING_CHECKED
+        case _:
+            return ExitCode.OK
 
 
 def _report(
