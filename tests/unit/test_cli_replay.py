@@ -12,6 +12,7 @@ from replay_dumps import offence, paged_draft
 from gemma4_dumps.store import DumpStore
 from gemma4_triage.cli import app
 
+CORPUS = Path(__file__).parents[1] / "data" / "corpus_dumps"
 SAMPLES = Path(__file__).parents[2] / "dumps" / "samples"
 (SEED_BUG,) = SAMPLES.glob("*p24275*")
 (CONTAINED,) = SAMPLES.glob("*p1291*")
@@ -47,6 +48,13 @@ class TestSamples:
         assert "7 other page, 1 out of range" in row
         assert "[7] = 65, out of range" in row
         assert [line.split()[0] for line in out.splitlines()[-3:]] == ["as", "clamp", "contain"]
+
+    @pytest.mark.parametrize("path", sorted(CORPUS.glob("swa-state-stale/*_page-table-bounds_000[23]")))
+    def test_ids_of_another_pool_that_happen_to_be_right(self, cli, path):
+        code, out, _ = cli(path)
+        assert (code, out.split("  ")[0]) == (1, "READS THE RIGHT PAGES BY CHANCE")
+        assert "the same fault reads other pages" in out
+        assert json.loads(cli(path, "--json")[1])["fine"] is False
 
     def test_its_json_says_the_same(self, cli):
         code, out, _ = cli(SEED_BUG, "--json", "--heads", "4:1", "--head-dim", "16", "--window", "512")
@@ -95,9 +103,9 @@ class TestSamples:
 
 
 class TestExitCodes:
-    def test_0_where_another_pools_ids_happen_to_be_right_and_it_says_so(self, cli, store):
+    def test_1_where_another_pools_ids_happen_to_be_right_and_it_says_so(self, cli, store):
         code, out, _ = cli(store.write(paged_draft([[3, 4]], [8], translated=[[3, 4]], verdict="wrong_space")).path)
-        assert code == 0
+        assert code == 1
         assert "the ids are of another pool than the buffer, and here happen to be the right ones" in out
 
     def test_0_for_a_call_that_is_fine(self, cli, clean):
