@@ -133,6 +133,12 @@ class TestCalls:
         assert "call 3 contradicts itself" in err
         assert len(err.splitlines()) <= 2
 
+    @pytest.mark.parametrize("scalars", [{"need_sort": "yes"}, {"first_call": 99}])
+    def test_4_for_a_beginning_that_no_allocator_has(self, cli, edited, scalars):
+        code, out, err = cli(edited(STALE, **scalars))
+        assert (code, out) == (4, "")
+        assert "contradicts itself" in err
+
     def test_5_for_a_dump_of_before(self, cli, edited):
         code, out, err = cli(edited(STALE, []))
         assert (code, out) == (5, "")
