@@ -9,7 +9,7 @@ from typing import BinaryIO
 from .errors import DumpError, DumpNotFound
 from .manifest_file import load_named_manifest
 from .safe_file import open_regular, read_chunks
-from .schema import Manifest
+from .schema import Manifest, Offence, TensorRecord
 from .tensor_file import TENSORS_NAME, TensorIndex, index_tensors
 from .wording import number_of
 
@@ -58,6 +58,8 @@ def check_files(directory: Path, manifest: Manifest) -> tuple[Check, ...]:
         checks.append(Check("files", False, "the manifest lists no file"))
     if manifest.tensors or TENSORS_NAME in manifest.files:
         checks += _check_tensors(directory, manifest)
+    if contradiction := _other_row_ends(manifest):
+        checks.append(Check("offences", False, contradiction))
     return tuple(checks)
 
 
@@ -97,16 +99,20 @@ def _check_tensors(directory: Path, manifest: Manifest) -> list[Check]:
 
 
 def _contradiction(index: TensorIndex, manifest: Manifest) -> str | None:
-    """The first listed bad index whose value is another one in the tensor that it names; None if there is none.
+    """The first number of the manifest that its tensors or its own offences contradict; None if there is none.
 
-    A table under a CUDA graph may be the next step's by the time that it is copied, so only a trap's is compared.
+    A table under a CUDA graph may be the next step's by the time that it is copied, so of a table the values of a trap
+    only are compared. What an allocator's probe or an audit copied was copied in the call itself.
 
     Raises DumpUnreadable if the tensor cannot be read.
     """
-    if manifest.action != "trapped":
-        return None
+    comparable = manifest.action == "trapped" or manifest.rule == "leak-audit" or manifest.rule.startswith("swa-")
     for offence in manifest.offences[:_MOST_OFFENCES]:
         record = index.records.get(offence.table)
+        if contradiction := _other_extents(offence, record, manifest):
+            return contradiction
+        if not comparable:
+            continue
         if record is None or len(record.shape) != 2 or not record.dtype.startswith("int"):
             continue
         rows, columns = record.shape
@@ -119,4 +125,30 @@ def _contradiction(index: TensorIndex, manifest: Manifest) -> str | None:
         value = int(index.read(offence.table, at, at + 1)[0])
         if value != offence.value:
             return f"{offence.table}[{offence.row}, {offence.column}] is {value}, the manifest says {offence.value}"
+    return None
+
+
+def _other_row_ends(manifest: Manifest) -> str | None:
+    """Say how the rows that overflow are others in the scalars than in the offences."""
+    width, longest = (manifest.scalars.get(name) for name in ("width", "longest"))
+    bad = manifest.offences
+    if manifest.verdict != "row_overflow" or not bad or not (isinstance(width, int) and isinstance(longest, int)):
+        return None
+    if other := next((one for one in bad if one.column != width), None):
+        return f"a row has {width} columns by the scalars, and the offence says {other.column}"
+    most = max(one.value for one in bad)
+    return None if most == longest else f"the longest row is {longest} by the scalars, and {most} by the offences"
+
+
+def _other_extents(offence: Offence, record: TensorRecord | None, manifest: Manifest) -> str | None:
+    """Say how a table's width or its buffer's pages are others in the extents than in the tensor and the offence."""
+    if manifest.rule != "page-table-bounds":
+        return None
+    columns, pages = (manifest.extents.get(name) for name in ("table_columns", "pages_in_buffer"))
+    whole = record is not None and len(record.shape) == 2 and record.truncated_from_shape is None
+    if columns is not None and whole and "page_table" in offence.table and record.shape[1] != columns:
+        return f"{offence.table} has {record.shape[1]} columns, the manifest says {columns}"
+    # An offence with another lower bound is of a row's length, whose upper bound is the table's width.
+    if pages is not None and offence.lower == 1 and offence.upper != pages:
+        return f"the buffer has {pages} pages by the extents, and the offence says {offence.upper}"
     return None

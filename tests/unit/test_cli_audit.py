@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from dump_examples import seed_bug_draft
+from file_changes import flip
 
 from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.store import DumpStore
@@ -27,6 +29,17 @@ def test_pages_owner_site_and_the_equation(cli):
     row = next(line for line in out.splitlines() if line.startswith("14 ") and " swa " in line)
     assert "slot 5, generation 1" in row
     assert "alloc_for_extend, step 0" in row
+
+
+def test_a_damaged_dump_is_said_to_be_one_first(cli, tmp_path):
+    copy = shutil.copytree(SAMPLE, tmp_path / SAMPLE.name)
+    flip(copy / "tensors.safetensors", at=-8)
+    code, out, _ = cli("audit", copy)
+    assert (code, out.splitlines()[1][:9]) == (4, "POOL LEAK")
+    assert out.startswith(f"damaged: {SAMPLE.name}: tensors.safetensors: SHA-256 ")
+    code, out, err = cli("audit", copy, "--json")
+    assert (code, [one["dump_id"] for one in json.loads(out)["damaged"]]) == (4, [SAMPLE.name])
+    assert err.startswith("damaged: ")
 
 
 def test_json_is_one_document_with_numbers(cli):

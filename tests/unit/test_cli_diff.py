@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from big_dumps import measured_cli, sparse_dump
 from dump_examples import seed_bug_draft
+from file_changes import flip, renew_hashes
 
 from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.schema import Provenance
@@ -20,7 +21,8 @@ def store(tmp_path):
 
 
 def add(store, table=None, **changes):
-    tensors = {} if table is None else {"tensors": {"page_table": TensorPayload.from_array(table)}}
+    # Another table is not the one that the draft's offences are of.
+    tensors = {} if table is None else {"tensors": {"page_table": TensorPayload.from_array(table)}, "offences": []}
     path = write_dump(store.root, seed_bug_draft(**tensors, **changes)).path
     assert path is not None
     return path
@@ -154,7 +156,22 @@ class TestMistakes:
         assert code == 4
         assert "error: B, broken: " in err
         assert "Traceback" not in err
-        assert json.loads(out)["exit_code"] == 4 if how else out == ""
+        if how:
+            assert json.loads(out)["exit_code"] == 4
+        else:
+            assert out.startswith("damaged: B, broken: ") if name == "tensors.safetensors" else out == ""
+
+    def test_values_that_no_checksum_vouches_for(self, cli, store, tmp_path):
+        a = add(store)
+        b = shutil.copytree(a, tmp_path / a.name)
+        flip(b / "tensors.safetensors")
+        code, out, _ = cli("diff", a, b)
+        assert code == 4
+        assert out.startswith(f"damaged: B, {a.name}: tensors.safetensors: SHA-256 ")
+        assert "\nDIFFERENT\n" in out
+        code, out, err = cli("diff", a, b, "--json")
+        assert (code, [one["path"] for one in json.loads(out)["damaged"]]) == (4, [str(b)])
+        assert err.startswith("damaged: B, ")
 
     def test_nothing_shows_the_help(self, cli):
         code, out, _ = cli("diff")
@@ -164,10 +181,11 @@ class TestMistakes:
 
 def test_large_tensors_are_compared_in_windows(tmp_path):
     size = 400 * 10**6
-    a, b = (sparse_dump(tmp_path / name, size) for name in "ab")
+    a, b = (sparse_dump(tmp_path / name, size, hashed=True) for name in "ab")
     with open(b / "tensors.safetensors", "r+b") as file:
         file.seek(-1, 2)
         file.write(b"\x07")
+    renew_hashes(b)
     run = measured_cli("diff", a, b)
     print(f"diff of 2 x {size / 1e6:.0f} MB: {run.wall_s:.2f} s wall, {run.cpu_s:.2f} s CPU, {run.peak_mb:.0f} MB")
     assert run.code == 1

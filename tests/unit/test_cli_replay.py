@@ -3,13 +3,16 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 
 import pytest
+from file_changes import flip
 from replay_dumps import offence, paged_draft
 
 from gemma4_dumps.store import DumpStore
 from gemma4_triage.cli import app
 
+CORPUS = Path(__file__).parents[1] / "data" / "corpus_dumps"
 SAMPLES = Path(__file__).parents[2] / "dumps" / "samples"
 (SEED_BUG,) = SAMPLES.glob("*p24275*")
 (CONTAINED,) = SAMPLES.glob("*p1291*")
@@ -46,6 +49,13 @@ class TestSamples:
         assert "[7] = 65, out of range" in row
         assert [line.split()[0] for line in out.splitlines()[-3:]] == ["as", "clamp", "contain"]
 
+    @pytest.mark.parametrize("path", sorted(CORPUS.glob("swa-state-stale/*_page-table-bounds_000[23]")))
+    def test_ids_of_another_pool_that_happen_to_be_right(self, cli, path):
+        code, out, _ = cli(path)
+        assert (code, out.split("  ")[0]) == (1, "READS THE RIGHT PAGES BY CHANCE")
+        assert "the same fault reads other pages" in out
+        assert json.loads(cli(path, "--json")[1])["fine"] is False
+
     def test_its_json_says_the_same(self, cli):
         code, out, _ = cli(SEED_BUG, "--json", "--heads", "4:1", "--head-dim", "16", "--window", "512")
         document = json.loads(out)
@@ -74,6 +84,17 @@ class TestSamples:
         assert app.main(["dumps", "show", str(path)]) == 0
         assert app.main(["dumps", "verify", str(path)]) == 0
 
+    def test_what_is_damaged_is_said_first_and_not_shrunk(self, cli, tmp_path):
+        copy = copytree(SEED_BUG, tmp_path / SEED_BUG.name)
+        flip(copy / "tensors.safetensors")
+        code, out, _ = cli(copy)
+        damage, title = out.splitlines()[:2]
+        assert (code, title.split("  ")[0]) == (4, "READS BEYOND THE BUFFER")
+        assert damage.startswith(f"damaged: {SEED_BUG.name}: tensors.safetensors: SHA-256 ")
+        code, out, err = cli(copy, "--shrink", "--output", tmp_path / "small")
+        assert (code, out.splitlines(), (tmp_path / "small").exists()) == (4, [damage], False)
+        assert "a damaged dump is not shrunk" in err
+
     def test_the_json_of_shrinking(self, cli, tmp_path):
         code, out, _ = cli(CONTAINED, "--shrink", "--renumber", "--output", tmp_path, "--json")
         shrunk = json.loads(out)["shrunk"]
@@ -82,9 +103,9 @@ class TestSamples:
 
 
 class TestExitCodes:
-    def test_0_where_another_pools_ids_happen_to_be_right_and_it_says_so(self, cli, store):
+    def test_1_where_another_pools_ids_happen_to_be_right_and_it_says_so(self, cli, store):
         code, out, _ = cli(store.write(paged_draft([[3, 4]], [8], translated=[[3, 4]], verdict="wrong_space")).path)
-        assert code == 0
+        assert code == 1
         assert "the ids are of another pool than the buffer, and here happen to be the right ones" in out
 
     def test_0_for_a_call_that_is_fine(self, cli, clean):

@@ -5,6 +5,7 @@ from pathlib import Path
 from shutil import copytree
 
 import pytest
+from file_changes import flip, renew_hashes
 
 from gemma4_triage.cli import app
 
@@ -39,6 +40,7 @@ def edited(tmp_path):
         (copy / "manifest.json").write_text(json.dumps(manifest))
         if events is not None:
             (copy / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+            renew_hashes(copy)
         return copy
 
     return edit
@@ -116,6 +118,13 @@ class TestCalls:
         assert "by the dump's list 51 swa pages are free and by the calls 50" in out
         assert "the dump's own verdict: disagrees" in out
 
+    def test_1_where_every_invariant_holds_and_the_dump_says_otherwise(self, cli, edited):
+        events = events_of(STALE)
+        events[-1]["left"] = [[], []]
+        code, out, _ = cli(edited(STALE, events))
+        assert (code, out.startswith("EVERY INVARIANT HOLDS")) == (1, True)
+        assert "the dump's own verdict: disagrees" in out
+
     def test_4_for_a_call_that_contradicts_itself(self, cli, edited):
         events = events_of(STALE)
         events[3]["swa"] = [[16, 2]]
@@ -123,6 +132,12 @@ class TestCalls:
         assert (code, out) == (4, "")
         assert "call 3 contradicts itself" in err
         assert len(err.splitlines()) <= 2
+
+    @pytest.mark.parametrize("scalars", [{"need_sort": "yes"}, {"first_call": 99}])
+    def test_4_for_a_beginning_that_no_allocator_has(self, cli, edited, scalars):
+        code, out, err = cli(edited(STALE, **scalars))
+        assert (code, out) == (4, "")
+        assert "contradicts itself" in err
 
     def test_5_for_a_dump_of_before(self, cli, edited):
         code, out, err = cli(edited(STALE, []))
@@ -168,10 +183,10 @@ class TestShapes:
         assert "slots of the longest              109    at most 108" in out
         assert "request slot 1: 109 slots - 108 columns = 1 too many" in out
 
-    def test_0_where_the_numbers_fit(self, cli, edited):
+    def test_1_where_the_numbers_fit_and_the_dump_says_that_they_do_not(self, cli, edited):
         path = edited(of_corpus("draft-pool-too-small", "geometry"), found=2560)
         code, out, _ = cli(path)
-        assert code == 0
+        assert code == 1
         assert out.startswith("EVERY SHAPE IS AS IT SHOULD BE")
         assert "the dump's own verdict: disagrees" in out
 
@@ -194,6 +209,33 @@ def test_2_for_an_option_of_attention(cli, path, words):
     code, out, err = cli(path, *words)
     assert (code, out) == (2, "")
     assert err.startswith(f"error: {words[0]}: for dumps of attention, and this is one of ")
+
+
+class TestDamage:
+    @pytest.fixture
+    def flipped(self, tmp_path):
+        def flip_of(path, name, at=-1):
+            copy = copytree(path, tmp_path / path.name)
+            flip(copy / name, at)
+            return copy
+
+        return flip_of
+
+    @pytest.mark.parametrize(
+        ("path", "name"), [(STALE, "tensors.safetensors"), (STALE, "events.jsonl"), (LEAK, "events.jsonl")]
+    )
+    def test_it_is_said_first(self, cli, flipped, path, name):
+        code, out, _ = cli(flipped(path, name))
+        assert code == 4
+        assert out.startswith(f"damaged: {path.name}: {name}: SHA-256 ")
+
+    def test_the_rest_is_still_replayed(self, cli, flipped):
+        copy = flipped(LEAK, "tensors.safetensors", at=-8)
+        code, out, err = cli(copy)
+        assert (code, err, out.splitlines()[1][:9]) == (4, "", "POOL LEAK")
+        code, out, err = cli(copy, "--json")
+        assert (code, [one["dump_id"] for one in json.loads(out)["damaged"]]) == (4, [LEAK.name])
+        assert err.startswith("damaged: ")
 
 
 def test_text_from_a_dump_cannot_command_the_terminal(cli, edited):

@@ -172,7 +172,7 @@ def _dump_hint(error: DumpError) -> str:
         return "gemma4-triage dumps list shows the dumps; --dir names another directory"
     if isinstance(error, DumpIncompatible):
         return "read it with the release of gemma4-triage that wrote it"
-    return "gemma4-triage dumps list shows which dumps are complete"
+    return "gemma4-triage dumps verify DUMP shows what is damaged; gemma4-triage dumps list which dumps are complete"
 
 
 def _print_version(wanted: bool) -> None:

@@ -44,8 +44,8 @@ def audit(
 ) -> None:
     """Show which pages leaked, whose they were, who handed them out, and the pool equation that fails.
 
-    Exits 0 if a live audit was clean, 1 for a leak, 3 if no engine runs here, 4 if a dump cannot be read,
-    5 if there was no audit to look at.
+    Exits 0 if a live audit was clean, 1 for a leak, 3 if no engine runs here, 4 if a dump cannot be read
+    or is damaged, 5 if there was no audit to look at.
     """
     if live == bool(dumps):
         raise UsageMistake("audit takes dumps or --live, one of them", "gemma4-triage audit latest shows the newest")
@@ -58,6 +58,7 @@ def audit(
 def _dumps(names: list[str] | None, directory: Path | None, rows: int, as_json: bool) -> int:
     from gemma4_dumps.audit_findings import RULE
     from gemma4_dumps.reader import read_dump
+    from gemma4_triage.cli.dump_view import print_damage
     from gemma4_triage.report.audit_document import dumps_document
     from gemma4_triage.report.audit_view import print_audit
 
@@ -73,11 +74,14 @@ def _dumps(names: list[str] | None, directory: Path | None, rows: int, as_json: 
             "serve with GEMMA4_TRIAGE_LEAK=dump to get one; gemma4-triage dumps show reads the others",
         )
     if as_json:
+        for dump in audits:
+            print_damage(dump, as_json)
         emit_json("audit", dumps_document(audits, skipped))
     else:
         for dump in audits:
+            print_damage(dump, as_json)
             print_audit(stdout_console(), dump, rows)
-    return ExitCode.VIOLATION
+    return ExitCode.DUMP_UNREADABLE if any(dump.damage for dump in audits) else ExitCode.VIOLATION
 
 
 def _live(faults: tuple[str, ...], requests: int, rows: int, as_json: bool) -> int:

@@ -54,8 +54,10 @@ def dumps(
     """Show in what two dumps differ: manifests, guards, tensors and events, and what differs first.
 
     Volatile fields (dump_id, created_utc, pid, ...) never count; NaN is equal to NaN.
-    Exits 0 if the dumps are equal, 1 if they differ, 2 for a dump that is not there, 4 for one that cannot be read.
+    Exits 0 if the dumps are equal, 1 if they differ, 2 for a dump that is not there, 4 for one that cannot be
+    read or is damaged.
     """
+    from gemma4_triage.cli.dump_view import print_damage
     from gemma4_triage.compare.compare_dumps import compare_dumps
     from gemma4_triage.compare.side import open_side
     from gemma4_triage.report.diff_document import diff_document
@@ -63,9 +65,13 @@ def dumps(
 
     store = open_store(directory)
     a, b = open_side("A", store.resolve(dump_a)), open_side("B", store.resolve(dump_b))
+    for side in (a, b):
+        print_damage(side.dump, as_json, f"{side.letter}, {side.dump.path.name}")
     comparison = compare_dumps(a, b, rows)
     if as_json:
         emit_json("dump-diff", diff_document(a, b, comparison, rows, volatile))
     else:
         print_diff(stdout_console(), a, b, comparison, rows, volatile)
+    if a.dump.damage or b.dump.damage:
+        raise typer.Exit(ExitCode.DUMP_UNREADABLE)
     raise typer.Exit(ExitCode.OK if comparison.equal else ExitCode.VIOLATION)

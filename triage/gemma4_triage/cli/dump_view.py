@@ -11,7 +11,7 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Manifest
 from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.dump_table import plain_table
-from gemma4_triage.cli.output import printable, stdout_console
+from gemma4_triage.cli.output import printable, say, stdout_console
 from gemma4_triage.diagnose.next_steps import next_steps
 from gemma4_triage.inspection.guard_lines import guard_lines
 from gemma4_triage.inspection.offending_rows import OffendingRow, offending_rows
@@ -19,11 +19,20 @@ from gemma4_triage.inspection.provenance_sentence import SPACE_NAMES, index_unit
 from gemma4_triage.report.diagnosis_document import damage_line
 
 
+def print_damage(dump: Dump, as_json: bool = False, name: str = "") -> None:
+    """Say what is damaged, if anything: above the result, or on stderr beside a JSON document. name: as damage_line."""
+    if not dump.damage:
+        return
+    if as_json:
+        say(damage_line(dump, name))
+    else:
+        _line(stdout_console(), Text(printable(damage_line(dump, name)), style="bold yellow"))
+
+
 def print_dump(dump: Dump, rows: int) -> None:
     """Show a dump with at most `rows` offending rows."""
     console, manifest = stdout_console(), dump.manifest
-    if dump.damage:
-        _line(console, Text(printable(damage_line(dump)), style="bold yellow"))
+    print_damage(dump)
     _headline(console, manifest)
     if held := sensitive(manifest):
         _line(console, Text(printable(f"holds {words(held)} of requests: confidential"), style="bold yellow"))

@@ -1,7 +1,8 @@
 """`gemma4-triage replay`: what a dump is about, done again without the server: an attention call, an allocator's calls,
 the history of leaked pages, or the comparison of shapes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,7 @@ import typer
 
 from gemma4_triage.cli.dumps import AsJson, Directory, DumpName, open_store
 from gemma4_triage.cli.output import emit_json, say, stdout_console
-from gemma4_triage.errors import ExitCode, UsageMistake
+from gemma4_triage.errors import EnvironmentCannot, ExitCode, NothingChecked, UsageMistake
 
 if TYPE_CHECKING:
     from gemma4_dumps.reader import Dump
@@ -71,8 +72,8 @@ def replay(
     Only an attention call takes options other than --rows, --dir and --json.
 
     Exits 0 if all is as it should be, 1 if it is not, 3 if a backend cannot run here and nothing else is wrong, if none
-    of those asked for can, or if there is too much to replay, 4 if the dump cannot be read or contradicts itself, 5 if
-    there is nothing in it to replay.
+    of those asked for can, or if there is too much to replay, 4 if the dump cannot be read, is damaged or contradicts
+    itself, 5 if there is nothing in it to replay.
     """
     from gemma4_dumps.reader import read_dump
     from gemma4_triage.replay.geometry import MAX_WINDOW
@@ -84,14 +85,32 @@ def replay(
     if not shrink and (renumber or output):
         raise UsageMistake("--renumber and --output are of --shrink", "add --shrink, or leave them out")
     found = read_dump(open_store(directory).resolve(dump))
-    if found.manifest.rule in _other_rules():
-        sources = {name: context.get_parameter_source(name) for name in _OF_ATTENTION}
-        given = [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
-        raise typer.Exit(_replay_other(found, given, rows, as_json))
-    shrunk = _shrink(found, options, output, renumber) if shrink else None
-    result = run_replay(found if shrunk is None else shrunk.dump, options, names, timeout_s)
-    _report(result, shrunk, names, rows, as_json)
-    raise typer.Exit(_exit_code(result, names))
+    with _damage_first(found, as_json):
+        if found.manifest.rule in _other_rules():
+            sources = {name: context.get_parameter_source(name) for name in _OF_ATTENTION}
+            given = [name for name, source in sources.items() if source is not None and source.name != "DEFAULT"]
+            code = _replay_other(found, given, rows, as_json)
+        else:
+            shrunk = _shrink(found, options, output, renumber) if shrink else None
+            result = run_replay(found if shrunk is None else shrunk.dump, options, names, timeout_s)
+            _report(found, result, shrunk, names, rows, as_json)
+            code = _exit_code(result, names)
+    raise typer.Exit(ExitCode.DUMP_UNREADABLE if found.damage else code)
+
+
+@contextmanager
+def _damage_first(dump: "Dump", as_json: bool) -> Iterator[None]:
+    """Say what is damaged before anything else; whatever then keeps a damaged dump from being replayed is exit 4."""
+    from gemma4_dumps.errors import DumpUnreadable
+    from gemma4_triage.cli.dump_view import print_damage
+
+    print_damage(dump, as_json)
+    try:
+        yield
+    except (EnvironmentCannot, NothingChecked) as error:
+        if not dump.damage:
+            raise
+        raise DumpUnreadable(f"a damaged dump: {error.message}") from error
 
 
 def _other_rules() -> tuple[str, ...]:
@@ -105,6 +124,7 @@ def _replay_other(dump: "Dump", given: Sequence[str], rows: int, as_json: bool) 
     from gemma4_triage.replay import allocator_replay, leak_replay
     from gemma4_triage.replay.shapes_replay import replay_shapes
     from gemma4_triage.report import replay_calls_view as view
+    from gemma4_triage.report.diagnosis_document import damaged_document
 
     rule, console = dump.manifest.rule, stdout_console()
     if given:
@@ -120,18 +140,29 @@ def _replay_other(dump: "Dump", given: Sequence[str], rows: int, as_json: bool) 
         kind, result = "replay-shapes", replay_shapes(dump)
         show = partial(view.print_shapes, console, result, dump.path)
     if as_json:
-        emit_json(kind, {"fine": result.fine} | result.model_dump(mode="json"))
+        damaged = damaged_document([dump])
+        emit_json(kind, {"fine": result.fine} | result.model_dump(mode="json") | {"damaged": damaged})
     else:
         show()
-    return ExitCode.OK if result.fine else ExitCode.VIOLATION
+    if not result.fine:
+        return ExitCode.VIOLATION
+    match getattr(result, "agreement", "agrees"):
+        case "disagrees":
+            return ExitCode.VIOLATION
+        case "cannot be judged":
+            return ExitCode.NOTHING_CHECKED
+        case _:
+            return ExitCode.OK
 
 
-def _report(result: "Replay", shrunk: "Shrunk | None", names: tuple[str, ...], rows: int, as_json: bool) -> None:
+def _report(
+    dump: "Dump", result: "Replay", shrunk: "Shrunk | None", names: tuple[str, ...], rows: int, as_json: bool
+) -> None:
     from gemma4_triage.report.replay_document import replay_document
     from gemma4_triage.report.replay_view import print_replay, shrunk_text
 
     if as_json:
-        emit_json("replay", replay_document(result, shrunk, names))
+        emit_json("replay", replay_document(dump, result, shrunk, names))
     else:
         print_replay(stdout_console(), result, rows)
     if shrunk is not None:
@@ -142,8 +173,11 @@ def _report(result: "Replay", shrunk: "Shrunk | None", names: tuple[str, ...], r
 def _shrink(dump: "Dump", options: "ReplayOptions", output: Path | None, renumber: bool) -> "Shrunk":
     import platformdirs
 
+    from gemma4_dumps.errors import DumpUnreadable
     from gemma4_triage.replay.shrink import shrink
 
+    if dump.damage:
+        raise DumpUnreadable("a damaged dump is not shrunk: the new one's checksums would vouch for what is damaged")
     if output is not None and output.exists() and not output.is_dir():
         raise UsageMistake(f"{output} is not a directory", "--output takes a directory; it is made if it is not there")
     return shrink(dump, options, output or Path(platformdirs.user_state_dir("gemma4-triage")) / "shrunk", renumber)

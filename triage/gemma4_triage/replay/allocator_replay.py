@@ -214,8 +214,13 @@ def _begin(dump: Dump, first: AllocatorCall) -> tuple[ReferenceAllocator, list[B
     if max(full_pages, swa_pages, page) > MAX_PAGES:
         pools = f"{full_pages} full and {swa_pages} SWA pages of {page} slots"
         raise EnvironmentCannot(f"too large to replay: {pools}; at most {MAX_PAGES} of each")
-    pair = ReferenceAllocator(full_pages, swa_pages, page, manifest.scalars.get(NEED_SORT) is True)
-    if manifest.scalars.get(FIRST_CALL) != first.number:
+    need_sort, begins = manifest.scalars.get(NEED_SORT), manifest.scalars.get(FIRST_CALL)
+    if not isinstance(need_sort, bool | None):
+        raise DumpUnreadable(f"the dump contradicts itself: need_sort is {need_sort!r:.40}, neither true nor false")
+    if isinstance(begins, int) and begins > first.number:
+        raise DumpUnreadable(f"the dump contradicts itself: its first call is {begins}, and it holds {first.number}")
+    pair = ReferenceAllocator(full_pages, swa_pages, page, need_sort is True)
+    if begins != first.number:
         return pair, [], ["the first calls were cut to fit the dump, and with them the state that they begin with"]
     if lost := _lost_tensors(dump):
         return pair, [], [f"the state that the calls begin with is not whole: {', '.join(lost)} was cut or is missing"]

@@ -87,8 +87,13 @@ class Replay:
 
     @property
     def fine(self) -> bool:
-        """Nothing outside is read, the outputs are the intended ones, and no backend failed."""
-        return self.reads_right and not any(backend.wrong for backend in self.backends)
+        """Nothing outside is read, the outputs are the intended ones, not by chance, and no backend failed."""
+        return self.reads_right and not self.by_chance and not any(backend.wrong for backend in self.backends)
+
+    @property
+    def by_chance(self) -> bool:
+        """The ids are of another pool than the buffer, and here happen to be the right ones."""
+        return self.call.foreign and self.worst is Kind.RIGHT
 
     @property
     def reads_right(self) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemma4_dumps.audit_findings import Lost, PoolEquation, Suspect, equations, lost, suspects
 from gemma4_dumps.reader import Dump
+from gemma4_triage.report.diagnosis_document import damaged_document
 
 if TYPE_CHECKING:
     from gemma4_repro.live_audit import LiveAudit
@@ -17,6 +18,7 @@ def dumps_document(dumps: Sequence[Dump], skipped: Sequence[Dump]) -> dict[str, 
         "leak": bool(dumps),
         "audits": [_audit(dump) for dump in dumps],
         "skipped": [{"dump": dump.manifest.dump_id, "rule": dump.manifest.rule} for dump in skipped],
+        "damaged": damaged_document(dumps),
     }
 
 

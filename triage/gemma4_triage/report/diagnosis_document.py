@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,12 +50,12 @@ def exit_code(diagnoses: Sequence[Diagnosis], unreadable: bool) -> ExitCode:
     return ExitCode.DUMP_UNREADABLE if unreadable or damaged else ExitCode.OK
 
 
-def damage_line(dump: Dump) -> str:
-    """Say what is damaged, and what that does to the findings, in one line."""
+def damage_line(dump: Dump, name: str = "") -> str:
+    """Say what is damaged, and what that does to the findings, in one line. name: of the dump, if not its id."""
     first, *others = dump.damage
     more = f" (and {len(others)} more)" if others else ""
     return (
-        f"damaged: {dump.manifest.dump_id}: {first}{more}. Nothing that rests on it is certain; "
+        f"damaged: {name or dump.manifest.dump_id}: {first}{more}. Nothing that rests on it is certain; "
         "`gemma4-triage dumps verify` shows every check"
     )
 
@@ -66,14 +66,19 @@ def diagnosis_document(diagnoses: Sequence[Diagnosis], material: Material, exit_
         "clean": exit_code == 0,
         "exit_code": exit_code,
         "incidents": [_incident(diagnosis) for diagnosis in diagnoses],
-        "damaged": [
-            {"dump_id": dump.manifest.dump_id, "path": str(dump.path), "problems": list(dump.damage)}
-            for diagnosis in diagnoses
-            for dump in diagnosis.damaged
-        ],
+        "damaged": damaged_document([dump for diagnosis in diagnoses for dump in diagnosis.damaged]),
         "unreadable": [{"path": str(item.path), "problem": item.problem} for item in material.unreadable],
         "older_dumps_not_read": material.hidden,
     }
+
+
+def damaged_document(dumps: Iterable[Dump]) -> list[dict[str, Any]]:
+    """Return the field `damaged`: those of `dumps` whose files are not what their manifests say."""
+    return [
+        {"dump_id": dump.manifest.dump_id, "path": str(dump.path), "problems": list(dump.damage)}
+        for dump in dumps
+        if dump.damage
+    ]
 
 
 def notes(incident: Incident) -> list[str]:

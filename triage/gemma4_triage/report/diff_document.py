@@ -7,6 +7,7 @@ from gemma4_dumps.plain_json import plain
 from gemma4_triage.compare.difference import ABSENT, Comparison, EventsDifference, FieldDifference, TensorDifference
 from gemma4_triage.compare.first_difference import first_difference, sentence
 from gemma4_triage.compare.side import Side
+from gemma4_triage.report.diagnosis_document import damaged_document
 
 
 def diff_document(a: Side, b: Side, comparison: Comparison, rows: int, volatile: bool) -> dict[str, Any]:
@@ -24,6 +25,7 @@ def diff_document(a: Side, b: Side, comparison: Comparison, rows: int, volatile:
         "events": None if comparison.events is None else _events(comparison.events, rows),
         "volatile_count": len(comparison.volatile),
         "volatile": _fields(comparison.volatile, rows) if volatile else None,
+        "damaged": damaged_document([a.dump, b.dump]),
     }
 
 

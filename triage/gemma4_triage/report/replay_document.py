@@ -4,14 +4,16 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from gemma4_dumps.reader import Dump
 from gemma4_triage.replay.backend_run import REFERENCE
 from gemma4_triage.replay.damage import RowDamage
 from gemma4_triage.replay.outcome import BackendOutcome, Replay
 from gemma4_triage.replay.shrink import Shrunk
+from gemma4_triage.report.diagnosis_document import damaged_document
 
 
-def replay_document(result: Replay, shrunk: Shrunk | None, names: Sequence[str]) -> dict[str, Any]:
-    """names: the backends that were asked for. shrunk: how the dump was made, if it was."""
+def replay_document(dump: Dump, result: Replay, shrunk: Shrunk | None, names: Sequence[str]) -> dict[str, Any]:
+    """dump: that was given. names: the backends that were asked for. shrunk: the one replayed, if it was cut down."""
     call, geometry = result.call, result.call.geometry
     return {
         "dump": call.dump_id,
@@ -45,6 +47,7 @@ def replay_document(result: Replay, shrunk: Shrunk | None, names: Sequence[str])
         REFERENCE: {name: asdict(difference) for name, difference in result.reference.items()},
         "backends": [_backend(outcome) for outcome in result.backends],
         "shrunk": None if shrunk is None else shrunk_document(shrunk),
+        "damaged": damaged_document([dump]),
     }
 
 

@@ -25,7 +25,9 @@ _VERDICTS = {
 
 def print_replay(console: Console, result: Replay, rows: int) -> None:
     """result with at most `rows` damaged rows."""
-    title = Text(_VERDICTS[result.worst].upper(), style="bold green" if result.reads_right else "bold red")
+    verdict = "reads the right pages by chance" if result.by_chance else _VERDICTS[result.worst]
+    right = result.reads_right and not result.by_chance
+    title = Text(verdict.upper(), style="bold green" if right else "bold red")
     title.append(f"  {printable(result.call.dump_id)}", style="bold")
     _line(console, title)
     for text in _call_lines(result):
@@ -71,7 +73,7 @@ def _call_lines(result: Replay) -> list[str]:
         lines.append(
             f"of {unknown} read the dump does not say what should have been there: a page of its own stands for each"
         )
-    if call.foreign and result.worst is Kind.RIGHT:
+    if result.by_chance:
         lines.append(
             "the ids are of another pool than the buffer, and here happen to be the right ones, as in a young pool: "
             "once the pools differ, the same fault reads other pages"

@@ -1,0 +1,41 @@
+"""Numbers of a manifest that its tensors or its own offences contradict: the dump is damaged, though each hash fits."""
+
+import json
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+
+from gemma4_dumps.reader import read_dump
+
+SAMPLES = Path(__file__).parents[2] / "dumps" / "samples"
+CRASH, STALE, LEAK, SHORT = (
+    next(SAMPLES.glob(name)) for name in ("*p24275*", "20261123T173723*", "*_leak-audit_*", "*_batch-shapes_*")
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "where", "value", "said"),
+    [
+        (CRASH, ("extents", "table_columns"), 3, "page_table has 10 columns, the manifest says 3"),
+        (CRASH, ("extents", "pages_in_buffer"), 1000, "1000 pages by the extents, and the offence says 65"),
+        (CRASH, ("offences", 0, "value"), 66, "page_table[5, 7] is 65, the manifest says 66"),
+        (STALE, ("offences", 0, "value"), 1, "slots[0, 1] is 64, the manifest says 1"),
+        (LEAK, ("offences", 0, "value"), 1, "suspects[0, 3] is 0, the manifest says 1"),
+        (SHORT, ("offences", 0, "column"), 107, "108 columns by the scalars, and the offence says 107"),
+        (SHORT, ("offences", 0, "value"), 110, "longest row is 109 by the scalars, and 110 by the offences"),
+    ],
+)
+def test_it_is_damage(tmp_path, path, where, value, said):
+    assert read_dump(path).damage == ()
+    copy = copytree(path, tmp_path / path.name)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    *outer, last = where
+    place = manifest
+    for key in outer:
+        place = place[key]
+    place[last] = value
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    (damage,) = read_dump(copy).damage
+    assert damage.startswith("offences: ")
+    assert said in damage
