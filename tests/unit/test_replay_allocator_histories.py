@@ -1,6 +1,7 @@
 """Legal lives on SGLang's own allocator, replayed on the reference: no invariant fails and every slot is foretold."""
 
 import pytest
+import torch
 from allocator_dumps import draft_of, write
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -29,3 +30,25 @@ def test_every_legal_history_holds(attach, tmp_path, page, need_sort):
                 assert result.agreement == "disagrees"
 
     run_state_machine_as_test(Replayed, settings=settings(max_examples=40, stateful_step_count=60, deadline=None))
+
+
+def test_entries_that_a_rejected_draft_left_are_no_alias(attach, tmp_path):
+    """A history that begins anew finds them behind the last token of a page in use."""
+    attach("trap", *PROBE)
+    allocator = make_allocator(4, False)
+    before = allocator.backup_state()
+    extend(allocator, 8)
+    allocator.restore_state(before)
+    # The next SWA page to be allocated is 2, and then 1, where the rejected draft's slots 5 to 7 still lead.
+    inner = allocator.swa_attn_allocator
+    taken = inner.alloc(8)
+    inner.free(taken[:4])
+    inner.free(taken[4:])
+    lens = [torch.tensor([x]) for x in (0, 0, 1, 1, -1)]
+    allocator.alloc_extend_swa_tail(*lens, 1, 1)
+    full, peers = allocator.full_attn_allocator.alloc(4), inner.alloc(4)
+    assert peers.tolist() == [4, 5, 6, 7]
+    allocator.set_full_to_swa_mapping(full, peers)
+    extend(allocator, 1)
+    result = replay_allocator(write(tmp_path, draft_of(allocator)))
+    assert result.fine, (result.first, result.first_broken)

@@ -139,8 +139,10 @@ class ReferenceAllocator:
         for slot, peer in mapping:
             if peer:
                 self.mapping.setdefault(slot // self.page_size, {})[slot] = peer
-                # An entry of a free page is left from a rejected draft, and is overwritten before it is used.
-                if self.full.of(slot // self.page_size) == USED and self.swa.of(peer // self.page_size) == USED:
+                # Entries left from a rejected draft are overwritten before they are used: all of a free page, and those
+                # behind the last token of a page in use. The first slot of a page in use has always been written.
+                used = self.full.of(slot // self.page_size) == USED and self.swa.of(peer // self.page_size) == USED
+                if used and slot % self.page_size == 0:
                     self.serves.setdefault(peer // self.page_size, slot // self.page_size)
         return found
 
