@@ -167,7 +167,7 @@ class ReferenceAllocator:
         return found
 
     def _changed_between(self, call: AllocatorCall) -> Iterable[Broken]:
-        was, self._free_tokens = self._free_tokens, call.free_after or call.free_before
+        was, self._free_tokens = self._free_tokens, call.free_after if call.returned else call.free_before
         if was not in (None, call.free_before):
             text = f"{was[0]} full and {was[1]} SWA tokens were free after the call before, and "
             text += f"{call.free_before[0]} and {call.free_before[1]} are when {call.call} begins"
