@@ -28,6 +28,8 @@ SAMPLES = {
     "20261121T103430": ("the seed bug, trapped on a CPU", "SGLang 26957", "draft-swa-state-stale"),
     "20261121T133240": ("pages that an ended request left behind", "SGLang 11970", "pages-leaked"),
     "20261121T133817": ("the seed bug, contained on an H200", "SGLang 26957", "draft-swa-state-stale"),
+    "20261122T141637": ("a request with more slots than its row has columns", "SGLang 33579", "row-too-short"),
+    "20261123T173723": ("a mapping that outlives its page", "SGLang 25805", "mapping-outlives-page"),
 }
 
 # tests/data/logs: what the server met, the public issue if it is one, the rule; None: nothing is wrong.

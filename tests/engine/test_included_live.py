@@ -60,9 +60,14 @@ def test_it_holds_the_pages_and_the_tokens_of_the_requests(dump):
     assert manifest.repeat_command.endswith("--arm fault-probes --include-kv --include-tokens")
     assert verify_dump(dump.path).ok
     rows, live = len(dump.tensor("request_slots")), -(-dump.tensor("cache_seqlens") // manifest.page_size)
-    named = {page for row in range(rows) for page in dump.tensor("page_table")[row, : live[row]].tolist()}
+    # The pages that the rows read, and those that they should have read.
+    tables = [dump.tensor(name) for name in ("page_table", "translated_page_table")]
+    named = {page for table in tables for row in range(rows) for page in table[row, : live[row]].tolist()}
     assert set(dump.tensor(PAGE_IDS).tolist()) == named
-    assert np.abs(dump.tensor(KEYS)).reshape(len(named), -1).max(axis=1).min() > 0
+    translated = np.concatenate([tables[1][row, : live[row]] for row in range(rows)])
+    right = np.isin(dump.tensor(PAGE_IDS), translated)
+    # What a wrong id leads to may never have been written.
+    assert np.abs(dump.tensor(KEYS)[right]).reshape(right.sum(), -1).max(axis=1).min() > 0
     assert dump.tensor(TOKEN_ROWS).tolist() == list(range(rows))
     ends, tokens, prompts = dump.tensor(TOKEN_INDPTR), dump.tensor(TOKEN_IDS).tolist(), SWA_PRESSURE.prompts()
     for row in range(rows):
@@ -79,18 +84,22 @@ def test_its_replay_reads_the_dumps_values(dump):
     # The null page, which clamp and contain may read, is not in a dump.
     assert prepared.values_from.startswith(f"from the dump for {prepared.image.inside.shape[0] - 1} pages")
     found = replay(dump, OPTIONS, ["torch"])
-    assert found.fine
+    # The pools are aged: other pages are read than should be, and torch reads what the table says.
+    assert not found.reads_right
     assert found.backends[0].refusal is None
+    (as_dumped,) = [variant for variant in found.backends[0].variants if variant.variant == AS_DUMPED]
+    assert as_dumped.from_table is not None
+    assert as_dumped.from_table.fine
 
 
 def test_a_wrong_page_shows_in_its_row_alone(dump):
-    """Row 3's last page is row 5's: what fp64 makes of it is what the other request's values give."""
+    """Of a right table, row 3's last page is row 5's: what fp64 makes of it is what the other request's values give."""
     call = rebuild(dump, OPTIONS)
-    table = dump.tensor("page_table").copy()
+    table = dump.tensor("translated_page_table").copy()
     column = (int(call.key_counts[3]) - 1) // dump.manifest.page_size
     table[3, column] = table[5, column]
     ids = call.ids.copy()
-    ids[3, column] = table[3, column]
+    ids[:, : table.shape[1]] = table[:, : ids.shape[1]]
     prepared = prepare(dump, replace(call, ids=ids), OPTIONS)
     difference = compare(prepared.reference[AS_DUMPED], prepared.reference[INTENDED], call.queries[0], "float64")
     assert difference.bad_rows == (3,)

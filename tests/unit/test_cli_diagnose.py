@@ -67,7 +67,7 @@ class TestWhatItReads:
 
 class TestWhatItSays:
     def test_what_containment_left_is_not_called_the_translation_of_what_was_there(self, cli):
-        _, out, _ = cli("diagnose", "latest", "--dir", SAMPLES)
+        _, out, _ = cli("diagnose", "20261121T133817", "--dir", SAMPLES)
         assert "draft-swa-state-stale" in out
         assert "translated_page_table[2, 2]" not in out
 

@@ -385,7 +385,6 @@ def test_without_a_base_nothing_was_checked(cli, finished, tmp_path):
         (("backends", "--load", "heavy"), "there is no load 'heavy'"),
         (("backends", "--load", "pressure", "--scenario", "pictures"), "it runs on: e4b, 26b"),
         (("backends", "--load", "pressure", "--scenario", "e5b"), "there is no scenario 'e5b'"),
-        (("backends", "--load", "pressure", "--scenario", "26b", "--mtp", "on"), "no MTP assistant"),
         (("backends", "--fault", "no-such-fault"), "no-such-fault"),
         (("backends", "--fault", "swa-state-swap"), "swa-state-swap"),
         (("patches",), "--with"),

@@ -76,7 +76,9 @@ def test_tensors_that_are_cut_together_stay_equally_long(tmp_path):
         "value_pages": TensorPayload.from_array(-pages),
     }
     tensors = {name: replace(tensor, cut_with="kv", cut_from=250) for name, tensor in tensors.items()}
-    tensors["page_table"] = TensorPayload.from_array(np.zeros((40, 40), np.int32))
+    table = np.zeros((40, 40), np.int32)
+    table[2, 7] = 70  # as the draft's offence says
+    tensors["page_table"] = TensorPayload.from_array(table)
     path = write_dump(tmp_path, seed_bug_draft(tensors=tensors), StoreCaps(bytes_per_dump=150_000)).path
     assert path is not None
     dump = read_dump(path)

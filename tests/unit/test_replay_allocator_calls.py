@@ -126,8 +126,8 @@ class TestTheRecord:
         assert result.in_use_at_start != (0, 0)
         assert result.exact == result.compared > 0
 
-    def test_the_command_line_exits_0_where_all_hold(self, root, capsys):
-        assert app.main(["replay", str(write(root, draft_of(lived(3))).path)]) == 0
+    def test_the_command_line_exits_1_where_all_hold_and_the_dump_says_otherwise(self, root, capsys):
+        assert app.main(["replay", str(write(root, draft_of(lived(3))).path)]) == 1
         out = capsys.readouterr().out
         assert out.startswith("EVERY INVARIANT HOLDS  ")
         assert "the dump's own verdict: disagrees: the dump says double_free of its last call" in out
