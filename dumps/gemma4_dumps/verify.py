@@ -145,9 +145,10 @@ def _other_extents(offence: Offence, record: TensorRecord | None, manifest: Mani
     if manifest.rule != "page-table-bounds":
         return None
     columns, pages = (manifest.extents.get(name) for name in ("table_columns", "pages_in_buffer"))
-    whole = record is not None and len(record.shape) == 2 and record.truncated_from_shape is None
-    if columns is not None and whole and "page_table" in offence.table and record.shape[1] != columns:
-        return f"{offence.table} has {record.shape[1]} columns, the manifest says {columns}"
+    if columns is not None and "page_table" in offence.table and record is not None:
+        whole = len(record.shape) == 2 and record.truncated_from_shape is None
+        if whole and record.shape[1] != columns:
+            return f"{offence.table} has {record.shape[1]} columns, the manifest says {columns}"
     # An offence with another lower bound is of a row's length, whose upper bound is the table's width.
     if pages is not None and offence.lower == 1 and offence.upper != pages:
         return f"the buffer has {pages} pages by the extents, and the offence says {offence.upper}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -140,9 +139,6 @@ def quality(
         raise UsageMistake("--model chooses among what running servers serve", "give --base-url and --with-url")
     if not urls and not arguments:
         raise UsageMistake("no arguments for SGLang", f"they come after --, for example: {_EXAMPLE}")
-    for option, seconds in (("--timeout", timeout_s), ("--start-timeout", start_timeout_s)):
-        if not math.isfinite(seconds):
-            raise UsageMistake(f"{option} {seconds} is no number of seconds", "give a number")
     _need_packages()
     try:
         items, asked_of = _items(questions, examples, colours, api, limit, seed)
