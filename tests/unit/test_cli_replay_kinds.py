@@ -242,3 +242,9 @@ def test_text_from_a_dump_cannot_command_the_terminal(cli, edited):
     events = events_of(STALE)
     events[3]["site"] = "\x1b[2Jverify"
     assert "\x1b" not in cli(edited(STALE, events))[1]
+
+
+def test_a_mapping_that_nobody_looked_at_is_not_judged(cli, edited):
+    events = [{name: value for name, value in event.items() if name != "left"} for event in events_of(STALE)]
+    code, out, _ = cli(edited(STALE, events), "--json")
+    assert (code, json.loads(out)["agreement"]) == (5, "cannot be judged")
