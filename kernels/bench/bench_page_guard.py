@@ -223,7 +223,7 @@ def refuse_wrong_answers(prepared: dict[str, list[PreparedCheck]], rows: int, co
     places = [(table, row) for table in range(TABLES) for row in range(rows)]
     # A padded row has no keys, and here every row has some: the null page is legal in the second table only.
     planted = Findings(
-        offences=tuple(Offence(table, row, columns - 1, BOUND, BOUND, int(table == 0)) for table, row in places),
+        offences=tuple(Offence(table, row, columns - 1, BOUND, int(table == 0), BOUND) for table, row in places),
         counts=(rows,) * TABLES,
         overflows=(),
         rows=tuple(range(rows)),

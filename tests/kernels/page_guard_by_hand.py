@@ -91,8 +91,8 @@ def slow(build: Build) -> tuple[Findings | None, list]:
             places, needed = entries_of(build, array, row)
             if needed:
                 rows.add(row)
-                if worst is None or needed > worst.needed:
-                    worst = Overflow(index, row, needed, len(array.values) if flat else array.columns)
+                if worst is None or needed > worst.value:
+                    worst = Overflow.of(index, row, needed, len(array.values) if flat else array.columns)
             first, in_row = None, 0
             for column, place in enumerate(places):
                 value = array.values[place[0]] if flat else array.values[place[0]][place[1]]
@@ -102,7 +102,7 @@ def slow(build: Build) -> tuple[Findings | None, list]:
                     continue
                 count += 1
                 in_row += 1
-                first = first or Offence(index, row, column, value, array.bound, lower)
+                first = first or Offence(index, row, column, value, lower, array.bound)
                 if build.contain and flat:
                     contained[place[0]] = 0
                 elif build.contain:

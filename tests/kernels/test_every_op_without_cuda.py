@@ -9,6 +9,7 @@ TORCH_PATH = """
 import sys, torch
 sys.modules["triton"] = None
 from gemma4_kernels.cross_layer_norm.launch import cross_layer_norm, moe_cross_layer_norm
+from gemma4_kernels.decode_attention.launch import decode_attention
 from gemma4_kernels.gelu_tanh_mul.launch import gelu_tanh_mul
 from gemma4_kernels.ple_front_end.launch import ple_front_end
 from gemma4_kernels.post_attention_norms.launch import post_attention_norms
@@ -29,6 +30,7 @@ cross_layer_norm(rows, weight, rows, one, weight)
 qk_norm_rope(rows, rows, rows, weight, weight, rows, torch.arange(2))
 moe_cross_layer_norm(rows, weight, rows, weight, weight, rows, one, weight)
 small_m_linear(rows, rows)
+decode_attention(rows[:, None], rows[:, None], rows[:, None], torch.arange(3), torch.arange(2), 1.0)
 print(routing(rows, weight, 4)[1][0].tolist())
 """
 
@@ -55,6 +57,7 @@ ROW = {"WIDTH": 2816, "BLOCK": 4096, "EAGER": False}
 TILE = {"WIDTH": 256, "BLOCK": 256, "TILE": 16, "EAGER": True}
 CROSS = ROW | {"GATHERS": True, "HAS_HIDDEN": True, "HAS_NEXT": True, "EARLY": False}
 PRODUCT = {"BLOCK_N": 16, "BLOCK_K": 128, "STAGES": 4, "AHEAD": True, "WHOLE_BLOCKS": True}
+ATTENTION = {"GROUP": 4, "ROWS": 16, "BLOCK": 32, "STAGES": 5, "LEAST": 32, "MAX_PARTS": 64}
 HEADS = {"Q_HEADS": 8, "KV_HEADS": 2, "HALF": 128}
 KERNELS = [
     ("rmsnorm_add", ROW),
@@ -68,12 +71,15 @@ KERNELS = [
     ("qk_norm_rope", HEADS | {"TILE": 8, "EAGER": True}),
     ("small_m_linear", PRODUCT | {"BLOCK_M": 1, "SPLIT": False}),
     ("small_m_linear", PRODUCT | {"BLOCK_M": 8, "SPLIT": True}),
+    ("decode_attention", ATTENTION | {"HEAD_DIM": 256}),
+    ("decode_attention", ATTENTION | {"HEAD_DIM": 512}),
     ("routing", {"EXPERTS": 128, "TOP_K": 8, "BLOCK": 128, "TILE": 4, "EAGER": False}),
 ]
 TYPES = {"row_ids": "*i64", "router_scale": "*fp32", "weights": "*fp32", "ids": "*i32", "rows": "i32", "pairs": "i32",
          "tokens": "i32", "eps": "fp32", "factor": "fp32", "root": "fp32", "positions": "*i64",
          "cos_sin_cache": "*fp32", "partial": "*fp32", "counters": "*i32", "columns": "i32", "depth": "i32",
-         "splits": "i32"}
+         "splits": "i32", "kv_heads": "i32", "scaling": "fp32", "extremes": "*fp32", "starts": "*i32",
+         "slots": "*i64"}
 def before_the_wait(ptx):
     assert ptx.count("griddepcontrol.wait") == ptx.count("griddepcontrol.launch_dependents") == 1
     ahead = ptx.split("griddepcontrol.wait")[0]
@@ -104,10 +110,10 @@ for op, constants in KERNELS:
 def test_each_compiles_for_hopper_and_blackwell_with_vector_loads_and_without_local_memory(tmp_path):
     out = run(COMPILE, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     lines = [line.split() for line in out.splitlines()]
-    assert len(lines) == 24
+    assert len(lines) == 28
     for op, capability, vectors, local, redux, shared, ahead in lines:
         loads, stores = map(int, ahead.split("+"))
-        # Weights only, of which gelu_tanh_mul has none.
+        # Weights and lists only, of which gelu_tanh_mul has none.
         assert stores == 0, op
         assert (loads > 0) == (op != "gelu_tanh_mul"), (op, loads)
         assert (op, capability, vectors, local) == (op, capability, "True", "False")

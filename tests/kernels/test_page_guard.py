@@ -34,7 +34,7 @@ def test_a_planted_offence_is_found_at_every_corner(path, case):
     row, column = places[-1]
     table[row][column] = -9
     found = assert_reads_like_the_slow_one(build, path)
-    assert found == Findings((Offence(1, row, column, -9, 990, 1),), (0, 1), (), (row,))
+    assert found == Findings((Offence(1, row, column, -9, 1, 990),), (0, 1), (), (row,))
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -42,7 +42,7 @@ def test_the_bound_itself_is_out_and_the_entry_before_it_is_in(path):
     for bound, dtype in [(2, torch.int32), (17, torch.int64), (HIGH, torch.int32), (2**63 - 1, torch.int64)]:
         table = Table([[bound - 1, bound]], 2, bound, dtype=dtype)
         found = assert_reads_like_the_slow_one(Build([table], [32]), path)
-        assert found == Findings((Offence(0, 0, 1, bound, bound, 1),), (1,), (), (0,))
+        assert found == Findings((Offence(0, 0, 1, bound, 1, bound),), (1,), (), (0,))
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -90,7 +90,7 @@ def test_the_null_page_by_mode(path):
 @pytest.mark.parametrize("path", PATHS)
 def test_a_padded_row_is_exempt_from_the_null_page_only(path):
     build = Build([Table([[-1]], 1, 9, IN_PADDED_ROWS)], [1], seq_lens=[0])
-    assert assert_reads_like_the_slow_one(build, path).offences == (Offence(0, 0, 0, -1, 9, 0),)
+    assert assert_reads_like_the_slow_one(build, path).offences == (Offence(0, 0, 0, -1, 0, 9),)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -99,12 +99,12 @@ def test_the_window_has_left_the_columns_below_it_and_no_other(path):
     row = [0, 5, 0, 0, 7, 8, 9]
     build = Build([Table([row], 7, 99, ILLEGAL, window_keys=40)], [100])
     assert [null_is_legal(build, build.arrays[0], 0, column) for column in range(5)] == [True] * 3 + [False] * 2
-    assert assert_reads_like_the_slow_one(build, path).offences == (Offence(0, 0, 3, 0, 99, 1),)
+    assert assert_reads_like_the_slow_one(build, path).offences == (Offence(0, 0, 3, 0, 1, 99),)
     build.arrays[0].values[0][:4] = [0, 5, 0, 6]
     assert assert_reads_like_the_slow_one(build, path) is None
     # What the window has left has still to be a page that exists.
     build.arrays[0].values[0][0] = 99
-    assert assert_reads_like_the_slow_one(build, path).offences == (Offence(0, 0, 0, 99, 99, 0),)
+    assert assert_reads_like_the_slow_one(build, path).offences == (Offence(0, 0, 0, 99, 0, 99),)
     build.arrays[0].values[0][:4] = [0, 5, 0, 0]
     build.arrays[0].window_keys = 100
     assert assert_reads_like_the_slow_one(build, path).counts == (3,)
@@ -117,8 +117,8 @@ def test_a_row_that_its_table_cannot_hold(path):
     table = Table([[1, 2], [1, -5], [3, 4], [5, 6]], 2, 9)
     build = Build([Table([[1]] * 4, 1, 9), table], [16, 33, 80, 80])
     found = assert_reads_like_the_slow_one(build, path)
-    assert found.overflows == (Overflow(0, 2, 5, 1), Overflow(1, 2, 5, 2))
-    assert (found.offences, found.rows) == ((Offence(1, 1, 1, -5, 9, 1),), (1, 2, 3))
+    assert found.overflows == (Overflow.of(0, 2, 5, 1), Overflow.of(1, 2, 5, 2))
+    assert (found.offences, found.rows) == ((Offence(1, 1, 1, -5, 1, 9),), (1, 2, 3))
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -127,14 +127,14 @@ def test_an_indptr_that_leaves_the_slots(path):
         build = Build([Slots([20, 21, -1, 23], 0, 50, indptr=indptr)], [0, 0], contain=contain, with_lengths=False)
         return assert_reads_like_the_slow_one(build, path)
 
-    bad = Offence(0, 1, 0, -1, 50, 0)
+    bad = Offence(0, 1, 0, -1, 0, 50)
     assert found([0, 2, 4], contain=True) == Findings((bad,), (1,), (), (1,))
-    assert found([0, 2, 5], contain=True) == Findings((bad,), (1,), (Overflow(0, 1, 5, 4),), (1,))
-    assert found([0, 2, HIGH]).overflows == (Overflow(0, 1, HIGH, 4),)
-    assert found([-2, 2, 2]) == Findings((), (0,), (Overflow(0, 0, spec.NO_SIZE_WOULD_DO, 4),), (0,))
-    assert found([4, 3, 4]).overflows == (Overflow(0, 0, spec.NO_SIZE_WOULD_DO, 4),)
+    assert found([0, 2, 5], contain=True) == Findings((bad,), (1,), (Overflow.of(0, 1, 5, 4),), (1,))
+    assert found([0, 2, HIGH]).overflows == (Overflow.of(0, 1, HIGH, 4),)
+    assert found([-2, 2, 2]) == Findings((), (0,), (Overflow.of(0, 0, spec.NO_SIZE_WOULD_DO, 4),), (0,))
+    assert found([4, 3, 4]).overflows == (Overflow.of(0, 0, spec.NO_SIZE_WOULD_DO, 4),)
     assert found([HIGH, HIGH, 4]).rows == (0, 1)
-    assert found([LOW, HIGH, LOW]).offences == (Offence(0, 0, 2, -1, 50, 0),)
+    assert found([LOW, HIGH, LOW]).offences == (Offence(0, 0, 2, -1, 0, 50),)
     # The entries before the first row and after the last are nobody's.
     assert found([3, 4, 4]) is None
 

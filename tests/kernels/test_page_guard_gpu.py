@@ -45,7 +45,7 @@ def test_a_finding_arrives_in_pinned_memory_when_the_stream_gets_there():
         prepared.launch()
         assert prepared.read() is None
     stream.synchronize()
-    assert prepared.read() == Findings((Offence(0, 1, 1, -5, 4, 1),), (1,), (), (1,))
+    assert prepared.read() == Findings((Offence(0, 1, 1, -5, 1, 4),), (1,), (), (1,))
     assert pages.tolist() == [[1, 2], [3, 0]]
 
 
@@ -70,7 +70,7 @@ def test_many_launches_in_a_row_and_clean_after_a_finding():
     for round_ in range(200):
         row, column = round_ % 64, 7 * round_ % 300
         pages[row, column] = bad = -1 - round_
-        assert launch_and_read(prepared) == Findings((Offence(0, row, column, bad, 4, 1),), (1,), (), (row,))
+        assert launch_and_read(prepared) == Findings((Offence(0, row, column, bad, 1, 4),), (1,), (), (row,))
         # Contained it is page 0, which is illegal here too.
         pages[row, column] = 1
         for _ in range(5):
@@ -144,9 +144,9 @@ def test_rows_more_than_two_gibi_entries_apart():
     guard = PageGuard("cuda")
     found = guard.check([GuardedSlots(memory, 60, NullPage.ILLEGAL, indptr)], None, 1, contain=False)
     # Row 1 ends where row 2 of the table begins, and entry 3 of that is in row 2 of the slots.
-    assert found == Findings((Offence(0, 2, 3, -1, 60, 1),), (2,), (), (2,))
+    assert found == Findings((Offence(0, 2, 3, -1, 1, 60),), (2,), (), (2,))
     found = guard.check([GuardedTable(pages, 9)], lengths, 1, contain=True)
-    assert found == Findings((Offence(0, 2, 3, -1, 9, 1),), (1,), (), (2,))
+    assert found == Findings((Offence(0, 2, 3, -1, 1, 9),), (1,), (), (2,))
     assert bool((memory[: 2**30 + 8] == 1).all())
     assert pages.tolist() == [[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 0]]
 

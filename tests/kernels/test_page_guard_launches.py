@@ -16,7 +16,7 @@ def test_a_launch_forgets_the_one_before_and_overwritten_words_are_refused_once(
     prepared = PageGuard(DEVICE, path).prepare(one(pages), lengths, 1, contain=False)
     for page in (9, 7, 3, 3, 8, 3):
         pages[1] = page
-        expected = Findings((Offence(0, 1, 0, page, 4, 1),), (1,), (), (1,)) if page >= 4 else None
+        expected = Findings((Offence(0, 1, 0, page, 1, 4),), (1,), (), (1,)) if page >= 4 else None
         assert launch_and_read(prepared) == expected
     prepared.result.fill_(-1)
     with pytest.raises(ValueError, match="not a page_guard result"):
@@ -55,7 +55,7 @@ def test_arrays_may_share_memory_when_nothing_is_contained(path):
     guard = PageGuard(DEVICE, path)
     arrays = [GuardedTable(pages, 100), GuardedTable(pages, 6), GuardedTable(pages, 3)]
     found = guard.check(arrays, lengths, 1, contain=False)
-    assert found == Findings((Offence(1, 0, 2, 9, 6, 1), Offence(2, 0, 1, 5, 3, 1, 2)), (0, 1, 2), (), (0,))
+    assert found == Findings((Offence(1, 0, 2, 9, 1, 6), Offence(2, 0, 1, 5, 1, 3, 2)), (0, 1, 2), (), (0,))
     for refused, message in [
         (arrays, "arrays 0 and 1 share memory"),
         ([arrays[0], GuardedSlots(pages[0, 2:], 9, indptr=lengths.new_zeros(2))], "arrays 0 and 1 share memory"),

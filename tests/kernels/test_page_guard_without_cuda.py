@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 from page_guard_runs import ROOT, child_environment
 
 
@@ -48,6 +49,7 @@ for capability in (90, 100):
 """
 
 
+@pytest.mark.slow
 def test_compiles_for_hopper_and_blackwell_without_a_gpu_and_without_atomics(tmp_path):
     environment = child_environment() | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from test_small_m_linear import assert_product, draw
 
+from gemma4_kernels import tickets
 from gemma4_kernels.rmsnorm_add.launch import rmsnorm_add
-from gemma4_kernels.small_m_linear.launch import _COUNTERS, small_m_linear
+from gemma4_kernels.small_m_linear.launch import small_m_linear
 from gemma4_kernels.small_m_linear.spec import AXES, Plan
 from gemma4_kernels.small_m_linear.tuned import tuned_plans
 
@@ -52,7 +53,7 @@ def test_graphs_captured_without_a_warm_up_are_right_in_any_order():
     expected = small_m_linear(x, weight, plan)
     torch.cuda.synchronize()
     graphs, captured, stream = [torch.cuda.CUDAGraph() for _ in range(3)], [], torch.cuda.Stream()
-    _COUNTERS.pop((x.device, stream.cuda_stream), None)
+    tickets._COUNTERS.pop((x.device, stream.cuda_stream), None)
     for graph in graphs:
         with torch.cuda.graph(graph, stream=stream):
             captured.append(small_m_linear(x, weight, plan))

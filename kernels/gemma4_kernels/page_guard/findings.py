@@ -11,7 +11,7 @@ from gemma4_kernels.page_guard import spec
 
 
 class Offence(NamedTuple):
-    """The first offence of one row of one array: entry `column` of the row held `value`, not in lower..bound - 1.
+    """The first offence of one row of one array: entry `column` of the row held `value`, not in lower..upper - 1.
 
     In ragged slots `column` counts from the row's first slot. lower: 0 where the null page was legal, else 1 in a table
     and page_size in slots. row_count: offences of this row of this array, this one included.
@@ -21,23 +21,30 @@ class Offence(NamedTuple):
     row: int
     column: int
     value: int
-    bound: int
     lower: int
+    upper: int
     row_count: int = 1
 
 
 class Overflow(NamedTuple):
     """A row of an array uses more than there is: of the rows that do, the first of those that need most.
 
-    needed: columns that the row uses, in ragged slots the end of its range; spec.NO_SIZE_WOULD_DO if no row needs too
-    much but this one's range starts below slot 0 or runs backwards. columns: what the array has, in ragged slots its
-    slots.
+    column: the first that the array does not have, in ragged slots the first slot behind its last. value: columns that
+    the row uses, in ragged slots the end of its range; spec.NO_SIZE_WOULD_DO if no row needs too much but this one's
+    range starts below slot 0 or runs backwards. It should have been lower or more, and less than upper.
     """
 
     array: int
     row: int
-    needed: int
-    columns: int
+    column: int
+    value: int
+    lower: int
+    upper: int
+
+    @classmethod
+    def of(cls, array: int, row: int, needed: int, columns: int) -> Overflow:
+        """Return the overflow of a row that uses `needed` columns of an array of `columns`."""
+        return cls(array, row, columns, needed, 0, columns + 1)
 
 
 class Findings(NamedTuple):
@@ -99,8 +106,8 @@ def _offences(lanes: torch.Tensor, bounds: Sequence[int]) -> tuple[Offence, ...]
     in_rows = counts.sum(dim=2).tolist()
     for array, row, split in counts.nonzero().tolist():
         _, column, value, lower, _ = lanes[array, row, split].tolist()
-        offence = Offence(array, row, column, value, bounds[array], lower, in_rows[array][row])
-        if column < 0 or lower < 0 or lower <= value < offence.bound:
+        offence = Offence(array, row, column, value, lower, bounds[array], in_rows[array][row])
+        if column < 0 or lower < 0 or lower <= value < offence.upper:
             raise ValueError(f"{offence} is none: not a page_guard result")
         other = firsts.get((array, row))
         if other is None or column < other.column:
@@ -113,10 +120,10 @@ def _overflows(needed: torch.Tensor, columns: Sequence[int]) -> tuple[tuple[Over
     worst: dict[int, Overflow] = {}
     rows = set()
     for array, row in needed.nonzero().tolist():
-        overflow = Overflow(array, row, int(needed[array, row]), columns[array])
-        if overflow.needed <= overflow.columns and overflow.needed != spec.NO_SIZE_WOULD_DO:
+        overflow = Overflow.of(array, row, int(needed[array, row]), columns[array])
+        if overflow.value < overflow.upper and overflow.value != spec.NO_SIZE_WOULD_DO:
             raise ValueError(f"{overflow} is none: not a page_guard result")
         rows.add(row)
-        if array not in worst or overflow.needed > worst[array].needed:
+        if array not in worst or overflow.value > worst[array].value:
             worst[array] = overflow
     return tuple(worst[array] for array in sorted(worst)), rows

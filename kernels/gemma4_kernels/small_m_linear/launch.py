@@ -10,12 +10,9 @@ from gemma4_kernels.launcher import Launcher
 from gemma4_kernels.row_arguments import DTYPES, Path, takes_kernel
 from gemma4_kernels.small_m_linear import reference
 from gemma4_kernels.small_m_linear.spec import MAX_ROWS, Plan
+from gemma4_kernels.tickets import MOST, tickets
 
 __all__ = ["any_plan", "small_m_linear"]
-
-_MOST_TILES = 4096
-"""Of a product whose depth is shared: as many counters as there are."""
-_COUNTERS: dict[tuple[torch.device, int], torch.Tensor] = {}
 
 
 def small_m_linear(
@@ -63,7 +60,7 @@ def small_m_linear(
     if plan.splits > 1:
         size = tiles * plan.splits * plan.block_n * plan.block_m
         partial = torch.empty(size, dtype=torch.float32, device=x.device)
-        counters = _counters(x.device)
+        counters = tickets(x.device)
     _launcher().launch(
         tiles * plan.splits,
         (x, weight, out, partial, counters),
@@ -105,23 +102,8 @@ def _refuse_plan(plan: Plan, rows: int, depth: int, tiles: int) -> None:
     # Every part has a block: its first weights are loaded before it is asked how many there are.
     if not 1 <= plan.splits <= blocks or (plan.splits - 1) * -(-blocks // plan.splits) >= blocks:
         raise ValueError(f"the plan shares {blocks} blocks of depth {plan.block_k} among {plan.splits} programs")
-    if plan.splits > 1 and tiles > _MOST_TILES:
-        raise ValueError(f"the plan shares the depth of {tiles} tiles, at most {_MOST_TILES} are possible")
-
-
-def _counters(device: torch.device) -> torch.Tensor:
-    """Return counters that are 0 when the kernel starts.
-
-    A stream has its own, because kernels of one stream follow each other, and each leaves them at 0. A graph that is
-    captured on a stream on which nothing ran before sets new ones to 0 in each replay.
-    """
-    key = device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    counters = _COUNTERS.get(key)
-    if counters is None:
-        counters = torch.zeros(_MOST_TILES, dtype=torch.int32, device=device)
-        if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
-            _COUNTERS[key] = counters
-    return counters
+    if plan.splits > 1 and tiles > MOST:
+        raise ValueError(f"the plan shares the depth of {tiles} tiles, at most {MOST} are possible")
 
 
 @functools.cache

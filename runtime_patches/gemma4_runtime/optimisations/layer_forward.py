@@ -26,7 +26,7 @@ from torch import Tensor
 from gemma4_runtime.fusion import ops
 from gemma4_runtime.fusion.eligible import alike, eps_of, rows_reason
 from gemma4_runtime.fusion.layer_plan import ADD, CROSS, GELU, POST_ATTENTION, RESIDUAL_SCALAR, TRIPLE, plan_of
-from gemma4_runtime.fusion.paths import FUSED, PATHS
+from gemma4_runtime.fusion.paths import PATHS
 
 _UNLIKE = "tensors that are not alike"
 
@@ -66,7 +66,10 @@ def _takes(plan: Any, op: str, rows: Tensor, first: Tensor) -> bool:
     if op not in plan.ops:
         return False
     fused = alike(rows, first)
-    PATHS.took(op, FUSED if fused else _UNLIKE)
+    if fused:
+        PATHS.ran(op, rows)
+    else:
+        PATHS.took(op, _UNLIKE)
     return fused
 
 

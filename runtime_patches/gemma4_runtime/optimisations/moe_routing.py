@@ -8,8 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from gemma4_kernels.routing.spec import MAX_EXPERTS, MAX_TOP_K
+from gemma4_runtime.current import switched_on
 from gemma4_runtime.fusion import ops
-from gemma4_runtime.fusion.eligible import rows_reason, server_reason, switched_on
+from gemma4_runtime.fusion.eligible import rows_reason, server_reason
 from gemma4_runtime.fusion.paths import PATHS
 
 OP = "routing"
@@ -30,7 +31,7 @@ class FusedRouting:
         if reason := _reason(gating_output, topk, renormalize):
             PATHS.took(OP, reason)
             return self._own(hidden_states, gating_output, topk, renormalize)
-        PATHS.took(OP)
+        PATHS.ran(OP, gating_output)
         return ops.routing(gating_output, self._scale, topk)
 
 

@@ -19,8 +19,9 @@ from typing import Any
 from sglang.srt.environ import envs
 
 from gemma4_runtime.errors import NotServed
-from gemma4_runtime.mtp_v2.gates import KNOB, refuse_what_is_not_served
+from gemma4_runtime.mtp_v2.gates import refuse_what_is_not_served
 from gemma4_runtime.optimisations.mtp_v2_lengths import that_read_lengths
+from gemma4_runtime.settings import MTP_V2
 
 logger = logging.getLogger(__name__)
 
@@ -57,18 +58,20 @@ def handle_frozen_kv_mtp(server_args: Any) -> None:
         raise NotServed("mtp-v2 needs --speculative-num-draft-tokens where --speculative-eagle-topk is above 1")
     if server_args.max_running_requests is None:
         server_args.max_running_requests = _MAX_RUNNING
-        logger.warning("%s: max running requests is %d unless --max-running-requests says so.", KNOB, _MAX_RUNNING)
+        logger.warning("%s: max running requests is %d unless --max-running-requests says so.", MTP_V2, _MAX_RUNNING)
     if not envs.SGLANG_ENABLE_SPEC_V2.get():
         server_args.disable_overlap_schedule = True
     if server_args.enable_mixed_chunk:
         server_args.enable_mixed_chunk = False
-        logger.warning("%s: mixed chunked prefill is off with MTP.", KNOB)
+        logger.warning("%s: mixed chunked prefill is off with MTP.", MTP_V2)
     nodes = server_args.speculative_num_steps + 1
     if server_args.speculative_eagle_topk == 1 and server_args.speculative_num_draft_tokens != nodes:
         server_args.speculative_num_draft_tokens = nodes
-        logger.warning("%s: %d draft tokens, one more than there are steps, because topk is 1.", KNOB, nodes)
+        logger.warning("%s: %d draft tokens, one more than there are steps, because topk is 1.", MTP_V2, nodes)
     # SGLang's loggers have no level yet, and its own words about overlap are warnings too.
-    logger.warning("%s: MTP under spec v2, overlap %s.", KNOB, "off" if server_args.disable_overlap_schedule else "on")
+    logger.warning(
+        "%s: MTP under spec v2, overlap %s.", MTP_V2, "off" if server_args.disable_overlap_schedule else "on"
+    )
 
 
 def around_get_draft_kv_pool(original: Callable[..., Any], **arguments: Any) -> Any:

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from gemma4_runtime.current import switched_on
 from gemma4_runtime.fusion import ops
-from gemma4_runtime.fusion.eligible import alike, eps_of, norms_reason, rows_reason, server_reason, switched_on
+from gemma4_runtime.fusion.eligible import alike, eps_of, norms_reason, rows_reason, server_reason
 from gemma4_runtime.fusion.paths import PATHS
 
 OP = "ple-front-end"
@@ -30,5 +31,5 @@ def around_project(
         PATHS.took(OP, "tensors that are not alike")
         return original(model, inputs_embeds, per_layer_inputs)
     norm = model.per_layer_projection_norm
-    PATHS.took(OP)
+    PATHS.ran(OP, projection)
     return ops.ple_front_end(projection, norm.weight, per_layer_inputs, model.config.hidden_size, eps_of(norm))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from gemma4_runtime.session import Session
+from gemma4_runtime import current
 
 logger = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ def decide(patch: str, text: str) -> None:
     """Record what the patch of this id came to in this process."""
     _decisions[patch] = text
     logger.info("gemma4-triage: %s: %s", patch, text)
-    Session.note_decision(patch, text)
+    current.note_decision(patch, text)
 
 
 def draft_reason(runner: Any) -> str | None:

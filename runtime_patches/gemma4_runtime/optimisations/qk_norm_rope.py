@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gemma4_kernels.row_arguments import DTYPES
+from gemma4_runtime.current import switched_on
 from gemma4_runtime.fusion import ops
 from gemma4_runtime.fusion.eligible import (
     eps_of,
@@ -24,7 +25,6 @@ from gemma4_runtime.fusion.eligible import (
     rope_reason,
     rows_reason,
     server_reason,
-    switched_on,
 )
 from gemma4_runtime.fusion.paths import PATHS
 from gemma4_runtime.fusion.projection import Projected, project, reads_others_keys
@@ -49,7 +49,7 @@ def around_attention_forward(
     if reason is None:
         projected = project(attention, hidden_states)
         if (reason := rows_reason(projected.q)) is None:
-            PATHS.took(OP)
+            PATHS.ran(OP, projected.q)
             return _attend(attention, _heads(attention, projected, positions), forward_batch)
     PATHS.took(OP, reason)
     return original(attention, positions, hidden_states, forward_batch, **kwargs)

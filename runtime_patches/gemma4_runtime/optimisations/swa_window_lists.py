@@ -57,7 +57,10 @@ def around_window_buffer(
         except ValueError:
             # It looks at its arguments before it writes anything.
             reason = "tensors that the kernel does not take"
-    PATHS.took(OP, reason or "fused")
+    if reason is None:
+        PATHS.ran(OP, req_to_token)
+    else:
+        PATHS.took(OP, reason)
     if found is None:
         return original(
             window_kv_indptr,

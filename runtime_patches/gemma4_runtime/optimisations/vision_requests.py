@@ -15,7 +15,7 @@ from sglang.srt.managers import mm_utils
 from sglang.srt.models.gemma4_mm import Gemma4ForConditionalGeneration
 from torch import Tensor
 
-from gemma4_runtime.fusion.eligible import switched_on
+from gemma4_runtime.current import switched_on
 from gemma4_runtime.vision.eligible import BATCHING
 
 _FEATURES = ("get_image_feature", "get_video_feature")

@@ -14,8 +14,8 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.models.gemma4_causal import Gemma4TextModel
 from torch import Tensor
 
-from gemma4_runtime.fusion.eligible import switched_on
-from gemma4_runtime.session import Session
+from gemma4_runtime import current
+from gemma4_runtime.current import switched_on
 from gemma4_runtime.yoco import eligible
 from gemma4_runtime.yoco.attention_view import as_decode
 from gemma4_runtime.yoco.short_prefill import UnfinishedChunk, shared_layers, short_prefill
@@ -50,7 +50,7 @@ def around_can_run(original: Callable[..., Any], runner: Any, forward_batch: Any
     model = getattr(model, "language_model", None) or getattr(model, "model", None)
     if not can_run or not (isinstance(model, Gemma4TextModel) and shared_layers(model) and switched_on(OP)):
         return can_run
-    least = max(_LEAST_BESIDE_GRAPHS, Session.in_force().settings.yoco_rows)
+    least = max(_LEAST_BESIDE_GRAPHS, current.settings().yoco_rows)
     return eligible.reason(model, forward_batch, len(forward_batch.input_ids), least) is not None
 
 

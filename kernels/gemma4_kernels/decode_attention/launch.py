@@ -1,0 +1,148 @@
+"""Launch decode_attention: on CUDA one kernel without synchronisation, elsewhere torch."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+
+from gemma4_kernels.decode_attention import reference
+from gemma4_kernels.decode_attention.spec import GROUPS, HEAD_DIMS, MAX_PARTS
+from gemma4_kernels.launcher import Launcher
+from gemma4_kernels.row_arguments import DTYPES, Path, takes_kernel
+from gemma4_kernels.tickets import MOST, tickets
+
+__all__ = ["Plan", "decode_attention", "plan_for"]
+
+_LIST_DTYPES = (torch.int32, torch.int64)
+
+
+class Plan(NamedTuple):
+    """How the slots are shared. splits: programs per request and key head, at most MAX_PARTS. block: slots that a
+    program reads in one step. stages: steps that are under way at a time. least: slots of a program, at least."""
+
+    splits: int
+    block: int = 32
+    stages: int = 5
+    least: int = 32
+    num_warps: int = 4
+
+
+def decode_attention(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    starts: torch.Tensor,
+    slots: torch.Tensor,
+    scale: float,
+    *,
+    out: torch.Tensor | None = None,
+    plan: Plan | None = None,
+    path: Path = "auto",
+    early: bool = True,
+) -> torch.Tensor:
+    """Return the attention of one query per request over the keys and values of its slots.
+
+    Args:
+        q: [R, H, D] bf16, fp16 or fp32; D in HEAD_DIMS, unit stride inside a head.
+        keys: [S, G, D] in q's dtype, on its device; H / G in GROUPS.
+        values: Like keys.
+        starts: int32 or int64 [R + 1 or more]: where each request's slots begin in `slots`.
+        slots: int32 or int64 [N]: rows of keys and values. What starts and slots say is not checked.
+        scale: Of the scores.
+        out: [R, H, D] in q's dtype, new if None. It must not overlap what is read.
+        plan: How the slots are shared. None: `plan_for`.
+        path: The kernel or torch; see `takes_kernel`.
+        early: Whether it may start before the kernel ahead has ended, on a device that can. Then starts and slots must
+            not be what that kernel writes.
+
+    Returns:
+        [R, H, D] in q's dtype.
+
+    Raises:
+        ValueError: A shape, dtype, device or stride is not as above, the plan does not fit, or this device cannot run
+            the path.
+    """
+    _refuse(q, keys, values, starts, slots)
+    requests, heads, head_dim = q.shape
+    kv_heads = keys.shape[1]
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    elif out.shape != q.shape or out.dtype != q.dtype or out.device != q.device or out.stride(2) != 1:
+        have = f"{list(out.shape)} {out.dtype} on {out.device}"
+        raise ValueError(f"out is {have}, expected {list(q.shape)} {q.dtype} on {q.device} with unit stride")
+    if requests == 0:
+        return out
+    if not takes_kernel(q, path):
+        return out.copy_(reference.decode_attention(q, keys, values, starts, slots, scale))
+    places = requests * kv_heads
+    plan = plan or plan_for(requests, kv_heads, q.device)
+    if not 1 <= plan.splits <= MAX_PARTS:
+        raise ValueError(f"the plan has {plan.splits} parts, expected 1..{MAX_PARTS}")
+    if places > MOST:
+        raise ValueError(f"{requests} requests of {kv_heads} key heads, at most {MOST} of both are possible")
+    group = heads // kv_heads
+    parts = places * plan.splits if plan.splits > 1 else 0
+    partial = torch.empty(parts * group * head_dim, dtype=torch.float32, device=q.device)
+    extremes = torch.empty(parts * 2 * group, dtype=torch.float32, device=q.device)
+    _launcher().launch(
+        places * plan.splits,
+        (q, keys, values, out, starts, slots, partial, extremes, tickets(q.device)),
+        (
+            *(stride for tensor in (q, keys, values) for stride in tensor.stride()[:2]),
+            out.stride(0),
+            out.stride(1),
+        ),
+        (float(scale), kv_heads, plan.splits),
+        (group, 16, head_dim, plan.block, plan.stages, plan.least, MAX_PARTS),
+        num_warps=plan.num_warps,
+        fuse=True,
+        early=early,
+    )
+    return out
+
+
+def plan_for(requests: int, kv_heads: int, device: torch.device) -> Plan:
+    """Return a plan by which all multiprocessors have a part to read where the slots are many."""
+    splits = max(1, min(MAX_PARTS, _multiprocessors(device) // (requests * kv_heads)))
+    return Plan(splits)
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
+
+
+def _refuse(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, starts: torch.Tensor, slots: torch.Tensor
+) -> None:
+    if q.dim() != 3 or q.shape[2] not in HEAD_DIMS:
+        raise ValueError(f"q is {list(q.shape)}, expected [requests, heads, one of {', '.join(map(str, HEAD_DIMS))}]")
+    if q.dtype not in DTYPES:
+        raise ValueError(f"q is {q.dtype}, expected bfloat16, float16 or float32")
+    for name, pool in (("keys", keys), ("values", values)):
+        if pool.dim() != 3 or pool.shape[2] != q.shape[2] or pool.shape[1:] != keys.shape[1:]:
+            raise ValueError(f"{name} is {list(pool.shape)}, expected [slots, key heads, {q.shape[2]}], both alike")
+        if pool.dtype != q.dtype or pool.device != q.device:
+            raise ValueError(f"{name} is {pool.dtype} on {pool.device}, expected {q.dtype} on {q.device}")
+    if keys.shape[1] == 0 or q.shape[1] % keys.shape[1] or q.shape[1] // keys.shape[1] not in GROUPS:
+        allowed = ", ".join(map(str, GROUPS))
+        raise ValueError(f"{q.shape[1]} heads read {keys.shape[1]} key heads, expected {allowed} of each")
+    for name, tensor in (("q", q), ("keys", keys), ("values", values)):
+        if tensor.stride(2) != 1:
+            raise ValueError(f"{name} has stride {tensor.stride(2)} inside a head, expected 1")
+    for name, numbers, least in (("starts", starts, q.shape[0] + 1), ("slots", slots, 0)):
+        if numbers.dim() != 1 or len(numbers) < least or numbers.dtype not in _LIST_DTYPES:
+            have = f"{list(numbers.shape)} {numbers.dtype}"
+            raise ValueError(f"{name} is {have}, expected int32 or int64 [{least} or more]")
+        if numbers.device != q.device or (len(numbers) > 1 and numbers.stride(0) != 1):
+            raise ValueError(f"{name} is on {numbers.device}, expected contiguous on {q.device}")
+
+
+@functools.cache
+def _launcher() -> Launcher:
+    # Here: the torch path, which a CPU takes, needs no Triton.
+    from gemma4_kernels.decode_attention.kernel import decode_attention_kernel
+
+    return Launcher(decode_attention_kernel)

@@ -1,0 +1,193 @@
+"""decode_attention against fp64: sizes, layouts, hard numbers, and the same bits each time."""
+
+import pytest
+import torch
+from kernel_paths import DEVICE, PATHS, cases_here, needs_kernel
+
+from gemma4_kernels.decode_attention import spec
+from gemma4_kernels.decode_attention.launch import Plan, decode_attention
+
+# Triton's interpreter cuts bf16 off instead of rounding it.
+DTYPES = (torch.float32, torch.float16) + ((torch.bfloat16,) if DEVICE == "cuda" else ())
+PLANS = (Plan(1), Plan(3, 16, 2, 16), Plan(16, 16, 1, 16), Plan(64, 32, 2, 32), None)
+by_plan = pytest.mark.parametrize("plan", PLANS, ids=str)
+by_path = pytest.mark.parametrize("path", PATHS)
+by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+
+
+def draw(*shape, dtype=torch.float32, seed=0, scale=1.0):
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).to(DEVICE, dtype)
+
+
+def lists(lengths, spare=7):
+    """(starts, slots, how many slots there are): the slots of each request lie scattered among those of the others."""
+    count = sum(lengths) + spare
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(1))[: sum(lengths)]
+    starts = torch.tensor([0, *torch.tensor(lengths, dtype=torch.long).cumsum(0).tolist()], dtype=torch.int32)
+    return starts.to(DEVICE), order.to(DEVICE), count
+
+
+def expected_of(q, keys, values, starts, slots, scale):
+    """([R, H, D] fp64, the largest magnitude of a value that each head reads [R, H, 1]), by another way: one head of
+    one request after another, powers of e without a maximum taken out."""
+    out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
+    largest = torch.zeros(*q.shape[:2], 1, dtype=torch.float64, device=q.device)
+    group = q.shape[1] // keys.shape[1]
+    for request in range(q.shape[0]):
+        mine = slots[starts[request] : starts[request + 1]].long()
+        for head in range(q.shape[1]):
+            k, v = keys[mine, head // group].double(), values[mine, head // group].double()
+            if len(mine):
+                scores = (k * q[request, head].double()).sum(1) * scale
+                powers = (scores - scores.mean()).exp()
+                out[request, head] = (powers[:, None] * v).sum(0) / powers.sum()
+                largest[request, head] = v.abs().max()
+    return out, largest
+
+
+def assert_attention(found, *inputs):
+    expected, largest = expected_of(*inputs)
+    limit = spec.TOLERANCES[str(found.dtype).removeprefix("torch.")].relative
+    assert found.isfinite().all()
+    assert ((found.double() - expected).abs() <= limit * largest + torch.finfo(found.dtype).tiny).all()
+
+
+@pytest.mark.parametrize("case", cases_here(spec.CASES))
+@by_dtype
+@by_path
+def test_sizes(path, dtype, case):
+    starts, slots, count = lists(case.lengths)
+    heads = case.kv_heads * case.group
+    q = draw(len(case.lengths), heads, case.head_dim, dtype=dtype)
+    keys, values = (draw(count, case.kv_heads, case.head_dim, dtype=dtype, seed=seed) for seed in (1, 2))
+    out = torch.full_like(q, torch.nan)
+    scale = case.head_dim**-0.5
+    assert decode_attention(q, keys, values, starts, slots, scale, out=out, path=path) is out
+    assert_attention(out, q, keys, values, starts, slots, scale)
+
+
+@needs_kernel
+@by_plan
+@by_dtype
+def test_every_way_to_share(plan, dtype):
+    starts, slots, count = lists((100, 0, 1, 33, 32))
+    q, keys, values = draw(5, 8, 32, dtype=dtype), *(draw(count, 2, 32, dtype=dtype, seed=seed) for seed in (1, 2))
+    found = decode_attention(q, keys, values, starts, slots, 0.3, plan=plan, path="kernel")
+    assert_attention(found, q, keys, values, starts, slots, 0.3)
+    assert not found[1].any()
+
+
+@needs_kernel
+@by_plan
+def test_scores_far_apart_in_every_order(plan):
+    """One slot has all of the weight, wherever it is listed: later ones must not undo it, nor parts without it."""
+    starts, slots, count = lists((90,))
+    q, keys, values = torch.ones(1, 2, 16, device=DEVICE), draw(count, 1, 16), draw(count, 1, 16, seed=2)
+    for place in (0, 15, 16, 47, 89):
+        hard = keys.clone()
+        hard[slots[place]] = 40.0
+        found = decode_attention(q, hard, values, starts, slots, 1.0, plan=plan, path="kernel")
+        torch.testing.assert_close(found[0], values[slots[place]].expand(2, 16), rtol=1e-6, atol=1e-6)
+
+
+@needs_kernel
+@by_plan
+def test_scores_beyond_what_a_power_holds(plan):
+    """e to the 300 is no fp32, nor is e to the -300 alone."""
+    starts, slots, count = lists((70,))
+    q, values = torch.ones(1, 2, 16, device=DEVICE), draw(count, 1, 16, seed=2)
+    for height in (300.0, -300.0):
+        keys = draw(count, 1, 16, scale=0.1) + height / 16
+        found = decode_attention(q, keys, values, starts, slots, 1.0, plan=plan, path="kernel")
+        assert_attention(found, q, keys, values, starts, slots, 1.0)
+
+
+@needs_kernel
+@by_plan
+def test_what_is_not_listed_is_not_read(plan):
+    """Slots of nobody, heads beside them, and the list behind the last request."""
+    starts, slots, count = lists((37, 50))
+    q, keys, values = draw(2, 4, 32), draw(count, 1, 32, seed=1), draw(count, 1, 32, seed=2)
+    plain = decode_attention(q, keys, values, starts, slots, 0.2, plan=plan, path="kernel")
+    around = torch.full((2, count, 3, 2, 32), torch.nan, device=DEVICE)
+    around[0, :, 1, 0], around[1, :, 1, 0] = keys[:, 0], values[:, 0]
+    unlisted = torch.ones(count, dtype=torch.bool, device=DEVICE)
+    unlisted[slots] = False
+    around[:, unlisted] = torch.nan
+    padded = torch.cat([slots, torch.full((20,), 1 << 40, device=DEVICE)])
+    wide_q = torch.full((2, 2, 4, 48), torch.nan, device=DEVICE)
+    wide_q[:, 0, :, :32] = q
+    wide_out = torch.full((2, 4, 48), 7.0, device=DEVICE)
+    found = decode_attention(
+        wide_q[:, 0, :, :32],
+        around[0, :, 1, :1],
+        around[1, :, 1, :1],
+        starts,
+        padded,
+        0.2,
+        out=wide_out[..., :32],
+        plan=plan,
+        path="kernel",
+    )
+    assert torch.equal(found, plain)
+    assert (wide_out[..., 32:] == 7).all()
+
+
+@needs_kernel
+@by_plan
+def test_the_same_bits_each_time_and_whatever_is_beside(plan):
+    starts, slots, count = lists((130, 60))
+    q, keys, values = draw(2, 4, 16), draw(count, 2, 16, seed=1), draw(count, 2, 16, seed=2)
+    first = decode_attention(q, keys, values, starts, slots, 0.3, plan=plan, path="kernel")
+    for number in range(2 if DEVICE == "cpu" else 200):
+        again = decode_attention(q, keys, values, starts.long(), slots.int(), 0.3, plan=plan, path="kernel")
+        assert torch.equal(again, first), number
+    if plan is not None:
+        alone = decode_attention(q[1:], keys, values, starts[1:], slots, 0.3, plan=plan, path="kernel")
+        assert torch.equal(alone[0], first[1])
+
+
+GOOD = {
+    "q": draw(2, 8, 16),
+    "keys": draw(5, 2, 16),
+    "values": draw(5, 2, 16),
+    "starts": torch.tensor([0, 2, 5], device=DEVICE),
+    "slots": torch.arange(5, device=DEVICE),
+    "scale": 1.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"q": draw(2, 128)}, r"q is \[2, 128\], expected \[requests, heads, one of"),
+        ({"q": draw(2, 8, 24)}, r"q is \[2, 8, 24\]"),
+        ({"q": GOOD["q"].int()}, "q is torch.int32"),
+        ({"q": draw(2, 9, 16)}, "9 heads read 2 key heads"),
+        ({"q": draw(2, 6, 16)}, "6 heads read 2 key heads"),
+        ({"q": draw(2, 64, 16)}, "64 heads read 2 key heads"),
+        ({"q": draw(2, 16, 8).mT}, "q has stride 8 inside a head"),
+        ({"keys": draw(5, 2, 32)}, r"keys is \[5, 2, 32\], expected \[slots, key heads, 16\]"),
+        ({"values": draw(5, 1, 16)}, r"values is \[5, 1, 16\]"),
+        ({"keys": GOOD["keys"].half()}, "keys is torch.float16"),
+        ({"starts": torch.tensor([0, 5])}, r"starts is \[2\] torch.int64, expected int32 or int64 \[3 or more\]"),
+        ({"slots": torch.zeros(5)}, r"slots is \[5\] torch.float32"),
+        ({"slots": torch.arange(10, device=DEVICE)[::2]}, "expected contiguous"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changed, words):
+    with pytest.raises(ValueError, match=words):
+        decode_attention(**GOOD | changed)
+
+
+def test_an_output_that_does_not_fit_is_refused():
+    for out in (torch.empty(2, 8, 8), torch.empty(2, 8, 16).half(), torch.empty(2, 16, 8).mT):
+        with pytest.raises(ValueError, match=r"out is .*, expected \[2, 8, 16\] torch.float32"):
+            decode_attention(**GOOD, out=out.to(DEVICE))
+
+
+@needs_kernel
+@pytest.mark.parametrize("splits", [0, 65])
+def test_a_plan_that_does_not_fit_is_refused(splits):
+    with pytest.raises(ValueError, match=f"the plan has {splits} parts"):
+        decode_attention(**GOOD, plan=Plan(splits), path="kernel")

@@ -1,0 +1,61 @@
+"""decode_attention on a CUDA device: captured, and behind kernels that it may overtake."""
+
+import pytest
+import torch
+from test_decode_attention import draw, lists
+
+from gemma4_kernels.decode_attention.launch import Plan, decode_attention
+from gemma4_kernels.rmsnorm_add.launch import rmsnorm_add
+
+pytestmark = pytest.mark.gpu
+LAYERS = 40
+
+
+@pytest.mark.parametrize("plan", [None, Plan(8), Plan(1)], ids=str)
+@pytest.mark.parametrize("head_dim", [256, 512])
+def test_a_chain_of_early_launches_has_the_bits_of_one_that_waits(plan, head_dim):
+    """Norm, attention, norm, attention: each reads what the one ahead writes, and shares its memory with the next."""
+    starts, slots, count = lists((900, 1, 400))
+    pools = [draw(count, 2, head_dim, dtype=torch.bfloat16, seed=seed) for seed in range(8)]
+    width = 8 * head_dim
+    first, ones = draw(3, width, dtype=torch.bfloat16, seed=99), torch.ones(width, device="cuda", dtype=torch.bfloat16)
+
+    def chain(early):
+        hidden = first
+        for layer in range(LAYERS):
+            q = rmsnorm_add(hidden, ones, first).view(3, 8, head_dim)
+            keys, values = pools[layer % 8], pools[(layer + 3) % 8]
+            hidden = decode_attention(q, keys, values, starts, slots, 0.05, plan=plan, early=early).view(3, width)
+            if not early:
+                torch.cuda.synchronize()
+        return hidden
+
+    expected = chain(False)
+    assert expected.isfinite().all()
+    for _ in range(20):
+        assert torch.equal(chain(True), expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = chain(True)
+    for _ in range(50):
+        captured.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(captured, expected)
+
+
+def test_a_graph_follows_lengths_that_change():
+    """SGLang captures with one slot for each request and replays with other lists in the same memory."""
+    lengths = torch.tensor([0, 1, 2], dtype=torch.int32, device="cuda")
+    slots = torch.zeros(5000, dtype=torch.long, device="cuda")
+    pools = [draw(5000, 2, 256, dtype=torch.bfloat16, seed=seed) for seed in (1, 2)]
+    q = draw(2, 8, 256, dtype=torch.bfloat16)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = decode_attention(q, *pools, lengths, slots, 0.06)
+    for starts in ((0, 3000, 3001), (0, 1, 5000), (0, 0, 70), (0, 2500, 5000)):
+        lengths.copy_(torch.tensor(starts))
+        slots.copy_(torch.randperm(5000))
+        captured.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(captured, decode_attention(q, *pools, lengths, slots, 0.06))
+        assert captured.isfinite().all()

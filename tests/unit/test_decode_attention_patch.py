@@ -1,0 +1,128 @@
+"""`decode-attention` around the function that Triton's backend calls: what it takes, and what stays SGLang's."""
+
+import inspect
+
+import pytest
+import torch
+from sglang.srt.layers.attention.triton_ops.decode_attention import decode_attention_fwd
+
+from gemma4_runtime.fusion.paths import FUSED, PATHS
+from gemma4_runtime.optimisations import decode_attention as patch
+
+
+class Backend:
+    """What SGLang's `__init__` leaves of itself."""
+
+    def __init__(self):
+        self.seen = []
+        self.decode_attention_fwd = self.shipped
+
+    def shipped(self, *args, **kwargs):
+        self.seen.append((args, kwargs))
+
+
+class Rows(torch.Tensor):
+    """A tensor of the CPU that says it is of a GPU: what is decided, not what is computed, is tested here."""
+
+    is_cuda = True
+
+
+def rows(*shape, dtype=torch.bfloat16):
+    return torch.zeros(shape, dtype=dtype).as_subclass(Rows)
+
+
+def arguments(**changed):
+    given = {
+        "q": rows(3, 8, 256),
+        "k_buffer": rows(20, 2, 256),
+        "v_buffer": rows(20, 2, 256),
+        "o": rows(3, 8, 256),
+        "kv_indptr": torch.tensor([0, 5, 6, 20], dtype=torch.int32),
+        "kv_indices": torch.arange(20),
+        "attn_logits": torch.zeros(3, 8, 8, 256),
+        "attn_lse": torch.zeros(3, 8, 8),
+        "num_kv_splits": torch.ones(3, dtype=torch.int32),
+        "max_kv_splits": 8,
+        "sm_scale": 0.5,
+        "k_scale": 1.0,
+        "v_scale": 1.0,
+    }
+    return given | changed
+
+
+def call(backend, **changed):
+    """As `forward_decode` does: the first thirteen by position."""
+    given = arguments()
+    positional = [changed.get(name, value) for name, value in given.items()]
+    backend.decode_attention_fwd(*positional, **{name: changed[name] for name in changed if name not in given})
+
+
+@pytest.fixture
+def backend(monkeypatch):
+    """A backend after the hook, with the patch in force, and the calls of our kernel in `ours`."""
+    made = Backend()
+    made.ours = []
+    monkeypatch.setattr(patch, "switched_on", lambda op: op == "decode-attention")
+    monkeypatch.setattr(patch, "server_reason", lambda: None)
+    monkeypatch.setattr(patch, "decode_attention", lambda *args, **kwargs: made.ours.append((args, kwargs)))
+    monkeypatch.setattr(PATHS, "_counts", {})
+    patch.after_init(None, made, "a model runner", skip_prefill=False)
+    return made
+
+
+def test_ours_is_called_with_the_lists_and_writes_sglangs_output(backend):
+    given = arguments()
+    backend.decode_attention_fwd(*given.values(), logit_cap=0.0, sinks=None, has_mla=False, use_pdl=True)
+    ((args, kwargs),) = backend.ours
+    wanted = [given[name] for name in ("q", "k_buffer", "v_buffer", "kv_indptr", "kv_indices", "sm_scale")]
+    assert all(mine is other for mine, other in zip(args, wanted, strict=True))
+    assert kwargs == {"out": given["o"]}
+    assert not backend.seen
+    assert PATHS.document() == {"decode-attention": {FUSED: 1}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"logit_cap": 30.0}, "scores that are not scaled alone"),
+        ({"sinks": torch.zeros(8)}, "scores that are not scaled alone"),
+        ({"xai_temperature_len": 4}, "scores that are not scaled alone"),
+        ({"has_mla": True}, "scores that are not scaled alone"),
+        ({"k_scale": 0.5}, "keys and values with scales"),
+        ({"q": torch.zeros(3, 8, 256)}, "queries on cpu"),
+        ({"k_buffer": rows(20, 2, 256, dtype=torch.float8_e4m3fn)}, "queries of torch.bfloat16, keys of torch.float8"),
+        ({"v_buffer": rows(20, 2, 128)}, "heads of 256 elements, keys of"),
+        ({"q": rows(3, 8, 192), "k_buffer": rows(20, 2, 192), "v_buffer": rows(20, 2, 192)}, "heads of 192 elements"),
+        ({"q": rows(3, 6, 256)}, "6 heads that read 2 key heads"),
+        ({"q": rows(3, 64, 256)}, "64 heads that read 2 key heads"),
+        ({"q": rows(3, 8, 512)[..., ::2]}, "heads whose elements lie apart"),
+        ({"q": rows(2049, 8, 256)}, "more requests than the kernel counts"),
+    ],
+)
+def test_what_it_does_not_take_goes_to_sglang_as_it_came(backend, changed, reason):
+    call(backend, **changed)
+    assert not backend.ours
+    ((args, kwargs),) = backend.seen
+    given = arguments() | changed
+    passed = inspect.signature(decode_attention_fwd).bind(*args, **kwargs).arguments
+    assert all(passed[name] is value or passed[name] == value for name, value in changed.items())
+    assert set(given) <= set(passed)
+    ((path, count),) = PATHS.document()["decode-attention"].items()
+    assert path.startswith(reason)
+    assert count == 1
+
+
+def test_a_server_that_must_have_sglangs_arithmetic_has_it(backend, monkeypatch):
+    monkeypatch.setattr(patch, "server_reason", lambda: "deterministic inference")
+    call(backend)
+    assert len(backend.seen) == 1
+    assert not backend.ours
+    assert PATHS.document() == {"decode-attention": {"deterministic inference": 1}}
+
+
+def test_switched_off_it_leaves_no_trace(backend, monkeypatch):
+    monkeypatch.setattr(patch, "switched_on", lambda op: False)
+    call(backend)
+    assert len(backend.seen) == 1
+    assert not backend.ours
+    assert PATHS.document() == {}
