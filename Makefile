@@ -1,22 +1,36 @@
-# Two commands for a newcomer, each does its own set-up from a fresh clone:
-#   make repro    the Gemma-4 SWA page-table crash on this CPU: reproduced, trapped, fixed
-#   make test     lint, types, import rules and every test that this machine can run
+# Commands for a newcomer, each does its own set-up from a fresh clone:
+#   make repro      the Gemma-4 SWA page-table crash on this CPU: reproduced, trapped, fixed
+#   make test       lint, types, import rules, and the tests that answer within minutes
+#   make test-all   these, and every other test that this machine can run
+SHELL  := /bin/bash
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed-$(shell cat constraints.txt pyproject.toml Makefile | sha256sum | cut -c1-16)
 
-.PHONY: repro test test-crash fuzz lint format setup lock clean
+.PHONY: repro test test-all test-engine test-crash fuzz mutants coverage lint format setup lock clean
 
 repro: setup
 	$(BIN)/gemma4-triage repro e4b-trtllm
 
-# Two processes, a file to each: an engine keeps one core busy, and a file's tests share what they started. In the order of
-# folders: engines' files have few tests and take minutes, and at the end one process would wait for the other's.
-test: lint
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Two processes, a file to each: an engine keeps one core busy, and a file's tests share what they started. Files are taken
+# in the order of collection, where tests/engine/conftest.py puts the longest first: at the end one process waits for the
+# other's file.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+SLOW   := engine or gpu or slow
 
-# Every script of repro/crash_repro on the CPU engine with the toys; make test runs a few of them.
+# Unit tests, contracts, the kernels under the interpreter, and of the live engine what is marked `smoke`.
+test: lint
+	$(PYTEST) -m "not ($(SLOW)) or smoke"
+
+test-all: test test-engine
+
+# What `make test` leaves out: the rest of the live engine's tests, what imports all of SGLang or compiles in a process of
+# its own, and what needs a CUDA device, which skips without one.
+test-engine: setup
+	$(PYTEST) -m "($(SLOW)) and not smoke"
+
+# Every script of repro/crash_repro on the CPU engine with the toys; make test-all runs a few of them.
 test-crash: setup
 	CRASH_SCRIPTS=all $(BIN)/python -m pytest tests/engine/test_crash_scripts_live.py -k every_script
 
@@ -26,10 +40,9 @@ fuzz: setup
 	$(BIN)/python tests/fuzz/run.py --inputs $(INPUTS)
 
 lint: setup
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/pyright
-	$(BIN)/lint-imports
+	@TIMEFORMAT="lint, types and import rules took %0R s"; time { $(BIN)/ruff check . && \
+	  $(BIN)/ruff format --check . && $(BIN)/pyright && $(BIN)/lint-imports && \
+	  $(BIN)/python tests/tools/docstring_ratchet.py; }
 
 format: setup
 	$(BIN)/ruff check --fix .
@@ -46,11 +59,25 @@ $(STAMP): constraints.txt pyproject.toml
 	rm -f $(VENV)/.installed-*
 	touch $@
 
+# Which of 100 seeded mutants of checks, dumps and diagnose the tests kill; hours on 2 cores.
+mutants: setup
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[runtime,dev,measure]'
+	$(BIN)/python tests/tools/measure_mutants.py run
+
+# Which share of each package's branches the tests reach; twice as long as make test-all.
+coverage: setup
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[runtime,dev,measure]'
+	rm -rf build/coverage && mkdir -p build/coverage
+	COVERAGE_RCFILE=$(CURDIR)/pyproject.toml COVERAGE_FILE=$(CURDIR)/build/coverage/data \
+	  $(BIN)/python -m coverage run -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	cd build/coverage && ../../$(BIN)/python -m coverage combine --quiet --data-file=all
+	$(BIN)/python tests/tools/coverage_by_package.py build/coverage/all
+
 # Resolves constraints.txt anew after a change to pyproject.toml. Pins that still fit stay; make lock UPGRADE=--upgrade
-# takes the newest of everything. Run make test afterwards.
+# takes the newest of everything. Run make test-all afterwards.
 lock: setup
 	$(BIN)/uv pip compile --quiet $(UPGRADE) --universal --python-version 3.11 --no-annotate --no-emit-index-url \
-	  --custom-compile-command "make lock" --extra runtime --extra dev pyproject.toml --output-file constraints.txt
+	  --custom-compile-command "make lock" --extra runtime --extra dev --extra measure pyproject.toml --output-file constraints.txt
 
 clean:
 	rm -rf $(VENV) build *.egg-info

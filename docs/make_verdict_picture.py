@@ -3,31 +3,25 @@
     gemma4-triage repro e4b-trtllm --output runs/readme
     python docs/make_verdict_picture.py runs/readme/verdict.json
 
-Nothing is run here: the checks come from verdict.json, the root cause from the dump that lies beside it. Give the path
-as it should look in the picture; dumps are named relative to it.
+Nothing is run here: all of it comes from verdict.json. Give the path as it should look in the picture; dumps are named
+relative to it.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
-import json
 import re
-from collections.abc import Mapping
+import sys
 from pathlib import Path
-from typing import Any
 
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.text import Text
 
-from gemma4_repro.catalog import find_scenario
-from gemma4_repro.expectation import Check, Status
-from gemma4_repro.outcome import Ending, Outcome
-from gemma4_repro.runner import Run
-from gemma4_repro.scenario import Scenario
-from gemma4_repro.verdict import ArmVerdict
-from gemma4_triage.report.repro_view import print_run
+from gemma4_triage.runs.record import ScenarioRun
+from gemma4_triage.runs.record_file import decode_record
+from gemma4_triage.runs.view import print_scenario
 
 COLUMNS = 120
 PICTURE = Path(__file__).with_name("verdict.svg")
@@ -37,17 +31,17 @@ FONTS = "monospace"
 FONT_ASPECT_RATIO = 0.602
 
 
-def load_run(path: Path) -> Run:
-    """The run that wrote `path`, as far as its view needs it; files are looked for beside `path`."""
-    document = json.loads(path.read_text(encoding="utf-8"))
-    scenario = find_scenario(document["scenario"])
-    verdicts = tuple(_verdict(scenario, arm, path.parent) for arm in document["arms"])
-    return Run(
-        scenario, path.parent, document["sglang_version"], document["duration_s"], document["import_s"], verdicts
-    )
+def load_run(path: Path) -> ScenarioRun:
+    """Return the record at `path`, as if the run's folder had been named as `path` names it."""
+    text = path.read_text(encoding="utf-8")
+    folder = decode_record(text.encode()).folder
+    run = decode_record(text.replace(folder, str(path.parent)).encode())
+    if not isinstance(run, ScenarioRun):
+        sys.exit(f"{path} is not the verdict of a scenario")
+    return run
 
 
-def draw(run: Run, command: str) -> str:
+def draw(run: ScenarioRun, command: str) -> str:
     """The terminal view of `run` below its command line, as one SVG document without outside references."""
     console = Console(
         record=True,
@@ -61,28 +55,10 @@ def draw(run: Run, command: str) -> str:
     )
     console.print(Text(f"$ {command}", style="bold"))
     console.print()
-    print_run(console, run)
+    print_scenario(console, run)
     return console.export_svg(
         title="gemma4-triage", code_format=_without_outside_fonts(), font_aspect_ratio=FONT_ASPECT_RATIO
     )
-
-
-def _verdict(scenario: Scenario, arm: Mapping[str, Any], run_folder: Path) -> ArmVerdict:
-    outcome = Outcome(
-        arm=arm["id"],
-        ending=Ending(arm["ending"]),
-        folder=run_folder / arm["id"],
-        duration_s=arm["duration_s"],
-        exit_code=arm["exit_code"],
-        signal_name=arm["signal"],
-        raised=(),
-        result=None,
-        problem=arm["problem"],
-    )
-    checks = [Check(check["expected"], check["observed"], Status(check["status"])) for check in arm["checks"]]
-    # The document keeps an arm's numbers together; the view puts them together anyway.
-    checks[0] = Check(checks[0].expected, checks[0].observed, checks[0].status, arm["numbers"])
-    return ArmVerdict(scenario.arm(arm["id"]), outcome, tuple(checks))
 
 
 def _without_outside_fonts() -> str:
@@ -102,7 +78,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=PICTURE)
     arguments = parser.parse_args()
     run = load_run(arguments.verdict)
-    command = f"gemma4-triage repro {run.scenario.id} --output {run.folder}"
+    command = f"gemma4-triage repro {run.scenario} --output {run.folder}"
     svg = draw(run, command)
     arguments.output.write_text("".join(f"{line.rstrip()}\n" for line in svg.splitlines()), encoding="utf-8")
     print(f"Wrote {arguments.output}")

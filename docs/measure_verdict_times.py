@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
-from gemma4_repro.detection.catalog import CLEAN, FAULTS  # noqa: E402
+from gemma4_repro.corpus.clean import CLEAN  # noqa: E402
+from gemma4_repro.corpus.faults import FAULTS  # noqa: E402
 from known_causes import CAUSES, LOGS, SAMPLES  # noqa: E402
 
 ROWS, TABLE = ROOT / "docs" / "incidents.json", ROOT / "docs" / "incidents.md"
@@ -161,10 +162,10 @@ came first for {first}; of {len(clean)} clean loads nothing was said about {sile
 and the cause in words; no number here is typed. {document["date"]}, {document["cpu"]}, {document["cores"]} cores, load
 average {load}; {versions}.
 
-The dumps are of real runs of the engine, trimmed by `tests/trim_corpus_dumps.py` to one per signature; each fault is
-that of the public issue that is named. How many steps a probe needs before it writes its dump stands in
-[corpus_matrix.json](corpus_matrix.json). Which cause is the right one stands in `tests/known_causes.py`. *right cause*
-is the place that it has in the ranking.
+The dumps are of real runs of the engine, trimmed by `tests/tools/trim_corpus_dumps.py` to one per signature; each
+fault is that of the public issue that is named. How many steps a probe needs before it writes its dump stands in
+[corpus_matrix.json](corpus_matrix.json). Which cause is the right one stands in `tests/support/known_causes.py`.
+*right cause* is the place that it has in the ranking.
 
 {parts}"""
 

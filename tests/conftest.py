@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many minutes the tests of each folder took, with what they set up, summed over the processes."""
+    spent: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                folder = Path(report.location[0]).parent.name
+                spent[folder] += report.duration
+    if spent:
+        terminalreporter.section("minutes of each folder's tests")
+        for folder, seconds in sorted(spent.items()):
+            terminalreporter.line(f"{folder:<10} {seconds / 60:5.1f}")
 
 
 @pytest.fixture

@@ -55,6 +55,7 @@ class TensorPayload:
 class DumpDraft:
     """Everything a probe knows about a violation. Fields mean what they mean in `schema.Manifest`.
 
+    mode, action: the guard says what was done. A draft without them makes no dump.
     tensors: by name. An offence's `table` should be one of these names, so that its row can be shown.
     events: what led here, oldest first; the latest are kept when there are too many.
     offence_count: all offences, also those not listed; None: as many as listed.
@@ -64,9 +65,9 @@ class DumpDraft:
     rule: str
     verdict: str
     summary: str
-    mode: str
-    action: str
     site: str
+    mode: str = ""
+    action: str = ""
     layer: Layer = field(default_factory=Layer)
     pool_kind: str | None = None
     provenance: Provenance = field(default_factory=Provenance)

@@ -1,28 +1,26 @@
-"""What can keep a scenario from running. Each error knows the process exit code that the command line uses for it."""
+"""What can keep a scenario or a measurement from running."""
 
 from __future__ import annotations
 
+from gemma4_dumps.errors import ExitCode, UserError
 
-class ReproError(RuntimeError):
-    """Nothing was reproduced. `hint` says what to do next; it may be empty."""
 
-    exit_code = 3
+class ReproError(UserError):
+    """Nothing was reproduced."""
 
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.hint = hint
+    exit_code = ExitCode.ENVIRONMENT
 
 
 class UnknownName(ReproError):
     """A scenario or an arm that the catalog does not have; the text lists those it has."""
 
-    exit_code = 2
+    exit_code = ExitCode.USAGE
 
 
 class OutputRefused(ReproError):
     """The run folder holds files already and nobody asked to overwrite them."""
 
-    exit_code = 2
+    exit_code = ExitCode.USAGE
 
 
 class EnvironmentLacks(ReproError):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from gemma4_dumps.wording import number_of
 from gemma4_repro.draft_comparison import compare_drafts, read_drafts
+from gemma4_repro.engine.outcome import Outcome
 from gemma4_repro.expectation import Check, Expectation
-from gemma4_repro.outcome import Outcome
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gemma4_repro.engine.outcome import Ending, Outcome
 from gemma4_repro.expectation import Check, Expectation
-from gemma4_repro.outcome import Ending, Outcome
 
 
 @dataclass(frozen=True)

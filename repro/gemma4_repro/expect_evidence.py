@@ -8,8 +8,8 @@ from typing import Any
 from gemma4_dumps.listing import DumpEntry
 from gemma4_dumps.store import DumpStore
 from gemma4_dumps.wording import number_of
+from gemma4_repro.engine.outcome import Ending, Outcome
 from gemma4_repro.expectation import Check, Expectation
-from gemma4_repro.outcome import Ending, Outcome
 
 
 @dataclass(frozen=True)

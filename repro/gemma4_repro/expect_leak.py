@@ -10,9 +10,9 @@ from gemma4_dumps.audit_findings import RULE, lost, suspects
 from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.wording import number_of
+from gemma4_repro.engine.outcome import Outcome
 from gemma4_repro.expect_evidence import dumps_of
 from gemma4_repro.expectation import Check, Expectation
-from gemma4_repro.outcome import Outcome
 
 _SUM = re.compile(r"leak detected! \[full\] total=(\d+), ((?:\w+=\d+(?:, )?)+)")
 

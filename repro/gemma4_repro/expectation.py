@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from gemma4_repro.outcome import Outcome
+from gemma4_repro.engine.outcome import Outcome
 
 
 class Status(StrEnum):

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from gemma4_repro.engine.outcome import Ending
 from gemma4_repro.errors import UnknownName
 from gemma4_repro.expect_ending import Completes
 from gemma4_repro.expect_evidence import IdleClean
-from gemma4_repro.outcome import Ending
 from gemma4_repro.runner import Listener, Options, run_scenario
 from gemma4_repro.scenario import Arm, Scenario
 from gemma4_repro.scenarios.e4b_engine import E4B_TOYS, e4b_engine

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gemma4_repro.kernel_bench.marked_lines import last_error, marked
-from gemma4_repro.parent_death import die_with_parent
+from gemma4_repro.engine.parent_death import die_with_parent
+from gemma4_repro.marked_lines import last_error, marked
 
 # One that has said nothing for so long, or is that far past the end, is ended.
 _SILENCE_S, _GRACE_S = 150.0, 60.0

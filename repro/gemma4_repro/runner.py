@@ -1,4 +1,4 @@
-"""Runs a scenario's arms, one after the other, and judges them. The engine runs in other processes."""
+"""Runs a scenario's arms and judges them. The engine runs in other processes."""
 
 from __future__ import annotations
 
@@ -8,29 +8,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from gemma4_repro.arm_request import REQUEST_NAME, ArmRequest, read_phase
+from gemma4_repro import run_engines
 from gemma4_repro.catalog import choose_arms
-from gemma4_repro.collect import collect
+from gemma4_repro.engine.arm_request import ArmRequest
+from gemma4_repro.engine.outcome import Outcome
+from gemma4_repro.engine.readiness import model_arguments
+from gemma4_repro.engine.run_folder import disk_is_full, remove_traces
 from gemma4_repro.errors import OutputUnwritable
-from gemma4_repro.host_environment import hermetic_environment
-from gemma4_repro.outcome import Outcome
 from gemma4_repro.parity.pictures import make_pictures, remove_pictures
-from gemma4_repro.readiness import check_sglang, model_arguments, refuse_cuda
-from gemma4_repro.run_folder import disk_is_full, prepare_run_folder, remove_traces, writing
+from gemma4_repro.run_engines import EngineRun, Place
 from gemma4_repro.scenario import Arm, Scenario
 from gemma4_repro.staged_workload import StagedWorkload, at_once
-from gemma4_repro.supervisor import Supervisor
 from gemma4_repro.verdict import ArmVerdict, judge
 from gemma4_repro.workloads import Workload
 from gemma4_runtime.settings import INCLUDE
 
 
 class Listener(Protocol):
-    """Is told how a run comes along. `waiting` is called several times a second and should be quick."""
+    """Is told how a run comes along. waiting: see run_engines.Listener."""
 
     def importing(self, sglang_version: str, folder: Path) -> None: ...
     def arm_started(self, arm: Arm, limit_s: float) -> None: ...
-    def waiting(self, phase: str | None, elapsed_s: float) -> None: ...
+    def waiting(self, phases: dict[str, str | None], elapsed_s: float) -> None: ...
     def arm_ended(self, arm: Arm, outcome: Outcome) -> None: ...
 
 
@@ -39,6 +38,7 @@ class Options:
     """arms: by id, all if empty. time_limit_s: per arm, None for each arm's own.
 
     typed: what a user types to run the arm, if that is not `repro`. include: GEMMA4_TRIAGE_INCLUDE of arms with probes.
+    side_by_side: see run_engines.Options.
     """
 
     arms: tuple[str, ...] = ()
@@ -48,6 +48,7 @@ class Options:
     time_limit_s: float | None = None
     typed: tuple[str, ...] = ()
     include: str | None = None
+    side_by_side: int | None = None
 
 
 @dataclass(frozen=True)
@@ -73,22 +74,14 @@ def run_scenario(scenario: Scenario, options: Options, listener: Listener, comma
     """
     began = time.monotonic()
     arms = choose_arms(scenario, options.arms)
-    release = check_sglang()
     models = model_arguments(scenario.toys)
     names = tuple(arm.id for arm in arms)
-    folder = prepare_run_folder(scenario.id, names, options.output, options.overwrite)
-    environment = hermetic_environment()
-    outcomes: dict[str, Outcome] = {}
+    with_pictures = any(arm.workload is None for arm in arms)
 
-    def tick() -> None:
-        listener.waiting("importing sglang", time.monotonic() - began)
-
-    with writing(folder), Supervisor(folder / "prefork.txt", environment, command) as supervisor:
-        listener.importing(release, folder)
-        with_pictures = any(arm.workload is None for arm in arms)
+    def requests(place: Place) -> list[EngineRun]:
         seeing, seen = models, {}
         if with_pictures:
-            toy, load = make_pictures(folder, environment, tick)
+            toy, load = make_pictures(place.folder, place.environment, place.tick)
             seeing = models | {"model_path": str(toy)}
             seen = {
                 "prompts": load.prompts,
@@ -96,18 +89,38 @@ def run_scenario(scenario: Scenario, options: Options, listener: Listener, comma
                 "texts": load.texts,
                 "pictures": load.pictures,
             }
-        ready = supervisor.wait_ready(tick=tick)
-        refuse_cuda(ready)
-        for arm in arms:
-            toys, sent = (models, _texts(arm.workload)) if arm.workload else (seeing, seen)
-            outcomes[arm.id] = _run_arm(supervisor, scenario.id, arm, folder / arm.id, toys, sent, options, listener)
-    verdicts = judge(scenario, outcomes)
-    _refuse_full_disk(folder, verdicts)
+        loads = [(models, _texts(arm.workload)) if arm.workload else (seeing, seen) for arm in arms]
+        return [
+            _engine_run(scenario.id, arm, place.folder / arm.id, toys, sent, options)
+            for arm, (toys, sent) in zip(arms, loads, strict=True)
+        ]
+
+    how = run_engines.Options(
+        scenario.id, names, options.output, options.overwrite, options.side_by_side, command=command
+    )
+    engines = run_engines.run_engines(requests, how, _ToldOfArms(scenario, listener))
+    verdicts = judge(scenario, {outcome.arm: outcome for outcome in engines.outcomes})
+    _refuse_full_disk(engines.folder, verdicts)
     if not options.keep_traces:
-        remove_traces(folder, names)
+        remove_traces(engines.folder, names)
         if with_pictures:
-            remove_pictures(folder)
-    return Run(scenario, folder, release, time.monotonic() - began, float(ready["import_s"]), verdicts)
+            remove_pictures(engines.folder)
+    duration_s = time.monotonic() - began
+    return Run(scenario, engines.folder, engines.sglang_version, duration_s, engines.import_s, verdicts)
+
+
+class _ToldOfArms:
+    """Tells a scenario's listener of arms what `run_engines` tells of engines."""
+
+    def __init__(self, scenario: Scenario, listener: Listener) -> None:
+        self._scenario, self._listener = scenario, listener
+        self.importing, self.waiting = listener.importing, listener.waiting
+
+    def started(self, run: EngineRun) -> None:
+        self._listener.arm_started(self._scenario.arm(run.request.arm), run.limit_s)
+
+    def ended(self, outcome: Outcome) -> None:
+        self._listener.arm_ended(self._scenario.arm(outcome.arm), outcome)
 
 
 def _texts(workload: Workload | StagedWorkload) -> dict[str, Any]:
@@ -121,16 +134,9 @@ def _texts(workload: Workload | StagedWorkload) -> dict[str, Any]:
     }
 
 
-def _run_arm(
-    supervisor: Supervisor,
-    scenario_id: str,
-    arm: Arm,
-    folder: Path,
-    models: Mapping[str, Any],
-    sent: Mapping[str, Any],
-    options: Options,
-    listener: Listener,
-) -> Outcome:
+def _engine_run(
+    scenario_id: str, arm: Arm, folder: Path, models: Mapping[str, Any], sent: Mapping[str, Any], options: Options
+) -> EngineRun:
     included = [f"--include-{word}" for word in options.include.split(",")] if options.include else []
     request = ArmRequest(
         arm=arm.id,
@@ -141,18 +147,7 @@ def _run_arm(
         **sent,
         one_by_one=arm.one_by_one,
     )
-    (folder / REQUEST_NAME).write_text(request.model_dump_json(), encoding="utf-8")
-    limit_s = options.time_limit_s or arm.time_limit_s
-    listener.arm_started(arm, limit_s)
-    began = time.monotonic()
-
-    def tick() -> None:
-        phase = read_phase(folder)
-        listener.waiting(phase.value if phase else None, time.monotonic() - began)
-
-    outcome = collect(arm.id, folder, supervisor.run(folder, limit_s, tick), limit_s)
-    listener.arm_ended(arm, outcome)
-    return outcome
+    return EngineRun(request, options.time_limit_s or arm.time_limit_s)
 
 
 def _environment(arm: Arm, folder: Path, include: str | None) -> dict[str, str]:

@@ -6,13 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from gemma4_dumps.errors import ExitCode
+from gemma4_repro.engine.outcome import Outcome
 from gemma4_repro.expectation import Check, Status
-from gemma4_repro.outcome import Outcome
 from gemma4_repro.scenario import Scenario
-
-EXIT_AS_EXPECTED = 0
-EXIT_SURPRISE = 1
-EXIT_NOTHING_CHECKED = 5
 
 
 class RanArm(Protocol):
@@ -65,9 +62,9 @@ def judge(scenario: Scenario, outcomes: Mapping[str, Outcome]) -> tuple[ArmVerdi
     return tuple(verdicts)
 
 
-def exit_code(verdicts: tuple[ArmVerdict, ...]) -> int:
+def exit_code(verdicts: tuple[ArmVerdict, ...]) -> ExitCode:
     """0 all as expected, 1 an expectation failed, 5 nothing was checked."""
     if any(verdict.surprised for verdict in verdicts):
-        return EXIT_SURPRISE
+        return ExitCode.VIOLATION
     checked = any(check.status is Status.OK for verdict in verdicts for check in verdict.checks)
-    return EXIT_AS_EXPECTED if checked else EXIT_NOTHING_CHECKED
+    return ExitCode.OK if checked else ExitCode.NOTHING_CHECKED

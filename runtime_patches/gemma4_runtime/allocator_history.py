@@ -21,10 +21,10 @@ import torch
 
 from gemma4_dumps.allocator_calls import FIRST_CALL, NEED_SORT, START_LISTS, START_MAPPING, runs_of
 from gemma4_dumps.draft import TensorPayload
+from gemma4_runtime import current
 from gemma4_runtime.checks.page_ledger import Site
 from gemma4_runtime.leak.event_log import kept
 from gemma4_runtime.leak.ledger import SITE, ledger_of
-from gemma4_runtime.session import Session
 
 MAX_CALLS = 256
 MAX_SLOTS = 1 << 14
@@ -155,8 +155,7 @@ def request_slots_of(allocator: Any, full: torch.Tensor) -> tuple[int | None, ..
 
 
 def _has_ledger() -> bool:
-    session = Session.current()
-    return session is not None and "leak-ledger" in session.in_force_ids
+    return current.switched_on("leak-ledger")
 
 
 def _document(call: Call) -> dict[str, Any]:

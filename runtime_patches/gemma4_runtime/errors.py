@@ -1,18 +1,21 @@
-"""Errors of the runtime layer. Each knows the process exit code that the command line and the plugin use for it."""
+"""Errors of the runtime layer. The plugin ends a server with the exit code of the one that stopped it."""
 
 from __future__ import annotations
 
+from gemma4_dumps.errors import ExitCode, UserError
 
-class RuntimePatchError(RuntimeError):
+
+class RuntimePatchError(UserError):
     """The patched runtime cannot do what was asked; nothing is served half-patched."""
 
-    exit_code = 3
+    exit_code = ExitCode.ENVIRONMENT
 
 
 class SettingsError(RuntimePatchError):
     """A setting cannot be read. The text names the variable, the value and what is allowed."""
 
-    exit_code = 2
+    exit_code = ExitCode.USAGE
+    hint = "correct or unset the variable; a server would refuse to start"
 
 
 class PatchTargetMissing(RuntimePatchError):
@@ -41,7 +44,7 @@ class NotServed(ValueError):
     Raised from within SGLang's own check of its arguments, which raises ValueError too.
     """
 
-    exit_code = 2
+    exit_code = ExitCode.USAGE
 
 
 class UnusableSpecInfo(RuntimeError):

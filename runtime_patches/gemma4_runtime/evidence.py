@@ -1,10 +1,17 @@
-"""Turns live tensors into what a dump stores. Copies to the host at once: the device may be gone a moment later."""
+"""Turns what a probe found into what a dump stores: live tensors, and the bad indices of a check.
+
+Tensors are copied to the host at once: the device may be gone a moment later.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from gemma4_dumps.draft import TensorPayload
+from gemma4_dumps.schema import Offence
+from gemma4_runtime.checks.violation import BadIndex
 
 
 def payload(tensor: torch.Tensor) -> TensorPayload:
@@ -16,4 +23,26 @@ def payload(tensor: torch.Tensor) -> TensorPayload:
         shape=tuple(tensor.shape),
         stride=tuple(tensor.stride()),
         storage_offset=int(tensor.storage_offset()),
+    )
+
+
+def offences(listed: Iterable[BadIndex], table: str, request_slots: Sequence[int | None] = ()) -> tuple[Offence, ...]:
+    """Return the bad indices as entries of the dump's tensor `table`.
+
+    Args:
+        listed: what the check found.
+        table: the name of the tensor that the check read.
+        request_slots: by row; None where it is not known whose the row is.
+    """
+    return tuple(
+        Offence(
+            table=table,
+            row=bad.row,
+            column=bad.column,
+            value=bad.value,
+            lower=bad.lower,
+            upper=bad.upper,
+            request_slot=request_slots[bad.row] if bad.row < len(request_slots) else None,
+        )
+        for bad in listed
     )

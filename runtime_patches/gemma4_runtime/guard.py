@@ -6,7 +6,7 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,34 +14,15 @@ from gemma4_dumps.caps import DEFAULT_CAPS, StoreCaps
 from gemma4_dumps.draft import DumpDraft
 from gemma4_dumps.drop_counters import count_dropped
 from gemma4_dumps.rate import RateLimit
-from gemma4_dumps.schema import Layer, Offence, Provenance
 from gemma4_dumps.writer import WriteOutcome, write_dump
-from gemma4_runtime.checks.violation import BadIndex, Violation
+from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.errors import TrappedViolation
+from gemma4_runtime.evidence import offences
 from gemma4_runtime.settings import Mode
 
 logger = logging.getLogger(__name__)
 
 Action = Literal["logged", "contained", "trapped"]
-
-
-@dataclass(frozen=True)
-class Scene:
-    """What a probe knows about the place of a violation. Tensors are handed over as payloads, already on the host.
-
-    listed: bad indices that only the description looks up, in place of the violation's own; None: those.
-    """
-
-    rule: str
-    site: str
-    summary: str
-    table: str
-    layer: Layer = field(default_factory=Layer)
-    pool_kind: str | None = None
-    provenance: Provenance = field(default_factory=Provenance)
-    request_slots: tuple[int | None, ...] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    listed: tuple[BadIndex, ...] | None = None
 
 
 class Guard:
@@ -66,7 +47,7 @@ class Guard:
         violation: Violation,
         rule: str,
         site: str,
-        describe: Callable[[], Scene],
+        describe: Callable[[], DumpDraft],
         act: Mode | None = None,
         action: Action | None = None,
         key: tuple[Any, ...] = (),
@@ -74,9 +55,9 @@ class Guard:
     ) -> str | None:
         """Write a dump; in `trap` mode raise before the kernel runs, in the others go on.
 
-        `describe` collects the evidence. Whatever it meets must neither replace the trap nor stop a server in `log`.
-
         Args:
+            describe: collects the evidence, as a draft without what holds for every dump: mode and action, versions,
+                how the process was started. Whatever it meets must neither replace the trap nor stop a server in `log`.
             act: `log`, `contain` or `trap`; by default what the mode says outside CUDA graphs.
             action: what the dump says was done; by default `trapped` in trap mode and `logged` in the others.
             key: with rule, verdict and site, what makes it the same violation again: layer and role, say.
@@ -95,16 +76,16 @@ class Guard:
         if act is not Mode.TRAP and self._only_counted(seen, once):
             return None
         action = action or ("trapped" if act is Mode.TRAP else "logged")
-        scene, outcome = self._store(violation, rule, site, describe, seen, act, action)
+        draft, outcome = self._store(violation, rule, site, describe, seen, act, action)
         dump = str(outcome.path) if outcome.path else None
         problem = outcome.error or outcome.dropped_reason
         if act is Mode.TRAP:
-            trapped = TrappedViolation(f"{scene.rule}: {scene.summary}", dump, problem)
+            trapped = TrappedViolation(f"{draft.rule}: {draft.summary}", dump, problem)
             if outcome.cause is None:
                 # Not `from None`: an exception that is being handled stays in sight.
                 raise trapped
             raise trapped from outcome.cause
-        logger.error("%s: %s [%s; seen %d times; dump: %s]", scene.rule, scene.summary, action, seen, dump or problem)
+        logger.error("%s: %s [%s; seen %d times; dump: %s]", draft.rule, draft.summary, action, seen, dump or problem)
         return dump
 
     def _only_counted(self, seen: int, once: bool) -> bool:
@@ -122,56 +103,39 @@ class Guard:
         violation: Violation,
         rule: str,
         site: str,
-        describe: Callable[[], Scene],
+        describe: Callable[[], DumpDraft],
         seen: int,
         act: Mode,
         action: Action,
-    ) -> tuple[Scene, WriteOutcome]:
+    ) -> tuple[DumpDraft, WriteOutcome]:
         """The dump with all evidence, else with what the check itself found, else an outcome that says why not."""
         try:
-            scene = describe()
-            return scene, write_dump(self.root, self._draft(violation, scene, seen, act, action), self._caps)
+            draft = describe()
+            return draft, write_dump(self.root, self._filled(draft, violation, seen, act, action), self._caps)
         # Broad on purpose, both: the state that is being described is known to be bad.
         except Exception as error:  # noqa: BLE001
             lost = error
         value = f", value {violation.first.value}" if violation.listed else ""
-        summary = f"{violation.verdict}{value}; evidence lost: {type(lost).__name__}: {lost}"
-        scene = Scene(rule=rule, site=site, summary=summary, table="")
+        draft = DumpDraft(
+            rule=rule,
+            verdict=violation.verdict,
+            site=site,
+            summary=f"{violation.verdict}{value}; evidence lost: {type(lost).__name__}: {lost}",
+            offences=offences(violation.listed, table=""),
+        )
         try:
-            outcome = write_dump(self.root, self._draft(violation, scene, seen, act, action), self._caps)
+            outcome = write_dump(self.root, self._filled(draft, violation, seen, act, action), self._caps)
         except Exception as error:  # noqa: BLE001
             outcome = WriteOutcome(error=f"{type(error).__name__}: {error}", cause=error)
-        return scene, replace(outcome, cause=outcome.cause or lost)
+        return draft, replace(outcome, cause=outcome.cause or lost)
 
-    def _draft(self, violation: Violation, scene: Scene, seen: int, act: Mode, action: Action) -> DumpDraft:
-        facts = dict(scene.facts)
-        scalars = {**facts.pop("scalars", {}), "seen": seen}
-        offences = tuple(
-            Offence(
-                table=scene.table,
-                row=bad.row,
-                column=bad.column,
-                value=bad.value,
-                lower=bad.lower,
-                upper=bad.upper,
-                request_slot=scene.request_slots[bad.row] if bad.row < len(scene.request_slots) else None,
-            )
-            for bad in (violation.listed if scene.listed is None else scene.listed)
-        )
-        return DumpDraft(
-            rule=scene.rule,
-            verdict=violation.verdict,
-            summary=scene.summary,
+    def _filled(self, draft: DumpDraft, violation: Violation, seen: int, act: Mode, action: Action) -> DumpDraft:
+        return replace(
+            draft,
             mode=act.value,
             action=action,
-            site=scene.site,
-            layer=scene.layer,
-            pool_kind=scene.pool_kind,
-            provenance=scene.provenance,
-            offences=offences,
             offence_count=violation.count,
             launch_args=sys.argv,
-            scalars=scalars,
+            scalars={**draft.scalars, "seen": seen},
             **self._context(),
-            **facts,
         )

@@ -71,7 +71,7 @@ class About:
 
     `why`: the defect or the cost that it is about. `eligibility`: where it acts. `fallback`: what happens elsewhere.
     `proof`: what shows that it works, as paths from the repository's root, with `::name` for one test or one word of a
-    file. `switches`: variables of its own, beside those that every patch of its kind has.
+    file. `switches`: variables that it reads, beside its knob's and those that every patch of its kind has.
     """
 
     why: str
@@ -94,8 +94,11 @@ class Patch:
     `last_rows_only`: it serves a prefill without the prompt's logprobs, and steps aside where they are asked for.
     `meant_to_change`: which of the release's right-looking answers it changes, because they are wrong; empty: none.
     `instead_of`: ids of patches whose place it takes, so that they are left out where it is chosen.
+    `knob`: the pull request's own setting for it, as the field of `Settings`, which has the variable's name; empty if
+    it has none. Where the variable is set, it has the last word.
     `brings`: ids of patches that it needs: they are chosen along with it unless GEMMA4_TRIAGE_PATCHES removes them.
     `synchronises`: the probe waits for the device in every step, so `contain` has it only by name.
+    `needs`: what a server must have for a fault to act, in words of `faults/needs.py`; every fault says so.
     `about`: every fix, optimisation and probe has it.
     """
 
@@ -115,6 +118,8 @@ class Patch:
     meant_to_change: str = ""
     instead_of: tuple[str, ...] = ()
     brings: tuple[str, ...] = ()
+    knob: str = ""
+    needs: tuple[str, ...] | None = None
     about: About | None = None
 
     @property
@@ -125,6 +130,8 @@ class Patch:
     def __post_init__(self) -> None:
         if self.kind is Kind.FAULT and self.default:
             raise ValueError(f"fault {self.id} must never be a default")
+        if self.kind is Kind.FAULT and self.needs is None:
+            raise ValueError(f"fault {self.id} does not say what it needs")
         if self.kind is Kind.PROBE and self.self_test is None:
             raise ValueError(f"probe {self.id} needs a self test")
         if not self.attachments:

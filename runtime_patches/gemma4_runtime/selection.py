@@ -9,8 +9,7 @@ from gemma4_runtime.errors import SettingsError
 from gemma4_runtime.patch import ATTACH_ORDER, Kind, Patch
 from gemma4_runtime.settings import VISION_BUDGET, HostEngine, Leak, Mode, Settings
 
-YOCO, FORCE_EAGLE, PIECEWISE, CLAMP = "yoco", "force-eagle", "piecewise-multimodal", "clamp"
-MTP_V2 = "mtp-v2"
+CLAMP = "clamp"
 _SELECTABLE = (Kind.FIX, Kind.OPTIMISATION)
 _BUDGETED, _PAGES = "vision-batching", "page-table"
 
@@ -28,7 +27,8 @@ def select(settings: Settings, catalog: Iterable[Patch] = CATALOG) -> tuple[Patc
     if settings.host_engine is not HostEngine.OFF:
         chosen |= {patch.id for patch in catalog if patch.kind is Kind.HOST_LEAF}
     chosen |= _named("GEMMA4_TRIAGE_FAULTS", settings.faults, _of_kind(catalog, Kind.FAULT))
-    chosen |= _edited("GEMMA4_TRIAGE_PATCHES", settings.patches, _of_kind(catalog, *_SELECTABLE), _by_knob(settings))
+    selectable, by_knob = _of_kind(catalog, *_SELECTABLE), _by_knob(settings, catalog)
+    chosen |= _edited("GEMMA4_TRIAGE_PATCHES", settings.patches, selectable, by_knob)
     if settings.mode is not Mode.OFF:
         probes = {name: patch for name, patch in _of_kind(catalog, Kind.PROBE).items() if patch.asked_by == "mode"}
         unnamed = {name for name, patch in probes.items() if not _costs_too_much(patch, settings.mode)}
@@ -57,11 +57,13 @@ def _displaced(chosen: set[str], catalog: tuple[Patch, ...], settings: Settings)
     """The ids in whose place a chosen fault is. A default leaves quietly; one that its own knob asks for does not."""
     faults = [patch for patch in catalog if patch.id in chosen and patch.instead_of]
     for fault in faults:
-        if YOCO in fault.instead_of and settings.yoco:
-            raise SettingsError(
-                f"SGLANG_GEMMA4_YOCO='1' asks for {YOCO}, and GEMMA4_TRIAGE_FAULTS={fault.id} puts a broken form of it "
-                "in its place: one server has one of the two. Unset one of the variables"
-            )
+        for patch in (patch for patch in catalog if patch.id in fault.instead_of and patch.knob):
+            if settings.knob(patch.knob):
+                raise SettingsError(
+                    f"{settings.knob_variable(patch.knob)}='1' asks for {patch.id}, and "
+                    f"GEMMA4_TRIAGE_FAULTS={fault.id} puts a broken form of it in its place: one server has one of the "
+                    "two. Unset one of the variables"
+                )
     return {other for fault in faults for other in fault.instead_of}
 
 
@@ -94,14 +96,9 @@ def _unknown(variable: str, items: tuple[str, ...], unknown: list[str], known: d
     )
 
 
-def _by_knob(settings: Settings) -> dict[str, bool]:
+def _by_knob(settings: Settings, catalog: tuple[Patch, ...]) -> dict[str, bool]:
     """The patches of which the pull requests' own knobs say on or off; they have the last word."""
-    said = {
-        YOCO: settings.yoco,
-        FORCE_EAGLE: settings.force_eagle,
-        PIECEWISE: settings.piecewise_multimodal,
-        MTP_V2: settings.wants_mtp_v2,
-    }
+    said = {patch.id: settings.knob(patch.knob) for patch in catalog if patch.knob}
     return {name: on for name, on in said.items() if on is not None}
 
 

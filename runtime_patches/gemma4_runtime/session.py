@@ -15,85 +15,38 @@ import torch
 from sglang.srt.plugins.hook_registry import HookRegistry
 
 from gemma4_dumps.store import default_root
-from gemma4_runtime import host_environment, versions
+from gemma4_runtime import announcement, current, host_environment, versions
 from gemma4_runtime.attachment import Attachment
 from gemma4_runtime.errors import HostEngineRefused, RuntimePatchError
 from gemma4_runtime.guard import Guard
 from gemma4_runtime.manifest import build_manifest, write_manifest
 from gemma4_runtime.patch import Kind, Patch
-from gemma4_runtime.selection import CLAMP, select
-from gemma4_runtime.settings import ALLOW_MISSING, VARIABLES, HostEngine, Settings
+from gemma4_runtime.selection import select
+from gemma4_runtime.settings import VARIABLES, HostEngine, Settings
 
 logger = logging.getLogger(__name__)
 
 
 class Session:
-    """Attaches the patches that the settings ask for. One per process; probes reach its guard through `guard()`."""
-
-    _current: Session | None = None
+    """Attaches the patches that the settings ask for, one session per process; `current` has what is in force then."""
 
     def __init__(self, settings: Settings, patches: tuple[Patch, ...] | None = None) -> None:
         self.settings = settings
         self.patches = select(settings) if patches is None else patches
         self.attachment = Attachment(self.patches, sglang.__version__, settings.allow_missing, settings.cost)
-        self.in_force_ids = frozenset(patch.id for patch in self.patches)
         self.root = settings.dump_dir or default_root()
         self.manifest: dict[str, Any] = {}
         self._cancel_finish: Callable[[], None] = lambda: None
-        self._guard = Guard(settings.mode, self.root, self._dump_context)
+        ids = frozenset(patch.id for patch in self.patches)
+        guard = Guard(settings.mode, self.root, self._dump_context)
+        self.in_force = current.InForce(settings, ids, guard, self._note, self.stop)
 
-    @classmethod
-    def guard(cls) -> Guard:
-        """The guard of this process's session.
-
-        Raises:
-            RuntimePatchError: no session is in force; a probe outlived its session.
-        """
-        if cls._current is None:
-            raise RuntimePatchError("a probe fired without a session; uninstall did not take it off")
-        return cls._current._guard
-
-    @classmethod
-    def note_findings(cls, patch: str, findings: list[dict[str, str]]) -> None:
-        """Add what a probe found to its row of this process's guard manifest; an empty list says that it looked."""
-        current = cls._current
-        rows = current.manifest.get("patches", ()) if current is not None else ()
-        for row in rows:
-            if row["id"] == patch:
-                row["findings"] = [*row.get("findings", ()), *findings]
-        if current is not None and rows:
-            current._write_manifest()
-
-    @classmethod
-    def note_path(cls, patch: str, path: str) -> None:
-        """Add a path that an optimisation took for the first time to its row of this process's guard manifest."""
-        cls._note(patch, lambda row: row.update(paths=[*row.get("paths", ()), path]))
-
-    @classmethod
-    def note_decision(cls, patch: str, text: str) -> None:
-        """Say in its row of this process's guard manifest what an optimisation came to at the start."""
-        cls._note(patch, lambda row: row.update(decision=text))
-
-    @classmethod
-    def _note(cls, patch: str, write: Callable[[dict[str, Any]], None]) -> None:
-        current = cls._current
-        rows = [row for row in current.manifest.get("patches", ()) if row["id"] == patch] if current else []
+    def _note(self, patch: str, write: Callable[[dict[str, Any]], None]) -> None:
+        rows = [row for row in self.manifest.get("patches", ()) if row["id"] == patch]
         for row in rows:
             write(row)
-        if current is not None and rows:
-            current._write_manifest()
-
-    @classmethod
-    def current(cls) -> Session | None:
-        """This process's session, None if there is none."""
-        return cls._current
-
-    @classmethod
-    def in_force(cls) -> Session:
-        """This process's session. Raises RuntimePatchError, see `guard`."""
-        cls.guard()
-        assert cls._current is not None
-        return cls._current
+        if rows:
+            self._write_manifest()
 
     def start(self) -> None:
         """Register now; verify and announce as soon as SGLang has applied every plugin's hooks.
@@ -101,11 +54,11 @@ class Session:
         Raises:
             RuntimePatchError: there is a session already; see also `Attachment.register` and `check_host_engine`.
         """
-        if Session._current is not None:
+        if current.in_force is not None:
             raise RuntimePatchError("this process has a session already; stop it before another starts")
         check_host_engine(self.settings)
         self.attachment.register()
-        Session._current = self
+        current.in_force = self.in_force
         self._announce()
         self._cancel_finish = _call_after_hooks_applied(self._finish)
 
@@ -113,8 +66,8 @@ class Session:
         """Take everything off again. Safe to call twice."""
         self._cancel_finish()
         self.attachment.uninstall()
-        if Session._current is self:
-            Session._current = None
+        if current.in_force is self.in_force:
+            current.in_force = None
 
     def _finish(self) -> None:
         try:
@@ -137,6 +90,8 @@ class Session:
             if patch.self_test is not None and patch.id not in self.attachment.missing:
                 pkgutil.resolve_name(patch.self_test)()
                 row["self_test"] = "fired"
+            if patch.kind is Kind.FAULT:
+                row["injected"] = False
         settings = self.settings.model_dump(mode="json")
         self.manifest = build_manifest(rows, settings, versions.package_versions(), versions.gpu())
         try:
@@ -158,7 +113,7 @@ class Session:
 
     def _verify_in_child(self) -> None:
         # Only the host engine forks its workers; a spawned worker loads the plugin for itself.
-        if Session._current is self:
+        if current.in_force is self.in_force:
             try:
                 self.verify()
             except RuntimePatchError as error:
@@ -167,42 +122,8 @@ class Session:
                 os._exit(error.exit_code)
 
     def _announce(self) -> None:
-        by_kind: dict[Kind, list[Patch]] = {}
-        for patch in self.patches:
-            by_kind.setdefault(patch.kind, []).append(patch)
-        for patch in by_kind.get(Kind.FAULT, []):
-            _say(f"FAULT INJECTED: {patch.id}: {patch.title}. This server is broken on purpose.", loud=True)
-        if leaves := by_kind.get(Kind.HOST_LEAF):
-            _say(
-                f"host engine, device model {self.settings.device_model.value}: CPU stand-ins replace "
-                f"{len(leaves)} CUDA-only parts: {', '.join(patch.id for patch in leaves)}",
-                loud=True,
-            )
-        for missing, reason in self.attachment.missing.items():
-            _say(f"PROBE NOT ATTACHED: {missing}: {reason}. {ALLOW_MISSING}=1 lets the server start.", loud=True)
-        if CLAMP in self.in_force_ids:
-            _say(
-                "CLAMP: pages out of range are read from the null page and their requests GO ON; replies that may be "
-                "wrong have gemma4_degraded in their meta_info, /server_info counts them",
-                loud=True,
-            )
-        for kind in (Kind.FIX, Kind.OPTIMISATION, Kind.PROBE):
-            if patches := [patch for patch in by_kind.get(kind, []) if patch.id not in self.attachment.missing]:
-                if kind is Kind.PROBE:
-                    self._announce_probes(patches)
-                else:
-                    _say(f"{kind.value}: {', '.join(patch.id for patch in patches)}")
-
-    def _announce_probes(self, probes: list[Patch]) -> None:
-        ids = {who: [probe.id for probe in probes if probe.asked_by == who] for who in ("mode", "leak")}
-        if ids["mode"]:
-            _say(f"probe: {', '.join(ids['mode'])} (mode {self.settings.mode.text})")
-        if self.settings.include:
-            _say(f"DUMPS WILL HOLD {self.settings.include_text} of requests: treat them as confidential", loud=True)
-        if self.settings.cost:
-            _say("clocks on every hook of every probe; /server_info has the totals")
-        if ids["leak"]:
-            _say(f"leak audit: {', '.join(ids['leak'])} ({self.settings.leak_text})")
+        for line in announcement.lines(self.settings, self.patches, self.attachment.missing):
+            _say(line.text, line.loud)
 
     def _dump_context(self) -> Mapping[str, Any]:
         return {

@@ -127,10 +127,12 @@ def _rows(value: Any) -> int:
     return int(word)
 
 
+_Knob = Annotated[bool | None, _word(_AS_CHOSEN)]
 _Items = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_items)]
 
 ALLOW_MISSING = "GEMMA4_TRIAGE_ALLOW_MISSING"
 INCLUDE = "GEMMA4_TRIAGE_INCLUDE"
+FORCE_EAGLE = "SGLANG_GEMMA4_FORCE_EAGLE"
 MTP_V2 = "SGLANG_FROZEN_KV_MTP_V2"
 MTP_V2_ALIAS = "SGLANG_FROZEN_KV_MTP_EXPERIMENTAL_V2"
 VISION_BUDGET = "GEMMA4_TRIAGE_VISION_BUDGET_MB"
@@ -159,21 +161,23 @@ class Settings(BaseSettings):
     device_model: Annotated[DeviceModel, _word({"": "sm100", "sm100": "sm100", "sm90": "sm90"})] = Field(
         DeviceModel.SM100, validation_alias="GEMMA4_TRIAGE_DEVICE_MODEL"
     )
-    yoco: Annotated[bool | None, _word(_AS_CHOSEN)] = Field(None, validation_alias="SGLANG_GEMMA4_YOCO")
+    yoco: _Knob = Field(None, validation_alias="SGLANG_GEMMA4_YOCO")
     yoco_rows: Annotated[int, BeforeValidator(_rows)] = Field(256, validation_alias="GEMMA4_TRIAGE_YOCO_ROWS")
     vision_budget_mb: Annotated[int, _MIB] = Field(0, validation_alias=VISION_BUDGET)
-    force_eagle: Annotated[bool | None, _word(_AS_CHOSEN)] = Field(None, validation_alias="SGLANG_GEMMA4_FORCE_EAGLE")
-    piecewise_multimodal: Annotated[bool | None, _word(_AS_CHOSEN)] = Field(
-        None, validation_alias="SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM"
-    )
-    mtp_v2: Annotated[bool | None, _word(_AS_CHOSEN)] = Field(None, validation_alias=MTP_V2)
-    mtp_v2_alias: Annotated[bool | None, _word(_AS_CHOSEN)] = Field(None, validation_alias=MTP_V2_ALIAS)
+    force_eagle: _Knob = Field(None, validation_alias=FORCE_EAGLE)
+    piecewise_multimodal: _Knob = Field(None, validation_alias="SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM")
+    mtp_v2: _Knob = Field(None, validation_alias=MTP_V2)
+    mtp_v2_alias: _Knob = Field(None, validation_alias=MTP_V2_ALIAS)
     allow_missing: Annotated[bool, _word(_YES_OR_NO)] = Field(False, validation_alias=ALLOW_MISSING)
 
-    @property
-    def wants_mtp_v2(self) -> bool | None:
-        """Under either name; None if neither says anything."""
-        return self.mtp_v2_alias if self.mtp_v2 is None else self.mtp_v2
+    def knob(self, name: str) -> bool | None:
+        """What a pull request's own knob says, under either of its names; None if it says nothing."""
+        return next((said for field in _names_of(name) if (said := getattr(self, field)) is not None), None)
+
+    def knob_variable(self, name: str) -> str:
+        """The variable that speaks for a knob: the one of its names that is set, else the first."""
+        fields = _names_of(name)
+        return _variable(next((field for field in fields if getattr(self, field) is not None), fields[0]))
 
     @property
     def include_text(self) -> str:
@@ -191,8 +195,7 @@ class Settings(BaseSettings):
         return (
             self.mode is Mode.OFF
             and self.leak is Leak.OFF
-            and not (self.patches or self.faults or self.yoco or self.force_eagle or self.piecewise_multimodal)
-            and not (self.mtp_v2 or self.mtp_v2_alias)
+            and not (self.patches or self.faults or any(getattr(self, name) for name in _KNOB_FIELDS))
             and self.host_engine is HostEngine.OFF
             # Refused where patches are selected, which an unset GEMMA4_TRIAGE_PATCHES must not skip.
             and not self.vision_budget_mb
@@ -203,6 +206,23 @@ _PREFIX = "GEMMA4_TRIAGE_"
 # Read by the command line alone.
 _OTHERS = ("GEMMA4_TRIAGE_TRACEBACK",)
 VARIABLES = tuple(str(field.validation_alias) for field in Settings.model_fields.values())
+_SECOND_NAME = "_alias"
+_KNOB_FIELDS = tuple(name for name, field in Settings.model_fields.items() if field.annotation == bool | None)
+KNOBS = tuple(name for name in _KNOB_FIELDS if not name.endswith(_SECOND_NAME))
+"""The pull requests' own switches, as fields of Settings. `Patch.knob` says whose each is."""
+
+
+def knob_variables(name: str) -> tuple[str, ...]:
+    """Return the variables of a knob, its usual name first."""
+    return tuple(_variable(field) for field in _names_of(name))
+
+
+def _names_of(knob: str) -> tuple[str, ...]:
+    return tuple(field for field in (knob, knob + _SECOND_NAME) if field in _KNOB_FIELDS)
+
+
+def _variable(field: str) -> str:
+    return str(Settings.model_fields[field].validation_alias)
 
 
 def read_settings() -> Settings:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from sglang.srt.plugins.hook_registry import HookRegistry
 
+from gemma4_runtime import current
 from gemma4_runtime.attachment import Attachment
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.errors import PatchConflict, PatchTargetMissing, UnsupportedRelease, VerificationFailed
@@ -29,7 +30,7 @@ def nothing_left_behind():
     hooks = dict(HookRegistry._hooks)
     yield
     assert dict(HookRegistry._hooks) == hooks
-    assert Session._current is None
+    assert current.in_force is None
 
 
 @pytest.fixture
@@ -132,12 +133,14 @@ class TestAProbeOfAnotherRelease:
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.PROBE])
 class TestNothingElseMayBeMissing:
     def test_a_target(self, gone, kind):
-        patch = Patch("other", kind, "t", "o", "u", (Hook("gone", How.AFTER, "m:f"),))
+        patch = Patch("other", kind, "t", "o", "u", (Hook("gone", How.AFTER, "m:f"),), needs=())
         with pytest.raises(PatchTargetMissing):
             Attachment((patch,), RELEASE, allow_missing=True).register()
 
     def test_a_release(self, kind):
-        patch = Patch("other", kind, "t", "o", "u", (Hook("swa.alloc", How.AFTER, "m:f"),), releases=("0.5.23",))
+        patch = Patch(
+            "other", kind, "t", "o", "u", (Hook("swa.alloc", How.AFTER, "m:f"),), releases=("0.5.23",), needs=()
+        )
         with pytest.raises(UnsupportedRelease):
             Attachment((patch,), RELEASE, allow_missing=True).register()
 

@@ -9,7 +9,7 @@ import pytest
 from sglang.srt.models.gemma4_causal import Gemma4DecoderLayer
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from gemma4_runtime import plugin, session
+from gemma4_runtime import current, plugin, session
 from gemma4_runtime.attachment import Attachment
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.errors import (
@@ -64,7 +64,7 @@ def nothing_left_behind():
     assert same(before, snapshot()) == []
     assert all(a is b for a, b in zip(names, importers(), strict=True))
     assert dict(HookRegistry._hooks) == hooks
-    assert Session._current is None
+    assert current.in_force is None
 
 
 def test_the_entry_point_is_the_one_sglang_looks_for():

@@ -1,5 +1,6 @@
 """The catalog is complete, and every entry can be attached to the SGLang release that it names."""
 
+import ast
 import pkgutil
 import re
 import subprocess
@@ -11,8 +12,9 @@ import sglang
 from gemma4_runtime import catalog
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.catalog.shared_hooks import PAGE_HOOKS
-from gemma4_runtime.fusion.paths import FUSED
+from gemma4_runtime.fusion.paths import FUSED, REFERENCE
 from gemma4_runtime.patch import Bind, Edit, Hook, Kind, Patch
+from gemma4_runtime.settings import KNOBS, knob_variables
 from gemma4_runtime.targets import TARGETS, dotted_path
 from gemma4_runtime.vision.eligible import BATCHED, PACKED
 from gemma4_runtime.yoco.short_prefill import SKIPPED
@@ -94,7 +96,7 @@ def test_what_a_patch_takes_the_place_of_exists():
 @pytest.mark.parametrize("patch", [patch for patch in CATALOG if patch.own_paths], ids=lambda patch: patch.id)
 def test_a_patch_that_counts_paths_shows_them(patch):
     assert any(name.endswith(":after_internal_state") for name in implementations(patch))
-    assert set(patch.own_paths) <= {FUSED, SKIPPED, BATCHED, PACKED}
+    assert set(patch.own_paths) <= {FUSED, REFERENCE, SKIPPED, BATCHED, PACKED}
 
 
 @pytest.mark.parametrize("patch", CATALOG, ids=lambda patch: patch.id)
@@ -127,3 +129,20 @@ def test_the_catalog_imports_neither_torch_nor_sglang():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_each_knob_of_the_settings_is_of_one_patch():
+    assert sorted(patch.knob for patch in CATALOG if patch.knob) == sorted(KNOBS)
+
+
+def test_a_knobs_variable_and_field_are_named_by_the_settings_and_the_catalog_alone(repository):
+    """A table of knobs beside theirs would have to name them."""
+    variables = {variable: ["settings.py"] for knob in KNOBS for variable in knob_variables(knob)}
+    once = variables | {"force_eagle": ["fixes.py"], "piecewise_multimodal": ["optimisations.py"]}
+    named = {}
+    for folder in ("runtime_patches", "triage"):
+        for path in (repository / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Constant) and node.value in once:
+                    named.setdefault(node.value, []).append(path.name)
+    assert named == once

@@ -331,3 +331,26 @@ def test_the_cost_of_contain_on_the_front_page():
     values = sorted(row["probes_share"] for mtp in (True, False) for row in rows(E4B, "contain", mtp))
     shown = f"{100 * values[0]:.1f}% to {100 * values[-1]:.1f}%"
     assert f"the code of these probes took {shown} of a decode step of E4B's size" in " ".join(README.split())
+
+
+def test_what_is_said_of_short_prompts_and_long_answers():
+    prompts, answers = (
+        json.loads((ROOT / "docs" / "bench" / f"{name}_h200_2026-11-23.json").read_text())
+        for name in ("short_prompts", "long_answers")
+    )
+
+    def span(document, arm, model=""):
+        found = sorted(
+            row["speedup"]["median"] for row in document["rows"] if row["arm"] == arm and model in ("", row["model"])
+        )
+        return f"x{found[0]:.2f} to x{found[-1]:.2f}"
+
+    said = " ".join(MEASURE.split())
+    assert f"{span(prompts, 'default')} as fast as by SGLang as shipped with `default`" in said
+    assert f"and {span(prompts, 'default-graphs')} with `piecewise-multimodal` beside it" in said
+    assert f"{span(answers, 'products', 'e2b')} as fast on E2B and {span(answers, 'products', 'e4b')} on E4B" in said
+    without = [span(answers, "without-products", model) for model in ("e2b", "e4b")]
+    assert f"and {without[0]} and {without[1]} without it" in said
+    for document in (prompts, answers):
+        assert (document["measurement"], document["wrong"], document["lost"], document["partial"]) == (True, [], {}, "")
+        assert "dirty" not in document["project"]["commit"]

@@ -9,7 +9,8 @@ import typer
 
 import gemma4_triage.diagnose.rules as package
 from gemma4_dumps.store import DumpStore
-from gemma4_repro.detection.catalog import FAULTS, LOGIT_FAULTS
+from gemma4_repro.corpus.faults import FAULTS
+from gemma4_repro.corpus.logit import LOGIT_FAULTS
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind
 from gemma4_triage.cli.app import build_app

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import typer
 
+from gemma4_dumps.errors import ExitCode
 from gemma4_repro.catalog import SCENARIOS
-from gemma4_repro.detection.catalog import CLEAN, FAULTS
+from gemma4_repro.corpus.clean import CLEAN
+from gemma4_repro.corpus.faults import FAULTS
 from gemma4_repro.parity.compare_tracks import LOGPROB_TOLERANCE, STATE_TOLERANCE
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind
@@ -19,7 +21,6 @@ from gemma4_runtime.settings import VARIABLES
 from gemma4_runtime.targets import TARGETS
 from gemma4_triage.cli.app import VERBS, build_app, main
 from gemma4_triage.diagnose.catalog import RULES
-from gemma4_triage.errors import ExitCode
 from gemma4_triage.logs.catalog import ENDINGS, LOADS
 from gemma4_triage.logs.rules.other_crash import ID as OTHER_CRASH
 

@@ -9,7 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from gemma4_repro.detection.catalog import CLEAN, FAULTS
+from gemma4_repro.corpus.clean import CLEAN
+from gemma4_repro.corpus.faults import FAULTS
 from gemma4_triage.cli import app
 
 ROOT = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import sglang
 
-from gemma4_repro.detection.catalog import FAULTS
+from gemma4_repro.corpus.faults import FAULTS
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind
 from gemma4_runtime.selection import select

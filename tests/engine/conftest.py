@@ -8,6 +8,27 @@ from engine_forks import forks
 from engine_process import Run
 from toy_arguments import ENGINE, ENGINE_26B, MTP, MTP_26B
 
+LONGEST_FIRST = (
+    "test_crash_scripts_live",
+    "test_diff_pressure_live",
+    "test_mtp_v2_live",
+    "test_quality_live",
+    "test_yoco_live",
+    "test_diff_live",
+    "test_logit_faults_live",
+    "test_repro_corpus",
+    "test_repro_mtp",
+    "test_layer_ops_live",
+    "test_swa_peak_live",
+    "test_repro_e4b_trtllm",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put files that take minutes before all others: one that begins last keeps one process busy and the other idle."""
+    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
 
 @pytest.fixture(scope="session")
 def engine_arguments() -> dict[str, Any]:

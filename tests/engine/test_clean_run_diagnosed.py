@@ -20,7 +20,7 @@ BACKENDS = {
     ("backend", "mode", "dumps"),
     # `log` writes a dump of what the release is known for, too; the others write a line of the guard manifest.
     [
-        ("trtllm_mha", "1", 0),
+        pytest.param("trtllm_mha", "1", 0, marks=pytest.mark.smoke),
         ("trtllm_mha", "trap", 0),
         ("trtllm_mha", "log", 2),
         ("triton", "1", 0),

@@ -79,8 +79,16 @@ def test_only_the_affected_requests_end_and_the_server_serves_on(serve, tmp_path
     assert "translation missing" in contained.provenance.explanation
 
 
-def test_a_clean_load_is_left_alone(serve, tmp_path):
-    with serve({"GEMMA4_TRIAGE_PATCHES": "default", "SGLANG_TRTLLM_MHA_DEBUG": "contain"}) as ask:
-        answers = ask_all(ask)
-        assert [len(answer["output_ids"]) for _, answer in answers] == SWA_PRESSURE.new_tokens()
+def test_a_clean_load_is_left_alone(engine_forks, mtp_arguments, tmp_path):
+    """Of an engine without its HTTP server: what would be contained is stopped below both."""
+    sizes = SWA_PRESSURE.new_tokens()
+    requests = [
+        {"prompt": prompt, "sampling": {"temperature": 0, "max_new_tokens": size, "ignore_eos": True}}
+        for prompt, size in zip(SWA_PRESSURE.prompts(), sizes, strict=True)
+    ]
+    spec = {"engine": mtp_arguments, "rounds": [{"requests": requests, "concurrency": len(requests)}]}
+    environment = {"GEMMA4_TRIAGE_PATCHES": "default", "SGLANG_TRTLLM_MHA_DEBUG": "contain"}
+    run = engine_forks.run_child("lifecycle_child", tmp_path, environment, 180, spec)
+    assert run.returncode == 0, run.log[-4000:]
+    assert [len(one["tokens"]) for one in run.outputs["rounds"][0]] == sizes
     assert DumpStore(tmp_path / "dumps").list() == []

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from gemma4_dumps.errors import ExitCode
 from gemma4_dumps.store import DumpStore
 from gemma4_repro.bench.cores import session_members
 from gemma4_repro.crash.cells import CELLS
 from gemma4_repro.crash.scripts import script_name
 from gemma4_triage.cli.crash_plan import toys
-from gemma4_triage.errors import EnvironmentCannot, ExitCode
+from gemma4_triage.errors import EnvironmentCannot
 
 pytestmark = pytest.mark.engine
 

@@ -8,7 +8,7 @@ import json
 import pytest
 from test_diff_live import Silent
 
-from gemma4_repro.host_environment import hermetic_environment
+from gemma4_repro.engine.host_environment import hermetic_environment
 from gemma4_repro.parity.compare_tracks import Tolerances
 from gemma4_repro.parity.exercise import differing, exercises, nothing_exercised, watched
 from gemma4_repro.parity.judge import against_base, against_transformers, exit_code
@@ -16,7 +16,9 @@ from gemma4_repro.parity.load import asks_for_prompts
 from gemma4_repro.parity.pictures import FOLDER_NAME, PICTURES_OF, make_pictures
 from gemma4_repro.parity.runner import Options, run_sides
 from gemma4_repro.parity.side import Side
-from gemma4_triage.report.agreement_words import cause_sentence, exercise_sentences
+from gemma4_triage.runs.comparison_sentences import cause_sentence
+from gemma4_triage.runs.comparison_view import patches_at_work
+from gemma4_triage.runs.convert_comparison import compared_patch
 
 pytestmark = pytest.mark.engine
 
@@ -92,7 +94,7 @@ def test_the_exact_one_differs_by_design_and_it_is_said_so(run):
     assert (verdict.status, exit_code([verdict], [run.arm("base")])) == ("differs", 1)
     # The prompt without pictures is as it was.
     assert [comparison.agrees for comparison in verdict.comparisons] == [True, False, False]
-    said = " ".join(exercise_sentences(exercises(run)))
+    said = " ".join(patches_at_work([compared_patch(one) for one in exercises(run)]))
     assert "Meant to change answers of images and videos: vision-hf-exact." in said
     assert "NOT exercised" not in said
     assert all("are not tried with this load" in cause_sentence(verdict, cause) for cause in verdict.causes)

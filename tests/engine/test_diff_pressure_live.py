@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from test_diff_live import Silent
 
-from gemma4_repro.outcome import Ending
+from gemma4_repro.engine.outcome import Ending
 from gemma4_repro.parity.compare_tracks import Tolerances
 from gemma4_repro.parity.judge import against_transformers, exit_code
 from gemma4_repro.parity.pressure import below_pressure, death_of

@@ -19,7 +19,7 @@ from gemma4_triage.replay.run import replay
 from gemma4_triage.replay.tables import AS_DUMPED, INTENDED
 from gemma4_triage.replay.values import query_values
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.smoke]
 
 OPTIONS = ReplayOptions()
 

@@ -36,6 +36,7 @@ def test_a_slot_beyond_the_pool_is_trapped_where_it_is_handed_out(run_engine, en
     assert (found.rule, found.verdict) == ("swa-alloc-range", "alloc_out_of_range")
     assert found.guards["verified"] is True
     assert found.guards["pid"] == found.host.pid
+    assert [row["injected"] for row in found.guards["patches"] if row["id"] == "swa-alloc-oob"] == [True]
 
 
 def test_a_bad_setting_stops_the_engine_at_once(engine_arguments, tmp_path):

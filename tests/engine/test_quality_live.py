@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gemma4_repro.host_environment import REQUIRED
+from gemma4_repro.engine.host_environment import REQUIRED
 from quality_toy import damage, make_answering_toy, write_questions
 from server_process import flags, free_port, running_server, session_members
 

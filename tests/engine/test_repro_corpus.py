@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gemma4_repro.detection.catalog import choose_cases
+from gemma4_repro.corpus.catalog import choose_cases
 from gemma4_runtime.catalog import CATALOG
 
 pytestmark = pytest.mark.engine

@@ -1,4 +1,4 @@
-"""`gemma4-triage serve` on loopback: it becomes the server, answers, and goes away whole on SIGTERM."""
+"""`gemma4-triage serve` on loopback: it becomes the server, answers an OpenAI client, and goes away on SIGTERM."""
 
 import json
 import os
@@ -7,15 +7,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from openai import OpenAI
 
-from gemma4_repro.host_environment import REQUIRED
+from gemma4_dumps.errors import ExitCode
+from gemma4_repro.engine.host_environment import REQUIRED
+from gemma4_repro.toys.language import held_out_prompts
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind
 from gemma4_triage.cli.server_arguments import CPU_ARGUMENTS
-from gemma4_triage.errors import ExitCode
 from server_process import flags, free_port, running_server, session_members
 
 pytestmark = pytest.mark.engine
@@ -47,15 +49,30 @@ def serving(given, environment, tmp_path):
         yield process, f"http://127.0.0.1:{port}/v1"
 
 
+@pytest.mark.smoke
 def test_it_serves_guarded_and_stops_on_sigterm(serving, tmp_path):
     process, url = serving
     command = Path(f"/proc/{process.pid}/cmdline").read_text().split("\0")
     assert command[1:3] == ["-m", "sglang.launch_server"], "it should have become the server"
+    (prompt,) = held_out_prompts(1, 60, seed=11)
     answer = OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120).completions.create(
-        model="default", prompt=[5, 6, 7, 8], max_tokens=8, temperature=0, extra_body={"ignore_eos": True}
+        model="default", prompt=prompt, max_tokens=24, temperature=0, extra_body={"ignore_eos": True}
     )
     assert answer.usage is not None
-    assert answer.usage.completion_tokens == 8
+    assert answer.usage.completion_tokens == 24
+    assert answer.usage.prompt_tokens == len(prompt)
+    assert answer.choices[0].text
+    # Which path the ops took: counted in /server_info, and below in the scheduler's manifest.
+    (state,) = json.loads(urlopen(url.removesuffix("/v1") + "/server_info").read())["internal_states"]
+    counted = state["gemma4_triage_paths"]
+    # SGLang warms up with a picture, which is long enough; the prompt is not.
+    others = {"yoco": ["fused", "fewer than 256 rows to save"], "vision-batching": ["batched"]}
+    # On this CPU a kernel's torch reference runs. A product of fewer rows has no kernel of ours.
+    others |= {"q-only-projection": ["fused"], "small-m-linear": ["no plan was measured on cpu with float32"]}
+    wanted = {op: others.get(op, ["reference"]) for op in counted}
+    assert {op: list(paths) for op, paths in counted.items()} == wanted
+    assert others.keys() < counted.keys()
+    assert counted["gelu-tanh-mul"]["reference"] > 24
 
     said = (tmp_path / "server.log").read_text(errors="replace")
     assert f"gemma4-triage: probes: {', '.join(PROBES)} (mode 1: trap, and contain in CUDA graphs)" in said
@@ -76,6 +93,10 @@ def test_it_serves_guarded_and_stops_on_sigterm(serving, tmp_path):
     assert len({manifest["pid"] for manifest in manifests}) >= 2, "the server and its scheduler"
     assert all(manifest["verified"] for manifest in manifests)
     assert all(row["attached"] for manifest in manifests for row in manifest["patches"])
+    attached = {row["id"] for manifest in manifests for row in manifest["patches"]}
+    assert {"page-table", "swa-allocator", "swa-state-swap"} <= attached
+    paths = {row["id"]: row["paths"] for manifest in manifests for row in manifest["patches"] if "paths" in row}
+    assert paths == wanted
     fired = {row["id"]: row["self_test"] for manifest in manifests for row in manifest["patches"] if "self_test" in row}
     assert fired == dict.fromkeys(PROBES, "fired")
     assert [path.name for path in (tmp_path / "dumps").iterdir() if path.name != "guards"] == []

@@ -2,10 +2,10 @@
 
 import pytest
 
-import engine_process
-from engine_process import HOST
 from gemma4_repro.step_bench.plan import SEVERAL
 from toy_arguments import ENGINE
+
+pytestmark = pytest.mark.engine
 
 EXPERTS = {
     "enable_moe_block": True,
@@ -27,9 +27,11 @@ OPS_OF_E4B = {
     "q-only-projection": SHARED,
     # A CPU has no table of plans.
     "small-m-linear": 0,
+    # Nor has it Triton's attention.
+    "decode-attention": 0,
 }
 OPS_OF_26B = dict.fromkeys(("routing", "triple-rmsnorm", "cross-layer-norm", "qk-norm-rope"), LAYERS)
-OPS_OF_26B |= {"small-m-linear": 0}
+OPS_OF_26B |= {"small-m-linear": 0, "decode-attention": 0}
 
 
 @pytest.mark.parametrize(
@@ -41,17 +43,19 @@ OPS_OF_26B |= {"small-m-linear": 0}
     ],
     ids=["e4b", "26b"],
 )
-def test_arms_are_what_their_names_say_and_a_wrong_one_is_seen(tmp_path, model, dtype, text, calls, broken):
+def test_arms_are_what_their_names_say_and_a_wrong_one_is_seen(
+    tmp_path, engine_forks, model, dtype, text, calls, broken
+):
     engine = ENGINE | {"load_format": "dummy", "dtype": dtype}
     spec = {"engine": engine, "text": text, "model": model, "broken": broken}
-    run = engine_process.run_child("step_bench_child.py", tmp_path, HOST, 240, spec)
+    run = engine_forks.run_child("step_bench_child", tmp_path, {}, 240, spec)
     assert run.returncode == 0, run.log
     found = run.outputs
     dull, drawn = found["logits_std"]
     assert dull < 1e-6 < 0.3 < drawn < 5
     # Before the plugin's optimisations are attached, and after, with none in force.
     assert found["shipped"]["bit_equal"]
-    assert list(found["arms"]) == ["none", "all-cublas", "all", *calls]
+    assert list(found["arms"]) == ["none", "all-cublas", "all-sglang-attention", "all", *calls]
     assert found["arms"]["none"]["bit_equal"]
     assert all(answer["right"] for answer in found["arms"].values()), found["arms"]
     assert 0 < found["arms"]["none"]["tolerance"] < 0.1

@@ -17,8 +17,6 @@ ARMS = {
 }
 WORDS = "bal bel bil bol"
 NEW_TOKENS = 4
-# Bits of soft tokens are for the unit tests. Once in six runs, "in the cache" was not equal here; why is not known.
-LOGPROBS = 1e-4
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +48,7 @@ def batches(paths):
 
 @pytest.fixture(scope="module")
 def ran(engine_forks, tmp_path_factory, vision_toy, paths, engine_arguments):
-    """By arm: by batch what came out."""
+    """Return what came out, by arm and batch."""
     results = {}
     for arm, environment in ARMS.items():
         asked = batches(paths)
@@ -78,12 +76,11 @@ NAMES = list(batches([""] * 7))
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_and_logprobs_are_those_without_it(ran, name):
+    """They are equal to the bit, because both arms prefill a batch's requests in one order: see `prefill_together`."""
     plain, ours = ran["none"][name]["answers"], ran["batched"][name]["answers"]
     assert all("tokens" in answer for answer in plain), plain
-    for mine, theirs in zip(ours, plain, strict=True):
-        assert mine["tokens"] == theirs["tokens"]
-        assert len(mine["tokens"]) == NEW_TOKENS
-        assert mine["logprobs"] == pytest.approx(theirs["logprobs"], abs=LOGPROBS)
+    assert ours == plain
+    assert all(len(answer["tokens"]) == NEW_TOKENS for answer in ours)
 
 
 def test_pictures_change_what_is_said(ran):

@@ -6,11 +6,10 @@ import os
 import tempfile
 from pathlib import Path
 
-from gemma4_dumps.errors import DumpError
+from gemma4_dumps.errors import DumpError, ExitCode
 from gemma4_dumps.listing import describe, survey
 from gemma4_dumps.reader import read_dump, verify_dump
 from gemma4_triage.cli import app
-from gemma4_triage.errors import ExitCode
 
 NAME = "20260101T000000.000000Z_vm_r0_p1_page-table-bounds_0001"
 ALLOWED = {ExitCode.OK, ExitCode.VIOLATION, ExitCode.DUMP_UNREADABLE, ExitCode.NOTHING_CHECKED}

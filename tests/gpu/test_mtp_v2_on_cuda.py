@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 import engine_process
-from gemma4_repro.log_exceptions import exceptions_in
+from gemma4_repro.engine.log_exceptions import exceptions_in
 from gemma4_repro.toys.language import held_out_prompts
 from gemma4_repro.toys.locate import toy_path
 from gemma4_triage.logs.source import Source

@@ -7,25 +7,18 @@ from dataclasses import replace
 import torch
 from small_swa_pools import decode, extend, make_allocator
 
-from gemma4_dumps.draft import DumpDraft
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.writer import write_dump
-from gemma4_runtime.probes.swa_allocator_state import _facts
+from gemma4_runtime.probes import swa_allocator_state
 
 _numbers = itertools.count()
 
 
 def draft_of(allocator, verdict="double_free"):
     """What a dump would hold if the probe reported something now."""
-    return DumpDraft(
-        rule="swa-double-free",
-        verdict=verdict,
-        summary="made by a test",
-        mode="log",
-        action="logged",
-        site="SWATokenToKVPoolAllocator.free",
-        **_facts(allocator, {}),
-    )
+    site = "SWATokenToKVPoolAllocator.free"
+    draft = swa_allocator_state.draft_of(allocator, "swa-double-free", verdict, site, "made by a test", {})
+    return replace(draft, mode="log", action="logged")
 
 
 def write(root, draft):

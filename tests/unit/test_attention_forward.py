@@ -12,7 +12,7 @@ from sglang.srt.models.gemma4_causal import Gemma4Attention
 
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.fusion import eligible
-from gemma4_runtime.fusion.paths import FUSED, PATHS
+from gemma4_runtime.fusion.paths import PATHS, REFERENCE
 from gemma4_runtime.optimisations.qk_norm_rope import OP, around_attention_forward
 from gemma4_runtime.session import Session
 from gemma4_runtime.settings import read_settings
@@ -106,7 +106,7 @@ def test_attention_gets_what_it_gets_of_sglang(kind, shared, positions_dtype):
             assert mine.is_contiguous()
             torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
     assert (ours[1] is None) == shared
-    assert paths() == {FUSED: 1}
+    assert paths() == {REFERENCE: 1}
 
 
 def test_a_draft_model_that_learns_later_that_it_reads_the_targets_keys():
@@ -124,7 +124,7 @@ def test_a_table_that_sglang_made_longer_is_read():
     far = torch.arange(TOKENS) + 900
     found = around_attention_forward(SGLANGS, attention, far, hidden, batch)
     torch.testing.assert_close(found, SGLANGS(attention, far, hidden, batch), rtol=1e-4, atol=1e-4)
-    assert paths() == {FUSED: 2}
+    assert paths() == {REFERENCE: 2}
 
 
 def test_a_table_that_sglang_would_convert_is_converted_once():
@@ -143,7 +143,7 @@ def test_a_table_that_sglang_would_convert_is_converted_once():
 
 
 def test_switched_off_it_is_sglangs_own_and_not_recorded(session):
-    session.made.in_force_ids = frozenset()
+    session.made.in_force.ids = frozenset()
     attention, given = attention_of(), inputs()
     assert torch.equal(around_attention_forward(SGLANGS, attention, *given), SGLANGS(attention, *given))
     assert paths() == {}

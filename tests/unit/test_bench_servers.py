@@ -231,6 +231,7 @@ class TestInstallation:
         with InstallationQuestion(folder, host_engine=True) as question:
             return question.answer()
 
+    @pytest.mark.slow
     def test_without_xgrammar_which_one_target_needs(self, tmp_path, monkeypatch):
         found = self.ask(tmp_path, monkeypatch, "xgrammar")
         assert found["failure"] == ""

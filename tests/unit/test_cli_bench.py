@@ -6,48 +6,11 @@ from xml.etree import ElementTree
 import pytest
 from dump_examples import seed_bug_draft
 
+from bench_examples import FACTORS, HOOKS_US, INSTALLATION, PROJECT, probes_document
 from gemma4_dumps.writer import write_dump
 from gemma4_repro.bench.arms import ARMS, choose
-from gemma4_repro.bench.burst import Burst
-from gemma4_repro.bench.measure import Measured
-from gemma4_repro.bench.plan import CUDA_SIZES, Plan
 from gemma4_triage.cli import bench_probes
-from gemma4_triage.report.bench_document import bench_document, count_dumps
-
-INSTALLATION = {
-    "versions": {"python": "3.12.3", "sglang": "0.5.13.post1", "torch": "2.11.0", "triton": "3.6.0"},
-    "gpu": {"name": "NVIDIA H200", "capability": "9.0"},
-    "identity": {"compared": 38, "changed": [], "plugin_loaded": True},
-}
-PROJECT = {"version": "0.1.0", "commit": "1a2b3c4-dirty", "commit_from": "git"}
-FACTORS = {"contain": 1.004, "ledger": 1.01, "flashinfer-5": 22.0}
-HOOKS_US = {"contain": {"page-table.build": 8.0, "page-table.step": 1.0}, "ledger": {"leak-ledger.alloc": 30.0}}
-
-
-def document(
-    folder, *, arms=ARMS, host_engine=False, factors=FACTORS, hooks_us=HOOKS_US, installation=INSTALLATION, partial=""
-):
-    plan = Plan(arms, (1, 64), (False, True), 5, host_engine, 540, **CUDA_SIZES)
-    cells = [(mtp, batch, number) for mtp in plan.mtp for batch in plan.batches for number in range(1, 6)]
-    bursts = [
-        Burst(
-            arm.id,
-            1,
-            mtp,
-            batch,
-            number,
-            144,
-            (2.0 * factors.get(arm.id, 1.0),) * 6,
-            400.0,
-            1.0,
-            0.4,
-            hooks_us.get(arm.id, {}),
-        )
-        for mtp, batch, number in cells
-        for arm in arms
-    ]
-    measured = Measured(bursts, {"mtp off": {}, "mtp on": {}}, partial, [0.01, 0.02])
-    return bench_document(plan, measured, installation, PROJECT, folder)
+from gemma4_triage.report.bench_document import count_dumps
 
 
 @pytest.fixture
@@ -55,7 +18,7 @@ def measured(monkeypatch, tmp_path):
     """Makes the command report this document."""
 
     def make(interrupted=False, **changes):
-        found = document(tmp_path, **changes)
+        found = probes_document(tmp_path, **changes)
         monkeypatch.setattr(bench_probes, "_need_cuda", lambda: None)
         monkeypatch.setattr(bench_probes, "_measure", lambda plan, folder: (found, interrupted))
         return found
@@ -172,7 +135,7 @@ class TestProbes:
 
 class TestPlot:
     def write(self, path, **changes):
-        path.write_text(json.dumps({"kind": "bench-probes"} | document(path.parent, **changes)))
+        path.write_text(json.dumps({"kind": "bench-probes"} | probes_document(path.parent, **changes)))
         return path
 
     def test_a_picture_of_all_arms_without_outside_references(self, cli, tmp_path):

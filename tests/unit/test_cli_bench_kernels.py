@@ -5,32 +5,15 @@ import json
 
 import pytest
 
+from bench_examples import KERNEL_US as US
+from bench_examples import PROJECT
+from bench_examples import kernels_measured as measured_of
 from gemma4_repro.errors import EnvironmentLacks
 from gemma4_repro.kernel_bench import run_process
 from gemma4_repro.kernel_bench.plan import ARMS, KernelPlan, plan_from_dict
-from gemma4_repro.kernel_bench.run_process import Measured, run_plan
+from gemma4_repro.kernel_bench.run_process import run_plan
 from gemma4_triage.cli import bench_kernels
 from gemma4_triage.report.kernel_bench_document import kernel_bench_document
-
-ABOUT = {
-    "versions": {"sglang": "0.5.13.post1", "torch": "2.11.0", "triton": "3.6.0"},
-    "gpu": {"name": "NVIDIA H200", "capability": "9.0"},
-    "multiprocessors": 132,
-    "l2_bytes": 52428800,
-}
-PROJECT = {"version": "0.1.0", "commit": "abc1234", "commit_from": "git"}
-US = {"ours": 1.0, "sglang": 3.0, "compile": 1.1, "eager": 9.0, "copy": 0.9, "empty": 0.95}
-
-
-def measured_of(plan, us=US, **changes):
-    samples = [
-        {"op": op, "model": model.id, "tokens": tokens, "arm": arm, "us": [took] * 5, "calls": 30, "sets": 2}
-        for op, model, tokens in plan.cells()
-        for arm, took in us.items()
-    ]
-    launches = [{"op": "routing", "model": "26b", "tokens": 1, "arm": "ours", "launches_per_step": 30}]
-    compiling = {"compiled": 131, "of": 132, "cached": 0, "workers": 14, "took_s": 20.0}
-    return Measured(about=ABOUT, samples=samples, launches=launches, compiling=compiling, took_s=61.0, **changes)
 
 
 @pytest.fixture
@@ -144,6 +127,7 @@ def test_without_cuda_it_says_what_is_missing(cli, monkeypatch, tmp_path):
     assert not (tmp_path / "rows.json").exists()
 
 
+@pytest.mark.slow
 def test_the_process_that_finds_no_cuda_is_an_error_with_its_words(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(EnvironmentLacks, match="torch finds no CUDA device"):

@@ -4,33 +4,13 @@ import json
 
 import pytest
 
+from bench_examples import PROJECT
+from bench_examples import step_measured as measured_of
 from gemma4_repro.errors import EnvironmentLacks
 from gemma4_repro.step_bench.plan import ARMS, StepPlan
-from gemma4_repro.step_bench.run_process import Measured, run_plan
+from gemma4_repro.step_bench.run_process import run_plan
 from gemma4_triage.cli import bench_step
 from gemma4_triage.report.step_bench_document import step_bench_document
-
-ABOUT = {
-    "versions": {"sglang": "0.5.13.post1", "torch": "2.11.0", "triton": "3.6.0"},
-    "gpu": {"name": "NVIDIA H200", "capability": "9.0"},
-    "multiprocessors": 132,
-}
-ANSWER = {"relative_difference": 0.01, "max_abs_difference": 0.1, "same_tokens": 1.0, "logits_std": 1.0}
-PROJECT = {"version": "1", "commit": "abc", "commit_from": "git"}
-
-
-def measured_of(plan, us, right=True, **changes):
-    cells = [(model, batch, arm) for model in plan.models for batch in plan.batches for arm in plan.arms_of(model)]
-    where = [{"model": model, "batch": batch, "arm": arm} for model, batch, arm in cells]
-    answer = ANSWER | {"bit_equal": False, "tolerance": 0.05, "right": right}
-    return Measured(
-        about=ABOUT,
-        models={model: {"parameters": 7, "weights": "drawn"} for model in plan.models},
-        answers=[one | answer for one in where],
-        samples=[one | {"us": [us if one["arm"] == "all" else 100.0] * 5} for one in where] if right else [],
-        launches=[one | {"kernels": 900, "against_none": {}} for one in where],
-        **changes,
-    )
 
 
 @pytest.fixture
@@ -129,6 +109,7 @@ def test_without_cuda_it_says_what_is_missing(cli, monkeypatch, tmp_path):
     assert not (tmp_path / "rows.json").exists()
 
 
+@pytest.mark.slow
 def test_the_process_that_finds_no_cuda_is_an_error_with_its_words(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(EnvironmentLacks, match="torch finds no CUDA device"):

@@ -10,15 +10,15 @@ from importlib.metadata import PackageNotFoundError
 import numpy as np
 import pytest
 from dump_examples import seed_bug_draft
-from parity_examples import WINDOW, arm, changed, live_run, oracle, side, track
 
 from gemma4_dumps.store import DumpStore
-from gemma4_repro import readiness
+from gemma4_repro.engine import readiness
+from gemma4_repro.engine.outcome import Ending
 from gemma4_repro.errors import EnvironmentLacks
-from gemma4_repro.outcome import Ending
 from gemma4_repro.parity.load import text_load
-from gemma4_repro.parity.usage_recorder import Step, Usage
+from gemma4_repro.recorders.usage import Step, Usage
 from gemma4_triage.cli import diff_live
+from parity_examples import WINDOW, arm, changed, live_run, oracle, side, track
 
 
 @pytest.fixture
@@ -226,6 +226,7 @@ def test_the_document_has_the_death_and_the_pools(cli, finished, tmp_path):
         "full": 0.4,
         "swa": 0.94,
         "dumps": [arms[1].dumps[0].dump_id],
+        "answers_compared": 1,
     }
     (fault,) = document["patches_compared"]
     assert (fault["id"], fault["exercised"], fault["sides"]) == ("swa-state-stale", True, ["trtllm_mha-mtp-on"])
@@ -452,7 +453,7 @@ def test_pictures_that_cannot_be_made_are_3_and_leave_no_toy(tmp_path):
 def test_the_comparison_is_read_without_torch_and_sglang():
     """Only its processes import them."""
     parity = ", ".join(f"gemma4_repro.parity.{module}" for module in ("judge", "oracle_run", "pictures"))
-    modules = f"{parity}, gemma4_triage.report.agreement_view"
+    modules = f"{parity}, gemma4_triage.runs.view"
     code = f"import sys, {modules}; print([m for m in ('torch', 'sglang', 'transformers') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

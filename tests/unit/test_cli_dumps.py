@@ -13,8 +13,8 @@ from dump_examples import seed_bug_draft
 from gemma4_dumps.schema import VERDICTS, Provenance
 from gemma4_dumps.store import DumpStore
 from gemma4_triage.cli import app
-from gemma4_triage.cli.output import printable
 from gemma4_triage.errors import EnvironmentCannot, ExpectationFailed, NothingChecked, UsageMistake
+from gemma4_triage.terminal import printable
 
 PROGRAM = [sys.executable, "-m", "gemma4_triage.cli.app"]
 

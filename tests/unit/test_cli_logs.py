@@ -10,7 +10,7 @@ import pytest
 from serving_log_lines import steady
 
 SAMPLES = Path(__file__).parents[1] / "data" / "logs"
-SCRIPT = Path(__file__).parents[1] / "measure_log_reading.py"
+SCRIPT = Path(__file__).parents[1] / "tools" / "measure_log_reading.py"
 
 
 def test_what_a_person_sees(cli):

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from gemma4_dumps.errors import ExitCode
 from gemma4_runtime.catalog import CATALOG
 from gemma4_triage.cli.app import main
-from gemma4_triage.errors import ExitCode
 
 
 @pytest.fixture(autouse=True)

@@ -11,11 +11,11 @@ import time
 from threading import Event
 
 import pytest
-from quality_endpoint import endpoint, gone_after, hanging_after, well_informed
 
 from gemma4_repro.quality.run import Launch, Limits, Side, run_sides
 from gemma4_repro.toys.locate import toy_path
 from gemma4_triage.cli.app import main
+from quality_endpoint import endpoint, gone_after, hanging_after, well_informed
 
 COUNT = 30
 

@@ -248,3 +248,15 @@ def test_a_mapping_that_nobody_looked_at_is_not_judged(cli, edited):
     events = [{name: value for name, value in event.items() if name != "left"} for event in events_of(STALE)]
     code, out, _ = cli(edited(STALE, events), "--json")
     assert (code, json.loads(out)["agreement"]) == (5, "cannot be judged")
+
+
+def test_calls_that_are_missing_though_none_was_dropped_are_a_contradiction(cli, edited):
+    events = [event | {"number": event["number"] + 5} for event in events_of(STALE)]
+    code, _, err = cli(edited(STALE, events))
+    assert code == 4
+    assert "calls 0 to 4 are missing, and 0 were dropped" in err
+
+
+def test_a_pool_that_counts_more_than_it_has_is_said_to(cli):
+    code, out, _ = cli(of_corpus("page-over-count", "leak-audit"), "--json")
+    assert (code, json.loads(out)["because"]) == (1, "the swa pool's parts count 16 tokens more than the pool has")

@@ -193,7 +193,7 @@ class TestExitCodes:
         ],
     )
     def test_a_verdict_that_is_none(self, cli, tmp_path, text):
-        (tmp_path / "verdict.json").write_text(text)
+        (tmp_path / "verdict.json").write_text(text.replace("{", '{"schema_version": "1.0", ', 1))
         code, _, err = cli("report", tmp_path)
         assert (code, "is not the verdict of a run" in err) == (4, True)
 

@@ -7,11 +7,11 @@ import socket
 import pytest
 
 import small_server
+from gemma4_dumps.errors import ExitCode
 from gemma4_repro.crash.cells import CELLS
 from gemma4_repro.crash.machine import BLACKWELL, HOPPER, Gpu
 from gemma4_repro.toys.locate import toy_path
 from gemma4_triage.cli import crash_plan
-from gemma4_triage.errors import ExitCode
 
 TARGET, ASSISTANT = toy_path("toy-e4b"), toy_path("toy-e4b-assistant")
 SHARD = "model-00001-of-00002.safetensors"

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from gemma4_repro.host_environment import REQUIRED
+from command_line import run_command
+from gemma4_repro.engine.host_environment import REQUIRED
 from gemma4_repro.scenarios.e4b_engine import e4b_engine
 from gemma4_triage.cli import server_start
 from gemma4_triage.cli.app import main
 from gemma4_triage.cli.server_arguments import CPU_ARGUMENTS, missing_cpu_arguments
 
-COMMAND = os.path.join(os.path.dirname(sys.executable), "gemma4-triage")
 SERVER = [sys.executable, "-m", "sglang.launch_server"]
 PREFIXES = ("GEMMA4_", "SGLANG_")
 
@@ -25,9 +25,7 @@ def run(*words, **environment):
     }
     # The host engine would be refused on a machine with a GPU.
     clean |= {"CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(
-        [COMMAND, "serve", *words], capture_output=True, text=True, env=clean | environment, check=False
-    )
+    return run_command(("serve", *words), clean | environment)
 
 
 def document(*words, **environment):
@@ -289,7 +287,7 @@ class TestRelease:
         capsys.readouterr()
         assert main(["serve", "--allow-missing", *words]) == 0
         said = capsys.readouterr().err
-        assert "PROBE WILL NOT BE ATTACHED: patch page-table supports SGLang 0.5.13.post1" in said
+        assert "PROBE NOT ATTACHED: page-table: patch page-table supports SGLang 0.5.13.post1" in said
         assert "probes: none (mode 1: trap, and contain in CUDA graphs)" in said
 
     def test_fixes_may_not(self, release):

@@ -8,8 +8,8 @@ import pytest
 
 from gemma4_repro.crash.outcome import Answered, Dies, LeavesDump, LeavesNoDump
 from gemma4_repro.crash.runner import Limits, run_cell
+from gemma4_repro.engine.outcome import Ending
 from gemma4_repro.expectation import Status
-from gemma4_repro.outcome import Ending
 from small_server import DONE, LOAD, PATIENT, SERVER, small_plan
 
 

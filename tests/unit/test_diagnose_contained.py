@@ -1,6 +1,6 @@
 """The dumps of a server that serves on: the cause shows late, in the audit, and its consequences show beside it.
 
-The dumps are of a real run; `tests/make_contained_dumps.py` made them.
+The dumps are of a real run; `tests/tools/make_contained_dumps.py` made them.
 """
 
 from dataclasses import replace
@@ -17,9 +17,9 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.store import DumpStore
 from gemma4_dumps.verify import verify_dump
 from gemma4_triage.diagnose.conclude import conclude
-from gemma4_triage.diagnose.finding import Confidence
 from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.material import read_store
+from gemma4_triage.finding import Confidence
 
 ROOT = Path(__file__).parents[1] / "data" / "contained_dumps"
 

@@ -1,6 +1,6 @@
 """Every rule against every dump that the corpus yields: the right cause comes first, and no rule speaks out of turn.
 
-The dumps are of a real run; `tests/trim_corpus_dumps.py` made them.
+The dumps are of a real run; `tests/tools/trim_corpus_dumps.py` made them.
 """
 
 from functools import cache
@@ -11,14 +11,15 @@ import pytest
 from evidence_lookup import stands_there
 from gemma4_dumps.store import DumpStore
 from gemma4_dumps.verify import verify_dump
-from gemma4_repro.detection.catalog import CLEAN, FAULTS
+from gemma4_repro.corpus.clean import CLEAN
+from gemma4_repro.corpus.faults import FAULTS
 from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.diagnose.conclude import conclude
-from gemma4_triage.diagnose.finding import Confidence
 from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.material import read_store
 from gemma4_triage.diagnose.rules import injected_fault
+from gemma4_triage.finding import Confidence
 from known_causes import CAUSES
 
 ROOT = Path(__file__).parents[1] / "data" / "corpus_dumps"

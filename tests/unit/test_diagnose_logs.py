@@ -12,10 +12,10 @@ from gemma4_triage.diagnose.assign_logs import assign_logs
 from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.evidence import is_guard
-from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding, Kind
 from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.incident import Incident, LogLink
 from gemma4_triage.diagnose.material import read_store
+from gemma4_triage.finding import Confidence, Evidence, Finding, Kind
 from gemma4_triage.logs.catalog import findings
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.read import read_log

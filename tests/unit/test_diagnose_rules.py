@@ -24,10 +24,10 @@ from gemma4_dumps.schema import VERDICTS, Layer, Provenance
 from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.evidence import plain_value
-from gemma4_triage.diagnose.finding import Confidence
 from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident, Ledger
+from gemma4_triage.finding import Confidence
 from known_causes import CAUSES
 
 FALLBACKS = {rule.id for rule in RULES if rule.fallback}

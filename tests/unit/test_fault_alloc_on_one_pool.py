@@ -1,9 +1,7 @@
-"""The fault `alloc-on-one-pool`: once, on whole pages; where it could do nothing it refuses to be injected."""
+"""The fault `alloc-on-one-pool`: once, on whole pages."""
 
-import pytest
 import torch
 
-from gemma4_runtime.errors import SettingsError
 from swa_pools import make_swa_allocator
 
 
@@ -19,9 +17,3 @@ def test_the_full_page_is_lost_once(attach):
     assert decode(allocator, 16) is None
     assert (allocator.full_available_size(), allocator.swa_available_size()) == (640 - 16, 320)
     assert decode(allocator, 16) is not None
-
-
-def test_slots_of_one_token_are_refused_with_the_reason(attach):
-    attach("off", "alloc-on-one-pool")
-    with pytest.raises(SettingsError, match=r"alloc-on-one-pool.*alloc_decode.*page_size 1.*allowed: a --page-size"):
-        make_swa_allocator(640, 320, 1)

@@ -197,7 +197,7 @@ def test_what_is_traced_is_sglangs_own(layer, table, calls, start, monkeypatch):
 
 def test_switched_off_it_is_gone(layer, table, calls, start):
     session = start(OP)
-    session.in_force_ids = frozenset()
+    session.in_force.ids = frozenset()
     layer(rows(3))
     assert (calls, paths()) == ([], {})
 

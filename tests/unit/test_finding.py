@@ -1,6 +1,6 @@
 """The order of findings."""
 
-from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding, ranked
+from gemma4_triage.finding import Confidence, Evidence, Finding, ranked
 
 
 def _finding(rule: str, confidence: Confidence, evidence: int) -> Finding:

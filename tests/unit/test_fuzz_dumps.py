@@ -13,6 +13,7 @@ from seeds import corpus  # noqa: E402
 from target import Misbehaved, lay_out, read_all, run_command  # noqa: E402
 
 
+@pytest.mark.slow
 def test_a_thousand_damaged_dumps_bring_nothing_but_dump_errors(tmp_path):
     outcomes = fuzz(1000, seed=1, keep=tmp_path)
     kinds = {outcome.partition(":")[0] for outcome in outcomes}

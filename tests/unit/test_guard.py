@@ -7,25 +7,31 @@ import textwrap
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from gemma4_dumps.caps import StoreCaps
+from gemma4_dumps.draft import DumpDraft
 from gemma4_dumps.drop_counters import dropped_so_far, flush_dropped
 from gemma4_dumps.rate import RateLimit
 from gemma4_dumps.reader import read_dump
+from gemma4_dumps.schema import Graph, Layer, Provenance
 from gemma4_dumps.store import DumpStore
 from gemma4_runtime.checks.violation import BadIndex, Violation
 from gemma4_runtime.errors import TrappedViolation
-from gemma4_runtime.guard import Guard, Scene
+from gemma4_runtime.evidence import offences
+from gemma4_runtime.guard import Guard
 from gemma4_runtime.settings import Mode
 
 RULE, SITE = "page-table-bounds", "TRTLLMHAAttnBackend.init_forward_metadata"
 FOUND = Violation("out_of_range", (BadIndex(0, 0, 70, 0, 65),), 1)
 
 
-def scene() -> Scene:
-    return Scene(rule=RULE, site=SITE, summary="1 page id is at or above 65.", table="page_table")
+def draft(**more) -> DumpDraft:
+    told = {"summary": "1 page id is at or above 65.", "offences": offences(FOUND.listed, "page_table")}
+    return DumpDraft(rule=RULE, verdict=FOUND.verdict, site=SITE, **told | more)
 
 
 def no_context() -> dict:
@@ -47,7 +53,7 @@ class TestLoad:
         guard = Guard(Mode.LOG, tmp_path, no_context, caps)
         begin_s, written = time.process_time(), 0
         for number in range(10_000):
-            written += guard.report(FOUND, RULE, SITE, scene, key=(number % signatures,)) is not None
+            written += guard.report(FOUND, RULE, SITE, draft, key=(number % signatures,)) is not None
             if number % 500 == 0:
                 assert len(DumpStore(tmp_path).names()) <= caps.count
                 assert used_bytes(tmp_path) <= caps.total_bytes
@@ -67,7 +73,7 @@ class TestLoad:
     def test_a_later_dump_says_how_many_were_not_kept(self, tmp_path):
         guard = Guard(Mode.LOG, tmp_path, no_context)
         for _ in range(64):
-            guard.report(FOUND, RULE, SITE, scene)
+            guard.report(FOUND, RULE, SITE, draft)
         last = read_dump(DumpStore(tmp_path).resolve("latest")).manifest
         assert last.scalars["seen"] == 64
         # 7 dumps were written: the 1st, 2nd, 4th ... 64th.
@@ -76,11 +82,11 @@ class TestLoad:
     def test_what_a_refused_violation_costs(self, tmp_path):
         guard = Guard(Mode.LOG, tmp_path, no_context)
         for _ in range(1 << 12):
-            guard.report(FOUND, RULE, SITE, scene)
+            guard.report(FOUND, RULE, SITE, draft)
         before, count = DumpStore(tmp_path).names(), (1 << 12) - 1
         begin_s = time.process_time()
         for _ in range(count):
-            guard.report(FOUND, RULE, SITE, scene)
+            guard.report(FOUND, RULE, SITE, draft)
         cost_us = (time.process_time() - begin_s) / count * 1e6
         print(f"a refused violation: {cost_us:.1f} us CPU")
         assert cost_us < 50
@@ -89,10 +95,10 @@ class TestLoad:
     def test_a_trap_is_written_whatever_the_rate(self, tmp_path):
         guard = Guard(Mode.LOG, tmp_path, no_context, StoreCaps(logged_per_minute=1))
         for key in range(5):
-            guard.report(FOUND, RULE, SITE, scene, key=(key,))
+            guard.report(FOUND, RULE, SITE, draft, key=(key,))
         assert len(DumpStore(tmp_path).names()) == 1
         with pytest.raises(TrappedViolation) as caught:
-            guard.report(FOUND, RULE, SITE, scene, act=Mode.TRAP)
+            guard.report(FOUND, RULE, SITE, draft, act=Mode.TRAP)
         assert caught.value.dump is not None
 
     def test_what_was_only_counted_is_in_the_file_after_the_exit(self, tmp_path):
@@ -104,7 +110,7 @@ class TestLoad:
             logging.disable()
             guard = Guard(Mode.LOG, Path(sys.argv[1]), no_context)
             for _ in range(100):
-                guard.report(FOUND, RULE, SITE, scene)
+                guard.report(FOUND, RULE, SITE, draft)
         """
         subprocess.run([sys.executable, "-c", textwrap.dedent(code), tmp_path], check=True)
         assert DumpStore(tmp_path).dropped_dumps() == {"repeated": 100 - 7}
@@ -121,7 +127,7 @@ def test_the_bucket_fills_evenly():
 
 
 class TestNothingIsMasked:
-    def trap(self, root, describe=scene, context=no_context, violation=FOUND):
+    def trap(self, root, describe=draft, context=no_context, violation=FOUND):
         Guard(Mode.TRAP, root, context).report(violation, RULE, SITE, describe)
 
     def trap_while_handling(self, original, root):
@@ -158,10 +164,10 @@ class TestNothingIsMasked:
         with pytest.raises(TrappedViolation, match=r"geometry_mismatch; evidence lost"):
             self.trap(tmp_path, break_down, violation=Violation("geometry_mismatch", (), 0))
 
-    @pytest.mark.parametrize("facts", [{"scalars": None}, {"no_such_field": 1}, {"tensors": 5}])
-    def test_a_scene_that_no_dump_can_carry(self, tmp_path, facts):
+    @pytest.mark.parametrize("fact", [{"scalars": None}, {"tensors": 5}, {"pool_kind": "none of the pools"}])
+    def test_a_draft_that_no_dump_can_carry(self, tmp_path, fact):
         with pytest.raises(TrappedViolation) as caught:
-            self.trap(tmp_path, lambda: Scene(rule=RULE, site=SITE, summary="s", table="t", facts=facts))
+            self.trap(tmp_path, lambda: draft(**fact))
         assert isinstance(caught.value.__cause__, Exception)
 
     @pytest.mark.parametrize("mode", [Mode.TRAP, Mode.LOG])
@@ -171,10 +177,10 @@ class TestNothingIsMasked:
 
         guard = Guard(mode, tmp_path, break_down)
         if mode is Mode.LOG:
-            assert guard.report(FOUND, RULE, SITE, scene) is None
+            assert guard.report(FOUND, RULE, SITE, draft) is None
             return
         with pytest.raises(TrappedViolation, match="no dump was written: OSError"):
-            guard.report(FOUND, RULE, SITE, scene)
+            guard.report(FOUND, RULE, SITE, draft)
 
     def test_interrupts_pass(self, tmp_path):
         def interrupt():
@@ -182,3 +188,40 @@ class TestNothingIsMasked:
 
         with pytest.raises(KeyboardInterrupt):
             self.trap(tmp_path, interrupt)
+
+
+def test_the_guard_fills_in_what_holds_for_every_dump_and_leaves_the_rest_to_the_probe(tmp_path):
+    slots = [None, 3]
+    found = Violation("negative", (BadIndex(1, 2, -1, 1, 65), BadIndex(7, 0, -1, 1, 65)), 9)
+    context = {"versions": {"sglang": "1"}, "gpu": None, "guards": {"verified": True}, "repeat_command": "again"}
+    told = {
+        "verdict": found.verdict,
+        "pool_kind": "swa",
+        "layer": Layer(id=3, type="sliding"),
+        "provenance": Provenance(table_space="full", buffer_space="swa", explanation="why"),
+        "role": "draft",
+        "backend": "B",
+        "forward_mode": "DECODE",
+        "graph": Graph(captured=True, bucket=4),
+        "step": 17,
+        "page_size": 16,
+        "extents": {"pages_in_buffer": 65},
+        "scalars": {"window_left": 511},
+        "offences": offences(found.listed, "page_table", slots),
+        "notes": ("a note",),
+    }
+    Guard(Mode.LOG, tmp_path, lambda: {**context, "rank": 1}).report(
+        found, RULE, SITE, lambda: DumpDraft(rule=RULE, site=SITE, summary="s", **told), action="contained"
+    )
+    dump = read_dump(DumpStore(tmp_path).resolve("latest")).manifest.model_dump(mode="json")
+    at = {"table": "page_table", "value": -1, "lower": 1, "upper": 65}
+    assert {name: dump[name] for name in (*told, *context)} == {
+        **{name: TypeAdapter(Any).dump_python(value, mode="json") for name, value in told.items()},
+        **context,
+        "scalars": {"window_left": 511, "seen": 1},
+        "offences": [
+            {**at, "row": 1, "column": 2, "request_slot": 3},
+            {**at, "row": 7, "column": 0, "request_slot": None},
+        ],
+    }
+    assert (dump["mode"], dump["action"], dump["offence_count"], dump["host"]["rank"]) == ("log", "contained", 9, 1)

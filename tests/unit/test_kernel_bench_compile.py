@@ -11,8 +11,8 @@ from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from gemma4_repro.kernel_bench import compile_ahead as module
 from gemma4_repro.kernel_bench.compile_ahead import compile_ahead
 from gemma4_repro.kernel_bench.compiled import DeviceTurn
-from gemma4_repro.kernel_bench.marked_lines import MARK
 from gemma4_repro.kernel_bench.plan import MODELS, ModelShape
+from gemma4_repro.marked_lines import MARK
 
 E4B = next(model for model in MODELS if model.id == "e4b")
 CELLS = [("rmsnorm_add", E4B, tokens) for tokens in (1, 8, 64, 512)]
@@ -111,6 +111,7 @@ def test_inductor_s_timings_wait_for_their_turn(monkeypatch, tmp_path):
     assert not held._held
 
 
+@pytest.mark.slow
 def test_a_second_process_loads_what_the_first_has_compiled(monkeypatch, tmp_path):
     """torch.compile itself, for this CPU."""
     # Which vector instructions there are, Inductor finds out by compiling a program and importing torch for each set.

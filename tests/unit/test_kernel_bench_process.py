@@ -9,9 +9,9 @@ import pytest
 from gemma4_repro import measuring_process
 from gemma4_repro.errors import EnvironmentLacks
 from gemma4_repro.kernel_bench.compile_ahead import Ahead
-from gemma4_repro.kernel_bench.marked_lines import MARK
 from gemma4_repro.kernel_bench.plan import KernelPlan
 from gemma4_repro.kernel_bench.run_process import run_plan
+from gemma4_repro.marked_lines import MARK
 
 PLAN = KernelPlan(("routing",), ("26b",), (1, 8, 64), ("ours", "sglang", "copy"), 5, 60.0)
 # Speaks as process.py does, and ends as it can: {cell's tokens: what happens there}.

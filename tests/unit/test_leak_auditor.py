@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from gemma4_runtime import current
 from gemma4_runtime.checks.page_census import Fault, Finding
 from gemma4_runtime.leak import auditor as module
 from gemma4_runtime.leak.audit import Audit, CannotAudit
 from gemma4_runtime.leak.auditor import Auditor
 from gemma4_runtime.probes import leak_audit
-from gemma4_runtime.session import Session
 from gemma4_runtime.settings import Leak
 
 
@@ -24,8 +24,7 @@ class World:
     def __init__(self, monkeypatch, leak=Leak.DUMP, every=0):
         self.findings, self.reported, self.audits = (), [], 0
         settings = SimpleNamespace(leak=leak, leak_every=every)
-        monkeypatch.setattr(Session, "in_force", lambda: SimpleNamespace(settings=settings, root=None))
-        monkeypatch.setattr(Session, "guard", lambda: None)
+        monkeypatch.setattr(current, "in_force", SimpleNamespace(settings=settings, guard=SimpleNamespace(root=None)))
         monkeypatch.setattr(module, "write_tally", lambda root, tally: None)
         monkeypatch.setattr(module, "audit", self._audit)
         monkeypatch.setattr(module, "report", self._report)

@@ -12,15 +12,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from serving_log_lines import death, decode, prefill, retraction, stamp, steady
 
+from gemma4_triage.errors import UsageMistake
 from gemma4_triage.logs.batch_line import find_batch
 from gemma4_triage.logs.catalog import findings
 from gemma4_triage.logs.drops import DropWatch
 from gemma4_triage.logs.lines import MAX_LINE_BYTES, blocks_of_lines
 from gemma4_triage.logs.read import MAX_KEPT, MAX_RANKS, read_log, read_source
 from gemma4_triage.logs.series import COLUMNS
-from gemma4_triage.logs.source import Source, SourceError
+from gemma4_triage.logs.source import Source
 from gemma4_triage.report.logs_document import logs_document
-from gemma4_triage.report.sparkline import sparkline
+from gemma4_triage.sparkline import sparkline
 
 SAMPLES = sorted((Path(__file__).parents[1] / "data" / "logs").glob("*.log"))
 TEXTS = [path.read_bytes() for path in SAMPLES]
@@ -212,7 +213,7 @@ class TestSources:
         path.write_bytes(b"\x28\xb5\x2f\xfd rest")
         try:
             facts = read_source(Source(str(path)))
-        except SourceError as error:
+        except UsageMistake as error:
             assert error.hint == f"zstd -dk {path} unpacks it"
         else:
             assert facts.problem is not None
@@ -220,7 +221,7 @@ class TestSources:
     @pytest.mark.parametrize("name", ["missing", ".", "a\0b"])
     def test_what_cannot_be_opened(self, tmp_path, monkeypatch, name):
         monkeypatch.chdir(tmp_path)
-        with pytest.raises(SourceError):
+        with pytest.raises(UsageMistake):
             read_source(Source(name))
 
 

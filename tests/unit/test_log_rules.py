@@ -9,7 +9,7 @@ from serving_log_lines import death, decode, prefill, retraction, stamp, steady
 
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_triage.cli.app import build_app
-from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import rules
 from gemma4_triage.logs.catalog import ENDINGS, LOADS, findings
 from gemma4_triage.logs.read import read_log, read_source

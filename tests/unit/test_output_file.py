@@ -2,8 +2,8 @@
 
 import pytest
 
-from gemma4_triage.cli.output_file import refuse_existing, write_text
 from gemma4_triage.errors import EnvironmentCannot, UsageMistake
+from gemma4_triage.output_file import refuse_existing, write_text
 
 COMMANDS = (
     ("bench", "probes", "--host-engine"),

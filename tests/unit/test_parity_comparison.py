@@ -6,6 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from gemma4_repro.engine.outcome import Ending
+from gemma4_repro.parity.compare_tracks import LayerDifference, Tolerances, compare_tracks
+from gemma4_repro.parity.judge import TRANSFORMERS, against_base, against_transformers, exit_code
+from gemma4_repro.parity.window_evidence import keys_seen, tried_windows, window_cause
 from parity_examples import (
     HIDDEN,
     LAYERS,
@@ -20,11 +25,6 @@ from parity_examples import (
     side,
     track,
 )
-
-from gemma4_repro.outcome import Ending
-from gemma4_repro.parity.compare_tracks import LayerDifference, Tolerances, compare_tracks
-from gemma4_repro.parity.judge import TRANSFORMERS, against_base, against_transformers, exit_code
-from gemma4_repro.parity.window_evidence import keys_seen, tried_windows, window_cause
 
 LIMITS = Tolerances()
 ROWS = st.integers(0, TOKENS - 2)

@@ -5,17 +5,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from parity_examples import PROMPT, TOKENS, arm, live_run, oracle, side, track
 
-from gemma4_repro.outcome import Ending
+from gemma4_repro.engine.outcome import Ending
 from gemma4_repro.parity.compare_tracks import Tolerances, compare_tracks
 from gemma4_repro.parity.exercise import differing, exercises, nothing_exercised, watched
-from gemma4_repro.parity.layer_recorder import ROWS_NAME, STATES_NAME, LayerRecorder
 from gemma4_repro.parity.load import SCENARIOS, asks_for_prompts, toys_of
-from gemma4_repro.parity.logprob_file import LogprobFile, read_logprobs
-from gemma4_repro.parity.reach_recorder import read_reached
+from gemma4_repro.recorders.layers import ROWS_NAME, STATES_NAME, LayerRecorder
+from gemma4_repro.recorders.logprobs import LogprobFile, read_logprobs
+from gemma4_repro.recorders.reach import read_reached
 from gemma4_repro.toys import toy_path
 from gemma4_runtime.catalog import CATALOG
+from parity_examples import PROMPT, TOKENS, arm, live_run, oracle, side, track
 
 WITHOUT = side(patches="default,-yoco")
 FUSED, REFUSED = {"yoco": {"fused": 2, "padded rows": 1}}, {"yoco": {"padded rows": 3}}

@@ -5,15 +5,15 @@ import json
 import numpy as np
 import pytest
 
+from gemma4_repro.engine.outcome import Answer, ArmResult, IdleCheck
+from gemma4_repro.engine.readiness import model_arguments
 from gemma4_repro.errors import UnknownName
-from gemma4_repro.outcome import Answer, ArmResult, IdleCheck
-from gemma4_repro.parity.layer_recorder import ROWS_NAME, STATES_NAME
 from gemma4_repro.parity.load import SCENARIOS, toys_of
-from gemma4_repro.parity.logprob_file import LogprobFile, read_logprobs
 from gemma4_repro.parity.side import Side, attached, read_backends, read_mtp
 from gemma4_repro.parity.tracks import read_arm
-from gemma4_repro.parity.usage_recorder import read_usage
-from gemma4_repro.readiness import model_arguments
+from gemma4_repro.recorders.layers import ROWS_NAME, STATES_NAME
+from gemma4_repro.recorders.logprobs import LogprobFile, read_logprobs
+from gemma4_repro.recorders.usage import read_usage
 from gemma4_repro.toys import toy_path
 
 PROMPT, OUTPUT, VOCABULARY, LAYERS, HIDDEN = [5, 6], [7, 8], 9, 2, 3

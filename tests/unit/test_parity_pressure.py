@@ -6,22 +6,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from dump_examples import seed_bug_draft
-from parity_examples import arm, live_run, side, track
 
 from gemma4_dumps.schema import Offence
 from gemma4_dumps.store import DumpStore
+from gemma4_repro.engine.outcome import Ending
 from gemma4_repro.errors import UnknownName
-from gemma4_repro.outcome import Ending
 from gemma4_repro.parity.compare_tracks import Tolerances
-from gemma4_repro.parity.layer_recorder import ROWS_NAME, STATES_NAME
 from gemma4_repro.parity.load import LOADS, PRESSURE, PRESSURE_SWA_ABOVE, SCENARIOS, check_load, text_load
 from gemma4_repro.parity.pressure import below_pressure, death_of
 from gemma4_repro.parity.side import attached, patches_for
 from gemma4_repro.parity.tracks import read_finished
-from gemma4_repro.parity.usage_recorder import FINISHED_NAME, Step, Usage, read_usage
+from gemma4_repro.recorders.layers import ROWS_NAME, STATES_NAME
+from gemma4_repro.recorders.usage import FINISHED_NAME, Step, Usage, read_usage
 from gemma4_repro.toys.language import VOCAB_SIZE
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind
+from parity_examples import arm, live_run, side, track
 
 ILLEGAL = ("IllegalAddress", "page 70 of 65")
 STEP = Step(number=4, began=1000.0, mode="DECODE", slots={7: 8, 8: 9, 9: 1}, ended=False, raised="IllegalAddress")

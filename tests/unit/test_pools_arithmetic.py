@@ -13,8 +13,8 @@ from gemma4_runtime.pools.arithmetic import TokenBytes, pool_sizes
 from gemma4_runtime.pools.demand import demand, fit
 from gemma4_runtime.pools.serving import Serving
 from gemma4_runtime.pools.workload import Workload
+from gemma4_triage.errors import UsageMistake
 from gemma4_triage.pools.arithmetic import KV_DTYPE_BYTES, token_bytes
-from gemma4_triage.pools.errors import PoolsError
 from gemma4_triage.pools.model_shape import ModelShape, read_shape
 from gemma4_triage.pools.plan import make_plan
 
@@ -121,11 +121,11 @@ class TestRecommendation:
             assert (plan.sizes.ratio, plan.enough) == (ratio, enough)
 
     def test_longer_than_the_context(self):
-        with pytest.raises(PoolsError, match="context is 262144"):
+        with pytest.raises(UsageMistake, match="context is 262144"):
             self.plan(262_145)
 
     def test_not_one_fits(self):
-        with pytest.raises(PoolsError, match="not one request fits"):
+        with pytest.raises(UsageMistake, match="not one request fits"):
             make_plan(shape_of("31b"), cell_of("31b"), 10**9, Serving(1024), [Workload(1, 8000, 1000)], None)
 
 
@@ -262,7 +262,7 @@ class TestProperties:
     def test_no_ratio_beats_the_recommended_one(self, loads, serving, name, available):
         try:
             plan = make_plan(shape_of(name), cell_of(name), available, serving, loads, None)
-        except PoolsError as error:
+        except UsageMistake as error:
             assert "not one request fits" in str(error)
             return
         wanted, best = plan.need.requests, plan.recommended
@@ -274,7 +274,7 @@ class TestProperties:
         def held(size):
             try:
                 plan = make_plan(shape_of(name), cell_of(name), size, serving, loads, None)
-            except PoolsError:
+            except UsageMistake:
                 return 0
             return min(plan.recommended.requests, plan.need.requests)
 

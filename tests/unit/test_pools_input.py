@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemma4_runtime.pools.workload import Workload
+from gemma4_triage.errors import UsageMistake
 from gemma4_triage.pools.arithmetic import token_bytes
-from gemma4_triage.pools.errors import PoolsError
 from gemma4_triage.pools.memory import pools_memory
 from gemma4_triage.pools.model_shape import read_shape
 from gemma4_triage.pools.size import parse_size
@@ -28,7 +28,7 @@ class TestWords:
 
     @pytest.mark.parametrize("text", ["80", "", "GiB", "-1GiB", "1e9B", "80G", "0GiB", "0.01B", "٣GiB", "9" * 99 + "B"])
     def test_no_sizes(self, text):
-        with pytest.raises(PoolsError):
+        with pytest.raises(UsageMistake):
             parse_size(text, "--gpu-mem")
 
     def test_workloads(self):
@@ -37,7 +37,7 @@ class TestWords:
 
     @pytest.mark.parametrize("text", ["", "80", "80x8000", "0x80+1", "8x0+1", "8x80+-1", "8x8e3+1", "8x9999999999+1"])
     def test_no_workloads(self, text):
-        with pytest.raises(PoolsError):
+        with pytest.raises(UsageMistake):
             parse_workload(text)
 
     @given(st.text(max_size=20))
@@ -45,12 +45,12 @@ class TestWords:
         for parse in (parse_workload, lambda words: parse_size(words, "--kv-mem")):
             try:
                 parse(text)
-            except PoolsError as error:
+            except UsageMistake as error:
                 assert error.hint
 
     def test_weights_that_leave_nothing(self):
         assert pools_memory(80 << 30, 0.85, 50 << 30).pools_bytes == int(0.85 * (80 << 30)) - (50 << 30)
-        with pytest.raises(PoolsError, match="nothing is left"):
+        with pytest.raises(UsageMistake, match="nothing is left"):
             pools_memory(80 << 30, 0.85, 70 << 30)
 
 
@@ -110,7 +110,7 @@ class TestConfigs:
     def test_bad_ones(self, tmp_path, document, words):
         path = tmp_path / "config.json"
         path.write_text(json.dumps(document))
-        with pytest.raises(PoolsError, match=words) as caught:
+        with pytest.raises(UsageMistake, match=words) as caught:
             read_shape(path)
         assert str(path) in str(caught.value)
 
@@ -118,7 +118,7 @@ class TestConfigs:
     def test_no_json(self, tmp_path, content):
         path = tmp_path / "config.json"
         path.write_bytes(content)
-        with pytest.raises(PoolsError, match="no JSON"):
+        with pytest.raises(UsageMistake, match="no JSON"):
             read_shape(path)
 
     @given(VALUES, st.sampled_from([*GOOD["text_config"], "model_type"]))
@@ -127,6 +127,6 @@ class TestConfigs:
         path.write_text(json.dumps(changed(**{name: value})))
         try:
             shape = read_shape(path)
-        except PoolsError:
+        except UsageMistake:
             return
         assert token_bytes(shape, 2).swa > 0

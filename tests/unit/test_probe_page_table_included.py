@@ -12,12 +12,11 @@ from gemma4_dumps.caps import StoreCaps
 from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.included import KEYS, PAGE_IDS, TOKEN_IDS, TOKEN_INDPTR, TOKEN_ROWS, VALUES
 from gemma4_dumps.reader import read_dump, verify_dump
-from gemma4_runtime import steps
+from gemma4_runtime import current, steps
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.indices import included
 from gemma4_runtime.indices.buffers import layer_buffers
 from gemma4_runtime.probes import page_table
-from gemma4_runtime.session import Session
 from gemma4_runtime.steps import Running, Step
 from gemma4_triage.replay.options import ReplayOptions
 from gemma4_triage.replay.run import replay
@@ -150,7 +149,7 @@ class TestKeysAndValues:
         right = backend.forward_metadata.swa_page_table[1, :13].tolist()
         spoil(backend, 1, 5)
         # A page is 16 slots of 2 heads of 8 floats, keys and values: 2 KiB.
-        monkeypatch.setattr(Session.guard(), "_caps", StoreCaps(bytes_per_dump=24 * 1024))
+        monkeypatch.setattr(current.guard(), "_caps", StoreCaps(bytes_per_dump=24 * 1024))
         dump = violation(backend, [33, 200])
         ids = dump.tensor(PAGE_IDS).tolist()
         assert 1 < len(ids) < 13
@@ -294,7 +293,7 @@ class TestTokenIds:
         fill(backend, swa_allocator, [33, 100])
         build(backend, batch([33, 100]))
         spoil(backend, 1, 6)
-        monkeypatch.setattr(Session.guard(), "_caps", StoreCaps(bytes_per_dump=32 * 1024))
+        monkeypatch.setattr(current.guard(), "_caps", StoreCaps(bytes_per_dump=32 * 1024))
         request = SimpleNamespace(origin_input_ids=list(range(9000)), output_ids=[1, 2])
         with pytest.raises(TrappedViolation) as caught, Running(Step(3, (request, request))):
             page_table.after_metadata(None, backend, batch([33, 100]))

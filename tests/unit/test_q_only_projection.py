@@ -216,7 +216,7 @@ def test_switched_off_and_stopped_it_is_sglangs_own(layers, start):
     own, plain = Gemma4Attention.forward.__code__, forward(layers[FULL])
     session = start(OP)
     assert Gemma4Attention.forward.__code__ is not own
-    session.in_force_ids = frozenset()
+    session.in_force.ids = frozenset()
     calls = calls_of(layers[FULL])
     assert torch.equal(forward(layers[FULL])[0], plain[0])
     session.stop()
@@ -269,6 +269,7 @@ with vision_world.one_rank(toy_path("toy-e4b")) as config, torch.no_grad():
 """
 
 
+@pytest.mark.slow
 def test_it_can_be_traced_whole(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "TORCHDYNAMO_DISABLE"}
     environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(tmp_path)}

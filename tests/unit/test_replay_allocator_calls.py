@@ -148,7 +148,7 @@ class TestTheRecord:
     def test_without_its_beginning_it_is_judged_by_the_calls_alone(self, root):
         draft = draft_of(lived(3))
         calls = with_calls(draft, list(draft.events)).events[5:]
-        result = replay_allocator(write(root, replace(draft, events=calls)))
+        result = replay_allocator(write(root, replace(draft, events=calls, dropped_events=5)))
         assert (result.start_known, result.fine, result.agreement) == (False, True, "cannot be judged")
         assert "the first calls were cut" in result.notes[0]
 

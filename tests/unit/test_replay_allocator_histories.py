@@ -52,3 +52,18 @@ def test_entries_that_a_rejected_draft_left_are_no_alias(attach, tmp_path):
     extend(allocator, 1)
     result = replay_allocator(write(tmp_path, draft_of(allocator)))
     assert result.fine, (result.first, result.first_broken)
+
+
+@pytest.mark.parametrize("pool", ["full", "swa"])
+def test_a_page_that_was_freed_and_is_restored_into_use_is_lost(attach, tmp_path, pool):
+    attach("log", *PROBE)
+    allocator = make_allocator(4, False)
+    held = extend(allocator, 8)
+    state = allocator.backup_state()
+    allocator.free_swa(held)
+    if pool == "full":
+        allocator.free(held)
+    allocator.restore_state(state)
+    extend(allocator, 1)
+    result = replay_allocator(write(tmp_path, draft_of(allocator)))
+    assert ("pool_leak", pool) in {(broken.invariant, broken.pool) for broken in result.first_broken}

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from replay_dumps import list_draft, offence, paged_draft, written
 
 from gemma4_dumps.draft import TensorPayload
-from gemma4_dumps.errors import DumpError
+from gemma4_dumps.errors import DumpError, UserError
 from gemma4_dumps.schema import Provenance
-from gemma4_triage.errors import NothingChecked, UserError
+from gemma4_triage.errors import NothingChecked
 from gemma4_triage.replay.damage import Kind, kinds, row_damages, worst_read
 from gemma4_triage.replay.options import ReplayOptions
 from gemma4_triage.replay.rebuild import rebuild

@@ -1,20 +1,25 @@
 import json
+import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import pytest
 from dump_examples import seed_bug_draft
 
 from gemma4_dumps.schema import Provenance
 from gemma4_dumps.store import DumpStore
-from gemma4_repro import readiness
 from gemma4_repro.catalog import SCENARIOS
-from gemma4_repro.outcome import Answer, ArmResult, Ending, IdleCheck, Outcome, Raised
+from gemma4_repro.engine import readiness
+from gemma4_repro.engine.outcome import Answer, ArmResult, Ending, IdleCheck, Outcome, Raised
 from gemma4_repro.runner import Run
 from gemma4_repro.verdict import judge
 from gemma4_triage.cli import repro as verb
-from gemma4_triage.report.root_cause import root_cause
+from gemma4_triage.runs.convert import record_of_scenario
+from gemma4_triage.runs.record_file import read_record
+from gemma4_triage.runs.root_cause import root_cause
 
 TRTLLM = SCENARIOS[0]
 
@@ -37,6 +42,15 @@ def finished(tmp_path, monkeypatch):
         monkeypatch.setattr(verb, "_run", lambda scenario, options: run)
         return run
 
+    def trapped_by(raised):
+        """The run of all arms that was made last, with this error in the log of the arm with probes."""
+        outcomes = {arm: _outcome(arm, tmp_path / arm) for arm in ALL}
+        outcomes["fault-probes"] = replace(outcomes["fault-probes"], raised=(raised,))
+        run = Run(TRTLLM, tmp_path, "0.5.13.post1", 42.0, 9.0, judge(TRTLLM, outcomes))
+        monkeypatch.setattr(verb, "_run", lambda scenario, options: run)
+        return run
+
+    make.trapped_by = trapped_by
     return make
 
 
@@ -93,18 +107,37 @@ def test_a_run_as_expected(cli, finished, tmp_path):
     for arm in ALL:
         assert f"gemma4-triage repro e4b-trtllm --arm {arm}" in out
     assert f"Wrote {tmp_path}/verdict.json" in err
-    assert json.loads((tmp_path / "verdict.json").read_text())["schema_version"] == "1.0"
+    assert json.loads((tmp_path / "verdict.json").read_text())["schema_version"] == "1.1"
 
 
 def test_json_is_one_document_with_everything(cli, finished):
     finished(*ALL)
     code, out, _ = cli("repro", "e4b-trtllm", "--json")
     document = json.loads(out)
-    assert (code, document["exit_code"], document["schema_version"]) == (0, 0, "1.0")
+    assert (code, document["exit_code"], document["schema_version"]) == (0, 0, "1.1")
     assert [arm["status"] for arm in document["arms"]] == ["ok"] * 4
     assert document["arms"][1]["numbers"]["drafts_differing_share"] == 1.0
     assert document["arms"][2]["dumps"][0]["path"] == document["root_cause"]["dump"]
     assert {leaf["id"] for leaf in document["host_engine"]["stand_ins"]} >= {"host-paged-attention"}
+
+
+def test_a_check_names_its_dump_in_a_field_and_the_table_leaves_its_path_to_the_line_below(cli, finished, tmp_path):
+    finished(*ALL)
+    arm = tmp_path / "fault-probes"
+    (dump,) = (arm / "dumps").glob("*_page-table-bounds_*")
+    trapped = Raised("TrappedViolation", f"page 65 of 65 [dump: {dump}]")
+    run = finished.trapped_by(trapped)
+    code, out, _ = cli("repro", "e4b-trtllm", "--json")
+    (check,) = [one for one in json.loads(out)["arms"][2]["checks"] if one["dump"]]
+    assert (code, check["dump"]) == (0, str(dump))
+    assert check["observed"].endswith(f"TrappedViolation: page 65 of 65 [dump: {dump}]")
+    assert read_record(run.folder).arms[2].checks[0].brief == "crashed (SIGKILL): TrappedViolation: page 65 of 65"
+    assert "[dump:" not in cli("repro", "e4b-trtllm")[1]
+
+
+def test_a_run_in_a_folder_whose_name_is_no_unicode_has_a_record(finished):
+    run = replace(finished(*ALL), folder=Path(os.fsdecode(b"/runs/\xff")))
+    assert record_of_scenario(run).folder == "/runs/\ufffd"
 
 
 def test_one_arm_alone_says_that_it_was_not_compared(cli, finished):

@@ -6,13 +6,15 @@ import pytest
 from dump_examples import seed_bug_draft
 
 from gemma4_dumps.store import DumpStore
-from gemma4_repro.detection.case import CleanCase
-from gemma4_repro.detection.catalog import CLEAN, FAULTS, LOGIT_FAULTS
-from gemma4_repro.detection.evidence import gather
-from gemma4_repro.detection.matrix import CleanRow, FaultRow, Matrix
-from gemma4_repro.detection.runner import CorpusRun
+from gemma4_repro.corpus.case import CleanCase
+from gemma4_repro.corpus.clean import CLEAN
+from gemma4_repro.corpus.evidence import gather
+from gemma4_repro.corpus.faults import FAULTS
+from gemma4_repro.corpus.logit import LOGIT_FAULTS
+from gemma4_repro.corpus.matrix import CleanRow, FaultRow, Matrix
+from gemma4_repro.corpus.runner import CorpusRun
+from gemma4_repro.engine.outcome import Answer, ArmResult, Ending, IdleCheck, Outcome
 from gemma4_repro.errors import EnvironmentLacks
-from gemma4_repro.outcome import Answer, ArmResult, Ending, IdleCheck, Outcome
 from gemma4_triage.cli import repro_corpus
 
 # The case whose one finding the example dump makes.

@@ -7,15 +7,15 @@ from dump_examples import seed_bug_draft
 
 from gemma4_dumps.schema import Provenance
 from gemma4_dumps.store import DumpStore
-from gemma4_repro.collect import collect
 from gemma4_repro.draft_comparison import compare_drafts, read_drafts
+from gemma4_repro.engine.collect import collect
+from gemma4_repro.engine.outcome import Ending
+from gemma4_repro.engine.supervisor import ArmExit
 from gemma4_repro.expect_comparison import AcceptLengthFalls, DraftsDiffer, SameOutputs
 from gemma4_repro.expect_ending import Completes, Crashes, TrapsBefore
 from gemma4_repro.expect_evidence import IdleClean, WritesDump, WritesNoDump
 from gemma4_repro.expect_leak import LeakNamed, LeakReported
 from gemma4_repro.expectation import Status
-from gemma4_repro.outcome import Ending
-from gemma4_repro.supervisor import ArmExit
 
 DIES = "Scheduler hit an exception: Traceback (most recent call last):\n  File\nm.{}\n"
 ILLEGAL, TRAPPED = "IllegalAddress: page 65 of 65", "TrappedViolation: page 65 [dump: x]"

@@ -1,4 +1,4 @@
-from gemma4_repro.log_exceptions import exceptions_in, exceptions_in_file, last_lines
+from gemma4_repro.engine.log_exceptions import exceptions_in, exceptions_in_file, last_lines
 
 SCHEDULER_DIES = """\
 [2026-01-01 00:00:00] Decode batch, #running-req: 5

@@ -4,9 +4,9 @@ from collections import namedtuple
 
 import pytest
 
-from gemma4_repro import run_folder
+from gemma4_repro.engine import run_folder
+from gemma4_repro.engine.run_folder import prepare_run_folder, remove_traces, writing
 from gemma4_repro.errors import OutputRefused, OutputUnwritable
-from gemma4_repro.run_folder import prepare_run_folder, remove_traces, writing
 
 Usage = namedtuple("Usage", "total used free")
 

@@ -11,20 +11,21 @@ from pathlib import Path
 import pytest
 
 from gemma4_repro import runner
+from gemma4_repro.engine.outcome import Ending
+from gemma4_repro.engine.supervisor import Supervisor
 from gemma4_repro.errors import EnvironmentLacks, OutputUnwritable, PreforkFailed
 from gemma4_repro.expect_ending import Completes
-from gemma4_repro.outcome import Ending
 from gemma4_repro.parity.load import Load
 from gemma4_repro.parity.pictures import FOLDER_NAME
+from gemma4_repro.run_engines import ENGINE_PEAK_BYTES, room_side_by_side
 from gemma4_repro.runner import Options, run_scenario
 from gemma4_repro.scenario import Arm, Scenario
-from gemma4_repro.supervisor import Supervisor
 from gemma4_repro.workloads import Workload
 
 # The real prefork process, with arms that run no engine. An arm does what its name says.
 FAKE = """
 import json, os, signal, subprocess, sys, time
-from gemma4_repro import prefork
+from gemma4_repro.engine import prefork
 
 def run(request):
     folder = request.folder
@@ -33,8 +34,14 @@ def run(request):
     (folder / "phase.txt").write_text("serving the load")
     child = subprocess.Popen(["sleep", "300"])
     (folder / "child.pid").write_text(str(child.pid))
-    if request.arm == "hangs":
+    if request.arm.startswith("hangs"):
         time.sleep(300)
+    if request.arm.startswith("meets"):
+        # Ends only if an arm whose name differs in the last letter runs at the same time.
+        other = folder.parent / (request.arm[:-1] + "ba"[request.arm.endswith("b")]) / "child.pid"
+        while not other.exists():
+            time.sleep(0.02)
+        time.sleep(0.1 if request.arm.endswith("b") else 1.0)
     if request.arm == "segfaults":
         os.kill(os.getpid(), signal.SIGSEGV)
     if request.arm == "raises":
@@ -65,8 +72,8 @@ class Silent:
     def arm_started(self, arm, limit_s):
         self.said.append(f"start {arm.id}")
 
-    def waiting(self, phase, elapsed_s):
-        self.phase = phase
+    def waiting(self, phases, elapsed_s):
+        self.phases = phases
 
     def arm_ended(self, arm, outcome):
         self.said.append(f"end {arm.id}")
@@ -104,7 +111,7 @@ def assert_gone(pid: int) -> None:
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "check_sglang", lambda: "0.0")
+    monkeypatch.setattr("gemma4_repro.run_engines.check_sglang", lambda: "0.0")
     monkeypatch.setattr(runner, "model_arguments", lambda scenario: {})
 
     def run_arms(*names, **options):
@@ -117,8 +124,11 @@ def run(tmp_path, monkeypatch):
     return run_arms
 
 
-def test_every_kind_of_end_is_told_apart_and_leaves_no_process(run, tmp_path):
-    verdicts, listener = run("works", "segfaults", "raises", "garbage", "exits")
+@pytest.mark.parametrize("side_by_side", [1, 2])
+def test_every_kind_of_end_is_told_apart_and_leaves_no_process(run, tmp_path, side_by_side):
+    names = ("works", "segfaults", "raises", "garbage", "exits")
+    verdicts, listener = run(*names, side_by_side=side_by_side)
+    assert tuple(verdicts) == names
     endings = {name: verdict.outcome.ending for name, verdict in verdicts.items()}
     assert endings == {
         "works": Ending.COMPLETED,
@@ -132,7 +142,43 @@ def test_every_kind_of_end_is_told_apart_and_leaves_no_process(run, tmp_path):
     assert [r.type_name for r in verdicts["raises"].outcome.raised] == ["RuntimeError"]
     assert "no space in the inn" in (tmp_path / "run" / "raises" / "log.txt").read_text()
     assert {name for name, verdict in verdicts.items() if not verdict.surprised} == {"works"}
-    assert listener.said[:3] == ["importing", "start works", "end works"]
+    assert [said for said in listener.said if said.startswith("start ")] == [f"start {name}" for name in names]
+    assert [said for said in listener.said if said.startswith("end ")] == [f"end {name}" for name in names]
+    if side_by_side == 1:
+        assert listener.said == ["importing", *(f"{what} {name}" for name in names for what in ("start", "end"))]
+
+
+def test_two_arms_run_at_once_and_the_one_that_ends_first_leaves_the_other_alone(run):
+    """`meets-b` ends a second before `meets-a`, whose process and child must not be touched by that."""
+    verdicts, listener = run("meets-a", "meets-b", side_by_side=2)
+    assert {verdict.outcome.ending for verdict in verdicts.values()} == {Ending.COMPLETED}
+    assert listener.said == ["importing", "start meets-a", "start meets-b", "end meets-a", "end meets-b"]
+    assert verdicts["meets-a"].outcome.duration_s > verdicts["meets-b"].outcome.duration_s
+
+
+def test_arms_that_may_not_run_at_once_do_not(run):
+    verdicts, _ = run("meets-a", "meets-b", side_by_side=1, time_limit_s=2.0)
+    assert verdicts["meets-a"].outcome.ending is Ending.TIMED_OUT
+
+
+def test_of_two_that_hang_each_is_killed_at_its_own_limit(run):
+    verdicts, listener = run("hangs-a", "works", "hangs-b", "exits", side_by_side=2, time_limit_s=2.0)
+    endings = [verdict.outcome.ending for verdict in verdicts.values()]
+    assert endings == [Ending.TIMED_OUT, Ending.COMPLETED, Ending.TIMED_OUT, Ending.CRASHED]
+    assert 2.0 <= verdicts["hangs-b"].outcome.duration_s < 20
+    assert [said for said in listener.said if said.startswith("end")] == [
+        "end hangs-a",
+        "end works",
+        "end hangs-b",
+        "end exits",
+    ]
+
+
+def test_an_engine_needs_a_core_and_memory_of_its_own():
+    assert room_side_by_side(cores=1, available_bytes=2**40) == 1
+    assert room_side_by_side(cores=64, available_bytes=2**40) == 2
+    assert room_side_by_side(cores=2, available_bytes=2 * ENGINE_PEAK_BYTES - 1) == 1
+    assert room_side_by_side(cores=2, available_bytes=0) == 1
 
 
 def test_an_arm_that_hangs_is_killed_at_its_limit_and_the_next_one_runs(run):
@@ -189,7 +235,7 @@ def test_a_prefork_process_that_hangs_is_given_up_and_killed(tmp_path):
 
 
 def test_cuda_is_refused_unless_forced(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "check_sglang", lambda: "0.0")
+    monkeypatch.setattr("gemma4_repro.run_engines.check_sglang", lambda: "0.0")
     monkeypatch.setattr(runner, "model_arguments", lambda scenario: {})
     command = fake_command(FAKE.replace('"cuda": False', '"cuda": True'))
     with pytest.raises(EnvironmentLacks, match="has CUDA"):
@@ -208,10 +254,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
 sys.path.insert(0, {here!r})
 import test_repro_supervision as t
-from gemma4_repro import runner
-runner.check_sglang = lambda: "0.0"
+from gemma4_repro import run_engines, runner
+run_engines.check_sglang = lambda: "0.0"
 runner.model_arguments = lambda scenario: {{}}
-t.run_scenario(t.scenario("hangs"), t.Options(output=Path({output!r})), t.Silent(), t.fake_command())
+options = t.Options(side_by_side=2, output=Path({output!r}))
+t.run_scenario(t.scenario("hangs", "hangs-too"), options, t.Silent(), t.fake_command())
 """
 
 
@@ -219,19 +266,19 @@ t.run_scenario(t.scenario("hangs"), t.Options(output=Path({output!r})), t.Silent
 def test_nothing_outlives_a_runner_that_is_interrupted_or_killed(tmp_path, signal_number):
     code = RUNNER.format(here=str(Path(__file__).parent), output=str(tmp_path / "run"))
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
-    pid_file = tmp_path / "run" / "hangs" / "child.pid"
+    pid_files = [tmp_path / "run" / name / "child.pid" for name in ("hangs", "hangs-too")]
     limit = time.monotonic() + 60
-    while not (pid_file.exists() and pid_file.read_text()):
+    while not all(pid_file.exists() and pid_file.read_text() for pid_file in pid_files):
         assert process.poll() is None, process.stderr.read().decode()
         assert time.monotonic() < limit
         time.sleep(0.05)
-    grandchild = int(pid_file.read_text())
-    arm = os.getpgid(grandchild)
-    assert is_running(grandchild)
+    grandchildren = [int(pid_file.read_text()) for pid_file in pid_files]
+    arms = [os.getpgid(grandchild) for grandchild in grandchildren]
+    assert all(is_running(grandchild) for grandchild in grandchildren)
     process.send_signal(signal_number)
     process.communicate(timeout=30)
     assert process.returncode != 0
-    for pid in (arm, grandchild):
+    for pid in (*arms, *grandchildren):
         assert_gone(pid)
 
 

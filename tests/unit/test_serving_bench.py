@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench_examples import INSTALLATION, PROJECT
+from bench_examples import serving_measured as measured_of
 from gemma4_repro.bench.server_arguments import command_words
 from gemma4_repro.errors import UnknownName
 from gemma4_repro.serving_bench.agree import answer_record, difference, tolerance
-from gemma4_repro.serving_bench.client import Burst
 from gemma4_repro.serving_bench.loads import LOADS
-from gemma4_repro.serving_bench.measure import Measured
 from gemma4_repro.serving_bench.plan import ACCEPTED, OWNERS_ONLY, make_plan, other_release, schedule, server_arguments
 from gemma4_repro.serving_bench.rows import build_rows, judge_targets
 from gemma4_repro.step_bench.model_sizes import SIZES, assistant_text
@@ -24,28 +24,9 @@ from gemma4_runtime.settings import read_settings
 from gemma4_triage.cli import bench_serving
 from gemma4_triage.report.serving_bench_document import serving_bench_document
 
-INSTALLATION = {"gpu": {"name": "NVIDIA H200"}, "versions": {"sglang": "0.5.13.post1"}}
-PROJECT = {"version": "1", "commit": "abc", "commit_from": "git"}
-
 
 def plan_of(load, models=(), rounds=5, host=False):
     return make_plan(load, tuple(models), rounds, host, 60)
-
-
-def measured_of(plan, times, kvcache=1.5, right=True):
-    """times: seconds of an arm's bursts; 1 for those that are not named. First tokens at half of them."""
-    found = Measured()
-    for model in plan.models:
-        for arm in plan.arms:
-            seconds = times.get(arm.id, 1.0)
-            for shape in plan.shapes:
-                wall = [(number, seconds * (1 + number / 100)) for number in range(1, plan.rounds + 1)]
-                found.bursts += [Burst(model, shape.id, arm.id, n, s, (s / 2,), 1000) for n, s in wall]
-                found.answers.append(answer_record(model, shape.id, arm.id, 0.01 if right else 0.9, 0.05))
-        memory = {arm.id: {"kvcache": 1.5, "token_capacity": 100} for arm in plan.arms}
-        memory["owner-only-kv"] = {"kvcache": kvcache, "token_capacity": 233}
-        found.servers[model] = {arm: {"memory_usage": usage} for arm, usage in memory.items()}
-    return found
 
 
 class TestPlan:

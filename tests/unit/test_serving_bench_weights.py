@@ -57,6 +57,7 @@ def test_every_weight_is_drawn_and_the_same_each_time(kept):
     assert all(torch.equal(value, first[name]) for name, value in weights(kept).items())
 
 
+@pytest.mark.slow
 def test_an_encoders_line(encode):
     line = encode()
     assert (line["pictures"], line["soft_tokens"]) == (6, 6 * 266)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gemma4_repro.errors import EnvironmentLacks
-from gemma4_repro.kernel_bench.marked_lines import MARK
+from gemma4_repro.marked_lines import MARK
 from gemma4_repro.step_bench import run_process
 from gemma4_repro.step_bench.answers import compare, is_right, tolerance
 from gemma4_repro.step_bench.measure import against

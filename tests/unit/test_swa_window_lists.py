@@ -47,7 +47,7 @@ def both(attach, make, monkeypatch):
     return both
 
 
-def taken(path="fused"):
+def taken(path="reference"):
     return PATHS.document().get(PATCH, {}).get(path, 0)
 
 

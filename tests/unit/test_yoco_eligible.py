@@ -16,9 +16,9 @@ from sglang.srt.model_executor.piecewise_cuda_graph_runner import PiecewiseCudaG
 from sglang.srt.models.gemma4_causal import Gemma4TextModel
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
+from gemma4_runtime import current
 from gemma4_runtime.fusion.paths import PATHS
 from gemma4_runtime.optimisations import yoco_prefill
-from gemma4_runtime.session import Session
 from gemma4_runtime.yoco import attention_view, eligible
 
 LENGTHS = [300, 2]
@@ -303,7 +303,7 @@ class TestBesidePiecewiseGraphs:
         assert not self.can_run(tokens=2050)
 
     def test_without_yoco_it_is_the_graphs(self, server):
-        Session.in_force().in_force_ids = frozenset()
+        current.required().ids = frozenset()
         assert self.can_run(tokens=2050)
 
     def test_so_is_one_that_yoco_refuses(self, server):

@@ -1,35 +1,8 @@
-"""Errors that are the user's to act on, and exit codes. Invariants of ours are plain exceptions: those are bugs."""
+"""What a command of ours may refuse or find missing: the user errors of this package, by their exit codes."""
 
 from __future__ import annotations
 
-from enum import IntEnum
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from gemma4_repro.errors import ReproError
-
-
-class ExitCode(IntEnum):
-    OK = 0
-    VIOLATION = 1
-    USAGE = 2
-    ENVIRONMENT = 3
-    DUMP_UNREADABLE = 4
-    NOTHING_CHECKED = 5
-    BUG = 70
-    INTERRUPTED = 130
-    BROKEN_PIPE = 141
-
-
-class UserError(Exception):
-    """Becomes `error: message`, `hint: hint` on stderr and the exit code. hint: what to do next, may be empty."""
-
-    exit_code = ExitCode.USAGE
-
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+from gemma4_dumps.errors import ExitCode, UserError
 
 
 class UsageMistake(UserError):
@@ -48,7 +21,7 @@ class EnvironmentCannot(UserError):
     exit_code = ExitCode.ENVIRONMENT
 
 
-class TraceUnreadable(UserError):
+class TraceDamaged(UserError):
     """A profiler's trace that is torn, or is none."""
 
     exit_code = ExitCode.DUMP_UNREADABLE
@@ -64,9 +37,3 @@ class Interrupted(UserError):
     """Control-C, or SIGINT, in a command that had nothing to show by then."""
 
     exit_code = ExitCode.INTERRUPTED
-
-
-def for_user(error: ReproError) -> UserError:
-    """What kept a reproduction or a measurement from running, as the user's to act on."""
-    kind = UsageMistake if error.exit_code == ExitCode.USAGE else EnvironmentCannot
-    return kind(str(error), error.hint)

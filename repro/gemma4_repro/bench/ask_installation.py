@@ -12,7 +12,7 @@ from typing import Any
 
 from gemma4_repro.bench.arms import ARMS
 from gemma4_repro.bench.server_environment import server_environment
-from gemma4_repro.parent_death import die_with_parent
+from gemma4_repro.engine.parent_death import die_with_parent
 
 # What the line with the answer begins with: libraries print on stdout too.
 MARK = "gemma4-bench-installation: "

@@ -19,9 +19,9 @@ from typing import Any
 from gemma4_repro.bench.arms import BenchArm
 from gemma4_repro.bench.cores import cpu_seconds, session_members
 from gemma4_repro.bench.server_arguments import command_words
+from gemma4_repro.engine.log_exceptions import exceptions_in_file, last_lines
+from gemma4_repro.engine.parent_death import die_with_parent
 from gemma4_repro.errors import EnvironmentLacks
-from gemma4_repro.log_exceptions import exceptions_in_file, last_lines
-from gemma4_repro.parent_death import die_with_parent
 
 LOG_NAME = "server.log"
 _LOG_LINES, _BRIEF_CHARACTERS = 15, 500

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gemma4_repro.bench.arms import BenchArm
-from gemma4_repro.host_environment import hermetic_environment
+from gemma4_repro.engine.host_environment import hermetic_environment
 
 # Caches of compiled kernels (TRITON_, FLASHINFER_WORKSPACE) are the user's to place.
 _SCRUBBED = ("GEMMA4_", "SGLANG_", "SGL_", "FLASHINFER_LOG", "FLASHINFER_DUMP")

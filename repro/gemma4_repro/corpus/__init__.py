@@ -1,1 +1,1 @@
-"""The corpus: one record per file, a fault that some release had or a clean load. Listed in detection/catalog.py."""
+"""The corpus runs known faults and clean loads under all probes, and says which probe saw which, and why."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from gemma4_dumps.listing import DumpEntry
 from gemma4_dumps.wording import number_of
+from gemma4_repro.engine.outcome import Ending, Outcome
 from gemma4_repro.expect_ending import ending_text
 from gemma4_repro.expect_evidence import dumps_of
 from gemma4_repro.expectation import Check, Expectation
-from gemma4_repro.outcome import Ending, Outcome
 
 NOTED = ("geometry", "window_width")
 """A dump that says what this release always does, crash or not: its sliding layers see a key too many."""

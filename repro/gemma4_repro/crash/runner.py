@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gemma4_repro.arm_request import LOG_NAME
 from gemma4_repro.bench.server import ServerLost, ServerProcess
 from gemma4_repro.crash.loads import Load, Size
 from gemma4_repro.crash.outcome import Served, ServedLoad
-from gemma4_repro.log_exceptions import exceptions_in_file
-from gemma4_repro.outcome import Ending
-from gemma4_repro.parent_death import die_with_parent
+from gemma4_repro.engine.arm_request import LOG_NAME
+from gemma4_repro.engine.log_exceptions import exceptions_in_file
+from gemma4_repro.engine.outcome import Ending
+from gemma4_repro.engine.parent_death import die_with_parent
 
 _TICK_S = 0.2
 # A scheduler that raises is followed by its whole server within seconds; SGLang waits five before that.

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from gemma4_repro.kernel_bench.marked_lines import last_error, marked
+from gemma4_repro.engine.parent_death import die_with_parent
 from gemma4_repro.kernel_bench.plan import PlannedCell
-from gemma4_repro.parent_death import die_with_parent
+from gemma4_repro.marked_lines import last_error, marked
 
 _COMMAND = (sys.executable, "-m", "gemma4_repro.kernel_bench.compile_worker")
 # Each holds a context on the device and the inputs of a cell.

@@ -17,9 +17,9 @@ import torch
 
 from gemma4_repro.kernel_bench.arms_catalog import arms_of
 from gemma4_repro.kernel_bench.compiled import DeviceTurn, compile_once
-from gemma4_repro.kernel_bench.marked_lines import MARK
 from gemma4_repro.kernel_bench.plan import ModelShape
 from gemma4_repro.kernel_bench.replay_clock import device_answers, first_line
+from gemma4_repro.marked_lines import MARK
 
 
 def main() -> int:

@@ -16,9 +16,9 @@ import torch
 import torch._dynamo
 
 from gemma4_repro.kernel_bench.cell import Cell, WrongAnswer, measure
-from gemma4_repro.kernel_bench.marked_lines import tell
 from gemma4_repro.kernel_bench.plan import plan_from_dict
 from gemma4_repro.kernel_bench.replay_clock import DeviceLost
+from gemma4_repro.marked_lines import tell
 from gemma4_runtime.versions import gpu, package_versions
 
 # Of a cell's rounds; setting its arms up comes on top, and compiling can take as long again.

@@ -14,9 +14,10 @@ from gemma4_repro.parity.load import hides_prompts
 from gemma4_repro.parity.runner import ArmRun, LiveRun
 from gemma4_repro.parity.side import Side
 from gemma4_runtime.catalog import CATALOG
+from gemma4_runtime.catalog.shared_hooks import REPORTING
 from gemma4_runtime.patch import Patch
 
-_REPORTING = "scheduler.internal_state"
+_STATE = "scheduler.internal_state"
 """Hooked to report, not to work."""
 
 
@@ -74,7 +75,8 @@ def _patches(ids: Iterable[str]) -> Iterator[Patch]:
 
 
 def _targets(patch: Patch) -> list[str]:
-    return [attachment.target for attachment in patch.attachments if attachment.target != _REPORTING]
+    work = (one for one in patch.attachments if one not in REPORTING)
+    return [attachment.target for attachment in work if attachment.target != _STATE]
 
 
 def _did_its_work(patch: Patch, arm: ArmRun) -> bool:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gemma4_repro.outcome import Ending
+from gemma4_dumps.errors import ExitCode
+from gemma4_repro.engine.outcome import Ending
 from gemma4_repro.parity.compare_tracks import LayerDifference, PromptComparison, Tolerances, compare_tracks
+from gemma4_repro.parity.exercise import Exercise
+from gemma4_repro.parity.pressure import Death
 from gemma4_repro.parity.runner import ArmRun, LiveRun
+from gemma4_repro.parity.side import ChosenPatches
 from gemma4_repro.parity.tracks import Oracle, Track
 from gemma4_repro.parity.window_evidence import WindowCause, window_cause
-from gemma4_repro.verdict import EXIT_AS_EXPECTED, EXIT_NOTHING_CHECKED, EXIT_SURPRISE
 
 TRANSFORMERS = "transformers"
 
@@ -69,6 +72,43 @@ class SideVerdict:
         return "violations" if self.more_violations else "agrees"
 
 
+@dataclass(frozen=True)
+class Column:
+    """One engine run. oracle: against transformers, always. gate: what decides; None for a base, the measure.
+
+    death: how far it came, if not to its end.
+    """
+
+    arm: ArmRun
+    oracle: SideVerdict
+    gate: SideVerdict | None
+    death: Death | None = None
+
+    @property
+    def shown(self) -> SideVerdict:
+        """The verdict whose differences are shown."""
+        return self.gate or self.oracle
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What both `diff backends` and `diff patches` end in. exercises: of the patches in which sides differ, or of the
+    faults that all have. chosen: the patches of every side, where they are the same.
+    """
+
+    run: LiveRun
+    tolerances: Tolerances
+    columns: tuple[Column, ...]
+    exit_code: int
+    exercises: tuple[Exercise, ...] = ()
+    chosen: ChosenPatches | None = None
+
+    @property
+    def deciding(self) -> tuple[SideVerdict, ...]:
+        """Return the verdicts that decide, in the order of the columns."""
+        return tuple(column.gate for column in self.columns if column.gate)
+
+
 def against_transformers(run: LiveRun, tolerances: Tolerances) -> tuple[SideVerdict, ...]:
     """Every side against the oracle; any dump of a probe is one too many."""
     return tuple(
@@ -86,17 +126,19 @@ def against_base(run: LiveRun, pairs: Sequence[tuple[str, str]], tolerances: Tol
     return tuple(verdicts)
 
 
-def exit_code(verdicts: Sequence[SideVerdict], bases: Sequence[ArmRun] = (), nothing_exercised: bool = False) -> int:
+def exit_code(
+    verdicts: Sequence[SideVerdict], bases: Sequence[ArmRun] = (), nothing_exercised: bool = False
+) -> ExitCode:
     """0 all agree, 1 something differs, 5 nothing was compared: no base came to its end, or nothing was exercised.
 
     bases: of a comparison of patch sets; one that crashed says nothing against the other side. nothing_exercised: the
     patches in which the sides differ never did their work, so that agreement says nothing.
     """
     if bases and not any(base.tracks for base in bases):
-        return EXIT_NOTHING_CHECKED
+        return ExitCode.NOTHING_CHECKED
     if not all(verdict.good for verdict in verdicts):
-        return EXIT_SURPRISE
-    return EXIT_NOTHING_CHECKED if nothing_exercised else EXIT_AS_EXPECTED
+        return ExitCode.VIOLATION
+    return ExitCode.NOTHING_CHECKED if nothing_exercised else ExitCode.OK
 
 
 def _verdict(

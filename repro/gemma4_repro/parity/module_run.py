@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from gemma4_repro.engine.log_exceptions import last_lines
 from gemma4_repro.errors import EnvironmentLacks
-from gemma4_repro.log_exceptions import last_lines
 
 LIMIT_S = 180.0
 _TICK_S = 0.2

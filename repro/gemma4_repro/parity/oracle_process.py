@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 from transformers import AutoProcessor, Gemma4ForConditionalGeneration
 
-from gemma4_repro.parent_death import die_with_parent
+from gemma4_repro.engine.parent_death import die_with_parent
 from gemma4_repro.parity.oracle_files import ARRAYS_NAME, REQUEST_NAME, OracleRequest
 
 _HIDDEN = torch.finfo(torch.float32).min

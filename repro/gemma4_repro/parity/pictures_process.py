@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 from transformers import Gemma4Processor
 
-from gemma4_repro.parent_death import die_with_parent
+from gemma4_repro.engine.parent_death import die_with_parent
 from gemma4_repro.parity.pictures import FOLDER_NAME, LOAD_NAME, PICTURES_OF, SEED, MadeLoad
 from gemma4_repro.toys.vision import make_toy, picture
 

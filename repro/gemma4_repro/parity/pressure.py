@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gemma4_dumps.listing import DumpEntry
-from gemma4_repro.outcome import Ending, Raised
+from gemma4_repro.engine.outcome import Ending, Raised
 from gemma4_repro.parity.compare_tracks import PromptComparison, Tolerances, compare_tracks
 from gemma4_repro.parity.runner import ArmRun, LiveRun
-from gemma4_repro.parity.usage_recorder import Step
+from gemma4_repro.recorders.usage import Step
 
 
 @dataclass(frozen=True)

@@ -1,38 +1,36 @@
-"""Runs one load on every side of a comparison, one engine after the other, and transformers beside them."""
+"""Runs one load on every side of a comparison, an engine each, and before them transformers."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from gemma4_dumps.listing import DumpEntry
-from gemma4_repro.arm_request import REQUEST_NAME, ArmRequest, read_phase
-from gemma4_repro.collect import collect
+from gemma4_repro import run_engines
+from gemma4_repro.engine.arm_request import ArmRequest
+from gemma4_repro.engine.outcome import Outcome
+from gemma4_repro.engine.readiness import model_arguments
+from gemma4_repro.engine.run_folder import remove_traces
 from gemma4_repro.expect_evidence import dumps_of
-from gemma4_repro.host_environment import hermetic_environment
-from gemma4_repro.outcome import Outcome
 from gemma4_repro.parity import load
 from gemma4_repro.parity.oracle_run import OracleRun
 from gemma4_repro.parity.pictures import make_pictures, remove_pictures
-from gemma4_repro.parity.reach_recorder import REACHED_NAME, read_reached
 from gemma4_repro.parity.side import TIME_LIMITS_S, Side
 from gemma4_repro.parity.tracks import Oracle, Track, read_arm, read_finished
-from gemma4_repro.parity.usage_recorder import USAGE_NAME, Usage, read_usage
-from gemma4_repro.readiness import check_sglang, model_arguments, refuse_cuda
-from gemma4_repro.run_folder import prepare_run_folder, remove_traces, writing
-from gemma4_repro.supervisor import Supervisor
+from gemma4_repro.recorders.reach import REACHED_NAME, read_reached
+from gemma4_repro.recorders.usage import USAGE_NAME, Usage, read_usage
+from gemma4_repro.run_engines import EngineRun, Place
 
 
 class Listener(Protocol):
-    """Is told how a comparison comes along. `waiting` is called several times a second and should be quick."""
+    """Is told how a comparison comes along. waiting: see run_engines.Listener."""
 
     def importing(self, sglang_version: str, folder: Path) -> None: ...
     def started(self, name: str, title: str, limit_s: float) -> None: ...
-    def waiting(self, phase: str | None, elapsed_s: float) -> None: ...
+    def waiting(self, phases: dict[str, str | None], elapsed_s: float) -> None: ...
     def ended(self, arm: ArmRun) -> None: ...
 
 
@@ -43,6 +41,7 @@ class Options:
 
     compared: ids of the patches in which the sides differ, if that is the question, or of the faults that all have.
     watched: target keys of which to record whether a side came to them. prompt_logprobs: ask for those of prompts too.
+    side_by_side: see run_engines.Options.
     """
 
     scenario: str
@@ -55,6 +54,7 @@ class Options:
     watched: tuple[str, ...] = ()
     prompt_logprobs: bool = True
     load_name: str = load.PROMPTS
+    side_by_side: int | None = None
 
 
 @dataclass(frozen=True)
@@ -108,64 +108,80 @@ def run_sides(
     """
     began = time.monotonic()
     load.check_load(options.load_name, options.scenario)
-    toys = load.toys_of(options.scenario)
-    release = check_sglang()
-    models = model_arguments(toys)
+    models = model_arguments(load.toys_of(options.scenario))
     names = tuple(side.id for side in sides)
-    folder = prepare_run_folder(verb, names, options.output, options.overwrite)
-    environment = hermetic_environment()
-    arms = []
+    reading = _Reading(sides, listener)
 
-    def tick() -> None:
-        listener.waiting("importing sglang and transformers", time.monotonic() - began)
-
-    with writing(folder), ExitStack() as stack:
-        supervisor = stack.enter_context(Supervisor(folder / "prefork.txt", environment, command))
-        listener.importing(release, folder)
+    def requests(place: Place) -> list[EngineRun]:
         sent = load.text_load(options.load_name)
         if options.scenario == load.PICTURES:
-            toy, sent = make_pictures(folder, environment, tick)
-            models |= {"model_path": str(toy)}
-        oracle_run = stack.enter_context(OracleRun(folder, Path(models["model_path"]), sent, environment))
-        ready = supervisor.wait_ready(tick=tick)
-        refuse_cuda(ready)
-        # Before any engine starts: without it nothing can be said of them.
-        oracle = oracle_run.wait(tick)
-        for side in sides:
-            arm = _run_side(
-                supervisor, side, folder / side.id, models, sent, oracle_run.vocabulary_size, options, listener
-            )
-            listener.ended(arm)
-            arms.append(arm)
+            toy, sent = make_pictures(place.folder, place.environment, place.tick)
+            models["model_path"] = str(toy)
+        with OracleRun(place.folder, Path(models["model_path"]), sent, place.environment) as oracle:
+            # Before any engine starts: without it nothing can be said of them.
+            reading.expect(sent, oracle.wait(place.tick), oracle.vocabulary_size)
+        if not options.keep_traces:
+            oracle.remove_files()
+        return [
+            _engine_run(side, place.folder / side.id, models, sent, oracle.vocabulary_size, options) for side in sides
+        ]
+
+    how = run_engines.Options(verb, names, options.output, options.overwrite, options.side_by_side, command)
+    engines = run_engines.run_engines(requests, how, reading)
     if not options.keep_traces:
-        remove_traces(folder, names)
-        oracle_run.remove_files()
-        remove_pictures(folder)
+        remove_traces(engines.folder, names)
+        remove_pictures(engines.folder)
     return LiveRun(
-        folder=folder,
-        sglang_version=release,
+        folder=engines.folder,
+        sglang_version=engines.sglang_version,
         duration_s=time.monotonic() - began,
-        import_s=float(ready["import_s"]),
-        oracle=oracle,
-        arms=tuple(arms),
+        import_s=engines.import_s,
+        oracle=reading.oracle,
+        arms=tuple(reading.arms),
         compared=options.compared,
         prompt_logprobs=options.prompt_logprobs,
         scenario=options.scenario,
         load_name=options.load_name,
-        swa_above=sent.swa_above,
+        swa_above=reading.sent.swa_above,
     )
 
 
-def _run_side(
-    supervisor: Supervisor,
-    side: Side,
-    folder: Path,
-    models: Mapping[str, Any],
-    sent: load.Load,
-    vocabulary_size: int,
-    options: Options,
-    listener: Listener,
-) -> ArmRun:
+class _Reading:
+    """Reads what each side recorded as soon as its engine has ended, and tells the comparison's listener."""
+
+    def __init__(self, sides: Sequence[Side], listener: Listener) -> None:
+        self._side_of = {side.id: side for side in sides}
+        self._listener = listener
+        self.arms: list[ArmRun] = []
+        self.importing, self.waiting = listener.importing, listener.waiting
+
+    def expect(self, sent: load.Load, oracle: Oracle, vocabulary_size: int) -> None:
+        """Note what is sent, and what transformers says of it."""
+        self.sent, self.oracle, self._vocabulary_size = sent, oracle, vocabulary_size
+
+    def started(self, run: EngineRun) -> None:
+        side = self._side_of[run.request.arm]
+        self._listener.started(side.id, side.title, run.limit_s)
+
+    def ended(self, outcome: Outcome) -> None:
+        folder, prompts = outcome.folder, self.sent.prompts
+        tracks = read_arm(folder, prompts, outcome.result)
+        arm = ArmRun(
+            side=self._side_of[outcome.arm],
+            outcome=outcome,
+            tracks=tracks,
+            usage=read_usage(folder / USAGE_NAME),
+            dumps=tuple(dumps_of(outcome)),
+            reached=read_reached(folder / REACHED_NAME),
+            finished=() if tracks else read_finished(folder, prompts, self._vocabulary_size),
+        )
+        self.arms.append(arm)
+        self._listener.ended(arm)
+
+
+def _engine_run(
+    side: Side, folder: Path, models: Mapping[str, Any], sent: load.Load, vocabulary_size: int, options: Options
+) -> EngineRun:
     request = ArmRequest(
         arm=side.id,
         folder=folder,
@@ -176,27 +192,9 @@ def _run_side(
         new_tokens=sent.new_tokens,
         texts=sent.texts,
         pictures=sent.pictures,
+        recorders=["drafts", "layers", "usage", "reach"],
         vocabulary_size=vocabulary_size,
         prompt_logprobs=options.prompt_logprobs,
         watched=list(options.watched),
     )
-    (folder / REQUEST_NAME).write_text(request.model_dump_json(), encoding="utf-8")
-    limit_s = options.time_limit_s or TIME_LIMITS_S[side.backend]
-    listener.started(side.id, side.title, limit_s)
-    began = time.monotonic()
-
-    def tick() -> None:
-        phase = read_phase(folder)
-        listener.waiting(phase.value if phase else None, time.monotonic() - began)
-
-    outcome = collect(side.id, folder, supervisor.run(folder, limit_s, tick), limit_s)
-    tracks = read_arm(folder, sent.prompts, outcome.result)
-    return ArmRun(
-        side=side,
-        outcome=outcome,
-        tracks=tracks,
-        usage=read_usage(folder / USAGE_NAME),
-        dumps=tuple(dumps_of(outcome)),
-        reached=read_reached(folder / REACHED_NAME),
-        finished=() if tracks else read_finished(folder, sent.prompts, vocabulary_size),
-    )
+    return EngineRun(request, options.time_limit_s or TIME_LIMITS_S[side.backend])

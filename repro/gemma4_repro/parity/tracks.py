@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from gemma4_repro.outcome import ArmResult
-from gemma4_repro.parity.layer_recorder import ROWS_NAME, STATES_NAME
-from gemma4_repro.parity.logprob_file import read_logprobs
+from gemma4_repro.engine.outcome import ArmResult
 from gemma4_repro.parity.oracle_files import ARRAYS_NAME
-from gemma4_repro.parity.usage_recorder import FINISHED_NAME, read_finished_answers
+from gemma4_repro.recorders.layers import ROWS_NAME, STATES_NAME
+from gemma4_repro.recorders.logprobs import read_logprobs
+from gemma4_repro.recorders.usage import FINISHED_NAME, read_finished_answers
 
 
 @dataclass(frozen=True)

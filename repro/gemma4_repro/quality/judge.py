@@ -6,16 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic import BaseModel, Field
 
+from gemma4_dumps.errors import ExitCode
 from gemma4_dumps.wording import number_of
 from gemma4_repro.quality import colours, mmlu, paired
 from gemma4_repro.quality.ask import COLOURS, MMLU, Answer, Item
 from gemma4_repro.quality.paired import Pairs
 from gemma4_repro.quality.run import BASE, WITH, Measured, Paths
-from gemma4_repro.verdict import EXIT_AS_EXPECTED, EXIT_NOTHING_CHECKED, EXIT_SURPRISE
 from gemma4_runtime.catalog import CATALOG
 
 GUESSES = {MMLU: mmlu.GUESS, COLOURS: colours.GUESS}
-EXIT_INTERRUPTED = 130
 WORSE, BETTER, NO_WORSE, NOT_JUDGED = "worse", "better", "no worse", "not judged"
 
 
@@ -178,7 +177,7 @@ def judge(items: Sequence[Item], measured: Measured, chosen: Mapping[str, Sequen
     gaps += [f"{part.part} is not judged: {part.why}" for part in parts if part.verdict == NOT_JUDGED]
     if patches and all(patch.times == 0 and not patch.times_at_start for patch in patches):
         gaps.append("none of the patches in which the sides differ did its work, so the answers say nothing of them")
-    code = EXIT_SURPRISE if violations else EXIT_NOTHING_CHECKED if gaps else EXIT_AS_EXPECTED
+    code = ExitCode.VIOLATION if violations else ExitCode.NOTHING_CHECKED if gaps else ExitCode.OK
     sides = {
         side: SideRecord(
             model=asked.model,
@@ -190,7 +189,7 @@ def judge(items: Sequence[Item], measured: Measured, chosen: Mapping[str, Sequen
     }
     reasons = violations + gaps
     if measured.interrupted:
-        code, reasons = EXIT_INTERRUPTED, ["interrupted", *reasons]
+        code, reasons = ExitCode.INTERRUPTED, ["interrupted", *reasons]
     return Verdict(
         sides=sides,
         parts=parts,

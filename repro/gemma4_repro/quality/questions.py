@@ -23,6 +23,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, Strict, ValidationError
 
+from gemma4_dumps.errors import ExitCode
 from gemma4_repro.errors import EnvironmentLacks, ReproError
 
 LETTERS = "ABCD"
@@ -34,7 +35,7 @@ _MAX_BYTES = 256 * 1024**2
 class QuestionsUnreadable(ReproError):
     """The file of questions is missing, is no such file, or holds a row that is no question."""
 
-    exit_code = 2
+    exit_code = ExitCode.USAGE
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
-"""Are an arm's answers those of the reference? Pure: lists of log probabilities in, a record out."""
+"""Are an arm's answers those of the reference? Pure: tokens and log probabilities in, a record out."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -12,7 +14,39 @@ HOST_TOLERANCE = 0.001
 """Of fp32 on the host engine, whose toy keeps its trained weights."""
 
 
-def difference(found: list[list[float]], wanted: list[list[float]]) -> float | None:
+@dataclass(frozen=True)
+class Told:
+    """What an answer begins with. tokens: chosen ones. logprobs: of some tokens of the vocabulary at each place; of the
+    encoder, which chooses no tokens, values in one place."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[tuple[float, ...], ...]
+
+
+def same_tokens(found: Told, wanted: Told) -> int:
+    """How many tokens both answers begin with."""
+    pairs = zip(found.tokens, wanted.tokens, strict=False)
+    return next((place for place, (mine, other) in enumerate(pairs) if mine != other), len(wanted.tokens))
+
+
+def comparable(
+    found: Sequence[Told], wanted: Sequence[Told]
+) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
+    """Return the log probabilities of both at all places whose tokens before them are the same, of every answer.
+
+    Greedy choices between nearly equal tokens may fall differently in two right servers; what comes after is another
+    text, and its log probabilities are others.
+    """
+    mine: list[tuple[float, ...]] = []
+    others: list[tuple[float, ...]] = []
+    for one, other in zip(found, wanted, strict=True):
+        places = same_tokens(one, other) + 1
+        mine += one.logprobs[:places]
+        others += other.logprobs[:places]
+    return mine, others
+
+
+def difference(found: Sequence[Sequence[float]], wanted: Sequence[Sequence[float]]) -> float | None:
     """Root mean square difference over the standard deviation of `wanted`; None where they cannot be compared."""
     mine, other = numpy.array(found, dtype=float), numpy.array(wanted, dtype=float)
     if not mine.size or mine.shape != other.shape or not (numpy.isfinite(mine).all() and numpy.isfinite(other).all()):

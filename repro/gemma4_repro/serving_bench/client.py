@@ -16,6 +16,7 @@ from typing import Any
 
 from gemma4_repro.bench.burst import prompts
 from gemma4_repro.bench.server import BenchServer
+from gemma4_repro.serving_bench.agree import Told
 from gemma4_repro.serving_bench.loads import Shape
 from gemma4_repro.serving_bench.plan import ENCODER_LINES
 
@@ -106,24 +107,29 @@ def bodies_of(shape: Shape, number: int, folder: Path) -> list[dict[str, Any]]:
 
 def told_of(
     server: BenchServer, shape: Shape, bodies: list[dict[str, Any]], vocabulary: int, limit_s: float
-) -> list[list[float]]:
-    """Per request the log probabilities of some tokens, spread over the vocabulary, in its answer's first place; of the
-    encoder some values of its soft tokens.
+) -> list[Told]:
+    """Per request the first tokens of its answer, and the log probabilities of some tokens, spread over the vocabulary,
+    in their places; of the encoder some values of its soft tokens.
 
     Raises ServerLost.
     """
     if shape.encoder:
-        return [_encode(server, shape, limit_s)["values"]]
+        return [Told((), (tuple(_encode(server, shape, limit_s)["values"]),))]
     ids = list(range(0, vocabulary, max(1, vocabulary // _LIKELY)))
     asked = {"return_logprob": True, "logprob_start_len": -1, "token_ids_logprob": ids}
     server.ask("/flush_cache?timeout=5", {})
-    found = []
-    for body in bodies:
-        sampling = body["sampling_params"] | {"max_new_tokens": 1}
+
+    def ask(body: dict[str, Any]) -> Told:
+        sampling = body["sampling_params"] | {"max_new_tokens": shape.compared}
         answer = server.ask("/generate", body | asked | {"sampling_params": sampling, "stream": False}, limit_s)
-        (told,) = answer["meta_info"]["output_token_ids_logprobs"]
-        found.append([entry[0] for entry in told])
-    return found
+        info = answer["meta_info"]
+        chosen = tuple(entry[1] for entry in info["output_token_logprobs"])
+        places = tuple(tuple(entry[0] for entry in place) for place in info["output_token_ids_logprobs"])
+        return Told(chosen, places)
+
+    # One after another, so that their prefills are alike in all arms; at once where decode steps are compared.
+    with ThreadPoolExecutor(1 if shape.compared == 1 else len(bodies)) as pool:
+        return list(pool.map(ask, bodies))
 
 
 def _encode(server: BenchServer, shape: Shape, limit_s: float) -> dict[str, Any]:

@@ -19,7 +19,8 @@ _PATCHES = "GEMMA4_TRIAGE_PATCHES"
 @dataclass(frozen=True)
 class Shape:
     """requests: sent at once. prompt_tokens: of each; with pictures, of its text. pictures: of each request.
-    encoder: no requests, but these pictures through the vision encoder alone, within the server."""
+    encoder: no requests, but these pictures through the vision encoder alone, within the server. compared: tokens of an
+    answer whose log probabilities are compared between arms, as far as the tokens before them agree."""
 
     id: str
     requests: int
@@ -27,6 +28,7 @@ class Shape:
     new_tokens: int
     pictures: int = 0
     encoder: str = ""
+    compared: int = 1
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,14 @@ _TALK = tuple(
     for sizes in ((200, 128), (2000, 64))
     for requests in (1, 16, 64)
 )
+# Prompts from a word to a book's chapter, alone and among others.
+_LENGTHS = tuple(
+    Shape(f"{requests} x {tokens}/2", requests, tokens, 2)
+    for requests in (1, 16)
+    for tokens in (64, 128, 512, 1024, 2048, 4000)
+)
+# From one chat to more than small-m-linear takes.
+_ANSWERS = tuple(Shape(f"{requests} x 1000/128", requests, 1000, 128, compared=16) for requests in (1, 4, 8, 16, 64))
 # On a B200, of the pull requests' own fast prefill: 3.45 s to 2.28 s and 4.22 s to 3.24 s.
 _PUBLISHED_YOCO = {"e2b": 1.51, "e4b": 1.30}
 
@@ -191,12 +201,42 @@ LOADS = {
                 _DEFAULT,
                 _arm("default-graphs", "all defaults, and piecewise-multimodal", "default", _GRAPHS),
             ),
-            tuple(Shape(f"1 x {tokens}/2", 1, tokens, 2) for tokens in (128, 512, 1024, 2048, 4000)),
-            pool_tokens=65536,
+            _LENGTHS,
+            pool_tokens=131072,
             # Sizes to capture, a part of SGLang's own list, of which each is compiled and captured; the longest prompt
             # is above all of them.
             arguments={"piecewise_cuda_graph_tokens": [128, 512, 1024, 2048]},
             aims=(Aim("first-token", "the first token comes earlier", "graphs", TTFT, ("1 x 128/2", "1 x 512/2"), {}),),
+        ),
+        Load(
+            "decode",
+            "long answers, few at once: the matrix products of a decode step",
+            ("e2b", "e4b"),
+            (
+                _NONE,
+                _arm("without-products", "all defaults but small-m-linear", "default,-small-m-linear"),
+                _arm("products", "all defaults, small-m-linear among them", "default", smoke=True),
+                _arm(
+                    "attention",
+                    "all defaults, and decode-attention",
+                    "default,+decode-attention",
+                ),
+            ),
+            _ANSWERS,
+            pool_tokens=147456,
+            # As in the load mtp: who may begin when is not what is measured.
+            arguments={"swa_full_tokens_ratio": 1.0},
+            aims=(
+                Aim(
+                    "faster-than-shipped",
+                    "the load is served faster than by SGLang as shipped",
+                    "products",
+                    SPEEDUP,
+                    tuple(shape.id for shape in _ANSWERS),
+                    {},
+                ),
+            ),
+            host=(Shape("2 x 60/24", 2, 60, 24, compared=8),),
         ),
         Load(
             "mtp",

@@ -17,7 +17,15 @@ from gemma4_repro.bench.cores import split_cores
 from gemma4_repro.bench.fleet import Fleet
 from gemma4_repro.bench.server import BenchServer, ServerLost
 from gemma4_repro.errors import EnvironmentLacks
-from gemma4_repro.serving_bench.agree import HOST_TOLERANCE, answer_record, difference, tolerance
+from gemma4_repro.serving_bench.agree import (
+    HOST_TOLERANCE,
+    Told,
+    answer_record,
+    comparable,
+    difference,
+    same_tokens,
+    tolerance,
+)
 from gemma4_repro.serving_bench.client import Burst, bodies_of, load_weights, run_burst, told_of
 from gemma4_repro.serving_bench.loads import HOST_MODEL, Shape
 from gemma4_repro.serving_bench.plan import LOADERS, ServingPlan, assistant_of, schedule, server_arguments
@@ -27,8 +35,8 @@ from gemma4_repro.toys.locate import ASSISTANT_NAME, TARGET_NAME, toy_path
 _BURST_LIMIT_S = 120
 _START_SHARE = 0.75
 """Of a model's time. The first start on a machine compiles kernels, each server for itself."""
-_ASKED = 4
-"""Requests of a shape whose answers are compared."""
+_ASKED, _ASKED_AT_ONCE = 4, 16
+"""Requests of a shape whose answers are compared: of their first tokens, or of decode steps with as many rows."""
 _HOST_VOCABULARY = 512
 
 
@@ -153,9 +161,9 @@ class _Model:
 
     def _compare(self, shape: Shape) -> None:
         """Answers of all arms to the same requests, and the reference's with moved norms."""
-        bodies = bodies_of(shape, 0, self._folder)[:_ASKED]
+        bodies = bodies_of(shape, 0, self._folder)[: _ASKED if shape.compared == 1 else _ASKED_AT_ONCE]
         vocabulary = _HOST_VOCABULARY if self._model == HOST_MODEL else VOCABULARY
-        told: dict[str, list[list[float]]] = {}
+        told: dict[str, list[Told]] = {}
 
         def ask(server: BenchServer) -> None:
             told[server.name] = told_of(server, shape, bodies, vocabulary, _BURST_LIMIT_S)
@@ -165,11 +173,14 @@ class _Model:
             return
         limit = HOST_TOLERANCE if self._plan.host_engine else tolerance(self._moved(ask, told))
         for arm in self._plan.arms:
-            found = difference(told[arm.id], told[REFERENCE]) if arm.id in told else None
             if arm.id in told:
-                self._measured.answers.append(answer_record(self._model, shape.id, arm.id, found, limit))
+                found = difference(*comparable(told[arm.id], told[REFERENCE]))
+                same = sum(map(same_tokens, told[arm.id], told[REFERENCE]))
+                asked = shape.compared * len(bodies)
+                record = answer_record(self._model, shape.id, arm.id, found, limit)
+                self._measured.answers.append(record | {"same_tokens": [same, asked] if bodies else None})
 
-    def _moved(self, ask: Callable[[BenchServer], None], told: dict[str, list[list[float]]]) -> float | None:
+    def _moved(self, ask: Callable[[BenchServer], None], told: dict[str, list[Told]]) -> float | None:
         still, reference = told[REFERENCE], self._fleet.servers[REFERENCE]
         try:
             load_weights(reference, LOADERS["move_norms"])
@@ -179,7 +190,7 @@ class _Model:
             self._drop(REFERENCE, error)
             return None
         moved, told[REFERENCE] = told[REFERENCE], still
-        return difference(moved, still)
+        return difference(*comparable(moved, still))
 
     def _ask_state(self, server: BenchServer) -> None:
         (state,) = server.ask("/server_info")["internal_states"]

@@ -16,7 +16,16 @@ from gemma4_repro.serving_bench.loads import ENCODER_FILE, HOST_MODEL, LOADS, Lo
 from gemma4_repro.step_bench.model_sizes import SIZES
 from gemma4_repro.toys.locate import ASSISTANT_NAME, toy_path
 
-OWNERS_ONLY = ("owner-only-kv", "without-yoco", "default", "default-graphs", "default-v2")
+OWNERS_ONLY = (
+    "owner-only-kv",
+    "without-yoco",
+    "default",
+    "default-graphs",
+    "default-v2",
+    "without-products",
+    "products",
+    "attention",
+)
 """Arms whose pools leave out KV-shared layers."""
 PAGE = 64
 ENCODER_LINES = "encoder.jsonl"

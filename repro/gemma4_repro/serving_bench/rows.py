@@ -27,7 +27,8 @@ def build_rows(plan: ServingPlan, measured: Measured, device: str) -> list[dict[
     pictures. tpot_ms: the median request's of each burst, None where no answer has two tokens. accepted: tokens per
     verification, None without MTP.
     speedup, ttft_speedup: the reference's over the arm's in the same round, the median over rounds with a 95% bootstrap
-    interval; above 1 the arm is faster. difference: of the answers.
+    interval; above 1 the arm is faster. difference: of the answers. same_tokens: how many of the tokens compared are
+    the reference's, up to the first other one of an answer, and of how many; None without tokens.
     """
     answers = {(one["model"], one["shape"], one["arm"]): one for one in measured.answers}
     rows = []
@@ -56,6 +57,7 @@ def build_rows(plan: ServingPlan, measured: Measured, device: str) -> list[dict[
                         "ttft_speedup": _ratio(of[REFERENCE], mine, median_ttft_s),
                         "difference": answer.get("difference"),
                         "tolerance": answer.get("tolerance"),
+                        "same_tokens": answer.get("same_tokens"),
                     }
                 )
     return rows

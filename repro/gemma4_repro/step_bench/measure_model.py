@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import torch
 
-from gemma4_repro.kernel_bench.marked_lines import tell
+from gemma4_repro.marked_lines import tell
 from gemma4_repro.step_bench.in_force import attach, refusals
 from gemma4_repro.step_bench.loaded_model import Arm, LoadedModel
 from gemma4_repro.step_bench.measure import Result, measure_batch
 from gemma4_repro.step_bench.model_sizes import SIZES
-from gemma4_repro.step_bench.plan import CONTEXT_TOKENS, OPS, SEVERAL, SHIPPED, StepPlan, has
+from gemma4_repro.step_bench.plan import OPS, SEVERAL, SHIPPED, StepPlan, has
 from gemma4_repro.step_bench.weights import DRAWN, redraw
 
 
@@ -21,7 +21,7 @@ def prepare(loaded: LoadedModel, plan: StepPlan, model: str) -> list[Arm]:
     redraw(loaded.model)
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
     tell("model", {"model": model, "parameters": parameters, "weights": DRAWN})
-    attach([op for op in OPS if has(op, SIZES[model], plan.layers)], loaded.model)
+    attach([op for op in OPS if has(op, SIZES[model], plan.layers)], loaded.model, loaded.runner.attn_backend)
     arms = []
     for name in plan.arms_of(model):
         tell("stage", {"model": model, "what": f"captures {name}"})
@@ -45,7 +45,7 @@ def measure_batches(loaded: LoadedModel, arms: list[Arm], plan: StepPlan, model:
             return
         yield "stage", {"what": f"measures batch {batch}"}
         try:
-            for kind, fields in measure_batch(loaded, arms, batch, CONTEXT_TOKENS, plan.rounds, number == 0):
+            for kind, fields in measure_batch(loaded, arms, batch, plan.context, plan.rounds, number == 0):
                 yield kind, {"batch": batch} | fields
         except torch.cuda.OutOfMemoryError as error:
             yield "lost", {"batch": batch, "arm": "every arm", "why": str(error)[:300]}

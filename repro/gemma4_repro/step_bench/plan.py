@@ -5,25 +5,28 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gemma4_dumps.errors import ExitCode
 from gemma4_repro.errors import ReproError
 from gemma4_repro.step_bench.model_sizes import SIZES, ModelSize
 from gemma4_runtime.catalog.layer_ops import LAYER_OPS
 
-NONE, SHIPPED, CUBLAS, ALL = "none", "shipped", "all-cublas", "all"
-SEVERAL = (CUBLAS, ALL)
+NONE, SHIPPED, CUBLAS, ATTENTION, ALL = "none", "shipped", "all-cublas", "all-sglang-attention", "all"
+SEVERAL = (CUBLAS, ATTENTION, ALL)
+LEFT_OUT = {CUBLAS: "small-m-linear", ATTENTION: "decode-attention"}
 """Arms of several ops, of which one may take another's place."""
 OPS = tuple(patch.id for patch in LAYER_OPS)
 ARMS = {
     NONE: "the plugin is loaded, none of the ops is in force: every hook passes on to SGLang's own lines",
     SHIPPED: "captured by SGLang before anything of ours was loaded",
     CUBLAS: "all ops in force but small-m-linear: cuBLAS computes every matrix product",
+    ATTENTION: "all ops in force but decode-attention: SGLang's own kernels compute the attention",
     ALL: "all ops in force",
 } | {patch.id: patch.title for patch in LAYER_OPS}
 MODELS = ("26b", "e4b")
 BATCHES = (1, 16, 64)
 MAX_BATCH = 256
 CONTEXT_TOKENS = 768
-"""Of each request before the step that is timed: more than the window of E2B and E4B."""
+"""Of each request before the step that is timed, unless a plan says otherwise: more than the window of E2B and E4B."""
 
 MARGIN = 3.0
 """Whatever changes a step's roundings changes all those behind it: two right arms may be almost as far apart as a step
@@ -35,7 +38,7 @@ MOST_RELATIVE = 0.5
 class LayersRefused(ReproError):
     """A model cannot have that many layers."""
 
-    exit_code = 2
+    exit_code = ExitCode.USAGE
 
 
 def has(op: str, size: ModelSize, layers: int | None = None) -> bool:
@@ -46,13 +49,13 @@ def has(op: str, size: ModelSize, layers: int | None = None) -> bool:
         return size.has_ple
     if op == "q-only-projection":
         return size.shared_layers(size.layers if layers is None else layers) > 0
-    return op in ("cross-layer-norm", "qk-norm-rope", "small-m-linear") or not size.has_experts
+    return op in ("cross-layer-norm", "qk-norm-rope", "small-m-linear", "decode-attention") or not size.has_experts
 
 
 @dataclass(frozen=True)
 class StepPlan:
     """models, arms: ids. layers: of every model, None for all that it has. rounds: samples per arm. limit_s: for
-    everything."""
+    everything. context: tokens of each request before the step."""
 
     models: tuple[str, ...]
     batches: tuple[int, ...]
@@ -60,6 +63,7 @@ class StepPlan:
     arms: tuple[str, ...]
     rounds: int
     limit_s: float
+    context: int = CONTEXT_TOKENS
 
     def arms_of(self, model: str) -> tuple[str, ...]:
         """NONE first, which the others are held against; then the arms that this model has."""
@@ -69,8 +73,7 @@ class StepPlan:
     def ops_of(self, arm: str, model: str) -> tuple[str, ...]:
         """The ids that are in force in this arm."""
         in_force = set(OPS) if arm in SEVERAL else {arm}
-        if arm == CUBLAS:
-            in_force.discard("small-m-linear")
+        in_force.discard(LEFT_OUT.get(arm, ""))
         return tuple(op for op in OPS if op in in_force and has(op, SIZES[model], self.layers))
 
     def layers_of(self, model: str) -> int:
@@ -89,4 +92,4 @@ class StepPlan:
 def plan_from_dict(fields: dict[str, Any]) -> StepPlan:
     """The inverse of `as_dict`, after JSON."""
     lists = {name: tuple(fields[name]) for name in ("models", "batches", "arms")}
-    return StepPlan(**lists, **{name: fields[name] for name in ("layers", "rounds", "limit_s")})
+    return StepPlan(**lists, **{name: fields[name] for name in ("layers", "rounds", "limit_s", "context")})

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from gemma4_repro.bench.checkpoint import write_checkpoint
-from gemma4_repro.kernel_bench.marked_lines import tell
 from gemma4_repro.kernel_bench.replay_clock import DeviceLost
+from gemma4_repro.marked_lines import tell
 from gemma4_repro.step_bench.model_sizes import SIZES
-from gemma4_repro.step_bench.plan import CONTEXT_TOKENS, plan_from_dict
+from gemma4_repro.step_bench.plan import StepPlan, plan_from_dict
 from gemma4_repro.toys.locate import TARGET_NAME
 from gemma4_runtime.versions import gpu, package_versions
 
@@ -45,7 +45,7 @@ def main() -> int:
         text = SIZES[model].text_config(plan.layers_of(model))
         checkpoint = write_checkpoint(TARGET_NAME, Path(folder) / model, text, {})
         tell("stage", {"model": model, "what": "loads, and captures SGLang's own graphs"})
-        loaded = LoadedModel(cuda_arguments(checkpoint, plan.batches))
+        loaded = LoadedModel(cuda_arguments(checkpoint, plan))
         try:
             arms = prepare(loaded, plan, model)
             for kind, fields in measure_batches(loaded, arms, plan, model, begin):
@@ -56,21 +56,22 @@ def main() -> int:
     return 0
 
 
-def cuda_arguments(checkpoint: Path, batches: tuple[int, ...]) -> dict[str, Any]:
+def cuda_arguments(checkpoint: Path, plan: StepPlan) -> dict[str, Any]:
     """Of SGLang's ServerArgs. Triton's attention takes a head dim of 512 on Hopper; XQA does not."""
+    most, tokens = max(plan.batches), plan.context + _SPARE_TOKENS
     return {
         "model_path": str(checkpoint),
         "load_format": "dummy",
         "dtype": "bfloat16",
         "attention_backend": "triton",
         "page_size": 16,
-        "context_length": CONTEXT_TOKENS + _SPARE_TOKENS,
+        "context_length": tokens,
         "mem_fraction_static": 0.88,
-        "max_total_tokens": (max(batches) + 1) * (CONTEXT_TOKENS + _SPARE_TOKENS),
+        "max_total_tokens": (most + 1) * tokens,
         # Both pools hold every token: nothing is evicted between an extend and its one step.
         "swa_full_tokens_ratio": 1.0,
-        "max_running_requests": max(batches),
-        "cuda_graph_bs": sorted(batches),
+        "max_running_requests": most,
+        "cuda_graph_bs": sorted(plan.batches),
         "disable_piecewise_cuda_graph": True,
         "sampling_backend": "pytorch",
         "grammar_backend": "none",

@@ -186,6 +186,7 @@ FIXES: tuple[Patch, ...] = (
     Patch(
         id="force-eagle",
         kind=Kind.FIX,
+        knob="force_eagle",
         title="no promotion of a Gemma-4 assistant to FROZEN_KV_MTP; the start says why EAGLE cannot serve it",
         origin="feature F16: SGLANG_GEMMA4_FORCE_EAGLE of the pull requests",
         upstream="open up to 0.5.23",
@@ -196,7 +197,6 @@ FIXES: tuple[Patch, ...] = (
             eligibility="Starts with NEXTN or EAGLE and a draft model.",
             fallback="FROZEN_KV_MTP by name, EAGLE3 and drafts that are no Gemma-4 assistant are resolved by SGLang.",
             proof=("tests/unit/test_force_eagle.py",),
-            switches=("SGLANG_GEMMA4_FORCE_EAGLE",),
         ),
         attachments=(Hook("speculative.resolve_alias", How.AROUND, f"{_AT}.force_eagle:around_resolve_alias"),),
     ),

@@ -52,7 +52,7 @@ def _kernel(
         upstream=upstream,
         default=True,
         attachments=(*hooks, PATHS),
-        own_paths=("fused",),
+        own_paths=("fused", "reference"),
         about=about,
     )
 
@@ -176,7 +176,7 @@ LAYER_OPS: tuple[Patch, ...] = (
         title="matrix products of 1 to 16 rows by a kernel that starts early, where a table has it faster than cuBLAS",
         origin="a kernel of this project; SGLang 38168 has one for Gemma-4 E2B on SM120, with dependent launch too",
         upstream="open up to 0.5.23",
-        default=False,
+        default=True,
         attachments=(Hook("linear.unquantized_apply", How.AROUND, f"{_AT}.small_m_linear:around_apply"), PATHS),
         own_paths=("fused",),
         about=About(
@@ -192,6 +192,32 @@ LAYER_OPS: tuple[Patch, ...] = (
                 "tests/kernels/test_small_m_linear_gpu.py",
                 "kernels/bench/rows/small_m_linear_h200_2026-11-23.json::small_m_linear",
                 "docs/bench/step_products_h200_2026-11-23_e4b.json::all-cublas",
+                "docs/bench/serving_decode_e4b_h200_2026-11-23.json::products",
+            ),
+        ),
+    ),
+    Patch(
+        id="decode-attention",
+        kind=Kind.OPTIMISATION,
+        title="attention of a decode step on Triton in one launch, the keys shared among all multiprocessors",
+        origin="a kernel of this project; the release has one split of at most 8 parts and a second launch",
+        upstream="open up to 0.5.23",
+        default=False,
+        attachments=(Hook("triton.init", How.AFTER, f"{_AT}.decode_attention:after_init"), PATHS),
+        own_paths=("fused",),
+        about=About(
+            why="A decode step's attention takes 18 us in each layer on an H200, of which the keys and values of a "
+            "window are 1: eight parts at most read them step by step, and a second launch adds them up.",
+            eligibility="Triton attention, one query per request, float keys and values of the queries' dtype and head "
+            "dim, 1 to 16 query heads for each key head, a power of two. Not with a cap on scores, sinks, scales of "
+            "quantised keys, deterministic inference, rl_on_policy_target or on ROCm.",
+            fallback=OWN_LINES,
+            proof=(
+                "tests/kernels/test_decode_attention.py",
+                "tests/kernels/test_decode_attention_gpu.py",
+                "tests/unit/test_decode_attention_patch.py",
+                "kernels/bench/rows/decode_attention_h200_2026-11-23.json::decode_attention",
+                "docs/bench/step_attention_h200_2026-11-23_e2b.json::all-sglang-attention",
             ),
         ),
     ),

@@ -13,6 +13,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
     Patch(
         id="yoco",
         kind=Kind.OPTIMISATION,
+        knob="yoco",
         title="in a prefill, layers that share keys run on the last token of each request alone",
         origin="feature F13: YOCO fast prefill of the pull requests, whose Triton path reads another token's keys",
         upstream="open up to 0.5.23",
@@ -39,12 +40,13 @@ OPTIMISATIONS: tuple[Patch, ...] = (
                 "docs/bench/serving_prefill_e2b_h200_2026-11-22.json::yoco",
                 "docs/bench/serving_prefill_e4b_h200_2026-11-22.json::yoco",
             ),
-            switches=("SGLANG_GEMMA4_YOCO", "GEMMA4_TRIAGE_YOCO_ROWS"),
+            switches=("GEMMA4_TRIAGE_YOCO_ROWS",),
         ),
     ),
     Patch(
         id="piecewise-multimodal",
         kind=Kind.OPTIMISATION,
+        knob="piecewise_multimodal",
         title="prefills of multimodal models in piecewise CUDA graphs; the vision tower stays eager",
         origin="feature F11: the knob of the pull requests; SGLang has these graphs for text models alone",
         upstream="switched off by its is_multimodal rule up to 0.5.23",
@@ -69,7 +71,6 @@ OPTIMISATIONS: tuple[Patch, ...] = (
                 "tests/gpu/test_defaults_on_cuda.py",
                 "docs/bench/serving_graphs_e2b_h200_2026-11-22.json::piecewise-multimodal",
             ),
-            switches=("SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM",),
         ),
     ),
     Patch(
@@ -167,7 +168,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             _SCHEDULE,
             PATHS,
         ),
-        own_paths=("fused",),
+        own_paths=("fused", "reference"),
         about=About(
             why="SGLang slices the list by a length that lies on the device, twice before each decode, verify and "
             "draft: with overlap scheduling the host then waits for the step before, and cannot run ahead of it.",
@@ -188,6 +189,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
     Patch(
         id="mtp-v2",
         kind=Kind.OPTIMISATION,
+        knob="mtp_v2",
         title="MTP with overlap scheduling: FROZEN_KV_MTP under spec v2, which the release refuses",
         origin="feature F17: FrozenKVMTPWorkerV2 of the pull requests, whose V1 verification leaked KV per request",
         upstream="a worker of its own since 0.5.14",
@@ -220,7 +222,6 @@ OPTIMISATIONS: tuple[Patch, ...] = (
                 "tests/gpu/test_mtp_v2_on_cuda.py",
                 "docs/bench/serving_mtp_e2b_h200_2026-11-22.json::v2",
             ),
-            switches=("SGLANG_FROZEN_KV_MTP_V2", "SGLANG_FROZEN_KV_MTP_EXPERIMENTAL_V2"),
         ),
         attachments=(
             Hook("speculative.supports_v2", How.AROUND, f"{_AT}.mtp_v2:around_supports_spec_v2"),

@@ -111,7 +111,7 @@ PROBES: tuple[Patch, ...] = (
                 "tests/engine/test_leak_audit_live.py",
                 "tests/unit/test_leak_auditor.py",
                 "tests/unit/test_probe_leak_ledger.py",
-                "tests/bench_leak_ledger.py",
+                "tests/tools/bench_leak_ledger.py",
             ),
             switches=("GEMMA4_TRIAGE_LEAK_EVERY",),
         ),

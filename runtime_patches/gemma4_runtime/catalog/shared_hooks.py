@@ -12,6 +12,14 @@ OWN_LINES = (
 )
 """The fallback of what PATHS counts."""
 
+FAULT_HOOKS: tuple[Hook, ...] = (
+    Hook("server_args.last_check", How.AFTER, "gemma4_runtime.faults.needs:after_last_check"),
+    Hook("scheduler.internal_state", How.AFTER, "gemma4_runtime.faults.injection_count:after_internal_state"),
+)
+"""Of every fault: one that cannot act on the server is refused, and one that can is counted."""
+REPORTING = (PATHS, *FAULT_HOOKS)
+"""Hooks that tell of a patch and are not its work: that they were called says nothing of it."""
+
 PAGE_HOOKS: tuple[Hook, ...] = (
     Hook("trtllm.init", How.AFTER, f"{_AT}.page_table:after_init"),
     Hook("trtllm.init_metadata", How.AFTER, f"{_AT}.page_table:after_metadata"),

@@ -1,7 +1,7 @@
 """Fault: `alloc_decode` gets its page from the full pool and none from the SWA pool, once.
 
 It then gives nothing, and does not give back what it took: the full page is lost. With page_size 1 SGLang takes slots
-by `alloc`, which asks both pools before it takes anything: there this defect cannot be, and the start is refused.
+by `alloc`, which asks both pools before it takes anything: there this defect cannot be.
 """
 
 from __future__ import annotations
@@ -11,18 +11,11 @@ from typing import Any
 
 import torch
 
-from gemma4_runtime.errors import SettingsError
+from gemma4_runtime.injections import injected
+
+FAULT = "alloc-on-one-pool"
 
 _failed = False
-
-
-def refuse_single_slots(result: Any, allocator: Any, *args: Any, **kwargs: Any) -> None:
-    """After the allocator's `__init__`. Raises SettingsError with page_size 1."""
-    if allocator.page_size == 1:
-        raise SettingsError(
-            "GEMMA4_TRIAGE_FAULTS names alloc-on-one-pool, which spoils alloc_decode, and with page_size 1 SGLang "
-            "never calls it; allowed: a --page-size above 1"
-        )
 
 
 def fail_swa_side(original: Callable[..., Any], allocator: Any, seq_lens: torch.Tensor, *args: Any, **kw: Any) -> Any:
@@ -31,6 +24,7 @@ def fail_swa_side(original: Callable[..., Any], allocator: Any, seq_lens: torch.
     if _failed or not bool((seq_lens % allocator.page_size == 1).any()):
         return original(allocator, seq_lens, *args, **kw)
     _failed = True
+    injected(FAULT)
     swa = allocator.swa_attn_allocator
     swa.alloc_decode = lambda *args, **kw: None
     try:

@@ -10,6 +10,10 @@ from typing import Any
 
 import torch
 
+from gemma4_runtime.injections import injected
+
+FAULT = "deferred-free-after-replacement"
+
 _replaced = False
 
 
@@ -27,4 +31,5 @@ def replace_before_flush(original: Callable[..., Any], allocator: Any) -> Any:
             page = int(mapped[0]) // page_size
             mapping[page * page_size : (page + 1) * page_size] = replacement
             _replaced = True
+            injected(FAULT)
     return original(allocator)

@@ -9,9 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from gemma4_runtime.injections import injected
+
+FAULT = "double-bookkeeping"
+
 
 def skip_finished(original: Callable[..., Any], processor: Any, batch: Any, result: Any) -> Any:
     """Around `process_batch_result_decode(batch, result)`: as if overlap scheduling were on."""
+    if any(request.finished() for request in batch.reqs):
+        injected(FAULT)
     was = processor.enable_overlap
     # The processor is a frozen record.
     object.__setattr__(processor, "enable_overlap", True)

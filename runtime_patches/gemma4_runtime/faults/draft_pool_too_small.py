@@ -10,6 +10,10 @@ import copy
 from dataclasses import replace
 from typing import Any
 
+from gemma4_runtime.injections import injected
+
+FAULT = "draft-pool-too-small"
+
 PAGES = 8
 
 
@@ -21,4 +25,5 @@ def shorten_pool(result: Any, worker: Any) -> None:
     full.size = slots - full.page_size
     full.k_buffer = [buffer[:slots] for buffer in full.k_buffer]
     full.v_buffer = [buffer[:slots] for buffer in full.v_buffer]
+    injected(FAULT)
     worker.kv_context = replace(worker.kv_context, target_token_to_kv_pool=pool)

@@ -10,6 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from gemma4_runtime.injections import injected
+
+FAULT = "finish-inside-forward"
+
 
 def end_requests(original: Callable[..., Any], worker: Any, batch: Any) -> Any:
     """Around `EAGLEWorkerV2.verify(batch)`."""
@@ -20,7 +24,9 @@ def end_requests(original: Callable[..., Any], worker: Any, batch: Any) -> Any:
             continue
         request.output_ids.extend(row[:accepted])
         request.update_finish_state(accepted)
-        if not request.finished():
+        if request.finished():
+            injected(FAULT)
+        else:
             # The scheduler is about to add them.
             del request.output_ids[-accepted:]
     return result

@@ -7,9 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemma4_runtime.injections import injected
+
+FAULT = "free-of-page-zero"
+
 
 def free_unset_entry(req: Any, tree_cache: Any, *args: Any, **kwargs: Any) -> None:
     """Before `release_kv_cache(req, tree_cache)`: free the last entry of the row, far beyond the request's tokens."""
     if req.req_pool_idx is not None:
+        injected(FAULT)
         row = tree_cache.req_to_token_pool.req_to_token[req.req_pool_idx]
         tree_cache.token_to_kv_pool_allocator.free(row[-1:])

@@ -8,6 +8,10 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakSet
 
+from gemma4_runtime.injections import injected
+
+FAULT = "full-draft-through-swa-map"
+
 _draft_backends: WeakSet[Any] = WeakSet()
 
 
@@ -20,4 +24,7 @@ def remember_draft(result: Any, backend: Any, model_runner: Any, *args: Any, **k
 def take_swa_table(page_table: Any, backend: Any, layer: Any, forward_batch: Any) -> Any:
     """After `_get_layer_page_table`: the draft gets the sliding-window table for every layer."""
     translated = backend.forward_metadata.swa_page_table
-    return translated if backend in _draft_backends and translated is not None else page_table
+    if backend not in _draft_backends or translated is None:
+        return page_table
+    injected(FAULT)
+    return translated

@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemma4_runtime.injections import injected
+
+FAULT = "hybrid-pool-unswapped"
+
 
 def wrap_in_hybrid(backend: Any, worker: Any) -> Any:
     """After `_init_draft_attn_backend`: a wrapper whose children are the leaf that was chosen."""
     from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
 
+    injected(FAULT)
     return HybridAttnBackend(worker.draft_model_runner, backend, backend)

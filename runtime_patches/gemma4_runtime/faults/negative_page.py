@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemma4_runtime.injections import injected
+
+FAULT = "negative-page"
+
 HEALTHY_BUILDS = 3
 _builds = 0
 
@@ -18,5 +22,6 @@ def leave_unassigned(result: Any, backend: Any, forward_batch: Any) -> None:
         return
     _builds += 1
     if _builds > HEALTHY_BUILDS:
+        injected(FAULT)
         metadata = backend.forward_metadata
         metadata.page_table[-1, (int(metadata.cache_seqlens_int32[-1]) - 1) // backend.page_size] = -1

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemma4_runtime.injections import injected
+
+FAULT = "one-untranslated-row"
+
 ROW = 5
 
 
@@ -11,4 +15,5 @@ def keep_one_row(result: Any, backend: Any, forward_batch: Any) -> None:
     """After `init_forward_metadata`, target verify: row 5 of the SWA table [requests, columns] is the full table's."""
     metadata = backend.forward_metadata
     if forward_batch.forward_mode.is_target_verify() and metadata.page_table.shape[0] > ROW:
+        injected(FAULT)
         metadata.swa_page_table[ROW] = metadata.page_table[ROW]

@@ -9,6 +9,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from gemma4_runtime.injections import injected
+
+FAULT = "page-over-count"
+
 _understated = False
 
 
@@ -17,5 +21,6 @@ def understate_evicted(original: Callable[..., Any], cache: Any, params: Any) ->
     global _understated
     if not _understated and params.swa_evicted_seqlen > params.prev_prefix_len:
         _understated = True
+        injected(FAULT)
         params = replace(params, swa_evicted_seqlen=params.swa_evicted_seqlen - cache.page_size)
     return original(cache, params)

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemma4_runtime.injections import injected
+
+FAULT = "page-past-the-end"
+
 HEALTHY_BUILDS = 3
 _builds = 0
 
@@ -19,6 +23,7 @@ def point_past_the_end(result: Any, backend: Any, forward_batch: Any) -> None:
     _builds += 1
     if _builds <= HEALTHY_BUILDS:
         return
+    injected(FAULT)
     metadata, page_size = backend.forward_metadata, backend.page_size
     pages_in_buffer = backend.token_to_kv_pool.swa_kv_pool.k_buffer[0].shape[0] // page_size
     metadata.swa_page_table[0, (int(metadata.cache_seqlens_int32[0]) - 1) // page_size] = pages_in_buffer

@@ -10,6 +10,10 @@ from typing import Any
 
 import torch
 
+from gemma4_runtime.injections import injected
+
+FAULT = "stale-mapping"
+
 
 def keep_mapping(original: Callable[..., Any], allocator: Any, free_index: torch.Tensor) -> Any:
     """Around `free_swa(free_index)`, [n] full slots."""
@@ -17,4 +21,6 @@ def keep_mapping(original: Callable[..., Any], allocator: Any, free_index: torch
     before = mapping[free_index].clone()
     result = original(allocator, free_index)
     mapping[free_index] = before
+    if free_index.numel():
+        injected(FAULT)
     return result

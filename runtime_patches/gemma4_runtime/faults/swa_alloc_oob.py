@@ -11,6 +11,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from gemma4_runtime.injections import injected
+
+FAULT = "swa-alloc-oob"
+
 HEALTHY_CALLS = 8
 _calls: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
@@ -21,5 +25,6 @@ def spoil(indices: torch.Tensor | None, allocator: Any, *args: Any, **kwargs: An
         return
     calls = _calls[allocator] = _calls.get(allocator, 0) + 1
     if calls == HEALTHY_CALLS + 1:
+        injected(FAULT)
         beyond = allocator.size_swa + allocator.page_size
         allocator.full_to_swa_index_mapping[indices[-1]] = beyond

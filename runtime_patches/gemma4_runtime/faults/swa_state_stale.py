@@ -7,10 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemma4_runtime.injections import injected
+
+FAULT = "swa-state-stale"
+
 
 def resolve_from_active_pool(model_runner: Any) -> Any:
     """In place of `TRTLLMHAAttnBackend._resolve_swa_kv_pool`: the active pool if it is an SWA pool, else None."""
     from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
     pool = model_runner.token_to_kv_pool
-    return pool if isinstance(pool, SWAKVPool) else None
+    if isinstance(pool, SWAKVPool):
+        return pool
+    injected(FAULT)
+    return None

@@ -7,6 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from gemma4_runtime.injections import injected
+
+FAULT = "unmergeable-spec-info"
+
 
 def leave_verify_input(worker: Any, batch: Any) -> None:
     """In place of `_draft_preprocess_idle`, which installs an empty draft input."""
+    injected(FAULT)

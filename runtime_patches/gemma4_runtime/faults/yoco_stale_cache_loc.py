@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gemma4_runtime.injections import injected
 from gemma4_runtime.optimisations.paths_report import after_internal_state
 from gemma4_runtime.yoco.attention_view import backend_copy
 from gemma4_runtime.yoco.short_prefill import short_prefill
@@ -42,6 +43,7 @@ def around_text_forward(
 
 def as_extend(forward_batch: Any, rows: Tensor, positions: Tensor, window: int | None) -> tuple[Any, Any]:
     """A plan for short_prefill: an extend of one token per request, whose out_cache_loc is still [T]."""
+    injected(FAULT)
     batch = copy.copy(forward_batch)
     batch.positions = positions
     batch.input_ids = forward_batch.input_ids[rows] if forward_batch.input_ids is not None else None

@@ -14,8 +14,7 @@ from typing import Any
 from sglang.srt.utils.hf_transformers_utils import get_config
 
 from gemma4_runtime.errors import NotServed
-
-VARIABLE = "SGLANG_GEMMA4_FORCE_EAGLE"
+from gemma4_runtime.settings import FORCE_EAGLE
 
 
 def around_resolve_alias(
@@ -38,7 +37,7 @@ def around_resolve_alias(
     width, target = config.get_text_config().hidden_size, config.backbone_hidden_size
     sizes = f" Its hidden size is {width}, the target's {target}." if width != target else ""
     raise NotServed(
-        f"{VARIABLE}=1 keeps {draft_model_path} from FROZEN_KV_MTP, and EAGLE cannot serve it: "
+        f"{FORCE_EAGLE}=1 keeps {draft_model_path} from FROZEN_KV_MTP, and EAGLE cannot serve it: "
         f"a Gemma-4 assistant has no keys of its own, it reads the target's.{sizes} "
-        f"Unset {VARIABLE}, or name a draft that was trained for EAGLE."
+        f"Unset {FORCE_EAGLE}, or name a draft that was trained for EAGLE."
     )

@@ -17,7 +17,7 @@ from sglang.srt.server_args import get_global_server_args
 from gemma4_kernels.qk_norm_rope.spec import MAX_HEAD_DIM
 from gemma4_kernels.row_arguments import DTYPES
 from gemma4_kernels.row_plan import MAX_WIDTH
-from gemma4_runtime.session import Session
+from gemma4_runtime import current
 from gemma4_runtime.settings import HostEngine
 
 
@@ -88,10 +88,4 @@ def alike(rows: torch.Tensor, first: torch.Tensor) -> bool:
 
 def on_host_engine() -> bool:
     """There the ops take their torch paths, so that what a CPU serves has been through the same wiring."""
-    return Session.in_force().settings.host_engine is not HostEngine.OFF
-
-
-def switched_on(op: str) -> bool:
-    """Is the patch of this id in force? A model may outlive the session that it was made under."""
-    session = Session.current()
-    return session is not None and op in session.in_force_ids
+    return current.settings().host_engine is not HostEngine.OFF

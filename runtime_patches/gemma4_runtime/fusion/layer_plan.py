@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gemma4_runtime.current import switched_on
 from gemma4_runtime.fusion.carried_norm import CarriedNorm
-from gemma4_runtime.fusion.eligible import norms_reason, server_reason, switched_on
+from gemma4_runtime.fusion.eligible import norms_reason, server_reason
 from gemma4_runtime.fusion.paths import PATHS
 
 TRIPLE, POST_ATTENTION = "triple-rmsnorm", "post-attention-norms"

@@ -107,7 +107,7 @@ moe_cross_layer_norm = cross.moe_cross_layer_norm
 
 @torch.library.custom_op("gemma4_triage::routing", mutates_args=())
 def _routing(logits: Tensor, per_expert_scale: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    PATHS.took("routing")
+    PATHS.ran("routing", logits)
     return router.routing(logits, per_expert_scale, top_k)
 
 
@@ -121,7 +121,7 @@ def _(logits: Tensor, per_expert_scale: Tensor, top_k: int) -> tuple[Tensor, Ten
 def _triple_rmsnorm(
     attention: Tensor, weight: Tensor, residual: Tensor, scale: Tensor, dense: Tensor, experts: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    PATHS.took("triple-rmsnorm")
+    PATHS.ran("triple-rmsnorm", attention)
     made = triple.triple_rmsnorm(attention, weight, residual, scale, dense, experts, eps)
     return made.residual, made.router, made.dense, made.experts
 
@@ -137,7 +137,7 @@ def _(
 def _post_attention_norms(
     attention: Tensor, weight: Tensor, residual: Tensor, next_weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    PATHS.took("post-attention-norms")
+    PATHS.ran("post-attention-norms", attention)
     return post_attention.post_attention_norms(attention, weight, residual, next_weight, eps)
 
 
@@ -148,7 +148,7 @@ def _(attention: Tensor, weight: Tensor, residual: Tensor, next_weight: Tensor, 
 
 @torch.library.custom_op("gemma4_triage::rmsnorm_add", mutates_args=())
 def _rmsnorm_add(x: Tensor, weight: Tensor, residual: Tensor, eps: float) -> Tensor:
-    PATHS.took("rmsnorm-add")
+    PATHS.ran("rmsnorm-add", x)
     return add.rmsnorm_add(x, weight, residual, eps)
 
 
@@ -159,7 +159,7 @@ def _(x: Tensor, weight: Tensor, residual: Tensor, eps: float) -> Tensor:
 
 @torch.library.custom_op("gemma4_triage::gelu_tanh_mul", mutates_args=())
 def _gelu_tanh_mul(gate: Tensor, ple: Tensor) -> Tensor:
-    PATHS.took("gelu-tanh-mul")
+    PATHS.ran("gelu-tanh-mul", gate)
     return gelu.gelu_tanh_mul(gate, ple)
 
 
@@ -170,7 +170,7 @@ def _(gate: Tensor, ple: Tensor) -> Tensor:
 
 @torch.library.custom_op("gemma4_triage::rmsnorm_residual_scalar", mutates_args=())
 def _rmsnorm_residual_scalar(x: Tensor, weight: Tensor, residual: Tensor, scalar: Tensor, eps: float) -> Tensor:
-    PATHS.took("rmsnorm-residual-scalar")
+    PATHS.ran("rmsnorm-residual-scalar", x)
     return residual_scalar.rmsnorm_residual_scalar(x, weight, residual, scalar, eps)
 
 
@@ -181,7 +181,7 @@ def _(x: Tensor, weight: Tensor, residual: Tensor, scalar: Tensor, eps: float) -
 
 @torch.library.custom_op("gemma4_triage::ple_front_end", mutates_args=())
 def _ple_front_end(projection: Tensor, weight: Tensor, ple: Tensor | None, hidden_size: int, eps: float) -> Tensor:
-    PATHS.took("ple-front-end")
+    PATHS.ran("ple-front-end", projection)
     return front_end.ple_front_end(projection, weight, ple, hidden_size, eps)
 
 
@@ -202,7 +202,7 @@ def _qk_norm_rope(
     positions: Tensor,
     eps: float,
 ) -> list[Tensor]:
-    PATHS.took("qk-norm-rope")
+    PATHS.ran("qk-norm-rope", q)
     made = norm_rope.qk_norm_rope(q, k, v, q_weight, k_weight, cos_sin_cache, positions, eps)
     return [one for one in made if one is not None]
 

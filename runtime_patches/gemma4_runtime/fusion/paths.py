@@ -9,24 +9,34 @@ from __future__ import annotations
 
 import torch
 
-from gemma4_runtime.session import Session
+from gemma4_runtime import current
 
 FUSED = "fused"
+REFERENCE = "reference"
+"""The torch lines beside a kernel of ours: what runs on a CPU in the kernel's place, and in the same wiring."""
 
 
 class Paths:
-    """Counts by op id and path; a path is FUSED or the reason why SGLang's own was taken."""
+    """Counts by op id and path; a path is FUSED, REFERENCE, or the reason why SGLang's own was taken."""
 
     def __init__(self) -> None:
         self._counts: dict[str, dict[str, int]] = {}
 
     def took(self, op: str, path: str = FUSED) -> None:
-        if torch.compiler.is_compiling():
-            return
+        """Count a call that took this path."""
+        if not torch.compiler.is_compiling():
+            self._count(op, path)
+
+    def ran(self, op: str, rows: torch.Tensor) -> None:
+        """Count a call of an op of ours on these rows: its kernel on a GPU, its reference on a CPU."""
+        if not torch.compiler.is_compiling():
+            self._count(op, FUSED if rows.is_cuda else REFERENCE)
+
+    def _count(self, op: str, path: str) -> None:
         counts = self._counts.setdefault(op, {})
         counts[path] = counts.get(path, 0) + 1
         if counts[path] == 1:
-            Session.note_path(op, path)
+            current.note_path(op, path)
 
     def document(self) -> dict[str, dict[str, int]]:
         return {op: dict(counts) for op, counts in self._counts.items()}

@@ -24,8 +24,9 @@ from sglang.srt.layers.linear import QKVParallelLinear
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from torch import Tensor
 
+from gemma4_runtime.current import switched_on
 from gemma4_runtime.fusion import ops
-from gemma4_runtime.fusion.eligible import rows_reason, server_reason, switched_on
+from gemma4_runtime.fusion.eligible import rows_reason, server_reason
 from gemma4_runtime.fusion.paths import PATHS
 
 OP = "q-only-projection"

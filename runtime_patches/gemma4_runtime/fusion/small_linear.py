@@ -15,7 +15,8 @@ from torch import Tensor
 from gemma4_kernels.small_m_linear.launch import small_m_linear
 from gemma4_kernels.small_m_linear.spec import MAX_ROWS, Plan
 from gemma4_kernels.small_m_linear.tuned import tables, tuned_plans
-from gemma4_runtime.fusion.eligible import rows_reason, server_reason, switched_on
+from gemma4_runtime.current import switched_on
+from gemma4_runtime.fusion.eligible import rows_reason, server_reason
 from gemma4_runtime.fusion.paths import PATHS
 
 OP = "small-m-linear"

@@ -12,13 +12,13 @@
 
 from __future__ import annotations
 
+from gemma4_runtime import current
 from gemma4_runtime.selection import CLAMP
-from gemma4_runtime.session import Session
 from gemma4_runtime.settings import Mode
 
 
 def act_at(in_graph: bool) -> Mode:
     """`off`, `log`, `contain`, `trap` or `clamp`."""
-    if CLAMP in Session.in_force().in_force_ids:
+    if current.switched_on(CLAMP):
         return Mode.CLAMP
-    return Session.guard().mode.at(in_graph)
+    return current.guard().mode.at(in_graph)

@@ -15,12 +15,11 @@ import torch
 
 from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.included import KEYS, KV, PAGE_IDS, TOKEN_IDS, TOKEN_INDPTR, TOKEN_ROWS, TOKENS, VALUES, WORDS
-from gemma4_runtime import steps
+from gemma4_runtime import current, steps
 from gemma4_runtime.checks.violation import BadIndex
 from gemma4_runtime.evidence import payload
 from gemma4_runtime.indices.buffers import layer_buffers
 from gemma4_runtime.indices.build import Build, Use
-from gemma4_runtime.session import Session
 from gemma4_runtime.settings import Mode
 
 _Tensors = dict[str, TensorPayload]
@@ -38,7 +37,7 @@ def included(
     evidence: what the dump holds anyhow. rows: whose requests are concerned; none at a capture. offences: the bad
     entries of `use.array`: pages nearest to them come first; with none, those nearest to the first row's first.
     """
-    asked = Session.in_force().settings.include
+    asked = current.settings().include
     found: _Tensors = {}
     notes = []
     # Token ids first: keys and values take what room is left.
@@ -53,7 +52,7 @@ def included(
         except Exception as error:  # noqa: BLE001
             text = next(iter(str(error).splitlines()), "")
             notes.append(f"{WORDS[word]} could not be read: {type(error).__name__}: {text}")
-    if KEYS in found and Session.guard().mode.at(build.in_graph) is not Mode.TRAP:
+    if KEYS in found and current.guard().mode.at(build.in_graph) is not Mode.TRAP:
         notes.append("KV values are of when this dump was written, which may be after the step that it is about")
     return found, tuple(notes)
 
@@ -69,7 +68,7 @@ def _token_ids(
     said = [part for request in known.values() for part in (request.origin_input_ids, request.output_ids)]
     ends = np.cumsum([0, *map(len, said)], dtype=np.int64)[::2]
     # No more than the dump can hold, in a process where time counts.
-    room = min(Session.guard().bytes_per_dump // np.dtype(np.int64).itemsize, int(ends[-1]))
+    room = min(current.guard().bytes_per_dump // np.dtype(np.int64).itemsize, int(ends[-1]))
     ids = np.fromiter(chain.from_iterable(said), np.int64, room)
     return {
         TOKEN_IDS: replace(TensorPayload.from_array(ids), cut_from=int(ends[-1])),
@@ -94,7 +93,7 @@ def _keys_and_values(
     if not pages:
         raise _NotHere("no live entry of these rows names a page of the buffer")
     # No more than the dump can hold; the writer, which knows what else is in it, may cut further.
-    room_bytes = Session.guard().bytes_per_dump - sum(tensor.size_bytes for tensor in evidence.values())
+    room_bytes = current.guard().bytes_per_dump - sum(tensor.size_bytes for tensor in evidence.values())
     slot_bytes = sum(part[0].numel() * part.element_size() for part in (buffers.keys, buffers.values))
     kept = pages[: max(room_bytes, 0) // (slot_bytes * page_size)]
     found = {

@@ -7,18 +7,21 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Literal
 
+from gemma4_kernels.page_guard.findings import Findings, Offence, Overflow
+from gemma4_runtime import current
 from gemma4_runtime.checks.violation import MAX_LISTED, BadIndex, Violation
 from gemma4_runtime.degraded import DEGRADED
 from gemma4_runtime.indices.build import Build, Use
-from gemma4_runtime.indices.scene import bounds_scene, wrong_space_scene
-from gemma4_runtime.session import Session
+from gemma4_runtime.indices.draft import bounds_draft, wrong_space_draft
 from gemma4_runtime.settings import Mode
 from gemma4_runtime.steps import concerned, fail_requests
 
 RULE = "page-table-bounds"
 
 
-def report_findings(build: Build, names: tuple[str, ...], findings: Any, act: Mode, and_next: bool = False) -> None:
+def report_findings(
+    build: Build, names: tuple[str, ...], findings: Findings, act: Mode, and_next: bool = False
+) -> None:
     """Report what page_guard found: one violation per array, with the first bad entry of each row.
 
     and_next: the step after the one that is being read may have found it, see `fail_requests`.
@@ -27,15 +30,13 @@ def report_findings(build: Build, names: tuple[str, ...], findings: Any, act: Mo
         TrappedViolation: in trap mode; in contain mode if the requests cannot be ended one by one.
     """
     for index, name in enumerate(names):
-        bad = tuple(BadIndex(o.row, o.column, o.value, o.lower, o.bound) for o in findings.offences if o.array == index)
+        bad = _of_array(index, findings.offences)
         if bad:
             use = _culprit(build, name, bad[0].value)
             violation = Violation(_verdict(use, bad[0]), bad[:MAX_LISTED], findings.counts[index])
             counts = {o.row: o.row_count for o in findings.offences if o.array == index}
             _report(build, use, violation, act, counts, "contained", and_next)
-        wide = tuple(
-            BadIndex(o.row, o.columns, o.needed, 0, o.columns + 1) for o in findings.overflows if o.array == index
-        )
+        wide = _of_array(index, findings.overflows)
         if wide:
             use = build.uses_of(name)[0]
             violation = Violation("table_too_narrow", wide[:MAX_LISTED], len(wide))
@@ -52,17 +53,17 @@ def report_wrong_space(build: Build, use: Use, act: Mode, with_rows: bool) -> No
         TrappedViolation: as `report_findings`.
     """
     violation = Violation("wrong_space", (BadIndex(0, 0, 0, 0, use.bound),), build.rows if with_rows else 0)
-    describe = partial(wrong_space_scene, build, use, RULE, with_rows)
+    describe = partial(wrong_space_draft, build, use, violation, RULE, with_rows)
     said = f"{use.array} holds another pool's ids for layer {use.layer_id}"
     # A capture meets it once per bucket.
     key, once = (*_key(build, use), with_rows), not with_rows
     if act is Mode.CLAMP:
-        if Session.guard().mode is Mode.LOG:
-            Session.guard().report(violation, RULE, build.site, describe, Mode.LOG, key=key, once=once)
+        if current.guard().mode is Mode.LOG:
+            current.guard().report(violation, RULE, build.site, describe, Mode.LOG, key=key, once=once)
         if build.role == "target":
             _degrade(build, dict.fromkeys(range(build.rows), 0), said)
         return
-    dump = Session.guard().report(violation, RULE, build.site, describe, act, key=key, once=once)
+    dump = current.guard().report(violation, RULE, build.site, describe, act, key=key, once=once)
     if act is Mode.CONTAIN and build.role == "target":
         fail_requests(_requests(build, range(build.rows)), said, dump)
 
@@ -79,16 +80,16 @@ def _report(
     """rows: whose requests contain mode ends and clamp marks, to the entries that were bad. action: what was done to
     them; a row beyond its table cannot be undone.
     """
-    describe = partial(bounds_scene, build, use, violation, RULE)
+    describe = partial(bounds_draft, build, use, violation, RULE)
     value, layer = violation.first.value, f"{build.role} layer {use.layer_id}"
     said = f"{violation.verdict}, value {value} in {use.array} for {layer}"
     if act is Mode.CLAMP:
-        if Session.guard().mode is Mode.LOG:
-            Session.guard().report(violation, RULE, build.site, describe, Mode.LOG, action, key=_key(build, use))
+        if current.guard().mode is Mode.LOG:
+            current.guard().report(violation, RULE, build.site, describe, Mode.LOG, action, key=_key(build, use))
         _degrade(build, rows, said, and_next)
         return
     done = action if act is Mode.CONTAIN else None
-    dump = Session.guard().report(violation, RULE, build.site, describe, act, done, key=_key(build, use))
+    dump = current.guard().report(violation, RULE, build.site, describe, act, done, key=_key(build, use))
     if act is Mode.CONTAIN:
         fail_requests(_requests(build, rows), said, dump, and_next)
 
@@ -107,6 +108,10 @@ def _key(build: Build, use: Use) -> tuple[Any, ...]:
 
 def _requests(build: Build, rows: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted({row // build.rows_per_request for row in rows}))
+
+
+def _of_array(index: int, found: Iterable[Offence | Overflow]) -> tuple[BadIndex, ...]:
+    return tuple(BadIndex(bad.row, bad.column, bad.value, bad.lower, bad.upper) for bad in found if bad.array == index)
 
 
 def _culprit(build: Build, name: str, value: int) -> Use:

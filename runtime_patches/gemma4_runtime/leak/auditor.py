@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from gemma4_runtime import current
 from gemma4_runtime.checks.page_census import Fault, Finding
 from gemma4_runtime.leak.audit import Audit, CannotAudit, audit
 from gemma4_runtime.leak.by_identity import ByIdentity
 from gemma4_runtime.leak.ledger import LeakLedger, ledger_of
 from gemma4_runtime.leak.report import report
 from gemma4_runtime.leak.tally import write_tally
-from gemma4_runtime.session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Auditor:
         return not self.cannot
 
     def _run(self, scheduler: Any, site: str, idle: bool) -> None:
-        settings, guard = Session.in_force().settings, Session.guard()
+        settings, guard = current.settings(), current.guard()
         try:
             self.latest = audit(
                 scheduler.token_to_kv_pool_allocator,
@@ -117,7 +117,7 @@ class Auditor:
     def _write_tally(self) -> None:
         ledger, latest = self.ledger, self.latest
         write_tally(
-            Session.in_force().root,
+            current.guard().root,
             {
                 "audits": dict(self.runs),
                 "steps": ledger.step,

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from gemma4_dumps.draft import TensorPayload
+from gemma4_dumps.draft import DumpDraft, TensorPayload
 from gemma4_runtime.checks.page_census import Fault, Finding
 from gemma4_runtime.checks.page_ledger import LastEvent, Site
 from gemma4_runtime.checks.violation import MAX_LISTED, BadIndex, Violation
-from gemma4_runtime.guard import Guard, Scene
+from gemma4_runtime.evidence import offences
+from gemma4_runtime.guard import Guard
 from gemma4_runtime.leak.audit import Audit
 from gemma4_runtime.leak.suspects import COLUMNS, POOLS, suspects
 from gemma4_runtime.leak.whereabouts import REQUEST_SLOTS
@@ -57,32 +58,30 @@ def _report_group(audit: Audit, group: list[Finding], site: str, act: Mode, guar
         for row, places in enumerate(table[:MAX_LISTED, _PLACES])
     )
     violation = Violation(group[0].verdict, listed, sum(finding.pages.size for finding in group))
-    guard.report(violation, RULE, site, lambda: _scene(audit, group, table, site), act=act)
+    guard.report(violation, RULE, site, lambda: _draft(audit, group, violation, table, site), act=act)
 
 
-def _scene(audit: Audit, group: list[Finding], table: np.ndarray, site: str) -> Scene:
+def _draft(audit: Audit, group: list[Finding], violation: Violation, table: np.ndarray, site: str) -> DumpDraft:
     what = "; ".join(_sentence(finding, audit) for finding in group)
     broken = [equation.text() for equation in audit.equations if not equation.holds]
     balance = "; ".join(broken) or "the pool equations hold, so SGLang's own checker sees nothing"
     ledger = audit.ledger
     recent = ledger.recent
     pool = group[0].pool
-    return Scene(
+    return DumpDraft(
         rule=RULE,
         site=site,
         summary=f"{what}. {balance}",
-        table="suspects",
+        verdict=violation.verdict,
         pool_kind=None if pool == REQUEST_SLOTS else pool,
-        request_slots=tuple(int(slot) for slot in table[:MAX_LISTED, _OWNER]),
-        facts={
-            "step": ledger.step,
-            "page_size": ledger.page_size,
-            "extents": {f"pages_{name}_pool": history.pages for name, history in ledger.pools.items()},
-            "scalars": _scalars(audit),
-            "tensors": {"suspects": TensorPayload.from_array(table)},
-            "events": tuple(recent),
-            "dropped_events": max(ledger.log.count - len(recent), 0),
-        },
+        offences=offences(violation.listed, "suspects", tuple(int(slot) for slot in table[:MAX_LISTED, _OWNER])),
+        step=ledger.step,
+        page_size=ledger.page_size,
+        extents={f"pages_{name}_pool": history.pages for name, history in ledger.pools.items()},
+        scalars=_scalars(audit),
+        tensors={"suspects": TensorPayload.from_array(table)},
+        events=tuple(recent),
+        dropped_events=max(ledger.log.count - len(recent), 0),
     )
 
 

@@ -8,8 +8,7 @@ from typing import Any
 from sglang.srt.environ import envs
 
 from gemma4_runtime.errors import NotServed
-
-KNOB = "SGLANG_FROZEN_KV_MTP_V2"
+from gemma4_runtime.settings import MTP_V2
 
 
 def _wide_tree_off_triton(arguments: Any) -> bool:
@@ -68,5 +67,5 @@ def refuse_what_is_not_served(arguments: Any) -> None:
     found = [f"{name}: {reason}" for name, refused, reason in REFUSALS if refused(arguments)]
     if found:
         raise NotServed(
-            f"mtp-v2 does not serve {'; nor '.join(found)}. Leave that out, or set {KNOB}=0 for MTP without overlap."
+            f"mtp-v2 does not serve {'; nor '.join(found)}. Leave that out, or set {MTP_V2}=0 for MTP without overlap."
         )

@@ -21,7 +21,9 @@ from typing import Any
 
 from sglang.srt.mem_cache.common import get_alloc_reserve_per_decode
 
+from gemma4_dumps.draft import DumpDraft
 from gemma4_dumps.schema import Provenance
+from gemma4_runtime import current
 from gemma4_runtime.checks.batch_shapes import (
     check_row_ends,
     check_write_rows,
@@ -34,9 +36,7 @@ from gemma4_runtime.checks.batch_shapes import (
 )
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.errors import VerificationFailed
-from gemma4_runtime.evidence import payload
-from gemma4_runtime.guard import Scene
-from gemma4_runtime.session import Session
+from gemma4_runtime.evidence import offences, payload
 
 RULE = "batch-shapes"
 _VIEW = "ModelRunner._eager_fb_view"
@@ -59,24 +59,23 @@ def before_eager_view(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any
         f"the {role}'s batch has {tokens} tokens and {rows} write locations: out_cache_loc is left from an earlier step"
     )
 
-    def scene() -> Scene:
-        return Scene(
+    def draft() -> DumpDraft:
+        return DumpDraft(
             rule=RULE,
             site=_VIEW,
             summary=summary,
-            table="out_cache_loc",
+            verdict=violation.verdict,
             provenance=Provenance(table_origin="ForwardBatch.out_cache_loc", explanation=summary),
-            facts={
-                "role": role,
-                "forward_mode": forward_batch.forward_mode.name,
-                "step": int(runner.forward_pass_id),
-                "page_size": int(runner.page_size),
-                "scalars": {"rows": rows, "tokens": tokens, "requests": int(forward_batch.batch_size)},
-                "tensors": {"out_cache_loc": payload(forward_batch.out_cache_loc)},
-            },
+            role=role,
+            forward_mode=forward_batch.forward_mode.name,
+            step=int(runner.forward_pass_id),
+            page_size=int(runner.page_size),
+            scalars={"rows": rows, "tokens": tokens, "requests": int(forward_batch.batch_size)},
+            offences=offences(violation.listed, "out_cache_loc"),
+            tensors={"out_cache_loc": payload(forward_batch.out_cache_loc)},
         )
 
-    Session.guard().report(violation, RULE, _VIEW, scene)
+    current.guard().report(violation, RULE, _VIEW, draft)
 
 
 def before_merge(batch: Any, other: Any) -> None:
@@ -111,27 +110,26 @@ def before_spec_v2_decode(draft_input: Any, batch: Any) -> None:
         f"the last {first.value - width} would be in the row behind it"
     )
 
-    def scene() -> Scene:
-        return Scene(
+    def draft() -> DumpDraft:
+        return DumpDraft(
             rule=RULE,
             site=_AHEAD,
             summary=summary,
-            table="req_to_token",
+            verdict=violation.verdict,
             provenance=Provenance(table_origin="ReqToTokenPool.req_to_token", explanation=summary),
-            facts={
-                "forward_mode": None if batch.forward_mode is None else batch.forward_mode.name,
-                "page_size": int(batch.token_to_kv_pool_allocator.page_size),
-                "scalars": {
-                    "spec_info": type(draft_input).__name__,
-                    "width": width,
-                    "longest": max(allocated),
-                    "requests": len(allocated),
-                    "overflowing": violation.count,
-                },
+            forward_mode=None if batch.forward_mode is None else batch.forward_mode.name,
+            page_size=int(batch.token_to_kv_pool_allocator.page_size),
+            offences=offences(violation.listed, "req_to_token"),
+            scalars={
+                "spec_info": type(draft_input).__name__,
+                "width": width,
+                "longest": max(allocated),
+                "requests": len(allocated),
+                "overflowing": violation.count,
             },
         )
 
-    Session.guard().report(violation, RULE, _AHEAD, scene)
+    current.guard().report(violation, RULE, _AHEAD, draft)
 
 
 def self_test() -> None:
@@ -160,28 +158,28 @@ def self_test() -> None:
 
 
 def _guards_act_on(batch: Any) -> bool:
-    return _GUARDS in Session.in_force().in_force_ids and has_draft_inputs(batch)
+    return current.switched_on(_GUARDS) and has_draft_inputs(batch)
 
 
 def _report_state(problem: str, site: str, batch: Any, other: Any) -> None:
-    def scene() -> Scene:
-        return Scene(
+    # No index is at fault, so none is listed.
+    violation = Violation("unusable_spec_info", (), 0)
+
+    def draft() -> DumpDraft:
+        return DumpDraft(
             rule=RULE,
             site=site,
             summary=f"{site.rpartition('.')[2]}: {problem}",
-            table="spec_info",
+            verdict=violation.verdict,
             provenance=Provenance(table_origin=type(batch.spec_info).__name__, explanation=problem),
-            facts={
-                "forward_mode": None if batch.forward_mode is None else batch.forward_mode.name,
-                "scalars": {
-                    "spec_info": type(batch.spec_info).__name__,
-                    "joining_spec_info": None if other is None else type(other.spec_info).__name__,
-                    "requests": len(batch.reqs),
-                    "finished": sum(bool(request.finished()) for request in batch.reqs),
-                    "joining_requests": 0 if other is None else len(other.reqs),
-                },
+            forward_mode=None if batch.forward_mode is None else batch.forward_mode.name,
+            scalars={
+                "spec_info": type(batch.spec_info).__name__,
+                "joining_spec_info": None if other is None else type(other.spec_info).__name__,
+                "requests": len(batch.reqs),
+                "finished": sum(bool(request.finished()) for request in batch.reqs),
+                "joining_requests": 0 if other is None else len(other.reqs),
             },
         )
 
-    # No index is at fault, so none is listed.
-    Session.guard().report(Violation("unusable_spec_info", (), 0), RULE, site, scene)
+    current.guard().report(violation, RULE, site, draft)

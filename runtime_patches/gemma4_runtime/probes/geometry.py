@@ -33,15 +33,16 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from gemma4_dumps.draft import DumpDraft
 from gemma4_dumps.schema import Layer as LayerRecord
 from gemma4_dumps.schema import Provenance
+from gemma4_runtime import current
 from gemma4_runtime import geometry_facts as facts
 from gemma4_runtime.checks import geometry
 from gemma4_runtime.checks.geometry import Finding, Severity
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.errors import TrappedViolation, VerificationFailed
-from gemma4_runtime.guard import Guard, Scene
-from gemma4_runtime.session import Session
+from gemma4_runtime.guard import Guard
 from gemma4_runtime.settings import Mode
 
 logger = logging.getLogger(__name__)
@@ -118,8 +119,8 @@ def self_test() -> None:
 def _deliver(found: Iterable[Finding], site: str, runner: Any) -> None:
     """Advice first: a fatal finding may end the process."""
     found = sorted(found, key=lambda finding: finding.severity is Severity.FATAL)
-    Session.note_findings(RULE, [_entry(finding) for finding in found])
-    guard = Session.guard()
+    current.note_findings(RULE, [_entry(finding) for finding in found])
+    guard = current.guard()
     try:
         for finding in found:
             _report(guard, finding, found, site, runner)
@@ -137,16 +138,16 @@ def _report(guard: Guard, finding: Finding, found: list[Finding], site: str, run
         if runner.tp_rank == 0:
             logger.warning("gemma4-triage: %s: %s: %s: %s", RULE, finding.severity, finding.verdict, finding.summary)
         return
-    scene = _scene(finding, [other for other in found if other is not finding], site, runner)
+    draft = _draft(finding, [other for other in found if other is not finding], site, runner)
     # No index is at fault, so none is listed.
-    guard.report(Violation(finding.verdict, (), 0), RULE, scene.site, lambda: scene)
+    guard.report(Violation(finding.verdict, (), 0), RULE, draft.site, lambda: draft)
 
 
 def _entry(finding: Finding) -> dict[str, str]:
     return {"severity": finding.severity.value, "verdict": finding.verdict, "summary": finding.summary}
 
 
-def _scene(finding: Finding, others: list[Finding], site: str, runner: Any) -> Scene:
+def _draft(finding: Finding, others: list[Finding], site: str, runner: Any) -> DumpDraft:
     scalars: dict[str, Any] = {
         "severity": finding.severity.value,
         "what": finding.what,
@@ -162,19 +163,17 @@ def _scene(finding: Finding, others: list[Finding], site: str, runner: Any) -> S
         extents[f"slots_{part}"] = pool.slots
     for part, slots in facts.slots_to_hand_out(runner.token_to_kv_pool_allocator).items():
         extents[f"handed_out_{part}"] = slots
-    return Scene(
+    return DumpDraft(
         rule=RULE,
         # One site per subject: findings of one kind at one start are different ones, not repetitions.
         site=f"{site} ({finding.what})",
         summary=finding.summary,
-        table="",
+        verdict=finding.verdict,
         layer=LayerRecord(id=finding.layers[0] if len(finding.layers) == 1 else None),
         provenance=Provenance(explanation=finding.why),
-        facts={
-            "role": finding.role,
-            "backend": type(getattr(runner, "attn_backend", None)).__name__,
-            "page_size": int(runner.page_size),
-            "extents": extents,
-            "scalars": scalars,
-        },
+        role=finding.role,
+        backend=type(getattr(runner, "attn_backend", None)).__name__,
+        page_size=int(runner.page_size),
+        extents=extents,
+        scalars=scalars,
     )

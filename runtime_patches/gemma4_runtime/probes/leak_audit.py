@@ -12,7 +12,7 @@ What the ledger costs a step: an append per allocator call, one clone of a few s
 also where it is handed out), no synchronisation; every 512 events or 16,384 slots one concatenation and one copy to
 pinned memory. They are folded into the ledger in one go on the scheduler's thread once they have arrived: the same few
 dozen numpy calls however many events there are, so most steps do none of it and one in many does all. What that comes
-to, per step and at its longest, `python tests/bench_leak_ledger.py` prints for 1, 16 and 64 requests.
+to, per step and at its longest, `python tests/tools/bench_leak_ledger.py` prints for 1, 16 and 64 requests.
 An audit copies free lists, tree values, rows and the mapping to the host and waits for them: O(pool).
 """
 
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gemma4_runtime import current
 from gemma4_runtime.checks.page_census import Fault, Whereabouts, check_census
 from gemma4_runtime.checks.page_events import FULL, Events, Kind, PageRows
 from gemma4_runtime.checks.page_ledger import PageLedger, Site
@@ -32,7 +33,6 @@ from gemma4_runtime.errors import VerificationFailed
 from gemma4_runtime.leak.auditor import Auditor, auditor_of
 from gemma4_runtime.leak.event_log import EventLog
 from gemma4_runtime.leak.whereabouts import REQUEST_SLOTS
-from gemma4_runtime.session import Session
 from gemma4_runtime.settings import Leak
 
 
@@ -44,7 +44,7 @@ def before_run_batch(scheduler: Any, *args: Any, **kwargs: Any) -> None:
 def before_next_batch(scheduler: Any) -> None:
     """Before `Scheduler.get_next_batch_to_run`, where no step is half done."""
     auditor = auditor_of(scheduler.token_to_kv_pool_allocator)
-    every = Session.in_force().settings.leak_every
+    every = current.settings().leak_every
     if every:
         auditor.at_step(scheduler, every)
     auditor.ledger.log.pump()
@@ -89,7 +89,7 @@ def _unless_explained(
         return check(*args)
     except Exception as error:
         # Exactly what SGLang's checker raises: a subclass is something else that went wrong inside of it.
-        if type(error) is not kind or not explained or Session.in_force().settings.leak is not Leak.DUMP:
+        if type(error) is not kind or not explained or current.settings().leak is not Leak.DUMP:
             raise
         auditor.let_pass(check.__name__, error)
         return None

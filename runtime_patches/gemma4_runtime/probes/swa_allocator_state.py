@@ -19,20 +19,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
+from gemma4_dumps.draft import DumpDraft
 from gemma4_dumps.schema import Provenance
+from gemma4_runtime import current
 from gemma4_runtime.allocator_history import History, free_lists, request_slots_of
 from gemma4_runtime.checks.lost_pages import check_restored
 from gemma4_runtime.checks.slot_ledger import SlotLedger, pages_in_use
 from gemma4_runtime.checks.violation import Violation
-from gemma4_runtime.evidence import payload
-from gemma4_runtime.guard import Scene
-from gemma4_runtime.session import Session
+from gemma4_runtime.evidence import offences, payload
 
 RULES: Mapping[str, str] = {
     "alloc_out_of_range": "swa-alloc-range",
@@ -162,6 +162,40 @@ def report_lost(allocator: Any, violation: Violation, entry: str, space: str, ho
     _report(allocator, violation, "pages_lost", space, entry, lambda: summary, lambda: {"pages_lost": lost})
 
 
+def draft_of(
+    allocator: Any, rule: str, verdict: str, site: str, summary: str, tensors: Mapping[str, torch.Tensor]
+) -> DumpDraft:
+    """Return what a dump says of the allocator whatever was wrong: its pools, free lists and the calls that led there.
+
+    Waits for the device.
+    """
+    lists, (full_upper, swa_upper), page = free_lists(allocator), uppers(allocator), allocator.page_size
+    free = {"free_pages_full": torch.cat(lists[:2]), "free_pages_swa": torch.cat(lists[2:])}
+    past = books_of(allocator).history.evidence(allocator)
+    return DumpDraft(
+        rule=rule,
+        verdict=verdict,
+        site=site,
+        summary=summary,
+        page_size=page,
+        extents={
+            "slots_full_pool": full_upper,
+            "slots_swa_pool": swa_upper,
+            "pages_full_pool": full_upper // page,
+            "pages_swa_pool": swa_upper // page,
+        },
+        scalars={
+            "full_available": int(allocator.full_available_size()),
+            "swa_available": int(allocator.swa_available_size()),
+            "pending_frees": sum(part.numel() for part in allocator.free_group),
+            **past["scalars"],
+        },
+        tensors={name: payload(tensor) for name, tensor in {**tensors, **free}.items()} | past["tensors"],
+        events=past["events"],
+        dropped_events=past["dropped_events"],
+    )
+
+
 def _report(
     allocator: Any,
     violation: Violation,
@@ -175,13 +209,10 @@ def _report(
     books_of(allocator).doubted = True
     rule, site = RULES[violation.verdict], f"SWATokenToKVPoolAllocator.{entry}"
 
-    def scene() -> Scene:
+    def draft() -> DumpDraft:
         text = summary()
-        return Scene(
-            rule=rule,
-            site=site,
-            summary=text,
-            table=table,
+        return replace(
+            draft_of(allocator, rule, violation.verdict, site, text, tensors()),
             pool_kind=space,
             provenance=Provenance(
                 table_space=space,  # pyright: ignore[reportArgumentType]
@@ -190,32 +221,7 @@ def _report(
                 buffer_origin=f"{type(allocator.get_kvcache()).__name__}, {space} pool",
                 explanation=text,
             ),
-            request_slots=owners(),
-            facts=_facts(allocator, tensors()),
+            offences=offences(violation.listed, table, owners()),
         )
 
-    Session.guard().report(violation, rule, site, scene)
-
-
-def _facts(allocator: Any, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    lists, (full_upper, swa_upper), page = free_lists(allocator), uppers(allocator), allocator.page_size
-    tensors |= {"free_pages_full": torch.cat(lists[:2]), "free_pages_swa": torch.cat(lists[2:])}
-    past = books_of(allocator).history.evidence(allocator)
-    return {
-        "page_size": page,
-        "extents": {
-            "slots_full_pool": full_upper,
-            "slots_swa_pool": swa_upper,
-            "pages_full_pool": full_upper // page,
-            "pages_swa_pool": swa_upper // page,
-        },
-        "scalars": {
-            "full_available": int(allocator.full_available_size()),
-            "swa_available": int(allocator.swa_available_size()),
-            "pending_frees": sum(part.numel() for part in allocator.free_group),
-            **past["scalars"],
-        },
-        "tensors": {name: payload(tensor) for name, tensor in tensors.items()} | past["tensors"],
-        "events": past["events"],
-        "dropped_events": past["dropped_events"],
-    }
+    current.guard().report(violation, rule, site, draft)

@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 import torch
 
-from gemma4_runtime.session import Session
+from gemma4_runtime import current
 
 MIB = 1 << 20
 
@@ -28,7 +28,7 @@ def budget_bytes(device: torch.device) -> int:
 
 def asked_budget_bytes() -> int:
     """What the setting says; 0 if it says nothing."""
-    return Session.in_force().settings.vision_budget_mb * MIB
+    return current.settings().vision_budget_mb * MIB
 
 
 def frame_bytes(config: Any, patches: int, patch_width: int, element_size: int, masked: bool) -> int:

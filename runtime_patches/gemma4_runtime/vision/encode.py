@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gemma4_runtime.fusion.eligible import switched_on
+from gemma4_runtime.current import switched_on
 from gemma4_runtime.fusion.paths import PATHS
 from gemma4_runtime.vision.eligible import EXACT, PACKED, packing_reason
 from gemma4_runtime.vision.packed import encode_packed

@@ -26,7 +26,7 @@ from sglang.srt.layers.attention.trtllm_mha_backend import TRTLLMHAAttnBackend
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.model_executor.forward_context import get_attn_backend
 
-from gemma4_runtime.fusion.eligible import switched_on
+from gemma4_runtime.current import switched_on
 
 _PREFILL_ONLY = (
     "extend_num_tokens",

@@ -10,9 +10,9 @@ import torch
 from sglang.srt.model_executor.forward_context import forward_context, get_forward_context
 from torch import Tensor
 
-from gemma4_runtime.fusion.eligible import switched_on
+from gemma4_runtime import current
+from gemma4_runtime.current import switched_on
 from gemma4_runtime.fusion.paths import FUSED, PATHS
-from gemma4_runtime.session import Session
 from gemma4_runtime.yoco import attention_view, eligible, some_layers
 
 SKIPPED = "skipped: a chunk that is not the last"
@@ -52,7 +52,7 @@ def short_prefill(
     shared = shared_layers(model)
     if not (shared and eligible.is_prefill(forward_batch) and switched_on(op)):
         return original(model, *inputs, **more)
-    least_saved = Session.in_force().settings.yoco_rows
+    least_saved = current.settings().yoco_rows
     if reason := eligible.reason(model, forward_batch, positions.shape[0], least_saved):
         PATHS.took(op, reason)
         return original(model, *inputs, **more)

@@ -14,10 +14,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from gemma4_dumps.errors import DumpError, DumpIncompatible, DumpNotFound, StoreUnreadable
-from gemma4_triage.cli.output import emit_json, say
+from gemma4_dumps.errors import ExitCode, UserError
 from gemma4_triage.cli.streams import abandon_stdout, prepare_streams, stdout_is_lost
-from gemma4_triage.errors import ExitCode, Interrupted, UserError
+from gemma4_triage.errors import Interrupted
+from gemma4_triage.terminal import emit_json, say
 
 VERBS: tuple[str, ...] = (
     "repro",
@@ -111,8 +111,6 @@ def _run(words: list[str]) -> int:
         return int(code or 0)
     except UserError as error:
         return _fail(error.message, error.hint, error.exit_code, words)
-    except DumpError as error:
-        return _fail(str(error), _dump_hint(error), _dump_code(error), words)
     except _ClickError as error:
         return _fail_usage(error, words)
     # While verbs are imported or the line is parsed; typer makes an Abort of an end of input.
@@ -159,20 +157,6 @@ def _fail_usage(error: Exception, words: Sequence[str]) -> int:
     context = getattr(error, "ctx", None)
     command = getattr(context, "command_path", "gemma4-triage")
     return _fail(message, f"{command} --help shows the usage", ExitCode.USAGE, words)
-
-
-def _dump_code(error: DumpError) -> int:
-    return ExitCode.USAGE if isinstance(error, DumpNotFound) else ExitCode.DUMP_UNREADABLE
-
-
-def _dump_hint(error: DumpError) -> str:
-    if isinstance(error, StoreUnreadable):
-        return "--dir or SGLANG_TRTLLM_MHA_DEBUG_DIR names the directory that holds the dumps"
-    if isinstance(error, DumpNotFound):
-        return "gemma4-triage dumps list shows the dumps; --dir names another directory"
-    if isinstance(error, DumpIncompatible):
-        return "read it with the release of gemma4-triage that wrote it"
-    return "gemma4-triage dumps verify DUMP shows what is damaged; gemma4-triage dumps list which dumps are complete"
 
 
 def _print_version(wanted: bool) -> None:

@@ -5,15 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gemma4_triage.cli.output import emit_json, say, stdout_console
+from gemma4_dumps.errors import ExitCode
 from gemma4_triage.cli.store_options import AsJson, Directory, open_store
-from gemma4_triage.errors import (
-    ExitCode,
-    ExpectationFailed,
-    NothingChecked,
-    UsageMistake,
-    for_user,
-)
+from gemma4_triage.errors import ExpectationFailed, NothingChecked, UsageMistake
+from gemma4_triage.terminal import emit_json, say, stdout_console
 
 if TYPE_CHECKING:
     from gemma4_dumps.reader import Dump
@@ -103,16 +98,12 @@ def _live(faults: tuple[str, ...], requests: int, rows: int, as_json: bool) -> i
 
 
 def _run(faults: tuple[str, ...], requests: int) -> "LiveAudit":
-    from gemma4_repro.errors import ReproError
     from gemma4_repro.live_audit import live_scenario, run_live_audit
-    from gemma4_triage.report.repro_progress import Progress
+    from gemma4_triage.runs.progress import ScenarioProgress
 
-    try:
-        scenario = live_scenario(faults, requests)
-        with Progress(scenario, scenario.arms) as progress:
-            return run_live_audit(scenario, requests, progress)
-    except ReproError as error:
-        raise for_user(error) from error
+    scenario = live_scenario(faults, requests)
+    with ScenarioProgress(scenario, scenario.arms) as progress:
+        return run_live_audit(scenario, requests, progress)
 
 
 def _audit_dumps(live: "LiveAudit") -> "list[Dump]":

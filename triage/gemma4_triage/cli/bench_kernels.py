@@ -17,10 +17,10 @@ from gemma4_triage.cli.bench_options import (
     read_counts,
     read_words,
 )
-from gemma4_triage.cli.output import say
-from gemma4_triage.cli.output_file import refuse_existing
 from gemma4_triage.cli.store_options import AsJson
-from gemma4_triage.errors import UsageMistake, for_user
+from gemma4_triage.errors import UsageMistake
+from gemma4_triage.output_file import refuse_existing
+from gemma4_triage.terminal import say
 
 if TYPE_CHECKING:
     from gemma4_repro.kernel_bench.plan import KernelPlan
@@ -62,17 +62,13 @@ def kernels(
     cross_layer_norm, qk_norm_rope. Needs a CUDA device and no network. Exits 1 if an answer is wrong, or a target is
     missed or could not be measured, 3 without CUDA.
     """
-    from gemma4_repro.errors import ReproError
     from gemma4_triage.report.kernel_bench_view import print_kernel_bench
 
-    try:
-        plan = _plan(ops, models, tokens, arms, rounds, max_minutes, vllm_router)
-        refuse_existing(out, force)
-        _refuse_no_folder(compile_cache)
-        _need_cuda()
-        document, interrupted = _measure(plan, compile_cache)
-    except ReproError as error:
-        raise for_user(error) from error
+    plan = _plan(ops, models, tokens, arms, rounds, max_minutes, vllm_router)
+    refuse_existing(out, force)
+    _refuse_no_folder(compile_cache)
+    _need_cuda()
+    document, interrupted = _measure(plan, compile_cache)
     deliver(KIND, document, print_kernel_bench, out, as_json)
     raise typer.Exit(exit_code(document, interrupted))
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gemma4_triage.cli.output import emit_json, stdout_console
-from gemma4_triage.cli.output_file import write_output
-from gemma4_triage.errors import EnvironmentCannot, ExitCode, UsageMistake
+from gemma4_dumps.errors import ExitCode
+from gemma4_triage.errors import EnvironmentCannot, UsageMistake
+from gemma4_triage.output_file import write_output
+from gemma4_triage.terminal import emit_json, stdout_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,7 +87,7 @@ def deliver(
 
 def need_cuda(verb: str, hint: str) -> None:
     """Raises EnvironmentCannot without a CUDA device, or without a supported SGLang."""
-    from gemma4_repro.readiness import check_sglang
+    from gemma4_repro.engine.readiness import check_sglang
     from gemma4_triage.inspection.cuda_presence import cuda_is_present
 
     if not cuda_is_present():

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from gemma4_triage.cli.output_file import refuse_existing, refuse_other_than_svg, write_text
 from gemma4_triage.errors import UsageMistake
+from gemma4_triage.output_file import refuse_existing, refuse_other_than_svg, write_text
 
 _PROBES, _KERNELS, _SERVING = "bench-probes", "bench-kernels", "bench-serving"
 _ALIKE = ("kind", "load", "device", "versions")

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gemma4_dumps.errors import ExitCode
 from gemma4_triage.cli.bench_options import Force, MaxMinutes, Out, deliver, need_cuda, read_counts
 from gemma4_triage.cli.bench_servers import measure_with_servers
-from gemma4_triage.cli.output import say
-from gemma4_triage.cli.output_file import refuse_existing
 from gemma4_triage.cli.store_options import AsJson
-from gemma4_triage.errors import ExitCode, UsageMistake, for_user
+from gemma4_triage.errors import UsageMistake
+from gemma4_triage.output_file import refuse_existing
+from gemma4_triage.terminal import say
 
 if TYPE_CHECKING:
     from gemma4_repro.bench.plan import Plan
@@ -64,17 +65,13 @@ def probes(
     trap, ledger, flashinfer-3, flashinfer-5, strict-mem-check. Exits 1 if a target is missed or could not be measured,
     3 without CUDA.
     """
-    from gemma4_repro.errors import ReproError
     from gemma4_triage.report.bench_view import print_bench
 
     plan = _plan(arms, batches, mtp, rounds, model, copies, max_minutes, host_engine)
     refuse_existing(out, force)
     if not host_engine:
         _need_cuda()
-    try:
-        document, interrupted = _measure(plan, run_folder)
-    except ReproError as error:
-        raise for_user(error) from error
+    document, interrupted = _measure(plan, run_folder)
     deliver(KIND, document, print_bench, out, as_json)
     raise typer.Exit(ExitCode.INTERRUPTED if interrupted else _exit_code(document))
 
@@ -92,7 +89,6 @@ def _plan(
     from gemma4_repro.bench.arms import choose
     from gemma4_repro.bench.checkpoint import SIZES
     from gemma4_repro.bench.plan import CUDA_SIZES, HOST_SIZES, Plan
-    from gemma4_repro.errors import UnknownName
 
     if mtp not in _MTP:
         raise UsageMistake(f"--mtp {mtp!r} cannot be read", "allowed: on, off, both")
@@ -101,10 +97,7 @@ def _plan(
     ids = tuple(id.strip() for id in (arms or "").split(",") if id.strip())
     if arms is not None and not ids:
         raise UsageMistake(f"--arms {arms!r} names no arm", "leave it out for all of them")
-    try:
-        chosen = choose(ids, smoke=host_engine)
-    except UnknownName as error:
-        raise UsageMistake(str(error), error.hint) from error
+    chosen = choose(ids, smoke=host_engine)
     sizes = read_counts(
         "--batches", batches if batches is not None else "1,2" if host_engine else "1,16,64", 128, "1,16,64"
     )

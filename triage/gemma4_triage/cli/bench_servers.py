@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gemma4_triage.cli.output import say
-from gemma4_triage.errors import EnvironmentCannot, UsageMistake
+from gemma4_triage.errors import EnvironmentCannot
+from gemma4_triage.terminal import say
 
 Document = Callable[[Any, dict[str, Any], dict[str, str | None], Path], dict[str, Any]]
 """(what was measured, the installation, the project, the run's folder) to the document."""
@@ -28,9 +28,9 @@ def measure_with_servers(
         EnvironmentCannot: nothing was.
     """
     from gemma4_repro.bench.ask_installation import InstallationQuestion
+    from gemma4_repro.engine.readiness import check_sglang
+    from gemma4_repro.engine.run_folder import prepare_run_folder
     from gemma4_repro.errors import OutputRefused
-    from gemma4_repro.readiness import check_sglang
-    from gemma4_repro.run_folder import prepare_run_folder
     from gemma4_triage.report.bench_origin import project_origin
 
     check_sglang()
@@ -39,7 +39,8 @@ def measure_with_servers(
     try:
         folder = prepare_run_folder(name, (), run_folder, False)
     except OutputRefused as error:
-        raise UsageMistake(str(error), "name another --run-folder") from error
+        error.hint = "name another --run-folder"
+        raise
     say(f"run folder: {folder}")
     with InstallationQuestion(folder, host_engine) as question:
         measured = run(folder)

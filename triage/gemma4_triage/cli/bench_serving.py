@@ -9,10 +9,10 @@ import typer
 
 from gemma4_triage.cli.bench_options import Force, MaxMinutes, Out, deliver, exit_code, need_cuda, read_words
 from gemma4_triage.cli.bench_servers import measure_with_servers
-from gemma4_triage.cli.output import say
-from gemma4_triage.cli.output_file import refuse_existing
 from gemma4_triage.cli.store_options import AsJson
-from gemma4_triage.errors import UsageMistake, for_user
+from gemma4_triage.errors import UsageMistake
+from gemma4_triage.output_file import refuse_existing
+from gemma4_triage.terminal import say
 
 if TYPE_CHECKING:
     from gemma4_repro.serving_bench.plan import ServingPlan
@@ -21,7 +21,7 @@ KIND = "bench-serving"
 
 
 def serving(
-    load: Annotated[str, typer.Argument(metavar="LOAD", help="prefill, long-context, pictures, graphs or mtp.")],
+    load: Annotated[str, typer.Argument(metavar="LOAD", help="prefill, long-context, pictures, graphs, decode, mtp.")],
     model: Annotated[
         str | None, typer.Option("--model", metavar="IDS", help="Of the load's models; default: all of them.")
     ] = None,
@@ -49,26 +49,19 @@ def serving(
     with drafts, for mtp-v2. Models have their real layers and dims and random weights. Needs a CUDA device and no
     network. Exits 1 if an answer is wrong, or an aim is missed or could not be measured, 3 without CUDA.
     """
-    from gemma4_repro.errors import ReproError, UnknownName
     from gemma4_repro.serving_bench.plan import make_plan, other_release
     from gemma4_triage.report.serving_bench_view import print_serving_bench
 
     if host_engine:
         _refuse_ignored({"--model": model, "--rounds": rounds, "--also-sglang": also_sglang})
-    try:
-        also = () if also_sglang is None else (other_release(also_sglang),)
-        plan = make_plan(load, tuple(read_words("--model", model)), rounds or 7, host_engine, 60 * max_minutes, also)
-    except UnknownName as error:
-        raise UsageMistake(str(error), error.hint) from error
+    also = () if also_sglang is None else (other_release(also_sglang),)
+    plan = make_plan(load, tuple(read_words("--model", model)), rounds or 7, host_engine, 60 * max_minutes, also)
     refuse_existing(out, force)
     if not host_engine:
         need_cuda(
             "bench serving", "run it on a GPU host; --host-engine tries prefill, long-context and mtp on this CPU"
         )
-    try:
-        document, interrupted = _measure(plan, run_folder)
-    except ReproError as error:
-        raise for_user(error) from error
+    document, interrupted = _measure(plan, run_folder)
     deliver(KIND, document, print_serving_bench, out, as_json)
     raise typer.Exit(exit_code(document, interrupted))
 

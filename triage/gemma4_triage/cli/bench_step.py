@@ -16,10 +16,10 @@ from gemma4_triage.cli.bench_options import (
     read_counts,
     read_words,
 )
-from gemma4_triage.cli.output import say
-from gemma4_triage.cli.output_file import refuse_existing
 from gemma4_triage.cli.store_options import AsJson
-from gemma4_triage.errors import UsageMistake, for_user
+from gemma4_triage.errors import UsageMistake
+from gemma4_triage.output_file import refuse_existing
+from gemma4_triage.terminal import say
 
 if TYPE_CHECKING:
     from gemma4_repro.step_bench.plan import StepPlan
@@ -41,6 +41,9 @@ def step(
         str | None, typer.Option("--arms", metavar="IDS", help="Comma-separated; none is always measured.")
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=5, help="Samples per arm and batch.")] = 20,
+    context: Annotated[
+        int, typer.Option("--context", min=1, max=32768, help="Tokens of each request before the step.")
+    ] = 768,
     max_minutes: MaxMinutes = 9.0,
     out: Out = None,
     force: Force = False,
@@ -48,28 +51,30 @@ def step(
 ) -> None:
     """Time a decode step of SGLang's own model runner at the models' real sizes, all arms on the same weights.
 
-    Arms: none, shipped, all, all-cublas (all but small-m-linear), and each op alone: routing, triple-rmsnorm,
-    post-attention-norms, rmsnorm-add, gelu-tanh-mul, rmsnorm-residual-scalar, cross-layer-norm, ple-front-end,
-    qk-norm-rope, q-only-projection, small-m-linear. Weights are random; each arm's logits are compared with those of
-    none before it is timed. Needs a CUDA device and no network. Exits 1 if an answer is wrong, or a target is missed
-    or could not be measured, 3 without CUDA.
+    Arms: none, shipped, all, all-cublas (all but small-m-linear), all-sglang-attention (all but decode-attention), and
+    each op alone: routing, triple-rmsnorm, post-attention-norms, rmsnorm-add, gelu-tanh-mul, rmsnorm-residual-scalar,
+    cross-layer-norm, ple-front-end, qk-norm-rope, q-only-projection, small-m-linear, decode-attention. Weights are
+    random; each arm's logits are compared with those of none before it is timed. Needs a CUDA device and no network.
+    Exits 1 if an answer is wrong, or a target is missed or could not be measured, 3 without CUDA.
     """
-    from gemma4_repro.errors import ReproError
     from gemma4_triage.report.step_bench_view import print_step_bench
 
-    try:
-        plan = _plan(model, batch, layers, arms, rounds, max_minutes)
-        refuse_existing(out, force)
-        _need_cuda()
-        document, interrupted = _measure(plan)
-    except ReproError as error:
-        raise for_user(error) from error
+    plan = _plan(model, batch, layers, arms, rounds, max_minutes, context)
+    refuse_existing(out, force)
+    _need_cuda()
+    document, interrupted = _measure(plan)
     deliver(KIND, document, print_step_bench, out, as_json)
     raise typer.Exit(exit_code(document, interrupted))
 
 
 def _plan(
-    model: str | None, batch: str | None, layers: int | None, arms: str | None, rounds: int, max_minutes: float
+    model: str | None,
+    batch: str | None,
+    layers: int | None,
+    arms: str | None,
+    rounds: int,
+    max_minutes: float,
+    context: int,
 ) -> StepPlan:
     from gemma4_repro.kernel_bench.plan import choose
     from gemma4_repro.step_bench.model_sizes import SIZES
@@ -83,6 +88,7 @@ def _plan(
         chosen if NONE in chosen else (NONE, *chosen),
         rounds,
         60 * max_minutes,
+        context,
     )
     for one in plan.models:
         plan.layers_of(one)

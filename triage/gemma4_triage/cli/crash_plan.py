@@ -15,7 +15,7 @@ from gemma4_repro.crash.expected import Expected, Situation, expected
 from gemma4_repro.crash.loads import Load, Size
 from gemma4_repro.crash.machine import Gpu, needs_of_model, obstacle
 from gemma4_repro.crash.runner import REAL, TOY, Client, Limits, Plan
-from gemma4_repro.host_environment import hermetic_environment
+from gemma4_repro.engine.host_environment import hermetic_environment
 from gemma4_repro.toys.locate import toy_path
 from gemma4_triage.cli.server_start import HOST_ENGINE, Start, plan_for_user
 from gemma4_triage.errors import EnvironmentCannot, UsageMistake

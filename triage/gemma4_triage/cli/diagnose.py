@@ -10,9 +10,9 @@ import typer
 
 from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.dumps import AsJson, Directory, open_store
-from gemma4_triage.cli.output import emit_json, say, stdout_console
 from gemma4_triage.cli.read_logs import read_logs
 from gemma4_triage.errors import NothingChecked, UsageMistake
+from gemma4_triage.terminal import emit_json, say, stdout_console
 
 if TYPE_CHECKING:
     from gemma4_triage.diagnose.material import Material

@@ -5,10 +5,10 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
+from gemma4_dumps.errors import ExitCode
 from gemma4_triage.cli import diff_live
-from gemma4_triage.cli.output import emit_json, stdout_console
 from gemma4_triage.cli.store_options import AsJson, Directory, open_store
-from gemma4_triage.errors import ExitCode
+from gemma4_triage.terminal import emit_json, stdout_console
 
 _DEFAULT = "dumps"
 _NAME = 'A name, the beginning of one, a path, or "latest".'

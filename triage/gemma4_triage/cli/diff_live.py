@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gemma4_triage.cli.output import emit_json, say, stdout_console
-from gemma4_triage.errors import ExitCode, UsageMistake, for_user
+from gemma4_triage.cli.finished_run import finish
+from gemma4_triage.errors import UsageMistake
+from gemma4_triage.terminal import say
 
 if TYPE_CHECKING:
     from gemma4_repro.parity.compare_tracks import Tolerances
+    from gemma4_repro.parity.judge import Agreement
     from gemma4_repro.parity.runner import LiveRun, Options
     from gemma4_repro.parity.side import ChosenPatches, Side
-    from gemma4_triage.report.agreement_document import Agreement
+    from gemma4_triage.runs.record import ComparisonKind
 
 Scenario = Annotated[
     str,
@@ -121,9 +123,8 @@ def backends(
 
     def judge(run: LiveRun, tolerances: Tolerances) -> Agreement:
         from gemma4_repro.parity.exercise import exercises, nothing_exercised
-        from gemma4_repro.parity.judge import against_transformers, exit_code
+        from gemma4_repro.parity.judge import Agreement, Column, against_transformers, exit_code
         from gemma4_repro.parity.pressure import below_pressure, death_of
-        from gemma4_triage.report.agreement_document import Agreement, Column
 
         verdicts = against_transformers(run, tolerances)
         columns = tuple(Column(v.arm, v, v, death_of(v.arm, run, tolerances)) for v in verdicts)
@@ -192,9 +193,8 @@ def patches(
 
     def judge(run: LiveRun, tolerances: Tolerances) -> Agreement:
         from gemma4_repro.parity.exercise import exercises, nothing_exercised
-        from gemma4_repro.parity.judge import against_base, against_transformers, exit_code
+        from gemma4_repro.parity.judge import Agreement, Column, against_base, against_transformers, exit_code
         from gemma4_repro.parity.pressure import death_of
-        from gemma4_triage.report.agreement_document import Agreement, Column
 
         gates = {verdict.arm.side.id: verdict for verdict in against_base(run, pairs, tolerances)}
         measured = against_transformers(run, tolerances)
@@ -224,13 +224,9 @@ def _check_finite(tolerance: float | None) -> None:
 
 def _check_load(load: str, scenario: str) -> None:
     """Refuse before anything is imported or written, whatever else was asked for."""
-    from gemma4_repro.errors import ReproError
     from gemma4_repro.parity.load import check_load
 
-    try:
-        check_load(load, scenario)
-    except ReproError as error:
-        raise for_user(error) from error
+    check_load(load, scenario)
 
 
 def _options(
@@ -266,7 +262,7 @@ def _options(
 
 
 def _compare(
-    kind: str,
+    kind: ComparisonKind,
     sides: Callable[[], list[Side]],
     judge: Callable[[LiveRun, Tolerances], Agreement],
     options: Callable[[], Options],
@@ -274,43 +270,26 @@ def _compare(
     as_json: bool,
 ) -> int:
     """Run, judge, write verdict.json, show. Returns the exit code."""
-    from gemma4_repro.errors import ReproError
     from gemma4_repro.parity.compare_tracks import Tolerances
 
     tolerances = Tolerances() if tolerance is None else Tolerances(logprob=tolerance)
-    try:
-        return _report(kind, judge(_run(kind, sides(), options()), tolerances), as_json)
-    except ReproError as error:
-        raise for_user(error) from error
+    return _report(kind, judge(_run(kind, sides(), options()), tolerances), as_json)
 
 
-def _run(kind: str, sides: list[Side], options: Options) -> LiveRun:
+def _run(kind: ComparisonKind, sides: list[Side], options: Options) -> LiveRun:
     from gemma4_repro.parity.runner import run_sides
-    from gemma4_triage.report.agreement_progress import AgreementProgress
+    from gemma4_triage.runs.progress import ComparisonProgress
 
-    with AgreementProgress() as progress:
+    with ComparisonProgress() as progress:
         return run_sides(kind, sides, options, progress)
 
 
-def _report(kind: str, agreement: Agreement, as_json: bool) -> int:
-    """Raises OutputUnwritable."""
-    import json
+def _report(kind: ComparisonKind, agreement: Agreement, as_json: bool) -> int:
+    """Write verdict.json, show the comparison, and return the exit code. Raises OutputUnwritable."""
+    from gemma4_triage.runs.convert_comparison import record_of_comparison
 
-    from gemma4_repro.run_folder import VERDICT_NAME, writing
-    from gemma4_triage.cli.output import JSON_SCHEMA_VERSION
-    from gemma4_triage.report.agreement_document import agreement_document
-    from gemma4_triage.report.agreement_view import print_agreement
-    from gemma4_triage.report.agreement_words import nothing_checked
-
-    document = agreement_document(agreement)
-    path = agreement.run.folder / VERDICT_NAME
-    with writing(path):
-        path.write_text(json.dumps({"schema_version": JSON_SCHEMA_VERSION, "kind": kind} | document, indent=2))
-    if as_json:
-        emit_json(kind, document)
-    else:
-        print_agreement(stdout_console(), agreement)
-    say(f"Wrote {path}")
-    if agreement.exit_code == ExitCode.NOTHING_CHECKED:
-        say(f"error: {nothing_checked(agreement)}")
-    return agreement.exit_code
+    record = record_of_comparison(kind, agreement)
+    code = finish(record, agreement.run.folder, as_json)
+    if record.nothing_checked_why:
+        say(f"error: {record.nothing_checked_why}")
+    return code

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from gemma4_triage.cli.output import emit_json, stdout_console
-from gemma4_triage.errors import ExitCode, UsageMistake
+from gemma4_dumps.errors import ExitCode
+from gemma4_triage.terminal import emit_json, stdout_console
 
 
 def register(app: typer.Typer) -> None:
@@ -21,14 +21,10 @@ def doctor(
 
     Exits 2 if a setting cannot be read, 3 if the environment asks for something that cannot work here.
     """
-    from gemma4_runtime.errors import SettingsError
     from gemma4_runtime.settings import read_settings
     from gemma4_triage.inspection.environment import survey
 
-    try:
-        checks = survey(read_settings())
-    except SettingsError as error:
-        raise UsageMistake(str(error), "correct or unset the variable; a server would refuse to start") from None
+    checks = survey(read_settings())
     failed = [check for check in checks if check.needed and check.state == "missing"]
     if as_json:
         emit_json("doctor", {"ok": not failed, "checks": [asdict(check) for check in checks]})

@@ -2,24 +2,13 @@
 
 from collections.abc import Sequence
 
-from rich.table import Table
-from rich.text import Text
-
 from gemma4_dumps.included import sensitive, words
 from gemma4_dumps.listing import DumpEntry
 from gemma4_dumps.verify import VerifyReport
-from gemma4_triage.cli.output import printable, size_text, stdout_console
 from gemma4_triage.inspection.provenance_sentence import place
+from gemma4_triage.terminal import add_row, clean_text, plain_table, size_text, stdout_console
 
 STATE_STYLES = {"torn": "red", "incompatible": "yellow", "writing": "cyan"}
-
-
-def plain_table(*columns: str) -> Table:
-    """A table without a frame. The first column is never cut: it is what one copies."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for position, column in enumerate(columns):
-        table.add_column(column, no_wrap=position == 0, overflow="fold")
-    return table
 
 
 def print_listing(entries: Sequence[DumpEntry]) -> None:
@@ -28,14 +17,16 @@ def print_listing(entries: Sequence[DumpEntry]) -> None:
     table = plain_table("dump", "verdict", "where", "size")
     for entry in entries:
         if entry.manifest is None:
-            verdict = Text(f"{entry.state}: {printable(entry.problem or '')}", style=STATE_STYLES[entry.state])
+            verdict = clean_text(f"{entry.state}: {entry.problem or ''}", style=STATE_STYLES[entry.state])
             where = ""
         else:
-            verdict = Text(f"{printable(entry.manifest.verdict)}, {entry.manifest.action}")
-            if held := sensitive(entry.manifest):
-                verdict.append(printable(f"; holds {words(held)}"), style="yellow")
-            where = printable(place(entry.manifest))
-        table.add_row(Text(printable(entry.dump_id)), verdict, Text(where), size_text(entry.size_bytes))
+            held = sensitive(entry.manifest)
+            verdict = clean_text(
+                f"{entry.manifest.verdict}, {entry.manifest.action}",
+                (f"; holds {words(held)}" if held else "", "yellow"),
+            )
+            where = place(entry.manifest)
+        table.add_row(clean_text(entry.dump_id), verdict, clean_text(where), size_text(entry.size_bytes))
     console.print(table)
 
 
@@ -44,8 +35,7 @@ def print_verification(report: VerifyReport) -> None:
     console = stdout_console()
     table = plain_table("checked", "", "found")
     for check in report.checks:
-        mark = Text("ok", style="green") if check.ok else Text("WRONG", style="bold red")
-        table.add_row(Text(printable(check.subject)), mark, Text(printable(check.detail)))
+        add_row(table, check.subject, ("ok", "green") if check.ok else ("WRONG", "bold red"), check.detail)
     console.print(table)
     verdict = "whole" if report.ok else "damaged"
-    console.print(Text(f"{report.path.name} is {verdict}", style="green" if report.ok else "bold red"))
+    console.print(clean_text(f"{report.path.name} is {verdict}", style="green" if report.ok else "bold red"))

@@ -4,19 +4,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from gemma4_dumps.included import sensitive, words
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Manifest
 from gemma4_dumps.wording import number_of
-from gemma4_triage.cli.dump_table import plain_table
-from gemma4_triage.cli.output import printable, say, stdout_console
 from gemma4_triage.diagnose.next_steps import next_steps
 from gemma4_triage.inspection.guard_lines import guard_lines
 from gemma4_triage.inspection.offending_rows import OffendingRow, offending_rows
 from gemma4_triage.inspection.provenance_sentence import SPACE_NAMES, index_unit, provenance_sentence
 from gemma4_triage.report.diagnosis_document import damage_line
+from gemma4_triage.terminal import add_row, plain_table, print_line, print_title, printable, say, stdout_console
 
 
 def print_damage(dump: Dump, as_json: bool = False, name: str = "") -> None:
@@ -26,7 +24,7 @@ def print_damage(dump: Dump, as_json: bool = False, name: str = "") -> None:
     if as_json:
         say(damage_line(dump, name))
     else:
-        _line(stdout_console(), Text(printable(damage_line(dump, name)), style="bold yellow"))
+        print_line(stdout_console(), damage_line(dump, name), style="bold yellow")
 
 
 def print_dump(dump: Dump, rows: int) -> None:
@@ -35,7 +33,7 @@ def print_dump(dump: Dump, rows: int) -> None:
     print_damage(dump)
     _headline(console, manifest)
     if held := sensitive(manifest):
-        _line(console, Text(printable(f"holds {words(held)} of requests: confidential"), style="bold yellow"))
+        print_line(console, f"holds {words(held)} of requests: confidential", style="bold yellow")
     _offences(console, manifest, offending_rows(dump, rows))
     _pairs(console, "geometry", _geometry(manifest))
     _pairs(console, "scalars", manifest.scalars)
@@ -50,43 +48,42 @@ def print_dump(dump: Dump, rows: int) -> None:
 
 
 def _headline(console: Console, manifest: Manifest) -> None:
-    title = Text(printable(manifest.verdict.replace("_", " ").upper()), style="bold red")
-    title.append(f"  {printable(manifest.rule)}, {manifest.action}", style="bold")
-    _line(console, title)
-    _line(console, Text(printable(manifest.summary)))
+    verdict = manifest.verdict.replace("_", " ").upper()
+    print_line(console, f"{verdict}  {manifest.rule}, {manifest.action}", style="bold red")
+    print_line(console, manifest.summary)
     if sentence := provenance_sentence(manifest):
-        _line(console, Text(printable(sentence), style="bold"))
+        print_line(console, sentence, style="bold")
     origin = manifest.provenance
     for what, space, text in (
         ("table", origin.table_space, origin.table_origin),
         ("buffer", origin.buffer_space, origin.buffer_origin),
     ):
         if space != "unknown" or text:
-            _line(console, Text(printable(f"  {what:<7}{SPACE_NAMES.get(space, space)} space  {text}".rstrip())))
+            print_line(console, f"  {what:<7}{SPACE_NAMES.get(space, space)} space  {text}".rstrip())
     if origin.explanation:
-        _line(console, Text(printable(f"  {origin.explanation}")))
+        print_line(console, f"  {origin.explanation}")
 
 
 def _offences(console: Console, manifest: Manifest, rows: list[OffendingRow]) -> None:
     if not rows:
         return
     shown = sum(len(row.offences) for row in rows)
-    _title(console, f"offending entries ({shown} of {manifest.offence_count} in the rows below)")
+    print_title(console, f"offending entries ({shown} of {manifest.offence_count} in the rows below)")
     table = plain_table("table", "row", "request", "column", "value", "allowed")
     for row in rows:
         for offence in row.offences[:8]:
             slot = "" if offence.request_slot is None else str(offence.request_slot)
             bound = f"{offence.lower} <= {index_unit(manifest)} < {offence.upper}"
             cells = (offence.table, offence.row, slot, offence.column, offence.value, bound)
-            table.add_row(*(Text(printable(str(cell))) for cell in cells))
+            add_row(table, *(str(cell) for cell in cells))
         if len(row.offences) > 8:
-            table.add_row("", "", "", "…", f"{len(row.offences) - 8} more", "")
+            add_row(table, "", "", "", "…", f"{len(row.offences) - 8} more", "")
     console.print(table)
     if index_unit(manifest) == "page" and any(row.lower == 1 for row in rows):
-        _line(console, Text("  page 0 is the pool's dummy page: no live column may hold it", style="dim"))
+        print_line(console, "  page 0 is the pool's dummy page: no live column may hold it", style="dim")
     if manifest.action == "contained":
         said = "  saved after containment: bad entries are 0; the first of each row is shown as it was"
-        _line(console, Text(said, style="dim"))
+        print_line(console, said, style="dim")
     for row in rows:
         _neighbourhood(console, row)
 
@@ -94,23 +91,20 @@ def _offences(console: Console, manifest: Manifest, rows: list[OffendingRow]) ->
 def _neighbourhood(console: Console, row: OffendingRow) -> None:
     name = printable(f"{row.table}[{row.row}]")
     if row.missing is not None:
-        _line(console, Text(f"  {name} is not shown: {printable(row.missing)}", style="yellow"))
+        print_line(console, f"  {name} is not shown: {row.missing}", style="yellow")
         return
     numbers = [number for cell in row.cells for number in (cell.column, cell.value, cell.translated or 0)]
     width = max(len(str(number)) for number in numbers) + 3
-    columns, values = Text(f"  {name}  column"), Text(f"  {' ' * len(name)}  value ")
-    translated = Text(f"  {'translated'.rjust(len(name))}  value ", style="green")
-    for cell in row.cells:
-        columns.append(f"{cell.column} ".rjust(width), style="dim")
-        values.append(
-            f">{cell.value}<".rjust(width) if cell.offends else f"{cell.value} ".rjust(width),
-            style="bold red" if cell.offends else "",
-        )
-        translated.append(f"{'' if cell.translated is None else cell.translated} ".rjust(width))
-    _line(console, columns)
-    _line(console, values)
+    columns = [(f"{cell.column} ".rjust(width), "dim") for cell in row.cells]
+    values = [
+        (f">{cell.value}<".rjust(width), "bold red") if cell.offends else f"{cell.value} ".rjust(width)
+        for cell in row.cells
+    ]
+    print_line(console, f"  {name}  column", *columns)
+    print_line(console, f"  {' ' * len(name)}  value ", *values)
     if any(cell.translated is not None for cell in row.cells):
-        _line(console, translated)
+        translated = (f"{'' if cell.translated is None else cell.translated} ".rjust(width) for cell in row.cells)
+        print_line(console, f"  {'translated'.rjust(len(name))}  value ", *translated, style="green")
 
 
 def _geometry(manifest: Manifest) -> dict[str, Any]:
@@ -158,18 +152,8 @@ def _pairs(console: Console, title: str, pairs: Mapping[str, Any]) -> None:
 
 
 def _section(console: Console, title: str, lines: Iterable[str]) -> None:
-    texts = [Text(printable(f"  {line}")) for line in lines]
+    texts = list(lines)
     if texts:
-        _title(console, title)
+        print_title(console, title)
         for text in texts:
-            _line(console, text)
-
-
-def _title(console: Console, title: str) -> None:
-    console.print()
-    console.print(Text(title, style="bold cyan"))
-
-
-def _line(console: Console, text: Text) -> None:
-    # Soft wrap: what is copied from a terminal or cut with grep stays one line.
-    console.print(text, soft_wrap=True)
+            print_line(console, f"  {text}")

@@ -4,12 +4,12 @@ from typing import Annotated
 
 import typer
 
+from gemma4_dumps.errors import ExitCode
 from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.age import parse_age
 from gemma4_triage.cli.dumps_export import export
-from gemma4_triage.cli.output import emit_json, say, size_text
 from gemma4_triage.cli.store_options import AsJson, Directory, open_store
-from gemma4_triage.errors import ExitCode
+from gemma4_triage.terminal import emit_json, say, size_text
 
 DumpName = Annotated[
     str, typer.Argument(metavar="DUMP", help='A name, the beginning of one, a path, or "latest".', show_default=False)

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gemma4_dumps.errors import ExitCode
 from gemma4_dumps.wording import number_of
-from gemma4_triage.cli.output import emit_json, stdout_console
 from gemma4_triage.cli.read_logs import read_logs
-from gemma4_triage.errors import ExitCode, NothingChecked
+from gemma4_triage.errors import NothingChecked
+from gemma4_triage.terminal import emit_json, stdout_console
 
 if TYPE_CHECKING:
     from gemma4_triage.logs.facts import LogFacts
@@ -36,7 +37,7 @@ def logs(
     Each file is read once, in constant memory, and judged by itself. Exits 0 if nothing was found, 1 for findings,
     5 if no line was understood.
     """
-    from gemma4_triage.diagnose.finding import causes
+    from gemma4_triage.finding import causes
     from gemma4_triage.logs.catalog import findings
     from gemma4_triage.report.logs_document import logs_document
     from gemma4_triage.report.logs_view import print_logs

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperGroup
 
-from gemma4_triage.cli.output import emit_json, say, stdout_console
 from gemma4_triage.errors import UsageMistake
+from gemma4_triage.terminal import emit_json, say, stdout_console
 
 if TYPE_CHECKING:
     from gemma4_runtime.settings import Settings
@@ -105,15 +105,11 @@ def explain_patch(
 
 def _environment() -> tuple["Settings", set[str]]:
     """The settings, and ids of the patches that they select."""
-    from gemma4_runtime.errors import SettingsError
     from gemma4_runtime.selection import select
     from gemma4_runtime.settings import read_settings
 
-    try:
-        settings = read_settings()
-        return settings, {patch.id for patch in select(settings)}
-    except SettingsError as error:
-        raise UsageMistake(str(error), "correct or unset the variable; a server would refuse to start") from None
+    settings = read_settings()
+    return settings, {patch.id for patch in select(settings)}
 
 
 def _print_list(rows: list[dict]) -> None:

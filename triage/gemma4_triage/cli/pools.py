@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gemma4_triage.cli.output import emit_json, stdout_console
-from gemma4_triage.cli.output_file import refuse_existing, refuse_other_than_svg, write_text
-from gemma4_triage.errors import ExitCode, UsageMistake
+from gemma4_dumps.errors import ExitCode
+from gemma4_triage.errors import UsageMistake
+from gemma4_triage.output_file import refuse_existing, refuse_other_than_svg, write_text
+from gemma4_triage.terminal import emit_json, stdout_console
 
 if TYPE_CHECKING:
     from gemma4_triage.pools.memory import Memory
@@ -116,7 +117,6 @@ def pools(
     from gemma4_runtime.pools.serving import Serving
     from gemma4_triage.pools.arithmetic import KV_DTYPE_BYTES, token_bytes
     from gemma4_triage.pools.at_start import AtStart, owners_only, policy_choice
-    from gemma4_triage.pools.errors import PoolsError
     from gemma4_triage.pools.model_shape import read_shape
     from gemma4_triage.pools.plan import make_plan
     from gemma4_triage.pools.workload import parse_workload
@@ -130,28 +130,25 @@ def pools(
         raise UsageMistake(f"--kv-dtype {kv_dtype!r} is not known", f"one of {', '.join(KV_DTYPE_BYTES)}")
     if ratio is not None and not 0 < ratio <= 1:
         raise UsageMistake(f"--ratio is {ratio}", "SGLang takes a ratio above 0, at most 1")
-    try:
-        loads = [parse_workload(text) for text in workload or []]
-        shape = read_shape(config)
-        memory = _memory(config, gpu_mem, mem_fraction, weights, kv_mem, tp)
-        serving = Serving(
-            *(shape.window, page_size, chunk, chunks_in_flight, draft_tokens, evict_multiplier),
-            prefix_cache=not disable_radix_cache,
-            split_leaf=split_leaf,
-            release_leaf_lock=release_leaf_lock,
-            drop_page_margin=drop_page_margin,
-        )
-        owners = token_bytes(shape, KV_DTYPE_BYTES[kv_dtype], tp, owners_only=True)
-        cell = owners if owner_only else token_bytes(shape, KV_DTYPE_BYTES[kv_dtype], tp)
-        plan = make_plan(shape, cell, memory.pools_bytes, serving, loads, ratio)
-        asked = (memory.pools_bytes, serving, ratio, context_length, max_running_requests)
-        start = AtStart(
-            policy_choice(shape, cell, *asked),
-            owners_only(shape, owners, memory.pools_bytes, plan.sizes.ratio, page_size),
-            policy_choice(shape, owners, *asked) if shape.shared_layers else None,
-        )
-    except PoolsError as error:
-        raise UsageMistake(str(error), error.hint) from error
+    loads = [parse_workload(text) for text in workload or []]
+    shape = read_shape(config)
+    memory = _memory(config, gpu_mem, mem_fraction, weights, kv_mem, tp)
+    serving = Serving(
+        *(shape.window, page_size, chunk, chunks_in_flight, draft_tokens, evict_multiplier),
+        prefix_cache=not disable_radix_cache,
+        split_leaf=split_leaf,
+        release_leaf_lock=release_leaf_lock,
+        drop_page_margin=drop_page_margin,
+    )
+    owners = token_bytes(shape, KV_DTYPE_BYTES[kv_dtype], tp, owners_only=True)
+    cell = owners if owner_only else token_bytes(shape, KV_DTYPE_BYTES[kv_dtype], tp)
+    plan = make_plan(shape, cell, memory.pools_bytes, serving, loads, ratio)
+    asked = (memory.pools_bytes, serving, ratio, context_length, max_running_requests)
+    start = AtStart(
+        policy_choice(shape, cell, *asked),
+        owners_only(shape, owners, memory.pools_bytes, plan.sizes.ratio, page_size),
+        policy_choice(shape, owners, *asked) if shape.shared_layers else None,
+    )
     if out is not None:
         _draw(plan, out)
     if apply:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gemma4_triage.cli.output import emit_json, stdout_console
-from gemma4_triage.errors import EnvironmentCannot, NothingChecked, TraceUnreadable, UsageMistake
+from gemma4_triage.errors import EnvironmentCannot, NothingChecked, UsageMistake
+from gemma4_triage.terminal import emit_json, stdout_console
 
 if TYPE_CHECKING:
     from gemma4_triage.step_profile.trace_file import TraceFile
@@ -59,16 +59,10 @@ def profile(
 
 
 def _read(source: TraceFile) -> TraceTables:
-    from gemma4_triage.logs.source import SourceError
-    from gemma4_triage.step_profile.trace_file import TraceDamaged
     from gemma4_triage.step_profile.trace_tables import TooManyEvents, read_tables
 
     try:
         tables = read_tables(source.events())
-    except SourceError as error:
-        raise UsageMistake(str(error), error.hint) from error
-    except TraceDamaged as error:
-        raise TraceUnreadable(str(error), error.hint) from error
     except TooManyEvents as error:
         raise EnvironmentCannot(
             f"{source.name} holds more than {error}",

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gemma4_triage.cli.diff_live import Force, Output
-from gemma4_triage.cli.output import emit_json, say, stdout_console
-from gemma4_triage.cli.output_file import write_output, write_text
 from gemma4_triage.cli.quality_sides import Server, own_servers, running_servers
 from gemma4_triage.cli.store_options import AsJson
-from gemma4_triage.errors import EnvironmentCannot, UsageMistake, for_user
+from gemma4_triage.errors import EnvironmentCannot, UsageMistake
+from gemma4_triage.output_file import write_output, write_text
+from gemma4_triage.terminal import emit_json, say, stdout_console
 
 if TYPE_CHECKING:
     from gemma4_repro.quality.ask import Answer, Item
@@ -119,7 +119,6 @@ def quality(
     answered, 2 for what cannot be read or understood, 3 if a server cannot be started or reached, 5 if nothing was
     answered, or if --base answered no better than guessing, so that no loss could show.
     """
-    from gemma4_repro.errors import ReproError
     from gemma4_repro.quality.run import Limits
 
     if api not in ("completions", "chat"):
@@ -140,16 +139,13 @@ def quality(
     if not urls and not arguments:
         raise UsageMistake("no arguments for SGLang", f"they come after --, for example: {_EXAMPLE}")
     _need_packages()
-    try:
-        items, asked_of = _items(questions, examples, colours, api, limit, seed)
-        if urls:
-            servers = running_servers(base_url or "", with_url or "")
-        else:
-            servers = own_servers(base or "none", with_ or "default", host_engine, arguments or [], colours)
-        run = _Run(servers, items, asked_of, Limits(parallel, timeout_s, start_timeout_s), model)
-        raise typer.Exit(run.into(output, force, as_json))
-    except ReproError as error:
-        raise for_user(error) from error
+    items, asked_of = _items(questions, examples, colours, api, limit, seed)
+    if urls:
+        servers = running_servers(base_url or "", with_url or "")
+    else:
+        servers = own_servers(base or "none", with_ or "default", host_engine, arguments or [], colours)
+    run = _Run(servers, items, asked_of, Limits(parallel, timeout_s, start_timeout_s), model)
+    raise typer.Exit(run.into(output, force, as_json))
 
 
 def _refuse_mixed(urls: bool, others: dict[str, Any]) -> None:
@@ -211,9 +207,9 @@ class _Run:
 
     def into(self, output: Path | None, force: bool, as_json: bool) -> int:
         """Run into this folder, show the verdict, and return the exit code. Raises ReproError, UserError."""
+        from gemma4_repro.engine.run_folder import prepare_run_folder
         from gemma4_repro.quality.judge import judge
         from gemma4_repro.quality.run import Side, check_running, run_sides
-        from gemma4_repro.run_folder import prepare_run_folder
         from gemma4_triage.report.bench_origin import project_origin
         from gemma4_triage.report.quality_view import print_quality
 

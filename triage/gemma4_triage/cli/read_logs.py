@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from gemma4_dumps.wording import number_of
-from gemma4_triage.cli.output import say
 from gemma4_triage.errors import UsageMistake
+from gemma4_triage.terminal import say
 
 if TYPE_CHECKING:
     from gemma4_triage.logs.facts import LogFacts
@@ -45,9 +45,6 @@ def _place(name: str) -> str:
 
 def _read(name: str, points: int) -> LogFacts:
     from gemma4_triage.logs.read import read_source
-    from gemma4_triage.logs.source import Source, SourceError
+    from gemma4_triage.logs.source import Source
 
-    try:
-        return read_source(Source(name), points - points % 2)
-    except SourceError as error:
-        raise UsageMistake(str(error), error.hint) from error
+    return read_source(Source(name), points - points % 2)

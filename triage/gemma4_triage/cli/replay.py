@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gemma4_dumps.errors import ExitCode
 from gemma4_triage.cli.dumps import AsJson, Directory, DumpName, open_store
-from gemma4_triage.cli.output import emit_json, say, stdout_console
-from gemma4_triage.errors import EnvironmentCannot, ExitCode, NothingChecked, UsageMistake
+from gemma4_triage.errors import EnvironmentCannot, NothingChecked, UsageMistake
+from gemma4_triage.terminal import emit_json, say, stdout_console
 
 if TYPE_CHECKING:
     from gemma4_dumps.reader import Dump

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from gemma4_dumps.errors import ExitCode
 from gemma4_triage.cli import repro_corpus, repro_crash
+from gemma4_triage.cli.finished_run import finish
 from gemma4_triage.cli.include_options import IncludeKv, IncludeTokens, include_value
-from gemma4_triage.cli.output import emit_json, say, stdout_console
-from gemma4_triage.errors import ExitCode, NothingChecked, UsageMistake, for_user
+from gemma4_triage.errors import NothingChecked, UsageMistake
+from gemma4_triage.terminal import emit_json, say, stdout_console
 
 if TYPE_CHECKING:
     from gemma4_repro.runner import Options, Run
@@ -77,7 +79,6 @@ def repro(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
 ) -> None:
     """Reproduce a fault, trap it, and show it fixed, with the real engine on this CPU."""
-    from gemma4_repro.errors import ReproError
     from gemma4_repro.runner import Options
 
     names, include = tuple(arm or ()), include_value(include_kv, include_tokens)
@@ -98,11 +99,8 @@ def repro(
             raise UsageMistake(said, "gemma4-triage repro lists the scenarios")
         _list_scenarios(as_json)
         return
-    try:
-        run = _run(scenario, Options(names, output, force, keep, time_limit, include=include))
-        code = _report(run, as_json)
-    except ReproError as error:
-        raise for_user(error) from error
+    run = _run(scenario, Options(names, output, force, keep, time_limit, include=include))
+    code = _report(run, as_json)
     raise typer.Exit(code)
 
 
@@ -116,16 +114,12 @@ def _corpus(
     time_limit: float | None,
     as_json: bool,
 ) -> int:
-    from gemma4_repro.detection.runner import Options
-    from gemma4_repro.errors import ReproError
+    from gemma4_repro.corpus.runner import Options
 
     if list_cases:
         repro_corpus.list_cases(as_json)
         return ExitCode.OK
-    try:
-        return repro_corpus.run_and_report(Options(only, output, force, keep, time_limit, unguarded), as_json)
-    except ReproError as error:
-        raise for_user(error) from error
+    return repro_corpus.run_and_report(Options(only, output, force, keep, time_limit, unguarded), as_json)
 
 
 def _items(text: str | None) -> tuple[str, ...]:
@@ -134,8 +128,8 @@ def _items(text: str | None) -> tuple[str, ...]:
 
 def _list_scenarios(as_json: bool) -> None:
     from gemma4_repro.catalog import SCENARIOS
-    from gemma4_triage.report.repro_document import scenario_list
-    from gemma4_triage.report.repro_view import print_scenarios
+    from gemma4_triage.runs.convert import scenario_list
+    from gemma4_triage.runs.view import print_scenarios
 
     if as_json:
         emit_json("scenario-list", scenario_list(SCENARIOS))
@@ -148,36 +142,21 @@ def _list_scenarios(as_json: bool) -> None:
 def _run(scenario_id: str, options: "Options") -> "Run":
     from gemma4_repro.catalog import choose_arms, find_scenario
     from gemma4_repro.runner import run_scenario
-    from gemma4_triage.report.repro_progress import Progress
+    from gemma4_triage.runs.progress import ScenarioProgress
 
     scenario: Scenario = find_scenario(scenario_id)
     arms = choose_arms(scenario, options.arms)
     if options.include and not any(arm.has_probes for arm in arms):
         raise UsageMistake("--include-kv and --include-tokens: none of these arms has probes", "run an arm that has")
-    with Progress(scenario, arms) as progress:
+    with ScenarioProgress(scenario, arms) as progress:
         return run_scenario(scenario, options, progress)
 
 
 def _report(run: "Run", as_json: bool) -> int:
     """Write verdict.json, show the verdict, and return the exit code. Raises NothingChecked, OutputUnwritable."""
-    import json
+    from gemma4_triage.runs.convert import record_of_scenario
 
-    from gemma4_repro.run_folder import VERDICT_NAME, writing
-    from gemma4_repro.verdict import exit_code
-    from gemma4_triage.cli.output import JSON_SCHEMA_VERSION
-    from gemma4_triage.report.repro_document import run_document
-    from gemma4_triage.report.repro_view import print_run
-
-    document = run_document(run)
-    path = run.folder / VERDICT_NAME
-    with writing(path):
-        path.write_text(json.dumps({"schema_version": JSON_SCHEMA_VERSION, "kind": "repro"} | document, indent=2))
-    if as_json:
-        emit_json("repro", document)
-    else:
-        print_run(stdout_console(), run)
-    say(f"Wrote {path}")
-    code = exit_code(run.verdicts)
+    code = finish(record_of_scenario(run), run.folder, as_json)
     if code == ExitCode.NOTHING_CHECKED and not as_json:
         raise NothingChecked("nothing was checked: every comparison needs an arm that did not run", "run all arms")
     return code

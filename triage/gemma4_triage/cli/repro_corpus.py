@@ -2,52 +2,42 @@
 
 from typing import TYPE_CHECKING
 
-from gemma4_triage.cli.output import emit_json, say, stdout_console
+from gemma4_triage.cli.finished_run import finish
+from gemma4_triage.terminal import emit_json, say, stdout_console
 
 if TYPE_CHECKING:
-    from gemma4_repro.detection.runner import CorpusRun, Options
+    from gemma4_repro.corpus.runner import CorpusRun, Options
 
 NAME = "corpus"
 
 
 def list_cases(as_json: bool) -> None:
     """`repro corpus --list`."""
-    from gemma4_repro.detection.catalog import CLEAN, FAULTS, LOGIT_FAULTS
-    from gemma4_triage.report.corpus_document import case_list
-    from gemma4_triage.report.corpus_view import print_cases
+    from gemma4_repro.corpus.clean import CLEAN
+    from gemma4_repro.corpus.faults import FAULTS
+    from gemma4_repro.corpus.logit import LOGIT_FAULTS
+    from gemma4_triage.runs.convert_corpus import case_list
+    from gemma4_triage.runs.corpus_view import print_cases
 
+    cases = case_list(FAULTS, CLEAN, LOGIT_FAULTS)
     if as_json:
-        emit_json("corpus-list", case_list(FAULTS, CLEAN, LOGIT_FAULTS))
+        emit_json("corpus-list", cases.model_dump(mode="json"))
     else:
-        print_cases(stdout_console(), FAULTS, CLEAN, LOGIT_FAULTS)
+        print_cases(stdout_console(), cases)
         say("gemma4-triage repro corpus runs all of them; --only ID[,ID] some")
 
 
 def run_and_report(options: "Options", as_json: bool) -> int:
     """Run the corpus, write verdict.json, show the matrix. Returns the exit code. Raises ReproError."""
-    import json
-
-    from gemma4_repro.run_folder import VERDICT_NAME, writing
-    from gemma4_triage.cli.output import JSON_SCHEMA_VERSION
-    from gemma4_triage.report.corpus_document import corpus_document
-    from gemma4_triage.report.corpus_view import print_matrix
+    from gemma4_triage.runs.convert_corpus import record_of_corpus
 
     run = _run(options)
-    document = corpus_document(run)
-    path = run.folder / VERDICT_NAME
-    with writing(path):
-        path.write_text(json.dumps({"schema_version": JSON_SCHEMA_VERSION, "kind": NAME} | document, indent=2))
-    if as_json:
-        emit_json(NAME, document)
-    else:
-        print_matrix(stdout_console(), run)
-    say(f"Wrote {path}")
-    return run.matrix.exit_code
+    return finish(record_of_corpus(run), run.folder, as_json)
 
 
 def _run(options: "Options") -> "CorpusRun":
-    from gemma4_repro.detection.runner import run_corpus
-    from gemma4_triage.report.corpus_progress import CorpusProgress
+    from gemma4_repro.corpus.runner import run_corpus
+    from gemma4_triage.runs.progress import CorpusProgress
 
     with CorpusProgress() as progress:
         return run_corpus(options, progress)

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gemma4_triage.cli.output import emit_json, say, stdout_console
-from gemma4_triage.errors import EnvironmentCannot, ExitCode, UsageMistake, for_user
+from gemma4_dumps.errors import ExitCode
+from gemma4_triage.cli.finished_run import show
+from gemma4_triage.errors import EnvironmentCannot, UsageMistake
+from gemma4_triage.terminal import emit_json, say, stdout_console
 
 if TYPE_CHECKING:
     from gemma4_repro.crash.runner import Plan
     from gemma4_triage.cli.crash_plan import Asked, Checkpoints
-    from gemma4_triage.report.crash_document import CrashRun
+    from gemma4_triage.runs.convert import CrashRun
 
 NAME = "crash"
 _ASK_MATRIX = "gemma4-triage repro crash --matrix lists the cells, and which of them this machine can run"
@@ -107,33 +109,29 @@ def crash(
     Exits 0 if what was expected of this GPU and cell happened, 1 if not, 2 for an unknown cell or a checkpoint that is
     not whole, 3 if this machine cannot run the cell.
     """
-    from gemma4_repro.errors import ReproError
 
-    try:
-        if matrix:
-            given = {
-                cell: cell,
-                "--toy": toy,
-                "--dry-run": dry_run,
-                "--model": model,
-                "--draft-model": draft_model,
-                "--load": load,
-                "--patches": patches,
-                "--fault": fault,
-                "--device-model": device_model,
-                "--port": port,
-                "--output": output,
-                "--force": force,
-                "--time-limit": time_limit,
-                "-- SGLANG_ARGUMENTS": arguments,
-            }
-            _refuse_beside_matrix([str(name) for name, value in given.items() if value])
-            _matrix(as_json)
-            return
-        asked = _asked(cell, arguments, load, toy, model, draft_model, patches, fault, device_model)
-        code = _dry_run(asked, port, as_json) if dry_run else _run(asked, port, output, force, time_limit, as_json)
-    except ReproError as error:
-        raise for_user(error) from error
+    if matrix:
+        given = {
+            cell: cell,
+            "--toy": toy,
+            "--dry-run": dry_run,
+            "--model": model,
+            "--draft-model": draft_model,
+            "--load": load,
+            "--patches": patches,
+            "--fault": fault,
+            "--device-model": device_model,
+            "--port": port,
+            "--output": output,
+            "--force": force,
+            "--time-limit": time_limit,
+            "-- SGLANG_ARGUMENTS": arguments,
+        }
+        _refuse_beside_matrix([str(name) for name, value in given.items() if value])
+        _matrix(as_json)
+        return
+    asked = _asked(cell, arguments, load, toy, model, draft_model, patches, fault, device_model)
+    code = _dry_run(asked, port, as_json) if dry_run else _run(asked, port, output, force, time_limit, as_json)
     raise typer.Exit(code)
 
 
@@ -220,12 +218,12 @@ def _run(
 ) -> int:
     from gemma4_repro.bench.server import free_ports, is_free
     from gemma4_repro.crash.runner import run_cell
-    from gemma4_repro.readiness import check_sglang
-    from gemma4_repro.run_folder import prepare_run_folder
+    from gemma4_repro.engine.readiness import check_sglang
+    from gemma4_repro.engine.run_folder import prepare_run_folder
     from gemma4_repro.verdict import ArmVerdict
     from gemma4_triage.cli import crash_plan
-    from gemma4_triage.report.crash_document import CrashRun, RanCell
-    from gemma4_triage.report.live_line import LiveLine
+    from gemma4_triage.live_line import LiveLine
+    from gemma4_triage.runs.convert import CrashRun, RanArm
 
     cell = asked.cell
     release = check_sglang()
@@ -242,7 +240,7 @@ def _run(
     with LiveLine() as line:
         served = run_cell(plan, lambda phase, elapsed_s: line.update(f"{cell.id}: {phase}, {elapsed_s:.0f} s"))
     checks = tuple(one.check(served, None) for one in expected.expectations)
-    ran = RanCell(cell.id, cell.title, device, crash_plan.settings_of(asked))
+    ran = RanArm(cell.id, cell.title, device, crash_plan.settings_of(asked))
     run = CrashRun(
         cell=cell,
         folder=folder,
@@ -255,8 +253,7 @@ def _run(
         typed=asked.typed,
         lines=[shlex.join(plan.server_command), *(shlex.join(client.command) for client in plan.clients)],
     )
-    _report(run, as_json)
-    return run.exit_code
+    return _report(run, as_json)
 
 
 def _announce(asked: Asked, checkpoints: Checkpoints, plan: Plan, folder: Path) -> None:
@@ -281,29 +278,22 @@ def _announce(asked: Asked, checkpoints: Checkpoints, plan: Plan, folder: Path) 
     say(f"run folder: {folder}")
 
 
-def _report(run: CrashRun, as_json: bool) -> None:
-    """Write verdict.json and TRIAGE_REPORT.md, and show the verdict. Raises OutputUnwritable, EnvironmentCannot."""
-    import json
+def _report(run: CrashRun, as_json: bool) -> int:
+    """Write verdict.json and TRIAGE_REPORT.md, show the verdict, and return the exit code.
 
+    Raises OutputUnwritable, EnvironmentCannot.
+    """
     from gemma4_dumps.store import DumpStore
-    from gemma4_repro.run_folder import VERDICT_NAME, writing
-    from gemma4_triage.cli.output import JSON_SCHEMA_VERSION
-    from gemma4_triage.cli.output_file import write_text
-    from gemma4_triage.report.crash_document import run_document
-    from gemma4_triage.report.crash_view import print_run
+    from gemma4_triage.output_file import write_text
     from gemma4_triage.report.model.build import build_report
     from gemma4_triage.report.model.source import read_run_or_dumps
     from gemma4_triage.report.triage_markdown import NAME as REPORT_NAME
     from gemma4_triage.report.triage_markdown import render_markdown
+    from gemma4_triage.runs.convert import record_of_cell
+    from gemma4_triage.runs.record_file import write_record
 
-    document = run_document(run)
-    path = run.folder / VERDICT_NAME
-    with writing(path):
-        path.write_text(json.dumps({"schema_version": JSON_SCHEMA_VERSION, "kind": "repro"} | document, indent=2))
+    record = record_of_cell(run)
+    path = write_record(record, run.folder)
     source = read_run_or_dumps(DumpStore(run.folder), [str(run.folder)], None)
     write_text(run.folder / REPORT_NAME, render_markdown(build_report(source, [])))
-    if as_json:
-        emit_json("repro", document)
-    else:
-        print_run(stdout_console(), run)
-    say(f"Wrote {path}")
+    return show(record, path, as_json)

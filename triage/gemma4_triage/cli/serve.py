@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from gemma4_triage.cli.include_options import IncludeKv, IncludeTokens, include_value
-from gemma4_triage.cli.output import emit_json, say
 from gemma4_triage.errors import EnvironmentCannot, UsageMistake
+from gemma4_triage.terminal import emit_json, say
 
 if TYPE_CHECKING:
     from gemma4_triage.cli.server_start import Start
@@ -117,34 +117,16 @@ def serve(
 
 
 def _effective(start: Start) -> Iterator[str]:
-    """What the server will have, the worst first."""
-    from gemma4_runtime.patch import Kind
-    from gemma4_runtime.selection import left_out
-    from gemma4_runtime.settings import HostEngine, Leak, Mode
+    """What the server will have, the worst first, and what only the command line knows of it."""
+    from gemma4_runtime import announcement
+    from gemma4_runtime.settings import HostEngine, Mode
 
-    settings, by_kind = start.settings, {kind: [p for p in start.patches if p.kind is kind] for kind in Kind}
-    for patch in by_kind[Kind.FAULT]:
-        yield f"FAULT INJECTED: {patch.id}: {patch.title}. This server is broken on purpose."
-    for reason in start.missing_probes.values():
-        yield f"PROBE WILL NOT BE ATTACHED: {reason}"
-    present = [patch for patch in by_kind[Kind.PROBE] if patch.id not in start.missing_probes]
-    probes = _names(patch.id for patch in present if patch.asked_by == "mode")
-    yield "probes: " + (
-        "none, the mode is off" if settings.mode is Mode.OFF else f"{probes} (mode {settings.mode.text})"
-    )
-    for patch in left_out(settings):
-        yield f"left out by contain, as it waits for the device in every step: {patch.id}; --probes can name it"
-    if settings.leak is not Leak.OFF:
-        audits = _names(patch.id for patch in present if patch.asked_by == "leak")
-        yield f"leak audit: {audits} ({settings.leak_text})"
+    settings = start.settings
+    for line in announcement.lines(settings, start.patches, start.missing_probes):
+        yield line.text
     if settings.mode is not Mode.OFF and settings.allow_missing:
         yield "the server also starts without a probe whose target is missing; it names each as PROBE NOT ATTACHED"
-    if settings.include:
-        yield f"DUMPS WILL HOLD {settings.include_text} of requests: treat them as confidential"
-    yield f"fixes: {_names(patch.id for patch in by_kind[Kind.FIX] + by_kind[Kind.OPTIMISATION])}"
     if settings.host_engine is not HostEngine.OFF:
-        stand_ins = len(by_kind[Kind.HOST_LEAF])
-        yield f"HOST ENGINE: {stand_ins} CPU stand-ins, device model {settings.device_model.value}; slow, and fp32"
         yield f"arguments added for the CPU: {shlex.join(start.added) or 'none, all were given'}"
     for name, value in start.overridden.items():
         now = shlex.quote(start.variables[name])
@@ -156,10 +138,6 @@ def _effective(start: Start) -> Iterator[str]:
         yield f"guard manifests, one per process: {start.dump_folder / 'guards'}"
     else:
         yield "nothing is attached: SGLang runs as shipped"
-
-
-def _names(ids: Iterator[str]) -> str:
-    return ", ".join(ids) or "none"
 
 
 def _document(start: Start) -> dict:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from gemma4_dumps.errors import ExitCode
 from gemma4_dumps.store import default_root
-from gemma4_repro.host_environment import REQUIRED, host_engine_is_forced
+from gemma4_repro.engine.host_environment import REQUIRED, host_engine_is_forced
 from gemma4_runtime.claims import check_conflicts
 from gemma4_runtime.errors import HostEngineRefused, RuntimePatchError, UnsupportedRelease
 from gemma4_runtime.host_environment import NEEDED
@@ -20,7 +21,7 @@ from gemma4_runtime.patch import Kind, Patch
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import VARIABLES, HostEngine, Settings, read_settings
 from gemma4_triage.cli.server_arguments import missing_cpu_arguments
-from gemma4_triage.errors import EnvironmentCannot, ExitCode, UsageMistake
+from gemma4_triage.errors import EnvironmentCannot
 from gemma4_triage.inspection.cuda_presence import cuda_is_present
 from gemma4_triage.inspection.environment import guard_obstacles
 
@@ -65,17 +66,18 @@ def plan_for_user(
     """Return what `plan_start` does, and say what it refuses in a command's own words.
 
     Raises:
-        UsageMistake: A setting cannot be read, or names a patch that does not exist.
-        EnvironmentCannot: SGLang is missing or of another release, or the plugin would stop the server.
+        SettingsError: A setting cannot be read, or names a patch that does not exist.
+        RuntimePatchError: The plugin would stop the server.
+        EnvironmentCannot: SGLang is missing or of another release.
     """
     try:
         return plan_start(options, arguments, inherited)
     except RuntimePatchError as error:
         if error.exit_code == ExitCode.USAGE:
-            raise UsageMistake(
-                str(error), "correct the option or the variable; --help says which belongs to which"
-            ) from None
-        raise EnvironmentCannot(str(error), "gemma4-triage doctor shows what can be had here") from None
+            error.hint = "correct the option or the variable; --help says which belongs to which"
+        else:
+            error.hint = "gemma4-triage doctor shows what can be had here"
+        raise
 
 
 def plan_start(

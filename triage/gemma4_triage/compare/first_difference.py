@@ -36,7 +36,7 @@ def first_difference(comparison: Comparison) -> FirstDifference | None:
 
 
 def sentence(comparison: Comparison) -> str:
-    """What to look at first, for a person."""
+    """Say to a person what to look at first."""
     first = first_difference(comparison)
     if first is None:
         return "The two dumps are equal."

@@ -68,7 +68,7 @@ _VOLATILE_PATHS = (
 
 
 def manifest_differences(a: Manifest, b: Manifest) -> dict[str, tuple[FieldDifference, ...]]:
-    """By section, in the order of SECTIONS and VOLATILE last; a section without a difference is left out."""
+    """Return the differences by section, in the order of SECTIONS and VOLATILE last, without empty sections."""
     found = list(field_differences(_document(a), _document(b)))
     by_section = {name: tuple(one for one in found if _section(one.path) == name) for name in (*SECTIONS, VOLATILE)}
     return {name: differences for name, differences in by_section.items() if differences}

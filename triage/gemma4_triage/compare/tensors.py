@@ -63,7 +63,7 @@ def _not_comparable(left: tuple[int, ...], right: tuple[int, ...], left_dtype: s
 
 
 def _values(a: Side, b: Side, name: str, rows: int) -> tuple[int, tuple[EntryDifference, ...]]:
-    """How many entries differ, and the first `rows` of them."""
+    """Count the entries that differ, and return the first `rows` of them."""
     shape, differing, entries = a.record(name).shape, 0, []
     for start in range(0, prod(shape), WINDOW_ENTRIES):
         left, right = (_window(side, name, start) for side in (a, b))
@@ -82,7 +82,7 @@ def _window(side: Side, name: str, start: int) -> np.ndarray:
 
 
 def _unequal(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Where they differ in value, NaN being equal to NaN: bool, the shape of both."""
+    """Say of each element whether the values differ, NaN being equal to NaN: bool, the shape of both."""
     unequal = left != right
     if left.dtype.kind == "f":
         unequal &= ~(np.isnan(left) & np.isnan(right))
@@ -90,7 +90,7 @@ def _unequal(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def _index(place: int, shape: tuple[int, ...]) -> Iterator[int]:
-    """Where element `place` of the flattened tensor is; Python's integers hold any shape."""
+    """Return the index of element `place` of the flattened tensor; Python's integers hold any shape."""
     for inner in range(1, len(shape) + 1):
         rest = prod(shape[inner:])
         yield place // rest

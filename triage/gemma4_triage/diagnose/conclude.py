@@ -19,10 +19,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.diagnose.evidence import guarded, in_a_file, is_guard, resting_on, said
-from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding, Kind, at_most, ranked
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.join_logs import faults_of, join_logs
 from gemma4_triage.diagnose.rules import injected_fault
+from gemma4_triage.finding import Confidence, Evidence, Finding, Kind, at_most, ranked
 from gemma4_triage.logs.catalog import is_load
 
 _CERTAINTY = (Confidence.CERTAIN, Confidence.LIKELY, Confidence.POSSIBLE)

@@ -7,9 +7,9 @@ from typing import Any
 
 from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
-from gemma4_triage.diagnose.finding import Evidence, Finding
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident, Ledger
+from gemma4_triage.finding import Evidence, Finding
 
 Value = str | int | float | bool | None
 

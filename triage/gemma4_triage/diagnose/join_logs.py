@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 
 from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.diagnose.evidence import resting_on
-from gemma4_triage.diagnose.finding import Finding, more_certain
 from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.finding import Finding, more_certain
 
 _BY_ID = {rule.id: rule for rule in RULES}
 

@@ -7,8 +7,8 @@ import shlex
 from gemma4_dumps.reader import Dump
 from gemma4_runtime.catalog import CATALOG
 from gemma4_triage.diagnose.conclude import conclude
-from gemma4_triage.diagnose.finding import Finding
 from gemma4_triage.diagnose.grouping import group
+from gemma4_triage.finding import Finding
 
 PROGRAM = "gemma4-triage"
 

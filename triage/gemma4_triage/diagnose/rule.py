@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gemma4_triage.diagnose.finding import Finding
 from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.finding import Finding
 
 # Rules over logs, by what a cause does to the server.
 LEAVES_BUFFERS = ("illegal-access", "index-outside-tensor")

@@ -9,18 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gemma4_triage.diagnose.evidence import guarded, said
-from gemma4_triage.diagnose.finding import Evidence
 from gemma4_triage.diagnose.incident import GEOMETRY, Incident
-
-
-def shows_one_key_more(summary: str) -> bool:
-    """Return whether a comparison's summary is of the window as SGLang up to 0.5.22 ships it.
-
-    Such as `target window_left, layers 0, 1: found 32, expected 31`.
-    """
-    found, _, expected = summary.partition("found ")[2].partition(", expected ")
-    width = "window_left" in summary and found.isdecimal() and expected.isdecimal()
-    return width and len(found) < 12 and len(expected) < 12 and int(found) == int(expected) + 1
+from gemma4_triage.finding import Evidence
 
 
 def start_up_evidence(

@@ -12,7 +12,6 @@ from gemma4_repro.crash.machine import Needs
 from gemma4_repro.step_bench.model_sizes import SIZES
 from gemma4_triage.errors import UsageMistake
 from gemma4_triage.pools.arithmetic import KV_DTYPE_BYTES, token_bytes
-from gemma4_triage.pools.errors import PoolsError
 from gemma4_triage.pools.model_shape import read_shape
 
 _INDEX, _CONFIG = "model.safetensors.index.json", "config.json"
@@ -31,7 +30,7 @@ def check_target(folder: Path, model: Model) -> tuple[Needs, str | None]:
     try:
         shape = read_shape(folder)
         cell = token_bytes(shape, KV_DTYPE_BYTES["auto"])
-    except PoolsError as error:
+    except UsageMistake as error:
         raise UsageMistake(str(error), "--model takes the folder of a Gemma-4 checkpoint") from error
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         raise UsageMistake(f"{folder} has no tokenizer: neither {' nor '.join(_TOKENIZERS)} is there", _WHOLE)

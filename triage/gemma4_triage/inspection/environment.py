@@ -155,7 +155,12 @@ def _last_guards(root: Path) -> Check:
     return Check("last guarded process", state, text + (", verified" if last.get("verified") else ", NOT verified"))
 
 
-_OUR_PATHS = {"fused": "our kernel", "batched": "batched", "padding left out": "padding left out"}
+_OUR_PATHS = {
+    "fused": "our kernel",
+    "reference": "our kernel's torch reference, on a CPU",
+    "batched": "batched",
+    "padding left out": "padding left out",
+}
 """As the patches record them, and for people. Any other path is SGLang's own, and why."""
 
 

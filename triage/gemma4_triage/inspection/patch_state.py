@@ -6,20 +6,12 @@ from collections.abc import Iterable
 
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind, Patch
-from gemma4_runtime.selection import FORCE_EAGLE, MTP_V2, PIECEWISE, YOCO, select
-from gemma4_runtime.settings import MTP_V2 as MTP_V2_KNOB
-from gemma4_runtime.settings import MTP_V2_ALIAS, Mode, Settings
+from gemma4_runtime.selection import select
+from gemma4_runtime.settings import Mode, Settings, knob_variables
 
 _MODE, _LEAK, _COST = "SGLANG_TRTLLM_MHA_DEBUG", "GEMMA4_TRIAGE_LEAK", "GEMMA4_TRIAGE_COST"
 _PATCHES, _PROBES, _FAULTS = "GEMMA4_TRIAGE_PATCHES", "GEMMA4_TRIAGE_PROBES", "GEMMA4_TRIAGE_FAULTS"
 _HOST = "GEMMA4_TRIAGE_HOST_ENGINE"
-_KNOBS = {
-    YOCO: "SGLANG_GEMMA4_YOCO",
-    FORCE_EAGLE: "SGLANG_GEMMA4_FORCE_EAGLE",
-    PIECEWISE: "SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM",
-    MTP_V2: MTP_V2_KNOB,
-}
-"""The pull requests' own; where set, they have the last word."""
 
 
 def state_here(patch: Patch, settings: Settings, chosen: bool) -> str:
@@ -29,7 +21,7 @@ def state_here(patch: Patch, settings: Settings, chosen: bool) -> str:
 
 def variables_of(patch: Patch) -> tuple[str, ...]:
     """Every variable that can choose it or that it reads, the deciding one first."""
-    own = patch.about.switches if patch.about else ()
+    own = (*knob_variables(patch.knob), *(patch.about.switches if patch.about else ()))
     if patch.kind is Kind.PROBE:
         shared = {"mode": (_MODE, _PROBES), "leak": (_LEAK,), "cost": (_COST,)}[patch.asked_by]
     else:
@@ -44,8 +36,8 @@ def switch_on(patch: Patch) -> str:
         return asked[patch.asked_by]
     if patch.kind is Kind.FAULT:
         return f"{_FAULTS}={patch.id}"
-    if patch.id in _KNOBS:
-        return f"{_KNOBS[patch.id]}=1"
+    if patch.knob:
+        return f"{knob_variables(patch.knob)[0]}=1"
     return f"{_HOST}=1" if patch.kind is Kind.HOST_LEAF else f"{_PATCHES}={patch.id}"
 
 
@@ -55,11 +47,9 @@ def switch_off(patch: Patch) -> str:
         return f"name the others in {_PROBES}" if patch.asked_by == "mode" else f"unset {variables_of(patch)[0]}"
     if patch.kind is Kind.HOST_LEAF:
         return "not alone: the host engine needs all of its leaves"
-    if patch.id == YOCO:
-        return f"{_PATCHES}=default,-{patch.id}, or {_KNOBS[YOCO]}=0"
     if patch.default:
-        return f"{_PATCHES}=default,-{patch.id}"
-    also = f", unset {_KNOBS[patch.id]}" if patch.id in _KNOBS else ""
+        return f"{_PATCHES}=default,-{patch.id}" + (f", or {knob_variables(patch.knob)[0]}=0" if patch.knob else "")
+    also = f", unset {knob_variables(patch.knob)[0]}" if patch.knob else ""
     if bringer := _bringer(patch, CATALOG):
         also = f", and write -{patch.id} there where {bringer} brings it along"
     return f"leave it out of {_FAULTS if patch.kind is Kind.FAULT else _PATCHES}{also}; it is no default"
@@ -75,15 +65,12 @@ def _because(patch: Patch, settings: Settings, chosen: bool) -> str:
     for fault in CATALOG:
         if patch.id in fault.instead_of and fault.id in settings.faults:
             return f"{_FAULTS} names {fault.id}, which takes its place"
-    knobs = {YOCO: settings.yoco, FORCE_EAGLE: settings.force_eagle, PIECEWISE: settings.piecewise_multimodal}
-    if (asked := knobs.get(patch.id)) is not None:
-        return f"{_KNOBS[patch.id]}={int(asked)} has the last word"
-    if patch.id == MTP_V2 and settings.wants_mtp_v2 is not None:
-        return f"{_mtp_v2_knob(settings)}={int(settings.wants_mtp_v2)} has the last word"
+    if patch.knob and (asked := settings.knob(patch.knob)) is not None:
+        return f"{settings.knob_variable(patch.knob)}={int(asked)} has the last word"
     if chosen and not _names(settings, patch) and (bringer := _bringer(patch, select(settings))):
         return f"{bringer} needs it"
-    if not chosen and settings.wants_mtp_v2 is False and patch.id in _needs(MTP_V2) and not _removes(settings, patch):
-        return f"{_mtp_v2_knob(settings)}=0 leaves {MTP_V2} out, which would bring it along"
+    if not (chosen or _removes(settings, patch)) and (without := _left_out_by_knob(settings, patch)):
+        return f"{settings.knob_variable(without.knob)}=0 leaves {without.id} out, which would bring it along"
     if settings.patches:
         return f"{_PATCHES}={','.join(settings.patches)} {'has it' if chosen else 'leaves it out'}"
     served = "has it" if patch.default else "does not have it"
@@ -95,13 +82,10 @@ def _bringer(patch: Patch, among: Iterable[Patch]) -> str | None:
     return next((other.id for other in among if patch.id in other.brings), None)
 
 
-def _needs(id: str) -> tuple[str, ...]:
-    return next(patch.brings for patch in CATALOG if patch.id == id)
-
-
-def _mtp_v2_knob(settings: Settings) -> str:
-    """The one of its two names that is set."""
-    return MTP_V2_ALIAS if settings.mtp_v2 is None else MTP_V2_KNOB
+def _left_out_by_knob(settings: Settings, patch: Patch) -> Patch | None:
+    """The first patch that needs this one and that its own knob switches off."""
+    needing = (other for other in CATALOG if patch.id in other.brings and other.knob)
+    return next((other for other in needing if settings.knob(other.knob) is False), None)
 
 
 def _removes(settings: Settings, patch: Patch) -> bool:

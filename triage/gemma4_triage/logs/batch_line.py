@@ -1,5 +1,6 @@
-"""The two lines that a scheduler repeats, as SGLang 0.5.13 writes them (scheduler_components/metrics_reporter.py,
-report_prefill_stats and report_decode_stats).
+"""Reads the two lines that a scheduler repeats, as SGLang 0.5.13 writes them.
+
+They come from report_prefill_stats and report_decode_stats in scheduler_components/metrics_reporter.py.
 
 Fields are read by name, so a field more or less, as other releases have it, changes nothing.
 """
@@ -18,10 +19,19 @@ _LONGEST_NUMBER = 18
 
 
 class BatchLine(NamedTuple):
-    """Usages are shares of a pool, 0 to 1; tokens are counts; None: the line does not say.
+    """What one batch line says; None stands where it does not say, 0 in a count.
 
-    full_usage: of the one pool, where a model has only one. new_tokens, cached_tokens, new_requests: prefill only.
-    accept_length: tokens per request and verify step, with speculative decoding only. generated_per_s: decode only.
+    Attributes:
+        prefill: whether the line is of a prefill, and not of decode steps.
+        running: how many requests are running.
+        queued: how many requests wait.
+        full_usage: the share of the full pool in use, 0 to 1; of the only pool, where a model has one.
+        swa_usage: the share of the sliding-window pool in use, 0 to 1.
+        new_requests: how many requests the prefill took in.
+        new_tokens: how many tokens the prefill computed.
+        cached_tokens: how many prompt tokens of the prefill came from the prefix cache.
+        accept_length: tokens per request and verify step of a decode line, with speculative decoding only.
+        generated_per_s: tokens per second of a decode line.
     """
 
     prefill: bool
@@ -37,7 +47,7 @@ class BatchLine(NamedTuple):
 
 
 def find_batch(line: bytes) -> tuple[int, BatchLine] | None:
-    """Where the last batch line in `line` begins, and what it says; None if there is none, or too little of it.
+    """Return where the last batch line in `line` begins and what it says; None if there is none, or too little of it.
 
     The last, because processes that share a file may write into each other's lines.
     """

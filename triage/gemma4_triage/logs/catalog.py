@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemma4_triage.diagnose.finding import Finding, ranked
+from gemma4_triage.finding import Finding, ranked
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.rule import Rule
 from gemma4_triage.logs.rules import (
@@ -54,12 +54,12 @@ _LOAD_IDS = frozenset(rule.id for rule in LOADS)
 
 
 def is_load(finding: Finding) -> bool:
-    """Whether it is about how a server served, and not about what ended it."""
+    """Say whether it is about how a server served, and not about what ended it."""
     return finding.rule in _LOAD_IDS
 
 
 def findings(facts: LogFacts) -> tuple[Finding, ...]:
-    """What ended the server first, then how it served; each the most certain first."""
+    """Return findings on what ended the server, then on how it served; the most certain first in each part."""
     unexplained = [death for death in facts.deaths if not any(rule.explains(death) for rule in ENDINGS)]
     endings = [finding for rule in ENDINGS for finding in rule.find(facts)]
     loads = [finding for rule in LOADS for finding in rule.find(facts)]

@@ -49,6 +49,6 @@ class DropWatch:
 
     @property
     def mean(self) -> float | None:
-        """Of all values, by weight."""
+        """Return the mean of all values by their weights."""
         weight = self._past_weight + sum(self._weights)
         return (self._past_sum + sum(self._sums)) / weight if weight else None

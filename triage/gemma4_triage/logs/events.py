@@ -45,30 +45,30 @@ _LONGEST_TEXT = 2000
 
 
 def retracted_requests(line: bytes) -> int:
-    """Of a line with RETRACTION; at least 1."""
+    """Return how many requests a line with RETRACTION says were retracted, at least 1."""
     found = _RETRACTED.search(line)
     return max(1, int(found[1])) if found else 1
 
 
 def pool_tokens(line: bytes) -> dict[Pool, int]:
-    """Of a line with POOL_SIZES."""
+    """Return the tokens of each pool that a line with POOL_SIZES names."""
     return {("full" if name == b"full" else "swa"): int(count) for name, count in _POOL_TOKENS.findall(line)}
 
 
 def settings(line: bytes) -> dict[str, str]:
-    """Of a line with SERVER_ARGS: those that say something about pools, attention and drafts."""
+    """Return the settings of pools, attention and drafts that a line with SERVER_ARGS names."""
     text = line[line.find(SERVER_ARGS) :].decode(errors="replace")
     return {name: value.strip("'") for name, value in _SETTING.findall(text)}
 
 
 def injected_fault(line: bytes) -> str | None:
-    """Of a line with FAULT_MARK: its id."""
+    """Return the id of the fault that a line with FAULT_MARK announces; None if it has none."""
     found = _FAULT.search(line)
     return found[1].decode() if found else None
 
 
 def leaks(text: str, place: Place) -> list[LeakLine]:
-    """The equations in a line or message. What leaked of which pool; an equation that holds is no leak."""
+    """Return what leaked of which pool, by the equations in a line or message; an equation that holds is no leak."""
     found = []
     for match in _EQUATION.finditer(text[: 4 * _LONGEST_TEXT]):
         total, *sides = (int(number or 0) for number in match.groups()[1:])

@@ -82,10 +82,26 @@ class Retractions:
 
 @dataclass(frozen=True)
 class RankFacts:
-    """One scheduler. pressed: batch lines in which that pool alone was full. peaks: where each pool was fullest.
+    """What a log says of one scheduler.
 
-    accept_length: mean over verify steps, None without speculative decoding. generated_per_s: mean of decode lines.
-    series: columns of equal length, downsampled; see `series`.
+    Attributes:
+        rank: which scheduler; "" if the server has only one.
+        prefill_lines: how many prefill lines it wrote.
+        decode_lines: how many decode lines it wrote.
+        new_requests: how many requests it took in.
+        new_tokens: how many prompt tokens it computed.
+        cached_tokens: how many prompt tokens came from the prefix cache.
+        peaks: where each pool was fullest.
+        usage_lines: how many lines gave a usage of a pool.
+        pressed: in how many batch lines that pool alone was full.
+        pressed_queued: in how many of those lines requests were waiting.
+        accept_length: the mean over verify steps; None without speculative decoding.
+        accept_drop: where the accept length fell; None if it did not.
+        generated_per_s: the mean of decode lines.
+        throughput_drop: where the tokens per second fell; None if they did not.
+        cached_share_drop: where the share of cached tokens fell; None if it did not.
+        retractions: how often requests were retracted, and where.
+        series: columns of equal length, downsampled; see `series`.
     """
 
     rank: str
@@ -108,7 +124,7 @@ class RankFacts:
 
     @property
     def cached_share(self) -> float | None:
-        """Of all prompt tokens, those that the prefix cache had."""
+        """The share of all prompt tokens that came from the prefix cache; None if there were no prompts."""
         total = self.new_tokens + self.cached_tokens
         return self.cached_tokens / total if total else None
 
@@ -117,8 +133,13 @@ class RankFacts:
 class Death:
     """Something that ends a server: an exception that a worker died of, or a message that only such an end prints.
 
-    type_name: "" for a message. frames: the last of the traceback, as 'file.py:12 function', innermost last. usage: the
-    last that the same rank reported before it, of any rank if that one reported none.
+    Attributes:
+        place: where in the log it stands.
+        rank: which scheduler it ended; "" if the server has only one.
+        type_name: the exception's type; "" for a message.
+        message: the exception's text, or the message.
+        frames: the last frames of the traceback as 'file.py:12 function', the innermost last.
+        usage: the last pool usage that this rank reported before it, or any rank if this one reported none.
     """
 
     place: Place
@@ -130,7 +151,7 @@ class Death:
 
     @property
     def frame(self) -> str:
-        """The innermost, "" if none is known."""
+        """The innermost frame; "" if none is known."""
         return self.frames[-1] if self.frames else ""
 
 
@@ -158,10 +179,31 @@ class GuardLine:
 
 @dataclass(frozen=True)
 class LogFacts:
-    """A whole log. understood: lines by kind. *_count: how many there were, where the tuple keeps the first ones only.
+    """What a whole log says. A `*_count` is how many there were, where the tuple beside it keeps the first ones only.
 
-    device: what its batches ran on, "" if no batch line says so. settings: of the last start in the log, as ServerArgs
-    printed them. pool_tokens: "full" and "swa", where said. dropped_rank_lines: of schedulers beyond MAX_RANKS.
+    Attributes:
+        name: the log's name, as findings cite it.
+        size_bytes: how large the log is.
+        lines: how many lines it has.
+        understood: how many lines of each kind were understood.
+        device: what its batches ran on; "" if no batch line says so.
+        torn_last_line: whether the log ends in the middle of a line.
+        long_lines: how many lines were cut for their length.
+        problem: why reading ended early; None if it did not.
+        first_time: the first stamp in the log; "" if there is none.
+        last_time: the last stamp in the log; "" if there is none.
+        starts: how many servers started in it.
+        settings: those of the last start, as ServerArgs printed them.
+        pool_tokens: the tokens of the pools "full" and "swa", where the log says so.
+        faults: the ids of faults that were injected.
+        ranks: one record for each scheduler.
+        dropped_rank_lines: how many lines came from schedulers beyond MAX_RANKS.
+        deaths: what ended servers.
+        death_count: how many such ends there were.
+        leaks: the leaks that the server itself reported.
+        leak_count: how many such reports there were.
+        guards: what this project's probes reported.
+        guard_count: how many such reports there were.
     """
 
     name: str

@@ -11,8 +11,13 @@ MAX_LINE_BYTES = 256 << 10
 class Block(NamedTuple):
     """Lines in a row, without their newlines, and the text that they are cut from.
 
-    first: the number of the first, from 1. whole: whether they ended in a newline; a torn one is a block of its own.
-    Of a line longer than MAX_LINE_BYTES that many bytes and one more are kept, so that a reader can tell.
+    A line longer than MAX_LINE_BYTES keeps that many bytes and one more, so that a reader can tell.
+
+    Attributes:
+        first: the number of the first line, from 1.
+        text: what the lines are cut from.
+        lines: the lines themselves.
+        whole: whether they ended in a newline; a torn line is a block of its own.
     """
 
     first: int

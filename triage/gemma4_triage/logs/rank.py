@@ -98,7 +98,7 @@ class RankReading:
         self._prefilled_since_decode = False
 
     def facts(self) -> RankFacts:
-        """As of the last line."""
+        """Return what has been learnt of this scheduler up to the last line that was read."""
         return RankFacts(
             rank=self.rank,
             prefill_lines=self._prefill,

@@ -33,7 +33,7 @@ _MARKS = (
 
 
 def read_source(source: Source, points: int = DEFAULT_POINTS) -> LogFacts:
-    """The whole of a log. Raises SourceError."""
+    """The whole of a log. Raises UsageMistake."""
     facts = read_log(source.name, source.chunks(), points)
     return replace(facts, problem=source.problem)
 
@@ -157,7 +157,7 @@ class LogReading:
             self._leaks.add(leak)
 
     def _traceback_line(self, line: bytes) -> bool:
-        """Whether the line belongs to a traceback. Lines with a stamp are other processes', and end nothing."""
+        """Say whether the line belongs to a traceback; a line with a stamp is another process's, and ends none."""
         if TRACEBACK in line or (line.startswith(b"[2") and self._stamp(line, len(line)) is not NO_STAMP):
             return False
         belongs, death = self._tracebacks.line(line)
@@ -195,7 +195,7 @@ class LogReading:
         self._understood[kind] = self._understood.get(kind, 0) + 1
 
     def facts(self) -> LogFacts:
-        """As of the last line."""
+        """Return what has been learnt of the log up to the last line that was read."""
         return LogFacts(
             name=self._name,
             size_bytes=self._size,

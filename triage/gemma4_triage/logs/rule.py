@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from gemma4_triage.diagnose.finding import Evidence, Finding
+from gemma4_triage.finding import Evidence, Finding
 from gemma4_triage.logs.facts import Death, Drop, LogFacts, Place, RankFacts
 
 _LONGEST_EXCEPTION = 300
@@ -43,7 +43,7 @@ def cause_in(death: Death, causes: Mapping[str, str]) -> str:
 
 
 def worst_drop(facts: LogFacts, drop_of: Callable[[RankFacts], Drop | None]) -> tuple[Drop, RankFacts] | None:
-    """Of all schedulers, the drop that left least of what was, and whose it is."""
+    """Return the drop, of all schedulers', that left the smallest share of what was, and the scheduler that had it."""
     drops = [(drop, rank) for rank in facts.schedulers if (drop := drop_of(rank)) is not None]
     return min(drops, key=lambda found: found[0].ratio, default=None)
 
@@ -65,7 +65,7 @@ def exception_text(death: Death) -> str:
 
 
 def of_memory(facts: LogFacts, death: Death) -> list[Evidence]:
-    """What a process died of that found no memory, how full the pools were, and the share that they were given."""
+    """Return what a process without memory died of, how full the pools were, and the share that they were given."""
     evidence = [at(facts, death.place, death.message[:_LONGEST_EXCEPTION], "what the process died of")]
     if (usage := death.usage) is not None:
         evidence.append(at(facts, usage.place, usage_text(usage.full, usage.swa), "the last pool usage before it"))
@@ -75,12 +75,19 @@ def of_memory(facts: LogFacts, death: Death) -> list[Evidence]:
 
 
 def on_rank(rank: str) -> str:
-    """ " on DP0 TP1", or nothing where there is one scheduler."""
+    """Return " on DP0 TP1", or nothing where there is one scheduler."""
     return f" on {rank}" if rank else ""
 
 
 def of_drop(facts: LogFacts, drop: Drop, what: str, digits: int) -> list[Evidence]:
-    """What a moving mean came from, went to, and whether it came back. what: with its unit."""
+    """Return what a moving mean came from, what it went to, and whether it came back.
+
+    Args:
+        facts: the log.
+        drop: the fall of the mean.
+        what: what the mean is of, with its unit.
+        digits: to how many decimal digits the mean is rounded.
+    """
     found = [
         at(facts, drop.first, round(drop.before, digits), f"{what}, mean until here"),
         at(facts, drop.last, round(drop.after, digits), f"{what}, mean since line {drop.first.line}"),

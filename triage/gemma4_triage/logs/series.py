@@ -80,7 +80,7 @@ class _Point:
         self.generated_count += later.generated_count
 
     def row(self) -> tuple:
-        """In the order of COLUMNS."""
+        """Return the values of this point in the order of COLUMNS."""
         accept = round(self.accept_sum / self.accept_count, 4) if self.accept_count else None
         generated = round(self.generated_sum / self.generated_count, 2) if self.generated_count else None
         return (
@@ -111,7 +111,7 @@ class Series:
             self._points[-1].retracted += requests
 
     def columns(self) -> dict[str, list]:
-        """By the names of COLUMNS."""
+        """Return the columns by the names in COLUMNS, all of one length."""
         rows = [point.row() for point in self._points]
         return {name: [row[index] for row in rows] for index, name in enumerate(COLUMNS)}
 

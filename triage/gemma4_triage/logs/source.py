@@ -13,19 +13,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from gemma4_triage.errors import UsageMistake
+
 CHUNK_BYTES = 1 << 20
 STDIN = "-"
 
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
-
-
-class SourceError(Exception):
-    """The log cannot be opened. hint: what to do instead."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 class Source:
@@ -42,7 +36,7 @@ class Source:
         """Decompressed, at most CHUNK_BYTES each. What was read before damage is kept.
 
         Raises:
-            SourceError: it is not there, is no file, or is compressed in a way that this Python cannot read.
+            UsageMistake: it is not there, is no file, or is compressed in a way that this Python cannot read.
         """
         with ExitStack() as stack:
             stream = self._open(stack)
@@ -71,31 +65,31 @@ class Source:
         if self.name == STDIN:
             # None where the process was started with stdin closed.
             if sys.stdin is None:
-                raise SourceError("stdin is closed", "pipe a log into it, or name a file")
+                raise UsageMistake("stdin is closed", "pipe a log into it, or name a file")
             return sys.stdin.buffer
         if not self.name:
-            raise SourceError("'' is no path", "name a file; - reads stdin")
+            raise UsageMistake("'' is no path", "name a file; - reads stdin")
         if os.path.isdir(self.name):
-            raise SourceError(f"{self.name} is a folder", "name the log files in it, oldest first")
+            raise UsageMistake(f"{self.name} is a folder", "name the log files in it, oldest first")
         path = Path(self.name)
         try:
             raw = stack.enter_context(path.open("rb"))
         except OSError as error:
             said = f"{self.name} cannot be read: {error.strerror}"
-            raise SourceError(said, "check the path; - reads stdin") from error
+            raise UsageMistake(said, "check the path; - reads stdin") from error
         except ValueError as error:
-            raise SourceError(f"{self.name!r} is no path: {error}", "name a file; - reads stdin") from error
+            raise UsageMistake(f"{self.name!r} is no path: {error}", "name a file; - reads stdin") from error
         mode = os.fstat(raw.fileno()).st_mode
         # Others than a terminal may never end, as /dev/zero; a pipe or a socket is somebody's output.
         if stat.S_ISBLK(mode) or (stat.S_ISCHR(mode) and not raw.isatty()):
-            raise SourceError(f"{self.name} is a device", "name a file; - reads stdin")
+            raise UsageMistake(f"{self.name} is a device", "name a file; - reads stdin")
         return raw
 
     def _zstd(self, raw: BinaryIO, stack: ExitStack) -> BinaryIO:
         # In the standard library from Python 3.14 on.
         if importlib.util.find_spec("compression") is None:
             hint = f"zstd -dk {self.name} unpacks it"
-            raise SourceError(f"{self.name} is zstd, which this Python cannot read", hint)
+            raise UsageMistake(f"{self.name} is zstd, which this Python cannot read", hint)
         zstd = importlib.import_module("compression.zstd")
         return stack.enter_context(zstd.ZstdFile(raw))
 

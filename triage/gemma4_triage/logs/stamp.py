@@ -16,15 +16,19 @@ _MOST_KNOWN = 256
 
 
 class Stamp(NamedTuple):
-    """text: date and time as the server's clock had them, whose zone the log does not say; "" if there is none.
-    rank: "" if the server has one scheduler."""
+    """When a line was written, and which scheduler wrote it.
+
+    Attributes:
+        text: date and time as the server's clock had them, whose zone the log does not say; "" if there is none.
+        rank: which scheduler; "" if the server has only one.
+    """
 
     text: str
     rank: str
 
     @property
     def time_s(self) -> float | None:
-        """For differences; None if the text is no date."""
+        """The time in seconds, to be subtracted from another's; None if the text is no date."""
         try:
             return datetime.fromisoformat(self.text).replace(tzinfo=UTC).timestamp()
         except ValueError:

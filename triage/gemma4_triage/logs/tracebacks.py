@@ -37,7 +37,7 @@ class TracebackReader:
 
     @property
     def watching(self) -> bool:
-        """Whether the next line has to be shown to `line`, whatever it holds."""
+        """Say whether the next line has to be shown to `line`, whatever it holds."""
         return self.inside or self._chained or self._introduced
 
     def begin(self, line: bytes, rank: str, place: Place) -> bool:

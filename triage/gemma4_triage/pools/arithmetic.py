@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gemma4_runtime.pools.arithmetic import TokenBytes
-from gemma4_triage.pools.errors import PoolsError
+from gemma4_triage.errors import UsageMistake
 from gemma4_triage.pools.model_shape import ModelShape
 
 KV_DTYPE_BYTES = {"auto": 2, "bf16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "float32": 4}
@@ -14,11 +14,11 @@ KV_DTYPE_BYTES = {"auto": 2, "bf16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2"
 def token_bytes(shape: ModelShape, kv_bytes: int, tensor_parallel: int = 1, owners_only: bool = False) -> TokenBytes:
     """kv_bytes: of one element. Heads fewer than ranks are replicated.
 
-    Raises PoolsError for ranks that the heads do not divide among, nor the ranks among the heads: SGLang asserts it.
+    Raises UsageMistake for ranks that the heads do not divide among, nor the ranks among the heads: SGLang asserts it.
     """
     for heads in {shape.full_heads, shape.swa_heads}:
         if heads % tensor_parallel and tensor_parallel % heads:
-            raise PoolsError(
+            raise UsageMistake(
                 f"{heads} KV heads do not divide among {tensor_parallel} GPUs", "--tp takes what SGLang's --tp takes"
             )
 

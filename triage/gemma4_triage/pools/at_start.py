@@ -7,14 +7,19 @@ from dataclasses import dataclass
 from gemma4_runtime.pools.arithmetic import SGLANG_DEFAULT, PoolSizes, TokenBytes, pool_sizes
 from gemma4_runtime.pools.ratio_policy import Choice, Start, choose
 from gemma4_runtime.pools.serving import Serving
-from gemma4_triage.pools.errors import PoolsError
+from gemma4_triage.errors import UsageMistake
 from gemma4_triage.pools.model_shape import ModelShape
 
 
 @dataclass(frozen=True)
 class AtStart:
-    """policy: None if nothing was said about the start. owners: pools at the ratio in use with `owner-only-kv`, None
-    for a model without shared layers. owners_policy: what the policy chooses with it, None if either is."""
+    """What a start would choose of itself, with and without `owner-only-kv`.
+
+    Attributes:
+        policy: what the ratio policy chooses; None if nothing was said about the start.
+        owners: the pools at the ratio in use with `owner-only-kv`; None for a model without shared layers.
+        owners_policy: what the policy chooses with `owner-only-kv`; None if `policy` or `owners` is.
+    """
 
     policy: Choice | None
     owners: PoolSizes | None
@@ -30,15 +35,24 @@ def policy_choice(
     context_length: int | None,
     max_running_requests: int | None,
 ) -> Choice | None:
-    """Of the very function that a server calls. ratio, context_length, max_running_requests: None if not given.
+    """Return the choice of the very function that a server calls; None if nothing was said about the start.
+
+    Args:
+        shape: the model's layers and heads.
+        cell: the bytes of a token in each pool.
+        available_bytes: what both pools may have, on one GPU.
+        serving: how the server is set up.
+        ratio: --swa-full-tokens-ratio; None if not given.
+        context_length: --context-length; None if not given.
+        max_running_requests: --max-running-requests; None if not given.
 
     Raises:
-        PoolsError: the context is longer than the model's.
+        UsageMistake: the context is longer than the model's.
     """
     if context_length is None and max_running_requests is None:
         return None
     if context_length is not None and context_length > shape.context:
-        raise PoolsError(
+        raise UsageMistake(
             f"--context-length {context_length} is more than the model's context, {shape.context}", "give no more"
         )
     return choose(

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from gemma4_triage.pools.errors import PoolsError
+from gemma4_triage.errors import UsageMistake
 from gemma4_triage.pools.size import gib_text
 
 ASSUMED_FRACTION = 0.85
@@ -28,12 +28,12 @@ def pools_memory(gpu_bytes: int, fraction: float, weights_bytes: int) -> Memory:
     """gpu_bytes: free on one GPU before the start. weights_bytes: on one GPU.
 
     Raises:
-        PoolsError: the weights leave nothing.
+        UsageMistake: the weights leave nothing.
     """
     left = int(gpu_bytes * fraction) - weights_bytes
     how = f"{gib_text(gpu_bytes)} x {fraction:g} - weights {gib_text(weights_bytes)}"
     if left <= 0:
-        raise PoolsError(
+        raise UsageMistake(
             f"nothing is left for pools: {how} is {left} bytes",
             "SGLang says 'Not enough memory' then; raise --mem-fraction, or spread the weights with --tp",
         )

@@ -10,7 +10,7 @@ from gemma4_runtime.pools.demand import Demand, Fit, demand, fit
 from gemma4_runtime.pools.recommend import fits_at_each_ratio, recommend
 from gemma4_runtime.pools.serving import Serving
 from gemma4_runtime.pools.workload import Workload
-from gemma4_triage.pools.errors import PoolsError
+from gemma4_triage.errors import UsageMistake
 from gemma4_triage.pools.model_shape import ModelShape
 from gemma4_triage.pools.size import gib_text
 
@@ -57,7 +57,7 @@ def make_plan(
     """ratio: the one in use, if one is to be judged.
 
     Raises:
-        PoolsError: a request is longer than the model's context, or not even one fits at any ratio.
+        UsageMistake: a request is longer than the model's context, or not even one fits at any ratio.
     """
     asked_ratio = SGLANG_DEFAULT if ratio is None else ratio
     sizes = pool_sizes(available_bytes, cell, asked_ratio, serving.page_size)
@@ -67,7 +67,7 @@ def make_plan(
     for load in workloads:
         if load.length > shape.context:
             what = f"a request of {load} has {load.length} tokens, and the model's context is {shape.context}"
-            raise PoolsError(what, "give shorter requests")
+            raise UsageMistake(what, "give shorter requests")
     need = demand(workloads, serving)
 
     def at(ratio: float) -> Fit:
@@ -75,7 +75,7 @@ def make_plan(
 
     recommended = recommend(fits_at_each_ratio(available_bytes, cell, serving.page_size, need), need)
     if recommended.requests < 1:
-        raise PoolsError(
+        raise UsageMistake(
             _nothing_fits(available_bytes, cell, need), "give more memory, shorter requests, or a smaller --chunk"
         )
     return Plan(

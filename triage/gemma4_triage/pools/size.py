@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from gemma4_triage.pools.errors import PoolsError
+from gemma4_triage.errors import UsageMistake
 
 _UNITS = {
     "B": 1,
@@ -25,18 +25,18 @@ def parse_size(text: str, option: str) -> int:
     """ "80GiB" -> bytes, rounded down. option: for the message.
 
     Raises:
-        PoolsError: it has no unit, is no amount, or is zero.
+        UsageMistake: it has no unit, is no amount, or is zero.
     """
     match = _SIZE.fullmatch(text.strip())
     unit = None if match is None else _UNITS.get(match[2].upper())
     if match is None or unit is None:
-        raise PoolsError(
+        raise UsageMistake(
             f"{option} {text!r} is no amount of memory with a unit",
             "write 80GiB (2^30 bytes; SGLang's log and nvidia-smi count in these) or 80GB (10^9 bytes)",
         )
     size = math.floor(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
     if size <= 0:
-        raise PoolsError(f"{option} {text!r} is nothing", "give what the server has")
+        raise UsageMistake(f"{option} {text!r} is nothing", "give what the server has")
     return size
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from gemma4_runtime.pools.workload import Workload
-from gemma4_triage.pools.errors import PoolsError
+from gemma4_triage.errors import UsageMistake
 
 _WORKLOAD = re.compile(r"([0-9]{1,7})\s*[xX*]\s*([0-9]{1,9})\s*\+\s*([0-9]{1,9})")
 
@@ -14,14 +14,14 @@ def parse_workload(text: str) -> Workload:
     """ "80x8000+1000".
 
     Raises:
-        PoolsError: it is not written like that, or has no request or no prompt.
+        UsageMistake: it is not written like that, or has no request or no prompt.
     """
     match = _WORKLOAD.fullmatch(text.strip())
     if match is None:
-        raise PoolsError(
+        raise UsageMistake(
             f"--workload {text!r} is no workload", "write REQUESTSxPROMPT+OUTPUT in tokens, for example 80x8000+1000"
         )
     workload = Workload(int(match[1]), int(match[2]), int(match[3]))
     if not workload.requests or not workload.prompt_tokens:
-        raise PoolsError(f"--workload {text!r} has no request or no prompt", "both have to be 1 or more")
+        raise UsageMistake(f"--workload {text!r} has no request or no prompt", "both have to be 1 or more")
     return workload

@@ -219,6 +219,9 @@ def _begin(dump: Dump, first: AllocatorCall) -> tuple[ReferenceAllocator, list[B
         raise DumpUnreadable(f"the dump contradicts itself: need_sort is {need_sort!r:.40}, neither true nor false")
     if isinstance(begins, int) and begins > first.number:
         raise DumpUnreadable(f"the dump contradicts itself: its first call is {begins}, and it holds {first.number}")
+    if isinstance(begins, int) and manifest.dropped.events < first.number - begins:
+        missing = f"calls {begins} to {first.number - 1} are missing"
+        raise DumpUnreadable(f"the dump contradicts itself: {missing}, and {manifest.dropped.events} were dropped")
     pair = ReferenceAllocator(full_pages, swa_pages, page, need_sort is True)
     if begins != first.number:
         return pair, [], ["the first calls were cut to fit the dump, and with them the state that they begin with"]

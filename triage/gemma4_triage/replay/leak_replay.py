@@ -211,8 +211,10 @@ def _break(one: Suspect, named: Sequence[_Line], lines: Sequence[_Line]) -> tupl
                 return None, None, f"{text}, and no event in the dump gives that page back"
             gave_back = f"which {_by(line.event.site)} gave back at step {line.event.step}"
             return line.number, line.event.step, f"{text}, {gave_back}"
+        case "unmapped":
+            return None, None, "it maps to no SWA page, and no event in the dump says since when"
         case _:
-            return None, None, f"it is {one.fault.replace('_', ' ')}, which no event of the ledger shows"
+            return None, None, f"the audit found it {one.fault.replace('_', ' ')}, and no event in the dump says why"
 
 
 def _without_it(one: Suspect, named: Sequence[_Line], lines: Sequence[_Line]) -> _Line | None:
@@ -259,13 +261,19 @@ def _when(history: PageHistory) -> tuple[bool, int, str, int]:
 
 
 def _balance(found: Sequence[Suspect], written: Sequence[PoolEquation], page_size: int | None) -> str:
-    """Whether the pages that are nowhere are all that the pools lack."""
+    """Say whether the pages that are nowhere are all that the pools lack, or that a pool counts more than it has."""
     said = []
     for equation in written:
         lost = sum(one.fault == "nowhere" and one.pool == equation.pool for one in found) * (page_size or 1)
         missing = equation.total - equation.accounted
-        if equation.pool != "requests" and (lost or missing):
-            apart = f"lacks {missing}" if missing >= 0 else f"has {-missing} too many"
-            fits = "which is what its equation lacks" if lost == missing else f"and its equation {apart}"
+        if equation.pool == "requests" or not (lost or missing):
+            continue
+        if missing < 0:
+            said.append(f"the {equation.pool} pool's parts count {-missing} tokens more than the pool has")
+        if lost:
+            lacks = "which is what its equation lacks"
+            fits = lacks if lost == missing else f"and its equation lacks {max(missing, 0)}"
             said.append(f"the listed {equation.pool} pages that are nowhere hold {lost} tokens, {fits}")
+        elif missing > 0:
+            said.append(f"the {equation.pool} pool lacks {missing} tokens, and no listed page is nowhere")
     return "; ".join(said) or "the pools' equations hold: what is wrong does not change how many pages are free"

@@ -399,14 +399,15 @@ class ReferenceAllocator:
     def _restore(self, call: AllocatorCall) -> list[Broken]:
         if call.lists is None:
             return []
-        was = bytes(self.swa.state)
+        before = [bytes(pool.state) for pool in (self.full, self.swa)]
         lists = [list(expand(runs)) for runs in call.lists]
         found = [*self.full.start(*lists[:2]), *self.swa.start(*lists[2:])]
         self.serves = {page: served for page, served in self.serves.items() if self.swa.of(page) == USED}
-        lost = [page for page in range(1, self.swa.pages + 1) if was[page] == FREE and self.swa.state[page] == USED]
-        if lost:
-            text = f"restore_state takes SWA page {lost[0]} back into use, and nothing maps there since it was freed"
-            found.append(Broken("pool_leak", SWA, tuple(lost), text))
+        for pool, was in zip((self.full, self.swa), before, strict=True):
+            lost = [page for page in range(1, pool.pages + 1) if was[page] == FREE and pool.state[page] == USED]
+            if lost:
+                text = f"restore_state takes {pool.name} page {lost[0]} back into use, and whoever had it has freed it"
+                found.append(Broken("pool_leak", pool.name, tuple(lost), text))
         return found
 
     # Shared.

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
+
+from gemma4_triage.terminal import print_line
 
 STATUS_STYLES = {"met": "green", "missed": "bold red", "not measured": "bold red"}
 
 
 def print_origin(console: Console, document: dict[str, Any]) -> None:
     versions = [f"{name} {document['versions'].get(name, '?')}" for name in ("sglang", "torch", "triton")]
-    console.print(Text(f"{document['device']}, {', '.join(versions)}"), soft_wrap=True)
+    print_line(console, f"{document['device']}, {', '.join(versions)}")
 
 
 def ratio_cells(ratio: dict[str, Any] | None, digits: int) -> tuple[str, str]:
@@ -26,4 +27,4 @@ def ratio_cells(ratio: dict[str, Any] | None, digits: int) -> tuple[str, str]:
 
 def print_partial(console: Console, document: dict[str, Any]) -> None:
     if document["partial"]:
-        console.print(Text(f"partial: {document['partial']}", style="yellow"), soft_wrap=True)
+        print_line(console, f"partial: {document['partial']}", style="yellow")

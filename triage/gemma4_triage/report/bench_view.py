@@ -7,25 +7,24 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from gemma4_triage.cli.output import printable
+from gemma4_triage.terminal import print_line
 
 _STYLES = {"met": "green", "missed": "bold red", "not measured": "bold red", "not judged": "yellow"}
 
 
 def print_bench(console: Console, document: dict[str, Any]) -> None:
     if not document["measurement"]:
-        console.print(Text("host engine: a smoke run; these numbers are no measurement", style="bold yellow"))
-    console.print(Text(_about(document)), soft_wrap=True)
+        print_line(console, "host engine: a smoke run; these numbers are no measurement", style="bold yellow")
+    print_line(console, _about(document))
     console.print(_rows(document["rows"]))
     for target in document["targets"]:
-        console.print(_target(target), soft_wrap=True)
+        print_line(console, *_target(target))
     for phase, lost in document["lost"].items():
         for text in lost.values():
-            console.print(Text(printable(f"{phase}: lost {text}"), style="red"), soft_wrap=True)
+            print_line(console, f"{phase}: lost {text}", style="red")
     if document["partial"]:
-        console.print(Text(f"partial: {document['partial']}", style="yellow"), soft_wrap=True)
+        print_line(console, f"partial: {document['partial']}", style="yellow")
 
 
 def ratio_text(ratio: dict[str, Any] | None) -> str:
@@ -82,7 +81,7 @@ def _rows(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _target(target: dict[str, Any]) -> Text:
+def _target(target: dict[str, Any]) -> tuple[str | tuple[str, str], ...]:
     if target["target"] == "identity":
         proof = target["proof"] or {"compared": 0, "changed": []}
         text = f"{proof['compared']} of SGLang's functions compared, {len(proof['changed'])} changed ({target['test']})"
@@ -97,4 +96,4 @@ def _target(target: dict[str, Any]) -> Text:
             longer = max(cell["step_at_most"] for cell in hidden)
             text += f"; in {len(hidden)} of {len(target['cells'])} cells above that, where the step is at most "
             text += f"{share_text(longer)} longer, noise included"
-    return Text(f"{target['arm']}: ").append(target["status"], _STYLES[target["status"]]).append(f": {text}")
+    return f"{target['arm']}: ", (target["status"], _STYLES[target["status"]]), f": {text}"

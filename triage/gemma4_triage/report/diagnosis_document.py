@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gemma4_dumps.errors import ExitCode
 from gemma4_dumps.plain_json import plain
 from gemma4_dumps.reader import Dump
 from gemma4_triage.diagnose.conclude import rests_on_damage
-from gemma4_triage.diagnose.finding import Finding, causes
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.material import Material
-from gemma4_triage.errors import ExitCode
+from gemma4_triage.finding import Finding, causes
 from gemma4_triage.logs.facts import LogFacts
 
 

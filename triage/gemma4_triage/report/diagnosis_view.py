@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.text import Text
 
 from gemma4_dumps.wording import number_of
-from gemma4_triage.cli.dump_table import plain_table
-from gemma4_triage.cli.output import printable
-from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.next_steps import fix_line
+from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.inspection.provenance_sentence import place
 from gemma4_triage.report.diagnosis_document import Diagnosis, damage_line, notes
+from gemma4_triage.terminal import add_row, plain_table, print_line
 
 _STYLES = {Confidence.CERTAIN: "bold red", Confidence.LIKELY: "bold yellow", Confidence.POSSIBLE: "bold"}
 MAX_DUMPS = 12
@@ -27,7 +25,7 @@ def print_diagnoses(console: Console, diagnoses: Sequence[Diagnosis]) -> None:
     """
     for diagnosis in diagnoses:
         for dump in diagnosis.damaged:
-            _line(console, Text(printable(damage_line(dump)), style="bold yellow"))
+            print_line(console, damage_line(dump), style="bold yellow")
     incidents = [diagnosis for diagnosis in diagnoses if diagnosis.incident.dumps]
     for number, diagnosis in enumerate(incidents, start=1):
         name = "INCIDENT" if diagnosis.causes else "RUN"
@@ -40,9 +38,7 @@ def print_diagnoses(console: Console, diagnoses: Sequence[Diagnosis]) -> None:
     for alike in runs.values():
         _print(console, alike[0], "RUN WITHOUT DUMPS")
         if len(alike) > 1:
-            _line(
-                console, Text(f"   the same in {number_of(len(alike) - 1, 'more run')}; --json has them", style="dim")
-            )
+            print_line(console, f"   the same in {number_of(len(alike) - 1, 'more run')}; --json has them", style="dim")
 
 
 def _print(console: Console, diagnosis: Diagnosis, title: str) -> None:
@@ -59,18 +55,18 @@ def _print(console: Console, diagnosis: Diagnosis, title: str) -> None:
 
 
 def _headline(console: Console, incident: Incident, name: str) -> None:
-    title = Text(name, style="bold")
+    title = name
     if incident.dumps:
         first, last = incident.dumps[0].manifest, incident.dumps[-1].manifest
         ranks = sorted({dump.manifest.host.rank for dump in incident.dumps})
         where = f"{first.host.hostname}, rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
         when = first.created_utc.isoformat(sep=" ", timespec="seconds")
         lasted = (last.created_utc - first.created_utc).total_seconds()
-        title.append(printable(f"  {where}, {when}" + (f", {lasted:.1f} s" if len(incident.dumps) > 1 else "")))
+        title += f"  {where}, {when}" + (f", {lasted:.1f} s" if len(incident.dumps) > 1 else "")
     elif incident.guards:
         guards = incident.guards[0]
-        title.append(printable(f"  {guards.fields.get('hostname')}, {guards.fields.get('created_utc')}"))
-    _line(console, title)
+        title += f"  {guards.fields.get('hostname')}, {guards.fields.get('created_utc')}"
+    print_line(console, title, style="bold")
 
 
 def _dumps(console: Console, diagnosis: Diagnosis, numbers: dict[str, str]) -> None:
@@ -82,9 +78,9 @@ def _dumps(console: Console, diagnosis: Diagnosis, numbers: dict[str, str]) -> N
         manifest = dump.manifest
         step = "" if manifest.step is None else str(manifest.step)
         cells = (numbers[manifest.dump_id], manifest.dump_id, manifest.verdict, place(manifest), step)
-        table.add_row(*(Text(printable(cell)) for cell in cells))
+        add_row(table, *cells)
     if len(dumps) > MAX_DUMPS:
-        table.add_row("", f"{len(dumps) - MAX_DUMPS} more; --json has them", "", "", "")
+        add_row(table, "", f"{len(dumps) - MAX_DUMPS} more; --json has them", "", "", "")
     console.print(table)
 
 
@@ -92,19 +88,19 @@ def _logs(console: Console, incident: Incident, numbers: dict[str, str]) -> None
     for facts in incident.logs:
         when = f", {facts.first_time} to {facts.last_time}" if facts.first_time else ""
         read = f"{facts.understood_lines} of {number_of(facts.lines, 'line')} understood{when}"
-        _line(console, Text(printable(f"{numbers[facts.name]}  {facts.name}: {read}")))
+        print_line(console, f"{numbers[facts.name]}  {facts.name}: {read}")
     for link in incident.log_links:
         if link.text:
-            _line(console, Text(printable(f"      {link.text}"), style="yellow" if link.relation == "guess" else ""))
+            print_line(console, f"      {link.text}", style="yellow" if link.relation == "guess" else "")
 
 
 def _finding(console: Console, finding: Finding, rank: int, numbers: dict[str, str]) -> None:
     console.print()
-    title = Text("NOTE", style="bold cyan")
+    title, style = "NOTE", "bold cyan"
     if not finding.is_note:
-        title = Text(f"{rank}. {finding.confidence.upper()}", style=_STYLES[finding.confidence])
-    _line(console, title.append(f"  {finding.rule}", style="bold"))
-    _line(console, Text(printable(f"   {finding.cause}")))
+        title, style = f"{rank}. {finding.confidence.upper()}", _STYLES[finding.confidence]
+    print_line(console, f"{title}  {finding.rule}", style=style)
+    print_line(console, f"   {finding.cause}")
     table = plain_table("", "", "", "")
     table.show_header = False
     for evidence in finding.evidence:
@@ -114,7 +110,7 @@ def _finding(console: Console, finding: Finding, rank: int, numbers: dict[str, s
             _value(evidence.value),
             evidence.meaning,
         )
-        table.add_row(*(Text(printable(f"{'     ' * (at == 0)}{cell}")) for at, cell in enumerate(cells)))
+        add_row(table, *(f"{'     ' * (at == 0)}{cell}" for at, cell in enumerate(cells)))
     console.print(table)
     for label, lines in (
         ("ruled out if", finding.ruled_out_if),
@@ -127,8 +123,7 @@ def _finding(console: Console, finding: Finding, rank: int, numbers: dict[str, s
 
 def _labelled(console: Console, label: str, lines: Sequence[str]) -> None:
     for at, line in enumerate(lines):
-        text = Text(f"   {label if at == 0 else '':<13} ", style="cyan")
-        _line(console, text.append(printable(line), style=""))
+        print_line(console, f"   {label if at == 0 else '':<13} {line}", style="cyan")
 
 
 def _value(value: object) -> str:
@@ -137,22 +132,17 @@ def _value(value: object) -> str:
 
 def _nothing(console: Console, incident: Incident) -> None:
     if not incident.guards and not incident.dumps:
-        _line(console, Text("nothing wrong in the log; there is no guard manifest of this run", style="bold green"))
+        print_line(console, "nothing wrong in the log; there is no guard manifest of this run", style="bold green")
         return
     processes = len(incident.guards)
     verified = sum(guards.fields.get("verified") is True for guards in incident.guards)
     dumps = f"{number_of(len(incident.dumps), 'dump')} of notes only" if incident.dumps else "no dump"
     said = f"nothing wrong here: {processes} guarded process{'es' * (processes != 1)}, {verified} verified, {dumps}"
     audits = sum(sum(_counts(ledger.fields.get("audits"))) for ledger in incident.ledgers)
-    _line(console, Text(said + (f"; {audits} leak audits without a finding" if audits else ""), style="bold green"))
+    print_line(console, said + (f"; {audits} leak audits without a finding" if audits else ""), style="bold green")
     for note in notes(incident):
-        _line(console, Text(printable(f"  noted at start-up: {note}"), style="dim"))
+        print_line(console, f"  noted at start-up: {note}", style="dim")
 
 
 def _counts(audits: object) -> list[int]:
     return [count for count in audits.values() if isinstance(count, int)] if isinstance(audits, dict) else []
-
-
-def _line(console: Console, text: Text) -> None:
-    # Soft wrap: a command that is copied from a terminal stays one line.
-    console.print(text, soft_wrap=True)

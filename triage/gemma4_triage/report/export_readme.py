@@ -7,8 +7,8 @@ from gemma4_dumps.archive import Archived
 from gemma4_dumps.included import sensitive, words
 from gemma4_dumps.schema import Manifest
 from gemma4_dumps.wording import number_of
-from gemma4_triage.cli.output import printable
 from gemma4_triage.inspection.provenance_sentence import provenance_sentence
+from gemma4_triage.terminal import printable
 
 _HOW_TO_READ = """\
 ## How to read it

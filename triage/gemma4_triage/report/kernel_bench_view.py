@@ -7,35 +7,34 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from gemma4_dumps.wording import number_of
-from gemma4_triage.cli.output import printable
+from gemma4_triage.terminal import print_line
 
 _STYLES = {"met": "green", "missed": "bold red", "not measured": "bold red"}
 
 
 def print_kernel_bench(console: Console, document: dict[str, Any]) -> None:
     versions = [f"{name} {document['versions'].get(name, '?')}" for name in ("sglang", "torch", "triton")]
-    console.print(Text(f"{document['device']}, {', '.join(versions)}"), soft_wrap=True)
+    print_line(console, f"{document['device']}, {', '.join(versions)}")
     for op in dict.fromkeys(row["op"] for row in document["rows"]):
         console.print(_table(op, [row for row in document["rows"] if row["op"] == op], list(document["arms"])))
     for entry in _launches(document["launches"]):
-        console.print(Text(entry), soft_wrap=True)
+        print_line(console, entry)
     for target in document["targets"]:
-        console.print(_target(target), soft_wrap=True)
+        print_line(console, *_target(target))
     for wrong in document["wrong"]:
-        console.print(Text(printable(f"wrong answer: {wrong['what']}"), style="bold red"), soft_wrap=True)
+        print_line(console, f"wrong answer: {wrong['what']}", style="bold red")
     for lost in document["lost"]:
         where = f"{lost['op']}, {lost['model']}, {number_of(lost['tokens'], 'token')}, {lost['arm']}"
-        console.print(Text(printable(f"lost: {where}: {lost['why']}"), style="yellow"), soft_wrap=True)
+        print_line(console, f"lost: {where}: {lost['why']}", style="yellow")
     cells = document["cells"]
     said = f"{cells['measured']} of {cells['planned']} cells in {document['took_s']:.0f} s"
     if compiling := document["compiling"]:
         said += f", of which {compiling['took_s']:.0f} s to compile {compiling['compiled']} of {compiling['of']} cells"
-    console.print(Text(said), soft_wrap=True)
+    print_line(console, said)
     if document["partial"]:
-        console.print(Text(f"partial: {document['partial']}", style="yellow"), soft_wrap=True)
+        print_line(console, f"partial: {document['partial']}", style="yellow")
 
 
 def _table(op: str, rows: list[dict[str, Any]], arms: list[str]) -> Table:
@@ -61,11 +60,11 @@ def _launches(launches: list[dict[str, Any]]) -> list[str]:
     return [f"launches per step, {op}, {model}: {', '.join(counts)}" for (op, model), counts in found.items()]
 
 
-def _target(target: dict[str, Any]) -> Text:
+def _target(target: dict[str, Any]) -> tuple[str | tuple[str, str], ...]:
     text = f": {target['title']}: {target['limit']}"
     if target["worst"]:
         worst = target["worst"]
         where = f"{worst['op']}, {worst['model']}, {number_of(worst['tokens'], 'token')}"
         text += f"; worst {worst['value']:.2f} ({where}); missed in {target['missed_in']} of "
         text += number_of(target["measured"], "cell")
-    return Text(f"{target['target']}: ").append(target["status"], _STYLES[target["status"]]).append(text)
+    return f"{target['target']}: ", (target["status"], _STYLES[target["status"]]), text

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gemma4_triage.diagnose.finding import Finding, causes
+from gemma4_triage.finding import Finding, causes
 from gemma4_triage.logs.facts import LogFacts, RankFacts
 
 

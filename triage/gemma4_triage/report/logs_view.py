@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.text import Text
 
 from gemma4_dumps.wording import number_of
-from gemma4_triage.cli.output import printable, size_text
-from gemma4_triage.diagnose.finding import Finding, causes
+from gemma4_triage.finding import Finding, causes
+from gemma4_triage.finding_view import print_finding
 from gemma4_triage.logs.facts import LogFacts, RankFacts
-from gemma4_triage.report.finding_view import print_finding
 from gemma4_triage.report.scheduler_words import prefill_text, retractions_text
-from gemma4_triage.report.sparkline import sparkline
+from gemma4_triage.sparkline import sparkline
+from gemma4_triage.terminal import print_line, size_text
 
 _SPARK_WIDTH = 60
 
@@ -26,19 +25,18 @@ def print_logs(console: Console, logs: Sequence[LogFacts], findings: Sequence[Fi
         print_finding(console, finding)
     found = causes(findings)
     verdict = number_of(len(found), "finding") if found else "no findings"
-    _line(console, Text(verdict, style="bold red" if found else "bold green"))
+    print_line(console, verdict, style="bold red" if found else "bold green")
 
 
 def _print_log(console: Console, facts: LogFacts) -> None:
-    _line(console, Text(printable(facts.name), style="bold"))
+    print_line(console, facts.name, style="bold")
     kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in facts.understood.items())
     size = size_text(facts.size_bytes)
-    _line(
-        console,
-        Text(f"  {facts.understood_lines} of {number_of(facts.lines, 'line')} understood, {size}: {kinds or 'none'}"),
+    print_line(
+        console, f"  {facts.understood_lines} of {number_of(facts.lines, 'line')} understood, {size}: {kinds or 'none'}"
     )
     for remark in _remarks(facts):
-        _line(console, Text(printable(f"  {remark}")))
+        print_line(console, f"  {remark}")
     if not facts.understood_lines:
         return
     for rank in facts.schedulers:
@@ -66,12 +64,12 @@ def _remarks(facts: LogFacts) -> list[str]:
 
 def _print_rank(console: Console, rank: RankFacts) -> None:
     if rank.rank:
-        _line(console, Text(printable(f"  {rank.rank}"), style="bold"))
+        print_line(console, f"  {rank.rank}", style="bold")
     cached = "" if rank.cached_share is None else f" ({rank.cached_share:.0%} of prompt tokens cached)"
-    _line(console, Text(f"  prefill      {prefill_text(rank)}{cached}"))
-    _line(console, Text(f"  decode       {number_of(rank.decode_lines, 'line')}"))
+    print_line(console, f"  prefill      {prefill_text(rank)}{cached}")
+    print_line(console, f"  decode       {number_of(rank.decode_lines, 'line')}")
     if said := retractions_text(rank):
-        _line(console, Text(f"  retractions  {said}"))
+        print_line(console, f"  retractions  {said}")
     series = rank.series
     _spark(console, "full usage", series["full_usage_max"], _peak(series["full_usage_max"], "peak {:.2f}"), 1.0)
     _spark(console, "SWA usage", series["swa_usage_max"], _peak(series["swa_usage_max"], "peak {:.2f}"), 1.0)
@@ -82,7 +80,7 @@ def _print_rank(console: Console, rank: RankFacts) -> None:
 
 def _spark(console: Console, name: str, values: list, note: str, top: float | None = None) -> None:
     if any(values):
-        _line(console, Text(f"  {name:<11}  {sparkline(values, _SPARK_WIDTH, top)}  {note}"))
+        print_line(console, f"  {name:<11}  {sparkline(values, _SPARK_WIDTH, top)}  {note}")
 
 
 def _peak(values: list, form: str) -> str:
@@ -91,7 +89,3 @@ def _peak(values: list, form: str) -> str:
 
 def _mean(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
-
-
-def _line(console: Console, text: Text) -> None:
-    console.print(text, soft_wrap=True)

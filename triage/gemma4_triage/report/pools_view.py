@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.text import Text
 
 from gemma4_dumps.wording import number_of
 from gemma4_runtime.pools.arithmetic import SGLANG_DEFAULT
 from gemma4_runtime.pools.demand import Fit
-from gemma4_triage.cli.dump_table import plain_table
-from gemma4_triage.cli.output import printable
 from gemma4_triage.pools.at_start import AtStart
 from gemma4_triage.pools.memory import Memory
 from gemma4_triage.pools.plan import Plan
 from gemma4_triage.pools.size import gib_text
+from gemma4_triage.terminal import add_row, plain_table, print_line
 
 _BINDING = {"full": "full", "swa": "SWA", "both": "both"}
 
@@ -28,36 +26,35 @@ def print_plan(console: Console, plan: Plan, memory: Memory, owner_only: bool, s
     """Everything is of one GPU."""
     shape, cell, sizes = plan.shape, plan.cell, plan.sizes
     full, swa = shape.layers("full_attention", owner_only), shape.layers("sliding_attention", owner_only)
-    _line(console, Text(printable(shape.name), style="bold"))
-    _line(console, Text(f"  {full} full and {swa} sliding layers with KV, window {shape.window}"))
+    print_line(console, shape.name, style="bold")
+    print_line(console, f"  {full} full and {swa} sliding layers with KV, window {shape.window}")
     if owner_only:
         share = number_of(shape.shared_layers, "layer shares its KV and counts", "layers share their KV and count")
-        _line(console, Text(f"  {share} for nothing, with owner-only-kv; SGLang 0.5.13.post1 alone counts them"))
+        print_line(console, f"  {share} for nothing, with owner-only-kv; SGLang 0.5.13.post1 alone counts them")
     elif shape.shared_layers:
-        _line(
-            console, Text(f"  {shape.shared_layers} of them share their KV, and SGLang has pools for them all the same")
+        print_line(
+            console, f"  {shape.shared_layers} of them share their KV, and SGLang has pools for them all the same"
         )
-    _line(console, Text(f"  one token takes {cell.full} bytes in the full pool, {cell.swa} in the SWA pool"))
-    _line(console, Text(f"  for pools: {memory.how}"))
+    print_line(console, f"  one token takes {cell.full} bytes in the full pool, {cell.swa} in the SWA pool")
+    print_line(console, f"  for pools: {memory.how}")
     if memory.how != gib_text(memory.pools_bytes):
-        _line(console, Text(f"             = {gib_text(memory.pools_bytes)}"))
+        print_line(console, f"             = {gib_text(memory.pools_bytes)}")
     per_token = f"({cell.full} + {sizes.ratio:g} x {cell.swa}) bytes"
-    _line(
-        console,
-        Text(f"  at ratio {sizes.ratio:g}: {memory.pools_bytes} / {per_token}, pages of {plan.serving.page_size}"),
+    print_line(
+        console, f"  at ratio {sizes.ratio:g}: {memory.pools_bytes} / {per_token}, pages of {plan.serving.page_size}"
     )
-    _line(console, Text(f"             = {sizes.full_tokens} full and {sizes.swa_tokens} SWA tokens"))
+    print_line(console, f"             = {sizes.full_tokens} full and {sizes.swa_tokens} SWA tokens")
     if start.owners is not None and not owner_only:
         owners = start.owners
         times = owners.full_tokens / sizes.full_tokens if sizes.full_tokens else 0.0
         counts = f"{owners.full_tokens} full and {owners.swa_tokens} SWA tokens, {times:.2f} times as many"
-        _line(console, Text(f"  with owner-only-kv: {counts}"))
+        print_line(console, f"  with owner-only-kv: {counts}")
     for remark in plan.serving.remarks:
-        _line(console, Text(f"  {remark}"))
+        print_line(console, f"  {remark}")
     if start.policy is not None:
-        _line(console, Text(f"  swa-ratio-policy at this start: {start.policy.why}"))
+        print_line(console, f"  swa-ratio-policy at this start: {start.policy.why}")
     if start.owners_policy is not None and not owner_only:
-        _line(console, Text(f"  and with owner-only-kv, a default: {start.owners_policy.why}"))
+        print_line(console, f"  and with owner-only-kv, a default: {start.owners_policy.why}")
     if plan.need is not None:
         _print_load(console, plan)
 
@@ -68,7 +65,7 @@ def _print_load(console: Console, plan: Plan) -> None:
         return
     loads = " and ".join(map(str, plan.workloads))
     swa = f"{need.swa + need.swa_fixed} SWA tokens ({need.swa_fixed} of them for a chunk in prefill)"
-    _line(console, Text(f"{loads} needs {need.full} full and {swa}"))
+    print_line(console, f"{loads} needs {need.full} full and {swa}")
     table = plain_table(
         "", "ratio", "full tokens", "SWA tokens", "full holds", "SWA holds", "requests at once", "binds"
     )
@@ -76,18 +73,18 @@ def _print_load(console: Console, plan: Plan) -> None:
     if plan.asked is not None and plan.asked.sizes.ratio != SGLANG_DEFAULT:
         rows.append(("asked", plan.asked))
     for name, one in rows:
-        table.add_row(name, *_cells(one, need.requests))
+        add_row(table, name, *_cells(one, need.requests))
     console.print(table)
     if plan.split is not None:
         held = f"{min(plan.split.requests, need.requests)} of {need.requests} at ratio {plan.split.sizes.ratio:g}"
-        _line(console, Text(f"with SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT=1: {held}"))
-    _line(console, Text(f"set {server_flag(plan)}", style="bold"))
+        print_line(console, f"with SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT=1: {held}")
+    print_line(console, f"set {server_flag(plan)}", style="bold")
     judged = plan.asked or recommended
     most = min(judged.requests, need.requests)
     wanted = number_of(need.requests, "request")
     verdict = f"{most} of {wanted} fit{'s' * (most == 1)} at once at ratio {judged.sizes.ratio:g}"
     rest = "" if plan.enough else "; the others wait, or are retracted"
-    _line(console, Text(verdict + rest, style="bold green" if plan.enough else "bold red"))
+    print_line(console, verdict + rest, style="bold green" if plan.enough else "bold red")
 
 
 def _cells(one: Fit, wanted: int) -> tuple[str, ...]:
@@ -98,7 +95,3 @@ def _cells(one: Fit, wanted: int) -> tuple[str, ...]:
         f"{min(one.requests, wanted)} of {wanted}",
         _BINDING[one.binding],
     )
-
-
-def _line(console: Console, text: Text) -> None:
-    console.print(text, soft_wrap=True)

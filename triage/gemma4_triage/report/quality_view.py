@@ -8,10 +8,9 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from gemma4_dumps.wording import number_of
-from gemma4_triage.cli.output import printable
+from gemma4_triage.terminal import add_row, print_line
 
 _STYLES = {"worse": "bold red", "not judged": "bold yellow", "no worse": "green", "better": "green"}
 _LOST_SHOWN = 5
@@ -21,17 +20,19 @@ def print_quality(console: Console, document: dict[str, Any]) -> None:
     """Print the document of a quality run."""
     for name, side in document["sides"].items():
         what = f"patches {side['patches']}" if "patches" in side else side["url"]
-        _line(console, f"{name}: {what}; model {side['model']}")
+        print_line(console, f"{name}: {what}; model {side['model']}")
     console.print(_table(document["parts"]))
     for part in document["parts"]:
         _print_part(console, part)
     for text in _patch_lines(document["patches"]):
-        _line(console, text)
+        print_line(console, text)
     for reason in document["reasons"]:
-        _line(
-            console, f"exit {document['exit_code']}: {reason}", "bold red" if document["exit_code"] == 1 else "yellow"
+        print_line(
+            console,
+            f"exit {document['exit_code']}: {reason}",
+            style="bold red" if document["exit_code"] == 1 else "yellow",
         )
-    _line(console, f"every reply: {document['run_folder']}/base/answers.jsonl and with/answers.jsonl")
+    print_line(console, f"every reply: {document['run_folder']}/base/answers.jsonl and with/answers.jsonl")
 
 
 def _table(parts: list[dict[str, Any]]) -> Table:
@@ -52,8 +53,8 @@ def _table(parts: list[dict[str, Any]]) -> Table:
             f"{part['mcnemar_p']:.3f}",
         )
         cells = measured if compared else ("",) * len(measured)
-        verdict = Text(part["verdict"], _STYLES[part["verdict"]])
-        table.add_row(part["part"], f"{compared} of {part['items']}", *cells, verdict)
+        verdict = (part["verdict"], _STYLES[part["verdict"]])
+        add_row(table, part["part"], f"{compared} of {part['items']}", *cells, verdict)
     return table
 
 
@@ -69,7 +70,7 @@ def _print_part(console: Console, part: dict[str, Any]) -> None:
         if part["verdict"] in ("no worse", "better"):
             loss = -100 * part["interval_low"]
             text += f"; a loss above {loss:.1f} points is ruled out" if loss > 0 else "; a loss is ruled out"
-        _line(console, text)
+        print_line(console, text)
     for side in ("base", "with"):
         score = part[side]
         parts = {
@@ -78,10 +79,10 @@ def _print_part(console: Console, part: dict[str, Any]) -> None:
             f"{score['not_asked']} not asked": score["not_asked"],
         }
         if said := [text for text, count in parts.items() if count]:
-            _line(console, f"{name}, {side}: {'; '.join(said)}", "yellow")
+            print_line(console, f"{name}, {side}: {'; '.join(said)}", style="yellow")
     if lost := part["lost_items"]:
         more = f" and {len(lost) - _LOST_SHOWN} more" if len(lost) > _LOST_SHOWN else ""
-        _line(console, f"{name}: right with base only: {', '.join(lost[:_LOST_SHOWN])}{more}")
+        print_line(console, f"{name}: right with base only: {', '.join(lost[:_LOST_SHOWN])}{more}")
 
 
 def _patch_lines(patches: list[dict[str, Any]]) -> Iterator[str]:
@@ -97,7 +98,3 @@ def _patch_lines(patches: list[dict[str, Any]]) -> Iterator[str]:
             text = "these patches never did their work, so nothing here is about them"
         said.setdefault(text, []).append(patch["patch"])
     return (f"{text}: {', '.join(ids)}" for text, ids in said.items())
-
-
-def _line(console: Console, text: str, style: str = "") -> None:
-    console.print(Text(printable(text), style=style), soft_wrap=True)

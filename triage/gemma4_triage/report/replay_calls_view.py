@@ -5,15 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
 from gemma4_dumps.wording import number_of
-from gemma4_triage.cli.dump_table import plain_table
-from gemma4_triage.cli.output import printable
 from gemma4_triage.diagnose.next_steps import PROGRAM
 from gemma4_triage.replay.allocator_replay import AllocatorReplay, BrokenInvariant, PageChange, ReplayedCall
 from gemma4_triage.replay.leak_replay import LeakReplay, PageHistory
 from gemma4_triage.replay.shapes_replay import ShapesReplay
+from gemma4_triage.terminal import add_row, plain_table, print_line, print_title
 
 
 def print_allocator(console: Console, result: AllocatorReplay, path: Path, rows: int) -> None:
@@ -24,13 +22,15 @@ def print_allocator(console: Console, result: AllocatorReplay, path: Path, rows:
     if result.in_use_at_start is not None:
         known += f", {result.in_use_at_start[0]} full and {result.in_use_at_start[1]} SWA pages in use"
     calls = number_of(len(result.calls), "call")
-    _line(console, f"{calls} on {full} full and {swa} SWA pages of {number_of(result.page_size, 'token')}, {known}")
+    print_line(
+        console, f"{calls} on {full} full and {swa} SWA pages of {number_of(result.page_size, 'token')}, {known}"
+    )
     if result.compared:
-        _line(console, f"{result.exact} of {result.compared} hand-outs are, slot for slot, those of the reference")
+        print_line(console, f"{result.exact} of {result.compared} hand-outs are, slot for slot, those of the reference")
     for note in result.notes:
-        _line(console, note)
+        print_line(console, note)
     shown = _around(result.calls, result.first, rows)
-    _title(console, f"calls ({len(shown)} of {len(result.calls)})")
+    print_title(console, f"calls ({len(shown)} of {len(result.calls)})")
     table = plain_table("call", "what", "step", "asked by", "asked", "gave", "free full, swa")
     for call in shown:
         style = "bold red" if call.number == result.first else ""
@@ -43,11 +43,11 @@ def print_allocator(console: Console, result: AllocatorReplay, path: Path, rows:
             call.gave,
             "" if call.free is None else f"{call.free[0]}, {call.free[1]}",
         )
-        table.add_row(*(Text(printable(str(cell)), style=style) for cell in cells))
+        add_row(table, *(str(cell) for cell in cells), style=style)
     console.print(table)
     if not result.fine:
         _failure(console, result, rows)
-    _line(console, f"the dump's own verdict: {result.agreement}: {result.because}", "bold")
+    print_line(console, f"the dump's own verdict: {result.agreement}: {result.because}", style="bold")
     _next(console, path)
 
 
@@ -57,20 +57,20 @@ def _first_invariant(result: AllocatorReplay) -> str:
 
 def _failure(console: Console, result: AllocatorReplay, rows: int) -> None:
     where = "before the first call" if result.first == -1 else f"after call {result.first}"
-    _title(console, f"what fails first, {where}")
+    print_title(console, f"what fails first, {where}")
     for broken in result.first_broken:
-        _line(console, f"  {broken.invariant}: {broken.text}{_of_pages(broken)}", "bold red")
+        print_line(console, f"  {broken.invariant}: {broken.text}{_of_pages(broken)}", style="bold red")
     if result.request_slot is not None:
-        _line(console, f"  request slot {result.request_slot} had these pages last")
+        print_line(console, f"  request slot {result.request_slot} had these pages last")
     if result.changes:
         table = plain_table("page", "pool", "before", "after", "handed out by", "given back by")
         for change in result.changes[:rows]:
-            table.add_row(*(Text(printable(cell)) for cell in _page(change)))
+            add_row(table, *_page(change))
         console.print(table)
         if len(result.changes) > rows:
-            _line(console, f"{number_of(len(result.changes) - rows, 'more page')}; --rows shows them", "dim")
+            print_line(console, f"{number_of(len(result.changes) - rows, 'more page')}; --rows shows them", style="dim")
     if result.later:
-        _line(console, f"{number_of(result.later, 'later call fails', 'later calls fail')} as well, see --json")
+        print_line(console, f"{number_of(result.later, 'later call fails', 'later calls fail')} as well, see --json")
 
 
 def _of_pages(broken: BrokenInvariant) -> str:
@@ -94,16 +94,16 @@ def print_leak(console: Console, result: LeakReplay, path: Path, rows: int) -> N
     """The listed pages, the one whose books stop closing first on top. path: of the dump."""
     _headline(console, False, "", result.verdict, result.dump)
     since = "" if result.first_step is None else f" from step {result.first_step} on"
-    _line(console, f"{number_of(len(result.pages), 'page')}, {number_of(result.events, 'event')}{since}")
+    print_line(console, f"{number_of(len(result.pages), 'page')}, {number_of(result.events, 'event')}{since}")
     for text in (*result.equations, result.because, *result.notes):
-        _line(console, f"  {text}")
-    _title(console, f"where the books stop closing ({min(rows, len(result.pages))} of {len(result.pages)} pages)")
+        print_line(console, f"  {text}")
+    print_title(console, f"where the books stop closing ({min(rows, len(result.pages))} of {len(result.pages)} pages)")
     table = plain_table("page", "pool", "owner", "event", "step", "what does not close")
     for page in result.pages[:rows]:
         owner = "unknown" if page.owner is None else f"slot {page.owner[0]}, generation {page.owner[1]}"
         line = "not in the dump" if page.break_line is None else f"line {page.break_line}"
         step = "" if page.break_step is None else str(page.break_step)
-        table.add_row(*(Text(printable(cell)) for cell in (str(page.page), page.pool, owner, line, step, page.text)))
+        add_row(table, *(str(page.page), page.pool, owner, line, step, page.text))
     console.print(table)
     if result.pages and result.pages[0].events:
         _events(console, result.pages[0])
@@ -111,15 +111,15 @@ def print_leak(console: Console, result: LeakReplay, path: Path, rows: int) -> N
 
 
 def _events(console: Console, page: PageHistory) -> None:
-    _title(console, f"the latest events of {page.pool} page {page.page}")
+    print_title(console, f"the latest events of {page.pool} page {page.page}")
     table = plain_table("line", "step", "what", "by")
     for event in page.events:
         style = "bold red" if event.line == page.break_line else ""
         cells = (str(event.line), str(event.step), event.kind.replace("_", " "), event.site)
-        table.add_row(*(Text(printable(cell), style=style) for cell in cells))
+        add_row(table, *cells, style=style)
     console.print(table)
     if page.unnamed:
-        _line(
+        print_line(
             console,
             f"{number_of(page.unnamed, 'later event names', 'later events name')} its first pages only and may "
             "concern this one too",
@@ -130,33 +130,22 @@ def print_shapes(console: Console, result: ShapesReplay, path: Path) -> None:
     """What was found beside what it should have been. path: of the dump."""
     _headline(console, result.fine, "every shape is as it should be", result.verdict, result.dump)
     parts = [result.site, result.role and f"the {result.role}", result.step is not None and f"step {result.step}"]
-    _line(console, ", ".join(part for part in parts if part))
+    print_line(console, ", ".join(part for part in parts if part))
     table = plain_table("what", "found", "should be")
     for shape in result.shapes:
         style = "bold red" if shape.right is False else ""
-        table.add_row(*(Text(printable(cell), style=style) for cell in (shape.what, shape.found, shape.expected)))
+        add_row(table, *(shape.what, shape.found, shape.expected), style=style)
     console.print(table)
     for text in result.because:
-        _line(console, f"  {text}")
-    _line(console, f"the dump's own verdict: {result.agreement}", "bold")
+        print_line(console, f"  {text}")
+    print_line(console, f"the dump's own verdict: {result.agreement}", style="bold")
     _next(console, path)
 
 
 def _headline(console: Console, fine: bool, good: str, bad: str, dump: str) -> None:
     word = good if fine else bad.replace("_", " ")
-    title = Text(printable(word.upper()), style="bold green" if fine else "bold red")
-    title.append(f"  {printable(dump)}", style="bold")
-    console.print(title, soft_wrap=True)
+    print_line(console, f"{word.upper()}  {dump}", style="bold green" if fine else "bold red")
 
 
 def _next(console: Console, path: Path, verb: str = "diagnose", what: str = "the likely cause and its fix") -> None:
-    _line(console, f"{PROGRAM} {verb} {shlex.quote(str(path))}  # {what}", "dim")
-
-
-def _title(console: Console, text: str) -> None:
-    console.print()
-    console.print(Text(printable(text), style="bold cyan"))
-
-
-def _line(console: Console, text: str, style: str = "") -> None:
-    console.print(Text(printable(text), style=style), soft_wrap=True)
+    print_line(console, f"{PROGRAM} {verb} {shlex.quote(str(path))}  # {what}", style="dim")

@@ -1,17 +1,15 @@
 """A replay on a terminal: the verdict, what was rebuilt, the damaged rows, what each table gives, each backend."""
 
 from rich.console import Console
-from rich.text import Text
 
 from gemma4_dumps.wording import number_of
-from gemma4_triage.cli.dump_table import plain_table
-from gemma4_triage.cli.output import printable, size_text
 from gemma4_triage.inspection.provenance_sentence import SPACE_NAMES
 from gemma4_triage.replay.compare import Difference
 from gemma4_triage.replay.damage import Kind, RowDamage
 from gemma4_triage.replay.outcome import BackendOutcome, Replay, Status, VariantOutcome
 from gemma4_triage.replay.shrink import Shrunk
 from gemma4_triage.replay.tables import AS_DUMPED
+from gemma4_triage.terminal import add_row, plain_table, print_line, print_title, size_text
 
 _VERDICTS = {
     Kind.RIGHT: "reads what it should",
@@ -27,16 +25,14 @@ def print_replay(console: Console, result: Replay, rows: int) -> None:
     """result with at most `rows` damaged rows."""
     verdict = "reads the right pages by chance" if result.by_chance else _VERDICTS[result.worst]
     right = result.reads_right and not result.by_chance
-    title = Text(verdict.upper(), style="bold green" if right else "bold red")
-    title.append(f"  {printable(result.call.dump_id)}", style="bold")
-    _line(console, title)
+    print_line(console, f"{verdict.upper()}  {result.call.dump_id}", style="bold green" if right else "bold red")
     for text in _call_lines(result):
-        _line(console, Text(printable(text)))
+        print_line(console, text)
     _damages(console, result.damages, rows)
-    _title(console, "in fp64, against the table as it should have been")
+    print_title(console, "in fp64, against the table as it should have been")
     table = plain_table("table", "rows off", "max abs", "relative", "least cosine", "first row, head")
     for name, difference in result.reference.items():
-        table.add_row(*_cells(name, difference))
+        add_row(table, *_cells(name, difference))
     console.print(table)
     for outcome in result.backends:
         _backend(console, outcome)
@@ -84,7 +80,7 @@ def _call_lines(result: Replay) -> list[str]:
 def _damages(console: Console, damages: tuple[RowDamage, ...], rows: int) -> None:
     if not damages:
         return
-    _title(console, f"damaged rows ({min(rows, len(damages))} of {len(damages)})")
+    print_title(console, f"damaged rows ({min(rows, len(damages))} of {len(damages)})")
     table = plain_table("row", "request", "keys", "columns read", "reads outside", "bad reads", "worst", "hidden")
     for damage in damages[:rows]:
         column, entry, kind = damage.first
@@ -98,26 +94,26 @@ def _damages(console: Console, damages: tuple[RowDamage, ...], rows: int) -> Non
             f"[{column}] = {'not in the dump' if entry is None else entry}, {kind.word}",
             damage.hidden or "",
         )
-        table.add_row(*(Text(printable(str(cell).replace("_", " "))) for cell in cells))
+        add_row(table, *(str(cell).replace("_", " ") for cell in cells))
     console.print(table)
     if any(damage.hidden for damage in damages):
-        _line(console, Text("  hidden: bad entries of pages that the window hides from every query", style="dim"))
+        print_line(console, "  hidden: bad entries of pages that the window hides from every query", style="dim")
 
 
 def _backend(console: Console, outcome: BackendOutcome) -> None:
     about = ", ".join(part for part in (outcome.device, outcome.dtype, f"{outcome.seconds:.1f} s") if part)
-    _title(console, f"{outcome.backend} ({about})")
+    print_title(console, f"{outcome.backend} ({about})")
     if outcome.note:
-        _line(console, Text(f"  {outcome.note}", style="yellow"))
+        print_line(console, f"  {outcome.note}", style="yellow")
     if outcome.refusal is not None:
         said = "cannot run here" if outcome.missing else "does not take this call"
-        _line(console, Text(printable(f"  {said}: {outcome.refusal}"), style="yellow"))
+        print_line(console, f"  {said}: {outcome.refusal}", style="yellow")
         return
     for variant in outcome.variants:
         style = "bold red" if variant.wrong else ""
-        _line(console, Text(printable(f"  {variant.variant:<10}{_variant(variant)}"), style=style))
+        print_line(console, f"  {variant.variant:<10}{_variant(variant)}", style=style)
     for line in outcome.last_lines:
-        _line(console, Text(printable(f"    | {line}"), style="dim"))
+        print_line(console, f"    | {line}", style="dim")
 
 
 def _variant(variant: VariantOutcome) -> str:
@@ -149,12 +145,3 @@ def _number(value: float | None) -> str:
 def _numbers(numbers: tuple[int, ...]) -> str:
     shown = ", ".join(map(str, numbers[:8]))
     return f"{shown}, …" if len(numbers) > 8 else shown
-
-
-def _title(console: Console, text: str) -> None:
-    console.print()
-    console.print(Text(printable(text), style="bold cyan"))
-
-
-def _line(console: Console, text: Text) -> None:
-    console.print(text, soft_wrap=True)

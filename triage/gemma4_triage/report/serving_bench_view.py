@@ -7,26 +7,25 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from gemma4_triage.cli.output import printable
 from gemma4_triage.report.bench_text import STATUS_STYLES, print_origin, print_partial, ratio_cells
+from gemma4_triage.terminal import print_line
 
 
 def print_serving_bench(console: Console, document: dict[str, Any]) -> None:
     print_origin(console, document)
     if not document["measurement"]:
-        console.print(Text("a trial on a CPU: its times are no measurement", style="yellow"))
+        print_line(console, "a trial on a CPU: its times are no measurement", style="yellow")
     for model in document["models"]:
         if rows := [row for row in document["rows"] if row["model"] == model]:
             console.print(_table(model, rows, document["servers"].get(model, {})))
     for target in document["targets"]:
-        console.print(_target(target), soft_wrap=True)
+        print_line(console, *_target(target))
     for wrong in document["wrong"]:
-        console.print(Text(printable(_wrong(wrong)), style="bold red"), soft_wrap=True)
+        print_line(console, _wrong(wrong), style="bold red")
     for model, lost in document["lost"].items():
         for arm, why in lost.items():
-            console.print(Text(printable(f"lost: {model}, {arm}: {why}"), style="yellow"), soft_wrap=True)
+            print_line(console, f"lost: {model}, {arm}: {why}", style="yellow")
     print_partial(console, document)
 
 
@@ -53,11 +52,11 @@ def _table(model: str, rows: list[dict[str, Any]], servers: dict[str, Any]) -> T
     return table
 
 
-def _target(target: dict[str, Any]) -> Text:
+def _target(target: dict[str, Any]) -> tuple[str | tuple[str, str], ...]:
     text = f": {target['title']}"
     if target["missed_in"]:
         text += f"; missed in {', '.join(map(_where, target['missed_in']))}"
-    return Text(f"{target['target']}: ").append(target["status"], STATUS_STYLES[target["status"]]).append(text)
+    return f"{target['target']}: ", (target["status"], STATUS_STYLES[target["status"]]), text
 
 
 def _wrong(answer: dict[str, Any]) -> str:

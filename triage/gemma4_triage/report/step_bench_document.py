@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gemma4_repro.step_bench.model_sizes import SIZES
-from gemma4_repro.step_bench.plan import ARMS, CONTEXT_TOKENS, MARGIN, MOST_RELATIVE, StepPlan
+from gemma4_repro.step_bench.plan import ARMS, MARGIN, MOST_RELATIVE, StepPlan
 from gemma4_repro.step_bench.rows import build_rows, judge_targets, wrong_arms
 from gemma4_repro.step_bench.run_process import Measured
 from gemma4_triage.report.bench_origin import portable_command
@@ -38,7 +38,7 @@ def step_bench_document(plan: StepPlan, measured: Measured, project: dict[str, s
         "device": device,
         "gpu": gpu | {"multiprocessors": measured.about.get("multiprocessors")},
         "versions": measured.about.get("versions", {}),
-        "method": _METHOD | {"rounds": plan.rounds, "context_tokens": CONTEXT_TOKENS},
+        "method": _METHOD | {"rounds": plan.rounds, "context_tokens": plan.context},
         "models": {model: _model(model, plan) | measured.models.get(model, {}) for model in plan.models},
         "arms": {id: title for id, title in ARMS.items() if id in plan.arms},
         "rows": rows,

@@ -7,10 +7,9 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from gemma4_triage.cli.output import printable
 from gemma4_triage.report.bench_text import STATUS_STYLES, print_origin, print_partial, ratio_cells
+from gemma4_triage.terminal import print_line
 
 
 def print_step_bench(console: Console, document: dict[str, Any]) -> None:
@@ -19,12 +18,12 @@ def print_step_bench(console: Console, document: dict[str, Any]) -> None:
         if rows := [row for row in document["rows"] if row["model"] == model]:
             console.print(_table(rows))
     for target in document["targets"]:
-        console.print(_target(target), soft_wrap=True)
+        print_line(console, *_target(target))
     for wrong in document["wrong"]:
-        console.print(Text(printable(_wrong(wrong)), style="bold red"), soft_wrap=True)
+        print_line(console, _wrong(wrong), style="bold red")
     for lost in document["lost"]:
         where = f"{_where(lost)}, {lost['arm']}"
-        console.print(Text(printable(f"lost: {where}: {lost['why']}"), style="yellow"), soft_wrap=True)
+        print_line(console, f"lost: {where}: {lost['why']}", style="yellow")
     print_partial(console, document)
 
 
@@ -48,14 +47,14 @@ def _table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _target(target: dict[str, Any]) -> Text:
+def _target(target: dict[str, Any]) -> tuple[str | tuple[str, str], ...]:
     text = f": {target['title']}"
     if target["target"] == "faster" and target["worst"]:
         worst = target["worst"]
         text += f"; worst {worst['value']:.4f} ({_where(worst)})"
     if target["missed_in"]:
         text += f"; missed in {', '.join(map(_where, target['missed_in']))}"
-    return Text(f"{target['target']}: ").append(target["status"], STATUS_STYLES[target["status"]]).append(text)
+    return f"{target['target']}: ", (target["status"], STATUS_STYLES[target["status"]]), text
 
 
 def _wrong(answer: dict[str, Any]) -> str:

@@ -30,8 +30,14 @@ _SIZES = re.compile(r"\s*\b(?:bs|toks)=\d+")
 
 
 class Anchor(NamedTuple):
-    """One candidate. rows: its own launches, in the order of time; others may run in between. kind: equal for what is
-    launched again and again. label: what the trace calls it; may be empty."""
+    """One candidate for what begins a step.
+
+    Attributes:
+        kind: equal for what is launched again and again.
+        gpu_us: the time of its launches on the GPU.
+        rows: its own launches in the order of time; others may run in between.
+        label: what the trace calls it; may be empty.
+    """
 
     kind: str
     gpu_us: float
@@ -44,8 +50,11 @@ class Anchor(NamedTuple):
 
 
 def graph_anchors(launches: Launches, spans: Sequence[Span], device: Device) -> list[Anchor]:
-    """Launches with one correlation are one graph's. A kind is which kernels it has, and how many of each: those of
-    parallel branches come in another order each time."""
+    """Return the CUDA graphs of a device: launches with one correlation are one graph's.
+
+    A kind is which kernels the graph has, and how many of each: kernels of parallel branches come in another order each
+    time.
+    """
     kinds: dict[bytes, str] = {}
     names = _SpanNames(span for span in spans if span.device is None and span.rank == device.rank)
     found = []
@@ -156,7 +165,7 @@ class _SpanNames:
         self._starts = [span.start_us for span in self._spans]
 
     def around(self, time_us: float) -> str:
-        """Of the span that began last of those around this time; "" if there is none."""
+        """Return the name of the span that began last of those around this time; "" if there is none."""
         # bisect finds no place for NaN, which is the time of a call that is not in the trace.
         end = bisect_right(self._starts, time_us) if time_us == time_us else 0
         around = (span for span in reversed(self._spans[max(0, end - self._DEEPEST) : end]) if span.end_us >= time_us)

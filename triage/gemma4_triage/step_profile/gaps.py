@@ -15,8 +15,15 @@ _LARGEST = 5
 
 
 class Gap(NamedTuple):
-    """largest_us: of `count` gaps between launches of these two names, which take idle_us together. before: of the
-    launch that ended last. after: of the one that ends the gap; -1 where the trace ends."""
+    """The gaps between launches of two names.
+
+    Attributes:
+        largest_us: the length of the largest.
+        count: how many there are.
+        idle_us: the length of all of them.
+        before: the name of the launch that ended last before the gap.
+        after: the name of the launch that ends the gap; -1 where the trace ends.
+    """
 
     largest_us: float
     count: int
@@ -27,11 +34,19 @@ class Gap(NamedTuple):
 
 @dataclass
 class Idle:
-    """Of the chosen steps together.
+    """The time in which no launch runs, in the chosen steps together.
 
-    host_us: of gaps that a launch ends whose call had not returned when the gap began, up to that return. in_graph_us:
-    of gaps between two launches of one graph, which no host is part of. The rest is launch latency, or not known.
-    pairs: names of the launches around a gap, and such gaps; -1 where the trace ends.
+    What is neither the host's nor a graph's is launch latency, or not known.
+
+    Attributes:
+        idle_us: the length of all gaps.
+        host_us: the part of gaps that waits for the host: a launch ends the gap whose call had not returned when the
+            gap began, and counts up to that return.
+        in_graph_us: the length of gaps between two launches of one graph, which no host is part of.
+        count: how many gaps there are.
+        called_known: how many of them end in a launch of which the time of the call is known.
+        busy_us: for each step, the time in which at least one launch runs.
+        pairs: the gaps by the names of the launches around them; -1 where the trace ends.
     """
 
     idle_us: float = 0
@@ -43,7 +58,7 @@ class Idle:
     pairs: dict[tuple[int, int], list[float]] = field(default_factory=dict)
 
     def largest(self) -> list[Gap]:
-        """Of each pair of neighbours its largest gap, the largest first."""
+        """Return the largest gap of each pair of neighbours, the largest first."""
         ranked = sorted(self.pairs.items(), key=lambda item: (-max(item[1]), item[0]))
         return [Gap(max(sizes), len(sizes), sum(sizes), *pair) for pair, sizes in ranked[:_LARGEST]]
 

@@ -22,8 +22,14 @@ _PLAIN = re.compile(r"\A\w+")
 
 @dataclass(frozen=True)
 class Layers:
-    """count: None if nothing repeats. source: how it is known, in words. scope: which launches `launches` counts, since
-    a step may hold a draft's layers beside the model's own."""
+    """How many layers a step has, and how that is known.
+
+    Attributes:
+        count: the number of layers; None if nothing repeats.
+        source: how it is known, in words.
+        scope: which launches are counted, since a step may hold a draft's layers beside the model's own.
+        launches: how many launches the scope has.
+    """
 
     count: int | None
     source: str
@@ -32,7 +38,7 @@ class Layers:
 
 
 def count_layers(launches: Launches, step: Step, names: Sequence[str], given: int | None) -> Layers:
-    """Of one step; in a graph that begins it there are only the model's own layers."""
+    """Count the layers of one step; in a graph that begins it there are only the model's own layers."""
     anchor = step.anchor
     of_graph = anchor is not None and len(anchor.rows) > 1
     ids = launches.name[anchor.rows] if anchor is not None and of_graph else launches.name[step.first : step.last]

@@ -85,7 +85,7 @@ _COMPILED = [(role, re.compile(pattern, re.IGNORECASE)) for role, pattern in ROL
 
 
 def role_of(name: str) -> str:
-    """What a kernel is in a sequence; FAMILY and its family if it is nothing there."""
+    """Return the role of a kernel in a sequence; FAMILY and its family if it has none there."""
     role = next((role for role, pattern in _COMPILED if pattern.search(name)), None)
     if role is None or (name in OUR_KERNELS and not role.startswith("our_")):
         return FAMILY + family_of(name)

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from gemma4_triage.errors import TraceDamaged
 from gemma4_triage.logs.source import Source
 
 MAX_VALUE_CHARACTERS = 1 << 24
@@ -24,14 +25,6 @@ _LONGEST_TOKEN = 12
 _SPACE = re.compile(r"[ \t\r\n]*")
 # Stored beside the events and worth showing; everything else is passed over.
 _HEADER = ("deviceProperties", "displayTimeUnit", "schemaVersion", "gemma4_triage")
-
-
-class TraceDamaged(Exception):
-    """The file is no trace, or ends before its end. hint: what to do instead."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 class TraceFile:
@@ -54,7 +47,7 @@ class TraceFile:
         Raises:
             TraceDamaged: it is no trace, is torn, or holds an overlong value. A torn trace is not half of the step:
                 events are not in order of time, so any part of it may be missing.
-            SourceError: it cannot be opened.
+            UsageMistake: it cannot be opened.
         """
         first = self._text.peek()
         if first == "[":
@@ -148,7 +141,7 @@ class _Overlong(Exception):
 
 
 def _may_go_on(error: json.JSONDecodeError, length: int) -> bool:
-    """Whether more text could mend it: what is wrong lies at the window's end, or is a string without its end."""
+    """Say whether more text could mend it: what is wrong lies at the window's end, or is a string without its end."""
     return error.msg.startswith("Unterminated string") or error.pos >= length - _LONGEST_TOKEN
 
 

@@ -2,9 +2,9 @@
 
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
-from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
+from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "allocator-past-pool-end"
 

@@ -1,9 +1,9 @@
 """A server log with a crash, and no dump of it."""
 
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.rule import at, exception_text
 from gemma4_triage.logs.rules.probe_stopped import dump_names
 

@@ -2,9 +2,9 @@
 
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
-from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import SPOILS_DRAFTS, Rule
+from gemma4_triage.finding import Confidence, Finding
 
 ID = "draft-reads-translated-ids"
 

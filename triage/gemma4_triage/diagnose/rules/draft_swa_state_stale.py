@@ -4,10 +4,10 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Offence
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
-from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, SPOILS_DRAFTS, Rule
 from gemma4_triage.diagnose.start_up import start_up_evidence
+from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "draft-swa-state-stale"
 _TRANSLATED_TABLE = "swa_page_table"

@@ -2,10 +2,10 @@
 
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import counted, guarded
-from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "guards-incomplete"
 

@@ -1,9 +1,9 @@
 """The server was asked to break itself. Where a cause is found that the fault is, the two become one finding."""
 
 from gemma4_triage.diagnose.evidence import guarded
-from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.rule import over
 
 ID = "injected-fault"

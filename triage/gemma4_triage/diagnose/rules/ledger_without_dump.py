@@ -2,9 +2,9 @@
 
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import counted
-from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
 from gemma4_triage.diagnose.incident import LEAK, Incident, Ledger
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Rule
+from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "ledger-without-dump"
 

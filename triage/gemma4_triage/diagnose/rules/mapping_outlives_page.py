@@ -2,9 +2,9 @@
 
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
-from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "mapping-outlives-page"
 

@@ -4,9 +4,9 @@ from gemma4_dumps.audit_findings import TABLE, suspects
 from gemma4_dumps.errors import DumpError
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said
-from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Rule
+from gemma4_triage.finding import Confidence, Finding
 
 ID = "pages-leaked"
 

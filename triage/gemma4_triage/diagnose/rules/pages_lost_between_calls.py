@@ -2,9 +2,9 @@
 
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
-from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.diagnose.incident import LOST_PAGES, Incident
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Rule
+from gemma4_triage.finding import Confidence, Finding
 
 ID = "pages-lost-between-calls"
 

@@ -1,10 +1,10 @@
 """Draft and target, or layers and pools, were put together from parts that do not fit."""
 
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
 from gemma4_triage.diagnose.start_up import start_up_evidence
+from gemma4_triage.finding import Confidence, Finding
 
 ID = "parts-disagree"
 

@@ -2,10 +2,10 @@
 
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
-from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import Rule
 from gemma4_triage.diagnose.start_up import start_up_evidence
+from gemma4_triage.finding import Confidence, Finding
 
 ID = "pool-swap-missed-leaf"
 

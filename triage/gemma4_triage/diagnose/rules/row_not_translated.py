@@ -5,9 +5,9 @@ import numpy as np
 from gemma4_dumps.reader import Dump
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
-from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
+from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "row-not-translated"
 _SWA, _FULL, _LENGTHS, _SWA_WRITES = "swa_page_table", "page_table", "cache_seqlens", "swa_out_cache_loc"

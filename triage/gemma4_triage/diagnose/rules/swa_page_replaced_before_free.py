@@ -8,9 +8,9 @@ from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, said
-from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Rule
+from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "swa-page-replaced-before-free"
 _FIRST = "first_pages.0"

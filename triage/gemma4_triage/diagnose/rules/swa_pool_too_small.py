@@ -1,10 +1,10 @@
 """The sliding-window pool cannot admit any request."""
 
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.finding import Confidence, Finding
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.rule import Rule
 from gemma4_triage.diagnose.start_up import start_up_evidence
+from gemma4_triage.finding import Confidence, Finding
 
 ID = "swa-pool-too-small"
 

@@ -1,10 +1,11 @@
 """W1: SGLang up to 0.5.22 shows Gemma-4's sliding layers one key more than the model's window holds."""
 
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.finding import Confidence, Finding, Kind
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.rule import Rule
-from gemma4_triage.diagnose.start_up import shows_one_key_more, start_up_evidence
+from gemma4_triage.diagnose.start_up import start_up_evidence
+from gemma4_triage.finding import Confidence, Finding, Kind
+from gemma4_triage.logs.rules.probe_stopped import shows_one_key_more
 
 ID = "window-one-too-wide"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts, Pool, RankFacts
 from gemma4_triage.logs.rank import APART, PRESSED_AT
 from gemma4_triage.logs.rule import Rule, at, on_rank, over, usage_text

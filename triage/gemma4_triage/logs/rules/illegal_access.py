@@ -7,7 +7,7 @@ hands out ids beyond it, which is when the SWA pool is nearly used up.
 
 from __future__ import annotations
 
-from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding
+from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import at, exception_text, of_death, on_rank, over, usage_text
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import cause_in, of_death, of_memory
 

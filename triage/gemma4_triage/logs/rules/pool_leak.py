@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gemma4_dumps.wording import number_of
-from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LeakLine, LogFacts
 from gemma4_triage.logs.rule import Rule, at
 

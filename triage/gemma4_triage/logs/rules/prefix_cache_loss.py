@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.rule import Rule, at, of_drop, on_rank, usage_text
 

@@ -5,14 +5,23 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from gemma4_triage.diagnose.finding import Confidence, Evidence, Finding, Kind
-from gemma4_triage.diagnose.start_up import shows_one_key_more
+from gemma4_triage.finding import Confidence, Evidence, Finding, Kind
 from gemma4_triage.logs.events import trapped
 from gemma4_triage.logs.facts import Death, GuardLine, LogFacts
 from gemma4_triage.logs.rule import Rule, at
 
 _SHOWN = 4
 _VERBS = {"leak-audit": "audit"}
+
+
+def shows_one_key_more(summary: str) -> bool:
+    """Return whether a comparison's summary is of the window as SGLang up to 0.5.22 ships it.
+
+    Such as `target window_left, layers 0, 1: found 32, expected 31`.
+    """
+    found, _, expected = summary.partition("found ")[2].partition(", expected ")
+    width = "window_left" in summary and found.isdecimal() and expected.isdecimal()
+    return width and len(found) < 12 and len(expected) < 12 and int(found) == int(expected) + 1
 
 
 def dump_names(facts: LogFacts) -> tuple[str, ...]:

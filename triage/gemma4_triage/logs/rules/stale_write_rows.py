@@ -1,10 +1,10 @@
-"""With CUDA graphs off, V1 verify leaves the target's write locations on the draft's batch: two sizes that differ."""
+"""V1 verify without CUDA graphs leaves the target's write locations on the draft's batch: two sizes that differ."""
 
 from __future__ import annotations
 
 import re
 
-from gemma4_triage.diagnose.finding import Confidence, Finding
+from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import at, of_death
 

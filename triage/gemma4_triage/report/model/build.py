@@ -7,17 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gemma4_dumps.errors import ExitCode
 from gemma4_dumps.wording import number_of
 from gemma4_triage.diagnose.assign_logs import assign_logs
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.incident import LogLink
-from gemma4_triage.errors import ExitCode, NothingChecked, UsageMistake
+from gemma4_triage.errors import NothingChecked
 from gemma4_triage.logs.catalog import findings as log_findings
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.read import read_source
 from gemma4_triage.logs.source import Source as LogSource
-from gemma4_triage.logs.source import SourceError
 from gemma4_triage.report.diagnosis_document import Diagnosis, damage_line, exit_code
 from gemma4_triage.report.model.comparison_part import comparison_part
 from gemma4_triage.report.model.environment import run_environment
@@ -36,9 +36,16 @@ from gemma4_triage.report.model.records import (
     Status,
     Verdict,
 )
-from gemma4_triage.report.model.run_part import part_name, run_commands, run_headline, run_part, run_timeline
+from gemma4_triage.report.model.run_part import (
+    corpus_part,
+    part_name,
+    run_commands,
+    run_headline,
+    run_timeline,
+    scenario_part,
+)
 from gemma4_triage.report.model.source import Piece, Source
-from gemma4_triage.report.model.verdict_file import ComparisonFile, VerdictFile
+from gemma4_triage.runs.record import ComparisonRun, CorpusRun, RunRecord
 
 MAX_COMMANDS = 80
 _TITLES = {
@@ -91,8 +98,10 @@ def build_report(source: Source, logs: Sequence[LogFacts]) -> Report:
     )
 
 
-def _run(verdict: VerdictFile | ComparisonFile) -> Run:
-    return comparison_part(verdict) if isinstance(verdict, ComparisonFile) else run_part(verdict)
+def _run(record: RunRecord) -> Run:
+    if isinstance(record, ComparisonRun):
+        return comparison_part(record)
+    return corpus_part(record) if isinstance(record, CorpusRun) else scenario_part(record)
 
 
 def _diagnose(source: Source, logs: Sequence[LogFacts]) -> tuple[list[_Labelled], dict[str, LogLink]]:
@@ -157,10 +166,7 @@ def _logs(
 
 
 def _read_arm(path: Path) -> LogFacts:
-    try:
-        return read_source(LogSource(str(path)), MAX_POINTS)
-    except SourceError as error:
-        raise UsageMistake(str(error), error.hint) from error
+    return read_source(LogSource(str(path)), MAX_POINTS)
 
 
 def _exit_code(run: Run | None, diagnoses: Sequence[Diagnosis], logs: Sequence[Log], unreadable: bool) -> int:

@@ -14,7 +14,7 @@ from gemma4_triage.report.model.limits import MAX_ENTRIES
 from gemma4_triage.report.model.page_grid import page_grid
 from gemma4_triage.report.model.page_window import NoPicture
 from gemma4_triage.report.model.pairs import pairs_of
-from gemma4_triage.report.model.records import BadEntry, Dump
+from gemma4_triage.report.model.records import Dump, Offence
 
 
 def dump_part(dump: reader.Dump, number: int, begin: datetime, picture: bool) -> Dump:
@@ -33,8 +33,8 @@ def dump_part(dump: reader.Dump, number: int, begin: datetime, picture: bool) ->
         except NoPicture as error:
             if manifest.tensors:
                 problems.append(f"no page table is shown: {error}")
-    # A leak audit's entries are its suspects.
-    entries = [] if manifest.rule == LEAK_AUDIT else [_entry(offence) for offence in manifest.offences[:MAX_ENTRIES]]
+    # A leak audit's offences are its suspects.
+    offences = () if manifest.rule == LEAK_AUDIT else manifest.offences[:MAX_ENTRIES]
     return Dump(
         number=number,
         id=manifest.dump_id,
@@ -53,17 +53,13 @@ def dump_part(dump: reader.Dump, number: int, begin: datetime, picture: bool) ->
         summary=manifest.summary,
         sentence=provenance_sentence(manifest),
         offence_count=manifest.offence_count,
-        entries=tuple(entries),
+        entries=tuple(Offence.model_validate(offence.model_dump()) for offence in offences),
         facts=pairs_of(_facts(manifest).items()),
         repeat=manifest.repeat_command or "",
         grid=grid,
         ledger=ledger,
         problems=tuple(problems),
     )
-
-
-def _entry(offence) -> BadEntry:
-    return BadEntry(**offence.model_dump(include=set(BadEntry.model_fields)))
 
 
 def _facts(manifest: Manifest) -> dict[str, object]:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 
 from gemma4_dumps import reader
-from gemma4_triage.diagnose import finding as diagnosed
+from gemma4_triage import finding as diagnosed
 from gemma4_triage.diagnose.next_steps import fix_line
 from gemma4_triage.report.model.limits import MAX_EVIDENCE, MAX_LINES, first
 from gemma4_triage.report.model.records import Evidence, Finding

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 
 from gemma4_dumps.wording import number_of
-from gemma4_triage.cli.output import size_text
-from gemma4_triage.diagnose import finding as diagnosed
+from gemma4_triage import finding as diagnosed
 from gemma4_triage.logs.facts import LogFacts, RankFacts
 from gemma4_triage.report.model.finding_part import finding_part
 from gemma4_triage.report.model.limits import MAX_LINES, MAX_RANKS, first
@@ -15,6 +14,7 @@ from gemma4_triage.report.model.pairs import pairs_of
 from gemma4_triage.report.model.pictures import Chart, Series
 from gemma4_triage.report.model.records import Log, Scheduler
 from gemma4_triage.report.scheduler_words import prefill_text, retractions_text
+from gemma4_triage.terminal import size_text
 
 
 def log_part(facts: LogFacts, label: str, findings: Sequence[diagnosed.Finding], relation: str = "") -> Log:

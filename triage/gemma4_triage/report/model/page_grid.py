@@ -10,11 +10,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from gemma4_dumps.errors import DumpError
+from gemma4_dumps.errors import DumpError, UserError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Manifest, Offence
 from gemma4_dumps.wording import number_of
-from gemma4_triage.errors import UserError
 from gemma4_triage.inspection.provenance_sentence import SPACE_NAMES
 from gemma4_triage.replay.call import UNKNOWN, AttentionCall
 from gemma4_triage.replay.damage import Kind, is_null, kinds

@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from gemma4_dumps.errors import UserError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Manifest
-from gemma4_triage.errors import UserError
 from gemma4_triage.inspection.offending_rows import holds_indices, row_span
 from gemma4_triage.replay.call import UNKNOWN
 from gemma4_triage.replay.integers import FARTHEST

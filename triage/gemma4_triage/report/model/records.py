@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import ConfigDict
+
+from gemma4_dumps import schema
 from gemma4_triage.report.model.pictures import Chart, Grid, Ledger, Record, Timeline
 from gemma4_triage.report.model.text import Text
 
@@ -106,14 +109,12 @@ class Run(Record):
     stand_ins: tuple[Pair, ...]
 
 
-class BadEntry(Record):
+class Offence(schema.Offence):
+    """One bad index, as the dump has it, with its table's name cleaned for a report."""
+
+    model_config = ConfigDict(extra="ignore")
+
     table: Text
-    row: int
-    column: int
-    value: int
-    lower: int
-    upper: int
-    request_slot: int | None
 
 
 class Dump(Record):
@@ -137,7 +138,7 @@ class Dump(Record):
     summary: Text
     sentence: Text
     offence_count: int
-    entries: tuple[BadEntry, ...]
+    entries: tuple[Offence, ...]
     facts: tuple[Pair, ...]
     repeat: Text = ""
     grid: Grid | None = None

@@ -2,41 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from gemma4_dumps.errors import ExitCode
 from gemma4_dumps.wording import number_of
 from gemma4_triage.report.model.limits import MAX_ARMS, MAX_LINES, MAX_PROBES
 from gemma4_triage.report.model.pairs import pairs_of
 from gemma4_triage.report.model.pictures import Lane, Span, Timeline
 from gemma4_triage.report.model.records import Arm, Case, Check, Command, Run, Sighting, Status
-from gemma4_triage.report.model.verdict_file import ArmEntry, CaseEntry, VerdictFile
+from gemma4_triage.runs.record import (
+    ArmRecord,
+    CleanRecord,
+    CorpusRun,
+    FaultRecord,
+    RunRecord,
+    ScenarioRun,
+    checks_not_made,
+)
 
-_CORPUS = "every known fault injected, and clean loads, under all probes"
-_STATUS: dict[int, Status] = {0: "ok", 5: "unchecked"}
+_STATUS: dict[int, Status] = {ExitCode.OK: "ok", ExitCode.NOTHING_CHECKED: "unchecked"}
 
 
-def run_part(file: VerdictFile) -> Run:
-    """Arms or cases in the order in which they ran."""
-    cases = [_case(entry, file.probes, False) for entry in file.faults]
-    cases += [_case(entry, file.probes, True) for entry in file.clean]
+def scenario_part(record: ScenarioRun) -> Run:
+    """Return a scenario's run, its arms in the order in which they ran."""
     return Run(
-        kind=file.kind,
-        name=file.scenario if file.kind == "repro" else "corpus",
-        symptom=file.symptom
-        if file.kind == "repro"
-        else "every known fault injected, and clean loads, under all probes",
-        status=_STATUS.get(file.exit_code, "bad"),
-        exit_code=file.exit_code if file.exit_code in _STATUS else 1,
-        sglang_version=file.sglang_version,
-        duration_s=file.duration_s,
-        import_s=file.import_s,
-        arms=tuple(_arm(entry) for entry in file.arms[:MAX_ARMS]),
-        probes=tuple(file.probes[:MAX_PROBES]),
-        cases=tuple(cases[:MAX_ARMS]),
-        root_cause="" if file.root_cause is None else file.root_cause.text,
-        repeat=f"gemma4-triage repro {file.scenario if file.kind == 'repro' else 'corpus'}",
-        stand_ins=pairs_of((one.id, one.title) for one in file.host_engine.stand_ins),
+        name=record.scenario,
+        symptom=record.symptom,
+        arms=tuple(_arm(arm) for arm in record.arms[:MAX_ARMS]),
+        probes=(),
+        cases=(),
+        root_cause="" if record.root_cause is None else record.root_cause.text,
+        repeat=f"gemma4-triage repro {record.scenario}",
+        **facts_of(record),
     )
+
+
+def corpus_part(record: CorpusRun) -> Run:
+    """Return a run of the corpus, its cases in the order in which they ran."""
+    probes = record.probes[:MAX_PROBES]
+    cases = [_fault(case, probes) for case in record.faults] + [_clean(case, probes) for case in record.clean]
+    return Run(
+        name="corpus",
+        symptom="every known fault injected, and clean loads, under all probes",
+        arms=(),
+        probes=probes,
+        cases=tuple(cases[:MAX_ARMS]),
+        root_cause="",
+        repeat="gemma4-triage repro corpus",
+        **facts_of(record),
+    )
+
+
+def facts_of(record: RunRecord) -> dict[str, Any]:
+    """Return the fields of a report's run that are told alike for every kind."""
+    status = _STATUS.get(record.exit_code, "bad")
+    return {
+        "kind": record.kind,
+        "status": status,
+        "exit_code": 1 if status == "bad" else record.exit_code,
+        "sglang_version": record.sglang_version,
+        "duration_s": record.duration_s,
+        "import_s": record.import_s,
+        "stand_ins": pairs_of((one.id, one.title) for one in record.host_engine.stand_ins),
+    }
 
 
 def run_headline(run: Run) -> str:
@@ -93,16 +122,10 @@ def run_commands(run: Run) -> list[Command]:
 
 
 def _unchecked(run: Run) -> str:
-    checks = [check for arm in run.arms for check in arm.checks]
-    count = sum(check.status == "not checked" for check in checks)
-    if not count or run.status != "ok":
-        return ""
-    return (
-        f" as far as checked: {count} of {number_of(len(checks), 'check')} {'was' if count == 1 else 'were'} not made"
-    )
+    return checks_not_made([check.status for arm in run.arms for check in arm.checks]) if run.status == "ok" else ""
 
 
-def _arm(entry: ArmEntry) -> Arm:
+def _arm(entry: ArmRecord) -> Arm:
     ending = entry.ending
     if entry.signal or entry.exit_code:
         ending += f" ({entry.signal or f'exit {entry.exit_code}'})"
@@ -116,7 +139,7 @@ def _arm(entry: ArmEntry) -> Arm:
         ending=ending,
         duration_s=entry.duration_s,
         checks=tuple(
-            Check(expected=check.expected, observed=check.observed.split(" [dump: ")[0], status=check.status)
+            Check(expected=check.expected, observed=check.brief, status=check.status)
             for check in entry.checks[:MAX_LINES]
         ),
         numbers=pairs_of((name.replace("_", " "), _number(value)) for name, value in entry.numbers.items()),
@@ -131,24 +154,37 @@ def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _case(entry: CaseEntry, probes: list[str], clean: bool) -> Case:
-    wanted = {finding.probe for finding in entry.expected}
-    sightings = [
-        Sighting(probe=probe, dumps=entry.fired.get(probe, 0), expected=probe in wanted)
-        for probe in probes[:MAX_PROBES]
-    ]
+def _fault(case: FaultRecord, probes: Sequence[str]) -> Case:
+    return _case(case, probes, case.probes, case.origin.reference, cause=case.cause, unguarded=case.unguarded or "")
+
+
+def _clean(case: CleanRecord, probes: Sequence[str]) -> Case:
+    return _case(case, probes, [], "clean", cause="", unguarded="")
+
+
+def _case(
+    case: FaultRecord | CleanRecord,
+    probes: Sequence[str],
+    wanted: Sequence[str],
+    origin: str,
+    *,
+    cause: str,
+    unguarded: str,
+) -> Case:
     return Case(
-        id=entry.id,
-        title=entry.title,
-        origin="clean" if clean else entry.origin.reference,
-        clean=clean,
-        good=entry.good,
-        sightings=tuple(sightings),
-        cause=entry.cause,
-        steps=entry.steps_to_detection,
-        ending=entry.ending,
-        unguarded=entry.unguarded or "",
-        duration_s=entry.duration_s,
-        objections=tuple(entry.objections[:MAX_LINES]),
-        repeat=entry.repeat,
+        id=case.id,
+        title=case.title,
+        origin=origin,
+        clean=isinstance(case, CleanRecord),
+        good=case.good,
+        sightings=tuple(
+            Sighting(probe=probe, dumps=case.fired.get(probe, 0), expected=probe in wanted) for probe in probes
+        ),
+        cause=cause,
+        steps=case.steps_to_detection,
+        ending=case.ending,
+        unguarded=unguarded,
+        duration_s=case.duration_s,
+        objections=case.objections[:MAX_LINES],
+        repeat=case.repeat,
     )

@@ -10,10 +10,11 @@ from pathlib import Path
 from gemma4_dumps.manifest_file import MANIFEST_NAME
 from gemma4_dumps.safe_file import as_unreadable
 from gemma4_dumps.store import DumpStore
-from gemma4_repro.run_folder import VERDICT_NAME
+from gemma4_repro.engine.run_folder import VERDICT_NAME
 from gemma4_triage.diagnose.material import Material, read_named, read_store
 from gemma4_triage.errors import NothingChecked, UsageMistake
-from gemma4_triage.report.model.verdict_file import ComparisonFile, VerdictFile, read_verdict
+from gemma4_triage.runs.record import RunRecord
+from gemma4_triage.runs.record_file import read_record
 
 DUMPS, LOG = "dumps", "log.txt"
 
@@ -32,7 +33,7 @@ class Source:
     """verdict: of a run that ended. arm_logs: of its arms, those that are there. notes: what a reader has to know."""
 
     names: tuple[str, ...]
-    verdict: VerdictFile | ComparisonFile | None
+    verdict: RunRecord | None
     pieces: tuple[Piece, ...]
     arm_logs: tuple[tuple[str, Path], ...] = ()
     notes: tuple[str, ...] = ()
@@ -66,7 +67,7 @@ def nothing_but_logs() -> Source:
 
 
 def _run(folder: Path, limit: int | None) -> Source:
-    verdict = read_verdict(folder)
+    verdict = read_record(folder)
     pieces = tuple(
         Piece(name, good, read_store(DumpStore(folder / name / DUMPS), limit)) for name, good in verdict.parts
     )

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from gemma4_dumps.wording import number_of
-from gemma4_triage.cli.output import printable
+from gemma4_triage.terminal import printable
 
 MAX_CHARS = 4000
 

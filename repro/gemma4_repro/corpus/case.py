@@ -1,0 +1,158 @@
+"""Frozen records of what to run: a fault and the finding that it must lead to, or a load that must lead to none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from gemma4_repro.corpus.finding import Finding
+from gemma4_repro.staged_workload import StagedWorkload
+
+_ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+# The release's own window is one key too wide, which is a dump in `log` mode; of the faults only the case about it
+# leaves it so.
+CORRECTED = "default,+swa-window-width"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """reference: project and number of a public issue or pull request. reported: what users saw, in our words."""
+
+    reference: str
+    reported: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """One engine run. mtp: with the assistant. engine: arguments that differ from the scenarios'."""
+
+    id: str
+    title: str
+    workload: StagedWorkload
+    mtp: bool = True
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    time_limit_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "engine", MappingProxyType(dict(self.engine)))
+        if not _ID.fullmatch(self.id):
+            raise ValueError(f"case id {self.id!r} must be lower-case words joined by '-': it names a folder")
+
+        if None in self.workload.new_tokens() and "context_length" not in self.engine:
+            raise ValueError(f"case {self.id} has open answers, and no context_length says where they end")
+
+    @property
+    def patches(self) -> str:
+        """GEMMA4_TRIAGE_PATCHES of the run."""
+        return CORRECTED
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """GEMMA4_TRIAGE_FAULTS of the run."""
+        return ()
+
+    @property
+    def mode(self) -> str:
+        """SGLANG_TRTLLM_MHA_DEBUG of the guarded run: `log`, so that a probe's finding hides no other probe's."""
+        return "log"
+
+    def environment(self, guarded: bool) -> dict[str, str]:
+        """The settings of the run. guarded: with every probe and the leak audit; otherwise without any."""
+        return {
+            "GEMMA4_TRIAGE_PATCHES": self.patches,
+            "GEMMA4_TRIAGE_FAULTS": ",".join(self.faults),
+            "GEMMA4_TRIAGE_DEVICE_MODEL": "sm100",
+            "SGLANG_TRTLLM_MHA_DEBUG": self.mode if guarded else "off",
+            "GEMMA4_TRIAGE_LEAK": "dump" if guarded else "off",
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultCase(Case):
+    """injected: what is broken on purpose. inject: catalog ids of faults. along: patches
+    on request that the fault is about. without: fixes that are left off.
+
+    findings: each must be made, and the first dump must be one of them. consequences: (rule, verdict) of dumps that
+    may follow, because the engine goes on after the first. trap: stop at the first, where going on would only add
+    hundreds of its consequences.
+    """
+
+    origin: Origin
+    injected: str
+    inject: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    along: tuple[str, ...] = ()
+    findings: tuple[Finding, ...]
+    consequences: tuple[tuple[str, str], ...] = ()
+    trap: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.inject or self.without or self.engine):
+            raise ValueError(f"case {self.id} injects nothing")
+        if not self.findings:
+            raise ValueError(f"case {self.id} expects no finding, so it could show nothing")
+
+    @property
+    def patches(self) -> str:
+        kept = CORRECTED.replace(",+swa-window-width", "") if "swa-window-width" in self.without else CORRECTED
+        left_off = (f"-{fix}" for fix in self.without if fix != "swa-window-width")
+        # What comes along may bring what is left off.
+        return ",".join([kept, *(f"+{patch}" for patch in self.along), *left_off])
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        return self.inject
+
+    @property
+    def mode(self) -> str:
+        return "trap" if self.trap else super().mode
+
+    @property
+    def probes(self) -> tuple[str, ...]:
+        """The probes that have to fire, each once."""
+        return tuple(dict.fromkeys(finding.probe for finding in self.findings))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleanCase(Case):
+    """A load that must lead to nothing, run as a user runs it: patches at their defaults, probes that trap.
+
+    shows: text that the engine's log must hold, without which the load did not do what it is there for.
+    """
+
+    shows: tuple[str, ...] = ()
+
+    @property
+    def patches(self) -> str:
+        return "default"
+
+    @property
+    def mode(self) -> str:
+        return "1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogitFault:
+    """A fault that no probe can see, since every index that a kernel follows is in range: it changes answers.
+
+    What catches it is the logit gate, on the attention backend on which it shows. unlike: patches that do the same
+    without the fault; with them instead of it the gate is silent.
+    """
+
+    id: str
+    title: str
+    origin: Origin
+    injected: str
+    inject: tuple[str, ...]
+    unlike: tuple[str, ...]
+    backend: str
+
+    @property
+    def command(self) -> str:
+        """Exits 1."""
+        faults = " ".join(f"--fault {fault}" for fault in self.inject)
+        return f"gemma4-triage diff patches --with default {faults} --backends {self.backend} --mtp off"

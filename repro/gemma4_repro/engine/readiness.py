@@ -1,0 +1,49 @@
+"""Whether this installation can run a scenario, found out without importing torch or sglang."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from gemma4_repro.engine.host_environment import host_engine_is_forced
+from gemma4_repro.errors import EnvironmentLacks
+from gemma4_repro.toys import toy_path
+from gemma4_runtime.targets import TARGETS
+
+_HOW_TO_INSTALL = "in a clone: make setup, or pip install -c constraints.txt '.[runtime]'"
+
+
+def check_sglang() -> str:
+    """The release of SGLang that is installed. Raises EnvironmentLacks if it is absent or not one that is known."""
+    known = ", ".join(TARGETS)
+    try:
+        installed = version("sglang")
+    except PackageNotFoundError:
+        raise EnvironmentLacks("SGLang is not installed, and a reproduction runs its engine", _HOW_TO_INSTALL) from None
+    if installed not in TARGETS:
+        raise EnvironmentLacks(
+            f"SGLang {installed} is installed, and the patched runtime knows {known}",
+            _HOW_TO_INSTALL,
+        )
+    return installed
+
+
+def model_arguments(toys: tuple[str, ...]) -> dict[str, Any]:
+    """Engine arguments that name the toys: target first, then the assistant if any. Raises EnvironmentLacks."""
+    try:
+        paths = [str(toy_path(name)) for name in toys]
+    except FileNotFoundError as error:
+        message, _, hint = str(error).rpartition("\n")
+        raise EnvironmentLacks(message, hint) from error
+    # A target without an assistant leaves the second name over.
+    return dict(zip(("model_path", "speculative_draft_model_path"), paths, strict=False))
+
+
+def refuse_cuda(ready: Mapping[str, Any]) -> None:
+    """ready: what the prefork process said of itself. Raises EnvironmentLacks where it sees CUDA and is not forced."""
+    if ready["cuda"] and not host_engine_is_forced():
+        raise EnvironmentLacks(
+            "this machine has CUDA, and the host engine would replace its kernels by CPU stand-ins",
+            "hide the GPU with CUDA_VISIBLE_DEVICES='' or allow it with GEMMA4_TRIAGE_HOST_ENGINE=force",
+        )

@@ -1,0 +1,105 @@
+"""Where a run's files go: <state>/runs/<utc>_<scenario>/<arm>/. Private to the user, like dumps."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import platformdirs
+
+from gemma4_repro.engine.arm_request import DRAFTS_NAME, PHASE_NAME, REQUEST_NAME
+from gemma4_repro.errors import OutputRefused, OutputUnwritable
+from gemma4_repro.recorders.layers import ROWS_NAME, STATES_NAME
+from gemma4_repro.recorders.logprobs import LOGPROBS_NAME
+from gemma4_repro.recorders.reach import REACHED_NAME
+from gemma4_repro.recorders.usage import FINISHED_NAME
+
+VERDICT_NAME = "verdict.json"
+NEEDED_BYTES = 64 * 1024**2
+TRACES = (DRAFTS_NAME, REQUEST_NAME, PHASE_NAME, ROWS_NAME, STATES_NAME, LOGPROBS_NAME, REACHED_NAME, FINISHED_NAME)
+"""What is removed after the verdict unless asked to keep it: what every draft was, the request with its prompts, and
+what a comparison recorded of every token and of the functions that it came to."""
+
+
+def runs_root() -> Path:
+    """Where runs go unless told otherwise: under the platform's user state directory."""
+    return Path(platformdirs.user_state_dir("gemma4-triage")) / "runs"
+
+
+def prepare_run_folder(scenario_id: str, arms: tuple[str, ...], output: Path | None, overwrite: bool) -> Path:
+    """Make the run's folder and check that it can be written.
+
+    Raises:
+        OutputRefused: `output` is a file, or is not empty and `overwrite` is false.
+        OutputUnwritable: it cannot be made or written, or its disk is full.
+    """
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S%fZ")
+    folder = output.expanduser() if output is not None else runs_root() / f"{stamp}_{scenario_id}"
+    with writing(folder):
+        if os.path.lexists(folder) and not folder.is_dir():
+            raise OutputRefused(f"{folder} is not a directory", "--output takes a directory")
+        if folder.is_dir() and any(folder.iterdir()):
+            if not overwrite:
+                raise OutputRefused(f"{folder} is not empty", "name another --output, or overwrite with --force")
+            _remove_previous(folder, arms)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _require_space(folder)
+        for arm in arms:
+            (folder / arm).mkdir(mode=0o700)
+            (folder / arm / "dumps").mkdir(mode=0o700)
+    return folder.resolve()
+
+
+def remove_traces(folder: Path, arms: tuple[str, ...]) -> None:
+    """Remove TRACES of these arms. Raises OutputUnwritable."""
+    with writing(folder):
+        for arm in arms:
+            for name in TRACES:
+                (folder / arm / name).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the system says about writing below `path` into OutputUnwritable, in words."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputUnwritable(f"{path} cannot be written: {error.strerror}", _hint(error.errno)) from error
+
+
+def disk_is_full(folder: Path) -> bool:
+    """Whether fewer than 1 MiB are free where `folder` lies."""
+    try:
+        return shutil.disk_usage(folder).free < 1024**2
+    except OSError:
+        return False
+
+
+def _require_space(folder: Path) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < NEEDED_BYTES:
+        raise OutputUnwritable(
+            f"{folder} has {free // 1024**2} MiB left on its disk and a run needs {NEEDED_BYTES // 1024**2} MiB",
+            "free some space or name another --output",
+        )
+
+
+def _remove_previous(folder: Path, arms: tuple[str, ...]) -> None:
+    """Only what this command writes, and only of the arms that run now: the folder may hold other things too."""
+    for arm in arms:
+        if (folder / arm).is_symlink():
+            (folder / arm).unlink()
+        elif (folder / arm).exists():
+            shutil.rmtree(folder / arm)
+    (folder / VERDICT_NAME).unlink(missing_ok=True)
+
+
+def _hint(number: int | None) -> str:
+    if number == errno.ENOSPC:
+        return "the disk is full: free some space or name another --output"
+    return "name a directory that you may write with --output"

@@ -1,0 +1,106 @@
+"""Sends an arm's load to its engine: one stage after the other, all requests of a stage together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from gemma4_repro.engine.arm_request import ArmRequest
+from gemma4_repro.engine.outcome import Answer
+from gemma4_repro.request_ids import request_id
+
+Listener = Callable[[int, dict[str, Any]], None]
+
+
+def serve(engine: Any, request: ArmRequest, listener: Listener = lambda prompt, reply: None) -> tuple[Answer, ...]:
+    """Every prompt's answer, greedy, in order; an aborted one holds what came before the abort.
+
+    listener: is handed the number of each prompt that was served to its end, and SGLang's whole reply.
+    """
+    stage_of = request.stage_of or [0] * len(request.prompts)
+    answers: list[Answer] = []
+    for stage in sorted(set(stage_of)):
+        prompts = [prompt for prompt, number in enumerate(stage_of) if number == stage]
+        serving = _serve_together(engine, request, prompts, listener)
+        answers += engine.loop.run_until_complete(serving)
+    return tuple(sorted(answers, key=lambda answer: answer.prompt))
+
+
+async def _serve_together(engine: Any, request: ArmRequest, prompts: list[int], listener: Listener) -> list[Answer]:
+    whole = [prompt for prompt in prompts if prompt not in request.aborted]
+    aborted = [prompt for prompt in prompts if prompt in request.aborted]
+    parts = await asyncio.gather(
+        _to_the_end(engine, request, whole, listener), *(_until_aborted(engine, request, prompt) for prompt in aborted)
+    )
+    return [answer for part in parts for answer in part]
+
+
+async def _to_the_end(engine: Any, request: ArmRequest, prompts: list[int], listener: Listener) -> list[Answer]:
+    """One call for all, so that the scheduler finds them together in its queue; with pictures or one by one, one each.
+
+    In one call SGLang loses an answer that is there before the last picture is read.
+
+    Raises:
+        ValueError: SGLang's processor makes other than the prompts' numbers of tokens, so positions are not the same.
+    """
+    if not prompts:
+        return []
+    calls = [[prompt] for prompt in prompts] if request.pictures or request.one_by_one else [prompts]
+    replies = [reply for part in await asyncio.gather(*(_reply(engine, request, c) for c in calls)) for reply in part]
+    for prompt, reply in zip(prompts, replies, strict=True):
+        if (read := reply["meta_info"]["prompt_tokens"]) != len(request.prompts[prompt]):
+            raise ValueError(f"SGLang made {read} tokens of prompt {prompt}, of {len(request.prompts[prompt])}")
+        listener(prompt, reply)
+    return [_answer(prompt, reply) for prompt, reply in zip(prompts, replies, strict=True)]
+
+
+async def _reply(engine: Any, request: ArmRequest, prompts: list[int]) -> list[dict[str, Any]]:
+    return await engine.async_generate(
+        **_said(request, prompts),
+        sampling_params=[_sampling(request, prompt) for prompt in prompts],
+        rid=[request_id(prompt) for prompt in prompts],
+        **_logprobs(request),
+    )
+
+
+def _said(request: ArmRequest, prompts: list[int]) -> dict[str, Any]:
+    if not request.pictures:
+        return {"input_ids": [request.prompts[prompt] for prompt in prompts]}
+    texts = [request.texts[prompt] for prompt in prompts]
+    return {"prompt": texts, "image_data": [request.pictures[prompt] for prompt in prompts]}
+
+
+async def _until_aborted(engine: Any, request: ArmRequest, prompt: int) -> list[Answer]:
+    stream = await engine.async_generate(
+        input_ids=request.prompts[prompt],
+        sampling_params=_sampling(request, prompt),
+        rid=request_id(prompt),
+        stream=True,
+    )
+    reply: dict[str, Any] = {}
+    async for reply in stream:
+        if len(reply["output_ids"]) >= request.aborted[prompt]:
+            engine.tokenizer_manager.abort_request(rid=request_id(prompt))
+    return [_answer(prompt, reply)]
+
+
+def _sampling(request: ArmRequest, prompt: int) -> dict[str, Any]:
+    return {"temperature": 0, "max_new_tokens": request.new_tokens[prompt], "ignore_eos": True}
+
+
+def _logprobs(request: ArmRequest) -> dict[str, Any]:
+    """Of every token at every position, the prompt's included unless told otherwise, if a comparison needs them."""
+    if request.vocabulary_size is None:
+        return {}
+    tokens = list(range(request.vocabulary_size))
+    wanted = {"return_logprob": True, "token_ids_logprob": tokens}
+    return wanted | {"logprob_start_len": 0} if request.prompt_logprobs else wanted
+
+
+def _answer(prompt: int, reply: dict[str, Any]) -> Answer:
+    return Answer(
+        prompt=prompt,
+        output_ids=tuple(reply["output_ids"]),
+        verify_rounds=int(reply["meta_info"].get("spec_verify_ct", 0)),
+    )

@@ -1,0 +1,109 @@
+"""Incidents for the tests of diagnosis: the corpus' own dumps, and such with a few fields changed."""
+
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from gemma4_dumps.reader import Dump, read_dump
+from gemma4_dumps.schema import FileRecord, Layer, Offence
+from gemma4_triage.diagnose.guards import Guards
+from gemma4_triage.diagnose.incident import Incident, Ledger
+from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.read import read_log
+
+ROOT = Path(__file__).parents[2]
+CORPUS = ROOT / "tests" / "data" / "corpus_dumps"
+LEAK_SAMPLE = "20261121T133240.124588Z_vm_r0_p8843_leak-audit_0001"
+
+
+def corpus_dump(case: str, verdict: str) -> Dump:
+    """The first dump of a corpus case with this verdict."""
+    dumps = (read_dump(path) for path in sorted((CORPUS / case).iterdir()) if (path / "manifest.json").exists())
+    return next(dump for dump in dumps if dump.manifest.verdict == verdict)
+
+
+def altered(dump: Dump, **changes: Any) -> Dump:
+    """The same dump, with other fields in its manifest and no fault in its guards."""
+    settings = dump.manifest.guards["settings"] | {"faults": []}
+    rows = [{name: row[name] for name in row if name != "findings"} for row in dump.manifest.guards["patches"]]
+    guards = dump.manifest.guards | {"settings": settings, "patches": rows}
+    return Dump(dump.path, dump.manifest.model_copy(update={"guards": guards, **changes}))
+
+
+def rewritten(folder: Path, dump: Dump, **changes: Any) -> Dump:
+    """The dump in `folder`, whose files somebody has written anew, with a manifest that knows them."""
+    files = {
+        path.name: FileRecord(sha256=sha256(path.read_bytes()).hexdigest(), size_bytes=path.stat().st_size)
+        for path in folder.iterdir()
+    }
+    return Dump(folder, altered(dump, files=files, **changes).manifest)
+
+
+def of(*dumps: Dump, **more: Any) -> Incident:
+    """An incident of these dumps, with the guard manifest of the last one."""
+    records = tuple(Guards(dump.manifest.dump_id, "guards.", dump.manifest.guards) for dump in dumps[-1:])
+    return Incident(**({"dumps": dumps, "guards": records} | more))
+
+
+def offence(table: str, value: int, lower: int = 1, upper: int = 65, row: int = 0, column: int = 0) -> Offence:
+    return Offence(table=table, row=row, column=column, value=value, lower=lower, upper=upper, request_slot=1)
+
+
+def start_up(verdict: str, summary: str, **scalars: Any) -> Incident:
+    """What the geometry probe would have written."""
+    dump = corpus_dump("draft-pool-too-small", "pool_too_small")
+    fields = {"severity": "fatal", "found": 1, "expected": "16", "what": "x"} | scalars
+    return of(altered(dump, verdict=verdict, summary=summary, role="draft", scalars=fields))
+
+
+def allocator(case: str, found: str, rule: str, verdict: str, **changes: Any) -> Incident:
+    return of(altered(corpus_dump(case, found), rule=rule, verdict=verdict, **changes))
+
+
+def page_table(verdict: str, case: str = "page-past-the-end", found: str = "out_of_range", **changes: Any) -> Incident:
+    return of(altered(corpus_dump(case, found), verdict=verdict, **changes))
+
+
+def guards_only(faults: tuple[str, ...] = (), **row: Any) -> Incident:
+    """A guarded run without dumps, one row of whose manifest says something else."""
+    probe = {"id": "page-table", "kind": "probe", "attached": True, "self_test": "fired"} | row
+    fields = {"verified": True, "patches": [probe], "settings": {"faults": list(faults)}, "pid": 1}
+    return Incident(guards=(Guards("1.json", "", fields),))
+
+
+def crash_log(last_line: str = "KeyError: 'layer_9'", file: str = "scheduler.py") -> LogFacts:
+    """A log of one batch line, and of a traceback that begins in line 2, ends like this and was raised in `file`."""
+    text = (
+        "[2026-01-01 00:00:01] Decode batch, #running-req: 8, full token usage: 0.50, swa token usage: 0.50\n"
+        "[2026-01-01 00:00:02] Scheduler hit an exception: Traceback (most recent call last):\n"
+        f'  File "/srv/sglang/{file}", line 12, in step\n    call()\n{last_line}\n\n'
+    )
+    return read_log("server.log", [text.encode()])
+
+
+# Rules about what the corpus does not inject, each with an incident that shows its cause.
+OTHERS: dict[str, Incident] = {
+    "target-not-translated": page_table("wrong_space", "swa-state-stale", "wrong_space", role="target"),
+    "null-page-in-live-column": page_table("null_page_live", offences=(offence("swa_page_table", 0),)),
+    "table-too-narrow": page_table("table_too_narrow", offences=(offence("swa_page_table", 9, 0, 6, column=5),)),
+    "page-given-twice": allocator("swa-alloc-oob", "alloc_out_of_range", "swa-alloc-overlap", "alloc_overlap"),
+    "page-freed-twice": allocator("free-of-page-zero", "free_out_of_range", "swa-double-free", "double_free"),
+    "swa-page-shared": allocator("stale-mapping", "stale_mapping", "swa-mapping-alias", "pool_alias", site="x"),
+    "freed-while-held": allocator("double-bookkeeping", "pool_leak", "leak-audit", "freed_in_use"),
+    "pages-lost-between-calls": allocator(
+        "alloc-on-one-pool", "pool_leak", "swa-lost-pages", "pool_leak", site="SWATokenToKVPoolAllocator.restore_state"
+    ),
+    "swa-pool-too-small": start_up("pool_too_small", "swa_slots: found 32, expected more than 48"),
+    "parts-disagree": start_up("geometry_mismatch", "draft page_size: found 1, expected 16, as the target has it"),
+    "guards-incomplete": guards_only(attached=False, reason="no such target"),
+    "injected-fault": guards_only(faults=("swa-state-stale",)),
+    "ledger-without-dump": Incident(ledgers=(Ledger("vm_p1.json", {"findings": {"pool_leak": 2}, "balanced": False}),)),
+    "crash-without-dump": Incident(logs=(crash_log(),)),
+    "foreign-ids": page_table(
+        "wrong_space", "full-draft-through-swa-map", "wrong_space", role="target", layer=Layer(id=5, type="full")
+    ),
+    "write-past-buffer": page_table("write_out_of_range", "swa-alloc-oob", "write_out_of_range"),
+    "index-outside-buffer": page_table("out_of_range", offences=(offence("swa_page_table", 5000),)),
+    "pages-leaked": of(read_dump(ROOT / "dumps" / "samples" / LEAK_SAMPLE)),
+    "unknown-verdict": page_table("invented_later"),
+}

@@ -1,0 +1,68 @@
+"""Make tests/data/corpus_dumps from a run of the corpus: `python tests/tools/trim_corpus_dumps.py RUN`.
+
+RUN is the folder of `gemma4-triage repro corpus --output RUN`.
+
+Kept per case: the first dump of each signature, and where no dump is, the guard manifests and leak ledgers. Left out of
+a manifest: titles and targets of patches, stand-ins of the host engine, the second copy of the versions, the run's
+folder, the interpreter's. Everything else is as the server wrote it.
+"""
+
+import json
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+
+from gemma4_dumps.manifest_file import signature_of
+from gemma4_dumps.store import DumpStore
+
+TO = Path(__file__).parents[1] / "data" / "corpus_dumps"
+# One case keeps a repetition, and the manifests of its other processes, for the grouping.
+WHOLE = "swa-state-stale"
+
+
+def trim(run: Path, to: Path) -> None:
+    """run: <case>/dumps of each case. Replaces the folder `to`."""
+    shutil.rmtree(to, ignore_errors=True)
+    for case in sorted(path for path in run.iterdir() if (path / "dumps").is_dir()):
+        seen = Counter()
+        for entry in reversed(DumpStore(case / "dumps").list()):
+            assert entry.manifest is not None, entry.problem
+            seen[signature_of(entry.manifest)] += 1
+            if seen[signature_of(entry.manifest)] <= (2 if case.name == WHOLE else 1):
+                _copy_dump(entry.path, to / case.name / entry.dump_id, case.name)
+        if not seen or case.name == WHOLE:
+            for path in sorted((case / "dumps" / "guards").glob("*.json")):
+                _write(to / case.name / "guards" / path.name, trimmed(json.loads(path.read_text()), case.name))
+        if not seen:
+            for path in sorted((case / "dumps" / "audits").glob("*.json")):
+                _write(to / case.name / "audits" / path.name, json.loads(path.read_text()))
+
+
+def _copy_dump(dump: Path, to: Path, case: str) -> None:
+    to.mkdir(parents=True)
+    for name in ("tensors.safetensors", "events.jsonl"):
+        shutil.copyfile(dump / name, to / name)
+    manifest = json.loads((dump / "manifest.json").read_text())
+    manifest["guards"] = trimmed(manifest["guards"], case)
+    manifest["repeat_command"] = manifest["repeat_command"].replace(sys.executable, "python")
+    _write(to / "manifest.json", manifest)
+
+
+def trimmed(guards: dict, case: str) -> dict:
+    guards["patches"] = [
+        {name: value for name, value in row.items() if name not in ("title", "targets")}
+        for row in guards["patches"]
+        if row["kind"] != "host leaf"
+    ]
+    guards["settings"]["dump_dir"] = f"runs/corpus/{case}/dumps"
+    return {name: value for name, value in guards.items() if name != "versions"}
+
+
+def _write(path: Path, fields: dict) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(fields, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    trim(Path(sys.argv[1]), TO)

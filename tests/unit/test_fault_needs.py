@@ -1,0 +1,141 @@
+"""A fault that cannot act on a server is refused or named, by SGLang's own arguments; one that acts is counted."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sglang.srt.server_args import ServerArgs
+
+from gemma4_repro.corpus.faults import FAULTS as FAULT_CASES
+from gemma4_runtime import injections
+from gemma4_runtime.catalog.faults import FAULTS
+from gemma4_runtime.errors import NotServed
+from gemma4_runtime.faults import injection_count, swa_alloc_oob
+from gemma4_runtime.faults.needs import NEEDS
+from gemma4_runtime.patch import Kind, Patch
+from swa_pools import make_swa_allocator
+from toy_arguments import ENGINE, MTP
+
+HOST = ("host-sm100-check", "host-cpu-config")
+# trtllm_mha has no pages of one token.
+SINGLE_SLOTS = {"page_size": 1, "attention_backend": "triton"}
+V2 = MTP | {"disable_overlap_schedule": False}
+
+
+@pytest.fixture
+def start(attach):
+    """start(fault, *other patches, **changes): SGLang's arguments are settled with these patches attached."""
+
+    def settle(fault, *others, **changes):
+        attach("off", fault, *others, *HOST)
+        return ServerArgs(**(ENGINE | changes))
+
+    return settle
+
+
+def test_every_need_is_known_and_some_fault_has_it():
+    assert {name for fault in FAULTS for name in fault.needs} == set(NEEDS)
+
+
+def test_a_fault_that_says_nothing_of_its_needs_is_no_record():
+    hooks = FAULTS[0].attachments
+    with pytest.raises(ValueError, match="does not say what it needs"):
+        Patch("f", Kind.FAULT, "t", "o", "u", hooks)
+
+
+@pytest.mark.parametrize(
+    ("fault", "others", "changes", "said"),
+    [
+        ("swa-alloc-oob", (), MTP, "decode allocations, and a server with speculation makes none. Serve without MTP"),
+        ("alloc-on-one-pool", (), MTP, "decode allocations"),
+        ("alloc-on-one-pool", (), SINGLE_SLOTS, "pages of several tokens. Set --page-size above 1"),
+        ("finish-inside-forward", (), MTP, "overlap scheduling. Choose mtp-v2, and leave --disable-overlap-schedule"),
+        ("finish-inside-forward", ("mtp-v2",), MTP | {"disable_overlap_schedule": True}, "overlap scheduling"),
+        ("unmergeable-spec-info", ("mtp-v2",), V2, "MTP without spec v2"),
+        ("page-over-count", (), {"disable_radix_cache": True}, "the prefix cache"),
+    ],
+)
+def test_a_start_at_which_a_fault_cannot_act_is_refused(start, fault, others, changes, said):
+    with pytest.raises(NotServed) as caught:
+        start(fault, *others, **changes)
+    text = str(caught.value)
+    assert text.startswith(f"the fault {fault} cannot act on this server: it needs {said}"), text
+    assert text.endswith(f"or leave {fault} out of GEMMA4_TRIAGE_FAULTS."), text
+
+
+@pytest.mark.parametrize(
+    ("fault", "others", "changes"),
+    [
+        ("swa-alloc-oob", (), {}),
+        ("swa-alloc-oob", (), MTP | SINGLE_SLOTS),
+        ("finish-inside-forward", ("mtp-v2",), V2),
+        ("unmergeable-spec-info", (), MTP),
+    ],
+)
+def test_a_start_at_which_it_can_act_is_not(start, fault, others, changes, capsys):
+    start(fault, *others, **changes)
+    assert "WITHOUT EFFECT" not in capsys.readouterr().err
+
+
+def test_a_fault_of_another_attention_backend_is_named_and_serves_as_a_control(start, capsys):
+    start("swa-state-stale", **MTP | {"attention_backend": "triton"})
+    said = "FAULT WITHOUT EFFECT: the fault swa-state-stale cannot act on this server: it needs trtllm_mha attention"
+    assert said in capsys.readouterr().err
+    # So is one of MTP on a server without it.
+    start("page-past-the-end")
+    assert "the fault page-past-the-end cannot act on this server: it needs MTP" in capsys.readouterr().err
+    start("swa-state-stale", **MTP)
+    assert "WITHOUT EFFECT" not in capsys.readouterr().err
+
+
+def test_no_fault_asks_nothing(attach, capsys):
+    attach("log", "page-table", *HOST)
+    ServerArgs(**(ENGINE | MTP))
+    assert "fault" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("case", [case for case in FAULT_CASES if case.inject], ids=lambda case: case.id)
+def test_every_case_of_the_corpus_starts(start, case):
+    start(*case.inject, *case.along, **(MTP if case.mtp else {}) | dict(case.engine))
+
+
+class TestCount:
+    @pytest.fixture(autouse=True)
+    def fresh(self, monkeypatch):
+        monkeypatch.setattr(injections, "_counts", type(injections._counts)())
+
+    def server_info(self):
+        result = SimpleNamespace(internal_state={})
+        injection_count.after_internal_state(result, None)
+        return result.internal_state[injection_count.KEY]
+
+    def manifest_row(self, folder, fault):
+        (path,) = (folder / "guards").glob("*.json")
+        return next(row for row in json.loads(path.read_text())["patches"] if row["id"] == fault)
+
+    def test_each_injection_counts_and_the_first_is_in_the_manifest(self, attach):
+        folder = attach("off", "swa-alloc-oob", "host-alloc-kernels")
+        allocator = make_swa_allocator(640, 320, 1)
+        for _ in range(swa_alloc_oob.HEALTHY_CALLS):
+            assert allocator.alloc(1) is not None
+        assert self.server_info() == {"swa-alloc-oob": 0}
+        assert self.manifest_row(folder, "swa-alloc-oob")["injected"] is False
+        allocator.alloc(1)
+        allocator.alloc(1)
+        assert self.server_info() == {"swa-alloc-oob": 1}
+        assert self.manifest_row(folder, "swa-alloc-oob")["injected"] is True
+
+    def test_one_that_acts_at_each_call_counts_each(self, attach):
+        attach("off", "stale-mapping", "host-alloc-kernels")
+        allocator = make_swa_allocator(640, 320, 16)
+        slots = allocator.alloc_extend(*_one_request(32))
+        allocator.free_swa(slots[:16])
+        allocator.free_swa(slots[16:])
+        assert self.server_info() == {"stale-mapping": 2}
+
+
+def _one_request(tokens):
+    """Arguments of `alloc_extend` for a request without a prefix."""
+    none, ends = torch.tensor([0]), torch.tensor([tokens])
+    return none, none, ends, ends, torch.tensor([-1]), tokens

@@ -1,0 +1,1 @@
+"""Everything about a finished run: its record, how it is made, written, read and shown."""
