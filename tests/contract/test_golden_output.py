@@ -6,14 +6,14 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from command_line import run_command
+
 GOLDEN = Path(__file__).with_name("golden")
 ROOT = Path(__file__).parents[2]
-COMMAND = Path(sys.executable).with_name("gemma4-triage")
 # Beside the dumps lie traces: test_trace_samples.py.
 SAMPLES = sorted(path.name for path in (ROOT / "dumps" / "samples").iterdir() if path.is_dir())
 AUDITS = [name for name in SAMPLES if "_leak-audit_" in name]
@@ -57,16 +57,15 @@ VERBS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def in_the_checkout(monkeypatch):
+    """Outputs name files as they were named, from here."""
+    monkeypatch.chdir(ROOT)
+
+
 def run(*words: str, **variables: str) -> subprocess.CompletedProcess:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("GEMMA4_", "SGLANG_"))}
-    return subprocess.run(
-        [COMMAND, *words],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=clean | variables | {"COLUMNS": "100"},
-        check=False,
-    )
+    return run_command(words, clean | variables | {"COLUMNS": "100"})
 
 
 def compare(name: str, text: str) -> None:
