@@ -5,7 +5,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-import typer
 
 import gemma4_triage.diagnose.rules as package
 from gemma4_dumps.store import DumpStore
@@ -13,7 +12,7 @@ from gemma4_repro.corpus.faults import FAULTS
 from gemma4_repro.corpus.logit import LOGIT_FAULTS
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind
-from gemma4_triage.cli.app import build_app
+from gemma4_triage.cli.app import command_tree
 from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.grouping import group
@@ -68,7 +67,7 @@ def findings():
 def test_commands_parse_fixes_exist_and_issues_are_written_alike(finding):
     assert finding.next_commands
     for line in finding.next_commands:
-        command, words = typer.main.get_command(build_app()), shlex.split(line)
+        command, words = command_tree(), shlex.split(line)
         assert words.pop(0) == "gemma4-triage"
         while words and words[0] in getattr(command, "commands", {}):
             command = command.commands[words.pop(0)]

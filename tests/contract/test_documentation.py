@@ -8,7 +8,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import typer
 
 from gemma4_dumps.errors import ExitCode
 from gemma4_repro.catalog import SCENARIOS
@@ -19,7 +18,7 @@ from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind
 from gemma4_runtime.settings import VARIABLES
 from gemma4_runtime.targets import TARGETS
-from gemma4_triage.cli.app import VERBS, build_app, main
+from gemma4_triage.cli.app import VERBS, command_tree, main
 from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.logs.catalog import ENDINGS, LOADS
 from gemma4_triage.logs.rules.other_crash import ID as OTHER_CRASH
@@ -69,7 +68,7 @@ def anchors_of(name: str) -> set[str]:
 
 def find_command(words: list[str]):
     """The click command that `words` lead to, the path to it, and the words that are left for it."""
-    command, path = typer.main.get_command(build_app()), []
+    command, path = command_tree(), []
     while words and words[0] in getattr(command, "commands", {}):
         path.append(words[0])
         command, words = command.commands[words[0]], words[1:]
@@ -77,7 +76,7 @@ def find_command(words: list[str]):
 
 
 def test_the_listed_verbs_are_the_registered_ones():
-    assert set(typer.main.get_command(build_app()).commands) == set(VERBS)
+    assert set(command_tree().commands) == set(VERBS)
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -29,7 +29,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import typer
 
 import bench_examples
 import small_server
@@ -342,7 +341,7 @@ class TestEveryCommand:
 
 def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[str]:
     """Every command that `--help` names, down to the last word."""
-    group = group or typer.main.get_command(app.build_app())
+    group = group or app.command_tree()
     for name, command in group.commands.items():
         # `repro` is a group of one command and of scenarios, which are no commands.
         if name == "scenario":

@@ -4,11 +4,10 @@ import shlex
 from pathlib import Path
 
 import pytest
-import typer
 from serving_log_lines import death, decode, prefill, retraction, stamp, steady
 
 from gemma4_runtime.errors import TrappedViolation
-from gemma4_triage.cli.app import build_app
+from gemma4_triage.cli.app import command_tree
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import rules
 from gemma4_triage.logs.catalog import ENDINGS, LOADS, findings
@@ -213,7 +212,7 @@ class TestThresholds:
 def test_commands_to_run_next_exist():
     every = [finding for name in FOUND for finding in of_sample(name).values()]
     every += [finding for lines in MADE.values() for finding in found_in(lines)]
-    application = typer.main.get_command(build_app())
+    application = command_tree()
     for line in {command for finding in every for command in finding.next_commands}:
         command, words = application, shlex.split(line)[1:]
         while words and words[0] in getattr(command, "commands", {}):

@@ -4,6 +4,7 @@ A verb is a module of this package with `register(app)`. It imports what is heav
 verb's module is imported for `--help`, which has half a second.
 """
 
+import functools
 import importlib
 import os
 import sys
@@ -104,10 +105,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+@functools.cache
+def command_tree() -> Any:
+    """Return click's tree of all verbs, made once a process: typer evaluates each option's annotation to make it."""
+    return typer.main.get_command(build_app())
+
+
 def _run(words: list[str]) -> int:
     """Raises OSError only if stdout cannot be written."""
     try:
-        code = typer.main.get_command(build_app()).main(args=words, prog_name="gemma4-triage", standalone_mode=False)
+        code = command_tree().main(args=words, prog_name="gemma4-triage", standalone_mode=False)
         return int(code or 0)
     except UserError as error:
         return _fail(error.message, error.hint, error.exit_code, words)
