@@ -25,8 +25,8 @@ test: lint
 
 test-all: test test-engine
 
-# What `make test` leaves out: the rest of the live engine's tests, what imports all of SGLang or compiles in a process of
-# its own, and what needs a CUDA device, which skips without one.
+# What `make test` leaves out: the rest of the live engine's tests, what takes gigabytes or many processes, what imports all
+# of SGLang or compiles in a process of its own, and what needs a CUDA device, which skips without one.
 test-engine: setup
 	$(PYTEST) -m "($(SLOW)) and not smoke"
 

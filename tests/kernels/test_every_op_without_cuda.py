@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 from page_guard_runs import child_environment
 
 TORCH_PATH = """
@@ -107,6 +108,7 @@ for op, constants in KERNELS:
 """
 
 
+@pytest.mark.slow
 def test_each_compiles_for_hopper_and_blackwell_with_vector_loads_and_without_local_memory(tmp_path):
     out = run(COMPILE, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     lines = [line.split() for line in out.splitlines()]

@@ -103,6 +103,7 @@ def test_usage_mistakes(cli, words):
     assert words == () or out == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--diagnose"]], ids=["logs", "diagnose"])
 def test_memory_does_not_grow_with_the_log(more):
     done = subprocess.run(

@@ -135,6 +135,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_what_is_passed_over():
     """80 MB of stacks and operators beside 3000 launches: far below what the document itself would take."""
     maker = TraceMaker()

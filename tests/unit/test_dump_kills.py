@@ -65,6 +65,7 @@ def test_killed_by_the_clock(tmp_path):
     assert store.names() == []
 
 
+@pytest.mark.slow
 def test_sixty_four_processes_at_once(tmp_path):
     said = Counter(child("at-once", tmp_path, 64, 4).split("\n"))
     assert said.pop("") == 1

@@ -47,6 +47,7 @@ def two_gigabytes(tmp_path_factory):
     return path, time.process_time() - began
 
 
+@pytest.mark.slow
 class TestTwoGigabytes:
     @pytest.mark.parametrize("how", [[], ["--json"]])
     def test_show(self, two_gigabytes, how, start_s):

@@ -49,6 +49,7 @@ class TestTorch:
         assert not found.wrong
 
 
+@pytest.mark.slow
 class TestTriton:
     def test_a_far_page_ends_the_process_and_is_a_result(self, tmp_path):
         """SGLang's own kernel under the interpreter, which follows page ids by address: a real fault."""

@@ -67,6 +67,7 @@ def test_an_encoders_line(encode):
     assert encode()["values"] == line["values"]
 
 
+@pytest.mark.slow
 def test_its_values_tell_a_weight_that_has_moved(encode, kept):
     draw.draw(kept, [])
     drawn = encode()["values"]

@@ -138,7 +138,7 @@ def _run(words: list[str]) -> int:
 
 
 def _began_with_an_interrupt(error: BaseException) -> bool:
-    """Whether Ctrl-C came first, and what was cleaned up after it failed: zipfile does, in the midst of an entry."""
+    """Return whether Ctrl-C came first and the cleaning up after it failed, as zipfile's does in mid-entry."""
     earlier = error.__context__
     while earlier is not None and not isinstance(earlier, KeyboardInterrupt):
         earlier = earlier.__context__
