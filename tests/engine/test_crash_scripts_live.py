@@ -1,6 +1,7 @@
 """Scripts of repro/crash_repro end to end on the CPU engine: bash, the server, SGLang's own client, the report.
 
-By default some that together have every toy, backend, kind of MTP, probe mode and load. `make test-crash` runs every
+By default four that together have every backend, load and ending: all answered, dead as shipped, trapped. What the
+scripts start is tested elsewhere in this folder, MTP V2 and the crash without probes too. `make test-crash` runs every
 script (an hour and more on 2 cores).
 """
 
@@ -74,24 +75,13 @@ def test_experts_on_triton_without_mtp(script):
     assert verdict["expected"]["measured"].endswith("not measured with real weights")
 
 
-def test_a_hybrid_with_mtp_v2(script):
-    code, verdict, _ = script("31b_hybrid_v2")
-    assert (code, raised_first(verdict)) == (ExitCode.OK, None)
-
-
 def test_a_hybrid_with_mtp_v1_dies_as_shipped(script):
     code, verdict, _ = script("e2b_hybrid_v1")
     assert (code, raised_first(verdict)) == (ExitCode.OK, "IndexError")
 
 
-def test_the_published_crash(script):
-    """Injected, since this release no longer has it: an illegal address on sm100, a dump first with probes."""
-    code, verdict, _ = script("e4b_trtllm_v1", *SEED)
-    assert (code, raised_first(verdict)) == (ExitCode.OK, "IllegalAddress")
-    assert verdict["arms"][0]["ending"] == "crashed"
-
-
 def test_the_published_crash_with_probes(script):
+    """Injected, since this release no longer has it: a dump before the illegal address."""
     code, verdict, folder = script("e4b_trtllm_v1_bounds", *SEED)
     assert (code, raised_first(verdict)) == (ExitCode.OK, "TrappedViolation")
     found = [entry.manifest for entry in DumpStore(folder / "e4b_trtllm_v1_bounds" / "dumps").list()]
