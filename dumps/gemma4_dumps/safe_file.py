@@ -31,7 +31,7 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def as_unreadable(path: Path) -> Iterator[None]:
-    """What the system says against reading `path`, as DumpUnreadable."""
+    """Raise what the system says against reading `path` as DumpUnreadable."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -50,6 +50,14 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
     if len(data) > max_bytes:
         raise DumpUnreadable(f"{path.name} grew beyond {max_bytes} bytes while it was read")
     return data
+
+
+def json_files(folder: Path) -> list[Path]:
+    """Return the names in a folder that end in .json, sorted; none if the folder is not there or is a symlink.
+
+    The folder lies beside dumps that someone else may have written, and a link could lead to anybody's files.
+    """
+    return [] if os.path.islink(folder) else sorted(folder.glob("*.json"))
 
 
 def read_chunks(file: BinaryIO, path: Path) -> Iterator[bytes]:

@@ -27,8 +27,20 @@ __all__ = ["DumpEntry", "DumpStore", "StoreCaps", "default_root"]
 
 
 def default_root() -> Path:
-    """Where dumps go unless told otherwise: under the platform's user state directory."""
+    """Return where dumps go unless told otherwise: under the platform's user state directory."""
     return Path(platformdirs.user_state_dir("gemma4-triage")) / "dumps"
+
+
+def _refuse_what_may_not_be_entered(path: str) -> None:
+    """Raise DumpUnreadable for a path that nobody may look at, which is not the same as none that is there."""
+    try:
+        if "/" in path:
+            os.stat(path)
+    except PermissionError as error:
+        raise DumpUnreadable(f"{path} cannot be read: {error.strerror}") from error
+    except (OSError, ValueError):
+        # What it is instead is said by whoever looks for it next.
+        return
 
 
 class DumpStore:
@@ -58,7 +70,7 @@ class DumpStore:
         return [describe(self.root, name) for name in names]
 
     def dropped_dumps(self) -> dict[str, int]:
-        """How many dumps were not kept, by reason: removed or refused by the caps, or repetitions only counted."""
+        """Count the dumps that were not kept, by reason: removed or refused by the caps, or repeated and counted."""
         return dict(load_counters(self.root))
 
     def resolve(self, wanted: str | Path) -> Path:
@@ -69,6 +81,7 @@ class DumpStore:
         text = str(wanted)
         if ("/" in text or text in (".", "..")) and os.path.isdir(text):
             return Path(text)
+        _refuse_what_may_not_be_entered(text)
         names = self.names()
         if text == "latest":
             # Opens no more than it has to.

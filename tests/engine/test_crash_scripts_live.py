@@ -32,7 +32,7 @@ SEED = ("--fault", "swa-state-stale")
 
 @pytest.fixture
 def script(tmp_path):
-    """script("e4b_trtllm_v1", ...) -> (exit code, verdict.json, the run's folder) of its script with --toy."""
+    """Return what runs a cell's script with --toy: the exit code, the verdict and the run's folder."""
 
     def run(cell, *words):
         folder = tmp_path / "run"

@@ -1,3 +1,5 @@
+"""The verbs below `dumps`: what they show, refuse and survive."""
+
 import json
 import os
 import pty
@@ -92,7 +94,7 @@ class TestShow:
         _, out, _ = cli("dumps", "show", "latest", "--dir", store.root)
         assert "\x1b" not in out
         assert "\x9b" not in out
-        assert "\\x1b]0;owned\\x07[bold]\\x202e" in out
+        assert "\\x1b]0;owned\\x07[bold]\\u202e" in out
 
     @pytest.mark.parametrize("verdict", [*VERDICTS, "invented_later"])
     @pytest.mark.parametrize("bare", [False, True])
@@ -286,5 +288,6 @@ def test_help_is_quick_and_imports_nothing_heavy():
     assert min(times_s) < 0.5
 
 
-def test_printable_keeps_text():
-    assert printable("größer\t→\n\x00\x1b") == "größer\t→\n\\x00\\x1b"
+def test_printable_keeps_text_and_shows_what_would_do_something():
+    assert printable("größer\t→\x00\x1b") == "größer\t→\\x00\\x1b"
+    assert printable("one\r\nCERTAIN\u2028two\u061c\ufeff\x85") == r"one\r\nCERTAIN\u2028two\u061c\ufeff\x85"

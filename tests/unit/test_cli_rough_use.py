@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import shutil
 import signal
 import struct
 import subprocess
@@ -41,7 +42,7 @@ def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def on_terminal(columns: int, *words: object, **environment: str) -> str:
-    """What the command prints on a terminal of that width."""
+    """Return what the command prints on a terminal of that width."""
     main, side = pty.openpty()
     ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = subprocess.Popen(
@@ -102,6 +103,24 @@ class TestOutputs:
         assert list(tmp_path.iterdir()) == []
 
 
+@pytest.fixture
+def unreadable(tmp_path):
+    """A folder that this process may not enter, and the name of the dump in it."""
+    dump = ROOT / DUMP
+    shutil.copytree(dump, tmp_path / "closed" / dump.name)
+    # What the commands import lies in folders of root's too.
+    for words in (["diagnose"], ["report"], ["replay"], ["dumps", "show"], ["dumps", "verify"]):
+        app.main([*words, str(tmp_path / "closed" / dump.name)])
+    (tmp_path / "closed").chmod(0)
+    nobody, somebody = 65534, os.geteuid()
+    if somebody == 0:
+        tmp_path.chmod(0o755)
+        os.seteuid(nobody)
+    yield tmp_path / "closed", dump.name
+    os.seteuid(somebody)
+    (tmp_path / "closed").chmod(0o700)
+
+
 class TestPaths:
     @pytest.mark.parametrize("name", [LONG, "x/" * 3000, "/dev/zero", "", "a\0b"])
     @pytest.mark.parametrize("words", [("logs",), ("diagnose", "--dir", SAMPLES, "--log")], ids=["logs", "diagnose"])
@@ -119,6 +138,23 @@ class TestPaths:
         code, _, err = cli("pools", "--config", name, "--kv-mem", "1GiB")
         assert code == 2
         assert "bug" not in err
+
+    @pytest.mark.parametrize("words", [("pools", "--kv-mem", "1GiB", "--config"), ("profile",)], ids=" ".join)
+    def test_a_pipe_that_nobody_writes_to_is_not_waited_for(self, cli, tmp_path, words):
+        os.mkfifo(tmp_path / "pipe")
+        code, _, err = cli(*words, tmp_path / "pipe")
+        assert (code, f"error: {tmp_path / 'pipe'} is " in err) == (2, True)
+
+    def test_a_report_of_a_name_that_no_file_can_have(self, cli):
+        code, _, err = cli("report", f"/{LONG}")
+        assert (code, "error: there is no /" in err) == (2, True)
+
+    @pytest.mark.parametrize("verb", [("diagnose",), ("report",), ("replay",), ("dumps", "show"), ("dumps", "verify")])
+    @pytest.mark.parametrize("how", ["store", "dump"])
+    def test_what_may_not_be_entered_is_unreadable(self, cli, unreadable, verb, how):
+        store, dump = unreadable
+        code, _, err = cli(*verb, store / dump if how == "dump" else store)
+        assert (code, "Permission denied" in err) == (4, True)
 
     @pytest.mark.parametrize("verb", [("diagnose",), ("audit",), ("replay",), ("dumps", "show"), ("dumps", "verify")])
     def test_a_folder_that_is_no_dump_is_named(self, cli, tmp_path, verb):
@@ -221,6 +257,7 @@ def test_an_interrupt_before_the_command_began_says_so_too(cli, monkeypatch, int
     def importing(name):
         raise interrupt
 
+    app.command_tree.cache_clear()
     monkeypatch.setattr(app.importlib, "import_module", importing)
     code, out, err = cli("doctor", *["--json"] * as_json)
     assert (code, err) == (130, "error: interrupted\n")

@@ -8,7 +8,7 @@ from rich.console import Console
 from gemma4_triage.terminal import add_row, plain_table, print_line, print_title
 
 HOSTILE = "a\x1b[2Jb\x9b31mc\u202ed [bold]e[/bold] :bomb:"
-CLEAN = "a\\x1b[2Jb\\x9b31mc\\x202ed [bold]e[/bold] :bomb:"
+CLEAN = "a\\x1b[2Jb\\x9b31mc\\u202ed [bold]e[/bold] :bomb:"
 
 
 @pytest.fixture

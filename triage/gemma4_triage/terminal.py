@@ -14,7 +14,12 @@ JSON_SCHEMA_VERSION = "1.0"
 PIPE_WIDTH = 160
 LEAST_WIDTH = 100
 
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_NAMED = {"\n": "\\n", "\r": "\\r"}
+# Control characters but the tab, what begins a line, what turns the direction of writing, and what has no width.
+_UNPRINTABLE = re.compile(
+    r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    r"\U000e0000-\U000e007f]"
+)
 
 
 def emit_json(kind: str, fields: dict[str, Any]) -> None:
@@ -33,8 +38,17 @@ def say(text: str) -> None:
 
 
 def printable(text: str) -> str:
-    """Text from a dump, which anyone may have written, without what could command the terminal."""
-    return _UNPRINTABLE.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+    """Return one line of text without what could command the terminal: anyone may have written what a dump says.
+
+    A character that would do something is shown as its escape. A line break is one of these: below it a dump could
+    forge a finding of ours.
+    """
+    return _UNPRINTABLE.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return _NAMED.get(match[0]) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
 
 
 def size_text(size_bytes: int) -> str:

@@ -53,22 +53,29 @@ def diagnose(
     Exits 0 if nothing is wrong, notes aside, 1 for a cause, 4 if a dump cannot be read or a finding rests on one whose
     files are damaged, 5 if there was nothing to look at.
     """
-    from gemma4_triage.report.diagnosis_document import damage_line, diagnosis_document, exit_code
+    from gemma4_triage.report.diagnosis_document import (
+        MOST_DAMAGED_SHOWN,
+        damage_lines,
+        diagnosis_document,
+        exit_code,
+    )
     from gemma4_triage.report.diagnosis_view import print_diagnoses
 
     # First, so that a wrong path costs no reading of dumps.
     logs = read_logs(log or [])
     material = _material(dumps, directory, limit or None)
     diagnoses = _diagnoses(material, logs)
-    for problem in material.unreadable:
+    shown = material.unreadable if len(material.unreadable) <= MOST_DAMAGED_SHOWN else material.unreadable[:1]
+    for problem in shown:
         say(f"not read: {problem.path}: {problem.problem}")
+    if len(shown) < len(material.unreadable):
+        say(f"not read: {len(material.unreadable) - 1} more; --json has them all")
     if material.hidden:
         say(f"not read: {number_of(material.hidden, 'older dump')}; --limit 0 reads all of them")
     code = exit_code(diagnoses, bool(material.unreadable))
     if as_json:
-        for diagnosis in diagnoses:
-            for dump in diagnosis.damaged:
-                say(damage_line(dump))
+        for line in damage_lines([dump for diagnosis in diagnoses for dump in diagnosis.damaged]):
+            say(line)
         emit_json("diagnosis", diagnosis_document(diagnoses, material, code))
     else:
         print_diagnoses(stdout_console(), diagnoses)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import stat
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -49,6 +52,8 @@ def profile(
 
     if steps is not None and steps not in METHODS:
         raise UsageMistake(f"--steps is {steps!r}", f"one of {', '.join(METHODS)}")
+    if _is_named_pipe(trace):
+        raise UsageMistake(f"{trace} is a pipe", "name a file, or read a pipe as stdin: - < PIPE")
     source = TraceFile(Source(trace))
     tables = _read(source)
     profiles = analyse(tables, layers, steps)
@@ -56,6 +61,13 @@ def profile(
         emit_json("profile", profile_document(source, tables.counts, profiles))
     else:
         print_profile(stdout_console(), source, tables.counts, profiles)
+
+
+def _is_named_pipe(name: str) -> bool:
+    """Return whether it is a pipe among files, of which nobody knows whether somebody will ever write to it."""
+    with contextlib.suppress(OSError, ValueError):
+        return stat.S_ISFIFO(os.stat(name).st_mode) and not name.startswith(("/dev/", "/proc/"))
+    return False
 
 
 def _read(source: TraceFile) -> TraceTables:

@@ -12,7 +12,7 @@ from pydantic_core import from_json
 from gemma4_dumps.errors import DumpError
 from gemma4_dumps.manifest_file import MANIFEST_NAME, MAX_MANIFEST_BYTES
 from gemma4_dumps.reader import Dump, read_dump
-from gemma4_dumps.safe_file import read_regular
+from gemma4_dumps.safe_file import json_files, read_regular
 from gemma4_dumps.store import DumpStore
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Ledger
@@ -49,7 +49,7 @@ def read_named(store: DumpStore, names: Iterable[str], limit: int | None) -> Mat
         path = store.resolve(name)
         real = Path(os.path.realpath(path))
         if real not in parts:
-            whole = not (path / MANIFEST_NAME).exists() and _is_store(path)
+            whole = not os.path.lexists(path / MANIFEST_NAME) and _is_store(path)
             parts[real] = read_store(DumpStore(path), limit) if whole else Material(dumps=(read_dump(path),))
     return _joined(parts.values())
 
@@ -68,10 +68,10 @@ def read_store(store: DumpStore, limit: int | None) -> Material:
         elif entry.state != "writing":
             unreadable.append(Unreadable(entry.path, entry.problem or entry.state))
     guards, ledgers = [], []
-    for path in sorted((store.root / GUARDS).glob("*.json")):
+    for path in json_files(store.root / GUARDS):
         fields = _fields(path, unreadable)
         guards += [] if fields is None else [Guards(path.name, "", fields)]
-    for path in sorted((store.root / LEDGERS).glob("*.json")):
+    for path in json_files(store.root / LEDGERS):
         fields = _fields(path, unreadable)
         ledgers += [] if fields is None else [Ledger(path.name, fields)]
     hidden = 0 if limit is None else max(0, len(names) - limit)
@@ -79,7 +79,8 @@ def read_store(store: DumpStore, limit: int | None) -> Material:
 
 
 def _is_store(path: Path) -> bool:
-    return (path / GUARDS).is_dir() or bool(DumpStore(path).names())
+    # os.path says no of what it may not look at, and the reading of it says why; a Path would raise.
+    return os.path.isdir(path / GUARDS) or bool(DumpStore(path).names())
 
 
 def _fields(path: Path, unreadable: list[Unreadable]) -> dict | None:

@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
 from gemma4_dumps.caps import DEFAULT_CAPS
+from gemma4_dumps.safe_file import json_files
 from gemma4_dumps.store import default_root
 from gemma4_runtime.host_environment import missing_from_environment
 from gemma4_runtime.patch import Kind
@@ -138,7 +139,7 @@ def _store(root: Path) -> Check:
 
 
 def _last_guards(root: Path) -> Check:
-    manifests = sorted((root / "guards").glob("*.json"))
+    manifests = json_files(root / "guards")
     if not manifests:
         return Check("last guarded process", NOTE, f"none has written a guard manifest to {root / 'guards'}")
     try:

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from gemma4_dumps.safe_file import json_files
+
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
@@ -46,4 +48,4 @@ def _words(manifest: dict, row: dict) -> str:
 
 
 def _newest_first(root: Path) -> list[Path]:
-    return sorted((root / "guards").glob("*.json"), reverse=True)
+    return json_files(root / "guards")[::-1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +82,10 @@ def read_shape(path: Path) -> ModelShape:
 
 def _load(file: Path) -> dict[str, Any]:
     try:
-        with file.open("rb") as opened:
+        # A pipe that nobody writes to would be waited for without end.
+        with open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as opened:
+            if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+                raise UsageMistake(f"{file} is no regular file", _HINT)
             text = opened.read(_LARGEST_CONFIG_BYTES + 1)
         if len(text) > _LARGEST_CONFIG_BYTES:
             raise UsageMistake(f"{file} is too large for a config", _HINT)

@@ -16,6 +16,9 @@ from gemma4_triage.diagnose.material import Material
 from gemma4_triage.finding import Finding, causes
 from gemma4_triage.logs.facts import LogFacts
 
+MOST_DAMAGED_SHOWN = 3
+"""How many lines in a terminal say the same of as many dumps; of more there is a count and one example."""
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -36,7 +39,7 @@ class Diagnosis:
 
     @property
     def rests_on_damage(self) -> bool:
-        """Whether a finding has evidence from such a dump."""
+        """Return whether a finding has evidence from such a dump."""
         return any(rests_on_damage(piece, self.incident) for finding in self.findings for piece in finding.evidence)
 
 
@@ -58,6 +61,13 @@ def damage_line(dump: Dump, name: str = "") -> str:
         f"damaged: {name or dump.manifest.dump_id}: {first}{more}. Nothing that rests on it is certain; "
         "`gemma4-triage dumps verify` shows every check"
     )
+
+
+def damage_lines(dumps: Sequence[Dump]) -> list[str]:
+    """Return a line for each damaged dump; of more than a few, one for the first and one that counts the others."""
+    if len(dumps) <= MOST_DAMAGED_SHOWN:
+        return [damage_line(dump) for dump in dumps]
+    return [damage_line(dumps[0]), f"damaged: {len(dumps) - 1} more dumps; --json has them all"]
 
 
 def diagnosis_document(diagnoses: Sequence[Diagnosis], material: Material, exit_code: int) -> dict[str, Any]:
@@ -82,7 +92,7 @@ def damaged_document(dumps: Iterable[Dump]) -> list[dict[str, Any]]:
 
 
 def notes(incident: Incident) -> list[str]:
-    """What the start-up checks noted and is no defect of the server."""
+    """Return what the start-up checks noted and is no defect of the server."""
     found = [note for guards in incident.guards for note in guards.start_up_findings() if note.severity == "note"]
     return list(dict.fromkeys(note.summary for note in found))
 
@@ -102,7 +112,7 @@ def _incident(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def _log(facts: LogFacts, incident: Incident) -> dict[str, Any]:
-    """What was read, and why it stands here; `logs --json` has the rest."""
+    """Return what was read, and why it stands here; `logs --json` has the rest."""
     link = next((link for link in incident.log_links if link.log == facts.name), None)
     return {
         "file": facts.name,

@@ -11,7 +11,7 @@ from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.next_steps import fix_line
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.inspection.provenance_sentence import place
-from gemma4_triage.report.diagnosis_document import Diagnosis, damage_line, notes
+from gemma4_triage.report.diagnosis_document import Diagnosis, damage_lines, notes
 from gemma4_triage.terminal import add_row, plain_table, print_line
 
 _STYLES = {Confidence.CERTAIN: "bold red", Confidence.LIKELY: "bold yellow", Confidence.POSSIBLE: "bold"}
@@ -23,9 +23,8 @@ def print_diagnoses(console: Console, diagnoses: Sequence[Diagnosis]) -> None:
 
     Of runs that say the same, one is shown.
     """
-    for diagnosis in diagnoses:
-        for dump in diagnosis.damaged:
-            print_line(console, damage_line(dump), style="bold yellow")
+    for line in damage_lines([dump for diagnosis in diagnoses for dump in diagnosis.damaged]):
+        print_line(console, line, style="bold yellow")
     incidents = [diagnosis for diagnosis in diagnoses if diagnosis.incident.dumps]
     for number, diagnosis in enumerate(incidents, start=1):
         name = "INCIDENT" if diagnosis.causes else "RUN"

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 
 from gemma4_dumps.archive import Archived
-from gemma4_dumps.included import sensitive, words
+from gemma4_dumps.included import WORDS, sensitive, words
 from gemma4_dumps.schema import Manifest
 from gemma4_dumps.wording import number_of
 from gemma4_triage.inspection.provenance_sentence import provenance_sentence
@@ -59,14 +59,15 @@ def export_readme(archived: Sequence[Archived]) -> str:
 
 
 def _contents(archived: Sequence[Archived]) -> str:
-    """What of the requests is in it, or that nothing is."""
+    """Return what of the requests is in it, or that nothing is."""
     manifests = {dump.candidate.folder: dump.candidate.manifest for dump in archived}
     held = {name: sensitive(manifest) for name, manifest in manifests.items() if manifest is not None}
     found = dict.fromkeys(word for included in held.values() for word in included)
     said = []
     if found:
         dumps = "\n".join(_literal(f"{name}: {words(included)}") for name, included in held.items() if included)
-        said.append(_OF_REQUESTS.format(words=printable(words(found)), dumps=dumps))
+        known = words(word if word in WORDS else f"`{_one_line(word).replace('`', chr(39))}`" for word in found)
+        said.append(_OF_REQUESTS.format(words=known, dumps=dumps))
     if any(dump.candidate.problems for dump in archived):
         said.append(_UNSURE)
     return "\n\n".join(said) or _NOTHING_OF_REQUESTS
@@ -107,4 +108,8 @@ def _summary(manifest: Manifest) -> Iterator[str]:
 
 def _literal(text: str) -> str:
     """One indented line: what a dump says is no Markdown of ours."""
-    return "    " + printable(" ".join(text.split()))
+    return "    " + _one_line(text)
+
+
+def _one_line(text: str) -> str:
+    return printable(" ".join(text.split()))

@@ -30,7 +30,8 @@ def print_report(console: Console, report: Report) -> None:
     for log in report.logs:
         _log(console, log)
     if report.commands:
-        print_line(console, f"\n{number_of(len(report.commands), 'command')} to go on; the first:", style="bold")
+        console.print()
+        print_line(console, f"{number_of(len(report.commands), 'command')} to go on; the first:", style="bold")
         print_line(console, f"  {report.commands[0].line}")
     for item in report.unreadable:
         print_line(console, f"not read: {item.path}: {item.problem}", style="yellow")
@@ -50,7 +51,8 @@ def _run(console: Console, run: Run) -> None:
 
 def _incident(console: Console, incident: Incident) -> None:
     label = f"{incident.label}: " if incident.label else ""
-    print_line(console, f"\n{label}{incident.title}", style="bold")
+    console.print()
+    print_line(console, f"{label}{incident.title}", style="bold")
     if all(finding.is_note for finding in incident.findings):
         print_line(console, "  nothing wrong here", style="green")
     for finding in incident.findings:
@@ -61,7 +63,8 @@ def _incident(console: Console, incident: Incident) -> None:
 
 
 def _log(console: Console, log: Log) -> None:
-    print_line(console, f"\n{'log of ' + log.label if log.label else log.name}", style="bold")
+    console.print()
+    print_line(console, f"{'log of ' + log.label if log.label else log.name}", style="bold")
     if log.relation:
         print_line(console, f"  {log.relation}")
     for scheduler in log.schedulers:

@@ -77,9 +77,10 @@ def _run(folder: Path, limit: int | None) -> Source:
 
 def _arms_without_verdict(folder: Path) -> list[Path]:
     """Folders of arms in a run's folder that has no verdict."""
-    if not folder.is_dir() or (folder / MANIFEST_NAME).exists() or DumpStore(folder).names():
+    # os.path says no of what it may not look at; the reading of it says why.
+    if not os.path.isdir(folder) or os.path.lexists(folder / MANIFEST_NAME) or DumpStore(folder).names():
         return []
-    return sorted(path for path in folder.iterdir() if (path / DUMPS).is_dir())
+    return sorted(path for path in folder.iterdir() if os.path.isdir(path / DUMPS))
 
 
 def _unfinished(folder: Path, arms: Sequence[Path], limit: int | None) -> Source:
