@@ -77,7 +77,8 @@ def _run(folder: Path, limit: int | None) -> Source:
 
 def _arms_without_verdict(folder: Path) -> list[Path]:
     """Folders of arms in a run's folder that has no verdict."""
-    if not folder.is_dir() or (folder / MANIFEST_NAME).exists() or DumpStore(folder).names():
+    # os.path: a name that is too long is no folder, and no error of the system.
+    if not os.path.isdir(folder) or (folder / MANIFEST_NAME).exists() or DumpStore(folder).names():
         return []
     return sorted(path for path in folder.iterdir() if (path / DUMPS).is_dir())
 
