@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_golden_documents import commands
 
 GOLDEN = Path(__file__).with_name("golden")
 ROOT = Path(__file__).parents[2]
@@ -49,6 +50,7 @@ VERBS = [
     "bench plot",
     "bench kernels",
     "bench step",
+    "bench serving",
     "diff",
     "diff dumps",
     "diff backends",
@@ -87,6 +89,7 @@ def test_every_verb_has_a_golden_help():
     from gemma4_triage.cli.app import VERBS as known
 
     assert {verb.split()[0] for verb in VERBS if verb} == set(known)
+    assert not set(commands()) - set(VERBS)
 
 
 def test_there_are_samples_from_a_cpu_and_one_from_a_gpu():
