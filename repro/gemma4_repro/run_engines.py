@@ -19,8 +19,9 @@ from gemma4_repro.engine.collect import collect
 from gemma4_repro.engine.host_environment import hermetic_environment
 from gemma4_repro.engine.outcome import Outcome
 from gemma4_repro.engine.readiness import check_sglang, refuse_cuda
-from gemma4_repro.engine.run_folder import prepare_run_folder, writing
+from gemma4_repro.engine.run_folder import prepare_run_folder, runs_root, writing
 from gemma4_repro.engine.supervisor import Supervisor
+from gemma4_repro.errors import OutputRefused
 
 MOST_SIDE_BY_SIDE = 2
 ENGINE_PEAK_BYTES = 2 * 1024**3
@@ -107,6 +108,7 @@ def run_engines(requests: Callable[[Place], Sequence[EngineRun]], options: Optio
         EnvironmentLacks: no SGLang, a release that is not known, CUDA present, or the import failed.
     """
     began = time.monotonic()
+    _refuse_other_than_unicode(options.output)
     release = check_sglang()
     folder = prepare_run_folder(options.title, options.names, options.output, options.overwrite)
     environment = hermetic_environment()
@@ -124,13 +126,23 @@ def run_engines(requests: Callable[[Place], Sequence[EngineRun]], options: Optio
     return Engines(folder, release, float(ready["import_s"]), outcomes)
 
 
+def _refuse_other_than_unicode(output: Path | None) -> None:
+    """Raise OutputRefused for a folder that JSON cannot name: an engine is told of its folder in JSON."""
+    folder = os.fsencode(os.path.realpath((output or runs_root()).expanduser()))
+    try:
+        folder.decode()
+    except UnicodeDecodeError as error:
+        said = f"{folder.decode(errors='replace')} cannot be a run's folder: its name is not UTF-8"
+        raise OutputRefused(said, "name another directory with --output") from error
+
+
 def room_side_by_side(cores: int, available_bytes: int) -> int:
     """Return how many engines may run at once: each needs a core and ENGINE_PEAK_BYTES; at most MOST_SIDE_BY_SIDE."""
     return max(1, min(MOST_SIDE_BY_SIDE, cores, available_bytes // ENGINE_PEAK_BYTES))
 
 
 def _available_bytes() -> int:
-    """What may be taken without swapping, as the kernel reckons; 0 where it does not say."""
+    """Return what may be taken without swapping, as the kernel reckons; 0 where it does not say."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:

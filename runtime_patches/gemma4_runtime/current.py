@@ -19,9 +19,12 @@ from gemma4_runtime.settings import Settings
 class InForce:
     """The answers that a session gives to its process.
 
-    ids: of the patches. A process that measures switches among those that are attached.
-    note: changes the row of the patch of that id in the guard manifest, and writes the manifest again.
-    stop: takes all patches off again.
+    Attributes:
+        settings: What was asked for.
+        ids: Of the patches. A process that measures switches among those that are attached.
+        guard: What probes report to.
+        note: Changes the row of the patch of that id in the guard manifest, and writes the manifest again.
+        stop: Takes all patches off again.
     """
 
     settings: Settings

@@ -304,7 +304,10 @@ STAND_INS: dict[str, Callable[[Scene], contextlib.AbstractContextManager[Added]]
 
 @pytest.fixture
 def said(monkeypatch, tmp_path, capsys):
-    """said(case, as_json) -> (exit code, stdout, stderr, replaced), as on a machine without settings, GPU or dumps."""
+    """Return a function of a case that runs its command as on a machine without settings, GPU or dumps.
+
+    It returns the exit code, stdout, stderr and what was replaced.
+    """
     for name in [name for name in os.environ if name.startswith(("GEMMA4_", "SGLANG_", "TRITON_", "TORCHDYNAMO_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from test_golden_documents import commands
 
 from command_line import run_command
 
@@ -49,6 +50,7 @@ VERBS = [
     "bench plot",
     "bench kernels",
     "bench step",
+    "bench serving",
     "diff",
     "diff dumps",
     "diff backends",
@@ -86,6 +88,7 @@ def test_every_verb_has_a_golden_help():
     from gemma4_triage.cli.app import VERBS as known
 
     assert {verb.split()[0] for verb in VERBS if verb} == set(known)
+    assert not set(commands()) - set(VERBS)
 
 
 def test_there_are_samples_from_a_cpu_and_one_from_a_gpu():

@@ -90,7 +90,8 @@ MEASURED = {
 class Mutant:
     """One changed piece of a function: what stands there, what takes its place, and the how-manieth piece of that text.
 
-    function: its name, with its class; empty for the module's own statements.
+    Attributes:
+        function: Its name, with its class; empty for the module's own statements.
     """
 
     package: str
@@ -127,7 +128,7 @@ def draw(root: Path) -> list[Mutant]:
 
 
 def _places(root: Path, folder: str) -> dict[tuple[str, int, int], list[tuple[str, int]]]:
-    """Where something can be changed, as (path, line, column), and by what: an operator and its occurrence."""
+    """Return where something can be changed, as (path, line, column), and by what: an operator and its occurrence."""
     from cosmic_ray.ast import ast_nodes, get_ast
     from cosmic_ray.plugins import get_operator, operator_names
 
@@ -161,7 +162,7 @@ class _WithoutAnnotations(ast.NodeTransformer):
 
 
 def _does_something_else(text: str, changed: str) -> bool:
-    """Whether it is a program, and another one: `int | None` in an annotation is never evaluated."""
+    """Say whether it is a program, and another one: `int | None` in an annotation is never evaluated."""
     try:
         trees = [_WithoutAnnotations().visit(ast.parse(one)) for one in (text, changed)]
     except SyntaxError:

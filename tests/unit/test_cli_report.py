@@ -84,6 +84,17 @@ class TestDocument:
         spans = [lane["spans"][0] for lane in found["timeline"]["lanes"]]
         assert [span["begin"] for span in spans[1:]] == pytest.approx([span["end"] for span in spans[:-1]])
 
+    def test_arms_that_ran_side_by_side_are_shown_each_from_its_own_start(self, cli, tmp_path):
+        verdict = json.loads((RUN / "verdict.json").read_text())
+        run = shutil.copytree(RUN, tmp_path / "run")
+        verdict["duration_s"] = verdict["import_s"] + max(arm["duration_s"] for arm in verdict["arms"])
+        (run / "verdict.json").write_text(json.dumps(verdict))
+        timeline = json.loads(cli("report", run, "--json")[1])["timeline"]
+        assert timeline["origin"] == "its own start"
+        spans = [lane["spans"][0] for lane in timeline["lanes"]]
+        assert {span["begin"] for span in spans} == {0}
+        assert timeline["end"] == max(span["end"] for span in spans)
+
     def test_a_case_that_stays_silent_is_missed_and_bad(self, cli, tmp_path):
         run = shutil.copytree(CORPUS_RUN, tmp_path / "run")
         verdict = json.loads((run / "verdict.json").read_text())
@@ -123,6 +134,10 @@ class TestExitCodes:
     def test_nothing_wrong(self, cli):
         code, out, _ = cli("report", CORPUS / "clean-aborts")
         assert (code, "nothing wrong" in out) == (0, True)
+
+    def test_a_name_that_is_too_long_for_a_file(self, cli):
+        code, _, err = cli("report", "a" * 300)
+        assert (code, "hint: " in err) == (2, True)
 
     def test_an_empty_folder(self, cli, tmp_path):
         code, out, err = cli("report", tmp_path, "--json")

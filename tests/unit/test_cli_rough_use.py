@@ -145,10 +145,6 @@ class TestPaths:
         code, _, err = cli(*words, tmp_path / "pipe")
         assert (code, f"error: {tmp_path / 'pipe'} is " in err) == (2, True)
 
-    def test_a_report_of_a_name_that_no_file_can_have(self, cli):
-        code, _, err = cli("report", f"/{LONG}")
-        assert (code, "error: there is no /" in err) == (2, True)
-
     @pytest.mark.parametrize("verb", [("diagnose",), ("report",), ("replay",), ("dumps", "show"), ("dumps", "verify")])
     @pytest.mark.parametrize("how", ["store", "dump"])
     def test_what_may_not_be_entered_is_unreadable(self, cli, unreadable, verb, how):

@@ -25,7 +25,7 @@ V2 = MTP | {"disable_overlap_schedule": False}
 
 @pytest.fixture
 def start(attach):
-    """start(fault, *other patches, **changes): SGLang's arguments are settled with these patches attached."""
+    """Return a function that settles SGLang's arguments with a fault and other patches attached."""
 
     def settle(fault, *others, **changes):
         attach("off", fault, *others, *HOST)
@@ -54,6 +54,12 @@ def test_a_fault_that_says_nothing_of_its_needs_is_no_record():
         ("finish-inside-forward", ("mtp-v2",), MTP | {"disable_overlap_schedule": True}, "overlap scheduling"),
         ("unmergeable-spec-info", ("mtp-v2",), V2, "MTP without spec v2"),
         ("page-over-count", (), {"disable_radix_cache": True}, "the prefix cache"),
+        (
+            "stale-mapping",
+            (),
+            {"disable_hybrid_swa_memory": True},
+            "a KV pool of its own for the sliding layers. Leave",
+        ),
     ],
 )
 def test_a_start_at_which_a_fault_cannot_act_is_refused(start, fault, others, changes, said):
@@ -76,6 +82,13 @@ def test_a_start_at_which_a_fault_cannot_act_is_refused(start, fault, others, ch
 def test_a_start_at_which_it_can_act_is_not(start, fault, others, changes, capsys):
     start(fault, *others, **changes)
     assert "WITHOUT EFFECT" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if "swa-pool" not in fault.needs], ids=lambda f: f.id)
+def test_a_fault_that_asks_for_no_swa_pool_starts_without_one(start, fault):
+    changes = {"disable_hybrid_swa_memory": True} | (MTP if fault.needs else {})
+    others = ("mtp-v2",) if "overlap" in fault.needs else ()
+    start(fault.id, *others, **changes | ({"disable_overlap_schedule": False} if others else {}))
 
 
 def test_a_fault_of_another_attention_backend_is_named_and_serves_as_a_control(start, capsys):

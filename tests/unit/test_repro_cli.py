@@ -1,3 +1,5 @@
+"""The command line of `repro`: what it shows and writes of a finished run, and what it refuses before one."""
+
 import json
 import os
 import subprocess
@@ -214,6 +216,13 @@ def test_an_output_that_is_not_empty_or_not_writable(cli, monkeypatch, tmp_path)
     assert code == 3
     assert "cannot be written" in err
     assert json.loads(out)["exit_code"] == 3
+
+
+def test_a_folder_that_json_cannot_name_is_refused_before_it_is_made(cli, tmp_path):
+    code, out, err = cli("repro", "e4b-trtllm", "--output", tmp_path / os.fsdecode(b"\xff") / "run", "--json")
+    assert (code, json.loads(out)["exit_code"]) == (2, 2)
+    assert "its name is not UTF-8" in err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_cause_is_put_together_from_the_dump(tmp_path):

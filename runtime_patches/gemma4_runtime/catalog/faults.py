@@ -11,7 +11,7 @@ FAULTS: tuple[Patch, ...] = (
     Patch(
         id="swa-state-stale",
         kind=Kind.FAULT,
-        needs=("mtp", "trtllm_mha"),
+        needs=("mtp", "trtllm_mha", "swa-pool"),
         title="draft backend resolves its SWA state from its own, non-SWA pool (the seed bug)",
         origin=f"{SEED}; SGLang before TRTLLMHAAttnBackend._resolve_swa_kv_pool",
         upstream="resolved from the allocator in 0.5.13",
@@ -23,7 +23,7 @@ FAULTS: tuple[Patch, ...] = (
     Patch(
         id="swa-alloc-oob",
         kind=Kind.FAULT,
-        needs=("decode-allocations",),
+        needs=("decode-allocations", "swa-pool"),
         title="SWA allocator hands out an index beyond its pool, once",
         origin=SEED,
         upstream="an injected fault; no release has it",
@@ -36,7 +36,7 @@ FAULTS: tuple[Patch, ...] = (
     Patch(
         id="page-past-the-end",
         kind=Kind.FAULT,
-        needs=("mtp", "trtllm_mha"),
+        needs=("mtp", "trtllm_mha", "swa-pool"),
         title="a live entry of the sliding-window table names the first page past the buffer's end",
         origin="SGLang 9123, an injected form of it",
         upstream="an injected fault; no release has it",
@@ -57,7 +57,7 @@ FAULTS: tuple[Patch, ...] = (
     Patch(
         id="stale-mapping",
         kind=Kind.FAULT,
-        needs=(),
+        needs=("swa-pool",),
         title="free_swa gives SWA pages back and leaves the full-to-SWA mapping as it was",
         origin="SGLang 25805",
         upstream="mapping cleared per token in 0.5.13, per page in 0.5.14",
@@ -75,7 +75,7 @@ FAULTS: tuple[Patch, ...] = (
     Patch(
         id="hybrid-pool-unswapped",
         kind=Kind.FAULT,
-        needs=("mtp",),
+        needs=("mtp", "swa-pool"),
         title="draft on a hybrid backend whose decode child keeps the dummy pool",
         origin="SGLang 26966 swaps one backend's state; a hybrid has two more",
         upstream="open up to 0.5.23",
@@ -87,7 +87,7 @@ FAULTS: tuple[Patch, ...] = (
     Patch(
         id="full-draft-through-swa-map",
         kind=Kind.FAULT,
-        needs=("mtp", "trtllm_mha"),
+        needs=("mtp", "trtllm_mha", "swa-pool"),
         title="the draft's full layers read the full buffer with translated page ids",
         origin="SGLang 25103",
         upstream="fixed before 0.5.13",
@@ -100,7 +100,7 @@ FAULTS: tuple[Patch, ...] = (
     Patch(
         id="one-untranslated-row",
         kind=Kind.FAULT,
-        needs=("mtp", "trtllm_mha"),
+        needs=("mtp", "trtllm_mha", "swa-pool"),
         title="one row of the sliding-window table skips the full-to-SWA translation",
         origin="SGLang 24402, an injected form of it",
         upstream="an injected fault; no release has it",
@@ -109,7 +109,7 @@ FAULTS: tuple[Patch, ...] = (
     Patch(
         id="page-over-count",
         kind=Kind.FAULT,
-        needs=("prefix-cache",),
+        needs=("prefix-cache", "swa-pool"),
         title="the prefix cache takes one evicted SWA page of a finished request for present",
         origin="SGLang 27789, an injected form of it",
         upstream="an injected fault; no release has it",
@@ -118,7 +118,7 @@ FAULTS: tuple[Patch, ...] = (
     Patch(
         id="deferred-free-after-replacement",
         kind=Kind.FAULT,
-        needs=(),
+        needs=("swa-pool",),
         title="the SWA page of slots in a free group is replaced before the group is flushed",
         origin="SGLang 36081",
         upstream="recovery inside a free group exists from 0.5.18 on",
@@ -130,7 +130,7 @@ FAULTS: tuple[Patch, ...] = (
     Patch(
         id="draft-pool-too-small",
         kind=Kind.FAULT,
-        needs=("mtp",),
+        needs=("mtp", "swa-pool"),
         title="the full pool that the draft reads ends before the allocator's",
         origin="SGLang 17630",
         upstream="fixed before 0.5.13",
@@ -172,7 +172,7 @@ FAULTS: tuple[Patch, ...] = (
     Patch(
         id="alloc-on-one-pool",
         kind=Kind.FAULT,
-        needs=("decode-allocations", "pages"),
+        needs=("decode-allocations", "pages", "swa-pool"),
         title="alloc_decode succeeds in the full pool and fails in the SWA pool, once",
         origin="SGLang 7909 brought paged pool pairs",
         upstream="open in 0.5.13",

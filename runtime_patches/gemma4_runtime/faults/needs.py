@@ -72,6 +72,11 @@ NEEDS: Mapping[str, Need] = {
         _decodes_alone, "decode allocations, and a server with speculation makes none", "serve without MTP"
     ),
     "pages": Need(_pages_of_several, "pages of several tokens", "set --page-size above 1"),
+    "swa-pool": Need(
+        lambda arguments: not arguments.disable_hybrid_swa_memory,
+        "a KV pool of its own for the sliding layers",
+        "leave --disable-hybrid-swa-memory out",
+    ),
     "prefix-cache": Need(
         lambda arguments: not arguments.disable_radix_cache, "the prefix cache", "leave --disable-radix-cache out"
     ),

@@ -14,7 +14,7 @@ from gemma4_runtime.catalog import CATALOG
 from gemma4_triage.runs.comparison_sentences import layer_kind
 from gemma4_triage.runs.record import OWN_COUNT, Against, ComparedPatch, ComparisonRun, PromptRecord, SideRecord
 from gemma4_triage.sparkline import sparkline
-from gemma4_triage.terminal import printable
+from gemma4_triage.terminal import print_line, printable
 
 _GOOD, _BAD = "green", "bold red"
 _SERIES_WIDTH = 12
@@ -27,20 +27,20 @@ def print_comparison(console: Console, run: ComparisonRun) -> None:
     for side in run.sides:
         _details(console, side)
     for sentence in (*_chosen_patches(run), *patches_at_work(run.patches_compared), *_sides_without(run)):
-        _line(console, sentence)
+        print_line(console, sentence)
     if run.prompt_logprobs_why_not:
-        _line(console, run.prompt_logprobs_why_not)
+        print_line(console, run.prompt_logprobs_why_not)
     if run.fixes_sentence:
-        _line(console, run.fixes_sentence)
+        print_line(console, run.fixes_sentence)
     tolerances = run.tolerances
     equal = f"equal up to {tolerances.logprob:g} in logprobs and {tolerances.state:g} in states" if tolerances else ""
-    _line(
+    print_line(
         console,
         f"{number_of(len(run.prompts), 'prompt')}, window {run.window}; {equal} (fp32 round-off); "
         f"{run.duration_s:.0f} s, SGLang {run.sglang_version}",
     )
     for sentence in run.summary:
-        _line(console, sentence)
+        print_line(console, sentence)
 
 
 def patches_at_work(patches: Sequence[ComparedPatch]) -> list[str]:
@@ -247,12 +247,8 @@ def _details(console: Console, side: SideRecord) -> None:
         return
     console.print(Text(_head(side), style="bold cyan"))
     for line in lines:
-        _line(console, f"  {line}")
+        print_line(console, f"  {line}")
 
 
 def _short(reference: str) -> str:
     return "HF's" if reference == TRANSFORMERS else "base's"
-
-
-def _line(console: Console, text: str) -> None:
-    console.print(Text(printable(text)), soft_wrap=True)

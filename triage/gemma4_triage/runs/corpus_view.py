@@ -10,7 +10,7 @@ from rich.text import Text
 
 from gemma4_dumps.wording import number_of
 from gemma4_triage.runs.record import CaseList, CleanRecord, CorpusRun, FaultRecord, LogitFaultRecord
-from gemma4_triage.terminal import printable
+from gemma4_triage.terminal import print_line, printable
 
 _CAUSES = {"right": "green", "wrong": "bold red", "none": "bold red"}
 
@@ -37,7 +37,7 @@ def print_corpus(console: Console, run: CorpusRun) -> None:
         if not case.good:
             _trouble(console, case)
     totals = run.totals
-    _line(
+    print_line(
         console,
         f"{number_of(totals.faults, 'fault')}: {totals.missed} missed, "
         f"{totals.wrong_causes} with a wrong cause; "
@@ -49,7 +49,7 @@ def print_corpus(console: Console, run: CorpusRun) -> None:
 
 def _print_logit_faults(console: Console, faults: Sequence[LogitFaultRecord]) -> None:
     for fault in faults:
-        _line(console, f"No probe sees {fault.id}: it changes logits. What catches it: {fault.caught_by}")
+        print_line(console, f"No probe sees {fault.id}: it changes logits. What catches it: {fault.caught_by}")
 
 
 def _table(run: CorpusRun) -> Table:
@@ -98,17 +98,13 @@ def _trouble(console: Console, case: FaultRecord | CleanRecord) -> None:
     console.print(Text(f"{case.id} is not as it should be", style="bold red"))
     if isinstance(case, FaultRecord):
         for probe in case.silent_probes:
-            _line(console, f"  probe {probe} wrote no dump")
+            print_line(console, f"  probe {probe} wrote no dump")
     for objection in case.objections:
-        _line(console, f"  {objection}")
+        print_line(console, f"  {objection}")
     for dump in case.dumps[:4]:
-        _line(console, f"  dump at step {dump.step}: {dump.summary}")
-        _line(console, f"    gemma4-triage dumps show {dump.path}")
+        print_line(console, f"  dump at step {dump.step}: {dump.summary}")
+        print_line(console, f"    gemma4-triage dumps show {dump.path}")
     if case.unreadable_dumps:
-        _line(console, f"  {number_of(case.unreadable_dumps, 'dump')} cannot be read")
-    _line(console, f"  the run {case.ending}")
-    _line(console, f"  again: {case.repeat}")
-
-
-def _line(console: Console, text: str) -> None:
-    console.print(Text(printable(text)), soft_wrap=True)
+        print_line(console, f"  {number_of(case.unreadable_dumps, 'dump')} cannot be read")
+    print_line(console, f"  the run {case.ending}")
+    print_line(console, f"  again: {case.repeat}")

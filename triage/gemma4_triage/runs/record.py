@@ -368,9 +368,14 @@ class UsageRecord(_Part):
 class DeathRecord(_Part):
     """How far a side came that did not come to its end.
 
-    type, message: what ended it. between_steps: after `step`, not in it. prompts_at_fault: those in whose rows the
-    dumps of that step list bad pages. full, swa: shares of the pools in use then; None if nobody could write it down.
-    answers_compared: how many finished answers were held against transformers.
+    Attributes:
+        type: Of what ended it.
+        message: Of what ended it.
+        between_steps: After `step`, not in it.
+        prompts_at_fault: Those in whose rows the dumps of that step list bad pages.
+        full: The share of the full pool in use then; None if nobody could write it down.
+        swa: The same of the SWA pool.
+        answers_compared: How many finished answers were held against transformers.
     """
 
     type: str | None = None
@@ -476,12 +481,12 @@ class SideRecord(_Part):
 
     @property
     def is_base(self) -> bool:
-        """Whether it is the measure of another side."""
+        """Say whether it is the measure of another side."""
         return self.status == BASE
 
     @property
     def completed(self) -> bool:
-        """Whether it came to its end."""
+        """Say whether it came to its end."""
         return self.ending == "completed"
 
     @property

@@ -22,7 +22,7 @@ from gemma4_triage.runs.record import (
     ScenarioRun,
     checks_not_made,
 )
-from gemma4_triage.terminal import printable
+from gemma4_triage.terminal import print_line, print_title, printable
 
 _STYLES = {"ok": "green", "surprise": "bold red", "failed": "bold red", "not checked": "yellow"}
 _CELL_LOG_LINES = 15
@@ -55,11 +55,11 @@ def print_scenario(console: Console, run: ScenarioRun) -> None:
     _verdicts(console, run)
     for arm in run.arms:
         if arm.status == "surprise":
-            _title(console, f"arm {arm.id} surprised; its log ends with")
+            print_title(console, f"arm {arm.id} surprised; its log ends with")
             _lines(console, arm.log_tail)
-            _line(console, f"  the whole log: {arm.log}")
+            print_line(console, f"  the whole log: {arm.log}")
     _cause(console, run.root_cause)
-    _title(console, "each arm alone")
+    print_title(console, "each arm alone")
     _lines(console, [arm.repeat for arm in run.arms])
 
 
@@ -75,22 +75,22 @@ def print_cell(console: Console, run: CellRun) -> None:
     console.print(table)
     word = "as expected" if run.exit_code == 0 else "NOT as expected"
     on = f"CPU engine, {run.cell.device} model" if run.cell.toy else run.cell.device
-    _line(console, f"{run.cell.id}: {word}, {run.duration_s:.0f} s, {on}, SGLang {run.sglang_version}")
-    _line(console, f"stopped because {run.stop}")
+    print_line(console, f"{run.cell.id}: {word}, {run.duration_s:.0f} s, {on}, SGLang {run.sglang_version}")
+    print_line(console, f"stopped because {run.stop}")
     for load in run.loads:
         answered = "an unknown number" if load.answered is None else str(load.answered)
         length = "" if load.accept_length is None else f", accept length {load.accept_length:.2f}"
-        _line(console, f"load {load.id}: {answered} of {load.requests} answered, {load.duration_s:.0f} s{length}")
-    _line(console, f"expected because {run.expected.why}; {run.expected.measured}")
+        print_line(console, f"load {load.id}: {answered} of {load.requests} answered, {load.duration_s:.0f} s{length}")
+    print_line(console, f"expected because {run.expected.why}; {run.expected.measured}")
     if arm.status == "surprise":
-        _title(console, f"the server's log ends with (all of it: {arm.log})")
+        print_title(console, f"the server's log ends with (all of it: {arm.log})")
         _lines(console, arm.log_tail[-_CELL_LOG_LINES:])
     if run.root_cause is not None:
-        _title(console, "root cause, from the dump")
-        _line(console, run.root_cause.text)
-        _line(console, _show(run.root_cause))
-    _title(console, "next")
-    _line(console, f"  gemma4-triage report {shlex.quote(run.folder)} -o report.html")
+        print_title(console, "root cause, from the dump")
+        print_line(console, run.root_cause.text)
+        print_line(console, _show(run.root_cause))
+    print_title(console, "next")
+    print_line(console, f"  gemma4-triage report {shlex.quote(run.folder)} -o report.html")
 
 
 def _verdicts(console: Console, run: ScenarioRun) -> None:
@@ -107,7 +107,7 @@ def _verdicts(console: Console, run: ScenarioRun) -> None:
         summary = f"{arm.duration_s:.0f} s, {arm.device_model}{_numbers(arm)}"
         table.add_row("", Text(summary, style="dim"), "", _mark(arm.status))
     console.print(table)
-    _line(console, f"{run.scenario}: {_status(run)}, {run.duration_s:.0f} s, SGLang {run.sglang_version}")
+    print_line(console, f"{run.scenario}: {_status(run)}, {run.duration_s:.0f} s, SGLang {run.sglang_version}")
 
 
 def _status(run: ScenarioRun) -> str:
@@ -137,28 +137,19 @@ def _mark(status: str) -> Text:
 
 def _cause(console: Console, cause: RootCause | None) -> None:
     if cause is None:
-        _title(console, "root cause")
-        _line(console, "  No readable dump was written in this run, so nothing is said about the cause.")
+        print_title(console, "root cause")
+        print_line(console, "  No readable dump was written in this run, so nothing is said about the cause.")
         return
-    _title(console, "root cause, from the dump")
+    print_title(console, "root cause, from the dump")
     console.print(Text(printable(cause.text)), soft_wrap=not console.is_terminal)
-    _title(console, "the dump")
-    _line(console, _show(cause))
+    print_title(console, "the dump")
+    print_line(console, _show(cause))
 
 
 def _show(cause: RootCause) -> str:
     return f"  gemma4-triage dumps show {shlex.quote(cause.dump)}"
 
 
-def _title(console: Console, title: str) -> None:
-    console.print()
-    console.print(Text(printable(title), style="bold cyan"))
-
-
 def _lines(console: Console, lines: Sequence[str]) -> None:
     for line in lines:
-        _line(console, f"  {line}")
-
-
-def _line(console: Console, text: str) -> None:
-    console.print(Text(printable(text)), soft_wrap=True)
+        print_line(console, f"  {line}")

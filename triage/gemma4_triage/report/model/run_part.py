@@ -22,6 +22,8 @@ from gemma4_triage.runs.record import (
 )
 
 _STATUS: dict[int, Status] = {ExitCode.OK: "ok", ExitCode.NOTHING_CHECKED: "unchecked"}
+_ROUNDING_S = 0.5
+"""By how much the times of arms that ran one after the other may exceed the run's: each is rounded."""
 
 
 def scenario_part(record: ScenarioRun) -> Run:
@@ -88,28 +90,33 @@ def run_headline(run: Run) -> str:
 
 
 def part_name(run: Run) -> str:
-    """What one of its parts is called."""
+    """Return what one of its parts is called."""
     return {"repro": "arm", "corpus": "case"}.get(run.kind, "side")
 
 
 def run_timeline(run: Run) -> Timeline | None:
-    """The import and each arm or case, one after the other as they ran. What lies between them is not recorded."""
-    names = [(arm.id, arm.duration_s, arm.ending, arm.status != "surprise") for arm in run.arms]
-    names += [(case.id, case.duration_s, case.ending, case.good) for case in run.cases]
-    if not names:
+    """Return how long the import and each arm or case took, one after the other as they ran.
+
+    A run does not record when each began. Of one whose arms ran side by side, which take longer together than the run,
+    each is shown from its own start.
+    """
+    parts = [(arm.id, arm.duration_s, arm.ending, arm.status != "surprise") for arm in run.arms]
+    parts += [(case.id, case.duration_s, case.ending, case.good) for case in run.cases]
+    if not parts:
         return None
+    in_turn = run.import_s + sum(duration for _, duration, _, _ in parts) <= run.duration_s + _ROUNDING_S
     at, lanes = run.import_s, []
     if run.import_s:
         lanes.append(Lane(name="import of SGLang", spans=(Span(begin=0, end=at, label=f"{at:.1f} s", tone="neutral"),)))
-    for name, duration, ending, good in names:
+    for name, duration, ending, good in parts:
         label = f"{duration:.1f} s, {ending}" if ending else f"{duration:.1f} s"
-        span = Span(begin=at, end=at + duration, label=label, tone="ok" if good else "bad")
+        begin = at if in_turn else 0.0
+        span = Span(begin=begin, end=begin + duration, label=label, tone="ok" if good else "bad")
         lanes.append(Lane(name=name, spans=(span,)))
-        at += duration
-    end = max(at, run.duration_s, 0.001)
-    return Timeline(
-        title="How long each took", unit="s", origin="the start of the run", begin=0, end=end, lanes=tuple(lanes)
-    )
+        at = max(at, begin + duration)
+    end = max(at, run.duration_s if in_turn else 0.0, 0.001)
+    origin = "the start of the run" if in_turn else "its own start"
+    return Timeline(title="How long each took", unit="s", origin=origin, begin=0, end=end, lanes=tuple(lanes))
 
 
 def run_commands(run: Run) -> list[Command]:

@@ -77,7 +77,7 @@ def _run(folder: Path, limit: int | None) -> Source:
 
 def _arms_without_verdict(folder: Path) -> list[Path]:
     """Folders of arms in a run's folder that has no verdict."""
-    # os.path says no of what it may not look at; the reading of it says why.
+    # os.path says no of what it may not look at or cannot name; the reading of it says why.
     if not os.path.isdir(folder) or os.path.lexists(folder / MANIFEST_NAME) or DumpStore(folder).names():
         return []
     return sorted(path for path in folder.iterdir() if os.path.isdir(path / DUMPS))
