@@ -51,10 +51,11 @@ format: setup
 setup: $(STAMP)
 
 # uv keeps every wheel in its own cache outside the checkout and links it into $(VENV): the 10 GB are fetched once per machine.
+# Sources are compiled here, a minute, and not by every process that imports SGLang where Python may not write bytecode.
 $(STAMP): constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[runtime,dev]'
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt --editable '.[runtime,dev]'
 	$(BIN)/uv pip check --python $(BIN)/python
 	rm -f $(VENV)/.installed-*
 	touch $@

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str]):
-    """cli("dumps", "list", ...) -> (exit code, stdout, stderr) of the command line, run in this process."""
+    """Return what runs words of the command line in this process: its exit code, stdout and stderr."""
     from gemma4_triage.cli import app
 
     def run(*words: object) -> tuple[int, str, str]:
@@ -79,11 +80,39 @@ def cli(capsys: pytest.CaptureFixture[str]):
     return run
 
 
-@pytest.fixture
-def attach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """attach("trap", "swa-allocator", "swa-alloc-oob", ...) attaches catalog entries by id to this process's SGLang.
+_HOLDERS = {"sglang", "gemma4_triage", "gemma4_runtime", "gemma4_kernels", "gemma4_repro", "gemma4_dumps"}
 
-    Returns the folder where dumps go. A second call replaces the first; everything is taken off after the test.
+
+@pytest.fixture
+def quick_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have HookRegistry rebind names in SGLang, in this project and in its tests alone.
+
+    For every target it looks through each module of the process, and 6,000 of torch's and of other libraries cannot
+    hold a name of SGLang. That was most of the time of every test that attaches a patch.
+    """
+    from sglang.srt.plugins import hook_registry
+
+    def can_hold(name: str, module: object) -> bool:
+        return name.partition(".")[0] in _HOLDERS or str(vars(module).get("__file__")).startswith(str(ROOT / "tests"))
+
+    class Holders:
+        imported, holding = 0, {}
+
+        @property
+        def modules(self) -> dict[str, object]:
+            if len(sys.modules) != self.imported:
+                self.imported = len(sys.modules)
+                self.holding = {name: module for name, module in list(sys.modules.items()) if can_hold(name, module)}
+            return self.holding
+
+    monkeypatch.setattr(hook_registry, "sys", Holders())
+
+
+@pytest.fixture
+def attach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quick_hooks: None):
+    """Return what attaches catalog entries to this process's SGLang: a mode first, then their ids.
+
+    It returns the folder where dumps go. A second call replaces the first; everything is taken off after the test.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry
 
@@ -147,7 +176,7 @@ def vision_model(vision_toy):
 
 @pytest.fixture
 def vision_calls(vision_model):
-    """How often the tower and the embedder have run, a Counter."""
+    """Count how often the tower and the embedder run."""
     from vision_world import count_calls
 
     with count_calls(vision_model) as counted:

@@ -57,7 +57,7 @@ def patch(*attachments, id="test-patch", **more):
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind():
+def nothing_left_behind(quick_hooks):
     importers()
     before, names, hooks = snapshot(), importers(), dict(HookRegistry._hooks)
     yield
