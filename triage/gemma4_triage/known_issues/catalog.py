@@ -17,7 +17,7 @@ class RecordMistake(ValueError):
 
 
 def records_folder() -> Traversable:
-    """Where the records lie, in a checkout and in an installed package."""
+    """Return the folder of the records, in a checkout and in an installed package."""
     return files("gemma4_triage.known_issues") / "records"
 
 

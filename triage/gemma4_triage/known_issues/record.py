@@ -95,12 +95,12 @@ class KnownIssue(_Strict):
 
     @property
     def name(self) -> str:
-        """As findings name it: "SGLang 29616"."""
+        """Return the first thread as findings name it: "SGLang 29616"."""
         return f"SGLang {self.threads[0]}"
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Of its threads. GitHub leads from issues/N to pull/N where N is a pull request."""
+        """Return the addresses of its threads. GitHub leads from issues/N to pull/N where N is a pull request."""
         return tuple(f"https://github.com/sgl-project/sglang/issues/{thread}" for thread in self.threads)
 
     def concerns(self, release: str | None) -> bool | None:

@@ -15,17 +15,21 @@ _IN_A_LIST = {"id", "threads", "title", "topic", "since", "fixed", "patch"}
 
 
 def list_document(issues: Sequence[KnownIssue]) -> dict[str, Any]:
-    """What tells one record from another."""
+    """Return what tells one record from another."""
     return {"issues": [issue.model_dump(mode="json", include=_IN_A_LIST) for issue in issues]}
 
 
 def issue_document(issue: KnownIssue) -> dict[str, Any]:
-    """All of one record, and where its threads are."""
+    """Return all of one record, and where its threads are."""
     return {"issue": issue.model_dump(mode="json") | {"urls": list(issue.urls)}}
 
 
 def matches_document(found: Sequence[tuple[LogFacts, str | None, list[Match]]]) -> dict[str, Any]:
-    """found: of each log what was read, the release that it is judged by, and the records that fit."""
+    """Return what each log matches.
+
+    Args:
+        found: Of each log what was read, the release that it is judged by, and the records that fit.
+    """
     return {
         "logs": [
             {
@@ -39,7 +43,7 @@ def matches_document(found: Sequence[tuple[LogFacts, str | None, list[Match]]]) 
 
 
 def check_document(rows: Sequence[MatrixRow]) -> dict[str, Any]:
-    """good: whether every record fits its own log, and no other."""
+    """Return the check of every record; `good` says that each fits its own log, and no other."""
     return {
         "good": all(row.good for row in rows),
         "records": [

@@ -28,7 +28,7 @@ class MatrixRow:
 
     @property
     def good(self) -> bool:
-        """Whether the record fits what it should, and nothing else."""
+        """Say whether the record fits what it should, and nothing else."""
         return self.matches_own and not self.fits_wrongly and not self.fits_others
 
 

@@ -16,7 +16,7 @@ from gemma4_triage.terminal import add_row, plain_table, print_line
 
 
 def print_list(console: Console, issues: Sequence[KnownIssue]) -> None:
-    """One line of a table per record."""
+    """Print one line of a table per record."""
     table = plain_table("id", "thread", "topic", "fixed in", "what happens")
     for issue in issues:
         add_row(table, issue.id, str(issue.threads[0]), issue.topic, issue.fixed or "not known", issue.title)
@@ -24,7 +24,7 @@ def print_list(console: Console, issues: Sequence[KnownIssue]) -> None:
 
 
 def print_issue(console: Console, issue: KnownIssue) -> None:
-    """All of one record but its logs of which it is silent."""
+    """Print all of one record but the logs that it must leave alone."""
     signature = issue.signature
     print_line(console, f"{issue.name}: {issue.title}", style="bold")
     print_line(console, f"  {issue.cause}")
@@ -49,7 +49,12 @@ def print_issue(console: Console, issue: KnownIssue) -> None:
 
 
 def print_matches(console: Console, found: Sequence[tuple[LogFacts, str | None, list[Match]]]) -> None:
-    """found: of each log what was read, the release that it is judged by, and the records that fit."""
+    """Print what each log matches, and what it would match in another release.
+
+    Args:
+        console: Where to.
+        found: Of each log what was read, the release that it is judged by, and the records that fit.
+    """
     for facts, release, matches in found:
         print_line(console, facts.name, style="bold")
         for match in matches:
@@ -65,7 +70,7 @@ def print_matches(console: Console, found: Sequence[tuple[LogFacts, str | None, 
 
 
 def print_check(console: Console, rows: Sequence[MatrixRow]) -> None:
-    """What is wrong with the records, or that nothing is."""
+    """Print what is wrong with the records, or that nothing is."""
     for row in rows:
         if not row.matches_own:
             print_line(console, f"{row.issue.id}: does not fit its own log", style="bold red")
