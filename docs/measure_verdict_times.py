@@ -177,7 +177,7 @@ def _known() -> str:
     """Return the section of known issues, of the records as they are now: `known check` says the same."""
     rows = matrix(known_issues())
     good = sum(row.good for row in rows)
-    head = "| known issue | threads | topic | fixed in | its own log | logs it must leave alone | other records' logs |"
+    head = "| known issue | threads | topic | fixed | its own log | logs it must leave alone | other records' logs |"
     lines = [
         "## Known issues",
         "",
@@ -197,7 +197,7 @@ def _known_cells(row: MatrixRow, records: int) -> tuple[str, ...]:
         f"`{issue.id}`",
         ", ".join(_link(f"SGLang {thread}") for thread in issue.threads),
         issue.topic,
-        issue.fixed or "not known",
+        issue.fix or "not known",
         "matches" if row.matches_own else "no match",
         f"silent on {others - len(row.fits_wrongly)} of {others}",
         f"silent on {records - 1 - len(row.fits_others)} of {records - 1}",

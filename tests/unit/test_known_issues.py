@@ -171,6 +171,11 @@ class TestRelease:
             *(True, False, False, None, None, None)
         ]
 
+    def test_a_release_that_is_without_it_though_not_known_to_be_the_first(self):
+        issue = EAGER.model_copy(update={"fixed": None, "gone_by": "0.5.16"})
+        assert [issue.concerns(one) for one in ("0.5.14", "0.5.15", "0.5.16")] == [True, None, False]
+        assert issue.state("0.5.15") == "SGLang 29616, fixed by 0.5.16 at the latest; you run 0.5.15"
+
     def test_before_it_came(self):
         issue = EAGER.model_copy(update={"since": "0.5.12"})
         assert [issue.concerns(one) for one in ("0.5.11", "0.5.12.post1", "0.5.15")] == [False, True, False]

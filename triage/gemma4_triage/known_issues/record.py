@@ -65,7 +65,8 @@ class KnownIssue(_Strict):
         cause: In our own words.
         reported: Releases that a thread reports it for.
         since: The first release that has it; None if no thread says so.
-        fixed: The first release that a thread, or a reading of its source, shows without it; None if none is known.
+        fixed: The first release without it; None if that is not known.
+        gone_by: A release whose source no longer has it, where it is not known which was the first.
         workaround: What a thread advises, or what switches the code at fault off; "" if neither is known.
         patch: The id of our patch, if there is one.
         confidence: What a match is worth; never certain, since a log shows what broke and not why.
@@ -86,6 +87,7 @@ class KnownIssue(_Strict):
     reported: tuple[Release, ...] = ()
     since: Release | None = None
     fixed: Release | None = None
+    gone_by: Release | None = None
     workaround: str = ""
     patch: str | None = None
     confidence: Literal[Confidence.LIKELY, Confidence.POSSIBLE] = Confidence.LIKELY
@@ -103,6 +105,11 @@ class KnownIssue(_Strict):
         """Return the addresses of its threads. GitHub leads from issues/N to pull/N where N is a pull request."""
         return tuple(f"https://github.com/sgl-project/sglang/issues/{thread}" for thread in self.threads)
 
+    @property
+    def fix(self) -> str:
+        """Return "in" the first release without it, or "by" one that is not known to be the first; "" if none is."""
+        return f"in {self.fixed}" if self.fixed else f"by {self.gone_by} at the latest" if self.gone_by else ""
+
     def concerns(self, release: str | None) -> bool | None:
         """Say whether a release has the issue; None where that is not known.
 
@@ -112,7 +119,8 @@ class KnownIssue(_Strict):
         version = parsed(release)
         if version is None:
             return None
-        if self.fixed is not None and version >= Version(self.fixed):
+        without = self.fixed or self.gone_by
+        if without is not None and version >= Version(without):
             return False
         if self.since is not None:
             return version >= Version(self.since)
@@ -120,7 +128,7 @@ class KnownIssue(_Strict):
 
     def state(self, release: str | None) -> str:
         """Return name, fix and the release that is run, as one line of a report."""
-        fix = f"fixed in {self.fixed}" if self.fixed else "no release with a fix is known here"
+        fix = f"fixed {self.fix}" if self.fix else "no release with a fix is known here"
         runs = f"you run {release}" if parsed(release) is not None else "the release that you run is not known"
         return f"{self.name}, {fix}; {runs}"
 

@@ -11,7 +11,7 @@ from gemma4_triage.logs.rule import exception_text
 from gemma4_triage.logs.rules.known_issue import Match
 from gemma4_triage.report.known_matrix import MatrixRow
 
-_IN_A_LIST = {"id", "threads", "title", "topic", "since", "fixed", "patch"}
+_IN_A_LIST = {"id", "threads", "title", "topic", "since", "fixed", "gone_by", "patch"}
 
 
 def list_document(issues: Sequence[KnownIssue]) -> dict[str, Any]:

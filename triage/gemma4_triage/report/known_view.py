@@ -17,9 +17,9 @@ from gemma4_triage.terminal import add_row, plain_table, print_line
 
 def print_list(console: Console, issues: Sequence[KnownIssue]) -> None:
     """Print one line of a table per record."""
-    table = plain_table("id", "thread", "topic", "fixed in", "what happens")
+    table = plain_table("id", "thread", "topic", "fixed", "what happens")
     for issue in issues:
-        add_row(table, issue.id, str(issue.threads[0]), issue.topic, issue.fixed or "not known", issue.title)
+        add_row(table, issue.id, str(issue.threads[0]), issue.topic, issue.fix or "not known", issue.title)
     console.print(table)
 
 
@@ -31,7 +31,7 @@ def print_issue(console: Console, issue: KnownIssue) -> None:
     rows = (
         ("reported for", ", ".join(issue.reported)),
         ("since", issue.since or ""),
-        ("fixed in", issue.fixed or "no release with a fix is known here"),
+        ("fixed", issue.fix or "no release with a fix is known here"),
         ("workaround", issue.workaround),
         ("our patch", issue.patch or ""),
         ("exception", signature.exception),

@@ -65,7 +65,8 @@ def _concerning(facts: LogFacts) -> list[Match]:
 
 def _finding(facts: LogFacts, match: Match) -> Finding:
     issue, death = match.issue, match.death
-    newer = (f"SGLang {issue.fixed} has the fix",) if issue.fixed else ()
+    without = issue.fixed or issue.gone_by
+    newer = (f"SGLang {without} has the fix",) if without else ()
     advice = (*newer, *((issue.workaround,) if issue.workaround else ()))
     where = f"raised in {death.frame}" if death.frame else "what the process died of"
     return Finding(
@@ -73,7 +74,7 @@ def _finding(facts: LogFacts, match: Match) -> Finding:
         cause=f"{issue.state(facts.release or None)}: {issue.title}. {issue.cause}",
         confidence=Confidence(issue.confidence),
         evidence=(at(facts, death.place, exception_text(death), where),),
-        ruled_out_if=(f"the server ran SGLang {issue.fixed} or later",) if issue.fixed else (),
+        ruled_out_if=(f"the server ran SGLang {without} or later",) if without else (),
         advice=advice,
         next_commands=(f"gemma4-triage known show {issue.id}",),
         fix=issue.patch,
