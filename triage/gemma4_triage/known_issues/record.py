@@ -63,7 +63,7 @@ class KnownIssue(_Strict):
         topic: What part of the engine it is of.
         signature: What a log of it holds.
         cause: In our own words.
-        reported: Releases that a thread reports it for.
+        reported: Releases that a thread reports it for, or whose source shows it.
         since: The first release that has it; None if no thread says so.
         fixed: The first release without it; None if that is not known.
         gone_by: A release whose source no longer has it, where it is not known which was the first.
