@@ -28,6 +28,8 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from gemma4_repro.corpus.clean import CLEAN  # noqa: E402
 from gemma4_repro.corpus.faults import FAULTS  # noqa: E402
+from gemma4_triage.known_issues.catalog import known_issues  # noqa: E402
+from gemma4_triage.report.known_matrix import MatrixRow, matrix  # noqa: E402
 from known_causes import CAUSES, LOGS, SAMPLES  # noqa: E402
 
 ROWS, TABLE = ROOT / "docs" / "incidents.json", ROOT / "docs" / "incidents.md"
@@ -45,7 +47,7 @@ _VERSIONS = ("gemma4-triage", "numpy", "pydantic", "safetensors", "typer", "rich
 
 
 def cases() -> Iterator[dict[str, Any]]:
-    """What to measure: part, id, incident, reference, words of the command, expected rule or None."""
+    """Yield what to measure: part, id, incident, reference, words of the command, expected rule or None."""
     dumps = "tests/data/corpus_dumps"
     for fault in FAULTS:
         words = ["diagnose", f"{dumps}/{fault.id}"]
@@ -167,7 +169,39 @@ fault is that of the public issue that is named. How many steps a probe needs be
 [corpus_matrix.json](corpus_matrix.json). Which cause is the right one stands in `tests/support/known_causes.py`.
 *right cause* is the place that it has in the ranking.
 
-{parts}"""
+{parts}
+{_known()}"""
+
+
+def _known() -> str:
+    """Return the section of known issues, of the records as they are now: `known check` says the same."""
+    rows = matrix(known_issues())
+    good = sum(row.good for row in rows)
+    head = "| known issue | threads | topic | fixed | its own log | logs it must leave alone | other records' logs |"
+    lines = [
+        "## Known issues",
+        "",
+        f"{len(rows)} records, of which {good} match their own log and no other. A log of a record is a minimal",
+        "example; `gemma4-triage known show ID` prints it.",
+        "",
+        head,
+        "|---|---|---|---|---|---|---|",
+        *(f"| {' | '.join(_known_cells(row, len(rows)))} |" for row in rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _known_cells(row: MatrixRow, records: int) -> tuple[str, ...]:
+    issue, others = row.issue, len(row.issue.other_logs)
+    return (
+        f"`{issue.id}`",
+        ", ".join(_link(f"SGLang {thread}") for thread in issue.threads),
+        issue.topic,
+        issue.fix or "not known",
+        "matches" if row.matches_own else "no match",
+        f"silent on {others - len(row.fits_wrongly)} of {others}",
+        f"silent on {records - 1 - len(row.fits_others)} of {records - 1}",
+    )
 
 
 def _part(title: str, rows: list[Mapping[str, Any]]) -> str:

@@ -71,7 +71,7 @@ def test_every_dependency_of_the_runtime_is_pinned():
 
 def test_the_base_install_asks_for_nothing_heavy():
     assert {requirement.name for requirement in named("dependencies")} == {
-        *("jinja2", "numpy", "platformdirs", "pydantic", "pydantic-core", "pydantic-settings"),
+        *("jinja2", "numpy", "packaging", "platformdirs", "pydantic", "pydantic-core", "pydantic-settings"),
         *("rich", "safetensors", "typer"),
     }
 

@@ -30,6 +30,7 @@ VERBS: tuple[str, ...] = (
     "diff",
     "audit",
     "logs",
+    "known",
     "profile",
     "pools",
     "patches",

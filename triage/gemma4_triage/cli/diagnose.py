@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ from gemma4_triage.errors import NothingChecked, UsageMistake
 from gemma4_triage.terminal import emit_json, say, stdout_console
 
 if TYPE_CHECKING:
+    from gemma4_triage.diagnose.incident import Incident
     from gemma4_triage.diagnose.material import Material
     from gemma4_triage.logs.facts import LogFacts
     from gemma4_triage.report.diagnosis_document import Diagnosis
@@ -110,6 +112,15 @@ def _diagnoses(material: Material, logs: list[LogFacts]) -> list[Diagnosis]:
             "serve with SGLANG_TRTLLM_MHA_DEBUG=1 to get them; --dir names another directory",
         )
     return [
-        Diagnosis(incident, conclude(incident, [one for facts in incident.logs for one in findings(facts)]))
+        Diagnosis(
+            incident,
+            conclude(incident, [one for facts in incident.logs for one in findings(_of_release(facts, incident))]),
+        )
         for incident in incidents
     ]
+
+
+def _of_release(facts: LogFacts, incident: Incident) -> LogFacts:
+    """Return the facts with the release that the incident's dumps were written by, where the log names none."""
+    written_by = (dump.manifest.versions.get("sglang") for dump in incident.dumps)
+    return facts if facts.release else replace(facts, release=next(filter(None, written_by), ""))

@@ -12,6 +12,7 @@ from gemma4_triage.logs.rules import (
     hybrid_draft_pool,
     illegal_access,
     index_outside_tensor,
+    known_issue,
     no_slot,
     other_crash,
     out_of_memory,
@@ -62,5 +63,8 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     """Return findings on what ended the server, then on how it served; the most certain first in each part."""
     unexplained = [death for death in facts.deaths if not any(rule.explains(death) for rule in ENDINGS)]
     endings = [finding for rule in ENDINGS for finding in rule.find(facts)]
+    endings += known_issue.beside(endings, facts)
+    known = known_issue.explained(facts)
+    unknown = [death for death in unexplained if (death.type_name, death.frame) not in known]
     loads = [finding for rule in LOADS for finding in rule.find(facts)]
-    return (*ranked([*endings, *other_crash.find(facts, unexplained)]), *ranked(loads))
+    return (*ranked([*endings, *other_crash.find(facts, unknown)]), *ranked(loads))

@@ -204,6 +204,7 @@ class LogFacts:
         leak_count: how many such reports there were.
         guards: what this project's probes reported.
         guard_count: how many such reports there were.
+        release: SGLang's, where a line names it; "" if none does.
     """
 
     name: str
@@ -228,6 +229,7 @@ class LogFacts:
     leak_count: int
     guards: tuple[GuardLine, ...]
     guard_count: int
+    release: str = ""
 
     @property
     def understood_lines(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from gemma4_triage.known_issues import release
 from gemma4_triage.logs import events
 from gemma4_triage.logs.batch_line import MARK, find_batch
 from gemma4_triage.logs.facts import Death, Device, LogFacts, Place, Pool
@@ -29,6 +30,7 @@ _MARKS = (
     (events.POOL_SIZES, "pool_sizes"),
     (events.FAULT_MARK, "fault"),
     *((mark, "introduction") for mark in INTRODUCTIONS),
+    *((mark, "release") for mark in release.MARKS),
 )
 
 
@@ -79,6 +81,7 @@ class LogReading:
         self._settings: dict[str, str] = {}
         self._pool_tokens: dict[Pool, int] = {}
         self._device: Device = ""
+        self._release = ""
 
     def measured(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         """The chunks, counted."""
@@ -123,6 +126,9 @@ class LogReading:
         return True
 
     def _event(self, kind: str, number: int, line: bytes) -> None:
+        if kind == "release":
+            self._release = self._release or release.release_in(line)
+            return
         stamp = self._stamp(line, len(line))
         place = Place(number, stamp.text)
         if kind == "traceback":
@@ -207,6 +213,7 @@ class LogReading:
             problem=None,
             first_time=self._first,
             last_time=self._last,
+            release=self._release,
             starts=self._starts,
             settings=self._settings,
             pool_tokens=self._pool_tokens,

@@ -1,0 +1,149 @@
+"""`gemma4-triage known`: public issues of SGLang that a log can be matched against."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gemma4_dumps.errors import ExitCode
+from gemma4_triage.cli.read_logs import read_logs
+from gemma4_triage.errors import NothingChecked, UsageMistake
+from gemma4_triage.terminal import emit_json, stdout_console
+
+if TYPE_CHECKING:
+    from gemma4_triage.known_issues.record import KnownIssue
+
+_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the `known` verbs to the application."""
+    verbs = typer.Typer(no_args_is_help=True, help="Public issues of SGLang, and whether a log is one of them.")
+    verbs.command("list")(list_known)
+    verbs.command("show")(show_known)
+    verbs.command("check")(check_known)
+    app.add_typer(verbs, name="known")
+
+
+def list_known(
+    topic: Annotated[str | None, typer.Option("--topic", help="Only of this part of the engine, such as lora.")] = None,
+    as_json: _AsJson = False,
+) -> None:
+    """List the known issues: id, thread, topic, the first release without it, what happens."""
+    from gemma4_triage.report.known_document import list_document
+    from gemma4_triage.report.known_view import print_list
+
+    issues = _known()
+    topics = sorted({issue.topic for issue in issues})
+    if topic is not None and topic not in topics:
+        raise UsageMistake(f"there is no topic {topic!r}", f"topics: {', '.join(topics)}")
+    chosen = [issue for issue in issues if topic in (None, issue.topic)]
+    if as_json:
+        emit_json("known-issues", list_document(chosen))
+    else:
+        print_list(stdout_console(), chosen)
+
+
+def show_known(
+    issue_id: Annotated[str, typer.Argument(metavar="ID", help="As `known list` shows it, or a thread's number.")],
+    as_json: _AsJson = False,
+) -> None:
+    """Show one known issue: cause, releases, workaround, signature, threads and a log of it.
+
+    Exits 2 for an ID that no record has.
+    """
+    from gemma4_triage.report.known_document import issue_document
+    from gemma4_triage.report.known_view import print_issue
+
+    issue = _named(issue_id)
+    if as_json:
+        emit_json("known-issue", issue_document(issue))
+    else:
+        print_issue(stdout_console(), issue)
+
+
+def check_known(
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="[LOG]...", help="SGLang's output, plain or gzip; - reads stdin.")
+    ] = None,
+    release: Annotated[
+        str | None, typer.Option("--release", help="Of SGLang, such as 0.5.13.post1. Default: what the log names.")
+    ] = None,
+    server_info: Annotated[
+        Path | None, typer.Option("--server-info", metavar="FILE", help="An answer of /server_info: its release.")
+    ] = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Say which known issues logs match; without a log, check every record against its own logs and all others'.
+
+    Exits 0 if nothing matches (or every record is right), 1 if something does (or one is wrong), 5 if no line of the
+    logs was understood.
+    """
+    if not files:
+        if release or server_info:
+            raise UsageMistake("--release and --server-info are of logs, and none is named", "name a log")
+        _check_records(as_json)
+    from gemma4_triage.logs.rules.known_issue import matches_in
+    from gemma4_triage.report.known_document import matches_document
+    from gemma4_triage.report.known_view import print_matches
+
+    given = _release(release, server_info)
+    read = [replace(facts, release=given or facts.release) for facts in read_logs(files or [])]
+    if not any(facts.understood_lines for facts in read):
+        raise NothingChecked("no line of SGLang's in the logs", "give the server's stdout and stderr")
+    found = [(facts, facts.release or None, matches_in(facts, _known())) for facts in read]
+    if as_json:
+        emit_json("known-check", matches_document(found))
+    else:
+        print_matches(stdout_console(), found)
+    concerned = any(match.concerned is not False for _, _, matches in found for match in matches)
+    raise typer.Exit(ExitCode.VIOLATION if concerned else ExitCode.OK)
+
+
+def _check_records(as_json: bool) -> None:
+    from gemma4_triage.report.known_document import check_document
+    from gemma4_triage.report.known_matrix import matrix
+    from gemma4_triage.report.known_view import print_check
+
+    rows = matrix(_known())
+    if as_json:
+        emit_json("known-records", check_document(rows))
+    else:
+        print_check(stdout_console(), rows)
+    raise typer.Exit(ExitCode.OK if all(row.good for row in rows) else ExitCode.VIOLATION)
+
+
+def _known() -> tuple[KnownIssue, ...]:
+    from gemma4_triage.known_issues.catalog import known_issues
+
+    return known_issues()
+
+
+def _named(issue_id: str) -> KnownIssue:
+    issues = _known()
+    for issue in issues:
+        if issue_id == issue.id or issue_id == str(issue.threads[0]):
+            return issue
+    near = get_close_matches(issue_id, [issue.id for issue in issues], 3, 0.4)
+    beside = f"near it: {', '.join(near)}; " if near else ""
+    raise UsageMistake(f"there is no known issue {issue_id!r}", f"{beside}gemma4-triage known list shows all")
+
+
+def _release(release: str | None, server_info: Path | None) -> str:
+    from gemma4_triage.known_issues.record import parsed
+    from gemma4_triage.known_issues.release import release_of_server_info
+
+    if server_info is not None and release is None:
+        try:
+            release = release_of_server_info(server_info.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageMistake(f"{server_info} cannot be read: {error}", "save the answer of /server_info") from error
+        if not release:
+            raise UsageMistake(f"{server_info} names no release", 'an answer of /server_info has a "version"')
+    if release is not None and parsed(release) is None:
+        raise UsageMistake(f"{release!r} is no release of SGLang", "such as 0.5.13.post1")
+    return release or ""
