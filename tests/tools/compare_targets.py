@@ -33,10 +33,10 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from gemma4_runtime.catalog import CATALOG
+from gemma4_runtime.releases import BASE
 from gemma4_runtime.targets import TARGETS
 from sglang_source import Place, SourceTree, likeness
 
-BASE = "0.5.13.post1"
 STATES = ("same", "small", "changed", "rewritten", "moved", "gone")
 _SMALL, _CHANGED, _MOVED = 0.85, 0.5, 1 / 3
 

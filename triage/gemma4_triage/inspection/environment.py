@@ -17,9 +17,9 @@ from gemma4_dumps.safe_file import json_files
 from gemma4_dumps.store import default_root
 from gemma4_runtime.host_environment import missing_from_environment
 from gemma4_runtime.patch import Kind
+from gemma4_runtime.releases import RUNNABLE
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import HostEngine, Settings
-from gemma4_runtime.targets import TARGETS
 from gemma4_triage.inspection.guard_manifests import newest_with
 
 OK, NOTE, MISSING = "ok", "note", "missing"
@@ -79,11 +79,11 @@ def _version(name: str) -> str | None:
 
 
 def _sglang(needed: bool) -> Check:
-    found, known = _version("sglang"), ", ".join(TARGETS)
+    found, known = _version("sglang"), ", ".join(RUNNABLE)
     if found is None:
         how = f"not installed: in a clone, make setup or pip install -c constraints.txt '.[runtime]' brings {known}"
         return Check("sglang", MISSING if needed else NOTE, how, needed)
-    if found not in TARGETS:
+    if found not in RUNNABLE:
         return Check("sglang", MISSING if needed else NOTE, f"{found}; patches are written for {known}", needed)
     return Check("sglang", OK, f"{found}, supported")
 
