@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.metadata import PackageNotFoundError, version
 
 BASE = "0.5.13.post1"
 """The release that the patches were written for."""
@@ -12,6 +13,14 @@ KNOWN = (BASE, "0.5.17", "0.5.23")
 
 RUNNABLE = (BASE,)
 """Releases on which patches attach to a server today."""
+
+
+def installed_or_base() -> str:
+    """The release that is installed, read from its metadata; BASE where there is none."""
+    try:
+        return version("sglang")
+    except PackageNotFoundError:
+        return BASE
 
 
 def order(release: str) -> tuple[int, ...]:

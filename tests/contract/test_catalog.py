@@ -17,6 +17,7 @@ from gemma4_runtime.fusion.paths import FUSED, REFERENCE
 from gemma4_runtime.patch import Bind, Edit, Hook, Kind, Patch
 from gemma4_runtime.releases import BASE, KNOWN
 from gemma4_runtime.settings import KNOBS, knob_variables
+from gemma4_runtime.standing import releases_of
 from gemma4_runtime.targets import TARGETS, dotted_path
 from gemma4_runtime.targets.deltas import DELTAS
 from gemma4_runtime.vision.eligible import BATCHED, PACKED
@@ -73,7 +74,7 @@ def test_implementations_and_targets_resolve(patch):
     for name in implementations(patch):
         assert name.startswith(f"gemma4_runtime.{FOLDERS[patch.kind]}.") or name in shared
         pkgutil.resolve_name(name)
-    for release in {sglang.__version__} & set(patch.releases):
+    for release in {sglang.__version__} & set(releases_of(patch)):
         for attachment in patch.attachments:
             path = dotted_path(release, attachment.target)
             owner, _, name = path.rpartition(".")
