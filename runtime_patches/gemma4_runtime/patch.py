@@ -133,7 +133,7 @@ class Patch:
 
     @property
     def finds(self) -> bool:
-        """Whether it is a probe that can find a violation; one only measures what the others take."""
+        """Say whether it is a probe that can find a violation; one only measures what the others take."""
         return self.kind is Kind.PROBE and self.asked_by != "cost"
 
     def __post_init__(self) -> None:

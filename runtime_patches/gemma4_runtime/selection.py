@@ -156,5 +156,5 @@ def _edited(variable: str, items: tuple[str, ...], known: dict[str, Patch], by_k
 
 
 def _brought(chosen: set[str], known: dict[str, Patch]) -> set[str]:
-    """What the chosen need; a catalog for another purpose may lack a knob's patch."""
+    """The ids of what the chosen need; a catalog for another purpose may lack a knob's patch."""
     return {other for name in chosen if name in known for other in known[name].brings}

@@ -19,7 +19,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Standing:
-    """Of one patch in one release.
+    """What one patch is in one release.
 
     Attributes:
         state: Which of the three.
@@ -57,7 +57,7 @@ def standing(patch: Patch, release: str) -> Standing:
 
 
 def counts(found: Iterable[Standing]) -> dict[str, int]:
-    """How many are in each state, in the order of the states.
+    """Count how many are in each state, in the order of the states.
 
     Args:
         found: Of one release.

@@ -128,19 +128,20 @@ def _in_release(release: str, patches: list["Patch"], as_json: bool) -> None:
     if release not in KNOWN:
         raise UsageMistake(f"SGLang {release!r} is not known", f"known releases: {', '.join(KNOWN)}")
     found = [(patch, standing(patch, release)) for patch in patches]
-    rows = [
-        {"id": patch.id, "kind": patch.kind.value, "default": patch.default, "state": one.state.value, "why": one.why}
-        | {"missing_targets": list(one.missing)}
-        for patch, one in found
-    ]
     total = counts(one for _, one in found)
     if as_json:
+        rows = [
+            {"id": patch.id, "kind": patch.kind.value, "default": patch.default, "state": one.state.value}
+            | {"why": one.why, "missing_targets": list(one.missing)}
+            for patch, one in found
+        ]
         emit_json("patches", {"sglang": release, "supported": release in RUNNABLE, "counts": total, "patches": rows})
         return
     table = Table("id", "kind", "default", f"in SGLang {release}", box=SIMPLE)
     table.add_column("where, or why not", overflow="fold")
-    for row in rows:
-        table.add_row(row["id"], row["kind"], "yes" if row["default"] else "", row["state"], row["why"])
+    for patch, one in found:
+        default = "yes" if patch.default else ""
+        table.add_row(patch.id, patch.kind.value, default, one.state.value, one.why)
     stdout_console().print(table)
     say(f"SGLang {release}: " + ", ".join(f"{state} {number}" for state, number in total.items()))
 
