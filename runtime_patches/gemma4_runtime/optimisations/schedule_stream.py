@@ -1,4 +1,4 @@
-"""The order of two streams under overlap scheduling: a forward reads SGLang's tables before the last step frees in them.
+"""The order of two streams: a forward reads SGLang's tables before the step ahead of it frees in them.
 
 SGLang runs forward N, and then processes the result of N-1 on the scheduler's own stream, which waits for nothing of N.
 If N-1 is a prefill, its requests are put into the prefix cache there: where another request has brought the same
