@@ -8,7 +8,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed-$(shell cat constraints.txt pyproject.toml Makefile | sha256sum | cut -c1-16)
 
-.PHONY: repro test test-all test-engine test-crash fuzz mutants coverage lint format setup lock clean
+.PHONY: repro test test-all test-engine test-crash fuzz targets mutants coverage lint format setup lock clean
 
 repro: setup
 	$(BIN)/gemma4-triage repro e4b-trtllm
@@ -38,6 +38,10 @@ test-crash: setup
 INPUTS ?= 100000
 fuzz: setup
 	$(BIN)/python tests/fuzz/run.py --inputs $(INPUTS)
+
+# What became of every function we attach to, in a release that is unpacked and not installed: make targets RELEASE=0.5.23
+targets: setup
+	$(BIN)/python tests/tools/compare_targets.py $(RELEASE)
 
 lint: setup
 	@TIMEFORMAT="lint, types and import rules took %0R s"; time { $(BIN)/ruff check . && \

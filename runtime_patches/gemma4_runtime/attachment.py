@@ -21,6 +21,7 @@ from gemma4_runtime.claims import check_conflicts
 from gemma4_runtime.cost import timed
 from gemma4_runtime.errors import PatchTargetMissing, UnsupportedRelease, VerificationFailed
 from gemma4_runtime.patch import Bind, Edit, Hook, Kind, Patch
+from gemma4_runtime.standing import refusal
 from gemma4_runtime.targets import dotted_path
 
 _SOURCE = HookSource("gemma4_runtime", "gemma4-triage")
@@ -125,10 +126,8 @@ class Attachment:
             return None
 
     def _check_release(self, patch: Patch) -> bool:
-        if self.release not in patch.releases:
-            raise UnsupportedRelease(
-                f"patch {patch.id} supports SGLang {', '.join(patch.releases)}, and {self.release} is installed"
-            )
+        if reason := refusal(patch, self.release):
+            raise UnsupportedRelease(reason)
         return True
 
     def _plan(self, patch: Patch) -> list[tuple[Patch, Hook | Edit | Bind, _Site]]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+from gemma4_runtime.releases import BASE
+
 
 class Kind(StrEnum):
     HOST_LEAF = "host leaf"
@@ -85,8 +87,12 @@ class About:
 class Patch:
     """Anything the plugin can attach.
 
-    `origin` names the issue or pull request it comes from, `upstream` where SGLang has it, `releases` the SGLang
-    versions it was written and tested for, `default` whether `GEMMA4_TRIAGE_PATCHES=default` includes it.
+    `origin` names the issue or pull request it comes from, `upstream` where SGLang has it, `default` whether
+    `GEMMA4_TRIAGE_PATCHES=default` includes it.
+    `since`, `until`: the first and the last release of SGLang that it was written and tested for.
+    `absorbed`: from which release on SGLang has it itself, or no longer has what it is for, and where: "0.5.14, file".
+    `not_ported`: from which release on it cannot attach as it is, and why, in the same form; empty if nothing is known
+    but that its tests have not run after `until`.
     `self_test` ("module:function") makes a probe prove in the serving process that it can still fire.
     `asked_by` says which setting attaches a probe: `mode` SGLANG_TRTLLM_MHA_DEBUG, `leak` GEMMA4_TRIAGE_LEAK, `cost`
     GEMMA4_TRIAGE_COST.
@@ -108,7 +114,10 @@ class Patch:
     origin: str
     upstream: str
     attachments: tuple[Attachment, ...]
-    releases: tuple[str, ...] = ("0.5.13.post1",)
+    since: str = BASE
+    until: str = BASE
+    absorbed: str = ""
+    not_ported: str = ""
     default: bool = False
     self_test: str | None = None
     asked_by: Literal["mode", "leak", "cost"] = "mode"
@@ -124,7 +133,7 @@ class Patch:
 
     @property
     def finds(self) -> bool:
-        """Whether it is a probe that can find a violation; one only measures what the others take."""
+        """Say whether it is a probe that can find a violation; one only measures what the others take."""
         return self.kind is Kind.PROBE and self.asked_by != "cost"
 
     def __post_init__(self) -> None:

@@ -7,20 +7,31 @@ from collections.abc import Iterable
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.errors import SettingsError
 from gemma4_runtime.patch import ATTACH_ORDER, Kind, Patch
+from gemma4_runtime.releases import BASE
 from gemma4_runtime.settings import VISION_BUDGET, HostEngine, Leak, Mode, Settings
+from gemma4_runtime.standing import is_absorbed
 
 CLAMP = "clamp"
+_PATCHES = "GEMMA4_TRIAGE_PATCHES"
+_VARIABLES = {Kind.FAULT: "GEMMA4_TRIAGE_FAULTS", Kind.PROBE: "GEMMA4_TRIAGE_PROBES"}
 _SELECTABLE = (Kind.FIX, Kind.OPTIMISATION)
 _BUDGETED, _PAGES = "vision-batching", "page-table"
 
 
-def select(settings: Settings, catalog: Iterable[Patch] = CATALOG) -> tuple[Patch, ...]:
+def select(settings: Settings, catalog: Iterable[Patch] = CATALOG, release: str = BASE) -> tuple[Patch, ...]:
     """The patches to attach, in the order in which to attach them: host leaves, faults, fixes, optimisations, probes.
+
+    What the release has itself is left out in silence where a default or the host engine would bring it.
+
+    Args:
+        settings: What the environment asks for.
+        catalog: The patches to choose from.
+        release: The release of SGLang that they are for.
 
     Raises:
         SettingsError: a name that the catalog does not have for that variable; the message lists those it has. Or a
-            setting of a patch that is not chosen, a knob's patch beside a fault that takes its place, or `clamp` beside
-            a probe that stops what it lets go on.
+            name of what the release has itself, a setting of a patch that is not chosen, a knob's patch beside a
+            fault that takes its place, or `clamp` beside a probe that stops what it lets go on.
     """
     catalog = tuple(catalog)
     chosen: set[str] = set()
@@ -37,6 +48,7 @@ def select(settings: Settings, catalog: Iterable[Patch] = CATALOG) -> tuple[Patc
         chosen |= {patch.id for patch in catalog if patch.kind is Kind.PROBE and patch.asked_by == "leak"}
     if settings.cost:
         chosen |= {patch.id for patch in catalog if patch.kind is Kind.PROBE and patch.asked_by == "cost"}
+    chosen -= _absorbed(settings, catalog, release)
     chosen -= _displaced(chosen, catalog, settings)
     if settings.vision_budget_mb and _BUDGETED not in chosen:
         raise SettingsError(
@@ -51,6 +63,18 @@ def select(settings: Settings, catalog: Iterable[Patch] = CATALOG) -> tuple[Patc
             f"what {CLAMP} replaces, or have GEMMA4_TRIAGE_PROBES leave {_PAGES} out"
         )
     return tuple(sorted((p for p in catalog if p.id in chosen), key=lambda p: ATTACH_ORDER.index(p.kind)))
+
+
+def _absorbed(settings: Settings, catalog: tuple[Patch, ...], release: str) -> set[str]:
+    """The ids of what the release has itself; naming one of them, or switching its knob on, is a person's mistake."""
+    found = {patch.id: patch for patch in catalog if is_absorbed(patch, release)}
+    named = {item.lstrip("+") for item in settings.patches} | {*settings.faults, *settings.probes}
+    by_knob = {patch.id for patch in found.values() if patch.knob and settings.knob(patch.knob)}
+    for name in sorted(found.keys() & (named | by_knob)):
+        patch = found[name]
+        variable = settings.knob_variable(patch.knob) if name in by_knob else _VARIABLES.get(patch.kind, _PATCHES)
+        raise SettingsError(f"{variable} asks for {name}, which SGLang {release} has itself, since {patch.absorbed}")
+    return set(found)
 
 
 def _displaced(chosen: set[str], catalog: tuple[Patch, ...], settings: Settings) -> set[str]:
@@ -132,5 +156,5 @@ def _edited(variable: str, items: tuple[str, ...], known: dict[str, Patch], by_k
 
 
 def _brought(chosen: set[str], known: dict[str, Patch]) -> set[str]:
-    """What the chosen need; a catalog for another purpose may lack a knob's patch."""
+    """The ids of what the chosen need; a catalog for another purpose may lack a knob's patch."""
     return {other for name in chosen if name in known for other in known[name].brings}

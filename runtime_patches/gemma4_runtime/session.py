@@ -32,7 +32,7 @@ class Session:
 
     def __init__(self, settings: Settings, patches: tuple[Patch, ...] | None = None) -> None:
         self.settings = settings
-        self.patches = select(settings) if patches is None else patches
+        self.patches = select(settings, release=sglang.__version__) if patches is None else patches
         self.attachment = Attachment(self.patches, sglang.__version__, settings.allow_missing, settings.cost)
         self.root = settings.dump_dir or default_root()
         self.manifest: dict[str, Any] = {}

@@ -110,19 +110,19 @@ class TestAProbeWithoutATarget:
 
 class TestAProbeOfAnotherRelease:
     def foreign(self):
-        return tuple(replace(probe, releases=("0.5.23",)) for probe in PROBES)
+        return tuple(replace(probe, since="0.5.23", until="0.5.23") for probe in PROBES)
 
     def test_it_is_left_out(self, run_session):
         manifest = run_session("1", (*FIXES, *self.foreign()))
         assert [name for name, row in rows(manifest).items() if not row["attached"]] == [p.id for p in PROBES]
-        assert rows(manifest)["page-table"]["reason"].endswith(f"supports SGLang 0.5.23, and {RELEASE} is installed")
+        assert rows(manifest)["page-table"]["reason"].endswith("written for SGLang 0.5.23 and later")
 
     def test_not_allowed_it_is_refused(self, run_session):
         with pytest.raises(UnsupportedRelease):
             run_session("0", self.foreign())
 
     def test_so_is_a_release_without_a_table(self):
-        probe = replace(PROBES[0], releases=("0.4.0",))
+        probe = replace(PROBES[0], since="0.4.0", until="0.4.0")
         attachment = Attachment((probe,), "0.4.0", allow_missing=True)
         attachment.register()
         assert "no target table for SGLang 0.4.0" in attachment.missing[probe.id]
@@ -138,9 +138,8 @@ class TestNothingElseMayBeMissing:
             Attachment((patch,), RELEASE, allow_missing=True).register()
 
     def test_a_release(self, kind):
-        patch = Patch(
-            "other", kind, "t", "o", "u", (Hook("swa.alloc", How.AFTER, "m:f"),), releases=("0.5.23",), needs=()
-        )
+        patch = Patch("other", kind, "t", "o", "u", (Hook("swa.alloc", How.AFTER, "m:f"),), needs=())
+        patch = replace(patch, since="0.5.23", until="0.5.23")
         with pytest.raises(UnsupportedRelease):
             Attachment((patch,), RELEASE, allow_missing=True).register()
 

@@ -207,11 +207,13 @@ class TestRefusals:
 
     def test_an_undeclared_release_names_both(self):
         with pytest.raises(UnsupportedRelease, match=r"test-patch supports SGLang 0\.5\.23, and 0\.5\.13\.post1"):
-            Attachment((patch(Hook("swa.alloc", How.AFTER, "m:f"), releases=("0.5.23",)),), RELEASE).register()
+            Attachment(
+                (patch(Hook("swa.alloc", How.AFTER, "m:f"), since="0.5.23", until="0.5.23"),), RELEASE
+            ).register()
 
     def test_a_release_without_a_table(self):
         with pytest.raises(UnsupportedRelease, match=r"0\.4\.0"):
-            Attachment((patch(Hook("swa.alloc", How.AFTER, "m:f"), releases=("0.4.0",)),), "0.4.0").register()
+            Attachment((patch(Hook("swa.alloc", How.AFTER, "m:f"), since="0.4.0", until="0.4.0"),), "0.4.0").register()
 
     def test_a_changed_source_line_names_the_function(self):
         edit = Edit("runner.forward_decode", "this line is not there", "pass")

@@ -12,10 +12,14 @@ import sglang
 from gemma4_runtime import catalog
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.catalog.shared_hooks import PAGE_HOOKS
+from gemma4_runtime.errors import UnsupportedRelease
 from gemma4_runtime.fusion.paths import FUSED, REFERENCE
 from gemma4_runtime.patch import Bind, Edit, Hook, Kind, Patch
+from gemma4_runtime.releases import BASE, KNOWN
 from gemma4_runtime.settings import KNOBS, knob_variables
+from gemma4_runtime.standing import releases_of
 from gemma4_runtime.targets import TARGETS, dotted_path
+from gemma4_runtime.targets.deltas import DELTAS
 from gemma4_runtime.vision.eligible import BATCHED, PACKED
 from gemma4_runtime.yoco.short_prefill import SKIPPED
 
@@ -70,7 +74,7 @@ def test_implementations_and_targets_resolve(patch):
     for name in implementations(patch):
         assert name.startswith(f"gemma4_runtime.{FOLDERS[patch.kind]}.") or name in shared
         pkgutil.resolve_name(name)
-    for release in {sglang.__version__} & set(patch.releases):
+    for release in {sglang.__version__} & set(releases_of(patch)):
         for attachment in patch.attachments:
             path = dotted_path(release, attachment.target)
             owner, _, name = path.rpartition(".")
@@ -83,8 +87,16 @@ def test_every_target_is_used_by_a_patch_or_by_the_reproductions():
         "scheduler.run_batch",
         "scheduler.process_input",
     }
-    for release, table in TARGETS.items():
-        assert set(table) == used, release
+    assert set(TARGETS[BASE]) == used
+
+
+def test_a_delta_names_keys_of_the_base_table_and_says_something_else_of_them():
+    for release, delta in DELTAS.items():
+        assert set(delta) <= set(TARGETS[BASE]), release
+        assert not [key for key, path in delta.items() if path == TARGETS[BASE][key]], release
+    assert tuple(TARGETS) == KNOWN
+    with pytest.raises(UnsupportedRelease, match=r"'mtp\.verify'.*0\.5\.23.*nothing for it there"):
+        dotted_path("0.5.23", "mtp.verify")
 
 
 def test_what_a_patch_takes_the_place_of_exists():

@@ -16,8 +16,8 @@ from gemma4_repro.corpus.faults import FAULTS
 from gemma4_repro.parity.compare_tracks import LOGPROB_TOLERANCE, STATE_TOLERANCE
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind
+from gemma4_runtime.releases import RUNNABLE
 from gemma4_runtime.settings import VARIABLES
-from gemma4_runtime.targets import TARGETS
 from gemma4_triage.cli.app import VERBS, command_tree, main
 from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.logs.catalog import ENDINGS, LOADS
@@ -177,8 +177,8 @@ def test_every_exit_code_is_in_the_table(name):
 def test_the_front_page_is_short_and_begins_with_what_a_newcomer_needs():
     lines = README.splitlines()
     assert len(lines) <= 250
-    assert all(release in "\n".join(lines[:10]) for release in TARGETS)
-    assert all(release in TEXTS["docs/limits.md"] for release in TARGETS)
+    assert all(release in "\n".join(lines[:10]) for release in RUNNABLE)
+    assert all(release in TEXTS["docs/limits.md"] for release in RUNNABLE)
     first = [line.strip() for line in lines[:50]]
     assert "pip install ." in first
     assert any(line.startswith("gemma4-triage diagnose dumps/samples") for line in first)

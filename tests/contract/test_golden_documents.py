@@ -104,6 +104,7 @@ CASES = (
     Case("repro crash", ("e4b_trtllm_v1", "--toy", "-o", "FOLDER/run"), 1, stand_in="small_crash", timed=True),
     Case("serve", ("--dry-run", "--debug", "trap", "--host-engine", "--dump-dir", "d", "--", "--model-path", "m")),
     Case("patches list", ("--kind", "probe")),
+    Case("patches list", ("--sglang", "0.5.23", "--kind", "fix"), name="patches list of a release"),
     Case("patches explain", ("swa-state-swap",)),
     Case("doctor"),
     Case("audit", (LEAK,), 1),

@@ -11,6 +11,7 @@ from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import VARIABLES, read_settings
+from gemma4_runtime.standing import releases_of
 from gemma4_runtime.targets import TARGETS, dotted_path
 from gemma4_triage.inspection.explain_patch import about, links, source_file
 from gemma4_triage.inspection.patch_state import state_here, switch_off, switch_on, variables_of
@@ -97,4 +98,5 @@ def test_a_number_in_a_text_becomes_a_link():
 
 
 def test_every_release_of_a_patch_has_targets():
-    assert {release for patch in CATALOG for release in patch.releases} <= set(TARGETS)
+    assert {release for patch in CATALOG for release in releases_of(patch)} <= set(TARGETS)
+    assert all(patch.since in TARGETS and patch.until in TARGETS for patch in CATALOG)

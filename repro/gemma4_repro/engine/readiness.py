@@ -9,19 +9,19 @@ from typing import Any
 from gemma4_repro.engine.host_environment import host_engine_is_forced
 from gemma4_repro.errors import EnvironmentLacks
 from gemma4_repro.toys import toy_path
-from gemma4_runtime.targets import TARGETS
+from gemma4_runtime.releases import RUNNABLE
 
 _HOW_TO_INSTALL = "in a clone: make setup, or pip install -c constraints.txt '.[runtime]'"
 
 
 def check_sglang() -> str:
     """The release of SGLang that is installed. Raises EnvironmentLacks if it is absent or not one that is known."""
-    known = ", ".join(TARGETS)
+    known = ", ".join(RUNNABLE)
     try:
         installed = version("sglang")
     except PackageNotFoundError:
         raise EnvironmentLacks("SGLang is not installed, and a reproduction runs its engine", _HOW_TO_INSTALL) from None
-    if installed not in TARGETS:
+    if installed not in RUNNABLE:
         raise EnvironmentLacks(
             f"SGLang {installed} is installed, and the patched runtime knows {known}",
             _HOW_TO_INSTALL,

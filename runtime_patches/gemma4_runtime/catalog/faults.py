@@ -118,6 +118,7 @@ FAULTS: tuple[Patch, ...] = (
     Patch(
         id="deferred-free-after-replacement",
         kind=Kind.FAULT,
+        not_ported="0.5.18, ownership is settled when a free enters its group (mem_cache/allocator/swa.py)",
         needs=("swa-pool",),
         title="the SWA page of slots in a free group is replaced before the group is flushed",
         origin="SGLang 36081",
@@ -139,6 +140,7 @@ FAULTS: tuple[Patch, ...] = (
     Patch(
         id="unmergeable-spec-info",
         kind=Kind.FAULT,
+        not_ported="0.5.14, there is no V1 worker whose batches it could spoil",
         needs=("mtp-v1",),
         title="a round in which all requests finish leaves the verify input on the batch",
         origin="SGLang 26859",
@@ -188,6 +190,7 @@ FAULTS: tuple[Patch, ...] = (
         title="a prefill cut to last rows keeps the write locations of all: Triton reads another token's keys",
         origin="SGLang 27183, the published YOCO fast prefill",
         upstream="not merged up to 0.5.23",
+        not_ported="0.5.23, it acts on yoco, which is not ported",
         attachments=(
             Hook("gemma4.text_forward", How.AROUND, f"{_AT}.yoco_stale_cache_loc:around_text_forward"),
             Hook("scheduler.internal_state", How.AFTER, f"{_AT}.yoco_stale_cache_loc:after_internal_state"),

@@ -30,6 +30,7 @@ HOST_LEAVES: tuple[Patch, ...] = (
         title="accept a dense model in the CPU padding of MoE sizes",
         origin="TypeError: None % int in update_intermediate_size",
         upstream=NO_UPSTREAM,
+        absorbed="0.5.23 or earlier, configs/update_config.py",
         attachments=(
             Hook("cpu_config.update_intermediate_size", How.AROUND, f"{_AT}.cpu_config:update_intermediate_size"),
         ),
@@ -56,6 +57,7 @@ HOST_LEAVES: tuple[Patch, ...] = (
         title="final logit softcapping in torch",
         origin="the Triton interpreter has no libdevice.tanh",
         upstream="not needed on a GPU",
+        absorbed="0.5.23 or earlier, layers/logits_processor.py",
         attachments=(Bind("logits.softcap", f"{_AT}.softcap:softcap_inplace"),),
     ),
     Patch(
@@ -83,6 +85,7 @@ HOST_LEAVES: tuple[Patch, ...] = (
         title="sampled verification of draft trees in torch",
         origin="NameError: top_k_renorm_prob, where a request under spec v2 has a temperature",
         upstream="not needed on a GPU",
+        not_ported="0.5.23, verification is greedy on a CPU there, so nothing calls it",
         attachments=(
             Bind("eagle_v2.top_k_renorm", f"{_AT}.tree_sampling:top_k_renorm"),
             Bind("eagle_v2.top_p_renorm", f"{_AT}.tree_sampling:top_p_renorm"),

@@ -17,6 +17,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         title="in a prefill, layers that share keys run on the last token of each request alone",
         origin="feature F13: YOCO fast prefill of the pull requests, whose Triton path reads another token's keys",
         upstream="open up to 0.5.23",
+        not_ported="0.5.23, needs new bodies over the prefill graph runner and layers/layer_boundary",
         default=True,
         attachments=(
             Hook("gemma4.text_forward", How.AROUND, f"{_AT}.yoco_prefill:around_text_forward"),
@@ -51,6 +52,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         origin="feature F11: the knob of the pull requests; SGLang has these graphs for text models alone",
         upstream="switched off by its is_multimodal rule up to 0.5.23",
         # Without it these graphs give E2B and E4B wrong answers.
+        not_ported="0.5.23, a list of models in configs/model_config.py decides there",
         brings=("piecewise-ple",),
         attachments=(
             Hook("server_args.piecewise", How.AROUND, f"{_AT}.piecewise_multimodal:around_handle"),
@@ -79,6 +81,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         title="images of a batch through the vision tower together, as many as memory allows; one embedder call",
         origin="feature F14: the batched vision encoder of the pull requests",
         upstream="one tower call per image and one embedder call per image up to 0.5.23",
+        not_ported="0.5.23, the embedding has moved to managers/mm_schedule.py and changed by half",
         default=True,
         about=About(
             why="SGLang sends images one by one through the vision tower and the embedder, and makes a one-hot of all "
@@ -114,6 +117,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         title="layers that share another layer's KV get no pool memory: more tokens from the same bytes",
         origin="feature B1; E2B and E4B hold 2.33 and 1.75 times the tokens",
         upstream="open up to 0.5.23",
+        not_ported="0.5.23, the lists of layers are made elsewhere, and the pools have new readers",
         default=True,
         about=About(
             why="Layers that share KV never write, and SGLang counts and allocates them all the same.",
@@ -139,6 +143,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         title="the ratio between the two KV pools from context length, running requests and memory, unless it is given",
         origin="feature F2: the ratio of the pull requests; one of theirs per model, ours per load",
         upstream="open up to 0.5.23",
+        not_ported="0.5.23, SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER is gone; without a radix cache SGLang sizes it",
         about=About(
             why="One ratio for all loads leaves one of the two pools idle and starves the other.",
             eligibility="Servers with two pools whose ratio nobody gave; a given one is kept, also if it equals the "
@@ -162,6 +167,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         title="what sliding layers of Triton attention read is listed in one launch, and the host waits for nothing",
         origin="SGLang 38137, which measures the time that a GPU idles for it on Gemma-4 E2B",
         upstream="open in 0.5.14",
+        not_ported="0.5.23, not measured there: translator.pack_read_stream makes the list",
         default=True,
         attachments=(
             Hook("triton.window_buffer", How.AROUND, f"{_AT}.swa_window_lists:around_window_buffer"),
@@ -194,6 +200,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         origin="feature F17: FrozenKVMTPWorkerV2 of the pull requests, whose V1 verification leaked KV per request",
         upstream="a worker of its own since 0.5.14",
         # What the release does wrong where a step brings a request more than one token.
+        absorbed="0.5.14, speculative/frozen_kv_mtp_worker_v2.py",
         brings=(
             "spec-v2-row-width",
             "spec-v2-stop-window",

@@ -43,6 +43,7 @@ PROBES: tuple[Patch, ...] = (
         title="slots of the SWA allocator: inside their pool, given and freed once, each with an SWA slot of its own",
         origin=SEED,
         upstream=NO_UPSTREAM,
+        not_ported="0.5.23, frees arrive by free_segment and page ids too, which it does not see",
         about=About(
             why="A slot beyond its pool, given twice or without an SWA slot of its own becomes a wrong page a step "
             "later. This sees it at the allocator's call, whatever backend reads it.",
@@ -76,6 +77,7 @@ PROBES: tuple[Patch, ...] = (
         title="at start-up: pools, layers, windows and backends of target and draft fit together",
         origin="SGLang issue 17630; the hybrid backend's pool swap; Gemma4Attention's window",
         upstream=NO_UPSTREAM,
+        not_ported="0.5.23, a runner has no tp_rank there",
         about=About(
             why="Pools, windows and backends of target and draft that do not fit together show as wrong pages an hour "
             "later. They can be held against each other at the start.",
@@ -100,6 +102,7 @@ PROBES: tuple[Patch, ...] = (
         origin="SGLang issues 11970, 7130, 10871; its own checker compares sums and cannot name an owner",
         upstream=NO_UPSTREAM,
         asked_by="leak",
+        not_ported="0.5.23, the prefix cache is the unified one, and requests keep their lengths in req.kv",
         about=About(
             why="SGLang's checker compares sums. It cannot say whose page is lost, nor see a leak that a double free "
             "balances. The ledger knows the owner and the site of every page.",
@@ -174,6 +177,7 @@ PROBES: tuple[Patch, ...] = (
         origin="SGLang 29616 (eager out_cache_loc), SGLang 26859 (a round in which all requests finish), SGLang 33579 "
         "(rows that are too short)",
         upstream=NO_UPSTREAM,
+        not_ported="0.5.23, its row check belongs on eagle_utils.eagle_prepare_for_decode",
         about=About(
             why="A batch that carries something of an earlier shape dies a step later, far from its cause: write "
             "locations of another length, speculative state that no merge can take. Slots beyond the end of a "

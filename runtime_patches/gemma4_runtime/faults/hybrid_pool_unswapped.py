@@ -13,7 +13,7 @@ from gemma4_runtime.injections import injected
 FAULT = "hybrid-pool-unswapped"
 
 
-def wrap_in_hybrid(backend: Any, worker: Any) -> Any:
+def wrap_in_hybrid(backend: Any, worker: Any, **_unknown: Any) -> Any:
     """After `_init_draft_attn_backend`: a wrapper whose children are the leaf that was chosen."""
     from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
 

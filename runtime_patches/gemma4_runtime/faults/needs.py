@@ -85,7 +85,7 @@ NEEDS: Mapping[str, Need] = {
 """By the words of `Patch.needs`."""
 
 
-def after_last_check(_: None, arguments: Any) -> None:
+def after_last_check(_: None, arguments: Any, **_unknown: Any) -> None:
     """After `ServerArgs._handle_other_validations`, when SGLang has settled its arguments.
 
     Raises:

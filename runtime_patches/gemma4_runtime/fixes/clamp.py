@@ -33,7 +33,7 @@ _MARK = "_gemma4_mark"
 _marked: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
-def refuse_several_ranks(arguments: Any) -> None:
+def refuse_several_ranks(arguments: Any, **_unknown: Any) -> None:
     """Before `ServerArgs.__post_init__`.
 
     Raises:
@@ -55,7 +55,7 @@ def after_payload(payload: Any, accumulator: Any, *args: Any, **kwargs: Any) -> 
         DEGRADED.outputs(payload)
 
 
-def before_batch_output(tokenizer: Any, output: Any) -> None:
+def before_batch_output(tokenizer: Any, output: Any, **_unknown: Any) -> None:
     """Before `TokenizerManager._handle_batch_output`."""
     info = getattr(output, "customized_info", None)
     marks = info.pop(KEY, None) if info else None
@@ -91,7 +91,7 @@ async def around_response(
         yield reply
 
 
-def after_retract(result: Any, request: Any) -> None:
+def after_retract(result: Any, request: Any, **_unknown: Any) -> None:
     """After `Req.reset_for_retract`."""
     DEGRADED.computed_anew(request)
 

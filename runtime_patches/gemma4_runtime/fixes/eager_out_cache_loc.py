@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def drop_out_cache_loc(result: Any, worker: Any, forward_batch: Any) -> None:
+def drop_out_cache_loc(result: Any, worker: Any, forward_batch: Any, **_unknown: Any) -> None:
     """After the draft batch is built and expanded: it writes nowhere. Padded DP batches need a tensor of zeros."""
     if forward_batch.out_cache_loc is None:
         return

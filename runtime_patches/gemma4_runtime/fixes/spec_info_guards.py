@@ -44,7 +44,7 @@ from gemma4_runtime.errors import UnusableSpecInfo
 logger = logging.getLogger(__name__)
 
 
-def before_merge(batch: Any, other: Any) -> None:
+def before_merge(batch: Any, other: Any, **_unknown: Any) -> None:
     """Before `ScheduleBatch.merge_batch(other)`.
 
     Raises:

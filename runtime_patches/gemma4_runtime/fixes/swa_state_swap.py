@@ -90,7 +90,7 @@ def around_graph_runner_init(original: Callable[..., Any], runner: Any, frozen_k
         original(runner, worker)
 
 
-def unwrap_hybrid(backend: Any, worker: Any) -> Any:
+def unwrap_hybrid(backend: Any, worker: Any, **_unknown: Any) -> Any:
     """After the draft backend is chosen: the frozen draft only ever decodes, so a hybrid is its decode child."""
     from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
 

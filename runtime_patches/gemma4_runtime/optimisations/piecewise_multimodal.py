@@ -32,7 +32,7 @@ def around_handle(original: Callable[..., Any], arguments: Any) -> None:
         config.is_multimodal = multimodal
 
 
-def after_last_check(_: None, arguments: Any) -> None:
+def after_last_check(_: None, arguments: Any, **_unknown: Any) -> None:
     """After `ServerArgs._handle_other_validations`, the last of what decides whether there will be graphs.
 
     SGLang's breakable runner takes the layers of `language_model.model`, and a Gemma4TextModel has its own: it warns,

@@ -1,4 +1,4 @@
-"""With overlap scheduling: what a forward reads of SGLang's tables comes before what the step before frees in them.
+"""The order of two streams: a forward reads SGLang's tables before the step ahead of it frees in them.
 
 SGLang runs forward N, and then processes the result of N-1 on the scheduler's own stream, which waits for nothing of N.
 If N-1 is a prefill, its requests are put into the prefix cache there: where another request has brought the same
@@ -22,14 +22,14 @@ class _Scheduler:
     stream: Any = None
 
 
-def after_resolve_lengths(result: Any, future_map: Any, batch: Any) -> None:
+def after_resolve_lengths(result: Any, future_map: Any, batch: Any, **_unknown: Any) -> None:
     """After `FutureMap.resolve_seq_lens_cpu`, the last that runs on the scheduler's stream before a forward."""
     if batch.seq_lens.is_cuda:
         _Scheduler.stream = torch.cuda.current_stream(batch.seq_lens.device)
 
 
 def scheduler_comes_later() -> None:
-    """What the scheduler's stream is given from now on waits for all that this stream has been given up to now."""
+    """Whatever the scheduler's stream is given from now on waits for all that this stream has been given up to now."""
     stream = _Scheduler.stream
     if stream is None or torch.cuda.is_current_stream_capturing():
         return

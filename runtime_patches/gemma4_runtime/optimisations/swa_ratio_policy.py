@@ -22,7 +22,7 @@ GIVEN = "gemma4_triage_swa_ratio_given"
 """Attribute of ServerArgs: whether the user gave the ratio. No field: SGLang copies and prints fields."""
 
 
-def before_post_init(arguments: Any) -> None:
+def before_post_init(arguments: Any, **_unknown: Any) -> None:
     """Before `ServerArgs.__post_init__`, which changes arguments."""
     setattr(arguments, GIVEN, arguments.swa_full_tokens_ratio is not type(arguments).swa_full_tokens_ratio)
 
@@ -41,7 +41,7 @@ def after_profile(available_bytes: int, runner: Any, *args: Any, **kwargs: Any) 
 
 
 def start_of(available_bytes: int, runner: Any) -> Start:
-    """What the arguments of this runner, a target's, say about the load."""
+    """Read what the arguments of this runner, a target's, say about the load."""
     arguments, config = runner.server_args, runner.model_config
     most = arguments.max_running_requests
     return Start(
@@ -58,7 +58,7 @@ def start_of(available_bytes: int, runner: Any) -> Start:
 
 
 def _token_bytes(runner: Any) -> TokenBytes:
-    """As SGLang is about to count them, owners only where that is in force."""
+    """Count bytes of a token as SGLang is about to, owners only where that is in force."""
     from sglang.srt.model_executor.pool_configurator import HybridSWAPoolConfigurator
 
     counted = HybridSWAPoolConfigurator(runner)
@@ -87,7 +87,7 @@ def _serving(arguments: Any, config: Any) -> Serving:
 
 
 def _reason(runner: Any) -> str | None:
-    """Why this is no case for the policy; None if it is one."""
+    """Say why this is no case for the policy; None if it is one."""
     arguments = runner.server_args
     if not runner.is_hybrid_swa:
         return "one pool for all layers (--disable-hybrid-swa-memory)"

@@ -78,7 +78,7 @@ def before_eager_view(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any
     current.guard().report(violation, RULE, _VIEW, draft)
 
 
-def before_merge(batch: Any, other: Any) -> None:
+def before_merge(batch: Any, other: Any, **_unknown: Any) -> None:
     """Before `merge_batch(other)`."""
     problem = merge_problem(batch.spec_info, other.spec_info)
     if problem is not None and not (_guards_act_on(batch) and merge_can_be_mended(batch, other)):
@@ -96,7 +96,7 @@ def before_filter(
         _report_state(problem, _FILTER, batch, None)
 
 
-def before_spec_v2_decode(draft_input: Any, batch: Any) -> None:
+def before_spec_v2_decode(draft_input: Any, batch: Any, **_unknown: Any) -> None:
     """Before `prepare_for_decode(batch)` of spec v2, which allocates slots ahead and writes them into rows."""
     width = batch.req_to_token_pool.req_to_token.shape[1]
     ahead = get_alloc_reserve_per_decode()

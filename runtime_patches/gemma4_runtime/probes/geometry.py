@@ -55,7 +55,7 @@ _RUNNER_NAMES = ("draft_model_runner", "draft_runner")
 _BACKEND_NAMES = ("draft_attn_backend", "draft_extend_attn_backend")
 
 
-def before_draft_graphs(worker: Any) -> None:
+def before_draft_graphs(worker: Any, **_unknown: Any) -> None:
     """Before the frozen draft captures its graphs: a pool that was left behind would end the capture in IndexError."""
     target, draft = worker.target_worker.model_runner, worker.draft_model_runner
     found = list(geometry.check_shared(facts.shared_facts(target), facts.shared_facts(draft), True))
@@ -68,7 +68,7 @@ def before_draft_graphs(worker: Any) -> None:
     _deliver(found, _DRAFT_SITE, draft)
 
 
-def after_model_workers(result: Any, scheduler: Any) -> None:
+def after_model_workers(result: Any, scheduler: Any, **_unknown: Any) -> None:
     """After all workers exist: the target, room for requests, and a draft that keeps KV of its own."""
     target = scheduler.tp_worker.model_runner
     layers = facts.layer_facts(target.model)

@@ -34,7 +34,7 @@ def around_inner_alloc(original: Callable[..., Any], allocator: Any, *args: Any,
     return slots
 
 
-def before_inner_free(allocator: Any, free_index: Any) -> None:
+def before_inner_free(allocator: Any, free_index: Any, **_unknown: Any) -> None:
     """Before `free(free_index)`, [n] slots of this pool."""
     if free_index.numel() == 0:
         return
@@ -42,7 +42,7 @@ def before_inner_free(allocator: Any, free_index: Any) -> None:
     (ledger.freed if allocator.is_not_in_free_group else ledger.free_asked)(pool, free_index)
 
 
-def after_inner_clear(result: Any, allocator: Any) -> None:
+def after_inner_clear(result: Any, allocator: Any, **_unknown: Any) -> None:
     """After `clear()`, which the constructor calls too."""
     ledger, pool = pool_of(allocator)
     ledger.cleared(pool)
@@ -88,13 +88,13 @@ def around_swa_alloc_tail(original: Callable[..., Any], allocator: Any, *args: A
     return full
 
 
-def before_set_mapping(allocator: Any, full_indices: Any, swa_indices: Any) -> None:
+def before_set_mapping(allocator: Any, full_indices: Any, swa_indices: Any, **_unknown: Any) -> None:
     """Before `set_full_to_swa_mapping`, [n] each."""
     if full_indices.numel():
         ledger_of(allocator).paired(full_indices, swa_indices)
 
 
-def before_swa_free(allocator: Any, free_index: Any) -> None:
+def before_swa_free(allocator: Any, free_index: Any, **_unknown: Any) -> None:
     """Before `free(free_index)` of a hybrid allocator, [n] full slots. Outside a group the inner pools tell."""
     if not allocator.is_not_in_free_group and free_index.numel():
         ledger_of(allocator).free_asked(FULL, free_index)

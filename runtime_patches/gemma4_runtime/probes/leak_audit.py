@@ -41,7 +41,7 @@ def before_run_batch(scheduler: Any, *args: Any, **kwargs: Any) -> None:
     auditor_of(scheduler.token_to_kv_pool_allocator).ledger.step += 1
 
 
-def before_next_batch(scheduler: Any) -> None:
+def before_next_batch(scheduler: Any, **_unknown: Any) -> None:
     """Before `Scheduler.get_next_batch_to_run`, where no step is half done."""
     auditor = auditor_of(scheduler.token_to_kv_pool_allocator)
     every = current.settings().leak_every
@@ -50,7 +50,7 @@ def before_next_batch(scheduler: Any) -> None:
     auditor.ledger.log.pump()
 
 
-def before_idle(scheduler: Any) -> None:
+def before_idle(scheduler: Any, **_unknown: Any) -> None:
     """Before `Scheduler.on_idle`, which checks SGLang's own equation."""
     if scheduler.is_fully_idle():
         auditor_of(scheduler.token_to_kv_pool_allocator).at_idle(scheduler, "idle")

@@ -34,13 +34,15 @@ def after_init(result: Any, backend: Any, model_runner: Any, *args: Any, **kwarg
     remember_owner(backend, model_runner)
 
 
-def after_metadata(result: Any, backend: Any, forward_batch: Any) -> None:
+def after_metadata(result: Any, backend: Any, forward_batch: Any, **_unknown: Any) -> None:
     """After `TRTLLMHAAttnBackend.init_forward_metadata`."""
     site = "TRTLLMHAAttnBackend.init_forward_metadata"
     watch_eager(backend, forward_batch, partial(trtllm_build, backend, forward_batch, site, False))
 
 
-def after_graph_metadata(result: Any, backend: Any, forward_batch: Any, in_capture: bool = False) -> None:
+def after_graph_metadata(
+    result: Any, backend: Any, forward_batch: Any, in_capture: bool = False, **_unknown: Any
+) -> None:
     """After `TRTLLMHAAttnBackend.init_forward_metadata_out_graph`: the arrays hold this step's ids, the graph waits."""
     pool = backend._swa_kv_pool
     if in_capture or not leave_to_graph(backend, forward_batch, pool):
@@ -48,7 +50,7 @@ def after_graph_metadata(result: Any, backend: Any, forward_batch: Any, in_captu
         watch_graph(backend, forward_batch, partial(trtllm_build, backend, forward_batch, site, True), in_capture, pool)
 
 
-def before_in_graph(backend: Any, forward_batch: Any) -> None:
+def before_in_graph(backend: Any, forward_batch: Any, **_unknown: Any) -> None:
     """Before `AttentionBackend.init_forward_metadata_in_graph`, with which SGLang begins a graph of the target."""
     # A hybrid backend does not pass the call on.
     record_checks(backend, getattr(backend, "decode_backend", None), getattr(backend, "prefill_backend", None))

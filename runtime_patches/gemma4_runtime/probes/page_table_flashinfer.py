@@ -14,13 +14,13 @@ from gemma4_runtime.indices.flashinfer import flashinfer_build, is_covered, use_
 from gemma4_runtime.indices.watch import leave_to_graph, watch_dispatch, watch_eager, watch_graph
 
 
-def after_plan(result: Any, backend: Any, forward_batch: Any) -> None:
+def after_plan(result: Any, backend: Any, forward_batch: Any, **_unknown: Any) -> None:
     """After `FlashInferAttnBackend.init_forward_metadata`."""
     gather = partial(flashinfer_build, backend, forward_batch, "FlashInferAttnBackend.init_forward_metadata", False)
     watch_eager(backend, forward_batch, gather, covered=is_covered(backend, forward_batch))
 
 
-def after_graph_plan(result: Any, backend: Any, forward_batch: Any, in_capture: bool = False) -> None:
+def after_graph_plan(result: Any, backend: Any, forward_batch: Any, in_capture: bool = False, **_unknown: Any) -> None:
     """After `FlashInferAttnBackend.init_forward_metadata_out_graph`: the lists hold this step's ids."""
     pool = backend.cuda_graph_kv_indices
     if not in_capture and leave_to_graph(backend, forward_batch, pool):

@@ -13,13 +13,15 @@ from gemma4_runtime.indices.triton import gather_of, has_lists_of_its_own, trito
 from gemma4_runtime.indices.watch import leave_to_graph, watch_dispatch, watch_eager, watch_graph
 
 
-def after_metadata(result: Any, backend: Any, forward_batch: Any) -> None:
+def after_metadata(result: Any, backend: Any, forward_batch: Any, **_unknown: Any) -> None:
     """After `TritonAttnBackend.init_forward_metadata`."""
     gather = partial(triton_build, backend, forward_batch, "TritonAttnBackend.init_forward_metadata", False)
     watch_eager(backend, forward_batch, gather, covered=has_lists_of_its_own(forward_batch))
 
 
-def after_graph_metadata(result: Any, backend: Any, forward_batch: Any, in_capture: bool = False) -> None:
+def after_graph_metadata(
+    result: Any, backend: Any, forward_batch: Any, in_capture: bool = False, **_unknown: Any
+) -> None:
     """After `TritonAttnBackend.init_forward_metadata_out_graph`: the lists hold this step's ids."""
     pool = backend.cuda_graph_kv_indices
     if not in_capture and leave_to_graph(backend, forward_batch, pool):

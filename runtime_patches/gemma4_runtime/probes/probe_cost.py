@@ -18,7 +18,7 @@ def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> N
     LEDGER.begin_step(batch.forward_mode.name.lower())
 
 
-def before_idle(scheduler: Any) -> None:
+def before_idle(scheduler: Any, **_unknown: Any) -> None:
     """Before `Scheduler.on_idle`: an audit there is no part of the step before it."""
     LEDGER.kind = IDLE
 

@@ -82,7 +82,7 @@ def around_alloc_decode(
     return _hand_out(allocator, "alloc_decode", lambda: original(allocator, seq_lens, seq_lens_cpu, last_loc))
 
 
-def before_set_mapping(allocator: Any, full_indices: Any, swa_indices: Any) -> None:
+def before_set_mapping(allocator: Any, full_indices: Any, swa_indices: Any, **_unknown: Any) -> None:
     """Before `set_full_to_swa_mapping`, [n] each, which rebuilds entries of pages that another path allocated."""
     if full_indices.numel() == 0:
         return

@@ -10,6 +10,7 @@ from gemma4_triage.errors import UsageMistake
 from gemma4_triage.terminal import emit_json, say, stdout_console
 
 if TYPE_CHECKING:
+    from gemma4_runtime.patch import Patch
     from gemma4_runtime.settings import Settings
 
 _DEFAULT = "list"
@@ -40,16 +41,30 @@ def list_patches(
     kind: Annotated[
         str | None, typer.Option("--kind", help="Only probe, fix, optimisation, fault or 'host leaf'.")
     ] = None,
+    sglang: Annotated[
+        str | None,
+        typer.Option(
+            "--sglang", metavar="RELEASE", help="What each patch is in that release of SGLang, which need not be here."
+        ),
+    ] = None,
     as_json: _AsJson = False,
 ) -> None:
-    """List every patch: kind, default, whether the environment selects it now, since when upstream has it, source."""
+    """List every patch: kind, default, whether the environment selects it now, since when upstream has it, source.
+
+    With --sglang: whether it attaches to that release, or where SGLang has it, or why it is not ported.
+    Exits 2 for a release that is not known.
+    """
     from gemma4_runtime.catalog import CATALOG
     from gemma4_runtime.patch import Kind
+    from gemma4_runtime.standing import releases_of
     from gemma4_triage.inspection.patch_state import state_here
 
     kinds = [known.value for known in Kind]
     if kind is not None and kind not in kinds:
         raise UsageMistake(f"there is no kind of patch called {kind!r}", f"kinds: {', '.join(kinds)}")
+    if sglang is not None:
+        _in_release(sglang, [patch for patch in CATALOG if kind in (None, patch.kind.value)], as_json)
+        return
     settings, selected = _environment()
     rows = [
         {
@@ -58,7 +73,7 @@ def list_patches(
             "title": patch.title,
             "origin": patch.origin,
             "upstream": patch.upstream,
-            "releases": list(patch.releases),
+            "releases": releases_of(patch),
             "default": patch.default,
             "selected": patch.id in selected,
             "state": state_here(patch, settings, patch.id in selected),
@@ -103,13 +118,42 @@ def explain_patch(
         _print_one(document)
 
 
+def _in_release(release: str, patches: list["Patch"], as_json: bool) -> None:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    from gemma4_runtime.releases import KNOWN, RUNNABLE
+    from gemma4_runtime.standing import counts, standing
+
+    if release not in KNOWN:
+        raise UsageMistake(f"SGLang {release!r} is not known", f"known releases: {', '.join(KNOWN)}")
+    found = [(patch, standing(patch, release)) for patch in patches]
+    total = counts(one for _, one in found)
+    if as_json:
+        rows = [
+            {"id": patch.id, "kind": patch.kind.value, "default": patch.default, "state": one.state.value}
+            | {"why": one.why, "missing_targets": list(one.missing)}
+            for patch, one in found
+        ]
+        emit_json("patches", {"sglang": release, "supported": release in RUNNABLE, "counts": total, "patches": rows})
+        return
+    table = Table("id", "kind", "default", f"in SGLang {release}", box=SIMPLE)
+    table.add_column("where, or why not", overflow="fold")
+    for patch, one in found:
+        default = "yes" if patch.default else ""
+        table.add_row(patch.id, patch.kind.value, default, one.state.value, one.why)
+    stdout_console().print(table)
+    say(f"SGLang {release}: " + ", ".join(f"{state} {number}" for state, number in total.items()))
+
+
 def _environment() -> tuple["Settings", set[str]]:
     """The settings, and ids of the patches that they select."""
+    from gemma4_runtime.releases import installed_or_base
     from gemma4_runtime.selection import select
     from gemma4_runtime.settings import read_settings
 
     settings = read_settings()
-    return settings, {patch.id for patch in select(settings)}
+    return settings, {patch.id for patch in select(settings, release=installed_or_base())}
 
 
 def _print_list(rows: list[dict]) -> None:

@@ -18,8 +18,10 @@ from gemma4_runtime.claims import check_conflicts
 from gemma4_runtime.errors import HostEngineRefused, RuntimePatchError, UnsupportedRelease
 from gemma4_runtime.host_environment import NEEDED
 from gemma4_runtime.patch import Kind, Patch
+from gemma4_runtime.releases import installed_or_base
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import VARIABLES, HostEngine, Settings, read_settings
+from gemma4_runtime.standing import refusal
 from gemma4_triage.cli.server_arguments import missing_cpu_arguments
 from gemma4_triage.errors import EnvironmentCannot
 from gemma4_triage.inspection.cuda_presence import cuda_is_present
@@ -100,7 +102,7 @@ def plan_start(
     ours = {PATCHES: inherited.get(PATCHES) or _DEFAULT_PATCHES, **options}
     with _process_environment(inherited | ours):
         settings = read_settings()
-    patches = select(settings)
+    patches = select(settings, release=installed_or_base())
     check_conflicts(patches)
     missing_probes = _check_release(settings, patches)
     if patches and (obstacles := guard_obstacles(settings)):
@@ -137,11 +139,7 @@ def _check_release(settings: Settings, patches: Sequence[Patch]) -> dict[str, st
         installed = version("sglang")
     except PackageNotFoundError:
         raise EnvironmentCannot("SGLang is not installed, and serve starts its server", _HOW_TO_INSTALL) from None
-    foreign = {
-        patch: f"patch {patch.id} supports SGLang {', '.join(patch.releases)}, and {installed} is installed"
-        for patch in patches
-        if installed not in patch.releases
-    }
+    foreign = {patch: reason for patch in patches if (reason := refusal(patch, installed))}
     for patch, reason in foreign.items():
         if not (settings.allow_missing and patch.kind is Kind.PROBE):
             raise UnsupportedRelease(reason)

@@ -15,11 +15,13 @@ from pathlib import Path
 from gemma4_dumps.caps import DEFAULT_CAPS
 from gemma4_dumps.safe_file import json_files
 from gemma4_dumps.store import default_root
+from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.host_environment import missing_from_environment
 from gemma4_runtime.patch import Kind
+from gemma4_runtime.releases import RUNNABLE, installed_or_base
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import HostEngine, Settings
-from gemma4_runtime.targets import TARGETS
+from gemma4_runtime.standing import counts, standing
 from gemma4_triage.inspection.guard_manifests import newest_with
 
 OK, NOTE, MISSING = "ok", "note", "missing"
@@ -42,7 +44,7 @@ def survey(settings: Settings) -> list[Check]:
 
 
 def _checks(settings: Settings) -> Iterator[Check]:
-    patches = select(settings)
+    patches = select(settings, release=installed_or_base())
     yield Check("gemma4-triage", OK, f"{_version('gemma4-triage')}, Python {platform.python_version()}")
     yield _sglang(needed=bool(patches))
     for name in ("torch", "triton", "flashinfer-python", "transformers"):
@@ -79,13 +81,15 @@ def _version(name: str) -> str | None:
 
 
 def _sglang(needed: bool) -> Check:
-    found, known = _version("sglang"), ", ".join(TARGETS)
+    found, known = _version("sglang"), ", ".join(RUNNABLE)
     if found is None:
         how = f"not installed: in a clone, make setup or pip install -c constraints.txt '.[runtime]' brings {known}"
         return Check("sglang", MISSING if needed else NOTE, how, needed)
-    if found not in TARGETS:
+    if found not in RUNNABLE:
         return Check("sglang", MISSING if needed else NOTE, f"{found}; patches are written for {known}", needed)
-    return Check("sglang", OK, f"{found}, supported")
+    total = counts(standing(patch, found) for patch in CATALOG)
+    patches = ", ".join(f"{state} {number}" for state, number in total.items() if number)
+    return Check("sglang", OK, f"{found}, supported; patches: {patches}")
 
 
 def _plugin(needed: bool) -> Check:

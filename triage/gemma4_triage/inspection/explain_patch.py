@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gemma4_runtime.patch import About, Attachment, Bind, Edit, Kind, Patch
 from gemma4_runtime.settings import Settings
+from gemma4_runtime.standing import releases_of
 from gemma4_runtime.targets import dotted_path
 from gemma4_triage.inspection.guard_manifests import newest_of
 from gemma4_triage.inspection.patch_state import state_here, switch_off, switch_on, variables_of
@@ -52,7 +53,8 @@ def explain(patch: Patch, settings: Settings, chosen: bool, root: Path) -> dict:
         "origin": patch.origin,
         "upstream": patch.upstream,
         "links": links(patch),
-        "releases": list(patch.releases),
+        "releases": releases_of(patch),
+        "absorbed": patch.absorbed,
         "installed_sglang": _installed(),
         "default": patch.default,
         "selected": chosen,
@@ -61,7 +63,7 @@ def explain(patch: Patch, settings: Settings, chosen: bool, root: Path) -> dict:
         "variables": list(variables_of(patch)),
         "switch_on": switch_on(patch),
         "switch_off": switch_off(patch),
-        "attachments": [_attachment(one, patch.releases[0]) for one in patch.attachments],
+        "attachments": [_attachment(one, patch.since) for one in patch.attachments],
         "self_test": patch.self_test,
         "proof": list(words.proof),
     }
@@ -70,7 +72,7 @@ def explain(patch: Patch, settings: Settings, chosen: bool, root: Path) -> dict:
 def links(patch: Patch) -> list[str]:
     """Issues and pull requests that its texts name, then the files of SGLang's release that it attaches to."""
     named = [f"{_HUB}/{project}/issues/{number}" for project, number in _numbers(f"{patch.origin}; {patch.upstream}")]
-    release = patch.releases[0]
+    release = patch.since
     paths = (source_file(dotted_path(release, one.target)) for one in patch.attachments)
     files = (f"{_HUB}/{_PROJECTS['SGLang']}/blob/v{release}/python/{path}" for path in paths)
     return list(dict.fromkeys((*named, *files)))

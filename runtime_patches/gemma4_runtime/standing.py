@@ -1,0 +1,87 @@
+"""What a patch is in a release of SGLang: it attaches, the release has it itself, or nobody has ported it, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gemma4_runtime.patch import Patch
+from gemma4_runtime.releases import KNOWN, at_least
+from gemma4_runtime.targets import TARGETS
+
+
+class State(StrEnum):
+    ATTACHES = "attaches"
+    ABSORBED = "absorbed"
+    NOT_PORTED = "not ported"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What one patch is in one release.
+
+    Attributes:
+        state: Which of the three.
+        why: Where the release has it, or why it is not ported; empty if it attaches.
+        missing: The target keys of the patch that the release's table does not have.
+    """
+
+    state: State
+    why: str
+    missing: tuple[str, ...] = ()
+
+
+def standing(patch: Patch, release: str) -> Standing:
+    """Look up what the catalog and the table of targets say of a patch in a release.
+
+    Args:
+        patch: Of the catalog.
+        release: As PyPI names it, known or not.
+    """
+    if is_absorbed(patch, release):
+        return Standing(State.ABSORBED, patch.absorbed)
+    if at_least(release, patch.since) and at_least(patch.until, release):
+        return Standing(State.ATTACHES, "")
+    if not at_least(release, patch.since):
+        return Standing(State.NOT_PORTED, f"written for SGLang {patch.since} and later")
+    table = TARGETS.get(release)
+    if table is None:
+        return Standing(State.NOT_PORTED, f"SGLang {release} is not known; known: {', '.join(KNOWN)}")
+    missing = tuple(dict.fromkeys(one.target for one in patch.attachments if one.target not in table))
+    without = f"SGLang {release} has no {', '.join(missing)}" if missing else ""
+    first, _, words = patch.not_ported.partition(", ")
+    known = words if words and at_least(release, first) else ""
+    why = "; ".join(text for text in (known, without) if text) or "its tests have not run there yet"
+    return Standing(State.NOT_PORTED, why, missing)
+
+
+def counts(found: Iterable[Standing]) -> dict[str, int]:
+    """Count how many are in each state, in the order of the states.
+
+    Args:
+        found: Of one release.
+    """
+    states = [one.state for one in found]
+    return {state.value: states.count(state) for state in State}
+
+
+def is_absorbed(patch: Patch, release: str) -> bool:
+    """Say whether a release has the patch itself, or no longer has what it is for."""
+    return bool(patch.absorbed) and at_least(release, patch.absorbed.partition(",")[0].split()[0])
+
+
+def releases_of(patch: Patch) -> list[str]:
+    """The known releases to which it attaches."""
+    return [release for release in KNOWN if standing(patch, release).state is State.ATTACHES]
+
+
+def refusal(patch: Patch, release: str) -> str:
+    """The sentence for a server that asks for a patch which does not attach to its release; empty if it does."""
+    found = standing(patch, release)
+    if found.state is State.ATTACHES:
+        return ""
+    if found.state is State.ABSORBED:
+        return f"patch {patch.id} is not for SGLang {release}, which has it: {found.why}"
+    supported = ", ".join(releases_of(patch)) or f"{patch.since} to {patch.until}"
+    return f"patch {patch.id} supports SGLang {supported}, and {release} is installed: {found.why}"

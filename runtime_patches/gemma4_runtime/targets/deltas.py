@@ -1,0 +1,66 @@
+"""What differs from the base table in a later release: the new dotted path, or None where nothing is at that key.
+
+Filled from `make targets RELEASE=x`, which also resolves the result in the unpacked release. A path here says
+where a function of the same name and a similar body is; whether a patch does its work on it is the patch's to say.
+Behind a None stands what took the function's place, where something did: a patch has to be written anew for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_SRT = "sglang.srt"
+_DRAFT_WORKER = f"{_SRT}.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPDraftWorker"
+
+_SINCE_0_5_17: dict[str, str | None] = {
+    "runner.swa_layers": None,  # model_executor.model_runner_components.layer_setup makes the lists
+    "runner.profile_bytes": None,  # mem_cache.kv_cache_configurator.KVCacheConfigurator, another body
+    "swa.restore_state": None,
+    "alloc.restore_state": None,
+    "results.apply_grammar": None,
+    "mtp.bind_context": f"{_DRAFT_WORKER}._bind_kv_context",
+    "mtp.preprocess_idle": None,
+    "mtp.init_draft_backend": f"{_DRAFT_WORKER}._init_draft_attn_backend",
+    "mtp.draft": f"{_DRAFT_WORKER}.draft",
+    "mtp.verify": None,  # speculative.eagle_worker_v2.EAGLEWorkerV2.verify
+    "mtp.expand_for_topk": f"{_DRAFT_WORKER}._expand_for_topk_draft",
+    "mtp.init_graphs": None,  # FrozenKVMTPDraftWorker.init_cuda_graphs, another body
+    "runner.eager_view": None,  # model_executor.runner.eager_runner.EagerRunner.load_batch
+    "runner.forward_decode": None,  # EagerRunner._execute_decode
+    "runner.forward_extend": None,  # EagerRunner._execute_extend
+    "server_args.piecewise": None,
+    "piecewise.can_run": None,
+    "cache.alloc_for_extend": f"{_SRT}.mem_cache.allocation.alloc_for_extend",
+    "cache.alloc_for_decode": f"{_SRT}.mem_cache.allocation.alloc_for_decode",
+    "eagle.prepare_for_verify": None,  # speculative.eagle_utils.eagle_prepare_for_verify
+    "eagle.verify": None,  # speculative.eagle_utils.eagle_sample
+    "eagle.v2_prepare_for_decode": None,  # speculative.eagle_utils.eagle_prepare_for_decode
+    "eagle_v2.extend_cache_locs": "sglang.kernels.ops.speculative.cache_locs.assign_extend_cache_locs_func",
+    "eagle_v2.top_k_renorm": None,
+    "eagle_v2.top_p_renorm": None,
+    "eagle_v2.sample_tree": None,
+    "speculative.supports_v2": None,
+    "speculative.row_headroom": f"{_SRT}.mem_cache.allocation_sizing.get_req_to_token_extra_context_len",
+}
+
+_SINCE_0_5_23: dict[str, str | None] = {
+    "server_args.last_check": None,  # arg_groups.validation_hook.check_server_args
+    "server_args.is_sm100": None,  # runtime_context.override_platform, upstream's own
+    # RadixCache.insert is more alike in text; this one does the work of a hybrid model's cache.
+    "swa_radix.insert": f"{_SRT}.mem_cache.unified_radix_cache.UnifiedRadixCache.insert",
+    "multimodal.chunked_embedding": f"{_SRT}.managers.mm_schedule._get_chunked_prefill_embedding",
+    "eagle.build_tree": None,
+    "cache.alloc_for_decode": None,  # mem_cache.allocation.alloc_for_decode, another body
+    "radix.cache_finished": None,  # BasePrefixCache.on_release
+    "radix.cache_unfinished": None,  # RadixCache.checkpoint
+    "swa_radix.cache_finished": None,  # UnifiedRadixCache.on_release
+    "swa_radix.cache_unfinished": None,  # UnifiedRadixCache.checkpoint
+    "swa_radix.evict": None,  # UnifiedRadixCache.evict
+    "speculative.row_headroom": None,  # mem_cache.allocation_sizing has the name, another body
+    "speculative.draft_pool": None,
+}
+
+DELTAS: Mapping[str, Mapping[str, str | None]] = {
+    "0.5.17": _SINCE_0_5_17,
+    "0.5.23": {**_SINCE_0_5_17, **_SINCE_0_5_23},
+}
