@@ -1,18 +1,17 @@
 """The catalog of rules is complete, and what rules name exists."""
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
 
 import gemma4_triage.diagnose.rules as package
+from command_line import parse_command
 from gemma4_dumps.store import DumpStore
 from gemma4_repro.corpus.faults import FAULTS
 from gemma4_repro.corpus.logit import LOGIT_FAULTS
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind
-from gemma4_triage.cli.app import command_tree
 from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.grouping import group
@@ -67,11 +66,7 @@ def findings():
 def test_commands_parse_fixes_exist_and_issues_are_written_alike(finding):
     assert finding.next_commands
     for line in finding.next_commands:
-        command, words = command_tree(), shlex.split(line)
-        assert words.pop(0) == "gemma4-triage"
-        while words and words[0] in getattr(command, "commands", {}):
-            command = command.commands[words.pop(0)]
-        command.make_context(line, words)
+        parse_command(line)
     assert finding.fix in {None, *(patch.id for patch in CATALOG if patch.kind is Kind.FIX)}
     assert all(re.fullmatch(r"(SGLang|TensorRT-LLM|vLLM|FlashInfer) \d+", issue) for issue in finding.upstream)
     assert finding.cause.endswith(".")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from command_line import find_command, parse_command
 from gemma4_dumps.errors import ExitCode
 from gemma4_repro.catalog import SCENARIOS
 from gemma4_repro.corpus.clean import CLEAN
@@ -66,15 +67,6 @@ def anchors_of(name: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def find_command(words: list[str]):
-    """The click command that `words` lead to, the path to it, and the words that are left for it."""
-    command, path = command_tree(), []
-    while words and words[0] in getattr(command, "commands", {}):
-        path.append(words[0])
-        command, words = command.commands[words[0]], words[1:]
-    return command, path, words
-
-
 def test_the_listed_verbs_are_the_registered_ones():
     assert set(command_tree().commands) == set(VERBS)
 
@@ -87,19 +79,15 @@ def test_every_verb_has_a_row_in_the_readme_and_an_example(verb):
 
 @pytest.mark.parametrize("line", shown_commands())
 def test_a_shown_command_parses(line, capsys):
-    command, path, words = find_command(shlex.split(line)[1:])
-    assert path, f"{line}: no such verb"
-    # Parsing only: nothing is invoked.
-    command.make_context(" ".join(path), list(words))
-    assert main([*path, "--help"]) == ExitCode.OK
+    _, *verb = parse_command(line).split()
+    assert main([*verb, "--help"]) == ExitCode.OK
     assert "Usage" in capsys.readouterr().out
 
 
 def test_a_command_that_is_not_there_would_be_noticed():
     assert shown_commands()
-    command, _, words = find_command(["repro", "e4b-trtllm", "--no-such-option"])
     with pytest.raises(Exception, match="--no-such-option"):
-        command.make_context("repro", list(words))
+        parse_command("gemma4-triage repro e4b-trtllm --no-such-option")
 
 
 @pytest.mark.parametrize("variable", VARIABLES)
@@ -109,7 +97,7 @@ def test_every_setting_is_in_the_table(variable):
 
 def test_the_readmes_settings_and_options_exist():
     rows = re.findall(r"^\| `([A-Z0-9_]+)` \| (.*?) \|", README, re.MULTILINE)
-    serve, _, _ = find_command(["serve"])
+    serve, _, _ = find_command("gemma4-triage serve")
     options = {name for option in serve.params for name in option.opts}
     assert len(rows) >= 5
     assert {variable for variable, _ in rows} <= set(VARIABLES)

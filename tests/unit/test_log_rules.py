@@ -1,13 +1,12 @@
 """Each rule over serving logs: one it fires on, and all the others on which it is silent."""
 
-import shlex
 from pathlib import Path
 
 import pytest
 from serving_log_lines import death, decode, prefill, retraction, stamp, steady
 
+from command_line import parse_command
 from gemma4_runtime.errors import TrappedViolation
-from gemma4_triage.cli.app import command_tree
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import rules
 from gemma4_triage.logs.catalog import ENDINGS, LOADS, findings
@@ -214,10 +213,5 @@ class TestThresholds:
 def test_commands_to_run_next_exist():
     every = [finding for name in FOUND for finding in of_sample(name).values()]
     every += [finding for lines in MADE.values() for finding in found_in(lines)]
-    application = command_tree()
     for line in {command for finding in every for command in finding.next_commands}:
-        command, words = application, shlex.split(line)[1:]
-        while words and words[0] in getattr(command, "commands", {}):
-            command, words = command.commands[words[0]], words[1:]
-        assert command is not application, line
-        command.make_context(line, list(words))
+        parse_command(line)
