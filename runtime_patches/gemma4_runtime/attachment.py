@@ -20,6 +20,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
 from gemma4_runtime.claims import check_conflicts
 from gemma4_runtime.cost import timed
 from gemma4_runtime.errors import PatchTargetMissing, UnsupportedRelease, VerificationFailed
+from gemma4_runtime.hook_arguments import handing_on
 from gemma4_runtime.patch import Bind, Edit, Hook, Kind, Patch
 from gemma4_runtime.standing import refusal
 from gemma4_runtime.targets import dotted_path
@@ -202,6 +203,7 @@ def _register(patch: Patch, attachment: Hook | Edit | Bind, site: _Site, clocks:
     if isinstance(attachment, Bind):
         setattr(site.owner, site.name, implementation)
     else:
+        implementation = handing_on(attachment.how, implementation, site.function)
         if clocks and patch.finds:
             implementation = timed(patch.id, attachment.how, implementation)
         HookRegistry.register(site.path, implementation, HookType(attachment.how.value), source=_SOURCE)

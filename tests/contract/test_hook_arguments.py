@@ -1,42 +1,131 @@
-"""A hook takes keyword arguments that it does not know, which a later release of SGLang may pass to the function."""
+"""A hook is not broken by an argument that a later release of SGLang passes to the function."""
 
 import inspect
-import json
 import pkgutil
-from pathlib import Path
+from functools import partial
 
 import pytest
 
 from gemma4_runtime.catalog import CATALOG
+from gemma4_runtime.hook_arguments import handing_on
 from gemma4_runtime.patch import Hook, How
+from gemma4_runtime.targets import dotted_path
 
-RECORD = Path(__file__).parents[1] / "data" / "hooks_with_fixed_arguments.json"
-FIXED = set(json.loads(RECORD.read_text()))
-"""Around-hooks that would break: each has to hand such arguments on in its body. The list only shrinks."""
-HOOKS = sorted({one.implementation for patch in CATALOG for one in patch.attachments if isinstance(one, Hook)})
-
-
-def breaks(implementation):
-    """Say whether a call with one keyword argument more, all others given, is refused by the signature."""
-    parameters = inspect.signature(pkgutil.resolve_name(implementation)).parameters.values()
-    return not any(one.kind is one.VAR_KEYWORD for one in parameters)
+RELEASE = "0.5.13.post1"
+HOOKS = {one.implementation: one for patch in CATALOG for one in patch.attachments if isinstance(one, Hook)}
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-@pytest.mark.parametrize("implementation", HOOKS)
-def test_an_unknown_keyword_argument_breaks_no_hook_but_those_on_the_list(implementation):
-    assert breaks(implementation) == (implementation in FIXED)
+def around(original, subject, first):
+    return original(subject, first=first)
 
 
-def test_the_list_names_hooks_that_exist():
-    assert set(HOOKS) >= FIXED
+def around_with_names(original, subject, **named):
+    return original(subject, **named)
 
 
-def test_what_only_looks_on_is_not_on_the_list():
-    watching = {
-        one.implementation
-        for patch in CATALOG
-        for one in patch.attachments
-        if isinstance(one, Hook) and one.how in (How.BEFORE, How.AFTER)
-    }
-    # Returns the arguments for SGLang's function, so it has to hand unknown ones on.
-    assert watching & FIXED <= {"gemma4_runtime.fixes.spec_info_guards:before_filter"}
+def before(subject, first):
+    return (subject, first + 1), {}
+
+
+def before_without_answer(subject, first):
+    return None
+
+
+def after(result, subject, **_unknown):
+    return (*result, "seen")
+
+
+def of_today(subject, first):
+    return subject, first
+
+
+def of_tomorrow(subject, first, second=0, *, third=0):
+    return subject, first, second, third
+
+
+def of_any(subject, first, **named):
+    return subject, first, named
+
+
+def hooked(how, hook, target):
+    """The target with its hook, as SGLang's HookRegistry calls them."""
+    if how is How.AROUND:
+        return partial(hook, target)
+
+    def call(*args, **named):
+        if how is How.BEFORE:
+            args, named = hook(*args, **named) or (args, named)
+            return target(*args, **named)
+        return hook(target(*args, **named), *args, **named)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("how", "hook", "expected"),
+    [
+        (How.AROUND, around, ("s", 1, 2, 3)),
+        (How.AROUND, around_with_names, ("s", 1, 2, 3)),
+        (How.BEFORE, before, ("s", 2, 2, 3)),
+        (How.BEFORE, before_without_answer, ("s", 1, 2, 3)),
+        (How.AFTER, after, ("s", 1, 2, 3, "seen")),
+    ],
+)
+def test_an_argument_that_is_new_reaches_the_target_whichever_way_it_is_passed(how, hook, expected):
+    call = hooked(how, handing_on(how, hook, of_tomorrow), of_tomorrow)
+    assert call("s", 1, 2, third=3) == expected
+    assert call("s", 1, second=2, third=3) == expected
+    assert call("s", first=1, second=2, third=3) == expected
+
+
+def test_names_that_the_target_takes_without_listing_them_reach_it():
+    assert hooked(How.AROUND, handing_on(How.AROUND, around, of_any), of_any)("s", 1, new=5) == ("s", 1, {"new": 5})
+
+
+def test_the_original_keeps_its_name():
+    hook = handing_on(How.AROUND, lambda original, subject, first: original.__name__, of_tomorrow)
+    assert hook(of_tomorrow, "s", 1, 2) == "of_tomorrow"
+
+
+@pytest.mark.parametrize("hook", [around, before, after])
+def test_a_hook_that_knows_every_parameter_is_left_as_it_is(hook):
+    how = How[hook.__name__.upper()]
+    assert handing_on(how, hook, of_today if hook is not after else lambda subject: None) is hook
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_every_hook_lives_on_when_its_target_gets_two_more_parameters(name):
+    """The hook's body is replaced by one that hands on what it is given; its signature is the real one."""
+    one, hook = HOOKS[name], pkgutil.resolve_name(name)
+    target = pkgutil.resolve_name(dotted_path(RELEASE, one.target))
+    if one.how is How.REPLACE:
+        pytest.skip("a body that replaces SGLang's is read anew for each release")
+    names = [p.name for p in inspect.signature(hook).parameters.values() if p.kind in POSITIONAL]
+    lead = [] if one.how is How.BEFORE else names[:1]
+    listed = [p.name for p in inspect.signature(target).parameters.values() if p.kind in POSITIONAL]
+    by_name = [p.name for p in inspect.signature(target).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    if inspect.ismethod(target):
+        listed.insert(0, "cls")
+    arguments = {n: object() for n in max(names[len(lead) :], listed, key=len)}
+    received = {}
+
+    def sglangs(*args, **named):
+        received.update(zip((*arguments, "new_by_place"), args, strict=False))
+        received.update(named)
+        return "answer"
+
+    grown = [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in (*arguments, "new_by_place")]
+    grown += [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in (*by_name, "new_by_name")]
+    sglangs.__signature__ = inspect.Signature(grown)
+    bare = {How.AROUND: lambda original, *a, **n: original(*a, **n), How.BEFORE: lambda *a, **n: None}
+
+    def stand_in(*args, **named):
+        inspect.signature(hook).bind(*args, **named)
+        return bare.get(one.how, lambda result, *a, **n: result)(*args, **named)
+
+    stand_in.__signature__ = inspect.signature(hook)
+    call = hooked(one.how, handing_on(one.how, stand_in, sglangs), sglangs)
+    place, named = object(), {n: object() for n in (*by_name, "new_by_name")}
+    assert call(*arguments.values(), place, **named) == "answer"
+    assert received == {**arguments, "new_by_place": place, **named}

@@ -118,7 +118,8 @@ def test_against_fp64_and_against_eager(path, case, dtype):
     tokens=st.integers(1, 5),
     q_heads=st.integers(1, 9),
     kv_heads=st.integers(0, 5),
-    head_dim=st.sampled_from([2, 4, 16, 64, 256]),
+    # The interpreter takes a second for 9 heads of 256, which the cases above have.
+    head_dim=st.sampled_from([2, 4, 16, 64]),
     dtype=st.sampled_from(DTYPES),
     seed=st.integers(0, 99),
 )
@@ -153,9 +154,9 @@ def test_magnitudes_from_denormals_up(path, magnitude):
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("path", PATHS)
 def test_nan_and_inf_go_where_they_go_in_eager_and_stay_in_their_head(path, bad, place):
+    clean = qk_norm_rope(*make(SMALL, torch.bfloat16), rounding=Rounding.EAGER, path=path)
     for which in range(3):
         arguments = make(SMALL, torch.bfloat16)
-        clean = qk_norm_rope(*arguments, rounding=Rounding.EAGER, path=path)
         arguments[which][1, 32 + place] = bad
         found, like = qk_norm_rope(*arguments, rounding=Rounding.EAGER, path=path), eager(*arguments)
         assert found[which].isnan().any()

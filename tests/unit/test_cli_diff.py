@@ -179,6 +179,7 @@ class TestMistakes:
         assert "diff DUMP_A DUMP_B" in out
 
 
+@pytest.mark.slow
 def test_large_tensors_are_compared_in_windows(tmp_path):
     size = 400 * 10**6
     a, b = (sparse_dump(tmp_path / name, size, hashed=True) for name in "ab")

@@ -1,6 +1,7 @@
 """`quality` between servers that run already, and all that is refused before one is asked or started."""
 
 import csv
+import itertools
 import json
 import os
 import shutil
@@ -30,7 +31,7 @@ def questions(tmp_path):
 
 @pytest.fixture
 def quality(tmp_path, capsys):
-    """quality(*words) -> (exit code, the --json document, stderr)."""
+    """Return what runs `quality` with words: (exit code, the --json document, stderr)."""
 
     def run(*words):
         options = ["--output", tmp_path / "run", "--force", "--json"]
@@ -146,18 +147,12 @@ class TestServersThatFail:
         assert "with: 8 requests in a row failed" in err
         assert len((tmp_path / "run" / "with" / "answers.jsonl").read_text().splitlines()) == 9 + part["with"]["failed"]
 
-    @pytest.mark.parametrize(
-        "broken",
-        [
-            (500, '{"error": {"message": "no"}}'),
-            (200, "<html>"),
-            (200, '"text"'),
-            (200, '{"choices": null}'),
-        ],
-    )
-    def test_failed_requests_are_counted_and_never_scored(self, quality, questions, broken):
+    def test_failed_requests_are_counted_and_never_scored(self, quality, questions):
+        broken = [(500, '{"error": {"message": "no"}}'), (200, "<html>"), (200, '"text"'), (200, '{"choices": null}')]
+        each = itertools.cycle(broken)
+
         def now_and_then(prompt):
-            return broken if "answer C" in prompt else well_informed(prompt)
+            return next(each) if "answer C" in prompt else well_informed(prompt)
 
         with endpoint(well_informed) as base, endpoint(now_and_then) as other:
             code, document, _ = quality("--base-url", base, "--with-url", other, "--questions", questions)

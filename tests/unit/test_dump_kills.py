@@ -43,6 +43,7 @@ def test_killed_between_any_two_calls(tmp_path):
     assert int(child("calls", tmp_path, 97)) > 30
 
 
+@pytest.mark.slow
 def test_killed_by_the_clock(tmp_path):
     code = "from dump_writer_child import *\nwhile True: write(Path(sys.argv[1]))"
     random_ = random.Random(0)

@@ -206,8 +206,15 @@ class Lives(RuleBasedStateMachine):
             assert int(ledger.swa_owner[peer // self.page]) in (slot // self.page, UNKNOWN)
 
 
-@pytest.mark.parametrize("need_sort", [False, True], ids=["plain", "sorted"])
-@pytest.mark.parametrize("page", [16, 4, 1])
+@pytest.mark.parametrize(
+    ("page", "need_sort"),
+    [
+        (16, False),
+        (4, True),
+        (1, False),
+        *(pytest.param(*both, marks=pytest.mark.slow) for both in ((16, True), (4, False), (1, True))),
+    ],
+)
 def test_silent_on_every_legal_history(attach, page, need_sort):
     dumps = attach("trap", *PROBE)
     Machine = type("Machine", (Lives,), {"allocator": make_allocator(page, need_sort)})

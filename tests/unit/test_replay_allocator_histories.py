@@ -12,8 +12,15 @@ from gemma4_runtime.probes.swa_allocator_state import books_of
 from gemma4_triage.replay.allocator_replay import replay_allocator
 
 
-@pytest.mark.parametrize("need_sort", [False, True], ids=["plain", "sorted"])
-@pytest.mark.parametrize("page", [16, 4, 1])
+@pytest.mark.parametrize(
+    ("page", "need_sort"),
+    [
+        (16, False),
+        (4, True),
+        (1, False),
+        *(pytest.param(*both, marks=pytest.mark.slow) for both in ((16, True), (4, False), (1, True))),
+    ],
+)
 def test_every_legal_history_holds(attach, tmp_path, page, need_sort):
     attach("trap", *PROBE)
 

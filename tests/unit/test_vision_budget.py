@@ -52,7 +52,7 @@ def peak_bytes(run):
         ("toy", 630, torch.bfloat16),
         ("toy", 2520, torch.float32),
         ("e2b", 630, torch.float32),
-        ("e2b", 2520, torch.bfloat16),
+        pytest.param("e2b", 2520, torch.bfloat16, marks=pytest.mark.slow),
     ],
 )
 def test_a_frame_takes_no_more_than_it_is_counted_as(rank, attach, name, patches, dtype, encode):
