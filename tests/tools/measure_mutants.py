@@ -2,9 +2,9 @@
 
 `python tests/tools/measure_mutants.py draw` draws mutants of this tree with cosmic-ray's operators, and writes them to
 tests/tools/mutants.json. `... run` applies each to a copy of the tree, wherever its function stands by now, and runs
-the tests of its package until one fails. So a draw that was made at one commit is repeated at another. Needs the extra
-`measure`: `pip install -c constraints.txt -e '.[measure]'`. A mutant that changes nothing counts as a survivor, and so
-does one whose lines are gone.
+the tests that reach its lines, in this process or in one they start, until one fails. So a draw that was made at one
+commit is repeated at another. Needs the extra `measure`: `pip install -c constraints.txt -e '.[measure]'`. A mutant
+that changes nothing counts as a survivor, and so does one whose lines are gone or that no test reaches.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ from dataclasses import asdict, dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 from queue import Queue
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_name("mutants.json")
 PACKAGES = ("triage", "runtime_patches", "kernels", "repro", "dumps")
 SEED = 22
 LIMIT_S = 300
+ALL_TESTS = ""
+"""In place of a test's name: the line is reached while tests are collected, so every one may depend on it."""
 _LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", "__pycache__", ".*_cache", "runs")
 
 
@@ -44,13 +47,11 @@ class Package:
         folder: Of its sources.
         count: How many mutants are drawn.
         tests: Patterns of the test files that see it.
-        slow_tests: Likewise, for a mutant that survives the others.
     """
 
     folder: str
     count: int
     tests: tuple[str, ...]
-    slow_tests: tuple[str, ...]
 
 
 MEASURED = {
@@ -59,10 +60,8 @@ MEASURED = {
         count=25,
         tests=(
             *("test_batch_shapes.py", "test_geometry.py", "test_slot_checks.py", "test_page_ledger.py"),
-            *("test_leak_auditor.py", "test_leak_history.py", "test_guard.py"),
+            *("test_leak_auditor.py", "test_leak_history.py", "test_guard.py", "test_probe_*.py"),
         ),
-        # They import SGLang.
-        slow_tests=("test_probe_*.py",),
     ),
     "dumps": Package(
         folder="dumps/gemma4_dumps",
@@ -70,8 +69,8 @@ MEASURED = {
         tests=(
             *("test_dump_redaction.py", "test_dump_tensors.py", "test_dump_schema.py", "test_audit_findings.py"),
             *("test_dump_reader.py", "test_dump_writer.py", "test_dump_store.py", "test_cli_dumps.py"),
+            *("test_cli_export.py", "test_dump_kills.py", "test_committed_evidence.py", "test_report*.py"),
         ),
-        slow_tests=("test_cli_export.py", "test_dump_kills.py", "test_committed_evidence.py", "test_report*.py"),
     ),
     "diagnose": Package(
         folder="triage/gemma4_triage/diagnose",
@@ -80,8 +79,8 @@ MEASURED = {
             *("test_diagnose_rules.py", "test_diagnose_corpus.py", "test_diagnose_grouping.py"),
             *("test_diagnose_logs.py", "test_diagnose_contained.py", "test_diagnose_damage.py"),
             *("test_diagnose_catalog.py", "test_cli_diagnose.py"),
+            *("test_golden_output.py", "test_golden_documents.py", "test_report*.py"),
         ),
-        slow_tests=("test_golden_output.py", "test_golden_documents.py", "test_report*.py"),
     ),
 }
 
@@ -242,32 +241,41 @@ def _replaced(text: str, mutant: Mutant, function: str) -> str | None:
 
 def run(root: Path, mutants: list[Mutant], workers: int, report: Path | None) -> int:
     """Test every mutant in copies of the tree, print kills and survivors, and return the number of survivors."""
-    results: list[dict[str, object]] = []
+    results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
         copies: Queue[Path] = Queue()
         for number in range(workers):
             copy = Path(scratch) / str(number)
             shutil.copytree(root, copy, ignore=_LEFT_OUT, symlinks=True)
             copies.put(copy)
+        reached: dict[str, Reached] = {}
         for name, package in MEASURED.items():
             copy = copies.get()
-            outcome, took_s = _test(copy, package)
+            began = time.monotonic()
+            reached[name] = tests_by_line(copy, package)
             copies.put(copy)
-            print(f"{name}: its tests take {took_s:.0f} s without a mutant", flush=True)
-            if outcome != "survived":
-                raise SystemExit(f"the tests of {name} fail without a mutant")
+            print(f"{name}: its tests, under coverage, take {time.monotonic() - began:.0f} s", flush=True)
 
-        def test(mutant: Mutant) -> dict[str, object]:
+        def test(mutant: Mutant) -> dict[str, Any]:
             copy = copies.get()
             try:
                 found = locate(copy, mutant)
                 if found is None:
                     return asdict(mutant) | {"outcome": "gone"}
-                original = (copy / found[0]).read_text()
-                (copy / found[0]).write_text(found[1])
-                outcome, took_s = _test(copy, MEASURED[mutant.package])
-                (copy / found[0]).write_text(original)
-                return asdict(mutant) | {"outcome": outcome, "now": str(found[0]), "took_s": round(took_s)}
+                path = copy / found[0]
+                original = path.read_text()
+                tests = _reaching(reached[mutant.package].get(str(found[0]), {}), original, found[1])
+                began = time.monotonic()
+                path.write_text(found[1])
+                outcome = _run_tests(copy, MEASURED[mutant.package], tests)
+                path.write_text(original)
+                took_s = round(time.monotonic() - began)
+                return asdict(mutant) | {
+                    "outcome": outcome,
+                    "now": str(found[0]),
+                    "tests": len(tests),
+                    "took_s": took_s,
+                }
             finally:
                 copies.put(copy)
 
@@ -280,26 +288,95 @@ def run(root: Path, mutants: list[Mutant], workers: int, report: Path | None) ->
     return _print(results)
 
 
-def _test(copy: Path, package: Package) -> tuple[str, float]:
-    """Run the package's tests in the copy: killed, killed by the time limit, or survived; and the seconds."""
-    began = time.monotonic()
-    outcome = _run_tests(copy, package.tests)
-    if outcome == "survived":
-        outcome = _run_tests(copy, package.slow_tests)
-    return outcome, time.monotonic() - began
+Reached = dict[str, dict[int, set[str]]]
+"""By source file and line: the tests that reach it, each a file or `FILE::TEST`, or ALL_TESTS."""
+
+_SETTINGS = """[run]
+parallel = true
+source = {sources}
+patch = subprocess
+        fork
+        _exit
+        execv
+sigterm = true
+data_file = {data}/data
+"""
 
 
-def _run_tests(copy: Path, patterns: tuple[str, ...]) -> str:
+def tests_by_line(copy: Path, package: Package) -> Reached:
+    """Run the package's tests under coverage and return which of them reach each line of the tree.
+
+    Raises:
+        SystemExit: a test fails without a mutant.
+    """
+    from coverage import CoverageData
+
+    with tempfile.TemporaryDirectory(prefix="reached-") as folder:
+        (Path(folder) / "settings").write_text(
+            _SETTINGS.format(sources=",".join(str(copy / name) for name in PACKAGES), data=folder)
+        )
+        words = ["-m", "coverage", "run", f"--rcfile={folder}/settings", "-m", "pytest", "-p", "contexts_of_tests"]
+        code = _pytest(copy, [*words, *_OPTIONS, *_files(copy, package)], str(Path(__file__).parent))
+        if code != 0:
+            raise SystemExit(f"the tests of {package.folder} fail without a mutant")
+        reached: Reached = {}
+        for path in Path(folder).glob("data.*"):
+            data = CoverageData(str(path))
+            data.read()
+            for source in data.measured_files():
+                lines = reached.setdefault(os.path.relpath(source, copy), {})
+                for line, contexts in data.contexts_by_lineno(source).items():
+                    lines.setdefault(line, set()).update(_name(context) for context in contexts)
+        return reached
+
+
+def _name(context: str) -> str:
+    """Return the test of a context; its file where a fixture reached the line, which other tests may share."""
+    test, _, when = context.rpartition(" (")
+    return test.partition("[")[0] if when == "call)" else test.partition("::")[0]
+
+
+def _reaching(lines: dict[int, set[str]], original: str, changed: str) -> set[str]:
+    """Return the tests that reach a line which the mutant changes, or the first line of its statement."""
+    blocks = SequenceMatcher(None, original.splitlines(), changed.splitlines(), autojunk=False).get_opcodes()
+    edited = {line for kind, begin, end, _, _ in blocks if kind != "equal" for line in range(begin + 1, end + 1)}
+    for node in ast.walk(ast.parse(original)):
+        if isinstance(node, ast.stmt):
+            body = getattr(node, "body", None)
+            end = body[0].lineno - 1 if body else node.end_lineno or node.lineno
+            if any(node.lineno <= line <= end for line in edited):
+                edited = edited | {node.lineno}
+    return set().union(*(lines.get(line, set()) for line in edited))
+
+
+_OPTIONS = ("-q", "-p", "no:cacheprovider", "--no-header", "-k", "not quality and not bench and not repro")
+"""Of the golden files those that start a process or a server say nothing of these packages."""
+
+
+def _files(copy: Path, package: Package) -> list[str]:
     folders = [copy / "tests" / part for part in ("unit", "contract")]
-    files = [str(path) for test in patterns for folder in folders for path in sorted(folder.rglob(test))]
-    # Of the golden files those that start a process or a server say nothing of these packages.
-    words = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "-k", "not quality and not bench and not repro"]
+    found = [path for test in package.tests for folder in folders for path in sorted(folder.rglob(test))]
+    return [str(path.relative_to(copy)) for path in found]
+
+
+def _run_tests(copy: Path, package: Package, tests: set[str]) -> str:
+    """Run the tests that reach a mutant until one fails: killed, killed by the time limit, survived, not reached."""
+    if not tests:
+        return "not reached"
+    files = {test for test in tests if "::" not in test}
+    chosen = sorted(test for test in tests if test.partition("::")[0] not in files) + sorted(files)
+    code = _pytest(copy, ["-m", "pytest", "-x", *_OPTIONS, *(_files(copy, package) if ALL_TESTS in tests else chosen)])
+    return "killed by the time limit" if code is None else "survived" if code == 0 else "killed"
+
+
+def _pytest(copy: Path, words: list[str], *paths: str) -> int | None:
+    """Return the exit code; None if the time limit ended it."""
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(str(copy / name) for name in PACKAGES),
+        "PYTHONPATH": os.pathsep.join((*(str(copy / name) for name in PACKAGES), *paths)),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", *words, *files],
+        [sys.executable, *words],
         cwd=copy,
         env=environment,
         stdout=subprocess.DEVNULL,
@@ -307,15 +384,14 @@ def _run_tests(copy: Path, patterns: tuple[str, ...]) -> str:
         start_new_session=True,
     )
     try:
-        code = process.wait(LIMIT_S)
+        return process.wait(LIMIT_S if not paths else 10 * LIMIT_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        return "killed by the time limit"
-    return "survived" if code == 0 else "killed"
+        return None
 
 
-def _print(results: list[dict[str, object]]) -> int:
+def _print(results: list[dict[str, Any]]) -> int:
     survivors = [one for one in results if not str(one["outcome"]).startswith("killed")]
     for one in survivors:
         print(f"\n{one['outcome']}: {one['path']}, {one['function'] or 'module'} ({one['operator']})")
