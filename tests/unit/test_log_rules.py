@@ -11,7 +11,7 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import rules
 from gemma4_triage.logs.catalog import ENDINGS, LOADS, findings
 from gemma4_triage.logs.read import read_log, read_source
-from gemma4_triage.logs.rules import known_issue, other_crash
+from gemma4_triage.logs.rules import known_issue, other_crash, unexplained_line
 from gemma4_triage.logs.source import Source
 
 SAMPLES = Path(__file__).parents[1] / "data" / "logs"
@@ -47,6 +47,7 @@ MADE = {
     "throughput-collapse": [*steady(40, rate=900), *steady(20, start=40, rate=200)],
     "known-issue": [death(1, NO_METHOD)],
     "other-crash": [decode(1), death(2, "KeyError: 'layer_9'")],
+    "unexplained-line": [decode(1), "Killed\n"],
     "no-slot": [decode(1, swa=0.99), death(2, NO_SLOT)],
     "out-of-memory": [decode(1), death(2, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")],
     "index-outside-tensor": [decode(1), death(2, ASSERTION)],
@@ -76,7 +77,7 @@ def test_a_made_log(rule):
 
 
 def test_every_rule_fires_somewhere_and_has_a_file_that_is_listed():
-    ids = {rule.id for rule in (*ENDINGS, *LOADS)} | {known_issue.ID, other_crash.ID}
+    ids = {rule.id for rule in (*ENDINGS, *LOADS)} | {known_issue.ID, other_crash.ID, unexplained_line.ID}
     assert ids == {rule for found in FOUND.values() for rule in found} | set(MADE)
     files = {path.stem for path in Path(rules.__path__[0]).glob("*.py")} - {"__init__"}
     assert {id.replace("-", "_") for id in ids} == files
@@ -207,7 +208,13 @@ class TestThresholds:
 
     def test_a_caught_traceback_is_no_crash(self):
         text = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\nOSError: no libavutil\n'
-        assert found_in([prefill(1), text]) == ()
+        assert found_in([prefill(1), text, prefill(2)]) == ()
+
+    def test_a_traceback_that_nothing_follows_is_one(self):
+        text = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\nOSError: no libavutil\n'
+        (finding,) = found_in([prefill(1), text])
+        assert finding.rule == "other-crash"
+        assert finding.evidence[0].value == "OSError: no libavutil"
 
 
 def test_commands_to_run_next_exist():

@@ -108,7 +108,8 @@ def _diagnoses(material: Material, logs: list[LogFacts]) -> list[Diagnosis]:
     incidents = assign_logs(group(material.dumps, material.guards, material.ledgers), understood)
     if not incidents and not material.unreadable:
         raise NothingChecked(
-            "neither a dump nor a guard manifest there" + (", and no line of SGLang's in the logs" if logs else ""),
+            "neither a dump nor a guard manifest there"
+            + (", and no line of SGLang's scheduler in the logs" if logs else ""),
             "serve with SGLANG_TRTLLM_MHA_DEBUG=1 to get them; --dir names another directory",
         )
     return [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemma4_triage.finding import Finding, ranked
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.rule import Rule
@@ -23,6 +25,7 @@ from gemma4_triage.logs.rules import (
     retraction_thrash,
     stale_write_rows,
     throughput_collapse,
+    unexplained_line,
     unmergeable_batch,
 )
 
@@ -66,5 +69,18 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     endings += known_issue.beside(endings, facts)
     known = known_issue.explained(facts)
     unknown = [death for death in unexplained if (death.type_name, death.frame) not in known]
+    endings += other_crash.find(facts, unknown)
+    floor = unexplained_line.find(facts, _accounted_for(endings, facts))
     loads = [finding for rule in LOADS for finding in rule.find(facts)]
-    return (*ranked([*endings, *other_crash.find(facts, unknown)]), *ranked(loads))
+    return (*ranked([*endings, *floor]), *ranked(loads))
+
+
+def _accounted_for(found: Iterable[Finding], facts: LogFacts) -> set[str]:
+    """Return the kinds of alarms that the findings on ends account for, or that follow an end that is reported."""
+    named = {finding.rule for finding in found}
+    kinds = {kind for rule in (*ENDINGS, *LOADS) if rule.id in named for kind in rule.alarms}
+    if not facts.deaths:
+        return kinds
+    first = min(death.place.line for death in facts.deaths)
+    follow = {alarm.kind for alarm in facts.alarms if alarm.place.line >= first and facts.starts <= 1}
+    return kinds | follow | {"sigquit", "child", "exception"}

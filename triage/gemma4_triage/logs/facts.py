@@ -156,6 +156,29 @@ class Death:
 
 
 @dataclass(frozen=True, slots=True)
+class Alarm:
+    """A line that says that something failed, outside tracebacks; the first of its kind, see alarms.py.
+
+    Attributes:
+        kind: what it says happened: "killed", "signalled", "nccl", "nan", and others of alarms.py.
+        place: where in the log the first one stands.
+        rank: which scheduler wrote it; "" if the server has only one, or something else wrote it.
+        text: the line.
+        count: how many lines of the kind there are.
+        last: where the last one stands; None if there is one only.
+        ranks: the schedulers that wrote further ones.
+    """
+
+    kind: str
+    place: Place
+    rank: str
+    text: str
+    count: int = 1
+    last: Place | None = None
+    ranks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class LeakLine:
     """One pool equation of SGLang's checker. missing: total less all that is accounted for, in tokens."""
 
@@ -205,6 +228,8 @@ class LogFacts:
         guards: what this project's probes reported.
         guard_count: how many such reports there were.
         release: SGLang's, where a line names it; "" if none does.
+        alarms: lines that say that something failed and belong to nothing above.
+        program_lines: how many lines that were not understood look like a Python program's: a level, a stamp, a frame.
     """
 
     name: str
@@ -230,6 +255,8 @@ class LogFacts:
     guards: tuple[GuardLine, ...]
     guard_count: int
     release: str = ""
+    alarms: tuple[Alarm, ...] = ()
+    program_lines: int = 0
 
     @property
     def understood_lines(self) -> int:

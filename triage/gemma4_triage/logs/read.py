@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from gemma4_triage.known_issues import release
 from gemma4_triage.logs import events
+from gemma4_triage.logs.alarms import AlarmReader
 from gemma4_triage.logs.batch_line import MARK, find_batch
 from gemma4_triage.logs.facts import Death, Device, LogFacts, Place, Pool
 from gemma4_triage.logs.lines import MAX_LINE_BYTES, Block, blocks_of_lines
@@ -51,9 +52,9 @@ def read_log(name: str, chunks: Iterable[bytes], points: int = DEFAULT_POINTS) -
 class _Kept:
     """The first MAX_KEPT of something, and how many there were."""
 
-    def __init__(self) -> None:
-        self.items: list = []
-        self.count = 0
+    def __init__(self, other: _Kept | None = None) -> None:
+        self.items: list = [] if other is None else [*other.items]
+        self.count = 0 if other is None else other.count
 
     def add(self, item) -> None:
         self.count += 1
@@ -75,6 +76,7 @@ class LogReading:
         self._dropped_rank_lines = 0
         self._last_rank: RankReading | None = None
         self._tracebacks = TracebackReader()
+        self._alarms = AlarmReader()
         self._deaths, self._leaks, self._guards = _Kept(), _Kept(), _Kept()
         self._faults: dict[str, None] = {}
         self._starts = 0
@@ -96,11 +98,15 @@ class LogReading:
         if max(map(len, block.lines)) > MAX_LINE_BYTES:
             self._long += sum(len(line) > MAX_LINE_BYTES for line in block.lines)
         # A mark that is nowhere in the block need not be looked for in each of its lines, and most blocks hold none.
-        marks = [(mark, kind) for mark, kind in _MARKS if mark in block.text]
+        others = [line for line in block.lines if b"#running-req" not in line or not block.whole]
+        text = b"\n".join(others)
+        marks = [(mark, kind) for mark, kind in _MARKS if mark in text]
+        alarming = self._alarms.begin(others, text)
         for number, line in enumerate(block.lines, block.first):
             if MARK in line and block.whole and self._batch(number, line):
+                self._alarms.works(number)
                 continue
-            if marks or self._tracebacks.watching:
+            if alarming or marks or self._tracebacks.watching:
                 self._other(number, line, marks)
 
     def _other(self, number: int, line: bytes, marks: list[tuple[bytes, str]]) -> None:
@@ -108,8 +114,13 @@ class LogReading:
             return
         for mark, kind in marks:
             if mark in line:
-                self._event(kind, number, line)
-                return
+                if self._event(kind, number, line):
+                    return
+                break
+        if kind := self._alarms.kind_of(number, line):
+            stamp = self._stamp(line, len(line))
+            self._alarms.add(kind, line, stamp.rank, Place(number, stamp.text))
+            self._understand("alarm")
 
     def _batch(self, number: int, line: bytes) -> bool:
         found = find_batch(line)
@@ -125,28 +136,31 @@ class LogReading:
             self._last_rank = rank
         return True
 
-    def _event(self, kind: str, number: int, line: bytes) -> None:
+    def _event(self, kind: str, number: int, line: bytes) -> bool:
+        """Say whether the line is what its mark promises; one that is not may still be an alarm."""
         if kind == "release":
             self._release = self._release or release.release_in(line)
-            return
+            return False
         stamp = self._stamp(line, len(line))
         place = Place(number, stamp.text)
         if kind == "traceback":
             if self._tracebacks.begin(line, stamp.rank, place):
                 self._understand(kind)
-            return
+            return True
         if kind == "introduction":
             self._tracebacks.introduce(line)
-            return
+            return self._tracebacks.watching
         if kind == "guard":
             if (guard := events.guard_line(line, place)) is None:
-                return
+                return False
             self._guards.add(guard)
         elif kind == "retraction":
             if (rank := self._rank(stamp.rank)) is not None:
                 rank.retracted(events.retracted_requests(line), number, stamp)
         elif kind == "leak":
-            self._leak(line.decode(errors="replace"), place)
+            # An equation that holds is no leak; a leak without an equation, as other releases have it, is an alarm.
+            if not self._leak(line.decode(errors="replace"), place) and b"] total=" not in line:
+                return False
         elif kind == "death":
             self._die(Death(place, stamp.rank, "", events.death_message(line)))
         elif kind == "start":
@@ -157,10 +171,13 @@ class LogReading:
         elif kind == "fault" and (fault := events.injected_fault(line)) and len(self._faults) < MAX_KEPT:
             self._faults[fault] = None
         self._understand(kind)
+        return True
 
-    def _leak(self, text: str, place: Place) -> None:
-        for leak in events.leaks(text, place):
+    def _leak(self, text: str, place: Place) -> bool:
+        found = events.leaks(text, place)
+        for leak in found:
             self._leaks.add(leak)
+        return bool(found)
 
     def _traceback_line(self, line: bytes) -> bool:
         """Say whether the line belongs to a traceback; a line with a stamp is another process's, and ends none."""
@@ -175,11 +192,14 @@ class LogReading:
         return belongs
 
     def _die(self, death: Death) -> None:
+        self._deaths.add(self._with_usage(death))
+
+    def _with_usage(self, death: Death) -> Death:
         rank = self._ranks.get(death.rank)
         usage = None if rank is None else rank.usage
         if usage is None and self._last_rank is not None:
             usage = self._last_rank.usage
-        self._deaths.add(replace(death, usage=usage))
+        return replace(death, usage=usage)
 
     def _stamp(self, line: bytes, end: int) -> Stamp:
         stamp = self._stamps.read(line, end)
@@ -202,6 +222,10 @@ class LogReading:
 
     def facts(self) -> LogFacts:
         """Return what has been learnt of the log up to the last line that was read."""
+        deaths = _Kept(self._deaths)
+        for death in (self._tracebacks.torn(), *self._alarms.errors()):
+            if death is not None:
+                deaths.add(self._with_usage(death))
         return LogFacts(
             name=self._name,
             size_bytes=self._size,
@@ -220,10 +244,12 @@ class LogReading:
             faults=tuple(self._faults),
             ranks=tuple(rank.facts() for rank in self._ranks.values()),
             dropped_rank_lines=self._dropped_rank_lines,
-            deaths=tuple(self._deaths.items),
-            death_count=self._deaths.count,
+            deaths=tuple(deaths.items),
+            death_count=deaths.count,
             leaks=tuple(self._leaks.items),
             leak_count=self._leaks.count,
             guards=tuple(self._guards.items),
             guard_count=self._guards.count,
+            alarms=self._alarms.alarms(),
+            program_lines=self._alarms.program_lines,
         )

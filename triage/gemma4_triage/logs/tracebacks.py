@@ -13,6 +13,7 @@ from collections import deque
 from gemma4_triage.logs.facts import Death, Place
 
 TRACEBACK = b"Traceback (most recent call last):"
+TORN = "the log ends inside its traceback"
 _INTRODUCED = b"hit an exception: "
 INTRODUCTIONS = (b"Process ", b"Exception in thread")
 _CHAIN = (b"During handling of the above exception", b"The above exception was the direct cause")
@@ -51,6 +52,12 @@ class TracebackReader:
         if _INTRODUCED in line or (introduced and not self._rank):
             self._rank = rank
         return introduced
+
+    def torn(self) -> Death | None:
+        """Return what the log ends inside of: a process died, of what is cut off; None if no traceback is open."""
+        if not self.inside:
+            return None
+        return Death(self._begin, self._rank, "", TORN, tuple(map(_frame_text, self._frames)))
 
     def introduce(self, line: bytes) -> None:
         """A line with one of INTRODUCTIONS in it: where it begins with one, a traceback that follows is a death."""

@@ -26,4 +26,4 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     )
 
 
-RULE = of_death("hang", "a step never ended", _explains, _tell)
+RULE = of_death("hang", "a step never ended", _explains, _tell, alarms=("watchdog",))

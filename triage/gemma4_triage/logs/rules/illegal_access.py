@@ -78,4 +78,4 @@ def _backends(facts: LogFacts) -> set[str]:
     return {value for name in names if (value := facts.settings.get(name, "None")) != "None"}
 
 
-RULE = of_death("illegal-access", "a kernel left its buffer", _explains, _tell)
+RULE = of_death("illegal-access", "a kernel left its buffer", _explains, _tell, alarms=("device", "signalled"))

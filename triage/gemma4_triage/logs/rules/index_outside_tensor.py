@@ -28,4 +28,6 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     )
 
 
-RULE = of_death("index-outside-tensor", "torch found an index outside its tensor", _explains, _tell)
+RULE = of_death(
+    "index-outside-tensor", "torch found an index outside its tensor", _explains, _tell, alarms=("device", "signalled")
+)

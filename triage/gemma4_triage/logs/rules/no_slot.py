@@ -35,4 +35,4 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     )
 
 
-RULE = of_death("no-slot", "a step found no slot in a KV pool", _explains, _tell)
+RULE = of_death("no-slot", "a step found no slot in a KV pool", _explains, _tell, alarms=("no-memory",))

@@ -6,24 +6,53 @@ from collections.abc import Iterable, Iterator
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import at, exception_text, on_rank
+from gemma4_triage.logs.rule import at, exception_text, on_rank, probe_could_see, usage_text
 
 ID = "other-crash"
 TITLE = "a process died of something that no other rule knows"
 
 
 def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
-    """unexplained: the deaths that are left, in the order of the log. One finding per kind of exception."""
+    """Yield one finding per kind of exception.
+
+    Args:
+        facts: the log.
+        unexplained: the deaths that are left, in the order of the log.
+    """
     seen: set[tuple[str, str]] = set()
     for death in unexplained:
         if (death.type_name, death.frame) in seen:
             continue
         seen.add((death.type_name, death.frame))
+        first = death is facts.deaths[0]
         yield Finding(
             rule=ID,
             cause=f"A process died of {death.type_name or 'an error'}{on_rank(death.rank)}"
             f"{', in ' + death.frame if death.frame else ''}; no rule here knows its cause.",
             confidence=Confidence.POSSIBLE,
-            evidence=(at(facts, death.place, exception_text(death), "the exception, and where its traceback begins"),),
-            next_commands=("gemma4-triage doctor", "gemma4-triage serve --debug 1 -- --model-path MODEL"),
+            evidence=tuple(_evidence(facts, death, first)),
+            advice=(_next_step(facts, death, first),),
+            next_commands=_commands(death),
         )
+
+
+def _evidence(facts: LogFacts, death: Death, first: bool) -> Iterator:
+    order = ", the first failure in the log" if first and len(facts.deaths) > 1 else ""
+    yield at(facts, death.place, exception_text(death), f"the exception, and where its traceback begins{order}")
+    if death.usage is not None:
+        usage = usage_text(death.usage.full, death.usage.swa)
+        yield at(facts, death.usage.place, usage, "the last batch line before it")
+
+
+def _next_step(facts: LogFacts, death: Death, first: bool) -> str:
+    if not first:
+        return f"begin with line {facts.deaths[0].place.line}, where the first failure is: this one may follow from it"
+    if death.usage is None:
+        return "it died before its first batch: check versions, the checkpoint and the arguments of the start"
+    return "send the last requests before it again, one at a time, until one of them ends the server"
+
+
+def _commands(death: Death) -> tuple[str, ...]:
+    if probe_could_see(death):
+        return ("gemma4-triage serve --debug 1 -- --model-path MODEL",)
+    return ("gemma4-triage doctor",) if death.usage is None else ()

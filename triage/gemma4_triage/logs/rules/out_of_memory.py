@@ -30,4 +30,4 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     )
 
 
-RULE = of_death("out-of-memory", "memory of the device ran out", _explains, _tell)
+RULE = of_death("out-of-memory", "memory of the device ran out", _explains, _tell, alarms=("no-memory",))
