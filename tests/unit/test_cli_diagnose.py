@@ -227,7 +227,7 @@ class TestLog:
         log.write_text("fine\n")
         code, out, err = cli("diagnose", "--dir", tmp_path, "--log", log, "--json")
         assert (code, document(out)["exit_code"]) == (5, 5)
-        assert "no line of SGLang's in the logs" in err
+        assert "no line of SGLang's scheduler in the logs" in err
         code, out, err = cli("diagnose", SEED, "--log", log)
         assert (code, err) == (1, f"{log}: 0 of 1 line understood\n")
         assert "notes.txt" not in out

@@ -37,16 +37,24 @@ _HARD = {
     "no-start": rb"Initialization failed|scheduler died during initialization|Weights are not ready after|"
     rb"[Aa]ddress already in use|error: unrecognized arguments|error: argument --|error: the following arguments are|"
     rb"[Ff]ailed to (?:start|launch|initialize) (?:the )?(?:server|engine|scheduler|worker)",
-    "child": rb"(?:crashed|exited|terminated|died|finished|ended) (?:\()?with (?:exit ?code |code |status )?-?[1-9]|"
-    rb"died \(exitcode|[Ee]xit ?code[ :=]+-?[1-9]\d{0,2}\b|process (?:has )?(?:died|crashed)\b|"
+    "child": rb"(?:crashed|exited|terminated|died|ended) \(?with (?:exit ?code |code |status )?(?!13[4-79])[1-9]|"
+    rb"died \(exitcode|[Ee]xit ?code[ :=]+(?!13[4-79])[1-9]\d{0,2}\b|process (?:has )?(?:died|crashed)\b|"
     rb"ActorDiedError|RayActorError|Back-off restarting failed container|CrashLoopBackOff",
     "sigquit": rb"[Rr]eceived sigquit from a child|SIGQUIT received",
     "exception": rb"hit an exception\b",
     "leak": rb"[Ll]eak [Dd]etected|[Mm]emory leak\b|leaked (?:semaphore|page|token|slot)",
     "stopped-answering": rb"\b(?:deadlock(?:ed)?|hung|not responding|unresponsive|stopped responding)\b",
     "transfer": rb"KVTransferError|[Tt]ransfer failed for request|bootstrap (?:failed|timed out)",
+    "image-tokens": rb"Number of tokens in multimodal embedding does not match|Insufficient multimodal embedding|"
+    rb"[Ii]mage features and image tokens do not match",
+    "parser": rb"(?:Tool call|Reasoning) parsing error|Error in (?:detect_and_parse|parse_streaming_increment)|"
+    rb"Failed to parse (?:tool calls?|reasoning)",
     "answered-500": rb'HTTP/\d(?:\.\d)?" 50[024]\b|Exception in ASGI application',
 }
+FATAL = frozenset({"killed", "signalled", "nccl", "device", "watchdog", "no-start", "child", "sigquit", "exception"})
+"""Kinds that end a server: what stands behind one of them is taken to follow from it."""
+OF_REQUESTS = frozenset({"answered-500", "transfer", "image-tokens", "parser", "nan", "leak"})
+"""Kinds that a server survives: each is told, whatever stands before it."""
 _SOFT = {
     "error": rb"^(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Violation|Failure|OutOfResources)(?:: |$)",
     "timeout": rb"\b(?:timed out|[Tt]ime-?out (?:waiting|after|expired|exceeded|while|when))\b",
@@ -86,7 +94,18 @@ _TRIGGERS = (
         b"double free",
     ),
     *(b"sigq", b"sigs", b"siga", b"sigb", b"nccl", b"gloo", b"dist", b"nan", b" inf", b"`inf", b"cuda", b"status_"),
-    *(b"xid", b"hip error", b"fallen off", b" ecc", b"memory", b"no space", b"watchdog", b"health check"),
+    *(
+        b"xid",
+        b"hip error",
+        b"fallen off",
+        b" ecc",
+        b"multimodal embedding",
+        b"image tokens",
+        b"memory",
+        b"no space",
+        b"watchdog",
+        b"health check",
+    ),
     *(
         b"probe failed",
         b"error",
@@ -108,7 +127,7 @@ _LONGEST_LINE = 2000  # bytes of a line that are looked at
 _LONGEST_TEXT = 300  # characters
 _FRAMES = 12
 _MOST_ERRORS = 8
-_MOST_RANKS = 16
+_MOST_KEPT = 16
 _ENOUGH_LINES = 1000
 
 
@@ -119,6 +138,7 @@ class AlarmReader:
         self._hard: dict[str, Alarm] = {}
         self._soft: Alarm | None = None
         self._errors: list[Death] = []
+        self.caught: list[Death] = []
         self._frames: deque[bytes] = deque(maxlen=_FRAMES)
         self._last_work = 0
         self.program_lines = 0
@@ -173,8 +193,13 @@ class AlarmReader:
         elif (known := self._hard.get(kind)) is None:
             self._hard[kind] = alarm
         else:
-            ranks = known.ranks if rank in known.ranks or len(known.ranks) >= _MOST_RANKS else (*known.ranks, rank)
-            self._hard[kind] = replace(known, count=known.count + 1, last=place, ranks=ranks)
+            ranks = (
+                known.ranks
+                if rank in (known.rank, *known.ranks) or len(known.ranks) >= _MOST_KEPT
+                else (*known.ranks, rank)
+            )
+            more = known.more if len(known.more) >= _MOST_KEPT else (*known.more, alarm.text)
+            self._hard[kind] = replace(known, count=known.count + 1, last=place, ranks=ranks, more=more)
 
     def _keep_soft(self, alarm: Alarm) -> None:
         if self._soft is None or self._soft.place.line < self._last_work:
@@ -184,6 +209,7 @@ class AlarmReader:
             frames = tuple(filter(None, map(_frame_text, self._frames)))
             if match is not None:
                 self._errors.append(Death(alarm.place, alarm.rank, match[1], match[2] or "", frames))
+                self.caught = [*self.caught, self._errors[-1]][-_MOST_ERRORS:]
         self._frames.clear()
 
     def alarms(self) -> tuple[Alarm, ...]:

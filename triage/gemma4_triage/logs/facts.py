@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Pool = Literal["full", "swa"]
@@ -167,6 +167,7 @@ class Alarm:
         count: how many lines of the kind there are.
         last: where the last one stands; None if there is one only.
         ranks: the schedulers that wrote further ones.
+        more: the first ones that followed, or the exception that stands before the line.
     """
 
     kind: str
@@ -176,6 +177,25 @@ class Alarm:
     count: int = 1
     last: Place | None = None
     ranks: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """A line that explains others, see remarks.py."""
+
+    place: Place
+    rank: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Where the main thread of a scheduler stood when py-spy looked: "file:line function", the innermost first."""
+
+    place: Place
+    rank: str
+    frames: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +249,9 @@ class LogFacts:
         guard_count: how many such reports there were.
         release: SGLang's, where a line names it; "" if none does.
         alarms: lines that say that something failed and belong to nothing above.
+        remarks: the last line of each kind that explains others; see remarks.py.
+        stacks: where schedulers stood when py-spy looked.
+        errors: the last exceptions that no process is known to have died of.
         program_lines: how many lines that were not understood look like a Python program's: a level, a stamp, a frame.
     """
 
@@ -257,6 +280,15 @@ class LogFacts:
     release: str = ""
     alarms: tuple[Alarm, ...] = ()
     program_lines: int = 0
+    remarks: Mapping[str, Remark] = field(default_factory=dict)
+    stacks: tuple[Stack, ...] = ()
+    errors: tuple[Death, ...] = ()
+
+    @property
+    def failures(self) -> tuple[Death, ...]:
+        """What processes died of, then what single lines say of it, each in the order of the log."""
+        lines = (Death(alarm.place, alarm.rank, "", alarm.text) for alarm in self.alarms)
+        return (*self.deaths, *lines)
 
     @property
     def understood_lines(self) -> int:

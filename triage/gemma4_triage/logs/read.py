@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from gemma4_triage.known_issues import release
-from gemma4_triage.logs import events
+from gemma4_triage.logs import events, remarks
 from gemma4_triage.logs.alarms import AlarmReader
 from gemma4_triage.logs.batch_line import MARK, find_batch
-from gemma4_triage.logs.facts import Death, Device, LogFacts, Place, Pool
+from gemma4_triage.logs.facts import Death, Device, LogFacts, Place, Pool, Remark
 from gemma4_triage.logs.lines import MAX_LINE_BYTES, Block, blocks_of_lines
 from gemma4_triage.logs.rank import RankReading
 from gemma4_triage.logs.source import Source
@@ -31,6 +31,8 @@ _MARKS = (
     (events.POOL_SIZES, "pool_sizes"),
     (events.FAULT_MARK, "fault"),
     *((mark, "introduction") for mark in INTRODUCTIONS),
+    (remarks.STACKS, "stack"),
+    *((mark, f"remark {name}") for mark, name in remarks.MARKS),
     *((mark, "release") for mark in release.MARKS),
 )
 
@@ -77,6 +79,8 @@ class LogReading:
         self._last_rank: RankReading | None = None
         self._tracebacks = TracebackReader()
         self._alarms = AlarmReader()
+        self._stacks = remarks.StackReader()
+        self._remarks: dict[str, Remark] = {}
         self._deaths, self._leaks, self._guards = _Kept(), _Kept(), _Kept()
         self._faults: dict[str, None] = {}
         self._starts = 0
@@ -106,11 +110,13 @@ class LogReading:
             if MARK in line and block.whole and self._batch(number, line):
                 self._alarms.works(number)
                 continue
-            if alarming or marks or self._tracebacks.watching:
+            if alarming or marks or self._tracebacks.watching or self._stacks.inside:
                 self._other(number, line, marks)
 
     def _other(self, number: int, line: bytes, marks: list[tuple[bytes, str]]) -> None:
         if self._tracebacks.watching and self._traceback_line(line):
+            return
+        if self._stacks.inside and self._stacks.line(line):
             return
         for mark, kind in marks:
             if mark in line:
@@ -143,7 +149,12 @@ class LogReading:
             return False
         stamp = self._stamp(line, len(line))
         place = Place(number, stamp.text)
-        if kind == "traceback":
+        if kind.startswith("remark "):
+            self._remarks[kind.removeprefix("remark ")] = remarks.remark(line, stamp.rank, place)
+            return False
+        if kind == "stack":
+            self._stacks.begin(stamp.rank, place)
+        elif kind == "traceback":
             if self._tracebacks.begin(line, stamp.rank, place):
                 self._understand(kind)
             return True
@@ -222,6 +233,7 @@ class LogReading:
 
     def facts(self) -> LogFacts:
         """Return what has been learnt of the log up to the last line that was read."""
+        self._stacks.end()
         deaths = _Kept(self._deaths)
         for death in (self._tracebacks.torn(), *self._alarms.errors()):
             if death is not None:
@@ -251,5 +263,8 @@ class LogReading:
             guards=tuple(self._guards.items),
             guard_count=self._guards.count,
             alarms=self._alarms.alarms(),
+            remarks=self._remarks,
+            stacks=tuple(self._stacks.stacks),
+            errors=tuple(self._alarms.caught),
             program_lines=self._alarms.program_lines,
         )

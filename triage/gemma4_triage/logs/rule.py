@@ -49,11 +49,37 @@ def of_death(
     """
 
     def find(facts: LogFacts) -> Iterator[Finding]:
-        death = next(filter(explains, facts.deaths), None)
+        death = next(filter(explains, facts.failures), None)
         if death is not None:
             yield tell(facts, death)
 
     return Rule(rule_id, title, find, explains, frozenset(alarms))
+
+
+def says(words: re.Pattern[str]) -> Callable[[Death], bool]:
+    """Return whether a failure's type and message hold some words."""
+    return lambda death: words.search(f"{death.type_name}: {death.message}") is not None
+
+
+def of_failure(facts: LogFacts, death: Death, what: str = "what the process died of") -> list[Evidence]:
+    """Return the failure with rank and innermost frame, then the last pool usage before it, if one is known."""
+    where = f"{what}{on_rank(death.rank)}{', in ' + death.frame if death.frame else ''}"
+    found = [at(facts, death.place, exception_text(death), where)]
+    if (usage := death.usage) is not None and usage.full is not None:
+        found.append(at(facts, usage.place, usage_text(usage.full, usage.swa), "the last pool usage before it"))
+    return found
+
+
+def of_settings(facts: LogFacts, *names: str) -> list[Evidence]:
+    """Return those settings of the last start that the log names and that are set."""
+    values = ((name, facts.settings.get(name, "None")) for name in names)
+    return [over(facts, "server_args", value, name) for name, value in values if value not in ("None", "False")]
+
+
+def remarked(facts: LogFacts, name: str, meaning: str) -> list[Evidence]:
+    """Return the last line of a kind of remarks.py, or nothing."""
+    found = facts.remarks.get(name)
+    return [] if found is None else [at(facts, found.place, found.text, meaning)]
 
 
 def cause_in(death: Death, causes: Mapping[str, str]) -> str:

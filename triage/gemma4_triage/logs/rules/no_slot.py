@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from gemma4_triage.finding import Confidence, Finding
+import re
+
+from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import cause_in, of_death, of_memory
+from gemma4_triage.logs.remarks import number_in
+from gemma4_triage.logs.rule import cause_in, of_death, of_memory, over, remarked
 
 _CAUSES = {
     "Decode out of memory": "A decode step found no slot in one of the pools, and there was nothing to retract.",
     "Prefill out of memory": "A prefill found no slots in one of the pools.",
+    "No space left for only one request": "One request alone needs more tokens than a pool has left.",
+    "Out of memory even after retracting all other requests": "One request alone needs more tokens than a pool has.",
+    "alloc_req_slots runs out of memory": "More requests were taken in than there are rows for requests.",
 }
+_ROWS = re.compile(r"available_size\(\)=(\d+).*num_reqs=(\d+)")
 _ROOMY = 0.8  # a fuller pool may have had no slot for a batch; an emptier one should have
 _PLAN = "gemma4-triage pools --config CONFIG --gpu-mem 80GiB --weights 20GiB --workload 64x8000+1000"
 _SERVE = "gemma4-triage serve --debug 1 -- --model-path MODEL"
@@ -22,17 +29,65 @@ def _explains(death: Death) -> bool:
 def _tell(facts: LogFacts, death: Death) -> Finding:
     usage = death.usage
     roomy = usage is not None and max(usage.full or 0, usage.swa or 0) < _ROOMY
+    cause, advice = cause_in(death, _CAUSES), ()
+    counted = _of_numbers(facts)
+    if counted is not None:
+        roomy, sentence = counted
+        cause = f"{cause.removesuffix('.')}: {sentence}."
+    elif roomy:
+        cause = (
+            "A step found no slot although the pools had room: pages are lost, or one pool refused what the other gave."
+        )
+    elif rows := _ROWS.search(death.message):
+        cause = f"{cause.removesuffix('.')}: {rows[2]} asked, {rows[1]} rows free."
+        advice = (
+            "rows are not tokens: --max-running-requests is what they are made for; a retraction may still hold some",
+        )
     return Finding(
         rule=RULE.id,
-        cause="A step found no slot although the pools had room: pages are lost, or one pool refused what the other "
-        "gave."
-        if roomy
-        else cause_in(death, _CAUSES),
+        cause=cause,
         confidence=Confidence.POSSIBLE if roomy else Confidence.LIKELY,
-        evidence=tuple(of_memory(facts, death)),
+        evidence=(*of_memory(facts, death), *_numbers(facts)),
+        advice=advice,
         next_commands=(_SERVE,) if roomy else (_PLAN,),
         upstream=("SGLang 7909",) if roomy else (),
     )
+
+
+def _of_numbers(facts: LogFacts) -> tuple[bool, str] | None:
+    """Return whether the pools had room for what was asked, and the sum as a clause; None where a number lacks."""
+    asked = _number(facts, "asked", "Try to allocate")
+    free = {pool: _number(facts, f"free_{pool}", f"Available {pool} tokens:") for pool in ("full", "swa")}
+    if free["full"] is None:
+        free["full"] = _number(facts, "free_full", "Available tokens:")
+    known = {pool: count for pool, count in free.items() if count is not None}
+    if asked is None or not known:
+        return None
+    short = {pool: count for pool, count in known.items() if count < asked}
+    said = ", ".join(f"{count:.0f} {pool} tokens free" for pool, count in known.items())
+    if short:
+        return False, f"{asked:.0f} asked, {said}"
+    page = facts.settings.get("page_size", "1")
+    pages = f", in pages of {page}: every request may need one that is not full" if page != "1" else ""
+    return (
+        True,
+        f"{asked:.0f} asked and {said}, which should do{pages}; pages are lost, or what can be evicted is locked",
+    )
+
+
+def _number(facts: LogFacts, name: str, words: str) -> float | None:
+    found = facts.remarks.get(name)
+    return None if found is None else number_in(found.text, words)
+
+
+def _numbers(facts: LogFacts) -> list[Evidence]:
+    found = [
+        *remarked(facts, "asked", "what was asked for"),
+        *remarked(facts, "free_full", "full pool, with what can be evicted"),
+        *remarked(facts, "free_swa", "SWA pool, with what can be evicted"),
+    ]
+    retracted = sum(rank.retractions.requests for rank in facts.ranks)
+    return [*found, over(facts, "retractions", retracted, "requests before it")] if retracted else found
 
 
 RULE = of_death("no-slot", "a step found no slot in a KV pool", _explains, _tell, alarms=("no-memory",))

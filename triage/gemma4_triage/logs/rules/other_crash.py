@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from gemma4_triage.finding import Confidence, Finding
@@ -9,6 +10,8 @@ from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import at, exception_text, on_rank, probe_could_see, usage_text
 
 ID = "other-crash"
+_INNER = 4  # frames
+
 TITLE = "a process died of something that no other rule knows"
 
 
@@ -31,7 +34,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
             f"{', in ' + death.frame if death.frame else ''}; no rule here knows its cause.",
             confidence=Confidence.POSSIBLE,
             evidence=tuple(_evidence(facts, death, first)),
-            advice=(_next_step(facts, death, first),),
+            advice=(_next_step(facts, death, first), *_suspect(facts, death)),
             next_commands=_commands(death),
         )
 
@@ -50,6 +53,30 @@ def _next_step(facts: LogFacts, death: Death, first: bool) -> str:
     if death.usage is None:
         return "it died before its first batch: check versions, the checkpoint and the arguments of the start"
     return "send the last requests before it again, one at a time, until one of them ends the server"
+
+
+_SUSPECTS = (
+    (
+        re.compile(r"(?:hiradix|hicache|cache_controller|memory_pool_host|hybrid_cache)\w*\.py"),
+        "--enable-hierarchical-cache",
+    ),
+    (re.compile(r"(?:lora|punica)\w*\.py"), "the LoRA adapters (--enable-lora, --lora-paths)"),
+    (re.compile(r"(?:eagle|mtp|spec|draft|ngram)\w*\.py"), "drafts (--speculative-algorithm)"),
+    (re.compile(r"(?:cuda_graph|piecewise)\w*\.py"), "CUDA graphs (--disable-cuda-graph)"),
+    (
+        re.compile(r"(?:grammar|xgrammar|outlines|llguidance)\w*\.py"),
+        "structured output (the request's schema or grammar)",
+    ),
+    (re.compile(r"(?:disaggregation|mooncake|nixl|prefill|decode)\w*\.py"), "the split of prefill and decode"),
+    (re.compile(r"(?:mm_utils|multimodal|\w*processor|vision)\w*\.py"), "images in the requests"),
+)
+
+
+def _suspect(facts: LogFacts, death: Death) -> tuple[str, ...]:
+    """Name the feature whose file the exception stands in, or nothing: a file is a suspect and no cause."""
+    inner = death.frames[-_INNER:]
+    found = [what for words, what in _SUSPECTS if any(words.match(frame) for frame in inner)]
+    return (f"once without {found[0]}: if it then does not happen, that is the part at fault",) if found else ()
 
 
 def _commands(death: Death) -> tuple[str, ...]:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
-from gemma4_triage.logs.facts import Alarm, LogFacts
-from gemma4_triage.logs.rule import at, last_sign_of_life, on_rank
+from gemma4_triage.logs.facts import Alarm, Death, LogFacts
+from gemma4_triage.logs.rule import at, exception_text, last_sign_of_life, on_rank
 
 ID = "unexplained-line"
 TITLE = "a line says that something failed, and no rule knows why"
@@ -119,6 +119,8 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
     kind = _KINDS.get(lead.kind, _LAST)
     others = [alarm for alarm in left if alarm is not lead][:_SHOWN]
     life = last_sign_of_life(facts, lead.place)
+    if lead.kind == "answered-500":
+        life += [at(facts, error.place, exception_text(error), _raised_in(error)) for error in facts.errors[-1:]]
     yield Finding(
         rule=ID,
         cause=f"Unknown cause: {kind.what}{on_rank(lead.rank)}. No rule here knows why.",
@@ -127,6 +129,10 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         advice=kind.look,
         next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",) if lead.kind in _PROBES_SEE else (),
     )
+
+
+def _raised_in(error: Death) -> str:
+    return f"the last exception that the server survived{f', in {error.frame}' if error.frame else ''}"
 
 
 def _evidence(facts: LogFacts, alarm: Alarm) -> Evidence:
