@@ -148,7 +148,9 @@ class TestWhatIsComputed:
         finding = only([started(mem_fraction_static=0.9), decode(1), death(2, last)])
         assert "--mem-fraction-static 0.86" in finding.advice[0]
 
-    @pytest.mark.parametrize(("free", "words"), [(4096, "8192 asked, 4096 full tokens free"), (9000, "should do")])
+    @pytest.mark.parametrize(
+        ("free", "words"), [(4096, "8192 tokens asked, 4096 full tokens free"), (9000, "although the pools had room")]
+    )
     def test_what_was_asked_for_and_what_was_free(self, free, words):
         prefill_failed = death(2, "RuntimeError: Prefill out of memory. Try to lower your batch size.").rstrip()
         numbers = f"\nTry to allocate 8192 tokens.\nAvailable full tokens: {free} (a=1 + b=2)\n"

@@ -122,6 +122,8 @@ _TRIGGERS = (
 )
 _PROGRAM = re.compile(rb"(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\b|\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d|Traceback |  File ")
 _FRAME = re.compile(r'\s*File "([^"]+)", line (\d+), in (.+)')
+_CRASH_FRAME = re.compile(r'  File "([^"]+)", line (\d+) in (\S+)')
+_CRASH_FRAMES, _NEAR = 3, 40  # frames; lines from the crash to its stack
 _LAST_LINE = re.compile(r"(?:\w+\.)*(\w+)(?:: (.*))?")
 _LONGEST_LINE = 2000  # bytes of a line that are looked at
 _LONGEST_TEXT = 300  # characters
@@ -168,6 +170,7 @@ class AlarmReader:
         line = line[:_LONGEST_LINE]
         if line.startswith(b"  File "):
             self._frames.append(line)
+            self._crash_frame(number, line)
             return ""
         # uvicorn: '"POST /generate HTTP/1.1" 200 OK'. A refusal is an answer too.
         if line.partition(b" HTTP/")[2].partition(b'" ')[2][:1] in (b"2", b"4"):
@@ -184,6 +187,15 @@ class AlarmReader:
             if found and found.lastgroup and not excuse.search(line) and not any(mark in line for mark in _QUOTED):
                 return found.lastgroup.replace("_", "-")
         return ""
+
+    def _crash_frame(self, number: int, line: bytes) -> None:
+        """Keep the innermost frames of what faulthandler prints below a crash in native code."""
+        crash = self._hard.get("signalled")
+        found = _CRASH_FRAME.match(line.decode(errors="replace")) if crash is not None else None
+        if crash is None or found is None or len(crash.more) >= _CRASH_FRAMES or number > crash.place.line + _NEAR:
+            return
+        frame = f"{found[1].rsplit('/', 1)[-1]}:{found[2]} {found[3]}"
+        self._hard["signalled"] = replace(crash, more=(*crash.more, frame))
 
     def add(self, kind: str, line: bytes, rank: str, place: Place) -> None:
         """Keep a line whose kind `kind_of` has named."""

@@ -286,7 +286,7 @@ class LogFacts:
 
     @property
     def failures(self) -> tuple[Death, ...]:
-        """What processes died of, then what single lines say of it, each in the order of the log."""
+        """Return what processes died of, then what single lines say of it, each in the order of the log."""
         lines = (Death(alarm.place, alarm.rank, "", alarm.text) for alarm in self.alarms)
         return (*self.deaths, *lines)
 

@@ -12,7 +12,7 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import of_death, of_failure, of_settings, says
 
-_REFUSED = re.compile(r"Gemma4 only supports trtllm_mha, triton")
+_REFUSED = re.compile(r"Gemma4 only supports trtllm_mha, triton|Bidirectional attention for image tokens requires")
 _HEADS = re.compile(
     r"(?i)head[ _]?(?:dim(?:ension)?s?|size)\W.{0,80}?(?:not supported|unsupported|only support|at most|must be|"
     r"<=|divis)|"
@@ -42,9 +42,7 @@ def _explains(death: Death) -> bool:
 
 def _tell(facts: LogFacts, death: Death) -> Finding:
     if says(_REFUSED)(death):
-        what = (
-            "SGLang takes only triton or trtllm_mha (intel_xpu on Intel) for Gemma-4, and another backend was asked for"
-        )
+        what = "The attention backend that was asked for is none that SGLang serves this model with"
         confidence = Confidence.CERTAIN
     else:
         what = "The attention backend has no kernel for this "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
@@ -30,14 +31,15 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     usage = death.usage
     roomy = usage is not None and max(usage.full or 0, usage.swa or 0) < _ROOMY
     cause, advice = cause_in(death, _CAUSES), ()
-    counted = _of_numbers(facts)
+    counted = _of_numbers(facts, decoding="Decode" in death.message)
     if counted is not None:
-        roomy, sentence = counted
-        cause = f"{cause.removesuffix('.')}: {sentence}."
-    elif roomy:
-        cause = (
-            "A step found no slot although the pools had room: pages are lost, or one pool refused what the other gave."
-        )
+        roomy, sums = counted
+    if roomy:
+        cause = "A step found no slot although the pools had room"
+        cause += f" ({sums})" if counted else ""
+        cause += ": pages are lost, or one pool refused what the other gave."
+    elif counted is not None:
+        cause = f"{cause.removesuffix('.')}: {sums}."
     elif rows := _ROWS.search(death.message):
         cause = f"{cause.removesuffix('.')}: {rows[2]} asked, {rows[1]} rows free."
         advice = (
@@ -54,8 +56,13 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     )
 
 
-def _of_numbers(facts: LogFacts) -> tuple[bool, str] | None:
-    """Return whether the pools had room for what was asked, and the sum as a clause; None where a number lacks."""
+def _of_numbers(facts: LogFacts, decoding: bool) -> tuple[bool, str] | None:
+    """Return whether the pools had room for what was asked, and the sum in words; None where a number lacks.
+
+    Args:
+        facts: the log.
+        decoding: whether each token that was asked for is of another request, which may need a page of its own.
+    """
     asked = _number(facts, "asked", "Try to allocate")
     free = {pool: _number(facts, f"free_{pool}", f"Available {pool} tokens:") for pool in ("full", "swa")}
     if free["full"] is None:
@@ -63,16 +70,13 @@ def _of_numbers(facts: LogFacts) -> tuple[bool, str] | None:
     known = {pool: count for pool, count in free.items() if count is not None}
     if asked is None or not known:
         return None
-    short = {pool: count for pool, count in known.items() if count < asked}
-    said = ", ".join(f"{count:.0f} {pool} tokens free" for pool, count in known.items())
-    if short:
-        return False, f"{asked:.0f} asked, {said}"
-    page = facts.settings.get("page_size", "1")
-    pages = f", in pages of {page}: every request may need one that is not full" if page != "1" else ""
-    return (
-        True,
-        f"{asked:.0f} asked and {said}, which should do{pages}; pages are lost, or what can be evicted is locked",
-    )
+    page = float(size) if (size := facts.settings.get("page_size", "1")).isdecimal() else 1
+    pages = asked if decoding else math.ceil(asked / page)
+    said = [f"{asked:.0f} tokens asked"]
+    if page > 1:
+        said.append(f"that is up to {pages:.0f} pages of {page:.0f}")
+    said += [f"{count:.0f} {pool} tokens free" for pool, count in known.items()]
+    return all(count >= pages * page for count in known.values()), ", ".join(said)
 
 
 def _number(facts: LogFacts, name: str, words: str) -> float | None:

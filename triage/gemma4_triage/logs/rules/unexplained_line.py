@@ -117,13 +117,15 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         return
     lead = next((alarm for alarm in left if alarm.kind not in CONSEQUENCES), left[0])
     kind = _KINDS.get(lead.kind, _LAST)
+    frames = [frame for frame in lead.more if ".py:" in frame][:1] if lead.kind == "signalled" else []
+    where = f", in {frames[0]}" if frames else ""
     others = [alarm for alarm in left if alarm is not lead][:_SHOWN]
     life = last_sign_of_life(facts, lead.place)
     if lead.kind == "answered-500":
         life += [at(facts, error.place, exception_text(error), _raised_in(error)) for error in facts.errors[-1:]]
     yield Finding(
         rule=ID,
-        cause=f"Unknown cause: {kind.what}{on_rank(lead.rank)}. No rule here knows why.",
+        cause=f"Unknown cause: {kind.what}{on_rank(lead.rank)}{where}. No rule here knows why.",
         confidence=Confidence.POSSIBLE,
         evidence=(_evidence(facts, lead), *life, *(_evidence(facts, alarm) for alarm in others)),
         advice=kind.look,
