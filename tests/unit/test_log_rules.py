@@ -65,6 +65,11 @@ MADE = {
     "graph-capture": [
         death(1, "Exception: Capture cuda graph failed: CUDA out of memory. Tried to allocate 2.00 GiB.")
     ],
+    "drafts-never-accepted": steady(20, accept=1.0),
+    "kernel-failed": [decode(1), death(2, "torch.AcceleratorError: CUDA error: misaligned address")],
+    "token-outside-vocabulary": [death(2, "OverflowError: out of range integral type conversion attempted")],
+    "uneven-split": [death(1, "AssertionError: 10 is not divisible by 4", frame="parallel_state.py")],
+    "weight-names": [death(1, "ValueError: Unknown quantization method: fp5")],
     "image-tokens": [decode(1), death(2, PLACEHOLDERS, frame="mm_utils.py"), decode(3)],
     "killed-from-outside": [decode(1), "Killed\n"],
     "lora-refused": [death(1, "RuntimeError: LoRA adapter a with rank 64 is incompatible with the memory pool")],

@@ -28,7 +28,7 @@ _HARD = {
     rb"\b(?:NaN|nan|inf) (?:values? )?(?:was |were )?(?:detected|found|happened)|"
     rb"logits (?:are|is|became|contain) (?:all )?(?:NaN|nan|inf)",
     "device": rb"CUDA error: |CUDA_ERROR_\w|cudaError[A-Z]|(?:CUBLAS|CUDNN|CUSPARSE)_STATUS_(?!SUCCESS)|NVRM: Xid|"
-    rb"HIP error: |HSA_STATUS_ERROR|fallen off the bus|[Uu]ncorrectable ECC",
+    rb"Memory access fault by GPU|HIP error: |HSA_STATUS_ERROR|fallen off the bus|[Uu]ncorrectable ECC",
     "no-memory": rb"\b[Oo]ut [Oo]f [Mm]emory\b|OutOfMemoryError|Cannot allocate memory|No space left on device|"
     rb"insufficient shared memory",
     "watchdog": rb"[Ww]atchdog [Tt]imeout|[Ww]atchdog (?:thread )?(?:crashed|fired|expired|triggered)",
@@ -44,7 +44,7 @@ _HARD = {
     "exception": rb"hit an exception\b",
     "leak": rb"[Ll]eak [Dd]etected|[Mm]emory leak\b|leaked (?:semaphore|page|token|slot)",
     "stopped-answering": rb"\b(?:deadlock(?:ed)?|hung|not responding|unresponsive|stopped responding)\b",
-    "transfer": rb"KVTransferError|[Tt]ransfer failed for request|bootstrap (?:failed|timed out)",
+    "transfer": rb"KVTransferError|[Tt]ransfer failed for request|(?:bootstrap|handshake) (?:failed|timed out)",
     "image-tokens": rb"Number of tokens in multimodal embedding does not match|Insufficient multimodal embedding|"
     rb"[Ii]mage features and image tokens do not match",
     "parser": rb"(?:Tool call|Reasoning) parsing error|Error in (?:detect_and_parse|parse_streaming_increment)|"
@@ -117,7 +117,20 @@ _TRIGGERS = (
         b"crash",
         b"exception",
     ),
-    *(b"leak", b"deadlock", b"hung", b"respon", b'" 50', b"bootstrap", b"oom", b"timed out", b"time-out", b"timeout"),
+    *(
+        b"leak",
+        b"deadlock",
+        b"hung",
+        b"respon",
+        b'" 50',
+        b"bootstrap",
+        b"handshake",
+        b"access fault",
+        b"oom",
+        b"timed out",
+        b"time-out",
+        b"timeout",
+    ),
     *(b"panicked", b"corrupt", b"interrupt", b"violation", b"outofres"),
 )
 _PROGRAM = re.compile(rb"(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\b|\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d|Traceback |  File ")
@@ -192,7 +205,12 @@ class AlarmReader:
         """Keep the innermost frames of what faulthandler prints below a crash in native code."""
         crash = self._hard.get("signalled")
         found = _CRASH_FRAME.match(line.decode(errors="replace")) if crash is not None else None
-        if crash is None or found is None or len(crash.more) >= _CRASH_FRAMES or number > crash.place.line + _NEAR:
+        if (
+            crash is None
+            or found is None
+            or sum(".py:" in text for text in crash.more) >= _CRASH_FRAMES
+            or number > crash.place.line + _NEAR
+        ):
             return
         frame = f"{found[1].rsplit('/', 1)[-1]}:{found[2]} {found[3]}"
         self._hard["signalled"] = replace(crash, more=(*crash.more, frame))

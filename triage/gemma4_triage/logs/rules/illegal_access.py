@@ -12,7 +12,11 @@ from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import at, exception_text, of_death, on_rank, over, usage_text
 
 SWA_PRESSED_AT = 0.8
-_SENTENCES = ("illegal memory access", "operation not supported on global/shared address space")
+_SENTENCES = (
+    "illegal memory access",
+    "Memory access fault by GPU",
+    "operation not supported on global/shared address space",
+)
 _SERVE = "gemma4-triage serve --debug 1 -- --model-path MODEL"
 
 

@@ -12,8 +12,13 @@ from gemma4_triage.logs.rules import graph_capture
 
 _ON_THE_DEVICE = "CUDA out of memory"
 _TOO_SMALL = "Not enough memory. Please try to increase --mem-fraction-static"
+_UNBALANCED = "The memory capacity is unbalanced"
+_HOST = "Not enough host memory available"
 _CAUSES = {
     _ON_THE_DEVICE: "The device's memory ran out: pools and weights left too little for activations.",
+    "CUDA error: out of memory": "The device's memory ran out, outside of torch's own allocator.",
+    _UNBALANCED: "GPUs of this server do not have the same memory free: another process holds some of one.",
+    _HOST: "The host has not the memory that the hierarchical cache asks for.",
     _TOO_SMALL: "Weights alone fill the share of memory that pools were to come from.",
 }
 _PLAN = "gemma4-triage pools --config CONFIG --gpu-mem 80GiB --weights 20GiB --workload 64x8000+1000"
@@ -33,16 +38,25 @@ def _explains(death: Death) -> bool:
 
 def _tell(facts: LogFacts, death: Death) -> Finding:
     too_small = _TOO_SMALL in death.message
+    advice = _larger_share(facts) if too_small else _other_advice(death) or _smaller_share(facts, death)
     return Finding(
         rule=RULE.id,
         cause=cause_in(death, _CAUSES) or _CAUSES[_ON_THE_DEVICE],
         confidence=Confidence.LIKELY,
         evidence=(*of_memory(facts, death), *_memory_lines(facts)),
         ruled_out_if=("another process used the same device",) if not too_small else (),
-        advice=_larger_share(facts) if too_small else _smaller_share(facts, death),
+        advice=advice,
         next_commands=(_PLAN,),
         upstream=("SGLang 4330",) if too_small else (),
     )
+
+
+def _other_advice(death: Death) -> tuple[str, ...]:
+    if _UNBALANCED in death.message:
+        return ("nvidia-smi: end the process that holds memory, or keep that GPU out with CUDA_VISIBLE_DEVICES",)
+    if _HOST in death.message:
+        return ("a smaller --hicache-size or --hicache-ratio; it is asked for once per rank of the host",)
+    return ()
 
 
 def _memory_lines(facts: LogFacts) -> list[Evidence]:

@@ -19,8 +19,13 @@ _CAUSES = (
             r"error: unrecognized arguments: .*|error: argument --.*|"
             r"error: the following arguments are required.*|error: ambiguous option.*"
         ),
-        "This release does not know an argument, or not that value.",
+        "The start knows no such argument, or not that value.",
         "python -m sglang.launch_server --help of the installed release; names of arguments change between releases",
+    ),
+    (
+        re.compile(r"[Cc]ontext_length .{0,40}is greater than the derived context_length"),
+        "The context length that was asked for is longer than the model's own.",
+        "a --context-length that config.json allows; SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 overrides it",
     ),
 )
 

@@ -40,6 +40,26 @@ _CAUSES = (
     ),
     (
         re.compile(
+            r"(?i)ninja is required|nvcc.{0,40}(?:not found|No such file)|CUDA_HOME environment variable is not set|"
+            r"Could not find (?:nvcc|CUDA)|Command '\['ninja'|Error building extension|ptxas (?:fatal|error)|"
+            r"PTXAS error"
+        ),
+        "A kernel is compiled on this machine, and its compiler is missing or does not know this GPU.",
+        "install nvcc and ninja of torch's CUDA (images bring them), or TRITON_PTXAS_PATH to a newer ptxas",
+    ),
+    (
+        re.compile(
+            r"cannot import name '\w+' from|module '(?:sgl_kernel|flashinfer|triton|torch|transformers|"
+            r"xgrammar)[\w.]*' has no "
+            r"attribute|'\w+Config' object has no attribute|(?:Wrapper|flashinfer|xgrammar|"
+            r"GrammarCompiler)[\w.]*\(\) got an "
+            r"unexpected keyword argument"
+        ),
+        "Two packages are of releases that do not know each other's names.",
+        "hold pip list against the releases in SGLang's pyproject: transformers, flashinfer, sglang-kernel, torch",
+    ),
+    (
+        re.compile(
             r"No module named '(?:sgl_kernel|flashinfer|sglang|transformers|triton|xgrammar|vllm|torchvision|"
             r"torchaudio|timm|librosa|\w+)'"
         ),
@@ -51,6 +71,11 @@ _OF_IMPORTS = (
     "ImportError",
     "ModuleNotFoundError",
     "OSError",
+    "TypeError",
+    "CalledProcessError",
+    "AssertionError",
+    "PTXASError",
+    "CompilationError",
     "KeyError",
     "ValueError",
     "AttributeError",
