@@ -36,6 +36,7 @@ _HARD = {
     rb"Liveness probe failed",
     "no-start": rb"Initialization failed|scheduler died during initialization|Weights are not ready after|"
     rb"[Aa]ddress already in use|error: unrecognized arguments|error: argument --|error: the following arguments are|"
+    rb"could not select device driver|"
     rb"[Ff]ailed to (?:start|launch|initialize) (?:the )?(?:server|engine|scheduler|worker)",
     "child": rb"(?:crashed|exited|terminated|died|ended) \(?with (?:exit ?code |code |status )?(?!13[4-79])[1-9]|"
     rb"died \(exitcode|[Ee]xit ?code[ :=]+(?!13[4-79])[1-9]\d{0,2}\b|process (?:has )?(?:died|crashed)\b|"
@@ -49,7 +50,7 @@ _HARD = {
     rb"[Ii]mage features and image tokens do not match",
     "parser": rb"(?:Tool call|Reasoning) parsing error|Error in (?:detect_and_parse|parse_streaming_increment)|"
     rb"Failed to parse (?:tool calls?|reasoning)",
-    "answered-500": rb'HTTP/\d(?:\.\d)?" 50[024]\b|Exception in ASGI application',
+    "answered-500": rb'HTTP/\d(?:\.\d)?" 50[024]\b|Exception in ASGI application|\bError in request: ',
 }
 FATAL = frozenset({"killed", "signalled", "nccl", "device", "watchdog", "no-start", "child", "sigquit", "exception"})
 """Kinds that end a server: what stands behind one of them is taken to follow from it."""
@@ -60,6 +61,8 @@ _SOFT = {
     "timeout": rb"\b(?:timed out|[Tt]ime-?out (?:waiting|after|expired|exceeded|while|when))\b",
     "failed": rb"\b(?:[Ff]ailed|[Ff]ailure|FAILED|[Cc]rashed|[Pp]anicked|[Cc]orrupt(?:ed|ion)?|[Ff]atal|FATAL|died)\b",
 }
+SURVIVABLE = frozenset(_SOFT)
+"""Kinds that stand only where no work follows."""
 
 
 def _alternatives(kinds: dict[str, bytes]) -> re.Pattern[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gemma4_triage.finding import Finding, ranked
-from gemma4_triage.logs.alarms import FATAL, OF_REQUESTS
+from gemma4_triage.logs.alarms import FATAL, OF_REQUESTS, SURVIVABLE
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import Rule
 from gemma4_triage.logs.rules import (
@@ -126,6 +126,9 @@ def _accounted_for(found: Iterable[Finding], facts: LogFacts) -> set[str]:
     for alarm in facts.alarms:
         told = Death(alarm.place, alarm.rank, "", alarm.text)
         kinds |= {alarm.kind} if any(rule.explains(told) for rule in rules) else set()
+    if named:
+        # What no work followed is of interest only where nothing else is told.
+        kinds |= SURVIVABLE
     ends = [death.place.line for death in facts.deaths]
     ends += [alarm.place.line for alarm in facts.alarms if alarm.kind in kinds & FATAL]
     if not ends:

@@ -6,7 +6,7 @@ import re
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, over
+from gemma4_triage.logs.rule import of_death, of_failure, on_rank, over
 
 _TIMEOUT = re.compile(
     r"Watchdog caught collective operation timeout|ran for \d+ milliseconds before timing out|"
@@ -36,7 +36,12 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         return _timeout(facts, death)
     if _GONE.search(said):
         cause = "A rank reports that another one is gone; the one that ended first is the cause."
-        advice = ("find the first rank or node that ended, and its exception: this line only follows from it",)
+        others = [one for one in facts.deaths if not _explains(one)]
+        if others:
+            where = f"line {others[0].place.line}{on_rank(others[0].rank)}"
+            advice = (f"{others[0].type_name or 'a failure'} in {where} is of another kind: begin there",)
+        else:
+            advice = ("find the first rank or node that ended, and its exception: this line only follows from it",)
     else:
         cause = "The group of ranks could not be formed, or NCCL met an error of CUDA or of the system."
         advice = (

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import at, exception_text, on_rank, probe_could_see, usage_text
+from gemma4_triage.logs.rules import collective_timeout
 
 ID = "other-crash"
 _INNER = 4  # frames
@@ -23,18 +24,20 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
         unexplained: the deaths that are left, in the order of the log.
     """
     seen: set[tuple[str, str]] = set()
+    # A rank that reports that another one is gone is no beginning.
+    beginning = next((death for death in facts.deaths if not collective_timeout.RULE.explains(death)), None)
     for death in unexplained:
         if (death.type_name, death.frame) in seen:
             continue
         seen.add((death.type_name, death.frame))
-        first = death is facts.deaths[0]
+        first = death is beginning
         yield Finding(
             rule=ID,
             cause=f"A process died of {death.type_name or 'an error'}{on_rank(death.rank)}"
             f"{', in ' + death.frame if death.frame else ''}; no rule here knows its cause.",
             confidence=Confidence.POSSIBLE,
             evidence=tuple(_evidence(facts, death, first)),
-            advice=(_next_step(facts, death, first), *_suspect(facts, death)),
+            advice=(_next_step(death, beginning), *_suspect(facts, death)),
             next_commands=_commands(death),
         )
 
@@ -47,9 +50,11 @@ def _evidence(facts: LogFacts, death: Death, first: bool) -> Iterator:
         yield at(facts, death.usage.place, usage, "the last batch line before it")
 
 
-def _next_step(facts: LogFacts, death: Death, first: bool) -> str:
-    if not first:
-        return f"begin with line {facts.deaths[0].place.line}, where the first failure is: this one may follow from it"
+def _next_step(death: Death, beginning: Death | None) -> str:
+    if beginning is not None and death is not beginning:
+        return f"begin with line {beginning.place.line}, where the first failure is: this one may follow from it"
+    if death.frame.endswith("_execute_server_warmup"):
+        return "the server's own first request failed: its exception stands above, in the log of a scheduler"
     if death.usage is None:
         return "it died before its first batch: check versions, the checkpoint and the arguments of the start"
     return "send the last requests before it again, one at a time, until one of them ends the server"

@@ -92,13 +92,19 @@ def _smaller_share(facts: LogFacts, death: Death) -> tuple[str, ...]:
         now = float(share)
     except ValueError:
         now = None
-    if asked is None or now is None:
+    if asked is None:
         return ("lower --mem-fraction-static by 0.05", smaller)
     wanted = float(asked[1]) / (1024 if asked[2] == "M" else 1)
     total, free = float(asked[3]), float(asked[4]) / (1024 if asked[5] == "M" else 1)
-    needed = now - (wanted - free + _ROOM_GIB) / total
-    if not 0 < needed < now:
+    less = (wanted - free + _ROOM_GIB) / total
+    if less <= 0 or (now is not None and less >= now):
         return ("another process holds memory of this device, or it is in pieces: nvidia-smi", smaller)
+    if now is None:
+        return (
+            f"lower --mem-fraction-static by {less:.2f}: {wanted:.2f} GiB asked, {free:.2f} free",
+            smaller,
+        )
+    needed = now - less
     return (f"--mem-fraction-static {needed:.2f} would have left the {wanted:.2f} GiB that were asked for", smaller)
 
 

@@ -23,6 +23,16 @@ _CAUSES = (
         "python -m sglang.launch_server --help of the installed release; names of arguments change between releases",
     ),
     (
+        re.compile(r"No CUDA GPUs are available|could not select device driver|no CUDA-capable device is detected"),
+        "The process sees no GPU.",
+        "docker: --gpus all and the NVIDIA container toolkit; CUDA_VISIBLE_DEVICES; nvidia-smi in the same container",
+    ),
+    (
+        re.compile(r"Gemma4AssistantForCausalLM draft requires"),
+        "Gemma-4's assistant was given to a kind of speculation that it is not made for.",
+        "--speculative-algorithm NEXTN: SGLang makes FROZEN_KV_MTP of it where the draft is Gemma-4's assistant",
+    ),
+    (
         re.compile(r"[Cc]ontext_length .{0,40}is greater than the derived context_length"),
         "The context length that was asked for is longer than the model's own.",
         "a --context-length that config.json allows; SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 overrides it",

@@ -16,9 +16,7 @@ _CONFLICT = re.compile(
 _SHAPE = re.compile(
     r"(?i)size mismatch for|param.{0,40}shape.{0,40}loaded_weight|loaded_weight.shape|loaded weight .{0,60}shape"
 )
-_LOADS = re.compile(
-    r".*\b(?:load_weights|weight_loader|load_model|default_weight_loader|load_column_parallel_weight)\w*$"
-)
+_LOADS = re.compile(r".*\b(?:load_weights|weight_loader|default_weight_loader|load_column_parallel_weight)\w*$")
 
 
 def _explains(death: Death) -> bool:
@@ -26,8 +24,9 @@ def _explains(death: Death) -> bool:
     if _CONFLICT.search(said):
         return True
     loading = any(_LOADS.match(frame) for frame in death.frames)
-    return loading and (
-        bool(_SHAPE.search(said)) or death.type_name in ("KeyError", "AssertionError", "AttributeError")
+    named = death.type_name == "KeyError" and _NAME.search(said) is not None
+    return (
+        loading and "lora_" not in said and (named or bool(_SHAPE.search(said)) or death.type_name == "AssertionError")
     )
 
 

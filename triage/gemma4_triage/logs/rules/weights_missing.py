@@ -34,6 +34,11 @@ _CAUSES = (
         "compare the folder with model.safetensors.index.json, and fetch what is missing",
     ),
     (
+        re.compile(r"Unrecognized model in .{0,200}Should have a `model_type`|Unrecognized configuration class"),
+        "The config.json of the folder names no type of model that transformers knows.",
+        "look into config.json: a folder of an adapter, of one modality or of another format (GGUF) is no checkpoint",
+    ),
+    (
         re.compile(
             r"HeaderTooLarge|InvalidHeaderDeserialization|MetadataIncompleteBuffer|HeaderTooSmall|"
             r"invalid load key|SafetensorError"

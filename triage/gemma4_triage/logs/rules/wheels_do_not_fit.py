@@ -40,7 +40,8 @@ _CAUSES = (
     ),
     (
         re.compile(
-            r"(?i)ninja is required|nvcc.{0,40}(?:not found|No such file)|CUDA_HOME environment variable is not set|"
+            r"(?i)ninja is required|ninja build failed|Command '\['[^']*(?:gcc|g\+\+|cc)'|"
+            r"nvcc.{0,40}(?:not found|No such file)|CUDA_HOME environment variable is not set|"
             r"Could not find (?:nvcc|CUDA)|Command '\['ninja'|Error building extension|ptxas (?:fatal|error)|"
             r"PTXAS error"
         ),
@@ -68,6 +69,7 @@ _CAUSES = (
     ),
 )
 _OF_IMPORTS = (
+    "InductorError",
     "ImportError",
     "ModuleNotFoundError",
     "OSError",
