@@ -84,6 +84,7 @@ _WORKS = (
 )
 # One of these is in every alarm's line in lower case: looked for first, since the expressions above are slow.
 _TRIGGERS = (
+    b"could not select",
     *(
         b"kill",
         b"exit",

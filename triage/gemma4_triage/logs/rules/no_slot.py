@@ -36,7 +36,6 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         roomy, sums = counted
     if roomy:
         cause = "A step found no slot although the pools had room"
-        cause += f" ({sums})" if counted else ""
         cause += ": pages are lost, or one pool refused what the other gave."
     elif counted is not None:
         cause = f"{cause.removesuffix('.')}: {sums}."
@@ -49,7 +48,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         rule=RULE.id,
         cause=cause,
         confidence=Confidence.POSSIBLE if roomy else Confidence.LIKELY,
-        evidence=(*of_memory(facts, death), *_numbers(facts)),
+        evidence=(*of_memory(facts, death), *_numbers(facts, counted)),
         advice=advice,
         next_commands=(_SERVE,) if roomy else (_PLAN,),
         upstream=("SGLang 7909",) if roomy else (),
@@ -84,12 +83,14 @@ def _number(facts: LogFacts, name: str, words: str) -> float | None:
     return None if found is None else number_in(found.text, words)
 
 
-def _numbers(facts: LogFacts) -> list[Evidence]:
+def _numbers(facts: LogFacts, counted: tuple[bool, str] | None) -> list[Evidence]:
     found = [
         *remarked(facts, "asked", "what was asked for"),
         *remarked(facts, "free_full", "full pool, with what can be evicted"),
         *remarked(facts, "free_swa", "SWA pool, with what can be evicted"),
     ]
+    if counted is not None:
+        found.append(over(facts, "asked against free", counted[1], "there was room" if counted[0] else "too little"))
     retracted = sum(rank.retractions.requests for rank in facts.ranks)
     return [*found, over(facts, "retractions", retracted, "requests before it")] if retracted else found
 
