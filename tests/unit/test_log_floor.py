@@ -44,8 +44,10 @@ CLEAN = {
     "a stop": f"{stamp(1)} SIGTERM received. signum=None frame=None. Draining requests and shutting down...\n"
     f"{stamp(2)} Gracefully exiting... Remaining number of requests 0.\nINFO:     Shutting down\n"
     "INFO:     Application shutdown complete.\nINFO:     Finished server process [1]\n",
+    "a stop with errors": "INFO:     Shutting down\nTraceback (most recent call last):\n"
+    '  File "a.py", line 1, in f\nConnectionResetError: gone\nKilled\n',
+    "a key": '^CTraceback (most recent call last):\n  File "a.py", line 1, in f\nKeyboardInterrupt\n',
     "a tracker": "UserWarning: resource_tracker: There appear to be 1 leaked semaphore objects to clean up\n",
-    "not ready yet": 'INFO:     10.0.0.2:80 - "GET /health HTTP/1.1" 503 Service Unavailable\n',
     "a hint": "[rank0]:[W1124 ProcessGroupNCCL.cpp:5023] This can potentially cause a hang if this mapping is wrong.\n",
 }
 
@@ -83,6 +85,18 @@ def test_a_healthy_line_is_none(name):
 def test_a_failure_that_nothing_follows_is_a_finding():
     (finding,) = found_in(prefill(1), SURVIVED["a failure"])
     assert "no work follows" in finding.cause
+
+
+def test_refused_health_checks_count_once_the_server_has_served():
+    refused = 'INFO:     10.0.0.2:80 - "GET /health HTTP/1.1" 503 Service Unavailable\n'
+    assert found_in(refused, refused) == ()
+    (finding,) = found_in(prefill(1), refused)
+    assert finding.rule == "unexplained-line"
+
+
+def test_a_failed_health_check_at_a_stop_is_one():
+    (finding,) = found_in(prefill(1), f"{stamp(2)} Signal SIGTERM received while health check failed. Force exiting.\n")
+    assert "health check" in finding.cause
 
 
 def test_what_follows_an_exception_is_no_finding_of_its_own():

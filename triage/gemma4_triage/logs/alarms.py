@@ -57,7 +57,8 @@ FATAL = frozenset({"killed", "signalled", "nccl", "device", "watchdog", "no-star
 OF_REQUESTS = frozenset({"answered-500", "transfer", "image-tokens", "parser", "nan", "leak"})
 """Kinds that a server survives: each is told, whatever stands before it."""
 _SOFT = {
-    "error": rb"^(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Violation|Failure|OutOfResources)(?:: |$)",
+    "error": rb"^(?:[\w.]+\.)?(?!CancelledError)\w*(?:Error|Exception|Violation|Failure|OutOfResources)(?:: |$)",
+    "unhealthy": rb'"GET /health\w* HTTP/\d(?:\.\d)?" 503\b',
     "timeout": rb"\b(?:timed out|[Tt]ime-?out (?:waiting|after|expired|exceeded|while|when))\b",
     "failed": rb"\b(?:[Ff]ailed|[Ff]ailure|FAILED|[Cc]rashed|[Pp]anicked|[Cc]orrupt(?:ed|ion)?|[Ff]atal|FATAL|died)\b",
 }
@@ -78,6 +79,10 @@ _SURVIVED = re.compile(
 _ONLY_ADVICE = re.compile(rb"(?i)\b(?:may|might|could|avoid|prevent|if you|in case|to detect)\b|resource_tracker")
 # Settings and requests: their words are a user's, not the server's.
 _QUOTED = (b"server_args=", b"ServerArgs(", b"Namespace(", b"GenerateReqInput(", b"EmbeddingReqInput(", b'"text": ')
+# Somebody stopped the server: what its processes say of their end is no failure.
+_STOPS = (b"SIGTERM received. ", b"Shutting down", b"Gracefully exiting", b"KeyboardInterrupt")
+_STARTS = (b"fired up and ready to roll", b"Load weight begin")
+_OF_A_STOP = frozenset({"killed", "child", "sigquit", "error", "failed", "timeout", "unhealthy"})
 _WORKS = (
     *(b"fired up and ready to roll", b"Application startup complete", b"Application shutdown complete"),
     *(b"Finished server process", b"Gracefully exiting", b"Load weight end", b"raph end. "),
@@ -160,6 +165,7 @@ class AlarmReader:
         self.caught: list[Death] = []
         self._frames: deque[bytes] = deque(maxlen=_FRAMES)
         self._last_work = 0
+        self._stopping = False
         self.program_lines = 0
         self._triggers = list(_TRIGGERS)
         self._work_marks = list(_WORKS)
@@ -175,7 +181,7 @@ class AlarmReader:
             self.program_lines += sum(_PROGRAM.match(line) is not None for line in lines[:_ENOUGH_LINES])
         low = text.lower()
         self._triggers = [trigger for trigger in _TRIGGERS if trigger in low]
-        self._work_marks = [mark for mark in _WORKS if mark in text]
+        self._work_marks = [mark for mark in (*_WORKS, *_STOPS, *_STARTS) if mark in text]
         return bool(self._triggers or self._work_marks or (self._soft is not None and b" HTTP/" in text))
 
     def works(self, number: int) -> None:
@@ -195,6 +201,9 @@ class AlarmReader:
             return ""
         if self._work_marks and any(mark in line for mark in self._work_marks):
             self._last_work = number
+            self._stopping = not any(mark in line for mark in _STARTS) and (
+                self._stopping or any(mark in line for mark in _STOPS)
+            )
             return ""
         low = line.lower()
         if not self._triggers or not any(trigger in low for trigger in self._triggers):
@@ -202,7 +211,9 @@ class AlarmReader:
         for words, excuse in ((_HARD_LINE, _ONLY_ADVICE), (_SOFT_LINE, _SURVIVED)):
             found = words.search(line)
             if found and found.lastgroup and not excuse.search(line) and not any(mark in line for mark in _QUOTED):
-                return found.lastgroup.replace("_", "-")
+                kind = found.lastgroup.replace("_", "-")
+                early = kind == "unhealthy" and not self._last_work
+                return "" if early or (self._stopping and kind in _OF_A_STOP) else kind
         return ""
 
     def _crash_frame(self, number: int, line: bytes) -> None:
