@@ -76,7 +76,7 @@ _SURVIVED = re.compile(
     rb"(?i)\bretry|\bretries|\bignor|fall(?:ing|s)?[ -]?back|\bskip|\boptional|\bwarn|not fatal|non-fatal|harmless|"
     rb"will (?:use|try|continue)|\binstead\b|continu(?:e|ing)\b"
 )
-_ONLY_ADVICE = re.compile(rb"(?i)\b(?:may|might|could|avoid|prevent|if you|in case|to detect)\b|resource_tracker")
+_ONLY_ADVICE = re.compile(rb"(?i)\b(?:may|might|could(?! not)|avoid|prevent|if you|in case|to detect)\b|resource_tracker")
 # Settings and requests: their words are a user's, not the server's.
 _QUOTED = (b"server_args=", b"ServerArgs(", b"Namespace(", b"GenerateReqInput(", b"EmbeddingReqInput(", b'"text": ')
 # Somebody stopped the server: what its processes say of their end is no failure.

@@ -126,7 +126,6 @@ class LogReading:
         if kind := self._alarms.kind_of(number, line):
             stamp = self._stamp(line, len(line))
             self._alarms.add(kind, line, stamp.rank, Place(number, stamp.text))
-            self._understand("alarm")
 
     def _batch(self, number: int, line: bytes) -> bool:
         found = find_batch(line)
@@ -238,11 +237,13 @@ class LogReading:
         for death in (self._tracebacks.torn(), *self._alarms.errors()):
             if death is not None:
                 deaths.add(self._with_usage(death))
+        alarms = self._alarms.alarms()
+        told = sum(alarm.count for alarm in alarms)
         return LogFacts(
             name=self._name,
             size_bytes=self._size,
             lines=self._lines,
-            understood=dict(self._understood),
+            understood=self._understood | ({"alarm": told} if told else {}),
             device=self._device,
             torn_last_line=self._torn,
             long_lines=self._long,
@@ -262,7 +263,7 @@ class LogReading:
             leak_count=self._leaks.count,
             guards=tuple(self._guards.items),
             guard_count=self._guards.count,
-            alarms=self._alarms.alarms(),
+            alarms=alarms,
             remarks=self._remarks,
             stacks=tuple(self._stacks.stacks),
             errors=tuple(self._alarms.caught),
