@@ -82,6 +82,10 @@ def test_a_healthy_line_is_none(name):
     assert found_in(prefill(1), CLEAN[name]) == ()
 
 
+def test_what_is_tried_again_has_not_failed():
+    assert found_in(prefill(1), SURVIVED["a retry"]) == ()
+
+
 def test_a_failure_that_nothing_follows_is_a_finding():
     (finding,) = found_in(prefill(1), SURVIVED["a failure"])
     assert "no work follows" in finding.cause

@@ -74,9 +74,12 @@ _HARD_LINE, _SOFT_LINE = _alternatives(_HARD), _alternatives(_SOFT)
 # Whoever says this goes on; "leaked semaphore" is what Python's resource tracker says at any end.
 _SURVIVED = re.compile(
     rb"(?i)\bretry|\bretries|\bignor|fall(?:ing|s)?[ -]?back|\bskip|\boptional|\bwarn|not fatal|non-fatal|harmless|"
-    rb"will (?:use|try|continue)|\binstead\b|continu(?:e|ing)\b"
+    rb"will (?:use|try|continue)|\binstead\b|continu(?:e|ing)\b|using (?:the )?default|"
+    rb"failed to import|validation|exceeds the maximum|abort(?:ing|ed)? (?:the )?request"
 )
-_ONLY_ADVICE = re.compile(rb"(?i)\b(?:may|might|could(?! not)|avoid|prevent|if you|in case|to detect)\b|resource_tracker")
+_ONLY_ADVICE = re.compile(
+    rb"(?i)\b(?:may|might|could(?! not)|avoid|prevent|if you|in case|to detect)\b|resource_tracker"
+)
 # Settings and requests: their words are a user's, not the server's.
 _QUOTED = (b"server_args=", b"ServerArgs(", b"Namespace(", b"GenerateReqInput(", b"EmbeddingReqInput(", b'"text": ')
 # Somebody stopped the server: what its processes say of their end is no failure.
@@ -150,6 +153,7 @@ _LAST_LINE = re.compile(r"(?:\w+\.)*(\w+)(?:: (.*))?")
 _LONGEST_LINE = 2000  # bytes of a line that are looked at
 _LONGEST_TEXT = 300  # characters
 _FRAMES = 12
+_AGAIN, _SOON = re.compile(rb"[Rr]etry|[Rr]esum"), 3  # what follows a failure within so many lines, and makes it good
 _MOST_ERRORS = 8
 _MOST_KEPT = 16
 _ENOUGH_LINES = 1000
@@ -204,6 +208,9 @@ class AlarmReader:
             self._stopping = not any(mark in line for mark in _STARTS) and (
                 self._stopping or any(mark in line for mark in _STOPS)
             )
+            return ""
+        if self._soft is not None and number <= self._soft.place.line + _SOON and _AGAIN.search(line):
+            self._last_work = number
             return ""
         low = line.lower()
         if not self._triggers or not any(trigger in low for trigger in self._triggers):
