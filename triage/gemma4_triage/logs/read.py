@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import repeat
 
 from gemma4_triage.known_issues import release
 from gemma4_triage.logs import events
 from gemma4_triage.logs.batch_line import MARK, find_batch
 from gemma4_triage.logs.facts import Death, Device, LogFacts, Place, Pool
-from gemma4_triage.logs.lines import MAX_LINE_BYTES, Block, blocks_of_lines
+from gemma4_triage.logs.lines import Block, blocks_of_lines
 from gemma4_triage.logs.rank import RankReading
 from gemma4_triage.logs.source import Source
 from gemma4_triage.logs.stamp import NO_STAMP, Stamp, StampReader
-from gemma4_triage.logs.tracebacks import INTRODUCTIONS, TRACEBACK, TracebackReader
+from gemma4_triage.logs.tracebacks import FRAME, INTRODUCTIONS, TRACEBACK, TracebackReader
+from gemma4_triage.logs.unwrap import bare_blocks
 
 DEFAULT_POINTS = 240
 MAX_RANKS = 64
@@ -30,6 +32,7 @@ _MARKS = (
     (events.POOL_SIZES, "pool_sizes"),
     (events.FAULT_MARK, "fault"),
     *((mark, "introduction") for mark in INTRODUCTIONS),
+    (FRAME, "frame"),
     *((mark, "release") for mark in release.MARKS),
 )
 
@@ -43,7 +46,7 @@ def read_source(source: Source, points: int = DEFAULT_POINTS) -> LogFacts:
 def read_log(name: str, chunks: Iterable[bytes], points: int = DEFAULT_POINTS) -> LogFacts:
     """points: of each time series at most, even."""
     reading = LogReading(name, points)
-    for block in blocks_of_lines(reading.measured(chunks)):
+    for block in bare_blocks(blocks_of_lines(reading.measured(chunks))):
         reading.block(block)
     return reading.facts()
 
@@ -75,6 +78,8 @@ class LogReading:
         self._dropped_rank_lines = 0
         self._last_rank: RankReading | None = None
         self._tracebacks = TracebackReader()
+        self._stream = b""
+        self._streams: dict[bytes, TracebackReader] = {}
         self._deaths, self._leaks, self._guards = _Kept(), _Kept(), _Kept()
         self._faults: dict[str, None] = {}
         self._starts = 0
@@ -91,17 +96,26 @@ class LogReading:
 
     def block(self, block: Block) -> None:
         """The numbers of a torn line are not believed, its words are."""
-        self._lines = block.first + len(block.lines) - 1
+        self._lines = block.numbers[-1]
         self._torn = not block.whole
-        if max(map(len, block.lines)) > MAX_LINE_BYTES:
-            self._long += sum(len(line) > MAX_LINE_BYTES for line in block.lines)
+        self._long += block.long
         # A mark that is nowhere in the block need not be looked for in each of its lines, and most blocks hold none.
         marks = [(mark, kind) for mark, kind in _MARKS if mark in block.text]
-        for number, line in enumerate(block.lines, block.first):
+        for number, stream, line in zip(block.numbers, block.streams or repeat(b""), block.lines, strict=False):
+            if stream != self._stream:
+                self._turn_to(stream)
             if MARK in line and block.whole and self._batch(number, line):
                 continue
             if marks or self._tracebacks.watching:
                 self._other(number, line, marks)
+
+    def _turn_to(self, stream: bytes) -> None:
+        """Take up the traceback of another writer; of many writers the one that was silent longest is forgotten."""
+        self._streams[self._stream] = self._tracebacks
+        self._stream = stream
+        self._tracebacks = self._streams.pop(stream, None) or TracebackReader()
+        if len(self._streams) > MAX_RANKS:
+            self._streams.pop(next(iter(self._streams)))
 
     def _other(self, number: int, line: bytes, marks: list[tuple[bytes, str]]) -> None:
         if self._tracebacks.watching and self._traceback_line(line):
@@ -134,6 +148,9 @@ class LogReading:
         if kind == "traceback":
             if self._tracebacks.begin(line, stamp.rank, place):
                 self._understand(kind)
+            return
+        if kind == "frame":
+            self._tracebacks.begin_inside(line, stamp.rank, place)
             return
         if kind == "introduction":
             self._tracebacks.introduce(line)
