@@ -50,7 +50,7 @@ _HARD = {
     rb"[Ii]mage features and image tokens do not match",
     "parser": rb"(?:Tool call|Reasoning) parsing error|Error in (?:detect_and_parse|parse_streaming_increment)|"
     rb"Failed to parse (?:tool calls?|reasoning)",
-    "answered-500": rb'HTTP/\d(?:\.\d)?" 50[024]\b|Exception in ASGI application|\bError in request: ',
+    "answered-500": rb'HTTP/\d(?:\.\d)?" 50[024]\b|Exception in ASGI application|\bError in request: (?!.*validation)',
 }
 FATAL = frozenset({"killed", "signalled", "nccl", "device", "watchdog", "no-start", "child", "sigquit", "exception"})
 """Kinds that end a server: what stands behind one of them is taken to follow from it."""
@@ -168,7 +168,7 @@ class AlarmReader:
         self._errors: list[Death] = []
         self.caught: list[Death] = []
         self._frames: deque[bytes] = deque(maxlen=_FRAMES)
-        self._last_work = 0
+        self.last_work = 0
         self._stopping = False
         self.program_lines = 0
         self._triggers = list(_TRIGGERS)
@@ -190,7 +190,7 @@ class AlarmReader:
 
     def works(self, number: int) -> None:
         """Take note of a line that only a working server writes: what was soft before it was survived."""
-        self._last_work = number
+        self.last_work = number
 
     def kind_of(self, number: int, line: bytes) -> str:
         """Return the kind of alarm that a line is; "" if it is none."""
@@ -201,16 +201,16 @@ class AlarmReader:
             return ""
         # uvicorn: '"POST /generate HTTP/1.1" 200 OK'. A refusal is an answer too.
         if line.partition(b" HTTP/")[2].partition(b'" ')[2][:1] in (b"2", b"4"):
-            self._last_work = number
+            self.last_work = number
             return ""
         if self._work_marks and any(mark in line for mark in self._work_marks):
-            self._last_work = number
+            self.last_work = number
             self._stopping = not any(mark in line for mark in _STARTS) and (
                 self._stopping or any(mark in line for mark in _STOPS)
             )
             return ""
         if self._soft is not None and number <= self._soft.place.line + _SOON and _AGAIN.search(line):
-            self._last_work = number
+            self.last_work = number
             return ""
         low = line.lower()
         if not self._triggers or not any(trigger in low for trigger in self._triggers):
@@ -219,7 +219,7 @@ class AlarmReader:
             found = words.search(line)
             if found and found.lastgroup and not excuse.search(line) and not any(mark in line for mark in _QUOTED):
                 kind = found.lastgroup.replace("_", "-")
-                early = kind == "unhealthy" and not self._last_work
+                early = kind == "unhealthy" and not self.last_work
                 return "" if early or (self._stopping and kind in _OF_A_STOP) else kind
         return ""
 
@@ -254,7 +254,7 @@ class AlarmReader:
             self._hard[kind] = replace(known, count=known.count + 1, last=place, ranks=ranks, more=more)
 
     def _keep_soft(self, alarm: Alarm) -> None:
-        if self._soft is None or self._soft.place.line < self._last_work:
+        if self._soft is None or self._soft.place.line < self.last_work:
             self._soft, self._errors = alarm, []
         if alarm.kind == "error" and len(self._errors) < _MOST_ERRORS:
             match = _LAST_LINE.fullmatch(alarm.text)
@@ -268,11 +268,11 @@ class AlarmReader:
         """Return the alarms that stand: the hard ones as in the log, then the soft one that no work followed."""
         hard = sorted(self._hard.values(), key=lambda alarm: alarm.place.line)
         soft = self._soft
-        return (*hard, soft) if soft is not None and soft.place.line > self._last_work else tuple(hard)
+        return (*hard, soft) if soft is not None and soft.place.line > self.last_work else tuple(hard)
 
     def errors(self) -> list[Death]:
         """Return the exceptions after which no work was seen, in the order of the log."""
-        return [error for error in self._errors if error.place.line > self._last_work]
+        return [error for error in self._errors if error.place.line > self.last_work]
 
 
 def _frame_text(line: bytes) -> str:

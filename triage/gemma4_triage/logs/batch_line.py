@@ -1,7 +1,6 @@
-"""Reads the two lines that a scheduler repeats, as SGLang 0.5.13 writes them.
+"""Reads the two lines that a scheduler repeats, as SGLang 0.4 ("Decode batch. #…") to 0.5.23 write them.
 
-They come from report_prefill_stats and report_decode_stats in scheduler_components/metrics_reporter.py.
-
+They come from report_prefill_stats and report_decode_stats, in scheduler_components/metrics_reporter.py since 0.5.13.
 Fields are read by name, so a field more or less, as other releases have it, changes nothing.
 """
 
@@ -13,7 +12,7 @@ from typing import NamedTuple
 
 MARK = b" batch"
 
-_LINE = re.compile(rb"(?:Prefill|Decode) batch(?: \[\d+\])?, (?=#)")
+_LINE = re.compile(rb"(?:Prefill|Decode) batch(?: \[\d+\])?[,.] (?=#)")
 _FIELD = re.compile(rb"([^ ,:][^,:]*): ([^,]*)")
 _LONGEST_NUMBER = 18
 

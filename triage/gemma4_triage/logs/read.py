@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import repeat
 
 from gemma4_triage.known_issues import release
 from gemma4_triage.logs import events, remarks
 from gemma4_triage.logs.alarms import AlarmReader
 from gemma4_triage.logs.batch_line import MARK, find_batch
 from gemma4_triage.logs.facts import Death, Device, LogFacts, Place, Pool, Remark
-from gemma4_triage.logs.lines import MAX_LINE_BYTES, Block, blocks_of_lines
+from gemma4_triage.logs.lines import Block, blocks_of_lines
 from gemma4_triage.logs.rank import RankReading
 from gemma4_triage.logs.source import Source
 from gemma4_triage.logs.stamp import NO_STAMP, Stamp, StampReader
-from gemma4_triage.logs.tracebacks import INTRODUCTIONS, TRACEBACK, TracebackReader
+from gemma4_triage.logs.tracebacks import FRAME, INTRODUCTIONS, TRACEBACK, TracebackReader
+from gemma4_triage.logs.unwrap import bare_blocks
 
 DEFAULT_POINTS = 240
 MAX_RANKS = 64
@@ -33,6 +35,7 @@ _MARKS = (
     *((mark, "introduction") for mark in INTRODUCTIONS),
     (remarks.STACKS, "stack"),
     *((mark, f"remark {name}") for mark, name in remarks.MARKS),
+    (FRAME, "frame"),
     *((mark, "release") for mark in release.MARKS),
 )
 
@@ -46,7 +49,7 @@ def read_source(source: Source, points: int = DEFAULT_POINTS) -> LogFacts:
 def read_log(name: str, chunks: Iterable[bytes], points: int = DEFAULT_POINTS) -> LogFacts:
     """points: of each time series at most, even."""
     reading = LogReading(name, points)
-    for block in blocks_of_lines(reading.measured(chunks)):
+    for block in bare_blocks(blocks_of_lines(reading.measured(chunks))):
         reading.block(block)
     return reading.facts()
 
@@ -81,6 +84,9 @@ class LogReading:
         self._alarms = AlarmReader()
         self._stacks = remarks.StackReader()
         self._remarks: dict[str, Remark] = {}
+        self._shown = 0
+        self._stream = b""
+        self._streams: dict[bytes, TracebackReader] = {}
         self._deaths, self._leaks, self._guards = _Kept(), _Kept(), _Kept()
         self._faults: dict[str, None] = {}
         self._starts = 0
@@ -97,24 +103,33 @@ class LogReading:
 
     def block(self, block: Block) -> None:
         """The numbers of a torn line are not believed, its words are."""
-        self._lines = block.first + len(block.lines) - 1
+        self._lines = block.numbers[-1]
         self._torn = not block.whole
-        if max(map(len, block.lines)) > MAX_LINE_BYTES:
-            self._long += sum(len(line) > MAX_LINE_BYTES for line in block.lines)
+        self._long += block.long
         # A mark that is nowhere in the block need not be looked for in each of its lines, and most blocks hold none.
         others = [line for line in block.lines if b"#running-req" not in line or not block.whole]
         text = b"\n".join(others)
         marks = [(mark, kind) for mark, kind in _MARKS if mark in text]
         alarming = self._alarms.begin(others, text)
-        for number, line in enumerate(block.lines, block.first):
+        for number, stream, line in zip(block.numbers, block.streams or repeat(b""), block.lines, strict=False):
+            if stream != self._stream:
+                self._turn_to(stream)
             if MARK in line and block.whole and self._batch(number, line):
                 self._alarms.works(number)
                 continue
             if alarming or marks or self._tracebacks.watching or self._stacks.inside:
                 self._other(number, line, marks)
 
+    def _turn_to(self, stream: bytes) -> None:
+        """Take up the traceback of another writer; of many writers the one that was silent longest is forgotten."""
+        self._streams[self._stream] = self._tracebacks
+        self._stream = stream
+        self._tracebacks = self._streams.pop(stream, None) or TracebackReader()
+        if len(self._streams) > MAX_RANKS:
+            self._streams.pop(next(iter(self._streams)))
+
     def _other(self, number: int, line: bytes, marks: list[tuple[bytes, str]]) -> None:
-        if self._tracebacks.watching and self._traceback_line(line):
+        if self._tracebacks.watching and self._traceback_line(number, line):
             return
         if self._stacks.inside and self._stacks.line(line):
             return
@@ -157,6 +172,11 @@ class LogReading:
             if self._tracebacks.begin(line, stamp.rank, place):
                 self._understand(kind)
             return True
+        if kind == "frame":
+            if not self._tracebacks.inside:
+                self._tracebacks.begin_inside(line, stamp.rank, place)
+                self._shown = number
+            return False
         if kind == "introduction":
             self._tracebacks.introduce(line)
             return self._tracebacks.watching
@@ -189,10 +209,11 @@ class LogReading:
             self._leaks.add(leak)
         return bool(found)
 
-    def _traceback_line(self, line: bytes) -> bool:
+    def _traceback_line(self, number: int, line: bytes) -> bool:
         """Say whether the line belongs to a traceback; a line with a stamp is another process's, and ends none."""
         if TRACEBACK in line or (line.startswith(b"[2") and self._stamp(line, len(line)) is not NO_STAMP):
             return False
+        self._shown = number
         belongs, death = self._tracebacks.line(line)
         if death is not None:
             self._leak(death.message, death.place)
@@ -234,9 +255,11 @@ class LogReading:
         """Return what has been learnt of the log up to the last line that was read."""
         self._stacks.end()
         deaths = _Kept(self._deaths)
-        for death in (self._tracebacks.torn(), *self._alarms.errors()):
-            if death is not None:
-                deaths.add(self._with_usage(death))
+        at_end = self._shown == self._lines
+        open_ones = (reader.torn(at_end) for reader in (self._tracebacks, *self._streams.values()))
+        torn = [death for death in open_ones if death is not None and death.place.line > self._alarms.last_work]
+        for death in (*torn, *self._alarms.errors()):
+            deaths.add(self._with_usage(death))
         alarms = self._alarms.alarms()
         told = sum(alarm.count for alarm in alarms)
         return LogFacts(

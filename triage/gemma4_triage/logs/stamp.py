@@ -1,6 +1,6 @@
 """The prefix that SGLang writes before each line: "[2026-11-21 16:51:32 DP0 TP1]" (utils/common.py, configure_logger).
 
-What a container runtime or Ray put before it is skipped.
+Before 0.4.2 it had no date: "[16:51:32 TP1]".
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import deque
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-_STAMP = re.compile(rb"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d+)?((?: [A-Z_]+\d+)*)\]")
+_STAMP = re.compile(rb"\[((?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d)(?:[.,]\d+)?((?: [A-Z_]+\d+)*)\]")
 _LONGEST_RANK = 80
 _MOST_KNOWN = 256
 
