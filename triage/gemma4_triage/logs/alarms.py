@@ -174,19 +174,20 @@ class AlarmReader:
         self._triggers = list(_TRIGGERS)
         self._work_marks = list(_WORKS)
 
-    def begin(self, lines: list[bytes], text: bytes) -> bool:
+    def begin(self, lines: list[bytes], text: bytes, answered: bool) -> bool:
         """Say whether lines hold anything at all that concerns `kind_of`; what they do not hold, it will not look for.
 
         Args:
             lines: those that come next; batch lines may be left out.
             text: the same.
+            answered: whether answers, which are work, have been left out of them.
         """
         if self.program_lines < _ENOUGH_LINES:
             self.program_lines += sum(_PROGRAM.match(line) is not None for line in lines[:_ENOUGH_LINES])
         low = text.lower()
         self._triggers = [trigger for trigger in _TRIGGERS if trigger in low]
         self._work_marks = [mark for mark in (*_WORKS, *_STOPS, *_STARTS) if mark in text]
-        return bool(self._triggers or self._work_marks or (self._soft is not None and b" HTTP/" in text))
+        return bool(self._triggers or self._work_marks or (self._soft is not None and (answered or b" HTTP/" in text)))
 
     def works(self, number: int) -> None:
         """Take note of a line that only a working server writes: what was soft before it was survived."""

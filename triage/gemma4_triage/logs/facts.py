@@ -295,6 +295,11 @@ class LogFacts:
         return sum(self.understood.values())
 
     @property
+    def served(self) -> bool:
+        """Say whether any scheduler reports a batch."""
+        return any(rank.prefill_lines + rank.decode_lines for rank in self.ranks)
+
+    @property
     def schedulers(self) -> tuple[RankFacts, ...]:
         """The ranks that report batches. Retractions are printed by every rank of a group, batches by its first."""
         return tuple(rank for rank in self.ranks if rank.prefill_lines + rank.decode_lines) or self.ranks[:1]

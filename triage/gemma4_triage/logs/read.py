@@ -108,9 +108,11 @@ class LogReading:
         self._long += block.long
         # A mark that is nowhere in the block need not be looked for in each of its lines, and most blocks hold none.
         others = [line for line in block.lines if b"#running-req" not in line or not block.whole]
-        text = b"\n".join(others)
+        # Answers are most of what is no batch line, and hold nothing that is looked for.
+        unusual = [line for line in others if not line.endswith(b'" 200 OK')]
+        text = b"\n".join(unusual)
         marks = [(mark, kind) for mark, kind in _MARKS if mark in text]
-        alarming = self._alarms.begin(others, text)
+        alarming = self._alarms.begin(unusual, text, answered=len(unusual) < len(others))
         for number, stream, line in zip(block.numbers, block.streams or repeat(b""), block.lines, strict=False):
             if stream != self._stream:
                 self._turn_to(stream)

@@ -25,7 +25,7 @@ def _explains(death: Death) -> bool:
 def _tell(facts: LogFacts, death: Death) -> Finding:
     texts = [alarm.text for alarm in facts.alarms] + [death.message]
     for_memory = any(_OF_MEMORY.search(text) for text in texts)
-    starting = not any(rank.prefill_lines or rank.decode_lines for rank in facts.ranks)
+    starting = not facts.served and (facts.starts > 0 or "before_weights" in facts.remarks)
     cause = "SIGKILL ended a process" + (" while the server started" if starting else "")
     cause += (
         ": the host or its container had no memory left." if for_memory else "; the usual reason is the host's memory."
