@@ -104,6 +104,9 @@ WRAPPERS: dict[str, Wrapper] = {
     "gcloud": _each(lambda n, line: f'    "textPayload": {json.dumps(line)},'),
     "compose-json": _each(lambda n, line: f"sglang-1  | {json.dumps({'message': line})}"),
     # Forms that no list knows.
+    "indented": _each(lambda n, line: f"    {line}"),
+    "indented-by-a-tab": _each(lambda n, line: f"\t{line}"),
+    "diff": _each(lambda n, line: f"+{line}"),
     "srun": _each(lambda n, line: f"0: {line}"),
     "cat-n": _each(lambda n, line: f"{n + 1:6d}\t{line}"),
     "stern": _each(lambda n, line: f"sglang-5d9f-x2 server {line}"),

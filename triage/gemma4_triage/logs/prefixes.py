@@ -51,6 +51,8 @@ _TIMES = re.compile(
     + rb"\b"
 )
 _FRAME = re.compile(rb'  File "[^"]{1,400}", line \d+')
+# SGLang indents no line with a stamp; whoever pastes a log does.
+_INDENTED = re.compile(rb"([ \t]{1,40})\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 _WORD = re.compile(rb"[0-9a-f]{6,}|\d+|[A-Za-z]+|\s+|.", re.DOTALL)
 _MOST_LEARNT = 16
 _LONGEST = 200
@@ -68,6 +70,8 @@ class Prefixes:
         """Learn the form of what stands before frames of tracebacks, where at least two frames have the same."""
         forms: dict[bytes, list[bytes]] = {}
         for line in lines:
+            if line[:1] in b" \t" and (indented := _INDENTED.match(line)):
+                forms.setdefault(re.escape(indented[1]), []).append(b"")
             frame = _FRAME.search(line, 0, _LONGEST + 500)
             if frame is None or not frame.start() or frame.start() > _LONGEST:
                 continue
@@ -76,7 +80,7 @@ class Prefixes:
             if begin.strip(b" |"):
                 forms.setdefault(_form(begin), []).append(writer(begin))
         for form, writers in forms.items():
-            if len(writers) > 1 and len(self._learnt) < _MOST_LEARNT:
+            if (len(writers) > 1 or not writers[0]) and len(self._learnt) < _MOST_LEARNT:
                 # Numbers that differ from frame to frame count lines; those that stay tell writers apart.
                 changes = sum(one != other for one, other in pairwise(writers))
                 self._learnt[form] = (re.compile(form), 2 * changes < len(writers))
@@ -84,17 +88,28 @@ class Prefixes:
     def split(self, line: bytes) -> tuple[int, bytes]:
         """Return where the line itself begins, behind everything that stands before it, and who wrote it by that."""
         at, stream = 0, b""
+        used: list[bytes] = []
         for _ in range(_MOST_PREFIXES):
             match, numbered = _PREFIX.match(line, at), True
             if match is None:
-                own = ((form.match(line, at), numbered) for form, numbered in self._learnt.values())
-                match, numbered = next((found for found in own if found[0]), (None, True))
+                match, numbered = self._own(line, at, used)
             if match is None or match.end() == at:
                 break
             who = writer(match[0])
             stream += who if numbered else _NUMBERS.sub(b"", who)
             at = match.end()
         return at, stream
+
+    def _own(self, line: bytes, at: int, used: list[bytes]) -> tuple[re.Match[bytes] | None, bool]:
+        """Return a learnt prefix that begins at `at`, and whether its numbers tell writers apart.
+
+        Each form once: what is left of an indentation is the traceback's own.
+        """
+        for form, (own, numbered) in self._learnt.items():
+            if form not in used and (match := own.match(line, at)):
+                used.append(form)
+                return match, numbered
+        return None, True
 
 
 def writer(prefix: bytes) -> bytes:

@@ -9,7 +9,7 @@ from itertools import repeat
 from gemma4_triage.known_issues import release
 from gemma4_triage.logs import events, remarks
 from gemma4_triage.logs.alarms import AlarmReader
-from gemma4_triage.logs.batch_line import MARK, find_batch
+from gemma4_triage.logs.batch_line import MARK, LayoutReader, find_batch
 from gemma4_triage.logs.facts import Death, Device, LogFacts, Place, Pool, Remark
 from gemma4_triage.logs.lines import Block, blocks_of_lines
 from gemma4_triage.logs.rank import RankReading
@@ -80,6 +80,7 @@ class LogReading:
         self._ranks: dict[str, RankReading] = {}
         self._dropped_rank_lines = 0
         self._last_rank: RankReading | None = None
+        self._layouts = LayoutReader()
         self._tracebacks = TracebackReader()
         self._alarms = AlarmReader()
         self._stacks = remarks.StackReader()
@@ -145,16 +146,23 @@ class LogReading:
             self._alarms.add(kind, line, stamp.rank, Place(number, stamp.text))
 
     def _batch(self, number: int, line: bytes) -> bool:
-        found = find_batch(line)
-        if found is None:
-            return False
-        at, batch = found
-        stamp = self._stamp(line, at)
+        if (known := self._layouts.read(line)) is not None:
+            time, name, batch = known
+            self._first = self._first or time
+            self._last = time
+        else:
+            found = find_batch(line)
+            if found is None:
+                return False
+            at, batch = found
+            (time, name) = stamp = self._stamp(line, at)
+            if stamp.text and at == len(stamp.text) + len(stamp.rank) + (4 if stamp.rank else 3):
+                self._layouts.learn(line, at)
         if not self._device:
             self._device = "cuda" if b"cuda graph: " in line else "cpu" if b"cpu graph: " in line else ""
         self._understand("prefill" if batch.prefill else "decode")
-        if (rank := self._rank(stamp.rank)) is not None:
-            rank.batch(batch, number, stamp.text)
+        if (rank := self._rank(name)) is not None:
+            rank.batch(batch, number, time)
             self._last_rank = rank
         return True
 
