@@ -14,14 +14,20 @@ from dataclasses import dataclass, field, replace
 from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
-from sglang.srt.debug_utils.source_patcher import EditSpec, PatchApplicationError, PatchState, patch_function
-from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
-
 from gemma4_runtime.claims import check_conflicts
 from gemma4_runtime.cost import timed
 from gemma4_runtime.errors import PatchTargetMissing, UnsupportedRelease, VerificationFailed
 from gemma4_runtime.hook_arguments import handing_on
 from gemma4_runtime.patch import Bind, Edit, Hook, Kind, Patch
+from gemma4_runtime.release import (
+    EditSpec,
+    HookRegistry,
+    HookSource,
+    HookType,
+    PatchApplicationError,
+    PatchState,
+    patch_function,
+)
 from gemma4_runtime.standing import refusal
 from gemma4_runtime.targets import dotted_path
 

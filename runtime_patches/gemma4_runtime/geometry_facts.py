@@ -34,8 +34,7 @@ def shared_facts(runner: Any) -> Shared:
 
 def layer_facts(model: Any) -> tuple[Layer, ...]:
     """Every RadixAttention of `model`. Type and configured window are known for Gemma-4's layers, from its config."""
-    from sglang.srt.layers.radix_attention import RadixAttention
-    from sglang.srt.models.gemma4_causal import Gemma4Attention
+    from gemma4_runtime.release import Gemma4Attention, RadixAttention
 
     owners: dict[int, tuple[str, int]] = {}
     for attention in model.modules():
@@ -65,8 +64,7 @@ def layer_facts(model: Any) -> tuple[Layer, ...]:
 
 def pool_facts(pool: Any) -> Pool:
     """Of a KV pool; the layers of pools that are neither SWA nor plain multi-head pools are left unknown."""
-    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
-    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+    from gemma4_runtime.release import MHATokenToKVPool, SWAKVPool
 
     if isinstance(pool, SWAKVPool):
         parts = {"sliding": _part(pool.swa_kv_pool), "full": _part(pool.full_kv_pool)}
@@ -102,7 +100,7 @@ def backend_nodes(backend: Any, site: str) -> Iterator[Node]:
     Children are found by their type, whatever the attribute is called, so that one which no swap site names is found
     as well. A multi-step wrapper is no AttentionBackend itself; its steps are.
     """
-    from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+    from gemma4_runtime.release import AttentionBackend
 
     seen: set[int] = set()
     pending = [(type(backend).__name__, backend)]
@@ -143,7 +141,7 @@ def frozen_nodes(worker: Any) -> tuple[Node, ...]:
 
 def swa_room(runner: Any, chunk: int | None, longest_input: int) -> SwaRoom | None:
     """Of the target's allocator; None without an SWA pool."""
-    from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+    from gemma4_runtime.release import SWATokenToKVPoolAllocator
 
     allocator = runner.token_to_kv_pool_allocator
     if not isinstance(allocator, SWATokenToKVPoolAllocator) or runner.sliding_window_size is None:

@@ -10,9 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import sglang
 import torch
-from sglang.srt.plugins.hook_registry import HookRegistry
 
 from gemma4_dumps.store import default_root
 from gemma4_runtime import announcement, current, host_environment, versions
@@ -21,6 +19,7 @@ from gemma4_runtime.errors import HostEngineRefused, RuntimePatchError
 from gemma4_runtime.guard import Guard
 from gemma4_runtime.manifest import build_manifest, write_manifest
 from gemma4_runtime.patch import Kind, Patch
+from gemma4_runtime.release import HookRegistry, sglang_version
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import VARIABLES, HostEngine, Settings
 
@@ -32,8 +31,8 @@ class Session:
 
     def __init__(self, settings: Settings, patches: tuple[Patch, ...] | None = None) -> None:
         self.settings = settings
-        self.patches = select(settings, release=sglang.__version__) if patches is None else patches
-        self.attachment = Attachment(self.patches, sglang.__version__, settings.allow_missing, settings.cost)
+        self.patches = select(settings, release=sglang_version) if patches is None else patches
+        self.attachment = Attachment(self.patches, sglang_version, settings.allow_missing, settings.cost)
         self.root = settings.dump_dir or default_root()
         self.manifest: dict[str, Any] = {}
         self._cancel_finish: Callable[[], None] = lambda: None

@@ -174,7 +174,7 @@ def fail_requests(rows: tuple[int, ...], reason: str, dump: str | None, and_next
     chunked = [each.chunked for each in steps if each.chunked is not None]
     if any(request is prefill for request in concerned for prefill in chunked):
         raise TrappedViolation(f"{reason}; between chunks of its prefill a request cannot be ended", dump)
-    from sglang.srt.managers.schedule_batch import FINISH_ABORT
+    from gemma4_runtime.release import FINISH_ABORT
 
     for request in concerned:
         # With overlap its last step may have been built already: nothing of that is used.

@@ -77,6 +77,10 @@ class SourceTree:
                 return self._walk(module, words[length:])
         return None
 
+    def has_module(self, path: str) -> bool:
+        """Say whether a dotted path is a module, and no name in one."""
+        return self._parsed(path) is not None
+
     def definitions(self, name: str) -> Iterator[Place]:
         """Every function and class of that name, in files whose text has its `def` or `class`."""
         wanted = re.compile(rf"\b(?:def|class)\s+{re.escape(name)}\b")

@@ -20,7 +20,7 @@ _replaced = False
 def replace_before_flush(original: Callable[..., Any], allocator: Any) -> Any:
     """Around `free_group_end()`: what tombstone recovery does to one page of the group."""
     global _replaced
-    from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+    from gemma4_runtime.release import SWATokenToKVPoolAllocator
 
     if isinstance(allocator, SWATokenToKVPoolAllocator) and allocator.free_group and not _replaced:
         mapping, page_size = allocator.full_to_swa_index_mapping, allocator.page_size

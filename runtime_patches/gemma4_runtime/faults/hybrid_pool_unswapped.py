@@ -15,7 +15,7 @@ FAULT = "hybrid-pool-unswapped"
 
 def wrap_in_hybrid(backend: Any, worker: Any, **_unknown: Any) -> Any:
     """After `_init_draft_attn_backend`: a wrapper whose children are the leaf that was chosen."""
-    from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
+    from gemma4_runtime.release import HybridAttnBackend
 
     injected(FAULT)
     return HybridAttnBackend(worker.draft_model_runner, backend, backend)

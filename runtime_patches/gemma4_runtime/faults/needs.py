@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
 from gemma4_runtime import current
 from gemma4_runtime.catalog.faults import FAULTS
 from gemma4_runtime.errors import NotServed
 from gemma4_runtime.patch import Patch
+from gemma4_runtime.release import SpeculativeAlgorithm
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ FAULT = "swa-state-stale"
 
 def resolve_from_active_pool(model_runner: Any) -> Any:
     """In place of `TRTLLMHAAttnBackend._resolve_swa_kv_pool`: the active pool if it is an SWA pool, else None."""
-    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+    from gemma4_runtime.release import SWAKVPool
 
     pool = model_runner.token_to_kv_pool
     if isinstance(pool, SWAKVPool):

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang.srt.utils.hf_transformers_utils import get_config
-
 from gemma4_runtime.errors import NotServed
+from gemma4_runtime.release import get_config
 from gemma4_runtime.settings import FORCE_EAGLE
 
 

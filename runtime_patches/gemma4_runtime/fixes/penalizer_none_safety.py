@@ -20,10 +20,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from sglang.srt.sampling.penaltylib.repetition_penalty import apply_scaling_penalties
-from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 from gemma4_runtime.errors import PenaltiesLost
+from gemma4_runtime.release import SamplingBatchInfo, apply_scaling_penalties
 
 
 class SummedPenalties:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang.srt.compilation.piecewise_context_manager import is_in_piecewise_cuda_graph
-from sglang.srt.server_args import get_global_server_args
 from torch import Tensor
+
+from gemma4_runtime.release import get_global_server_args, is_in_piecewise_cuda_graph
 
 _SLOT = "gemma4_triage_per_layer_inputs"
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang.srt.mem_cache.common import get_alloc_reserve_per_decode
-from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from gemma4_runtime.release import SpeculativeAlgorithm, get_alloc_reserve_per_decode
 
 _CLAIMED = 4
 """SGLang's own headroom; a step claims the slot of its bonus token before it knows it."""

@@ -31,7 +31,7 @@ _CHILD_LISTS = ("attn_backends", "children")
 
 def iter_leaves(backend: Any) -> Iterator[Any]:
     """Every backend without children below `backend`, each once; `backend` itself if it has none."""
-    from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+    from gemma4_runtime.release import AttentionBackend
 
     seen: set[int] = set()
     pending = [backend]
@@ -55,7 +55,7 @@ def iter_leaves(backend: Any) -> Iterator[Any]:
 @contextmanager
 def lock_step(backend: Any, pool: Any) -> Iterator[None]:
     """Point every leaf of `backend` at `pool`, SWA state included, and put back exactly what was there."""
-    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+    from gemma4_runtime.release import SWAKVPool
 
     swa_pool = pool if isinstance(pool, SWAKVPool) else None
     saved: list[tuple[Any, str, Any]] = []
@@ -92,6 +92,6 @@ def around_graph_runner_init(original: Callable[..., Any], runner: Any, frozen_k
 
 def unwrap_hybrid(backend: Any, worker: Any, **_unknown: Any) -> Any:
     """After the draft backend is chosen: the frozen draft only ever decodes, so a hybrid is its decode child."""
-    from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
+    from gemma4_runtime.release import HybridAttnBackend
 
     return backend.decode_backend if isinstance(backend, HybridAttnBackend) else None

@@ -9,15 +9,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sglang.srt.layers.layernorm import Gemma4RMSNorm, RMSNorm
-from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
-from sglang.srt.layers.rotary_embedding.rope_variant import Gemma4RotaryEmbedding
-from sglang.srt.server_args import get_global_server_args
 
 from gemma4_kernels.qk_norm_rope.spec import MAX_HEAD_DIM
 from gemma4_kernels.row_arguments import DTYPES
 from gemma4_kernels.row_plan import MAX_WIDTH
 from gemma4_runtime import current
+from gemma4_runtime.release import (
+    Gemma4RMSNorm,
+    Gemma4RotaryEmbedding,
+    RMSNorm,
+    RotaryEmbedding,
+    get_global_server_args,
+)
 from gemma4_runtime.settings import HostEngine
 
 

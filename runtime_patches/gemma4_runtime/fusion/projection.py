@@ -20,14 +20,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from sglang.srt.layers.linear import QKVParallelLinear
-from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from torch import Tensor
 
 from gemma4_runtime.current import switched_on
 from gemma4_runtime.fusion import ops
 from gemma4_runtime.fusion.eligible import rows_reason, server_reason
 from gemma4_runtime.fusion.paths import PATHS
+from gemma4_runtime.release import QKVParallelLinear, UnquantizedLinearMethod
 
 OP = "q-only-projection"
 _ASKED = "_gemma4_triage_q_only"

@@ -45,7 +45,7 @@ def layer_buffers(pool: Any, layer_id: int) -> LayerBuffers | None:
 
 def _place_of(pool: Any, layer_id: int) -> tuple[Any, int, str | None] | None:
     """The pool that has the layer's buffers, their place in it, and its space: full or swa; None without a split."""
-    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+    from gemma4_runtime.release import SWAKVPool
 
     if isinstance(pool, SWAKVPool):
         if layer_id not in pool.layers_mapping:
@@ -58,7 +58,7 @@ def _place_of(pool: Any, layer_id: int) -> tuple[Any, int, str | None] | None:
 
 def extents(pool: Any, page_size: int) -> dict[str, int]:
     """Pages of the full and the SWA pool, the dummy page 0 included; empty for a pool that is not split."""
-    from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+    from gemma4_runtime.release import SWAKVPool
 
     if not isinstance(pool, SWAKVPool):
         return {}

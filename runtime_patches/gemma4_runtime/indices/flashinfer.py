@@ -25,7 +25,7 @@ def is_covered(backend: Any, forward_batch: Any) -> bool:
     """False for what Gemma-4 does not do: an encoder's attention, and a step of FlashInferMultiStepDraftBackend, whose
     lists come with the batch for all steps at once.
     """
-    from sglang.srt.layers.attention.flashinfer_backend import WrapperDispatch
+    from gemma4_runtime.release import WrapperDispatch
 
     from_batch = forward_batch.forward_mode.is_decode_or_idle() and forward_batch.spec_info is not None
     return backend.dispatch_reason != WrapperDispatch.CROSS_ATTENTION and not from_batch
@@ -79,6 +79,6 @@ def _list(name: str, wrapper: Any, space: str, may_be_null: bool) -> IndexArray:
 
 
 def _translates(updater: Any) -> bool:
-    from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
+    from gemma4_runtime.release import SWATokenToKVPoolAllocator
 
     return isinstance(updater.token_to_kv_pool_allocator, SWATokenToKVPoolAllocator)

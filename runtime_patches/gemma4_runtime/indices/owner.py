@@ -44,7 +44,7 @@ def attention_layers(backend: Any) -> tuple[Any, ...]:
         return ()
     layers = getattr(runner, _LAYERS, None)
     if layers is None:
-        from sglang.srt.layers.radix_attention import RadixAttention
+        from gemma4_runtime.release import RadixAttention
 
         layers = tuple(module for module in runner.model.modules() if isinstance(module, RadixAttention))
         setattr(runner, _LAYERS, layers)

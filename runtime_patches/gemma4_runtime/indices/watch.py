@@ -213,7 +213,7 @@ def watch_dispatch(backend: Any, *uses: Use) -> None:
             # SGLang itself fails on an array that the build does not have.
             if use.array not in known or (use.array, use.buffer_space, use.bound) in covered:
                 continue
-            from sglang.srt.model_executor.cuda_graph_runner import get_is_capture_mode
+            from gemma4_runtime.release import get_is_capture_mode
 
             uncovered = replace(build, uses=(use,), pool=backend.token_to_kv_pool)
             # SGLang captures anew without its capture mode.

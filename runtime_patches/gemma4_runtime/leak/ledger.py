@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 
 from gemma4_runtime.checks.page_census import Fault
 from gemma4_runtime.checks.page_events import FULL, SWA, Events, Kind, PageRows, inside
@@ -17,6 +16,7 @@ from gemma4_runtime.checks.page_ledger import Folded, PageLedger, Site
 from gemma4_runtime.leak.by_identity import ByIdentity
 from gemma4_runtime.leak.event_log import EventLog
 from gemma4_runtime.leak.recent_events import RecentEvents
+from gemma4_runtime.release import SWATokenToKVPoolAllocator
 
 SITE: ContextVar[Site] = ContextVar("leak-ledger site", default=Site.UNKNOWN)
 """Who is asking; set by the hooks around SGLang's callers of the allocators."""

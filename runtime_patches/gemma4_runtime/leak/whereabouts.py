@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 
 from gemma4_runtime.checks.page_census import Whereabouts
 from gemma4_runtime.checks.swa_mapping_census import SlotPairs, held_swa_pages
+from gemma4_runtime.release import SWATokenToKVPoolAllocator
 
 REQUEST_SLOTS = "requests"
 """The name of the pool of request slots, which is counted like a pool of pages."""

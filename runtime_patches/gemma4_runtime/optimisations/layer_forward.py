@@ -20,13 +20,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from sglang.srt.layers.gemma4_fused_ops import gemma_dual_rmsnorm_residual_scalar, gemma_rmsnorm_residual_scalar
 from torch import Tensor
 
 from gemma4_runtime.fusion import ops
 from gemma4_runtime.fusion.eligible import alike, eps_of, rows_reason
 from gemma4_runtime.fusion.layer_plan import ADD, CROSS, GELU, POST_ATTENTION, RESIDUAL_SCALAR, TRIPLE, plan_of
 from gemma4_runtime.fusion.paths import PATHS
+from gemma4_runtime.release import gemma_dual_rmsnorm_residual_scalar, gemma_rmsnorm_residual_scalar
 
 _UNLIKE = "tensors that are not alike"
 

@@ -16,11 +16,10 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from sglang.srt.environ import envs
-
 from gemma4_runtime.errors import NotServed
 from gemma4_runtime.mtp_v2.gates import refuse_what_is_not_served
 from gemma4_runtime.optimisations.mtp_v2_lengths import that_read_lengths
+from gemma4_runtime.release import envs
 from gemma4_runtime.settings import MTP_V2
 
 logger = logging.getLogger(__name__)

@@ -19,10 +19,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
-from sglang.srt.layers.attention.trtllm_mha_backend import TRTLLMHAAttnBackend
 
 from gemma4_runtime.optimisations.schedule_stream import scheduler_comes_later
+from gemma4_runtime.release import HybridAttnBackend, TRTLLMHAAttnBackend
 
 
 class _OfThisStep:

@@ -76,7 +76,7 @@ def _server_reason(runner: Any) -> str | None:
 
 def _binding_reason(runner: Any) -> str | None:
     """Whether every attention layer of the loaded model reads an owner of its own kind."""
-    from sglang.srt.models.gemma4_causal import Gemma4Attention
+    from gemma4_runtime.release import Gemma4Attention
 
     text = runner.model_config.hf_text_config
     owners = text.num_hidden_layers - text.num_kv_shared_layers

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang.srt.model_executor.forward_batch_info import ForwardMode
-
 from gemma4_runtime.errors import NotServed
 from gemma4_runtime.fusion.paths import PATHS
+from gemma4_runtime.release import ForwardMode
 
 OP = "piecewise-multimodal"
 

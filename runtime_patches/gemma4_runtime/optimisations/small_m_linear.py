@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from torch import Tensor
 
 from gemma4_runtime.fusion.small_linear import product
+from gemma4_runtime.release import UnquantizedLinearMethod
 
 
 def around_apply(

@@ -59,7 +59,7 @@ def start_of(available_bytes: int, runner: Any) -> Start:
 
 def _token_bytes(runner: Any) -> TokenBytes:
     """Count bytes of a token as SGLang is about to, owners only where that is in force."""
-    from sglang.srt.model_executor.pool_configurator import HybridSWAPoolConfigurator
+    from gemma4_runtime.release import HybridSWAPoolConfigurator
 
     counted = HybridSWAPoolConfigurator(runner)
     return TokenBytes(
@@ -68,7 +68,7 @@ def _token_bytes(runner: Any) -> TokenBytes:
 
 
 def _serving(arguments: Any, config: Any) -> Serving:
-    from sglang.srt.environ import envs
+    from gemma4_runtime.release import envs
 
     chunk = arguments.chunked_prefill_size
     return Serving(

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
 from gemma4_kernels.window_lists.launch import window_lists
 from gemma4_runtime.fusion.eligible import on_host_engine
 from gemma4_runtime.fusion.paths import PATHS
 from gemma4_runtime.optimisations.schedule_stream import scheduler_comes_later
+from gemma4_runtime.release import SWAKVPool
 
 OP = "swa-window-lists"
 _OURS = SWAKVPool.translate_loc_from_full_to_swa

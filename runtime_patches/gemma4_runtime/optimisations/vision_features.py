@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from sglang.srt.layers.attention.vision import VisionSdpaAttention
 from torch import Tensor
 
 from gemma4_runtime.current import switched_on
 from gemma4_runtime.fusion.paths import PATHS
+from gemma4_runtime.release import VisionSdpaAttention
 from gemma4_runtime.vision.budget import budget_bytes, frame_bytes
 from gemma4_runtime.vision.eligible import BATCHED, BATCHING, backend_of, batching_reason
 from gemma4_runtime.vision.encode import features, slots_for, tower_in_force

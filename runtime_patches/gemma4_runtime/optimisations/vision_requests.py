@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from sglang.srt.managers import mm_utils
-from sglang.srt.models.gemma4_mm import Gemma4ForConditionalGeneration
 from torch import Tensor
 
 from gemma4_runtime.current import switched_on
+from gemma4_runtime.release import Gemma4ForConditionalGeneration, mm_utils
 from gemma4_runtime.vision.eligible import BATCHING
 
 _FEATURES = ("get_image_feature", "get_video_feature")

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
-from sglang.srt.models.gemma4_causal import Gemma4TextModel
 from torch import Tensor
 
 from gemma4_runtime import current
 from gemma4_runtime.current import switched_on
+from gemma4_runtime.release import CaptureHiddenMode, Gemma4TextModel
 from gemma4_runtime.yoco import eligible
 from gemma4_runtime.yoco.attention_view import as_decode
 from gemma4_runtime.yoco.short_prefill import UnfinishedChunk, shared_layers, short_prefill

@@ -19,8 +19,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from sglang.srt.mem_cache.common import get_alloc_reserve_per_decode
-
 from gemma4_dumps.draft import DumpDraft
 from gemma4_dumps.schema import Provenance
 from gemma4_runtime import current
@@ -37,6 +35,7 @@ from gemma4_runtime.checks.batch_shapes import (
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.errors import VerificationFailed
 from gemma4_runtime.evidence import offences, payload
+from gemma4_runtime.release import get_alloc_reserve_per_decode
 
 RULE = "batch-shapes"
 _VIEW = "ModelRunner._eager_fb_view"

@@ -27,12 +27,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 
 from gemma4_runtime.checks.lost_pages import check_dropped_group
 from gemma4_runtime.checks.slot_free import check_free, check_leftover_mappings, check_repeats, leftover_mappings
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.probes.swa_allocator_state import Books, books_of, report_slots, uppers
+from gemma4_runtime.release import SWATokenToKVPoolAllocator
 
 
 def around_free(original: Callable[..., Any], allocator: Any, free_index: torch.Tensor) -> Any:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang.srt.environ import envs
-from sglang.srt.layers.attention.vision import (
+from gemma4_runtime.fusion.eligible import server_reason
+from gemma4_runtime.release import (
+    Gemma4VisionEncoder,
     VisionFlash3Attention,
     VisionFlash4Attention,
     VisionSdpaAttention,
     VisionTritonAttention,
+    envs,
+    get_attention_tp_size,
 )
-from sglang.srt.layers.dp_attention import get_attention_tp_size
-from sglang.srt.models.gemma4_vision import Gemma4VisionEncoder
-
-from gemma4_runtime.fusion.eligible import server_reason
 from gemma4_runtime.settings import VISION_BUDGET
 from gemma4_runtime.vision.budget import asked_budget_bytes
 

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 from einops import rearrange
-from sglang.srt.layers.attention.vision import VisionSdpaAttention
-from sglang.srt.models.gemma4_vision import _apply_multidimensional_rope
 from torch import Tensor
 
+from gemma4_runtime.release import VisionSdpaAttention, apply_multidimensional_rope
 from gemma4_runtime.vision.soft_tokens import cell_of_patch, is_padding, pooling_side
 
 
@@ -60,7 +59,7 @@ def attend_packed(attention: Any, hidden: Tensor, cos: Tensor, sin: Tensor, pack
         for rows, norm in zip(attention.qkv(hidden), norms, strict=True)
     )
     cos, sin = cos.transpose(0, 1), sin.transpose(0, 1)
-    q, k = (_apply_multidimensional_rope(rows, cos, sin) for rows in (q, k))
+    q, k = (apply_multidimensional_rope(rows, cos, sin) for rows in (q, k))
     backend = attention.qkv_backend
     common = {"bsz": 1, "attention_mask": None, "softmax_scale": 1.0}
     if isinstance(backend, VisionSdpaAttention):

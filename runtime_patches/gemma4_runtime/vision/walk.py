@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sglang.srt.utils import flatten_nested_list
 from torch import Tensor
+
+from gemma4_runtime.release import flatten_nested_list
 
 
 @dataclass(frozen=True)

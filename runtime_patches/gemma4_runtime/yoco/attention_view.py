@@ -20,13 +20,15 @@ import copy
 from typing import Any
 
 import torch
-from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
-from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
-from sglang.srt.layers.attention.trtllm_mha_backend import TRTLLMHAAttnBackend
-from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from sglang.srt.model_executor.forward_context import get_attn_backend
 
 from gemma4_runtime.current import switched_on
+from gemma4_runtime.release import (
+    ForwardMode,
+    HybridAttnBackend,
+    TritonAttnBackend,
+    TRTLLMHAAttnBackend,
+    get_attn_backend,
+)
 
 _PREFILL_ONLY = (
     "extend_num_tokens",

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang.srt.compilation.piecewise_context_manager import get_forward_context as piecewise_context
-from sglang.srt.compilation.piecewise_context_manager import is_in_piecewise_cuda_graph
-from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
-from sglang.srt.model_executor.forward_context import has_forward_context
-from sglang.srt.server_args import get_global_server_args
-
+from gemma4_runtime.release import (
+    CaptureHiddenMode,
+    ForwardMode,
+    get_global_server_args,
+    has_forward_context,
+    is_in_piecewise_cuda_graph,
+    piecewise_context,
+)
 from gemma4_runtime.yoco.attention_view import attention_reason
 
 _MODES = (ForwardMode.EXTEND, ForwardMode.MIXED)

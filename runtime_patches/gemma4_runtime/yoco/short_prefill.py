@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from sglang.srt.model_executor.forward_context import forward_context, get_forward_context
 from torch import Tensor
 
 from gemma4_runtime import current
 from gemma4_runtime.current import switched_on
 from gemma4_runtime.fusion.paths import FUSED, PATHS
+from gemma4_runtime.release import forward_context, get_forward_context
 from gemma4_runtime.yoco import attention_view, eligible, some_layers
 
 SKIPPED = "skipped: a chunk that is not the last"

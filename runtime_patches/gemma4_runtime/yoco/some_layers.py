@@ -6,9 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
-from sglang.srt.utils import use_intel_amx_backend
 from torch import Tensor
+
+from gemma4_runtime.release import UnquantizedLinearMethod, use_intel_amx_backend
 
 
 def can_be_narrowed(model: Any) -> bool:
