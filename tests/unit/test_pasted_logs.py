@@ -101,7 +101,10 @@ class TestTracebacks:
         assert deaths(text) == [("", "OSError", "no model")]
 
     def test_one_that_somebody_may_have_caught(self):
-        assert deaths(f'{TRACEBACK}  File "/opt/a.py", line 3, in load\n    import x\nImportError: x\n') == []
+        caught = f'{TRACEBACK}  File "/opt/a.py", line 3, in load\n    import x\nImportError: x\n'
+        served = 'INFO:     10.0.0.1:3 - "POST /generate HTTP/1.1" 200 OK\n'
+        assert deaths(caught + served) == []
+        assert deaths(served + caught) == [("", "ImportError", "x")], "nothing follows it"
 
     def test_a_group_of_exceptions(self):
         text = (
