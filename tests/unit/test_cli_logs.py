@@ -103,6 +103,14 @@ def test_usage_mistakes(cli, words):
     assert words == () or out == ""
 
 
+def test_what_to_do_is_shown(cli, tmp_path):
+    log = tmp_path / "server.log"
+    log.write_text("Killed\n")
+    code, out, _ = cli("logs", log)
+    assert code == 1
+    assert "what to do: dmesg -T" in out
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--diagnose"]], ids=["logs", "diagnose"])
 def test_memory_does_not_grow_with_the_log(more):
