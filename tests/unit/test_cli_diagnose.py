@@ -135,7 +135,7 @@ class TestLog:
     def test_one_cause_is_shown_with_values_of_both(self, cli, own_log):
         code, out, err = cli("diagnose", SEED, "--log", own_log)
         assert (code, err) == (1, "")
-        assert f"[L1]  {own_log}: 113 of 117 lines understood, 2026-11-21T16:51:28 to" in out
+        assert f"[L1]  {own_log}: 114 of 117 lines understood, 2026-11-21T16:51:28 to" in out
         assert "of the server of 20261121T165049" in out
         first = " ".join(out.partition("2. CERTAIN")[0].split())
         assert "1. CERTAIN draft-swa-state-stale" in first
@@ -227,7 +227,7 @@ class TestLog:
         log.write_text("fine\n")
         code, out, err = cli("diagnose", "--dir", tmp_path, "--log", log, "--json")
         assert (code, document(out)["exit_code"]) == (5, 5)
-        assert "no line of SGLang's in the logs" in err
+        assert "no line of SGLang's scheduler in the logs" in err
         code, out, err = cli("diagnose", SEED, "--log", log)
         assert (code, err) == (1, f"{log}: 0 of 1 line understood\n")
         assert "notes.txt" not in out

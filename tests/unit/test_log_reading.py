@@ -76,7 +76,7 @@ class TestAnyBytes:
         *whole, torn = text.split(b"\n")
         assert [line for block in blocks if block.whole for line in block.lines] == whole
         assert [line for block in blocks if not block.whole for line in block.lines] == ([torn] if torn else [])
-        numbers = [block.first + i for block in blocks for i in range(len(block.lines))]
+        numbers = [number for block in blocks for number in block.numbers]
         assert numbers == list(range(1, len(numbers) + 1))
         assert all(line in block.text for block in blocks for line in block.lines)
 

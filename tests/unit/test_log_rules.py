@@ -11,7 +11,7 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs import rules
 from gemma4_triage.logs.catalog import ENDINGS, LOADS, findings
 from gemma4_triage.logs.read import read_log, read_source
-from gemma4_triage.logs.rules import known_issue, other_crash
+from gemma4_triage.logs.rules import known_issue, other_crash, unexplained_line
 from gemma4_triage.logs.source import Source
 
 SAMPLES = Path(__file__).parents[1] / "data" / "logs"
@@ -39,6 +39,16 @@ VERIFY_INPUT = "AttributeError: 'FrozenKVMTPVerifyInput' object has no attribute
 NO_METHOD = "AttributeError: 'Gemma4ForConditionalGeneration' object has no attribute 'get_embed_and_head'"
 NO_SLOT = "RuntimeError: Decode out of memory. Try to lower your batch size."
 
+HEADS = "RuntimeError: FlashAttention forward only supports head dimension at most 256"
+PLACEHOLDERS = (
+    "RuntimeError: Insufficient multimodal embedding length: num_mm_tokens_in_input_ids=268 vs "
+    "num_mm_tokens_in_embedding=256."
+)
+COLLECTIVE = (
+    "[rank{0}]:[E1124 ProcessGroupNCCL.cpp:632] [Rank {0}] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=1201, OpType=ALLREDUCE, NumelIn=5376)\n"
+)
+
 # Of what this CPU cannot produce.
 MADE = {
     "illegal-access": [prefill(1), decode(2, swa=0.4), death(3, ILLEGAL)],
@@ -47,6 +57,35 @@ MADE = {
     "throughput-collapse": [*steady(40, rate=900), *steady(20, start=40, rate=200)],
     "known-issue": [death(1, NO_METHOD)],
     "other-crash": [decode(1), death(2, "KeyError: 'layer_9'")],
+    "unexplained-line": [decode(1), "Fatal Python error: Segmentation fault\n"],
+    "answer-parser": [f"{stamp(1)} Tool call parsing error: Expecting ',' delimiter\n", decode(2)],
+    "attention-kernel": [death(1, HEADS, frame="flashattention_backend.py")],
+    "collective-timeout": [decode(1), COLLECTIVE.format(3), COLLECTIVE.format(1)],
+    "device-fault": [decode(1), "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\n"],
+    "graph-capture": [
+        death(1, "Exception: Capture cuda graph failed: CUDA out of memory. Tried to allocate 2.00 GiB.")
+    ],
+    "drafts-never-accepted": steady(20, accept=1.0),
+    "kernel-failed": [decode(1), death(2, "torch.AcceleratorError: CUDA error: misaligned address")],
+    "token-outside-vocabulary": [death(2, "OverflowError: out of range integral type conversion attempted")],
+    "uneven-split": [death(1, "AssertionError: 10 is not divisible by 4", frame="parallel_state.py")],
+    "weight-names": [death(1, "ValueError: Unknown quantization method: fp5")],
+    "image-tokens": [decode(1), death(2, PLACEHOLDERS, frame="mm_utils.py"), decode(3)],
+    "killed-from-outside": [decode(1), "Killed\n"],
+    "lora-refused": [death(1, "RuntimeError: LoRA adapter a with rank 64 is incompatible with the memory pool")],
+    "never-admitted": [
+        decode(1, running=1, queued=3),
+        f"{stamp(90)} Health check failed. Server couldn't get a response\n",
+    ],
+    "non-finite-logits": [decode(1), f"{stamp(2)} Detected errors during sampling! NaN in the logits.\n", decode(3)],
+    "prefix-not-reused": [prefill(turn, new=8000 + 100 * turn, cached=64) for turn in range(1, 9)],
+    "shared-memory": [
+        "RuntimeError: unable to write: No space left on device: /dev/shm/torch_1, shared memory (shm)\n"
+    ],
+    "start-refused": ["launch_server.py: error: unrecognized arguments: --gemma\n"],
+    "swa-not-evicted": steady(20, running=1, full=0.2, swa=0.97, queued=3),
+    "weights-missing": [death(1, "RuntimeError: Cannot find any model weights with `google/gemma-4-26b-it`")],
+    "wheels-do-not-fit": [death(1, "ImportError: libnvrtc.so.12: cannot open shared object file: No such file")],
     "no-slot": [decode(1, swa=0.99), death(2, NO_SLOT)],
     "out-of-memory": [decode(1), death(2, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")],
     "index-outside-tensor": [decode(1), death(2, ASSERTION)],
@@ -76,10 +115,136 @@ def test_a_made_log(rule):
 
 
 def test_every_rule_fires_somewhere_and_has_a_file_that_is_listed():
-    ids = {rule.id for rule in (*ENDINGS, *LOADS)} | {known_issue.ID, other_crash.ID}
+    ids = {rule.id for rule in (*ENDINGS, *LOADS)} | {known_issue.ID, other_crash.ID, unexplained_line.ID}
     assert ids == {rule for found in FOUND.values() for rule in found} | set(MADE)
     files = {path.stem for path in Path(rules.__path__[0]).glob("*.py")} - {"__init__"}
     assert {id.replace("-", "_") for id in ids} == files
+
+
+def only(lines) -> Finding:
+    (finding,) = found_in(lines)
+    return finding
+
+
+def started(**settings: object) -> str:
+    said = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+    return f"{stamp(0)} server_args=ServerArgs({said}, watchdog_timeout=300)\n"
+
+
+class TestWhatIsComputed:
+    LOADED = (
+        f"{stamp(0)} Load weight begin. avail mem=80.00 GB\n"
+        f"{stamp(9)} Load weight end. type=Gemma4, avail mem=30.00 GB, mem usage=50.00 GB.\n"
+    )
+    TOO_SMALL = "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."
+
+    def test_the_share_of_memory_that_leaves_a_pool(self):
+        (advice,) = only([self.LOADED, death(10, self.TOO_SMALL)]).advice
+        assert "above 0.62" in advice
+        assert "0.68 leaves a pool of 4.0 GB, 0.90 one of 22.0 GB" in advice
+
+    def test_weights_that_no_share_helps(self):
+        (advice,) = only([self.LOADED.replace("30.00", "2.00"), death(10, self.TOO_SMALL)]).advice
+        assert "no share leaves a pool" in advice
+
+    def test_the_share_that_an_allocation_would_have_needed(self):
+        said = "Tried to allocate 4.00 GiB. GPU 0 has a total capacity of 100.00 GiB of which 1.00 GiB is free."
+        last = f"torch.OutOfMemoryError: CUDA out of memory. {said}"
+        finding = only([started(mem_fraction_static=0.9), decode(1), death(2, last)])
+        assert "--mem-fraction-static 0.86" in finding.advice[0]
+
+    @pytest.mark.parametrize(
+        ("free", "words"), [(4096, "8192 tokens asked, 4096 full tokens free"), (9000, "although the pools had room")]
+    )
+    def test_what_was_asked_for_and_what_was_free(self, free, words):
+        prefill_failed = death(2, "RuntimeError: Prefill out of memory. Try to lower your batch size.").rstrip()
+        numbers = f"\nTry to allocate 8192 tokens.\nAvailable full tokens: {free} (a=1 + b=2)\n"
+        assert words in only([decode(1), prefill_failed, numbers]).cause
+
+    def test_a_pool_that_a_prompt_can_never_fit(self):
+        pools = f"{stamp(0)} max_total_num_tokens=9000, chunked_prefill_size=2048, context_len=131072\n"
+        finding = only([pools, *MADE["never-admitted"]])
+        assert "9000 tokens, and the server takes prompts of 131072" in finding.cause
+        assert finding.confidence is Confidence.LIKELY
+
+    def test_ranks_that_did_not_report_a_timeout(self):
+        finding = only([started(tp_size=4), *MADE["collective-timeout"]])
+        assert "ranks 0, 2 did not report" in finding.cause
+
+    def test_a_rank_that_is_behind(self):
+        behind = COLLECTIVE.format(2).replace("1201", "1200")
+        assert "rank 2 is behind" in only([*MADE["collective-timeout"], behind]).cause
+
+
+class TestOneRequestWithoutGraphs:
+    SHAPES = "RuntimeError: output with shape [1] doesn't match the broadcast shape [263]"
+
+    def test_under_a_draft_worker(self):
+        finding = only([decode(1), death(2, self.SHAPES, frame="eagle_worker.py")])
+        assert (finding.rule, finding.confidence) == ("stale-write-rows", Confidence.LIKELY)
+        assert finding.fix == "eager-out-cache-loc"
+
+    def test_elsewhere_it_is_another_crash(self):
+        assert only([decode(1), death(2, self.SHAPES, frame="sampler.py")]).rule == "other-crash"
+
+
+class TestHangs:
+    FIRED = "{} Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)\n"
+
+    def hung(self, **stacks: tuple[str, ...]) -> Finding:
+        lines = [decode(1)]
+        for rank, frames in stacks.items():
+            lines.append(f'{stamp(400, rank)} Pyspy dump for PID 1 (py-spy dump --pid 1):\nThread 1: "MainThread"\n')
+            lines += [f"    {frame}\n" for frame in frames]
+            lines.append(self.FIRED.format(stamp(400, rank)))
+        return only(lines)
+
+    REDUCES = ("all_reduce (distributed/parallel_state.py:500)", "forward (layers/linear.py:1300)")
+
+    def test_the_rank_that_the_others_wait_for(self):
+        finding = self.hung(TP0=self.REDUCES, TP1=("synchronize (torch/cuda/streams.py:10)",))
+        assert "wait in communication for TP1, which stands in a wait for the GPU" in finding.cause
+
+    def test_ranks_that_left_the_same_path(self):
+        finding = self.hung(TP0=self.REDUCES, TP1=("recv_pyobj (zmq/socket.py:9)",))
+        assert "TP0 wait in a collective that TP1 never entered" in finding.cause
+
+    def test_all_wait_for_one_that_is_not_there(self):
+        assert "not in the log" in self.hung(TP0=self.REDUCES, TP1=self.REDUCES).cause
+
+    def test_without_stacks_nothing_is_claimed(self):
+        finding = only(MADE["hang"])
+        assert "does not say where" in finding.cause
+        assert finding.next_commands == ()
+
+
+class TestWhatIsNoCause:
+    def test_sglang_kills_its_own_processes_after_a_hang(self):
+        assert only([*MADE["hang"], "Killed\n"]).rule == "hang"
+
+    def test_a_cause_of_memory_is_told_whatever_stands_before(self):
+        rules = {
+            finding.rule for finding in found_in([*MADE["hang"], "Memory cgroup out of memory: Killed process 8\n"])
+        }
+        assert "killed-from-outside" in rules
+
+    def test_an_assertion_of_sampling_is_no_index(self):
+        said = (
+            "TensorCompare.cu:112: Assertion `probability tensor contains either `inf`, `nan` or element < 0` failed.\n"
+        )
+        assert only([decode(1), said, death(2, ASSERTION)]).rule == "non-finite-logits"
+
+    def test_prompts_of_many_users_are_no_lost_prefix(self):
+        lengths = (9000, 2500, 14000, 3000, 7000, 21000, 5000)
+        assert found_in(prefill(at, new=new, cached=64) for at, new in enumerate(lengths)) == ()
+
+    def test_a_benchmark_is_no_lost_prefix(self):
+        assert found_in(prefill(at, new=8000, cached=1) for at in range(20)) == ()
+
+    def test_a_suspect_is_named_and_no_cause(self):
+        finding = only([decode(1), death(2, "AssertionError", frame="hiradix_cache.py")])
+        assert finding.rule == "other-crash"
+        assert any("--enable-hierarchical-cache" in step for step in finding.advice)
 
 
 class TestWhatTheFindingsSay:
@@ -207,7 +372,13 @@ class TestThresholds:
 
     def test_a_caught_traceback_is_no_crash(self):
         text = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\nOSError: no libavutil\n'
-        assert found_in([prefill(1), text]) == ()
+        assert found_in([prefill(1), text, prefill(2)]) == ()
+
+    def test_a_traceback_that_nothing_follows_is_one(self):
+        text = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\nOSError: no libavutil\n'
+        (finding,) = found_in([prefill(1), text])
+        assert finding.rule == "other-crash"
+        assert finding.evidence[0].value == "OSError: no libavutil"
 
 
 def test_commands_to_run_next_exist():

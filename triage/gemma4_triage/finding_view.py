@@ -11,7 +11,7 @@ _STYLES = {Confidence.CERTAIN: "bold red", Confidence.LIKELY: "bold yellow", Con
 
 
 def print_finding(console: Console, finding: Finding) -> None:
-    """In as many lines as it has parts; nothing is cut."""
+    """Print it in as many lines as it has parts; nothing is cut."""
     style = "bold cyan" if finding.is_note else _STYLES[finding.confidence]
     print_line(console, f"{finding.label.upper()}  {finding.rule}", style=style)
     print_line(console, f"  {finding.cause}")
@@ -21,6 +21,8 @@ def print_finding(console: Console, finding: Finding) -> None:
         print_line(console, where, (f"  ({evidence.meaning})", "dim"))
     for observation in finding.ruled_out_if:
         print_line(console, f"    ruled out if {observation}", style="dim")
+    for step in finding.advice:
+        print_line(console, f"    what to do: {step}")
     if finding.fix:
         upstream = f" ({', '.join(finding.upstream)})" if finding.upstream else ""
         print_line(console, f"    fix: {finding.fix}{upstream}; GEMMA4_TRIAGE_PATCHES=default attaches it")

@@ -18,6 +18,7 @@ from gemma4_triage.terminal import emit_json, say, stdout_console
 if TYPE_CHECKING:
     from gemma4_triage.diagnose.incident import Incident
     from gemma4_triage.diagnose.material import Material
+    from gemma4_triage.finding import Finding
     from gemma4_triage.logs.facts import LogFacts
     from gemma4_triage.report.diagnosis_document import Diagnosis
 
@@ -101,23 +102,25 @@ def _diagnoses(material: Material, logs: list[LogFacts]) -> list[Diagnosis]:
     from gemma4_triage.diagnose.assign_logs import assign_logs
     from gemma4_triage.diagnose.conclude import conclude
     from gemma4_triage.diagnose.grouping import group
-    from gemma4_triage.logs.catalog import findings
     from gemma4_triage.report.diagnosis_document import Diagnosis
 
     understood = [facts for facts in logs if facts.understood_lines]
     incidents = assign_logs(group(material.dumps, material.guards, material.ledgers), understood)
     if not incidents and not material.unreadable:
         raise NothingChecked(
-            "neither a dump nor a guard manifest there" + (", and no line of SGLang's in the logs" if logs else ""),
+            "neither a dump nor a guard manifest there"
+            + (", and no line of SGLang's scheduler in the logs" if logs else ""),
             "serve with SGLANG_TRTLLM_MHA_DEBUG=1 to get them; --dir names another directory",
         )
-    return [
-        Diagnosis(
-            incident,
-            conclude(incident, [one for facts in incident.logs for one in findings(_of_release(facts, incident))]),
-        )
-        for incident in incidents
-    ]
+    return [Diagnosis(incident, conclude(incident, _from_logs(incident))) for incident in incidents]
+
+
+def _from_logs(incident: Incident) -> list[Finding]:
+    if not incident.logs:
+        return []
+    from gemma4_triage.logs.catalog import findings
+
+    return [one for facts in incident.logs for one in findings(_of_release(facts, incident))]
 
 
 def _of_release(facts: LogFacts, incident: Incident) -> LogFacts:

@@ -54,8 +54,9 @@ def logs(
 
 def _need_one_understood(read: list[LogFacts]) -> None:
     if not any(facts.understood_lines for facts in read):
-        lines = sum(facts.lines for facts in read)
+        lines, program = sum(facts.lines for facts in read), sum(facts.program_lines for facts in read)
+        alike = f", though {program} of them look like a Python program's" if program else ""
         raise NothingChecked(
-            f"none of {number_of(lines, 'line')} is one that SGLang writes while it serves",
+            f"none of {number_of(lines, 'line')} is SGLang's scheduler's, and none says that something failed{alike}",
             "give the server's stdout and stderr; lines such as 'Prefill batch, #new-seq: …' are looked for",
         )

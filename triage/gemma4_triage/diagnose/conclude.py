@@ -15,7 +15,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.diagnose.evidence import guarded, in_a_file, is_guard, resting_on, said
@@ -23,16 +23,17 @@ from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.join_logs import faults_of, join_logs
 from gemma4_triage.diagnose.rules import injected_fault
 from gemma4_triage.finding import Confidence, Evidence, Finding, Kind, at_most, ranked
-from gemma4_triage.logs.catalog import is_load
 
 _CERTAINTY = (Confidence.CERTAIN, Confidence.LIKELY, Confidence.POSSIBLE)
 _BY_ID = {rule.id: rule for rule in RULES}
 
 
 def conclude(incident: Incident, from_logs: Iterable[Finding] = ()) -> tuple[Finding, ...]:
-    """The findings about an incident, the most certain first; none if nothing is wrong.
+    """Return the findings about an incident, the most certain first; none if nothing is wrong.
 
-    from_logs: what logs.catalog.findings made of the incident's logs.
+    Args:
+        incident: what belongs together.
+        from_logs: what logs.catalog.findings made of the incident's logs.
     """
     asked = [finding for rule in RULES if not rule.fallback and (finding := rule.find(incident)) is not None]
     found = list(_without_consequences(asked, incident))
@@ -46,12 +47,20 @@ def conclude(incident: Incident, from_logs: Iterable[Finding] = ()) -> tuple[Fin
 
 def _in_order(found: Iterable[Finding], incident: Incident) -> tuple[Finding, ...]:
     of_logs = {facts.name for facts in incident.logs}
+    is_load = _load_test() if of_logs else lambda finding: False
 
     def key(finding: Finding) -> tuple[bool, bool, int, bool]:
         only_logged = all(piece.source in of_logs for piece in finding.evidence)
         return finding.is_note, is_load(finding), _CERTAINTY.index(finding.confidence), only_logged
 
     return tuple(sorted(ranked(found), key=key))
+
+
+def _load_test() -> Callable[[Finding], bool]:
+    """Return what says of a finding that it is about a load; the rules over logs are loaded where there is a log."""
+    from gemma4_triage.logs.catalog import is_load
+
+    return is_load
 
 
 def _without_consequences(asked: list[Finding], incident: Incident) -> Iterator[Finding]:

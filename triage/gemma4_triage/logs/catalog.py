@@ -2,28 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gemma4_triage.finding import Finding, ranked
-from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.alarms import FATAL, OF_REQUESTS, SURVIVABLE
+from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import Rule
 from gemma4_triage.logs.rules import (
     accept_length_drop,
+    answer_parser,
+    attention_kernel,
     binding_pool,
+    collective_timeout,
+    device_fault,
+    drafts_never_accepted,
+    graph_capture,
     hang,
     hybrid_draft_pool,
     illegal_access,
+    image_tokens,
     index_outside_tensor,
+    kernel_failed,
+    killed_from_outside,
     known_issue,
+    lora_refused,
+    never_admitted,
     no_slot,
+    non_finite_logits,
     other_crash,
     out_of_memory,
     pool_leak,
     prefix_cache_loss,
+    prefix_not_reused,
     probe_stopped,
     re_prefill_storm,
     retraction_thrash,
+    shared_memory,
     stale_write_rows,
+    start_refused,
+    swa_not_evicted,
     throughput_collapse,
+    token_outside_vocabulary,
+    uneven_split,
+    unexplained_line,
     unmergeable_batch,
+    weight_names,
+    weights_missing,
+    wheels_do_not_fit,
 )
 
 ENDINGS: tuple[Rule, ...] = (
@@ -32,20 +57,41 @@ ENDINGS: tuple[Rule, ...] = (
     hybrid_draft_pool.RULE,
     unmergeable_batch.RULE,
     pool_leak.RULE,
+    non_finite_logits.RULE,
     illegal_access.RULE,
     index_outside_tensor.RULE,
     no_slot.RULE,
+    graph_capture.RULE,
     out_of_memory.RULE,
+    attention_kernel.RULE,
+    image_tokens.RULE,
+    lora_refused.RULE,
+    weight_names.RULE,
+    weights_missing.RULE,
+    wheels_do_not_fit.RULE,
+    uneven_split.RULE,
+    start_refused.RULE,
+    token_outside_vocabulary.RULE,
+    shared_memory.RULE,
+    collective_timeout.RULE,
     hang.RULE,
+    killed_from_outside.RULE,
+    device_fault.RULE,
+    kernel_failed.RULE,
+    answer_parser.RULE,
 )
 """Of what a server died of, or would have."""
 
 LOADS: tuple[Rule, ...] = (
+    never_admitted.RULE,
+    swa_not_evicted.RULE,
     retraction_thrash.RULE,
     binding_pool.RULE,
     re_prefill_storm.RULE,
     prefix_cache_loss.RULE,
+    prefix_not_reused.RULE,
     accept_length_drop.RULE,
+    drafts_never_accepted.RULE,
     throughput_collapse.RULE,
 )
 """Of how it served."""
@@ -66,5 +112,26 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     endings += known_issue.beside(endings, facts)
     known = known_issue.explained(facts)
     unknown = [death for death in unexplained if (death.type_name, death.frame) not in known]
+    endings += other_crash.find(facts, unknown)
     loads = [finding for rule in LOADS for finding in rule.find(facts)]
-    return (*ranked([*endings, *other_crash.find(facts, unknown)]), *ranked(loads))
+    floor = unexplained_line.find(facts, _accounted_for([*endings, *loads], facts))
+    return (*ranked([*endings, *floor]), *ranked(loads))
+
+
+def _accounted_for(found: Iterable[Finding], facts: LogFacts) -> set[str]:
+    """Return the kinds of alarms that the findings on ends account for, or that follow an end that is reported."""
+    named = {finding.rule for finding in found}
+    rules = [rule for rule in (*ENDINGS, *LOADS) if rule.id in named]
+    kinds = {kind for rule in rules for kind in rule.alarms}
+    for alarm in facts.alarms:
+        told = Death(alarm.place, alarm.rank, "", alarm.text)
+        kinds |= {alarm.kind} if any(rule.explains(told) for rule in rules) else set()
+    if named:
+        # What no work followed is of interest only where nothing else is told.
+        kinds |= SURVIVABLE
+    ends = [death.place.line for death in facts.deaths]
+    ends += [alarm.place.line for alarm in facts.alarms if alarm.kind in kinds & FATAL]
+    if not ends:
+        return kinds
+    follow = {alarm.kind for alarm in facts.alarms if alarm.place.line >= min(ends) and facts.starts <= 1}
+    return kinds | (follow - OF_REQUESTS) | {"sigquit", "child", "exception"}

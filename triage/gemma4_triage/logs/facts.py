@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Pool = Literal["full", "swa"]
@@ -156,6 +156,49 @@ class Death:
 
 
 @dataclass(frozen=True, slots=True)
+class Alarm:
+    """A line that says that something failed, outside tracebacks; the first of its kind, see alarms.py.
+
+    Attributes:
+        kind: what it says happened: "killed", "signalled", "nccl", "nan", and others of alarms.py.
+        place: where in the log the first one stands.
+        rank: which scheduler wrote it; "" if the server has only one, or something else wrote it.
+        text: the line.
+        count: how many lines of the kind there are.
+        last: where the last one stands; None if there is one only.
+        ranks: the schedulers that wrote further ones.
+        more: the first ones that followed, or the exception that stands before the line.
+    """
+
+    kind: str
+    place: Place
+    rank: str
+    text: str
+    count: int = 1
+    last: Place | None = None
+    ranks: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """A line that explains others, see remarks.py."""
+
+    place: Place
+    rank: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Where the main thread of a scheduler stood when py-spy looked: "file:line function", the innermost first."""
+
+    place: Place
+    rank: str
+    frames: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LeakLine:
     """One pool equation of SGLang's checker. missing: total less all that is accounted for, in tokens."""
 
@@ -205,6 +248,11 @@ class LogFacts:
         guards: what this project's probes reported.
         guard_count: how many such reports there were.
         release: SGLang's, where a line names it; "" if none does.
+        alarms: lines that say that something failed and belong to nothing above.
+        remarks: the last line of each kind that explains others; see remarks.py.
+        stacks: where schedulers stood when py-spy looked.
+        errors: the last exceptions that no process is known to have died of.
+        program_lines: how many lines that were not understood look like a Python program's: a level, a stamp, a frame.
     """
 
     name: str
@@ -230,10 +278,26 @@ class LogFacts:
     guards: tuple[GuardLine, ...]
     guard_count: int
     release: str = ""
+    alarms: tuple[Alarm, ...] = ()
+    program_lines: int = 0
+    remarks: Mapping[str, Remark] = field(default_factory=dict)
+    stacks: tuple[Stack, ...] = ()
+    errors: tuple[Death, ...] = ()
+
+    @property
+    def failures(self) -> tuple[Death, ...]:
+        """Return what processes died of, then what single lines say of it, each in the order of the log."""
+        lines = (Death(alarm.place, alarm.rank, "", alarm.text) for alarm in self.alarms)
+        return (*self.deaths, *lines)
 
     @property
     def understood_lines(self) -> int:
         return sum(self.understood.values())
+
+    @property
+    def served(self) -> bool:
+        """Say whether any scheduler reports a batch."""
+        return any(rank.prefill_lines + rank.decode_lines for rank in self.ranks)
 
     @property
     def schedulers(self) -> tuple[RankFacts, ...]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import repeat
 
 from gemma4_triage.known_issues import release
-from gemma4_triage.logs import events
-from gemma4_triage.logs.batch_line import MARK, find_batch
-from gemma4_triage.logs.facts import Death, Device, LogFacts, Place, Pool
-from gemma4_triage.logs.lines import MAX_LINE_BYTES, Block, blocks_of_lines
+from gemma4_triage.logs import events, remarks
+from gemma4_triage.logs.alarms import AlarmReader
+from gemma4_triage.logs.batch_line import MARK, LayoutReader, find_batch
+from gemma4_triage.logs.facts import Death, Device, LogFacts, Place, Pool, Remark
+from gemma4_triage.logs.lines import Block, blocks_of_lines
 from gemma4_triage.logs.rank import RankReading
 from gemma4_triage.logs.source import Source
 from gemma4_triage.logs.stamp import NO_STAMP, Stamp, StampReader
-from gemma4_triage.logs.tracebacks import INTRODUCTIONS, TRACEBACK, TracebackReader
+from gemma4_triage.logs.tracebacks import FRAME, INTRODUCTIONS, TRACEBACK, TracebackReader
+from gemma4_triage.logs.unwrap import bare_blocks
 
 DEFAULT_POINTS = 240
 MAX_RANKS = 64
@@ -30,6 +33,9 @@ _MARKS = (
     (events.POOL_SIZES, "pool_sizes"),
     (events.FAULT_MARK, "fault"),
     *((mark, "introduction") for mark in INTRODUCTIONS),
+    (remarks.STACKS, "stack"),
+    *((mark, f"remark {name}") for mark, name in remarks.MARKS),
+    (FRAME, "frame"),
     *((mark, "release") for mark in release.MARKS),
 )
 
@@ -43,7 +49,7 @@ def read_source(source: Source, points: int = DEFAULT_POINTS) -> LogFacts:
 def read_log(name: str, chunks: Iterable[bytes], points: int = DEFAULT_POINTS) -> LogFacts:
     """points: of each time series at most, even."""
     reading = LogReading(name, points)
-    for block in blocks_of_lines(reading.measured(chunks)):
+    for block in bare_blocks(blocks_of_lines(reading.measured(chunks))):
         reading.block(block)
     return reading.facts()
 
@@ -51,9 +57,9 @@ def read_log(name: str, chunks: Iterable[bytes], points: int = DEFAULT_POINTS) -
 class _Kept:
     """The first MAX_KEPT of something, and how many there were."""
 
-    def __init__(self) -> None:
-        self.items: list = []
-        self.count = 0
+    def __init__(self, other: _Kept | None = None) -> None:
+        self.items: list = [] if other is None else [*other.items]
+        self.count = 0 if other is None else other.count
 
     def add(self, item) -> None:
         self.count += 1
@@ -74,7 +80,14 @@ class LogReading:
         self._ranks: dict[str, RankReading] = {}
         self._dropped_rank_lines = 0
         self._last_rank: RankReading | None = None
+        self._layouts = LayoutReader()
         self._tracebacks = TracebackReader()
+        self._alarms = AlarmReader()
+        self._stacks = remarks.StackReader()
+        self._remarks: dict[str, Remark] = {}
+        self._shown = 0
+        self._stream = b""
+        self._streams: dict[bytes, TracebackReader] = {}
         self._deaths, self._leaks, self._guards = _Kept(), _Kept(), _Kept()
         self._faults: dict[str, None] = {}
         self._starts = 0
@@ -91,62 +104,103 @@ class LogReading:
 
     def block(self, block: Block) -> None:
         """The numbers of a torn line are not believed, its words are."""
-        self._lines = block.first + len(block.lines) - 1
+        self._lines = block.numbers[-1]
         self._torn = not block.whole
-        if max(map(len, block.lines)) > MAX_LINE_BYTES:
-            self._long += sum(len(line) > MAX_LINE_BYTES for line in block.lines)
+        self._long += block.long
         # A mark that is nowhere in the block need not be looked for in each of its lines, and most blocks hold none.
-        marks = [(mark, kind) for mark, kind in _MARKS if mark in block.text]
-        for number, line in enumerate(block.lines, block.first):
+        others = [line for line in block.lines if b"#running-req" not in line or not block.whole]
+        # Answers are most of what is no batch line, and hold nothing that is looked for.
+        unusual = [line for line in others if not line.endswith(b'" 200 OK')]
+        text = b"\n".join(unusual)
+        marks = [(mark, kind) for mark, kind in _MARKS if mark in text]
+        alarming = self._alarms.begin(unusual, text, answered=len(unusual) < len(others))
+        for number, stream, line in zip(block.numbers, block.streams or repeat(b""), block.lines, strict=False):
+            if stream != self._stream:
+                self._turn_to(stream)
             if MARK in line and block.whole and self._batch(number, line):
+                self._alarms.works(number)
                 continue
-            if marks or self._tracebacks.watching:
+            if alarming or marks or self._tracebacks.watching or self._stacks.inside:
                 self._other(number, line, marks)
 
+    def _turn_to(self, stream: bytes) -> None:
+        """Take up the traceback of another writer; of many writers the one that was silent longest is forgotten."""
+        self._streams[self._stream] = self._tracebacks
+        self._stream = stream
+        self._tracebacks = self._streams.pop(stream, None) or TracebackReader()
+        if len(self._streams) > MAX_RANKS:
+            self._streams.pop(next(iter(self._streams)))
+
     def _other(self, number: int, line: bytes, marks: list[tuple[bytes, str]]) -> None:
-        if self._tracebacks.watching and self._traceback_line(line):
+        if self._tracebacks.watching and self._traceback_line(number, line):
+            return
+        if self._stacks.inside and self._stacks.line(line):
             return
         for mark, kind in marks:
             if mark in line:
-                self._event(kind, number, line)
-                return
+                if self._event(kind, number, line):
+                    return
+                break
+        if kind := self._alarms.kind_of(number, line):
+            stamp = self._stamp(line, len(line))
+            self._alarms.add(kind, line, stamp.rank, Place(number, stamp.text))
 
     def _batch(self, number: int, line: bytes) -> bool:
-        found = find_batch(line)
-        if found is None:
-            return False
-        at, batch = found
-        stamp = self._stamp(line, at)
+        if (known := self._layouts.read(line)) is not None:
+            time, name, batch = known
+            self._first = self._first or time
+            self._last = time
+        else:
+            found = find_batch(line)
+            if found is None:
+                return False
+            at, batch = found
+            (time, name) = stamp = self._stamp(line, at)
+            if stamp.text and at == len(stamp.text) + len(stamp.rank) + (4 if stamp.rank else 3):
+                self._layouts.learn(line, at)
         if not self._device:
             self._device = "cuda" if b"cuda graph: " in line else "cpu" if b"cpu graph: " in line else ""
         self._understand("prefill" if batch.prefill else "decode")
-        if (rank := self._rank(stamp.rank)) is not None:
-            rank.batch(batch, number, stamp.text)
+        if (rank := self._rank(name)) is not None:
+            rank.batch(batch, number, time)
             self._last_rank = rank
         return True
 
-    def _event(self, kind: str, number: int, line: bytes) -> None:
+    def _event(self, kind: str, number: int, line: bytes) -> bool:
+        """Say whether the line is what its mark promises; one that is not may still be an alarm."""
         if kind == "release":
             self._release = self._release or release.release_in(line)
-            return
+            return False
         stamp = self._stamp(line, len(line))
         place = Place(number, stamp.text)
-        if kind == "traceback":
+        if kind.startswith("remark "):
+            self._remarks[kind.removeprefix("remark ")] = remarks.remark(line, stamp.rank, place)
+            return False
+        if kind == "stack":
+            self._stacks.begin(stamp.rank, place)
+        elif kind == "traceback":
             if self._tracebacks.begin(line, stamp.rank, place):
                 self._understand(kind)
-            return
+            return True
+        if kind == "frame":
+            if not self._tracebacks.inside:
+                self._tracebacks.begin_inside(line, stamp.rank, place)
+                self._shown = number
+            return False
         if kind == "introduction":
             self._tracebacks.introduce(line)
-            return
+            return self._tracebacks.watching
         if kind == "guard":
             if (guard := events.guard_line(line, place)) is None:
-                return
+                return False
             self._guards.add(guard)
         elif kind == "retraction":
             if (rank := self._rank(stamp.rank)) is not None:
                 rank.retracted(events.retracted_requests(line), number, stamp)
         elif kind == "leak":
-            self._leak(line.decode(errors="replace"), place)
+            # An equation that holds is no leak; a leak without an equation, as other releases have it, is an alarm.
+            if not self._leak(line.decode(errors="replace"), place) and b"] total=" not in line:
+                return False
         elif kind == "death":
             self._die(Death(place, stamp.rank, "", events.death_message(line)))
         elif kind == "start":
@@ -157,15 +211,19 @@ class LogReading:
         elif kind == "fault" and (fault := events.injected_fault(line)) and len(self._faults) < MAX_KEPT:
             self._faults[fault] = None
         self._understand(kind)
+        return True
 
-    def _leak(self, text: str, place: Place) -> None:
-        for leak in events.leaks(text, place):
+    def _leak(self, text: str, place: Place) -> bool:
+        found = events.leaks(text, place)
+        for leak in found:
             self._leaks.add(leak)
+        return bool(found)
 
-    def _traceback_line(self, line: bytes) -> bool:
+    def _traceback_line(self, number: int, line: bytes) -> bool:
         """Say whether the line belongs to a traceback; a line with a stamp is another process's, and ends none."""
         if TRACEBACK in line or (line.startswith(b"[2") and self._stamp(line, len(line)) is not NO_STAMP):
             return False
+        self._shown = number
         belongs, death = self._tracebacks.line(line)
         if death is not None:
             self._leak(death.message, death.place)
@@ -175,11 +233,14 @@ class LogReading:
         return belongs
 
     def _die(self, death: Death) -> None:
+        self._deaths.add(self._with_usage(death))
+
+    def _with_usage(self, death: Death) -> Death:
         rank = self._ranks.get(death.rank)
         usage = None if rank is None else rank.usage
         if usage is None and self._last_rank is not None:
             usage = self._last_rank.usage
-        self._deaths.add(replace(death, usage=usage))
+        return replace(death, usage=usage)
 
     def _stamp(self, line: bytes, end: int) -> Stamp:
         stamp = self._stamps.read(line, end)
@@ -202,11 +263,20 @@ class LogReading:
 
     def facts(self) -> LogFacts:
         """Return what has been learnt of the log up to the last line that was read."""
+        self._stacks.end()
+        deaths = _Kept(self._deaths)
+        at_end = self._shown == self._lines
+        open_ones = (reader.torn(at_end) for reader in (self._tracebacks, *self._streams.values()))
+        torn = [death for death in open_ones if death is not None and death.place.line > self._alarms.last_work]
+        for death in (*torn, *self._alarms.errors()):
+            deaths.add(self._with_usage(death))
+        alarms = self._alarms.alarms()
+        told = sum(alarm.count for alarm in alarms)
         return LogFacts(
             name=self._name,
             size_bytes=self._size,
             lines=self._lines,
-            understood=dict(self._understood),
+            understood=self._understood | ({"alarm": told} if told else {}),
             device=self._device,
             torn_last_line=self._torn,
             long_lines=self._long,
@@ -220,10 +290,15 @@ class LogReading:
             faults=tuple(self._faults),
             ranks=tuple(rank.facts() for rank in self._ranks.values()),
             dropped_rank_lines=self._dropped_rank_lines,
-            deaths=tuple(self._deaths.items),
-            death_count=self._deaths.count,
+            deaths=tuple(deaths.items),
+            death_count=deaths.count,
             leaks=tuple(self._leaks.items),
             leak_count=self._leaks.count,
             guards=tuple(self._guards.items),
             guard_count=self._guards.count,
+            alarms=alarms,
+            remarks=self._remarks,
+            stacks=tuple(self._stacks.stacks),
+            errors=tuple(self._alarms.caught),
+            program_lines=self._alarms.program_lines,
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gemma4_triage.finding import Evidence, Finding
@@ -13,12 +14,21 @@ _LONGEST_EXCEPTION = 300
 
 @dataclass(frozen=True)
 class Rule:
-    """find: what the rule makes of a log, usually nothing. explains: whether an end of a process is this rule's."""
+    """What a rule over a log is.
+
+    Attributes:
+        id: as findings name it.
+        title: what it is about.
+        find: what the rule makes of a log, usually nothing.
+        explains: whether an end of a process is this rule's.
+        alarms: kinds of alarms that a finding of this rule accounts for.
+    """
 
     id: str
     title: str
     find: Callable[[LogFacts], Iterator[Finding]]
     explains: Callable[[Death], bool] = lambda death: False
+    alarms: frozenset[str] = frozenset()
 
 
 def of_death(
@@ -26,15 +36,50 @@ def of_death(
     title: str,
     explains: Callable[[Death], bool],
     tell: Callable[[LogFacts, Death], Finding],
+    alarms: Iterable[str] = (),
 ) -> Rule:
-    """A rule over what a process died of. tell: makes a finding of the first death that it explains."""
+    """Return a rule over what a process died of.
+
+    Args:
+        rule_id: as findings name it.
+        title: what it is about.
+        explains: whether an end of a process is this rule's.
+        tell: makes a finding of the first death that it explains.
+        alarms: kinds of alarms that come with such a death.
+    """
 
     def find(facts: LogFacts) -> Iterator[Finding]:
-        death = next(filter(explains, facts.deaths), None)
+        death = next(filter(explains, facts.failures), None)
         if death is not None:
             yield tell(facts, death)
 
-    return Rule(rule_id, title, find, explains)
+    return Rule(rule_id, title, find, explains, frozenset(alarms))
+
+
+def says(words: re.Pattern[str]) -> Callable[[Death], bool]:
+    """Return whether a failure's type and message hold some words."""
+    return lambda death: words.search(f"{death.type_name}: {death.message}") is not None
+
+
+def of_failure(facts: LogFacts, death: Death, what: str = "what the process died of") -> list[Evidence]:
+    """Return the failure with rank and innermost frame, then the last pool usage before it, if one is known."""
+    where = f"{what}{on_rank(death.rank)}{', in ' + death.frame if death.frame else ''}"
+    found = [at(facts, death.place, exception_text(death), where)]
+    if (usage := death.usage) is not None and usage.full is not None:
+        found.append(at(facts, usage.place, usage_text(usage.full, usage.swa), "the last pool usage before it"))
+    return found
+
+
+def of_settings(facts: LogFacts, *names: str) -> list[Evidence]:
+    """Return those settings of the last start that the log names and that are set."""
+    values = ((name, facts.settings.get(name, "None")) for name in names)
+    return [over(facts, "server_args", value, name) for name, value in values if value not in ("None", "False")]
+
+
+def remarked(facts: LogFacts, name: str, meaning: str) -> list[Evidence]:
+    """Return the last line of a kind of remarks.py, or nothing."""
+    found = facts.remarks.get(name)
+    return [] if found is None else [at(facts, found.place, found.text, meaning)]
 
 
 def cause_in(death: Death, causes: Mapping[str, str]) -> str:
@@ -72,6 +117,31 @@ def of_memory(facts: LogFacts, death: Death) -> list[Evidence]:
     if fraction := facts.settings.get("mem_fraction_static"):
         evidence.append(over(facts, "server_args", fraction, "mem_fraction_static"))
     return evidence
+
+
+_PROBED = re.compile(
+    r"(?:\w*attention\w*|\w+_mha\w*|flashinfer\w*|triton_backend|memory_pool\w*|\w+_memory_pool|\w*allocator\w*|"
+    r"\w*radix_cache\w*|schedule_batch|common|\w*eagle\w*|frozen_kv_mtp\w*|spec_\w+|swa_\w+)\.py:"
+)
+
+
+def probe_could_see(death: Death) -> bool:
+    """Say whether it was raised where probes look: page tables, pools, batches and drafts of a running server."""
+    return death.usage is not None and any(_PROBED.match(frame) for frame in death.frames[-3:])
+
+
+def last_sign_of_life(facts: LogFacts, before: Place) -> list[Evidence]:
+    """Return the last batch line before a place, as far as the series still tells it apart, or nothing."""
+    lines = [
+        (line, rank.rank)
+        for rank in facts.schedulers
+        for line in rank.series.get("line", ())
+        if line is not None and line < before.line
+    ]
+    if not lines:
+        return []
+    line, rank = max(lines)
+    return [at(facts, Place(line), None, f"a batch before it{on_rank(rank)}")]
 
 
 def on_rank(rank: str) -> str:

@@ -1,7 +1,12 @@
-"""A serving log as a stream of bytes: a file, stdin, gzip or, where the standard library can, zstd."""
+"""A serving log as a stream of bytes: a file, stdin, gzip or, where the standard library can, zstd.
+
+Archives and files that are no text are refused with what to do instead. A file of UTF-16, as PowerShell's `>` writes
+it, is read as UTF-8.
+"""
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import importlib.util
 import os
@@ -20,6 +25,15 @@ STDIN = "-"
 
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
+_ARCHIVES = {
+    b"PK\x03\x04": ("a zip archive", "unzip -p {} LOG | gemma4-triage logs -"),
+    b"\xfd7zXZ\x00": ("xz-compressed", "xz -dc {} | gemma4-triage logs -"),
+    b"BZh": ("bzip2-compressed", "bzip2 -dc {} | gemma4-triage logs -"),
+    b"7z\xbc\xaf": ("a 7z archive", "7z e -so {} | gemma4-triage logs -"),
+}
+_TAR_AT = 257  # where "ustar" stands in a tar archive
+_MOST_NUL = 0.05  # of the bytes of a text; none has more
+_BOMB_BYTES, _BOMB_RATIO = 1 << 30, 500  # real logs shrink to a tenth or a hundredth
 
 
 class Source:
@@ -31,17 +45,21 @@ class Source:
     def __init__(self, name: str) -> None:
         self.name = name
         self.problem: str | None = None
+        self._packed: BinaryIO | None = None
 
     def chunks(self) -> Iterator[bytes]:
         """Decompressed, at most CHUNK_BYTES each. What was read before damage is kept.
 
         Raises:
-            UsageMistake: it is not there, is no file, or is compressed in a way that this Python cannot read.
+            UsageMistake: it is not there, is no file or no text, is an archive, or is compressed in a way that this
+                Python cannot read.
         """
         with ExitStack() as stack:
             stream = self._open(stack)
             # read1: read would fill its chunk, and lose what it had when the data turns out to be torn.
             read = getattr(stream, "read1", stream.read)
+            decoder: codecs.IncrementalDecoder | None = None
+            size = 0
             while True:
                 try:
                     chunk = read(CHUNK_BYTES)
@@ -50,11 +68,33 @@ class Source:
                     return
                 if not chunk:
                     return
-                yield chunk
+                if not size:
+                    if chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                        decoder = codecs.getincrementaldecoder("utf-16")(errors="replace")
+                    else:
+                        self._need_text(chunk)
+                size += len(chunk)
+                yield chunk if decoder is None else decoder.decode(chunk).encode(errors="replace")
+                if size > _BOMB_BYTES and self._packed is not None and size > _BOMB_RATIO * self._packed.tell():
+                    self.problem = f"ends early: unpacked it is more than {_BOMB_RATIO} times as large, as no log is"
+                    return
+
+    def _need_text(self, start: bytes) -> None:
+        """Refuse what is no text by its first bytes, packed or not."""
+        for magic, (kind, command) in _ARCHIVES.items():
+            if start.startswith(magic):
+                raise UsageMistake(f"{self.name} is {kind}", f"unpack it: {command.format(self.name)}")
+        if start.startswith(b"ustar", _TAR_AT):
+            hint = f"unpack it: tar -xOf {self.name} LOG | gemma4-triage logs -"
+            raise UsageMistake(f"{self.name} is a tar archive", hint)
+        if start.count(0) > _MOST_NUL * len(start) and len(start) > 100:
+            raise UsageMistake(f"{self.name} is no text", "give the server's stdout and stderr, as text or gzip")
 
     def _open(self, stack: ExitStack) -> BinaryIO:
         raw = self._raw(stack)
         start = _peek(raw)
+        if start.startswith((_GZIP, _ZSTD)) and self.name != STDIN:
+            self._packed = raw
         if start.startswith(_GZIP):
             return cast(BinaryIO, stack.enter_context(gzip.GzipFile(fileobj=raw)))
         if start.startswith(_ZSTD):

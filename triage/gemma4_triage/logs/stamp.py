@@ -1,6 +1,6 @@
 """The prefix that SGLang writes before each line: "[2026-11-21 16:51:32 DP0 TP1]" (utils/common.py, configure_logger).
 
-What a container runtime or Ray put before it is skipped.
+Before 0.4.2 it had no date: "[16:51:32 TP1]".
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import deque
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-_STAMP = re.compile(rb"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d+)?((?: [A-Z_]+\d+)*)\]")
+_STAMP = re.compile(rb"\[((?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d)(?:[.,]\d+)?((?: [A-Z_]+\d+)*)\]")
 _LONGEST_RANK = 80
 _MOST_KNOWN = 256
 
@@ -51,10 +51,15 @@ class StampReader:
             known = self._known.get(line[line.rfind(b"[", 0, end) : end - 1])
             if known is not None:
                 return known
+            usual = _STAMP.match(line)
+            if usual is not None and usual.end() == end - 1 and len(usual[2]) <= _LONGEST_RANK:
+                return self._keep(*usual.group(0, 1, 2))
         last = deque(_STAMP.finditer(line, 0, end), maxlen=1)
         if not last or len(last[0][2]) > _LONGEST_RANK:
             return NO_STAMP
-        whole, text, rank = last[0].group(0, 1, 2)
+        return self._keep(*last[0].group(0, 1, 2))
+
+    def _keep(self, whole: bytes, text: bytes, rank: bytes) -> Stamp:
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
         found = self._known[whole] = Stamp(text.decode().replace(" ", "T"), rank.decode().strip())

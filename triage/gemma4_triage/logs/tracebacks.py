@@ -13,14 +13,31 @@ from collections import deque
 from gemma4_triage.logs.facts import Death, Place
 
 TRACEBACK = b"Traceback (most recent call last):"
-_INTRODUCED = b"hit an exception: "
+TORN = "the log ends inside its traceback"
+FRAME = b'  File "'
+CHAIN = (b"During handling of the above exception", b"The above exception was the direct cause")
 INTRODUCTIONS = (b"Process ", b"Exception in thread")
-_CHAIN = (b"During handling of the above exception", b"The above exception was the direct cause")
-_LAST_LINE = re.compile(r"(?:\w+\.)*([A-Za-z_]\w*)(?:: (.*))?")
+_INTRODUCED = b"hit an exception: "
+# The frame at which a program, a process or a thread begins: what came as far as that was caught by nobody.
+_OUTERMOST = re.compile(
+    rb'\s*File "(?:<frozen runpy>|<string>|<stdin>|[^"]*/bin/[^"/]+|[^"]*/(?:launch_server|__main__)\.py)", '
+    rb"line \d+, in (?:<module>|_run_module_as_main|_run_code)"
+    rb'|\s*File "[^"]*(?:multiprocessing/process|threading)\.py", line \d+, in _bootstrap'
+)
+# The loops that SGLang's processes run in, for tracebacks whose beginning is missing.
+_LOOP = re.compile(
+    rb", in (?:run_scheduler_process|run_event_loop|dispatch_event_loop|event_loop_\w+|run_detokenizer_process"
+    rb"|run_data_parallel_controller_process|run_tp_worker|forward_thread_func_?)\s*$"
+)
+_LAST_LINE = re.compile(r"(?:[\w<>]+\.)*([A-Za-z_]\w*)(?:: (.*)|:)?")
+_WORDS = re.compile(r"[A-Z]+|[a-z]\w*")  # "INFO: …" and "python: …" are no exceptions
 _FRAME = re.compile(r'\s*File "([^"]*)", line (\d+), in (.*)')
+_GROUP = re.compile(rb" {2,}(?:\| ?|\+[-+].*)")
+_STOPPED = frozenset({"KeyboardInterrupt", "CancelledError", "GeneratorExit"})
 _LONGEST_TRACEBACK = 2000  # lines
 _LONGEST_MESSAGE = 2000  # characters
 _FRAMES = 12
+_MOST_FOREIGN = 5  # lines of others, without a stamp, that may stand between two of a traceback
 
 
 class TracebackReader:
@@ -30,10 +47,13 @@ class TracebackReader:
         self.inside = False
         self._chained = False
         self._introduced = False
+        self._fatal = False
         self._rank = ""
         self._begin = Place(0)
         self._frames: deque[bytes] = deque(maxlen=_FRAMES)
-        self._left = 0
+        self._left = self._foreign = 0
+        self._first_frame = False
+        self._group = False
 
     @property
     def watching(self) -> bool:
@@ -41,29 +61,59 @@ class TracebackReader:
         return self.inside or self._chained or self._introduced
 
     def begin(self, line: bytes, rank: str, place: Place) -> bool:
-        """A line with TRACEBACK in it. Returns whether the traceback is one that a process dies of."""
-        introduced = _INTRODUCED in line or self._introduced or self._chained
+        """A line with TRACEBACK in it. Returns whether the traceback is known to be one that a process dies of."""
+        fatal = _INTRODUCED in line or self._introduced or self._chained
+        self._group = b"Exception Group " + TRACEBACK in line or (self._group and self._chained)
         self._introduced = self._chained = False
-        self.inside = introduced
-        self._left = _LONGEST_TRACEBACK
+        if _INTRODUCED in line or not fatal or not self._rank:
+            self._rank = rank
+        self._open(place, fatal)
+        self._first_frame = True
+        return fatal
+
+    def begin_inside(self, line: bytes, rank: str, place: Place) -> None:
+        """A line with FRAME in it where no traceback is open: the beginning is missing."""
+        if _FRAME.match(line[:_LONGEST_MESSAGE].decode(errors="replace")) is None:
+            return
+        self._rank = rank
+        self._open(place, fatal=False)
+        self.line(line)
+
+    def _open(self, place: Place, fatal: bool) -> None:
+        self.inside = True
+        self._fatal = fatal
+        self._left, self._foreign = _LONGEST_TRACEBACK, _MOST_FOREIGN
         self._begin = place
         self._frames.clear()
-        if _INTRODUCED in line or (introduced and not self._rank):
-            self._rank = rank
-        return introduced
+        self._first_frame = False
+
+    def torn(self, at_end: bool) -> Death | None:
+        """Return what the log ends inside of: a process died, of what is cut off; None if no traceback is open.
+
+        Args:
+            at_end: whether the last line of the log is the last one that was shown here; a traceback that somebody may
+                have caught is open only then.
+        """
+        if not self.inside or not (self._fatal or (at_end and self._foreign == _MOST_FOREIGN)):
+            return None
+        return Death(self._begin, self._rank, "", TORN, tuple(map(_frame_text, self._frames)))
 
     def introduce(self, line: bytes) -> None:
         """A line with one of INTRODUCTIONS in it: where it begins with one, a traceback that follows is a death."""
         self._introduced = line.startswith(INTRODUCTIONS)
 
     def line(self, line: bytes) -> tuple[bool, Death | None]:
-        """(whether the line belongs to a traceback or leads to one, what it ends in).
+        """(whether the line belongs to a traceback of a death or leads to one, what it ends in).
 
-        Lines with a stamp are other processes': they are not shown here, and end nothing.
+        Lines with a stamp are other processes': they are not shown here, and end nothing. The lines of a traceback
+        that somebody may have caught belong to nothing before it is known to have ended a process.
         """
+        if self._group:
+            line = _GROUP.sub(b"", line, count=1)
         if self.inside:
-            return True, self._body(line)
-        if self._chained and line and not line.startswith(_CHAIN):
+            death = self._body(line)
+            return self._fatal, death
+        if self._chained and line and not line.startswith(CHAIN):
             self._chained = False
             self._rank = ""
         self._introduced = False
@@ -72,19 +122,33 @@ class TracebackReader:
     def _body(self, line: bytes) -> Death | None:
         self._left -= 1
         if self._left < 0:
-            self.inside = False
+            self.inside = self._fatal = False
             return None
         if not line or line[:1].isspace():
-            if line.startswith(b'  File "'):
-                self._frames.append(line)
+            if line.startswith(FRAME):
+                self._frame(line)
+            return None
+        match = _LAST_LINE.fullmatch(line[: 4 * _LONGEST_MESSAGE].decode(errors="replace").rstrip("\r"))
+        if match is None or _WORDS.fullmatch(match[1]):
+            self._foreign -= 1
+            self.inside = self._foreign > 0
             return None
         self.inside = False
-        match = _LAST_LINE.fullmatch(line[: 4 * _LONGEST_MESSAGE].decode(errors="replace").rstrip("\r"))
-        if match is None:
-            return None
-        self._chained = True
         message = (match[2] or "")[:_LONGEST_MESSAGE]
+        if match[1] in _STOPPED or (match[1] == "SystemExit" and message in ("", "0")):
+            # Somebody stopped the server.
+            self._chained = self._fatal
+            return None
+        self._chained = self._fatal
+        if not self._fatal:
+            return None
         return Death(self._begin, self._rank, match[1], message, tuple(map(_frame_text, self._frames)))
+
+    def _frame(self, line: bytes) -> None:
+        self._frames.append(line)
+        if (self._first_frame and _OUTERMOST.match(line)) or _LOOP.search(line):
+            self._fatal = True
+        self._first_frame = False
 
 
 def _frame_text(line: bytes) -> str:

@@ -131,7 +131,9 @@ def _value(value: object) -> str:
 
 def _nothing(console: Console, incident: Incident) -> None:
     if not incident.guards and not incident.dumps:
-        print_line(console, "nothing wrong in the log; there is no guard manifest of this run", style="bold green")
+        served = any(facts.served for facts in incident.logs) or not incident.logs
+        said = "nothing wrong in the log" if served else "nothing wrong in the log, which holds no batch line"
+        print_line(console, f"{said}; there is no guard manifest of this run", style="bold green")
         return
     processes = len(incident.guards)
     verified = sum(guards.fields.get("verified") is True for guards in incident.guards)

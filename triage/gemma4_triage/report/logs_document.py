@@ -39,6 +39,7 @@ def _log(facts: LogFacts) -> dict[str, Any]:
         "dropped_rank_lines": facts.dropped_rank_lines,
         "deaths": [asdict(death) for death in facts.deaths],
         "death_count": facts.death_count,
+        "alarms": [asdict(alarm) for alarm in facts.alarms],
         "leaks": [asdict(leak) for leak in facts.leaks],
         "leak_count": facts.leak_count,
         "probe_lines": [asdict(guard) for guard in facts.guards],

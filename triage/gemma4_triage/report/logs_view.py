@@ -55,6 +55,8 @@ def _remarks(facts: LogFacts) -> list[str]:
         remarks.append(f"faults injected on purpose: {', '.join(facts.faults)}")
     if facts.problem:
         remarks.append(f"the file {facts.problem}; what came before is counted")
+    if facts.understood_lines and not facts.served:
+        remarks.append("no batch line: nothing here says that the server served a request")
     if facts.torn_last_line:
         remarks.append("the last line has no end; its numbers are not used")
     if facts.dropped_rank_lines:

@@ -6,12 +6,12 @@ import sys
 
 from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.logs import catalog as logs
-from gemma4_triage.logs.rules import known_issue
+from gemma4_triage.logs.rules import known_issue, other_crash, unexplained_line
 
 
 def rule_titles() -> dict[str, str]:
     """By rule id. A rule of `diagnose` is named by the first line of its module's docstring."""
     diagnosed = {rule.id: (sys.modules[rule.find.__module__].__doc__ or rule.id) for rule in RULES}
     titles = {rule: text.strip().splitlines()[0] for rule, text in diagnosed.items()}
-    titles[known_issue.ID] = known_issue.TITLE
+    titles |= {rule.ID: rule.TITLE for rule in (known_issue, other_crash, unexplained_line)}
     return titles | {rule.id: rule.title for rule in (*logs.ENDINGS, *logs.LOADS)}

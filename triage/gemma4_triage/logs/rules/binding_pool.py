@@ -8,7 +8,9 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts, Pool, RankFacts
 from gemma4_triage.logs.rank import APART, PRESSED_AT
 from gemma4_triage.logs.rule import Rule, at, on_rank, over, usage_text
+from gemma4_triage.logs.rules import swa_not_evicted
 
+_OFTEN = 3  # batch lines; one may be a moment
 SHARE = 0.05  # of the batch lines
 _DIRECTION: dict[Pool, str] = {"swa": "raise", "full": "lower"}
 _OTHER: dict[Pool, Pool] = {"swa": "full", "full": "swa"}
@@ -16,7 +18,9 @@ _OTHER: dict[Pool, Pool] = {"swa": "full", "full": "swa"}
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
     bound: list[tuple[RankFacts, Pool]] = [
-        (rank, pool) for rank in facts.schedulers if (pool := binding_pool(rank)) is not None
+        (rank, pool)
+        for rank in facts.schedulers
+        if (pool := binding_pool(rank)) is not None and not (pool == "swa" and swa_not_evicted.of_rank(rank))
     ]
     if not bound:
         return
@@ -38,7 +42,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         rule=RULE.id,
         cause=f"The {pool} pool binds{on_rank(rank.rank)}, and the {_OTHER[pool]} pool has room that nobody can use: "
         f"{_DIRECTION[pool]} --swa-full-tokens-ratio.",
-        confidence=Confidence.CERTAIN if retracted else Confidence.LIKELY,
+        confidence=Confidence.CERTAIN if retracted and rank.pressed[pool] >= _OFTEN else Confidence.LIKELY,
         evidence=(at(facts, peak.place, usage_text(peak.full, peak.swa), f"where {pool} was fullest"), *harm),
         next_commands=("gemma4-triage pools --config CONFIG --kv-mem 40GiB --workload 64x8000+1000",),
     )

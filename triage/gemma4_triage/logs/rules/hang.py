@@ -1,14 +1,42 @@
-"""SGLang's watchdog: a step that never ended."""
+"""SGLang's watchdog: a step that never ended, and where each rank stood."""
 
 from __future__ import annotations
 
-from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import at, of_death, on_rank, usage_text
+import re
+
+from gemma4_triage.finding import Confidence, Evidence, Finding
+from gemma4_triage.logs.facts import Death, LogFacts, Stack
+from gemma4_triage.logs.rule import at, of_death, on_rank, says, usage_text
+
+_WORDS = re.compile(r"[Ww]atchdog [Tt]imeout")
+_SHOWN = 8
+# What the innermost frames of a main thread say; the first that fits. Waiting for others is no fault of its own.
+_PLACES = (
+    (
+        "a collective",
+        re.compile(r"all_?reduce|all_?gather|reduce_scatter|all_to_all|broadcast|barrier|nccl|gloo|deep_?ep"),
+    ),
+    ("a receive from another process", re.compile(r"recv|zmq|queue\.py")),
+    ("a compilation", re.compile(r"ninja|nvcc|inductor|triton/compiler|jit|compile")),
+    ("host or storage I/O", re.compile(r"cache_controller|hicache|mooncake|nixl|storage|hiradix")),
+    ("a lock", re.compile(r"acquire|threading\.py|lock")),
+    ("a wait for the GPU", re.compile(r"synchronize|\bitem\b|tolist|\bcpu\b|cudaStream|cuEvent|copy_done|wait")),
+)
+_WAITS = ("a collective", "a receive from another process")
+_ADVICE = {
+    "a compilation": "wait for it or compile before serving: a first shape took longer than --watchdog-timeout",
+    "host or storage I/O": "once without --enable-hierarchical-cache or the storage backend: it waits for the host",
+    "a wait for the GPU": "a kernel does not end: CUDA_LAUNCH_BLOCKING=1 names it; then another --attention-backend",
+    "a lock": "the whole py-spy dump of that process names who holds it",
+}
 
 
-def _explains(death: Death) -> bool:
-    return "watchdog timeout (" in death.message
+def _where(stack: Stack) -> str:
+    for frame in stack.frames:
+        for place, words in _PLACES:
+            if words.search(frame):
+                return place
+    return f"{stack.frames[0]}" if stack.frames else ""
 
 
 def _tell(facts: LogFacts, death: Death) -> Finding:
@@ -16,14 +44,56 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     if death.usage is not None:
         usage = usage_text(death.usage.full, death.usage.swa)
         evidence.append(at(facts, death.usage.place, usage, "the last sign of life, and its pool usage"))
+    places = {index: _where(stack) for index, stack in enumerate(facts.stacks)}
+    odd = [facts.stacks[index] for index, place in places.items() if place not in _WAITS]
+    cause, confidence, advice = _verdict(facts, odd, places)
     return Finding(
         rule=RULE.id,
-        cause="A scheduler made no progress until its watchdog ended it.",
-        confidence=Confidence.POSSIBLE,
-        evidence=tuple(evidence),
+        cause=cause,
+        confidence=confidence,
+        evidence=(*evidence, *_stacks(facts, places)),
         ruled_out_if=("another rank died before: look for its exception",),
-        next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",),
+        advice=advice,
     )
 
 
-RULE = of_death("hang", "a step never ended", _explains, _tell)
+def _verdict(facts: LogFacts, odd: list[Stack], places: dict[int, str]) -> tuple[str, Confidence, tuple[str, ...]]:
+    ask = "py-spy dump --pid of every scheduler while it hangs: the one whose stack differs holds up the others"
+    if not places:
+        return (
+            "A scheduler made no progress until its watchdog fired; the log does not say where.",
+            Confidence.POSSIBLE,
+            (ask,),
+        )
+    if len(places) > 1 and len(odd) == 1:
+        where = _where(odd[0])
+        cause = f"The other ranks wait in communication for {odd[0].rank or 'one process'}, which stands in {where}."
+        return cause, Confidence.LIKELY, (_ADVICE.get(where, f"look at {odd[0].frames[0]} there"),)
+    if len(places) > 1 and not odd and len(set(places.values())) > 1:
+        inside = [facts.stacks[index].rank for index, place in places.items() if place == _WAITS[0]]
+        apart = [facts.stacks[index].rank for index, place in places.items() if place == _WAITS[1]]
+        cause = (
+            f"Ranks left the same path: {', '.join(inside)} wait in a collective that {', '.join(apart)} never entered."
+        )
+        return cause, Confidence.LIKELY, ("the ranks chose different batches: once with --disable-overlap-schedule",)
+    if not odd:
+        cause = "Every rank that was looked at waits in communication: the one that they wait for is not in the log."
+        return cause, Confidence.POSSIBLE, ("look at the other ranks and nodes at that time", ask)
+    where = _where(odd[0])
+    cause = f"A scheduler made no progress: it stands in {where}."
+    return cause, Confidence.POSSIBLE, (_ADVICE.get(where, ask),)
+
+
+def _stacks(facts: LogFacts, places: dict[int, str]) -> list[Evidence]:
+    shown = list(enumerate(facts.stacks))[:_SHOWN]
+    return [
+        at(facts, stack.place, "; ".join(stack.frames[:3]), f"py-spy{on_rank(stack.rank)}: in {places[index]}")
+        for index, stack in shown
+    ]
+
+
+def _explains(death: Death) -> bool:
+    return says(_WORDS)(death) and "collective" not in death.message
+
+
+RULE = of_death("hang", "a step never ended", _explains, _tell, alarms=("watchdog",))

@@ -12,7 +12,11 @@ from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import at, exception_text, of_death, on_rank, over, usage_text
 
 SWA_PRESSED_AT = 0.8
-_SENTENCES = ("illegal memory access", "operation not supported on global/shared address space")
+_SENTENCES = (
+    "illegal memory access",
+    "Memory access fault by GPU",
+    "operation not supported on global/shared address space",
+)
 _SERVE = "gemma4-triage serve --debug 1 -- --model-path MODEL"
 
 
@@ -78,4 +82,4 @@ def _backends(facts: LogFacts) -> set[str]:
     return {value for name in names if (value := facts.settings.get(name, "None")) != "None"}
 
 
-RULE = of_death("illegal-access", "a kernel left its buffer", _explains, _tell)
+RULE = of_death("illegal-access", "a kernel left its buffer", _explains, _tell, alarms=("device", "signalled"))

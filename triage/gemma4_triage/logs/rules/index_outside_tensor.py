@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
@@ -18,7 +20,7 @@ def _explains(death: Death) -> bool:
 def _tell(facts: LogFacts, death: Death) -> Finding:
     what = f"what the process died of{on_rank(death.rank)}{f', in {death.frame}' if death.frame else ''}"
     return Finding(
-        rule=RULE.id,
+        rule=_OF_DEATH.id,
         cause="An index was outside its tensor, and torch stopped before the access. The log does not say whose index "
         "it was.",
         confidence=Confidence.POSSIBLE,
@@ -28,4 +30,11 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     )
 
 
-RULE = of_death("index-outside-tensor", "torch found an index outside its tensor", _explains, _tell)
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    # Sampling asserts too, that probabilities are finite: then no index is at fault.
+    if not any(alarm.kind == "nan" for alarm in facts.alarms):
+        yield from _OF_DEATH.find(facts)
+
+
+_OF_DEATH = of_death("index-outside-tensor", "torch found an index outside its tensor", _explains, _tell)
+RULE = replace(_OF_DEATH, find=_find, alarms=frozenset({"device", "signalled"}))

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from gemma4_triage.finding import Confidence, Finding
+import math
+import re
+
+from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import cause_in, of_death, of_memory
+from gemma4_triage.logs.remarks import number_in
+from gemma4_triage.logs.rule import cause_in, of_death, of_memory, over, remarked
 
 _CAUSES = {
     "Decode out of memory": "A decode step found no slot in one of the pools, and there was nothing to retract.",
     "Prefill out of memory": "A prefill found no slots in one of the pools.",
+    "No space left for only one request": "One request alone needs more tokens than a pool has left.",
+    "Out of memory even after retracting all other requests": "One request alone needs more tokens than a pool has.",
+    "alloc_req_slots runs out of memory": "More requests were taken in than there are rows for requests.",
 }
+_ROWS = re.compile(r"available_size\(\)=(\d+).*num_reqs=(\d+)")
 _ROOMY = 0.8  # a fuller pool may have had no slot for a batch; an emptier one should have
 _PLAN = "gemma4-triage pools --config CONFIG --gpu-mem 80GiB --weights 20GiB --workload 64x8000+1000"
 _SERVE = "gemma4-triage serve --debug 1 -- --model-path MODEL"
@@ -22,17 +30,69 @@ def _explains(death: Death) -> bool:
 def _tell(facts: LogFacts, death: Death) -> Finding:
     usage = death.usage
     roomy = usage is not None and max(usage.full or 0, usage.swa or 0) < _ROOMY
+    cause, advice = cause_in(death, _CAUSES), ()
+    counted = _of_numbers(facts, decoding="Decode" in death.message)
+    if counted is not None:
+        roomy, sums = counted
+    if roomy:
+        cause = "A step found no slot although the pools had room"
+        cause += ": pages are lost, or one pool refused what the other gave."
+    elif counted is not None:
+        cause = f"{cause.removesuffix('.')}: {sums}."
+    elif rows := _ROWS.search(death.message):
+        cause = f"{cause.removesuffix('.')}: {rows[2]} asked, {rows[1]} rows free."
+        advice = (
+            "rows are not tokens: --max-running-requests is what they are made for; a retraction may still hold some",
+        )
     return Finding(
         rule=RULE.id,
-        cause="A step found no slot although the pools had room: pages are lost, or one pool refused what the other "
-        "gave."
-        if roomy
-        else cause_in(death, _CAUSES),
+        cause=cause,
         confidence=Confidence.POSSIBLE if roomy else Confidence.LIKELY,
-        evidence=tuple(of_memory(facts, death)),
+        evidence=(*of_memory(facts, death), *_numbers(facts, counted)),
+        advice=advice,
         next_commands=(_SERVE,) if roomy else (_PLAN,),
         upstream=("SGLang 7909",) if roomy else (),
     )
 
 
-RULE = of_death("no-slot", "a step found no slot in a KV pool", _explains, _tell)
+def _of_numbers(facts: LogFacts, decoding: bool) -> tuple[bool, str] | None:
+    """Return whether the pools had room for what was asked, and the sum in words; None where a number lacks.
+
+    Args:
+        facts: the log.
+        decoding: whether each token that was asked for is of another request, which may need a page of its own.
+    """
+    asked = _number(facts, "asked", "Try to allocate")
+    free = {pool: _number(facts, f"free_{pool}", f"Available {pool} tokens:") for pool in ("full", "swa")}
+    if free["full"] is None:
+        free["full"] = _number(facts, "free_full", "Available tokens:")
+    known = {pool: count for pool, count in free.items() if count is not None}
+    if asked is None or not known:
+        return None
+    page = float(size) if (size := facts.settings.get("page_size", "1")).isdecimal() else 1
+    pages = asked if decoding else math.ceil(asked / page)
+    said = [f"{asked:.0f} tokens asked"]
+    if page > 1:
+        said.append(f"that is up to {pages:.0f} pages of {page:.0f}")
+    said += [f"{count:.0f} {pool} tokens free" for pool, count in known.items()]
+    return all(count >= pages * page for count in known.values()), ", ".join(said)
+
+
+def _number(facts: LogFacts, name: str, words: str) -> float | None:
+    found = facts.remarks.get(name)
+    return None if found is None else number_in(found.text, words)
+
+
+def _numbers(facts: LogFacts, counted: tuple[bool, str] | None) -> list[Evidence]:
+    found = [
+        *remarked(facts, "asked", "what was asked for"),
+        *remarked(facts, "free_full", "full pool, with what can be evicted"),
+        *remarked(facts, "free_swa", "SWA pool, with what can be evicted"),
+    ]
+    if counted is not None:
+        found.append(over(facts, "asked against free", counted[1], "there was room" if counted[0] else "too little"))
+    retracted = sum(rank.retractions.requests for rank in facts.ranks)
+    return [*found, over(facts, "retractions", retracted, "requests before it")] if retracted else found
+
+
+RULE = of_death("no-slot", "a step found no slot in a KV pool", _explains, _tell, alarms=("no-memory",))

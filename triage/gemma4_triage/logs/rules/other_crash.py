@@ -2,28 +2,89 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import at, exception_text, on_rank
+from gemma4_triage.logs.rule import at, exception_text, on_rank, probe_could_see, usage_text
+from gemma4_triage.logs.rules import collective_timeout
 
 ID = "other-crash"
+_INNER = 4  # frames
+
 TITLE = "a process died of something that no other rule knows"
 
 
 def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
-    """unexplained: the deaths that are left, in the order of the log. One finding per kind of exception."""
+    """Yield one finding per kind of exception.
+
+    Args:
+        facts: the log.
+        unexplained: the deaths that are left, in the order of the log.
+    """
     seen: set[tuple[str, str]] = set()
+    # A rank that reports that another one is gone is no beginning.
+    beginning = next((death for death in facts.deaths if not collective_timeout.RULE.explains(death)), None)
     for death in unexplained:
         if (death.type_name, death.frame) in seen:
             continue
         seen.add((death.type_name, death.frame))
+        first = death is beginning
         yield Finding(
             rule=ID,
             cause=f"A process died of {death.type_name or 'an error'}{on_rank(death.rank)}"
             f"{', in ' + death.frame if death.frame else ''}; no rule here knows its cause.",
             confidence=Confidence.POSSIBLE,
-            evidence=(at(facts, death.place, exception_text(death), "the exception, and where its traceback begins"),),
-            next_commands=("gemma4-triage doctor", "gemma4-triage serve --debug 1 -- --model-path MODEL"),
+            evidence=tuple(_evidence(facts, death, first)),
+            advice=(_next_step(death, beginning), *_suspect(facts, death)),
+            next_commands=_commands(death),
         )
+
+
+def _evidence(facts: LogFacts, death: Death, first: bool) -> Iterator:
+    order = ", the first failure in the log" if first and len(facts.deaths) > 1 else ""
+    yield at(facts, death.place, exception_text(death), f"the exception, and where its traceback begins{order}")
+    if death.usage is not None:
+        usage = usage_text(death.usage.full, death.usage.swa)
+        yield at(facts, death.usage.place, usage, "the last batch line before it")
+
+
+def _next_step(death: Death, beginning: Death | None) -> str:
+    if beginning is not None and death is not beginning:
+        return f"begin with line {beginning.place.line}, where the first failure is: this one may follow from it"
+    if death.frame.endswith("_execute_server_warmup"):
+        return "the server's own first request failed: its exception stands above, in the log of a scheduler"
+    if death.usage is None:
+        return "it died before its first batch: check versions, the checkpoint and the arguments of the start"
+    return "send the last requests before it again, one at a time, until one of them ends the server"
+
+
+_SUSPECTS = (
+    (
+        re.compile(r"(?:hiradix|hicache|cache_controller|memory_pool_host|hybrid_cache)\w*\.py"),
+        "--enable-hierarchical-cache",
+    ),
+    (re.compile(r"(?:lora|punica)\w*\.py"), "the LoRA adapters (--enable-lora, --lora-paths)"),
+    (re.compile(r"(?:eagle|mtp|spec|draft|ngram)\w*\.py"), "drafts (--speculative-algorithm)"),
+    (re.compile(r"(?:cuda_graph|piecewise)\w*\.py"), "CUDA graphs (--disable-cuda-graph)"),
+    (
+        re.compile(r"(?:grammar|xgrammar|outlines|llguidance)\w*\.py"),
+        "structured output (the request's schema or grammar)",
+    ),
+    (re.compile(r"(?:disaggregation|mooncake|nixl|prefill|decode)\w*\.py"), "the split of prefill and decode"),
+    (re.compile(r"(?:mm_utils|multimodal|\w*processor|vision)\w*\.py"), "images in the requests"),
+)
+
+
+def _suspect(facts: LogFacts, death: Death) -> tuple[str, ...]:
+    """Name the feature whose file the exception stands in, or nothing: a file is a suspect and no cause."""
+    inner = death.frames[-_INNER:]
+    found = [what for words, what in _SUSPECTS if any(words.match(frame) for frame in inner)]
+    return (f"once without {found[0]}: if it then does not happen, that is the part at fault",) if found else ()
+
+
+def _commands(death: Death) -> tuple[str, ...]:
+    if probe_could_see(death):
+        return ("gemma4-triage serve --debug 1 -- --model-path MODEL",)
+    return ("gemma4-triage doctor",) if death.usage is None else ()

@@ -2,32 +2,110 @@
 
 from __future__ import annotations
 
-from gemma4_triage.finding import Confidence, Finding
+import re
+
+from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import cause_in, of_death, of_memory
+from gemma4_triage.logs.remarks import number_in
+from gemma4_triage.logs.rule import cause_in, of_death, of_memory, remarked
+from gemma4_triage.logs.rules import graph_capture
 
 _ON_THE_DEVICE = "CUDA out of memory"
+_TOO_SMALL = "Not enough memory. Please try to increase --mem-fraction-static"
+_UNBALANCED = "The memory capacity is unbalanced"
+_HOST = "Not enough host memory available"
 _CAUSES = {
     _ON_THE_DEVICE: "The device's memory ran out: pools and weights left too little for activations.",
-    "Not enough memory. Please try to increase --mem-fraction-static": "Weights alone fill the share of memory that "
-    "pools were to come from.",
+    "CUDA error: out of memory": "The device's memory ran out, outside of torch's own allocator.",
+    _UNBALANCED: "GPUs of this server do not have the same memory free: another process holds some of one.",
+    _HOST: "The host has not the memory that the hierarchical cache asks for.",
+    _TOO_SMALL: "Weights alone fill the share of memory that pools were to come from.",
 }
 _PLAN = "gemma4-triage pools --config CONFIG --gpu-mem 80GiB --weights 20GiB --workload 64x8000+1000"
+_ASKED = re.compile(
+    r"Tried to allocate (\d+(?:\.\d+)?) ([MG])iB.*?total capacity of (\d+(?:\.\d+)?) GiB of which "
+    r"(\d+(?:\.\d+)?) ([MG])iB"
+)
+_ROOM_GIB = 1.0  # for what else a step needs beside the allocation that failed
+_POOL_SHARE = 0.05  # of the device, the least that is of use as a KV pool
 
 
 def _explains(death: Death) -> bool:
-    return bool(cause_in(death, _CAUSES))
+    if graph_capture.RULE.explains(death):
+        return False
+    return bool(cause_in(death, _CAUSES)) or death.type_name == "OutOfMemoryError"
 
 
 def _tell(facts: LogFacts, death: Death) -> Finding:
+    too_small = _TOO_SMALL in death.message
+    advice = _larger_share(facts) if too_small else _other_advice(death) or _smaller_share(facts, death)
     return Finding(
         rule=RULE.id,
-        cause=cause_in(death, _CAUSES),
+        cause=cause_in(death, _CAUSES) or _CAUSES[_ON_THE_DEVICE],
         confidence=Confidence.LIKELY,
-        evidence=tuple(of_memory(facts, death)),
-        ruled_out_if=("another process used the same device",) if _ON_THE_DEVICE in death.message else (),
+        evidence=(*of_memory(facts, death), *_memory_lines(facts)),
+        ruled_out_if=("another process used the same device",) if not too_small else (),
+        advice=advice,
         next_commands=(_PLAN,),
+        upstream=("SGLang 4330",) if too_small else (),
     )
 
 
-RULE = of_death("out-of-memory", "memory of the device ran out", _explains, _tell)
+def _other_advice(death: Death) -> tuple[str, ...]:
+    if _UNBALANCED in death.message:
+        return ("nvidia-smi: end the process that holds memory, or keep that GPU out with CUDA_VISIBLE_DEVICES",)
+    if _HOST in death.message:
+        return ("a smaller --hicache-size or --hicache-ratio; it is asked for once per rank of the host",)
+    return ()
+
+
+def _memory_lines(facts: LogFacts) -> list[Evidence]:
+    return [
+        *remarked(facts, "before_weights", "memory before the weights"),
+        *remarked(facts, "after_weights", "memory behind the weights"),
+    ]
+
+
+def _larger_share(facts: LogFacts) -> tuple[str, ...]:
+    """Say from which --mem-fraction-static on a pool fits: SGLang gives it what is left less the share that is not."""
+    before, after = facts.remarks.get("before_weights"), facts.remarks.get("after_weights")
+    had = None if before is None else number_in(before.text, "avail mem")
+    left = None if after is None else number_in(after.text, "avail mem")
+    if not had or left is None:
+        return (
+            "raise --mem-fraction-static; if memory then runs out elsewhere, more GPUs (--tp) or a smaller checkpoint",
+        )
+    least = 1 - left / had
+    if least + _POOL_SHARE > 0.95:
+        return (f"weights take {had - left:.1f} of {had:.1f} GB: no share leaves a pool; more GPUs or fewer bits",)
+    return (
+        f"weights take {had - left:.1f} of {had:.1f} GB: --mem-fraction-static has to be above {least:.2f}; "
+        f"{least + _POOL_SHARE:.2f} leaves a pool of {_POOL_SHARE * had:.1f} GB, 0.90 one of {left - 0.1 * had:.1f} GB",
+    )
+
+
+def _smaller_share(facts: LogFacts, death: Death) -> tuple[str, ...]:
+    share = facts.settings.get("mem_fraction_static", "")
+    smaller = "a smaller --chunked-prefill-size or --max-running-requests needs less for activations"
+    asked = _ASKED.search(death.message)
+    try:
+        now = float(share)
+    except ValueError:
+        now = None
+    if asked is None:
+        return ("lower --mem-fraction-static by 0.05", smaller)
+    wanted = float(asked[1]) / (1024 if asked[2] == "M" else 1)
+    total, free = float(asked[3]), float(asked[4]) / (1024 if asked[5] == "M" else 1)
+    less = (wanted - free + _ROOM_GIB) / total
+    if less <= 0 or (now is not None and less >= now):
+        return ("another process holds memory of this device, or it is in pieces: nvidia-smi", smaller)
+    if now is None:
+        return (
+            f"lower --mem-fraction-static by {less:.2f}: {wanted:.2f} GiB asked, {free:.2f} free",
+            smaller,
+        )
+    needed = now - less
+    return (f"--mem-fraction-static {needed:.2f} would have left the {wanted:.2f} GiB that were asked for", smaller)
+
+
+RULE = of_death("out-of-memory", "memory of the device ran out", _explains, _tell, alarms=("no-memory",))

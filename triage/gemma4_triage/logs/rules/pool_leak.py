@@ -44,4 +44,4 @@ def _sentence(leak: LeakLine) -> str:
     return f"{number_of(-leak.missing, f'token {pool} is', f'tokens {pool} are')} counted twice"
 
 
-RULE = Rule("pool-leak", "tokens of a pool are lost or counted twice", _find, _explains)
+RULE = Rule("pool-leak", "tokens of a pool are lost or counted twice", _find, _explains, alarms=frozenset({"leak"}))

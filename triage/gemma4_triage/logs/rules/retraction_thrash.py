@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs.facts import Burst, LogFacts
+from gemma4_triage.logs.facts import Burst, LogFacts, RankFacts
 from gemma4_triage.logs.rule import Rule, at, on_rank, over, usage_text
+from gemma4_triage.logs.rules import swa_not_evicted
 
 WITHIN_S = 60
 WITHIN_BATCH_LINES = 100  # where the log has no times
@@ -38,11 +39,18 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     yield Finding(
         rule=RULE.id,
         cause=f"{which} is too small for what runs: requests are retracted, wait, and start again.",
-        confidence=Confidence.CERTAIN if seen.worst is not None else Confidence.LIKELY,
+        confidence=_confidence(rank),
         evidence=tuple(evidence),
         ruled_out_if=("SGLANG_TEST_RETRACT was set",),
         next_commands=("gemma4-triage pools --config CONFIG --kv-mem 40GiB --workload 64x8000+1000",),
     )
+
+
+def _confidence(rank: RankFacts) -> Confidence:
+    """Return how sure it is that a pool is too small: one request that fills the SWA pool alone has another cause."""
+    if swa_not_evicted.of_rank(rank):
+        return Confidence.POSSIBLE
+    return Confidence.CERTAIN if rank.retractions.worst is not None else Confidence.LIKELY
 
 
 def _thrashes(burst: Burst | None) -> bool:

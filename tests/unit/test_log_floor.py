@@ -1,0 +1,130 @@
+"""The floor under "no findings": what says that something failed is told; what a healthy server writes is not."""
+
+import pytest
+from serving_log_lines import death, decode, prefill, stamp
+
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.catalog import findings
+from gemma4_triage.logs.read import read_log
+
+SIGQUIT = f"{stamp(9)} SIGQUIT received. signum=None, frame=None. It usually means one child failed.\n"
+ALARMS = {
+    "killed": "Killed\n",
+    "killed, by its code": "scheduler exited with exit code -9\n",
+    "killed, by its container": "State: Terminated, Reason: OOMKilled, Exit Code: 137\n",
+    "signalled": "Fatal Python error: Segmentation fault\n",
+    "signalled, by bash": "run.sh: line 3:   812 Aborted                 (core dumped) python -m sglang\n",
+    "nccl": "[rank3]:[E1124 ProcessGroupNCCL.cpp:632] [Rank 3] Watchdog caught collective operation timeout: Work\n",
+    "nan": f"{stamp(3)} Detected errors during sampling! NaN in the logits.\n",
+    "device": "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n",
+    "no-memory": "OSError: [Errno 28] No space left on device\n",
+    "watchdog": f"{stamp(3)} Watchdog timeout (self.watchdog_timeout=300)\n",
+    "health": f"{stamp(3)} Health check failed. Server couldn't get a response from detokenizer.\n",
+    "no-start": "launch_server.py: error: unrecognized arguments: --gemma\n",
+    "child": f"{stamp(3)} Subprocess scheduler_0 (pid=1) crashed with exit code 1. Triggering SIGQUIT for cleanup...\n",
+    "sigquit": SIGQUIT,
+    "leak": f"{stamp(3)} token_to_kv_pool_allocator memory leak detected! available_size=1\n",
+    "stopped-answering": f"{stamp(3)} the detokenizer is not responding\n",
+    "answered-500": 'INFO:     10.0.0.1:5 - "POST /generate HTTP/1.1" 500 Internal Server Error\n',
+    "transfer": f"{stamp(3)} Decode transfer failed for request with exception KVTransferError(bootstrap_room=1)\n",
+}
+SURVIVED = {
+    "an import that is optional": f"{stamp(3)} Ignore import error when loading sglang.srt.models.x: No module\n",
+    "a retry": "(ReadTimeoutError: Read timed out.) thrown while requesting HEAD https://host/x\nRetrying in 1s\n",
+    "a fallback": "Failed to import deep_gemm, falling back to triton\n",
+    "an exception": 'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueError: no\n',
+    "a failure": f"{stamp(3)} Failed to update metrics: no\n",
+}
+CLEAN = {
+    "settings": f"{stamp(1)} server_args=ServerArgs(model_path='x', watchdog_timeout=300, crash_dump_folder=None)\n",
+    "a refusal": f"{stamp(1)} Input length (9) exceeds the maximum allowed length (8).\n"
+    'INFO:     10.0.0.1:5 - "POST /generate HTTP/1.1" 400 Bad Request\n',
+    "a client that goes": f"{stamp(1)} Req a is disconnected from the client side (type 1). Abort request rid='a'\n",
+    "a prompt": f"{stamp(1)} Receive: obj=GenerateReqInput(rid='a', text='Segmentation fault, out of memory')\n",
+    "a stop": f"{stamp(1)} SIGTERM received. signum=None frame=None. Draining requests and shutting down...\n"
+    f"{stamp(2)} Gracefully exiting... Remaining number of requests 0.\nINFO:     Shutting down\n"
+    "INFO:     Application shutdown complete.\nINFO:     Finished server process [1]\n",
+    "a stop with errors": "INFO:     Shutting down\nTraceback (most recent call last):\n"
+    '  File "a.py", line 1, in f\nConnectionResetError: gone\nKilled\n',
+    "a key": '^CTraceback (most recent call last):\n  File "a.py", line 1, in f\nKeyboardInterrupt\n',
+    "a tracker": "UserWarning: resource_tracker: There appear to be 1 leaked semaphore objects to clean up\n",
+    "a hint": "[rank0]:[W1124 ProcessGroupNCCL.cpp:5023] This can potentially cause a hang if this mapping is wrong.\n",
+}
+
+
+def found_in(*lines: str) -> tuple[Finding, ...]:
+    return findings(read_log("made.log", ["".join(lines).encode()]))
+
+
+@pytest.mark.parametrize("name", ALARMS)
+def test_a_failure_is_a_finding_whatever_follows(name):
+    """Some rule may explain the line; without one it is told as it stands."""
+    (finding,) = found_in(prefill(1), ALARMS[name], decode(20))
+    assert ALARMS[name].strip().endswith(finding.evidence[0].value)
+    assert finding.evidence[0].field == "line 2"
+    assert finding.advice
+
+
+def test_what_no_rule_explains_is_of_an_unknown_cause():
+    (finding,) = found_in(prefill(1), ALARMS["signalled"])
+    assert (finding.rule, finding.confidence) == ("unexplained-line", Confidence.POSSIBLE)
+    assert finding.cause.startswith("Unknown cause")
+
+
+@pytest.mark.parametrize("name", SURVIVED)
+def test_what_was_survived_is_none(name):
+    assert found_in(prefill(1), SURVIVED[name], decode(20)) == ()
+    assert found_in(SURVIVED[name], f"{stamp(4)} The server is fired up and ready to roll!\n") == ()
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_a_healthy_line_is_none(name):
+    assert found_in(prefill(1), CLEAN[name]) == ()
+
+
+def test_what_is_tried_again_has_not_failed():
+    assert found_in(prefill(1), SURVIVED["a retry"]) == ()
+
+
+def test_a_failure_that_nothing_follows_is_a_finding():
+    (finding,) = found_in(prefill(1), SURVIVED["a failure"])
+    assert "no work follows" in finding.cause
+
+
+def test_refused_health_checks_count_once_the_server_has_served():
+    refused = 'INFO:     10.0.0.2:80 - "GET /health HTTP/1.1" 503 Service Unavailable\n'
+    assert found_in(refused, refused) == ()
+    (finding,) = found_in(prefill(1), refused)
+    assert finding.rule == "unexplained-line"
+
+
+def test_a_failed_health_check_at_a_stop_is_one():
+    (finding,) = found_in(prefill(1), f"{stamp(2)} Signal SIGTERM received while health check failed. Force exiting.\n")
+    assert "health check" in finding.cause
+
+
+def test_what_follows_an_exception_is_no_finding_of_its_own():
+    rules = [finding.rule for finding in found_in(decode(1), death(2, "KeyError: 'x'"), ALARMS["child"], SIGQUIT)]
+    assert rules == ["other-crash"]
+
+
+def test_a_consequence_leads_only_where_nothing_else_does():
+    (finding,) = found_in(decode(1), SIGQUIT, ALARMS["signalled"])
+    assert "ended in native code" in finding.cause
+    assert [piece.field for piece in finding.evidence] == ["line 3", "line 1", "line 2"]
+
+
+def test_a_log_that_ends_inside_a_traceback_is_of_a_dead_server():
+    torn = death(2, "KeyError: 'x'", rank="TP1").split("KeyError", maxsplit=1)[0]
+    (finding,) = found_in(decode(1), torn)
+    assert "on TP1, in scheduler.py:12 step" in finding.cause
+    assert finding.evidence[0].value == "the log ends inside its traceback"
+
+
+def test_probes_are_advised_only_where_they_could_see_something():
+    serve = "gemma4-triage serve --debug 1 -- --model-path MODEL"
+    seen = found_in(decode(1), death(2, "KeyError: 'x'", frame="memory_pool.py"))[0]
+    before_any_batch = found_in(death(2, "KeyError: 'x'", frame="memory_pool.py"))[0]
+    elsewhere = found_in(decode(1), death(2, "KeyError: 'x'", frame="tokenizer.py"))[0]
+    assert serve in seen.next_commands
+    assert serve not in (*before_any_batch.next_commands, *elsewhere.next_commands)

@@ -1,0 +1,281 @@
+"""The floor under "no findings": lines that say that something died, failed, hung or became NaN, without a cause.
+
+Batch lines and tracebacks are read elsewhere; every other line is held against the words here. A hard alarm stands
+whatever follows it. A soft one (a last line of an exception, "timed out", "failed") stands only if no work follows:
+servers log errors that they survive.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from dataclasses import replace
+
+from gemma4_triage.logs.facts import Alarm, Death, Place
+
+# The first that fits names the kind. Sources: SGLang's utils/watchdog.py, entrypoints/engine.py and http_server.py,
+# managers/*.py, layers/sampler.py; torch's ProcessGroupNCCL and c10; bash, the kernel and container runtimes.
+_HARD = {
+    "killed": rb"^\W*Killed\W*$|\bline \d+: +\d+ Killed\b|\bOOMKilled\b|Killed process \d|[Oo]om[-_]kill|"
+    rb"[Ee]xit(?:ed with)?[ -]?(?:[Cc]ode|status)?\W{0,3}(?:-9|137)\b|terminated with -9\b|died due to signal 9\b",
+    "signalled": rb"Segmentation fault|\(core dumped\)|Fatal Python error|terminate called after throwing|\bBus error|"
+    rb"^\W*Aborted\W*$|Aborted \(|Segfault encountered|\bSIG(?:SEGV|ABRT|BUS)\b|double free or corruption|"
+    rb"[Ee]xit(?:ed with)?[ -]?(?:[Cc]ode|status)?\W{0,3}(?:-(?:4|6|7|8|11)|13[4569])\b|died due to signal \d",
+    "nccl": rb"NCCL error|nccl\w*Error\b|Watchdog caught collective operation timeout|NCCL operations have failed|"
+    rb"ProcessGroupNCCL.{0,80}(?:exception|[Tt]imeout|abort)|NCCL communicator was aborted|NCCL watchdog thread|"
+    rb"\[gloo/|Gloo connectFullMesh failed|DistNetworkError|DistStoreError|DistBackendError",
+    "nan": rb"contains either `inf`, `nan`|[Nn][Aa][Nn] in the (?:logits|probs)|[Dd]etected (?:NaN|nan|inf)\b|"
+    rb"\b(?:NaN|nan|inf) (?:values? )?(?:was |were )?(?:detected|found|happened)|"
+    rb"logits (?:are|is|became|contain) (?:all )?(?:NaN|nan|inf)",
+    "device": rb"CUDA error: |CUDA_ERROR_\w|cudaError[A-Z]|(?:CUBLAS|CUDNN|CUSPARSE)_STATUS_(?!SUCCESS)|NVRM: Xid|"
+    rb"Memory access fault by GPU|HIP error: |HSA_STATUS_ERROR|fallen off the bus|[Uu]ncorrectable ECC",
+    "no-memory": rb"\b[Oo]ut [Oo]f [Mm]emory\b|OutOfMemoryError|Cannot allocate memory|No space left on device|"
+    rb"insufficient shared memory",
+    "watchdog": rb"[Ww]atchdog [Tt]imeout|[Ww]atchdog (?:thread )?(?:crashed|fired|expired|triggered)",
+    "health": rb"Health check failed|health check (?:has )?(?:failed|timed out)|"
+    rb"Liveness probe failed",
+    "no-start": rb"Initialization failed|scheduler died during initialization|Weights are not ready after|"
+    rb"[Aa]ddress already in use|error: unrecognized arguments|error: argument --|error: the following arguments are|"
+    rb"could not select device driver|"
+    rb"[Ff]ailed to (?:start|launch|initialize) (?:the )?(?:server|engine|scheduler|worker)",
+    "child": rb"(?:crashed|exited|terminated|died|ended) \(?with (?:exit ?code |code |status )?(?!13[4-79])[1-9]|"
+    rb"died \(exitcode|[Ee]xit ?code[ :=]+(?!13[4-79])[1-9]\d{0,2}\b|process (?:has )?(?:died|crashed)\b|"
+    rb"ActorDiedError|RayActorError|Back-off restarting failed container|CrashLoopBackOff",
+    "sigquit": rb"[Rr]eceived sigquit from a child|SIGQUIT received",
+    "exception": rb"hit an exception\b",
+    "leak": rb"[Ll]eak [Dd]etected|[Mm]emory leak\b|leaked (?:semaphore|page|token|slot)",
+    "stopped-answering": rb"\b(?:deadlock(?:ed)?|hung|not responding|unresponsive|stopped responding)\b",
+    "transfer": rb"KVTransferError|[Tt]ransfer failed for request|(?:bootstrap|handshake) (?:failed|timed out)",
+    "image-tokens": rb"Number of tokens in multimodal embedding does not match|Insufficient multimodal embedding|"
+    rb"[Ii]mage features and image tokens do not match",
+    "parser": rb"(?:Tool call|Reasoning) parsing error|Error in (?:detect_and_parse|parse_streaming_increment)|"
+    rb"Failed to parse (?:tool calls?|reasoning)",
+    "answered-500": rb'HTTP/\d(?:\.\d)?" 50[024]\b|Exception in ASGI application|\bError in request: (?!.*validation)',
+}
+FATAL = frozenset({"killed", "signalled", "nccl", "device", "watchdog", "no-start", "child", "sigquit", "exception"})
+"""Kinds that end a server: what stands behind one of them is taken to follow from it."""
+OF_REQUESTS = frozenset({"answered-500", "transfer", "image-tokens", "parser", "nan", "leak"})
+"""Kinds that a server survives: each is told, whatever stands before it."""
+_SOFT = {
+    "error": rb"^(?:[\w.]+\.)?(?!CancelledError)\w*(?:Error|Exception|Violation|Failure|OutOfResources)(?:: |$)",
+    "unhealthy": rb'"GET /health\w* HTTP/\d(?:\.\d)?" 503\b',
+    "timeout": rb"\b(?:timed out|[Tt]ime-?out (?:waiting|after|expired|exceeded|while|when))\b",
+    "failed": rb"\b(?:[Ff]ailed|[Ff]ailure|FAILED|[Cc]rashed|[Pp]anicked|[Cc]orrupt(?:ed|ion)?|[Ff]atal|FATAL|died)\b",
+}
+SURVIVABLE = frozenset(_SOFT)
+"""Kinds that stand only where no work follows."""
+
+
+def _alternatives(kinds: dict[str, bytes]) -> re.Pattern[bytes]:
+    return re.compile(b"|".join(b"(?P<%s>%s)" % (kind.replace("-", "_").encode(), kinds[kind]) for kind in kinds))
+
+
+_HARD_LINE, _SOFT_LINE = _alternatives(_HARD), _alternatives(_SOFT)
+# Whoever says this goes on; "leaked semaphore" is what Python's resource tracker says at any end.
+_SURVIVED = re.compile(
+    rb"(?i)\bretry|\bretries|\bignor|fall(?:ing|s)?[ -]?back|\bskip|\boptional|\bwarn|not fatal|non-fatal|harmless|"
+    rb"will (?:use|try|continue)|\binstead\b|continu(?:e|ing)\b|using (?:the )?default|"
+    rb"failed to import|validation|exceeds the maximum|abort(?:ing|ed)? (?:the )?request"
+)
+_ONLY_ADVICE = re.compile(
+    rb"(?i)\b(?:may|might|could(?! not)|avoid|prevent|if you|in case|to detect)\b|resource_tracker"
+)
+# Settings and requests: their words are a user's, not the server's.
+_QUOTED = (b"server_args=", b"ServerArgs(", b"Namespace(", b"GenerateReqInput(", b"EmbeddingReqInput(", b'"text": ')
+# Somebody stopped the server: what its processes say of their end is no failure.
+_STOPS = (b"SIGTERM received. ", b"Shutting down", b"Gracefully exiting", b"KeyboardInterrupt")
+_STARTS = (b"fired up and ready to roll", b"Load weight begin")
+_OF_A_STOP = frozenset({"killed", "child", "sigquit", "error", "failed", "timeout", "unhealthy"})
+_WORKS = (
+    *(b"fired up and ready to roll", b"Application startup complete", b"Application shutdown complete"),
+    *(b"Finished server process", b"Gracefully exiting", b"Load weight end", b"raph end. "),
+)
+# One of these is in every alarm's line in lower case: looked for first, since the expressions above are slow.
+_TRIGGERS = (
+    b"could not select",
+    *(
+        b"kill",
+        b"exit",
+        b"segm",
+        b"segf",
+        b"core dumped",
+        b"fatal",
+        b"terminate",
+        b"bus error",
+        b"abort",
+        b"double free",
+    ),
+    *(b"sigq", b"sigs", b"siga", b"sigb", b"nccl", b"gloo", b"dist", b"nan", b" inf", b"`inf", b"cuda", b"status_"),
+    *(
+        b"xid",
+        b"hip error",
+        b"fallen off",
+        b" ecc",
+        b"multimodal embedding",
+        b"image tokens",
+        b"memory",
+        b"no space",
+        b"watchdog",
+        b"health check",
+    ),
+    *(
+        b"probe failed",
+        b"error",
+        b"fail",
+        b"not ready",
+        b"already in use",
+        b"ed with ",
+        b"died",
+        b"crash",
+        b"exception",
+    ),
+    *(
+        b"leak",
+        b"deadlock",
+        b"hung",
+        b"respon",
+        b'" 50',
+        b"bootstrap",
+        b"handshake",
+        b"access fault",
+        b"oom",
+        b"timed out",
+        b"time-out",
+        b"timeout",
+    ),
+    *(b"panicked", b"corrupt", b"interrupt", b"violation", b"outofres"),
+)
+_PROGRAM = re.compile(rb"(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\b|\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d|Traceback |  File ")
+_FRAME = re.compile(r'\s*File "([^"]+)", line (\d+), in (.+)')
+_CRASH_FRAME = re.compile(r'  File "([^"]+)", line (\d+) in (\S+)')
+_CRASH_FRAMES, _NEAR = 3, 40  # frames; lines from the crash to its stack
+_LAST_LINE = re.compile(r"(?:\w+\.)*(\w+)(?:: (.*))?")
+_LONGEST_LINE = 2000  # bytes of a line that are looked at
+_LONGEST_TEXT = 300  # characters
+_FRAMES = 12
+_AGAIN, _SOON = re.compile(rb"[Rr]etry|[Rr]esum"), 3  # what follows a failure within so many lines, and makes it good
+_MOST_ERRORS = 8
+_MOST_KEPT = 16
+_ENOUGH_LINES = 1000
+
+
+class AlarmReader:
+    """Takes every line that is neither a batch line nor part of a traceback, in order; keeps one alarm of a kind."""
+
+    def __init__(self) -> None:
+        self._hard: dict[str, Alarm] = {}
+        self._soft: Alarm | None = None
+        self._errors: list[Death] = []
+        self.caught: list[Death] = []
+        self._frames: deque[bytes] = deque(maxlen=_FRAMES)
+        self.last_work = 0
+        self._stopping = False
+        self.program_lines = 0
+        self._triggers = list(_TRIGGERS)
+        self._work_marks = list(_WORKS)
+
+    def begin(self, lines: list[bytes], text: bytes, answered: bool) -> bool:
+        """Say whether lines hold anything at all that concerns `kind_of`; what they do not hold, it will not look for.
+
+        Args:
+            lines: those that come next; batch lines may be left out.
+            text: the same.
+            answered: whether answers, which are work, have been left out of them.
+        """
+        if self.program_lines < _ENOUGH_LINES:
+            self.program_lines += sum(_PROGRAM.match(line) is not None for line in lines[:_ENOUGH_LINES])
+        low = text.lower()
+        self._triggers = [trigger for trigger in _TRIGGERS if trigger in low]
+        self._work_marks = [mark for mark in (*_WORKS, *_STOPS, *_STARTS) if mark in text]
+        return bool(self._triggers or self._work_marks or (self._soft is not None and (answered or b" HTTP/" in text)))
+
+    def works(self, number: int) -> None:
+        """Take note of a line that only a working server writes: what was soft before it was survived."""
+        self.last_work = number
+
+    def kind_of(self, number: int, line: bytes) -> str:
+        """Return the kind of alarm that a line is; "" if it is none."""
+        line = line[:_LONGEST_LINE]
+        if line.startswith(b"  File "):
+            self._frames.append(line)
+            self._crash_frame(number, line)
+            return ""
+        # uvicorn: '"POST /generate HTTP/1.1" 200 OK'. A refusal is an answer too.
+        if line.partition(b" HTTP/")[2].partition(b'" ')[2][:1] in (b"2", b"4"):
+            self.last_work = number
+            return ""
+        if self._work_marks and any(mark in line for mark in self._work_marks):
+            self.last_work = number
+            self._stopping = not any(mark in line for mark in _STARTS) and (
+                self._stopping or any(mark in line for mark in _STOPS)
+            )
+            return ""
+        if self._soft is not None and number <= self._soft.place.line + _SOON and _AGAIN.search(line):
+            self.last_work = number
+            return ""
+        low = line.lower()
+        if not self._triggers or not any(trigger in low for trigger in self._triggers):
+            return ""
+        for words, excuse in ((_HARD_LINE, _ONLY_ADVICE), (_SOFT_LINE, _SURVIVED)):
+            found = words.search(line)
+            if found and found.lastgroup and not excuse.search(line) and not any(mark in line for mark in _QUOTED):
+                kind = found.lastgroup.replace("_", "-")
+                early = kind == "unhealthy" and not self.last_work
+                return "" if early or (self._stopping and kind in _OF_A_STOP) else kind
+        return ""
+
+    def _crash_frame(self, number: int, line: bytes) -> None:
+        """Keep the innermost frames of what faulthandler prints below a crash in native code."""
+        crash = self._hard.get("signalled")
+        found = _CRASH_FRAME.match(line.decode(errors="replace")) if crash is not None else None
+        if (
+            crash is None
+            or found is None
+            or sum(".py:" in text for text in crash.more) >= _CRASH_FRAMES
+            or number > crash.place.line + _NEAR
+        ):
+            return
+        frame = f"{found[1].rsplit('/', 1)[-1]}:{found[2]} {found[3]}"
+        self._hard["signalled"] = replace(crash, more=(*crash.more, frame))
+
+    def add(self, kind: str, line: bytes, rank: str, place: Place) -> None:
+        """Keep a line whose kind `kind_of` has named."""
+        alarm = Alarm(kind, place, rank, line[:_LONGEST_LINE].decode(errors="replace").strip()[:_LONGEST_TEXT])
+        if kind in _SOFT:
+            self._keep_soft(alarm)
+        elif (known := self._hard.get(kind)) is None:
+            self._hard[kind] = alarm
+        else:
+            ranks = (
+                known.ranks
+                if rank in (known.rank, *known.ranks) or len(known.ranks) >= _MOST_KEPT
+                else (*known.ranks, rank)
+            )
+            more = known.more if len(known.more) >= _MOST_KEPT else (*known.more, alarm.text)
+            self._hard[kind] = replace(known, count=known.count + 1, last=place, ranks=ranks, more=more)
+
+    def _keep_soft(self, alarm: Alarm) -> None:
+        if self._soft is None or self._soft.place.line < self.last_work:
+            self._soft, self._errors = alarm, []
+        if alarm.kind == "error" and len(self._errors) < _MOST_ERRORS:
+            match = _LAST_LINE.fullmatch(alarm.text)
+            frames = tuple(filter(None, map(_frame_text, self._frames)))
+            if match is not None:
+                self._errors.append(Death(alarm.place, alarm.rank, match[1], match[2] or "", frames))
+                self.caught = [*self.caught, self._errors[-1]][-_MOST_ERRORS:]
+        self._frames.clear()
+
+    def alarms(self) -> tuple[Alarm, ...]:
+        """Return the alarms that stand: the hard ones as in the log, then the soft one that no work followed."""
+        hard = sorted(self._hard.values(), key=lambda alarm: alarm.place.line)
+        soft = self._soft
+        return (*hard, soft) if soft is not None and soft.place.line > self.last_work else tuple(hard)
+
+    def errors(self) -> list[Death]:
+        """Return the exceptions after which no work was seen, in the order of the log."""
+        return [error for error in self._errors if error.place.line > self.last_work]
+
+
+def _frame_text(line: bytes) -> str:
+    match = _FRAME.match(line.decode(errors="replace"))
+    return "" if match is None else f"{match[1].rsplit('/', 1)[-1]}:{match[2]} {match[3].strip()}"

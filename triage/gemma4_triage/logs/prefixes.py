@@ -1,0 +1,136 @@
+"""What stands before a line that SGLang wrote: known forms of containers and log collectors, and forms learnt.
+
+A form of somebody's own is learnt from the frames of tracebacks, which look the same in every log. Exactly
+the prefix is taken off: the indentation behind it says what a line of a traceback is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from itertools import pairwise
+
+_DAY = rb"\d{4}[-/]\d\d[-/]\d\d"
+_CLOCK = rb"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
+_TIME = _DAY + rb"[T ]" + _CLOCK + rb"(?:Z| ?[+-]\d\d:?\d\d| UTC)?"
+_MONTH = rb"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
+_WEEKDAY = rb"(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)"
+_LEVEL = rb"(?:TRACE|DEBUG|INFO|NOTICE|WARNING|WARN|ERROR|CRITICAL|FATAL)"
+_UNIT = rb"(?:[\w@./:-]{1,80}\[\d+\]|kernel|sglang[\w.@-]*|docker[\w.@-]*|python[\d.]*): "
+
+_KNOWN = (
+    rb"(?:> ?)+",  # quoted
+    rb"\d{1,4}\|[\w.-]{1,60} *\| ?",  # PM2
+    rb"[\w.@-]{1,100} *\|(?: |$)",  # docker compose, docker service logs
+    rb"\[pod/[\w./-]{1,200}\] ?",  # kubectl logs --prefix
+    _TIME + rb" (?:stdout|stderr) [FP](?: |$)",  # CRI
+    _TIME + rb" \| " + _LEVEL + rb" *\| [^|]{1,120}? - ",  # loguru
+    _TIME + rb" [\w.-]{1,80} " + _UNIT,  # rsyslog
+    _TIME + rb" app\[[\w.]+\](?:: | \w+ \[\w+\] ?)",  # Heroku, Fly
+    _TIME + rb" [\w.-]+/[\w./\[\]$-]+ ",  # aws logs tail
+    rb"(?:- )?" + _TIME + rb"(?: ~ | |\t|$)",  # kubectl --timestamps, docker logs -t, GitHub Actions
+    rb"[\w .()/-]{1,80}\t[\w .()/-]{1,80}\t(?:\xef\xbb\xbf)?" + _TIME + rb"(?: |$)",  # gh run view --log
+    rb"(?:<\d{1,3}>)?(?:" + _WEEKDAY + rb" )?" + _MONTH + rb" [ \d]\d " + _CLOCK + rb"(?: \d{4})? "
+    rb"(?:[\w.-]{1,80} " + _UNIT + rb")?",  # journald, syslog, ts
+    rb"\((?:[\w.:<>\[\]-]{1,80} )?pid=\d+(?:, [^)]{1,80})?\)(?: |$)",  # Ray
+    rb"\[rank\d+\]:(?: |$)",  # torch's excepthook
+    rb"\[default\d+\]:",  # torchrun --tee
+    rb"\[\d+,\d+\]<std(?:out|err)>: ?",  # mpirun --tag-output
+    rb"\xef\xbb\xbf",
+)
+_PREFIX = re.compile(b"|".join(b"(?:%s)" % form for form in _KNOWN))
+_TIMES = re.compile(
+    rb" [FP] ?$|(?:"
+    + _DAY
+    + rb"[T ])?"
+    + _CLOCK
+    + rb"(?:Z| ?[+-]\d\d:?\d\d)?|"
+    + _MONTH
+    + rb" [ \d]\d |\b"
+    + _LEVEL
+    + rb"\b"
+)
+_FRAME = re.compile(rb'  File "[^"]{1,400}", line \d+')
+# SGLang indents no line with a stamp; whoever pastes a log does.
+_INDENTED = re.compile(rb"([ \t]{1,40})\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
+_WORD = re.compile(rb"[0-9a-f]{6,}|\d+|[A-Za-z]+|\s+|.", re.DOTALL)
+_MOST_LEARNT = 16
+_LONGEST = 200
+_MOST_PREFIXES = 5  # one behind another
+_NUMBERS = re.compile(rb"\d+|[0-9a-f]{6,}")
+
+
+class Prefixes:
+    """The forms that are known, and those that a log has shown so far."""
+
+    def __init__(self) -> None:
+        self._learnt: dict[bytes, tuple[re.Pattern[bytes], bool]] = {}
+
+    def learn(self, lines: Iterable[bytes]) -> None:
+        """Learn the form of what stands before frames of tracebacks, where at least two frames have the same."""
+        forms: dict[bytes, list[bytes]] = {}
+        for line in lines:
+            if line[:1] in b" \t" and (indented := _INDENTED.match(line)):
+                forms.setdefault(re.escape(indented[1]), []).append(b"")
+            frame = _FRAME.search(line, 0, _LONGEST + 500)
+            if frame is None or not frame.start() or frame.start() > _LONGEST:
+                continue
+            begin = line[self.split(line)[0] : frame.start()]
+            # Spaces alone are an indentation, and bars and spaces are an exception group's.
+            if begin.strip(b" |"):
+                forms.setdefault(_form(begin), []).append(writer(begin))
+        for form, writers in forms.items():
+            if (len(writers) > 1 or not writers[0]) and len(self._learnt) < _MOST_LEARNT:
+                # Numbers that differ from frame to frame count lines; those that stay tell writers apart.
+                changes = sum(one != other for one, other in pairwise(writers))
+                self._learnt[form] = (re.compile(form), 2 * changes < len(writers))
+
+    def split(self, line: bytes) -> tuple[int, bytes]:
+        """Return where the line itself begins, behind everything that stands before it, and who wrote it by that."""
+        at, stream = 0, b""
+        used: list[bytes] = []
+        for _ in range(_MOST_PREFIXES):
+            match, numbered = _PREFIX.match(line, at), True
+            if match is None:
+                match, numbered = self._own(line, at, used)
+            if match is None or match.end() == at:
+                break
+            who = writer(match[0])
+            stream += who if numbered else _NUMBERS.sub(b"", who)
+            at = match.end()
+        return at, stream
+
+    def _own(self, line: bytes, at: int, used: list[bytes]) -> tuple[re.Match[bytes] | None, bool]:
+        """Return a learnt prefix that begins at `at`, and whether its numbers tell writers apart.
+
+        Each form once: what is left of an indentation is the traceback's own.
+        """
+        for form, (own, numbered) in self._learnt.items():
+            if form not in used and (match := own.match(line, at)):
+                used.append(form)
+                return match, numbered
+        return None, True
+
+
+def writer(prefix: bytes) -> bytes:
+    """Return what of a prefix tells one writer from another: all but the time."""
+    return _TIMES.sub(b"", prefix).strip()
+
+
+def _form(prefix: bytes) -> bytes:
+    """The expression for prefixes like this one: other numbers, days and levels, the same words."""
+    parts = []
+    for word in _WORD.findall(prefix):
+        if word.isdigit():
+            parts.append(rb"\d+")
+        elif re.fullmatch(rb"[0-9a-f]{6,}", word) and re.search(rb"\d", word):
+            parts.append(rb"[0-9a-f]+")
+        else:
+            kind = next((kind for kind in (_MONTH, _WEEKDAY, _LEVEL) if re.fullmatch(kind, word)), None)
+            parts.append(rb" +" if word.isspace() and len(word) > 1 else kind or re.escape(word))
+    # A number of fewer digits may be padded with spaces in front; an empty line may lack the prefix's last space.
+    if parts and prefix[-1:] == b" ":
+        parts[-1] = rb"(?:" + re.escape(_WORD.findall(prefix)[-1]) + rb"|$)"
+    if re.match(rb" *\d", prefix):
+        parts = [rb" *", *(parts[1:] if prefix[:1] == b" " else parts)]
+    return b"".join(parts)

@@ -1,0 +1,78 @@
+"""Lines that explain what comes later: memory at start, what an allocation asked for, stacks of processes that hang.
+
+Sources: model_executor/model_runner.py, managers/scheduler.py, mem_cache/common.py, utils/cudacore_pyspy_dump_utils.py.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gemma4_triage.logs.facts import Place, Remark, Stack
+
+MARKS = (
+    (b"Load weight begin. avail mem=", "before_weights"),
+    (b"Load weight end. ", "after_weights"),
+    (b"Capture cuda graph begin. ", "before_graphs"),
+    (b"max_total_num_tokens=", "pools"),
+    (b"Try to allocate ", "asked"),
+    (b"Available full tokens: ", "free_full"),
+    (b"Available swa tokens: ", "free_swa"),
+    (b"Available tokens: ", "free_full"),
+    (b"aborted last request", "aborted_last"),
+)
+STACKS = b"Pyspy dump for PID "
+MOST_STACKS = 16
+_LONGEST_TEXT = 400
+_LONGEST_STACK = 200  # lines
+_FRAMES = 12
+_PYSPY_FRAME = re.compile(rb"\s+([\w.<>:~ *()]{1,120}?) \(([^()]{1,200})\)\s*$")
+
+
+def number_in(text: str, name: str) -> float | None:
+    """Return the number after a name, as in "avail mem=27.80 GB" or "Try to allocate 8192 tokens"; None if it lacks."""
+    found = re.search(rf"{re.escape(name)}\s*=?\s*(\d+(?:\.\d+)?)", text)
+    return None if found is None else float(found[1])
+
+
+def remark(line: bytes, rank: str, place: Place) -> Remark:
+    """Return a line with one of MARKS as it stands."""
+    return Remark(place, rank, line[:_LONGEST_TEXT].decode(errors="replace").strip())
+
+
+class StackReader:
+    """Reads what py-spy printed of one process after another; `inside` says whether the next line may belong to one."""
+
+    def __init__(self) -> None:
+        self.inside = False
+        self.stacks: list[Stack] = []
+        self._place, self._rank = Place(0), ""
+        self._frames: list[str] = []
+        self._left = 0
+        self._main = False
+
+    def begin(self, rank: str, place: Place) -> None:
+        """Take note of a line with STACKS."""
+        self.end()
+        self.inside, self._left = True, _LONGEST_STACK
+        self._rank, self._place, self._frames, self._main = rank, place, [], False
+
+    def line(self, line: bytes) -> bool:
+        """Say whether the line belongs to the stack."""
+        self._left -= 1
+        if self._left < 0 or (
+            line and not line[:1].isspace() and not line.startswith((b"Process ", b"Thread ", b"Python "))
+        ):
+            self.end()
+            return False
+        if line.startswith(b"Thread "):
+            # Of all threads the main one holds the loop; without names the first one is it.
+            self._main = b"MainThread" in line or (not self._frames and b'"' not in line)
+        elif self._main and len(self._frames) < _FRAMES and (match := _PYSPY_FRAME.match(line)):
+            self._frames.append(f"{match[2].decode(errors='replace')} {match[1].decode(errors='replace')}")
+        return True
+
+    def end(self) -> None:
+        """Keep the stack that is open, if one is."""
+        if self.inside and self._frames and len(self.stacks) < MOST_STACKS:
+            self.stacks.append(Stack(self._place, self._rank, tuple(self._frames)))
+        self.inside = False

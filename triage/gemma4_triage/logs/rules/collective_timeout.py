@@ -1,0 +1,91 @@
+"""Ranks of a group wait for each other: NCCL or gloo gave up, or ended with a rank that was gone."""
+
+from __future__ import annotations
+
+import re
+
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.rule import of_death, of_failure, on_rank, over
+
+_TIMEOUT = re.compile(
+    r"Watchdog caught collective operation timeout|ran for \d+ milliseconds before timing out|"
+    r"collective.{0,40}timed? ?out"
+)
+_GONE = re.compile(
+    r"(?i)connection (?:closed|reset) by peer|ncclRemoteError|remote process exited|\[gloo/|Broken pipe|"
+    r"communicator was aborted"
+)
+_BEGIN = re.compile(
+    r"(?i)unhandled (?:cuda|system) error|ncclInternalError|ncclInvalidUsage|DistNetworkError|DistStoreError|"
+    r"clients? (?:has|have) (?:not )?joined|connectFullMesh|waiting for clients"
+)
+_NCCL = re.compile(r"(?i)\bnccl|gloo|Dist(?:Backend|Network|Store)Error|ProcessGroup|collective")
+_RANK = re.compile(r"\[[Rr]ank ?(\d+)\]")
+_WORK = re.compile(r"SeqNum=(\d+), OpType=(\w+)")
+
+
+def _explains(death: Death) -> bool:
+    said = f"{death.type_name}: {death.message}"
+    return bool(_NCCL.search(said)) and any(words.search(said) for words in (_TIMEOUT, _GONE, _BEGIN))
+
+
+def _tell(facts: LogFacts, death: Death) -> Finding:
+    said = f"{death.type_name}: {death.message}"
+    if _TIMEOUT.search(said):
+        return _timeout(facts, death)
+    if _GONE.search(said):
+        cause = "A rank reports that another one is gone; the one that ended first is the cause."
+        others = [one for one in facts.deaths if not _explains(one)]
+        if others:
+            where = f"line {others[0].place.line}{on_rank(others[0].rank)}"
+            advice = (f"{others[0].type_name or 'a failure'} in {where} is of another kind: begin there",)
+        else:
+            advice = ("find the first rank or node that ended, and its exception: this line only follows from it",)
+    else:
+        cause = "The group of ranks could not be formed, or NCCL met an error of CUDA or of the system."
+        advice = (
+            "NCCL_DEBUG=INFO and look for the first NCCL WARN; every rank has to see a GPU of its own",
+            "containers: --shm-size 32g or --ipc host; nodes: --dist-init-addr, NCCL_SOCKET_IFNAME",
+        )
+    return Finding(
+        rule=RULE.id, cause=cause, confidence=Confidence.LIKELY, evidence=tuple(of_failure(facts, death)), advice=advice
+    )
+
+
+def _timeout(facts: LogFacts, death: Death) -> Finding:
+    works: dict[int, tuple[int, str]] = {}
+    for text in (text for alarm in facts.alarms if alarm.kind == "nccl" for text in (alarm.text, *alarm.more)):
+        if (rank := _RANK.search(text)) and (work := _WORK.search(text)):
+            works.setdefault(int(rank[1]), (int(work[1]), work[2]))
+    waits = ", ".join(f"rank {rank} in {kind} {number}" for rank, (number, kind) in sorted(works.items()))
+    size = int(facts.settings.get("tp_size", "0")) if facts.settings.get("tp_size", "0").isdecimal() else 0
+    silent = [rank for rank in range(size) if rank not in works] if works else []
+    behind = min(works, key=lambda rank: works[rank][0]) if len({number for number, _ in works.values()}) > 1 else None
+    if behind is not None:
+        suspect = f"rank {behind} is behind the others"
+    elif silent:
+        suspect = (
+            f"rank{'s' * (len(silent) > 1)} {', '.join(map(str, silent))} did not report and may never have got there"
+        )
+    else:
+        suspect = "which rank did not come the log does not say"
+    return Finding(
+        rule=RULE.id,
+        cause=f"Ranks waited in a collective until its timeout; {suspect}.",
+        confidence=Confidence.LIKELY,
+        evidence=(
+            *of_failure(facts, death),
+            *([over(facts, "who waits", waits, "by NCCL's watchdog")] if waits else []),
+        ),
+        ruled_out_if=("an exception of some rank stands before the first timeout: that is the cause",),
+        advice=(
+            "py-spy dump --pid of every scheduler before the timeout: the rank that is not in a collective is the one",
+            "once with --disable-custom-all-reduce, once without overlap (--disable-overlap-schedule): one at a time",
+        ),
+    )
+
+
+RULE = of_death(
+    "collective-timeout", "ranks wait for each other", _explains, _tell, alarms=("nccl", "signalled", "watchdog")
+)

@@ -1,0 +1,40 @@
+"""Drafts are made and never accepted: speculation costs time and gives nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.rule import Rule, of_settings, on_rank, over
+
+_NONE = 1.02  # tokens per request and verify step; the target's own token is one of them
+_LINES = 5
+
+
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    for rank in facts.schedulers:
+        length = rank.accept_length
+        seen = sum(value is not None for value in rank.series.get("accept_length", ()))
+        if length is None or length > _NONE or seen < _LINES:
+            continue
+        yield Finding(
+            rule=RULE.id,
+            cause=f"No draft token is accepted{on_rank(rank.rank)}: draft and target do not fit, or the draft "
+            "reads other "
+            "keys than the target wrote.",
+            confidence=Confidence.LIKELY,
+            evidence=(
+                over(facts, "decode lines", round(length, 2), f"accept len, mean over {rank.decode_lines} lines"),
+                *of_settings(facts, "speculative_algorithm", "attention_backend", "quantization"),
+            ),
+            ruled_out_if=("the same pair of checkpoints is accepted in another release or on another backend",),
+            advice=(
+                "check that the draft was made for this target, and that both have the same quantisation of the head",
+            ),
+            next_commands=("gemma4-triage repro mtp-zero-accept",),
+        )
+        return
+
+
+RULE = Rule("drafts-never-accepted", "drafts are made and never accepted", _find)

@@ -1,0 +1,55 @@
+"""CUDA graphs could not be captured at start: memory, or a kernel that capture makes visible."""
+
+from __future__ import annotations
+
+import re
+
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, remarked
+
+_FAILED = re.compile(r"Capture (?:\w+ )*graph failed: ?(.*)")
+_IN_CAPTURE = re.compile(
+    r"(?i)operation not permitted when stream is capturing|cudaErrorStreamCapture\w+|during CUDA graph capture"
+)
+
+
+def _explains(death: Death) -> bool:
+    if "out of memory" in death.message:
+        return bool(_FAILED.search(death.message))
+    return bool(_FAILED.search(death.message) or _IN_CAPTURE.search(death.message))
+
+
+def _tell(facts: LogFacts, death: Death) -> Finding:
+    no_memory = "out of memory" in death.message
+    failed = _FAILED.search(death.message)
+    reason = failed[1] if failed else ""
+    if no_memory:
+        cause = "Graph capture ran out of memory: the pools took what the graphs' buffers needed."
+    else:
+        cause = (
+            f"Graph capture failed{f': {reason[:120]}' if reason else ''}; the error is the captured "
+            "code's, not capture's."
+        )
+    memory = ("lower --mem-fraction-static by 0.03 to 0.05", "a smaller --cuda-graph-max-bs needs smaller buffers")
+    code = (
+        "once with --disable-cuda-graph: the same error then comes from an ordinary step, with its own traceback",
+        "CUDA_LAUNCH_BLOCKING=1 and another --attention-backend separate the kernel from the capture",
+    )
+    return Finding(
+        rule=RULE.id,
+        cause=cause,
+        confidence=Confidence.LIKELY,
+        evidence=(
+            *of_failure(facts, death),
+            *remarked(facts, "before_graphs", "memory left before the capture"),
+            *of_settings(facts, "mem_fraction_static", "cuda_graph_max_bs", "attention_backend"),
+        ),
+        ruled_out_if=("it fails alike with --disable-cuda-graph",)
+        if not no_memory
+        else ("another process used the device",),
+        advice=memory if no_memory else code,
+    )
+
+
+RULE = of_death("graph-capture", "CUDA graphs could not be captured", _explains, _tell, alarms=("no-memory", "device"))

@@ -1,0 +1,55 @@
+"""A prompt has another number of image or audio placeholders than the encoder made embeddings."""
+
+from __future__ import annotations
+
+import re
+
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.rule import of_death, of_failure, says
+
+_COUNTS = (
+    re.compile(r"Got (?P<text>\d+) tokens in the text but (?P<made>\d+)"),
+    re.compile(r"num_mm_tokens_in_input_ids=(?P<text>\d+) vs num_mm_tokens_in_embedding=(?P<made>\d+)"),
+    re.compile(
+        r"(?i)(?:image|audio|video) features and (?:image|audio|"
+        r"video) tokens do not match:? tokens: (?P<text>\d+),? features:? (?P<made>\d+)"
+    ),
+)
+_WORDS = re.compile(
+    r"(?i)multimodal embedding does not match|Insufficient multimodal embedding|"
+    r"(?:image|audio|video) features and (?:image|audio|video) tokens do not match|"
+    r"number of (?:image|audio|video|placeholder) (?:tokens|placeholders).{0,60}(?:match|differ|equal)|"
+    r"value tensor of shape \[\d+, \d+\] cannot be broadcast to indexing result of shape \[\d+, \d+\]"
+)
+
+
+def _tell(facts: LogFacts, death: Death) -> Finding:
+    counts = next((found for words in _COUNTS if (found := words.search(death.message))), None)
+    if counts is None:
+        said, cause = "", "the processor and the encoder disagree"
+    elif int(counts["text"]) > int(counts["made"]):
+        said = f": {counts['text']} placeholders, {counts['made']} embeddings"
+        cause = "the prompt holds placeholders of its own, an image was dropped, or a chunk ends inside an image"
+    else:
+        said = f": {counts['text']} placeholders, {counts['made']} embeddings"
+        cause = "the prompt was cut behind or inside an image, or the processor expands to fewer placeholders"
+    return Finding(
+        rule=RULE.id,
+        cause=f"Image or audio placeholders and embeddings differ in number{said}; {cause}.",
+        confidence=Confidence.LIKELY if counts else Confidence.POSSIBLE,
+        evidence=tuple(of_failure(facts, death, "what the server says")),
+        ruled_out_if=(
+            "the same request alone, with --chunked-prefill-size -1, fails alike and has no placeholder in its text",
+        ),
+        advice=(
+            "send that request alone, then with one image; look for a literal image token in the text",
+            "the processor counts the placeholders: install the transformers that SGLang asks for",
+            "a prompt near the context length is cut: shorten it, or raise --context-length",
+        ),
+    )
+
+
+RULE = of_death(
+    "image-tokens", "placeholders and embeddings differ in number", says(_WORDS), _tell, alarms=("image-tokens",)
+)

@@ -1,0 +1,64 @@
+"""A process was killed with SIGKILL: by the kernel or a container runtime for its memory, or by somebody."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gemma4_triage.finding import Confidence, Evidence, Finding
+from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.rule import at, last_sign_of_life, of_death, of_failure, of_settings
+
+_OF_MEMORY = re.compile(r"OOMKilled|[Oo]om[-_]kill|Out of memory: Killed process|Memory cgroup out of memory")
+_CODE = re.compile(
+    r"[Ee]xit(?:ed with)? ?(?:[Cc]ode)?\W{0,3}(?:-9|137)\b|exitcode[ =:]*(?:-9|137)\b|terminated with -9\b"
+)
+
+
+def _explains(death: Death) -> bool:
+    return bool(
+        _OF_MEMORY.search(death.message) or _CODE.search(death.message) or re.search(r"^\W*Killed\W*$", death.message)
+    )
+
+
+def _tell(facts: LogFacts, death: Death) -> Finding:
+    texts = [alarm.text for alarm in facts.alarms] + [death.message]
+    for_memory = any(_OF_MEMORY.search(text) for text in texts)
+    starting = not facts.served and (facts.starts > 0 or "before_weights" in facts.remarks)
+    cause = "SIGKILL ended a process" + (" while the server started" if starting else "")
+    cause += (
+        ": the host or its container had no memory left." if for_memory else "; the usual reason is the host's memory."
+    )
+    return Finding(
+        rule=_OF_DEATH.id,
+        cause=cause,
+        confidence=Confidence.CERTAIN if for_memory else Confidence.POSSIBLE,
+        evidence=(*_evidence(facts, death), *of_settings(facts, "enable_hierarchical_cache", "tp_size")),
+        ruled_out_if=() if for_memory else ("dmesg and the container's state name no OOM at that time",),
+        advice=(
+            "dmesg -T | grep -i oom on the host; docker inspect, kubectl describe pod: OOMKilled; free -g meanwhile",
+            "more host memory or shared memory for the container; a smaller --hicache-size; fewer loaders at once",
+        ),
+    )
+
+
+def _evidence(facts: LogFacts, death: Death) -> list[Evidence]:
+    found = of_failure(facts, death, "what ended")
+    loading = facts.remarks.get("before_weights")
+    if loading is not None and "after_weights" not in facts.remarks:
+        found.append(at(facts, loading.place, loading.text, "weights were being loaded"))
+    return found + last_sign_of_life(facts, death.place)
+
+
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    """Say nothing where something else failed before: SGLang ends its own processes with SIGKILL then."""
+    for finding in _OF_DEATH.find(facts):
+        killed = next(filter(_explains, facts.failures))
+        others = (one for one in facts.failures if not _explains(one) and one.place.line < killed.place.line)
+        if finding.confidence is Confidence.CERTAIN or not any(others):
+            yield finding
+
+
+_OF_DEATH = of_death("killed-from-outside", "a process was killed with SIGKILL", _explains, _tell)
+RULE = replace(_OF_DEATH, find=_find, alarms=frozenset({"killed", "child", "no-start"}))

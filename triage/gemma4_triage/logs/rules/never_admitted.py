@@ -1,0 +1,95 @@
+"""A request waits that no batch can take in, or one long prefill runs, and the health check starves behind it.
+
+SGLang's health check is a request of its own; it fails where no batch gives an answer in time, dead or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gemma4_triage.finding import Confidence, Evidence, Finding
+from gemma4_triage.logs.facts import Alarm, LogFacts, Place, RankFacts
+from gemma4_triage.logs.remarks import number_in
+from gemma4_triage.logs.rule import Rule, at, on_rank, over, remarked
+
+_LONG_PREFILL = 8192  # tokens in one batch line
+_AGAIN = "SGLANG_HEALTH_CHECK_TIMEOUT above the longest step; /health instead of /health_generate for liveness"
+
+
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    alarm = next((alarm for alarm in facts.alarms if alarm.kind == "health"), None)
+    if alarm is None or facts.deaths:
+        return
+    for rank in facts.schedulers:
+        last = _last_row(rank, alarm)
+        if last is None:
+            continue
+        if last["queued_max"] and (last["running_max"] or 0) <= 1:
+            yield _waits(facts, rank, last, alarm)
+            return
+        if (last["new_tokens"] or 0) >= _LONG_PREFILL:
+            yield _prefills(facts, rank, last, alarm)
+            return
+
+
+def _last_row(rank: RankFacts, alarm: Alarm) -> dict | None:
+    """Return the last point of the series before the alarm, column by column; None if there is none."""
+    lines = rank.series.get("line", ())
+    before = [index for index, line in enumerate(lines) if line < (alarm.last or alarm.place).line]
+    return {name: column[before[-1]] for name, column in rank.series.items()} if before else None
+
+
+def _waits(facts: LogFacts, rank: RankFacts, last: dict, alarm: Alarm) -> Finding:
+    pools = facts.remarks.get("pools")
+    tokens = None if pools is None else number_in(pools.text, "max_total_num_tokens")
+    context = None if pools is None else number_in(pools.text, "context_len")
+    beyond = tokens is not None and context is not None and tokens < context
+    said = f": the pool has {tokens:.0f} tokens, and the server takes prompts of {context:.0f}" if beyond else ""
+    return Finding(
+        rule=RULE.id,
+        cause=f"Requests wait while next to nothing runs{on_rank(rank.rank)}, and the health check starves "
+        "behind them: "
+        f"the first of them may never fit{said}.",
+        confidence=Confidence.LIKELY if beyond else Confidence.POSSIBLE,
+        evidence=(
+            *_evidence(facts, last, alarm),
+            over(facts, "last batch line", last["queued_max"], "requests waiting (#queue-req)"),
+            *remarked(facts, "pools", "the pool and the longest prompt"),
+        ),
+        ruled_out_if=("the queue empties by itself once the running request has ended",),
+        advice=(
+            "a --context-length that the pool can hold, so that what cannot fit is refused: or a larger pool",
+            "find the first request of the queue with --log-requests, and its prompt and max_new_tokens",
+            _AGAIN,
+        ),
+        next_commands=("gemma4-triage pools --config CONFIG --kv-mem 40GiB --workload 64x8000+1000",),
+    )
+
+
+def _prefills(facts: LogFacts, rank: RankFacts, last: dict, alarm: Alarm) -> Finding:
+    return Finding(
+        rule=RULE.id,
+        cause=f"The health check starved behind a long prefill{on_rank(rank.rank)}: no answer left the server "
+        "meanwhile.",
+        confidence=Confidence.POSSIBLE,
+        evidence=(
+            *_evidence(facts, last, alarm),
+            over(facts, "last batch lines", last["new_tokens"], "#new-token: prompt tokens before it"),
+        ),
+        ruled_out_if=("batch lines stop for good there: then a step hangs, and py-spy dump says where",),
+        advice=("a smaller --chunked-prefill-size: answers leave between the chunks", _AGAIN),
+        upstream=("SGLang 22511",),
+    )
+
+
+def _evidence(facts: LogFacts, last: dict, alarm: Alarm) -> list[Evidence]:
+    many = f"; {alarm.count} such lines" if alarm.count > 1 else ""
+    return [
+        at(facts, alarm.place, alarm.text, f"the health check{many}"),
+        at(facts, Place(last["line"], last["time"]), last["running_max"], "requests running before it (#running-req)"),
+    ]
+
+
+RULE = Rule(
+    "never-admitted", "the health check starves behind what waits or prefills", _find, alarms=frozenset({"health"})
+)

@@ -1,0 +1,66 @@
+"""Logits became NaN or infinite; sampling noticed it."""
+
+from __future__ import annotations
+
+import re
+
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.rule import at, last_sign_of_life, of_death, of_failure, of_settings, on_rank
+
+_WORDS = re.compile(
+    r"contains either `inf`, `nan`|(?i:nan in the (?:logits|probs))|[Dd]etected (?:NaN|nan|inf)\b|"
+    r"\b(?:NaN|nan|inf) (?:values? )?(?:was |were )?(?:detected|found|happened)|"
+    r"logits (?:are|is|became|contain) (?:all )?(?:NaN|nan|inf)"
+)
+_SUSPECTS = (
+    "quantization",
+    "kv_cache_dtype",
+    "attention_backend",
+    "enable_hierarchical_cache",
+    "speculative_algorithm",
+)
+
+
+def _explains(death: Death) -> bool:
+    return _WORDS.search(death.message) is not None
+
+
+def _tell(facts: LogFacts, death: Death) -> Finding:
+    alarm = next((alarm for alarm in facts.alarms if alarm.kind == "nan"), None)
+    place = death.place if alarm is None or alarm.place.line > death.place.line else alarm.place
+    evidence = of_failure(facts, death, "what sampling saw first")
+    if alarm is not None and alarm.count > 1:
+        who = ", ".join(filter(None, (alarm.rank, *alarm.ranks)))
+        evidence.append(at(facts, alarm.place, alarm.count, f"such lines{f', of {who}' if who else ''}"))
+    evidence += last_sign_of_life(facts, place)
+    return Finding(
+        rule=RULE.id,
+        cause=f"Logits were NaN or infinite, first in line {place.line}{on_rank(death.rank)}. The log does not "
+        "say which "
+        "layer made them.",
+        confidence=Confidence.CERTAIN,
+        evidence=(*evidence, *of_settings(facts, *_SUSPECTS)),
+        advice=_advice(facts),
+    )
+
+
+def _advice(facts: LogFacts) -> tuple[str, ...]:
+    """Return what to switch off once, what this server has first; each alone, since two changes tell nothing."""
+    asked = facts.settings
+    steps = []
+    if asked.get("kv_cache_dtype", "auto") not in ("auto", "bfloat16"):
+        steps.append("once with --kv-cache-dtype auto: scales of an FP8 KV cache are the first suspect")
+    if asked.get("quantization", "None") != "None":
+        steps.append("once with the checkpoint that is not quantised, or another backend of its GEMM: scales")
+    if asked.get("enable_hierarchical_cache") == "True":
+        steps.append("once without --enable-hierarchical-cache: pages that come back from the host")
+    if asked.get("tp_size", "1") != "1":
+        steps.append("once with --disable-custom-all-reduce: a sum over ranks that goes wrong")
+    steps.append("once with --attention-backend triton and --disable-cuda-graph; --enable-nan-detection names the step")
+    return tuple(steps)
+
+
+RULE = of_death(
+    "non-finite-logits", "logits became NaN or infinite", _explains, _tell, alarms=("nan", "device", "signalled")
+)

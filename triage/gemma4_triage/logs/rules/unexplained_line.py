@@ -1,0 +1,143 @@
+"""A line says that something failed, and no rule knows why: the floor under "no findings"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from gemma4_triage.finding import Confidence, Evidence, Finding
+from gemma4_triage.logs.facts import Alarm, Death, LogFacts
+from gemma4_triage.logs.rule import at, exception_text, last_sign_of_life, on_rank
+
+ID = "unexplained-line"
+TITLE = "a line says that something failed, and no rule knows why"
+
+CONSEQUENCES = ("sigquit", "child", "exception", "health")
+"""Kinds that tell of a failure somewhere else: they lead a finding only where nothing else does."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """what: what happened, as a clause. look: what to do next, the first thing first."""
+
+    what: str
+    look: tuple[str, ...]
+
+
+_FIRST_EXCEPTION = "find the first exception before it, in the logs of all ranks and nodes: this line only passes it on"
+_CORE = (
+    "look above it for a stack that faulthandler or c10 printed, and for the first rank that ended",
+    "run it again with PYTHONFAULTHANDLER=1 and CUDA_LAUNCH_BLOCKING=1; gdb or py-spy on the core file names the frame",
+)
+_KINDS = {
+    "killed": _Kind(
+        "a process was killed from outside (SIGKILL)",
+        (
+            "dmesg -T | grep -i oom, and the limit of the container or cgroup: memory of the host is the usual reason",
+            "if the host's memory ran out: a smaller --hicache-size or --cpu-offload-gb, fewer processes on the host",
+        ),
+    ),
+    "signalled": _Kind("a process ended in native code, without a Python exception", _CORE),
+    "nccl": _Kind(
+        "communication between ranks failed",
+        (
+            "find the first rank that stopped: the others only report that it is gone",
+            "run again with NCCL_DEBUG=INFO and TORCH_NCCL_TRACE_BUFFER_SIZE=2000; 'NCCL WARN' lines say more",
+        ),
+    ),
+    "nan": _Kind(
+        "logits became NaN or infinite",
+        ("find the first step and rank with --enable-nan-detection, then compare with --attention-backend triton",),
+    ),
+    "device": _Kind(
+        "the device reported an error, which is noticed after the kernel that made it",
+        ("run again with CUDA_LAUNCH_BLOCKING=1 so that the traceback names the kernel", "dmesg -T | grep -i xid"),
+    ),
+    "no-memory": _Kind(
+        "memory ran out, of the device, the host or a disk, as the line says",
+        (
+            "of the device: a lower --mem-fraction-static or --chunked-prefill-size",
+            "of the host: free -g, df -h /dev/shm",
+        ),
+    ),
+    "watchdog": _Kind(
+        "a step or a collective did not end in time",
+        ("py-spy dump --pid of every scheduler while it hangs: the rank whose stack differs is the one to look at",),
+    ),
+    "health": _Kind(
+        "the server did not answer its health check",
+        (
+            "look at what ran in the seconds before: a long prefill, a compilation, a request that waits for room",
+            "py-spy dump --pid of the scheduler while it does not answer",
+        ),
+    ),
+    "no-start": _Kind("the server did not start", ("read the first error before it, of every rank",)),
+    "child": _Kind("a child process ended", (_FIRST_EXCEPTION, "dmesg -T, if no rank has an exception")),
+    "sigquit": _Kind("a child process of the server failed", (_FIRST_EXCEPTION,)),
+    "exception": _Kind(
+        "a process of the server hit an exception", ("read the traceback below it; keep all of stderr",)
+    ),
+    "leak": _Kind(
+        "the server says that something leaked",
+        ("keep the lines around it: they hold the pool's numbers", "run again with GEMMA4_TRIAGE_LEAK=dump"),
+    ),
+    "stopped-answering": _Kind(
+        "something stopped answering", ("py-spy dump --pid of every process of the server while it hangs",)
+    ),
+    "transfer": _Kind(
+        "the KV cache of a request was not transferred between prefill and decode servers",
+        (
+            "look into the other server's log at the same time: it died, has no room, or its network does not answer",
+            "check that both run the same release, page size and parallelism",
+        ),
+    ),
+    "answered-500": _Kind(
+        "requests failed inside the server",
+        ("read the traceback above the first one; send that request again alone",),
+    ),
+}
+_LAST = _Kind(
+    "the last thing that the log says is a failure, and no work follows it",
+    ("take up the log where it ends: the lines after it, and the exit code of the server",),
+)
+_PROBES_SEE = ("leak",)
+_SHOWN = 6
+
+
+def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
+    """Yield one finding of all alarms that are left, led by the first that is no mere consequence.
+
+    Args:
+        facts: the log.
+        explained: kinds of alarms that other findings account for.
+    """
+    known = set(explained)
+    left = [alarm for alarm in facts.alarms if alarm.kind not in known]
+    if not left:
+        return
+    lead = next((alarm for alarm in left if alarm.kind not in CONSEQUENCES), left[0])
+    kind = _KINDS.get(lead.kind, _LAST)
+    frames = [frame for frame in lead.more if ".py:" in frame][:1] if lead.kind == "signalled" else []
+    where = f", in {frames[0]}" if frames else ""
+    others = [alarm for alarm in left if alarm is not lead][:_SHOWN]
+    life = last_sign_of_life(facts, lead.place)
+    if lead.kind == "answered-500":
+        life += [at(facts, error.place, exception_text(error), _raised_in(error)) for error in facts.errors[-1:]]
+    yield Finding(
+        rule=ID,
+        cause=f"Unknown cause: {kind.what}{on_rank(lead.rank)}{where}. No rule here knows why.",
+        confidence=Confidence.POSSIBLE,
+        evidence=(_evidence(facts, lead), *life, *(_evidence(facts, alarm) for alarm in others)),
+        advice=kind.look,
+        next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",) if lead.kind in _PROBES_SEE else (),
+    )
+
+
+def _raised_in(error: Death) -> str:
+    return f"the last exception that the server survived{f', in {error.frame}' if error.frame else ''}"
+
+
+def _evidence(facts: LogFacts, alarm: Alarm) -> Evidence:
+    kind = _KINDS.get(alarm.kind, _LAST)
+    again = f"; {alarm.count} such lines, the last in line {alarm.last.line}" if alarm.last else ""
+    return at(facts, alarm.place, alarm.text, f"{kind.what}{on_rank(alarm.rank)}{again}")

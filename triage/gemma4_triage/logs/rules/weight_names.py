@@ -1,0 +1,57 @@
+"""Names or shapes in the checkpoint are not those of the model class, mostly for how it was quantised."""
+
+from __future__ import annotations
+
+import re
+
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings
+
+_NAME = re.compile(r"'?[\w.]*(?:layers|blocks|experts)\.\d+\.[\w.]+'?")
+_CONFLICT = re.compile(
+    r"(?i)Quantization method .{0,80}does not match|Unknown quantization method|Invalid quantization method|"
+    r"quantization method .{0,60}is not supported|Cannot find the config file for \w+"
+)
+_SHAPE = re.compile(
+    r"(?i)size mismatch for|param.{0,40}shape.{0,40}loaded_weight|loaded_weight.shape|loaded weight .{0,60}shape"
+)
+_LOADS = re.compile(r".*\b(?:load_weights|weight_loader|default_weight_loader|load_column_parallel_weight)\w*$")
+
+
+def _explains(death: Death) -> bool:
+    said = f"{death.type_name}: {death.message}"
+    if _CONFLICT.search(said):
+        return True
+    loading = any(_LOADS.match(frame) for frame in death.frames)
+    named = death.type_name == "KeyError" and _NAME.search(said) is not None
+    return (
+        loading and "lora_" not in said and (named or bool(_SHAPE.search(said)) or death.type_name == "AssertionError")
+    )
+
+
+def _tell(facts: LogFacts, death: Death) -> Finding:
+    conflict = _CONFLICT.search(f"{death.type_name}: {death.message}")
+    name = _NAME.search(death.message)
+    if conflict:
+        cause = "How the weights were quantised is not what the arguments say, or nothing that this release reads."
+    elif name:
+        cause = (
+            f"The checkpoint has a weight {name[0].strip(chr(39))} that the model class of this release does not know."
+        )
+    else:
+        cause = "A weight of the checkpoint does not fit its place in the model class of this release."
+    return Finding(
+        rule=RULE.id,
+        cause=cause,
+        confidence=Confidence.LIKELY if conflict or name else Confidence.POSSIBLE,
+        evidence=(*of_failure(facts, death), *of_settings(facts, "quantization", "tp_size")),
+        ruled_out_if=("the checkpoint of the model's own publisher, not quantised, fails alike",),
+        advice=(
+            "leave --quantization out where config.json names the method; else name the one that it was made with",
+            "try the publisher's own checkpoint: if it loads, the other one was made for another loader or release",
+        ),
+    )
+
+
+RULE = of_death("weight-names", "the checkpoint does not fit the model class", _explains, _tell)

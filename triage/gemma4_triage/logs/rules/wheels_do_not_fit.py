@@ -1,0 +1,114 @@
+"""Python packages that do not fit each other, the model or the GPU: one is missing, too old, or built for others."""
+
+from __future__ import annotations
+
+import re
+
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.rule import of_death, of_failure
+
+_CAUSES = (
+    (
+        re.compile(
+            r"Transformers does not recognize this architecture|KeyError: '(?:gemma\d\w*|gpt_oss\w*)'|"
+            r"cannot import name '\w+' from 'transformers|has no attribute 'Gemma\w+Config'"
+        ),
+        "The installed transformers is not of the release that this SGLang or this model needs.",
+        "pip show transformers sglang; install the release that SGLang's pyproject asks for; images of SGLang bring it",
+    ),
+    (
+        re.compile(
+            r"(?i)no (?:CUDA )?kernel image is available|sm_\d+ is not compatible with the current PyTorch|"
+            r"PTX was compiled with an unsupported"
+        ),
+        "A wheel has no kernel for this GPU: it was built for other architectures, or for a newer driver.",
+        "hold torch.cuda.get_device_capability() against torch.cuda.get_arch_list(); take an image for this GPU",
+    ),
+    (
+        re.compile(r"undefined symbol|version `(?:GLIBC|CXXABI)|symbol lookup error|ABI"),
+        "Two wheels were built against different releases of torch or of the system's libraries.",
+        "reinstall sglang-kernel, flashinfer and torch together, of the releases that SGLang's pyproject names",
+    ),
+    (
+        re.compile(
+            r"cannot open shared object file|libcud\w+\.so|CUDA driver version is insufficient|"
+            r"driver on your system is too old"
+        ),
+        "A library of CUDA is missing, or the driver is older than the one that torch was built for.",
+        "nvidia-smi shows the driver's CUDA; take the wheel or image of that CUDA, or a newer driver",
+    ),
+    (
+        re.compile(
+            r"(?i)ninja is required|ninja build failed|Command '\['[^']*(?:gcc|g\+\+|cc)'|"
+            r"nvcc.{0,40}(?:not found|No such file)|CUDA_HOME environment variable is not set|"
+            r"Could not find (?:nvcc|CUDA)|Command '\['ninja'|Error building extension|ptxas (?:fatal|error)|"
+            r"PTXAS error"
+        ),
+        "A kernel is compiled on this machine, and its compiler is missing or does not know this GPU.",
+        "install nvcc and ninja of torch's CUDA (images bring them), or TRITON_PTXAS_PATH to a newer ptxas",
+    ),
+    (
+        re.compile(
+            r"cannot import name '\w+' from|module '(?:sgl_kernel|flashinfer|triton|torch|transformers|"
+            r"xgrammar)[\w.]*' has no "
+            r"attribute|'\w+Config' object has no attribute|(?:Wrapper|flashinfer|xgrammar|"
+            r"GrammarCompiler)[\w.]*\(\) got an "
+            r"unexpected keyword argument"
+        ),
+        "Two packages are of releases that do not know each other's names.",
+        "hold pip list against the releases in SGLang's pyproject: transformers, flashinfer, sglang-kernel, torch",
+    ),
+    (
+        re.compile(
+            r"No module named '(?:sgl_kernel|flashinfer|sglang|transformers|triton|xgrammar|vllm|torchvision|"
+            r"torchaudio|timm|librosa|\w+)'"
+        ),
+        "A Python package that the server imports is not installed.",
+        "pip install the package that the line names, of the release in SGLang's pyproject",
+    ),
+)
+_OF_IMPORTS = (
+    "InductorError",
+    "ImportError",
+    "ModuleNotFoundError",
+    "OSError",
+    "TypeError",
+    "CalledProcessError",
+    "AssertionError",
+    "PTXASError",
+    "CompilationError",
+    "KeyError",
+    "ValueError",
+    "AttributeError",
+    "RuntimeError",
+)
+
+
+def _found(death: Death) -> tuple[str, str] | None:
+    said = f"{death.type_name}: {death.message}"
+    if death.type_name not in ("", "AcceleratorError", *_OF_IMPORTS):
+        return None
+    return next(((cause, advice) for words, cause, advice in _CAUSES if words.search(said)), None)
+
+
+def _explains(death: Death) -> bool:
+    return _found(death) is not None
+
+
+def _tell(facts: LogFacts, death: Death) -> Finding:
+    cause, advice = _found(death) or ("", "")
+    return Finding(
+        rule=RULE.id,
+        cause=cause,
+        confidence=Confidence.LIKELY,
+        evidence=tuple(of_failure(facts, death)),
+        ruled_out_if=("python -c 'import sgl_kernel, flashinfer' works in the server's own environment",),
+        advice=(advice,),
+        next_commands=("gemma4-triage doctor",),
+    )
+
+
+RULE = of_death(
+    "wheels-do-not-fit", "packages do not fit each other, the model or the GPU", _explains, _tell, ("device",)
+)

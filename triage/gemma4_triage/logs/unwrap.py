@@ -1,0 +1,187 @@
+"""Lines as SGLang wrote them, out of lines as people paste them.
+
+Colours and cursor movements, progress bars that end in a carriage return, what containers and log collectors put
+before a line, and JSON around it are taken off. A block that has none of it is handed on as it came.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from gemma4_triage.logs.envelope import opened
+from gemma4_triage.logs.lines import MAX_LINE_BYTES, Block
+from gemma4_triage.logs.prefixes import Prefixes
+from gemma4_triage.logs.tracebacks import CHAIN, TRACEBACK
+
+# Escape sequences; colours also where a web page has swallowed the escape itself, or shows it as two characters.
+_ESCAPES = re.compile(
+    rb"\x1b\][^\x07\x1b\n]{0,200}(?:\x07|\x1b\\)|\x1b[\[(][0-9;?]*[ -/]*[@-~]|\x1b[=>78MNOPc]"
+    rb"|(?:\^\[|\xe2\x90\x9b|\\x1b|\\u001b|\\033)?\[\d{0,3}(?:;\d{1,3}){0,4}m|[\x00\x08]"
+)
+_ESCAPED = (b"\x1b", b"[0m", b"\x00", b"\x08", b"[36m")
+# The end of a tqdm bar that something else is glued to: "… 2/2 [00:01<00:00,  1.2s/it][2026-01-01 00:00:00] …".
+_BAR = re.compile(rb"(?:it/s|s/it|[kMG]?B/s|\?it/s)(?:, [^\]\n]{0,80})?\] *(?=[^\s\]])")
+_IS_BAR = re.compile(rb"\d%\||(?:it/s|s/it|B/s)(?:, [^\]]{0,80})?\]\s*$|\x1b\[A")
+_STAMP = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?((?: [A-Z_]+\d+)*)\](?: |$)")
+_STAMPED_FRAME = re.compile(rb'^\[\d{4}-[^\]\n]{10,100}\]   File "', re.MULTILINE)
+# What a user wrote in a request is no word of the server's.
+_REQUEST = re.compile(rb"\b(?:GenerateReqInput|EmbeddingReqInput|ChatCompletionRequest|CompletionRequest)\(")
+_REQUESTS = (b"ReqInput(", b"CompletionRequest(")
+_DEEPEST = 4
+_MOST_HELD = 64
+
+
+def bare_blocks(blocks: Iterable[Block]) -> Iterator[Block]:
+    """The same lines without what was put around them."""
+    unwrapper = _Unwrapper()
+    for block in blocks:
+        yield from unwrapper.block(block)
+    yield from unwrapper.rest()
+
+
+class _Unwrapper:
+    """Feed it blocks in order; the forms of prefixes that it has learnt hold for all that follows."""
+
+    def __init__(self) -> None:
+        self._prefixes = Prefixes()
+        self._held: dict[bytes, bytes] = {}
+        self._stamped = _StampedTracebacks()
+        self._last_number = 0
+
+    def block(self, block: Block) -> Iterator[Block]:
+        """The block as it came if nothing stands around its lines, else one with other lines."""
+        self._last_number = block.numbers[-1]
+        text, lines = block.text, block.lines
+        if any(mark in text for mark in _ESCAPED):
+            lines = [_ESCAPES.sub(b"", line) for line in lines]
+        if b"\r" in text:
+            lines = [line.rstrip(b"\r") for line in lines]
+        if any(mark in text for mark in _REQUESTS):
+            lines = [_without_request(line) if b"Re" in line else line for line in lines]
+        # A stamp of SGLang's own is what nearly all lines begin with, and such a line needs no look.
+        odd = [at for at, line in enumerate(lines) if line[:2] != b"[2"]
+        self._prefixes.learn(lines[at] for at in odd)
+        if any(mark in text for mark in (b"\r", b"it/s", b"s/it", b"B/s")):
+            odd = list(range(len(lines)))
+        changed: dict[int, list[tuple[bytes, bytes]]] = {}
+        for at in odd:
+            pieces = list(self._pieces(lines[at]))
+            if len(pieces) != 1 or pieces[0][0] or pieces[0][1] is not lines[at]:
+                changed[at] = pieces
+        if self._stamped.concerns(text):
+            for at, line in enumerate(lines):
+                changed[at] = [self._stamped.line(*piece) for piece in changed.get(at, [(b"", line)])]
+        if changed:
+            yield from _replaced(block, lines, changed)
+        else:
+            yield block if lines is block.lines else block._replace(lines=lines, text=b"\n".join(lines))
+
+    def rest(self) -> Iterator[Block]:
+        """Yield what was begun and never ended: parts of lines that a container runtime had cut."""
+        for stream, line in self._held.items():
+            numbers = range(self._last_number, self._last_number + 1)
+            yield Block(numbers, line, [line], whole=False, streams=[stream])
+
+    def _pieces(self, line: bytes, depth: int = _DEEPEST, stream: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """(stream, line) of all lines in one."""
+        if line[-1:] == b"\r":
+            line = line.rstrip(b"\r")
+        if b"\r" in line:
+            yield from self._redrawn(line, depth, stream)
+            return
+        if line[:2] != b"[2":
+            end, who = self._prefixes.split(line)
+            if end:
+                prefix, line = line[:end], line[end:]
+                stream += who
+                if prefix.endswith((b"out P ", b"err P ")):
+                    self._hold(stream, line)
+                    return
+                line = self._held.pop(stream, b"") + line if self._held else line
+            found = opened(line) if depth and (line[:1] not in b"[ " or b'": "' in line) else None
+            if found is not None:
+                message, who = found
+                for part in message.rstrip(b"\n").split(b"\n"):
+                    yield from self._pieces(_ESCAPES.sub(b"", part), depth - 1, stream + who)
+                return
+        if (bar := _last_bar(line)) > 0:
+            line = line[bar:]
+        yield stream, _without_request(line) if depth < _DEEPEST else line
+
+    def _redrawn(self, line: bytes, depth: int, stream: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """A line that was written over again and again, as progress bars are."""
+        # The prefix stands before the first state only.
+        end, who = self._prefixes.split(line) if line[:2] != b"[2" else (0, b"")
+        stream += who
+        states = [state for state in line[end:].split(b"\r") if state]
+        for state in states:
+            if state is states[-1] or not _IS_BAR.search(state) or _last_bar(state):
+                yield from self._pieces(state, depth and depth - 1, stream)
+
+    def _hold(self, stream: bytes, part: bytes) -> None:
+        if stream in self._held or len(self._held) < _MOST_HELD:
+            self._held[stream] = (self._held.get(stream, b"") + part)[: MAX_LINE_BYTES + 1]
+
+
+class _StampedTracebacks:
+    """Takes SGLang's stamp off the lines of tracebacks, where something has put it before every one of them."""
+
+    def __init__(self) -> None:
+        self._after: dict[bytes, bool] = {}
+
+    def concerns(self, text: bytes) -> bool:
+        """Say whether a block holds such a traceback, or one is open."""
+        return bool(self._after) or (b"]   File " in text and _STAMPED_FRAME.search(text) is not None)
+
+    def line(self, stream: bytes, line: bytes) -> tuple[bytes, bytes]:
+        """(stream, line): a line of a traceback without its stamp, any other as it is."""
+        match = _STAMP.match(line)
+        if match is None:
+            return stream, line
+        stream += match[1]
+        body = line[match.end() :]
+        after = self._after.get(stream)
+        if TRACEBACK in body:
+            if after is not None or len(self._after) < _MOST_HELD:
+                self._after[stream] = False
+            return stream, body if after and body.startswith(TRACEBACK) else line
+        if after is None:
+            return stream, line
+        if not after:
+            # The first line without an indentation is the exception.
+            self._after[stream] = bool(body) and not body[:1].isspace()
+            return stream, body
+        if not body or body.startswith(CHAIN):
+            return stream, body
+        del self._after[stream]
+        return stream, line
+
+
+def _replaced(block: Block, lines: list[bytes], changed: dict[int, list[tuple[bytes, bytes]]]) -> Iterator[Block]:
+    numbers: list[int] = []
+    streams: list[bytes] = []
+    bare: list[bytes] = []
+    for at, (number, line) in enumerate(zip(block.numbers, lines, strict=True)):
+        for stream, piece in changed.get(at) or ([(b"", line)] if at not in changed else []):
+            numbers.append(number)
+            streams.append(stream)
+            bare.append(piece)
+    if bare:
+        yield block._replace(numbers=numbers, text=b"\n".join(bare), lines=bare, streams=streams)
+
+
+def _last_bar(line: bytes) -> int:
+    """Return where the last progress bar in a line ends; 0 if there is none."""
+    end = 0
+    if b"/s" in line or b"/it" in line:
+        for match in _BAR.finditer(line):
+            end = match.end()
+    return end
+
+
+def _without_request(line: bytes) -> bytes:
+    if not any(mark in line for mark in _REQUESTS):
+        return line
+    match = _REQUEST.search(line)
+    return line if match is None else line[: match.end()]
