@@ -9,6 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from gemma4_repro.mutations.draw import Mutation
+
 REQUEST_NAME = "request.json"
 RESULT_NAME = "result.json"
 PHASE_NAME = "phase.txt"
@@ -37,7 +39,8 @@ class ArmRequest(BaseModel):
     vocabulary_size: have the logprobs of token ids below this written down; None: none. prompt_logprobs: those of
     prompts too, not only of answers. watched: target keys of which the recorder `reach` writes down whether the engine
     came to them. pictures: per prompt the files of its pictures; then texts are sent, of which
-    SGLang's processor has to make the prompts' ids. one_by_one: see arrivals.AfterLastRounds.
+    SGLang's processor has to make the prompts' ids. one_by_one: see arrivals.AfterLastRounds. mutation: what the
+    recorder `mutator` corrupts; None: it only shuffles the pools' ids, as for every mutation.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -58,6 +61,7 @@ class ArmRequest(BaseModel):
     texts: list[str] = []
     pictures: list[list[str]] = []
     one_by_one: bool = False
+    mutation: Mutation | None = None
 
 
 def read_phase(folder: Path) -> Phase | None:

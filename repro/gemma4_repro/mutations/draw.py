@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_repro.mutations.grid import GRID, Cell, Phase, cells
 
-_MOST_SKIPPED = {Phase.START: 0, Phase.PREFILL: 2, Phase.IDLE: 0}
+_MOST_SKIPPED = {Phase.START: 0, Phase.PREFILL: 3, Phase.IDLE: 0}
 _MOST_SKIPPED_ELSEWHERE = 12
 
 
@@ -40,12 +40,12 @@ class Mutation(BaseModel):
 
     @property
     def cell(self) -> Cell:
-        """The kind of mutation that it is."""
+        """The cell is the kind of mutation that it is."""
         return Cell(self.structure, self.defect, self.phase)
 
     @property
     def name(self) -> str:
-        """Of its folder; it says nothing of what is corrupted, because a diagnosis sees it."""
+        """The name of its folder says nothing of what is corrupted, because a diagnosis sees it."""
         return f"run-{self.number:04d}"
 
 

@@ -36,7 +36,7 @@ class Cell:
 
     @property
     def mtp(self) -> bool | None:
-        """Whether the server must have MTP (True) or must not (False); None where either will do."""
+        """The server must have MTP (True) or must not (False); None means that either will do."""
         if self.phase in (Phase.DRAFT, Phase.VERIFY) or self.structure is Structure.DRAFT_BINDING:
             return True
         return False if self.phase is Phase.DECODE else None
