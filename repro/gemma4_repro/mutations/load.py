@@ -17,6 +17,9 @@ _LONGER = Workload(prompt_count=2, prompt_tokens=120, shortest_new_tokens=24, lo
 LOAD = StagedWorkload(((_FIRST,), (_AGAIN, _LONGER)))
 """Four prompts, then two that find beginnings of them in the prefix cache, and two that are read in chunks."""
 
+PAUSE_S = 0.5
+"""Between the stages, so that what is changed at idle is met by the second one."""
+
 
 def engine_arguments(models: Mapping[str, Any], mtp: bool) -> dict[str, Any]:
     """Return the arguments of sglang's Engine. models: where the toys lie."""

@@ -1,4 +1,4 @@
-"""The rows of an unfinished draw: a line each, written as soon as a mutation is scored, so that a run can be resumed."""
+"""The rows of an unfinished draw: a line each, written as soon as a mutation is scored, so that a run can go on."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from gemma4_repro.engine.readiness import model_arguments
 from gemma4_repro.engine.run_folder import remove_traces
 from gemma4_repro.errors import OutputRefused
 from gemma4_repro.mutations.draw import Mutation, draw
-from gemma4_repro.mutations.load import LOAD, engine_arguments, settings
+from gemma4_repro.mutations.load import LOAD, PAUSE_S, engine_arguments, settings
 from gemma4_repro.mutations.matrix import Matrix, matrix
 from gemma4_repro.mutations.rows_file import RowsFile
 from gemma4_repro.mutations.score import Clean, Named, Row, Sight, effect_of, ending_text, score
@@ -222,6 +222,7 @@ def _engine_run(
         prompts=LOAD.prompts(),
         new_tokens=LOAD.new_tokens(),
         stage_of=LOAD.stage_of(),
+        pause_s=PAUSE_S,
         recorders=["steps", "mutator"],
         mutation=mutation,
     )

@@ -16,6 +16,7 @@ from gemma4_repro.engine.outcome import Ending, Outcome
 from gemma4_repro.mutations.draw import Mutation
 from gemma4_repro.mutations.truth import Truth
 
+_DUMP_MARK = " [dump: "
 _CHECKER = "leak detected"
 """In what SGLang's own checker of the pools raises."""
 
@@ -133,7 +134,7 @@ class Row(_Record):
 
     @property
     def confidence(self) -> str | None:
-        """Of the first cause named."""
+        """The certainty of the first cause named."""
         return self.sight.named[0].confidence if self.sight.named else None
 
 
@@ -214,5 +215,7 @@ def ending_text(outcome: Outcome) -> str:
     """Return how a run ended, with the first exception's type and the beginning of what it said."""
     if outcome.ending is Ending.COMPLETED:
         return outcome.ending.value
-    why = outcome.problem or next((f"{one.type_name}: {one.message[:160]}" for one in outcome.raised), "")
+    # Where the dump lies is of this machine, and says nothing of the run.
+    raised = (f"{one.type_name}: {one.message.partition(_DUMP_MARK)[0][:160]}" for one in outcome.raised)
+    why = outcome.problem or next(raised, "")
     return f"{outcome.ending.value}: {why}" if why else outcome.ending.value

@@ -1,5 +1,6 @@
 """An allocator hands out a slot that its pool does not have; writes and reads beyond the buffer follow from it."""
 
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
@@ -26,6 +27,8 @@ def find(incident: Incident) -> Finding | None:
             break
     return Finding(
         rule=ID,
+        structure=Structure.ALLOCATION,
+        defect=Defect.PAST_END,
         cause="The allocator handed out a slot beyond its pool; what lies there is another tensor's.",
         confidence=Confidence.CERTAIN,
         evidence=tuple(evidence),

@@ -1,5 +1,6 @@
 """A page on the free list that a request or the prefix cache still holds."""
 
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import LEAK, Incident
@@ -15,6 +16,8 @@ def find(incident: Incident) -> Finding | None:
         return None
     return Finding(
         rule=ID,
+        structure=Structure.FREE_CALL,
+        defect=Defect.EARLY,
         cause=(
             "Pages are free although a request or the prefix cache still reads them, so the next owner overwrites "
             "them: somebody freed more than was his."
