@@ -13,6 +13,8 @@ from gemma4_repro.mutations.grid import GRID, Cell, Phase, cells
 
 _MOST_SKIPPED = {Phase.START: 0, Phase.PREFILL: 3, Phase.IDLE: 0}
 _MOST_SKIPPED_ELSEWHERE = 12
+_MOST_FREES_SKIPPED = 3
+"""Requests give pages back when they end, which is seldom in a short load."""
 
 
 class Mutation(BaseModel):
@@ -79,12 +81,15 @@ def _in_turn(seed: int) -> Iterator[Cell]:
 
 def _mutation(chance: random.Random, number: int, cell: Cell) -> Mutation:
     either = chance.random() < 0.5
+    most = _MOST_SKIPPED.get(cell.phase, _MOST_SKIPPED_ELSEWHERE)
+    if cell.structure is Structure.FREE_CALL:
+        most = _MOST_FREES_SKIPPED
     return Mutation(
         number=number,
         structure=cell.structure,
         defect=cell.defect,
         phase=cell.phase,
         mtp=either if cell.mtp is None else cell.mtp,
-        skipped=chance.randint(0, _MOST_SKIPPED.get(cell.phase, _MOST_SKIPPED_ELSEWHERE)),
+        skipped=chance.randint(0, most),
         entry_seed=chance.getrandbits(32),
     )

@@ -67,7 +67,15 @@ class Aim(_Record):
 
 
 class Matrix(_Record):
-    """A finished draw. complete: whether every mutation of it has a row."""
+    """A draw, as far as it was run.
+
+    Attributes:
+        complete: Whether every mutation of it has a row.
+        folder: Of the run.
+        engine_s: How long the engines of all mutations took together; two may run at once.
+        left_out: By structure, which defects and phases have no cell, and why.
+        not_mutated: What else memory safety rests on, and why no cell is about it.
+    """
 
     schema_version: Literal["1.0"] = SCHEMA_VERSION
     kind: Literal["repro-mutations"] = "repro-mutations"
@@ -76,7 +84,7 @@ class Matrix(_Record):
     complete: bool
     sglang_version: str
     folder: str
-    duration_s: float
+    engine_s: float
     exit_code: int
     aims: tuple[Aim, ...]
     total: Counts
@@ -97,7 +105,6 @@ def matrix(
     clean: Sequence[Clean],
     sglang_version: str = "",
     folder: str = "",
-    duration_s: float = 0.0,
 ) -> Matrix:
     """Return the matrix of a draw. rows: in any order. Arguments else: see Matrix."""
     ordered = tuple(sorted(rows, key=lambda row: row.mutation.number))
@@ -109,7 +116,7 @@ def matrix(
         complete=len(ordered) == count,
         sglang_version=sglang_version,
         folder=folder,
-        duration_s=round(duration_s, 1),
+        engine_s=round(sum(row.duration_s for row in ordered), 1),
         exit_code=exit_code(total, aims),
         aims=aims,
         total=total,

@@ -261,6 +261,7 @@ class Mutator:
         seen = self._truth.opportunities + 1
         self._truth = self._truth.model_copy(update={"opportunities": seen})
         if seen <= self._mutation.skipped:
+            self._truth.write(self._folder)
             return
         # Broad on purpose: an exception of the harness would be taken for one of SGLang's.
         try:

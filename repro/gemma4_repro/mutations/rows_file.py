@@ -13,11 +13,12 @@ ROWS_NAME = "mutations.jsonl"
 
 
 class _Line(BaseModel):
-    """One line. The first one has the seed."""
+    """One line. The first one has the seed and SGLang's release."""
 
     model_config = ConfigDict(frozen=True)
 
     seed: int | None = None
+    sglang_version: str = ""
     clean: Clean | None = None
     row: Row | None = None
 
@@ -26,6 +27,7 @@ class RowsFile:
     """mutations.jsonl in a run's folder.
 
     Attributes:
+        sglang_version: The release that was run.
         clean: The clean runs so far, by whether they had MTP.
         rows: The rows so far, by their mutation's number.
     """
@@ -33,6 +35,7 @@ class RowsFile:
     def __init__(self, folder: Path, seed: int) -> None:
         self._path = folder / ROWS_NAME
         self._seed = seed
+        self.sglang_version = ""
         self.clean: dict[bool, Clean] = {}
         self.rows: dict[int, Row] = {}
 
@@ -62,15 +65,17 @@ class RowsFile:
         if line.seed is not None and line.seed != self._seed:
             said = f"{self._path} is of seed {line.seed}, not {self._seed}"
             raise OutputRefused(said, "resume a run with its own --seed, or name another --output")
+        self.sglang_version = line.sglang_version or self.sglang_version
         if line.clean is not None:
             self.clean[line.clean.mtp] = line.clean
         if line.row is not None:
             self.rows[line.row.mutation.number] = line.row
 
-    def begin(self) -> None:
+    def begin(self, sglang_version: str) -> None:
         """Begin anew."""
+        self.sglang_version = sglang_version
         self._path.write_text("", encoding="utf-8")
-        self._append(_Line(seed=self._seed))
+        self._append(_Line(seed=self._seed, sglang_version=sglang_version))
 
     def add_clean(self, clean: Clean) -> None:
         """Add a clean run."""
@@ -84,4 +89,4 @@ class RowsFile:
 
     def _append(self, line: _Line) -> None:
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(line.model_dump_json(exclude_none=True) + "\n")
+            file.write(line.model_dump_json(exclude_defaults=True) + "\n")

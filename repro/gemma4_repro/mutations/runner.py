@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +83,6 @@ def run_mutations(
         OutputRefused, OutputUnwritable: see run_folder and RowsFile.
         EnvironmentLacks: no SGLang, a release that is not known, no toys, CUDA present, the import failed.
     """
-    began = time.monotonic()
     drawn = draw(options.seed, options.count)
     models = model_arguments(E4B_TOYS)
     before = _resumed(options)
@@ -93,8 +91,7 @@ def run_mutations(
         mtp for mtp in _CLEAN if any(one.mtp is mtp for one in drawn) and (before is None or mtp not in before.clean)
     ]
     if before is not None and not missing and not clean:
-        folder = str(options.output)
-        return _matrix(options, drawn, before, "", folder, time.monotonic() - began)
+        return _matrix(options, drawn, before, str(options.output))
     names = (
         *(_CLEAN[mtp] for mtp in clean),
         *(name for mutation in missing for name in _names(mutation, options.bare)),
@@ -117,15 +114,12 @@ def run_mutations(
     engines = run_engines.run_engines(requests, how, scoring)
     if not options.keep_traces:
         remove_traces(engines.folder, names)
-    folder, release = str(engines.folder), engines.sglang_version
-    return _matrix(options, drawn, scoring.file, release, folder, time.monotonic() - began)
+    return _matrix(options, drawn, scoring.file, str(engines.folder))
 
 
-def _matrix(
-    options: Options, drawn: Sequence[Mutation], file: RowsFile, release: str, folder: str, duration_s: float
-) -> Matrix:
+def _matrix(options: Options, drawn: Sequence[Mutation], file: RowsFile, folder: str) -> Matrix:
     rows = [file.rows[mutation.number] for mutation in drawn if mutation.number in file.rows]
-    return matrix(options.seed, options.count, rows, tuple(file.clean.values()), release, folder, duration_s)
+    return matrix(options.seed, options.count, rows, tuple(file.clean.values()), file.sglang_version, folder)
 
 
 def _resumed(options: Options) -> RowsFile | None:
@@ -153,13 +147,19 @@ class _Scoring:
         self._mutation_of = {name: one for one in mutations for name in _names(one, options.bare)}
         self._ended: list[Outcome] = []
         self._before = before
-        self.importing, self.waiting = listener.importing, listener.waiting
+        self._release = ""
+        self.waiting = listener.waiting
+
+    def importing(self, sglang_version: str, folder: Path) -> None:
+        """Say so, and keep the release for the file of rows."""
+        self._release = sglang_version
+        self._listener.importing(sglang_version, folder)
 
     def begin(self, folder: Path) -> None:
         """Begin the file of rows, or go on with it."""
         self.file = self._before or RowsFile(folder, self._options.seed)
         if self._before is None:
-            self.file.begin()
+            self.file.begin(self._release)
 
     def started(self, run: EngineRun) -> None:
         """Say so."""

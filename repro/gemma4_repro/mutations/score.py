@@ -30,10 +30,10 @@ class Named(_Record):
 
     rule: str
     cause: str
-    structure: Structure | None
-    defect: Defect | None
     confidence: str
-    owner: int | None
+    structure: Structure | None = None
+    defect: Defect | None = None
+    owner: int | None = None
 
 
 class Sight(_Record):
@@ -74,11 +74,11 @@ class Clean(_Record):
     """The same load without a mutation. answers: tokens by prompt. named: has to be empty."""
 
     mtp: bool
-    answers: Mapping[int, tuple[int, ...]]
-    accept_length: float | None
-    named: tuple[Named, ...]
-    dumps: int
-    ending: str
+    answers: Mapping[int, tuple[int, ...]] = {}
+    accept_length: float | None = None
+    named: tuple[Named, ...] = ()
+    dumps: int = 0
+    ending: str = ""
 
     @property
     def silent(self) -> bool:
@@ -120,12 +120,12 @@ class Row(_Record):
     mutation: Mutation
     truth: Truth
     sight: Sight
-    effect: Effect | None
     state: State
     cause: Cause
     owner: Owner
-    steps_late: int | None
     duration_s: float
+    effect: Effect | None = None
+    steps_late: int | None = None
 
     @property
     def seen(self) -> bool:

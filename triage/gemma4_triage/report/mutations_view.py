@@ -44,8 +44,8 @@ def print_matrix(console: Console, matrix: Matrix) -> None:
     whole = "" if matrix.complete else " unfinished, go on with --resume;"
     print_line(
         console,
-        f"seed {matrix.seed}, {len(matrix.rows)} of {matrix.count} mutations;{whole} {matrix.duration_s:.0f} s, "
-        f"SGLang {matrix.sglang_version}",
+        f"seed {matrix.seed}, {len(matrix.rows)} of {matrix.count} mutations;{whole} {matrix.engine_s:.0f} s of "
+        f"engines, SGLang {matrix.sglang_version}",
     )
 
 

@@ -1,0 +1,110 @@
+"""Makes the measured part of docs/mutations.md of the committed rows of `repro mutations`; runs nothing.
+
+.venv/bin/python docs/make_mutation_page.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gemma4_dumps.wording import number_of
+from gemma4_repro.mutations.draw import draw
+from gemma4_repro.mutations.matrix import Counts, Matrix, matrix
+from gemma4_repro.mutations.rows_file import RowsFile
+from gemma4_repro.mutations.score import Row, State
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "docs" / "mutations"
+PAGE = ROOT / "docs" / "mutations.md"
+SEED, COUNT = 2411, 48
+BEGIN, END = "<!-- measured: docs/make_mutation_page.py -->", "<!-- end -->"
+_COLUMNS = ("drawn", "judged", "seen", "right", "partly", "unknown", "wrong", "certain_and_wrong", "tokens_changed")
+_HEADS = ("drawn", "judged", "seen", "right", "partly", "unknown", "wrong", "certain, wrong", "other tokens")
+
+
+def measured() -> Matrix:
+    """Return the matrix of the committed rows. Rows that today's draw of the seed does not have are left out."""
+    file = RowsFile(FOLDER, SEED)
+    file.read()
+    drawn = draw(SEED, COUNT)
+    rows = [row for one in drawn if (row := file.rows.get(one.number)) is not None and row.mutation == one]
+    return matrix(SEED, COUNT, rows, tuple(file.clean.values()), file.sglang_version)
+
+
+def tables(whole: Matrix) -> str:
+    """Return the page's part between the two marks."""
+    return "\n".join(_lines(whole)) + "\n"
+
+
+def page(whole: Matrix, text: str) -> str:
+    """Return the page with its measured part made anew."""
+    before, _, rest = text.partition(f"{BEGIN}\n")
+    return before + f"{BEGIN}\n{tables(whole)}{END}\n" + rest.partition(f"{END}\n")[2]
+
+
+def _lines(whole: Matrix) -> Iterator[str]:
+    total = whole.total
+    yield (
+        f"Seed {whole.seed}, {number_of(len(whole.rows), 'mutation')} of {whole.count}, SGLang {whole.sglang_version}, "
+        f"on 2 cores that had other work; engines together {whole.engine_s / 60:.0f} minutes."
+    )
+    yield (
+        f"{total.judged} are judged: {total.inert} were inert (overwritten before anybody read them) and "
+        f"{total.never_acted} never acted. Of {total.judged - total.seen} that nobody saw, {total.silent} left no mark "
+        "without probes either."
+    )
+    yield ""
+    yield from _table(("aim", "found", ""), ((aim.text, aim.found, _met(aim.met)) for aim in whole.aims))
+    for title, counts in (("structure", whole.by_structure), ("defect", whole.by_defect), ("phase", whole.by_phase)):
+        yield ""
+        yield from _table((title, *_HEADS), (_counted(one) for one in (*counts, total)))
+    yield ""
+    reliability = (
+        (one.confidence, *map(str, (one.named, one.right, one.partly, one.unknown, one.wrong)))
+        for one in whole.reliability
+    )
+    yield from _table(("said to be", "named", "right", "partly", "unknown", "wrong"), reliability)
+    yield ""
+    yield from _table(
+        ("no", "corrupted", "how", "when", "score", "first cause named", "steps late", "without probes"),
+        (_row(row) for row in whole.rows),
+    )
+
+
+def _met(met: bool | None) -> str:
+    return {True: "met", False: "not met", None: "nothing to judge"}[met]
+
+
+def _counted(counts: Counts) -> tuple[str, ...]:
+    return (counts.name, *(str(getattr(counts, name) or "") for name in _COLUMNS))
+
+
+def _row(row: Row) -> tuple[str, ...]:
+    mutation, named = row.mutation, row.sight.named
+    effect = "" if row.effect is None else row.effect.noticed.value
+    if row.effect is not None and row.effect.tokens_changed:
+        effect += ", other tokens"
+    return (
+        str(mutation.number),
+        mutation.structure.value,
+        mutation.defect.value,
+        mutation.phase.value + ("" if mutation.mtp else ", no MTP"),
+        row.cause.value if row.state is State.ACTED else row.state.value,
+        f"{named[0].confidence} `{named[0].rule}`" if named else "",
+        "" if row.steps_late is None else str(row.steps_late),
+        effect,
+    )
+
+
+def _table(heads: Sequence[str], rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{'---|' * len(heads)}"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+if __name__ == "__main__":
+    whole = measured()
+    PAGE.write_text(page(whole, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    print(f"Wrote {PAGE}")
