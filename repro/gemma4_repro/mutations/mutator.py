@@ -270,11 +270,9 @@ class Mutator:
             self._truth = self._truth.model_copy(update={"problem": f"{type(error).__name__}: {error}"})
         if self._change is not None:
             entry = self._change.entry
-            # Slots are handed out for the step that is about to begin.
-            ahead = site.startswith("paged.") and self._now in (Phase.BETWEEN, Phase.IDLE, Phase.START)
             self._truth = self._truth.model_copy(
                 update={
-                    "acted": Moment(site=site, step=self._step + ahead),
+                    "acted": Moment(site=site, step=self._step),
                     "where": entry.where,
                     "before": entry.value,
                     "after": self._change.after,

@@ -14,7 +14,7 @@ TRUTH_NAME = "truth.json"
 
 
 class Moment(BaseModel):
-    """A call of SGLang's. step: the scheduler's step, counted from 1, that it belongs to."""
+    """A call of SGLang's. step: the scheduler's step, counted from 1, that had begun last, as of a dump."""
 
     model_config = ConfigDict(frozen=True)
 
