@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -45,15 +46,13 @@ def page(whole: Matrix, text: str) -> str:
 
 def _lines(whole: Matrix) -> Iterator[str]:
     total = whole.total
-    yield (
+    about = (
         f"Seed {whole.seed}, {number_of(len(whole.rows), 'mutation')} of {whole.count}, SGLang {whole.sglang_version}, "
-        f"on 2 cores that had other work; engines together {whole.engine_s / 60:.0f} minutes."
+        f"on 2 cores that had other work; engines together {whole.engine_s / 60:.0f} minutes. "
+        f"{total.judged} are judged: {total.inert} were inert (overwritten before anybody read them) "
+        f"and {total.never_acted} never acted. Of {total.judged - total.seen} that nobody saw, {total.silent} left no mark without probes either."
     )
-    yield (
-        f"{total.judged} are judged: {total.inert} were inert (overwritten before anybody read them) and "
-        f"{total.never_acted} never acted. Of {total.judged - total.seen} that nobody saw, {total.silent} left no mark "
-        "without probes either."
-    )
+    yield from textwrap.wrap(about, 120)
     yield ""
     yield from _table(("aim", "found", ""), ((aim.text, aim.found, _met(aim.met)) for aim in whole.aims))
     for title, counts in (("structure", whole.by_structure), ("defect", whole.by_defect), ("phase", whole.by_phase)):

@@ -25,4 +25,9 @@ def index_list(dump: Dump) -> Structure | None:
 
 def free_list(dump: Dump) -> Structure | None:
     """Return the free list of the pool that a dump of an allocator is about; None if it names no pool."""
-    return _FREE_LISTS.get(dump.manifest.pool_kind or "")
+    return free_list_of_pool(dump.manifest.pool_kind or "")
+
+
+def free_list_of_pool(pool: str) -> Structure | None:
+    """Return the free list of the pool of this name; None for another name."""
+    return _FREE_LISTS.get(pool)

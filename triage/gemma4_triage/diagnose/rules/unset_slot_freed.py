@@ -1,7 +1,6 @@
 """A caller frees slots of the dummy page 0: an entry of a row that was never written.
 
-The allocator probe sees the call. `contain` leaves that probe out, and there the leak audit finds page 0 on the free
-list, later.
+The allocator probe sees the call. In `contain` there is none, and the leak audit finds page 0 on the free list later.
 """
 
 from gemma4_dumps.audit_findings import TABLE, suspects
