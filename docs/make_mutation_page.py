@@ -17,44 +17,47 @@ from gemma4_repro.mutations.score import Row, State
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "mutations"
+"""A folder for each run, named by its seed."""
 PAGE = ROOT / "docs" / "mutations.md"
-SEED, COUNT = 2411, 48
-BEGIN, END = "<!-- measured: docs/make_mutation_page.py -->", "<!-- end -->"
+RUNS = {2411: 48, 2412: 16}
+"""How many mutations each seed's run has; the first is shown row by row, of the others only what they came to."""
 _COLUMNS = ("drawn", "judged", "seen", "right", "partly", "unknown", "wrong", "certain_and_wrong", "tokens_changed")
 _HEADS = ("drawn", "judged", "seen", "right", "partly", "unknown", "wrong", "certain, wrong", "other tokens")
 
 
-def measured() -> Matrix:
-    """Return the matrix of the committed rows. Rows that today's draw of the seed does not have are left out."""
-    file = RowsFile(FOLDER, SEED)
+def measured(seed: int) -> Matrix:
+    """Return the matrix of a committed run. Rows that today's draw of the seed does not have are left out."""
+    file = RowsFile(FOLDER / str(seed), seed)
     file.read()
-    drawn = draw(SEED, COUNT)
+    drawn = draw(seed, RUNS[seed])
     rows = [row for one in drawn if (row := file.rows.get(one.number)) is not None and row.mutation == one]
-    return matrix(SEED, COUNT, rows, tuple(file.clean.values()), file.sglang_version)
+    return matrix(seed, RUNS[seed], rows, tuple(file.clean.values()), file.sglang_version)
 
 
-def tables(whole: Matrix) -> str:
-    """Return the page's part between the two marks."""
-    return "\n".join(_lines(whole)) + "\n"
+def page(text: str) -> str:
+    """Return the page with its measured parts made anew, one for each run."""
+    for number, seed in enumerate(RUNS):
+        begin, end = f"<!-- measured: seed {seed}, docs/make_mutation_page.py -->\n", f"<!-- end of seed {seed} -->\n"
+        before, _, rest = text.partition(begin)
+        lines = _lines(measured(seed), rows=number == 0)
+        text = "".join((before, begin, *(f"{line}\n" for line in lines), end, rest.partition(end)[2]))
+    return text
 
 
-def page(whole: Matrix, text: str) -> str:
-    """Return the page with its measured part made anew."""
-    before, _, rest = text.partition(f"{BEGIN}\n")
-    return before + f"{BEGIN}\n{tables(whole)}{END}\n" + rest.partition(f"{END}\n")[2]
-
-
-def _lines(whole: Matrix) -> Iterator[str]:
+def _lines(whole: Matrix, rows: bool) -> Iterator[str]:
     total = whole.total
+    unseen = total.judged - total.seen
     about = (
         f"Seed {whole.seed}, {number_of(len(whole.rows), 'mutation')} of {whole.count}, SGLang {whole.sglang_version}, "
-        f"on 2 cores that had other work; engines together {whole.engine_s / 60:.0f} minutes. "
-        f"{total.judged} are judged: {total.inert} were inert (overwritten before anybody read them) "
-        f"and {total.never_acted} never acted. Of {total.judged - total.seen} that nobody saw, {total.silent} left no mark without probes either."
+        f"on 2 cores that had other work; engines together {whole.engine_s / 60:.0f} minutes. {total.judged} are "
+        f"judged: {total.inert} were inert (overwritten before anybody read them) and {total.never_acted} never acted. "
+        f"Of {unseen} that nobody saw, {total.silent} left no mark without probes either."
     )
     yield from textwrap.wrap(about, 120)
     yield ""
     yield from _table(("aim", "found", ""), ((aim.text, aim.found, _met(aim.met)) for aim in whole.aims))
+    if not rows:
+        return
     for title, counts in (("structure", whole.by_structure), ("defect", whole.by_defect), ("phase", whole.by_phase)):
         yield ""
         yield from _table((title, *_HEADS), (_counted(one) for one in (*counts, total)))
@@ -104,6 +107,5 @@ def _table(heads: Sequence[str], rows: Iterator[tuple[str, ...]]) -> Iterator[st
 
 
 if __name__ == "__main__":
-    whole = measured()
-    PAGE.write_text(page(whole, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     print(f"Wrote {PAGE}")

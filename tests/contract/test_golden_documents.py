@@ -218,7 +218,7 @@ def store(scene: Scene) -> Iterator[Added]:
 @contextlib.contextmanager
 def mutation_rows(scene: Scene) -> Iterator[Added]:
     """A run of mutations that was interrupted once all of them had a row."""
-    shutil.copytree("docs/mutations", scene.folder / "run", dirs_exist_ok=True)
+    shutil.copytree("docs/mutations/2411", scene.folder / "run", dirs_exist_ok=True)
     yield Added()
 
 

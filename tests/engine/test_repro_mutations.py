@@ -21,7 +21,7 @@ DONE = ("opportunities", "acted", "where", "before", "after", "prompt", "row")
 @pytest.fixture(scope="module")
 def committed() -> RowsFile:
     """The rows that are in the repository."""
-    file = RowsFile(ROOT / "docs" / "mutations", SEED)
+    file = RowsFile(ROOT / "docs" / "mutations" / str(SEED), SEED)
     file.read()
     return file
 
