@@ -7,6 +7,7 @@ Commands that need an engine, a GPU or a server get one of these in its place; a
 
 - `repro SCENARIO`, `repro corpus` and `audit --live`: the engine's process is `recorded_engine`, which plays back a run
   in tests/data/recorded_runs. Arms are collected, judged and written down as ever.
+- `repro mutations`: the rows of a run that is resumed when there is nothing left to run.
 - `repro crash`: a small server that dies of an illegal address, and a small client (`small_server`).
 - `diff backends` and `diff patches`: made-up answers of every side and of transformers (`parity_examples`).
 - `bench probes`, `kernels`, `step` and `serving`: made-up measurements (`bench_examples`); of the last three the view
@@ -102,6 +103,12 @@ CASES = (
     Case("repro crash", ("--matrix",), name="repro crash matrix"),
     Case("repro crash", ("e4b_trtllm_v1", "--toy", "--dry-run"), name="repro crash dry run"),
     Case("repro crash", ("e4b_trtllm_v1", "--toy", "-o", "FOLDER/run"), 1, stand_in="small_crash", timed=True),
+    Case(
+        "repro mutations",
+        ("--seed", "2411", "--count", "6", "--resume", "-o", "FOLDER/run"),
+        1,
+        stand_in="mutation_rows",
+    ),
     Case("serve", ("--dry-run", "--debug", "trap", "--host-engine", "--dump-dir", "d", "--", "--model-path", "m")),
     Case("patches list", ("--kind", "probe")),
     Case("patches list", ("--sglang", "0.5.23", "--kind", "fix"), name="patches list of a release"),
@@ -209,6 +216,13 @@ def store(scene: Scene) -> Iterator[Added]:
 
 
 @contextlib.contextmanager
+def mutation_rows(scene: Scene) -> Iterator[Added]:
+    """A run of mutations that was interrupted once all of them had a row."""
+    shutil.copytree("docs/mutations/2411", scene.folder / "run", dirs_exist_ok=True)
+    yield Added()
+
+
+@contextlib.contextmanager
 def rows(scene: Scene, verb: ModuleType, made_up: Callable[..., dict], committed: str = "") -> Iterator[Added]:
     """Made-up measurements with --json; without it committed rows, if there are any in today's form."""
     for name in ("_need_cuda", "need_cuda"):
@@ -283,6 +297,7 @@ STAND_INS: dict[str, Callable[[Scene], contextlib.AbstractContextManager[Added]]
     "audit-live": partial(playback, run="corpus", arm="double-bookkeeping"),
     "small_crash": small_crash,
     "store": store,
+    "mutation_rows": mutation_rows,
     "probes": partial(rows, verb=bench_probes, made_up=probes),
     "kernels": partial(
         rows, verb=bench_kernels, made_up=kernels, committed="kernels/bench/rows/kernels_h200_2026-11-22_rotation.json"

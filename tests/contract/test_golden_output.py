@@ -27,6 +27,7 @@ VERBS = [
     "",
     "repro",
     "repro crash",
+    "repro mutations",
     "serve",
     "patches",
     "patches list",

@@ -7,10 +7,15 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
 
+from gemma4_dumps.structures import Defect, Structure
+
 
 class Confidence(StrEnum):
-    """certain: the values leave no other cause. likely: they fit this cause, and others would show more or less.
-    possible: they do not contradict it."""
+    """How sure a finding is.
+
+    `certain`: the values leave no other cause. `likely`: they fit this cause, and others would show more or less.
+    `possible`: they do not contradict it.
+    """
 
     CERTAIN = "certain"
     LIKELY = "likely"
@@ -18,8 +23,11 @@ class Confidence(StrEnum):
 
 
 class Kind(StrEnum):
-    """A cause is why something went wrong. A note is a known property of the release that harms nothing: it is no
-    incident, is shown last, and is evidence of no cause."""
+    """What a finding is.
+
+    A cause is why something went wrong. A note is a known property of the release that harms nothing: it is no
+    incident, is shown last, and is evidence of no cause.
+    """
 
     CAUSE = "cause"
     NOTE = "note"
@@ -35,9 +43,12 @@ class _Record(BaseModel):
 class Evidence(_Record):
     """One value that a reader can look up.
 
-    source: a dump id or a file name. field: where in it: a manifest field ("role", "offences.0.value"), a tensor entry
-    ("page_table[5, 7]"), a field of an event ("events.14.site") or a line ("line 1042"). value: as it stands there;
-    None for a field that is not there. meaning: what it says about the cause.
+    Attributes:
+        source: A dump id or a file name.
+        field: Where in it: a manifest field ("role", "offences.0.value"), a tensor entry ("page_table[5, 7]"), a field
+            of an event ("events.14.site") or a line ("line 1042").
+        value: As it stands there; None for a field that is not there.
+        meaning: What it says about the cause.
     """
 
     source: str
@@ -49,9 +60,19 @@ class Evidence(_Record):
 class Finding(_Record):
     """A cause, and why it is believed.
 
-    rule: id of the rule that found it. cause: one sentence. ruled_out_if: observations that would contradict it.
-    advice: what to do or to look at, in words. next_commands: to run, the first one first. fix: id of a patch of ours,
-    if there is one. upstream: issues and pull requests, as "SGLang 26957".
+    Attributes:
+        rule: Id of the rule that found it.
+        cause: One sentence.
+        confidence: How sure it is.
+        evidence: What it rests on.
+        ruled_out_if: Observations that would contradict it.
+        advice: What to do or to look at, in words.
+        next_commands: To run, the first one first.
+        fix: Id of a patch of ours, if there is one.
+        upstream: Issues and pull requests, as "SGLang 26957".
+        kind: A cause or a note.
+        structure: The one that the cause says is wrong; None where it does not say.
+        defect: In which way it is wrong; None where the cause does not say.
     """
 
     rule: str
@@ -64,25 +85,27 @@ class Finding(_Record):
     fix: str | None = None
     upstream: tuple[str, ...] = ()
     kind: Kind = Kind.CAUSE
+    structure: Structure | None = None
+    defect: Defect | None = None
 
     @property
     def is_note(self) -> bool:
-        """Whether it is a known property of the release, and no incident."""
+        """Return whether it is a known property of the release, and no incident."""
         return self.kind is Kind.NOTE
 
     @property
     def label(self) -> str:
-        """What a reader sees beside the rule: `note`, or how certain the cause is."""
+        """Return what a reader sees beside the rule: `note`, or how certain the cause is."""
         return Kind.NOTE.value if self.is_note else self.confidence.value
 
 
 def causes(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Those that are no notes: what makes an incident."""
+    """Return those that are no notes: what makes an incident."""
     return tuple(finding for finding in findings if not finding.is_note)
 
 
 def more_certain(one: Confidence, other: Confidence) -> Confidence:
-    """Of the two."""
+    """Return the more certain of the two."""
     return min(one, other, key=_ORDER.__getitem__)
 
 
@@ -92,5 +115,5 @@ def at_most(confidence: Confidence, cap: Confidence) -> Confidence:
 
 
 def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The most certain first, and of those the one with more evidence; otherwise in the order given."""
+    """Return the most certain first, and of those the one with more evidence; otherwise in the order given."""
     return tuple(sorted(findings, key=lambda finding: (_ORDER[finding.confidence], -len(finding.evidence))))

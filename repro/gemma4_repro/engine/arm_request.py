@@ -9,6 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from gemma4_repro.mutations.draw import Mutation
+
 REQUEST_NAME = "request.json"
 RESULT_NAME = "result.json"
 PHASE_NAME = "phase.txt"
@@ -19,7 +21,7 @@ LEFTOVERS_NAME = "leftovers.txt"
 
 
 class Phase(StrEnum):
-    """How far an arm has come; the file holds the latest. An arm that ends before SERVING died at start."""
+    """Phases say how far an arm has come; the file holds the latest. One that ends before SERVING died at start."""
 
     STARTING = "starting the engine"
     SERVING = "serving the load"
@@ -28,16 +30,27 @@ class Phase(StrEnum):
 
 
 class ArmRequest(BaseModel):
-    """folder: absolute; the process writes nowhere else. environment: set before SGLang's plugins are loaded.
+    """What an arm's process is to do.
 
-    command: what a user types to run this arm; guard manifests and dumps name it as how the engine was launched.
-    new_tokens: per prompt, how long its answer is; None: to the context's end.
-    stage_of: per prompt, when it is sent (see StagedWorkload); empty: all at once. aborted: prompt -> aborted after so
-    many output tokens. recorders: keys of recorders.catalog.RECORDERS.
-    vocabulary_size: have the logprobs of token ids below this written down; None: none. prompt_logprobs: those of
-    prompts too, not only of answers. watched: target keys of which the recorder `reach` writes down whether the engine
-    came to them. pictures: per prompt the files of its pictures; then texts are sent, of which
-    SGLang's processor has to make the prompts' ids. one_by_one: see arrivals.AfterLastRounds.
+    Attributes:
+        arm: Its name.
+        folder: Absolute; the process writes nowhere else.
+        command: What a user types to run this arm; guard manifests and dumps name it as how the engine was launched.
+        environment: Set before SGLang's plugins are loaded.
+        engine_arguments: Of sglang's Engine.
+        prompts: Token ids, [prompts][tokens].
+        new_tokens: Per prompt, how long its answer is; None: to the context's end.
+        stage_of: Per prompt, when it is sent (see StagedWorkload); empty: all at once.
+        pause_s: How long nothing is sent between two stages, so that the server comes to idle.
+        aborted: Prompt -> aborted after so many output tokens.
+        recorders: Keys of recorders.catalog.RECORDERS.
+        vocabulary_size: Have the logprobs of token ids below this written down; None: none.
+        prompt_logprobs: Those of prompts too, not only of answers.
+        watched: Target keys of which the recorder `reach` writes down whether the engine came to them.
+        texts: Sent in the place of ids where there are pictures; SGLang's processor has to make the prompts' ids.
+        pictures: Per prompt the files of its pictures.
+        one_by_one: See arrivals.AfterLastRounds.
+        mutation: What the recorder `mutator` corrupts; None: it only shuffles the pools' ids, as for every mutation.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -50,6 +63,7 @@ class ArmRequest(BaseModel):
     prompts: list[list[int]]
     new_tokens: Sequence[int | None]
     stage_of: list[int] = []
+    pause_s: float = 0.0
     aborted: dict[int, int] = {}
     recorders: list[str] = ["drafts"]
     vocabulary_size: int | None = None
@@ -58,10 +72,11 @@ class ArmRequest(BaseModel):
     texts: list[str] = []
     pictures: list[list[str]] = []
     one_by_one: bool = False
+    mutation: Mutation | None = None
 
 
 def read_phase(folder: Path) -> Phase | None:
-    """The arm's latest phase, None before the first."""
+    """Return the arm's latest phase, None before the first."""
     try:
         return Phase((folder / PHASE_NAME).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):

@@ -21,6 +21,8 @@ def serve(engine: Any, request: ArmRequest, listener: Listener = lambda prompt, 
     stage_of = request.stage_of or [0] * len(request.prompts)
     answers: list[Answer] = []
     for stage in sorted(set(stage_of)):
+        if request.pause_s and answers:
+            engine.loop.run_until_complete(asyncio.sleep(request.pause_s))
         prompts = [prompt for prompt, number in enumerate(stage_of) if number == stage]
         serving = _serve_together(engine, request, prompts, listener)
         answers += engine.loop.run_until_complete(serving)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from gemma4_repro.engine.arm_request import DRAFTS_NAME, ArmRequest
+from gemma4_repro.mutations.mutator import Mutator
 from gemma4_repro.recorders.drafts import DraftRecorder
 from gemma4_repro.recorders.layers import LayerRecorder
 from gemma4_repro.recorders.reach import REACHED_NAME, ReachRecorder
@@ -26,6 +27,7 @@ RECORDERS: Mapping[str, Callable[[ArmRequest], Recorder]] = {
     "steps": lambda request: StepRecorder(request.folder / STEPS_NAME),
     "layers": lambda request: LayerRecorder(request.folder),
     "usage": lambda request: UsageRecorder(request.folder),
+    "mutator": lambda request: Mutator(request.folder, request.mutation),
     "reach": lambda request: ReachRecorder(request.folder / REACHED_NAME, request.watched),
 }
 """Logprobs are not among them: they come in SGLang's replies, if `vocabulary_size` asks for them (see logprobs.py)."""

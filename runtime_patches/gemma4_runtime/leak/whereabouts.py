@@ -14,7 +14,7 @@ the tree's own tokens, [0, cache_protected_len), belong to the tree.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -43,9 +43,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Reading:
-    """Everything that an audit looks at, on the host. pairs: None without an SWA pool.
+    """Everything that an audit looks at, on the host.
 
-    locked: full pages of tree nodes that somebody has locked. private_swa, session_pages, private_pages: how many.
+    Attributes:
+        pools: Where the pages of each pool are, request slots among them.
+        pairs: Slots and what the mapping has for them; None without an SWA pool.
+        locked: Full pages of tree nodes that somebody has locked.
+        private_pages: How many pages requests hold, by pool.
+        session_pages: The same of sessions.
     """
 
     pools: tuple[Whereabouts, ...]
@@ -56,7 +61,7 @@ class Reading:
 
 
 def unreadable(tree_cache: Any) -> str | None:
-    """Why the holders of this prefix cache cannot be told, None if they can."""
+    """Return why the holders of this prefix cache cannot be told, None if they can."""
     kind = type(_inner(tree_cache)).__name__
     return None if kind in _READABLE else f"{kind} is not one of {', '.join(_READABLE)}"
 
@@ -65,13 +70,17 @@ def read(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iter
     """Read it all. Copies free lists, tree values, private rows and the mapping to the host, and waits for them.
 
     Args:
-        requests: every `Req` that may hold a request slot, each once.
+        allocator: Of the pools.
+        req_to_token_pool: Has the rows.
+        tree_cache: The prefix cache.
+        requests: Every `Req` that may hold a request slot, each once.
     """
     page = allocator.page_size
     requests = list(requests)
-    rows = [*_rows(requests), *_session_rows(tree_cache, {r.req_pool_idx for r in requests})]
-    nodes = list(_nodes(_inner(tree_cache)))
     table = req_to_token_pool.req_to_token
+    claimed = [*_rows(requests), *_session_rows(tree_cache, {r.req_pool_idx for r in requests})]
+    rows = [_within(row, table.shape[1]) for row in claimed]
+    nodes = list(_nodes(_inner(tree_cache)))
     node_slots = _to_host([node.value for node in nodes])
     row_slots = _to_host([table[row.slot, row.start : row.end] for row in rows])
     held = [np.unique(slots // page) for slots in (*node_slots, *row_slots)]
@@ -121,6 +130,12 @@ def _session_rows(tree_cache: Any, active: set[int | None]) -> Iterator[Row]:
         if slot.is_holding_kv and slot.req_pool_idx not in active:
             start, end = slot.cache_protected_len, slot.kv_allocated_len
             yield Row(slot.req_pool_idx, start, max(start, end), slot.swa_evicted_seqlen, session=True)
+
+
+def _within(row: Row, width: int) -> Row:
+    """Return the part of a range that its row has: a request's own counters may be what is wrong."""
+    start = min(max(row.start, 0), width)
+    return replace(row, start=start, end=min(max(row.end, start), width))
 
 
 def _request_slots(pool: Any, requests: Sequence[Any], rows: Sequence[Row]) -> Whereabouts:

@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from gemma4_dumps.errors import ExitCode
-from gemma4_triage.cli import repro_corpus, repro_crash
+from gemma4_triage.cli import repro_corpus, repro_crash, repro_mutations
 from gemma4_triage.cli.finished_run import finish
 from gemma4_triage.cli.include_options import IncludeKv, IncludeTokens, include_value
 from gemma4_triage.errors import NothingChecked, UsageMistake
@@ -21,21 +21,22 @@ if TYPE_CHECKING:
 _SCENARIO = "scenario"
 
 
-class _ScenarioUnlessCrash(TyperGroup):
-    """`repro crash …` is a command of its own; everything else behind `repro` is a scenario's name and its options."""
+class _ScenarioUnlessCommand(TyperGroup):
+    """`repro crash …` and `repro mutations …` are commands; all else is a scenario's name and its options."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Return the context of the command that the first word leads to."""
-        if args[:1] == [repro_crash.NAME]:
+        if args[:1] in ([repro_crash.NAME], [repro_mutations.NAME]):
             return super().make_context(info_name, args, parent, **extra)
         return self.commands[_SCENARIO].make_context(info_name, args, parent, **extra)
 
 
 def register(app: typer.Typer) -> None:
     """Add the `repro` verb to the application."""
-    group = typer.Typer(cls=_ScenarioUnlessCrash)
+    group = typer.Typer(cls=_ScenarioUnlessCommand)
     group.command(_SCENARIO, hidden=True)(repro)
     group.command(repro_crash.NAME)(repro_crash.crash)
+    group.command(repro_mutations.NAME)(repro_mutations.mutations)
     app.add_typer(group, name="repro", help=repro.__doc__)
 
 
@@ -45,7 +46,8 @@ def repro(
         typer.Argument(
             metavar="[SCENARIO]",
             help="What to reproduce. Without it: a list of them. `corpus`: every known fault, and which probe sees it. "
-            "`crash CELL`: a published crash on real weights, see repro crash --help.",
+            "`crash CELL`: a published crash on real weights, see repro crash --help. "
+            "`mutations`: what diagnose makes of corruptions that no rule was written for, see repro mutations --help.",
         ),
     ] = None,
     arm: Annotated[

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gemma4_repro.corpus.matrix import CleanRow, FaultRow
 from gemma4_repro.engine.outcome import Outcome
+from gemma4_repro.mutations.score import Row, State
 from gemma4_repro.parity.runner import ArmRun
 from gemma4_repro.scenario import Arm, Scenario
 from gemma4_triage.live_line import LiveLine
@@ -68,6 +69,21 @@ class CorpusProgress(_Progress):
         fired = ", ".join(f"{probe} {count}" for probe, count in row.fired.items()) or "no dump"
         said = "as expected" if row.good else "NOT as expected"
         self.say(f"{row.case.id}: {said} after {row.evidence.duration_s:.1f} s: {fired}")
+
+
+class MutationsProgress(_Progress):
+    """A listener for gemma4_repro.mutations.runner."""
+
+    def started(self, name: str, limit_s: float) -> None:
+        """Show which engine runs."""
+        self.labels[name] = f"{name} (limit {limit_s:.0f} s)"
+
+    def scored(self, row: Row) -> None:
+        """Say what became of a mutation."""
+        mutation = row.mutation
+        drawn = f"{mutation.structure.value}, {mutation.defect.value}, {mutation.phase.value}"
+        said = row.cause.value if row.state is State.ACTED else row.state.value
+        self.say(f"{mutation.number}: {drawn}: {said} after {row.duration_s:.1f} s")
 
 
 class ComparisonProgress(_Progress):

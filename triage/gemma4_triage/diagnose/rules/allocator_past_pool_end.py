@@ -1,5 +1,6 @@
-"""An allocator hands out a slot that its pool does not have; writes and reads beyond the buffer follow from it."""
+"""An allocator hands out a slot that its pool does not have; writes and reads outside the buffer follow from it."""
 
+from gemma4_dumps.structures import Defect
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
@@ -7,6 +8,8 @@ from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "allocator-past-pool-end"
+_ASKED = "last_loc"
+"""The table of what a call was given: the last slot of each request, from which it continues."""
 
 
 def find(incident: Incident) -> Finding | None:
@@ -15,7 +18,7 @@ def find(incident: Incident) -> Finding | None:
         return None
     given = {offence.value for offence in dump.manifest.offences}
     evidence: list[Evidence] = [
-        said(dump, "site", "the call that handed it out"),
+        said(dump, "site", "the call that was given it, or handed it out"),
         said(dump, "pool_kind", "the pool"),
         said(dump, "offences.0.value", "the slot"),
         said(dump, "offences.0.upper", "the first slot that the pool does not have"),
@@ -24,9 +27,14 @@ def find(incident: Incident) -> Finding | None:
         if any(offence.value in given for offence in later.manifest.offences):
             evidence.append(said(later, "offences.0.value", "the same slot, on its way to a kernel"))
             break
+    asked = any(offence.table == _ASKED for offence in dump.manifest.offences)
+    beyond = not asked and any(offence.value >= offence.upper for offence in dump.manifest.offences)
     return Finding(
         rule=ID,
-        cause="The allocator handed out a slot beyond its pool; what lies there is another tensor's.",
+        # A wrong entry of the free list and a wrong call look alike once the slot has been handed out.
+        structure=None,
+        defect=Defect.PAST_END if beyond else None,
+        cause=_cause(asked, beyond),
         confidence=Confidence.CERTAIN,
         evidence=tuple(evidence),
         ruled_out_if=("the slot lies inside the pool",),
@@ -41,6 +49,17 @@ def find(incident: Incident) -> Finding | None:
         ),
         upstream=("SGLang 9123",),
     )
+
+
+def _cause(asked: bool, beyond: bool) -> str:
+    if asked:
+        return (
+            "The allocator was asked to continue from a slot that no request has: the row or the length that named it "
+            "is wrong, and not what the allocator handed out."
+        )
+    if beyond:
+        return "The allocator handed out a slot beyond its pool; what lies there is another tensor's."
+    return "The allocator handed out a slot below the first of its pool: page 0, which is for padding, or none at all."
 
 
 RULE = Rule(

@@ -1,5 +1,6 @@
 """Translated once too often: the draft's full layers read the full buffer with SWA page ids, all of them in range."""
 
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
@@ -17,6 +18,8 @@ def find(incident: Incident) -> Finding | None:
         return None
     return Finding(
         rule=ID,
+        structure=Structure.FULL_TABLE,
+        defect=Defect.OTHER_SPACE,
         cause=(
             "The draft's full-attention layers read a buffer that is not the sliding-window pool's with page ids that "
             "went through the full-to-SWA map, so they read other requests' keys."

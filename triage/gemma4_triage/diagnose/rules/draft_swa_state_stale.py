@@ -2,6 +2,7 @@
 
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Offence
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
@@ -29,6 +30,8 @@ def find(incident: Incident) -> Finding | None:
     no_table = any(_TRANSLATED_TABLE not in dump.manifest.tensors for dump in shown)
     return Finding(
         rule=ID,
+        structure=Structure.SWA_TABLE,
+        defect=Defect.OTHER_SPACE,
         cause=(
             "The draft's attention backend kept the SWA state of its own pool, which has no sliding-window part, so it "
             "reads the target's sliding-window buffer with full-pool page ids that nobody translated."

@@ -1,6 +1,7 @@
 """The prefix cache counts an SWA page as held that the pool has back: the parts exceed the pool."""
 
 from gemma4_dumps.audit_findings import equations
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import LEAK, Incident
@@ -20,6 +21,8 @@ def find(incident: Incident) -> Finding | None:
     excess = dump.manifest.offence_count * (dump.manifest.page_size or 1)
     return Finding(
         rule=ID,
+        structure=Structure.TREE_NODE,
+        defect=Defect.STALE,
         cause=(
             "The prefix cache counts SWA pages as present that were evicted while their request ran: the pool has them "
             "back, so the parts of the SWA pool exceed it."

@@ -1,6 +1,8 @@
 """Half an allocation: it succeeds in one pool, fails in the other, and keeps what it took."""
 
+from gemma4_dumps.structures import Defect
 from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.concerned import free_list
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import LOST_PAGES, Incident
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Rule
@@ -15,6 +17,8 @@ def find(incident: Incident) -> Finding | None:
         return None
     return Finding(
         rule=ID,
+        structure=free_list(dump),
+        defect=Defect.LOST,
         cause=(
             "An allocation took pages from one pool of the pair, found the other one short, gave nothing, and did not "
             "give back what it had taken."

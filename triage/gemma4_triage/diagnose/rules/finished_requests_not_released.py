@@ -2,6 +2,7 @@
 
 from gemma4_dumps.audit_findings import TABLE, Suspect, suspects
 from gemma4_dumps.errors import DumpError
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.incident import LEAK, Incident
@@ -29,6 +30,8 @@ def find(incident: Incident) -> Finding | None:
     locked = any(suspect.fault == "locked_at_idle" for suspect in rows)
     return Finding(
         rule=ID,
+        structure=Structure.FREE_CALL,
+        defect=Defect.LOST,
         cause=(
             "Requests finished and were never released: their request slots, the pages of their tokens"
             f"{' and their locks in the prefix cache' if locked else ''} are all still taken."

@@ -1,6 +1,8 @@
 """Ids of one pool are about to index another pool's buffer, and no rule knows this pair."""
 
+from gemma4_dumps.structures import Defect
 from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.concerned import index_list
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
@@ -15,6 +17,8 @@ def find(incident: Incident) -> Finding | None:
         return None
     return Finding(
         rule=ID,
+        structure=index_list(dump),
+        defect=Defect.OTHER_SPACE,
         cause="A kernel is about to follow one pool's ids into another pool's buffer; who mixed them up is not known.",
         confidence=Confidence.POSSIBLE,
         evidence=(

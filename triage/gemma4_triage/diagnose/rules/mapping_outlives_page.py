@@ -1,5 +1,6 @@
 """The full-to-SWA mapping still leads to SWA pages that were given back."""
 
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.incident import LEAK, Incident
@@ -33,6 +34,8 @@ def find(incident: Incident) -> Finding | None:
     seen_at_release = at_free is not None and at_free.manifest.site.endswith(".free_swa")
     return Finding(
         rule=ID,
+        structure=Structure.SWA_MAPPING,
+        defect=Defect.STALE,
         cause=(
             "SWA pages were given back while the full-to-SWA mapping still leads to them; whoever frees these full "
             "slots frees the SWA pages again, which by then may serve another request."

@@ -1,5 +1,6 @@
 """A column that a request needs holds page 0, the pool's dummy."""
 
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
@@ -20,6 +21,8 @@ def find(incident: Incident) -> Finding | None:
         length = (cell(dump, "cache_seqlens", (row,), "keys of that row"),)
     return Finding(
         rule=ID,
+        structure=Structure.SWA_MAPPING,
+        defect=Defect.ZERO,
         cause=(
             "A live column holds the null page: the page was evicted or never mapped while its request still needs it, "
             "or the metadata is that of a request which had already finished."

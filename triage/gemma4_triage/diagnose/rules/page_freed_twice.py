@@ -1,5 +1,6 @@
 """Two owners of one page, or one owner that frees it on two paths."""
 
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import Incident
@@ -15,6 +16,8 @@ def find(incident: Incident) -> Finding | None:
         return None
     return Finding(
         rule=ID,
+        structure=Structure.FREE_CALL,
+        defect=Defect.DUPLICATE,
         cause=(
             "A page was freed that is free already: two owners believe that they hold it, or one owner frees it on two "
             "paths."

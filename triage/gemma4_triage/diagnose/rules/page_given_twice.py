@@ -1,5 +1,6 @@
 """An allocator hands out a page that somebody still owns."""
 
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.incident import Incident
@@ -20,6 +21,8 @@ def find(incident: Incident) -> Finding | None:
         state = (cell(dump, "page_states", at, "state of its page before: full side 1 is in use, SWA side the owner"),)
     return Finding(
         rule=ID,
+        structure=Structure.FREE_CALL,
+        defect=Defect.EARLY,
         cause=(
             "A page that is still in use was handed out again, so a second request overwrites the keys and values of "
             "the first: something had freed it too early."

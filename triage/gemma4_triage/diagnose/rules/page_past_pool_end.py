@@ -1,6 +1,8 @@
 """Off by one at the end of a pool: the index is the first that the buffer does not have."""
 
+from gemma4_dumps.structures import Defect
 from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.concerned import index_list
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
@@ -19,6 +21,8 @@ def find(incident: Incident) -> Finding | None:
         return None
     return Finding(
         rule=ID,
+        structure=index_list(dump),
+        defect=Defect.PAST_END,
         cause=(
             "Somebody counts one further than the pool reaches: the table belongs to the pool that it indexes, and the "
             "bad entry is the first page past the end of the buffer."

@@ -2,6 +2,7 @@
 
 from gemma4_dumps.audit_findings import TABLE, suspects
 from gemma4_dumps.errors import DumpError
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.incident import LEAK, Incident
@@ -28,6 +29,8 @@ def find(incident: Incident) -> Finding | None:
         )
     return Finding(
         rule=ID,
+        structure=Structure.FREE_CALL,
+        defect=Defect.LOST,
         cause=f"Pages belong to nobody and are not free{where}: their last owner ended without giving them back.",
         confidence=Confidence.LIKELY if rows else Confidence.POSSIBLE,
         evidence=(said(dump, "offence_count", "pages that are lost"), said(dump, "step", "when it was seen"), *rows),

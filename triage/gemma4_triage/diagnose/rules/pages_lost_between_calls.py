@@ -1,6 +1,8 @@
 """Pages that an allocator's own bookkeeping dropped: at restore_state, or when a free group began again."""
 
+from gemma4_dumps.structures import Defect
 from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.concerned import free_list
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import LOST_PAGES, Incident
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Rule
@@ -16,6 +18,8 @@ def find(incident: Incident) -> Finding | None:
     restored = dump.manifest.site.endswith(".restore_state")
     return Finding(
         rule=ID,
+        structure=free_list(dump),
+        defect=Defect.LOST,
         cause=(
             "Pages that were freed between backup_state and restore_state came back as taken, and their mapping is "
             "gone: nobody can free them."

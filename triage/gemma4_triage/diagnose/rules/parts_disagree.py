@@ -1,7 +1,8 @@
 """Draft and target, or layers and pools, were put together from parts that do not fit."""
 
+from gemma4_dumps.structures import Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.incident import GEOMETRY, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
 from gemma4_triage.diagnose.start_up import start_up_evidence
 from gemma4_triage.finding import Confidence, Finding
@@ -21,6 +22,7 @@ def find(incident: Incident) -> Finding | None:
         return None
     return Finding(
         rule=ID,
+        structure=Structure.DRAFT_BINDING if _is_of_draft_layers(incident) else None,
         cause="Parts of this server that must agree do not: a draft and its target, or layers and the pool they read.",
         confidence=Confidence.CERTAIN,
         evidence=evidence,
@@ -31,6 +33,12 @@ def find(incident: Incident) -> Finding | None:
         ),
         next_commands=(commands.serve(incident, "--debug trap", "--probes geometry"), commands.DOCTOR),
     )
+
+
+def _is_of_draft_layers(incident: Incident) -> bool:
+    """Return whether what was compared is which layers of the target a draft reads."""
+    dumps = incident.of(rule=GEOMETRY, verdict="geometry_mismatch")
+    return any(dump.manifest.summary.startswith("draft layer_id") for dump in dumps)
 
 
 RULE = Rule(ID, find, explains=("index-outside-buffer", "table-too-narrow"), leads_to=LEAVES_BUFFERS)

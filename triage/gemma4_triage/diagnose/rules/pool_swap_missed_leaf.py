@@ -1,5 +1,6 @@
 """A pool swap that ends at a wrapper: a child of the draft's backend still holds the draft's dummy pool."""
 
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
@@ -22,6 +23,8 @@ def find(incident: Incident) -> Finding | None:
         return None
     return Finding(
         rule=ID,
+        structure=Structure.DRAFT_BINDING,
+        defect=Defect.STALE,
         cause=(
             "The pool swap of the draft stopped at a wrapper: a child of its attention backend still holds the "
             "draft's own dummy pool, which has no layer with the target's layer ids."

@@ -3,6 +3,7 @@
 import numpy as np
 
 from gemma4_dumps.reader import Dump
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
@@ -45,6 +46,8 @@ def _finding(incident: Incident, dump: Dump, place: tuple[int, int]) -> Finding:
     proof = _translated_write(dump, row)
     return Finding(
         rule=ID,
+        structure=Structure.SWA_TABLE,
+        defect=Defect.OTHER_SPACE,
         cause=(
             f"Row {row} of the sliding-window table was never translated: it holds the full-pool page ids of its "
             "request, entry for entry."

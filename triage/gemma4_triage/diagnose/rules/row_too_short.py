@@ -1,5 +1,6 @@
 """A request is to have more KV slots than its row of req_to_token has columns."""
 
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import SHAPES, Incident
@@ -18,6 +19,8 @@ def find(incident: Incident) -> Finding | None:
     needed = "default,mtp-v2" if frozen else "default,spec-v2-row-width"
     return Finding(
         rule=ID,
+        structure=Structure.REQUEST_ROW,
+        defect=Defect.PAST_END,
         cause=(
             "Under spec v2 twice a step's tokens are allocated ahead, and rows have room for little more than one "
             "step's: near the end of its context a request's last slots go into the next request's row."

@@ -6,6 +6,7 @@ from typing import Any
 from gemma4_dumps.audit_findings import TABLE, Suspect, suspects
 from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, said
 from gemma4_triage.diagnose.incident import LEAK, Incident
@@ -26,6 +27,8 @@ def find(incident: Incident) -> Finding | None:
     exchange = _exchange(dump, lost[0])
     return Finding(
         rule=ID,
+        structure=Structure.SWA_MAPPING,
+        defect=Defect.FOREIGN,
         cause=(
             "SWA pages are lost although their full pages were freed: the mapping led elsewhere by the time of the "
             "free, so the replacement was released and the page that was meant stayed behind."

@@ -1,5 +1,6 @@
 """Two full pages, or two holders, share one page."""
 
+from gemma4_dumps.structures import Defect
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import Incident
@@ -15,6 +16,7 @@ def find(incident: Incident) -> Finding | None:
         return None
     return Finding(
         rule=ID,
+        defect=Defect.DUPLICATE,
         cause="A page has two owners, and both write their keys and values there.",
         confidence=Confidence.CERTAIN,
         evidence=(

@@ -1,6 +1,7 @@
 """A row needs more columns than its page table has."""
 
 from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.concerned import index_list
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
@@ -15,6 +16,7 @@ def find(incident: Incident) -> Finding | None:
         return None
     return Finding(
         rule=ID,
+        structure=index_list(dump),
         cause=(
             "A sequence is longer than its row of the page table, so the kernel reads on into the next row or beyond "
             "the table: the table was sized for a shorter context than the sequence has."

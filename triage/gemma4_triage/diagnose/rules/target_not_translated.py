@@ -1,5 +1,6 @@
 """The target itself reads its sliding-window buffer with full-pool ids."""
 
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
@@ -15,6 +16,8 @@ def find(incident: Incident) -> Finding | None:
         return None
     return Finding(
         rule=ID,
+        structure=Structure.SWA_TABLE,
+        defect=Defect.OTHER_SPACE,
         cause=(
             "The target's sliding layers follow full-pool ids into the sliding-window buffer: the full-to-SWA "
             "translation is missing on this path."

@@ -1,6 +1,8 @@
 """-1, the mark of an index that was never assigned, stands in a column that a request needs."""
 
+from gemma4_dumps.structures import Defect
 from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.concerned import index_list
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
@@ -23,6 +25,8 @@ def find(incident: Incident) -> Finding | None:
         length = (cell(dump, "cache_seqlens", (row,), "keys of that row, which say that the column is live"),)
     return Finding(
         rule=ID,
+        structure=index_list(dump),
+        defect=Defect.NEGATIVE,
         cause=(
             "An index that was never assigned reached a kernel: -1 marks a place that is still to be filled, and here "
             "it stands where a request reads or writes."

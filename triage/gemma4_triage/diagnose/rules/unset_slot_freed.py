@@ -1,12 +1,12 @@
 """A caller frees slots of the dummy page 0: an entry of a row that was never written.
 
-The allocator probe sees the call. `contain` leaves that probe out, and there the leak audit finds page 0 on the free
-list, later.
+The allocator probe sees the call. In `contain` there is none, and the leak audit finds page 0 on the free list later.
 """
 
 from gemma4_dumps.audit_findings import TABLE, suspects
 from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, said
 from gemma4_triage.diagnose.incident import LEAK, Incident
@@ -23,6 +23,8 @@ def find(incident: Incident) -> Finding | None:
         return None
     return Finding(
         rule=ID,
+        structure=Structure.FREE_CALL,
+        defect=Defect.ZERO,
         cause=(
             "Somebody frees a slot of page 0, which no allocator ever hands out: an unset entry of a request's row "
             "holds 0, and so does the mapping of a slot without an SWA peer."

@@ -1,5 +1,6 @@
 """A draft batch carries the write locations that target verify left on it."""
 
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import SHAPES, Incident
@@ -16,6 +17,8 @@ def find(incident: Incident) -> Finding | None:
     of_draft = dump.manifest.role == "draft"
     return Finding(
         rule=ID,
+        structure=Structure.WRITE_LOCATIONS,
+        defect=Defect.STALE,
         cause=(
             "With CUDA graphs off, target verify leaves its write locations on the batch, and the draft's next forward "
             "copies more of them than it has tokens."

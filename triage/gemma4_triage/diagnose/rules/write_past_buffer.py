@@ -1,5 +1,6 @@
 """A write location outside the buffer, without the allocation that it came from."""
 
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
@@ -15,6 +16,8 @@ def find(incident: Incident) -> Finding | None:
         return None
     return Finding(
         rule=ID,
+        structure=Structure.WRITE_LOCATIONS,
+        defect=Defect.PAST_END,
         cause=(
             "New keys and values are about to be written outside the pool's buffer, into another tensor; an allocator "
             "gave out the slot, or the list of slots is not this batch's."

@@ -1,0 +1,111 @@
+"""Makes the measured part of docs/mutations.md of the committed rows of `repro mutations`; runs nothing.
+
+.venv/bin/python docs/make_mutation_page.py
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gemma4_dumps.wording import number_of
+from gemma4_repro.mutations.draw import draw
+from gemma4_repro.mutations.matrix import Counts, Matrix, matrix
+from gemma4_repro.mutations.rows_file import RowsFile
+from gemma4_repro.mutations.score import Row, State
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "docs" / "mutations"
+"""A folder for each run, named by its seed."""
+PAGE = ROOT / "docs" / "mutations.md"
+RUNS = {2411: 48, 2412: 16}
+"""How many mutations each seed's run has; the first is shown row by row, of the others only what they came to."""
+_COLUMNS = ("drawn", "judged", "seen", "right", "partly", "unknown", "wrong", "certain_and_wrong", "tokens_changed")
+_HEADS = ("drawn", "judged", "seen", "right", "partly", "unknown", "wrong", "certain, wrong", "other tokens")
+
+
+def measured(seed: int) -> Matrix:
+    """Return the matrix of a committed run. Rows that today's draw of the seed does not have are left out."""
+    file = RowsFile(FOLDER / str(seed), seed)
+    file.read()
+    drawn = draw(seed, RUNS[seed])
+    rows = [row for one in drawn if (row := file.rows.get(one.number)) is not None and row.mutation == one]
+    return matrix(seed, RUNS[seed], rows, tuple(file.clean.values()), file.sglang_version)
+
+
+def page(text: str) -> str:
+    """Return the page with its measured parts made anew, one for each run."""
+    for number, seed in enumerate(RUNS):
+        begin, end = f"<!-- measured: seed {seed}, docs/make_mutation_page.py -->\n", f"<!-- end of seed {seed} -->\n"
+        before, _, rest = text.partition(begin)
+        lines = _lines(measured(seed), rows=number == 0)
+        text = "".join((before, begin, *(f"{line}\n" for line in lines), end, rest.partition(end)[2]))
+    return text
+
+
+def _lines(whole: Matrix, rows: bool) -> Iterator[str]:
+    total = whole.total
+    unseen = total.judged - total.seen
+    about = (
+        f"Seed {whole.seed}, {number_of(len(whole.rows), 'mutation')} of {whole.count}, SGLang {whole.sglang_version}, "
+        f"on 2 cores that had other work; engines together {whole.engine_s / 60:.0f} minutes. {total.judged} are "
+        f"judged: {total.inert} were inert (overwritten before anybody read them) and {total.never_acted} never acted. "
+        f"Of {unseen} that nobody saw, {total.silent} left no mark without probes either."
+    )
+    yield from textwrap.wrap(about, 120)
+    yield ""
+    yield from _table(("aim", "found", ""), ((aim.text, aim.found, _met(aim.met)) for aim in whole.aims))
+    if not rows:
+        return
+    for title, counts in (("structure", whole.by_structure), ("defect", whole.by_defect), ("phase", whole.by_phase)):
+        yield ""
+        yield from _table((title, *_HEADS), (_counted(one) for one in (*counts, total)))
+    yield ""
+    reliability = (
+        (one.confidence, *map(str, (one.named, one.right, one.partly, one.unknown, one.wrong)))
+        for one in whole.reliability
+    )
+    yield from _table(("said to be", "named", "right", "partly", "unknown", "wrong"), reliability)
+    yield ""
+    yield from _table(
+        ("no", "corrupted", "how", "when", "score", "first cause named", "steps late", "without probes"),
+        (_row(row) for row in whole.rows),
+    )
+
+
+def _met(met: bool | None) -> str:
+    return {True: "met", False: "not met", None: "nothing to judge"}[met]
+
+
+def _counted(counts: Counts) -> tuple[str, ...]:
+    return (counts.name, *(str(getattr(counts, name) or "") for name in _COLUMNS))
+
+
+def _row(row: Row) -> tuple[str, ...]:
+    mutation, named = row.mutation, row.sight.named
+    effect = "" if row.effect is None else row.effect.noticed.value
+    if row.effect is not None and row.effect.tokens_changed:
+        effect += ", other tokens"
+    return (
+        str(mutation.number),
+        mutation.structure.value,
+        mutation.defect.value,
+        mutation.phase.value + ("" if mutation.mtp else ", no MTP"),
+        row.cause.value if row.state is State.ACTED else row.state.value,
+        f"{named[0].confidence} `{named[0].rule}`" if named else "",
+        "" if row.steps_late is None else str(row.steps_late),
+        effect,
+    )
+
+
+def _table(heads: Sequence[str], rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{'---|' * len(heads)}"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    print(f"Wrote {PAGE}")

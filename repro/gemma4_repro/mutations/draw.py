@@ -1,0 +1,95 @@
+"""Draws mutations by a seed: the same seed gives the same mutations, and a longer draw begins with the shorter one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import islice
+
+from pydantic import BaseModel, ConfigDict
+
+from gemma4_dumps.structures import Defect, Structure
+from gemma4_repro.mutations.grid import GRID, Cell, Phase, cells
+
+_MOST_SKIPPED = {Phase.START: 0, Phase.PREFILL: 3, Phase.IDLE: 0}
+_MOST_SKIPPED_ELSEWHERE = 12
+_MOST_FREES_SKIPPED = 3
+"""Requests give pages back when they end, which is seldom in a short load."""
+
+
+class Mutation(BaseModel):
+    """One corruption, as drawn. The entry itself is chosen in the engine, of what is live there, by `entry_seed`.
+
+    Attributes:
+        number: Counted from 1 in its draw.
+        structure: What is corrupted.
+        defect: In which way.
+        phase: When.
+        mtp: Whether the server has MTP.
+        skipped: How many opportunities pass before it acts, so that it strikes early in one run and late in another.
+        entry_seed: Chooses the entry and the value.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    number: int
+    structure: Structure
+    defect: Defect
+    phase: Phase
+    mtp: bool
+    skipped: int
+    entry_seed: int
+
+    @property
+    def cell(self) -> Cell:
+        """The cell is the kind of mutation that it is."""
+        return Cell(self.structure, self.defect, self.phase)
+
+    @property
+    def name(self) -> str:
+        """The name of its folder says nothing of what is corrupted, because a diagnosis sees it."""
+        return f"run-{self.number:04d}"
+
+
+def draw(seed: int, count: int) -> tuple[Mutation, ...]:
+    """Draw `count` mutations, the structures in turn and a structure's cells in an order of the seed's.
+
+    Raises:
+        ValueError: count is below 1.
+    """
+    if count < 1:
+        raise ValueError(f"a draw has at least one mutation, not {count}")
+    return tuple(
+        _mutation(random.Random(f"{seed}/{number}"), number, cell)
+        for number, cell in enumerate(islice(_in_turn(seed), count), start=1)
+    )
+
+
+def _in_turn(seed: int) -> Iterator[Cell]:
+    """Yield cells without end: one of each structure, then the next of each; a structure's begin again when used up."""
+    order = random.Random(f"{seed}/order")
+    left: dict[Structure, list[Cell]] = {structure: [] for structure in GRID}
+    while True:
+        turn = list(GRID)
+        order.shuffle(turn)
+        for structure in turn:
+            if not left[structure]:
+                left[structure] = [cell for cell in cells() if cell.structure is structure]
+                order.shuffle(left[structure])
+            yield left[structure].pop()
+
+
+def _mutation(chance: random.Random, number: int, cell: Cell) -> Mutation:
+    either = chance.random() < 0.5
+    most = _MOST_SKIPPED.get(cell.phase, _MOST_SKIPPED_ELSEWHERE)
+    if cell.structure is Structure.FREE_CALL:
+        most = _MOST_FREES_SKIPPED
+    return Mutation(
+        number=number,
+        structure=cell.structure,
+        defect=cell.defect,
+        phase=cell.phase,
+        mtp=either if cell.mtp is None else cell.mtp,
+        skipped=chance.randint(0, most),
+        entry_seed=chance.getrandbits(32),
+    )

@@ -1,0 +1,41 @@
+"""What the engine of a mutation serves, and how: short, in two stages, with answers that outlast the window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gemma4_repro.corpus.case import CORRECTED
+from gemma4_repro.scenarios.e4b_engine import e4b_engine
+from gemma4_repro.staged_workload import StagedWorkload
+from gemma4_repro.workloads import Beginnings, Workload
+
+_FIRST = Workload(prompt_count=4, prompt_tokens=70, shortest_new_tokens=20, longest_new_tokens=60)
+_AGAIN = Beginnings(prompt_count=2, prompt_tokens=50, whole_tokens=70, shortest_new_tokens=16, longest_new_tokens=24)
+_LONGER = Workload(prompt_count=2, prompt_tokens=120, shortest_new_tokens=24, longest_new_tokens=40, seed=21)
+
+LOAD = StagedWorkload(((_FIRST,), (_AGAIN, _LONGER)))
+"""Four prompts, then two that find beginnings of them in the prefix cache, and two that are read in chunks."""
+
+PAUSE_S = 0.5
+"""Between the stages, so that what is changed at idle is met by the second one."""
+
+
+def engine_arguments(models: Mapping[str, Any], mtp: bool) -> dict[str, Any]:
+    """Return the arguments of sglang's Engine. models: where the toys lie."""
+    arguments = e4b_engine("trtllm_mha", chunked_prefill_size=128) | dict(models)
+    return arguments if mtp else {key: value for key, value in arguments.items() if not key.startswith("speculative_")}
+
+
+def settings(guarded: bool) -> dict[str, str]:
+    """Return the runtime's settings. guarded: with all probes in trap, and the leak audit after every step."""
+    bare = {
+        "GEMMA4_TRIAGE_PATCHES": CORRECTED,
+        "GEMMA4_TRIAGE_FAULTS": "",
+        "GEMMA4_TRIAGE_DEVICE_MODEL": "sm100",
+        "SGLANG_TRTLLM_MHA_DEBUG": "off",
+        "GEMMA4_TRIAGE_LEAK": "off",
+    }
+    if not guarded:
+        return bare
+    return bare | {"SGLANG_TRTLLM_MHA_DEBUG": "trap", "GEMMA4_TRIAGE_LEAK": "dump", "GEMMA4_TRIAGE_LEAK_EVERY": "1"}

@@ -1,0 +1,92 @@
+"""The rows of an unfinished draw: a line each, written as soon as a mutation is scored, so that a run can go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from gemma4_repro.errors import OutputRefused
+from gemma4_repro.mutations.score import Clean, Row
+
+ROWS_NAME = "mutations.jsonl"
+
+
+class _Line(BaseModel):
+    """One line. The first one has the seed and SGLang's release."""
+
+    model_config = ConfigDict(frozen=True)
+
+    seed: int | None = None
+    sglang_version: str = ""
+    clean: Clean | None = None
+    row: Row | None = None
+
+
+class RowsFile:
+    """mutations.jsonl in a run's folder.
+
+    Attributes:
+        sglang_version: The release that was run.
+        clean: The clean runs so far, by whether they had MTP.
+        rows: The rows so far, by their mutation's number.
+    """
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self._path = folder / ROWS_NAME
+        self._seed = seed
+        self.sglang_version = ""
+        self.clean: dict[bool, Clean] = {}
+        self.rows: dict[int, Row] = {}
+
+    def read(self) -> None:
+        """Read what an interrupted run left. A last line without its end is dropped.
+
+        Raises:
+            OutputRefused: there is no such file, it is of another seed, or a line of it is none.
+        """
+        try:
+            lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
+        except (OSError, UnicodeDecodeError) as error:
+            said = f"{self._path} cannot be read, and a run is resumed from it"
+            raise OutputRefused(said, "name the --output of the run to resume, or leave --resume out") from error
+        whole = [line for line in lines if line.endswith("\n")]
+        for number, text in enumerate(whole, start=1):
+            try:
+                line = _Line.model_validate_json(text)
+            except ValidationError as error:
+                raise OutputRefused(
+                    f"line {number} of {self._path} is no row", "start anew in another folder"
+                ) from error
+            self._take(line)
+        self._path.write_text("".join(whole), encoding="utf-8")
+
+    def _take(self, line: _Line) -> None:
+        if line.seed is not None and line.seed != self._seed:
+            said = f"{self._path} is of seed {line.seed}, not {self._seed}"
+            raise OutputRefused(said, "resume a run with its own --seed, or name another --output")
+        self.sglang_version = line.sglang_version or self.sglang_version
+        if line.clean is not None:
+            self.clean[line.clean.mtp] = line.clean
+        if line.row is not None:
+            self.rows[line.row.mutation.number] = line.row
+
+    def begin(self, sglang_version: str) -> None:
+        """Begin anew."""
+        self.sglang_version = sglang_version
+        self._path.write_text("", encoding="utf-8")
+        self._append(_Line(seed=self._seed, sglang_version=sglang_version))
+
+    def add_clean(self, clean: Clean) -> None:
+        """Add a clean run."""
+        self.clean[clean.mtp] = clean
+        self._append(_Line(clean=clean))
+
+    def add(self, row: Row) -> None:
+        """Add a scored mutation."""
+        self.rows[row.mutation.number] = row
+        self._append(_Line(row=row))
+
+    def _append(self, line: _Line) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(line.model_dump_json(exclude_defaults=True) + "\n")

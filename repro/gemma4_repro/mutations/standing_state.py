@@ -1,0 +1,209 @@
+"""What stands between forwards, as entries, beside what live_state.py has: locks, counters, lengths, bindings, calls.
+
+Runs inside the engine's processes; harness, not part of the patched runtime. Names are those of SGLang 0.5.13.post1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gemma4_dumps.structures import Structure
+from gemma4_repro.mutations.entry import Entry
+from gemma4_repro.mutations.forward_state import list_entries
+from gemma4_repro.mutations.live_state import LiveState
+from gemma4_repro.request_ids import prompt_of
+
+_NO_END = 1 << 30
+_COUNTERS = ("kv_committed_len", "kv_allocated_len", "cache_protected_len", "swa_evicted_seqlen")
+_PAGE_ALIGNED = ("cache_protected_len", "swa_evicted_seqlen")
+
+
+def age(allocator: Any, seed: int) -> None:
+    """Shuffle the ids that both pools will hand out, as hours of serving do."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    for pool in (allocator.full_attn_allocator, allocator.swa_attn_allocator):
+        order = torch.randperm(len(pool.free_pages), generator=generator)
+        pool.free_pages = pool.free_pages[order.to(pool.free_pages.device)]
+
+
+def entries(structure: Structure, live: LiveState) -> list[Entry]:
+    """Return the live entries of a structure that stands between forwards.
+
+    Raises:
+        ValueError: it does not.
+    """
+    match structure:
+        case Structure.REQUEST_ROW:
+            return live.row_entries()
+        case Structure.SWA_MAPPING:
+            return live.mapping_entries(live.running() or live.cached())
+        case Structure.FULL_FREE_LIST:
+            return live.free_list_entries(swa=False)
+        case Structure.SWA_FREE_LIST:
+            return live.free_list_entries(swa=True)
+        case Structure.TREE_NODE:
+            return live.node_entries()
+        case Structure.TREE_LOCK:
+            return list(_lock_entries(live))
+        case Structure.REQUEST_COUNTERS:
+            return list(_counter_entries(live))
+        case Structure.BATCH_LENGTHS:
+            return _batch_length_entries(live)
+        case _:
+            raise ValueError(f"{structure} is made for each forward or call")
+
+
+def _lock_entries(live: LiveState) -> Iterator[Entry]:
+    for node in live.nodes():
+        for name in ("full_lock_ref", "swa_lock_ref"):
+            if getattr(node, name) > 0:
+                yield _attribute(node, name, f"{name} of node {node.id}", _NO_END)
+
+
+def _counter_entries(live: LiveState) -> Iterator[Entry]:
+    requests = [request for _, request, _ in live.requests()]
+    for request in requests:
+        for name in _COUNTERS:
+            unit = live.page_size if name in _PAGE_ALIGNED else 1
+            yield _attribute(
+                request,
+                name,
+                f"{name} of prompt {prompt_of(request.rid)}",
+                live.rows.shape[1] // unit + 1,
+                unit=unit,
+                prompt=prompt_of(request.rid),
+                row=int(request.req_pool_idx),
+                foreign=[int(getattr(other, name)) // unit for other in requests if other is not request],
+            )
+
+
+def _attribute(owner: Any, name: str, where: str, upper: int, unit: int = 1, **more: Any) -> Entry:
+    """Return a number of an object's as an entry, in units of `unit`."""
+    return Entry(
+        where=where,
+        value=int(getattr(owner, name)) // unit,
+        write=lambda value: setattr(owner, name, value * unit),
+        read=lambda: int(getattr(owner, name)) // unit,
+        upper=upper,
+        **more,
+    )
+
+
+def _batch_length_entries(live: LiveState) -> list[Entry]:
+    batch = live.batch
+    if batch is None or batch.seq_lens is None or not len(batch.seq_lens):
+        return []
+
+    def put(lengths: Any) -> None:
+        # The scheduler keeps the same numbers twice, on the device and on the host.
+        batch.seq_lens, batch.seq_lens_cpu = lengths, lengths.to("cpu").clone()
+
+    rows = [int(request.req_pool_idx or 0) for request in batch.reqs]
+    return list_entries(batch.seq_lens, put, live.rows.shape[1] + 1, batch, rows)
+
+
+def binding_entries(worker: Any) -> list[Entry]:
+    """Return which layer of the target each draft layer reads, and the width of its window. worker: the MTP worker."""
+    target = worker.target_worker.model_runner
+    # Layers that share another's keys have no buffer of their own.
+    owners = sorted(target.token_to_kv_pool.layers_mapping)
+    types = target.model_config.hf_text_config.layer_types
+    layers = worker.draft_model_runner.model.model.layers
+    found = []
+    for number, layer in enumerate(layers):
+        attention = layer.self_attn.attn
+        bound = int(attention.layer_id)
+        found.append(
+            _attribute(
+                attention,
+                "layer_id",
+                f"layer_id of draft layer {number}",
+                owners[-1] + 1,
+                own=[bound],
+                foreign=[at for at in owners if types[at] == types[bound] and at != bound],
+                other_space=[at for at in owners if types[at] != types[bound]],
+            )
+        )
+        if (attention.sliding_window_size or -1) > 0:
+            upper = int(target.model_config.context_len)
+            where = f"sliding_window_size of draft layer {number}"
+            found.append(_attribute(attention, "sliding_window_size", where, upper))
+    return found
+
+
+class Slots:
+    """The slots of one call, which an entry may replace by others."""
+
+    def __init__(self, slots: Any) -> None:
+        self.now = slots
+
+
+def slot_entries(live: LiveState, given: Slots, swa: bool) -> list[Entry]:
+    """Return the pages of what a call hands out or gives back.
+
+    Args:
+        live: What is live beside it.
+        given: The call's slots.
+        swa: Whether they are of the sliding-window pool.
+    """
+    size = live.page_size
+    pages = sorted({page for page in (given.now // size).tolist() if page > 0})
+    used = sorted({page for holder in (*live.running(), *live.cached()) for page in live.pages(holder.slots, swa)})
+    return [_slot_entry(live, given, page, pages, used, swa) for page in pages]
+
+
+def _slot_entry(live: LiveState, given: Slots, page: int, pages: list[int], used: list[int], swa: bool) -> Entry:
+    size, mine = live.page_size, given.now // live.page_size == page
+
+    def write(value: int) -> None:
+        changed = given.now.clone()
+        changed[mine] = value * size + changed[mine] % size
+        given.now = changed
+
+    def drop() -> None:
+        given.now = given.now[~mine]
+
+    prompt, row = _owner(live, page)
+    return Entry(
+        where=f"page {page} of {len(pages)} in the call",
+        value=page,
+        write=write,
+        read=lambda: None,
+        upper=live.swa_end if swa else live.full_end,
+        prompt=prompt,
+        row=row,
+        own=[other for other in pages if other != page],
+        foreign=[other for other in used if other not in pages],
+        stale=live.free_pages(swa)[:8],
+        drop=drop,
+    )
+
+
+def _owner(live: LiveState, page: int) -> tuple[int | None, int | None]:
+    """Return the prompt and the row of the request of the batch whose row has this page of the full pool."""
+    for request in () if live.batch is None else live.batch.reqs:
+        if request.req_pool_idx is not None:
+            row = live.rows[request.req_pool_idx, : request.seqlen] // live.page_size
+            if bool((row == page).any()):
+                return prompt_of(request.rid), int(request.req_pool_idx)
+    return None, None
+
+
+def used_page_entries(live: LiveState) -> list[Entry]:
+    """Return pages of the full pool that running requests use, to be given back too early."""
+    return [
+        Entry(
+            where=f"{holder.name}, page {page}",
+            value=page,
+            write=lambda _: None,
+            read=lambda: None,
+            upper=live.full_end,
+            prompt=holder.prompt,
+            row=holder.row,
+        )
+        for holder in live.running()
+        for page in sorted(set(live.pages(holder.slots, swa=False)))
+    ]

@@ -1,0 +1,82 @@
+"""Two mutations through the command line, on the live engine: the same entries as in the committed rows."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gemma4_repro.mutations.rows_file import RowsFile
+from gemma4_repro.mutations.truth import read_truth
+
+pytestmark = pytest.mark.engine
+
+ROOT = Path(__file__).parents[2]
+SEED, NUMBERS = 2411, (1, 8)
+TIME_LIMIT_S = 400
+DONE = ("opportunities", "acted", "where", "before", "after", "prompt", "row")
+
+
+@pytest.fixture(scope="module")
+def committed() -> RowsFile:
+    """The rows that are in the repository."""
+    file = RowsFile(ROOT / "docs" / "mutations" / str(SEED), SEED)
+    file.read()
+    return file
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, committed) -> Path:
+    """A run that was interrupted: it has the committed rows up to the last of NUMBERS, but for these."""
+    folder = tmp_path_factory.mktemp("mutations")
+    begun = RowsFile(folder, SEED)
+    begun.begin(committed.sglang_version)
+    for number, row in committed.rows.items():
+        if number < max(NUMBERS) and number not in NUMBERS:
+            begun.add(row)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def document(folder) -> dict:
+    """The document of that run once it has gone on."""
+    command = [Path(sys.executable).with_name("gemma4-triage"), "repro", "mutations", "--seed", str(SEED), "--json"]
+    done = subprocess.run(
+        [*command, "--count", str(max(NUMBERS)), "--resume", "--output", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT_S,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stdout[-4000:] + done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+def test_every_mutation_has_a_row_and_the_clean_loads_are_silent(document):
+    assert document["complete"]
+    assert [row["mutation"]["number"] for row in document["rows"]] == list(range(1, max(NUMBERS) + 1))
+    assert len(document["clean"]) == 2
+    for clean in document["clean"]:
+        assert clean["answers"]
+        assert not clean["named"]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_the_same_seed_corrupts_the_same_entry_with_probes_and_without(committed, folder, document, number):
+    known = committed.rows[number].truth
+    for name in (f"run-{number:04d}", f"run-{number:04d}-bare"):
+        truth = read_truth(folder / name)
+        assert truth.acted is not None
+        assert [getattr(truth, field) for field in DONE] == [getattr(known, field) for field in DONE]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_nothing_that_a_diagnosis_reads_tells_what_was_corrupted(folder, document, number):
+    run = folder / f"run-{number:04d}"
+    read = [*(run / "dumps").rglob("*.json"), *(run / "dumps").rglob("*.jsonl"), run / "log.txt"]
+    assert len(read) > 1
+    for path in read:
+        text = path.read_text(encoding="utf-8", errors="replace")
+        assert "gemma4_repro/mutations" not in text
+        assert "entry_seed" not in text

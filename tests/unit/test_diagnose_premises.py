@@ -1,0 +1,71 @@
+"""Rules that look at their premises before they speak: each of these was said with certainty, and was wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from diagnose_examples import allocator, corpus_dump, of, offence, rewritten
+from gemma4_dumps.structures import Defect, Structure
+from gemma4_triage.diagnose.conclude import conclude
+from gemma4_triage.finding import Confidence, Finding
+
+_FAULT, _ALLOC_STEP, _FREE_STEP = 2, 7, 9
+_FREE_AND_HELD = 3
+
+
+def held_page(folder: Path, pool: int, alloc_step: int, free_step: int) -> Finding:
+    """The first finding of an audit that saw a page free and held, last handed out and freed at these steps."""
+    dump = corpus_dump("double-bookkeeping", "pool_leak")
+    table = np.array(dump.tensor("suspects"))[:1]
+    table[0, 1], table[0, _FAULT] = pool, _FREE_AND_HELD
+    table[0, _ALLOC_STEP], table[0, _FREE_STEP] = alloc_step, free_step
+    save_file({"suspects": table}, folder / "tensors.safetensors")
+    record = dump.manifest.tensors["suspects"].model_copy(update={"shape": table.shape})
+    listed = {"offences": dump.manifest.offences[:1], "offence_count": 1}
+    held = rewritten(folder, dump, verdict="freed_in_use", tensors={"suspects": record}, **listed)
+    return conclude(of(held))[0]
+
+
+def test_a_page_that_was_freed_since_its_hand_out_was_freed_too_early(tmp_path: Path) -> None:
+    finding = held_page(tmp_path, pool=0, alloc_step=1, free_step=13)
+    assert (finding.rule, finding.confidence) == ("freed-while-held", Confidence.CERTAIN)
+    assert (finding.structure, finding.defect) == (Structure.FREE_CALL, Defect.EARLY)
+
+
+@pytest.mark.parametrize("free_step", [-1, 5])
+@pytest.mark.parametrize(("pool", "structure"), [(0, Structure.FULL_FREE_LIST), (1, Structure.SWA_FREE_LIST)])
+def test_a_page_that_nobody_freed_since_accuses_the_list(
+    tmp_path: Path, free_step: int, pool: int, structure: Structure
+) -> None:
+    finding = held_page(tmp_path, pool=pool, alloc_step=62, free_step=free_step)
+    assert (finding.rule, finding.confidence) == ("freed-while-held", Confidence.LIKELY)
+    assert finding.structure is structure
+    assert "nobody gave them back" in finding.cause
+
+
+def handed_out(table: str, value: int) -> Finding:
+    bad = offence(table, value, lower=16, upper=2576)
+    return conclude(
+        allocator("swa-alloc-oob", "alloc_out_of_range", "swa-alloc-range", "alloc_out_of_range", offences=(bad,))
+    )[0]
+
+
+@pytest.mark.parametrize(
+    ("table", "value", "words"),
+    [
+        ("slots", 2576, "beyond its pool"),
+        ("slots", -16, "below the first"),
+        ("slots", 3, "below the first"),
+        ("last_loc", 0, "asked to continue"),
+    ],
+)
+def test_a_slot_is_beyond_below_or_was_never_handed_out(table: str, value: int, words: str) -> None:
+    finding = handed_out(table, value)
+    assert finding.rule == "allocator-past-pool-end"
+    assert words in finding.cause
+    assert finding.defect is (Defect.PAST_END if value == 2576 else None)
+    assert finding.structure is None, "the list and the call look alike once the slot has been handed out"

@@ -1,0 +1,33 @@
+"""Where every page is, read from requests whose own counters are wrong."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gemma4_runtime.leak.whereabouts import read
+
+WIDTH = 48
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "pages"), [(0, 40, 3), (0, WIDTH + 9, 3), (-16, 40, 3), (WIDTH + 1, WIDTH + 9, 0)]
+)
+def test_a_request_that_claims_more_than_its_row_has_is_read_as_far_as_that(
+    swa_allocator: Any, start: int, end: int, pages: int
+) -> None:
+    rows = torch.zeros(2, WIDTH, dtype=torch.int32)
+    rows[1] = torch.arange(16, 16 + WIDTH)
+    request = SimpleNamespace(
+        req_pool_idx=1,
+        kv_committed_freed=False,
+        cache_protected_len=start,
+        kv_allocated_len=end,
+        swa_evicted_seqlen=0,
+    )
+    pool = SimpleNamespace(req_to_token=rows, free_slots=[], size=1)
+    tree = SimpleNamespace(root_node=SimpleNamespace(children={}, value=None))
+    assert read(swa_allocator, pool, tree, [request]).private_pages["full"] == pages

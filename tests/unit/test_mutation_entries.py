@@ -1,0 +1,177 @@
+"""How an entry is corrupted, and what the live structures look like as entries: on SGLang's own allocator."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gemma4_dumps.structures import Defect, Structure
+from gemma4_repro.mutations import standing_state
+from gemma4_repro.mutations.entry import Entry, corrupt
+from gemma4_repro.mutations.live_state import LiveState
+from gemma4_repro.request_ids import request_id
+
+PAGE = 16
+
+
+def entries_of(values: list[int], **more: Any) -> list[Entry]:
+    return [
+        Entry(
+            where=str(place),
+            value=value,
+            write=lambda new, place=place: values.__setitem__(place, new),
+            read=lambda place=place: values[place],
+            upper=65,
+            own=[other for at, other in enumerate(values) if at != place],
+            **more,
+        )
+        for place, value in enumerate(values)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("defect", "allowed"),
+    [
+        (Defect.OFF_BY_ONE, {11, 13, 19, 21, 29, 31}),
+        (Defect.ZERO, {0}),
+        (Defect.NEGATIVE, {-1}),
+        (Defect.PAST_END, {65, 72}),
+        (Defect.DUPLICATE, {12, 20, 30}),
+        (Defect.FOREIGN, {40}),
+        (Defect.STALE, {50}),
+        (Defect.OTHER_SPACE, {60}),
+    ],
+)
+@pytest.mark.parametrize("seed", range(5))
+def test_one_entry_becomes_wrong_in_the_way_that_was_asked_for(defect: Defect, allowed: set[int], seed: int) -> None:
+    values = [12, 20, 30]
+    entries = entries_of(values, foreign=[40], stale=[50, 40], other_space=[60])
+    change = corrupt(defect, entries, random.Random(seed))
+    assert change is not None
+    wrong = [(old.value, new) for old, new in zip(entries, values, strict=True) if old.value != new]
+    assert wrong == [(change.entry.value, change.after)]
+    assert change.after in allowed
+
+
+def test_two_entries_are_exchanged() -> None:
+    values = [12, 20]
+    change = corrupt(Defect.SWAPPED, entries_of(values), random.Random(1))
+    assert values == [20, 12]
+    assert change is not None
+    assert change.partner is not None
+
+
+def test_the_same_seed_changes_the_same_entry() -> None:
+    first, second = list(range(1, 40)), list(range(1, 40))
+    for values in (first, second):
+        corrupt(Defect.OFF_BY_ONE, entries_of(values), random.Random(9))
+    assert first == second
+
+
+@pytest.mark.parametrize("defect", [Defect.FOREIGN, Defect.STALE, Defect.OTHER_SPACE, Defect.LOST, Defect.EARLY])
+def test_what_cannot_be_wrong_in_that_way_is_left_alone(defect: Defect) -> None:
+    values = [12, 20]
+    assert corrupt(defect, entries_of(values), random.Random(1)) is None
+    assert values == [12, 20]
+
+
+@pytest.fixture
+def live(swa_allocator: Any) -> LiveState:
+    """Two requests of 40 and 20 tokens on SGLang's allocator, with aged pools, and an empty prefix cache."""
+    standing_state.age(swa_allocator, 3)
+    rows = torch.zeros(4, 64, dtype=torch.int32)
+    requests = []
+    for row, length in ((1, 40), (2, 20)):
+        none, lengths = torch.tensor([0]), torch.tensor([length])
+        slots = swa_allocator.alloc_extend(none, none, lengths, lengths, torch.tensor([-1]), length)
+        rows[row, :length] = slots
+        requests.append(
+            SimpleNamespace(
+                rid=request_id(row),
+                req_pool_idx=row,
+                seqlen=length,
+                finished=lambda: False,
+                kv_allocated_len=length,
+                kv_committed_len=length,
+                cache_protected_len=0,
+                swa_evicted_seqlen=0,
+            )
+        )
+    root = SimpleNamespace(children={}, value=None)
+    scheduler = SimpleNamespace(
+        page_size=PAGE,
+        token_to_kv_pool_allocator=swa_allocator,
+        req_to_token_pool=SimpleNamespace(req_to_token=rows),
+        tree_cache=SimpleNamespace(root_node=root),
+    )
+    lengths = torch.tensor([40, 20])
+    return LiveState(scheduler, SimpleNamespace(reqs=requests, seq_lens=lengths, seq_lens_cpu=lengths.clone()))
+
+
+def test_ageing_keeps_every_page_and_parts_the_pools(swa_allocator: Any) -> None:
+    standing_state.age(swa_allocator, 3)
+    full, swa = swa_allocator.full_attn_allocator.free_pages, swa_allocator.swa_attn_allocator.free_pages
+    assert sorted(full.tolist()) == list(range(1, 161))
+    assert sorted(swa.tolist()) == list(range(1, 65))
+    assert full.tolist()[:20] != swa.tolist()[:20]
+
+
+def test_a_row_has_an_entry_for_each_page_and_knows_who_has_the_others(live: LiveState) -> None:
+    entries = standing_state.entries(Structure.REQUEST_ROW, live)
+    assert [(entry.prompt, entry.row) for entry in entries] == [(1, 1)] * 3 + [(2, 2)] * 2
+    first = entries[0]
+    assert set(first.foreign) == {entry.value for entry in entries[3:]}
+    first.write(9)
+    assert live.rows[1, :PAGE].tolist() == list(range(9 * PAGE, 10 * PAGE))
+    assert live.rows[1, PAGE].item() // PAGE == entries[1].value
+    assert first.read() == 9
+
+
+def test_the_map_is_changed_for_one_page_alone(live: LiveState) -> None:
+    before = live.mapping.clone()
+    entry = standing_state.entries(Structure.SWA_MAPPING, live)[1]
+    entry.write(7)
+    slots = live.rows[1, PAGE : 2 * PAGE].long()
+    assert live.mapping[slots].tolist() == list(range(7 * PAGE, 8 * PAGE))
+    assert set((live.mapping != before).nonzero().flatten().tolist()) <= set(slots.tolist())
+    assert entry.other_space == [int(slots[0]) // PAGE]
+
+
+@pytest.mark.parametrize("structure", [Structure.FULL_FREE_LIST, Structure.SWA_FREE_LIST])
+def test_a_free_list_is_replaced_and_never_written_to(live: LiveState, structure: Structure) -> None:
+    swa = structure is Structure.SWA_FREE_LIST
+    pool = live.allocator.swa_attn_allocator if swa else live.allocator.full_attn_allocator
+    held = pool.free_pages
+    before = held.tolist()
+    entry = standing_state.entries(structure, live)[2]
+    entry.write(0)
+    assert held.tolist() == before, "whoever kept the list would see it change"
+    assert pool.free_pages.tolist() == [*before[:2], 0, *before[3:]]
+    assert entry.drop is not None
+    entry.drop()
+    assert pool.free_pages.tolist() == [*before[:2], *before[3:]]
+
+
+def test_a_call_gets_slots_of_its_own(live: LiveState) -> None:
+    slots = live.rows[1, :40].long()
+    given = standing_state.Slots(slots)
+    entry = standing_state.slot_entries(live, given, swa=False)[0]
+    entry.write(0)
+    assert slots.tolist() == live.rows[1, :40].tolist()
+    assert set((given.now // PAGE).tolist()) == {0, *((slots // PAGE).tolist())} - {entry.value}
+    assert (entry.prompt, entry.row) == (1, 1)
+
+
+def test_lengths_and_counters_are_of_the_request(live: LiveState) -> None:
+    lengths = standing_state.entries(Structure.BATCH_LENGTHS, live)
+    lengths[1].write(39)
+    assert live.batch.seq_lens.tolist() == live.batch.seq_lens_cpu.tolist() == [40, 39]
+    counter = next(
+        entry for entry in standing_state.entries(Structure.REQUEST_COUNTERS, live) if "swa_evicted" in entry.where
+    )
+    counter.write(1)
+    assert live.batch.reqs[0].swa_evicted_seqlen == PAGE

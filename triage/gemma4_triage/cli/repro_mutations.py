@@ -1,0 +1,93 @@
+"""`gemma4-triage repro mutations` measures the diagnosis: corruptions of the live engine, each with its truth known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gemma4_dumps.errors import ExitCode
+from gemma4_triage.errors import NothingChecked
+from gemma4_triage.terminal import emit_document, say, stdout_console
+
+if TYPE_CHECKING:
+    from gemma4_repro.mutations.matrix import Matrix
+    from gemma4_repro.mutations.runner import Options
+
+NAME = "mutations"
+MATRIX_NAME, TEXT_NAME = "matrix.json", "matrix.txt"
+
+
+def mutations(
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, metavar="N", help="Of the draw: the same seed draws the same mutations.")
+    ],
+    count: Annotated[
+        int, typer.Option("--count", min=1, metavar="M", help="How many; a longer draw begins with a shorter one.")
+    ] = 25,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="The run's folder, instead of one below the state directory."
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write to --output even if it is not empty.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the interrupted run of this seed in --output.")
+    ] = False,
+    bare: Annotated[
+        bool,
+        typer.Option(
+            "--bare/--no-bare",
+            help="Run each mutation without probes too: what SGLang notices, and what becomes of tokens.",
+        ),
+    ] = True,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep request.json and phase.txt of every engine too.")] = False,
+    time_limit: Annotated[
+        float | None, typer.Option("--time-limit", metavar="SECONDS", min=1, help="For each engine, instead of 120.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+) -> None:
+    """Corrupt one entry of the live engine at a time, and score what diagnose says of it against the truth.
+
+    Each mutation is of one structure, in one way, in one phase of serving, drawn by --seed, with probes that trap and
+    an audit after every step. docs/mutations.md says what is drawn, how it is scored, and what a run of 48 showed.
+
+    Exits 0 if every aim of the matrix is met, 1 if not, 2 for a folder that cannot be resumed or written over, 3 if
+    this machine cannot run the engine, 5 if no mutation acted.
+    """
+    from gemma4_repro.mutations.runner import Options
+
+    options = Options(seed, count, output, force, resume, bare, time_limit, keep)
+    matrix = _run(options)
+    _write(matrix, Path(matrix.folder))
+    if as_json:
+        emit_document(matrix.model_dump(mode="json"))
+    else:
+        from gemma4_triage.report.mutations_view import print_matrix
+
+        print_matrix(stdout_console(), matrix)
+    say(f"Wrote {Path(matrix.folder) / MATRIX_NAME}")
+    if matrix.exit_code == ExitCode.NOTHING_CHECKED and not as_json:
+        raise NothingChecked("no mutation acted, so nothing was measured", "draw more of them: --count")
+    raise typer.Exit(matrix.exit_code)
+
+
+def _run(options: Options) -> Matrix:
+    from gemma4_repro.mutations.runner import run_mutations
+    from gemma4_triage.diagnose.named_causes import named_causes
+    from gemma4_triage.runs.progress import MutationsProgress
+
+    with MutationsProgress() as progress:
+        return run_mutations(options, named_causes, progress)
+
+
+def _write(matrix: Matrix, folder: Path) -> None:
+    """Write the matrix as JSON and as text. Raises OutputUnwritable."""
+    from gemma4_repro.engine.run_folder import writing
+    from gemma4_triage.report.mutations_view import matrix_text
+
+    with writing(folder):
+        (folder / MATRIX_NAME).write_text(matrix.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        (folder / TEXT_NAME).write_text(matrix_text(matrix), encoding="utf-8")
