@@ -2,7 +2,7 @@
 
 Usage: python tests/tools/measure_log_reading.py --megabytes 1000 [--diagnose]. Prints one JSON document. The
 log goes through a pipe and never lies on a disk; it is made of batch lines, access lines and long request lines in the
-ratio of a busy server.
+ratio of a busy server, or with --batches of batch lines only.
 """
 
 import argparse
@@ -21,12 +21,14 @@ from serving_log_lines import decode, prefill, stamp
 PERIOD_S = 20000  # of the server's clock, in one block
 
 
-def block() -> tuple[bytes, int, int]:
+def block(batches_only: bool = False) -> tuple[bytes, int, int]:
     """About 35 MB of log, and how many of its lines are batch lines and others."""
     rows, batches = [], 0
     for second in range(PERIOD_S):
         rows += [prefill(second, new=700 + second % 90, cached=64), decode(second), decode(second, rank="DP1 TP0")]
         batches += 3
+        if batches_only:
+            continue
         rows += 4 * [f'{stamp(second)} INFO:     10.0.0.1:5123 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n']
         rows.append(f"{stamp(second)} Receive: obj=GenerateReqInput(text='{'word ' * 120}')\n")
     return "".join(rows).encode(), batches, len(rows) - batches
@@ -51,9 +53,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--diagnose", action="store_true", help="read it with diagnose --log, beside no dumps")
+    parser.add_argument("--batches", action="store_true", help="a log of batch lines only")
     arguments = parser.parse_args()
     wanted = arguments.megabytes * 1_000_000
-    text, batches, others = block()
+    text, batches, others = block(arguments.batches)
     repeats = -(-wanted // len(text))
     with tempfile.TemporaryDirectory() as empty:
         words = ["diagnose", "--dir", empty, "--log", "-"] if arguments.diagnose else ["logs", "-"]

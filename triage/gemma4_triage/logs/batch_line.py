@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 MARK = b" batch"
@@ -100,10 +101,14 @@ def _builder(prefill: bool, used: list[bytes]) -> Callable[..., tuple[str, str, 
     accept, rate = where.get(b"accept len"), where.get(b"gen throughput (token/s)")
     seqs, new, cached = (where.get(name) for name in (b"#new-seq", b"#new-token", b"#cached-token"))
 
+    @lru_cache(maxsize=64)
+    def text(stamp: bytes) -> str:
+        return stamp.decode().strip().replace(" ", "T", 1) if stamp[:1] == b"2" else stamp.decode().strip()
+
     def build(time: bytes, rank: bytes, *values: bytes) -> tuple[str, str, BatchLine]:
         return (
-            time.decode().replace(" ", "T"),
-            rank.decode().strip(),
+            text(time),
+            text(rank),
             BatchLine(
                 prefill,
                 0 if running is None else int(values[running]),

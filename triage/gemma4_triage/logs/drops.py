@@ -27,12 +27,13 @@ class DropWatch:
 
     def add(self, value: float, weight: float, line: int, time: str) -> None:
         """weight: how many observations the value is a mean of; more than 0."""
-        if len(self._sums) == self._window:
-            self._past_sum += self._sums[0]
-            self._past_weight += self._weights[0]
+        sums, weights = self._sums, self._weights
+        if len(sums) == self._window:
+            self._past_sum += sums[0]
+            self._past_weight += weights[0]
             self._past_count += 1
-        self._sums.append(value * weight)
-        self._weights.append(weight)
+        sums.append(value * weight)
+        weights.append(weight)
         self._places.append((line, time))
         if self._past_count >= self._window:
             self._compare()

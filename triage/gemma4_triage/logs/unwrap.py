@@ -19,7 +19,7 @@ _ESCAPES = re.compile(
     rb"\x1b\][^\x07\x1b\n]{0,200}(?:\x07|\x1b\\)|\x1b[\[(][0-9;?]*[ -/]*[@-~]|\x1b[=>78MNOPc]"
     rb"|(?:\^\[|\xe2\x90\x9b|\\x1b|\\u001b|\\033)?\[\d{0,3}(?:;\d{1,3}){0,4}m|[\x00\x08]"
 )
-_ESCAPED = (b"\x1b", b"[0m", b"\x00", b"\x08", b"[36m")
+_CONTROLS = (b"\x1b", b"\x00", b"\x08")
 # The end of a tqdm bar that something else is glued to: "… 2/2 [00:01<00:00,  1.2s/it][2026-01-01 00:00:00] …".
 _BAR = re.compile(rb"(?:it/s|s/it|[kMG]?B/s|\?it/s)(?:, [^\]\n]{0,80})?\] *(?=[^\s\]])")
 _IS_BAR = re.compile(rb"\d%\||(?:it/s|s/it|B/s)(?:, [^\]]{0,80})?\]\s*$|\x1b\[A")
@@ -52,17 +52,23 @@ class _Unwrapper:
     def block(self, block: Block) -> Iterator[Block]:
         """The block as it came if nothing stands around its lines, else one with other lines."""
         self._last_number = block.numbers[-1]
-        text, lines = block.text, block.lines
-        if any(mark in text for mark in _ESCAPED):
+        lines = block.lines
+        escaped = any(mark in block.text for mark in _CONTROLS)
+        # Batch lines behind SGLang's own stamp are most of a log, and nothing is looked for in them.
+        others = [line for line in lines if line[:2] != b"[2" or b" batch, #" not in line]
+        text = b"\n".join(others)
+        if escaped or b"[0m" in text:
             lines = [_ESCAPES.sub(b"", line) for line in lines]
-        if b"\r" in text:
+        redrawn = False
+        if b"\r" in block.text:
             lines = [line.rstrip(b"\r") for line in lines]
+            redrawn = any(b"\r" in line for line in lines)
         if any(mark in text for mark in _REQUESTS):
             lines = [_without_request(line) if b"Re" in line else line for line in lines]
         # A stamp of SGLang's own is what nearly all lines begin with, and such a line needs no look.
         odd = [at for at, line in enumerate(lines) if line[:2] != b"[2"]
         self._prefixes.learn(lines[at] for at in odd)
-        if any(mark in text for mark in (b"\r", b"it/s", b"s/it", b"B/s")):
+        if redrawn or any(mark in text for mark in (b"it/s", b"s/it", b"B/s")):
             odd = list(range(len(lines)))
         changed: dict[int, list[tuple[bytes, bytes]]] = {}
         for at in odd:
