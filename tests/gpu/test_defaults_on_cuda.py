@@ -36,26 +36,29 @@ PICTURES = [(300, 200), (320, 320), (100, 400), (64, 64)]
 
 
 PIECEWISE = {"piecewise_cuda_graph_tokens": [64, 256, 1024]}
-KNOB = {"SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM": "1"}
+EAGER = "default,-piecewise-multimodal"
 
 
-def run(child, folder, patches, what, more=None):
+def run(child, folder, patches, what):
     environment = {"HF_HUB_OFFLINE": "1", "GEMMA4_TRIAGE_PATCHES": patches, "GEMMA4_TRIAGE_YOCO_ROWS": "1"}
-    environment |= more or {}
     done = engine_process.run_child(child, folder, environment, 300, what)
     assert done.returncode == 0, done.log[-6000:]
     return done.outputs
 
 
-@pytest.fixture(scope="module", params=["plain", "mtp", "piecewise"])
+MODES = {"plain": {}, "mtp": MTP, "piecewise": PIECEWISE, "piecewise-mtp": PIECEWISE | MTP}
+
+
+@pytest.fixture(scope="module", params=list(MODES))
 def served(request, tmp_path_factory):
     """The mode, what SGLang served, and the patched runtime; in piecewise graphs the latter alone."""
-    what = spec(ENGINE | TEXT | {"plain": {}, "mtp": MTP, "piecewise": PIECEWISE}[request.param])
-    knob = KNOB if request.param == "piecewise" else {}
-    if knob:
+    what = spec(ENGINE | TEXT | MODES[request.param])
+    patches = EAGER
+    if "piecewise" in request.param:
         without_hidden_states(what)
+        patches = "default"
     plain = run("yoco_child.py", tmp_path_factory.mktemp("text"), "none", what)
-    return request.param, plain, run("yoco_child.py", tmp_path_factory.mktemp("text"), "default", what, knob)
+    return request.param, plain, run("yoco_child.py", tmp_path_factory.mktemp("text"), patches, what)
 
 
 def without_hidden_states(what):
@@ -91,7 +94,7 @@ def test_answers_are_sglangs(served, name):
 
 def test_everything_took_part(served):
     mode, _, ours = served
-    if mode == "piecewise":
+    if "piecewise" in mode:
         assert ours["paths"]["piecewise-multimodal"]["fused"] >= 5
     else:
         assert ours["paths"]["yoco"]["fused"] >= 5
@@ -135,7 +138,7 @@ def test_pictures(tmp_path):
         "new_tokens": 1,
     }
     found = {}
-    for patches in ("none", "default", "default,piecewise-multimodal", "default,vision-hf-exact"):
+    for patches in ("none", EAGER, "default", f"{EAGER},vision-hf-exact"):
         folder = tmp_path / patches.replace(",", "-")
         folder.mkdir()
         found[patches] = run("vision_child.py", folder, patches, what)
@@ -147,4 +150,4 @@ def test_pictures(tmp_path):
                 if "vision-hf-exact" not in name:
                     assert other["logprobs"] == pytest.approx(one["logprobs"], abs=ERROR)
         assert set(found[name]["paths"]["vision-batching"]) == {"batched"}
-    assert found["default,piecewise-multimodal"]["paths"]["piecewise-multimodal"]["fused"] >= 2
+    assert found["default"]["paths"]["piecewise-multimodal"]["fused"] >= 2

@@ -2,7 +2,7 @@
 
 `coverage run -m pytest -p contexts_of_tests`, with coverage's patch `subprocess`. A context is what pytest calls the
 test and, in brackets, whether it is set up, called or torn down; lines that are reached while tests are collected have
-an empty one.
+an empty one. Tests that fail are written to the file that FAILED_TESTS names, one name a line.
 """
 
 import base64
@@ -14,6 +14,8 @@ import pytest
 
 _VARIABLE = "COVERAGE_PROCESS_CONFIG"
 """What coverage gives to processes that are started: its settings, as JSON in base64."""
+FAILED_TESTS = "FAILED_TESTS"
+"""Variable of the environment: the file in which the names of failed tests are written."""
 
 
 def _switch(item: pytest.Item, when: str) -> None:
@@ -41,3 +43,10 @@ def pytest_runtest_call(item: pytest.Item) -> None:
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     """Name the test before its fixtures end."""
     _switch(item, "teardown")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Write the test's name down if it failed."""
+    if report.failed and (path := os.environ.get(FAILED_TESTS)):
+        with open(path, "a") as file:
+            file.write(f"{report.nodeid}\n")

@@ -4,7 +4,8 @@
 tests/tools/mutants.json. `... run` applies each to a copy of the tree, wherever its function stands by now, and runs
 the tests that reach its lines, in this process or in one they start, until one fails. So a draw that was made at one
 commit is repeated at another. Needs the extra `measure`: `pip install -c constraints.txt -e '.[measure]'`. A mutant
-that changes nothing counts as a survivor, and so does one whose lines are gone or that no test reaches.
+that changes nothing counts as a survivor, and so does one whose lines are gone or that no test reaches. Tests that
+fail without a mutant, under coverage or in a copy of the tree, are named and left out.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from queue import Queue
 from typing import Any
+
+from contexts_of_tests import FAILED_TESTS
 
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_name("mutants.json")
@@ -249,11 +252,15 @@ def run(root: Path, mutants: list[Mutant], workers: int, report: Path | None) ->
             shutil.copytree(root, copy, ignore=_LEFT_OUT, symlinks=True)
             copies.put(copy)
         reached: dict[str, Reached] = {}
+        failing: set[str] = set()
         for name, package in MEASURED.items():
             copy = copies.get()
             began = time.monotonic()
-            reached[name] = tests_by_line(copy, package)
+            reached[name], failed = tests_by_line(copy, package)
+            failing |= failed
             copies.put(copy)
+            for test in sorted(failed):
+                print(f"{name}: left out, because it fails without a mutant: {test}", flush=True)
             print(f"{name}: its tests, under coverage, take {time.monotonic() - began:.0f} s", flush=True)
 
         def test(mutant: Mutant) -> dict[str, Any]:
@@ -267,7 +274,7 @@ def run(root: Path, mutants: list[Mutant], workers: int, report: Path | None) ->
                 tests = _reaching(reached[mutant.package].get(str(found[0]), {}), original, found[1])
                 began = time.monotonic()
                 path.write_text(found[1])
-                outcome = _run_tests(copy, MEASURED[mutant.package], tests)
+                outcome = _run_tests(copy, MEASURED[mutant.package], tests, failing)
                 path.write_text(original)
                 took_s = round(time.monotonic() - began)
                 return asdict(mutant) | {
@@ -303,22 +310,26 @@ data_file = {data}/data
 """
 
 
-def tests_by_line(copy: Path, package: Package) -> Reached:
-    """Run the package's tests under coverage and return which of them reach each line of the tree.
+def tests_by_line(copy: Path, package: Package) -> tuple[Reached, set[str]]:
+    """Run the package's tests under coverage and return which of them reach each line, and which of them fail.
 
     Raises:
-        SystemExit: a test fails without a mutant.
+        SystemExit: the tests cannot be run.
     """
     from coverage import CoverageData
 
-    with tempfile.TemporaryDirectory(prefix="reached-") as folder:
+    with tempfile.TemporaryDirectory(prefix="reached-", ignore_cleanup_errors=True) as folder:
         (Path(folder) / "settings").write_text(
             _SETTINGS.format(sources=",".join(str(copy / name) for name in PACKAGES), data=folder)
         )
         words = ["-m", "coverage", "run", f"--rcfile={folder}/settings", "-m", "pytest", "-p", "contexts_of_tests"]
-        code = _pytest(copy, [*words, *_OPTIONS, *_files(copy, package)], str(Path(__file__).parent))
-        if code != 0:
-            raise SystemExit(f"the tests of {package.folder} fail without a mutant")
+        failures = Path(folder) / "failed"
+        code = _pytest(
+            copy, [*words, *_OPTIONS, *_files(copy, package)], str(Path(__file__).parent), failures=str(failures)
+        )
+        failed = set(failures.read_text().splitlines()) if failures.exists() else set()
+        if code not in (0, 1) or (code == 1 and not failed):
+            raise SystemExit(f"the tests of {package.folder} do not run: pytest's exit code is {code}")
         reached: Reached = {}
         for path in Path(folder).glob("data.*"):
             data = CoverageData(str(path))
@@ -327,7 +338,7 @@ def tests_by_line(copy: Path, package: Package) -> Reached:
                 lines = reached.setdefault(os.path.relpath(source, copy), {})
                 for line, contexts in data.contexts_by_lineno(source).items():
                     lines.setdefault(line, set()).update(_name(context) for context in contexts)
-        return reached
+        return reached, failed
 
 
 def _name(context: str) -> str:
@@ -359,21 +370,37 @@ def _files(copy: Path, package: Package) -> list[str]:
     return [str(path.relative_to(copy)) for path in found]
 
 
-def _run_tests(copy: Path, package: Package, tests: set[str]) -> str:
-    """Run the tests that reach a mutant until one fails: killed, killed by the time limit, survived, not reached."""
+def _run_tests(copy: Path, package: Package, tests: set[str], failing: set[str]) -> str:
+    """Run the tests that reach a mutant until one fails: killed, killed by the time limit, survived, not reached.
+
+    Args:
+        copy: The tree, with the mutant.
+        package: What the mutant is of.
+        tests: Those that reach it.
+        failing: Those that fail without it, which are left out.
+    """
     if not tests:
         return "not reached"
     files = {test for test in tests if "::" not in test}
     chosen = sorted(test for test in tests if test.partition("::")[0] not in files) + sorted(files)
-    code = _pytest(copy, ["-m", "pytest", "-x", *_OPTIONS, *(_files(copy, package) if ALL_TESTS in tests else chosen)])
+    left_out = [word for test in sorted(failing) for word in ("--deselect", test)]
+    files_or_tests = _files(copy, package) if ALL_TESTS in tests else chosen
+    code = _pytest(copy, ["-m", "pytest", "-x", *_OPTIONS, *left_out, *files_or_tests])
+    if code == _NO_TESTS:
+        return "not reached"
     return "killed by the time limit" if code is None else "survived" if code == 0 else "killed"
 
 
-def _pytest(copy: Path, words: list[str], *paths: str) -> int | None:
+_NO_TESTS = 5
+"""pytest's exit code if nothing is left to run."""
+
+
+def _pytest(copy: Path, words: list[str], *paths: str, failures: str = "") -> int | None:
     """Return the exit code; None if the time limit ended it."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join((*(str(copy / name) for name in PACKAGES), *paths)),
         "PYTHONDONTWRITEBYTECODE": "1",
+        FAILED_TESTS: failures,
     }
     process = subprocess.Popen(
         [sys.executable, *words],

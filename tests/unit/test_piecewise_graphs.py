@@ -8,14 +8,16 @@ import torch
 from sglang.srt import server_args as sglang_arguments
 from sglang.srt.compilation.piecewise_context_manager import enable_piecewise_cuda_graph
 from sglang.srt.model_executor.breakable_cuda_graph_runner import BreakableCudaGraphRunner
-from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 from sglang.srt.model_executor.piecewise_cuda_graph_runner import PiecewiseCudaGraphRunner
 from sglang.srt.models.gemma4_causal import Gemma4TextModel
 from sglang.srt.models.gemma4_mm import Gemma4ForConditionalGeneration
 from sglang.srt.server_args import ServerArgs
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from gemma4_repro.toys.locate import toy_path
 from gemma4_runtime.fusion.paths import FUSED, PATHS
+from gemma4_runtime.optimisations.piecewise_multimodal import SIZES
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import read_settings
 
@@ -23,6 +25,15 @@ OP = "piecewise-multimodal"
 
 
 def disabled(monkeypatch, **arguments):
+    return decided(monkeypatch, **arguments).disable_piecewise_cuda_graph
+
+
+def chosen(monkeypatch, **arguments):
+    made = decided(monkeypatch, **arguments)
+    return made.piecewise_cuda_graph_tokens, made.piecewise_cuda_graph_max_tokens
+
+
+def decided(monkeypatch, **arguments):
     """What SGLang's rules make of these arguments, for a multimodal Gemma-4 on a CUDA device."""
     for other in ("is_hip", "is_npu", "is_cpu", "is_mps", "is_xpu"):
         monkeypatch.setattr(sglang_arguments, other, lambda: False)
@@ -35,7 +46,7 @@ def disabled(monkeypatch, **arguments):
     made._handle_piecewise_cuda_graph()
     made._handle_other_validations()
     assert made.get_model_config().is_multimodal
-    return made.disable_piecewise_cuda_graph
+    return made
 
 
 def test_the_multimodal_rule_is_lifted(monkeypatch, attach):
@@ -58,23 +69,44 @@ BREAKABLE = {"enable_breakable_cuda_graph": True}
 ENFORCED = {"enforce_piecewise_cuda_graph": True}
 
 
-@pytest.mark.parametrize("more", [{}, ENFORCED], ids=str)
-def test_breakable_graphs_are_refused_with_the_reason(monkeypatch, attach, more):
+def test_a_server_of_breakable_graphs_is_left_as_it_is(monkeypatch, attach):
     attach("off", OP)
-    with pytest.raises(ValueError, match="piecewise-multimodal cannot serve --enable-breakable-cuda-graph"):
-        disabled(monkeypatch, **BREAKABLE, **more)
-
-
-@pytest.mark.parametrize("other", [{"disable_piecewise_cuda_graph": True}, {"enable_lora": True}], ids=str)
-def test_where_there_will_be_no_graphs_breakable_ones_are_no_concern(monkeypatch, attach, other):
-    attach("off", OP)
-    assert disabled(monkeypatch, **BREAKABLE, **other) is True
+    assert disabled(monkeypatch, **BREAKABLE) is True
 
 
 def test_another_models_breakable_graphs_are_no_concern(monkeypatch, attach):
     attach("off", OP)
     others = SimpleNamespace(is_multimodal=True, hf_config=SimpleNamespace(architectures=["Qwen3VLForCausalLM"]))
     assert disabled(monkeypatch, **BREAKABLE, **ENFORCED, model_config=others) is False
+
+
+def test_so_many_sizes_as_the_server_can_hold(monkeypatch, attach):
+    assert chosen(monkeypatch) == (None, None)
+    attach("off", OP)
+    assert chosen(monkeypatch) == (list(SIZES), 2048)
+    assert chosen(monkeypatch, chunked_prefill_size=512, max_total_tokens=4096)[0] == [
+        size for size in SIZES if size <= 512
+    ]
+    assert chosen(monkeypatch, context_length=20) == ([20], 20)
+    assert chosen(monkeypatch, chunked_prefill_size=-1) == (list(SIZES), 2048)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"piecewise_cuda_graph_tokens": [64]},
+        {"piecewise_cuda_graph_max_tokens": 4096},
+        {"disable_piecewise_cuda_graph": True},
+        ENFORCED,
+    ],
+    ids=str,
+)
+def test_sizes_that_a_user_asks_for_stay(monkeypatch, attach, asked):
+    attach("off", OP)
+    assert chosen(monkeypatch, **asked) == (
+        asked.get("piecewise_cuda_graph_tokens"),
+        asked.get("piecewise_cuda_graph_max_tokens"),
+    )
 
 
 def test_of_a_multimodal_gemma_sglang_makes_no_breakable_graphs(caplog):
@@ -137,7 +169,7 @@ def runner(capture_mode=None):
     return made
 
 
-def batch(mode, images):
+def batch(mode, images, algorithm=None):
     return SimpleNamespace(
         forward_mode=mode,
         input_embeds=None,
@@ -146,6 +178,7 @@ def batch(mode, images):
         return_logprob=False,
         input_ids=torch.zeros(100),
         contains_image_inputs=lambda: images,
+        spec_algorithm=algorithm,
     )
 
 
@@ -170,6 +203,17 @@ def test_a_mixed_batch_with_images_is_not_for_a_graph(attach, mode, images, runs
 def test_what_sglang_refuses_stays_refused(attach):
     attach("off", OP)
     assert not runner(capture_mode="full").can_run(batch(ForwardMode.EXTEND, False))
+
+
+@pytest.mark.parametrize(("algorithm", "runs"), [("FROZEN_KV_MTP", True), ("EAGLE3", False)])
+def test_hidden_states_for_an_mtp_draft_come_out_of_the_graph(attach, algorithm, runs):
+    asking = batch(ForwardMode.EXTEND, False, SpeculativeAlgorithm[algorithm])
+    asking.capture_hidden_mode = CaptureHiddenMode.FULL
+    captured = runner(CaptureHiddenMode.NULL)
+    assert not captured.can_run(asking)
+    attach("off", OP)
+    assert captured.can_run(asking) is runs
+    assert captured.capture_hidden_mode is CaptureHiddenMode.NULL
 
 
 class Language(torch.nn.Module):

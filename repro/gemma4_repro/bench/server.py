@@ -86,6 +86,9 @@ class ServerProcess:
                 preexec_fn=prepare,
             )
         self._members: list[int] = []
+        self._started = time.monotonic()
+        self.start_s: float | None = None
+        """Seconds from its launch until it answered for the first time."""
 
     def ended_with(self) -> int | None:
         """Return the exit code, negative for a signal; None while it runs."""
@@ -101,7 +104,13 @@ class ServerProcess:
         except (urllib.error.URLError, OSError):
             return False
         self._members = session_members(self._process.pid)
+        if self.start_s is None:
+            self.start_s = round(time.monotonic() - self._started, 2)
         return True
+
+    def members(self) -> list[int]:
+        """Return the ids of its processes, as they were when it last answered."""
+        return list(self._members)
 
     def ask(self, path: str, body: Any = None, timeout_s: float = 60) -> Any:
         """GET, or POST `body` as JSON; the answer's JSON, or its text. Raises ServerLost."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -51,7 +51,8 @@ class Load:
     """pictures: the models have their vision tower, and the servers their tokenizer. pool_tokens: of every server's
     larger KV pool; where `equal_bytes`, of the reference's, and an arm whose pools leave KV-shared layers out has as
     many as the same bytes hold. arguments: of every server. host: the shapes of a trial on a CPU, if there is one.
-    assistant: the servers draft by MTP, unless an arm's arguments take that away.
+    assistant: the servers draft by MTP, unless an arm's arguments take that away. layers: of the models that are not
+    measured whole, because several of them would not fit into one GPU.
     """
 
     id: str
@@ -66,6 +67,7 @@ class Load:
     equal_bytes: bool = False
     assistant: bool = False
     host: tuple[Shape, ...] = ()
+    layers: Mapping[str, int] = field(default_factory=dict)
 
 
 def _arm(
@@ -87,6 +89,7 @@ def _encoder(pictures: int) -> Shape:
 # Elsewhere than on a GPU the plugin is always loaded, for the host engine's leaves.
 _NONE = _arm(REFERENCE, "SGLang as shipped: the plugin is not loaded", "none", WITHOUT_PLUGIN, smoke=True)
 _DEFAULT = _arm("default", "all defaults of the patched runtime", "default")
+_WITHOUT_GRAPHS = _arm("without-graphs", "all defaults but piecewise-multimodal", "default,-piecewise-multimodal")
 _GRAPHS = {"SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM": "1"}
 _V1 = BenchArm(
     REFERENCE, "MTP as SGLang ships it, without overlap: the plugin is not loaded", dict(_NONE.environment), smoke=True
@@ -108,12 +111,16 @@ _TALK = tuple(
     for sizes in ((200, 128), (2000, 64))
     for requests in (1, 16, 64)
 )
-# Prompts from a word to a book's chapter, alone and among others.
-_LENGTHS = tuple(
-    Shape(f"{requests} x {tokens}/2", requests, tokens, 2)
-    for requests in (1, 16)
-    for tokens in (64, 128, 512, 1024, 2048, 4000)
-)
+
+
+def _lengths(*tokens: int, answer: int = 2) -> tuple[Shape, ...]:
+    """Prompts of these lengths, alone and sixteen at once."""
+    return tuple(Shape(f"{requests} x {one}/{answer}", requests, one, answer) for requests in (1, 16) for one in tokens)
+
+
+_ALL_LENGTHS = _lengths(64, 128, 256, 512, 1024, 2048, 4000, 8000, 16000)
+_SHORT = tuple(shape.id for shape in _ALL_LENGTHS if shape.prompt_tokens <= 1024 and shape.requests == 1)
+_MTP_LENGTHS = _lengths(128, 512, 1024, 2048, 4000, answer=8)
 # From one chat to more than small-m-linear takes.
 _ANSWERS = tuple(Shape(f"{requests} x 1000/128", requests, 1000, 128, compared=16) for requests in (1, 4, 8, 16, 64))
 # On a B200, of the pull requests' own fast prefill: 3.45 s to 2.28 s and 4.22 s to 3.24 s.
@@ -198,15 +205,65 @@ LOADS = {
             (
                 _NONE,
                 _arm("graphs", "piecewise-multimodal alone", "piecewise-multimodal", _GRAPHS),
-                _DEFAULT,
-                _arm("default-graphs", "all defaults, and piecewise-multimodal", "default", _GRAPHS),
             ),
-            _LENGTHS,
+            _lengths(64, 128, 512, 1024, 2048, 4000),
             pool_tokens=131072,
             # Sizes to capture, a part of SGLang's own list, of which each is compiled and captured; the longest prompt
             # is above all of them.
             arguments={"piecewise_cuda_graph_tokens": [128, 512, 1024, 2048]},
             aims=(Aim("first-token", "the first token comes earlier", "graphs", TTFT, ("1 x 128/2", "1 x 512/2"), {}),),
+        ),
+        Load(
+            "lengths",
+            "prompts of every length: piecewise CUDA graphs for the short ones, YOCO above",
+            ("e2b", "e4b", "26b"),
+            (_NONE, _WITHOUT_GRAPHS, _DEFAULT),
+            _ALL_LENGTHS,
+            pool_tokens=262144 + 16384,
+            layers={"26b": 12},
+            aims=(
+                Aim(
+                    "short-prompts",
+                    "the first token of a prompt of up to 1024 tokens comes earlier",
+                    "default",
+                    TTFT,
+                    _SHORT,
+                    {"e2b": 1.9, "e4b": 1.9},
+                ),
+                Aim(
+                    "never-slower",
+                    "no length is served slower than by SGLang as shipped",
+                    "default",
+                    SPEEDUP,
+                    tuple(shape.id for shape in _ALL_LENGTHS),
+                    dict.fromkeys(("e2b", "e4b", "26b"), 0.97),
+                ),
+            ),
+            host=(Shape("2 x 300/2", 2, 300, 2),),
+        ),
+        Load(
+            "lengths-mtp",
+            "prompts of every length with MTP: piecewise CUDA graphs for the short ones, YOCO above",
+            ("e2b", "e4b"),
+            (
+                _V1,
+                replace(_WITHOUT_GRAPHS, environment={**_WITHOUT_GRAPHS.environment, **_V2}, arguments=_OVERLAP),
+                replace(_DEFAULT, environment={**_DEFAULT.environment, **_V2}, arguments=_OVERLAP),
+            ),
+            _MTP_LENGTHS,
+            pool_tokens=147456,
+            arguments={"swa_full_tokens_ratio": 1.0},
+            aims=(
+                Aim(
+                    "never-slower",
+                    "no length is served slower than by MTP as shipped",
+                    "default",
+                    SPEEDUP,
+                    tuple(shape.id for shape in _MTP_LENGTHS),
+                    dict.fromkeys(("e2b", "e4b"), 0.97),
+                ),
+            ),
+            assistant=True,
         ),
         Load(
             "decode",

@@ -14,6 +14,7 @@ from gemma4_dumps.wording import number_of
 from gemma4_repro.bench.arms import REFERENCE
 from gemma4_repro.bench.checkpoint import write_checkpoint
 from gemma4_repro.bench.cores import split_cores
+from gemma4_repro.bench.device_memory import device_memory_of
 from gemma4_repro.bench.fleet import Fleet
 from gemma4_repro.bench.server import BenchServer, ServerLost
 from gemma4_repro.errors import EnvironmentLacks
@@ -88,7 +89,7 @@ def _checkpoint(plan: ServingPlan, model: str, folder: Path) -> Path:
         if plan.host_engine:
             return toy_path(TARGET_NAME)
         size = SIZES[model]
-        text = size.text_config(size.layers)
+        text = size.text_config(plan.load.layers.get(model, size.layers))
         checkpoint = folder / "models" / model
         if plan.load.assistant:
             top = {"backbone_hidden_size": text["hidden_size"]}
@@ -195,7 +196,11 @@ class _Model:
     def _ask_state(self, server: BenchServer) -> None:
         (state,) = server.ask("/server_info")["internal_states"]
         kept = ("memory_usage", "gemma4_triage_paths", "gemma4_triage_pools")
-        self._measured.servers[self._model][server.name] = {name: state[name] for name in kept if name in state}
+        told = {name: state[name] for name in kept if name in state}
+        self._measured.servers[self._model][server.name] = told | {
+            "start_s": server.start_s,
+            "device_memory_bytes": None if self._plan.host_engine else device_memory_of(server.members()),
+        }
 
     def _everywhere(self, call: Callable[[BenchServer], None]) -> None:
         """On all servers at once; those that do not get through it are lost."""

@@ -20,7 +20,7 @@ OWNERS_ONLY = (
     "owner-only-kv",
     "without-yoco",
     "default",
-    "default-graphs",
+    "without-graphs",
     "default-v2",
     "without-products",
     "products",

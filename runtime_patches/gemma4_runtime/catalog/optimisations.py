@@ -53,10 +53,10 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         upstream="switched off by its is_multimodal rule up to 0.5.23",
         # Without it these graphs give E2B and E4B wrong answers.
         not_ported="0.5.23, a list of models in configs/model_config.py decides there",
+        default=True,
         brings=("piecewise-ple",),
         attachments=(
             Hook("server_args.piecewise", How.AROUND, f"{_AT}.piecewise_multimodal:around_handle"),
-            Hook("server_args.last_check", How.AFTER, f"{_AT}.piecewise_multimodal:after_last_check"),
             Hook("piecewise.can_run", How.AROUND, f"{_AT}.piecewise_multimodal:around_can_run"),
             PATHS,
         ),
@@ -65,8 +65,9 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             why="SGLang gives the prefills of text models piecewise CUDA graphs and those of multimodal models none, "
             "though only the language model would run in them.",
             eligibility="Gemma-4 servers on CUDA for which no other rule of SGLang's switches the graphs off, and "
-            "prefills that fit a captured size. Not: mixed batches with images, prefills that yoco makes much shorter. "
-            "--enable-breakable-cuda-graph is refused at start: SGLang makes no such graphs of a multimodal Gemma-4.",
+            "prefills that fit a captured size: up to 2048 tokens, unless the server is told other sizes. Not: mixed "
+            "batches with images, prefills that yoco makes much shorter, servers with --enable-breakable-cuda-graph: "
+            "SGLang makes no such graphs of a multimodal Gemma-4.",
             fallback="The prefill runs eagerly, as SGLang's own. Which way was taken is counted in /server_info.",
             proof=(
                 "tests/unit/test_piecewise_graphs.py",
