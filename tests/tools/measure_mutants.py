@@ -317,6 +317,7 @@ def tests_by_line(copy: Path, package: Package) -> tuple[Reached, set[str]]:
         SystemExit: the tests cannot be run.
     """
     from coverage import CoverageData
+    from coverage.exceptions import DataError
 
     with tempfile.TemporaryDirectory(prefix="reached-", ignore_cleanup_errors=True) as folder:
         (Path(folder) / "settings").write_text(
@@ -333,7 +334,11 @@ def tests_by_line(copy: Path, package: Package) -> tuple[Reached, set[str]]:
         reached: Reached = {}
         for path in Path(folder).glob("data.*"):
             data = CoverageData(str(path))
-            data.read()
+            try:
+                data.read()
+            except DataError:
+                # A process that the test killed left half of its file.
+                continue
             for source in data.measured_files():
                 lines = reached.setdefault(os.path.relpath(source, copy), {})
                 for line, contexts in data.contexts_by_lineno(source).items():
