@@ -354,3 +354,37 @@ def test_what_is_said_of_short_prompts_and_long_answers():
     for document in (prompts, answers):
         assert (document["measurement"], document["wrong"], document["lost"], document["partial"]) == (True, [], {}, "")
         assert "dirty" not in document["project"]["commit"]
+
+
+def test_what_is_said_of_prompts_of_every_length():
+    documents = [json.loads(path.read_text()) for path in sorted((ROOT / "docs" / "bench").glob("lengths_h200_*.json"))]
+    (mtp,) = (json.loads(path.read_text()) for path in (ROOT / "docs" / "bench").glob("lengths_mtp_h200_*.json"))
+    said = " ".join(MEASURE.split())
+
+    def span(document, model, arm="default", value="speedup", shapes=None):
+        rows = [row for row in document["rows"] if (row["model"], row["arm"]) == (model, arm)]
+        found = sorted(row[value]["median"] for row in rows if shapes is None or row["shape"] in shapes)
+        return f"x{found[0]:.2f} to x{found[-1]:.2f}"
+
+    of = {model: document for document in documents for model in document["models"]}
+    assert sorted(of) == ["26b", "e2b", "e4b"]
+    every = [f"{span(of[model], model)} on {name}" for model, name in (("e2b", "E2B"), ("e4b", "E4B"))]
+    assert f"{every[0]}, {every[1]} and {span(of['26b'], '26b')} on 12 layers of 26B" in said
+    alone = [f"1 x {tokens}/2" for tokens in (64, 128, 256, 512, 1024)]
+    firsts = [span(of[model], model, value="ttft_speedup", shapes=alone) for model in ("e2b", "e4b", "26b")]
+    assert f"comes {firsts[0]}, {firsts[1]} and {firsts[2]} as fast" in said
+    eager = [span(of[model], model, "without-graphs", "ttft_speedup", alone) for model in ("e2b", "e4b", "26b")]
+    assert f"without the graphs {eager[0]}, {eager[1]} and {eager[2]}" in said
+    assert f"With MTP on E4B every length is served {span(mtp, 'e4b')} as fast" in said
+    states = [(document["servers"][model], model) for document in (*documents, mtp) for model in document["models"]]
+    held = sorted(
+        (servers["default"]["device_memory_bytes"] - servers["without-graphs"]["device_memory_bytes"]) / 2**30
+        for servers, _ in states
+    )
+    waited = sorted(servers["default"]["start_s"] - servers["without-graphs"]["start_s"] for servers, _ in states)
+    assert f"take {held[0]:.2f} to {held[-1]:.2f} GiB of the GPU and {waited[0]:.0f} to {waited[-1]:.0f} s" in said
+    for document in (*documents, mtp):
+        assert (document["measurement"], document["wrong"], document["lost"], document["partial"]) == (True, [], {}, "")
+        assert "dirty" not in document["project"]["commit"]
+        with_graphs = [servers["default"]["gemma4_triage_paths"] for servers in document["servers"].values()]
+        assert all(paths["piecewise-multimodal"]["fused"] > 0 for paths in with_graphs)

@@ -81,7 +81,12 @@ def test_the_list_has_every_patch(capsys):
         ),
         ("leak-ledger", {"GEMMA4_TRIAGE_LEAK": "dump"}, "on: GEMMA4_TRIAGE_LEAK is dump"),
         ("swa-state-stale", {"GEMMA4_TRIAGE_FAULTS": "swa-state-stale"}, "on: GEMMA4_TRIAGE_FAULTS names it"),
-        ("piecewise-ple", {"GEMMA4_TRIAGE_PATCHES": "default"}, "on: GEMMA4_TRIAGE_PATCHES=default has it"),
+        (
+            "piecewise-ple",
+            {"GEMMA4_TRIAGE_PATCHES": "default,-piecewise-multimodal"},
+            "on: GEMMA4_TRIAGE_PATCHES=default,-piecewise-multimodal has it",
+        ),
+        ("piecewise-ple", {"GEMMA4_TRIAGE_PATCHES": "default"}, "on: piecewise-multimodal needs it"),
         ("piecewise-ple", {"GEMMA4_TRIAGE_PATCHES": "piecewise-multimodal"}, "on: piecewise-multimodal needs it"),
         ("spec-v2-row-width", {"SGLANG_FROZEN_KV_MTP_V2": "1"}, "on: mtp-v2 needs it"),
         (
