@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from gemma4_triage.finding import Evidence, Finding
+from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, Drop, LogFacts, Place, RankFacts
 
 _LONGEST_EXCEPTION = 300
@@ -59,6 +59,75 @@ def of_death(
 def says(words: re.Pattern[str]) -> Callable[[Death], bool]:
     """Return whether a failure's type and message hold some words."""
     return lambda death: words.search(f"{death.type_name}: {death.message}") is not None
+
+
+@dataclass(frozen=True)
+class Wording:
+    """How a failure with one cause is worded.
+
+    Attributes:
+        words: Stand in its type and message.
+        cause: What that says.
+        advice: What to do about it.
+    """
+
+    words: re.Pattern[str]
+    cause: str
+    advice: str
+
+
+def of_wordings(
+    rule_id: str,
+    title: str,
+    wordings: Iterable[Wording],
+    confidence: Confidence,
+    *,
+    types: Iterable[str] = (),
+    what: str = "what the process died of",
+    settings: Iterable[str] = (),
+    ruled_out_if: tuple[str, ...] = (),
+    advice: tuple[str, ...] = (),
+    next_commands: tuple[str, ...] = (),
+    alarms: Iterable[str] = (),
+) -> Rule:
+    """Return a rule over failures whose words alone say the cause.
+
+    Args:
+        rule_id: As findings name it.
+        title: What it is about.
+        wordings: The first whose words stand in the failure says the cause.
+        confidence: How sure that is.
+        types: Of exceptions; a failure of another type is not this rule's. Empty for all.
+        what: What the line of the failure is.
+        settings: Names of server arguments that are evidence where the log has them.
+        ruled_out_if: What would say that it is something else.
+        advice: What to do beside the wording's own advice, whichever it is.
+        next_commands: Commands of this tool.
+        alarms: Kinds of alarms that come with such a failure.
+    """
+    known, of_types, names = tuple(wordings), frozenset(types), tuple(settings)
+
+    def wording_of(death: Death) -> Wording | None:
+        if of_types and death.type_name not in of_types:
+            return None
+        said = f"{death.type_name}: {death.message}"
+        return next((wording for wording in known if wording.words.search(said)), None)
+
+    def find(facts: LogFacts) -> Iterator[Finding]:
+        for death in facts.failures:
+            if (wording := wording_of(death)) is not None:
+                yield Finding(
+                    rule=rule_id,
+                    cause=wording.cause,
+                    confidence=confidence,
+                    evidence=(*of_failure(facts, death, what), *of_settings(facts, *names)),
+                    ruled_out_if=ruled_out_if,
+                    advice=(wording.advice, *advice),
+                    next_commands=next_commands,
+                )
+                return
+
+    return Rule(rule_id, title, find, lambda death: wording_of(death) is not None, frozenset(alarms))
 
 
 def of_failure(facts: LogFacts, death: Death, what: str = "what the process died of") -> list[Evidence]:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import re
 
-from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings
+from gemma4_triage.finding import Confidence
+from gemma4_triage.logs.rule import Wording, of_wordings
 
-_CAUSES = (
-    (
+_WORDINGS = (
+    Wording(
         re.compile(r"(?:CUBLAS|CUDNN)_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"),
         "A library of CUDA got no memory for its workspace: the pools took all.",
         "lower --mem-fraction-static by 0.03 to 0.05",
     ),
-    (
+    Wording(
         re.compile(r"(?:CUBLAS|CUDNN)_STATUS_(?:NOT_SUPPORTED|INVALID_VALUE|ARCH_MISMATCH)"),
         "A library of CUDA was asked for a product that it does not have for these sizes or types.",
         "another --dtype or backend of the quantised GEMM; the frame names the layer",
     ),
-    (
+    Wording(
         re.compile(
             r"misaligned address|unspecified launch failure|CUBLAS_STATUS_EXECUTION_FAILED|illegal instruction|"
             r"CUDA_EXCEPTION"
@@ -27,7 +26,7 @@ _CAUSES = (
         "A kernel failed on the device. It is noticed later: the frame is not the place.",
         "CUDA_LAUNCH_BLOCKING=1 and --disable-cuda-graph name the kernel; then try another backend",
     ),
-    (
+    Wording(
         re.compile(
             r"CUDA error: invalid (?:argument|configuration|resource handle|device ordinal)|"
             r"too many resources requested"
@@ -37,29 +36,12 @@ _CAUSES = (
     ),
 )
 
-
-def _found(death: Death) -> tuple[str, str] | None:
-    return next(((cause, advice) for words, cause, advice in _CAUSES if words.search(death.message)), None)
-
-
-def _explains(death: Death) -> bool:
-    return _found(death) is not None
-
-
-def _tell(facts: LogFacts, death: Death) -> Finding:
-    cause, advice = _found(death) or ("", "")
-    return Finding(
-        rule=RULE.id,
-        cause=cause,
-        confidence=Confidence.POSSIBLE,
-        evidence=(
-            *of_failure(facts, death),
-            *of_settings(facts, "attention_backend", "quantization", "kv_cache_dtype"),
-        ),
-        advice=(advice, "the first rank and the first such line count: later ones follow from it"),
-    )
-
-
-RULE = of_death(
-    "kernel-failed", "a kernel or a library of CUDA failed", _explains, _tell, alarms=("device", "signalled")
+RULE = of_wordings(
+    "kernel-failed",
+    "a kernel or a library of CUDA failed",
+    _WORDINGS,
+    Confidence.POSSIBLE,
+    settings=("attention_backend", "quantization", "kv_cache_dtype"),
+    advice=("the first rank and the first such line count: later ones follow from it",),
+    alarms=("device", "signalled"),
 )

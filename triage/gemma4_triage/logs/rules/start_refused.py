@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 
-from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure
+from gemma4_triage.finding import Confidence
+from gemma4_triage.logs.rule import Wording, of_wordings
 
-_CAUSES = (
-    (
+_WORDINGS = (
+    Wording(
         re.compile(r"(?i)address already in use|Port \d+ is (?:already )?in use|port is not available"),
         "The port is taken: another server, or the rest of an earlier one, still runs.",
         "ss -ltnp names the process; another --port, or end what is left of the earlier server",
     ),
-    (
+    Wording(
         re.compile(
             r"error: unrecognized arguments: .*|error: argument --.*|"
             r"error: the following arguments are required.*|error: ambiguous option.*"
@@ -22,41 +21,28 @@ _CAUSES = (
         "The start knows no such argument, or not that value.",
         "python -m sglang.launch_server --help of the installed release; names of arguments change between releases",
     ),
-    (
+    Wording(
         re.compile(r"No CUDA GPUs are available|could not select device driver|no CUDA-capable device is detected"),
         "The process sees no GPU.",
         "docker: --gpus all and the NVIDIA container toolkit; CUDA_VISIBLE_DEVICES; nvidia-smi in the same container",
     ),
-    (
+    Wording(
         re.compile(r"Gemma4AssistantForCausalLM draft requires"),
         "Gemma-4's assistant was given to a kind of speculation that it is not made for.",
         "--speculative-algorithm NEXTN: SGLang makes FROZEN_KV_MTP of it where the draft is Gemma-4's assistant",
     ),
-    (
+    Wording(
         re.compile(r"[Cc]ontext_length .{0,40}is greater than the derived context_length"),
         "The context length that was asked for is longer than the model's own.",
         "a --context-length that config.json allows; SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 overrides it",
     ),
 )
 
-
-def _found(death: Death) -> tuple[str, str] | None:
-    return next(((cause, advice) for words, cause, advice in _CAUSES if words.search(death.message)), None)
-
-
-def _explains(death: Death) -> bool:
-    return _found(death) is not None
-
-
-def _tell(facts: LogFacts, death: Death) -> Finding:
-    cause, advice = _found(death) or ("", "")
-    return Finding(
-        rule=RULE.id,
-        cause=cause,
-        confidence=Confidence.CERTAIN,
-        evidence=tuple(of_failure(facts, death, "what the start said")),
-        advice=(advice,),
-    )
-
-
-RULE = of_death("start-refused", "the server refused its arguments or its port", _explains, _tell, alarms=("no-start",))
+RULE = of_wordings(
+    "start-refused",
+    "the server refused its arguments or its port",
+    _WORDINGS,
+    Confidence.CERTAIN,
+    what="what the start said",
+    alarms=("no-start",),
+)

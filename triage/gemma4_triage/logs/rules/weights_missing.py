@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 
-from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure
+from gemma4_triage.finding import Confidence
+from gemma4_triage.logs.rule import Wording, of_wordings
 
-_CAUSES = (
-    (
+_WORDINGS = (
+    Wording(
         re.compile(
             r"(?i)gated repo|access to model .* is restricted|401 Client Error|403 Client Error|Invalid credentials"
         ),
         "The repository of the weights is gated, and no token with access was given.",
         "accept the licence on the model's page, then set HF_TOKEN in the server's environment (docker: -e HF_TOKEN)",
     ),
-    (
+    Wording(
         re.compile(
             r"(?i)is not a local folder and is not a valid model identifier|Repository Not Found|404 Client Error|"
             r"Incorrect path_or_model_id|Repo id must be"
@@ -24,7 +23,7 @@ _CAUSES = (
         "The name of the model is neither a folder that the server sees nor a repository.",
         "check --model-path inside the container (mount the folder), and the spelling of the repository",
     ),
-    (
+    Wording(
         re.compile(
             r"(?i)Cannot find any model weights|No model weights found|does not appear to have a file named|"
             r"No such file or directory: '[^']*(?:safetensors|\.bin|config\.json|tokenizer)|Missing shard|"
@@ -33,12 +32,12 @@ _CAUSES = (
         "A file of the checkpoint is missing: the download is incomplete, or the folder is another one.",
         "compare the folder with model.safetensors.index.json, and fetch what is missing",
     ),
-    (
+    Wording(
         re.compile(r"Unrecognized model in .{0,200}Should have a `model_type`|Unrecognized configuration class"),
         "The config.json of the folder names no type of model that transformers knows.",
         "look into config.json: a folder of an adapter, of one modality or of another format (GGUF) is no checkpoint",
     ),
-    (
+    Wording(
         re.compile(
             r"HeaderTooLarge|InvalidHeaderDeserialization|MetadataIncompleteBuffer|HeaderTooSmall|"
             r"invalid load key|SafetensorError"
@@ -46,7 +45,7 @@ _CAUSES = (
         "A weight file is damaged or a Git LFS pointer: its header cannot be read.",
         "compare sizes and SHA-256 with the repository; fetch again (git lfs pull) what differs",
     ),
-    (
+    Wording(
         re.compile(
             r"(?i)(?:couldn't connect to|LocalEntryNotFoundError|Cannot (?:find|send) .* offline|"
             r"Failed to resolve 'huggingface)"
@@ -56,26 +55,11 @@ _CAUSES = (
     ),
 )
 
-
-def _found(death: Death) -> tuple[str, str] | None:
-    said = f"{death.type_name}: {death.message}"
-    return next(((cause, advice) for words, cause, advice in _CAUSES if words.search(said)), None)
-
-
-def _explains(death: Death) -> bool:
-    return _found(death) is not None
-
-
-def _tell(facts: LogFacts, death: Death) -> Finding:
-    cause, advice = _found(death) or ("", "")
-    return Finding(
-        rule=RULE.id,
-        cause=cause,
-        confidence=Confidence.LIKELY,
-        evidence=tuple(of_failure(facts, death)),
-        ruled_out_if=("another process of the same user reads the same path",),
-        advice=(advice,),
-    )
-
-
-RULE = of_death("weights-missing", "the checkpoint cannot be read", _explains, _tell, alarms=("no-start",))
+RULE = of_wordings(
+    "weights-missing",
+    "the checkpoint cannot be read",
+    _WORDINGS,
+    Confidence.LIKELY,
+    ruled_out_if=("another process of the same user reads the same path",),
+    alarms=("no-start",),
+)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 
-from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure
+from gemma4_triage.finding import Confidence
+from gemma4_triage.logs.rule import Wording, of_wordings
 
-_CAUSES = (
-    (
+_WORDINGS = (
+    Wording(
         re.compile(
             r"Transformers does not recognize this architecture|KeyError: '(?:gemma\d\w*|gpt_oss\w*)'|"
             r"cannot import name '\w+' from 'transformers|has no attribute 'Gemma\w+Config'"
@@ -17,7 +16,7 @@ _CAUSES = (
         "The installed transformers is not of the release that this SGLang or this model needs.",
         "pip show transformers sglang; install the release that SGLang's pyproject asks for; images of SGLang bring it",
     ),
-    (
+    Wording(
         re.compile(
             r"(?i)no (?:CUDA )?kernel image is available|sm_\d+ is not compatible with the current PyTorch|"
             r"PTX was compiled with an unsupported"
@@ -25,12 +24,12 @@ _CAUSES = (
         "A wheel has no kernel for this GPU: it was built for other architectures, or for a newer driver.",
         "hold torch.cuda.get_device_capability() against torch.cuda.get_arch_list(); take an image for this GPU",
     ),
-    (
+    Wording(
         re.compile(r"undefined symbol|version `(?:GLIBC|CXXABI)|symbol lookup error|ABI"),
         "Two wheels were built against different releases of torch or of the system's libraries.",
         "reinstall sglang-kernel, flashinfer and torch together, of the releases that SGLang's pyproject names",
     ),
-    (
+    Wording(
         re.compile(
             r"cannot open shared object file|libcud\w+\.so|CUDA driver version is insufficient|"
             r"driver on your system is too old"
@@ -38,7 +37,7 @@ _CAUSES = (
         "A library of CUDA is missing, or the driver is older than the one that torch was built for.",
         "nvidia-smi shows the driver's CUDA; take the wheel or image of that CUDA, or a newer driver",
     ),
-    (
+    Wording(
         re.compile(
             r"(?i)ninja is required|ninja build failed|Command '\['[^']*(?:gcc|g\+\+|cc)'|"
             r"nvcc.{0,40}(?:not found|No such file)|CUDA_HOME environment variable is not set|"
@@ -48,7 +47,7 @@ _CAUSES = (
         "A kernel is compiled on this machine, and its compiler is missing or does not know this GPU.",
         "install nvcc and ninja of torch's CUDA (images bring them), or TRITON_PTXAS_PATH to a newer ptxas",
     ),
-    (
+    Wording(
         re.compile(
             r"cannot import name '\w+' from|module '(?:sgl_kernel|flashinfer|triton|torch|transformers|"
             r"xgrammar)[\w.]*' has no "
@@ -59,7 +58,7 @@ _CAUSES = (
         "Two packages are of releases that do not know each other's names.",
         "hold pip list against the releases in SGLang's pyproject: transformers, flashinfer, sglang-kernel, torch",
     ),
-    (
+    Wording(
         re.compile(
             r"No module named '(?:sgl_kernel|flashinfer|sglang|transformers|triton|xgrammar|vllm|torchvision|"
             r"torchaudio|timm|librosa|\w+)'"
@@ -68,7 +67,9 @@ _CAUSES = (
         "pip install the package that the line names, of the release in SGLang's pyproject",
     ),
 )
-_OF_IMPORTS = (
+_TYPES = (
+    "",
+    "AcceleratorError",
     "InductorError",
     "ImportError",
     "ModuleNotFoundError",
@@ -84,31 +85,13 @@ _OF_IMPORTS = (
     "RuntimeError",
 )
 
-
-def _found(death: Death) -> tuple[str, str] | None:
-    said = f"{death.type_name}: {death.message}"
-    if death.type_name not in ("", "AcceleratorError", *_OF_IMPORTS):
-        return None
-    return next(((cause, advice) for words, cause, advice in _CAUSES if words.search(said)), None)
-
-
-def _explains(death: Death) -> bool:
-    return _found(death) is not None
-
-
-def _tell(facts: LogFacts, death: Death) -> Finding:
-    cause, advice = _found(death) or ("", "")
-    return Finding(
-        rule=RULE.id,
-        cause=cause,
-        confidence=Confidence.LIKELY,
-        evidence=tuple(of_failure(facts, death)),
-        ruled_out_if=("python -c 'import sgl_kernel, flashinfer' works in the server's own environment",),
-        advice=(advice,),
-        next_commands=("gemma4-triage doctor",),
-    )
-
-
-RULE = of_death(
-    "wheels-do-not-fit", "packages do not fit each other, the model or the GPU", _explains, _tell, ("device",)
+RULE = of_wordings(
+    "wheels-do-not-fit",
+    "packages do not fit each other, the model or the GPU",
+    _WORDINGS,
+    Confidence.LIKELY,
+    types=_TYPES,
+    ruled_out_if=("python -c 'import sgl_kernel, flashinfer' works in the server's own environment",),
+    next_commands=("gemma4-triage doctor",),
+    alarms=("device",),
 )
