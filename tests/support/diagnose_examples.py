@@ -1,5 +1,6 @@
 """Incidents for the tests of diagnosis: the corpus' own dumps, and such with a few fields changed."""
 
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,23 @@ from gemma4_dumps.reader import Dump, read_dump
 from gemma4_dumps.schema import FileRecord, Layer, Offence
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident, Ledger
+from gemma4_triage.finding import Finding
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.read import read_log
 
 ROOT = Path(__file__).parents[2]
 CORPUS = ROOT / "tests" / "data" / "corpus_dumps"
 LEAK_SAMPLE = "20261121T133240.124588Z_vm_r0_p8843_leak-audit_0001"
+
+
+def evidence_text(found: Iterable[tuple[str, Sequence[Finding]]]) -> str:
+    """Of each case its findings, and of each finding the fields and values that are its evidence."""
+    lines: list[str] = []
+    for case, findings in found:
+        for finding in findings:
+            lines.append(f"{case}: {finding.rule}, {finding.confidence.name}")
+            lines += [f"  {piece.field} = {piece.value}" for piece in finding.evidence]
+    return "\n".join(lines) + "\n"
 
 
 def corpus_dump(case: str, verdict: str) -> Dump:

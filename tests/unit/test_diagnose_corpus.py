@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from diagnose_examples import evidence_text
 from evidence_lookup import stands_there
 from gemma4_dumps.store import DumpStore
 from gemma4_dumps.verify import verify_dump
@@ -20,6 +21,7 @@ from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.material import read_store
 from gemma4_triage.diagnose.rules import injected_fault
 from gemma4_triage.finding import Confidence
+from golden_files import compare
 from known_causes import CAUSES
 
 ROOT = Path(__file__).parents[1] / "data" / "corpus_dumps"
@@ -69,6 +71,12 @@ def test_a_rule_speaks_where_its_cause_is_and_nowhere_else(rule):
     if rule.id == injected_fault.ID:
         expected = {case.id for case in FAULTS if case.inject}
     assert spoke == expected | {case for case, other in ALSO if other == rule.id}
+
+
+def test_what_each_cause_is_proved_by():
+    """Which fields and values, in which order: a piece that is gone, or of another place, is seen here."""
+    found = ((case, conclude(incident_of(case))) for case in sorted(CAUSES))
+    compare("evidence_of_the_corpus.txt", evidence_text(found))
 
 
 @pytest.mark.parametrize("case", CAUSES)

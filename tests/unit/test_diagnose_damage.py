@@ -38,11 +38,19 @@ def lie(dump: Path) -> None:
     (dump / MANIFEST).write_text(json.dumps(manifest))
 
 
+def unlist(dump: Path) -> None:
+    manifest = json.loads((dump / MANIFEST).read_text())
+    del manifest["files"][TENSORS]
+    (dump / MANIFEST).write_text(json.dumps(manifest))
+    (dump / TENSORS).unlink()
+
+
 DAMAGES: dict[str, Callable[[Path], None]] = {
     "another-hash": flip,
     "truncated": truncate,
     "absent": lambda dump: (dump / TENSORS).unlink(),
     "a-link": link,
+    "absent-and-not-listed": unlist,
     "numbers-that-contradict-the-tensors": lie,
 }
 

@@ -262,6 +262,25 @@ class TestWhichIncident:
             assert self.placed([incident], log_of(fault, other))[1].relation != "agrees"
         assert self.placed([incident], log_of(begins))[1].relation == "apart"
 
+    def test_what_the_server_was_started_with_parts_them(self, two):
+        incident = of(altered(two[0].dumps[0], launch_args=["launch_server.py", "--tp-size", "1", "--tp-size", "2"]))
+        for asked, told in ((1, "the log has --tp-size 1, the dump 2"), (2, "both have --tp-size 2")):
+            assert told in self.placed([incident], log_of(f"server_args=ServerArgs(tp_size={asked})\n"))[1].text
+
+    def test_sizes_of_a_pool_part_them_with_and_without_its_dummy_page(self):
+        dump = altered(SEED, page_size=16, extents={"pages_full_pool": 65})
+        sizes = "Use sliding window memory pool. full_layer_tokens={}, swa_layer_tokens=512\n"
+        start = "server_args=ServerArgs(page_size=16)\n"
+        told = {tokens: self.placed([of(dump)], log_of(start, sizes.format(tokens)))[1] for tokens in (1024, 1040, 4)}
+        assert "the log has full pool tokens 4, the dump 1024 or 1040" in told[4].text
+        assert all(f"both have full pool tokens {tokens}" in told[tokens].text for tokens in (1024, 1040))
+
+    def test_the_first_dump_that_a_log_names_is_the_one_that_is_said(self, two):
+        said = "page-table-bounds: x [logged; seen 1 times; dump: /d/20260101T00000{}.1Z_vm_r0_p1_x_1]\n"
+        guards = [f"{stamp(second)} {said.format(second)}" for second in (1, 2)]
+        _, link = self.placed(two, log_of(decode(1), *guards))
+        assert "another dump, 20260101T000001" in link.text
+
     def test_beside_nothing_it_is_a_run(self):
         counts, link = self.placed([], self.at("2026-12-01 03:00:00"))
         assert (counts, link.text) == ([1], "")

@@ -13,6 +13,7 @@ from diagnose_examples import (
     OTHERS,
     altered,
     corpus_dump,
+    evidence_text,
     guards_only,
     of,
     offence,
@@ -28,6 +29,7 @@ from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident, Ledger
 from gemma4_triage.finding import Confidence
+from golden_files import compare
 from known_causes import CAUSES
 
 FALLBACKS = {rule.id for rule in RULES if rule.fallback}
@@ -36,6 +38,11 @@ FALLBACKS = {rule.id for rule in RULES if rule.fallback}
 @pytest.mark.parametrize("rule", OTHERS)
 def test_the_first_finding_is_the_cause(rule):
     assert conclude(OTHERS[rule])[0].rule == rule
+
+
+def test_what_each_cause_is_proved_by():
+    """Which fields and values, in which order: a piece that is gone, or of another place, is seen here."""
+    compare("evidence_of_other_causes.txt", evidence_text((name, conclude(OTHERS[name])) for name in sorted(OTHERS)))
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if not rule.fallback], ids=lambda rule: rule.id)

@@ -129,6 +129,12 @@ class TestResolve:
         assert store.resolve("20260101T01") == oldest.path
         assert store.resolve(oldest.path) == oldest.path
 
+    def test_a_folder_of_that_name_in_the_current_one_is_not_meant(self, store, tmp_path, monkeypatch):
+        oldest = store.list()[1]
+        (tmp_path / oldest.dump_id).mkdir()
+        monkeypatch.chdir(tmp_path)
+        assert store.resolve(oldest.dump_id) == oldest.path
+
     @pytest.mark.parametrize("wanted", ["20260101", "2027", "", "..\0", "x" * 5000, "/no/such"])
     def test_what_fits_none_or_several(self, store, wanted):
         with pytest.raises(DumpNotFound):

@@ -44,6 +44,11 @@ def test_values_shape_and_stride_come_back(tmp_path, array, offset):
         assert rebuilt.strides == array.strides
 
 
+def test_strides_that_go_backwards_begin_at_the_last_element():
+    payload = TensorPayload.from_array(np.arange(12).reshape(3, 4)[::-1, ::-1])
+    assert (payload.stride, payload.storage_offset) == ((-4, -1), 11)
+
+
 def test_expanded_tensor_has_stride_zero():
     row = np.broadcast_to(np.arange(3, dtype=np.int32), (4, 3))
     fitted = fit_tensors({"x": TensorPayload.from_array(row)}, 10_000).kept["x"]
