@@ -104,7 +104,7 @@ def test_off_is_identity():
 
 
 def test_the_picture_is_drawn_from_the_rows():
-    """If this fails: gemma4-triage bench plot docs/bench/probes_h200_*_e4b_*.json --out docs/probes_h200.svg --force"""
+    # To draw it anew: gemma4-triage bench plot docs/bench/probes_h200_*_e4b_*.json --out docs/probes_h200.svg --force
     assert (ROOT / "docs" / "probes_h200.svg").read_text() == draw(E4B)
 
 
@@ -270,7 +270,7 @@ def test_what_is_said_of_pictures():
 
 
 def test_the_picture_of_mtp_is_drawn_from_the_rows():
-    """If this fails: gemma4-triage bench plot docs/bench/serving_mtp_*.json --out docs/serving_mtp.svg --force"""
+    # To draw it anew: gemma4-triage bench plot docs/bench/serving_mtp_*.json --out docs/serving_mtp.svg --force
     drawn = draw_serving([document for document in SERVING if document["load"] == "mtp"])
     assert (ROOT / "docs" / "serving_mtp.svg").read_text() == drawn
 

@@ -69,7 +69,7 @@ def without_hidden_states(what):
 
 
 def worst_error(plain, ours):
-    """Of log probabilities, over the answers of one round. Tokens that differ must have been a near-tie."""
+    """The largest difference of log probabilities over the answers of one round; tokens that differ were a near-tie."""
     worst = 0.0
     for one, other in zip(plain, ours, strict=True):
         wanted, found = torch.tensor(one["logprobs"]), torch.tensor(other["logprobs"])

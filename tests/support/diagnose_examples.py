@@ -19,7 +19,7 @@ LEAK_SAMPLE = "20261121T133240.124588Z_vm_r0_p8843_leak-audit_0001"
 
 
 def evidence_text(found: Iterable[tuple[str, Sequence[Finding]]]) -> str:
-    """Of each case its findings, and of each finding the fields and values that are its evidence."""
+    """The findings of each case, and of each finding the fields and values that are its evidence."""
     lines: list[str] = []
     for case, findings in found:
         for finding in findings:
@@ -62,7 +62,7 @@ def offence(table: str, value: int, lower: int = 1, upper: int = 65, row: int = 
 
 
 def start_up(verdict: str, summary: str, **scalars: Any) -> Incident:
-    """What the geometry probe would have written."""
+    """An incident of one dump, as the geometry probe would have written it."""
     dump = corpus_dump("draft-pool-too-small", "pool_too_small")
     fields = {"severity": "fatal", "found": 1, "expected": "16", "what": "x"} | scalars
     return of(altered(dump, verdict=verdict, summary=summary, role="draft", scalars=fields))

@@ -74,7 +74,7 @@ def test_a_rule_speaks_where_its_cause_is_and_nowhere_else(rule):
 
 
 def test_what_each_cause_is_proved_by():
-    """Which fields and values, in which order: a piece that is gone, or of another place, is seen here."""
+    """Fields and values are held, in their order: a piece that is gone, or of another place, is seen here."""
     found = ((case, conclude(incident_of(case))) for case in sorted(CAUSES))
     compare("evidence_of_the_corpus.txt", evidence_text(found))
 

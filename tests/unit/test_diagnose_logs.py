@@ -205,7 +205,7 @@ def test_a_line_about_the_releases_window_is_a_note_too():
 class TestWhichIncident:
     @pytest.fixture
     def two(self) -> list[Incident]:
-        """Of one evening, the newer first."""
+        """Two incidents of one evening, the newer first."""
         dumps = (corpus_dump("negative-page", "negative"), corpus_dump("swa-state-stale", "wrong_space"))
         incidents = group(dumps)
         assert len(incidents) == 2
@@ -216,7 +216,7 @@ class TestWhichIncident:
         return log_of(ON_CPU.replace(ON_CPU[1:20], time))
 
     def placed(self, incidents: list[Incident], facts: LogFacts) -> tuple[list[int], LogLink]:
-        """How many logs each incident and each run of only a log has, and how this one stands."""
+        """The number of logs of each incident and each run of only a log, and how this log stands."""
         found = assign_logs(incidents, [facts])
         (link,) = [link for incident in found for link in incident.log_links]
         return [len(incident.logs) for incident in found], link

@@ -41,7 +41,7 @@ def test_the_first_finding_is_the_cause(rule):
 
 
 def test_what_each_cause_is_proved_by():
-    """Which fields and values, in which order: a piece that is gone, or of another place, is seen here."""
+    """Fields and values are held, in their order: a piece that is gone, or of another place, is seen here."""
     compare("evidence_of_other_causes.txt", evidence_text((name, conclude(OTHERS[name])) for name in sorted(OTHERS)))
 
 

@@ -1,3 +1,5 @@
+"""The folder of dumps: limits, several writers, resolving and pruning."""
+
 import multiprocessing
 import os
 import threading

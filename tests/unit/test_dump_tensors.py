@@ -1,3 +1,5 @@
+"""The tensors of a dump: what is written is read, and what is damaged is refused."""
+
 from dataclasses import replace
 
 import numpy as np

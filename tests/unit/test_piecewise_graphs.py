@@ -34,7 +34,7 @@ def chosen(monkeypatch, **arguments):
 
 
 def decided(monkeypatch, **arguments):
-    """What SGLang's rules make of these arguments, for a multimodal Gemma-4 on a CUDA device."""
+    """SGLang's rules applied to these arguments, for a multimodal Gemma-4 on a CUDA device."""
     for other in ("is_hip", "is_npu", "is_cpu", "is_mps", "is_xpu"):
         monkeypatch.setattr(sglang_arguments, other, lambda: False)
     made = object.__new__(ServerArgs)
@@ -110,7 +110,7 @@ def test_sizes_that_a_user_asks_for_stay(monkeypatch, attach, asked):
 
 
 def test_of_a_multimodal_gemma_sglang_makes_no_breakable_graphs(caplog):
-    """What the refusal says; and why without the patch, enforced, none is needed: every prefill stays eager."""
+    """The refusal says so; without the patch, enforced, none is needed, because every prefill stays eager."""
     text = object.__new__(Gemma4TextModel)
     torch.nn.Module.__init__(text)
     text.layers = torch.nn.ModuleList()

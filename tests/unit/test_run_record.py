@@ -13,7 +13,9 @@ from pydantic import BaseModel
 from gemma4_dumps.errors import DumpError, DumpIncompatible, DumpUnreadable
 from gemma4_repro.errors import OutputUnwritable
 from gemma4_triage.runs import record as records
-from gemma4_triage.runs.record import CellRun, ComparisonRun, CorpusRun, ScenarioRun
+from gemma4_triage.runs.comparison_record import ComparisonRun
+from gemma4_triage.runs.corpus_record import CorpusRun
+from gemma4_triage.runs.record import CellRun, ScenarioRun
 from gemma4_triage.runs.record_file import decode_record, encode_record, read_record, write_record
 
 DATA = Path(__file__).parents[1] / "data"

@@ -95,7 +95,7 @@ class ServerProcess:
         return self._process.poll()
 
     def is_ready(self) -> bool:
-        """Whether /health answers. Raises ServerLost if the server has ended."""
+        """Return whether /health answers. Raises ServerLost if the server has ended."""
         if self._process.poll() is not None:
             raise self.lost(f"ended with {self._process.returncode} before it was ready")
         try:
@@ -173,7 +173,7 @@ class BenchServer(ServerProcess):
 
 
 def server_name(arm: BenchArm, copy: int) -> str:
-    """ "contain" is the first server of that arm, "contain.2" the second. Also the name of its folder."""
+    """Return the name of a server and of its folder: contain is the first of that arm, contain.2 the second."""
     return arm.id if copy == 1 else f"{arm.id}.{copy}"
 
 

@@ -18,9 +18,17 @@ _PATCHES = "GEMMA4_TRIAGE_PATCHES"
 
 @dataclass(frozen=True)
 class Shape:
-    """requests: sent at once. prompt_tokens: of each; with pictures, of its text. pictures: of each request.
-    encoder: no requests, but these pictures through the vision encoder alone, within the server. compared: tokens of an
-    answer whose log probabilities are compared between arms, as far as the tokens before them agree."""
+    """What is sent to a server in one round of a load.
+
+    Attributes:
+        requests: Sent at once.
+        prompt_tokens: Of each request; with pictures, of its text.
+        new_tokens: Of each answer.
+        pictures: Of each request.
+        encoder: No requests, but these pictures through the vision encoder alone, within the server.
+        compared: Tokens of an answer whose log probabilities are compared between arms, as far as the tokens before
+            them agree.
+    """
 
     id: str
     requests: int
@@ -48,11 +56,16 @@ class Aim:
 
 @dataclass(frozen=True)
 class Load:
-    """pictures: the models have their vision tower, and the servers their tokenizer. pool_tokens: of every server's
-    larger KV pool; where `equal_bytes`, of the reference's, and an arm whose pools leave KV-shared layers out has as
-    many as the same bytes hold. arguments: of every server. host: the shapes of a trial on a CPU, if there is one.
-    assistant: the servers draft by MTP, unless an arm's arguments take that away. layers: of the models that are not
-    measured whole, because several of them would not fit into one GPU.
+    """A load, with the servers that it is sent to.
+
+    Attributes:
+        pool_tokens: Of every server's larger KV pool; where `equal_bytes`, of the reference's, and an arm whose pools
+            leave KV-shared layers out has as many as the same bytes hold.
+        arguments: Of every server.
+        pictures: The models have their vision tower, and the servers their tokenizer.
+        assistant: The servers draft by MTP, unless an arm's arguments take that away.
+        host: The shapes of a trial on a CPU, if there is one.
+        layers: Of the models that are not measured whole, because several of them would not fit into one GPU.
     """
 
     id: str

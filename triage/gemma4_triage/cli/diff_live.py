@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gemma4_repro.parity.judge import Agreement
     from gemma4_repro.parity.runner import LiveRun, Options
     from gemma4_repro.parity.side import ChosenPatches, Side
-    from gemma4_triage.runs.record import ComparisonKind
+    from gemma4_triage.runs.comparison_record import ComparisonKind
 
 Scenario = Annotated[
     str,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gemma4_triage.terminal import emit_document, say, stdout_console
 
 if TYPE_CHECKING:
-    from gemma4_triage.runs.record import RunRecord
+    from gemma4_triage.runs.record_file import RunRecord
 
 
 def finish(record: RunRecord, folder: Path, as_json: bool) -> int:

@@ -11,8 +11,15 @@ from rich.text import Text
 from gemma4_dumps.wording import number_of
 from gemma4_repro.parity.judge import TRANSFORMERS
 from gemma4_runtime.catalog import CATALOG
+from gemma4_triage.runs.comparison_record import (
+    OWN_COUNT,
+    Against,
+    ComparedPatch,
+    ComparisonRun,
+    PromptRecord,
+    SideRecord,
+)
 from gemma4_triage.runs.comparison_sentences import layer_kind
-from gemma4_triage.runs.record import OWN_COUNT, Against, ComparedPatch, ComparisonRun, PromptRecord, SideRecord
 from gemma4_triage.sparkline import sparkline
 from gemma4_triage.terminal import print_line, printable
 

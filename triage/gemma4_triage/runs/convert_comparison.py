@@ -10,6 +10,24 @@ from gemma4_repro.parity.compare_tracks import TOP_TOKENS, PromptComparison
 from gemma4_repro.parity.exercise import Exercise
 from gemma4_repro.parity.judge import TRANSFORMERS, Agreement, Cause, Column, SideVerdict
 from gemma4_repro.parity.pressure import Death
+from gemma4_triage.runs.comparison_record import (
+    BASE,
+    OWN_COUNT,
+    Against,
+    ComparedLoad,
+    ComparedPatch,
+    ComparedPrompt,
+    ComparisonKind,
+    ComparisonRun,
+    DeathRecord,
+    PromptRecord,
+    SideCause,
+    SideRecord,
+    TokenRecord,
+    ToleranceRecord,
+    UsageRecord,
+    WindowRecord,
+)
 from gemma4_triage.runs.comparison_sentences import (
     cause_sentence,
     crash_hint,
@@ -21,25 +39,7 @@ from gemma4_triage.runs.comparison_sentences import (
     token_sentence,
 )
 from gemma4_triage.runs.convert import LOG_LINES, readable, stand_ins, stored
-from gemma4_triage.runs.record import (
-    BASE,
-    OWN_COUNT,
-    Against,
-    ComparedLoad,
-    ComparedPatch,
-    ComparedPrompt,
-    ComparisonKind,
-    ComparisonRun,
-    DeathRecord,
-    HostEngine,
-    PromptRecord,
-    SideCause,
-    SideRecord,
-    TokenRecord,
-    ToleranceRecord,
-    UsageRecord,
-    WindowRecord,
-)
+from gemma4_triage.runs.record import HostEngine
 
 
 def record_of_comparison(kind: ComparisonKind, agreement: Agreement) -> ComparisonRun:

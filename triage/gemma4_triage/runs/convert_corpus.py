@@ -13,7 +13,7 @@ from gemma4_repro.corpus.matrix import CleanRow, FaultRow, Matrix, Row
 from gemma4_repro.corpus.runner import CorpusRun as FinishedCorpus
 from gemma4_runtime.catalog import CATALOG
 from gemma4_triage.runs.convert import readable, stand_ins
-from gemma4_triage.runs.record import (
+from gemma4_triage.runs.corpus_record import (
     CaseList,
     CaseRecord,
     CleanRecord,
@@ -21,12 +21,12 @@ from gemma4_triage.runs.record import (
     ExpectedFinding,
     FaultCaseRecord,
     FaultRecord,
-    HostEngine,
     LogitFaultRecord,
     Origin,
     SightingRecord,
     Totals,
 )
+from gemma4_triage.runs.record import HostEngine
 from gemma4_triage.runs.root_cause import root_cause
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gemma4_dumps.wording import number_of
-from gemma4_triage.runs.record import CaseList, CleanRecord, CorpusRun, FaultRecord, LogitFaultRecord
+from gemma4_triage.runs.corpus_record import CaseList, CleanRecord, CorpusRun, FaultRecord, LogitFaultRecord
 from gemma4_triage.terminal import print_line, printable
 
 _CAUSES = {"right": "green", "wrong": "bold red", "none": "bold red"}

@@ -12,19 +12,14 @@ from gemma4_dumps.errors import DumpIncompatible, DumpUnreadable
 from gemma4_dumps.safe_file import read_regular
 from gemma4_dumps.strict_json import strict_json
 from gemma4_repro.engine.run_folder import VERDICT_NAME, writing
-from gemma4_triage.runs.record import (
-    SCHEMA_VERSION,
-    ArmRecord,
-    CellRun,
-    ComparisonRun,
-    CorpusRun,
-    RunRecord,
-    ScenarioRun,
-    dump_named,
-)
+from gemma4_triage.runs.comparison_record import ComparisonRun
+from gemma4_triage.runs.corpus_record import CorpusRun
+from gemma4_triage.runs.record import SCHEMA_VERSION, ArmRecord, CellRun, ScenarioRun, dump_named
 
 MAX_BYTES = 32 * 1024**2
 _HINT = "the dumps below the run's folder can be named themselves"
+RunRecord = ScenarioRun | CorpusRun | ComparisonRun
+
 _MODELS: dict[object, type[RunRecord]] = {
     "repro": ScenarioRun,
     "corpus": CorpusRun,

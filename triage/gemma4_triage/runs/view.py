@@ -11,17 +11,10 @@ from rich.text import Text
 
 from gemma4_repro.scenario import Scenario
 from gemma4_triage.runs.comparison_view import print_comparison
+from gemma4_triage.runs.corpus_record import CorpusRun
 from gemma4_triage.runs.corpus_view import print_corpus
-from gemma4_triage.runs.record import (
-    ArmRecord,
-    CellRun,
-    CheckRecord,
-    CorpusRun,
-    RootCause,
-    RunRecord,
-    ScenarioRun,
-    checks_not_made,
-)
+from gemma4_triage.runs.record import ArmRecord, CellRun, CheckRecord, RootCause, ScenarioRun, checks_not_made
+from gemma4_triage.runs.record_file import RunRecord
 from gemma4_triage.terminal import print_line, print_title, printable
 
 _STYLES = {"ok": "green", "surprise": "bold red", "failed": "bold red", "not checked": "yellow"}

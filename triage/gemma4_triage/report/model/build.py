@@ -45,7 +45,9 @@ from gemma4_triage.report.model.run_part import (
     scenario_part,
 )
 from gemma4_triage.report.model.source import Piece, Source
-from gemma4_triage.runs.record import ComparisonRun, CorpusRun, RunRecord
+from gemma4_triage.runs.comparison_record import ComparisonRun
+from gemma4_triage.runs.corpus_record import CorpusRun
+from gemma4_triage.runs.record_file import RunRecord
 
 MAX_COMMANDS = 80
 _TITLES = {

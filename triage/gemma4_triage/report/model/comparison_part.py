@@ -12,7 +12,7 @@ from gemma4_triage.report.model.limits import MAX_ARMS, MAX_LINES
 from gemma4_triage.report.model.pairs import pairs_of
 from gemma4_triage.report.model.records import Arm, Check, Run
 from gemma4_triage.report.model.run_part import facts_of
-from gemma4_triage.runs.record import ComparisonRun, DeathRecord, PromptRecord, SideRecord
+from gemma4_triage.runs.comparison_record import ComparisonRun, DeathRecord, PromptRecord, SideRecord
 
 
 def comparison_part(record: ComparisonRun) -> Run:

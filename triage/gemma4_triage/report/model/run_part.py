@@ -11,15 +11,9 @@ from gemma4_triage.report.model.limits import MAX_ARMS, MAX_LINES, MAX_PROBES
 from gemma4_triage.report.model.pairs import pairs_of
 from gemma4_triage.report.model.pictures import Lane, Span, Timeline
 from gemma4_triage.report.model.records import Arm, Case, Check, Command, Run, Sighting, Status
-from gemma4_triage.runs.record import (
-    ArmRecord,
-    CleanRecord,
-    CorpusRun,
-    FaultRecord,
-    RunRecord,
-    ScenarioRun,
-    checks_not_made,
-)
+from gemma4_triage.runs.corpus_record import CleanRecord, CorpusRun, FaultRecord
+from gemma4_triage.runs.record import ArmRecord, ScenarioRun, checks_not_made
+from gemma4_triage.runs.record_file import RunRecord
 
 _STATUS: dict[int, Status] = {ExitCode.OK: "ok", ExitCode.NOTHING_CHECKED: "unchecked"}
 _ROUNDING_S = 0.5

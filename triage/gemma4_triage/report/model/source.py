@@ -13,8 +13,7 @@ from gemma4_dumps.store import DumpStore
 from gemma4_repro.engine.run_folder import VERDICT_NAME
 from gemma4_triage.diagnose.material import Material, read_named, read_store
 from gemma4_triage.errors import NothingChecked, UsageMistake
-from gemma4_triage.runs.record import RunRecord
-from gemma4_triage.runs.record_file import read_record
+from gemma4_triage.runs.record_file import RunRecord, read_record
 
 DUMPS, LOG = "dumps", "log.txt"
 
