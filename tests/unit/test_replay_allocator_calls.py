@@ -16,7 +16,8 @@ from gemma4_runtime import allocator_history
 from gemma4_triage.cli import app
 from gemma4_triage.errors import EnvironmentCannot, NothingChecked
 from gemma4_triage.replay.allocator_replay import replay_allocator
-from gemma4_triage.replay.reference_allocator import CHANGED_BETWEEN, expand
+from gemma4_triage.replay.reference_allocator import expand
+from gemma4_triage.replay.reference_pool import CHANGED_BETWEEN
 
 FIELDS = ("full", "swa", "need", "last_loc", "left", "lists", "free_after")
 ANYTHING = st.recursive(

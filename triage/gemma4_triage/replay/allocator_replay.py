@@ -24,7 +24,8 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Record
 from gemma4_dumps.wording import number_of
 from gemma4_triage.errors import EnvironmentCannot, NothingChecked
-from gemma4_triage.replay.reference_allocator import FREE, SWA, USED, Broken, Pool, ReferenceAllocator, expand
+from gemma4_triage.replay.reference_allocator import ReferenceAllocator, expand
+from gemma4_triage.replay.reference_pool import FREE, SWA, USED, Broken, Pool
 
 RULES = (
     "swa-alloc-range",

@@ -11,108 +11,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 
 from gemma4_dumps.allocator_calls import AllocatorCall
-
-FREE, USED, UNKNOWN = 0, 1, 2
-FULL, SWA = "full", "swa"
-MAPPING_CHANGED = "mapping_changed"
-WRONG_COUNT = "wrong_count"
-CHANGED_BETWEEN = "changed_between_calls"
-"""Invariants of the replay alone, beside those of gemma4_dumps' VERDICTS."""
-
-
-@dataclass(frozen=True)
-class Broken:
-    """An invariant that a call breaks: by which slots or pages of which pool, and in words by the first of them."""
-
-    verdict: str
-    pool: str
-    pages: tuple[int, ...]
-    text: str
-
-
-@dataclass
-class Pool:
-    """One pool's pages. state: FREE, USED or UNKNOWN of each, page 0 included. free, released: SGLang's two lists;
-    free is None if their order is not known.
-    """
-
-    name: str
-    pages: int
-    page_size: int
-    need_sort: bool
-    free: deque[int] | None = None
-    released: list[int] = field(default_factory=list)
-    state: bytearray = field(default_factory=bytearray)
-
-    def __post_init__(self) -> None:
-        self.state = bytearray([UNKNOWN]) * (self.pages + 1)
-
-    @property
-    def slots(self) -> range:
-        """Those that may be handed out."""
-        return range(self.page_size, (self.pages + 1) * self.page_size)
-
-    def start(self, free: Iterable[int], released: Iterable[int]) -> Iterable[Broken]:
-        """Begin with these lists; every other page is in use. Yields what is wrong with the lists already."""
-        self.free, self.released = deque(free), list(released)
-        self.state[:] = bytes([USED]) * (self.pages + 1)
-        outside, twice = [], []
-        for page in (*self.free, *self.released):
-            if not 0 < page <= self.pages:
-                outside.append(page)
-            elif self.state[page] == FREE:
-                twice.append(page)
-            else:
-                self.state[page] = FREE
-        if outside:
-            text = f"the {self.name} free list holds {outside[0]}, and pages 1 to {self.pages} are its own"
-            yield Broken("free_out_of_range", self.name, tuple(outside), text)
-        if twice:
-            text = f"the {self.name} free list holds page {twice[0]} more than once"
-            yield Broken("double_free", self.name, tuple(twice), text)
-
-    def merge_if(self, short: bool) -> None:
-        """Sort what was released back into the free list, as SGLang does with `need_sort` when it runs short."""
-        if self.need_sort and short and self.free is not None and self.released:
-            self.free, self.released = deque(sorted([*self.free, *self.released])), []
-
-    def take(self, pages: Sequence[int]) -> None:
-        """These are in use from now on. If they are not the free list's first, its order is not known any more."""
-        if self.free is not None and [*islice(self.free, len(pages))] == [*pages]:
-            for _ in pages:
-                self.free.popleft()
-        else:
-            self.free = None
-        self._set(pages, USED)
-
-    def give(self, slots: Sequence[int]) -> list[int]:
-        """The pages of these slots are free again. Returns them, in the order in which SGLang lists them."""
-        pages = list(slots) if self.page_size == 1 else sorted({slot // self.page_size for slot in slots})
-        if self.free is not None and pages:
-            if self.page_size == 1:
-                (self.released if self.need_sort else self.free).extend(pages)
-            elif self.need_sort:
-                self.released[:0] = pages
-            else:
-                self.free.extendleft(reversed(pages))
-        self._set(pages, FREE)
-        return pages
-
-    def free_pages(self) -> set[int]:
-        return {page for page in range(1, self.pages + 1) if self.state[page] == FREE}
-
-    def of(self, page: int) -> int:
-        """The state of a page; what is no page of this pool is taken for one in use."""
-        return self.state[page] if 0 <= page <= self.pages else USED
-
-    def _set(self, pages: Iterable[int], state: int) -> None:
-        for page in pages:
-            if 0 < page <= self.pages:
-                self.state[page] = state
+from gemma4_triage.replay.reference_pool import (
+    CHANGED_BETWEEN,
+    FREE,
+    FULL,
+    MAPPING_CHANGED,
+    SWA,
+    USED,
+    WRONG_COUNT,
+    Broken,
+    Findings,
+    Pool,
+)
 
 
 class ReferenceAllocator:
@@ -183,7 +96,7 @@ class ReferenceAllocator:
             if slot not in self.full.slots and not (slot == -1 and before <= 0)
         ]
         if bad:
-            text = f"{call.call} was asked to continue from slot {bad[0]}; {_legal(self.full)}"
+            text = f"{call.call} was asked to continue from slot {bad[0]}; {self.full.legal}"
             yield Broken("alloc_out_of_range", FULL, self._pages(bad), text)
 
     def _hand_out(self, call: AllocatorCall, full: Sequence[int], swa: Sequence[int]) -> list[Broken]:
@@ -205,7 +118,7 @@ class ReferenceAllocator:
     def _bad_hand_out(
         self, call: AllocatorCall, full: Sequence[int], swa: Sequence[int], mapped: range
     ) -> list[Broken]:
-        page, found = self.page_size, _Findings(self.page_size)
+        page, found = self.page_size, Findings(self.page_size)
         asked = call.need if call.call == "alloc" else _tokens(call)
         if asked is not None and asked != len(full):
             found.add(WRONG_COUNT, FULL, 0, f"{call.call} gave {len(full)} slots, and {asked} were asked for")
@@ -214,7 +127,7 @@ class ReferenceAllocator:
         for at, (slot, peer) in enumerate(zip(full, swa, strict=True)):
             here, there = slot // page, peer // page
             if slot not in self.full.slots:
-                found.add("alloc_out_of_range", FULL, slot, f"{call.call} gave full slot {slot}; {_legal(self.full)}")
+                found.add("alloc_out_of_range", FULL, slot, f"{call.call} gave full slot {slot}; {self.full.legal}")
                 continue
             if slot in seen[0]:
                 found.add("alloc_overlap", FULL, slot, f"{call.call} gave full slot {slot} twice")
@@ -230,7 +143,7 @@ class ReferenceAllocator:
                     found.add("stale_mapping", SWA, peer, f"full slot {slot} has no SWA slot and maps to {peer}")
                 continue
             if peer not in self.swa.slots:
-                text = f"{call.call} mapped full slot {slot} to SWA slot {peer}; {_legal(self.swa)}"
+                text = f"{call.call} mapped full slot {slot} to SWA slot {peer}; {self.swa.legal}"
                 found.add("alloc_out_of_range", SWA, peer, text)
                 continue
             if peer in seen[1]:
@@ -292,14 +205,14 @@ class ReferenceAllocator:
                 pool.merge_if(asked // self.page_size + requests + spare > len(pool.free))
 
     def _mapping_write(self, full: Sequence[int], swa: Sequence[int]) -> list[Broken]:
-        page, found, seen = self.page_size, _Findings(self.page_size), set()
+        page, found, seen = self.page_size, Findings(self.page_size), set()
         for slot, peer in zip(full, swa, strict=True):
             there = peer // page
             if slot not in self.full.slots:
-                found.add("alloc_out_of_range", FULL, slot, f"full slot {slot} was mapped; {_legal(self.full)}")
+                found.add("alloc_out_of_range", FULL, slot, f"full slot {slot} was mapped; {self.full.legal}")
                 continue
             if peer not in self.swa.slots:
-                text = f"full slot {slot} was mapped to SWA slot {peer}; {_legal(self.swa)}"
+                text = f"full slot {slot} was mapped to SWA slot {peer}; {self.swa.legal}"
                 found.add("alloc_out_of_range", SWA, peer, text)
                 continue
             if self.swa.of(there) == FREE:
@@ -334,7 +247,7 @@ class ReferenceAllocator:
 
     def _leftovers(self, call: AllocatorCall, named: set[int], released: set[int]) -> list[Broken]:
         """Entries of pages that live on, into SWA pages that this call released. What was looked at decides."""
-        found = _Findings(self.page_size)
+        found = Findings(self.page_size)
         if call.left is not None and self.page_size > 1:
             for here in named:
                 self.mapping.pop(here, None)
@@ -351,13 +264,13 @@ class ReferenceAllocator:
     def _bad_release(
         self, call: AllocatorCall, full: Sequence[int], swa: Sequence[int], keeps_full: bool
     ) -> list[Broken]:
-        page, found, seen, name = self.page_size, _Findings(self.page_size), set(), call.call
+        page, found, seen, name = self.page_size, Findings(self.page_size), set(), call.call
         legal = range(0 if keeps_full else page, self.full.slots.stop)
         for slot, peer in zip(full, swa, strict=True):
             here, there = slot // page, peer // page
             if slot not in legal:
                 dummy = ", and page 0 is the dummy" if here == 0 else ""
-                found.add("free_out_of_range", FULL, slot, f"{name} of full slot {slot}; {_legal(self.full)}{dummy}")
+                found.add("free_out_of_range", FULL, slot, f"{name} of full slot {slot}; {self.full.legal}{dummy}")
                 continue
             if slot in seen and (peer > 0 or not keeps_full):
                 found.add("double_free", FULL, slot, f"{name} names full slot {slot} twice")
@@ -373,7 +286,7 @@ class ReferenceAllocator:
             if peer <= 0:
                 continue
             if peer not in self.swa.slots:
-                text = f"{name} of full slot {slot} frees SWA slot {peer}; {_legal(self.swa)}"
+                text = f"{name} of full slot {slot} frees SWA slot {peer}; {self.swa.legal}"
                 found.add("free_out_of_range", SWA, peer, text)
             elif self.swa.of(there) == FREE:
                 text = f"{name}: full slot {slot} still maps to SWA slot {peer}, whose page {there} is free"
@@ -453,22 +366,8 @@ class ReferenceAllocator:
         return tuple(dict.fromkeys(slot // self.page_size for slot in slots))
 
 
-class _Findings:
-    """What is wrong with the slots of one call, by invariant and pool: all pages, and the sentence of the first."""
-
-    def __init__(self, page_size: int) -> None:
-        self._page_size = page_size
-        self._found: dict[tuple[str, str], tuple[str, dict[int, None]]] = {}
-
-    def add(self, verdict: str, pool: str, slot: int, text: str) -> None:
-        self._found.setdefault((verdict, pool), (text, {}))[1][slot // self._page_size] = None
-
-    def broken(self) -> list[Broken]:
-        return [Broken(*key, tuple(pages), text) for key, (text, pages) in self._found.items()]
-
-
 def _tokens(call: AllocatorCall) -> int | None:
-    """How many slots an extend or a decode asks for; None if its lengths make no sense."""
+    """Return how many slots an extend or a decode asks for; None if its lengths make no sense."""
     seq = call.seq_lens or []
     if call.prefix_lens is None:
         return len(seq)
@@ -497,7 +396,3 @@ def _extended(
                 return None
             given.extend(range(new * page, new * page + min(page, end - at)))
     return given
-
-
-def _legal(pool: Pool) -> str:
-    return f"legal are {pool.slots.start} to {pool.slots.stop - 1}"
