@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemma4_dumps.errors import ExitCode
-from gemma4_triage.cli.store_options import AsJson, Directory, open_store
+from gemma4_triage.cli.shared_options import AsJson
+from gemma4_triage.cli.store_options import Directory, open_store
 from gemma4_triage.errors import ExpectationFailed, NothingChecked, UsageMistake
 from gemma4_triage.terminal import emit_json, say, stdout_console
 

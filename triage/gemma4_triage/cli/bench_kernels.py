@@ -17,7 +17,7 @@ from gemma4_triage.cli.bench_options import (
     read_counts,
     read_words,
 )
-from gemma4_triage.cli.store_options import AsJson
+from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.errors import UsageMistake
 from gemma4_triage.output_file import refuse_existing
 from gemma4_triage.terminal import say

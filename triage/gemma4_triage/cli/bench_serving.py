@@ -9,7 +9,7 @@ import typer
 
 from gemma4_triage.cli.bench_options import Force, MaxMinutes, Out, deliver, exit_code, need_cuda, read_words
 from gemma4_triage.cli.bench_servers import measure_with_servers
-from gemma4_triage.cli.store_options import AsJson
+from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.errors import UsageMistake
 from gemma4_triage.output_file import refuse_existing
 from gemma4_triage.terminal import say

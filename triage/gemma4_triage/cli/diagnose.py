@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemma4_dumps.wording import number_of
-from gemma4_triage.cli.dumps import AsJson, Directory, open_store
 from gemma4_triage.cli.read_logs import read_logs
+from gemma4_triage.cli.shared_options import AsJson
+from gemma4_triage.cli.store_options import Directory, open_store
 from gemma4_triage.errors import NothingChecked, UsageMistake
 from gemma4_triage.terminal import emit_json, say, stdout_console
 

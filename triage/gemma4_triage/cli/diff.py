@@ -7,7 +7,8 @@ from typer.core import TyperGroup
 
 from gemma4_dumps.errors import ExitCode
 from gemma4_triage.cli import diff_live
-from gemma4_triage.cli.store_options import AsJson, Directory, open_store
+from gemma4_triage.cli.shared_options import AsJson
+from gemma4_triage.cli.store_options import Directory, open_store
 from gemma4_triage.terminal import emit_json, stdout_console
 
 _DEFAULT = "dumps"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemma4_triage.cli.finished_run import finish
+from gemma4_triage.cli.shared_options import AsJson, Force, Output
 from gemma4_triage.errors import UsageMistake
 from gemma4_triage.terminal import say
 
@@ -56,15 +57,9 @@ Tolerance = Annotated[
 Keep = Annotated[
     bool, typer.Option("--keep", help="Keep logprobs, hidden states, prompts and drafts too, not only logs and dumps.")
 ]
-Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", metavar="DIR", help="The run's folder, instead of one below the state directory."),
-]
-Force = Annotated[bool, typer.Option("--force", help="Write to --output even if it is not empty.")]
 TimeLimit = Annotated[
     float | None, typer.Option("--time-limit", metavar="SECONDS", min=1, help="For each side, instead of its own.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 _PROBES, _DEVICES = ("off", "log", "trap"), ("sm100", "sm90")
 _BOTH, _OFF_AND_ON = "triton,trtllm_mha", "off,on"

@@ -1,11 +1,11 @@
 """`gemma4-triage doctor`: what works here, what the environment asks for, and whether that can be had."""
 
 from dataclasses import asdict
-from typing import Annotated
 
 import typer
 
 from gemma4_dumps.errors import ExitCode
+from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.terminal import emit_json, stdout_console
 
 
@@ -15,7 +15,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check versions, settings, GPU, plugin and dump folder.
 

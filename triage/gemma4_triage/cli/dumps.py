@@ -8,7 +8,8 @@ from gemma4_dumps.errors import ExitCode
 from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.age import parse_age
 from gemma4_triage.cli.dumps_export import export
-from gemma4_triage.cli.store_options import AsJson, Directory, open_store
+from gemma4_triage.cli.shared_options import AsJson
+from gemma4_triage.cli.store_options import Directory, open_store
 from gemma4_triage.terminal import emit_json, say, size_text
 
 DumpName = Annotated[

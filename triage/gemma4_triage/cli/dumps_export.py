@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gemma4_dumps.wording import number_of
-from gemma4_triage.cli.store_options import AsJson, Directory, open_store
+from gemma4_triage.cli.shared_options import AsJson
+from gemma4_triage.cli.store_options import Directory, open_store
 from gemma4_triage.errors import EnvironmentCannot, ExpectationFailed, UsageMistake
 from gemma4_triage.output_file import refuse_existing
 from gemma4_triage.terminal import emit_json, printable, say, size_text

@@ -11,13 +11,12 @@ import typer
 
 from gemma4_dumps.errors import ExitCode
 from gemma4_triage.cli.read_logs import read_logs
+from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.errors import NothingChecked, UsageMistake
 from gemma4_triage.terminal import emit_json, stdout_console
 
 if TYPE_CHECKING:
     from gemma4_triage.known_issues.record import KnownIssue
-
-_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -31,7 +30,7 @@ def register(app: typer.Typer) -> None:
 
 def list_known(
     topic: Annotated[str | None, typer.Option("--topic", help="Only of this part of the engine, such as lora.")] = None,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the known issues: id, thread, topic, the first release without it, what happens."""
     from gemma4_triage.report.known_document import list_document
@@ -50,7 +49,7 @@ def list_known(
 
 def show_known(
     issue_id: Annotated[str, typer.Argument(metavar="ID", help="As `known list` shows it, or a thread's number.")],
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show one known issue: cause, releases, workaround, signature, threads and a log of it.
 
@@ -76,7 +75,7 @@ def check_known(
     server_info: Annotated[
         Path | None, typer.Option("--server-info", metavar="FILE", help="An answer of /server_info: its release.")
     ] = None,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say which known issues logs match; without a log, check every record against its own logs and all others'.
 

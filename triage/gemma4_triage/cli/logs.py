@@ -9,6 +9,7 @@ import typer
 from gemma4_dumps.errors import ExitCode
 from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.read_logs import read_logs
+from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.errors import NothingChecked
 from gemma4_triage.terminal import emit_json, stdout_console
 
@@ -30,7 +31,7 @@ def logs(
     points: Annotated[
         int, typer.Option("--points", min=2, max=MAX_POINTS, help="Of each time series at most; they are averaged.")
     ] = 240,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find crashes, retraction thrash, the pool that binds, lost drafts and slow decoding in serving logs.
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperGroup
 
+from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.errors import UsageMistake
 from gemma4_triage.terminal import emit_json, say, stdout_console
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from gemma4_runtime.settings import Settings
 
 _DEFAULT = "list"
-_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
 class _ListUnlessNamed(TyperGroup):
@@ -47,7 +47,7 @@ def list_patches(
             "--sglang", metavar="RELEASE", help="What each patch is in that release of SGLang, which need not be here."
         ),
     ] = None,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """List every patch: kind, default, whether the environment selects it now, since when upstream has it, source.
 
@@ -92,7 +92,7 @@ def list_patches(
 
 def explain_patch(
     patch_id: Annotated[str, typer.Argument(metavar="ID", help="As `patches list` shows it.", show_default=False)],
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say everything about one patch: why, where it acts and what happens elsewhere, state, switches, targets, proof.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemma4_dumps.errors import ExitCode
+from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.errors import UsageMistake
 from gemma4_triage.output_file import refuse_existing, refuse_other_than_svg, write_text
 from gemma4_triage.terminal import emit_json, stdout_console
@@ -107,7 +108,7 @@ def pools(
     out: Annotated[Path | None, typer.Option("--out", metavar="X.svg", help="Draw the curve over the ratio.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite --out.")] = False,
     apply: Annotated[bool, typer.Option("--apply", help="Print the server's flag, and nothing else.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the two KV pools that SGLang will make, how much of a load they hold, and the ratio that holds most.
 

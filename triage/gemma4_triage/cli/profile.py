@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.errors import EnvironmentCannot, NothingChecked, UsageMistake
 from gemma4_triage.terminal import emit_json, stdout_console
 
@@ -37,7 +38,7 @@ def profile(
             help=f"How steps are found: {', '.join(METHODS)}. Default: the first that works.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what the GPU does in a decode step, from a torch profiler trace (SGLang's /start_profile).
 

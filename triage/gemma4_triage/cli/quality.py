@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gemma4_triage.cli.diff_live import Force, Output
 from gemma4_triage.cli.quality_sides import Server, own_servers, running_servers
-from gemma4_triage.cli.store_options import AsJson
+from gemma4_triage.cli.shared_options import AsJson, Force, Output
 from gemma4_triage.errors import EnvironmentCannot, UsageMistake
 from gemma4_triage.output_file import write_output, write_text
 from gemma4_triage.terminal import emit_json, say, stdout_console

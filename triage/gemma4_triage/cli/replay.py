@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemma4_dumps.errors import ExitCode
-from gemma4_triage.cli.dumps import AsJson, Directory, DumpName, open_store
+from gemma4_triage.cli.dumps import DumpName
+from gemma4_triage.cli.shared_options import AsJson
+from gemma4_triage.cli.store_options import Directory, open_store
 from gemma4_triage.errors import EnvironmentCannot, NothingChecked, UsageMistake
 from gemma4_triage.terminal import emit_json, say, stdout_console
 

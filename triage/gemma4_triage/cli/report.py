@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemma4_triage.cli.read_logs import read_logs
-from gemma4_triage.cli.store_options import AsJson, Directory, open_store
+from gemma4_triage.cli.shared_options import AsJson
+from gemma4_triage.cli.store_options import Directory, open_store
 from gemma4_triage.errors import UsageMistake
 from gemma4_triage.output_file import refuse_existing, write_text
 from gemma4_triage.terminal import emit_json, stdout_console

@@ -10,6 +10,7 @@ from gemma4_dumps.errors import ExitCode
 from gemma4_triage.cli import repro_corpus, repro_crash, repro_mutations
 from gemma4_triage.cli.finished_run import finish
 from gemma4_triage.cli.include_options import IncludeKv, IncludeTokens, include_value
+from gemma4_triage.cli.shared_options import AsJson, Force, Output
 from gemma4_triage.errors import NothingChecked, UsageMistake
 from gemma4_triage.terminal import emit_json, say, stdout_console
 
@@ -61,13 +62,8 @@ def repro(
             "Logs, results, dumps and the verdict are always kept.",
         ),
     ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="DIR", help="The run's folder, instead of one below the state directory."
-        ),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write to --output even if it is not empty.")] = False,
+    output: Output = None,
+    force: Force = False,
     time_limit: Annotated[
         float | None, typer.Option("--time-limit", metavar="SECONDS", min=1, help="For each arm, instead of its own.")
     ] = None,
@@ -78,7 +74,7 @@ def repro(
     ] = False,
     include_kv: IncludeKv = False,
     include_tokens: IncludeTokens = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Reproduce a fault, trap it, and show it fixed, with the real engine on this CPU."""
     from gemma4_repro.runner import Options

@@ -10,6 +10,7 @@ import typer
 
 from gemma4_dumps.errors import ExitCode
 from gemma4_triage.cli.finished_run import show
+from gemma4_triage.cli.shared_options import AsJson, Force, Output
 from gemma4_triage.errors import EnvironmentCannot, UsageMistake
 from gemma4_triage.terminal import emit_json, say, stdout_console
 
@@ -86,20 +87,15 @@ def crash(
             help="The server's port on loopback. Default: a free one.",
         ),
     ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="DIR", help="The run's folder, instead of one below the state directory."
-        ),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write to --output even if it is not empty.")] = False,
+    output: Output = None,
+    force: Force = False,
     time_limit: Annotated[
         float | None, typer.Option("--time-limit", metavar="SECONDS", min=1, help="How long each load may take.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the shell lines of the server and its clients, and stop.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run a published crash on real weights: one server, SGLang's own client, and what was expected of this GPU.
 
@@ -109,7 +105,6 @@ def crash(
     Exits 0 if what was expected of this GPU and cell happened, 1 if not, 2 for an unknown cell or a checkpoint that is
     not whole, 3 if this machine cannot run the cell.
     """
-
     if matrix:
         given = {
             cell: cell,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemma4_dumps.errors import ExitCode
+from gemma4_triage.cli.shared_options import AsJson, Force, Output
 from gemma4_triage.errors import NothingChecked
 from gemma4_triage.terminal import emit_document, say, stdout_console
 
@@ -26,13 +27,8 @@ def mutations(
     count: Annotated[
         int, typer.Option("--count", min=1, metavar="M", help="How many; a longer draw begins with a shorter one.")
     ] = 25,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="DIR", help="The run's folder, instead of one below the state directory."
-        ),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Write to --output even if it is not empty.")] = False,
+    output: Output = None,
+    force: Force = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the interrupted run of this seed in --output.")
     ] = False,
@@ -47,7 +43,7 @@ def mutations(
     time_limit: Annotated[
         float | None, typer.Option("--time-limit", metavar="SECONDS", min=1, help="For each engine, instead of 120.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Corrupt one entry of the live engine at a time, and score what diagnose says of it against the truth.
 

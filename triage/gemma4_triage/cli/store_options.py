@@ -30,7 +30,6 @@ Directory = Annotated[
         help=f"Where the dumps are. Default: {DIRECTORY_VARIABLE}, else the user state directory.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
 def open_store(directory: Path | None) -> "DumpStore":
