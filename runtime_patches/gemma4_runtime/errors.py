@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gemma4_dumps.errors import ExitCode, UserError
+from gemma4_dumps.wording import DUMP_MARK
 
 
 class RuntimePatchError(UserError):
@@ -62,7 +63,7 @@ class TrappedViolation(RuntimeError):
     """
 
     def __init__(self, message: str, dump: str | None, dump_error: str | None = None):
-        where = f"dump: {dump}" if dump else f"no dump was written: {dump_error}"
-        super().__init__(f"{message} [{where}]")
+        where = f"{DUMP_MARK}{dump}]" if dump else f" [no dump was written: {dump_error}]"
+        super().__init__(f"{message}{where}")
         self.dump = dump
         self.dump_error = dump_error

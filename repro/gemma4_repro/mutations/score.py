@@ -12,11 +12,11 @@ from enum import StrEnum
 from pydantic import BaseModel, ConfigDict
 
 from gemma4_dumps.structures import Defect, Structure
+from gemma4_dumps.wording import DUMP_MARK
 from gemma4_repro.engine.outcome import Ending, Outcome
 from gemma4_repro.mutations.draw import Mutation
 from gemma4_repro.mutations.truth import Truth
 
-_DUMP_MARK = " [dump: "
 _CHECKER = "leak detected"
 """In what SGLang's own checker of the pools raises."""
 
@@ -216,6 +216,6 @@ def ending_text(outcome: Outcome) -> str:
     if outcome.ending is Ending.COMPLETED:
         return outcome.ending.value
     # Where the dump lies is of this machine, and says nothing of the run.
-    raised = (f"{one.type_name}: {one.message.partition(_DUMP_MARK)[0][:160]}" for one in outcome.raised)
+    raised = (f"{one.type_name}: {one.message.partition(DUMP_MARK)[0][:160]}" for one in outcome.raised)
     why = outcome.problem or next(raised, "")
     return f"{outcome.ending.value}: {why}" if why else outcome.ending.value

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gemma4_dumps.wording import number_of
+from gemma4_dumps.wording import DUMP_MARK, number_of
 
 SCHEMA_VERSION = "1.1"
 """1.1 adds: of a check the dump that it names, of a dump its rule, of a side that died how many answers were compared.
@@ -27,10 +27,6 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 Seconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 """Bounded, so that a reader may add them up."""
-
-
-_DUMP_MARK = " [dump: "
-"""How an error in a log begins to name the dump that tells of it."""
 
 
 class RecordPart(BaseModel):
@@ -78,7 +74,7 @@ class CheckRecord(RecordPart):
     @property
     def brief(self) -> str:
         """Return what was observed up to the path of the dump, which is long."""
-        return self.observed if self.dump is None else self.observed.partition(_DUMP_MARK)[0]
+        return self.observed if self.dump is None else self.observed.partition(DUMP_MARK)[0]
 
 
 class ArmRecord(RecordPart):
@@ -180,7 +176,7 @@ def dump_named(text: str, dumps: Sequence[str]) -> str | None:
 
     A dump is known by its folder's name: a run may have been moved since the error was logged.
     """
-    named = text.partition(_DUMP_MARK)[2]
+    named = text.partition(DUMP_MARK)[2]
     return next((path for path in dumps if f"/{PurePath(path).name}]" in named), None)
 
 
