@@ -23,6 +23,7 @@ def _log(facts: LogFacts) -> dict[str, Any]:
     return {
         "file": facts.name,
         "size_bytes": facts.size_bytes,
+        "release": facts.release or None,
         "lines": facts.lines,
         "understood_lines": facts.understood_lines,
         "understood_by_kind": dict(facts.understood),
