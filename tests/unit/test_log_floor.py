@@ -47,6 +47,9 @@ CLEAN = {
     "a stop with errors": "INFO:     Shutting down\nTraceback (most recent call last):\n"
     '  File "a.py", line 1, in f\nConnectionResetError: gone\nKilled\n',
     "a key": '^CTraceback (most recent call last):\n  File "a.py", line 1, in f\nKeyboardInterrupt\n',
+    "a container that was stopped": "sglang-1 exited with code 143\n",
+    "a container that a key stopped": 'level=info msg="container stopped" exitCode=130\n',
+    "a container that ended": '{"message": "container stopped", "exitCode": 0}\n',
     "a tracker": "UserWarning: resource_tracker: There appear to be 1 leaked semaphore objects to clean up\n",
     "a hint": "[rank0]:[W1124 ProcessGroupNCCL.cpp:5023] This can potentially cause a hang if this mapping is wrong.\n",
 }
@@ -112,6 +115,20 @@ def test_a_consequence_leads_only_where_nothing_else_does():
     (finding,) = found_in(decode(1), SIGQUIT, ALARMS["signalled"])
     assert "ended in native code" in finding.cause
     assert [piece.field for piece in finding.evidence] == ["line 3", "line 1", "line 2"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'time="2026-11-20T10:00:00Z" level=info msg="container died" name=sglang exitCode=139\n',
+        '{"message": "container died", "exitCode": 139}\n',
+        '{"message": "container died, exit code 139", "exitCode": 139}\n',
+    ],
+)
+def test_the_exit_code_in_a_field_of_its_own_is_read(line):
+    (finding,) = found_in(decode(1), line, decode(20))
+    assert "ended in native code" in finding.cause
+    assert finding.evidence[0].value.count("139") == 1
 
 
 def test_a_log_that_ends_inside_a_traceback_is_of_a_dead_server():

@@ -38,9 +38,10 @@ _HARD = {
     rb"[Aa]ddress already in use|error: unrecognized arguments|error: argument --|error: the following arguments are|"
     rb"could not select device driver|"
     rb"[Ff]ailed to (?:start|launch|initialize) (?:the )?(?:server|engine|scheduler|worker)",
-    "child": rb"(?:crashed|exited|terminated|died|ended) \(?with (?:exit ?code |code |status )?(?!13[4-79])[1-9]|"
-    rb"died \(exitcode|[Ee]xit ?code[ :=]+(?!13[4-79])[1-9]\d{0,2}\b|process (?:has )?(?:died|crashed)\b|"
-    rb"ActorDiedError|RayActorError|Back-off restarting failed container|CrashLoopBackOff",
+    "child": rb"(?:crashed|exited|terminated|died|ended) \(?with (?:exit ?code |code |status )?(?!13[04-79]\b|143\b)"
+    rb"[1-9]|died \(exitcode|[Ee]xit ?code[ :=]+(?!13[04-79]\b|143\b)[1-9]\d{0,2}\b|"
+    rb"process (?:has )?(?:died|crashed)\b|ActorDiedError|RayActorError|Back-off restarting failed container|"
+    rb"CrashLoopBackOff",
     "sigquit": rb"[Rr]eceived sigquit from a child|SIGQUIT received",
     "exception": rb"hit an exception\b",
     "leak": rb"[Ll]eak [Dd]etected|[Mm]emory leak\b|leaked (?:semaphore|page|token|slot)",

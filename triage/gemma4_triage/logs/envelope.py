@@ -24,6 +24,8 @@ _FIELD = re.compile(
     rb'\s*"(?:message|textPayload|log|msg|MESSAGE|@message)": ?("(?:[^"\\]|\\.)*"),?\s*|textPayload: (.*)'
 )
 _LOGFMT = re.compile(rb'(?:[\w.@-]{1,40}=(?:"[^"]{0,200}"|[^\s"]{0,200}) ){1,8}(?:msg|message)="((?:[^"\\]|\\.)*)".*')
+_EXIT_CODE = re.compile(rb'\b(?:exitCode|exit_code)="?(-?[1-9]\d{0,2})\b')
+_EXIT_CODES = ("exitCode", "exit_code")
 _DEEPEST = 3
 
 
@@ -38,7 +40,8 @@ def opened(line: bytes) -> tuple[bytes, bytes] | None:
     if (match := _FIELD.fullmatch(line)) is not None:
         return (match[2] if match[1] is None else _decoded(match[1])), b""
     if b'="' in line[:400] and (match := _LOGFMT.fullmatch(line)) is not None:
-        return _decoded(b'"' + match[1] + b'"'), b""
+        message = _decoded(b'"' + match[1] + b'"')
+        return (message if (code := _EXIT_CODE.search(line)) is None else _ended(message, code[1])), b""
     return None
 
 
@@ -55,7 +58,16 @@ def _of_object(line: bytes) -> tuple[bytes, bytes] | None:
     if message is None:
         return None
     stream = "/".join(f"{found[name]}" for name in _STREAMS if isinstance(found.get(name), str | int))[:80]
-    return message.encode(errors="replace"), stream.encode(errors="replace")
+    opened_message = message.encode(errors="replace")
+    code = next((found[name] for name in _EXIT_CODES if isinstance(found.get(name), int)), 0)
+    if code and -64 <= code <= 255:
+        opened_message = _ended(opened_message, b"%d" % code)
+    return opened_message, stream.encode(errors="replace")
+
+
+def _ended(message: bytes, code: bytes) -> bytes:
+    # The runtimes of containers have the code in a field of its own, and it is what says how the process died.
+    return message if code in message else message + b" (exited with code " + code + b")"
 
 
 def _message(found: dict, depth: int) -> str | None:
