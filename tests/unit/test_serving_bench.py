@@ -49,6 +49,12 @@ class TestPlan:
         for aim in load.aims:
             assert aim.arm in [arm.id for arm in load.arms]
             assert set(aim.shapes) <= {shape.id for shape in load.shapes}
+        assert set(load.better_of) <= {arm.id for arm in load.arms}
+
+    def test_graphs_are_captured_for_each_batch_of_the_load(self, tmp_path):
+        plan = plan_of("mtp-batches")
+        captured = server_arguments(plan, tmp_path)["cuda_graph_bs"]
+        assert {shape.requests for shape in plan.shapes} <= set(captured)
 
     def test_pools_that_leave_layers_out_hold_more_tokens_in_the_same_bytes(self):
         plan = plan_of("long-context")
@@ -161,6 +167,26 @@ class TestRows:
         assert row["tokens_per_s"] == pytest.approx(1000 / 0.515, abs=0.1)
         assert row["pictures_per_s"] is None
         assert rows["16 x 7000/10", "none"]["speedup"]["median"] == 1
+
+    def test_an_arm_is_held_against_the_better_of_two(self):
+        plan = plan_of("mtp-batches", ["e2b"])
+        measured = measured_of(plan, {"default-v2": 0.5, "default-no-mtp": 0.4})
+        measured.bursts = [
+            replace(burst, wall_s=0.2) if (burst.arm, burst.shape) == ("default-v2", "1 x 200/128") else burst
+            for burst in measured.bursts
+        ]
+        rows = {(row["shape"], row["arm"]): row for row in build_rows(plan, measured, "GPU")}
+        assert rows["64 x 200/128", "default-v2"]["better_speedup"]["median"] == pytest.approx(0.8)
+        assert rows["64 x 200/128", "default-no-mtp"]["better_speedup"]["median"] == 1
+        assert rows["1 x 200/128", "default-no-mtp"]["better_speedup"]["median"] < 0.5
+        without = plan.load.better_of[0]
+        measured.bursts = [burst for burst in measured.bursts if burst.arm != without]
+        assert not any(row["better_speedup"] for row in build_rows(plan, measured, "GPU"))
+
+    @pytest.mark.parametrize("load", [load.id for load in LOADS.values() if load.host])
+    def test_a_trial_on_the_host_engine_has_rows(self, load):
+        plan = plan_of(load, host=True, rounds=1)
+        assert len(build_rows(plan, measured_of(plan, {}), "CPU")) == len(plan.arms) * len(plan.shapes)
 
     def test_drafts_are_counted_and_tokens_timed(self):
         plan = plan_of("mtp", ["e2b"])

@@ -12,7 +12,7 @@ from gemma4_repro.bench.arms import REFERENCE, WITHOUT_PLUGIN, BenchArm
 HOST_MODEL = "toy-e4b"
 ENCODER_FILE = "GEMMA4_BENCH_ENCODER"
 """Variable of a server: where the encoder's times go."""
-SPEEDUP, TTFT = "speedup", "ttft_speedup"
+SPEEDUP, TTFT, BETTER = "speedup", "ttft_speedup", "better_speedup"
 _PATCHES = "GEMMA4_TRIAGE_PATCHES"
 
 
@@ -43,7 +43,8 @@ class Shape:
 class Aim:
     """What is to be shown of one arm: `value` of its rows of these shapes is above what is named for their model.
 
-    Of a ratio the lower end of its interval counts.
+    Attributes:
+        end: Of the ratio, what counts: the `low` end of its interval, or its `median`.
     """
 
     id: str
@@ -52,6 +53,7 @@ class Aim:
     value: str
     shapes: tuple[str, ...]
     above: Mapping[str, float]
+    end: str = "low"
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Load:
         assistant: The servers draft by MTP, unless an arm's arguments take that away.
         host: The shapes of a trial on a CPU, if there is one.
         layers: Of the models that are not measured whole, because several of them would not fit into one GPU.
+        better_of: Arms of which the faster one, shape by shape, is what `better_speedup` of a row compares with.
     """
 
     id: str
@@ -81,6 +84,7 @@ class Load:
     assistant: bool = False
     host: tuple[Shape, ...] = ()
     layers: Mapping[str, int] = field(default_factory=dict)
+    better_of: tuple[str, ...] = ()
 
 
 def _arm(
@@ -118,6 +122,8 @@ _NO_MTP = dict.fromkeys(
         "speculative_num_draft_tokens",
     )
 )
+_SHIPPED_NO_MTP = _arm("no-mtp", "SGLang as shipped, without MTP", "none", WITHOUT_PLUGIN, arguments=_NO_MTP | _OVERLAP)
+_DEFAULT_V2 = _arm("default-v2", "all defaults, and mtp-v2, overlapped", "default", _V2, smoke=True, arguments=_OVERLAP)
 # Short questions with long answers, and long texts with short ones.
 _TALK = tuple(
     Shape(f"{requests} x {sizes[0]}/{sizes[1]}", requests, *sizes)
@@ -133,6 +139,8 @@ def _lengths(*tokens: int, answer: int = 2) -> tuple[Shape, ...]:
 
 _ALL_LENGTHS = _lengths(64, 128, 256, 512, 1024, 2048, 4000, 8000, 16000)
 _SHORT = tuple(shape.id for shape in _ALL_LENGTHS if shape.prompt_tokens <= 1024 and shape.requests == 1)
+# One chat to more than a draft pays for.
+_BATCHES = tuple(Shape(f"{requests} x 200/128", requests, 200, 128) for requests in (1, 2, 4, 8, 16, 32, 64, 128))
 _MTP_LENGTHS = _lengths(128, 512, 1024, 2048, 4000, answer=8)
 # From one chat to more than small-m-linear takes.
 _ANSWERS = tuple(Shape(f"{requests} x 1000/128", requests, 1000, 128, compared=16) for requests in (1, 4, 8, 16, 64))
@@ -279,6 +287,36 @@ LOADS = {
             assistant=True,
         ),
         Load(
+            "mtp-batches",
+            "chats with MTP and without, one to 128 at once: from which batch on drafts cost more than they bring",
+            ("e2b", "e4b"),
+            (
+                _V1,
+                _SHIPPED_NO_MTP,
+                _DEFAULT_V2,
+                _arm(
+                    "default-no-mtp", "all defaults, without MTP", "default", smoke=True, arguments=_NO_MTP | _OVERLAP
+                ),
+            ),
+            _BATCHES,
+            # All requests of each shape, in whole pages.
+            pool_tokens=65536,
+            arguments={"swa_full_tokens_ratio": 1.0},
+            aims=(
+                Aim(
+                    "faster-than-v1",
+                    "every batch is served faster than by MTP as shipped",
+                    "default-v2",
+                    SPEEDUP,
+                    tuple(shape.id for shape in _BATCHES),
+                    {},
+                ),
+            ),
+            assistant=True,
+            better_of=("default-v2", "default-no-mtp"),
+            host=(Shape("1 x 60/24", 1, 60, 24), Shape("4 x 60/24", 4, 60, 24)),
+        ),
+        Load(
             "decode",
             "long answers, few at once: the matrix products of a decode step",
             ("e2b", "e4b"),
@@ -314,7 +352,7 @@ LOADS = {
             ("e2b", "e4b"),
             (
                 _V1,
-                _arm("no-mtp", "SGLang as shipped, without MTP", "none", WITHOUT_PLUGIN, arguments=_NO_MTP | _OVERLAP),
+                _SHIPPED_NO_MTP,
                 _arm("v2-sync", "mtp-v2, step by step", "mtp-v2", _V2, arguments={"disable_overlap_schedule": True}),
                 _arm("v2", "mtp-v2, overlapped", "mtp-v2", _V2, smoke=True, arguments=_OVERLAP),
                 # Beside no-mtp: the same waits are there without drafts.
@@ -324,7 +362,7 @@ LOADS = {
                     "swa-window-lists",
                     arguments=_NO_MTP | _OVERLAP,
                 ),
-                _arm("default-v2", "all defaults, and mtp-v2, overlapped", "default", _V2, arguments=_OVERLAP),
+                replace(_DEFAULT_V2, smoke=False),
             ),
             _TALK,
             pool_tokens=147456,

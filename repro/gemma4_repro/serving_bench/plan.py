@@ -22,6 +22,7 @@ OWNERS_ONLY = (
     "default",
     "without-graphs",
     "default-v2",
+    "default-no-mtp",
     "without-products",
     "products",
     "attention",
@@ -182,7 +183,7 @@ def server_arguments(plan: ServingPlan, checkpoint: Path) -> dict[str, Any]:
         "mem_fraction_static": 0.88,
         "swa_full_tokens_ratio": 0.5,
         "chunked_prefill_size": 8192,
-        "cuda_graph_bs": sorted({1, most, *(size for size in (2, 4, 8, 12, 16, 24, 32, 48) if size < most)}),
+        "cuda_graph_bs": sorted({1, most, *(size for size in (2, 4, 8, 12, 16, 24, 32, 48, 64, 96) if size < most)}),
         **plan.load.arguments,
     }
 

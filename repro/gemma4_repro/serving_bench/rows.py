@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -27,14 +27,17 @@ def build_rows(plan: ServingPlan, measured: Measured, device: str) -> list[dict[
     pictures. tpot_ms: the median request's of each burst, None where no answer has two tokens. accepted: tokens per
     verification, None without MTP.
     speedup, ttft_speedup: the reference's over the arm's in the same round, the median over rounds with a 95% bootstrap
-    interval; above 1 the arm is faster. difference: of the answers. same_tokens: how many of the tokens compared are
-    the reference's, up to the first other one of an answer, and of how many; None without tokens.
+    interval; above 1 the arm is faster. better_speedup: likewise of the faster of the load's `better_of`, by the median
+    over rounds; None where the load has none, or one of them was not measured. difference: of the answers. same_tokens:
+    how many of the tokens compared are the reference's, up to the first other one of an answer, and of how many; None
+    without tokens.
     """
     answers = {(one["model"], one["shape"], one["arm"]): one for one in measured.answers}
     rows = []
     for model in plan.models:
         for shape in plan.shapes:
             of = {arm.id: _bursts(measured, model, shape.id, arm.id) for arm in plan.arms}
+            better = _better(plan, of)
             for arm, mine in of.items():
                 if not mine:
                     continue
@@ -55,6 +58,7 @@ def build_rows(plan: ServingPlan, measured: Measured, device: str) -> list[dict[
                         "pictures_per_s": _pictures_per_s(shape, mine),
                         "speedup": _ratio(of[REFERENCE], mine, lambda burst: burst.wall_s),
                         "ttft_speedup": _ratio(of[REFERENCE], mine, median_ttft_s),
+                        "better_speedup": _ratio(better, mine, lambda burst: burst.wall_s) if better else None,
                         "difference": answer.get("difference"),
                         "tolerance": answer.get("tolerance"),
                         "same_tokens": answer.get("same_tokens"),
@@ -81,7 +85,7 @@ def _aim(aim: Aim, plan: ServingPlan, rows: Sequence[dict[str, Any]]) -> dict[st
     found = []
     for model, shape in cells:
         ratio = of.get((model, shape))
-        low = None if ratio is None else ratio["low"]
+        low = None if ratio is None else ratio[aim.end]
         above = aim.above.get(model, 1.0)
         found.append({"model": model, "shape": shape, "low": low, "above": above})
     return _target(aim.id, f"{aim.title} ({aim.arm})", found, lambda cell: cell["low"] > cell["above"])
@@ -111,6 +115,12 @@ def _target(id: str, title: str, cells: list[dict[str, Any]], holds: Any) -> dic
 
 def _bursts(measured: Measured, model: str, shape: str, arm: str) -> list[Burst]:
     return [burst for burst in measured.bursts if (burst.model, burst.shape, burst.arm) == (model, shape, arm)]
+
+
+def _better(plan: ServingPlan, of: Mapping[str, Sequence[Burst]]) -> Sequence[Burst]:
+    """Bursts of the faster of the load's `better_of`; none if it names none, or one of them has none."""
+    found = [of.get(arm, ()) for arm in plan.load.better_of]
+    return min(found, key=lambda bursts: statistics.median(b.wall_s for b in bursts)) if found and all(found) else ()
 
 
 def _pictures_per_s(shape: Shape, bursts: Sequence[Burst]) -> float | None:

@@ -21,7 +21,13 @@ KIND = "bench-serving"
 
 
 def serving(
-    load: Annotated[str, typer.Argument(metavar="LOAD", help="prefill, long-context, pictures, graphs, decode, mtp.")],
+    load: Annotated[
+        str,
+        typer.Argument(
+            metavar="LOAD",
+            help="prefill, long-context, pictures, graphs, lengths, lengths-mtp, decode, mtp, mtp-batches.",
+        ),
+    ],
     model: Annotated[
         str | None, typer.Option("--model", metavar="IDS", help="Of the load's models; default: all of them.")
     ] = None,
@@ -45,9 +51,11 @@ def serving(
     """Send one load to servers with different patches, all on one GPU, and compare times and answers.
 
     prefill: 7000 tokens in, 10 out, for yoco. long-context: more than the KV pools hold, for owner-only-kv. pictures:
-    six to a request, for vision-batching. graphs: short prompts, for piecewise-multimodal. mtp: chats and summaries
-    with drafts, for mtp-v2. Models have their real layers and dims and random weights. Needs a CUDA device and no
-    network. Exits 1 if an answer is wrong, or an aim is missed or could not be measured, 3 without CUDA.
+    six to a request, for vision-batching. graphs, lengths, lengths-mtp: prompts of every length, for
+    piecewise-multimodal. decode: long answers, for small-m-linear. mtp: chats and summaries with drafts, for mtp-v2.
+    mtp-batches: one chat to 128 at once, with drafts and without. Models have their real layers and dims and random
+    weights. Needs a CUDA device and no network. Exits 1 if an answer is wrong, or an aim is missed or could not be
+    measured, 3 without CUDA.
     """
     from gemma4_repro.serving_bench.plan import make_plan, other_release
     from gemma4_triage.report.serving_bench_view import print_serving_bench
@@ -59,7 +67,8 @@ def serving(
     refuse_existing(out, force)
     if not host_engine:
         need_cuda(
-            "bench serving", "run it on a GPU host; --host-engine tries prefill, long-context and mtp on this CPU"
+            "bench serving",
+            "run it on a GPU host; --host-engine tries prefill, long-context and mtp-batches on this CPU",
         )
     document, interrupted = _measure(plan, run_folder)
     deliver(KIND, document, print_serving_bench, out, as_json)

@@ -32,6 +32,7 @@ _METHOD = {
     f"so SGLang settles by lot how many are taken, {ACCEPTED} on average (SGLANG_SIMULATE_ACC_LEN); all arms alike",
     "tokens_per_s": "of all prompts and answers, over the burst's time",
     "speedup": "the time of none over the arm's in the same round: median over rounds, 95% bootstrap interval",
+    "better_speedup": "likewise of the load's `better_of`, of which the faster arm counts, shape by shape",
     "difference": "before an arm is timed, the log probabilities of tokens spread over the vocabulary, in the first "
     "place of each answer, are compared with those of none: root mean square difference over the standard deviation",
     "encoder": "an encoder's row has no requests: pictures of 2520 patches, 126 of them padding, from host memory "
@@ -61,6 +62,7 @@ def serving_bench_document(
         "versions": installation["versions"],
         "method": _METHOD | {"rounds": plan.rounds},
         "models": {model: _model(model) for model in plan.models},
+        "better_of": list(plan.load.better_of),
         "shapes": [asdict(shape) for shape in plan.shapes],
         "arguments": server_arguments(plan, Path("checkpoint")),
         "arms": {

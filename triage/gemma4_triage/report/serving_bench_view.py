@@ -31,7 +31,9 @@ def print_serving_bench(console: Console, document: dict[str, Any]) -> None:
 
 def _table(model: str, rows: list[dict[str, Any]], servers: dict[str, Any]) -> Table:
     times = ("time, s", "none / arm", "interval", "TTFT, ms", "none / arm", "TPOT, ms", "tokens/s", "accepted")
-    table = Table("load", "arm", *times, "KV tokens", "differs", title=model, box=SIMPLE)
+    # Of a load that asks which of two arms is the faster.
+    better = ("better / arm",) if any(row.get("better_speedup") for row in rows) else ()
+    table = Table("load", "arm", *times, *better, "KV tokens", "differs", title=model, box=SIMPLE)
     for column in table.columns[2:]:
         column.justify = "right"
     for row in rows:
@@ -46,6 +48,7 @@ def _table(model: str, rows: list[dict[str, Any]], servers: dict[str, Any]) -> T
             "" if row["tpot_ms"] is None else f"{row['tpot_ms']['median']:.2f}",
             f"{row['tokens_per_s']:.0f}",
             "" if row["accepted"] is None else f"{row['accepted']:.2f}",
+            *(ratio_cells(row["better_speedup"], 3)[0] for _ in better),
             str(memory.get("token_capacity", "")),
             "" if row["difference"] is None else f"{row['difference']:.4f}",
         )
