@@ -18,6 +18,7 @@ from .schema import Manifest, TensorRecord
 from .staging import EVENTS_NAME
 from .strict_json import strict_json
 from .tensor_file import TENSORS_NAME, TensorIndex, index_tensors
+from .unpacked import origin
 from .verify import Check, VerifyReport, check_files, verify_dump
 
 __all__ = ["Check", "Dump", "VerifyReport", "read_dump", "verify_dump"]
@@ -34,6 +35,11 @@ class Dump:
 
     path: Path
     manifest: Manifest
+
+    @property
+    def place(self) -> str:
+        """Return how to name the dump to a reader: its path, or the zip and the place in it, as `a.zip/NAME`."""
+        return origin(self.path)
 
     def record(self, name: str) -> TensorRecord:
         """The layout of a tensor, which the file holds exactly so. Raises like `tensor`."""
@@ -77,7 +83,7 @@ class Dump:
         return _lay_out(self.tensor(name), self.manifest.tensors[name], name)
 
     def events(self) -> Iterator[Any]:
-        """What led here, oldest first. Raises DumpUnreadable at the first damaged line."""
+        """Yield what led here, oldest first. Raises DumpUnreadable at the first damaged line."""
         if EVENTS_NAME not in self.manifest.files and not os.path.lexists(self.path / EVENTS_NAME):
             return
         with open_regular(self.path / EVENTS_NAME) as file:
@@ -90,7 +96,7 @@ class Dump:
 
     @cached_property
     def damage(self) -> tuple[str, ...]:
-        """What is wrong with the dump's files, each as one sentence; empty if they are what the manifest says.
+        """Return what is wrong with the dump's files, each as one sentence; empty if they are what the manifest says.
 
         Its files are read once, the first time that somebody asks.
         """

@@ -82,6 +82,14 @@ def write_private(path: Path, data: bytes, durable: bool = True) -> None:
             os.fsync(file.fileno())
 
 
+def write_chunks(path: Path, chunks: Iterator[bytes]) -> None:
+    """Create a file that must not exist yet, mode 0600, of pieces; nothing is synced. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+    with os.fdopen(descriptor, "wb") as file:
+        for chunk in chunks:
+            file.write(chunk)
+
+
 def sync_directory(path: Path) -> None:
     """Make the names in a directory durable. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -15,8 +15,10 @@ from .drop_counters import load_counters
 from .errors import DumpNotFound, DumpUnreadable, StoreUnreadable
 from .listing import DumpEntry, describe, dump_names, survey
 from .lock import store_lock
+from .manifest_file import MANIFEST_NAME
 from .removal import remove_dumps
 from .retention import Removal, plan_retention
+from .unpacked import inside
 from .writer import LOCK_TIMEOUT_S, WriteOutcome, write_dump
 
 REMOVED_PER_LOCK = 256
@@ -41,6 +43,19 @@ def _refuse_what_may_not_be_entered(path: str) -> None:
     except (OSError, ValueError):
         # What it is instead is said by whoever looks for it next.
         return
+
+
+def _one_dump(path: Path, text: str) -> Path:
+    """Return the dump that an unpacked path is, or the only one below it. Raises DumpNotFound."""
+    if os.path.lexists(path / MANIFEST_NAME):
+        return path
+    found = sorted(one.parent for one in path.glob(f"**/{MANIFEST_NAME}")) if path.is_dir() else []
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise DumpNotFound(f"there is no dump in {text:.200}")
+    named = ", ".join(one.name for one in found[:3])
+    raise DumpNotFound(f"{text:.200} holds {len(found)} dumps: {named}" + (", …" if len(found) > 3 else ""))
 
 
 class DumpStore:
@@ -74,11 +89,15 @@ class DumpStore:
         return dict(load_counters(self.root))
 
     def resolve(self, wanted: str | Path) -> Path:
-        """The directory of a dump given as a path, a name, an unambiguous prefix of a name, or "latest".
+        """Return the directory of a dump given as a path, a name, an unambiguous prefix of a name, or "latest".
+
+        A zip with one dump stands for that dump, `a.zip/NAME` for one of several.
 
         Raises DumpNotFound, DumpUnreadable.
         """
         text = str(wanted)
+        if (unpacked := inside(text)) is not None:
+            return _one_dump(unpacked, text)
         if ("/" in text or text in (".", "..")) and os.path.isdir(text):
             return Path(text)
         _refuse_what_may_not_be_entered(text)
@@ -99,7 +118,7 @@ class DumpStore:
         if os.path.isdir(text):
             return Path(text)
         if os.path.isfile(text):
-            raise DumpNotFound(f"{text} is a file, and a dump is a directory: an exported zip is read after unzip")
+            raise DumpNotFound(f"{text} is a file, and a dump is a directory or lies in a zip")
         if os.path.lexists(text):
             raise DumpNotFound(f"{text} is no directory, and a dump is one")
         if "/" in text:

@@ -50,7 +50,7 @@ def cli(capsys):
 
 
 class TestRoundTrip:
-    def test_unzip_then_every_command_of_its_readme(self, cli, store, dump_path, out, tmp_path):
+    def test_every_command_of_its_readme(self, cli, store, dump_path, out, tmp_path):
         store.write(seed_bug_draft(step=89))
         code, said, err = cli("dumps", "export", "latest", dump_path.name, "--dir", store.root, "-o", out)
         assert (code, said) == (0, "")
@@ -58,11 +58,10 @@ class TestRoundTrip:
         subprocess.run(["unzip", "-q", out, "-d", tmp_path / "dumps"], check=True)
         readme = (tmp_path / "dumps" / "README.md").read_text()
         lines = [line.split()[1:] for line in readme.splitlines() if line.startswith("    gemma4-triage ")]
-        assert [words[1] for words in lines] == ["list", "show", "verify"]
+        assert [words[0] for words in lines] == ["diagnose", "dumps", "dumps"]
         for words in lines:
-            folder = [tmp_path / "dumps"] if words[-1] == "dumps" else []
-            code, said, _ = cli(*words[: len(words) - len(folder)], *folder)
-            assert code == 0
+            code, said, _ = cli(*(word.replace("THIS.zip", str(out)) for word in words))
+            assert code == (words[0] == "diagnose")
             assert dump_path.name in said or ">70<" in said
         for name, digest in [row.split("|")[1:4:2] for row in readme.splitlines() if row.count("|") == 4][2:4]:
             found = hashlib.sha256((tmp_path / "dumps" / dump_path.name / name.strip()).read_bytes()).hexdigest()
@@ -221,7 +220,7 @@ class TestTheFile:
         assert list(tmp_path.glob("*out.zip*")) == []
 
     def test_an_interrupt_that_zipfile_hides_is_one_all_the_same(self, cli, dump_path, out, monkeypatch):
-        """Between the beginning of an entry and its handle, closing the archive is an error of its own."""
+        """Closing the archive between the beginning of an entry and its handle is an error of its own."""
 
         def interrupted(archive, *args, **kwargs):
             archive._writing = True
@@ -239,8 +238,8 @@ class TestTheFile:
         assert zipfile.ZipFile(out).testzip() is None
 
 
-def test_a_zip_is_not_read_and_the_error_says_what_to_do(cli, dump_path, out):
+def test_a_zip_is_read_in_place(cli, dump_path, out):
     cli("dumps", "export", dump_path, "-o", out)
-    code, _, err = cli("dumps", "show", out)
-    assert code == 2
-    assert "an exported zip is read after unzip" in err
+    code, said, err = cli("dumps", "show", out)
+    assert (code, err) == (0, "")
+    assert dump_path.name in said

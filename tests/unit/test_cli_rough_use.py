@@ -152,16 +152,16 @@ class TestPaths:
         code, _, err = cli(*verb, store / dump if how == "dump" else store)
         assert (code, "Permission denied" in err) == (4, True)
 
-    @pytest.mark.parametrize("verb", [("diagnose",), ("audit",), ("replay",), ("dumps", "show"), ("dumps", "verify")])
+    @pytest.mark.parametrize("verb", [("audit",), ("replay",), ("dumps", "show"), ("dumps", "verify")])
     def test_a_folder_that_is_no_dump_is_named(self, cli, tmp_path, verb):
         code, _, err = cli(*verb, tmp_path)
         assert code == 4
         assert f"error: {tmp_path}: there is no manifest.json in it" in err
 
     def test_a_log_that_is_given_as_a_dump(self, cli):
-        code, _, err = cli("diagnose", LOG)
+        code, _, err = cli("dumps", "show", LOG)
         assert code == 2
-        assert "hint: a server's log goes to --log" in err
+        assert "a dump is a directory or lies in a zip" in err
 
     def test_a_path_is_not_looked_for_in_the_store(self, cli, tmp_path):
         code, _, err = cli("diagnose", tmp_path / "none")

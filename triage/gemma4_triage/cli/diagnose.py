@@ -1,9 +1,7 @@
-"""`gemma4-triage diagnose`: from dumps to causes, with the evidence, and what to do."""
+"""`gemma4-triage diagnose`: from whatever a server left to causes, with the evidence, and what to do."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,13 +11,11 @@ from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.read_logs import read_logs
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.cli.store_options import Directory, open_store
-from gemma4_triage.errors import NothingChecked, UsageMistake
+from gemma4_triage.errors import NothingChecked
 from gemma4_triage.terminal import emit_json, say, stdout_console
 
 if TYPE_CHECKING:
-    from gemma4_triage.diagnose.incident import Incident
-    from gemma4_triage.diagnose.material import Material
-    from gemma4_triage.finding import Finding
+    from gemma4_triage.diagnose.sources import Evidence
     from gemma4_triage.logs.facts import LogFacts
     from gemma4_triage.report.diagnosis_document import Diagnosis
 
@@ -30,11 +26,13 @@ def register(app: typer.Typer) -> None:
 
 
 def diagnose(
-    dumps: Annotated[
+    sources: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[DUMP]...",
-            help='Names, beginnings of names, paths, or "latest". Without one: all that --dir holds.',
+            metavar="[WHATEVER]...",
+            help="Dumps, folders at any depth, run folders, zips, logs and what else a server left, told apart by "
+            'content; names or beginnings of names of dumps, "latest"; - reads a log on stdin. Without any: the newest '
+            "incident of this machine.",
         ),
     ] = None,
     directory: Directory = None,
@@ -50,9 +48,9 @@ def diagnose(
     """Say what went wrong, on which evidence, and what to do about it.
 
     Dumps of one launch (ranks, target and draft, repetitions) are one incident. Its causes are ranked by certainty;
-    each names the values that it rests on, what would rule it out, and the next command. A log that names a dump, or
-    agrees with it on what the server was, is evidence too; any other log is a run of its own. What this release is
-    known for is a note, and no incident.
+    each names the values that it rests on, what would rule it out, and the next command. A log, a crash snapshot or
+    stacks are evidence too if they name a dump or process of the incident, or agree with it; anything else is a run of
+    its own. What this release is known for is a note, and no incident.
 
     Exits 0 if nothing is wrong, notes aside, 1 for a cause, 4 if a dump cannot be read or a finding rests on one whose
     files are damaged, 5 if there was nothing to look at.
@@ -66,65 +64,81 @@ def diagnose(
     from gemma4_triage.report.diagnosis_view import print_diagnoses
 
     # First, so that a wrong path costs no reading of dumps.
-    logs = read_logs(log or [])
-    material = _material(dumps, directory, limit or None)
-    diagnoses = _diagnoses(material, logs)
+    named_logs = read_logs(log or [])
+    evidence = _evidence(sources or [], directory, limit or None, named_logs)
+    material = evidence.material
+    logs = [*named_logs, *read_logs(evidence.logs, quiet=len(evidence.logs) > 1, but=log or ())]
+    diagnoses = _diagnoses(evidence, logs)
+    newest_only = not (sources or log or directory is not None)
+    others = _all_but_the_newest(diagnoses) if newest_only else []
+    diagnoses = [one for one in diagnoses if one not in others]
     shown = material.unreadable if len(material.unreadable) <= MOST_DAMAGED_SHOWN else material.unreadable[:1]
     for problem in shown:
-        say(f"not read: {problem.path}: {problem.problem}")
+        say(f"not read: {problem.place}: {problem.problem}")
     if len(shown) < len(material.unreadable):
         say(f"not read: {len(material.unreadable) - 1} more; --json has them all")
     if material.hidden:
         say(f"not read: {number_of(material.hidden, 'older dump')}; --limit 0 reads all of them")
+    for remark in _remarks(evidence, others):
+        say(remark)
     code = exit_code(diagnoses, bool(material.unreadable))
     if as_json:
         for line in damage_lines([dump for diagnosis in diagnoses for dump in diagnosis.damaged]):
             say(line)
-        emit_json("diagnosis", diagnosis_document(diagnoses, material, code))
+        emit_json("diagnosis", diagnosis_document(diagnoses, material, code, evidence.left_alone))
     else:
-        print_diagnoses(stdout_console(), diagnoses)
+        print_diagnoses(stdout_console(), diagnoses, evidence.left_alone)
     raise typer.Exit(code)
 
 
-def _material(names: list[str] | None, directory: Path | None, limit: int | None) -> Material:
-    from gemma4_triage.diagnose.material import read_named, read_store
+def _evidence(names: list[str], directory: Path | None, limit: int | None, logs: list[LogFacts]) -> Evidence:
+    from gemma4_triage.diagnose.material import read_store
+    from gemma4_triage.diagnose.sources import Evidence, gather, gather_folder
 
-    for name in names or ():
-        if os.path.isfile(name):
-            raise UsageMistake(
-                f"{name} is a file, and a dump is a directory",
-                "a server's log goes to --log; an exported zip has to be unzipped",
-            )
+    # A log alone is judged alone: what the default folder holds may be another server's.
+    if logs and not names and directory is None:
+        return Evidence()
     store = open_store(directory)
-    return read_named(store, names, limit) if names else read_store(store, limit)
+    if names:
+        return gather(store, names, limit)
+    if directory is not None:
+        return gather_folder(directory, limit)
+    return Evidence(material=read_store(store, limit))
 
 
-def _diagnoses(material: Material, logs: list[LogFacts]) -> list[Diagnosis]:
-    from gemma4_triage.diagnose.assign_logs import assign_logs
-    from gemma4_triage.diagnose.conclude import conclude
-    from gemma4_triage.diagnose.grouping import group
+def _diagnoses(evidence: Evidence, logs: list[LogFacts]) -> list[Diagnosis]:
+    from gemma4_triage.diagnose.all_evidence import findings_of, incidents_of
     from gemma4_triage.report.diagnosis_document import Diagnosis
 
-    understood = [facts for facts in logs if facts.understood_lines]
-    incidents = assign_logs(group(material.dumps, material.guards, material.ledgers), understood)
-    if not incidents and not material.unreadable:
+    incidents = incidents_of(evidence.material, logs, evidence.readings)
+    if not incidents and not evidence.material.unreadable:
         raise NothingChecked(
             "neither a dump nor a guard manifest there"
             + (", and no line of SGLang's scheduler in the logs" if logs else ""),
             "serve with SGLANG_TRTLLM_MHA_DEBUG=1 to get them; --dir names another directory",
         )
-    return [Diagnosis(incident, conclude(incident, _from_logs(incident))) for incident in incidents]
+    return [Diagnosis(incident, findings_of(incident)) for incident in incidents]
 
 
-def _from_logs(incident: Incident) -> list[Finding]:
-    if not incident.logs:
-        return []
-    from gemma4_triage.logs.catalog import findings
-
-    return [one for facts in incident.logs for one in findings(_of_release(facts, incident))]
+def _all_but_the_newest(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
+    """All but the newest incident with a cause, or the newest run where none has one: a restart writes manifests."""
+    newest = next((one for one in diagnoses if one.causes), diagnoses[0] if diagnoses else None)
+    return [one for one in diagnoses if one is not newest]
 
 
-def _of_release(facts: LogFacts, incident: Incident) -> LogFacts:
-    """Return the facts with the release that the incident's dumps were written by, where the log names none."""
-    written_by = (dump.manifest.versions.get("sglang") for dump in incident.dumps)
-    return facts if facts.release else replace(facts, release=next(filter(None, written_by), ""))
+def _remarks(evidence: Evidence, others: list[Diagnosis]) -> list[str]:
+    """Return what a reader has to know of what is not shown, a line each."""
+    said = list(evidence.remarks)
+    said += [f"{reading.name}: {reading.problem}" for reading in evidence.readings if reading.problem]
+    if others:
+        bad = sum(bool(one.causes) for one in others)
+        what = [*([number_of(bad, "older incident")] if bad else [])]
+        what += [number_of(len(others) - bad, "run") + " without one"] if len(others) > bad else []
+        said.append(f"not shown: {' and '.join(what)}; gemma4-triage diagnose --dir {_default_folder()} shows all")
+    return said
+
+
+def _default_folder() -> str:
+    import shlex
+
+    return shlex.quote(str(open_store(None).root))

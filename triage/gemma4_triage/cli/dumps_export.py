@@ -33,7 +33,7 @@ def export(
 ) -> None:
     """Put dumps into one zip that carries its own README.
 
-    The same dumps give the same zip. To read it: unzip, then dumps show.
+    The same dumps give the same zip. Every command that takes a dump reads it as it is.
     """
     from gemma4_dumps.archive import write_archive
     from gemma4_dumps.included import words

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gemma4_dumps.unpacked import origin
 from gemma4_dumps.wording import number_of
 from gemma4_triage.errors import UsageMistake
 from gemma4_triage.terminal import say
@@ -16,26 +19,33 @@ if TYPE_CHECKING:
 STDIN = "-"
 
 
-def read_logs(names: Iterable[str], points: int = 2) -> list[LogFacts]:
-    """Each log once, in the order given; says on stderr where one ended early or no line was understood.
+def read_logs(names: Iterable[str], points: int = 2, quiet: bool = False, but: Iterable[str] = ()) -> list[LogFacts]:
+    """Read each log once, in the order given; say on stderr where one ended early or no line was understood.
 
-    points: of each time series at most. Raises UsageMistake.
+    Args:
+        names: paths; "-" is stdin.
+        points: of each time series at most.
+        quiet: leave out what is said of a log in which no line was understood, as many files of a folder are.
+        but: names of logs that were read before.
+
+    Raises UsageMistake.
     """
     listed = list(names)
-    if listed.count(STDIN) > 1:
+    before = {_place(name) for name in but}
+    if listed.count(STDIN) > 1 or (STDIN in listed and STDIN in before):
         raise UsageMistake("- is given twice", "stdin can be read once")
-    once = {_place(name): name for name in reversed(listed)}
+    once = {place: name for name in reversed(listed) if (place := _place(name)) not in before}
     read = [_read(name, points) for name in reversed(once.values())]
     for facts in read:
         if facts.problem:
             say(f"{facts.name} {facts.problem}")
-        if not facts.understood_lines:
+        if not facts.understood_lines and not quiet:
             say(f"{facts.name}: 0 of {number_of(facts.lines, 'line')} understood")
     return read
 
 
 def _place(name: str) -> str:
-    """The same for two names of one file."""
+    """The same place for two names of one file."""
     try:
         return name if name == STDIN else os.path.realpath(name)
     except (OSError, ValueError):
@@ -47,4 +57,6 @@ def _read(name: str, points: int) -> LogFacts:
     from gemma4_triage.logs.read import read_source
     from gemma4_triage.logs.source import Source
 
-    return read_source(Source(name), points - points % 2)
+    facts = read_source(Source(name), points - points % 2)
+    # What lies in a zip is named by the zip, not by where it was unpacked.
+    return replace(facts, name=origin(Path(name)))

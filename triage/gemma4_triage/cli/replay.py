@@ -135,13 +135,13 @@ def _replay_other(dump: "Dump", given: Sequence[str], rows: int, as_json: bool) 
         raise UsageMistake(f"{names}: for dumps of attention, and this is one of {rule}", "leave the option out")
     if rule in allocator_replay.RULES:
         kind, result = "replay-allocator", allocator_replay.replay_allocator(dump)
-        show = partial(view.print_allocator, console, result, dump.path, rows)
+        show = partial(view.print_allocator, console, result, Path(dump.place), rows)
     elif rule == leak_replay.RULE:
         kind, result = "replay-leak", leak_replay.replay_leak(dump)
-        show = partial(view.print_leak, console, result, dump.path, rows)
+        show = partial(view.print_leak, console, result, Path(dump.place), rows)
     else:
         kind, result = "replay-shapes", replay_shapes(dump)
-        show = partial(view.print_shapes, console, result, dump.path)
+        show = partial(view.print_shapes, console, result, Path(dump.place))
     if as_json:
         damaged = damaged_document([dump])
         emit_json(kind, {"fine": result.fine} | result.model_dump(mode="json") | {"damaged": damaged})

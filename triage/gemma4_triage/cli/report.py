@@ -31,9 +31,9 @@ def report(
     sources: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RUN_OR_DUMP]...",
-            help="The folder of a run of repro, diff backends or diff patches; or dumps: names, beginnings of names, "
-            'paths, folders of them, "latest". Without one: all that --dir holds.',
+            metavar="[RUN_OR_WHATEVER]...",
+            help="The folder of a run of repro, diff backends or diff patches; or dumps, folders, zips, logs and what "
+            'else `diagnose` takes; names of dumps, "latest". Without one: all that --dir holds.',
         ),
     ] = None,
     out: Annotated[
@@ -90,13 +90,15 @@ def _build(names: list[str], directory: Path | None, limit: int | None, names_of
     # A log alone is reported alone: what the default folder holds may be another server's.
     if logs and not names and directory is None:
         return build_report(nothing_but_logs(), logs)
-    return build_report(read_run_or_dumps(open_store(directory), names, limit), logs)
+    source = read_run_or_dumps(open_store(directory), names, limit)
+    found = read_logs(source.logs, MAX_POINTS, quiet=len(source.logs) > 1, but=names_of_logs)
+    return build_report(source, [*logs, *found])
 
 
 def _files(
     out: Path | None, markdown: Path | None, junit: Path | None, sarif: Path | None
 ) -> list[tuple[Path, Callable[[Report], str]]]:
-    """What to write where. A renderer, and what it imports, is loaded only if it is asked for."""
+    """Return what to write where. A renderer, and what it imports, is loaded only if it is asked for."""
     found: list[tuple[Path, Callable[[Report], str]]] = []
     if out is not None:
         from gemma4_triage.report.html.render import render_html

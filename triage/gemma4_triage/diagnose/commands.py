@@ -38,7 +38,7 @@ def show(dump: Dump) -> str:
 
 
 def _path(dump: Dump) -> str:
-    text = str(dump.path)
+    text = dump.place
     # Without a slash it would be taken for a name in the store.
     return shlex.quote(text if "/" in text else f"./{text}")
 

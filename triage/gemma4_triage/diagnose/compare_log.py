@@ -8,12 +8,13 @@
 |                  |                                     | started with, where that is a launch_server's command line  |
 | backend          | server_args                         | dumps of the target: the backend whose call it was          |
 | device           | "cpu graph" or "cuda graph"         | the GPU, or the host engine, in dumps and guard manifests   |
+| release          | where a line names it               | the versions in dumps and guard manifests                   |
+| model            | server_args                         | the launch command                                          |
 | injected faults  | FAULT INJECTED                      | guard manifests                                             |
 | dumps            | what its probes' lines name         | a server names every dump that it writes                    |
 | time             | first and last stamp, in any zone   | when dumps were written and processes started               |
 
 Several dumps may say different things of one fact, a draft's pool being another one: the log has to fit one of them.
-No log says which release of SGLang wrote it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LAST_LINES_S = 10.0
 """What a killed server wrote last may be missing from its log."""
 # Of the zones in use, by their offset in quarters of an hour; a log does not say its own.
 _ZONES_S = tuple(900 * quarters for quarters in (*range(-48, 57, 4), -38, -14, 14, 18, 22, 23, 26, 35, 38, 42, 51))
-_ARGUMENTS = (
+ARGUMENTS = (
     *("attention_backend", "prefill_attention_backend", "decode_attention_backend", "tp_size", "dp_size"),
     *("max_total_tokens", "swa_full_tokens_ratio", "kv_cache_dtype", "speculative_num_steps"),
 )
@@ -44,8 +45,14 @@ _BACKENDS = ("trtllm_mha", "triton", "flashinfer")
 
 @dataclass(frozen=True)
 class Comparison:
-    """agreements, contradictions: a clause each. away_s: how far apart in time both are if the log is in UTC, None if
-    one of them has no times. together: the log begins with a process of the incident and ends with its dumps."""
+    """What a log and an incident have in common, and what parts them.
+
+    Attributes:
+        agreements: a clause each.
+        contradictions: a clause each.
+        away_s: how far apart in time both are if the log is in UTC, None if one of them has no times.
+        together: the log begins with a process of the incident and ends with its dumps.
+    """
 
     agreements: tuple[str, ...]
     contradictions: tuple[str, ...]
@@ -77,17 +84,19 @@ def _who(incident: Incident) -> str:
 
 
 def _facts(facts: LogFacts, incident: Incident) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
-    """What is compared: the log's value, None where it says nothing, and those of the incident."""
+    """Yield what is compared: the log's value, None where it says nothing, and those of the incident."""
     page = _number(facts.settings.get("page_size"))
     # Of several starts in one log, only the last one's settings are known.
     if facts.starts == 1:
         yield "page size", page, _once(dump.manifest.page_size for dump in incident.dumps)
         for pool in ("full", "swa"):
             yield f"{pool} pool tokens", facts.pool_tokens.get(pool), _pool_tokens(incident, pool)
-        for name in _ARGUMENTS:
-            given = _once(value for command in _commands(incident) if (value := _argument(command, name)) is not None)
-            yield f"--{name.replace('_', '-')}", _plain(facts.settings.get(name)), given
+        for name in ARGUMENTS:
+            given = _once(value for command in commands_of(incident) if (value := argument(command, name)) is not None)
+            yield f"--{name.replace('_', '-')}", plain_setting(facts.settings.get(name)), given
         yield "attention backend", *_backend(facts, incident)
+        yield "model", facts.settings.get("model_path"), models_of(incident)
+        yield "SGLang", facts.release or None, releases_of(incident)
     yield "device", facts.device or None, _devices(incident)
     if facts.starts:
         told = [guards.faults for guards in incident.guards if "settings" in guards.fields]
@@ -130,7 +139,36 @@ def _devices(incident: Incident) -> tuple[str, ...]:
     return _once(found)
 
 
-def _commands(incident: Incident) -> list[Sequence[str]]:
+def releases_of(incident: Incident) -> tuple[str, ...]:
+    """Return the releases of SGLang that an incident's dumps and guard manifests name."""
+    named = [dump.manifest.versions.get("sglang") for dump in incident.dumps]
+    versions = (guards.fields.get("versions") for guards in incident.guards)
+    named += [one.get("sglang") for one in versions if isinstance(one, dict)]
+    return _once(str(name) for name in named if name)
+
+
+def models_of(incident: Incident) -> tuple[str, ...]:
+    """Return the models that an incident's launch commands name."""
+    return _once(name for command in commands_of(incident) if (name := argument(command, "model_path")))
+
+
+def log_times_s(facts: LogFacts) -> tuple[float, ...]:
+    """Return when a log begins and ends, as if its clock were in UTC; empty if it has no times."""
+    return tuple(time for time in (seconds_of(facts.first_time), seconds_of(facts.last_time)) if time is not None)
+
+
+def zone_of(facts: LogFacts, incident: Incident) -> float:
+    """Return by how many seconds a log's clock is ahead of UTC, if only so it is near the incident; else 0."""
+    away = _away_s(facts, incident.times_s)
+    if away is None or away <= NEAR_S:
+        return 0.0
+    gaps = [(gap, zone) for zone in _ZONES_S if (gap := _away_s(facts, incident.times_s, zone)) is not None]
+    gap, zone = min(gaps)
+    return float(zone) if gap <= NEAR_S else 0.0
+
+
+def commands_of(incident: Incident) -> list[Sequence[str]]:
+    """Return the command lines of launch_server that an incident's dumps and guard manifests have."""
     commands: list[Sequence[str]] = [dump.manifest.launch_args for dump in incident.dumps]
     for guards in incident.guards:
         command = guards.fields.get("command")
@@ -138,8 +176,8 @@ def _commands(incident: Incident) -> list[Sequence[str]]:
     return [command for command in commands if command and command[0].endswith("launch_server.py")]
 
 
-def _argument(command: Sequence[str], name: str) -> str | None:
-    """The value of an option on a command line, the last one if it is given twice."""
+def argument(command: Sequence[str], name: str) -> str | None:
+    """Return the value of an option on a command line as it compares, the last one if it is given twice."""
     option = f"--{name.replace('_', '-')}"
     value = None
     for at, word in enumerate(command):
@@ -147,16 +185,16 @@ def _argument(command: Sequence[str], name: str) -> str | None:
             value = command[at + 1]
         elif word.startswith(f"{option}="):
             value = word.partition("=")[2]
-    return _plain(value)
+    return plain_setting(value)
 
 
 def _unnamed(facts: LogFacts, incident: Incident) -> Iterator[str]:
-    """Why the log should name the incident's dumps, and does not."""
+    """Say why the log should name the incident's dumps, and does not."""
     named = dump_names(facts)
     if named:
         yield f"the log names another dump, {named[0]}"
         return
-    first, last = _seconds(facts.first_time), _seconds(facts.last_time)
+    first, last = seconds_of(facts.first_time), seconds_of(facts.last_time)
     if first is None or last is None or facts.guard_count > len(facts.guards):
         return
     inside = [dump for dump in incident.dumps if first <= dump.manifest.created_utc.timestamp() < last]
@@ -165,7 +203,7 @@ def _unnamed(facts: LogFacts, incident: Incident) -> Iterator[str]:
 
 
 def _together(facts: LogFacts, incident: Incident) -> bool:
-    first, last = _seconds(facts.first_time), _seconds(facts.last_time)
+    first, last = seconds_of(facts.first_time), seconds_of(facts.last_time)
     started = [guards.started_utc.timestamp() for guards in incident.guards if guards.started_utc]
     if first is None or last is None or not started or facts.starts != 1:
         return False
@@ -175,22 +213,22 @@ def _together(facts: LogFacts, incident: Incident) -> bool:
 
 def _away_s(facts: LogFacts, times: Sequence[float], zone_s: float = 0.0) -> float | None:
     """Seconds between the log's lines and the incident, 0 if they overlap."""
-    first, last = _seconds(facts.first_time), _seconds(facts.last_time)
+    first, last = seconds_of(facts.first_time), seconds_of(facts.last_time)
     if first is None or last is None or not times:
         return None
     return max(0.0, min(times) - (last - zone_s), (first - zone_s) - max(times))
 
 
-def _seconds(time: str) -> float | None:
-    """Seconds of a stamp as if it were in UTC."""
+def seconds_of(time: str) -> float | None:
+    """Return the seconds of a stamp as if it were in UTC; None for no stamp."""
     try:
         return datetime.fromisoformat(time).replace(tzinfo=UTC).timestamp()
     except ValueError:
         return None
 
 
-def _plain(value: str | None) -> str | None:
-    """A setting as it compares: 0.40 as 0.4; None for what was left to SGLang."""
+def plain_setting(value: str | None) -> str | None:
+    """Return a setting as it compares: 0.40 as 0.4; None for what was left to SGLang."""
     if value is None or value in ("None", "auto"):
         return None
     number = _number(value)

@@ -1,4 +1,4 @@
-"""What belongs together: the dumps, guard manifests, leak ledgers and logs of one server's run.
+"""What belongs together: the dumps, guard manifests, leak ledgers, logs and other files of one server's run.
 
 A rule is given an Incident and nothing else. Tensors and events of its dumps are read when a rule asks for them.
 """
@@ -12,6 +12,7 @@ from typing import Any, Literal
 from gemma4_dumps.reader import Dump
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.readers.reading import Reading
 
 PAGE_TABLE, GEOMETRY, LEAK, SHAPES = "page-table-bounds", "geometry", "leak-audit", "batch-shapes"
 LOST_PAGES = "swa-lost-pages"
@@ -19,7 +20,7 @@ LOST_PAGES = "swa-lost-pages"
 
 @dataclass(frozen=True)
 class Ledger:
-    """What the leak audit of one process wrote down at its end. source: file name."""
+    """What the leak audit of one process wrote down at its end, in a file named `source`."""
 
     source: str
     fields: Mapping[str, Any]
@@ -31,10 +32,10 @@ Relation = Literal["names", "agrees", "guess", "apart", "alone"]
 
 @dataclass(frozen=True)
 class LogLink:
-    """Why a log stands where it stands.
+    """Why a log, or another file, stands where it stands.
 
     Args:
-        log: its name.
+        log: the name of the log or file.
         relation: to the incident.
         incident: the first dump of that incident, else the guard manifest or ledger that it has; "" for none.
         reasons: a clause each.
@@ -47,12 +48,12 @@ class LogLink:
 
     @property
     def is_evidence(self) -> bool:
-        """Whether the log is that server's own, and so may be evidence of what went wrong with it."""
+        """Return whether the log is that server's own, and so may be evidence of what went wrong with it."""
         return self.relation in ("names", "agrees")
 
     @property
     def text(self) -> str:
-        """What to tell a reader, as one sentence; empty if there is nothing to tell."""
+        """Return what to tell a reader, as one sentence; empty if there is nothing to tell."""
         why = "; ".join(self.reasons)
         match self.relation:
             case "names" | "agrees":
@@ -67,51 +68,63 @@ class LogLink:
 
 @dataclass(frozen=True)
 class Incident:
-    """dumps: oldest first, of every rank, target and draft, repetitions too. guards: one per process, as of its latest
-    dump, or from a file of its own. log_links: one for each of the logs."""
+    """What is known of one server's run.
+
+    Attributes:
+        dumps: oldest first, of every rank, target and draft, repetitions too.
+        guards: one per process, as of its latest dump, or from a file of its own.
+        ledgers: what the leak audits of its processes left.
+        logs: its serving logs.
+        log_links: why each of the logs stands here.
+        readings: what else it left: see readers/catalog.py.
+        reading_links: why each of the readings stands here.
+    """
 
     dumps: tuple[Dump, ...] = ()
     guards: tuple[Guards, ...] = ()
     ledgers: tuple[Ledger, ...] = ()
     logs: tuple[LogFacts, ...] = ()
     log_links: tuple[LogLink, ...] = ()
+    readings: tuple[Reading, ...] = ()
+    reading_links: tuple[LogLink, ...] = ()
 
     def of(self, **wanted: Any) -> Iterator[Dump]:
-        """Dumps whose manifest says so: `rule`, `verdict`, `role`, `table_space`, `buffer_space`. A tuple: any of."""
+        """Return dumps whose manifest says so, by rule, verdict, role, table_space, buffer_space; a tuple: any of."""
         return (dump for dump in self.dumps if all(_says(dump, name, value) for name, value in wanted.items()))
 
     def first(self, **wanted: Any) -> Dump | None:
-        """The oldest of them."""
+        """Return the oldest of them."""
         return next(self.of(**wanted), None)
 
     def dump(self, source: str) -> Dump | None:
-        """The dump that a piece of evidence names."""
+        """Return the dump that a piece of evidence names."""
         return next((dump for dump in self.dumps if dump.manifest.dump_id == source), None)
 
     @property
     def name(self) -> str:
-        """What to call it by: its first dump, else a guard manifest, ledger or log that it has."""
+        """Return what to call it by: its first dump, else a guard manifest, ledger, log or file that it has."""
         names = [dump.manifest.dump_id for dump in self.dumps[:1]]
-        names += [one.source for one in (*self.guards, *self.ledgers)] + [facts.name for facts in self.logs]
+        names += [one.source for one in (*self.guards, *self.ledgers)]
+        names += [one.name for one in (*self.logs, *self.readings)]
         return names[0] if names else ""
 
     @property
     def crashed(self) -> bool:
-        """Whether a log says that a process of the server died."""
+        """Return whether a log says that a process of the server died."""
         return any(facts.deaths for facts in self.logs)
 
     @property
     def times_s(self) -> list[float]:
-        """When its dumps were written and its processes started, since the epoch; in no order."""
+        """Return when its dumps were written and its processes started, since the epoch; in no order."""
         times = [dump.manifest.created_utc.timestamp() for dump in self.dumps]
         return times + [guards.started_utc.timestamp() for guards in self.guards if guards.started_utc]
 
     def without(self, explained: frozenset[str]) -> Incident:
-        """The same without these dumps (ids) and without repetitions of them."""
+        """Return the same without these dumps (ids) and without repetitions of them."""
         return replace(self, dumps=tuple(dump for dump in self.dumps if not self.is_again(dump, explained)))
 
     def is_again(self, dump: Dump, explained: frozenset[str]) -> bool:
-        """Whether `dump` is one of these, or the same again: at another step, rank or site."""
+        """Return whether `dump` is one of these, or the same again: at another step, rank or site."""
         return _kind(dump) in {_kind(other) for other in self.dumps if other.manifest.dump_id in explained}
 
 

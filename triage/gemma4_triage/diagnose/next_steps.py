@@ -21,7 +21,7 @@ def first_finding(dump: Dump) -> Finding:
 
 def next_steps(dump: Dump, on_screen: str = "dumps show") -> list[str]:
     """The lines to show under "what to do next", most useful first. on_screen: the verb that shows them."""
-    found, path = first_finding(dump), shlex.quote(str(dump.path))
+    found, path = first_finding(dump), shlex.quote(dump.place)
     return [
         f"{found.cause} ({found.label})",
         *found.advice,

@@ -32,8 +32,10 @@ _SETTINGS = (
     *("disable_overlap_schedule", "disable_radix_cache", "tp_size", "dp_size", "kv_cache_dtype"),
     *("enable_hierarchical_cache", "enable_lora", "max_lora_rank", "quantization", "cuda_graph_max_bs", "nnodes"),
     *("tool_call_parser", "reasoning_parser", "disaggregation_mode", "enable_dp_attention", "context_length"),
+    *("model_path", "speculative_draft_model_path", "speculative_eagle_topk", "speculative_num_draft_tokens"),
+    *("dtype", "trust_remote_code", "enable_multimodal", "pp_size", "ep_size"),
 )
-_SETTING = re.compile(rf"\b({'|'.join(_SETTINGS)})=('[^']{{0,80}}'|[\w.+-]{{1,40}})")
+_SETTING = re.compile(rf"\b({'|'.join(_SETTINGS)})=('[^']{{0,200}}'|[\w.+-]{{1,40}})")
 _RETRACTED = re.compile(rb"#retracted_reqs: (\d{1,9})")
 _POOL_TOKENS = re.compile(rb"\b(full|swa)_layer_tokens=(\d{1,18})")
 _EQUATION = re.compile(

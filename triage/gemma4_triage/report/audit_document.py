@@ -46,7 +46,7 @@ def _audit(dump: Dump) -> dict[str, Any]:
     found = suspects(dump)
     return {
         "dump": manifest.dump_id,
-        "path": str(dump.path),
+        "path": dump.place,
         "verdict": manifest.verdict,
         "site": manifest.site,
         "step": manifest.step,

@@ -9,12 +9,15 @@ from typing import Any
 from gemma4_dumps.errors import ExitCode
 from gemma4_dumps.plain_json import plain
 from gemma4_dumps.reader import Dump
+from gemma4_dumps.wording import number_of
 from gemma4_triage.diagnose.conclude import rests_on_damage
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.material import Material
-from gemma4_triage.finding import Finding, causes
+from gemma4_triage.diagnose.timeline import timeline
+from gemma4_triage.finding import Confidence, Finding, causes
 from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.readers.reading import Reading
 
 MOST_DAMAGED_SHOWN = 3
 """How many lines in a terminal say the same of as many dumps; of more there is a count and one example."""
@@ -53,6 +56,50 @@ def exit_code(diagnoses: Sequence[Diagnosis], unreadable: bool) -> ExitCode:
     return ExitCode.DUMP_UNREADABLE if unreadable or damaged else ExitCode.OK
 
 
+@dataclass(frozen=True)
+class Summary:
+    """How many incidents there are, by how certain the first cause of each is, and what to do first.
+
+    Attributes:
+        certainty: how many incidents there are of each confidence, the most certain first.
+        clean: how many runs have no cause.
+        next_command: of the first incident; "" if there is none.
+    """
+
+    certainty: dict[Confidence, int]
+    clean: int
+    next_command: str
+
+    @property
+    def text(self) -> str:
+        """Return one line, as "3 incidents: 2 certain, 1 likely; next: ..."."""
+        count = sum(self.certainty.values())
+        if not count:
+            return f"no incident: nothing wrong in {number_of(self.clean, 'run')}"
+        parts = ", ".join(f"{number} {confidence.value}" for confidence, number in self.certainty.items() if number)
+        clean = f"; {number_of(self.clean, 'run')} without a cause" if self.clean else ""
+        following = f"; next: {self.next_command}" if self.next_command else ""
+        return f"{number_of(count, 'incident')}: {parts}{clean}{following}"
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Return the field `summary`."""
+        return {
+            "incidents": sum(self.certainty.values()),
+            **{confidence.value: number for confidence, number in self.certainty.items()},
+            "runs_without_a_cause": self.clean,
+            "next": self.next_command or None,
+        }
+
+
+def summary(diagnoses: Sequence[Diagnosis]) -> Summary:
+    """Return the last line of `diagnose`: what there is, and what to do first."""
+    bad = [diagnosis for diagnosis in diagnoses if diagnosis.causes]
+    certainty = {one: sum(diagnosis.causes[0].confidence is one for diagnosis in bad) for one in Confidence}
+    commands = (command for diagnosis in bad for finding in diagnosis.causes for command in finding.next_commands)
+    return Summary(certainty, len(diagnoses) - len(bad), next(commands, ""))
+
+
 def damage_line(dump: Dump, name: str = "") -> str:
     """Say what is damaged, and what that does to the findings, in one line. name: of the dump, if not its id."""
     first, *others = dump.damage
@@ -70,22 +117,33 @@ def damage_lines(dumps: Sequence[Dump]) -> list[str]:
     return [damage_line(dumps[0]), f"damaged: {len(dumps) - 1} more dumps; --json has them all"]
 
 
-def diagnosis_document(diagnoses: Sequence[Diagnosis], material: Material, exit_code: int) -> dict[str, Any]:
-    """Every incident, the newest first, with its findings, the most certain first."""
+def diagnosis_document(
+    diagnoses: Sequence[Diagnosis], material: Material, exit_code: int, left_alone: int = 0
+) -> dict[str, Any]:
+    """Return every incident, the newest first, with its findings, the most certain first.
+
+    Args:
+        diagnoses: of the incidents that are shown.
+        material: what was read of dumps.
+        exit_code: of the command.
+        left_alone: how many files of folders are no evidence.
+    """
     return {
         "clean": exit_code == 0,
         "exit_code": exit_code,
+        "summary": summary(diagnoses).document,
         "incidents": [_incident(diagnosis) for diagnosis in diagnoses],
         "damaged": damaged_document([dump for diagnosis in diagnoses for dump in diagnosis.damaged]),
-        "unreadable": [{"path": str(item.path), "problem": item.problem} for item in material.unreadable],
+        "unreadable": [{"path": item.place, "problem": item.problem} for item in material.unreadable],
         "older_dumps_not_read": material.hidden,
+        "files_left_alone": left_alone,
     }
 
 
 def damaged_document(dumps: Iterable[Dump]) -> list[dict[str, Any]]:
     """Return the field `damaged`: those of `dumps` whose files are not what their manifests say."""
     return [
-        {"dump_id": dump.manifest.dump_id, "path": str(dump.path), "problems": list(dump.damage)}
+        {"dump_id": dump.manifest.dump_id, "path": dump.place, "problems": list(dump.damage)}
         for dump in dumps
         if dump.damage
     ]
@@ -108,6 +166,28 @@ def _incident(diagnosis: Diagnosis) -> dict[str, Any]:
         ],
         "logs": [_log(facts, incident) for facts in incident.logs],
         "notes": notes(incident),
+        "readings": [_reading(reading, incident) for reading in incident.readings],
+        "timeline": [
+            {"time_utc": entry.time_utc, "source": entry.source, "text": entry.text} for entry in timeline(incident)
+        ],
+    }
+
+
+def _reading(reading: Reading, incident: Incident) -> dict[str, Any]:
+    """Return what a file that is neither dump nor log says, and why it stands here."""
+    link = next((link for link in incident.reading_links if link.log == reading.name), None)
+    return {
+        "file": reading.name,
+        "kind": reading.kind,
+        "title": reading.title,
+        "relation": "alone" if link is None else link.relation,
+        "guess": link is not None and link.relation == "guess",
+        "related_to": None if link is None else link.incident or None,
+        "reasons": [] if link is None else list(link.reasons),
+        "pids": list(reading.identity.pids),
+        "host": reading.identity.host or None,
+        "facts": dict(reading.facts),
+        "problem": reading.problem or None,
     }
 
 
@@ -137,7 +217,7 @@ def _dump(dump: Dump) -> dict[str, Any]:
     manifest = dump.manifest
     return {
         "dump_id": manifest.dump_id,
-        "path": str(dump.path),
+        "path": dump.place,
         "created_utc": manifest.created_utc.isoformat(),
         "host": manifest.host.hostname,
         "pid": manifest.host.pid,

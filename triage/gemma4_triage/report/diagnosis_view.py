@@ -9,19 +9,20 @@ from rich.console import Console
 from gemma4_dumps.wording import number_of
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.next_steps import fix_line
+from gemma4_triage.diagnose.timeline import timeline
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.inspection.provenance_sentence import place
-from gemma4_triage.report.diagnosis_document import Diagnosis, damage_lines, notes
+from gemma4_triage.report.diagnosis_document import Diagnosis, damage_lines, notes, summary
 from gemma4_triage.terminal import add_row, plain_table, print_line
 
 _STYLES = {Confidence.CERTAIN: "bold red", Confidence.LIKELY: "bold yellow", Confidence.POSSIBLE: "bold"}
 MAX_DUMPS = 12
 
 
-def print_diagnoses(console: Console, diagnoses: Sequence[Diagnosis]) -> None:
+def print_diagnoses(console: Console, diagnoses: Sequence[Diagnosis], left_alone: int = 0) -> None:
     """Say what is damaged, then show a block per incident with dumps, the newest first, then the runs without.
 
-    Of runs that say the same, one is shown.
+    Of runs that say the same, one is shown. The last line sums up; left_alone files of folders were no evidence.
     """
     for line in damage_lines([dump for diagnosis in diagnoses for dump in diagnosis.damaged]):
         print_line(console, line, style="bold yellow")
@@ -33,11 +34,16 @@ def print_diagnoses(console: Console, diagnoses: Sequence[Diagnosis]) -> None:
     for diagnosis in diagnoses:
         if not diagnosis.incident.dumps:
             logs = tuple(facts.name for facts in diagnosis.incident.logs)
+            logs += tuple(reading.name for reading in diagnosis.incident.readings)
             runs.setdefault((*logs, *(finding.rule for finding in diagnosis.findings)), []).append(diagnosis)
     for alike in runs.values():
         _print(console, alike[0], "RUN WITHOUT DUMPS")
         if len(alike) > 1:
             print_line(console, f"   the same in {number_of(len(alike) - 1, 'more run')}; --json has them", style="dim")
+    if diagnoses:
+        if left_alone:
+            print_line(console, f"left alone, by their content: {number_of(left_alone, 'file')}", style="dim")
+        print_line(console, summary(diagnoses).text, style="bold")
 
 
 def _print(console: Console, diagnosis: Diagnosis, title: str) -> None:
@@ -45,7 +51,10 @@ def _print(console: Console, diagnosis: Diagnosis, title: str) -> None:
     numbers = {dump.manifest.dump_id: f"[{at}]" for at, dump in enumerate(diagnosis.incident.dumps, start=1)}
     numbers |= {facts.name: f"[L{at}]" for at, facts in enumerate(diagnosis.incident.logs, start=1)}
     _dumps(console, diagnosis, numbers)
+    numbers |= {one.name: f"[R{at}]" for at, one in enumerate(diagnosis.incident.readings, start=1)}
     _logs(console, diagnosis.incident, numbers)
+    _readings(console, diagnosis.incident, numbers)
+    _timeline(console, diagnosis.incident, numbers)
     if not diagnosis.causes:
         _nothing(console, diagnosis.incident)
     for rank, finding in enumerate(diagnosis.findings, start=1):
@@ -93,6 +102,27 @@ def _logs(console: Console, incident: Incident, numbers: dict[str, str]) -> None
             print_line(console, f"      {link.text}", style="yellow" if link.relation == "guess" else "")
 
 
+def _readings(console: Console, incident: Incident, numbers: dict[str, str]) -> None:
+    for reading, link in zip(incident.readings, incident.reading_links, strict=True):
+        print_line(console, f"{numbers[reading.name]}  {reading.name}: {reading.title}")
+        if link.text:
+            print_line(console, f"      {link.text}", style="yellow" if link.relation == "guess" else "")
+        for name, value in reading.facts:
+            print_line(console, f"      {name}: {value}", style="dim")
+
+
+def _timeline(console: Console, incident: Incident, numbers: dict[str, str]) -> None:
+    """Show what happened when, where more than one kind of evidence has a time."""
+    entries = timeline(incident) if incident.readings or (incident.logs and incident.dumps) else ()
+    if len({entry.source for entry in entries}) < 2:
+        return
+    console.print()
+    table = plain_table("time, UTC", "", "")
+    for entry in entries:
+        add_row(table, entry.time_utc, numbers.get(entry.source, entry.source), entry.text)
+    console.print(table)
+
+
 def _finding(console: Console, finding: Finding, rank: int, numbers: dict[str, str]) -> None:
     console.print()
     title, style = "NOTE", "bold cyan"
@@ -130,6 +160,9 @@ def _value(value: object) -> str:
 
 
 def _nothing(console: Console, incident: Incident) -> None:
+    if not incident.guards and not incident.dumps and not incident.logs:
+        print_line(console, "this says nothing of what went wrong", style="bold")
+        return
     if not incident.guards and not incident.dumps:
         served = any(facts.served for facts in incident.logs) or not incident.logs
         said = "nothing wrong in the log" if served else "nothing wrong in the log, which holds no batch line"

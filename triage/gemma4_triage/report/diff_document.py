@@ -30,7 +30,7 @@ def diff_document(a: Side, b: Side, comparison: Comparison, rows: int, volatile:
 
 
 def _side(side: Side) -> dict[str, str]:
-    return {"dump": side.dump.manifest.dump_id, "path": str(side.dump.path)}
+    return {"dump": side.dump.manifest.dump_id, "path": side.dump.place}
 
 
 def _fields(fields: Sequence[FieldDifference], rows: int) -> dict[str, Any]:

@@ -15,10 +15,9 @@ _HOW_TO_READ = """\
 
 With gemma4-triage, whose base install needs neither torch nor SGLang nor a GPU:
 
-    unzip THIS.zip -d dumps
-    gemma4-triage dumps list --dir dumps
-    gemma4-triage dumps show {name} --dir dumps
-    gemma4-triage dumps verify {name} --dir dumps
+    gemma4-triage diagnose THIS.zip
+    gemma4-triage dumps show THIS.zip/{name}
+    gemma4-triage dumps verify THIS.zip/{name}
 
 Without it: `manifest.json` is JSON and says everything but the tensors; `tensors.safetensors` opens with any reader of
 safetensors; `events.jsonl` has one JSON object a line. `sha256sum` must give the hashes above.

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from gemma4_dumps.errors import ExitCode
 from gemma4_dumps.wording import number_of
-from gemma4_triage.diagnose.assign_logs import assign_logs
-from gemma4_triage.diagnose.conclude import conclude
+from gemma4_triage.diagnose.all_evidence import findings_of, incidents_of
 from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.incident import LogLink
 from gemma4_triage.errors import NothingChecked
@@ -93,8 +92,8 @@ def build_report(source: Source, logs: Sequence[LogFacts]) -> Report:
         logs=read,
         environment=_environment(run, incidents),
         commands=_commands(run, incidents, read),
-        unreadable=tuple(Problem(path=str(item.path), problem=item.problem) for item in unreadable[:MAX_LINES]),
-        damaged=tuple(Problem(path=str(dump.path), problem=damage_line(dump)) for dump in damaged[:MAX_LINES]),
+        unreadable=tuple(Problem(path=item.place, problem=item.problem) for item in unreadable[:MAX_LINES]),
+        damaged=tuple(Problem(path=dump.place, problem=damage_line(dump)) for dump in damaged[:MAX_LINES]),
         left_out=left_out,
         exit_code=code,
     )
@@ -118,22 +117,20 @@ def _diagnose(source: Source, logs: Sequence[LogFacts]) -> tuple[list[_Labelled]
         incidents = group(material.dumps, material.guards, material.ledgers)
         # An arm has a log of its own, and its verdict has read it.
         if source.verdict is None:
-            understood = [facts for facts in logs if facts.understood_lines]
-            assigned = assign_logs(incidents, understood)
+            assigned = incidents_of(material, logs, source.readings)
             for link in (link for incident in assigned for link in incident.log_links):
                 # Of several folders that were named, the one that a log is evidence in has it.
                 if link.is_evidence or link.log not in links:
                     links[link.log] = link
-            incidents = assigned[: len(incidents)]
-        for incident in incidents:
-            theirs = [one for facts in incident.logs for one in log_findings(facts)]
-            found.append(_Labelled(piece, Diagnosis(incident, conclude(incident, theirs))))
+            # A log that stands alone is told with the logs.
+            incidents = [one for at, one in enumerate(assigned) if at < len(incidents) or one.readings]
+        found += [_Labelled(piece, Diagnosis(incident, findings_of(incident))) for incident in incidents]
     return found, links
 
 
 def _worth_telling(found: list[_Labelled], source: Source) -> list[_Labelled]:
     """Of a run, what left dumps: processes of arms without one are in the table of arms, which knows what was meant."""
-    if source.verdict is None and not source.notes:
+    if source.verdict is None and not source.arm_logs:
         return found
     return [one for one in found if one.diagnosis.incident.dumps]
 

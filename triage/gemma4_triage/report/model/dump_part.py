@@ -38,7 +38,7 @@ def dump_part(dump: reader.Dump, number: int, begin: datetime, picture: bool) ->
     return Dump(
         number=number,
         id=manifest.dump_id,
-        path=str(dump.path),
+        path=dump.place,
         created_utc=manifest.created_utc.isoformat(sep=" ", timespec="milliseconds"),
         after_s=round((manifest.created_utc - begin).total_seconds(), 3),
         host=manifest.host.hostname,

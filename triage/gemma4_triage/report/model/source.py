@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemma4_dumps.manifest_file import MANIFEST_NAME
-from gemma4_dumps.safe_file import as_unreadable
 from gemma4_dumps.store import DumpStore
+from gemma4_dumps.wording import number_of
 from gemma4_repro.engine.run_folder import VERDICT_NAME
-from gemma4_triage.diagnose.material import Material, read_named, read_store
-from gemma4_triage.errors import NothingChecked, UsageMistake
+from gemma4_triage.diagnose.material import Material, read_store
+from gemma4_triage.diagnose.sources import gather
+from gemma4_triage.errors import UsageMistake
+from gemma4_triage.readers.reading import Reading
 from gemma4_triage.runs.record_file import RunRecord, read_record
 
 DUMPS, LOG = "dumps", "log.txt"
@@ -20,7 +22,7 @@ DUMPS, LOG = "dumps", "log.txt"
 
 @dataclass(frozen=True)
 class Piece:
-    """Material of one arm or case, or all there is. expected: it went as it should."""
+    """Material of one arm or case, or all there is; `expected` if it went as it should."""
 
     label: str
     expected: bool
@@ -29,17 +31,34 @@ class Piece:
 
 @dataclass(frozen=True)
 class Source:
-    """verdict: of a run that ended. arm_logs: of its arms, those that are there. notes: what a reader has to know."""
+    """What was named, read.
+
+    Attributes:
+        names: as they were given.
+        verdict: of a run that ended.
+        pieces: dumps and what lies beside them, by arm.
+        arm_logs: the logs of a run's arms, those that are there.
+        notes: what a reader has to know.
+        logs: serving logs that were found in what was named.
+        readings: what readers made of other files.
+    """
 
     names: tuple[str, ...]
     verdict: RunRecord | None
     pieces: tuple[Piece, ...]
     arm_logs: tuple[tuple[str, Path], ...] = ()
     notes: tuple[str, ...] = ()
+    logs: tuple[str, ...] = ()
+    readings: tuple[Reading, ...] = ()
 
 
 def read_run_or_dumps(store: DumpStore, names: Sequence[str], limit: int | None) -> Source:
-    """names: none for all that `store` holds. limit: of each folder, only so many of its newest dumps.
+    """Read what was named.
+
+    Args:
+        store: where names are looked for.
+        names: none for all that `store` holds.
+        limit: of each folder, only so many of its newest dumps.
 
     Raises UsageMistake, NothingChecked for an empty folder, DumpError for what was named and cannot be read.
     """
@@ -55,13 +74,15 @@ def read_run_or_dumps(store: DumpStore, names: Sequence[str], limit: int | None)
         return _run(folders[0], limit)
     if len(names) == 1 and (arms := _arms_without_verdict(Path(names[0]))):
         return _unfinished(Path(names[0]), arms, limit)
-    for name in names:
-        _refuse_empty(Path(name))
-    return Source(tuple(names), None, (Piece("", False, read_named(store, names, limit)),))
+    found = gather(store, names, limit)
+    notes = (f"{number_of(found.left_alone, 'file')} that are no evidence",) if found.left_alone else ()
+    piece = Piece("", False, found.material)
+    notes = (*found.remarks, *notes)
+    return Source(tuple(names), None, (piece,), (), notes, tuple(found.logs), tuple(found.readings))
 
 
 def nothing_but_logs() -> Source:
-    """For a report on serving logs alone."""
+    """Return the source of a report on serving logs alone."""
     return Source((), None, ())
 
 
@@ -75,7 +96,7 @@ def _run(folder: Path, limit: int | None) -> Source:
 
 
 def _arms_without_verdict(folder: Path) -> list[Path]:
-    """Folders of arms in a run's folder that has no verdict."""
+    """Return the folders of arms in a run's folder that has no verdict."""
     # os.path says no of what it may not look at or cannot name; the reading of it says why.
     if not os.path.isdir(folder) or os.path.lexists(folder / MANIFEST_NAME) or DumpStore(folder).names():
         return []
@@ -86,10 +107,3 @@ def _unfinished(folder: Path, arms: Sequence[Path], limit: int | None) -> Source
     pieces = tuple(Piece(arm.name, False, read_store(DumpStore(arm / DUMPS), limit)) for arm in arms)
     logs = tuple((arm.name, arm / LOG) for arm in arms if (arm / LOG).is_file())
     return Source((str(folder),), None, pieces, logs, (f"{VERDICT_NAME} is not there: the run did not end",))
-
-
-def _refuse_empty(path: Path) -> None:
-    with as_unreadable(path):
-        empty = os.path.isdir(path) and not os.listdir(path)
-    if empty:
-        raise NothingChecked(f"{path} is empty", "name a run's folder, dumps, or a folder of dumps")

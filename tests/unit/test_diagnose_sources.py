@@ -1,0 +1,215 @@
+"""`diagnose WHATEVER…`: evidence is told apart by content, wherever it lies and whatever it is called."""
+
+import json
+import os
+import shutil
+import zipfile
+
+import pytest
+
+from diagnose_examples import CORPUS, ROOT
+
+SAMPLES = ROOT / "dumps" / "samples"
+LOGS = ROOT / "tests" / "data" / "logs"
+RUNS = ROOT / "tests" / "data" / "finished_runs"
+SEED = CORPUS / "swa-state-stale"
+CPU = "20261121T103430.648335Z_vm_r0_p24275_page-table-bounds_0001"
+
+
+def rules(cli, *words) -> tuple[int, list[list[str]], dict]:
+    """The exit code, the rules that each incident's findings have, and the document."""
+    code, out, err = cli("diagnose", *words, "--json")
+    found = json.loads(out)
+    return (
+        code,
+        [[one["rule"] for one in each["findings"]] for each in found.get("incidents", [])],
+        found | {"err": err},
+    )
+
+
+def exported(cli, tmp_path, *dumps):
+    path = tmp_path / "sent.zip"
+    assert cli("dumps", "export", *dumps, "-o", path, "--force")[0] == 0
+    return path
+
+
+class TestRenamed:
+    def test_a_dump_is_found_from_any_folder_above_it(self, cli, tmp_path):
+        shutil.copytree(SAMPLES / CPU, tmp_path / "from bob" / "two" / "a crash")
+        for words in ([tmp_path], ["--dir", tmp_path], [tmp_path / "from bob"], [tmp_path / "from bob/two/a crash"]):
+            code, found, _ = rules(cli, *words)
+            assert (code, found) == (1, [["draft-swa-state-stale"]])
+
+    def test_the_guards_of_a_renamed_store_come_with_it(self, cli, tmp_path):
+        shutil.copytree(SEED, tmp_path / "x" / "y")
+        _, _, document = rules(cli, tmp_path)
+        (incident,) = document["incidents"]
+        assert (len(incident["dumps"]), len(incident["guards"])) == (4, 3)
+
+    def test_a_manifest_that_lies_alone_is_one(self, cli, tmp_path):
+        guards = sorted((CORPUS / "clean-aborts" / "guards").iterdir())
+        shutil.copy(guards[0], tmp_path / "pasted.json")
+        code, found, document = rules(cli, tmp_path / "pasted.json")
+        assert (code, found) == (0, [[]])
+        assert document["incidents"][0]["guards"][0]["source"] == "pasted.json"
+
+    def test_a_torn_one_below_is_named_and_the_others_are_read(self, cli, tmp_path):
+        shutil.copytree(SAMPLES / CPU, tmp_path / "a" / "whole")
+        torn = shutil.copytree(SAMPLES / CPU, tmp_path / "b" / "torn")
+        (torn / "manifest.json").write_text("{")
+        code, found, document = rules(cli, tmp_path)
+        assert (code, found) == (1, [["draft-swa-state-stale"]])
+        assert document["unreadable"][0]["path"] == str(torn)
+        assert rules(cli, torn)[0] == 4
+
+
+class TestZips:
+    def test_an_export_is_read_in_place_and_named_by_the_zip(self, cli, tmp_path):
+        path = exported(cli, tmp_path, SAMPLES / CPU)
+        code, found, document = rules(cli, path)
+        assert (code, found) == (1, [["draft-swa-state-stale"]])
+        assert document["incidents"][0]["dumps"][0]["path"] == f"{path}/{CPU}"
+        assert rules(cli, tmp_path)[1] == found
+
+    @pytest.mark.parametrize("verb", ["dumps show", "dumps verify", "replay", "diagnose", "report"])
+    def test_every_verb_takes_the_zip_and_the_path_that_is_shown(self, cli, tmp_path, verb):
+        path = exported(cli, tmp_path, SAMPLES / CPU)
+        plain = cli(*verb.split(), SAMPLES / CPU)
+        for name in (path, f"{path}/{CPU}"):
+            code, out, err = cli(*verb.split(), name)
+            assert (code, err) == (plain[0], plain[2])
+            assert "gemma4-triage-" not in out
+
+    def test_of_several_dumps_one_has_to_be_named(self, cli, tmp_path):
+        path = exported(
+            cli, tmp_path, *(SAMPLES / name for name in os.listdir(SAMPLES) if "leak" in name or name == CPU)
+        )
+        code, _, err = cli("dumps", "show", path)
+        assert code == 2
+        assert "holds 2 dumps" in err
+        assert len(rules(cli, path)[1]) == 2
+
+    def test_logs_and_dumps_in_one_zip(self, cli, tmp_path):
+        path = tmp_path / "a.zip"
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.write(LOGS / "pool-leak.log", "logs/pod-0.txt")
+            for file in (SAMPLES / CPU).iterdir():
+                archive.write(file, f"anything/{file.name}")
+        _, found, document = rules(cli, path)
+        assert [one[0] for one in found] == ["draft-swa-state-stale", "pool-leak"]
+        assert document["incidents"][1]["logs"][0]["file"] == f"{path}/logs/pod-0.txt"
+
+    def test_a_hostile_one_is_an_error_alone_and_a_line_beside_others(self, cli, tmp_path):
+        with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
+            archive.writestr("../outside", "x")
+        code, _, document = rules(cli, tmp_path / "bad.zip")
+        assert (code, document["kind"]) == (4, "error")
+        assert "outside of it" in document["message"]
+        shutil.copytree(SAMPLES / CPU, tmp_path / "whole")
+        code, found, document = rules(cli, tmp_path)
+        assert (code, found) == (1, [["draft-swa-state-stale"]])
+        assert document["unreadable"][0]["path"] == str(tmp_path / "bad.zip")
+        assert not (tmp_path.parent / "outside").exists()
+
+    def test_a_zip_in_a_zip_is_left_alone_and_said(self, cli, tmp_path):
+        inner = exported(cli, tmp_path, SAMPLES / CPU)
+        with zipfile.ZipFile(tmp_path / "outer.zip", "w") as archive:
+            archive.write(inner, "inner.zip")
+            archive.write(LOGS / "pool-leak.log", "a.log")
+        _, _, document = rules(cli, tmp_path / "outer.zip")
+        assert "inner.zip: a zip in a zip" in document["err"]
+
+
+class TestLogs:
+    def test_a_log_needs_no_option(self, cli):
+        code, found, _ = rules(cli, LOGS / "pool-leak.log")
+        assert (code, found[0][0]) == (1, "pool-leak")
+
+    def test_a_folder_of_logs(self, cli, tmp_path):
+        for name in ("pool-leak", "healthy"):
+            shutil.copy(LOGS / f"{name}.log", tmp_path / name)
+        (tmp_path / "notes").write_text("buy milk\n")
+        (tmp_path / "core").write_bytes(b"\x7fELF" + bytes(3000))
+        code, found, document = rules(cli, tmp_path)
+        assert code == 1
+        assert sorted(map(bool, found)) == [False, True]
+        assert (document["err"], document["files_left_alone"]) == ("", 2)
+        assert "left alone, by their content: 2 files" in cli("diagnose", tmp_path)[1]
+
+    def test_a_log_alone_speaks_of_that_log_only(self, cli, monkeypatch):
+        monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(SEED))
+        for words in (["--log", LOGS / "pool-leak.log"], [LOGS / "pool-leak.log"]):
+            _, _, document = rules(cli, *words)
+            (incident,) = document["incidents"]
+            assert incident["dumps"] == []
+
+    def test_dumps_and_their_log_in_one_command(self, cli, tmp_path):
+        named = sorted(path.name for path in SEED.iterdir())[2]
+        log = tmp_path / "server.log"
+        line = f"page-table-bounds: page 65 [logged; seen 1 times; dump: /gone/{named}]\n"
+        log.write_text((LOGS / "illegal-access.log").read_text() + line)
+        _, _, document = rules(cli, SEED, log)
+        (incident,) = document["incidents"]
+        assert incident["logs"][0]["relation"] == "names"
+        times = [entry["time_utc"] for entry in incident["timeline"]]
+        assert times == sorted(times)
+        assert {str(log), named} <= {entry["source"] for entry in incident["timeline"]}
+        assert "time, UTC" in cli("diagnose", SEED, log)[1]
+
+
+def test_a_runs_folder(cli):
+    code, found, _ = rules(cli, RUNS / "e4b-trtllm")
+    assert code == 1
+    assert "draft-swa-state-stale" in {rule for one in found for rule in one}
+
+
+class TestWithoutArguments:
+    def test_it_is_the_newest_incident_of_this_machine(self, cli, tmp_path, monkeypatch):
+        for name in (SEED, CORPUS / "negative-page", CORPUS / "clean-retraction"):
+            shutil.copytree(name, tmp_path, dirs_exist_ok=True)
+        monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(tmp_path))
+        code, found, document = rules(cli)
+        assert (code, found) == (1, [["unassigned-page"]])
+        assert "not shown: 1 older incident and 1 run without one" in document["err"]
+        assert f"diagnose --dir {tmp_path}" in document["err"]
+        assert len(rules(cli, "--dir", tmp_path)[1]) == 3
+
+    def test_a_machine_without_incidents_is_fine(self, cli, monkeypatch):
+        monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(CORPUS / "clean-retraction"))
+        assert rules(cli)[:2] == (0, [[]])
+
+
+class TestBadInput:
+    @pytest.mark.parametrize("name", ["nothing", "./nothing", "nothing.zip"])
+    def test_what_is_not_there(self, cli, tmp_path, monkeypatch, name):
+        monkeypatch.chdir(tmp_path)
+        assert cli("diagnose", name)[0] == 2
+
+    def test_a_folder_without_evidence(self, cli, tmp_path):
+        (tmp_path / "notes.txt").write_text("milk")
+        code, out, err = cli("diagnose", tmp_path)
+        assert (code, out) == (5, "")
+        assert "holds no dump, no log and nothing else" in err
+
+    def test_a_core_dump_says_what_makes_text_of_it(self, cli, tmp_path):
+        (tmp_path / "core").write_bytes(b"\x7fELF" + bytes(3000))
+        code, _, err = cli("diagnose", tmp_path / "core")
+        assert code == 2
+        assert "cuda-gdb -batch" in err
+
+    def test_a_pipe_in_a_folder_is_not_waited_for(self, cli, tmp_path):
+        os.mkfifo(tmp_path / "pipe.log")
+        assert cli("diagnose", tmp_path)[0] == 5
+
+    def test_links_in_a_folder_are_not_followed(self, cli, tmp_path):
+        (tmp_path / "link").symlink_to(SEED)
+        (tmp_path / "log").symlink_to(LOGS / "pool-leak.log")
+        assert cli("diagnose", tmp_path)[0] == 5
+
+
+def test_the_last_line_sums_up(cli):
+    last = cli("diagnose", SAMPLES)[1].splitlines()[-1]
+    assert last.startswith("5 incidents: 4 certain, 1 likely; next: gemma4-triage ")
+    document = json.loads(cli("diagnose", SAMPLES, "--json")[1])
+    assert document["summary"]["next"] == last.partition("next: ")[2]
+    assert cli("diagnose", CORPUS / "clean-retraction")[1].endswith("no incident: nothing wrong in 1 run\n")

@@ -1,0 +1,45 @@
+"""From everything that was read to incidents and what they come to: the one way for `diagnose` and `report`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from gemma4_triage.diagnose.assign_logs import assign_logs
+from gemma4_triage.diagnose.assign_readings import assign_readings
+from gemma4_triage.diagnose.conclude import conclude
+from gemma4_triage.diagnose.grouping import group
+from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.material import Material
+from gemma4_triage.finding import Finding
+from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.readers.reading import Reading
+
+
+def incidents_of(material: Material, logs: Sequence[LogFacts], readings: Iterable[Reading] = ()) -> list[Incident]:
+    """Return the incidents, the newest first, with what is proven to be theirs; then what stands alone.
+
+    Logs in which nothing was understood are left out.
+    """
+    found = group(material.dumps, material.guards, material.ledgers)
+    return assign_readings(assign_logs(found, [facts for facts in logs if facts.understood_lines]), readings)
+
+
+def findings_of(incident: Incident) -> tuple[Finding, ...]:
+    """Return what an incident comes to, of all its evidence; the most certain first."""
+    return conclude(incident, [*_from_logs(incident), *(one for read in incident.readings for one in read.findings)])
+
+
+def _from_logs(incident: Incident) -> list[Finding]:
+    if not incident.logs:
+        return []
+    # The rules over logs are many modules, loaded where there is a log.
+    from gemma4_triage.logs.catalog import findings
+
+    return [one for facts in incident.logs for one in findings(_of_release(facts, incident))]
+
+
+def _of_release(facts: LogFacts, incident: Incident) -> LogFacts:
+    """The facts with the release that the incident's dumps were written by, where the log names none."""
+    written_by = (dump.manifest.versions.get("sglang") for dump in incident.dumps)
+    return facts if facts.release else replace(facts, release=next(filter(None, written_by), ""))

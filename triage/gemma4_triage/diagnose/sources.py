@@ -1,0 +1,335 @@
+"""From what a command line names to evidence: dumps, folders at any depth, zips, logs and other files, by content.
+
+| what lies there                                       | is                                                          |
+|-------------------------------------------------------|-------------------------------------------------------------|
+| a folder with a dump's manifest.json, or a dump's name | a dump, complete or torn, whatever its folder is called     |
+| `guards/` and `audits/` beside dumps                  | guard manifests and leak ledgers of those processes         |
+| a zip                                                 | what is in it; a zip in a zip is left alone                 |
+| a file that a reader of readers/catalog.py takes      | what that reader makes of it                                |
+| text with lines that a server writes                  | a serving log                                               |
+| any other file in a folder                            | counted, not read; named by itself it is taken for a log    |
+
+Symbolic links in folders are not followed: what somebody sends may lead to anybody's files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gemma4_dumps.directory_name import time_key
+from gemma4_dumps.errors import DumpError, DumpUnreadable
+from gemma4_dumps.manifest_file import MANIFEST_NAME
+from gemma4_dumps.reader import read_dump
+from gemma4_dumps.safe_file import as_unreadable
+from gemma4_dumps.staging import EVENTS_NAME
+from gemma4_dumps.store import DumpStore
+from gemma4_dumps.tensor_file import TENSORS_NAME
+from gemma4_dumps.unpacked import inside, is_zip, origin, unpack
+from gemma4_dumps.wording import number_of
+from gemma4_triage.diagnose.guards import Guards
+from gemma4_triage.diagnose.incident import Ledger
+from gemma4_triage.diagnose.material import GUARDS, LEDGERS, Material, Unreadable, joined, read_fields, read_store
+from gemma4_triage.errors import NothingChecked, UsageMistake
+from gemma4_triage.logs.source import STDIN, Source
+from gemma4_triage.readers.catalog import Reader, head_of, reader_of
+from gemma4_triage.readers.reading import NotThis, Reading
+
+MAX_FILES = 50_000
+MAX_LOGS = 64
+MAX_DEPTH = 24
+_LOG_MARKS = re.compile(
+    rb"server_args=|Prefill batch|Decode batch|Traceback \(most recent call last\)|CUDA error: |Uvicorn running|"
+    rb"gemma4-triage: |NCCL (?:WARN|error)|^Killed$|Segmentation fault|Scheduler hit an exception|; dump: /",
+    re.MULTILINE,
+)
+
+
+@dataclass
+class Evidence:
+    """What was found.
+
+    Attributes:
+        material: dumps, guard manifests, ledgers, and what could not be read.
+        logs: paths of serving logs, or "-".
+        readings: what the readers made of other files.
+        left_alone: how many files of folders are no evidence.
+        remarks: what a reader has to know of it, a sentence each.
+    """
+
+    material: Material = field(default_factory=Material)
+    logs: list[str] = field(default_factory=list)
+    readings: list[Reading] = field(default_factory=list)
+    left_alone: int = 0
+    remarks: list[str] = field(default_factory=list)
+
+
+def gather(store: DumpStore, names: Iterable[str], limit: int | None) -> Evidence:
+    """Return the evidence that the names stand for, each file once.
+
+    Args:
+        store: where a name that is no path is looked for.
+        names: paths, names of dumps, beginnings of such names, "latest", or "-" for a log on stdin.
+        limit: how many dumps of each folder to read at most, the newest; None for all.
+
+    Raises:
+        DumpError: A dump or zip that was named cannot be found or read.
+        NothingChecked: A folder that was named holds no evidence.
+        UsageMistake: A file that was named is of no kind that is read.
+    """
+    found = _Finder(limit)
+    for name in names:
+        if name == STDIN:
+            found.evidence.logs.append(STDIN)
+            continue
+        before = found.count
+        path = _path(store, name)
+        if os.path.isdir(path):
+            if found.folder(path, in_zip=not os.path.isdir(name)) and found.count == before:
+                raise NothingChecked(_nothing_in(path, name), "name dumps, logs, zips, or folders that hold some")
+        else:
+            found.named_file(path)
+    return found.result()
+
+
+def gather_folder(folder: Path, limit: int | None) -> Evidence:
+    """Return the evidence in one folder and below, which may be none. Raises like `gather`."""
+    found = _Finder(limit)
+    found.folder(folder)
+    return found.result()
+
+
+def _path(store: DumpStore, name: str) -> Path:
+    """The path that a name stands for, unpacked if it lies in a zip."""
+    unpacked = inside(name)
+    if unpacked is None:
+        # os.path says no of what it may not look at; the store says why.
+        return Path(name) if os.path.isfile(name) or is_special(name) else store.resolve(name)
+    if not os.path.lexists(unpacked):
+        return store.resolve(name)
+    return unpacked
+
+
+def is_special(name: str) -> bool:
+    """Return whether a path is there and neither a file nor a folder, such as a pipe."""
+    return os.path.exists(name) and not os.path.isfile(name) and not os.path.isdir(name)
+
+
+def _nothing_in(path: Path, name: str) -> str:
+    with as_unreadable(path):
+        if not os.listdir(path):
+            return f"{name} is empty"
+    if os.path.lexists(path / MANIFEST_NAME):
+        return f"{name} has a {MANIFEST_NAME}, but not of a dump"
+    return f"{name} holds no dump, no log and nothing else that is read"
+
+
+class _Finder:
+    """Walks what was named."""
+
+    def __init__(self, limit: int | None) -> None:
+        self.evidence = Evidence()
+        self._limit = limit
+        self._parts: list[Material] = []
+        self._seen: set[str] = set()
+        self._files = 0
+        self._by_reader: dict[tuple[str, Path], tuple[Reader, list[Path]]] = {}
+
+    @property
+    def count(self) -> int:
+        """Return how many pieces of evidence there are so far."""
+        pieces = sum(
+            len(part.dumps) + len(part.guards) + len(part.ledgers) + len(part.unreadable) for part in self._parts
+        )
+        return pieces + len(self.evidence.logs) + len(self._by_reader) + len(self.evidence.readings)
+
+    def result(self) -> Evidence:
+        """Read what is left to read, and return everything."""
+        for reader, paths in self._by_reader.values():
+            self._read(reader, paths)
+        logs = self.evidence.logs
+        if len(logs) > MAX_LOGS:
+            newest = sorted(logs, key=_changed_s, reverse=True)[:MAX_LOGS]
+            self.evidence.remarks.append(f"not read: {number_of(len(logs) - MAX_LOGS, 'older log')}")
+            self.evidence.logs = [log for log in logs if log in newest]
+        self.evidence.material = joined(self._parts)
+        return self.evidence
+
+    def folder(self, path: Path, depth: int = 0, in_zip: bool = False) -> bool:
+        """Take what lies in a folder; a dump that was named itself (depth 0) and is damaged is an error.
+
+        Returns whether the folder was new.
+        """
+        if not self._is_new(path):
+            return False
+        if depth == 0 and (_is_dump(path) or time_key(path.name)):
+            self._parts.append(Material(dumps=(read_dump(path),)))
+            return True
+        with as_unreadable(path):
+            entries = sorted(os.scandir(path), key=lambda entry: entry.name)
+        folders = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+        names = {entry.name for entry in folders}
+        if names & {GUARDS, LEDGERS} or any(time_key(name) for name in names):
+            self._parts.append(read_store(DumpStore(path), self._limit))
+        for entry in folders:
+            below = Path(entry.path)
+            if time_key(entry.name) or entry.name in (GUARDS, LEDGERS):
+                continue
+            if _is_dump(below):
+                self._dump(below)
+            elif depth < MAX_DEPTH:
+                try:
+                    self.folder(below, depth + 1, in_zip)
+                except DumpUnreadable as error:
+                    self._parts.append(Material(unreadable=(Unreadable(below, str(error)),)))
+        session = any(entry.name == "session.jsonl" for entry in entries)
+        for entry in entries:
+            if entry.is_file(follow_symlinks=False) and not (session and entry.name == "metadata.jsonl"):
+                self._file(Path(entry.path), in_zip)
+        return True
+
+    def named_file(self, path: Path) -> None:
+        """Take a file that was named; what no reader takes is a log, and says itself if it cannot be one."""
+        if not self._is_new(path):
+            return
+        if is_zip(path):
+            self.folder(unpack(path), 1, in_zip=True)
+            return
+        if is_special(str(path)) or not os.path.exists(path):
+            self.evidence.logs.append(str(path))
+            return
+        if not self._takes(path, _head(path)):
+            if (what := _binary(_head(path))) is not None:
+                raise UsageMistake(f"{path} is {what[0]}", what[1].format(path))
+            self.evidence.logs.append(str(path))
+
+    def _is_new(self, path: Path) -> bool:
+        place = os.path.realpath(path)
+        if place in self._seen:
+            return False
+        self._seen.add(place)
+        return True
+
+    def _dump(self, path: Path) -> None:
+        if not self._is_new(path):
+            return
+        try:
+            self._parts.append(Material(dumps=(read_dump(path),)))
+        except DumpError as error:
+            self._parts.append(Material(unreadable=(Unreadable(path, str(error)),)))
+
+    def _file(self, path: Path, in_zip: bool) -> None:
+        self._files += 1
+        if self._files > MAX_FILES or not self._is_new(path):
+            self.evidence.left_alone += 1
+            return
+        if is_zip(path):
+            if in_zip:
+                self.evidence.remarks.append(f"not read: {origin(path)}: a zip in a zip")
+                return
+            try:
+                self.folder(unpack(path), 1, in_zip=True)
+            except DumpUnreadable as error:
+                self._parts.append(Material(unreadable=(Unreadable(path, str(error)),)))
+            return
+        try:
+            head = _head(path)
+        except DumpUnreadable as error:
+            self._parts.append(Material(unreadable=(Unreadable(path, str(error)),)))
+            return
+        if self._takes(path, head):
+            return
+        if _is_log(path):
+            self.evidence.logs.append(str(path))
+        else:
+            self.evidence.left_alone += 1
+
+    def _takes(self, path: Path, head: bytes) -> bool:
+        """Take the file and say so if it is a guard manifest, a ledger, or of a reader."""
+        if head.lstrip()[:1] == b"{" and (made := _fields(path, head)) is not None:
+            self._parts.append(made)
+            return True
+        reader = reader_of(head)
+        if reader is None:
+            return False
+        self._by_reader.setdefault((reader.id, path.parent), (reader, []))[1].append(path)
+        return True
+
+    def _read(self, reader: Reader, paths: list[Path]) -> None:
+        try:
+            for reading in reader.read(paths):
+                self.evidence.readings.append(replace(reading, name=origin(Path(reading.name))))
+        except NotThis:
+            self.evidence.left_alone += len(paths)
+        except DumpError as error:
+            self._parts.append(Material(unreadable=(Unreadable(paths[0], str(error)),)))
+
+
+def _is_dump(path: Path) -> bool:
+    """Return whether a folder's manifest.json is a dump's, whole or torn."""
+    manifest = path / MANIFEST_NAME
+    if not os.path.lexists(manifest):
+        return False
+    if any(os.path.lexists(path / name) for name in (TENSORS_NAME, EVENTS_NAME)) or time_key(path.name):
+        return True
+    try:
+        head = head_of(manifest)
+    except OSError:
+        return True
+    return b'"dump_id"' in head or b'"verdict"' in head
+
+
+def _fields(path: Path, head: bytes) -> Material | None:
+    """A guard manifest or a ledger that lies alone; None if the file is neither."""
+    is_guard = all(key in head for key in (b'"patches"', b'"pid"', b'"settings"', b'"created_utc"'))
+    is_ledger = all(key in head for key in (b'"equations"', b'"audits"', b'"pid"'))
+    if not (is_guard or is_ledger) or b'"dump_id"' in head:
+        return None
+    unreadable: list[Unreadable] = []
+    fields = read_fields(path, unreadable)
+    if fields is None:
+        return Material(unreadable=tuple(unreadable))
+    if is_guard:
+        return Material(guards=(Guards(path.name, "", fields),))
+    return Material(ledgers=(Ledger(path.name, fields),))
+
+
+def _head(path: Path) -> bytes:
+    with as_unreadable(path):
+        return head_of(path)
+
+
+_BINARIES = (
+    (
+        b"\x7fELF",
+        "a program or a core dump",
+        "cuda-gdb -batch -ex 'target cudacore {0}' -ex bt > core.txt, then name that",
+    ),
+    (b"SQLite format 3", "a database, such as Nsight Systems writes", "gemma4-triage profile reads torch's traces"),
+)
+
+
+def _binary(head: bytes) -> tuple[str, str] | None:
+    return next(((what, hint) for magic, what, hint in _BINARIES if head.startswith(magic)), None)
+
+
+def _is_log(path: Path) -> bool:
+    try:
+        first = next(_chunks(path), b"")
+    except UsageMistake:
+        return False
+    return _LOG_MARKS.search(first) is not None
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    yield from Source(str(path)).chunks()
+
+
+def _changed_s(name: str) -> float:
+    try:
+        return os.path.getmtime(name)
+    except OSError:
+        return 0.0

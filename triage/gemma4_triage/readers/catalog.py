@@ -1,0 +1,43 @@
+"""Every reader, explicitly, and which file is whose by its content."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemma4_triage.readers.reading import Reading
+
+SNIFFED_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What reads one kind of file.
+
+    Attributes:
+        id: names the kind.
+        takes: says by the first bytes of a file whether it may be of this kind.
+        read: reads all files of this kind that lie in one folder, each named by its path; raises NotThis for a first
+            file that only looked like one.
+    """
+
+    id: str
+    takes: Callable[[bytes], bool]
+    read: Callable[[Sequence[Path]], Iterable[Reading]]
+
+
+READERS: tuple[Reader, ...] = ()
+
+
+def reader_of(head: bytes) -> Reader | None:
+    """Return the reader that takes a file with these first bytes; None if no reader does."""
+    return next((reader for reader in READERS if reader.takes(head)), None)
+
+
+def head_of(path: Path) -> bytes:
+    """Return the first bytes of a regular file; empty for anything else. Never waits on a pipe. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(SNIFFED_BYTES) if os.path.isfile(path) else b""
