@@ -46,9 +46,10 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
         if size > max_bytes:
             raise DumpUnreadable(f"{path.name} has {size} bytes; at most {max_bytes} are read")
         with as_unreadable(path):
-            data = file.read(max_bytes + 1)
-    if len(data) > max_bytes:
-        raise DumpUnreadable(f"{path.name} grew beyond {max_bytes} bytes while it was read")
+            # Not one byte more than the most that is allowed: a buffer of that size would be made for every small file.
+            data = file.read(size + 1)
+    if len(data) > size:
+        raise DumpUnreadable(f"{path.name} grew beyond {size} bytes while it was read")
     return data
 
 

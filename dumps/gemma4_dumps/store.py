@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -81,8 +81,12 @@ class DumpStore:
         return self.describe(self.names()[:limit])
 
     def describe(self, names: "Iterable[str]") -> "list[DumpEntry]":
-        """Some of `names()` with their manifests."""
-        return [describe(self.root, name) for name in names]
+        """Return some of `names()` with their manifests."""
+        return list(self.each(names))
+
+    def each(self, names: "Iterable[str]") -> "Iterator[DumpEntry]":
+        """Read them one by one, for names without number."""
+        return (describe(self.root, name) for name in names)
 
     def dropped_dumps(self) -> dict[str, int]:
         """Count the dumps that were not kept, by reason: removed or refused by the caps, or repeated and counted."""

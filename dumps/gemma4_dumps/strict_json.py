@@ -28,9 +28,8 @@ def strict_json(data: bytes, source: str, unique_keys: bool = True) -> Any:
 
 def _refuse_duplicates(pairs: Sequence[tuple[str, Any]]) -> None:
     # Two readers may take different ones for true. Nothing is returned: only the looking matters.
-    counted = Counter(key for key, _ in pairs)
-    if len(counted) != len(pairs):
-        [(twice, _)] = counted.most_common(1)
+    if len(dict(pairs)) != len(pairs):
+        [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"the key {twice[:80]!r} stands twice in one object")
 
 

@@ -1,3 +1,4 @@
+# pyright: reportAttributeAccessIssue=false
 """The same with coverage guidance, by Atheris: `uv pip install atheris`, then
 `python tests/fuzz/run_atheris.py -runs=100000`. Options are libFuzzer's.
 
@@ -15,7 +16,7 @@ import atheris
 sys.path.insert(0, str(Path(__file__).parent))
 
 with atheris.instrument_imports(include=["gemma4_dumps", "gemma4_triage.inspection"]):
-    from target import COMMANDS, lay_out, read_all, run_command
+    from target import COMMANDS, hold_against_certainty, lay_out, read_all, run_command
 
 from mutations import EVENTS, MANIFEST, TENSORS, Files, mutate
 from seeds import corpus
@@ -29,6 +30,7 @@ def one_input(data: bytes) -> None:
     path = lay_out(Path(_FOLDER.name), _files(data))
     read_all(path)
     if len(data) % 5 == 0:
+        hold_against_certainty(path)
         run_command(path, COMMANDS[len(data) // 5 % len(COMMANDS)])
 
 

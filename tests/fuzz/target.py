@@ -1,7 +1,9 @@
 """One input of the fuzzers: a dump of arbitrary bytes, read in every way that the command line reads one."""
 
 import contextlib
+import hashlib
 import io
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -10,6 +12,9 @@ from gemma4_dumps.errors import DumpError, ExitCode
 from gemma4_dumps.listing import describe, survey
 from gemma4_dumps.reader import read_dump, verify_dump
 from gemma4_triage.cli import app
+from gemma4_triage.diagnose.conclude import conclude
+from gemma4_triage.diagnose.grouping import group
+from gemma4_triage.finding import Confidence
 
 NAME = "20260101T000000.000000Z_vm_r0_p1_page-table-bounds_0001"
 ALLOWED = {ExitCode.OK, ExitCode.VIOLATION, ExitCode.DUMP_UNREADABLE, ExitCode.NOTHING_CHECKED}
@@ -51,6 +56,10 @@ class Misbehaved(Exception):
     """The command line took an input for a bug of its own."""
 
 
+class Overconfident(Exception):
+    """A cause was called certain, although what it rests on had been changed."""
+
+
 def lay_out(root: Path, files: dict[str, bytes]) -> Path:
     """Put the files of a dump below `root`, in place of those of the last input."""
     path = root / NAME
@@ -87,6 +96,38 @@ def run_command(path: Path, command: tuple[str, ...]) -> str:
     if not (code in ALLOWED or capped or other_kind) or "Traceback" in err.getvalue():
         raise Misbehaved(f"{' '.join(command)}: exit {code}: {err.getvalue()[-2000:]}")
     return f"{' '.join(command)}: {ExitCode(code).name}"
+
+
+def hold_against_certainty(path: Path) -> str:
+    """Diagnose a dump and return how sure that is.
+
+    What the files are is asked here of the bytes themselves, and not of the reader.
+
+    Raises:
+        Overconfident: a cause is certain, and a file that the manifest vouches for is another, or is not there.
+    """
+    try:
+        dump = read_dump(path)
+    except DumpError:
+        return "certainty: no diagnosis"
+    (incident,) = group((dump,))
+    findings = conclude(incident)
+    sure = [finding for finding in findings if finding.confidence is Confidence.CERTAIN and not finding.is_note]
+    changed = _changed_files(path)
+    if changed and sure:
+        raise Overconfident(f"{sure[0].rule} is certain, and {', '.join(changed)} is not what the manifest says")
+    return f"certainty: {'certain' if sure else 'not certain'} of {'changed' if changed else 'whole'} files"
+
+
+def _changed_files(path: Path) -> list[str]:
+    listed = json.loads((path / "manifest.json").read_bytes()).get("files") or {}
+    return [name for name, record in listed.items() if _sha256(path / name) != record["sha256"]] or (
+        [] if listed else ["every file"]
+    )
+
+
+def _sha256(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
 def _verify(path: Path) -> None:

@@ -132,6 +132,19 @@ class TestACrowd:
         assert len(run.out.splitlines()) == 121
         assert "not shown" not in run.err
 
+    def test_limit_0_of_a_crowd_keeps_few_in_memory_and_says_the_same_of_each(self, tmp_path, start_s):
+        crowd(tmp_path / "root", max(CROWD, 2000))
+        run = measured_cli("dumps", "list", "--dir", tmp_path / "root", "--limit", 0)
+        report(f"dumps list --limit 0 of {max(CROWD, 2000)}", run)
+        lines = run.out.splitlines()
+        assert len(lines) == 1 + max(CROWD, 2000)
+        # The first thousand are a table, what follows are lines: but for the name they are alike.
+        assert len({tuple(line.split()[1:]) for line in lines[1:]}) == 1
+        assert len({line.index("out_of_range") for line in lines[1:]}) == 1
+        assert f"{max(CROWD, 2000)} dumps, " in run.err
+        assert run.cpu_s < start_s + max(CROWD, 2000) * 600e-6
+        assert run.peak_mb < 100
+
     def test_show_latest_and_a_name(self, root, start_s):
         for wanted in ("latest", DumpStore(root).names()[-8][:20]):
             run = measured_cli("dumps", "show", wanted, "--dir", root)

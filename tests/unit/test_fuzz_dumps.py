@@ -1,3 +1,4 @@
+# pyright: reportMissingImports=false
 """A short run of the fuzzer in tests/fuzz; `make fuzz` is the long one."""
 
 import sys
@@ -10,7 +11,7 @@ sys.path.insert(0, str(FUZZ))
 
 from run import fuzz  # noqa: E402
 from seeds import corpus  # noqa: E402
-from target import Misbehaved, lay_out, read_all, run_command  # noqa: E402
+from target import Misbehaved, Overconfident, hold_against_certainty, lay_out, read_all, run_command  # noqa: E402
 
 
 @pytest.mark.slow
@@ -28,6 +29,19 @@ def test_the_samples_themselves_are_read(tmp_path):
         path = lay_out(tmp_path, files)
         assert read_all(path) == "read"
         assert run_command(path, ("dumps", "verify")) == "dumps verify: OK"
+
+
+def test_a_certain_cause_of_changed_files_is_found(tmp_path, monkeypatch):
+    from gemma4_dumps.reader import Dump
+
+    files = next(
+        files for files in corpus() if hold_against_certainty(lay_out(tmp_path, files)).endswith("whole files")
+    )
+    path = lay_out(tmp_path, {**files, "tensors.safetensors": b"torn"})
+    assert hold_against_certainty(path) == "certainty: not certain of changed files"
+    monkeypatch.setattr(Dump, "damage", ())
+    with pytest.raises(Overconfident, match=r"is certain, and tensors\.safetensors is not what"):
+        hold_against_certainty(path)
 
 
 def test_what_is_no_dump_error_is_found_and_kept(tmp_path, monkeypatch):

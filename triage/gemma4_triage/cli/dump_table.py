@@ -1,33 +1,50 @@
 """Tables of the `dumps` verbs on a terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from itertools import islice
 
 from gemma4_dumps.included import sensitive, words
 from gemma4_dumps.listing import DumpEntry
 from gemma4_dumps.verify import VerifyReport
 from gemma4_triage.inspection.provenance_sentence import place
-from gemma4_triage.terminal import add_row, clean_text, plain_table, size_text, stdout_console
+from gemma4_triage.terminal import add_row, clean_text, plain_table, printable, size_text, stdout_console
 
+_COLUMNS = ("dump", "verdict", "where", "size")
 STATE_STYLES = {"torn": "red", "incompatible": "yellow", "writing": "cyan"}
 
 
-def print_listing(entries: Sequence[DumpEntry]) -> None:
-    """`dumps list`."""
-    console = stdout_console()
-    table = plain_table("dump", "verdict", "where", "size")
-    for entry in entries:
-        if entry.manifest is None:
-            verdict = clean_text(f"{entry.state}: {entry.problem or ''}", style=STATE_STYLES[entry.state])
-            where = ""
-        else:
-            held = sensitive(entry.manifest)
-            verdict = clean_text(
-                f"{entry.manifest.verdict}, {entry.manifest.action}",
-                (f"; holds {words(held)}" if held else "", "yellow"),
-            )
-            where = place(entry.manifest)
-        table.add_row(clean_text(entry.dump_id), verdict, clean_text(where), size_text(entry.size_bytes))
+MOST_IN_A_TABLE = 1000
+"""A table's columns are as wide as its widest cells, so it is printed when all are known; lines beyond come at once."""
+
+
+def print_listing(entries: Iterable[DumpEntry]) -> tuple[int, int]:
+    """Print `dumps list`, and return how many dumps that were and how many bytes they have.
+
+    However many there are, no more than MOST_IN_A_TABLE are held at a time.
+    """
+    left = iter(entries)
+    rows = [(_words(entry), entry) for entry in islice(left, MOST_IN_A_TABLE)]
+    console, table = stdout_console(), plain_table(*_COLUMNS)
+    for row, entry in rows:
+        holds = entry.manifest is not None and sensitive(entry.manifest)
+        add_row(table, row[0], (row[1], "yellow" if holds else STATE_STYLES.get(entry.state, "")), *row[2:])
     console.print(table)
+    widths = [max(len(row[column]) for row, _ in rows) for column in range(len(_COLUMNS))]
+    count, size_bytes = len(rows), sum(entry.size_bytes for _, entry in rows)
+    for entry in left:
+        print("  ".join(map(str.ljust, map(printable, _words(entry)), widths)).rstrip())
+        count, size_bytes = count + 1, size_bytes + entry.size_bytes
+    return count, size_bytes
+
+
+def _words(entry: DumpEntry) -> tuple[str, str, str, str]:
+    if entry.manifest is None:
+        verdict, where = f"{entry.state}: {entry.problem or ''}", ""
+    else:
+        held = sensitive(entry.manifest)
+        verdict = f"{entry.manifest.verdict}, {entry.manifest.action}" + (f"; holds {words(held)}" if held else "")
+        where = place(entry.manifest)
+    return entry.dump_id, verdict, where, size_text(entry.size_bytes)
 
 
 def print_verification(report: VerifyReport) -> None:

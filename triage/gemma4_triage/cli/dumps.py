@@ -38,17 +38,16 @@ def list_dumps(
 
     store = open_store(directory)
     names, dropped = store.names(), store.dropped_dumps()
-    entries = store.describe(names[: limit or None])
-    hidden = len(names) - len(entries)
+    shown = names[: limit or None]
+    hidden = len(names) - len(shown)
     if as_json:
-        emit_json("dump-list", dump_documents.listing(store.root, entries, hidden, dropped))
+        emit_json("dump-list", dump_documents.listing(store.root, store.describe(shown), hidden, dropped))
         return
-    if not entries:
+    if not shown:
         say(f"no dumps in {store.root}")
         return
-    dump_table.print_listing(entries)
-    size = size_text(sum(entry.size_bytes for entry in entries))
-    say(f"{number_of(len(entries), 'dump')}, {size}, in {store.root}{_not_kept(dropped)}")
+    count, size_bytes = dump_table.print_listing(store.each(shown))
+    say(f"{number_of(count, 'dump')}, {size_text(size_bytes)}, in {store.root}{_not_kept(dropped)}")
     if hidden:
         say(f"{number_of(hidden, 'older one is', 'older ones are')} not shown: --limit 0 lists them too")
 
