@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -36,6 +37,7 @@ PIECES = [
     ),
     *(b"hit an exception: ", b"] total=", b"#new-token: 1e999, ", b"; dump: ", b"Process x:\n", b"9" * 30, b"\x00"),
 ]
+CUTS = st.lists(st.integers(0, 99), max_size=4)
 
 
 def read(*lines: str, points: int = 240):
@@ -172,11 +174,12 @@ class TestSeries:
 
 
 class TestDrops:
-    @given(st.lists(st.tuples(st.floats(0, 9), st.integers(1, 9)), max_size=60), st.integers(1, 6))
-    def test_as_a_slow_reading_finds_them(self, values, window):
+    @given(st.lists(st.tuples(st.floats(0, 9), st.integers(1, 9)), max_size=60), st.integers(1, 6), CUTS)
+    def test_as_a_slow_reading_finds_them(self, values, window, cuts):
         watch = DropWatch(0.7, window)
-        for at, (value, weight) in enumerate(values):
-            watch.add(value, weight, at, "")
+        columns = np.array([(value, weight, at, 0) for at, (value, weight) in enumerate(values)]).reshape(-1, 4)
+        for part in np.split(columns, sorted(cut % (len(values) + 1) for cut in cuts)):
+            watch.add(*part.T)
         worst = None
         for end in range(2 * window, len(values) + 1):
             recent, past = values[end - window : end], values[: end - window]

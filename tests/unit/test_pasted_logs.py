@@ -11,7 +11,6 @@ import pytest
 from clean_logs import CLEAN
 from gemma4_triage.errors import UsageMistake
 from gemma4_triage.logs import source
-from gemma4_triage.logs.batch_line import LayoutReader, find_batch
 from gemma4_triage.logs.catalog import findings
 from gemma4_triage.logs.read import read_log, read_source
 from gemma4_triage.logs.source import Source
@@ -120,19 +119,6 @@ class TestTracebacks:
         access = 'INFO:     10.0.0.1:3 - "GET /health HTTP/1.1" 200 OK\n'
         text = bar + DEATH.replace("    raise", f"{access}    raise") + "ValueError: a\n"
         assert deaths(text) == [("TP0", "ValueError", "a")]
-
-
-class TestLayouts:
-    @pytest.mark.parametrize("name", CLEAN)
-    def test_as_the_slow_reading(self, name):
-        layouts = LayoutReader()
-        for line in CLEAN[name].encode().split(b"\n"):
-            slow = find_batch(line)
-            if slow is None:
-                continue
-            layouts.learn(line, slow[0])
-            if (fast := layouts.read(line)) is not None:
-                assert fast[2] == slow[1]
 
 
 class TestBadInput:

@@ -8,10 +8,12 @@ servers log errors that they survive.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import deque
 from dataclasses import replace
 
 from gemma4_triage.logs.facts import Alarm, Death, Place
+from gemma4_triage.logs.lines import lines_with
 
 # The first that fits names the kind. Sources: SGLang's utils/watchdog.py, entrypoints/engine.py and http_server.py,
 # managers/*.py, layers/sampler.py; torch's ProcessGroupNCCL and c10; bash, the kernel and container runtimes.
@@ -155,6 +157,7 @@ _LONGEST_LINE = 2000  # bytes of a line that are looked at
 _LONGEST_TEXT = 300  # characters
 _FRAMES = 12
 _AGAIN, _SOON = re.compile(rb"[Rr]etry|[Rr]esum"), 3  # what follows a failure within so many lines, and makes it good
+_AGAIN_MARKS = (b"retry", b"resum")  # in lower case
 _MOST_ERRORS = 8
 _MOST_KEPT = 16
 _ENOUGH_LINES = 1000
@@ -174,25 +177,40 @@ class AlarmReader:
         self.program_lines = 0
         self._triggers = list(_TRIGGERS)
         self._work_marks = list(_WORKS)
+        self._answers: list[int] = []
+        self._answers_seen = 0
 
-    def begin(self, lines: list[bytes], text: bytes, answered: bool) -> bool:
-        """Say whether lines hold anything at all that concerns `kind_of`; what they do not hold, it will not look for.
+    def begin(self, lines: list[bytes], text: bytes, ends: list[int], answers: list[int]) -> set[int]:
+        """Return which of the lines that come next concern `kind_of`.
 
         Args:
-            lines: those that come next; batch lines may be left out.
-            text: the same.
-            answered: whether answers, which are work, have been left out of them.
+            lines: all but batch lines and answers.
+            text: the same, with a newline between them.
+            ends: where in the text the line behind each line begins.
+            answers: the numbers, in the log, of the answers among them, which are work.
         """
         if self.program_lines < _ENOUGH_LINES:
             self.program_lines += sum(_PROGRAM.match(line) is not None for line in lines[:_ENOUGH_LINES])
         low = text.lower()
+        self._answers, self._answers_seen = answers, 0
         self._triggers = [trigger for trigger in _TRIGGERS if trigger in low]
         self._work_marks = [mark for mark in (*_WORKS, *_STOPS, *_STARTS) if mark in text]
-        return bool(self._triggers or self._work_marks or (self._soft is not None and (answered or b" HTTP/" in text)))
+        concerned: set[int] = set()
+        for mark in (*self._triggers, *_AGAIN_MARKS):
+            concerned.update(lines_with(mark, low, ends))
+        for mark in (*self._work_marks, b" HTTP/"):
+            concerned.update(lines_with(mark, text, ends))
+        return concerned
+
+    def answers_before(self, number: int) -> None:
+        """Take note of the answers that stand before a line."""
+        if self._answers_seen < len(self._answers) and self._answers[self._answers_seen] < number:
+            self._answers_seen = bisect_left(self._answers, number)
+            self.works(self._answers[self._answers_seen - 1])
 
     def works(self, number: int) -> None:
         """Take note of a line that only a working server writes: what was soft before it was survived."""
-        self.last_work = number
+        self.last_work = max(self.last_work, number)
 
     def kind_of(self, number: int, line: bytes) -> str:
         """Return the kind of alarm that a line is; "" if it is none."""

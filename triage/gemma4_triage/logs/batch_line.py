@@ -1,27 +1,22 @@
 """Reads the two lines that a scheduler repeats, as SGLang 0.4 ("Decode batch. #…") to 0.5.23 write them.
 
 They come from report_prefill_stats and report_decode_stats, in scheduler_components/metrics_reporter.py since 0.5.13.
-Fields are read by name, so a field more or less, as other releases have it, changes nothing.
+Fields are read by name, so a field more or less, as other releases have it, changes nothing. One line is read here;
+`batch_table` reads those of a whole block at once.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
+
+from gemma4_triage.logs.facts import Device
 
 MARK = b" batch"
 
-_LINE = re.compile(rb"(?:Prefill|Decode) batch(?: \[\d+\])?[,.] (?=#)")
-_FIELD = re.compile(rb"([^ ,:][^,:]*): ([^,]*)")
-_STAMPED = rb"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)((?: [A-Z]+\d{1,4}){0,4})\] "
-_NUMBER = rb"(\d{1,9}(?:\.\d{1,9})?)"
-_COUNT = rb"(\d{1,9})"
-_COUNTS = (b"#running-req", b"#queue-req", b"#new-seq", b"#new-token", b"#cached-token")
-_NUMBERS = (b"full token usage", b"token usage", b"swa token usage", b"accept len", b"gen throughput (token/s)")
-_MOST_LAYOUTS = 8
+LINE = re.compile(rb"(?:Prefill|Decode) batch(?: \[\d+\])?[,.] (?=#)")
+FIELD = re.compile(rb"([^ ,:][^,:]*): ([^,]*)")
 _LONGEST_NUMBER = 18
 
 
@@ -53,77 +48,9 @@ class BatchLine(NamedTuple):
     generated_per_s: float | None = None
 
 
-class LayoutReader:
-    """Reads batch lines whose fields stand in an order that was seen before, several times as fast as `find_batch`.
-
-    A server writes two orders of fields, and nearly all of a log in them.
-    """
-
-    def __init__(self) -> None:
-        self._layouts: list[tuple[re.Pattern[bytes], Callable[..., tuple[str, str, BatchLine]]]] = []
-        self._seen: set[bytes] = set()
-
-    def read(self, line: bytes) -> tuple[str, str, BatchLine] | None:
-        """Return date and time, rank and what the line says; None if it is in no layout that was seen before."""
-        for at, (layout, build) in enumerate(self._layouts):
-            match = layout.fullmatch(line)
-            if match is not None:
-                if at:
-                    self._layouts.insert(0, self._layouts.pop(at))
-                return build(*match.groups())
-        return None
-
-    def learn(self, line: bytes, begin: int) -> None:
-        """Take note of the layout of a line whose batch begins at byte `begin`, behind nothing but a stamp."""
-        if len(self._seen) >= _MOST_LAYOUTS:
-            return
-        head = _LINE.match(line, begin)
-        fields = _FIELD.findall(line, begin if head is None else head.end())
-        names = [name for name, _ in fields]
-        key = b",".join(names)
-        if head is None or b"[" in head[0] or key in self._seen or len({*names}) < len(names):
-            return
-        self._seen.add(key)
-        parts = []
-        for name in names:
-            value = _COUNT if name in _COUNTS else _NUMBER if name in _NUMBERS else b"[^,]{0,40}"
-            parts.append(re.escape(name) + b": " + value)
-        pattern = _STAMPED + re.escape(head[0]) + b", ".join(parts) + rb"(?:, ?)?"
-        used = [name for name in names if name in _COUNTS or name in _NUMBERS]
-        self._layouts.append((re.compile(pattern), _builder(line.startswith(b"P", begin), used)))
-
-
-def _builder(prefill: bool, used: list[bytes]) -> Callable[..., tuple[str, str, BatchLine]]:
-    """Return what makes a record of the groups of a layout: its stamp, its rank and the values of the fields `used`."""
-    where = {name: used.index(name) for name in used}
-    full = where.get(b"full token usage", where.get(b"token usage"))
-    running, queued, swa = (where.get(name) for name in (b"#running-req", b"#queue-req", b"swa token usage"))
-    accept, rate = where.get(b"accept len"), where.get(b"gen throughput (token/s)")
-    seqs, new, cached = (where.get(name) for name in (b"#new-seq", b"#new-token", b"#cached-token"))
-
-    @lru_cache(maxsize=64)
-    def text(stamp: bytes) -> str:
-        return stamp.decode().strip().replace(" ", "T", 1) if stamp[:1] == b"2" else stamp.decode().strip()
-
-    def build(time: bytes, rank: bytes, *values: bytes) -> tuple[str, str, BatchLine]:
-        return (
-            text(time),
-            text(rank),
-            BatchLine(
-                prefill,
-                0 if running is None else int(values[running]),
-                None if queued is None else int(values[queued]),
-                None if full is None else float(values[full]),
-                None if swa is None else float(values[swa]),
-                0 if seqs is None or not prefill else int(values[seqs]),
-                0 if new is None or not prefill else int(values[new]),
-                0 if cached is None or not prefill else int(values[cached]),
-                None if accept is None or prefill else float(values[accept]),
-                None if rate is None or prefill else float(values[rate]),
-            ),
-        )
-
-    return build
+def device_of(line: bytes) -> Device:
+    """Return what a batch line says that its batch ran on; "" if it says nothing."""
+    return "cuda" if b"cuda graph: " in line else "cpu" if b"cpu graph: " in line else ""
 
 
 def find_batch(line: bytes) -> tuple[int, BatchLine] | None:
@@ -131,13 +58,13 @@ def find_batch(line: bytes) -> tuple[int, BatchLine] | None:
 
     The last, because processes that share a file may write into each other's lines.
     """
-    found = _LINE.search(line)
+    found = LINE.search(line)
     if found is None:
         return None
-    while (later := _LINE.search(line, found.end())) is not None:
+    while (later := LINE.search(line, found.end())) is not None:
         found = later
     begin, end = found.span()
-    fields = dict(_FIELD.findall(line, end))
+    fields = dict(FIELD.findall(line, end))
     read = _prefill(fields) if line.startswith(b"P", begin) else _decode(fields)
     return None if read is None else (begin, read)
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
 MAX_LINE_BYTES = 256 << 10
 BLOCK_BYTES = 1 << 20
 
 
-class Block(NamedTuple):
-    """Lines in a row, without their newlines, and the text that they are cut from.
+@dataclass(eq=False)
+class Block:
+    """Lines in a row, without their newlines.
 
     A line longer than MAX_LINE_BYTES keeps that many bytes and one more.
 
     Attributes:
         numbers: the number of each line in the log, from 1; lines that came out of one envelope share theirs.
-        text: what the lines are cut from.
-        lines: the lines themselves.
+        text: the lines, with a newline between them.
         whole: whether they ended in a newline; a torn line is a block of its own.
         long: how many of them were cut for their length.
         streams: which of several writers each line is from, by what stood before it; None where nothing did.
@@ -25,29 +27,66 @@ class Block(NamedTuple):
 
     numbers: Sequence[int]
     text: bytes
-    lines: list[bytes]
     whole: bool = True
     long: int = 0
     streams: list[bytes] | None = None
+
+    @cached_property
+    def lines(self) -> list[bytes]:
+        """Return the lines themselves, of which no block has none."""
+        return self.text.split(b"\n")
+
+    def with_lines(self, lines: list[bytes], numbers: Sequence[int], streams: list[bytes] | None) -> Block:
+        """Return a block of other lines in place of these."""
+        block = Block(numbers, b"\n".join(lines), self.whole, 0, streams)
+        block.lines = lines
+        return block
 
 
 def blocks_of_lines(chunks: Iterable[bytes]) -> Iterator[Block]:
     """Every line of the chunks, once; blocks end where they would if all chunks were one."""
     number, rest = 1, b""
     for chunk in _even(chunks):
-        text = rest + chunk
-        lines = text.split(b"\n")
+        text, newline, rest = (rest + chunk).rpartition(b"\n")
         # One byte more than is kept: so the line still counts as too long when its end comes.
-        rest = lines.pop()[: MAX_LINE_BYTES + 1]
-        long = sum(len(line) > MAX_LINE_BYTES for line in lines) if len(text) > MAX_LINE_BYTES else 0
-        if long:
-            lines = [line[: MAX_LINE_BYTES + 1] for line in lines]
-            text = b"\n".join(lines)
-        if lines:
-            yield Block(range(number, number + len(lines)), text, lines, long=long)
-            number += len(lines)
+        rest = rest[: MAX_LINE_BYTES + 1]
+        if not newline:
+            continue
+        long = 0
+        if _any_long(text):
+            lines = text.split(b"\n")
+            long = sum(len(line) > MAX_LINE_BYTES for line in lines)
+            text = b"\n".join(line[: MAX_LINE_BYTES + 1] for line in lines)
+        count = text.count(b"\n") + 1
+        yield Block(range(number, number + count), text, long=long)
+        number += count
     if rest:
-        yield Block(range(number, number + 1), rest, [rest], whole=False, long=int(len(rest) > MAX_LINE_BYTES))
+        yield Block(range(number, number + 1), rest, whole=False, long=int(len(rest) > MAX_LINE_BYTES))
+
+
+def _any_long(text: bytes) -> bool:
+    at = 0
+    while len(text) - at > MAX_LINE_BYTES:
+        newline = text.rfind(b"\n", at, at + MAX_LINE_BYTES + 1)
+        if newline < 0:
+            return True
+        at = newline + 1
+    return False
+
+
+def lines_with(mark: bytes, text: bytes, ends: list[int]) -> Iterator[int]:
+    """Yield the index of each line of a text that has a mark.
+
+    Args:
+        mark: it holds no newline.
+        text: lines, with a newline between them.
+        ends: where the line behind each line begins.
+    """
+    at = text.find(mark)
+    while at >= 0:
+        line = bisect_right(ends, at)
+        yield line
+        at = text.find(mark, ends[line])
 
 
 def _even(chunks: Iterable[bytes]) -> Iterator[bytes]:

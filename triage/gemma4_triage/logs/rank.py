@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from gemma4_triage.logs.batch_line import BatchLine
+import numpy as np
+
+from gemma4_triage.logs.batch_table import VALUES, Rows, concatenated, time_text
 from gemma4_triage.logs.drops import DropWatch
 from gemma4_triage.logs.facts import Burst, Place, Pool, RankFacts, Retractions, Usage
 from gemma4_triage.logs.series import Series
@@ -15,16 +17,21 @@ PRESSED_AT = 0.9  # a pool this full, while the other is APART emptier, is the o
 APART = 0.2
 ACCEPT_DROP, THROUGHPUT_DROP, CACHED_SHARE_DROP = 0.75, 0.4, 0.4
 WINDOW = 8
+_TOGETHER = 1 << 14  # rows
+_RUNNING, _QUEUED, _FULL, _SWA, _SEQS, _NEW, _CACHED, _ACCEPT, _RATE = range(len(VALUES))
 BUSY_SHARE = 0.5  # of the largest batch so far; smaller ones say nothing about throughput
 
 
 class RankReading:
-    """Feed it lines in order; `facts` may be asked for at any time."""
+    """Feed it rows in order; `facts` may be asked for at any time."""
 
     def __init__(self, rank: str, points: int) -> None:
         self.rank = rank
-        self._usage: tuple[float | None, float | None, int, str] | None = None
-        self._highest_full = self._highest_swa = -1.0
+        self.usage: Usage | None = None
+        self._waiting: list[Rows] = []
+        self._waiting_count = 0
+        self._retracted_after: dict[int, int] = {}
+        self._highest: dict[Pool, float] = {"full": -1.0, "swa": -1.0}
         self._series = Series(points)
         self._prefill = self._decode = self._usage_lines = 0
         self._new_requests = self._new_tokens = self._cached_tokens = 0
@@ -35,70 +42,105 @@ class RankReading:
         self._pure_decode = DropWatch(THROUGHPUT_DROP, WINDOW)
         self._cached_share = DropWatch(CACHED_SHARE_DROP, WINDOW)
         self._generated_sum, self._generated_count = 0.0, 0
-        self._prefilled_since_decode, self._largest_batch = True, 0
+        self._after_decode, self._largest_batch = False, 0.0
         self._retraction = RetractionReading()
 
-    @property
-    def usage(self) -> Usage | None:
-        """The last that was reported."""
-        return None if self._usage is None else _usage(*self._usage)
-
-    def batch(self, batch: BatchLine, line: int, time: str) -> None:
-        """A prefill or decode line."""
-        self._series.add(batch, line, time)
-        if batch.full_usage is not None or batch.swa_usage is not None:
-            self._use(batch.full_usage, batch.swa_usage, batch.queued or 0, line, time)
-        if batch.prefill:
-            self._on_prefill(batch, line, time)
-        else:
-            self._on_decode(batch, line, time)
+    def add(self, rows: Rows) -> None:
+        """Add prefill and decode lines. The last usage is known at once; all else is worked out for many together."""
+        prefills = int(np.count_nonzero(rows.prefill))
+        self._prefill += prefills
+        self._decode += len(rows.lines) - prefills
+        self._note_usage(rows)
+        if prefills and self._retraction.waiting:
+            self._retraction.prefills(rows.values[rows.prefill])
+        self._waiting.append(rows)
+        self._waiting_count += len(rows.lines)
+        if self._waiting_count >= _TOGETHER:
+            self._work_out()
 
     def retracted(self, requests: int, line: int, stamp: Stamp) -> None:
-        """A line "KV cache pool is full. Retract requests."."""
-        self._series.retracted(requests)
+        """Add a line "KV cache pool is full. Retract requests."."""
+        last = self._waiting_count - 1
+        if last < 0:
+            self._series.retracted(requests)
+        else:
+            self._retracted_after[last] = self._retracted_after.get(last, 0) + requests
         batch_lines = self._prefill + self._decode
         self._retraction.event(requests, Place(line, stamp.text), stamp.time_s, batch_lines, self.usage)
 
-    def _use(self, full: float | None, swa: float | None, queued: int, line: int, time: str) -> None:
-        self._usage = (full, swa, line, time)
-        self._usage_lines += 1
-        if full is not None and full > self._highest_full:
-            self._highest_full, self._peaks["full"] = full, _usage(*self._usage)
-        if swa is not None and swa > self._highest_swa:
-            self._highest_swa, self._peaks["swa"] = swa, _usage(*self._usage)
-        if full is None or swa is None or max(full, swa) < PRESSED_AT or abs(full - swa) < APART:
+    def _note_usage(self, rows: Rows) -> None:
+        at = len(rows.lines) - 1
+        full, swa = rows.values[at, _FULL], rows.values[at, _SWA]
+        if full != full and swa != swa:
+            said = np.flatnonzero(~np.isnan(rows.values[:, [_FULL, _SWA]]).all(axis=1))
+            if not len(said):
+                return
+            at = said[-1]
+        self.usage = _usage(rows, at)
+
+    def _work_out(self) -> None:
+        """Go through the lines that wait."""
+        if not self._waiting:
             return
-        binding: Pool = "swa" if swa > full else "full"
-        self._pressed[binding] += 1
-        if queued:
-            self._pressed_queued[binding] += 1
+        rows = concatenated(self._waiting)
+        retracted = np.zeros(len(rows.lines))
+        for at, requests in self._retracted_after.items():
+            retracted[at] = requests
+        self._waiting, self._waiting_count, self._retracted_after = [], 0, {}
+        self._series.add(rows, retracted)
+        self._use(rows)
+        self._on_decode(rows)
+        if rows.prefill.any():
+            self._on_prefill(rows.part(rows.prefill))
 
-    def _on_prefill(self, batch: BatchLine, line: int, time: str) -> None:
-        self._prefill += 1
-        self._prefilled_since_decode = True
-        self._new_requests += batch.new_requests
-        self._new_tokens += batch.new_tokens
-        self._cached_tokens += batch.cached_tokens
-        self._retraction.prefill(batch)
-        tokens = batch.new_tokens + batch.cached_tokens
-        if tokens:
-            self._cached_share.add(batch.cached_tokens / tokens, tokens, line, time)
+    def _use(self, rows: Rows) -> None:
+        full, swa = rows.values[:, _FULL], rows.values[:, _SWA]
+        self._usage_lines += int(np.count_nonzero(~(np.isnan(full) & np.isnan(swa))))
+        of_pools: tuple[tuple[Pool, np.ndarray], ...] = (("full", full), ("swa", swa))
+        for pool, usage in of_pools:
+            at = int(np.where(np.isnan(usage), -1.0, usage).argmax())
+            if usage[at] > self._highest[pool]:
+                self._highest[pool], self._peaks[pool] = float(usage[at]), _usage(rows, at)
+        # Comparisons with NaN are false: a line that gives one pool only counts for none.
+        pressed = (np.maximum(full, swa) >= PRESSED_AT) & (np.abs(full - swa) >= APART)
+        queued = rows.values[:, _QUEUED] > 0
+        binding: tuple[tuple[Pool, np.ndarray], ...] = (
+            ("swa", pressed & (swa > full)),
+            ("full", pressed & (swa <= full)),
+        )
+        for pool, binds in binding:
+            self._pressed[pool] += int(np.count_nonzero(binds))
+            self._pressed_queued[pool] += int(np.count_nonzero(binds & queued))
 
-    def _on_decode(self, batch: BatchLine, line: int, time: str) -> None:
-        self._decode += 1
-        self._largest_batch = max(self._largest_batch, batch.running)
-        if batch.accept_length is not None and batch.running:
-            self._accept.add(batch.accept_length, batch.running, line, time)
-        if batch.generated_per_s is not None:
-            self._generated_sum += batch.generated_per_s
-            self._generated_count += 1
-            # A prefill in between takes time that SGLang counts as decoding.
-            if not self._prefilled_since_decode and batch.running >= BUSY_SHARE * self._largest_batch:
-                self._pure_decode.add(batch.generated_per_s, 1, line, time)
-        self._prefilled_since_decode = False
+    def _on_prefill(self, rows: Rows) -> None:
+        new, cached = rows.values[:, _NEW], rows.values[:, _CACHED]
+        self._new_requests += int(rows.values[:, _SEQS].sum())
+        self._new_tokens += int(new.sum())
+        self._cached_tokens += int(cached.sum())
+        tokens = new + cached
+        some = tokens > 0
+        self._cached_share.add(cached[some] / tokens[some], tokens[some], rows.lines[some], rows.times[some])
+
+    def _on_decode(self, rows: Rows) -> None:
+        running, accept, rate = (rows.values[:, column] for column in (_RUNNING, _ACCEPT, _RATE))
+        decode = ~rows.prefill
+        some = decode & ~np.isnan(accept) & (running > 0)
+        self._accept.add(accept[some], running[some], rows.lines[some], rows.times[some])
+        largest = np.maximum.accumulate(np.where(decode, running, 0.0).clip(self._largest_batch))
+        self._largest_batch = float(largest[-1])
+        # A prefill in between takes time that SGLang counts as decoding.
+        after_decode = np.concatenate(([self._after_decode], decode[:-1]))
+        self._after_decode = bool(decode[-1])
+        rated = decode & ~np.isnan(rate)
+        self._generated_sum = float(np.cumsum(np.concatenate(([self._generated_sum], rate[rated])))[-1])
+        self._generated_count += int(np.count_nonzero(rated))
+        pure = rated & after_decode & (running >= BUSY_SHARE * largest)
+        weights = np.ones(int(np.count_nonzero(pure)))
+        self._pure_decode.add(rate[pure], weights, rows.lines[pure], rows.times[pure])
 
     def facts(self) -> RankFacts:
         """Return what has been learnt of this scheduler up to the last line that was read."""
+        self._work_out()
         return RankFacts(
             rank=self.rank,
             prefill_lines=self._prefill,
@@ -124,7 +166,8 @@ class RetractionReading:
     """Retractions, and the prefills that they cost again."""
 
     def __init__(self) -> None:
-        self._events = self._requests = self._waiting = 0
+        self._events = self._requests = 0
+        self.waiting = 0
         self._recomputed = self._tokens = self._cached = 0
         self._first: Place | None = None
         self._last: Place | None = None
@@ -136,7 +179,7 @@ class RetractionReading:
     def event(self, requests: int, place: Place, time_s: float | None, batch_lines: int, usage: Usage | None) -> None:
         self._events += 1
         self._requests += requests
-        self._waiting += requests
+        self.waiting += requests
         self._first, self._last = self._first or place, place
         self._binding["unknown" if usage is None else usage.binding] += 1
         if usage is not None and (self._worst is None or _fullest(usage) > _fullest(self._worst)):
@@ -145,15 +188,21 @@ class RetractionReading:
         if len(self._recent) == BURST_EVENTS:
             self._consider(self._recent[0], self._recent[-1])
 
-    def prefill(self, batch: BatchLine) -> None:
-        """Retracted requests wait for a prefill of their own; which requests a line is about, it does not say."""
-        if not self._waiting or not batch.new_requests:
-            return
-        again = min(self._waiting, batch.new_requests)
-        self._waiting -= again
-        self._recomputed += again
-        self._tokens += batch.new_tokens * again // batch.new_requests
-        self._cached += batch.cached_tokens * again // batch.new_requests
+    def prefills(self, values: np.ndarray) -> None:
+        """Take note of prefills; retracted requests wait for one of their own, but which it is about, no line says.
+
+        Args:
+            values: float64 [n, len(VALUES)].
+        """
+        for requests, new, cached in values[:, [_SEQS, _NEW, _CACHED]].astype(np.int64).tolist():
+            again = min(self.waiting, requests)
+            if again:
+                self.waiting -= again
+                self._recomputed += again
+                self._tokens += new * again // requests
+                self._cached += cached * again // requests
+            if not self.waiting:
+                return
 
     def _consider(self, first: tuple[float | None, int, Place], last: tuple[float | None, int, Place]) -> None:
         known = first[0] is not None and last[0] is not None
@@ -177,8 +226,9 @@ class RetractionReading:
         )
 
 
-def _usage(full: float | None, swa: float | None, line: int, time: str) -> Usage:
-    return Usage(Place(line, time), full, swa)
+def _usage(rows: Rows, at: int) -> Usage:
+    full, swa = (None if value != value else value for value in rows.values[at, [_FULL, _SWA]].tolist())
+    return Usage(Place(int(rows.lines[at]), time_text(int(rows.times[at]))), full, swa)
 
 
 def _fullest(usage: Usage) -> float:

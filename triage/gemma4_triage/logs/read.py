@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from itertools import repeat
+from dataclasses import dataclass, replace
+from itertools import accumulate, compress, pairwise
+
+import numpy as np
 
 from gemma4_triage.known_issues import release
 from gemma4_triage.logs import events, remarks
 from gemma4_triage.logs.alarms import AlarmReader
-from gemma4_triage.logs.batch_line import MARK, LayoutReader, find_batch
+from gemma4_triage.logs.batch_line import MARK, device_of, find_batch
+from gemma4_triage.logs.batch_table import Rows, Table, TableReader, joined, single, time_text
 from gemma4_triage.logs.facts import Death, Device, LogFacts, Place, Pool, Remark
-from gemma4_triage.logs.lines import Block, blocks_of_lines
+from gemma4_triage.logs.lines import Block, blocks_of_lines, lines_with
 from gemma4_triage.logs.rank import RankReading
 from gemma4_triage.logs.source import Source
 from gemma4_triage.logs.stamp import NO_STAMP, Stamp, StampReader
 from gemma4_triage.logs.tracebacks import FRAME, INTRODUCTIONS, TRACEBACK, TracebackReader
-from gemma4_triage.logs.unwrap import bare_blocks
+from gemma4_triage.logs.unwrap import Unwrapper
 
 DEFAULT_POINTS = 240
 MAX_RANKS = 64
@@ -38,6 +41,8 @@ _MARKS = (
     (FRAME, "frame"),
     *((mark, "release") for mark in release.MARKS),
 )
+_BATCH_AND_MARKS = ((MARK, "batch"), *_MARKS)
+_ANSWER = b'" 200 OK'
 
 
 def read_source(source: Source, points: int = DEFAULT_POINTS) -> LogFacts:
@@ -49,9 +54,19 @@ def read_source(source: Source, points: int = DEFAULT_POINTS) -> LogFacts:
 def read_log(name: str, chunks: Iterable[bytes], points: int = DEFAULT_POINTS) -> LogFacts:
     """points: of each time series at most, even."""
     reading = LogReading(name, points)
-    for block in bare_blocks(blocks_of_lines(reading.measured(chunks))):
+    for block in blocks_of_lines(reading.measured(chunks)):
         reading.block(block)
+    reading.end()
     return reading.facts()
+
+
+@dataclass(slots=True)
+class _Feed:
+    """The rows that a block has of one scheduler, and how many of them have been taken in."""
+
+    name: str
+    rows: Rows
+    fed: int = 0
 
 
 class _Kept:
@@ -80,7 +95,11 @@ class LogReading:
         self._ranks: dict[str, RankReading] = {}
         self._dropped_rank_lines = 0
         self._last_rank: RankReading | None = None
-        self._layouts = LayoutReader()
+        self._tables = TableReader()
+        self._unwrapper = Unwrapper()
+        self._table: Table | None = None
+        self._feeds: list[_Feed] = []
+        self._fed = 0
         self._tracebacks = TracebackReader()
         self._alarms = AlarmReader()
         self._stacks = remarks.StackReader()
@@ -107,21 +126,96 @@ class LogReading:
         self._lines = block.numbers[-1]
         self._torn = not block.whole
         self._long += block.long
-        # A mark that is nowhere in the block need not be looked for in each of its lines, and most blocks hold none.
-        others = [line for line in block.lines if b"#running-req" not in line or not block.whole]
-        # Answers are most of what is no batch line, and hold nothing that is looked for.
-        unusual = [line for line in others if not line.endswith(b'" 200 OK')]
-        text = b"\n".join(unusual)
-        marks = [(mark, kind) for mark, kind in _MARKS if mark in text]
-        alarming = self._alarms.begin(unusual, text, answered=len(unusual) < len(others))
-        for number, stream, line in zip(block.numbers, block.streams or repeat(b""), block.lines, strict=False):
-            if stream != self._stream:
-                self._turn_to(stream)
-            if MARK in line and block.whole and self._batch(number, line):
-                self._alarms.works(number)
+        # Most lines are batch lines as SGLang wrote them; all others are looked at for what was put around them.
+        table, rest = self._tables.split(block)
+        bare = None if rest is None else self._unwrapper.block(rest)
+        if bare is not None and bare is not rest:
+            unwrapped, bare = self._tables.split(bare)
+            table = joined([part for part in (table, unwrapped) if part is not None])
+        self._bare(table, bare)
+
+    def _bare(self, table: Table | None, others: Block | None) -> None:
+        """Take lines as SGLang wrote them: a table of batch lines, and all others of the same block."""
+        self._table, self._fed = table, 0
+        self._feeds = [] if table is None else self._feeds_of(table)
+        if others is not None:
+            self._others(others)
+        self._catch_up(self._lines + 1)
+
+    def _feeds_of(self, table: Table) -> list[_Feed]:
+        """Return the rows of each scheduler, in the order in which they first appear; those of too many are counted."""
+        self._device = self._device or table.device
+        prefills = int(np.count_nonzero(table.rows.prefill))
+        self._understand("prefill", prefills)
+        self._understand("decode", len(table.ranks) - prefills)
+        if len(table.names) == 1:
+            return [_Feed(table.names[0], table.rows)]
+        order = np.argsort(table.ranks, kind="stable")
+        edges = np.flatnonzero(np.diff(table.ranks[order], prepend=-1, append=-1))
+        groups = sorted((order[a:b] for a, b in pairwise(edges.tolist())), key=lambda group: group[0])
+        feeds = []
+        for group in groups:
+            name = table.names[table.ranks[group[0]]]
+            if name in self._ranks or len(self._ranks) + len(feeds) < MAX_RANKS:
+                feeds.append(_Feed(name, table.rows.part(group)))
+            else:
+                self._dropped_rank_lines += len(group)
+        return feeds
+
+    def _catch_up(self, number: int) -> None:
+        """Take in all batch lines of the table that stand before a line."""
+        if self._table is None or self._fed == len(self._table.ranks):
+            return
+        rows = self._table.rows
+        end = int(np.searchsorted(rows.lines, number))
+        if end == self._fed:
+            return
+        self._first = self._first or time_text(int(rows.times[self._fed]))
+        self._last = time_text(int(rows.times[end - 1]))
+        self._fed = end
+        self._alarms.works(int(rows.lines[end - 1]))
+        latest = 0
+        for feed in self._feeds:
+            end = int(np.searchsorted(feed.rows.lines, number))
+            if end == feed.fed:
                 continue
-            if alarming or marks or self._tracebacks.watching or self._stacks.inside:
-                self._other(number, line, marks)
+            if (rank := self._rank(feed.name)) is None:
+                self._dropped_rank_lines += end - feed.fed
+            else:
+                rank.add(feed.rows.part(slice(feed.fed, end)))
+                if (line := int(feed.rows.lines[end - 1])) > latest:
+                    latest, self._last_rank = line, rank
+            feed.fed = end
+
+    def _others(self, block: Block) -> None:
+        # Answers are most of what is no batch line, and hold nothing that is looked for.
+        asked = [not line.endswith(_ANSWER) for line in block.lines]
+        lines, numbers = list(compress(block.lines, asked)), list(compress(block.numbers, asked))
+        streams = None if block.streams is None else list(compress(block.streams, asked))
+        answers = [number for number, other in zip(block.numbers, asked, strict=True) if not other]
+        text = b"\n".join(lines)
+        ends = list(accumulate(len(line) + 1 for line in lines))
+        kinds: dict[int, str] = {}
+        for mark, kind in _BATCH_AND_MARKS if block.whole else _MARKS:
+            for at in lines_with(mark, text, ends):
+                kinds.setdefault(at, kind)
+        concerned = sorted(self._alarms.begin(lines, text, ends, answers).union(kinds))
+        at = 0
+        for goal in (*concerned, len(lines)):
+            # Of an open traceback every line is looked at, whatever it holds; of all else those concerned.
+            while at < goal and self._watching(streams is not None):
+                self._other(numbers[at], lines[at], "", streams[at] if streams else b"")
+                at += 1
+            if goal < len(lines):
+                at = goal + 1
+                self._other(numbers[goal], lines[goal], kinds.get(goal, ""), streams[goal] if streams else b"")
+        self._alarms.answers_before(self._lines + 1)
+
+    def _watching(self, several: bool) -> bool:
+        """Say whether the next line has to be looked at, whatever it holds."""
+        if self._tracebacks.watching or self._stacks.inside:
+            return True
+        return several and any(reader.watching for reader in self._streams.values())
 
     def _turn_to(self, stream: bytes) -> None:
         """Take up the traceback of another writer; of many writers the one that was silent longest is forgotten."""
@@ -131,38 +225,36 @@ class LogReading:
         if len(self._streams) > MAX_RANKS:
             self._streams.pop(next(iter(self._streams)))
 
-    def _other(self, number: int, line: bytes, marks: list[tuple[bytes, str]]) -> None:
+    def _other(self, number: int, line: bytes, kind: str, stream: bytes) -> None:
+        if stream != self._stream:
+            self._turn_to(stream)
+        self._catch_up(number)
+        self._alarms.answers_before(number)
+        if kind == "batch":
+            if self._batch(number, line):
+                self._alarms.works(number)
+                return
+            kind = next((kind for mark, kind in _MARKS if mark in line), "")
         if self._tracebacks.watching and self._traceback_line(number, line):
             return
         if self._stacks.inside and self._stacks.line(line):
             return
-        for mark, kind in marks:
-            if mark in line:
-                if self._event(kind, number, line):
-                    return
-                break
-        if kind := self._alarms.kind_of(number, line):
+        if kind and self._event(kind, number, line):
+            return
+        if alarm := self._alarms.kind_of(number, line):
             stamp = self._stamp(line, len(line))
-            self._alarms.add(kind, line, stamp.rank, Place(number, stamp.text))
+            self._alarms.add(alarm, line, stamp.rank, Place(number, stamp.text))
 
     def _batch(self, number: int, line: bytes) -> bool:
-        if (known := self._layouts.read(line)) is not None:
-            time, name, batch = known
-            self._first = self._first or time
-            self._last = time
-        else:
-            found = find_batch(line)
-            if found is None:
-                return False
-            at, batch = found
-            (time, name) = stamp = self._stamp(line, at)
-            if stamp.text and at == len(stamp.text) + len(stamp.rank) + (4 if stamp.rank else 3):
-                self._layouts.learn(line, at)
-        if not self._device:
-            self._device = "cuda" if b"cuda graph: " in line else "cpu" if b"cpu graph: " in line else ""
-        self._understand("prefill" if batch.prefill else "decode")
-        if (rank := self._rank(name)) is not None:
-            rank.batch(batch, number, time)
+        found = find_batch(line)
+        if found is None:
+            return False
+        at, batch = found
+        stamp = self._stamp(line, at)
+        self._device = self._device or device_of(line)
+        self._understand("prefill" if batch.prefill else "decode", 1)
+        if (rank := self._rank(stamp.rank)) is not None:
+            rank.add(single(batch, number, stamp.text))
             self._last_rank = rank
         return True
 
@@ -180,7 +272,7 @@ class LogReading:
             self._stacks.begin(stamp.rank, place)
         elif kind == "traceback":
             if self._tracebacks.begin(line, stamp.rank, place):
-                self._understand(kind)
+                self._understand(kind, 1)
             return True
         if kind == "frame":
             if not self._tracebacks.inside:
@@ -210,7 +302,7 @@ class LogReading:
             self._pool_tokens = events.pool_tokens(line)
         elif kind == "fault" and (fault := events.injected_fault(line)) and len(self._faults) < MAX_KEPT:
             self._faults[fault] = None
-        self._understand(kind)
+        self._understand(kind, 1)
         return True
 
     def _leak(self, text: str, place: Place) -> bool:
@@ -229,7 +321,7 @@ class LogReading:
             self._leak(death.message, death.place)
             self._die(death)
         if belongs:
-            self._understand("traceback")
+            self._understand("traceback", 1)
         return belongs
 
     def _die(self, death: Death) -> None:
@@ -258,8 +350,14 @@ class LogReading:
             found = self._ranks[name] = RankReading(name, self._points)
         return found
 
-    def _understand(self, kind: str) -> None:
-        self._understood[kind] = self._understood.get(kind, 0) + 1
+    def _understand(self, kind: str, lines: int) -> None:
+        if lines:
+            self._understood[kind] = self._understood.get(kind, 0) + lines
+
+    def end(self) -> None:
+        """Take in what was held back for a rest that never came."""
+        for block in self._unwrapper.rest():
+            self._bare(None, block)
 
     def facts(self) -> LogFacts:
         """Return what has been learnt of the log up to the last line that was read."""

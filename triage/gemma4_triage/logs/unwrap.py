@@ -7,7 +7,7 @@ before a line, and JSON around it are taken off. A block that has none of it is 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from gemma4_triage.logs.envelope import opened
 from gemma4_triage.logs.lines import MAX_LINE_BYTES, Block
@@ -32,15 +32,7 @@ _DEEPEST = 4
 _MOST_HELD = 64
 
 
-def bare_blocks(blocks: Iterable[Block]) -> Iterator[Block]:
-    """The same lines without what was put around them."""
-    unwrapper = _Unwrapper()
-    for block in blocks:
-        yield from unwrapper.block(block)
-    yield from unwrapper.rest()
-
-
-class _Unwrapper:
+class Unwrapper:
     """Feed it blocks in order; the forms of prefixes that it has learnt hold for all that follows."""
 
     def __init__(self) -> None:
@@ -49,22 +41,20 @@ class _Unwrapper:
         self._stamped = _StampedTracebacks()
         self._last_number = 0
 
-    def block(self, block: Block) -> Iterator[Block]:
-        """The block as it came if nothing stands around its lines, else one with other lines."""
+    def block(self, block: Block) -> Block | None:
+        """Return the block as it came if nothing stands around its lines, else one with other lines; None of none."""
         self._last_number = block.numbers[-1]
         lines = block.lines
-        escaped = any(mark in block.text for mark in _CONTROLS)
-        # Batch lines behind SGLang's own stamp are most of a log, and nothing is looked for in them.
-        others = [line for line in lines if line[:2] != b"[2" or b" batch, #" not in line]
-        text = b"\n".join(others)
+        text = block.text
+        escaped = any(mark in text for mark in _CONTROLS)
         if escaped or b"[0m" in text:
             lines = [_ESCAPES.sub(b"", line) for line in lines]
         redrawn = False
-        if b"\r" in block.text:
+        if b"\r" in text:
             lines = [line.rstrip(b"\r") for line in lines]
             redrawn = any(b"\r" in line for line in lines)
         if any(mark in text for mark in _REQUESTS):
-            lines = [_without_request(line) if b"Re" in line else line for line in lines]
+            lines = list(map(_without_request, lines))
         # A stamp of SGLang's own is what nearly all lines begin with, and such a line needs no look.
         odd = [at for at, line in enumerate(lines) if line[:2] != b"[2"]
         self._prefixes.learn(lines[at] for at in odd)
@@ -79,15 +69,14 @@ class _Unwrapper:
             for at, line in enumerate(lines):
                 changed[at] = [self._stamped.line(*piece) for piece in changed.get(at, [(b"", line)])]
         if changed:
-            yield from _replaced(block, lines, changed)
-        else:
-            yield block if lines is block.lines else block._replace(lines=lines, text=b"\n".join(lines))
+            return _replaced(block, lines, changed)
+        return block if lines is block.lines else block.with_lines(lines, block.numbers, block.streams)
 
     def rest(self) -> Iterator[Block]:
         """Yield what was begun and never ended: parts of lines that a container runtime had cut."""
         for stream, line in self._held.items():
             numbers = range(self._last_number, self._last_number + 1)
-            yield Block(numbers, line, [line], whole=False, streams=[stream])
+            yield Block(numbers, line, whole=False, streams=[stream])
 
     def _pieces(self, line: bytes, depth: int = _DEEPEST, stream: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """(stream, line) of all lines in one."""
@@ -164,7 +153,7 @@ class _StampedTracebacks:
         return stream, line
 
 
-def _replaced(block: Block, lines: list[bytes], changed: dict[int, list[tuple[bytes, bytes]]]) -> Iterator[Block]:
+def _replaced(block: Block, lines: list[bytes], changed: dict[int, list[tuple[bytes, bytes]]]) -> Block | None:
     numbers: list[int] = []
     streams: list[bytes] = []
     bare: list[bytes] = []
@@ -173,8 +162,7 @@ def _replaced(block: Block, lines: list[bytes], changed: dict[int, list[tuple[by
             numbers.append(number)
             streams.append(stream)
             bare.append(piece)
-    if bare:
-        yield block._replace(numbers=numbers, text=b"\n".join(bare), lines=bare, streams=streams)
+    return block.with_lines(bare, numbers, streams) if bare else None
 
 
 def _last_bar(line: bytes) -> int:
@@ -187,7 +175,7 @@ def _last_bar(line: bytes) -> int:
 
 
 def _without_request(line: bytes) -> bytes:
-    if not any(mark in line for mark in _REQUESTS):
+    if b"ReqInput(" not in line and b"CompletionRequest(" not in line:
         return line
     match = _REQUEST.search(line)
     return line if match is None else line[: match.end()]

@@ -1,0 +1,367 @@
+"""Reads the batch lines of a whole block at once, into columns of numbers.
+
+A server writes few orders of fields, and nearly all of a log in them. What is left of a line without its digits, its
+skeleton, says which order it is; a line is read here only if its digits stand where they stood in a line of the same
+skeleton that `batch_line.find_batch` has read. All other lines are left to it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from itertools import repeat
+from typing import NamedTuple
+
+import numpy as np
+
+from gemma4_triage.logs.batch_line import FIELD, LINE, MARK, BatchLine, device_of, find_batch
+from gemma4_triage.logs.facts import Device
+from gemma4_triage.logs.lines import Block
+
+VALUES = (
+    *("running", "queued", "full_usage", "swa_usage", "new_requests", "new_tokens", "cached_tokens"),
+    *("accept_length", "generated_per_s"),
+)
+"""The columns of `Rows.values`, which are fields of BatchLine."""
+
+_FIELDS: dict[bytes, str] = {
+    b"#running-req": "running",
+    b"#queue-req": "queued",
+    b"full token usage": "full_usage",
+    b"token usage": "full_usage",
+    b"swa token usage": "swa_usage",
+    b"#new-seq": "new_requests",
+    b"#new-token": "new_tokens",
+    b"#cached-token": "cached_tokens",
+    b"accept len": "accept_length",
+    b"gen throughput (token/s)": "generated_per_s",
+}
+_PREFILL_ONLY = ("new_requests", "new_tokens", "cached_tokens")
+_DECODE_ONLY = ("accept_length", "generated_per_s")
+_COUNTS = ("running", *_PREFILL_ONLY)
+_STAMP = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d((?: [A-Z_]+\d{1,4}){0,4})\] ")
+_STAMP_LENGTHS = (4, 2, 2, 2, 2, 2)
+_STAMP_NUMBERS = len(_STAMP_LENGTHS)
+_RANK_DIGITS, _FRACTION_DIGITS = 4, 6
+_STAMP_WEIGHTS = np.array([10**10, 10**8, 10**6, 10**4, 100, 1])
+_VALUE = re.compile(rb"\d{1,8}(?:\.\d{1,6})?")
+_FAR = 100  # where a batch begins at the latest, behind a stamp
+_DIGITS = re.compile(rb"\d+")
+_MOST_LAYOUTS, _MOST_TRIES = 64, 512
+_TEN = 10.0 ** np.arange(9)
+_WORD = 8  # bytes of a machine word, and digits of the longest number that is read here
+_NO_DAY = 10**6
+
+
+class Rows(NamedTuple):
+    """Batch lines of one scheduler or of several, in the order of the log.
+
+    Attributes:
+        lines: int64 [n], the number of each line in the log.
+        times: int64 [n], when it was written, see `time_text`.
+        prefill: bool [n], whether it is of a prefill.
+        values: float64 [n, len(VALUES)]; NaN where the line does not say.
+    """
+
+    lines: np.ndarray
+    times: np.ndarray
+    prefill: np.ndarray
+    values: np.ndarray
+
+    def part(self, which: slice | np.ndarray) -> Rows:
+        """Return some of the rows."""
+        return Rows(self.lines[which], self.times[which], self.prefill[which], self.values[which])
+
+
+class Table(NamedTuple):
+    """The batch lines of a block.
+
+    Attributes:
+        rows: the lines, as in the log.
+        ranks: [n], which scheduler each is of, as an index into `names`.
+        names: of schedulers, as stamps have them; "" of the only one.
+        device: what the batches ran on; "" if no line says so.
+    """
+
+    rows: Rows
+    ranks: np.ndarray
+    names: list[str]
+    device: Device
+
+
+def time_code(text: str) -> int:
+    """Return a stamp's text as a number: YYYYMMDDhhmmss, below 0 where it has no day, 0 for no text."""
+    digits = "".join(filter(str.isdecimal, text))
+    return int(digits) + (0 if len(digits) > 6 else -_NO_DAY) if digits else 0
+
+
+def time_text(code: int) -> str:
+    """Return the text of a number that `time_code` made."""
+    if not code:
+        return ""
+    digits = f"{code:014d}" if code > 0 else f"{code + _NO_DAY:06d}"
+    clock = f"{digits[-6:-4]}:{digits[-4:-2]}:{digits[-2:]}"
+    return clock if code < 0 else f"{digits[:4]}-{digits[4:6]}-{digits[6:8]}T{clock}"
+
+
+def single(batch: BatchLine, line: int, time: str) -> Rows:
+    """Return one batch line as rows."""
+    values = [[getattr(batch, name) for name in VALUES]]
+    return Rows(
+        np.array([line]), np.array([time_code(time)]), np.array([batch.prefill]), np.array(values, dtype=np.float64)
+    )
+
+
+def joined(tables: list[Table]) -> Table | None:
+    """Return one table of several of the same block; None of none."""
+    if len(tables) < 2:
+        return tables[0] if tables else None
+    names = list(dict.fromkeys(name for table in tables for name in table.names))
+    where = {name: index for index, name in enumerate(names)}
+    ranks = [np.array([where[name] for name in table.names])[table.ranks] for table in tables]
+    rows = concatenated([table.rows for table in tables])
+    order = np.argsort(rows.lines, kind="stable")
+    device = _first_device(table.device for table in tables)
+    return Table(rows.part(order), np.concatenate(ranks)[order], names, device)
+
+
+def concatenated(parts: list[Rows]) -> Rows:
+    """Return all rows of the parts, one behind another."""
+    return parts[0] if len(parts) == 1 else Rows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def _first_device(devices: Iterable[Device]) -> Device:
+    for device in devices:
+        if device:
+            return device
+    return ""
+
+
+class _Layout(NamedTuple):
+    """Where the numbers of a skeleton stand, and what they are.
+
+    Attributes:
+        offsets: how many bytes of the skeleton stand before each number.
+        shortest: how many digits each number has at least.
+        longest: how many digits each number has at most.
+        fields: (column of VALUES, which number, whether the number behind it is its fraction).
+        prefill: whether the line is of a prefill.
+        rank: the words before the numbers of the rank, "DP", "TP".
+        blank: values of the fields that the line does not have.
+        device: what the batch ran on; "" if the line does not say so.
+    """
+
+    offsets: np.ndarray
+    shortest: np.ndarray
+    longest: np.ndarray
+    fields: tuple[tuple[int, int, bool], ...]
+    prefill: bool
+    rank: tuple[str, ...]
+    blank: np.ndarray
+    device: Device
+
+
+class TableReader:
+    """Feed it blocks in order; what it has learnt of one holds for those that follow."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, int] = {}
+        self._layouts: list[_Layout] = []
+        self._tries = 0
+
+    def split(self, block: Block) -> tuple[Table | None, Block | None]:
+        """Return the batch lines that could be read, and a block of all other lines; None where there are none."""
+        if not block.whole or MARK not in block.text:
+            return None, block
+        skeletons = block.text.translate(None, b"0123456789").split(b"\n")
+        layout = np.fromiter(map(self._known.get, skeletons, repeat(-1)), dtype=np.intp, count=len(skeletons))
+        if self._learn(block, skeletons, np.flatnonzero(layout < 0)):
+            layout = np.fromiter(map(self._known.get, skeletons, repeat(-1)), dtype=np.intp, count=len(skeletons))
+        if layout.max() < 0:
+            return None, block
+        table = self._read(block, layout)
+        left = np.flatnonzero(layout < 0).tolist()
+        if not left:
+            return table, None
+        lines, numbers = ([of[at] for at in left] for of in (block.lines, block.numbers))
+        return table, block.with_lines(lines, numbers, block.streams and [block.streams[at] for at in left])
+
+    def _read(self, block: Block, layout: np.ndarray) -> Table | None:
+        """Return the rows of the lines that have a layout; where a line does not keep to it, `layout` becomes -1."""
+        numbers = _Numbers(block.text)
+        if not len(numbers.values):
+            layout[:] = -1
+            return None
+        of = block.numbers
+        all_lines = np.arange(of.start, of.stop) if isinstance(of, range) else np.array(of, dtype=np.int64)
+        parts, names, ranks = [], [], []
+        for index in np.flatnonzero(np.bincount(layout[layout >= 0], minlength=len(self._layouts))):
+            form = self._layouts[index]
+            at = np.flatnonzero(layout == index)
+            which, kept = numbers.of(at, form)
+            layout[at[~kept]] = -1
+            at = at[kept]
+            if not len(at):
+                continue
+            found = numbers.values[which]
+            values = np.repeat(form.blank, len(at), axis=0)
+            for column, number, fraction in form.fields:
+                value = found[:, number].astype(np.float64)
+                if fraction:
+                    # Both are whole and below 2**53, so the quotient is the nearest number, as float() has it.
+                    scale = _TEN[numbers.lengths[which[:, number + 1]]]
+                    value = (value * scale + found[:, number + 1]) / scale
+                values[:, column] = value
+            lines = all_lines[at]
+            times = found[:, :_STAMP_NUMBERS].astype(np.int64) @ _STAMP_WEIGHTS
+            parts.append(Rows(lines, times, np.full(len(at), form.prefill), values))
+            ranks.append(
+                _ranks(form.rank, found[:, _STAMP_NUMBERS : _STAMP_NUMBERS + len(form.rank)].astype(np.int64), names)
+            )
+        if not parts:
+            return None
+        rows, rank = concatenated(parts), np.concatenate(ranks)
+        if len(parts) > 1:
+            order = np.argsort(rows.lines, kind="stable")
+            rows, rank = rows.part(order), rank[order]
+        device = _first_device(self._layouts[index].device for index in layout[layout >= 0])
+        return Table(rows, rank, names, device)
+
+    def _learn(self, block: Block, skeletons: list[bytes], at: np.ndarray) -> bool:
+        """Say whether there were lines of a new layout."""
+        learnt = False
+        for index in at.tolist():
+            line = block.lines[index]
+            if line[:2] != b"[2" or line.find(MARK, 0, _FAR) < 0 or skeletons[index] in self._known:
+                continue
+            if len(self._layouts) >= _MOST_LAYOUTS or self._tries >= _MOST_TRIES:
+                break
+            self._tries += 1
+            form = _layout_of(line)
+            if form is not None:
+                self._known[skeletons[index]] = len(self._layouts)
+                self._layouts.append(form)
+                learnt = True
+        return learnt
+
+
+class _Numbers:
+    """All runs of digits in a text.
+
+    Attributes:
+        values: uint64, what each is; wrong where it has more than 8 digits.
+        lengths: how many digits each has.
+    """
+
+    def __init__(self, text: bytes) -> None:
+        padded = b"\n" * _WORD + text + b"\n"
+        characters = np.frombuffer(padded, dtype=np.uint8)
+        digit = (characters - ord("0")) < 10
+        edges = np.flatnonzero(digit[1:] != digit[:-1]) + 1
+        starts, ends = edges[::2], edges[1::2]
+        self.lengths = ends - starts
+        self._leading = characters[starts]
+        # How many bytes that are no digits stand before each number, and before each line.
+        digits = np.concatenate(([0], np.cumsum(self.lengths)))
+        self._before = starts - digits[:-1]
+        breaks = np.flatnonzero(characters == ord("\n"))[_WORD - 1 :]
+        self._first = np.searchsorted(starts, breaks)
+        self._line = breaks + 1 - digits[self._first]
+        self.values = _parsed(padded, ends, self.lengths)
+
+    def of(self, lines: np.ndarray, form: _Layout) -> tuple[np.ndarray, np.ndarray]:
+        """Return which numbers stand in those of the lines that keep to a layout, [kept lines, numbers], and which do.
+
+        Args:
+            lines: indices.
+            form: how many numbers a line has, and where.
+        """
+        first, many = self._first[lines], len(form.offsets)
+        which = first[:, None] + np.arange(many)
+        right = (self._first[lines + 1] - first == many)[:, None]
+        if not right.all():
+            which = np.where(right, which, 0)
+        lengths = self.lengths[which]
+        right = right & (self._before[which] - self._line[lines][:, None] == form.offsets)
+        right &= (lengths >= form.shortest) & (lengths <= form.longest)
+        for number in range(_STAMP_NUMBERS, _STAMP_NUMBERS + len(form.rank)):
+            # A leading zero belongs to the rank's name, and a number does not show it.
+            right[:, number] &= (lengths[:, number] == 1) | (self._leading[which[:, number]] != ord("0"))
+        if right.all():
+            return which, np.ones(len(lines), dtype=bool)
+        kept = right.all(axis=1)
+        return which[kept], kept
+
+
+def _parsed(padded: bytes, ends: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return the numbers of up to 8 digits that end before `ends`, uint64.
+
+    The eight bytes before the end are one word, of which those before the number are cleared; then neighbours are added
+    up: digits to pairs, pairs to fours, fours to eight (D. Lemire, "Quickly parsing eight digits", 2022).
+    """
+    words = np.ndarray((len(padded) - _WORD + 1,), dtype="<u8", buffer=padded, strides=(1,))
+    word = words[ends - _WORD]
+    clear = (8 * np.maximum(_WORD - lengths, 0)).astype(np.uint64)
+    word = (word >> clear) << clear
+    word = ((word & np.uint64(0x0F0F0F0F0F0F0F0F)) * np.uint64(2561)) >> np.uint64(8)
+    word = ((word & np.uint64(0x00FF00FF00FF00FF)) * np.uint64(6553601)) >> np.uint64(16)
+    return ((word & np.uint64(0x0000FFFF0000FFFF)) * np.uint64(42949672960001)) >> np.uint64(32)
+
+
+def _ranks(words: tuple[str, ...], numbers: np.ndarray, names: list[str]) -> np.ndarray:
+    """Return the index in `names` of each row's rank, to which new names are added."""
+    code = numbers @ (10_000 ** np.arange(len(words))) if words else np.zeros(len(numbers), dtype=np.int64)
+    if (code == code[0]).all():
+        firsts, inverse = np.zeros(1, dtype=np.intp), np.zeros(len(code), dtype=np.intp)
+    else:
+        _, firsts, inverse = np.unique(code, return_index=True, return_inverse=True)
+    where = {name: index for index, name in enumerate(names)}
+    found = []
+    for first in firsts.tolist():
+        name = " ".join(f"{word}{number}" for word, number in zip(words, numbers[first].tolist(), strict=True))
+        if name not in where:
+            where[name] = len(names)
+            names.append(name)
+        found.append(where[name])
+    return np.array(found)[inverse.ravel()]
+
+
+def _layout_of(line: bytes) -> _Layout | None:
+    """Return the layout of a line with nothing but a stamp before its batch; None where it has to be read slowly."""
+    stamp = _STAMP.match(line)
+    head = None if stamp is None else LINE.match(line, stamp.end())
+    found = None if head is None else find_batch(line)
+    if stamp is None or head is None or found is None or found[0] != stamp.end():
+        return None
+    words = tuple(re.findall(r" ([A-Z_]+)", stamp[1].decode()))
+    fields = [(match[1], match.start(2), match.end(2)) for match in FIELD.finditer(line, head.end())]
+    names = [name for name, _, _ in fields]
+    if len({*names}) < len(names) or _DIGITS.search(b" ".join(names)):
+        return None
+    runs = {match.start(): number for number, match in enumerate(_DIGITS.finditer(line))}
+    batch = found[1]
+    known: dict[str, tuple[int, bool]] = {}
+    for name, start, end in fields:
+        column = _FIELDS.get(name)
+        if column is None or column in (_DECODE_ONLY if batch.prefill else _PREFILL_ONLY):
+            continue
+        value = line[start:end]
+        if _VALUE.fullmatch(value) is None or (name.startswith(b"#") and b"." in value):
+            return None
+        if name != b"token usage" or b"full token usage" not in names:
+            known[column] = (runs[start], b"." in value)
+    before, offsets = 0, []
+    for match in _DIGITS.finditer(line):
+        offsets.append(match.start() - before)
+        before += len(match[0])
+    shortest = np.ones(len(offsets), dtype=np.intp)
+    longest = np.full(len(offsets), len(line))
+    shortest[:_STAMP_NUMBERS] = longest[:_STAMP_NUMBERS] = _STAMP_LENGTHS
+    longest[_STAMP_NUMBERS : _STAMP_NUMBERS + len(words)] = _RANK_DIGITS
+    for number, fraction in known.values():
+        longest[number] = _WORD
+        if fraction:
+            longest[number + 1] = _FRACTION_DIGITS
+    blank = np.array([[0.0 if name in _COUNTS else np.nan for name in VALUES]])
+    order = tuple((VALUES.index(column), *where) for column, where in known.items())
+    return _Layout(np.array(offsets), shortest, longest, order, batch.prefill, words, blank, device_of(line))
