@@ -36,6 +36,7 @@ VERDICTS: Mapping[str, str] = {
     "stale_write_rows": "a batch carries more write locations than tokens: they are left from an earlier step",
     "row_overflow": "a request is to have more slots than its row of req_to_token: the rest goes into another's row",
     "unusable_spec_info": "a batch's speculative state can neither be merged nor filtered with its requests",
+    "exception": "the scheduler raised an exception, which ends the server",
 }
 """The verdicts that this release writes. A manifest may hold others: a newer writer's verdict is still readable."""
 

@@ -25,6 +25,7 @@ class InForce:
         guard: What probes report to.
         note: Changes the row of the patch of that id in the guard manifest, and writes the manifest again.
         stop: Takes all patches off again.
+        note_end: Writes into the guard manifest how this process ends, and why.
     """
 
     settings: Settings
@@ -32,6 +33,7 @@ class InForce:
     guard: Guard
     note: Callable[[str, Callable[[dict[str, Any]], None]], None]
     stop: Callable[[], None]
+    note_end: Callable[[str, str], None]
 
 
 in_force: InForce | None = None
@@ -82,6 +84,12 @@ def note_decision(patch: str, text: str) -> None:
 def note_injected(fault: str) -> None:
     """Say in its row of the guard manifest that a fault has acted."""
     _note(fault, lambda row: row.update(injected=True))
+
+
+def note_end(how: str, why: str) -> None:
+    """Say in the guard manifest how this process ends; the first to say so is believed."""
+    if in_force is not None:
+        in_force.note_end(how, why)
 
 
 def _note(patch: str, write: Callable[[dict[str, Any]], None]) -> None:

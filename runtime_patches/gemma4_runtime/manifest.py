@@ -15,6 +15,7 @@ from gemma4_runtime.whole_file import write_whole
 
 SCHEMA_VERSION = "1.0"
 _KEPT = 64
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def build_manifest(
@@ -26,6 +27,7 @@ def build_manifest(
         "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "hostname": socket.gethostname(),
         "pid": os.getpid(),
+        "process": process_identity(),
         "command": redact_launch_args(sys.argv),
         "settings": settings,
         "patches": asked,
@@ -33,6 +35,34 @@ def build_manifest(
         "versions": versions,
         "gpu": gpu,
     }
+
+
+def process_identity() -> dict[str, Any]:
+    """Return what tells this process from a later one of the same number: boot, namespace of numbers, start in ticks.
+
+    A value is None where the system does not say.
+    """
+    return {"boot_id": _read(_BOOT), "pid_namespace": _namespace(), "start_ticks": _start_ticks()}
+
+
+def _start_ticks() -> int | None:
+    # The program's name stands in brackets and may hold anything; the start is the 20th field after it.
+    fields = (_read(Path("/proc/self/stat")) or "").rpartition(")")[2].split()
+    return int(fields[19]) if len(fields) > 19 else None
+
+
+def _namespace() -> str | None:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
 
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> Path:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing.util
 import os
 import pkgutil
 import shlex
 import sys
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import torch
@@ -24,6 +26,8 @@ from gemma4_runtime.selection import select
 from gemma4_runtime.settings import VARIABLES, HostEngine, Settings
 
 logger = logging.getLogger(__name__)
+_MARKS_THE_END = "process-end"
+"""The probe whose hooks tell how a process ends. Without it a manifest has no `ended`, and says nothing of it."""
 
 
 class Session:
@@ -36,15 +40,21 @@ class Session:
         self.root = settings.dump_dir or default_root()
         self.manifest: dict[str, Any] = {}
         self._cancel_finish: Callable[[], None] = lambda: None
+        self._at_exit: multiprocessing.util.Finalize | None = None
         ids = frozenset(patch.id for patch in self.patches)
         guard = Guard(settings.mode, self.root, self._dump_context)
-        self.in_force = current.InForce(settings, ids, guard, self._note, self.stop)
+        self.in_force = current.InForce(settings, ids, guard, self._note, self.stop, self._note_end)
 
     def _note(self, patch: str, write: Callable[[dict[str, Any]], None]) -> None:
         rows = [row for row in self.manifest.get("patches", ()) if row["id"] == patch]
         for row in rows:
             write(row)
         if rows:
+            self._write_manifest()
+
+    def _note_end(self, how: str, why: str) -> None:
+        if "ended" in self.manifest and self.manifest["ended"] is None and self.manifest["pid"] == os.getpid():
+            self.manifest["ended"] = {"utc": datetime.now(UTC).isoformat(timespec="seconds"), "how": how, "why": why}
             self._write_manifest()
 
     def start(self) -> None:
@@ -64,6 +74,8 @@ class Session:
     def stop(self) -> None:
         """Take everything off again. Safe to call twice."""
         self._cancel_finish()
+        if self._at_exit is not None:
+            self._at_exit.cancel()
         self.attachment.uninstall()
         if current.in_force is self.in_force:
             current.in_force = None
@@ -93,6 +105,12 @@ class Session:
                 row["injected"] = False
         settings = self.settings.model_dump(mode="json")
         self.manifest = build_manifest(rows, settings, versions.package_versions(), versions.gpu())
+        if any(patch.id == _MARKS_THE_END and patch.id not in self.attachment.missing for patch in self.patches):
+            self.manifest["ended"] = None
+            # Of this process: multiprocessing drops what a fork inherits, and calls it where atexit is not called.
+            self._at_exit = multiprocessing.util.Finalize(
+                None, self._note_end, ("exit", "the interpreter ended"), exitpriority=0
+            )
         try:
             self.attachment.verify()
             self.manifest["verified"] = True

@@ -76,10 +76,11 @@ def page_table(verdict: str, case: str = "page-past-the-end", found: str = "out_
     return of(altered(corpus_dump(case, found), verdict=verdict, **changes))
 
 
-def guards_only(faults: tuple[str, ...] = (), **row: Any) -> Incident:
-    """A guarded run without dumps, one row of whose manifest says something else."""
+def guards_only(faults: tuple[str, ...] = (), ended: bool = False, **row: Any) -> Incident:
+    """A guarded run without dumps, one row of whose manifest says something else, or whose end says that it failed."""
     probe = {"id": "page-table", "kind": "probe", "attached": True, "self_test": "fired"} | row
     fields = {"verified": True, "patches": [probe], "settings": {"faults": list(faults)}, "pid": 1}
+    fields |= {"ended": {"how": "child failed", "why": "SIGQUIT"}} if ended else {}
     return Incident(guards=(Guards("1.json", "", fields),))
 
 
@@ -111,6 +112,8 @@ OTHERS: dict[str, Incident] = {
     "injected-fault": guards_only(faults=("swa-state-stale",)),
     "ledger-without-dump": Incident(ledgers=(Ledger("vm_p1.json", {"findings": {"pool_leak": 2}, "balanced": False}),)),
     "crash-without-dump": Incident(logs=(crash_log(),)),
+    "ended-without-saying-why": guards_only(ended=True),
+    "scheduler-exception": page_table("exception", rule="process-end"),
     "foreign-ids": page_table(
         "wrong_space", "full-draft-through-swa-map", "wrong_space", role="target", layer=Layer(id=5, type="full")
     ),

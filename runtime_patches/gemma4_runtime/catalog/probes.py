@@ -196,6 +196,30 @@ PROBES: tuple[Patch, ...] = (
         self_test=f"{_AT}.batch_shapes:self_test",
     ),
     Patch(
+        id="process-end",
+        kind=Kind.PROBE,
+        title="a scheduler that dies of an exception leaves a dump, and a process that ends says how in its manifest",
+        origin="crashes inside SGLang's own indexing, before any check of an index had run, which left no evidence",
+        upstream=NO_UPSTREAM,
+        not_ported="0.5.23, the handlers of its signals were not looked up",
+        about=About(
+            why="An exception in allocation or in the preparation of a batch ends the server before any probe has "
+            "looked. Its dump holds traceback, batch and rows; a killed server can be told from a stopped one.",
+            eligibility="Everything that the scheduler's event loop does; SIGTERM, Engine.shutdown and SGLang's own "
+            "report of a failed worker in the process that started it.",
+            fallback="A process that is killed, or stopped before it serves, leaves no mark, and its manifest shows "
+            "that. Nothing is checked in a step, so nothing is paid for.",
+            proof=("tests/unit/test_probe_process_end.py", "tests/engine/test_process_end_live.py"),
+        ),
+        attachments=(
+            Hook("scheduler.event_loop", How.AROUND, f"{_AT}.process_end:around_event_loop"),
+            Hook("signals.sigterm", How.BEFORE, f"{_AT}.process_end:before_sigterm"),
+            Hook("signals.child_failed", How.BEFORE, f"{_AT}.process_end:before_child_failed"),
+            Hook("engine.shutdown", How.BEFORE, f"{_AT}.process_end:before_shutdown"),
+        ),
+        self_test=f"{_AT}.process_end:self_test",
+    ),
+    Patch(
         id="probe-cost",
         kind=Kind.PROBE,
         title="the time that probes take of the scheduler's thread, per kind of step, in /server_info",

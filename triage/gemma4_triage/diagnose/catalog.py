@@ -9,6 +9,7 @@ from gemma4_triage.diagnose.rules import (
     draft_pool_too_small,
     draft_reads_translated_ids,
     draft_swa_state_stale,
+    ended_without_saying_why,
     evicted_page_counted,
     failed_allocation_keeps_pages,
     finished_requests_not_released,
@@ -29,6 +30,7 @@ from gemma4_triage.diagnose.rules import (
     pool_swap_missed_leaf,
     row_not_translated,
     row_too_short,
+    scheduler_exception,
     swa_page_replaced_before_free,
     swa_page_shared,
     swa_pool_too_small,
@@ -82,10 +84,12 @@ RULES: tuple[Rule, ...] = (
     guards_incomplete.RULE,
     injected_fault.RULE,
     crash_without_dump.RULE,
+    ended_without_saying_why.RULE,
     # What is left.
     foreign_ids.RULE,
     write_past_buffer.RULE,
     index_outside_buffer.RULE,
     pages_leaked.RULE,
+    scheduler_exception.RULE,
     unknown_verdict.RULE,
 )

@@ -3,6 +3,7 @@
 1. Every rule that is no fallback sees the whole incident.
 2. A finding is dropped if one that is at least as certain, and began no later, explains its rule. Its dumps become
    evidence of that one.
+   The exception that ended the server is evidence of the first cause that was seen before it.
 3. Fallbacks, in the catalog's order and as often as they find something, see the dumps that nothing so far has
    explained, repetitions left out. After them every dump is in a finding.
 4. What logs say joins the cause that it is about; see join_logs.py.
@@ -17,9 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from gemma4_dumps.reader import Dump
 from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.diagnose.evidence import guarded, in_a_file, is_guard, resting_on, said
-from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.incident import PROCESS_END, Incident
 from gemma4_triage.diagnose.join_logs import faults_of, join_logs
 from gemma4_triage.diagnose.rules import injected_fault
 from gemma4_triage.finding import Confidence, Evidence, Finding, Kind, at_most, ranked
@@ -36,7 +38,7 @@ def conclude(incident: Incident, from_logs: Iterable[Finding] = ()) -> tuple[Fin
         from_logs: what logs.catalog.findings made of the incident's logs.
     """
     asked = [finding for rule in RULES if not rule.fallback and (finding := rule.find(incident)) is not None]
-    found = list(_without_consequences(asked, incident))
+    found = _with_the_death(list(_without_consequences(asked, incident)), incident)
     for rule in RULES:
         while rule.fallback and (finding := rule.find(incident.without(resting_on(found, incident)))) is not None:
             found.append(finding)
@@ -79,6 +81,21 @@ def _without_consequences(asked: list[Finding], incident: Incident) -> Iterator[
         yield finding.model_copy(update={"evidence": (*finding.evidence, *evidence)})
 
 
+def _with_the_death(found: list[Finding], incident: Incident) -> list[Finding]:
+    """Return `found` with the exception that ended the server as evidence of what was found before it."""
+    first = ranked(finding for finding in found if not finding.is_note and resting_on([finding], incident))[:1]
+    deaths = [dump for dump in incident.of(rule=PROCESS_END) if first and _began(first[0], incident) <= _written(dump)]
+    evidence = [said(dump, "scalars.message", "what the server died of, later") for dump in deaths]
+    return [
+        finding.model_copy(update={"evidence": (*finding.evidence, *evidence)}) if finding in first else finding
+        for finding in found
+    ]
+
+
+def _written(dump: Dump) -> float:
+    return dump.manifest.created_utc.timestamp()
+
+
 def _explains(cause: Finding, finding: Finding, incident: Incident) -> bool:
     return (
         finding.rule in _BY_ID[cause.rule].explains
@@ -90,7 +107,7 @@ def _explains(cause: Finding, finding: Finding, incident: Incident) -> bool:
 def _began(finding: Finding, incident: Incident) -> float:
     """When the first dump that it rests on was written; a guard manifest comes before all dumps."""
     dumps = [incident.dump(evidence.source) for evidence in finding.evidence if not is_guard(evidence)]
-    return min((dump.manifest.created_utc.timestamp() for dump in dumps if dump is not None), default=0.0)
+    return min((_written(dump) for dump in dumps if dump is not None), default=0.0)
 
 
 def _account_for_faults(found: Sequence[Finding]) -> Iterator[Finding]:

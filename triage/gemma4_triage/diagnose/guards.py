@@ -66,6 +66,19 @@ class Guards:
         return pid if isinstance(pid, int) else None
 
     @property
+    def marks_its_end(self) -> bool:
+        """Return whether a probe was there to write how the process ends."""
+        return "ended" in self.fields
+
+    @property
+    def ended(self) -> tuple[str, str] | None:
+        """Return how the process ended and why, in its own words; None if it left no mark, or could not leave one."""
+        ended = self.fields.get("ended")
+        if not isinstance(ended, Mapping) or not isinstance(ended.get("how"), str):
+            return None
+        return ended["how"], str(ended.get("why", ""))
+
+    @property
     def started_utc(self) -> datetime | None:
         """When the process wrote it first: soon after it started."""
         try:

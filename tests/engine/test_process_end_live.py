@@ -1,0 +1,32 @@
+"""A live engine that dies in SGLang's own indexing, before a page table is checked, leaves a dump of that exception."""
+
+import json
+
+import pytest
+
+from gemma4_dumps.reader import read_dump
+from gemma4_dumps.store import DumpStore
+from gemma4_repro.toys.language import held_out_prompts
+
+pytestmark = pytest.mark.engine
+
+
+def test_a_crash_before_every_check_is_a_dump_and_a_finding(engine_forks, mtp_arguments, tmp_path, cli):
+    environment = {
+        "GEMMA4_TRIAGE_PATCHES": "default",
+        "SGLANG_TRTLLM_MHA_DEBUG": "contain",
+        "GEMMA4_TRIAGE_PROBES": "page-table,process-end",
+    }
+    spec = {"engine": mtp_arguments, "prompts": held_out_prompts(2, 40, seed=3)}
+    ended = engine_forks.run_child("crash_child", tmp_path, environment, 120, spec)
+    assert ended.returncode != 0
+    (entry,) = DumpStore(tmp_path / "dumps").list()
+    dump = read_dump(entry.path)
+    assert dump.manifest.verdict == "exception", dump.manifest.summary
+    assert dump.tensor("req_to_token").max() == 1 << 20
+    assert dump.manifest.scalars["stage"] == "run_batch"
+    marks = [json.loads(path.read_text())["ended"] for path in (tmp_path / "dumps" / "guards").glob("*.json")]
+    assert "exception" in {mark["how"] for mark in marks if mark}
+    code, out, _ = cli("diagnose", "--dir", tmp_path / "dumps", "--json")
+    found = json.loads(out)["incidents"][0]["findings"][0]
+    assert (code, found["rule"], found["confidence"]) == (1, "scheduler-exception", "possible")

@@ -1,0 +1,76 @@
+"""How the processes of a launch ended, by the marks in their guard manifests, and whether those without one still run.
+
+| marks of a launch                              | what that says                                                      |
+|------------------------------------------------|---------------------------------------------------------------------|
+| `exception`, `child failed`                    | it failed                                                           |
+| else `stopped` or `exit` of any process        | it was stopped: SGLang kills its workers then, which leave none     |
+| none, and a process of it still runs           | it serves                                                           |
+| none, and all of them are gone                 | it was killed, and did not say why                                  |
+| none, of another machine or container          | nothing                                                             |
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from pathlib import Path
+
+from gemma4_triage.diagnose.guards import Guards
+
+_PROC = Path("/proc")
+
+
+class State(Enum):
+    """What became of the processes of one launch."""
+
+    UNMARKED = "no probe was there to write how they end"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    RUNNING = "still running"
+    GONE = "gone without saying why"
+    UNKNOWN = "without a mark of their end; whether they still run cannot be told from here"
+
+
+def state_of(guards: Iterable[Guards]) -> State:
+    """Return what became of the processes of a launch, from their guard manifests and this machine's process table."""
+    marking = [one for one in guards if one.marks_its_end]
+    hows = {one.ended[0] for one in marking if one.ended is not None}
+    if not marking:
+        return State.UNMARKED
+    if hows & {"exception", "child failed"}:
+        return State.FAILED
+    if hows:
+        return State.STOPPED
+    runs = [_runs(one) for one in marking]
+    if True in runs:
+        return State.RUNNING
+    return State.UNKNOWN if None in runs else State.GONE
+
+
+def _runs(guards: Guards) -> bool | None:
+    """Return whether that very process runs on this machine; None if it cannot be told from here."""
+    process = guards.fields.get("process")
+    if guards.pid is None or not isinstance(process, Mapping):
+        return None
+    boot, namespace, start = (process.get(name) for name in ("boot_id", "pid_namespace", "start_ticks"))
+    if not (isinstance(boot, str) and isinstance(namespace, str) and isinstance(start, int)):
+        return None
+    if guards.fields.get("hostname") != socket.gethostname() or boot != _text(_PROC / "sys/kernel/random/boot_id"):
+        return None
+    try:
+        if os.readlink(_PROC / "self/ns/pid") != namespace:
+            return None
+    except OSError:
+        return None
+    fields = (_text(_PROC / str(guards.pid) / "stat") or "").rpartition(")")[2].split()
+    # A process that has ended and that nobody has asked for yet is in state Z.
+    return len(fields) > 19 and fields[19] == str(start) and fields[0] not in "ZX"
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
