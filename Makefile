@@ -2,11 +2,21 @@
 #   make repro      the Gemma-4 SWA page-table crash on this CPU: reproduced, trapped, fixed
 #   make test       lint, types, import rules, and the tests that answer within minutes
 #   make test-all   these, and every other test that this machine can run
-SHELL  := /bin/bash
-PYTHON ?= python3
-VENV   ?= .venv
-BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed-$(shell cat constraints.txt pyproject.toml Makefile | sha256sum | cut -c1-16)
+# Each takes RELEASE=0.5.23 to run on another release of SGLang, in an environment of its own.
+SHELL   := /bin/bash
+PYTHON  ?= python3
+DEFAULT := 0.5.13.post1
+RELEASE ?= $(DEFAULT)
+# By release, the extra of pyproject.toml and the lock.
+EXTRA-0.5.13.post1 := sglang-0.5.13
+LOCK-0.5.13.post1  := constraints.txt
+EXTRA-0.5.23       := sglang-0.5.23
+LOCK-0.5.23        := constraints-0.5.23.txt
+EXTRA   := $(EXTRA-$(RELEASE))
+LOCK    := $(LOCK-$(RELEASE))
+VENV    ?= $(if $(filter-out $(DEFAULT),$(RELEASE)),.venv-$(RELEASE),.venv)
+BIN     := $(VENV)/bin
+STAMP   := $(VENV)/.installed-$(shell cat $(LOCK) pyproject.toml Makefile </dev/null | sha256sum | cut -c1-16)
 
 .PHONY: repro test test-all test-engine test-crash fuzz targets mutants coverage lint format setup lock clean
 
@@ -40,8 +50,9 @@ fuzz: setup
 	$(BIN)/python tests/fuzz/run.py --inputs $(INPUTS)
 
 # What became of every function we attach to, in a release that is unpacked and not installed: make targets RELEASE=0.5.23
-targets: setup
-	$(BIN)/python tests/tools/compare_targets.py $(RELEASE)
+targets:
+	$(MAKE) --no-print-directory setup RELEASE=$(DEFAULT)
+	.venv/bin/python tests/tools/compare_targets.py $(RELEASE)
 
 lint: setup
 	@TIMEFORMAT="lint, types and import rules took %0R s"; time { $(BIN)/ruff check . && \
@@ -54,35 +65,37 @@ format: setup
 
 setup: $(STAMP)
 
-# uv keeps every wheel in its own cache outside the checkout and links it into $(VENV): the 10 GB are fetched once per machine.
+# uv keeps every wheel in its own cache outside the checkout and links it into $(VENV): the 10 GB are fetched once per machine,
+# and what two releases have alike lies on the disk once.
 # Sources are compiled here, a minute, and not by every process that imports SGLang where Python may not write bytecode.
-$(STAMP): constraints.txt pyproject.toml
+$(STAMP): $(LOCK) pyproject.toml
+	$(if $(EXTRA),,$(error there is no environment for SGLang $(RELEASE); there is one for $(patsubst EXTRA-%,%,$(filter EXTRA-%,$(.VARIABLES)))))
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
-	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt --editable '.[runtime,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(LOCK) uv
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint $(LOCK) --editable '.[$(EXTRA),dev]'
 	$(BIN)/uv pip check --python $(BIN)/python
 	rm -f $(VENV)/.installed-*
 	touch $@
 
 # Which of 100 seeded mutants of checks, dumps and diagnose the tests kill; hours on 2 cores.
 mutants: setup
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[runtime,dev,measure]'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint $(LOCK) --editable '.[$(EXTRA),dev,measure]'
 	$(BIN)/python tests/tools/measure_mutants.py run
 
 # Which share of each package's branches the tests reach; twice as long as make test-all.
 coverage: setup
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[runtime,dev,measure]'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint $(LOCK) --editable '.[$(EXTRA),dev,measure]'
 	rm -rf build/coverage && mkdir -p build/coverage
 	COVERAGE_RCFILE=$(CURDIR)/pyproject.toml COVERAGE_FILE=$(CURDIR)/build/coverage/data \
 	  $(BIN)/python -m coverage run -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 	cd build/coverage && ../../$(BIN)/python -m coverage combine --quiet --data-file=all
 	$(BIN)/python tests/tools/coverage_by_package.py build/coverage/all
 
-# Resolves constraints.txt anew after a change to pyproject.toml. Pins that still fit stay; make lock UPGRADE=--upgrade
+# Resolves the lock of RELEASE anew after a change to pyproject.toml. Pins that still fit stay; make lock UPGRADE=--upgrade
 # takes the newest of everything. Run make test-all afterwards.
 lock: setup
 	$(BIN)/uv pip compile --quiet $(UPGRADE) --universal --python-version 3.11 --no-annotate --no-emit-index-url \
-	  --custom-compile-command "make lock" --extra runtime --extra dev --extra measure pyproject.toml --output-file constraints.txt
+	  --custom-compile-command "make lock" --extra $(EXTRA) --extra dev --extra measure pyproject.toml --output-file $(LOCK)
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf .venv .venv-* build *.egg-info

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gemma4_runtime.patch import Kind, Patch
-from gemma4_runtime.selection import CLAMP, left_out
+from gemma4_runtime.releases import BASE
+from gemma4_runtime.selection import CLAMP, left_out, not_ported
 from gemma4_runtime.settings import ALLOW_MISSING, HostEngine, Leak, Mode, Settings
 
 
@@ -18,13 +19,16 @@ class Line:
     loud: bool = False
 
 
-def lines(settings: Settings, patches: Sequence[Patch], missing: Mapping[str, str]) -> Iterator[Line]:
+def lines(
+    settings: Settings, patches: Sequence[Patch], missing: Mapping[str, str], release: str = BASE
+) -> Iterator[Line]:
     """Yield what a server with these patches says at its start, the worst first.
 
     Args:
         settings: what was asked for.
         patches: those that are chosen.
         missing: probes among them that are not attached, id to reason.
+        release: the release of SGLang that they are for.
     """
     of = {kind: [patch for patch in patches if patch.kind is kind and patch.id not in missing] for kind in Kind}
     for patch in of[Kind.FAULT]:
@@ -45,6 +49,8 @@ def lines(settings: Settings, patches: Sequence[Patch], missing: Mapping[str, st
     for patch in left_out(settings):
         waits = "left out by contain, as it waits for the device in every step"
         yield Line(f"{waits}: {patch.id}; GEMMA4_TRIAGE_PROBES can name it")
+    if unported := not_ported(settings, release):
+        yield Line(f"not ported to SGLang {release}, and left out: {_names(unported)}", loud=True)
     if settings.leak is not Leak.OFF:
         audits = _names(patch for patch in of[Kind.PROBE] if patch.asked_by == "leak")
         yield Line(f"leak audit: {audits} ({settings.leak_text})")

@@ -11,7 +11,7 @@ BASE = "0.5.13.post1"
 KNOWN = (BASE, "0.5.17", "0.5.23")
 """Releases that were looked at: each has a table of targets, and every patch says what it is in them."""
 
-RUNNABLE = (BASE,)
+RUNNABLE = (BASE, "0.5.23")
 """Releases on which patches attach to a server today."""
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.errors import SettingsError
 from gemma4_runtime.patch import ATTACH_ORDER, Kind, Patch
-from gemma4_runtime.releases import BASE
+from gemma4_runtime.releases import BASE, KNOWN, at_least
 from gemma4_runtime.settings import VISION_BUDGET, HostEngine, Leak, Mode, Settings
-from gemma4_runtime.standing import is_absorbed
+from gemma4_runtime.standing import State, is_absorbed, standing
 
 CLAMP = "clamp"
 _PATCHES = "GEMMA4_TRIAGE_PATCHES"
@@ -21,7 +21,8 @@ _BUDGETED, _PAGES = "vision-batching", "page-table"
 def select(settings: Settings, catalog: Iterable[Patch] = CATALOG, release: str = BASE) -> tuple[Patch, ...]:
     """The patches to attach, in the order in which to attach them: host leaves, faults, fixes, optimisations, probes.
 
-    What the release has itself is left out in silence where a default or the host engine would bring it.
+    What the release has itself, or does not need yet, is left out in silence where a default or the host engine would
+    bring it.
 
     Args:
         settings: What the environment asks for.
@@ -36,7 +37,8 @@ def select(settings: Settings, catalog: Iterable[Patch] = CATALOG, release: str 
     catalog = tuple(catalog)
     chosen: set[str] = set()
     if settings.host_engine is not HostEngine.OFF:
-        chosen |= {patch.id for patch in catalog if patch.kind is Kind.HOST_LEAF}
+        leaves = (patch for patch in catalog if patch.kind is Kind.HOST_LEAF)
+        chosen |= {patch.id for patch in leaves if at_least(release, patch.since)}
     chosen |= _named("GEMMA4_TRIAGE_FAULTS", settings.faults, _of_kind(catalog, Kind.FAULT))
     selectable, by_knob = _of_kind(catalog, *_SELECTABLE), _by_knob(settings, catalog)
     chosen |= _edited("GEMMA4_TRIAGE_PATCHES", settings.patches, selectable, by_knob)
@@ -49,6 +51,7 @@ def select(settings: Settings, catalog: Iterable[Patch] = CATALOG, release: str 
     if settings.cost:
         chosen |= {patch.id for patch in catalog if patch.kind is Kind.PROBE and patch.asked_by == "cost"}
     chosen -= _absorbed(settings, catalog, release)
+    chosen -= {patch.id for patch in not_ported(settings, release, catalog) if patch.id in chosen}
     chosen -= _displaced(chosen, catalog, settings)
     if settings.vision_budget_mb and _BUDGETED not in chosen:
         raise SettingsError(
@@ -95,6 +98,31 @@ def left_out(settings: Settings, catalog: Iterable[Patch] = CATALOG) -> tuple[Pa
     """Probes that the mode leaves out, and that would be attached if GEMMA4_TRIAGE_PROBES named them."""
     asked = (patch for patch in catalog if patch.kind is Kind.PROBE and patch.asked_by == "mode")
     return () if settings.probes else tuple(patch for patch in asked if _costs_too_much(patch, settings.mode))
+
+
+def not_ported(settings: Settings, release: str, catalog: Iterable[Patch] = CATALOG) -> tuple[Patch, ...]:
+    """Returns what the settings ask for without naming it, and the catalog knows not to attach to a known release.
+
+    Args:
+        settings: What the environment asks for.
+        release: Of SGLang. One that is not known has no such list, and everything is refused there.
+        catalog: The patches to choose from.
+    """
+    if release not in KNOWN:
+        return ()
+    named = {item.lstrip("+-") for item in settings.patches} | {*settings.probes}
+    by_default = "default" in settings.patches[:1]
+    return tuple(
+        patch
+        for patch in catalog
+        if patch.id not in named
+        and not (patch.knob and settings.knob(patch.knob))
+        and (
+            (patch.default and by_default)
+            or (patch.kind is Kind.PROBE and patch.asked_by == "mode" and settings.mode is not Mode.OFF)
+        )
+        and standing(patch, release).state is State.NOT_PORTED
+    )
 
 
 def _costs_too_much(patch: Patch, mode: Mode) -> bool:

@@ -139,7 +139,7 @@ class Session:
                 os._exit(error.exit_code)
 
     def _announce(self) -> None:
-        for line in announcement.lines(self.settings, self.patches, self.attachment.missing):
+        for line in announcement.lines(self.settings, self.patches, self.attachment.missing, self.attachment.release):
             _say(line.text, line.loud)
 
     def _dump_context(self) -> Mapping[str, Any]:
@@ -176,7 +176,8 @@ def repeat_command(settings: Settings) -> str:
     if os.path.basename(sys.argv[0]) == "gemma4-triage":
         # A reproduction's arm brings its own environment.
         return shlex.join(sys.argv)
-    names = [*VARIABLES, *(host_environment.NEEDED if settings.host_engine is not HostEngine.OFF else ())]
+    on = settings.host_engine is not HostEngine.OFF
+    names = [*VARIABLES, *((*host_environment.NEEDED, *host_environment.with_stand_ins()) if on else ())]
     words = [f"{name}={shlex.quote(os.environ[name])}" for name in names if os.environ.get(name)]
     # A server's argv[0] is a file inside a package; the interpreter has to be named for it to start.
     interpreter = [] if os.access(sys.argv[0], os.X_OK) or os.sep not in sys.argv[0] else [sys.executable]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gemma4_runtime.patch import Patch
-from gemma4_runtime.releases import KNOWN, at_least
+from gemma4_runtime.releases import KNOWN, RUNNABLE, at_least
 from gemma4_runtime.targets import TARGETS
 
 
@@ -15,6 +15,7 @@ class State(StrEnum):
     ATTACHES = "attaches"
     ABSORBED = "absorbed"
     NOT_PORTED = "not ported"
+    LATER = "of a later release"
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Standing:
     """What one patch is in one release.
 
     Attributes:
-        state: Which of the three.
+        state: Which of them.
         why: Where the release has it, or why it is not ported; empty if it attaches.
         missing: The target keys of the patch that the release's table does not have.
     """
@@ -41,10 +42,10 @@ def standing(patch: Patch, release: str) -> Standing:
     """
     if is_absorbed(patch, release):
         return Standing(State.ABSORBED, patch.absorbed)
-    if at_least(release, patch.since) and at_least(patch.until, release):
+    if release in RUNNABLE and at_least(release, patch.since) and at_least(patch.until, release):
         return Standing(State.ATTACHES, "")
     if not at_least(release, patch.since):
-        return Standing(State.NOT_PORTED, f"written for SGLang {patch.since} and later")
+        return Standing(State.LATER, f"written for SGLang {patch.since} and later")
     table = TARGETS.get(release)
     if table is None:
         return Standing(State.NOT_PORTED, f"SGLang {release} is not known; known: {', '.join(KNOWN)}")
@@ -57,13 +58,13 @@ def standing(patch: Patch, release: str) -> Standing:
 
 
 def counts(found: Iterable[Standing]) -> dict[str, int]:
-    """Count how many are in each state, in the order of the states.
+    """Count how many are in each state, in the order of the states; of a later release only where there are any.
 
     Args:
         found: Of one release.
     """
     states = [one.state for one in found]
-    return {state.value: states.count(state) for state in State}
+    return {state.value: states.count(state) for state in State if state is not State.LATER or state in states}
 
 
 def is_absorbed(patch: Patch, release: str) -> bool:

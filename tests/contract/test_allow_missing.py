@@ -125,7 +125,7 @@ class TestAProbeOfAnotherRelease:
         probe = replace(PROBES[0], since="0.4.0", until="0.4.0")
         attachment = Attachment((probe,), "0.4.0", allow_missing=True)
         attachment.register()
-        assert "no target table for SGLang 0.4.0" in attachment.missing[probe.id]
+        assert "SGLang 0.4.0 is not known" in attachment.missing[probe.id]
         assert attachment.status()[0]["attached"] is False
         attachment.uninstall()
 

@@ -20,11 +20,14 @@ from gemma4_runtime.errors import (
     VerificationFailed,
 )
 from gemma4_runtime.patch import Bind, Edit, Hook, How, Kind, Patch
+from gemma4_runtime.releases import installed_or_base
 from gemma4_runtime.session import Session
 from gemma4_runtime.settings import read_settings
+from gemma4_runtime.standing import State, standing
 from gemma4_runtime.targets import TARGETS
 
-RELEASE = "0.5.13.post1"
+RELEASE = installed_or_base()
+EVERYTHING = tuple(patch for patch in CATALOG if standing(patch, RELEASE).state is State.ATTACHES)
 MISSING = object()
 # A method that a module holds by a name of its own: HookRegistry finds that name as well.
 METHOD = Gemma4DecoderLayer.forward
@@ -94,7 +97,7 @@ def attach_everything(monkeypatch, tmp_path):
     monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG", "trap")
     monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(tmp_path))
     # A registered fork handler cannot be taken off again, so the host engine's leaves are chosen without its setting.
-    return Session(read_settings(), CATALOG)
+    return Session(read_settings(), EVERYTHING)
 
 
 def test_everything_attaches_verifies_and_comes_off_again(monkeypatch, tmp_path):
@@ -103,9 +106,9 @@ def test_everything_attaches_verifies_and_comes_off_again(monkeypatch, tmp_path)
     whole.start()
     HookRegistry.apply_hooks()
     assert all(row["attached"] for row in whole.manifest["patches"])
-    assert {row["id"] for row in whole.manifest["patches"]} == {p.id for p in CATALOG}
+    assert {row["id"] for row in whole.manifest["patches"]} == {p.id for p in EVERYTHING}
     changed = set(same(before, snapshot()))
-    assert changed == {TARGETS[RELEASE][a.target] for patch in CATALOG for a in patch.attachments}
+    assert changed == {TARGETS[RELEASE][a.target] for patch in EVERYTHING for a in patch.attachments}
     whole.stop()
     whole.stop()
     assert same(before, snapshot()) == []

@@ -9,10 +9,18 @@ import pytest
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.hook_arguments import handing_on
 from gemma4_runtime.patch import Hook, How
+from gemma4_runtime.releases import installed_or_base
+from gemma4_runtime.standing import State, standing
 from gemma4_runtime.targets import dotted_path
 
-RELEASE = "0.5.13.post1"
-HOOKS = {one.implementation: one for patch in CATALOG for one in patch.attachments if isinstance(one, Hook)}
+RELEASE = installed_or_base()
+HOOKS = {
+    one.implementation: one
+    for patch in CATALOG
+    if standing(patch, RELEASE).state is State.ATTACHES
+    for one in patch.attachments
+    if isinstance(one, Hook)
+}
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 

@@ -11,9 +11,18 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from gemma4_runtime.releases import BASE, RUNNABLE, installed_or_base
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 FOLDERS = ("triage", "runtime_patches", "kernels", "repro", "dumps")
+
+
+RELEASE = installed_or_base()
+EXTRA, LOCK = {
+    BASE: ("sglang-0.5.13", ROOT / "constraints.txt"),
+    "0.5.23": ("sglang-0.5.23", ROOT / "constraints-0.5.23.txt"),
+}[RELEASE]
 
 
 def named(group: str) -> list[Requirement]:
@@ -52,7 +61,7 @@ def test_installed_packages_agree():
 
 
 def test_every_dependency_of_the_runtime_is_pinned():
-    pins = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
+    pins = {line.split("==")[0] for line in LOCK.read_text().splitlines() if "==" in line}
     unpinned, pending, seen = [], ["sglang"], set()
     while pending:
         name = pending.pop()
@@ -67,6 +76,17 @@ def test_every_dependency_of_the_runtime_is_pinned():
                 pending.append(needed.name)
     assert len(seen) > 100
     assert unpinned == []
+
+
+def test_every_release_that_a_server_may_run_on_has_an_extra_and_the_first_is_the_usual_one():
+    asked = {
+        str(requirement.specifier).removeprefix("==")
+        for group in PROJECT["optional-dependencies"]
+        for requirement in named(group)
+        if requirement.name == "sglang"
+    }
+    assert asked == set(RUNNABLE)
+    assert PROJECT["optional-dependencies"]["runtime"] == ["gemma4-triage[sglang-0.5.13]"]
 
 
 def test_the_base_install_asks_for_nothing_heavy():
@@ -93,9 +113,9 @@ def imported_modules() -> dict[str, Path]:
 
 
 def test_what_is_imported_is_named():
-    """What comes along with SGLang today may be gone, or another version, with its next release."""
+    """A package that comes along with SGLang today may be gone, or another version, with its next release."""
     owners = packages_distributions()
-    asked = {canonicalize_name(requirement.name) for requirement in (*named("dependencies"), *named("runtime"))}
+    asked = {canonicalize_name(requirement.name) for requirement in (*named("dependencies"), *named(EXTRA))}
     modules = imported_modules()
     assert {"sglang", "torch", "triton", "flashinfer", "typer"} <= modules.keys()
     unnamed = {
@@ -109,11 +129,11 @@ def test_what_is_imported_is_named():
 def test_the_pins_of_the_extra_are_those_of_sglang_and_of_the_lock():
     locked = {
         (requirement.name, str(requirement.specifier))
-        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        for line in LOCK.read_text().splitlines()
         if not line.startswith("#")
         for requirement in [Requirement(line)]
     }
-    pinned = [requirement for requirement in named("runtime") if str(requirement.specifier)]
+    pinned = [requirement for requirement in named(EXTRA) if str(requirement.specifier)]
     assert {"sglang", "torch", "triton", "flashinfer-python"} <= {requirement.name for requirement in pinned}
     assert [str(found) for found in pinned if (found.name, str(found.specifier)) not in locked] == []
     for owner in ("sglang", "torch"):

@@ -66,7 +66,7 @@ def test_the_setting_that_it_names_switches_it_on(patch, monkeypatch):
     for word in switch_on(patch).split():
         monkeypatch.setenv(*word.split("=", 1))
     settings = read_settings()
-    assert patch in select(settings)
+    assert patch in select(settings, release=patch.since)
     assert state_here(patch, settings, True).startswith("on: ")
 
 
@@ -84,8 +84,9 @@ def test_links_are_of_files_that_the_release_has(patch):
     assert found
     assert len(set(found)) == len(found)
     package = Path(sglang.__file__).parent.parent
-    for attachment in patch.attachments:
-        assert (package / source_file(dotted_path(sglang.__version__, attachment.target))).is_file()
+    for release in {sglang.__version__} & set(releases_of(patch)):
+        for attachment in patch.attachments:
+            assert (package / source_file(dotted_path(release, attachment.target))).is_file()
 
 
 def test_a_number_in_a_text_becomes_a_link():

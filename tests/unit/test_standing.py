@@ -8,9 +8,9 @@ import pytest
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.errors import SettingsError
 from gemma4_runtime.patch import Hook, How, Kind, Patch
-from gemma4_runtime.releases import BASE, KNOWN, order
-from gemma4_runtime.selection import select
-from gemma4_runtime.settings import Settings
+from gemma4_runtime.releases import BASE, KNOWN, RUNNABLE, order
+from gemma4_runtime.selection import not_ported, select
+from gemma4_runtime.settings import HostEngine, Settings
 from gemma4_runtime.standing import State, refusal, releases_of, standing
 from gemma4_triage.cli import app
 
@@ -24,11 +24,38 @@ def test_releases_sort_by_age():
 
 
 @pytest.mark.parametrize("patch", CATALOG, ids=lambda patch: patch.id)
-def test_every_patch_attaches_to_the_base_and_to_nothing_else_yet(patch):
-    assert releases_of(patch) == [BASE]
-    for release in KNOWN[1:]:
+def test_a_patch_attaches_to_releases_that_a_server_may_run_on_and_says_why_not_to_others(patch):
+    assert set(releases_of(patch)) <= set(RUNNABLE)
+    assert (BASE in releases_of(patch)) == (patch.since == BASE)
+    for release in set(KNOWN) - set(releases_of(patch)):
         assert standing(patch, release).why
         assert f"patch {patch.id} " in refusal(patch, release)
+
+
+def test_a_release_between_two_that_a_patch_is_for_is_not_one_of_them():
+    patch = replace(ONE, until="0.5.23")
+    assert releases_of(patch) == [BASE, "0.5.23"]
+    assert standing(patch, "0.5.17").state is State.NOT_PORTED
+    assert standing(patch, "0.5.20").state is State.NOT_PORTED
+
+
+def test_what_is_named_is_refused_and_what_a_default_brings_is_left_out_and_listed_where_it_is_not_ported():
+    settings = Settings.model_construct(patches=("default", "+yoco"))
+    assert "yoco" in {patch.id for patch in select(settings, release="0.5.23")}
+    assert "vision-batching" not in {patch.id for patch in select(settings, release="0.5.23")}
+    left = {patch.id for patch in not_ported(settings, "0.5.23")}
+    assert "vision-batching" in left
+    assert "yoco" not in left
+    assert not_ported(settings, BASE) == ()
+    assert not_ported(settings, "9.9.9") == ()
+    assert "yoco" in {patch.id for patch in select(settings, release="9.9.9")}
+
+
+def test_a_leaf_of_a_later_release_is_not_chosen_for_an_earlier_one():
+    settings = Settings.model_construct(host_engine=HostEngine.ON)
+    leaves = {release: {patch.id for patch in select(settings, release=release)} for release in RUNNABLE}
+    assert "host-counter-buffer" in leaves["0.5.23"] - leaves[BASE]
+    assert "host-draft-tree" in leaves[BASE] - leaves["0.5.23"]
 
 
 def test_it_is_absorbed_from_its_release_on():
@@ -72,7 +99,7 @@ def test_the_list_of_a_release_is_made_from_data(capsys):
     document = json.loads(capsys.readouterr().out)
     assert {row["id"] for row in document["patches"]} == {patch.id for patch in CATALOG}
     assert sum(document["counts"].values()) == len(CATALOG)
-    assert document["supported"] is False
+    assert document["supported"] is True
 
 
 def test_a_release_that_nobody_knows_is_a_usage_error(capsys):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from gemma4_runtime.host_environment import with_stand_ins
+
 # Read by libraries at import, hence before Python starts; spec: the host engine's environment.
 REQUIRED: Mapping[str, str] = {
     "SGLANG_USE_CPU_ENGINE": "1",
@@ -33,7 +35,7 @@ def hermetic_environment(inherited: Mapping[str, str] = os.environ) -> dict[str,
     GEMMA4_TRIAGE_HOST_ENGINE=force is kept: it is how a user allows the host engine on a machine with CUDA.
     """
     kept = {name: value for name, value in inherited.items() if not name.startswith(_SCRUBBED)}
-    environment = {**kept, **REQUIRED}
+    environment = {**kept, **REQUIRED, **with_stand_ins(kept)}
     if host_engine_is_forced(inherited):
         environment["GEMMA4_TRIAGE_HOST_ENGINE"] = _FORCE
     return environment

@@ -15,6 +15,7 @@ FAULTS: tuple[Patch, ...] = (
         title="draft backend resolves its SWA state from its own, non-SWA pool (the seed bug)",
         origin=f"{SEED}; SGLang before TRTLLMHAAttnBackend._resolve_swa_kv_pool",
         upstream="resolved from the allocator in 0.5.13",
+        until="0.5.23",
         attachments=(
             Hook("trtllm.resolve_swa_pool", How.REPLACE, f"{_AT}.swa_state_stale:resolve_from_active_pool"),
             *FAULT_HOOKS,

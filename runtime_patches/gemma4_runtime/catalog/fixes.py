@@ -23,6 +23,7 @@ FIXES: tuple[Patch, ...] = (
         title="draft SWA state follows the KV pool on every leaf, eager and in graphs; hybrid backend unwrapped",
         origin=SEED,
         upstream="SWA state resolved from the allocator in 0.5.13; the hybrid crash is open up to 0.5.23",
+        until="0.5.23",
         default=True,
         about=About(
             why="SGLang swaps the pool of one backend object when a draft reads the target's KV. The SWA state of that "

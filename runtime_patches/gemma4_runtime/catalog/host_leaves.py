@@ -14,6 +14,7 @@ HOST_LEAVES: tuple[Patch, ...] = (
         title="fork worker processes instead of spawning them",
         origin="start-up time of the host engine",
         upstream="not needed: CUDA forbids fork",
+        until="0.5.23",
         attachments=(Hook("engine.set_envs", How.AFTER, f"{_AT}.processes:fork_workers"),),
     ),
     Patch(
@@ -22,6 +23,7 @@ HOST_LEAVES: tuple[Patch, ...] = (
         title="pass the Blackwell check in server arguments",
         origin="ValueError: trtllm_mha needs Blackwell",
         upstream="not needed on a GPU",
+        until="0.5.23",
         attachments=(Bind("server_args.is_sm100", f"{_AT}.device_checks:is_sm100_supported"),),
     ),
     Patch(
@@ -41,6 +43,7 @@ HOST_LEAVES: tuple[Patch, ...] = (
         title="Gemma-4's experts on a CPU, by SGLang's own torch form",
         origin="AssertionError: activation = gelu is not supported, in UnquantizedFusedMoEMethod.forward_cpu",
         upstream=NO_UPSTREAM,
+        until="0.5.23",
         attachments=(Hook("moe.unquantized_native", How.AROUND, f"{_AT}.moe_gelu:forward_native"),),
     ),
     Patch(
@@ -49,6 +52,7 @@ HOST_LEAVES: tuple[Patch, ...] = (
         title="the router's learned scale, which the torch form of its norm leaves out",
         origin="Gemma4RMSNorm.forward_native ignores the weight that Gemma4Router.fuse_scale writes (since #23280)",
         upstream="#32131, for a CPU",
+        until="0.5.23",
         attachments=(Hook("gemma4.router", How.REPLACE, f"{_AT}.router_scale:forward"),),
     ),
     Patch(
@@ -66,6 +70,7 @@ HOST_LEAVES: tuple[Patch, ...] = (
         title="draft tree construction and greedy verification in torch",
         origin="NameError: sgl_build_tree_kernel_efficient; verify_tree_greedy_func is a no-op on a CPU",
         upstream="not needed on a GPU",
+        absorbed="0.5.14, SGLang calls operators for a CPU there, which the host engine's sgl_kernel has",
         attachments=(
             Bind("eagle.build_tree", f"{_AT}.speculative_tree:build_tree"),
             Hook("eagle.verify_greedy", How.REPLACE, f"{_AT}.speculative_tree:verify_tree_greedy"),
@@ -77,6 +82,7 @@ HOST_LEAVES: tuple[Patch, ...] = (
         title="slots of a verification under spec v2 in torch",
         origin="assign_extend_cache_locs_func returns None on a CPU",
         upstream="not needed on a GPU",
+        absorbed="0.5.14, SGLang calls operators for a CPU there, which the host engine's sgl_kernel has",
         attachments=(Bind("eagle_v2.extend_cache_locs", f"{_AT}.verify_slots:assign_extend_cache_locs"),),
     ),
     Patch(
@@ -85,7 +91,7 @@ HOST_LEAVES: tuple[Patch, ...] = (
         title="sampled verification of draft trees in torch",
         origin="NameError: top_k_renorm_prob, where a request under spec v2 has a temperature",
         upstream="not needed on a GPU",
-        not_ported="0.5.23, verification is greedy on a CPU there, so nothing calls it",
+        absorbed="0.5.23 or earlier, verification is greedy on a CPU (speculative/eagle_utils.py)",
         attachments=(
             Bind("eagle_v2.top_k_renorm", f"{_AT}.tree_sampling:top_k_renorm"),
             Bind("eagle_v2.top_p_renorm", f"{_AT}.tree_sampling:top_p_renorm"),
@@ -98,6 +104,7 @@ HOST_LEAVES: tuple[Patch, ...] = (
         title="no mark of the stream on what an overlapped step takes from the last one",
         origin="a CPU tensor has no record_stream: RuntimeError, unknown parameter type",
         upstream="not needed on a GPU",
+        absorbed="0.5.23 or earlier, managers/overlap_utils.py",
         attachments=(
             Edit(
                 "overlap.resolve_extras",
@@ -112,6 +119,7 @@ HOST_LEAVES: tuple[Patch, ...] = (
         title="a grammar's mask of the vocabulary, by xgrammar's own CPU form",
         origin="RuntimeError: Unsupported device: cpu, where a request has a grammar",
         upstream="not needed on a GPU",
+        absorbed="0.5.23 or earlier, constrained/xgrammar_backend.py",
         attachments=(Hook("grammar.apply_mask", How.REPLACE, f"{_AT}.grammar_mask:apply_vocab_mask"),),
     ),
     Patch(
@@ -120,6 +128,7 @@ HOST_LEAVES: tuple[Patch, ...] = (
         title="paged allocation kernels in torch",
         origin="the Triton interpreter takes half of a step for them",
         upstream="not needed on a GPU",
+        until="0.5.23",
         attachments=(
             Bind("alloc.extend_kernel", f"{_AT}.alloc_kernels:alloc_extend_kernel"),
             Bind("alloc.decode_kernel", f"{_AT}.alloc_kernels:alloc_decode_kernel"),
@@ -131,6 +140,7 @@ HOST_LEAVES: tuple[Patch, ...] = (
         title="names that the flashinfer backend module imports only with CUDA",
         origin="NameError at the construction of trtllm_mha's base class",
         upstream="not needed on a GPU",
+        until="0.5.23",
         attachments=(
             Bind("flashinfer.decode_wrapper", f"{_AT}.flashinfer_names:HeldWrapper"),
             Bind("flashinfer.prefill_paged_wrapper", f"{_AT}.flashinfer_names:HeldWrapper"),
@@ -144,6 +154,7 @@ HOST_LEAVES: tuple[Patch, ...] = (
         title="fp32 paged attention with a device model, in place of trtllm-gen kernels",
         origin="NameError: flashinfer; device models sm100 and sm90",
         upstream="not needed on a GPU",
+        until="0.5.23",
         attachments=(
             Bind("trtllm.flashinfer", f"{_AT}.paged_attention:flashinfer"),
             Hook("swa.pool_init", How.AFTER, f"{_AT}.arena:after_pool_init"),
@@ -155,6 +166,7 @@ HOST_LEAVES: tuple[Patch, ...] = (
         title="copy eager inputs through the input registry, as on CUDA with graphs off",
         origin="ModelRunner takes _eager_fb_view only for device cuda, which hides the stale out_cache_loc crash",
         upstream="not needed on a GPU",
+        absorbed="0.5.23 or earlier, model_executor/runner/eager_runner.py copies on every device",
         attachments=(
             Edit(
                 "runner.forward_decode",
@@ -167,5 +179,39 @@ HOST_LEAVES: tuple[Patch, ...] = (
                 "if not self.server_args.enable_pdmux:",
             ),
         ),
+    ),
+    Patch(
+        id="host-counter-buffer",
+        kind=Kind.HOST_LEAF,
+        title="a buffer of counters for trtllm-gen kernels, sized without asking a device",
+        origin="NameError: flashinfer, at the construction of trtllm_mha",
+        upstream="not needed on a GPU",
+        since="0.5.23",
+        until="0.5.23",
+        attachments=(Bind("trtllm.counter_buffer", f"{_AT}.counter_buffer:make_counter_buffer"),),
+    ),
+    Patch(
+        id="host-tree-mask",
+        kind=Kind.HOST_LEAF,
+        title="masks of draft trees over all keys, as on a GPU",
+        origin="SGLang has them over the drafts alone on a CPU, for a kernel that is not there; Triton reads all keys",
+        upstream="not needed on a GPU",
+        since="0.5.23",
+        until="0.5.23",
+        attachments=(
+            Bind("eagle_v2.tree_mask_mode", f"{_AT}.tree_mask:full_mask_mode"),
+            Bind("attention.tree_mask_mode", f"{_AT}.tree_mask:full_mask_mode"),
+        ),
+    ),
+    Patch(
+        id="host-mtp-sync",
+        kind=Kind.HOST_LEAF,
+        title="MTP's worker takes what the scheduler passes it with overlap off",
+        origin="TypeError: forward_batch_generation() got an unexpected keyword argument 'pp_proxy_tensors'; SGLang "
+        "0.5.19 to 0.5.23 cannot serve MTP with --disable-overlap-schedule, on a GPU neither",
+        upstream=NO_UPSTREAM,
+        since="0.5.23",
+        until="0.5.23",
+        attachments=(Hook("mtp.forward", How.AROUND, f"{_AT}.mtp_sync:without_pipeline_tensors"),),
     ),
 )

@@ -15,6 +15,7 @@ PROBES: tuple[Patch, ...] = (
         title="page ids, token slots and write locations lie in the buffer, and belong to the pool, that layers use",
         origin=f"{SEED}; the crash in fmhaSm100fKernel_*SlidingOrChunkedCausal*",
         upstream=NO_UPSTREAM,
+        until="0.5.23",
         about=About(
             why="A page id outside the buffer is an illegal access on Blackwell and read in silence on Hopper. This "
             "checks what attention is about to follow, before it does, against the buffer that the layer will use.",

@@ -17,6 +17,7 @@ from gemma4_runtime.catalog.faults import FAULTS
 from gemma4_runtime.errors import NotServed
 from gemma4_runtime.patch import Patch
 from gemma4_runtime.release import SpeculativeAlgorithm
+from gemma4_runtime.release.arguments import attention_backends, settled, supports_spec_v2
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def _has_mtp(arguments: Any) -> bool:
 
 def _has_mtp_v1(arguments: Any) -> bool:
     algorithm = SpeculativeAlgorithm.from_string(arguments.speculative_algorithm)
-    return algorithm.is_frozen_kv_mtp() and not algorithm.supports_spec_v2()
+    return algorithm.is_frozen_kv_mtp() and not supports_spec_v2(algorithm)
 
 
 def _pages_of_several(arguments: Any) -> bool:
@@ -55,7 +56,7 @@ def _decodes_alone(arguments: Any) -> bool:
 
 
 def _has_trtllm_mha(arguments: Any) -> bool:
-    backends = {*arguments.get_attention_backends(), arguments.speculative_draft_attention_backend}
+    backends = {*attention_backends(arguments), arguments.speculative_draft_attention_backend}
     return "trtllm_mha" in backends
 
 
@@ -100,6 +101,7 @@ def after_last_check(_: None, arguments: Any, **_unknown: Any) -> None:
 
 
 def _lacking(arguments: Any) -> Iterator[tuple[Patch, Need]]:
+    arguments = settled(arguments)
     for fault in FAULTS:
         for name in fault.needs or () if current.switched_on(fault.id) else ():
             if not NEEDS[name].holds(arguments):

@@ -39,7 +39,7 @@ def _device_model() -> DeviceModel:
 
 @lru_cache
 def _read_device_model(raw: str | None) -> DeviceModel:
-    """Settings are parsed once per value, not once per attention call."""
+    """Returns the device model; settings are parsed once per value, not once per attention call."""
     return read_settings().device_model
 
 
@@ -104,7 +104,7 @@ def _attend_uniform(
     window_left: int,
     model: DeviceModel,
 ) -> torch.Tensor:
-    """query [requests, queries, q_heads, d], the same number of queries per request, the last ones of each."""
+    """Attends from the last tokens of each request, as many of each: query is [requests, queries, q_heads, d]."""
     k_cache, v_cache = kv_cache
     requests, queries = query.shape[:2]
     page_size = k_cache.shape[2]
@@ -146,14 +146,19 @@ def trtllm_batch_decode_with_kv_cache(
     skip_softmax_threshold_scale_factor: float | None = None,
     workspace_buffer: torch.Tensor | None = None,
     max_seq_len: int | None = None,
+    out: torch.Tensor | None = None,
+    kv_cache_sf: Any = None,
+    mask: torch.Tensor | None = None,
+    multi_ctas_kv_counter_buffer: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Decode (one query per request) and target verify (`q_len_per_req` queries). Returns [tokens, q_heads, head_dim].
 
     Raises:
         IllegalAddress: see the device model.
-        NotImplementedError: sinks or skip-softmax.
+        NotImplementedError: sinks, skip-softmax, an output of the caller's, scales of quantised keys, or a mask.
     """
     _refuse(sinks=sinks, skip_softmax_threshold=skip_softmax_threshold_scale_factor or None)
+    _refuse(out=out, kv_cache_sf=kv_cache_sf, mask=mask)
     grouped = query.unflatten(0, (-1, q_len_per_req))
     out = _attend_uniform(grouped, kv_cache, block_tables, seq_lens, bmm1_scale, window_left, _device_model())
     return (out.flatten(0, 1) * bmm2_scale).to(out_dtype or query.dtype)
@@ -177,16 +182,21 @@ def trtllm_batch_context_with_kv_cache(
     max_kv_len: int | None = None,
     batch_size: int | None = None,
     cum_seq_lens_kv: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    kv_cache_sf: Any = None,
+    causal: bool = True,
+    multi_ctas_kv_counter_buffer: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Prefill: request r's queries are rows cum_seq_lens_q[r] to cum_seq_lens_q[r+1]. Returns like `query`.
 
     Raises:
         IllegalAddress: see the device model.
-        NotImplementedError: sinks or skip-softmax.
+        NotImplementedError: sinks, skip-softmax, scales of quantised keys, or attention to later tokens.
     """
     _refuse(sinks=sinks, skip_softmax_threshold=skip_softmax_threshold_scale_factor or None)
+    _refuse(kv_cache_sf=kv_cache_sf, attention_to_later_tokens=None if causal else True)
     model = _device_model()
-    out = torch.zeros(query.shape, dtype=out_dtype or query.dtype)
+    out = torch.zeros(query.shape, dtype=out_dtype or query.dtype) if out is None else out.zero_()
     bounds = cum_seq_lens_q.tolist()
     for row, (start, stop) in enumerate(pairwise(bounds)):
         if stop > start:

@@ -15,7 +15,7 @@ from gemma4_runtime.releases import BASE, installed_or_base
 
 _INSTALLED = installed_or_base()
 # A release that nobody has looked at is refused by name as soon as a patch is to attach; reading is tried as in BASE.
-_PLACES = {name: path and path.rpartition(".") for name, path in NAMES.get(_INSTALLED, NAMES[BASE]).items()}
+_PLACES = {name: path.rpartition(".") if path else None for name, path in NAMES.get(_INSTALLED, NAMES[BASE]).items()}
 
 
 def __getattr__(name: str) -> Any:
@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     place = _PLACES[name]
     if place is None:
-        raise UnsupportedRelease(f"SGLang {_INSTALLED} has nothing in the place of {NAMES[BASE][name]} of {BASE}")
+        raise UnsupportedRelease(f"SGLang {_INSTALLED} has nothing in the place of {NAMES[BASE][name] or name}")
     module, _, attribute = place
     owner = import_module(module)
     try:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from gemma4_runtime.releases import BASE
 
-_BASE: dict[str, str] = {
+_BASE: dict[str, str | None] = {
+    "attention_backends_of": None,
     "sglang_version": "sglang.__version__",
     "piecewise_context": "sglang.srt.compilation.piecewise_context_manager.get_forward_context",
     "is_in_piecewise_cuda_graph": "sglang.srt.compilation.piecewise_context_manager.is_in_piecewise_cuda_graph",
@@ -62,6 +63,8 @@ _BASE: dict[str, str] = {
     "SamplingBatchInfo": "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo",
     "get_global_server_args": "sglang.srt.server_args.get_global_server_args",
     "SpeculativeAlgorithm": "sglang.srt.speculative.spec_info.SpeculativeAlgorithm",
+    "TreeMaskMode": "sglang.srt.speculative.eagle_utils.TreeMaskMode",
+    "resolving_view": None,
     "flatten_nested_list": "sglang.srt.utils.flatten_nested_list",
     "get_config": "sglang.srt.utils.hf_transformers_utils.get_config",
     "use_intel_amx_backend": "sglang.srt.utils.use_intel_amx_backend",
@@ -79,9 +82,16 @@ _SINCE_0_5_17: dict[str, str | None] = {
     "get_is_capture_mode": "sglang.srt.model_executor.runner_utils.capture_mode.get_is_capture_mode",
 }
 
+_RESOLUTION = "sglang.srt.arg_groups.model_override_base"
+_SINCE_0_5_23: dict[str, str | None] = {
+    "attention_backends_of": f"{_RESOLUTION}.attention_backends_of",
+    "get_global_server_args": None,
+    "resolving_view": f"{_RESOLUTION}.resolving_view",
+}
+
 NAMES: dict[str, dict[str, str | None]] = {
-    BASE: {**_BASE},
+    BASE: _BASE,
     "0.5.17": {**_BASE, **_SINCE_0_5_17},
-    "0.5.23": {**_BASE, **_SINCE_0_5_17},
+    "0.5.23": {**_BASE, **_SINCE_0_5_17, **_SINCE_0_5_23},
 }
 """By release, name to dotted path; None: there is nothing to read."""

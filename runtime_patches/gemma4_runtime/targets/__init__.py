@@ -27,7 +27,7 @@ def dotted_path(release: str, key: str) -> str:
 
     Args:
         release: As PyPI names it.
-        key: A key of the base table.
+        key: A key of the base table, or of a later release's.
 
     Raises:
         UnsupportedRelease: There is no table for this release, or nothing is at this key in it.
@@ -39,7 +39,8 @@ def dotted_path(release: str, key: str) -> str:
             f"Install one of those, or unset the GEMMA4_TRIAGE_* and SGLANG_TRTLLM_MHA_DEBUG variables."
         )
     if key not in table:
-        absent = "SGLang has nothing for it there" if key in PATHS else "there is no such key"
+        known = any(key in other for other in TARGETS.values())
+        absent = "SGLang has nothing for it there" if known else "there is no such key"
         raise UnsupportedRelease(
             f"target {key!r} is not in the table for SGLang {release} (gemma4_runtime/targets): {absent}"
         )

@@ -2,7 +2,8 @@
 
 Filled from `make targets RELEASE=x`, which also resolves the result in the unpacked release. A path here says
 where a function of the same name and a similar body is; whether a patch does its work on it is the patch's to say.
-Behind a None stands what took the function's place, where something did: a patch has to be written anew for that.
+A key that the base table does not have is of a patch for later releases.
+Behind a None stands what took the place of the function, where something did: a patch has to be written anew for that.
 """
 
 from __future__ import annotations
@@ -44,8 +45,16 @@ _SINCE_0_5_17: dict[str, str | None] = {
 }
 
 _SINCE_0_5_23: dict[str, str | None] = {
-    "server_args.last_check": None,  # arg_groups.validation_hook.check_server_args
-    "server_args.is_sm100": None,  # runtime_context.override_platform, upstream's own
+    "server_args.last_check": f"{_SRT}.arg_groups.validation_hook.check_server_args",
+    # PlatformContext asks the probe by its name in utils.common at each question.
+    "server_args.is_sm100": f"{_SRT}.utils.common.is_sm100_supported",
+    "mtp.forward": f"{_SRT}.speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2.forward_batch_generation",
+    "trtllm.counter_buffer": (
+        f"{_SRT}.layers.attention.trtllm_mha_backend.make_persistent_multi_ctas_kv_counter_buffer"
+    ),
+    # Two modules import the name for themselves.
+    "eagle_v2.tree_mask_mode": f"{_SRT}.speculative.eagle_worker_v2.default_tree_mask_mode",
+    "attention.tree_mask_mode": f"{_SRT}.layers.attention.verify_mask.default_tree_mask_mode",
     # RadixCache.insert is more alike in text; this one does the work of a hybrid model's cache.
     "swa_radix.insert": f"{_SRT}.mem_cache.unified_radix_cache.UnifiedRadixCache.insert",
     "multimodal.chunked_embedding": f"{_SRT}.managers.mm_schedule._get_chunked_prefill_embedding",

@@ -119,10 +119,11 @@ def serve(
 def _effective(start: Start) -> Iterator[str]:
     """What the server will have, the worst first, and what only the command line knows of it."""
     from gemma4_runtime import announcement
+    from gemma4_runtime.releases import installed_or_base
     from gemma4_runtime.settings import HostEngine, Mode
 
     settings = start.settings
-    for line in announcement.lines(settings, start.patches, start.missing_probes):
+    for line in announcement.lines(settings, start.patches, start.missing_probes, installed_or_base()):
         yield line.text
     if settings.mode is not Mode.OFF and settings.allow_missing:
         yield "the server also starts without a probe whose target is missing; it names each as PROBE NOT ATTACHED"

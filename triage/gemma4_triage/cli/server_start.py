@@ -16,7 +16,7 @@ from gemma4_dumps.store import default_root
 from gemma4_repro.engine.host_environment import REQUIRED, host_engine_is_forced
 from gemma4_runtime.claims import check_conflicts
 from gemma4_runtime.errors import HostEngineRefused, RuntimePatchError, UnsupportedRelease
-from gemma4_runtime.host_environment import NEEDED
+from gemma4_runtime.host_environment import NEEDED, with_stand_ins
 from gemma4_runtime.patch import Kind, Patch
 from gemma4_runtime.releases import installed_or_base
 from gemma4_runtime.selection import select
@@ -114,7 +114,9 @@ def plan_start(
         added = missing_cpu_arguments(arguments)
         kept = {name: inherited[name] for name in REQUIRED if inherited.get(name) and name not in {*NEEDED, *VARIABLES}}
         ours |= {name: value for name, value in REQUIRED.items() if name not in {*kept, *VARIABLES}}
-    names = [*VARIABLES, *REQUIRED] if settings.host_engine is not HostEngine.OFF else VARIABLES
+        ours |= with_stand_ins(inherited)
+    on = settings.host_engine is not HostEngine.OFF
+    names = [*VARIABLES, *REQUIRED, *with_stand_ins(inherited)] if on else VARIABLES
     environment = inherited | ours
     return Start(
         settings=settings,

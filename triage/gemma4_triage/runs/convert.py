@@ -19,7 +19,10 @@ from gemma4_repro.runner import Run
 from gemma4_repro.scenario import Scenario
 from gemma4_repro.verdict import ArmVerdict, exit_code
 from gemma4_runtime.catalog import CATALOG
+from gemma4_runtime.host_environment import with_stand_ins
 from gemma4_runtime.patch import Kind
+from gemma4_runtime.releases import installed_or_base
+from gemma4_runtime.standing import State, standing
 from gemma4_triage.runs.record import (
     ArmRecord,
     CellExpectation,
@@ -118,8 +121,13 @@ def record_of_cell(run: CrashRun) -> CellRun:
 
 
 def stand_ins() -> tuple[StandIn, ...]:
-    """Return the host engine's replacements of CUDA-only parts."""
-    return tuple(StandIn(id=patch.id, title=patch.title) for patch in CATALOG if patch.kind is Kind.HOST_LEAF)
+    """Return the host engine's replacements of CUDA-only parts, for the release that is installed."""
+    release = installed_or_base()
+    leaves = (patch for patch in CATALOG if patch.kind is Kind.HOST_LEAF)
+    package = (StandIn(id="sgl_kernel", title="SGLang's kernel package, which needs CUDA to load, in torch"),)
+    return (package if with_stand_ins({}) else ()) + tuple(
+        StandIn(id=leaf.id, title=leaf.title) for leaf in leaves if standing(leaf, release).state is State.ATTACHES
+    )
 
 
 def stored(entries: Iterable[DumpEntry]) -> tuple[StoredDump, ...]:
