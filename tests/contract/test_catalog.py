@@ -14,7 +14,7 @@ from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.catalog.shared_hooks import PAGE_HOOKS
 from gemma4_runtime.errors import UnsupportedRelease
 from gemma4_runtime.fusion.paths import FUSED, REFERENCE
-from gemma4_runtime.patch import Bind, Edit, Hook, Kind, Patch
+from gemma4_runtime.patch import Bind, Edit, Hook, How, Kind, Patch
 from gemma4_runtime.releases import BASE, KNOWN
 from gemma4_runtime.settings import KNOBS, knob_variables
 from gemma4_runtime.standing import releases_of
@@ -124,7 +124,7 @@ def test_only_repairs_are_defaults():
 
 
 def test_a_record_refuses_nonsense():
-    hook = Hook("swa.alloc", "after", "m:f")
+    hook = Hook("swa.alloc", How.AFTER, "m:f")
     with pytest.raises(ValueError, match="never be a default"):
         Patch("x", Kind.FAULT, "t", "o", "u", (hook,), default=True)
     with pytest.raises(ValueError, match="self test"):

@@ -71,7 +71,10 @@ def test_trees_are_built_and_verified_by_the_same_code_as_on_the_base_release():
     trees = {name: torch.full((1, 2), -1) for name in ("index", "next", "sibling")}
     mask, positions = torch.zeros(2 * 7, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
     parents, chosen, lengths = torch.zeros(1, 1, dtype=torch.int64), torch.tensor([[0]]), torch.tensor([5])
-    sgl_kernel.build_tree_kernel_efficient_cpu(parents, chosen, lengths, mask, positions, *trees.values(), 1, 1, 2, 0)
+    index, following, sibling = trees["index"], trees["next"], trees["sibling"]
+    sgl_kernel.build_tree_kernel_efficient_cpu(
+        parents, chosen, lengths, mask, positions, index, following, sibling, 1, 1, 2, 0
+    )
     assert positions.tolist() == [5, 6]
     accepted, taken, count = torch.full((2,), -1), torch.full((1, 2), -1), torch.zeros(1, dtype=torch.int64)
     sgl_kernel.verify_tree_greedy_cpu(
