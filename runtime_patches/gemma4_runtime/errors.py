@@ -39,13 +39,14 @@ class HostEngineRefused(RuntimePatchError):
     """The host engine was asked for where it must not or cannot run."""
 
 
-class NotServed(ValueError):
+class NotServed(RuntimePatchError, ValueError):
     """A patch that is on does not serve what the server's arguments ask for. The text names both, and why.
 
-    Raised from within SGLang's own check of its arguments, which raises ValueError too.
+    It is raised from within SGLang's own check of its arguments, which raises ValueError too.
     """
 
     exit_code = ExitCode.USAGE
+    hint = "gemma4-triage patches explain ID says what a patch serves; gemma4-triage patches list names them all"
 
 
 class UnusableSpecInfo(RuntimeError):

@@ -13,10 +13,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
+from gemma4_dumps.errors import ExitCode
 from gemma4_runtime.errors import NotServed, RuntimePatchError
 from gemma4_runtime.settings import VARIABLES, Settings, read_settings
-
-_BUG = 70
 
 
 def load() -> None:
@@ -28,11 +27,11 @@ def load() -> None:
         if not settings.wants_nothing:
             _attach(settings)
     except RuntimePatchError as error:
-        _stop(f"{type(error).__name__}: {error}", error.exit_code)
+        _stop(f"{type(error).__name__}: {error}", error.exit_code, error.hint)
     # Broad on purpose: whatever went wrong, SGLang would log it and serve without the guards that were asked for.
     except Exception as error:  # noqa: BLE001
         traceback.print_exc()
-        _stop(f"this is a bug in gemma4-triage: {type(error).__name__}: {error}", _BUG)
+        _stop(f"this is a bug in gemma4-triage: {type(error).__name__}: {error}", ExitCode.BUG)
 
 
 def _attach(settings: Settings) -> None:
@@ -51,12 +50,14 @@ def _refusing(before: Callable[[type[BaseException], BaseException, TracebackTyp
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, NotServed):
-            _stop(str(error), error.exit_code)
+            _stop(error.message, error.exit_code, error.hint)
         before(kind, error, trace)
 
     return hook
 
 
-def _stop(message: str, exit_code: int) -> NoReturn:
+def _stop(message: str, exit_code: ExitCode, hint: str = "") -> NoReturn:
     print(f"gemma4-triage: {message}", file=sys.stderr, flush=True)
+    if hint:
+        print(f"gemma4-triage: hint: {hint}", file=sys.stderr, flush=True)
     raise SystemExit(exit_code)

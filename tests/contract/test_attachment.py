@@ -9,10 +9,12 @@ import pytest
 from sglang.srt.models.gemma4_causal import Gemma4DecoderLayer
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+from gemma4_dumps.errors import ExitCode
 from gemma4_runtime import current, plugin, session
 from gemma4_runtime.attachment import Attachment
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.errors import (
+    NotServed,
     PatchConflict,
     PatchTargetMissing,
     RuntimePatchError,
@@ -254,6 +256,27 @@ class TestRefusals:
             plugin.load()
         assert stopped.value.code == 2
         assert "banana" in capsys.readouterr().err
+
+    def test_a_start_that_is_refused_stops_the_process_with_the_code_of_the_error(self, monkeypatch, capsys):
+        """A refusal of ours that is no wrong setting: the environment cannot do what was asked."""
+        monkeypatch.setenv("GEMMA4_TRIAGE_HOST_ENGINE", "1")
+        monkeypatch.delenv("SGLANG_USE_CPU_ENGINE", raising=False)
+        with pytest.raises(SystemExit) as stopped:
+            plugin.load()
+        assert stopped.value.code == ExitCode.ENVIRONMENT
+        said = capsys.readouterr().err
+        assert said.startswith("gemma4-triage: HostEngineRefused: ")
+        assert "bug" not in said
+
+    def test_an_argument_that_is_not_served_ends_with_its_reason_and_a_hint(self, capsys):
+        """SGLang checks its arguments where nothing catches what a patch raises."""
+        hook = plugin._refusing(sys.__excepthook__)
+        with pytest.raises(SystemExit) as stopped:
+            hook(NotServed, NotServed("mtp-v2 does not serve --x"), None)
+        assert stopped.value.code == ExitCode.USAGE
+        reason, hint = capsys.readouterr().err.splitlines()
+        assert reason == "gemma4-triage: mtp-v2 does not serve --x"
+        assert hint == f"gemma4-triage: hint: {NotServed.hint}"
 
     def test_sglangs_loader_does_not_swallow_it(self, monkeypatch):
         """SGLang logs an Exception from a plugin and serves on; a refusal must not end that way."""

@@ -108,6 +108,7 @@ def test_an_argument_that_a_patch_does_not_serve_is_a_usage_error(given, environ
     environment["SGLANG_FROZEN_KV_MTP_V2"] = "1"
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=180)
     assert done.returncode == ExitCode.USAGE, done.stderr[-3000:]
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("gemma4-triage: mtp-v2 does not serve --enable-custom-logit-processor: ")
+    reason, hint = done.stderr.strip().splitlines()[-2:]
+    assert reason.startswith("gemma4-triage: mtp-v2 does not serve --enable-custom-logit-processor: ")
+    assert hint.startswith("gemma4-triage: hint: ")
     assert "Traceback" not in done.stderr

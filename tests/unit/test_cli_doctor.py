@@ -86,6 +86,27 @@ class TestDoctor:
         own = "SGLang's own lines at least once: gelu-tanh-mul (hidden states on cpu)"
         assert check["detail"] == f"pid 7; our kernel: routing; batched: vision-batching; {own}"
 
+    def test_a_fault_that_never_acted_is_named(self, tmp_path):
+        """Of a server's processes one has what a fault acts on; a later server and an earlier one are others."""
+        (tmp_path / "guards").mkdir()
+
+        def write(minute, pid, faults, **injected):
+            rows = [{"id": fault, "attached": True, "injected": injected.get(fault, False)} for fault in faults]
+            made = f"2026-11-21T10:{minute:02}:00+00:00"
+            manifest = {"pid": pid, "created_utc": made, "hostname": "host", "patches": rows, "verified": True}
+            manifest["settings"] = {"faults": list(faults)}
+            path = tmp_path / "guards" / f"20261121T10{minute:02}00_host_p{pid}.json"
+            path.write_text(json.dumps(manifest))
+
+        write(0, 1, ("a", "b"), b=True)
+        write(30, 2, ("a", "b"))
+        write(31, 3, ("a", "b"), a=True)
+        write(50, 4, ())
+        done = run("doctor", "--json", SGLANG_TRTLLM_MHA_DEBUG_DIR=str(tmp_path))
+        (check,) = [one for one in json.loads(done.stdout)["checks"] if one["name"] == "faults of the last server"]
+        assert check["state"] == "note"
+        assert check["detail"] == "a has acted; b has NEVER ACTED, so nothing follows from how it went"
+
     def test_what_the_pools_were_decided_to_be(self, tmp_path):
         (tmp_path / "guards").mkdir()
         rows = [

@@ -15,7 +15,7 @@ from gemma4_runtime.faults import injection_count, swa_alloc_oob
 from gemma4_runtime.faults.needs import NEEDS
 from gemma4_runtime.patch import Kind, Patch
 from swa_pools import make_swa_allocator
-from toy_arguments import ENGINE, MTP
+from toy_arguments import ENGINE, ENGINE_26B, MTP
 
 HOST = ("host-sm100-check", "host-cpu-config")
 # trtllm_mha has no pages of one token.
@@ -53,6 +53,7 @@ def test_a_fault_that_says_nothing_of_its_needs_is_no_record():
         ("finish-inside-forward", (), MTP, "overlap scheduling. Choose mtp-v2, and leave --disable-overlap-schedule"),
         ("finish-inside-forward", ("mtp-v2",), MTP | {"disable_overlap_schedule": True}, "overlap scheduling"),
         ("unmergeable-spec-info", ("mtp-v2",), V2, "MTP without spec v2"),
+        ("yoco-stale-cache-loc", (), ENGINE_26B, "layers that read the keys of layers before"),
         ("page-over-count", (), {"disable_radix_cache": True}, "the prefix cache"),
         (
             "stale-mapping",
@@ -86,7 +87,7 @@ def test_a_start_at_which_it_can_act_is_not(start, fault, others, changes, capsy
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if "swa-pool" not in fault.needs], ids=lambda f: f.id)
 def test_a_fault_that_asks_for_no_swa_pool_starts_without_one(start, fault):
-    changes = {"disable_hybrid_swa_memory": True} | (MTP if fault.needs else {})
+    changes = {"disable_hybrid_swa_memory": True} | (MTP if "mtp" in fault.needs or "mtp-v1" in fault.needs else {})
     others = ("mtp-v2",) if "overlap" in fault.needs else ()
     start(fault.id, *others, **changes | ({"disable_overlap_schedule": False} if others else {}))
 

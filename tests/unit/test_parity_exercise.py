@@ -11,7 +11,7 @@ from gemma4_repro.parity.compare_tracks import Tolerances, compare_tracks
 from gemma4_repro.parity.exercise import differing, exercises, nothing_exercised, watched
 from gemma4_repro.parity.load import SCENARIOS, asks_for_prompts, toys_of
 from gemma4_repro.recorders.layers import ROWS_NAME, STATES_NAME, LayerRecorder
-from gemma4_repro.recorders.logprobs import LogprobFile, read_logprobs
+from gemma4_repro.recorders.logprobs import LogprobRecorder, read_logprobs
 from gemma4_repro.recorders.reach import read_reached
 from gemma4_repro.toys import toy_path
 from gemma4_runtime.catalog import CATALOG
@@ -59,10 +59,10 @@ class TestPrompts:
         assert asks_for_prompts(scenario, ["yoco"]) == (shared == 0)
 
     def test_without_them_a_file_begins_with_the_first_answer(self, tmp_path):
-        kept = LogprobFile()
+        kept = LogprobRecorder(tmp_path)
         steps = [[(-0.5, token, None) for token in range(4)]] * 2
-        kept.add(0, {"meta_info": {"input_token_ids_logprobs": [], "output_token_ids_logprobs": steps}})
-        kept.write(tmp_path)
+        kept.replied(0, {"meta_info": {"input_token_ids_logprobs": [], "output_token_ids_logprobs": steps}})
+        kept.finish()
         assert read_logprobs(tmp_path)[0].shape == (2, 4)
 
     def test_rows_that_were_not_asked_for_are_not_compared(self):

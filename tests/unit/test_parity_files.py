@@ -12,7 +12,7 @@ from gemma4_repro.parity.load import SCENARIOS, toys_of
 from gemma4_repro.parity.side import Side, attached, read_backends, read_mtp
 from gemma4_repro.parity.tracks import read_arm
 from gemma4_repro.recorders.layers import ROWS_NAME, STATES_NAME
-from gemma4_repro.recorders.logprobs import LogprobFile, read_logprobs
+from gemma4_repro.recorders.logprobs import LogprobRecorder, read_logprobs
 from gemma4_repro.recorders.usage import read_usage
 from gemma4_repro.toys import toy_path
 
@@ -44,9 +44,9 @@ def write_states(folder, forwards, cut_bytes=0):
 
 @pytest.fixture
 def folder(tmp_path):
-    kept = LogprobFile()
-    kept.add(0, reply())
-    kept.write(tmp_path)
+    kept = LogprobRecorder(tmp_path)
+    kept.replied(0, reply())
+    kept.finish()
     return tmp_path
 
 
@@ -57,9 +57,9 @@ def test_logprobs_begin_with_what_follows_the_first_token(folder):
 
 
 def test_a_run_without_logprobs_leaves_no_file(tmp_path):
-    kept = LogprobFile()
-    kept.add(0, {"meta_info": {}})
-    kept.write(tmp_path)
+    kept = LogprobRecorder(tmp_path)
+    kept.replied(0, {"meta_info": {}})
+    kept.finish()
     assert list(tmp_path.iterdir()) == []
     assert read_arm(tmp_path, [PROMPT], result()) == ()
 

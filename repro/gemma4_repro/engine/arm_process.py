@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from gemma4_repro.engine.arm_request import LEFTOVERS_NAME, PHASE_NAME, RESULT_NAME, ArmRequest, Phase
-from gemma4_repro.engine.arrivals import AfterLastRounds
 from gemma4_repro.engine.outcome import ArmResult, IdleCheck
 from gemma4_repro.engine.serving import serve
-from gemma4_repro.recorders.catalog import RECORDERS
-from gemma4_repro.recorders.logprobs import LogprobFile
+from gemma4_repro.recorders.catalog import recorders_of
 
 IDLE_TIMEOUT_S = 20.0
 _PATHS_KEY = "gemma4_triage_paths"
@@ -34,18 +32,17 @@ def run_arm(request: ArmRequest) -> None:
     from sglang.srt.entrypoints.engine import Engine
 
     _enter(request.folder, Phase.STARTING)
-    for name in request.recorders:
-        RECORDERS[name](request).register(sglang.__version__)
-    if request.one_by_one:
-        AfterLastRounds(len(request.prompts)).register(sglang.__version__)
+    recorders = recorders_of(request)
+    for recorder in recorders:
+        recorder.register(sglang.__version__)
     started = time.monotonic()
     engine = Engine(**request.engine_arguments)
     serving = time.monotonic()
     _write_whole(request.folder / LEFTOVERS_NAME, _load_file(engine))
     _enter(request.folder, Phase.SERVING)
-    logprobs = LogprobFile()
-    answers = serve(engine, request, logprobs.add)
-    logprobs.write(request.folder)
+    answers = serve(engine, request, [recorder.replied for recorder in recorders])
+    for recorder in recorders:
+        recorder.finish()
     served = time.monotonic()
     _enter(request.folder, Phase.IDLE)
     idle = check_idle(engine)

@@ -15,7 +15,6 @@ REQUEST_NAME = "request.json"
 RESULT_NAME = "result.json"
 PHASE_NAME = "phase.txt"
 LOG_NAME = "log.txt"
-DRAFTS_NAME = "drafts.jsonl"
 LEFTOVERS_NAME = "leftovers.txt"
 """Files outside the folder that SGLang leaves behind, one path per line; removed when the arm has ended."""
 
@@ -43,13 +42,13 @@ class ArmRequest(BaseModel):
         stage_of: Per prompt, when it is sent (see StagedWorkload); empty: all at once.
         pause_s: How long nothing is sent between two stages, so that the server comes to idle.
         aborted: Prompt -> aborted after so many output tokens.
-        recorders: Keys of recorders.catalog.RECORDERS.
+        recorders: Keys of recorders.catalog.RECORDERS; some are used without being named, see there.
         vocabulary_size: Have the logprobs of token ids below this written down; None: none.
         prompt_logprobs: Those of prompts too, not only of answers.
         watched: Target keys of which the recorder `reach` writes down whether the engine came to them.
         texts: Sent in the place of ids where there are pictures; SGLang's processor has to make the prompts' ids.
         pictures: Per prompt the files of its pictures.
-        one_by_one: See arrivals.AfterLastRounds.
+        one_by_one: See recorders.arrivals.AfterLastRounds.
         mutation: What the recorder `mutator` corrupts; None: it only shuffles the pools' ids, as for every mutation.
     """
 

@@ -12,18 +12,10 @@ from pathlib import Path
 
 import platformdirs
 
-from gemma4_repro.engine.arm_request import DRAFTS_NAME, PHASE_NAME, REQUEST_NAME
 from gemma4_repro.errors import OutputRefused, OutputUnwritable
-from gemma4_repro.recorders.layers import ROWS_NAME, STATES_NAME
-from gemma4_repro.recorders.logprobs import LOGPROBS_NAME
-from gemma4_repro.recorders.reach import REACHED_NAME
-from gemma4_repro.recorders.usage import FINISHED_NAME
 
 VERDICT_NAME = "verdict.json"
 NEEDED_BYTES = 64 * 1024**2
-TRACES = (DRAFTS_NAME, REQUEST_NAME, PHASE_NAME, ROWS_NAME, STATES_NAME, LOGPROBS_NAME, REACHED_NAME, FINISHED_NAME)
-"""What is removed after the verdict unless asked to keep it: what every draft was, the request with its prompts, and
-what a comparison recorded of every token and of the functions that it came to."""
 
 
 def runs_root() -> Path:
@@ -53,14 +45,6 @@ def prepare_run_folder(scenario_id: str, arms: tuple[str, ...], output: Path | N
             (folder / arm).mkdir(mode=0o700)
             (folder / arm / "dumps").mkdir(mode=0o700)
     return folder.resolve()
-
-
-def remove_traces(folder: Path, arms: tuple[str, ...]) -> None:
-    """Remove TRACES of these arms. Raises OutputUnwritable."""
-    with writing(folder):
-        for arm in arms:
-            for name in TRACES:
-                (folder / arm / name).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

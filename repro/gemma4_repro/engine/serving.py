@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gemma4_repro.engine.arm_request import ArmRequest
@@ -13,10 +13,13 @@ from gemma4_repro.request_ids import request_id
 Listener = Callable[[int, dict[str, Any]], None]
 
 
-def serve(engine: Any, request: ArmRequest, listener: Listener = lambda prompt, reply: None) -> tuple[Answer, ...]:
-    """Every prompt's answer, greedy, in order; an aborted one holds what came before the abort.
+def serve(engine: Any, request: ArmRequest, listeners: Sequence[Listener] = ()) -> tuple[Answer, ...]:
+    """Return every prompt's answer, greedy, in order; an aborted one holds what came before the abort.
 
-    listener: is handed the number of each prompt that was served to its end, and SGLang's whole reply.
+    Args:
+        engine: SGLang's.
+        request: The arm's.
+        listeners: Each is handed the number of each prompt that was served to its end, and SGLang's whole reply.
     """
     stage_of = request.stage_of or [0] * len(request.prompts)
     answers: list[Answer] = []
@@ -24,22 +27,26 @@ def serve(engine: Any, request: ArmRequest, listener: Listener = lambda prompt, 
         if request.pause_s and answers:
             engine.loop.run_until_complete(asyncio.sleep(request.pause_s))
         prompts = [prompt for prompt, number in enumerate(stage_of) if number == stage]
-        serving = _serve_together(engine, request, prompts, listener)
+        serving = _serve_together(engine, request, prompts, listeners)
         answers += engine.loop.run_until_complete(serving)
     return tuple(sorted(answers, key=lambda answer: answer.prompt))
 
 
-async def _serve_together(engine: Any, request: ArmRequest, prompts: list[int], listener: Listener) -> list[Answer]:
+async def _serve_together(
+    engine: Any, request: ArmRequest, prompts: list[int], listeners: Sequence[Listener]
+) -> list[Answer]:
     whole = [prompt for prompt in prompts if prompt not in request.aborted]
     aborted = [prompt for prompt in prompts if prompt in request.aborted]
     parts = await asyncio.gather(
-        _to_the_end(engine, request, whole, listener), *(_until_aborted(engine, request, prompt) for prompt in aborted)
+        _to_the_end(engine, request, whole, listeners), *(_until_aborted(engine, request, prompt) for prompt in aborted)
     )
     return [answer for part in parts for answer in part]
 
 
-async def _to_the_end(engine: Any, request: ArmRequest, prompts: list[int], listener: Listener) -> list[Answer]:
-    """One call for all, so that the scheduler finds them together in its queue; with pictures or one by one, one each.
+async def _to_the_end(
+    engine: Any, request: ArmRequest, prompts: list[int], listeners: Sequence[Listener]
+) -> list[Answer]:
+    """Send all in one call, so that the scheduler finds them together in its queue; with pictures or one by one, each alone.
 
     In one call SGLang loses an answer that is there before the last picture is read.
 
@@ -53,7 +60,8 @@ async def _to_the_end(engine: Any, request: ArmRequest, prompts: list[int], list
     for prompt, reply in zip(prompts, replies, strict=True):
         if (read := reply["meta_info"]["prompt_tokens"]) != len(request.prompts[prompt]):
             raise ValueError(f"SGLang made {read} tokens of prompt {prompt}, of {len(request.prompts[prompt])}")
-        listener(prompt, reply)
+        for listener in listeners:
+            listener(prompt, reply)
     return [_answer(prompt, reply) for prompt, reply in zip(prompts, replies, strict=True)]
 
 

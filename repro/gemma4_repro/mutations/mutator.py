@@ -29,6 +29,7 @@ from gemma4_repro.mutations.entry import Change, Entry, corrupt
 from gemma4_repro.mutations.grid import Phase
 from gemma4_repro.mutations.live_state import LiveState
 from gemma4_repro.mutations.truth import Moment, Truth
+from gemma4_repro.recorders.recorder import Recorder
 from gemma4_runtime.targets import dotted_path
 
 AGEING_SEED = 24
@@ -54,7 +55,7 @@ _READERS: dict[Structure, frozenset[str]] = {
 """Calls after which an entry may have been read. Of any other structure the very next reader follows at once."""
 
 
-class Mutator:
+class Mutator(Recorder):
     """One mutation in one engine, or none. folder: of the run."""
 
     def __init__(self, folder: Path, mutation: Mutation | None) -> None:

@@ -12,7 +12,6 @@ from gemma4_repro import run_engines
 from gemma4_repro.engine.arm_request import ArmRequest
 from gemma4_repro.engine.outcome import Ending, Outcome
 from gemma4_repro.engine.readiness import model_arguments
-from gemma4_repro.engine.run_folder import remove_traces
 from gemma4_repro.errors import OutputRefused
 from gemma4_repro.mutations.draw import Mutation, draw
 from gemma4_repro.mutations.load import LOAD, PAUSE_S, engine_arguments, settings
@@ -21,6 +20,7 @@ from gemma4_repro.mutations.rows_file import RowsFile
 from gemma4_repro.mutations.score import Clean, Named, Row, Sight, effect_of, ending_text, score
 from gemma4_repro.mutations.truth import read_truth
 from gemma4_repro.recorders.steps import STEPS_NAME, read_step_times, step_at
+from gemma4_repro.recorders.traces import remove_traces
 from gemma4_repro.run_engines import EngineRun, Place
 from gemma4_repro.scenarios.e4b_engine import E4B_TOYS
 

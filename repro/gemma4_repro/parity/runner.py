@@ -13,7 +13,6 @@ from gemma4_repro import run_engines
 from gemma4_repro.engine.arm_request import ArmRequest
 from gemma4_repro.engine.outcome import Outcome
 from gemma4_repro.engine.readiness import model_arguments
-from gemma4_repro.engine.run_folder import remove_traces
 from gemma4_repro.expect_evidence import dumps_of
 from gemma4_repro.parity import load
 from gemma4_repro.parity.oracle_run import OracleRun
@@ -21,6 +20,7 @@ from gemma4_repro.parity.pictures import make_pictures, remove_pictures
 from gemma4_repro.parity.side import TIME_LIMITS_S, Side
 from gemma4_repro.parity.tracks import Oracle, Track, read_arm, read_finished
 from gemma4_repro.recorders.reach import REACHED_NAME, read_reached
+from gemma4_repro.recorders.traces import remove_traces
 from gemma4_repro.recorders.usage import USAGE_NAME, Usage, read_usage
 from gemma4_repro.run_engines import EngineRun, Place
 

@@ -3,31 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from dataclasses import dataclass
 
-from gemma4_repro.engine.arm_request import DRAFTS_NAME, ArmRequest
+from gemma4_repro.engine.arm_request import ArmRequest
 from gemma4_repro.mutations.mutator import Mutator
-from gemma4_repro.recorders.drafts import DraftRecorder
-from gemma4_repro.recorders.layers import LayerRecorder
+from gemma4_repro.recorders.arrivals import AfterLastRounds
+from gemma4_repro.recorders.drafts import DRAFTS_NAME, DraftRecorder
+from gemma4_repro.recorders.layers import ROWS_NAME, STATES_NAME, LayerRecorder
+from gemma4_repro.recorders.logprobs import LOGPROBS_NAME, LogprobRecorder
 from gemma4_repro.recorders.reach import REACHED_NAME, ReachRecorder
+from gemma4_repro.recorders.recorder import Recorder
 from gemma4_repro.recorders.steps import STEPS_NAME, StepRecorder
-from gemma4_repro.recorders.usage import UsageRecorder
+from gemma4_repro.recorders.usage import FINISHED_NAME, UsageRecorder
 
 
-class Recorder(Protocol):
-    """Hooks into SGLang; what it sees goes to files in the arm's folder."""
+@dataclass(frozen=True)
+class RecorderKind:
+    """One kind of recorder.
 
-    def register(self, release: str) -> None:
-        """Register the hooks; call it before the engine loads its plugins. Its processes inherit them by fork."""
-        ...
+    Attributes:
+        make: Makes one for an arm.
+        traces: Its files in the arm's folder that are removed after the verdict, unless a user asks to keep them.
+        implied: Says whether an arm needs it without naming it.
+    """
+
+    make: Callable[[ArmRequest], Recorder]
+    traces: tuple[str, ...] = ()
+    implied: Callable[[ArmRequest], bool] = lambda request: False
 
 
-RECORDERS: Mapping[str, Callable[[ArmRequest], Recorder]] = {
-    "drafts": lambda request: DraftRecorder(request.folder / DRAFTS_NAME),
-    "steps": lambda request: StepRecorder(request.folder / STEPS_NAME),
-    "layers": lambda request: LayerRecorder(request.folder),
-    "usage": lambda request: UsageRecorder(request.folder),
-    "mutator": lambda request: Mutator(request.folder, request.mutation),
-    "reach": lambda request: ReachRecorder(request.folder / REACHED_NAME, request.watched),
+RECORDERS: Mapping[str, RecorderKind] = {
+    "drafts": RecorderKind(lambda request: DraftRecorder(request.folder / DRAFTS_NAME), (DRAFTS_NAME,)),
+    "steps": RecorderKind(lambda request: StepRecorder(request.folder / STEPS_NAME)),
+    "layers": RecorderKind(lambda request: LayerRecorder(request.folder), (ROWS_NAME, STATES_NAME)),
+    "usage": RecorderKind(lambda request: UsageRecorder(request.folder), (FINISHED_NAME,)),
+    "mutator": RecorderKind(lambda request: Mutator(request.folder, request.mutation)),
+    "reach": RecorderKind(
+        lambda request: ReachRecorder(request.folder / REACHED_NAME, request.watched), (REACHED_NAME,)
+    ),
+    "logprobs": RecorderKind(
+        lambda request: LogprobRecorder(request.folder),
+        (LOGPROBS_NAME,),
+        lambda request: request.vocabulary_size is not None,
+    ),
+    # It records nothing: it decides when requests are let in.
+    "arrivals": RecorderKind(
+        lambda request: AfterLastRounds(len(request.prompts)), implied=lambda request: request.one_by_one
+    ),
 }
-"""Logprobs are not among them: they come in SGLang's replies, if `vocabulary_size` asks for them (see logprobs.py)."""
+
+
+def recorders_of(request: ArmRequest) -> list[Recorder]:
+    """Return the recorders of an arm, those that it names before those that it implies.
+
+    Raises:
+        KeyError: It names one that does not exist.
+    """
+    implied = [name for name, kind in RECORDERS.items() if kind.implied(request) and name not in request.recorders]
+    return [RECORDERS[name].make(request) for name in (*request.recorders, *implied)]

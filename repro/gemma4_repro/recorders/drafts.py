@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from gemma4_repro.recorders.recorder import Recorder
 from gemma4_repro.request_ids import prompt_of
 from gemma4_runtime.targets import dotted_path
 
+DRAFTS_NAME = "drafts.jsonl"
 
-class DraftRecorder:
+
+class DraftRecorder(Recorder):
     """An after-hook on the MTP worker's `draft`. One JSON line per request and round: [prompt, position, drafts]."""
 
     def __init__(self, path: Path) -> None:

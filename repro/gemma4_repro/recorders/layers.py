@@ -19,13 +19,14 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from gemma4_repro.recorders.recorder import Recorder
 from gemma4_repro.request_ids import prompt_of
 from gemma4_runtime.targets import dotted_path
 
 ROWS_NAME, STATES_NAME = "layers.jsonl", "layers.f32"
 
 
-class LayerRecorder:
+class LayerRecorder(Recorder):
     """An after-hook on the scheduler's set-up, which hangs a forward hook on each decoder layer of the target."""
 
     def __init__(self, folder: Path) -> None:

@@ -9,20 +9,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gemma4_repro.recorders.recorder import Recorder
+
 if TYPE_CHECKING:
     import numpy as np
 
 LOGPROBS_NAME = "logprobs.npz"
 
 
-class LogprobFile:
+class LogprobRecorder(Recorder):
     """Collects replies of SGLang and writes them once. Without logprobs in the replies there is no file."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._rows: dict[str, Any] = {}
 
-    def add(self, prompt: int, reply: dict[str, Any]) -> None:
-        """reply: SGLang's, asked for with `token_ids_logprob`, and with `logprob_start_len=0` if for prompts too."""
+    def replied(self, prompt: int, reply: dict[str, Any]) -> None:
+        """Keep the logprobs of one reply, if it has any.
+
+        Args:
+            prompt: Its number.
+            reply: SGLang's, asked for with `token_ids_logprob`, and with `logprob_start_len=0` if for prompts too.
+        """
         meta = reply["meta_info"]
         if "output_token_ids_logprobs" not in meta:
             return
@@ -30,20 +38,20 @@ class LogprobFile:
         steps = [*(meta.get("input_token_ids_logprobs") or [])[1:], *meta["output_token_ids_logprobs"]]
         self._rows[str(prompt)] = [[entry[0] for entry in step] for step in steps]
 
-    def write(self, folder: Path) -> None:
-        """Under a temporary name first: a reader finds the whole file or none."""
+    def finish(self) -> None:
+        """Write the file, under a temporary name first: a reader finds the whole file or none."""
         if not self._rows:
             return
         import numpy as np
 
-        temporary = folder / f".{LOGPROBS_NAME}"
+        temporary = self._folder / f".{LOGPROBS_NAME}"
         with temporary.open("wb") as file:
             np.savez(file, allow_pickle=False, **{name: np.asarray(rows) for name, rows in self._rows.items()})
-        temporary.replace(folder / LOGPROBS_NAME)
+        temporary.replace(self._folder / LOGPROBS_NAME)
 
 
 def read_logprobs(folder: Path) -> dict[int, np.ndarray]:
-    """By prompt, float64 [positions, vocabulary]; empty if the run came to no answer."""
+    """Return the logprobs by prompt, float64 [positions, vocabulary]; empty if the run came to no answer."""
     import numpy as np
 
     try:

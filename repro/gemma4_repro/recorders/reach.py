@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from gemma4_repro.recorders.recorder import Recorder
 from gemma4_runtime.targets import dotted_path
 
 REACHED_NAME = "reached.txt"
 
 
-class ReachRecorder:
+class ReachRecorder(Recorder):
     """A before-hook on each target. One line per target and process, at its first call."""
 
     def __init__(self, path: Path, targets: Iterable[str]) -> None:

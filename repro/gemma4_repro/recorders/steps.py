@@ -10,12 +10,13 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import Any
 
+from gemma4_repro.recorders.recorder import Recorder
 from gemma4_runtime.targets import dotted_path
 
 STEPS_NAME = "steps.txt"
 
 
-class StepRecorder:
+class StepRecorder(Recorder):
     """A before-hook on the scheduler's `run_batch`. One line per step: time.time() in seconds."""
 
     def __init__(self, path: Path) -> None:

@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gemma4_repro.recorders.recorder import Recorder
 from gemma4_repro.request_ids import prompt_of
 from gemma4_runtime.targets import dotted_path
 
 USAGE_NAME, FINISHED_NAME = "usage.jsonl", "finished.jsonl"
 
 
-class UsageRecorder:
+class UsageRecorder(Recorder):
     """An around-hook on the scheduler's `run_batch`."""
 
     def __init__(self, folder: Path) -> None:

@@ -187,7 +187,7 @@ FAULTS: tuple[Patch, ...] = (
     Patch(
         id="yoco-stale-cache-loc",
         kind=Kind.FAULT,
-        needs=(),
+        needs=("shared-kv-layers",),
         title="a prefill cut to last rows keeps the write locations of all: Triton reads another token's keys",
         origin="SGLang 27183, the published YOCO fast prefill",
         upstream="not merged up to 0.5.23",

@@ -55,6 +55,11 @@ def _decodes_alone(arguments: Any) -> bool:
     return arguments.speculative_algorithm is None or not _pages_of_several(arguments)
 
 
+def _has_shared_kv_layers(arguments: Any) -> bool:
+    text = arguments.get_model_config().hf_text_config
+    return bool(getattr(text, "num_kv_shared_layers", 0))
+
+
 def _has_trtllm_mha(arguments: Any) -> bool:
     backends = {*attention_backends(arguments), arguments.speculative_draft_attention_backend}
     return "trtllm_mha" in backends
@@ -79,6 +84,11 @@ NEEDS: Mapping[str, Need] = {
     ),
     "prefix-cache": Need(
         lambda arguments: not arguments.disable_radix_cache, "the prefix cache", "leave --disable-radix-cache out"
+    ),
+    "shared-kv-layers": Need(
+        _has_shared_kv_layers,
+        "layers that read the keys of layers before them, and this model has none",
+        "serve E2B or E4B",
     ),
     "trtllm_mha": Need(_has_trtllm_mha, "trtllm_mha attention", "set --attention-backend trtllm_mha", refused=False),
 }

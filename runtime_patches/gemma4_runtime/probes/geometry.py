@@ -33,6 +33,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from gemma4_dumps.errors import ExitCode
 from gemma4_dumps.draft import DumpDraft
 from gemma4_dumps.schema import Layer as LayerRecord
 from gemma4_dumps.schema import Provenance
@@ -129,7 +130,7 @@ def _deliver(found: Iterable[Finding], site: str, runner: Any) -> None:
         # status. A scheduler that exits is reported with its status, and the launcher ends with 1.
         print(f"gemma4-triage: {type(error).__name__}: {error}. This server does not start.", file=sys.stderr)
         sys.stderr.flush()
-        raise SystemExit(1) from error
+        raise SystemExit(ExitCode.VIOLATION) from error
 
 
 def _report(guard: Guard, finding: Finding, found: list[Finding], site: str, runner: Any) -> None:

@@ -22,7 +22,7 @@ from gemma4_runtime.releases import RUNNABLE, installed_or_base
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import HostEngine, Settings
 from gemma4_runtime.standing import counts, standing
-from gemma4_triage.inspection.guard_manifests import newest_with
+from gemma4_triage.inspection.guard_manifests import faults_of_last, newest_with
 
 OK, NOTE, MISSING = "ok", "note", "missing"
 _GPU_QUERY_LIMIT_S = 10
@@ -61,6 +61,8 @@ def _checks(settings: Settings) -> Iterator[Check]:
     root = settings.dump_dir or default_root()
     yield _store(root)
     yield _last_guards(root)
+    if faults := faults_of_last(root):
+        yield _faults_acted(faults)
     if any(patch.kind is Kind.OPTIMISATION for patch in patches) or _last_with_paths(root):
         yield _paths_taken(root)
     if decided := _last_with_decisions(root):
@@ -187,6 +189,13 @@ def _paths_taken(root: Path) -> Check:
     ]
     parts += [f"SGLang's own lines at least once: {', '.join(others)}"] if others else []
     return Check(name, NOTE if others else OK, f"pid {last['pid']}; " + "; ".join(parts))
+
+
+def _faults_acted(faults: dict[str, bool]) -> Check:
+    """Say which faults of the last server have acted: one that never did proves nothing."""
+    parts = [f"{fault} has acted" for fault, acted in faults.items() if acted]
+    parts += [f"{fault} has NEVER ACTED, so nothing follows from how it went" for fault, acted in faults.items() if not acted]
+    return Check("faults of the last server", OK if all(faults.values()) else NOTE, "; ".join(parts))
 
 
 def _pools_decided(manifest: dict) -> Check:

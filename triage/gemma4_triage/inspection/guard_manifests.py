@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from gemma4_dumps.safe_file import json_files
 
+_ONE_START_S = 300
+"""How long after each other the processes of one server write their first manifest, at most: a model loads meanwhile."""
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
@@ -35,6 +39,35 @@ def newest_of(root: Path, patch_id: str) -> str | None:
         except _UNREADABLE:
             continue
     return None
+
+
+def faults_of_last(root: Path) -> dict[str, bool] | None:
+    """Return the faults that the last server here was asked for, and whether each has acted; None if there was none.
+
+    A server's processes attach the same faults, and in most of them a fault has nothing to act on: it has acted if it
+    did in one of the manifests that were written with the same settings at about the same time.
+
+    Args:
+        root: The store that the folder of guard manifests is in.
+    """
+    last: tuple[Any, ...] | None = None
+    acted: dict[str, bool] = {}
+    for path in _newest_first(root):
+        try:
+            manifest = json.loads(path.read_text())
+            rows = {str(row["id"]): row["injected"] is True for row in manifest["patches"] if "injected" in row}
+            start = datetime.fromisoformat(manifest["created_utc"])
+            server = manifest["hostname"], manifest["settings"]
+        except _UNREADABLE:
+            continue
+        if last is None:
+            if not rows:
+                continue
+            last = (*server, start)
+        elif server != last[:2] or (last[2] - start).total_seconds() > _ONE_START_S:
+            break
+        acted |= {fault: acted.get(fault, False) or injected for fault, injected in rows.items()}
+    return acted if last else None
 
 
 def _words(manifest: dict, row: dict) -> str:

@@ -9,6 +9,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from gemma4_dumps.errors import ExitCode
 from gemma4_dumps.wording import number_of
 from gemma4_triage.terminal import add_row, print_line
 
@@ -30,7 +31,7 @@ def print_quality(console: Console, document: dict[str, Any]) -> None:
         print_line(
             console,
             f"exit {document['exit_code']}: {reason}",
-            style="bold red" if document["exit_code"] == 1 else "yellow",
+            style="bold red" if document["exit_code"] == ExitCode.VIOLATION else "yellow",
         )
     print_line(console, f"every reply: {document['run_folder']}/base/answers.jsonl and with/answers.jsonl")
 

@@ -56,7 +56,7 @@ def facts_of(record: RunRecord) -> dict[str, Any]:
     return {
         "kind": record.kind,
         "status": status,
-        "exit_code": 1 if status == "bad" else record.exit_code,
+        "exit_code": ExitCode.VIOLATION if status == "bad" else record.exit_code,
         "sglang_version": record.sglang_version,
         "duration_s": record.duration_s,
         "import_s": record.import_s,

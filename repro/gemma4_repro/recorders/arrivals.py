@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from gemma4_repro.recorders.recorder import Recorder
 from gemma4_runtime.targets import dotted_path
 
 
-class AfterLastRounds:
+class AfterLastRounds(Recorder):
     """Lets the first request in when all have come, each further one when all that run have just finished in a decode.
 
     It is then that SGLang merges a prefill into a batch whose requests have all finished and are still there: a window
