@@ -37,7 +37,7 @@ FUNCTIONS = (
 
 
 def installed_sglang() -> dict[str, Any]:
-    """The release that is pinned, which the arm `sglang` measures. Its folder is found without importing it."""
+    """Return the release that is pinned, which the arm `sglang` measures. Its folder is found without importing it."""
     spec = importlib.util.find_spec("sglang")
     assert spec is not None
     assert spec.submodule_search_locations is not None

@@ -14,7 +14,7 @@ _PATHS = ("folder", "path", "root_cause")
 
 
 def without_paths(value: object) -> object:
-    """The same document without the fields that say where on one machine something lay."""
+    """Return the same document without the fields that say where on one machine something lay."""
     if isinstance(value, dict):
         return {name: without_paths(part) for name, part in value.items() if name not in _PATHS}
     if isinstance(value, list):

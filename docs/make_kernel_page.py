@@ -35,7 +35,7 @@ def documents() -> dict[str, dict[str, Any]]:
 
 
 def planned() -> list[Key]:
-    """Every cell that the targets are about, measured or not."""
+    """Return every cell that the targets are about, measured or not."""
     plan = KernelPlan(OPS, tuple(model.id for model in MODELS), TOKENS, ("ours",), 5, 60.0)
     return [(op, model.id, tokens) for op, model, tokens in plan.cells()]
 
@@ -141,7 +141,7 @@ def _targets(found: KernelRows, cells: Sequence[Key]) -> Iterator[str]:
 
 
 def _copies(found: KernelRows) -> str:
-    """How far the launch-bound target can be met by what moves as many bytes and computes nothing."""
+    """Say how far the launch-bound target can be met by what moves as many bytes and computes nothing."""
     (target,) = [target for target in TARGETS if target.id == "launch-bound"]
     ratios = [
         rows["copy"]["us"]["median"] / rows["empty"]["us"]["median"]

@@ -47,7 +47,7 @@ def draw(samples: Path = DOCS.parent / "dumps" / "samples") -> str:
 
 
 def _about(header: Mapping[str, Any]) -> str:
-    """The same for traces that may be compared."""
+    """Return the same for traces that may be compared."""
     recorded, (device,) = header["gemma4_triage"], header["deviceProperties"]
     size, batch, attention = (recorded[name] for name in ("size", "batch", "attention"))
     return f"{device['name']}, dummy {size}, {batch} requests, attention on {attention}"
@@ -86,7 +86,7 @@ class _Panel:
         return round(_LEFT + share * (_WIDTH - _LEFT - _RIGHT), 1)
 
     def _bar(self, y: int, begin_us: float, end_us: float, colour: str, height: int = _LANE) -> Iterator[str]:
-        """Nothing where it lies outside the picture."""
+        """Yield nothing where it lies outside the picture."""
         x0, x1 = self._x(begin_us), self._x(end_us)
         width = round(x1 - x0, 1)
         if width > 0:

@@ -42,7 +42,7 @@ def load_run(path: Path) -> ScenarioRun:
 
 
 def draw(run: ScenarioRun, command: str) -> str:
-    """The terminal view of `run` below its command line, as one SVG document without outside references."""
+    """Return the terminal view of `run` below its command line, as one SVG document without outside references."""
     console = Console(
         record=True,
         width=COLUMNS,

@@ -77,7 +77,7 @@ def _case(
 
 
 def measured(case: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    """The row of one case. The verdict is that of one more run, with --json."""
+    """Return the row of one case. The verdict is that of one more run, with --json."""
     times, codes = [], set()
     for _ in range(RUNS):
         begin = time.perf_counter()
@@ -108,7 +108,7 @@ def _run(words: list[str], environment: Mapping[str, str]) -> subprocess.Complet
 
 
 def measure() -> dict[str, Any]:
-    """The document: where it was measured, and a row per case."""
+    """Return the document: where it was measured, and a row per case."""
     with tempfile.TemporaryDirectory() as empty:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("GEMMA4_", "SGLANG_"))}
         clean.pop("PYTHONDONTWRITEBYTECODE", None)

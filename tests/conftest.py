@@ -143,7 +143,7 @@ def attach(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quick_hooks: None):
 
 @pytest.fixture
 def swa_allocator():
-    """SGLang's own SWA pool pair and allocator on the CPU: 160 full and 64 SWA pages of 16 tokens, 2 + 1 layers."""
+    """Return SGLang's own SWA pool pair and allocator: 160 full and 64 SWA pages of 16 tokens, 2 + 1 layers."""
     from swa_pools import make_swa_allocator
 
     return make_swa_allocator(160 * 16, 64 * 16, 16, heads=2, swa_layers=(0, 1), full_layers=(2,))
@@ -151,13 +151,13 @@ def swa_allocator():
 
 @pytest.fixture
 def mapping(swa_allocator):
-    """The allocator's own map of full slots to SWA slots, to be spoilt in place."""
+    """Return the allocator's own map of full slots to SWA slots, to be spoilt in place."""
     return swa_allocator.full_to_swa_index_mapping
 
 
 @pytest.fixture(scope="session")
 def vision_toy(tmp_path_factory) -> Path:
-    """The folder of a toy with a vision tower, see gemma4_repro.toys.vision."""
+    """Return the folder of a toy with a vision tower, see gemma4_repro.toys.vision."""
     from gemma4_repro.toys.vision import make_toy
 
     return make_toy(tmp_path_factory.mktemp("vision-toy"))
@@ -165,7 +165,7 @@ def vision_toy(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def vision_model(vision_toy):
-    """SGLang's own model of it in this process, see vision_world.py."""
+    """Yield SGLang's own model of it in this process, see vision_world.py."""
     import torch
 
     from vision_world import load_model, one_rank

@@ -28,7 +28,7 @@ _FARTHEST = 2**62
 
 
 def runs_of(values: np.ndarray) -> list[list[int]]:
-    """The runs that stand for `values`, int64 [n]."""
+    """Return the runs that stand for `values`, int64 [n]."""
     if values.size == 0:
         return []
     begins = np.flatnonzero(np.diff(values, prepend=values[0]) != 1)
@@ -95,7 +95,7 @@ class AllocatorCall(Record):
 
 
 def allocator_calls(dump: Dump) -> Iterator[AllocatorCall]:
-    """The calls of a dump, oldest first.
+    """Return the calls of a dump, oldest first.
 
     Raises:
         DumpUnreadable: a line is damaged or no call, or there are more than MAX_CALLS.

@@ -76,7 +76,7 @@ def write_archive(
 
 
 def _folder(path: Path, manifest: Manifest | None) -> str:
-    """A plain name: that of the dump's directory, else the one that its manifest gives, if it is a dump's."""
+    """Return a plain name: that of the dump's directory, else the one that its manifest gives, if it is a dump's."""
     for name in (path.resolve().name, manifest.dump_id if manifest else ""):
         if parse_name(name) is not None:
             return name

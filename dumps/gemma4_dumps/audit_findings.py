@@ -52,7 +52,7 @@ class PoolEquation:
         return self.accounted == self.total
 
     def text(self) -> str:
-        """Both sides written out."""
+        """Return both sides written out."""
         left = " + ".join(f"{value} {name.replace('_', '-')}" for name, value in self.sides.items())
         missing = self.total - self.accounted
         end = "" if self.holds else f": {missing} missing" if missing > 0 else f": {-missing} too many"
@@ -95,7 +95,7 @@ class Lost:
 
 
 def lost(found: Iterable[Suspect]) -> list[Lost]:
-    """What each owner lost of each pool, in the order of `found`. Request slots are no pages."""
+    """Say what each owner lost of each pool, in the order of `found`. Request slots are no pages."""
     counts: dict[tuple[str, tuple[int, int] | None], Counter[tuple[str, int | None]]] = {}
     for one in found:
         if one.fault == "nowhere" and one.pool != "requests":
@@ -107,7 +107,7 @@ def lost(found: Iterable[Suspect]) -> list[Lost]:
 
 
 def suspects(dump: Dump) -> list[Suspect]:
-    """The rows of the table.
+    """Return the rows of the table.
 
     Raises:
         DumpUnreadable: the table or the words for its codes are not there, or do not fit.
@@ -129,7 +129,7 @@ def suspects(dump: Dump) -> list[Suspect]:
 
 
 def equations(dump: Dump) -> list[PoolEquation]:
-    """One per pool whose numbers the dump has."""
+    """Return one per pool whose numbers the dump has."""
     return list(_equations(dump.manifest.scalars))
 
 

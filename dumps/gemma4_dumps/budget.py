@@ -77,7 +77,7 @@ def _cut_together(payloads: Mapping[str, TensorPayload], dense: Mapping[str, np.
 
 
 def _rows_that_fit(tensors: list[np.ndarray], room_bytes: int) -> int | None:
-    """How much of dimension 0; None: all of it, 0: nothing."""
+    """Say how much of dimension 0; None: all of it, 0: nothing."""
     size_bytes = sum(values.nbytes for values in tensors)
     if size_bytes <= room_bytes:
         return None

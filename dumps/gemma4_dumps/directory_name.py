@@ -36,7 +36,7 @@ def format_name(created_utc: datetime, host: str, rank: int, pid: int, rule: str
 
 
 def parse_name(name: str) -> ParsedName | None:
-    """The parts of a dump's directory name, temporary or not; None if it is not one."""
+    """Return the parts of a dump's directory name, temporary or not; None if it is not one."""
     temporary = name.startswith(TEMPORARY_PREFIX)
     match = _PATTERN.fullmatch(name.removeprefix(REMOVED_PREFIX).removeprefix(TEMPORARY_PREFIX))
     if match is None:
@@ -57,7 +57,7 @@ def parse_name(name: str) -> ParsedName | None:
 
 
 def time_key(name: str) -> tuple[str, str] | None:
-    """What sorts a dump's directory name by time, temporary or not; None if it is not one.
+    """Say what sorts a dump's directory name by time, temporary or not; None if it is not one.
 
     A folder may hold 10^5 names: this costs a tenth of `parse_name`.
     """
@@ -73,5 +73,5 @@ def time_key(name: str) -> tuple[str, str] | None:
 
 
 def safe_part(text: str) -> str:
-    """A host or rule as it stands in a name."""
+    """Return a host or rule as it stands in a name."""
     return re.sub(r"[^A-Za-z0-9.-]+", "-", text)[:48] or "unknown"

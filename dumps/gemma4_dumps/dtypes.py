@@ -33,7 +33,7 @@ SAFETENSORS_TAG: dict[str, str] = _NATIVE | {name: tag for name, (tag, _) in _BI
 
 
 def storage_dtype(name: str) -> np.dtype:
-    """The NumPy type that holds one element of dtype `name`, little-endian. Raises KeyError for an unknown name."""
+    """Return the NumPy type of one element of dtype `name`, little-endian. Raises KeyError for an unknown name."""
     if name not in SAFETENSORS_TAG:
         raise KeyError(name)
     return np.dtype(_BITS_ONLY[name][1] if name in _BITS_ONLY else name).newbyteorder("<")

@@ -33,11 +33,11 @@ def words(included: Iterable[str]) -> str:
 
 
 def included_in(tensors: Iterable[str]) -> tuple[str, ...]:
-    """What tensors of these names hold of the requests: words of WORDS."""
+    """Say what tensors of these names hold of the requests: words of WORDS."""
     names = set(tensors)
     return tuple(word for word, held in _TENSORS.items() if names & set(held))
 
 
 def sensitive(manifest: Manifest) -> tuple[str, ...]:
-    """What a dump holds of the requests by its own word or by its tensors: the manifest may come from anywhere."""
+    """Say what a dump holds of the requests by its own word or by its tensors: the manifest may come from anywhere."""
     return tuple(dict.fromkeys([*included_in(manifest.tensors), *manifest.included]))

@@ -54,7 +54,7 @@ class StoredDump:
 
 
 def dump_names(root: Path) -> list[str]:
-    """The directory names of all dumps in root, newest first; empty if there is no such directory.
+    """Return the directory names of all dumps in root, newest first; empty if there is no such directory.
 
     Symlinks are left out. Raises OSError if root is not a directory or must not be read.
     """
@@ -83,7 +83,7 @@ def describe(root: Path, name: str) -> DumpEntry:
 
 
 def survey(root: Path, signatures: bool = True) -> Iterator[StoredDump]:
-    """Every dump in root, newest first, without keeping their manifests. Raises like `dump_names`."""
+    """Yield every dump in root, newest first, without keeping their manifests. Raises like `dump_names`."""
     for name in dump_names(root):
         path, parsed = root / name, _parsed(name)
         state, signature = _state_of_name(path, parsed), None
@@ -93,7 +93,7 @@ def survey(root: Path, signatures: bool = True) -> Iterator[StoredDump]:
 
 
 def unread(root: Path, name: str) -> StoredDump:
-    """One of `dump_names` as retention takes it, without touching it: its size is taken for 0."""
+    """Return one of `dump_names` as retention takes it, without touching it: its size is taken for 0."""
     return StoredDump(root, name, _parsed(name).created_utc, 0, "complete", None)
 
 

@@ -33,7 +33,7 @@ def load_manifest(dump_directory: Path) -> Manifest:
 
 
 def load_named_manifest(dump_directory: Path) -> Manifest:
-    """The same, with errors that say of which dump they are."""
+    """Return the same, with errors that say of which dump they are."""
     try:
         return load_manifest(dump_directory)
     except DumpError as error:
@@ -41,7 +41,7 @@ def load_named_manifest(dump_directory: Path) -> Manifest:
 
 
 def parse_manifest(data: bytes) -> Manifest:
-    """The same for bytes at hand."""
+    """Return the same for bytes at hand."""
     try:
         return Manifest.model_validate(_fields(data))
     except ValidationError as error:
@@ -54,7 +54,7 @@ def parse_manifest(data: bytes) -> Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The bytes of manifest.json. Raises ValueError if something non-finite got in."""
+    """Return the bytes of manifest.json. Raises ValueError if something non-finite got in."""
     return json.dumps(manifest.model_dump(mode="json"), indent=1, allow_nan=False).encode() + b"\n"
 
 

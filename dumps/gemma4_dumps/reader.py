@@ -42,14 +42,14 @@ class Dump:
         return origin(self.path)
 
     def record(self, name: str) -> TensorRecord:
-        """The layout of a tensor, which the file holds exactly so. Raises like `tensor`."""
+        """Return the layout of a tensor, which the file holds exactly so. Raises like `tensor`."""
         if name not in self.manifest.tensors:
             known = ", ".join(self.manifest.tensors) or "none"
             raise DumpNotFound(f"no tensor {name!r} in this dump; it holds: {known:.500}")
         return self._index.records[name]
 
     def tensor(self, name: str) -> np.ndarray:
-        """The values of a tensor as a dense read-only array; bfloat16 and float8 as their bits, see `as_float32`.
+        """Return a tensor as a dense read-only array; bfloat16 and float8 as their bits, see `as_float32`.
 
         Raises DumpNotFound for an unknown name, DumpUnreadable for a damaged file or for more than 256 MiB, see
         `window`.
@@ -72,11 +72,11 @@ class Dump:
         return self._index.read(name, start, min(max(stop, start), size))
 
     def as_float32(self, name: str) -> np.ndarray:
-        """The values of a tensor decoded to float32. Raises like `tensor`."""
+        """Return the values of a tensor decoded to float32. Raises like `tensor`."""
         return to_float32(self.tensor(name), self.manifest.tensors[name].dtype)
 
     def strided(self, name: str) -> np.ndarray:
-        """The values in the layout that they had: same stride and storage offset, zeros where nothing was stored.
+        """Return the values in the layout that they had: same stride and offset, zeros where nothing was stored.
 
         Raises like `tensor`, and DumpUnreadable if the storage would exceed MAX_STORAGE_BYTES.
         """

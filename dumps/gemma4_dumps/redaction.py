@@ -30,7 +30,7 @@ _FLAG = re.compile(r"--?[A-Za-z]")
 
 
 def names_a_secret(name: str) -> bool:
-    """True if an argument, variable or field of this name holds a secret: "--api-key", "HF_TOKEN", "sslPassword"."""
+    """Say whether an argument, variable or field of this name holds a secret: "--api-key", "HF_TOKEN"."""
     words = [word.lower() for word in _WORD_BREAK.split(name) if word]
     if "-".join(words) in _ABOUT_TOKENS_NOT_A_TOKEN:
         return False
@@ -61,7 +61,7 @@ def redact_launch_args(args: Sequence[str]) -> list[str]:
 
 
 def redact_command(command: str) -> str:
-    """The same for a command line in one string."""
+    """Return the same for a command line in one string."""
     try:
         words = shlex.split(command)
     except ValueError:

@@ -37,7 +37,7 @@ REMOVED_PER_WRITE = 256
 
 
 def crowd_out(root: Path, names: Sequence[str], caps: StoreCaps) -> list[Removal]:
-    """The removals for one write into a store that holds a crowd; nothing if it holds none.
+    """Return the removals for one write into a store that holds a crowd; nothing if it holds none.
 
     names: newest first. A process that is crashing cannot look at 10^5 dumps, so the oldest few go unread, whatever
     their signature, and more of them than are written: the store shrinks with every write.
@@ -51,7 +51,7 @@ def crowd_out(root: Path, names: Sequence[str], caps: StoreCaps) -> list[Removal
 def plan_retention(
     entries: Iterable[StoredDump], caps: StoreCaps, now: datetime, incoming: Incoming | None = None
 ) -> list[Removal]:
-    """The removals after which `entries`, with `incoming`, fit `caps`. Entries being written are left alone."""
+    """Return the removals after which `entries`, with `incoming`, fit `caps`. Entries being written are left alone."""
     stored = sorted(
         (entry for entry in entries if entry.state != "writing"), key=lambda entry: (entry.created_utc, entry.dump_id)
     )

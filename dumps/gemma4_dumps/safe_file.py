@@ -16,7 +16,7 @@ CHUNK_BYTES = 1024**2
 
 @contextmanager
 def open_regular(path: Path) -> Iterator[BinaryIO]:
-    """A regular file for reading. Never follows a symlink and never waits on a pipe.
+    """Open a regular file for reading. Never follows a symlink and never waits on a pipe.
 
     Raises DumpUnreadable if there is no such file or it is something else.
     """
@@ -40,7 +40,7 @@ def as_unreadable(path: Path) -> Iterator[None]:
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:
-    """The content of a regular file, see `open_regular`. Raises DumpUnreadable, also for more than max_bytes."""
+    """Return the content of a regular file, see `open_regular`. Raises DumpUnreadable, also for more than max_bytes."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
@@ -62,7 +62,7 @@ def json_files(folder: Path) -> list[Path]:
 
 
 def read_chunks(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    """The rest of an open file, a piece at a time. Raises DumpUnreadable."""
+    """Yield the rest of an open file, a piece at a time. Raises DumpUnreadable."""
     while True:
         with as_unreadable(path):
             chunk = file.read(CHUNK_BYTES)

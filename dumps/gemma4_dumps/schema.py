@@ -173,7 +173,7 @@ class Manifest(Record):
 
 
 def manifest_json_schema() -> dict[str, Any]:
-    """The JSON schema of a manifest, as published in manifest.schema.json."""
+    """Return the JSON schema of a manifest, as published in manifest.schema.json."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | Manifest.model_json_schema()
 
 

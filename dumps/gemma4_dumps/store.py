@@ -70,14 +70,14 @@ class DumpStore:
         return write_dump(self.root, draft, self.caps)
 
     def names(self) -> "list[str]":
-        """The names of all dumps, newest first, unread; empty if there is no root. Raises DumpUnreadable."""
+        """Return the names of all dumps, newest first, unread; empty if there is no root. Raises DumpUnreadable."""
         try:
             return dump_names(self.root)
         except OSError as error:
             raise StoreUnreadable(f"{self.root} cannot be listed: {error.strerror}") from error
 
     def list(self, limit: int | None = None) -> "list[DumpEntry]":
-        """The newest `limit` dumps, or all of them, with their manifests; torn ones too. Raises DumpUnreadable."""
+        """Return the newest `limit` dumps, or all, with their manifests; torn ones too. Raises DumpUnreadable."""
         return self.describe(self.names()[:limit])
 
     def describe(self, names: "Iterable[str]") -> "list[DumpEntry]":

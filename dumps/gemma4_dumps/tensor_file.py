@@ -105,7 +105,7 @@ def _span(name: str, entry: Any, record: TensorRecord) -> tuple[int, int]:
 
 
 def _require_gapless(spans: Mapping[str, tuple[int, int]], size_bytes: int) -> None:
-    """Nothing overlaps, nothing is hidden in between, and the file is neither shorter nor longer."""
+    """Check that nothing overlaps, nothing is hidden in between, and the file is neither shorter nor longer."""
     at = 0
     for begin, end in sorted(spans.values()):
         if begin != at:

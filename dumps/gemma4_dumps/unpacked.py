@@ -112,7 +112,7 @@ def _unpack(path: Path) -> Path:
 
 
 def _checked(archive: zipfile.ZipFile, path: Path) -> list[tuple[zipfile.ZipInfo, PurePosixPath]]:
-    """The files of the archive with their places; raises ArchiveRefused for the first that must not be written."""
+    """Return the archive's files with their places; raises ArchiveRefused for the first that must not be written."""
     infos = archive.infolist()
     if len(infos) > MAX_ENTRIES:
         raise ArchiveRefused(f"{path} has {len(infos)} entries; at most {MAX_ENTRIES} are unpacked")

@@ -99,7 +99,7 @@ def _check_tensors(directory: Path, manifest: Manifest) -> list[Check]:
 
 
 def _contradiction(index: TensorIndex, manifest: Manifest) -> str | None:
-    """The first number of the manifest that its tensors or its own offences contradict; None if there is none.
+    """Return the first number of the manifest that its tensors or its own offences contradict; None if there is none.
 
     A table under a CUDA graph may be the next step's by the time that it is copied, so of a table the values of a trap
     only are compared. What an allocator's probe or an audit copied was copied in the call itself.

@@ -183,7 +183,7 @@ def in_fp32(
 
 
 def line(rows: list[dict[str, Any]]) -> str:
-    """The last cell in one line: each arm's median."""
+    """Return the last cell in one line: each arm's median."""
     last = [row for row in rows if all(row[name] == rows[-1][name] for name in ("layer", "requests", "slots"))]
     told = ", ".join(
         f"{row['arm']} {row['us']['median']:.2f}" if "us" in row else f"{row['arm']} wrong" for row in last

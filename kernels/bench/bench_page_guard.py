@@ -93,7 +93,7 @@ class WrongAnswer(Exception):
 
 
 def command_line() -> str:
-    """What was run, without the folders of this machine."""
+    """Say what was run, without the folders of this machine."""
     words = (Path(word).name if Path(word).is_absolute() else word for word in sys.argv)
     return shlex.join(["python", *words])
 
@@ -132,7 +132,7 @@ def heading(rounds: int) -> dict[str, Any]:
 
 
 def measure(rows: int, columns: int, rounds: int) -> Iterator[dict[str, Any]]:
-    """One row of the document per arm and clock.
+    """Yield one row of the document per arm and clock.
 
     Raises:
         WrongAnswer: a guard found something in clean tables, or missed a planted offence.

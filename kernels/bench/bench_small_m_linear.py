@@ -141,7 +141,7 @@ def candidates(block_m: int) -> list[Plan]:
 
 
 def _fits(plan: Plan) -> bool:
-    """Whether shared memory takes it, and enough bytes are under way without too many registers of a thread."""
+    """Say whether shared memory takes it, and enough bytes are under way without too many registers of a thread."""
     tile = 2 * plan.block_n * plan.block_k
     shared = plan.stages * (tile + 2 * plan.block_m * plan.block_k)
     return _LEAST_SHARED_BYTES <= shared <= _LARGEST_SHARED_BYTES and 32 <= tile // (32 * plan.num_warps) <= 256

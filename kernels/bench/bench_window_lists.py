@@ -72,7 +72,7 @@ def heading(rounds: int) -> dict[str, Any]:
 
 
 def make_arms(requests: int, window: int) -> tuple[dict[str, Arm], str]:
-    """The arms, and what is wrong with their lists, if anything."""
+    """Return the arms, and what is wrong with their lists, if anything."""
     from sglang.srt.layers.attention.triton_backend import update_sliding_window_buffer
 
     slots = requests * ROW

@@ -24,7 +24,7 @@ def find_scenario(scenario_id: str) -> Scenario:
 
 
 def choose_arms(scenario: Scenario, wanted: tuple[str, ...]) -> tuple[Arm, ...]:
-    """The named arms in the scenario's order, each once; all of them if none is named. Raises UnknownName."""
+    """Return the named arms in the scenario's order, each once; all of them if none is named. Raises UnknownName."""
     known = [arm.id for arm in scenario.arms]
     for name in wanted:
         if name not in known:

@@ -84,5 +84,5 @@ def _described(rule: str, verdict: str, table_space: str, buffer_space: str) -> 
 
 
 def dumps_of(outcome: Outcome) -> list[DumpEntry]:
-    """The arm's dumps, newest first, torn ones too."""
+    """Return the arm's dumps, newest first, torn ones too."""
     return DumpStore(outcome.dumps).list()

@@ -103,7 +103,7 @@ def run_live_audit(scenario: Scenario, requests: int, listener: Listener) -> Liv
 
 
 def _tally(folder: Path) -> Tally:
-    """The scheduler's: the process that counted most. Others that attached the probe have no pools."""
+    """Return the scheduler's: the process that counted most. Others that attached the probe have no pools."""
     found = [Tally()]
     for path in folder.glob("*.json"):
         try:

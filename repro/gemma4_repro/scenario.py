@@ -81,7 +81,7 @@ class Scenario:
                 raise ValueError(f"scenario {self.id}: arm {arm.id} is compared with {unknown or arm.id}")
 
     def arm(self, arm_id: str) -> Arm:
-        """The arm of that id. Raises KeyError."""
+        """Return the arm of that id. Raises KeyError."""
         return next((arm for arm in self.arms if arm.id == arm_id), None) or _missing(arm_id)
 
 

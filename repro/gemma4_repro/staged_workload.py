@@ -33,7 +33,7 @@ class StagedWorkload:
         return [prompt for stage in self.stages for load in stage for prompt in load.prompts()]
 
     def new_tokens(self) -> list[int | None]:
-        """How many tokens each prompt is continued for, unless it is aborted; None: to the context's end."""
+        """Say how many tokens each prompt is continued for, unless it is aborted; None: to the context's end."""
         return [count for stage in self.stages for load in stage for count in load.new_tokens()]
 
     def stage_of(self) -> list[int]:
@@ -42,5 +42,5 @@ class StagedWorkload:
 
 
 def at_once(*loads: Workload) -> StagedWorkload:
-    """One stage."""
+    """Return one stage."""
     return StagedWorkload((loads,))

@@ -51,7 +51,7 @@ class ArmVerdict:
 
 
 def judge(scenario: Scenario, outcomes: Mapping[str, Outcome]) -> tuple[ArmVerdict, ...]:
-    """One verdict per arm that ran, in the scenario's order."""
+    """Return one verdict per arm that ran, in the scenario's order."""
     verdicts = []
     for arm in scenario.arms:
         if arm.id not in outcomes:

@@ -72,7 +72,7 @@ class OpenWorkload(Workload):
     longest_new_tokens: int = field(init=False, default=1)
 
     def new_tokens(self) -> Sequence[int | None]:
-        """No number for any."""
+        """Return no number for any."""
         return [None] * self.prompt_count
 
 

@@ -141,7 +141,7 @@ def _asked_by(allocator: Any) -> dict[str, Any]:
 
 
 def request_slots_of(allocator: Any, full: torch.Tensor) -> tuple[int | None, ...]:
-    """Whose the pages of full slots [n] were last, None for nobody's; nothing if the leak ledger is not on.
+    """Say whose the pages of full slots [n] were last, None for nobody's; nothing if the leak ledger is not on.
 
     Waits for the device.
     """

@@ -123,7 +123,7 @@ class Attachment:
             unless_all_registered.pop_all()
 
     def _tolerating(self, patch: Patch, step: Callable[[Patch], _T]) -> _T | None:
-        """What `step` makes of the patch; None if the patch is a probe that may be missing, and is."""
+        """Say what `step` makes of the patch; None if the patch is a probe that may be missing, and is."""
         try:
             return step(patch)
         except (UnsupportedRelease, PatchTargetMissing) as error:

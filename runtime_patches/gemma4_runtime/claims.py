@@ -10,7 +10,7 @@ from gemma4_runtime.patch import Patch
 
 
 def check_conflicts(patches: Iterable[Patch]) -> None:
-    """Two exclusive claims (a replacement, an edit, a binding) on one target by different patches cannot both hold.
+    """Refuse two exclusive claims (a replacement, an edit, a binding) on one target by different patches.
 
     Raises:
         PatchConflict: naming the target and every patch that claims it.

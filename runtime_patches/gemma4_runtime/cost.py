@@ -22,7 +22,7 @@ OUTSIDE, IDLE = "outside a step", "idle"
 
 
 def _reading_ns() -> int:
-    """What reading the clock takes, in nanoseconds: on a virtual machine up to a microsecond. Median of many."""
+    """Say what reading the clock takes, in nanoseconds: on a virtual machine up to a microsecond. Median of many."""
     readings = [perf_counter_ns() for _ in range(1001)]
     return int(median(after - before for before, after in pairwise(readings)))
 

@@ -84,7 +84,7 @@ def _part(pool: Any) -> SubPool:
 
 
 def slots_to_hand_out(allocator: Any) -> dict[str, int]:
-    """How many slots an allocator gives out: `full`, and `sliding` if it serves an SWA pool.
+    """Say how many slots an allocator gives out: `full`, and `sliding` if it serves an SWA pool.
 
     An SWA allocator's own `size` is that of the smaller pool.
     """
@@ -95,7 +95,7 @@ def slots_to_hand_out(allocator: Any) -> dict[str, int]:
 
 
 def backend_nodes(backend: Any, site: str) -> Iterator[Node]:
-    """Every node of a backend that holds a pool, as it stands now, each once.
+    """Yield every node of a backend that holds a pool, as it stands now, each once.
 
     Children are found by their type, whatever the attribute is called, so that one which no swap site names is found
     as well. A multi-step wrapper is no AttentionBackend itself; its steps are.
@@ -127,7 +127,7 @@ def _swa_state(node: Any) -> str | None:
 
 
 def frozen_nodes(worker: Any) -> tuple[Node, ...]:
-    """The nodes of a frozen draft's backend as they stand inside each of SGLang's two pool swaps.
+    """Return the nodes of a frozen draft's backend as they stand inside each of SGLang's two pool swaps.
 
     The swaps are entered for real, with whatever is attached around them, so this says what the draft will read and
     not what its attributes hold between steps: the worker's own 64-token pool may be there, but nobody reads it.

@@ -21,7 +21,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 def build_manifest(
     asked: list[dict[str, Any]], settings: dict[str, Any], versions: dict[str, str], gpu: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Everything about this process's guards as one JSON object."""
+    """Return everything about this process's guards as one JSON object."""
     return {
         "schema_version": SCHEMA_VERSION,
         "created_utc": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -43,7 +43,7 @@ def _attach(settings: Settings) -> None:
 
 
 def _refusing(before: Callable[[type[BaseException], BaseException, TracebackType | None], object]) -> Any:
-    """An excepthook for which a refused argument is no crash: its reason, and the exit code of a usage error.
+    """Return an excepthook for which a refused argument is no crash: its reason, and the exit code of a usage error.
 
     SGLang checks arguments where nothing catches what is raised.
     """

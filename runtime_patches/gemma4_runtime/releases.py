@@ -16,7 +16,7 @@ RUNNABLE = (BASE, "0.5.23")
 
 
 def installed_or_base() -> str:
-    """The release that is installed, read from its metadata; BASE where there is none."""
+    """Return the release that is installed, read from its metadata; BASE where there is none."""
     try:
         return version("sglang")
     except PackageNotFoundError:
@@ -24,7 +24,7 @@ def installed_or_base() -> str:
 
 
 def order(release: str) -> tuple[int, ...]:
-    """A key that sorts releases by age: 0.5.9 before 0.5.13 before 0.5.13.post1 before 0.5.14."""
+    """Return a key that sorts releases by age: 0.5.9 before 0.5.13 before 0.5.13.post1 before 0.5.14."""
     return tuple(int(number) for number in re.findall(r"\d+", release))
 
 

@@ -19,7 +19,7 @@ _BUDGETED, _PAGES = "vision-batching", "page-table"
 
 
 def select(settings: Settings, catalog: Iterable[Patch] = CATALOG, release: str = BASE) -> tuple[Patch, ...]:
-    """The patches to attach, in the order in which to attach them: host leaves, faults, fixes, optimisations, probes.
+    """Return the patches in the order in which to attach them: host leaves, faults, fixes, optimisations, probes.
 
     What the release has itself, or does not need yet, is left out in silence where a default or the host engine would
     bring it.
@@ -69,7 +69,7 @@ def select(settings: Settings, catalog: Iterable[Patch] = CATALOG, release: str 
 
 
 def _absorbed(settings: Settings, catalog: tuple[Patch, ...], release: str) -> set[str]:
-    """The ids of what the release has itself; naming one of them, or switching its knob on, is a person's mistake."""
+    """Return the ids of what the release has itself; naming one, or switching its knob on, is a person's mistake."""
     found = {patch.id: patch for patch in catalog if is_absorbed(patch, release)}
     named = {item.lstrip("+") for item in settings.patches} | {*settings.faults, *settings.probes}
     by_knob = {patch.id for patch in found.values() if patch.knob and settings.knob(patch.knob)}
@@ -81,7 +81,7 @@ def _absorbed(settings: Settings, catalog: tuple[Patch, ...], release: str) -> s
 
 
 def _displaced(chosen: set[str], catalog: tuple[Patch, ...], settings: Settings) -> set[str]:
-    """The ids in whose place a chosen fault is. A default leaves quietly; one that its own knob asks for does not."""
+    """Return the ids in whose place a chosen fault is. A default leaves quietly, one whose own knob is on does not."""
     faults = [patch for patch in catalog if patch.id in chosen and patch.instead_of]
     for fault in faults:
         for patch in (patch for patch in catalog if patch.id in fault.instead_of and patch.knob):
@@ -149,7 +149,7 @@ def _unknown(variable: str, items: tuple[str, ...], unknown: list[str], known: d
 
 
 def _by_knob(settings: Settings, catalog: tuple[Patch, ...]) -> dict[str, bool]:
-    """The patches of which the pull requests' own knobs say on or off; they have the last word."""
+    """Return the patches of which the pull requests' own knobs say on or off; they have the last word."""
     said = {patch.id: settings.knob(patch.knob) for patch in catalog if patch.knob}
     return {name: on for name, on in said.items() if on is not None}
 
@@ -184,5 +184,5 @@ def _edited(variable: str, items: tuple[str, ...], known: dict[str, Patch], by_k
 
 
 def _brought(chosen: set[str], known: dict[str, Patch]) -> set[str]:
-    """The ids of what the chosen need; a catalog for another purpose may lack a knob's patch."""
+    """Return the ids of what the chosen need; a catalog for another purpose may lack a knob's patch."""
     return {other for name in chosen if name in known for other in known[name].brings}

@@ -172,7 +172,7 @@ def check_host_engine(settings: Settings) -> None:
 
 
 def repeat_command(settings: Settings) -> str:
-    """A shell line that starts this process again as it was: the variables that matter, then its command."""
+    """Return a shell line that starts this process again as it was: the variables that matter, then its command."""
     if os.path.basename(sys.argv[0]) == "gemma4-triage":
         # A reproduction's arm brings its own environment.
         return shlex.join(sys.argv)
@@ -185,7 +185,7 @@ def repeat_command(settings: Settings) -> str:
 
 
 def _say(text: str, loud: bool = False) -> None:
-    """To stderr as well as the log: SGLang's Engine sets the log level to `error` by default."""
+    """Say it on stderr as well as in the log: SGLang's Engine sets the log level to `error` by default."""
     if loud:
         print(f"gemma4-triage: {text}", file=sys.stderr, flush=True)
     else:

@@ -35,7 +35,7 @@ class Mode(StrEnum):
         return self in (Mode.CONTAIN, Mode.CLAMP)
 
     def at(self, in_graph: bool) -> Mode:
-        """The mode at one site: `on` is resolved, the others are what they are."""
+        """Return the mode at one site: `on` is resolved, the others are what they are."""
         if self is not Mode.ON:
             return self
         return Mode.CONTAIN if in_graph else Mode.TRAP
@@ -171,11 +171,11 @@ class Settings(BaseSettings):
     allow_missing: Annotated[bool, _word(_YES_OR_NO)] = Field(False, validation_alias=ALLOW_MISSING)
 
     def knob(self, name: str) -> bool | None:
-        """What a pull request's own knob says, under either of its names; None if it says nothing."""
+        """Say what a pull request's own knob says, under either of its names; None if it says nothing."""
         return next((said for field in _names_of(name) if (said := getattr(self, field)) is not None), None)
 
     def knob_variable(self, name: str) -> str:
-        """The variable that speaks for a knob: the one of its names that is set, else the first."""
+        """Return the variable that speaks for a knob: the one of its names that is set, else the first."""
         fields = _names_of(name)
         return _variable(next((field for field in fields if getattr(self, field) is not None), fields[0]))
 

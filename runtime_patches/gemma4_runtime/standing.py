@@ -73,12 +73,12 @@ def is_absorbed(patch: Patch, release: str) -> bool:
 
 
 def releases_of(patch: Patch) -> list[str]:
-    """The known releases to which it attaches."""
+    """Return the known releases to which it attaches."""
     return [release for release in KNOWN if standing(patch, release).state is State.ATTACHES]
 
 
 def refusal(patch: Patch, release: str) -> str:
-    """The sentence for a server that asks for a patch which does not attach to its release; empty if it does."""
+    """Return the sentence for a server that asks for a patch which does not attach to its release; empty if it does."""
     found = standing(patch, release)
     if found.state is State.ATTACHES:
         return ""

@@ -39,7 +39,7 @@ class Step:
         self.unread: list[Callable[[], None]] = []
 
     def requests_of(self, rows: tuple[int, ...]) -> list[Any]:
-        """The requests of these rows; a row beyond the requests is padding."""
+        """Return the requests of these rows; a row beyond the requests is padding."""
         return [self.requests[row] for row in rows if row < len(self.requests)]
 
     def settle(self) -> None:
@@ -141,7 +141,7 @@ def defer(read: Callable[[], None]) -> None:
 
 
 def next_waits_for(read: Callable[[], None]) -> bool:
-    """Whether the step after the one that is being read runs already, and has left the same `read`."""
+    """Say whether the step after the one that is being read runs already, and has left the same `read`."""
     return _latest is not None and _latest is not _reading and read in _latest.unread
 
 
@@ -197,7 +197,7 @@ class Concerned:
 
 
 def concerned(rows: Iterable[int], and_next: bool = False) -> Concerned:
-    """The requests of these rows in the step whose results are being read; and_next: as for `fail_requests`."""
+    """Return the requests of these rows in the step whose results are being read; and_next: as for `fail_requests`."""
     step = _reading or running
     if step is None:
         return Concerned(None, (), ())

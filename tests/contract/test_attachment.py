@@ -36,7 +36,7 @@ METHOD = Gemma4DecoderLayer.forward
 
 
 def snapshot():
-    """The raw object and, for functions, the code object behind every target, and who else imported it by name."""
+    """Return the raw object and the code object behind every target, and who else imported it by name."""
     found = {}
     for path in TARGETS[RELEASE].values():
         owner, _, name = path.rpartition(".")
@@ -47,7 +47,7 @@ def snapshot():
 
 
 def importers():
-    """A module that imported a hooked function by name, which HookRegistry rebinds too."""
+    """Return a module that imported a hooked function by name, which HookRegistry rebinds too."""
     from sglang.srt.speculative import eagle_info, frozen_kv_mtp_worker
 
     return eagle_info.verify_tree_greedy_func, frozen_kv_mtp_worker.target_kv_pool_view, METHOD

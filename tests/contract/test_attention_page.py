@@ -20,7 +20,7 @@ def page() -> ModuleType:
 
 
 def test_the_page_is_the_rows(page):
-    """If this fails: python docs/make_attention_page.py"""
+    """If this fails, remake the page with `python docs/make_attention_page.py`."""
     assert (ROOT / "docs" / "attention.md").read_text() == page.markdown(*page.read_documents())
 
 

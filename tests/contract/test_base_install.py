@@ -22,7 +22,7 @@ SOURCES = ("triage", "runtime_patches", "kernels", "repro", "dumps")
 
 @pytest.fixture(scope="session")
 def base_install(tmp_path_factory) -> Path:
-    """The bin directory of an environment with the base install only."""
+    """Return the bin directory of an environment with the base install only."""
     if not UV.exists():
         pytest.skip(f"{UV} is not there")
     checkout = tmp_path_factory.mktemp("checkout")

@@ -216,7 +216,7 @@ def test_what_is_said_of_mtp():
     shapes = [shape["id"] for shape in document["shapes"]]
 
     def bursts_of(faster, slower):
-        """Per shape the ratios of times in the same round."""
+        """Return per shape the ratios of times in the same round."""
         return [
             [rows[shape, slower]["walls_s"][number] / wall for number, wall in rows[shape, faster]["walls_s"].items()]
             for shape in shapes

@@ -85,6 +85,11 @@ def test_the_list_never_grows_and_follows_a_move(ratchet):
         ("As of the last line.", "fragment"),
         ("With what each server has of its own.", "fragment"),
         ("Why the exit code is 5.", "fragment"),
+        ("The exit code.", "fragment"),
+        ("None if there is none.", "fragment"),
+        ("Around `forward`: one more.", "fragment"),
+        ("Every dump, newest first.", "fragment"),
+        ("Anneal it.", None),
         ("Return the row.\n\nwidth: of a cell.", "args"),
         ("Return the row.\n\nArgs:\n    width: of a cell.\n\nReturns:\n    width: no list of arguments.", "args"),
         ("Return the row.\n\nArgs:\n    width: of a cell.", None),
@@ -101,6 +106,11 @@ def test_rules_that_ruff_does_not_have(ratchet, docstring, rule):
 def test_a_class_may_be_a_noun(ratchet):
     assert list(ratchet.own_findings('"""What a row has."""\nclass A:\n    """What a cell has."""\n')) == []
     assert list(ratchet.own_findings('"""Of a row."""\n')) != []
+
+
+@pytest.mark.parametrize("name", ["@property\ndef row", "@cached_property\ndef row", "def test_row"])
+def test_a_property_may_be_a_noun_and_a_test_may_state_a_fact(ratchet, name):
+    assert list(ratchet.own_findings(f'{name}(self):\n    """The row is one."""\n')) == []
 
 
 def test_ruff_follows_the_convention_of_the_project(ratchet, tmp_path, repository):

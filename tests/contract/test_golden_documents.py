@@ -181,7 +181,7 @@ def nothing(scene: Scene) -> Iterator[Added]:
 
 @contextlib.contextmanager
 def playback(scene: Scene, run: str, arm: str = "") -> Iterator[Added]:
-    """A recorded run. arm: the one that is played, whatever arm is asked for."""
+    """Yield a recorded run. arm: the one that is played, whatever arm is asked for."""
     command = [sys.executable, str(ROOT / "tests" / "support" / "recorded_engine.py"), str(os.getpid())]
     # Side by side, which of two engines ends first is a matter of chance.
     scene.patch.setattr(run_engines, "MOST_SIDE_BY_SIDE", 1)
@@ -191,7 +191,7 @@ def playback(scene: Scene, run: str, arm: str = "") -> Iterator[Added]:
 
 @contextlib.contextmanager
 def small_crash(scene: Scene) -> Iterator[Added]:
-    """A server that dies of the first request of its load, and a dump that it had left."""
+    """Yield a server that dies of the first request of its load, and a dump that it had left."""
     # The client lives on, so that it is always the server that ends first.
     client = (
         "import sys, time, urllib.request as u\ntry: u.urlopen(sys.argv[2] + '/die', b'x')\n"
@@ -217,7 +217,7 @@ def store(scene: Scene) -> Iterator[Added]:
 
 @contextlib.contextmanager
 def mutation_rows(scene: Scene) -> Iterator[Added]:
-    """A run of mutations that was interrupted once all of them had a row."""
+    """Yield a run of mutations that was interrupted once all of them had a row."""
     shutil.copytree("docs/mutations/2411", scene.folder / "run", dirs_exist_ok=True)
     yield Added()
 
@@ -281,7 +281,7 @@ def sides(scene: Scene, *names: tuple[str, str]) -> Iterator[Added]:
 
 @contextlib.contextmanager
 def servers(scene: Scene) -> Iterator[Added]:
-    """Two servers, of which the second takes everything for grey."""
+    """Yield two servers, of which the second takes everything for grey."""
 
     def colour_blind(prompt):
         return "grey" if prompt.startswith("image:") else well_informed(prompt)
@@ -363,7 +363,7 @@ class TestEveryCommand:
 
 
 def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """Every command that `--help` names, down to the last word."""
+    """Yield every command that `--help` names, down to the last word."""
     group = group or app.command_tree()
     for name, command in group.commands.items():
         # `repro` is a group of one command and of scenarios, which are no commands.

@@ -57,7 +57,7 @@ def of_any(subject, first, **named):
 
 
 def hooked(how, hook, target):
-    """The target with its hook, as SGLang's HookRegistry calls them."""
+    """Return the target with its hook, as SGLang's HookRegistry calls them."""
     if how is How.AROUND:
         return partial(hook, target)
 

@@ -24,7 +24,7 @@ def circle(graph: grimp.ImportGraph) -> list[str]:
 
 @pytest.fixture
 def graph():
-    """Every import of our packages: at the top of a file, inside a function, and for types only."""
+    """Return every import of our packages: at the top of a file, inside a function, and for types only."""
     return grimp.build_graph(*PACKAGES, cache_dir=None)
 
 

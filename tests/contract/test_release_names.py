@@ -15,7 +15,7 @@ HERE = NAMES[installed_or_base()]
 
 
 def read_names() -> set[str]:
-    """Every name that a module of the runtime imports from `gemma4_runtime.release`."""
+    """Return every name that a module of the runtime imports from `gemma4_runtime.release`."""
     return {
         alias.name
         for path in Path(gemma4_runtime.__path__[0]).rglob("*.py")

@@ -47,7 +47,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def document(run, cli, monkeypatch):
-    """What the command prints; it is handed the runs of exactly the sides that it asks for."""
+    """Say what the command prints; it is handed the runs of exactly the sides that it asks for."""
     asked = []
 
     def made(kind, sides, options):

@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(mtp_arguments, engine_forks, folder, load, greedy):
-    """Every probe and the leak audit would end the server, as would SGLang's own check after each step."""
+    """Run a load: every probe and the leak audit would end the server, as would SGLang's check after each step."""
     environment = {
         "GEMMA4_TRIAGE_PATCHES": "default",
         "SGLANG_TRTLLM_MHA_DEBUG": "trap",

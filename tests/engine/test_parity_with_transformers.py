@@ -68,7 +68,7 @@ def short(prompts):
 
 @pytest.fixture(scope="module")
 def bare(run_engine, engine_arguments, prompts, short):
-    """What the release says with nothing of ours but the stand-ins: of `prompts`, and of `short`."""
+    """Say what the release says with nothing of ours but the stand-ins: of `prompts`, and of `short`."""
     load = {"prompts": [*prompts, *short], "new_tokens": NEW_TOKENS, "logprobs_of": WATCHED}
     run = run_engine({}, engines=[engine_arguments], **load)
     assert run.returncode == 0, run.log[-4000:]

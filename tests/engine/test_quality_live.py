@@ -39,7 +39,7 @@ def questions(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def environment():
-    """Without the host engine's settings: `serve` and `quality` bring them."""
+    """Return variables without the host engine's settings: `serve` and `quality` bring them."""
     kept = {name: value for name, value in os.environ.items() if name not in REQUIRED}
     return kept | {"CUDA_VISIBLE_DEVICES": ""}
 

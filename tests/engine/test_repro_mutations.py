@@ -20,7 +20,7 @@ DONE = ("opportunities", "acted", "where", "before", "after", "prompt", "row")
 
 @pytest.fixture(scope="module")
 def committed() -> RowsFile:
-    """The rows that are in the repository."""
+    """Return the rows that are in the repository."""
     file = RowsFile(ROOT / "docs" / "mutations" / str(SEED), SEED)
     file.read()
     return file
@@ -28,7 +28,7 @@ def committed() -> RowsFile:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, committed) -> Path:
-    """A run that was interrupted: it has the committed rows up to the last of NUMBERS, but for these."""
+    """Return a run that was interrupted: it has the committed rows up to the last of NUMBERS, but for these."""
     folder = tmp_path_factory.mktemp("mutations")
     begun = RowsFile(folder, SEED)
     begun.begin(committed.sglang_version)
@@ -40,7 +40,7 @@ def folder(tmp_path_factory, committed) -> Path:
 
 @pytest.fixture(scope="module")
 def document(folder) -> dict:
-    """The document of that run once it has gone on."""
+    """Return the document of that run once it has gone on."""
     command = [Path(sys.executable).with_name("gemma4-triage"), "repro", "mutations", "--seed", str(SEED), "--json"]
     done = subprocess.run(
         [*command, "--count", str(max(NUMBERS)), "--resume", "--output", str(folder)],

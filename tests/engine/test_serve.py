@@ -29,7 +29,7 @@ PROBES = [patch.id for patch in CATALOG if patch.kind is Kind.PROBE and patch.as
 
 @pytest.fixture
 def given(mtp_arguments):
-    """Nothing of the host engine's environment or CPU arguments is given by hand."""
+    """Return the arguments; nothing of the host engine's environment or CPU arguments is given by hand."""
     words = {name: value for name, value in mtp_arguments.items() if f"--{name.replace('_', '-')}" not in CPU_ARGUMENTS}
     return flags(words)
 

@@ -42,7 +42,7 @@ def serving(arm: str) -> Serving:
 
 
 def prompts(lengths: list[int]) -> list[list[int]]:
-    """No two share a prefix."""
+    """Return no two share a prefix."""
     texts = held_out_prompts(2 * len(lengths), 301, seed=61)
     return [(one + other)[:length] for one, other, length in zip(texts[::2], texts[1::2], lengths, strict=True)]
 

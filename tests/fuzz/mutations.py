@@ -27,7 +27,7 @@ _SIZES = {"int32": 4, "int64": 8, "uint64": 8, "float32": 4, "bool": 1, "float8_
 
 
 def mutate(files: Files, others: list[Files], random_: random.Random) -> tuple[str, Files]:
-    """One or more mutations of `files`; their name, and the result. others: to cross with."""
+    """Return one or more mutations of `files`; their name, and the result. others: to cross with."""
     kind = random_.choice(["manifest"] * 4 + ["header", "tensors"] * 2 + ["raw"] * 2 + ["values", "swap", "events"])
     changed = dict(files)
     for _ in range(random_.choice([1, 1, 1, 2, 4])):
@@ -53,7 +53,7 @@ def _header(files: Files, others: list[Files], random_: random.Random) -> None:
 
 
 def _tensors(files: Files, others: list[Files], random_: random.Random) -> None:
-    """Other tensors, which header and manifest agree on: what gets past their comparison and to those who read them."""
+    """Write other tensors, which header and manifest agree on: what gets past their comparison to the readers."""
     try:
         manifest = json.loads(files[MANIFEST])
     except (ValueError, RecursionError):
@@ -84,7 +84,7 @@ def _tensors(files: Files, others: list[Files], random_: random.Random) -> None:
 def _beside(
     data: bytes, known: Any, layouts: dict[str, Any], header: dict[str, Any], values: bytes
 ) -> tuple[dict[str, Any], dict[str, Any], bytes]:
-    """The new tensors together with the old ones, which move behind them; the new ones alone if the old are damaged."""
+    """Write the new tensors before the old ones; the new ones alone if the old are damaged."""
     try:
         (length,) = struct.unpack("<Q", data[:8])
         old = json.loads(data[8 : 8 + length])
@@ -104,7 +104,7 @@ def _small(length: int) -> bytes:
 
 
 def _values(files: Files, others: list[Files], random_: random.Random) -> None:
-    """The last bytes of the tensor file, where indices and row ends stand."""
+    """Change the last bytes of the tensor file, where indices and row ends stand."""
     data = bytearray(files[TENSORS])
     for _ in range(random_.randint(1, 8)):
         if len(data) >= 8:
@@ -132,7 +132,7 @@ def _raw(files: Files, others: list[Files], random_: random.Random) -> None:
 
 
 def _swap(files: Files, others: list[Files], random_: random.Random) -> None:
-    """A file of another dump, or none."""
+    """Put a file of another dump in its place, or none."""
     name = random_.choice([MANIFEST, TENSORS, EVENTS])
     if random_.random() < 0.5:
         files.pop(name, None)
@@ -198,7 +198,7 @@ def _edit_json(data: bytes, others: list[Files], name: str, random_: random.Rand
 
 
 def _somewhere(document: Any, random_: random.Random) -> tuple[Any, Any] | None:
-    """A container and one of its keys, at a random depth."""
+    """Return a container and one of its keys, at a random depth."""
     place = None
     while isinstance(document, dict | list) and document:
         key = random_.choice(list(document)) if isinstance(document, dict) else random_.randrange(len(document))

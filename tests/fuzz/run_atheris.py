@@ -35,7 +35,7 @@ def one_input(data: bytes) -> None:
 
 
 def mutate_bytes(data: bytes, max_size: int, seed: int) -> bytes:
-    """Half of the mutations know the format; the other half is libFuzzer's."""
+    """Return half of the mutations know the format; the other half is libFuzzer's."""
     random_ = random.Random(seed)
     if random_.random() < 0.5:
         return atheris.Mutate(data, max_size)

@@ -19,7 +19,7 @@ _KINDS = ("*_swa-*", "*_batch-shapes_*", "*_geometry_*")
 
 
 def corpus() -> list[Files]:
-    """The files of every seed."""
+    """Return the files of every seed."""
     with tempfile.TemporaryDirectory() as made:
         for draft in (_page_table_with_values(), _slot_list()):
             outcome = write_dump(made, draft)

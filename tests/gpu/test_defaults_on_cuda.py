@@ -51,7 +51,7 @@ MODES = {"plain": {}, "mtp": MTP, "piecewise": PIECEWISE, "piecewise-mtp": PIECE
 
 @pytest.fixture(scope="module", params=list(MODES))
 def served(request, tmp_path_factory):
-    """The mode, what SGLang served, and the patched runtime; in piecewise graphs the latter alone."""
+    """Return the mode, what SGLang served, and the patched runtime; in piecewise graphs the latter alone."""
     what = spec(ENGINE | TEXT | MODES[request.param])
     patches = EAGER
     if "piecewise" in request.param:
@@ -62,14 +62,14 @@ def served(request, tmp_path_factory):
 
 
 def without_hidden_states(what):
-    """A server that may be asked for hidden states captures graphs for those requests alone."""
+    """Drop the option: a server that may be asked for hidden states captures graphs for those requests alone."""
     del what["engine"]["enable_return_hidden_states"]
     for one in what["rounds"]:
         one.pop("return_hidden_states", None)
 
 
 def worst_error(plain, ours):
-    """The largest difference of log probabilities over the answers of one round; tokens that differ were a near-tie."""
+    """Return the largest difference of log probabilities in a round; tokens that differ were a near-tie."""
     worst = 0.0
     for one, other in zip(plain, ours, strict=True):
         wanted, found = torch.tensor(one["logprobs"]), torch.tensor(other["logprobs"])

@@ -20,7 +20,7 @@ START_LIMIT_S = 300
 
 
 def make_checkpoint(folder, kind):
-    """A random-weight checkpoint of the toys' geometry with head dims 64 (sliding) and 128 (full)."""
+    """Return a random-weight checkpoint of the toys' geometry with head dims 64 (sliding) and 128 (full)."""
     import torch
     import transformers
 

@@ -35,7 +35,7 @@ RUNS += [("far", "triton"), ("far", "trtllm_mha")]
 
 
 def far_dump(root):
-    """One entry 2**24 pages, 64 GiB, behind the buffer; the rest is as it should be.
+    """Return one entry 2**24 pages, 64 GiB, behind the buffer; the rest is as it should be.
 
     XQA multiplies page ids in 32 bits, in heads of 128 bytes: from 2**27 pages on it would come round to the front.
     """

@@ -16,5 +16,5 @@ PATHS = [pytest.param("torch", id="torch"), pytest.param("kernel", id="kernel", 
 
 
 def cases_here(cases: Sequence[Any]) -> list[Any]:
-    """Those of a spec's cases that are small enough for this device."""
+    """Return those of a spec's cases that are small enough for this device."""
     return [pytest.param(case, id=case.name) for case in cases if case.interpreted or DEVICE == "cuda"]

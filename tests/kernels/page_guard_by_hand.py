@@ -60,7 +60,7 @@ class Build:
 
 
 def entries_of(build: Build, array: Table | Slots, row: int) -> tuple[list, int]:
-    """Where the row's live entries are, (row, column) or (position,); and what it needs if it overflows, else 0."""
+    """Say where the row's live entries are, (row, column) or (position,); and what it needs if it overflows, else 0."""
     if isinstance(array, Slots) and array.indptr is not None:
         start, end, have = array.indptr[row], array.indptr[row + 1], len(array.values)
         needed = end if end > have else -1 if start < 0 or end < start else 0
@@ -81,7 +81,7 @@ def null_is_legal(build: Build, array: Table | Slots, row: int, column: int) -> 
 
 
 def slow(build: Build) -> tuple[Findings | None, list]:
-    """What has to be found, and the arrays afterwards. Every entry is read before any is replaced."""
+    """Say what has to be found, and the arrays afterwards. Every entry is read before any is replaced."""
     offences, counts, overflows, rows, after = [], [], [], set(), []
     for index, array in enumerate(build.arrays):
         flat = isinstance(array, Slots) and array.indptr is not None
@@ -128,7 +128,7 @@ def rows_overlap(build: Build) -> bool:
 
 
 def lay_out(array: Table | Slots, layout: str, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """A view that holds the array, and the whole memory that it is a view of, poisoned everywhere else."""
+    """Return a view that holds the array, and the whole memory that it is a view of, poisoned everywhere else."""
     if isinstance(array, Slots) and array.indptr is not None:
         return _strided(array.values, array.dtype, 1 if layout == "contiguous" else 3, device)
     rows, columns = len(array.values), array.columns
@@ -152,7 +152,7 @@ def _strided(values: list[int], dtype: torch.dtype, step: int, device: str) -> t
 
 
 def arguments(build: Build, device: str) -> tuple[dict, list[torch.Tensor], list[torch.Tensor]]:
-    """What `check` takes, the views that it is given, and the memories around these."""
+    """Say what `check` takes, the views that it is given, and the memories around these."""
     views, memories, arrays = [], [], []
     strided = 1 if build.layout == "contiguous" else 2
     for array in build.arrays:

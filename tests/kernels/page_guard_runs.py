@@ -51,7 +51,7 @@ def assert_reads_like_the_slow_one(build: Build, path: str) -> Findings | None:
 
 
 def assert_contains_rows_that_overlap(build: Build, path: str) -> None:
-    """One program may read the 0 of another: what is certain is who overflows, and that nothing bad is left."""
+    """Assert what is certain, as one program may read the 0 of another: who overflows, and that nothing bad is left."""
     expected, arrays = slow(build)
     found, after, _ = run(build, path)
     assert after == arrays
@@ -63,7 +63,7 @@ def assert_contains_rows_that_overlap(build: Build, path: str) -> None:
 
 
 def clean(rows: int, columns: int, page_size: int = 16, arrays: int = 2, **changes) -> Build:
-    """Every entry live and legal: ids 1..bound-1, different from row to row and from table to table."""
+    """Return every entry live and legal: ids 1..bound-1, different from row to row and from table to table."""
     bounds = [1000 - 10 * t for t in range(arrays)]
     return Build(
         arrays=[

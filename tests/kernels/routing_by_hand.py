@@ -15,7 +15,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def order(values: list[float], top_k: int) -> list[int]:
-    """The ids of the k largest: NaN first, ties to the lowest id, -0.0 == 0.0."""
+    """Return the ids of the k largest: NaN first, ties to the lowest id, -0.0 == 0.0."""
     # sorted() keeps the order of what is equal.
     ranks = [(0, 0.0) if math.isnan(value) else (1, -value) for value in values]
     return sorted(range(len(values)), key=ranks.__getitem__)[:top_k]
@@ -30,7 +30,7 @@ def softmax(values: list[float]) -> list[float]:
 
 
 def assert_routes(logits: torch.Tensor, scale: torch.Tensor, top_k: int, path: str) -> None:
-    """In FP32 mode, against the reading by hand; logits and scale are on any device and stay as they are."""
+    """Compare in FP32 mode with the reading by hand; logits and scale are on any device and stay as they are."""
     logits, scale = logits.to(DEVICE), scale.to(DEVICE)
     before = logits.clone(), scale.clone()
     weights, ids = routing(logits, scale, top_k, path=path)

@@ -24,7 +24,7 @@ Inputs = dict[str, Any]
 
 
 def lay_out(values: torch.Tensor, layout: str) -> torch.Tensor:
-    """The same rows in other places of memory."""
+    """Return the same rows in other places of memory."""
     rows, width = values.shape
     if layout == "rows-apart":
         memory = torch.full((rows, width + 48), POISON, dtype=values.dtype, device=DEVICE)
@@ -270,7 +270,7 @@ class RowOpTests:
         ]
 
     def shown(self, name: str) -> str:
-        """What an input is called in a message."""
+        """Say what an input is called in a message."""
         return name
 
     def test_what_it_refuses(self):

@@ -28,8 +28,10 @@ def lists(lengths, spare=7):
 
 
 def expected_of(q, keys, values, starts, slots, scale):
-    """([R, H, D] fp64, the largest magnitude of a value that each head reads [R, H, 1]), by another way: one head of
-    one request after another, powers of e without a maximum taken out."""
+    """Return ([R, H, D] fp64, the largest magnitude of a value that each head reads [R, H, 1]), by another way.
+
+    One head of one request after another, powers of e without a maximum taken out.
+    """
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
     largest = torch.zeros(*q.shape[:2], 1, dtype=torch.float64, device=q.device)
     group = q.shape[1] // keys.shape[1]
@@ -93,7 +95,7 @@ def test_scores_far_apart_in_every_order(plan):
 @needs_kernel
 @by_plan
 def test_scores_beyond_what_a_power_holds(plan):
-    """e to the 300 is no fp32, nor is e to the -300 alone."""
+    """A power of e by 300 is no fp32, nor is one by -300 alone."""
     starts, slots, count = lists((70,))
     q, values = torch.ones(1, 2, 16, device=DEVICE), draw(count, 1, 16, seed=2)
     for height in (300.0, -300.0):

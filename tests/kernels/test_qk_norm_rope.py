@@ -70,7 +70,7 @@ def in_fp64(q, k, v, q_weight, k_weight, table, positions):
 
 
 def eager(q, k, v, q_weight, k_weight, table, positions):
-    """The norm rounded, then turned in fp32 and rounded."""
+    """Return the norm rounded, then turned in fp32 and rounded."""
     cos, sin = table[positions.long()].float()[:, None].chunk(2, dim=-1)
 
     def normed(rows, weight):

@@ -6,7 +6,7 @@ from lifecycle_child import retract_often
 
 
 def retract_while_decodes_are_clamped() -> None:
-    """Every few steps a request is retracted, and all decodes of all requests are to read a page that is not there."""
+    """Retract a request every few steps, and let all decodes of all requests read a page that is not there."""
     retract_often()
     from sglang.srt.layers.attention.trtllm_mha_backend import TRTLLMHAAttnBackend
 

@@ -51,7 +51,7 @@ _ACCESS = '10.0.0.7:50120 - "POST /v1/chat/completions HTTP/1.1"'
 
 
 def _serving(first: int = 60, rank: str = "", **parts: str) -> str:
-    """A prefill, six decode lines with an answer between them."""
+    """Return a prefill, six decode lines with an answer between them."""
     usage = parts.get("usage", "token usage: 0.30")
     rows = [_prefill(first, rank, parts.get("head", "Prefill batch"), usage)]
     rows += [_decode(first + 1 + second, rank, parts.get("extra", ""), usage) for second in range(6)]

@@ -19,7 +19,7 @@ LEAK_SAMPLE = "20261121T133240.124588Z_vm_r0_p8843_leak-audit_0001"
 
 
 def evidence_text(found: Iterable[tuple[str, Sequence[Finding]]]) -> str:
-    """The findings of each case, and of each finding the fields and values that are its evidence."""
+    """Return the findings of each case, and of each finding the fields and values that are its evidence."""
     lines: list[str] = []
     for case, findings in found:
         for finding in findings:
@@ -29,13 +29,13 @@ def evidence_text(found: Iterable[tuple[str, Sequence[Finding]]]) -> str:
 
 
 def corpus_dump(case: str, verdict: str) -> Dump:
-    """The first dump of a corpus case with this verdict."""
+    """Return the first dump of a corpus case with this verdict."""
     dumps = (read_dump(path) for path in sorted((CORPUS / case).iterdir()) if (path / "manifest.json").exists())
     return next(dump for dump in dumps if dump.manifest.verdict == verdict)
 
 
 def altered(dump: Dump, **changes: Any) -> Dump:
-    """The same dump, with other fields in its manifest and no fault in its guards."""
+    """Return the same dump, with other fields in its manifest and no fault in its guards."""
     settings = dump.manifest.guards["settings"] | {"faults": []}
     rows = [{name: row[name] for name in row if name != "findings"} for row in dump.manifest.guards["patches"]]
     guards = dump.manifest.guards | {"settings": settings, "patches": rows}
@@ -43,7 +43,7 @@ def altered(dump: Dump, **changes: Any) -> Dump:
 
 
 def rewritten(folder: Path, dump: Dump, **changes: Any) -> Dump:
-    """The dump in `folder`, whose files somebody has written anew, with a manifest that knows them."""
+    """Return the dump in `folder`, whose files somebody has written anew, with a manifest that knows them."""
     files = {
         path.name: FileRecord(sha256=sha256(path.read_bytes()).hexdigest(), size_bytes=path.stat().st_size)
         for path in folder.iterdir()
@@ -52,7 +52,7 @@ def rewritten(folder: Path, dump: Dump, **changes: Any) -> Dump:
 
 
 def of(*dumps: Dump, **more: Any) -> Incident:
-    """An incident of these dumps, with the guard manifest of the last one."""
+    """Return an incident of these dumps, with the guard manifest of the last one."""
     records = tuple(Guards(dump.manifest.dump_id, "guards.", dump.manifest.guards) for dump in dumps[-1:])
     return Incident(**({"dumps": dumps, "guards": records} | more))
 
@@ -62,7 +62,7 @@ def offence(table: str, value: int, lower: int = 1, upper: int = 65, row: int = 
 
 
 def start_up(verdict: str, summary: str, **scalars: Any) -> Incident:
-    """An incident of one dump, as the geometry probe would have written it."""
+    """Return an incident of one dump, as the geometry probe would have written it."""
     dump = corpus_dump("draft-pool-too-small", "pool_too_small")
     fields = {"severity": "fatal", "found": 1, "expected": "16", "what": "x"} | scalars
     return of(altered(dump, verdict=verdict, summary=summary, role="draft", scalars=fields))
@@ -85,7 +85,7 @@ def guards_only(faults: tuple[str, ...] = (), ended: bool = False, **row: Any) -
 
 
 def crash_log(last_line: str = "KeyError: 'layer_9'", file: str = "scheduler.py") -> LogFacts:
-    """A log of one batch line, and of a traceback that begins in line 2, ends like this and was raised in `file`."""
+    """Return a log of one batch line and a traceback that begins in line 2, ends like this and is from `file`."""
     text = (
         "[2026-01-01 00:00:01] Decode batch, #running-req: 8, full token usage: 0.50, swa token usage: 0.50\n"
         "[2026-01-01 00:00:02] Scheduler hit an exception: Traceback (most recent call last):\n"

@@ -12,7 +12,7 @@ import sys
 
 
 def generate_all(engine, spec):
-    """One request for all prompts; if one fails, all do."""
+    """Return one request for all prompts; if one fails, all do."""
     return engine.generate(
         input_ids=spec["prompts"],
         sampling_params=sampling(spec),
@@ -24,7 +24,7 @@ def generate_all(engine, spec):
 
 
 def generate_each(engine, spec):
-    """A request for each prompt, all at once. One that fails has no tokens, and its error's text in its meta_info."""
+    """Send a request for each prompt, all at once. One that fails has no tokens, and the error in its meta_info."""
 
     async def gather():
         requests = [

@@ -13,7 +13,7 @@ _ENTRY = re.compile(r"(\w+)\[([\d, ]+)\]")
 
 
 def stands_there(evidence: Evidence, root: Path) -> bool:
-    """Whether `evidence.value` is what the named field of the named source below `root` holds."""
+    """Say whether `evidence.value` is what the named field of the named source below `root` holds."""
     dump = root / evidence.source
     if not dump.is_dir():
         (file,) = root.rglob(evidence.source)

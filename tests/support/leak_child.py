@@ -13,7 +13,7 @@ IDLE_S = 1.0
 
 
 def plant_leak() -> None:
-    """The second request that ends frees nothing of what it holds beyond the prefix cache."""
+    """Return the second request that ends frees nothing of what it holds beyond the prefix cache."""
     from sglang.srt.mem_cache.swa_radix_cache import SWARadixCache
 
     original = SWARadixCache.cache_finished_req
@@ -34,7 +34,7 @@ def plant_leak() -> None:
 
 
 def serve(engine, prompts) -> list[list[int]]:
-    """All prompts at once with different lengths; one more is aborted while it runs."""
+    """Return all prompts at once with different lengths; one more is aborted while it runs."""
 
     async def all_of_them():
         samplings = [{"temperature": 0, "ignore_eos": True, "max_new_tokens": 5 + 9 * (i % 4)} for i in range(9)]

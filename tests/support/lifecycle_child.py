@@ -87,7 +87,7 @@ async def read(engine: Any, rid: str, stream: Any, abort: int | None) -> dict[st
 
 
 def retract_often() -> None:
-    """Every few steps a request is retracted. SGLang reads its own variables for that when it is imported."""
+    """Retract a request every few steps. SGLang reads its own variables for that when it is imported."""
     from sglang.srt.managers import scheduler
 
     scheduler.TEST_RETRACT = True
@@ -95,7 +95,7 @@ def retract_often() -> None:
 
 
 def lose_what_requests_ask() -> None:
-    """A step of requests with the custom parameter `lost` runs without what that names, and then has it again.
+    """Run a step of requests with the custom parameter `lost` without what that names, and then give it back.
 
     `orchestrator`: on the copy that SGLang isolates forwards with, whose penalties are summed up, this round's bonus
     tokens counted. `sampling_info`: without any.

@@ -7,7 +7,7 @@ Wrapper = Callable[[str], str]
 
 
 def _each(form: Callable[[int, str], str]) -> Wrapper:
-    """A wrapper that puts something around every line. form: takes the line's number and the line."""
+    """Return a wrapper that puts something around every line. form: takes the line's number and the line."""
 
     def wrap(text: str) -> str:
         whole = text.endswith("\n")
@@ -26,7 +26,7 @@ def _iso(number: int) -> str:
 
 
 def _json(**fields: str) -> Wrapper:
-    """One object a line; the field whose value is "LINE" holds the line."""
+    """Return one object a line; the field whose value is "LINE" holds the line."""
     return _each(
         lambda number, line: json.dumps({name: line if value == "LINE" else value for name, value in fields.items()})
     )

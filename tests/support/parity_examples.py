@@ -26,14 +26,14 @@ def track(prompt=0, seed=0):
 
 
 def oracle(*tracks):
-    """Two widths tried; every row is another in each."""
+    """Return two widths tried; every row is another in each."""
     tracks = tracks or (track(),)
     varied = {t.prompt: {keys: t.states + np.float32(keys / 100) for keys in (WINDOW - 1, WINDOW + 1)} for t in tracks}
     return Oracle(tracks, WINDOW, ("sliding_attention", "full_attention"), varied)
 
 
 def changed(base, row, logprob=0.0, states=None, token=None):
-    """The same track with one row's best logprob, states, or answer changed."""
+    """Return the same track with one row's best logprob, states, or answer changed."""
     logprobs, all_states, tokens = base.logprobs.copy(), base.states.copy(), list(base.tokens)
     logprobs[row, logprobs[row].argmax()] += logprob
     if states is not None:
@@ -48,7 +48,7 @@ def side(name="triton-mtp-off", **changes):
 
 
 def arm(folder, *tracks, column=None, ending=Ending.COMPLETED, raised=(), dumps=(), paths=None, reached=()):
-    """An arm that said these tracks; without any it ended early. paths: counted. reached: target keys."""
+    """Return an arm that said these tracks; without any it ended early. paths: counted. reached: target keys."""
     column = column or side()
     result = None
     if tracks:

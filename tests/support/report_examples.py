@@ -37,7 +37,7 @@ def report_of(*paths: Path, logs: tuple[Path, ...] = ()) -> Report:
 
 
 def hostile_draft(**changes) -> DumpDraft:
-    """The seed bug, with HOSTILE wherever a manifest takes any text."""
+    """Return the seed bug, with HOSTILE wherever a manifest takes any text."""
     fields = {
         "summary": HOSTILE,
         "verdict": HOSTILE,
@@ -63,7 +63,7 @@ def hostile_draft(**changes) -> DumpDraft:
 
 
 def large_draft(rows: int, columns: int, offences: list[tuple[int, int]]) -> DumpDraft:
-    """A table of int32 in which all entries are right but those at `offences`, which are 70 of 65."""
+    """Return a table of int32 in which all entries are right but those at `offences`, which are 70 of 65."""
     table = np.ones((rows, columns), np.int32)
     for row, column in offences:
         table[row, column] = 70

@@ -16,7 +16,7 @@ START_LIMIT_S = 150
 
 
 def free_port() -> int:
-    """A free port below 55536: SGLang takes the port 10000 above it for gRPC."""
+    """Return a free port below 55536: SGLang takes the port 10000 above it for gRPC."""
     # It stays free until the server is up, seconds later, so each of the processes that share the tests has its own.
     first = 21000 + 200 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     for port in range(first, first + 200):

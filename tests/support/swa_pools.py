@@ -8,7 +8,7 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 def make_swa_allocator(
     full_tokens, swa_tokens, page_size, *, heads=1, head_dim=8, swa_layers=(0,), full_layers=(1,), need_sort=False
 ):
-    """The allocator of a float32 pool pair. Sizes in tokens, the dummy page not counted; layers by id."""
+    """Return the allocator of a float32 pool pair. Sizes in tokens, the dummy page not counted; layers by id."""
     pool = SWAKVPool(
         size=full_tokens,
         size_swa=swa_tokens,

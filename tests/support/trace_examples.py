@@ -131,7 +131,7 @@ class TraceMaker:
 
 
 def _noise(until_us: float) -> list[dict[str, Any]]:
-    """What a profiler writes beside."""
+    """Say what a profiler writes beside."""
     common = {"pid": 4321, "tid": 4321, "ts": until_us / 2}
     stack = {"Python id": 1, "Python parent id": None, "Python module id": 0}
     return [

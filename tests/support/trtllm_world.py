@@ -31,7 +31,7 @@ def attention(layer_id):
 
 
 def trtllm_backend(swa_allocator):
-    """A TRTLLMHAAttnBackend with real pools whose page ids differ by pool.
+    """Return a TRTLLMHAAttnBackend with real pools whose page ids differ by pool.
 
     Its constructor wants a whole engine, so its fields are set here.
     """

@@ -22,7 +22,7 @@ from gemma4_repro.toys.vision import picture
 
 @contextmanager
 def one_rank(folder: Path, device: str = "cpu") -> Iterator[ModelConfig]:
-    """The groups and arguments that SGLang's layers ask for; taken down again."""
+    """Yield the groups and arguments that SGLang's layers ask for; taken down again."""
     before = server_args._global_server_args
     arguments = server_args.ServerArgs(
         model_path=str(folder), device=device, dtype="float32", attention_backend="triton"

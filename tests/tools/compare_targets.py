@@ -100,7 +100,7 @@ def _state(alike: float, identical: bool, equal_arguments: bool) -> str:
 
 
 def _elsewhere(before: Place, path: str, new: SourceTree) -> Place | None:
-    """The likest function of that name, and among equals the one whose class or module is called the same."""
+    """Return the likest function of that name, and among equals the one whose class or module is called the same."""
     owner, name = path.split(".")[-2:]
     found = [one for one in new.definitions(name) if not name.startswith("__") or one.path.split(".")[-2] == owner]
     rated = sorted(((likeness(before, one), one.path.split(".")[-2] == owner, one.path) for one in found), reverse=True)
@@ -110,13 +110,13 @@ def _elsewhere(before: Place, path: str, new: SourceTree) -> Place | None:
 
 
 def compare_all(old: SourceTree, new: SourceTree) -> list[Row]:
-    """One row per key of the base release, in the table's order."""
+    """Return one row per key of the base release, in the table's order."""
     users = {key: tuple(p.id for p in CATALOG if any(a.target == key for a in p.attachments)) for key in TARGETS[BASE]}
     return [compare(key, path, old, new, users[key]) for key, path in TARGETS[BASE].items()]
 
 
 def unresolved(table: Mapping[str, str | None], tree: SourceTree) -> list[str]:
-    """The keys of a table whose path leads nowhere in the tree, or to what a class only inherits."""
+    """Return the keys of a table whose path leads nowhere in the tree, or to what a class only inherits."""
     found = {key: tree.resolve(path) for key, path in table.items() if path and not tree.has_module(path)}
     return [key for key, place in found.items() if place is None or place.inherited]
 
@@ -152,7 +152,7 @@ def fetch(release: str, cache: Path) -> Path:
 
 
 def installed() -> Path:
-    """The folder that holds the installed SGLang, found without importing it."""
+    """Return the folder that holds the installed SGLang, found without importing it."""
     spec = importlib.util.find_spec("sglang")
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit("SGLang is not installed; make setup brings it")
@@ -160,7 +160,7 @@ def installed() -> Path:
 
 
 def line(row: Row) -> str:
-    """One row for people."""
+    """Return one row for people."""
     alike = "" if row.alike is None else f" {int(row.alike * 100)}%"
     signature = "".join(f" {sign}{name}" for sign, names in (("+", row.added), ("-", row.removed)) for name in names)
     where = f"{row.path} ({row.place})" if row.state == "moved" else row.place

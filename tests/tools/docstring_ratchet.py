@@ -10,8 +10,9 @@ docstrings themselves. Imports and bodies of functions may change, and the file 
 
 Rules are ruff's, in the convention "google" of pyproject.toml, and two that ruff does not have:
 
-    fragment     the first line begins in mid-sentence ("Of a line with ...", "As of the last line."), or names what a
-                 function returns without a verb ("Why the exit code is 5."); a module or a class may be a noun
+    fragment     the first line begins in mid-sentence ("Of a line with ...", "As of the last line."), or that of a
+                 function does not begin with its verb ("The exit code.", "Why it is 5.", "None if it has none."). A
+                 module, a class and a property may be a noun, and a test's docstring may state what is tested.
     args         an argument or a field is described outside the list `Args:` or `Attributes:`
 
 No rule asks for a docstring of a class or a function (D101 to D107): where the name and the types say everything, a
@@ -37,6 +38,12 @@ RUFF_RULES = "D100,D104,D2,D3,D4"
 # A summary that begins with one of these has had no verb in this project.
 PREPOSITION = re.compile(r"(Of|As|With|By|Under|Behind|Between|In the order) ")
 CLAUSE = re.compile(r"(Which|Whose|Why|Whether|What|How|Where) ")
+# Articles, pronouns, numbers, prepositions and conjunctions: no verb begins with them.
+NO_VERB = re.compile(
+    r"(The|An?|None|One|Two|Three|Every|Each|All|Both|No|Any|Some|Only|This|That|These|Those|Its?|They|There|Nothing"
+    r"|Everything|Not|Without|At|In|On|From|To|For|Like|Up|If|When|After|Before|Around|Until|Once|While|Instead|Beside"
+    r"|Within|Other|Our|SGLang's|True|False|Per|Also)(?=[\s,:;.`-])"
+)
 LISTED = ("Args:", "Arguments:", "Attributes:", "Keyword Args:")
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -71,6 +78,13 @@ def names_of(node: Documented) -> list[str]:
     return []
 
 
+def begins_with_a_verb(node: Documented) -> bool:
+    """Return whether the docstring of this has to: that of a function which is neither a property nor a test."""
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("test_"):
+        return False
+    return not any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
 def fingerprint(text: str) -> str:
     """Digest what docstrings are about: the digest outlives changes of imports and of the bodies of functions."""
     about = [
@@ -92,8 +106,8 @@ def own_findings(text: str) -> Iterator[str]:
             continue
         line, about = getattr(node, "lineno", 1), name or "the module"
         first, *rest = words.splitlines()
-        clause = not isinstance(node, ast.Module | ast.ClassDef) and CLAUSE.match(first)
-        if clause or PREPOSITION.match(first):
+        verbless = begins_with_a_verb(node) and (CLAUSE.match(first) or NO_VERB.match(first))
+        if verbless or PREPOSITION.match(first):
             yield f"{line}: fragment: the docstring of {about} begins in mid-sentence: {first!r}"
         known, in_list = set(names_of(node)), False
         for row in rest:

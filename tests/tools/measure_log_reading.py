@@ -35,7 +35,7 @@ def block(batches_only: bool = False) -> tuple[bytes, int, int]:
 
 
 def read(command: list[str], text: bytes, repeats: int) -> tuple[dict, float]:
-    """The document of a command that reads the text so many times on stdin, and the seconds that it took."""
+    """Return the document of a command that reads the text so many times on stdin, and the seconds that it took."""
     reader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert reader.stdin is not None
     assert reader.stdout is not None

@@ -193,7 +193,7 @@ def _function_at(text: str, line: int) -> tuple[str, int]:
 
 
 def _functions(text: str) -> Iterator[tuple[str, int, int]]:
-    """Every function and class with its first line (from 0) and the one after its last, outer ones first."""
+    """Yield every function and class with its first line (from 0) and the one after its last, outer ones first."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
     def walk(node: ast.AST, outer: str) -> Iterator[tuple[str, int, int]]:

@@ -69,7 +69,7 @@ class SourceTree:
         self._modules: dict[str, ast.Module | None] = {}
 
     def resolve(self, path: str) -> Place | None:
-        """The definition or binding behind a dotted path, None where it leads nowhere."""
+        """Return the definition or binding behind a dotted path, None where it leads nowhere."""
         words = path.split(".")
         for length in range(len(words) - 1, 0, -1):
             module = ".".join(words[:length])
@@ -82,7 +82,7 @@ class SourceTree:
         return self._parsed(path) is not None
 
     def definitions(self, name: str) -> Iterator[Place]:
-        """Every function and class of that name, in files whose text has its `def` or `class`."""
+        """Yield every function and class of that name, in files whose text has its `def` or `class`."""
         wanted = re.compile(rf"\b(?:def|class)\s+{re.escape(name)}\b")
         for file in sorted((self.root / "sglang").rglob("*.py")):
             if wanted.search(file.read_text(encoding="utf-8", errors="replace")):
@@ -145,7 +145,7 @@ class SourceTree:
         return None
 
     def _unfollowed(self, module: str, path: str, one: ast.stmt, origin: str, name: str) -> Place | None:
-        """An import from elsewhere binds the name; one of a name that SGLang does not have binds nothing."""
+        """Say whether an import binds the name: one from elsewhere does, one of a name that SGLang lacks does not."""
         inside = origin.partition(".")[0] == "sglang"
         known = not inside or self._parsed(f"{origin}.{name}") is not None
         return self._place(module, path, one) if known else None
@@ -191,7 +191,7 @@ class SourceTree:
 
 
 def likeness(one: Place, other: Place) -> float:
-    """The share of lines that two definitions have in common, 0 to 1, in difflib's sense."""
+    """Return the share of lines that two definitions have in common, 0 to 1, in difflib's sense."""
     return difflib.SequenceMatcher(None, one.text, other.text, autojunk=False).ratio()
 
 
@@ -200,7 +200,7 @@ def _module_of(file: str) -> str:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements, and those in branches of `if`, `try` and `with`, which run in the same scope."""
+    """Yield the statements, and those in branches of `if`, `try` and `with`, which run in the same scope."""
     for one in body:
         yield one
         if isinstance(one, (ast.If, ast.Try, ast.With)):

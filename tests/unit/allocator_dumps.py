@@ -15,14 +15,14 @@ _numbers = itertools.count()
 
 
 def draft_of(allocator, verdict="double_free"):
-    """What a dump would hold if the probe reported something now."""
+    """Say what a dump would hold if the probe reported something now."""
     site = "SWATokenToKVPoolAllocator.free"
     draft = swa_allocator_state.draft_of(allocator, "swa-double-free", verdict, site, "made by a test", {})
     return replace(draft, mode="log", action="logged")
 
 
 def write(root, draft):
-    """The dump of a draft, in a store of its own below `root`."""
+    """Return the dump of a draft, in a store of its own below `root`."""
     outcome = write_dump(root / f"store{next(_numbers)}", draft)
     assert outcome.path is not None, outcome
     return read_dump(outcome.path)

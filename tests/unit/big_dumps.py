@@ -18,7 +18,7 @@ MAX_LINKS = 30_000
 
 
 def sparse_dump(root: Path, cache_bytes: int, hashed: bool = False) -> Path:
-    """The seed bug with a KV cache of `cache_bytes` zeros behind its page table; the file takes no room on disk.
+    """Return the seed bug with a KV cache of `cache_bytes` zeros behind its page table; the file takes no room on disk.
 
     hashed: with the SHA-256 that such a file has, else with a wrong one.
     """

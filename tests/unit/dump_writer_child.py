@@ -61,7 +61,7 @@ def kill_at_call(wanted: int) -> None:
 
 
 def check_after_kill(root: Path) -> None:
-    """The store lists, holds its cap, what is complete is whole, and the next writer works."""
+    """Assert that the store lists, holds its cap, what is complete is whole, and the next writer works."""
     store = DumpStore(root, CAPS)
     entries = store.list()
     complete = [entry for entry in entries if entry.state == "complete"]

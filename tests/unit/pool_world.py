@@ -24,7 +24,7 @@ FULL_TOKENS, SWA_TOKENS, WINDOW, REQUEST_SLOTS = 640, 320, 32, 6
 
 
 def server_arguments(page_size):
-    """The few fields that the functions under test read of SGLang's global arguments."""
+    """Return the few fields that the functions under test read of SGLang's global arguments."""
     return SimpleNamespace(
         attention_backend="torch_native",
         page_size=page_size,

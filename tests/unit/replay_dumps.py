@@ -18,7 +18,7 @@ def offence(row, column, value, table="page_table", bound=65):
 
 
 def paged_draft(table, key_counts, *, bound=65, page_size=4, space="full", translated=None, scalars=None, **changes):
-    """A page table of `space` ids on the SWA buffer if there is a translation, else on its own pool's."""
+    """Return a page table of `space` ids on the SWA buffer if there is a translation, else on its own pool's."""
     table = np.asarray(table, np.int32)
     tensors = {"page_table": table, "cache_seqlens": np.asarray(key_counts, np.int32)}
     tensors["request_slots"] = np.arange(1, table.shape[0] + 1, dtype=np.int64)
@@ -38,7 +38,7 @@ def paged_draft(table, key_counts, *, bound=65, page_size=4, space="full", trans
 
 
 def list_draft(slots, indptr, *, bound=65 * 4, page_size=4, **changes):
-    """A slot list of full ids on the full buffer."""
+    """Return a slot list of full ids on the full buffer."""
     tensors = {"kv_indices": np.asarray(slots, np.int64), "kv_indices_indptr": np.asarray(indptr, np.int32)}
     tensors["request_slots"] = np.arange(1, len(indptr), dtype=np.int64)
     fields = {
@@ -56,7 +56,7 @@ def list_draft(slots, indptr, *, bound=65 * 4, page_size=4, **changes):
 
 
 def written(root, draft):
-    """The dump, read back from a store at `root`."""
+    """Return the dump, read back from a store at `root`."""
     outcome = DumpStore(root).write(draft)
     assert outcome.path is not None, outcome
     return read_dump(outcome.path)

@@ -38,7 +38,7 @@ def retraction(second: int, requests: int = 1, rank: str = "") -> str:
 
 
 def death(second: int, last_line: str, rank: str = "", frame: str = "scheduler.py") -> str:
-    """A scheduler's traceback."""
+    """Return a scheduler's traceback."""
     return (
         f"{stamp(second, rank)} Scheduler hit an exception: Traceback (most recent call last):\n"
         f'  File "/srv/sglang/{frame}", line 12, in step\n'

@@ -34,7 +34,7 @@ def decode(allocator, held):
 
 
 def caught(call):
-    """The dump that `call` was trapped with."""
+    """Return the dump that `call` was trapped with."""
     with pytest.raises(TrappedViolation) as trap:
         call()
     assert trap.value.dump is not None

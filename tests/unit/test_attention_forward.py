@@ -24,7 +24,7 @@ WIDTH, HEADS, KV_HEADS, SIZE, TOKENS, PLACES = 24, 4, 2, 16, 5, 40
 
 @pytest.fixture(autouse=True)
 def session(monkeypatch, tmp_path):
-    """One with this op, on what counts as the host engine."""
+    """Yield one with this op, on what counts as the host engine."""
     monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(tmp_path))
     monkeypatch.setattr(eligible, "on_host_engine", lambda: True)
     asked = SimpleNamespace(enable_deterministic_inference=False, rl_on_policy_target=None)

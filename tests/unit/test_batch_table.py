@@ -32,7 +32,7 @@ ODD = (
 
 
 def changed(line: str, numbers: list[tuple[int, str]]) -> str:
-    """The line with some of its numbers replaced."""
+    """Return the line with some of its numbers replaced."""
     spans = [match.span() for match in re.finditer(r"\d+(?:\.\d+)?", line)]
     for at, text in sorted(numbers, key=lambda pair: -(pair[0] % len(spans))):
         begin, end = spans[at % len(spans)]
@@ -83,7 +83,7 @@ def test_times_come_back(text):
 
 
 def mixed() -> str:
-    """A log of several ranks in which much happens between the batch lines."""
+    """Return a log of several ranks in which much happens between the batch lines."""
     lines = [f"{stamp(0)} server_args=ServerArgs(model_path='x', tp_size=2)\n"]
     for second in range(400):
         rank = f"DP{second % 3} TP0"

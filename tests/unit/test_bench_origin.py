@@ -14,7 +14,7 @@ from gemma4_triage.report.bench_origin import portable_command, portable_name, p
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A repository of one commit."""
+    """Return a repository of one commit."""
 
     def git(*words):
         settings = ("-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false")

@@ -46,7 +46,7 @@ def marks_of(sent):
 
 @pytest.fixture
 def marks(monkeypatch):
-    """The process's marks, fresh."""
+    """Return the process's marks, fresh."""
     fresh = Degraded()
     for module in (degraded, report, clamp):
         monkeypatch.setattr(module, "DEGRADED", fresh)

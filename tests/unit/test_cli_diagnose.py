@@ -126,7 +126,7 @@ class TestWhatItSays:
 class TestLog:
     @pytest.fixture
     def own_log(self, tmp_path):
-        """The log of a crash that names a dump of the seed bug's run."""
+        """Return the log of a crash that names a dump of the seed bug's run."""
         text = (LOGS / "illegal-access.log").read_text()
         log = tmp_path / "server.log"
         log.write_text(f"{text}page-table-bounds: page 65 [logged; seen 1 times; dump: /gone/{LATEST}]\n")

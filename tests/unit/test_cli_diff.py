@@ -30,7 +30,7 @@ def add(store, table=None, **changes):
 
 @pytest.fixture
 def two(store):
-    """Two dumps with five different entries, the first at [1, 3]."""
+    """Return two dumps with five different entries, the first at [1, 3]."""
     table = np.zeros((4, 5), np.int32)
     changed = table.copy()
     changed[1, 3:], changed[3, :3] = 65, 66

@@ -87,7 +87,7 @@ class TestDoctor:
         assert check["detail"] == f"pid 7; our kernel: routing; batched: vision-batching; {own}"
 
     def test_a_fault_that_never_acted_is_named(self, tmp_path):
-        """Of a server's processes one has what a fault acts on; a later server and an earlier one are others."""
+        """One of a server's processes has what a fault acts on; a later server and an earlier one are others."""
         (tmp_path / "guards").mkdir()
 
         def write(minute, pid, faults, **injected):

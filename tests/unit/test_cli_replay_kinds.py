@@ -30,7 +30,7 @@ def cli(capsys):
 
 @pytest.fixture
 def edited(tmp_path):
-    """A copy of a dump with another manifest or other events."""
+    """Return a copy of a dump with another manifest or other events."""
 
     def edit(path, events=None, **scalars):
         copy = tmp_path / path.name

@@ -28,7 +28,7 @@ LONG = "x" * 300
 
 
 def shell(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A line of bash in the repository; $G is the command."""
+    """Return a line of bash in the repository; $G is the command."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("GEMMA4_", "SGLANG_"))}
     return subprocess.run(
         ["bash", "-c", line],
@@ -105,7 +105,7 @@ class TestOutputs:
 
 @pytest.fixture
 def unreadable(tmp_path):
-    """A folder that this process may not enter, and the name of the dump in it."""
+    """Yield a folder that this process may not enter, and the name of the dump in it."""
     dump = ROOT / DUMP
     shutil.copytree(dump, tmp_path / "closed" / dump.name)
     # What the commands import lies in folders of root's too.

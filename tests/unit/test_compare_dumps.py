@@ -41,7 +41,7 @@ def written(root: Path, **changes) -> Path:
 
 
 def pair(root: Path, a: dict, b: dict) -> Comparison:
-    """The seed bug twice, each with its own changes."""
+    """Return the seed bug twice, each with its own changes."""
     return compared(written(root, **a), written(root, **b))
 
 
@@ -51,7 +51,7 @@ def arrays_pair(root: Path, a: dict[str, np.ndarray], b: dict[str, np.ndarray]) 
 
 
 def swapped(comparison: Comparison) -> Comparison:
-    """What comparing B with A has to give."""
+    """Say what comparing B with A has to give."""
     letters = {"A": "B", "B": "A", None: None}
 
     def fields(differences):

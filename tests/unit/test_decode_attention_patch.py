@@ -51,7 +51,7 @@ def arguments(**changed):
 
 
 def call(backend, **changed):
-    """As `forward_decode` does: the first thirteen by position."""
+    """Call it as `forward_decode` does: the first thirteen by position."""
     given = arguments()
     positional = [changed.get(name, value) for name, value in given.items()]
     backend.decode_attention_fwd(*positional, **{name: changed[name] for name in changed if name not in given})
@@ -59,7 +59,7 @@ def call(backend, **changed):
 
 @pytest.fixture
 def backend(monkeypatch):
-    """A backend after the hook, with the patch in force, and the calls of our kernel in `ours`."""
+    """Return a backend after the hook, with the patch in force, and the calls of our kernel in `ours`."""
     made = Backend()
     made.ours = []
     monkeypatch.setattr(patch, "switched_on", lambda op: op == "decode-attention")

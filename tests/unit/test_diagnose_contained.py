@@ -42,7 +42,7 @@ def audit(incident):
 
 
 def listing(audit: Dump, folder: Path, *rows: dict[str, int]) -> Dump:
-    """The same audit with these suspects, each like the one that it has but for the columns named."""
+    """Return the same audit with these suspects, each like the one that it has but for the columns named."""
     columns = str(audit.manifest.scalars["columns"]).split(",")
     table = np.repeat(np.array(audit.tensor(TABLE)), len(rows), axis=0)
     for number, row in enumerate(rows):

@@ -16,7 +16,7 @@ BEGIN = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 def dump(pid=1, rank=0, started_s=0.0, after_s=60.0, host="a", command=("server",), **changes) -> Dump:
-    """A dump written `after_s` after its process wrote its guard manifest at `started_s`."""
+    """Return a dump written `after_s` after its process wrote its guard manifest at `started_s`."""
     started = BEGIN + timedelta(seconds=started_s)
     created = started + timedelta(seconds=after_s)
     fields = {

@@ -205,18 +205,18 @@ def test_a_line_about_the_releases_window_is_a_note_too():
 class TestWhichIncident:
     @pytest.fixture
     def two(self) -> list[Incident]:
-        """Two incidents of one evening, the newer first."""
+        """Return two incidents of one evening, the newer first."""
         dumps = (corpus_dump("negative-page", "negative"), corpus_dump("swa-state-stale", "wrong_space"))
         incidents = group(dumps)
         assert len(incidents) == 2
         return incidents
 
     def at(self, time: str) -> LogFacts:
-        """A batch line of a CPU, as the corpus' dumps are."""
+        """Return a batch line of a CPU, as the corpus' dumps are."""
         return log_of(ON_CPU.replace(ON_CPU[1:20], time))
 
     def placed(self, incidents: list[Incident], facts: LogFacts) -> tuple[list[int], LogLink]:
-        """The number of logs of each incident and each run of only a log, and how this log stands."""
+        """Return the number of logs of each incident and each run of only a log, and how this log stands."""
         found = assign_logs(incidents, [facts])
         (link,) = [link for incident in found for link in incident.log_links]
         return [len(incident.logs) for incident in found], link

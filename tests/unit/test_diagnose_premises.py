@@ -18,7 +18,7 @@ _FREE_AND_HELD = 3
 
 
 def held_page(folder: Path, pool: int, alloc_step: int, free_step: int) -> Finding:
-    """The first finding of an audit that saw a page free and held, last handed out and freed at these steps."""
+    """Return the first finding of an audit that saw a page free and held, last handed out and freed at these steps."""
     dump = corpus_dump("double-bookkeeping", "pool_leak")
     table = np.array(dump.tensor("suspects"))[:1]
     table[0, 1], table[0, _FAULT] = pool, _FREE_AND_HELD

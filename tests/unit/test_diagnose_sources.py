@@ -17,7 +17,7 @@ CPU = "20261121T103430.648335Z_vm_r0_p24275_page-table-bounds_0001"
 
 
 def rules(cli, *words) -> tuple[int, list[list[str]], dict]:
-    """The exit code, the rules that each incident's findings have, and the document."""
+    """Return the exit code, the rules that each incident's findings have, and the document."""
     code, out, err = cli("diagnose", *words, "--json")
     found = json.loads(out)
     return (

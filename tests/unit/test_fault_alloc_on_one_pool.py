@@ -6,7 +6,7 @@ from swa_pools import make_swa_allocator
 
 
 def decode(allocator, length):
-    """One token for a request of `length` tokens, which needs a page."""
+    """Return one token for a request of `length` tokens, which needs a page."""
     lengths = torch.tensor([length + 1])
     return allocator.alloc_decode(lengths, lengths, torch.tensor([length + 15]))
 

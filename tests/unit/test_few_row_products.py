@@ -43,7 +43,7 @@ def make_layer(**arguments):
 
 @pytest.fixture
 def table(monkeypatch):
-    """A table of this CPU: of one size, up to 8 rows ours and above that cuBLAS."""
+    """Yield a table of this CPU: of one size, up to 8 rows ours and above that cuBLAS."""
     plans = (None, *[PLAN] * 8, *[None] * (MAX_ROWS - 8))
     monkeypatch.setattr(small_linear, "tables", lambda: {("cpu", "float32"): {}})
     monkeypatch.setattr(small_linear, "tuned_plans", lambda gpu, dtype, n, k: plans if (n, k) == (96, 64) else None)
@@ -54,7 +54,7 @@ def table(monkeypatch):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The (x, weight, plan) of each product of ours; its result is marked by its sign."""
+    """Return the (x, weight, plan) of each product of ours; its result is marked by its sign."""
     seen = []
 
     def product(x, weight, plan):

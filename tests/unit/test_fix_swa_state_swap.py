@@ -16,7 +16,7 @@ SLIDING = 1
 
 @pytest.fixture
 def dummy_pool():
-    """The assistant's own pool, as FROZEN_KV_MTP makes it: 64 tokens, one layer, no sliding window."""
+    """Return the assistant's own pool, as FROZEN_KV_MTP makes it: 64 tokens, one layer, no sliding window."""
     return MHATokenToKVPool(64, 16, torch.float32, 2, 8, 1, "cpu", False)
 
 

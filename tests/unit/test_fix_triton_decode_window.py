@@ -36,7 +36,7 @@ def without_fix(attach, make):
 
 
 def decode_list(backend, lengths, graph=False):
-    """Per request the SWA slots that a decode's sliding layers read."""
+    """Return per request the SWA slots that a decode's sliding layers read."""
     forward_batch = batch(lengths, locations=torch.zeros(len(lengths), dtype=torch.int64))
     if graph:
         backend.init_forward_metadata_out_graph(forward_batch)
@@ -48,7 +48,7 @@ def decode_list(backend, lengths, graph=False):
 
 
 def newest(backend, row, length, keys):
-    """The SWA slots of the newest `keys` of the `length` tokens of a request."""
+    """Return the SWA slots of the newest `keys` of the `length` tokens of a request."""
     slots = slots_of(backend, row, *range(max(length - keys, 0), length))
     return backend.token_to_kv_pool.translate_loc_from_full_to_swa(slots).tolist()
 

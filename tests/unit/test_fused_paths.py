@@ -29,7 +29,7 @@ OPS = [patch for patch in CATALOG if patch.kind is Kind.OPTIMISATION]
 
 @pytest.fixture
 def session(monkeypatch, tmp_path):
-    """A session of this process with every optimisation, as a server with CUDA has it: no host engine."""
+    """Yield a session of this process with every optimisation, as a server with CUDA has it: no host engine."""
     monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(tmp_path))
     made = Session(read_settings(), tuple(OPS))
     made.start()

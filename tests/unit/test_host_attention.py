@@ -18,7 +18,7 @@ def make_cache(pages, kv_heads, dim, generator):
 
 
 def oracle(query, cache, table, length, first_query, window_left, scale):
-    """One request, token by token in fp64. query [queries, heads, dim] at positions first_query, first_query+1, ..."""
+    """Compute one request in fp64. query [queries, heads, dim] at positions first_query, first_query+1, ..."""
     keys, values = (torch.stack([c[int(table[j // PAGE]), :, j % PAGE] for j in range(length)]).double() for c in cache)
     out = torch.zeros(query.shape, dtype=torch.float64)
     group = query.shape[1] // keys.shape[1]
@@ -136,7 +136,7 @@ def one_query(cache, pages, model, monkeypatch, window_left=-1):
 
 
 def arena_cache():
-    """Two layers of 3 pages each, as the pool lays them out: swa k0 k1, swa v0 v1."""
+    """Return two layers of 3 pages each, as the pool lays them out: swa k0 k1, swa v0 v1."""
     lists = [[torch.randn(3 * PAGE, 2, 8) for _ in range(2)] for _ in "kv"]
     lay_in_arena(lists)
     return [tuple(buffers[i].view(-1, PAGE, 2, 8).permute(0, 2, 1, 3) for buffers in lists) for i in range(2)]

@@ -25,7 +25,7 @@ def experts():
 
 
 def method(activation):
-    """What `forward_native` is called on; nothing else of it is read."""
+    """Say what `forward_native` is called on; nothing else of it is read."""
     from sglang.srt.layers.moe.moe_runner import MoeRunnerConfig
 
     return SimpleNamespace(moe_runner_config=MoeRunnerConfig(activation=activation))

@@ -12,7 +12,7 @@ HIDDEN, EXPERTS, TOKENS = 16, 5, 7
 
 @pytest.fixture
 def routers():
-    """The same weights in SGLang's router and in transformers'."""
+    """Return the same weights in SGLang's router and in transformers'."""
     from sglang.srt.models.gemma4_causal import Gemma4Router
     from transformers import Gemma4TextConfig
     from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRouter

@@ -16,7 +16,7 @@ FORGED = "x\nCERTAIN  FORGED\r\nCERTAIN  FORGED\u2028CERTAIN  FORGED\u2029\x0bCE
 
 
 def damaged_store(root, count):
-    """A store of equal dumps, whose tensors are none of theirs."""
+    """Return a store of equal dumps, whose tensors are none of theirs."""
     store = DumpStore(root)
     for _ in range(count):
         path = store.write(seed_bug_draft()).path
@@ -27,7 +27,7 @@ def damaged_store(root, count):
 
 @pytest.fixture
 def forged(tmp_path):
-    """A dump in which every string that a probe words begins lines of its own."""
+    """Return a dump in which every string that a probe words begins lines of its own."""
     store = DumpStore(tmp_path / "store")
     words = dict.fromkeys(("summary", "site", "backend", "repeat_command"), FORGED)
     path = store.write(seed_bug_draft(**words, scalars={FORGED: FORGED}, guards={FORGED: FORGED})).path

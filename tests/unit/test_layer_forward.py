@@ -56,7 +56,7 @@ def matrix(rows, columns):
 
 
 def layer_of(kind):
-    """What Gemma4DecoderLayer.forward reads of a layer: real norms, and matrices for attention, MLP and experts."""
+    """Say what Gemma4DecoderLayer.forward reads of a layer: real norms, and matrices for attention, MLP and experts."""
     ple, experts = kind == "ple", kind == "experts"
     attention, experts_in, experts_mix = matrix(WIDTH, WIDTH), matrix(WIDTH, WIDTH), matrix(EXPERTS, WIDTH)
     gate, projection = matrix(WIDTH, PLE), matrix(PLE, WIDTH)

@@ -21,7 +21,7 @@ FACTS = ("last_event", "owner", "generation", "alloc_site", "alloc_step", "free_
 
 
 def make_ledger(page_size, hybrid, free):
-    """A ledger of pools with the free pages `free` {name: pages}."""
+    """Return a ledger of pools with the free pages `free` {name: pages}."""
     inner = {
         name: SimpleNamespaceWithIdentity(
             size=PAGES[name] * page_size,

@@ -45,7 +45,7 @@ def read(*lines: str, points: int = 240):
 
 
 def judged(text: bytes, cuts: list[int]) -> str:
-    """Everything that is said about the text, as one string."""
+    """Return everything that is said about the text, as one string."""
     edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     facts = read_log("x", [text[a:b] for a, b in pairwise(edges)])
     return json.dumps(logs_document([facts], findings(facts)), allow_nan=False)

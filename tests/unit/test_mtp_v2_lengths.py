@@ -15,7 +15,7 @@ CONTEXT = 256
 
 
 def scheduled(allocated, verifies=True, known=None):
-    """What FutureMap is given of a batch; `allocated` per request."""
+    """Say what FutureMap is given of a batch; `allocated` per request."""
     indices = torch.arange(1, len(allocated) + 1) if verifies else None
     return SimpleNamespace(
         spec_info=SimpleNamespace(future_indices=indices),

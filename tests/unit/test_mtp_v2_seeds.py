@@ -12,7 +12,7 @@ WIDTH, NODES = 6, 4
 
 @pytest.fixture
 def worker():
-    """Without a model: seeds are gathers."""
+    """Return a worker without a model: seeds are gathers."""
     made = object.__new__(FrozenKVMTPDraftWorkerV2)
     made.topk, made.speculative_num_draft_tokens, made.device = 1, NODES, "cpu"
     made.model_config = SimpleNamespace(dtype=torch.bfloat16)

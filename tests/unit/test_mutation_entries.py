@@ -81,7 +81,7 @@ def test_what_cannot_be_wrong_in_that_way_is_left_alone(defect: Defect) -> None:
 
 @pytest.fixture
 def live(swa_allocator: Any) -> LiveState:
-    """Two requests of 40 and 20 tokens on SGLang's allocator, with aged pools, and an empty prefix cache."""
+    """Return two requests of 40 and 20 tokens on SGLang's allocator, with aged pools, and an empty prefix cache."""
     standing_state.age(swa_allocator, 3)
     rows = torch.zeros(4, 64, dtype=torch.int32)
     requests = []

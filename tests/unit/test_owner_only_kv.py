@@ -28,7 +28,7 @@ ARGUMENTS = {
 
 @pytest.fixture
 def said(monkeypatch):
-    """What was decided."""
+    """Say what was decided."""
     texts = []
     monkeypatch.setattr(owner_only_kv, "decide", lambda patch, text: texts.append((patch, text)))
     return texts

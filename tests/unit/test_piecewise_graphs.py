@@ -34,7 +34,7 @@ def chosen(monkeypatch, **arguments):
 
 
 def decided(monkeypatch, **arguments):
-    """SGLang's rules applied to these arguments, for a multimodal Gemma-4 on a CUDA device."""
+    """Return SGLang's rules applied to these arguments, for a multimodal Gemma-4 on a CUDA device."""
     for other in ("is_hip", "is_npu", "is_cpu", "is_mps", "is_xpu"):
         monkeypatch.setattr(sglang_arguments, other, lambda: False)
     made = object.__new__(ServerArgs)

@@ -72,7 +72,7 @@ def dummy_pool():
 
 @pytest.fixture
 def worker(swa_allocator, dummy_pool):
-    """A FrozenKVMTPWorker as it stands when it begins to capture. Its constructor wants two checkpoints."""
+    """Return a FrozenKVMTPWorker as it stands when it begins to capture. Its constructor wants two checkpoints."""
     pool, table = swa_allocator.get_kvcache(), SimpleNamespace()
     target = runner(swa_allocator, pool, Gemma4Layers(("sliding", 0), ("sliding", 1), ("full", 2)), table)
     draft = runner(swa_allocator, dummy_pool, Gemma4Layers(("sliding", SLIDING), ("full", FULL)), table)

@@ -32,7 +32,7 @@ def backend(swa_allocator):
 
 @pytest.fixture
 def pool(swa_allocator):
-    """The pool pair, each slot of each layer with values of its own."""
+    """Return the pool pair, each slot of each layer with values of its own."""
     found = swa_allocator.get_kvcache()
     for layer_id in (SLIDING, 1, FULL):
         for number, buffer in enumerate(layer_buffers(found, layer_id)[:2]):
@@ -51,7 +51,7 @@ def pages_of(pool, layer_id):
 
 
 def spoil(backend, row, column, page=65):
-    """An entry of the finished SWA table, and the probe is asked again."""
+    """Spoil an entry of the finished SWA table, and ask the probe again."""
     backend.forward_metadata.swa_page_table[row, column] = page
 
 

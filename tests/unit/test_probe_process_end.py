@@ -33,7 +33,7 @@ LENGTH = 20
 
 
 def scheduler_with(batch):
-    """A scheduler that has nothing but what its loop and the probe read."""
+    """Return a scheduler that has nothing but what its loop and the probe read."""
     scheduler = Scheduler.__new__(Scheduler)
     scheduler.device, scheduler.forward_ct = "cpu", 7
     scheduler.device_module = torch.cpu

@@ -34,7 +34,7 @@ def rank():
 
 @pytest.fixture
 def layers(rank):
-    """The attention of each layer; `seen` of one is what its kernels were called with."""
+    """Return the attention of each layer; `seen` of one is what its kernels were called with."""
     found = [layer.self_attn for layer in vision_world.load_model(rank).language_model.layers]
     for attention in found:
         stub = Attend()

@@ -87,7 +87,7 @@ def aborted(*requests):
 
 
 def replay_of(checker, recorded, table, page=None):
-    """What a replay does: SGLang fills the static arrays, the graph checks them, the hook leaves a read."""
+    """Say what a replay does: SGLang fills the static arrays, the graph checks them, the hook leaves a read."""
 
     def replay():
         table.copy_(torch.tensor([[1, 2], [3, 4]]))
@@ -176,7 +176,7 @@ class TestClamp:
 
     @pytest.fixture
     def marks(self, attach, monkeypatch):
-        """The process's marks, fresh."""
+        """Return the process's marks, fresh."""
         attach("off", "clamp")
         monkeypatch.setattr(report, "DEGRADED", fresh := Degraded())
         return fresh

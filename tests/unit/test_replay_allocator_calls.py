@@ -45,7 +45,7 @@ def root(tmp_path):
 
 
 def chosen(calls, pick, *names):
-    """The number of one of the calls `names`, not the last."""
+    """Return the number of one of the calls `names`, not the last."""
     numbers = [at for at, call in enumerate(calls[:-1]) if call["call"] in names and call.get("full")]
     assume(numbers)
     return numbers[pick % len(numbers)]

@@ -27,7 +27,7 @@ PAGE = 4
 
 
 def dense(query, keys, values, scale):
-    """One query [heads, d] over keys, values [n, kv_heads, d], head by head."""
+    """Return one query [heads, d] over keys, values [n, kv_heads, d], head by head."""
     group = query.shape[0] // keys.shape[1]
     out = np.zeros(query.shape)
     for head in range(query.shape[0]):

@@ -67,7 +67,7 @@ def damaged_calls(draw):
 
 
 def one_less(cut):
-    """Every call with one row, column or key less."""
+    """Yield every call with one row, column or key less."""
     rows, columns = cut.call.rows, len(cut.columns)
     if rows > 1:
         yield from (keep_rows(cut, [row for row in range(rows) if row != out]) for out in range(rows))

@@ -59,7 +59,7 @@ def section(page, name: str):
 
 
 def assert_alone(page, html: str) -> None:
-    """Nothing is loaded, run or addressed outside."""
+    """Assert that nothing is loaded, run or addressed outside."""
     tags = {element.tag for element in page.iter() if isinstance(element.tag, str)}
     assert not tags & {"script", "link", "iframe", "object", "embed", "img", "image", "use", "base", "form", "a:href"}
     for element in page.iter():

@@ -45,7 +45,7 @@ def finished(tmp_path, monkeypatch):
         return run
 
     def trapped_by(raised):
-        """The run of all arms that was made last, with this error in the log of the arm with probes."""
+        """Return the run of all arms that was made last, with this error in the log of the arm with probes."""
         outcomes = {arm: _outcome(arm, tmp_path / arm) for arm in ALL}
         outcomes["fault-probes"] = replace(outcomes["fault-probes"], raised=(raised,))
         run = Run(TRTLLM, tmp_path, "0.5.13.post1", 42.0, 9.0, judge(TRTLLM, outcomes))

@@ -84,7 +84,7 @@ def fake_command(code: str = FAKE) -> list[str]:
 
 
 def scenario(*names: str) -> Scenario:
-    """An arm whose name begins with `sees` has prompts with pictures."""
+    """Return an arm whose name begins with `sees` has prompts with pictures."""
     text = Workload(prompt_count=1, prompt_tokens=2, shortest_new_tokens=1, longest_new_tokens=1)
     loads = [None if name.startswith("sees") else text for name in names]
     arms = tuple(

@@ -13,7 +13,7 @@ PROMPTS = range(120)
 
 
 def aborted_by_sglang(named: str, ids: list[str]) -> list[str]:
-    """The ids of running requests that the scheduler ends when `named` is to be aborted."""
+    """Return the ids of running requests that the scheduler ends when `named` is to be aborted."""
     running = [SimpleNamespace(rid=rid, to_finish=None, finished=lambda: False) for rid in ids]
     scheduler = SimpleNamespace(
         waiting_queue=[],

@@ -135,7 +135,7 @@ def places(value, path=()):
 
 @st.composite
 def damaged(draw):
-    """A verdict of a finished run: cut, with other bytes in it, or with other values and without some."""
+    """Return a verdict of a finished run: cut, with other bytes in it, or with other values and without some."""
     path = draw(st.sampled_from([MUTABLE / name / "verdict.json" for name in ("corpus", "diff-patches", "e4b-trtllm")]))
     data = path.read_bytes()
     how = draw(st.sampled_from(["cut", "bytes", "values"]))

@@ -16,7 +16,7 @@ LONG = "x" * 100_000
 
 @contextmanager
 def full_disk():
-    """No file of this process may grow beyond 4 KiB: the write fails as on a full disk, with part of it written."""
+    """Let no file of this process grow beyond 4 KiB: a write fails as on a full disk, with part of it written."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     try:

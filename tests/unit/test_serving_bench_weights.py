@@ -15,7 +15,7 @@ VISION = ("vision_tower", "embed_vision")
 
 @pytest.fixture
 def kept(vision_model):
-    """The model, whose weights are put back."""
+    """Yield the model, whose weights are put back."""
     before = {name: parameter.detach().clone() for name, parameter in vision_model.named_parameters()}
     buffers = {name: buffer.detach().clone() for name, buffer in vision_model.named_buffers()}
     yield vision_model

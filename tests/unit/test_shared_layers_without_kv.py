@@ -43,7 +43,7 @@ def backend(attach, swa_allocator):
 
 
 def extend(backend):
-    """A prefill of one request of LENGTH tokens, padded to PADDED, as a piecewise graph has it."""
+    """Return a prefill of one request of LENGTH tokens, padded to PADDED, as a piecewise graph has it."""
     made = batch([LENGTH], ForwardMode.EXTEND, tokens=LENGTH)
     made.extend_prefix_lens = torch.tensor([0])
     made.extend_prefix_lens_cpu = [0]

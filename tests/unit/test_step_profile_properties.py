@@ -50,7 +50,7 @@ def test_the_order_of_events_changes_nothing_and_nothing_is_lost(calls, seed):
 
 
 def without_rows(found: DeviceProfile) -> dict:
-    """Which row a step begins at is not told of launches of one instant."""
+    """Say which row a step begins at is not told of launches of one instant."""
     return {name: value for name, value in asdict(found).items() if name != "cut"} | {"cut": found.cut.left_out}
 
 

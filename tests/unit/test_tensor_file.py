@@ -109,7 +109,7 @@ def test_what_the_system_says_is_unreadable(tmp_path):
 
 @st.composite
 def files(draw):
-    """A header with layouts near the truth, and the values that go with some of them."""
+    """Return a header with layouts near the truth, and the values that go with some of them."""
     header, at = {}, 0
     for name in draw(st.lists(st.sampled_from("abc"), max_size=3, unique=True)):
         dtype = draw(st.sampled_from(["I32", "F16", "BOOL", "BF16", "I7", "F4"]))

@@ -13,7 +13,7 @@ CLEAN = "a\\x1b[2Jb\\x9b31mc\\u202ed [bold]e[/bold] :bomb:"
 
 @pytest.fixture
 def console():
-    """A console as wide as it gets on a terminal of 40 columns, without colours."""
+    """Return a console as wide as it gets on a terminal of 40 columns, without colours."""
     return Console(file=io.StringIO(), width=40, markup=False, highlight=False, emoji=False)
 
 

@@ -108,7 +108,7 @@ def test_measured_numbers_meet_what_the_scenarios_need(name: str, accuracy: floa
 
 @pytest.fixture(scope="module")
 def tools():
-    """The modules that need torch: measure_drafts, measure_target, recurrence, wrong_pages."""
+    """Yield the modules that need torch: measure_drafts, measure_target, recurrence, wrong_pages."""
     torch = pytest.importorskip("torch", reason="the toys run with torch")
     pytest.importorskip("transformers.models.gemma4_assistant", reason="needs a transformers that has Gemma-4")
     from gemma4_repro.toys import measure_drafts, measure_target, recurrence, wrong_pages

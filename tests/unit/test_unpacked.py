@@ -13,7 +13,7 @@ from gemma4_dumps.unpacked import ArchiveRefused, inside, is_zip, origin, unpack
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path, monkeypatch):
-    """A temporary folder of the test's own, to see what is left in it."""
+    """Return a temporary folder of the test's own, to see what is left in it."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))

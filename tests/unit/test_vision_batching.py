@@ -253,5 +253,5 @@ def test_taken_off_the_model_is_sglangs_again(vision_model, vision_toy, attach, 
 
 
 def frame_of(model):
-    """What one picture of 630 patches is counted as."""
+    """Say what one picture of 630 patches is counted as."""
     return budget.frame_bytes(model.vision_tower.config, PATCHES, 768, element_size=4, masked=True)

@@ -34,7 +34,7 @@ def grid(frames, patches):
 
 
 def peak_bytes(run):
-    """The most that `run` holds at one time on a CPU, of what it has allocated itself."""
+    """Return the most that `run` holds at one time on a CPU, of what it has allocated itself."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         run()
     events = [event for event in found.profiler.kineto_results.events() if event.name() == "[memory]"]

@@ -17,7 +17,7 @@ BETWEEN = 3  # text tokens around each picture
 
 @pytest.fixture
 def cache(monkeypatch):
-    """A new one of SGLang's for each side, with so much room."""
+    """Return a new one of SGLang's for each side, with so much room."""
 
     def make(size=ROOM):
         monkeypatch.setattr(mm_utils, "embedding_cache", mm_utils.MultiModalStaticCache(size))
@@ -32,7 +32,7 @@ def soft_tokens(item):
 
 
 def request(items):
-    """The items with placeholders behind each other, and the token ids of the whole prompt."""
+    """Return the items with placeholders behind each other, and the token ids of the whole prompt."""
     ids: list[int] = []
     for item in items:
         item.set_pad_value()

@@ -27,7 +27,7 @@ LEAST = 256
 
 
 def of_class(cls):
-    """A backend that plans nothing here: only what it is counts."""
+    """Return a backend that plans nothing here: only what it is counts."""
     return cls.__new__(cls)
 
 

@@ -46,5 +46,5 @@ class LiveLine:
         self.update(f"{named or otherwise}, {elapsed_s:.0f} s")
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self._console.print(Text(printable(text)), soft_wrap=True)

@@ -14,7 +14,7 @@ from gemma4_triage.terminal import JSON_SCHEMA_VERSION, say
 
 
 def refuse_existing(path: Path | None, force: bool) -> None:
-    """Before the work starts.
+    """Run before the work starts.
 
     Raises UsageMistake if `path` exists without `force`, is something else than a file, or its folder is not there, and
     EnvironmentCannot if that folder takes no file.
@@ -46,13 +46,13 @@ def refuse_other_than_svg(path: Path | None) -> None:
 
 
 def write_output(path: Path, kind: str, fields: dict[str, Any]) -> None:
-    """One JSON document, as `emit_json` prints it. Raises EnvironmentCannot."""
+    """Write one JSON document, as `emit_json` prints it. Raises EnvironmentCannot."""
     document = {"schema_version": JSON_SCHEMA_VERSION, "kind": kind} | fields
     write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Under a temporary name first, so that a full disk leaves no half file. Raises EnvironmentCannot."""
+    """Write under a temporary name first: a full disk leaves no half file. Raises EnvironmentCannot."""
     temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}")
     try:
         temporary.write_text(text, encoding="utf-8")

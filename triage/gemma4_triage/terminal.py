@@ -33,7 +33,7 @@ def emit_document(document: dict[str, Any]) -> None:
 
 
 def say(text: str) -> None:
-    """A remark for a person: stderr."""
+    """Print a remark for a person on stderr."""
     print(printable(text), file=sys.stderr)
 
 
@@ -62,7 +62,7 @@ def size_text(size_bytes: int) -> str:
 
 
 def stdout_console() -> "Console":
-    """A rich console on stdout that takes every text literally."""
+    """Return a rich console on stdout that takes every text literally."""
     from rich.console import Console
 
     class PipeAwareConsole(Console):
@@ -80,7 +80,7 @@ def stdout_console() -> "Console":
 
 
 def plain_table(*columns: str) -> "Table":
-    """A table without a frame. The first column is never cut: it is what one copies."""
+    """Return a table without a frame. The first column is never cut: it is what one copies."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -33,7 +33,7 @@ def boundary_after(
     captured: Collection[int] = (),
     cross_decoder_from: int | None = None,
 ) -> Boundary:
-    """The boundary after `layer`.
+    """Return the boundary after `layer`.
 
     Args:
         layer: 0..end_layer - 1.

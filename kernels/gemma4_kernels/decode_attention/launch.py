@@ -19,8 +19,15 @@ _LIST_DTYPES = (torch.int32, torch.int64)
 
 
 class Plan(NamedTuple):
-    """How the slots are shared. splits: programs per request and key head, at most MAX_PARTS. block: slots that a
-    program reads in one step. stages: steps that are under way at a time. least: slots of a program, at least."""
+    """How the slots are shared among programs.
+
+    Attributes:
+        splits: Programs per request and key head, at most MAX_PARTS.
+        block: Slots that a program reads in one step.
+        stages: Steps that are under way at a time.
+        least: Slots of a program, at least.
+        num_warps: Warps of a program.
+    """
 
     splits: int
     block: int = 32

@@ -20,7 +20,7 @@ def kind_of(array: Guarded) -> Kind:
 
 
 def rows_of(arrays: Sequence[Guarded], cache_seqlens: torch.Tensor | None) -> int:
-    """The rows that the arguments imply: an array's own, else cache_seqlens', else the first indptr's."""
+    """Return the rows that the arguments imply: an array's own, else cache_seqlens', else the first indptr's."""
     for array in arrays:
         if kind_of(array) is not Kind.RAGGED_SLOTS and array[0].dim() > 0:
             return array[0].shape[0]

@@ -61,7 +61,7 @@ class Findings(NamedTuple):
 
 
 def decode(host: torch.Tensor) -> Findings | None:
-    """What a check found, or None. A clean result costs the read of one word, `host[spec.FOUND]`.
+    """Say what a check found, or None. A clean result costs the read of one word, `host[spec.FOUND]`.
 
     Args:
         host: int64 words on the host, which the check has finished with. There may be more than the result's.
@@ -116,7 +116,7 @@ def _offences(lanes: torch.Tensor, bounds: Sequence[int]) -> tuple[Offence, ...]
 
 
 def _overflows(needed: torch.Tensor, columns: Sequence[int]) -> tuple[tuple[Overflow, ...], set[int]]:
-    """The worst of each array, and every row that overflows in any."""
+    """Return the worst of each array, and every row that overflows in any."""
     worst: dict[int, Overflow] = {}
     rows = set()
     for array, row in needed.nonzero().tolist():

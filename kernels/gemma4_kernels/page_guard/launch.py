@@ -149,7 +149,7 @@ class PreparedCheck:
         self._launch()
 
     def read(self) -> Findings | None:
-        """What the last launch found, or None; the next launch starts clean. A clean result costs one word.
+        """Say what the last launch found, or None; the next launch starts clean. A clean result costs one word.
 
         Read once the stream has got past the launch: until then a finding may be missing or in parts. What had arrived
         when a CUDA context died can still be read.

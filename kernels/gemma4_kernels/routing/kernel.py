@@ -74,7 +74,7 @@ def chosen_of_narrow(keys, expert, TOP_K: tl.constexpr, DTYPE: tl.constexpr):
 
 @triton.jit
 def unpacked_key(packed, UNUSED: tl.constexpr):
-    """What `keys_of` gave for it."""
+    """Say what `keys_of` gave for it."""
     short = packed >> _ID_BITS
     return (short << UNUSED) | ((short >> 31) & ((1 << UNUSED) - 1))
 

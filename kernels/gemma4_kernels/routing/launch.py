@@ -27,7 +27,7 @@ def routing(
     rounding: Rounding = Rounding.FP32,
     path: Path = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k experts of each token, in descending order of their logits, and their weights.
+    """Return the k experts of each token, in descending order of their logits, and their weights.
 
     What is done with ties, NaN and inf: see spec.py. The inputs are only read.
 

@@ -29,7 +29,7 @@ def triple_rmsnorm(
     eps: float,
     rounding: Rounding,
 ) -> TripleNormed:
-    """Four tensors [T, H] in attention's dtype."""
+    """Return four tensors [T, H] in attention's dtype."""
     dtype, scale, root = attention.dtype, router_scale.float(), attention.shape[1] ** -0.5
     normed = rounded(rms_normed(attention, weight, eps), dtype, rounding)
     total = rounded(normed + residual.float(), dtype, rounding)

@@ -73,7 +73,7 @@ ARMS: tuple[BenchArm, ...] = (
 
 
 def choose(ids: tuple[str, ...], smoke: bool) -> tuple[BenchArm, ...]:
-    """The arms of these ids, or all that this device runs; in the catalog's order, with the reference.
+    """Return the arms of these ids, or all that this device runs; in the catalog's order, with the reference.
 
     Raises:
         UnknownName: an id that does not exist, or that the host engine cannot run.

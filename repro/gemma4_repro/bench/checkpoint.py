@@ -78,7 +78,7 @@ def make_pair(folder: Path, size: Size) -> tuple[Path, Path]:
 
 
 def geometry(size: Size) -> dict[str, Any]:
-    """What a row's document says about the model."""
+    """Say what a row's document says about the model."""
     return {
         "layers": len(_GROUP) * size.groups,
         "layers_without_kv": size.shared,

@@ -50,7 +50,7 @@ class Fleet:
         self._close()
 
     def wait_until_ready(self, deadline: float, ready: Callable[[str], None]) -> None:
-        """Until every server answers or is lost. deadline: of time.monotonic(); `ready` hears of each one."""
+        """Wait until every server answers or is lost. deadline: of time.monotonic(); `ready` hears of each one."""
         waiting = list(self.servers)
         while waiting:
             for name in list(waiting):

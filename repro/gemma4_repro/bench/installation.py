@@ -47,7 +47,7 @@ def _identity() -> dict[str, Any]:
 
 
 def _snapshot() -> dict[str, tuple[Any, Any]]:
-    """Per dotted path the raw object and its code. A name that this installation does not have yet stays missing.
+    """Return per dotted path the raw object and its code. A name that this installation lacks stays missing.
 
     Left out is what needs a package that is not installed, such as xgrammar: nothing can be attached to it.
     """

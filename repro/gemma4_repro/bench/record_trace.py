@@ -62,7 +62,7 @@ _STEPS_AFTER = 200
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The exit code."""
+    """Return the exit code."""
     options = _parse(words)
     try:
         record(options)
@@ -103,7 +103,7 @@ def _write(document: dict[str, Any], out: Path, steps: int) -> None:
 
 
 def _profile(server: BenchServer, output: Path, options: argparse.Namespace) -> Path:
-    """The trace that SGLang wrote."""
+    """Return the trace that SGLang wrote."""
     output.mkdir(parents=True)
     _tell(f"{server.name}: warming up")
     _burst(server, options.batch, 64, _WARM_LIMIT_S)
@@ -148,7 +148,7 @@ def _burst(server: BenchServer, batch: int, new_tokens: int, limit_s: float) -> 
 
 
 def _wait_for_decode(server: BenchServer, batch: int, lines: int, answer: Future[None]) -> None:
-    """Until the log has so many lines of decode steps with every request running."""
+    """Wait until the log has so many lines of decode steps with every request running."""
     while _decode_lines(server, batch) < lines:
         if answer.done():
             answer.result()

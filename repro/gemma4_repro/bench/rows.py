@@ -58,7 +58,7 @@ def build_rows(bursts: Sequence[Burst], device: str, dumps: dict[str, int]) -> l
 
 
 def _by_round(bursts: Sequence[Burst]) -> dict[int, float]:
-    """Only rounds that every one of the arm's servers has: servers differ, and a mean of fewer would differ too."""
+    """Keep only rounds that all of the arm's servers have: servers differ, and a mean of fewer would differ too."""
     copies = {burst.copy for burst in bursts}
     found: dict[int, float] = {}
     for number in {burst.round for burst in bursts}:
@@ -75,7 +75,7 @@ def _by_server(bursts: Sequence[Burst]) -> list[float]:
 
 
 def _by_hook(bursts: Sequence[Burst]) -> dict[str, float]:
-    """The dearest first."""
+    """Return the dearest first."""
     hooks = {hook for burst in bursts for hook in burst.hooks_us}
     medians = {hook: statistics.median(burst.hooks_us.get(hook, 0) for burst in bursts) for hook in hooks}
     return {hook: round(us, 3) for hook, us in sorted(medians.items(), key=lambda item: -item[1])}

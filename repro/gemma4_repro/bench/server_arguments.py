@@ -57,7 +57,7 @@ def cuda_arguments(pair: tuple[Path, Path], mtp: bool, batches: Sequence[int]) -
 
 
 def host_arguments(pair: tuple[Path, Path], mtp: bool, batches: Sequence[int]) -> dict[str, Any]:
-    """The host engine on the trained toys: a smoke run."""
+    """Return the host engine on the trained toys: a smoke run."""
     arguments = _COMMON | {
         "model_path": str(pair[0]),
         "device": "cpu",

@@ -16,7 +16,7 @@ _MEASURING = {"SGLANG_RECORD_STEP_TIME": "1", **_QUIET}
 
 
 def clean_environment(inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The user's, without settings of ours and of SGLang's."""
+    """Return the user's, without settings of ours and of SGLang's."""
     return {name: value for name, value in inherited.items() if not name.startswith(_SCRUBBED)} | _QUIET
 
 

@@ -86,7 +86,7 @@ def _identity(arm: BenchArm, rows: list[dict[str, Any]], identity: dict[str, Any
 
 
 def _worst(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The row with the largest share, or, of an arm without probes, with the largest ratio."""
+    """Return the row with the largest share, or, of an arm without probes, with the largest ratio."""
     compared = [row for row in rows if row["step_ratio_to_none"] is not None]
     if not compared:
         return None

@@ -60,7 +60,7 @@ class Case:
         return "log"
 
     def environment(self, guarded: bool) -> dict[str, str]:
-        """The settings of the run. guarded: with every probe and the leak audit; otherwise without any."""
+        """Return the settings of the run. guarded: with every probe and the leak audit; otherwise without any."""
         return {
             "GEMMA4_TRIAGE_PATCHES": self.patches,
             "GEMMA4_TRIAGE_FAULTS": ",".join(self.faults),

@@ -12,7 +12,7 @@ CASES: tuple[Case, ...] = (*FAULTS, *CLEAN)
 
 
 def choose_cases(wanted: tuple[str, ...]) -> tuple[Case, ...]:
-    """The named cases in the catalog's order, each once; all of them if none is named. Raises UnknownName."""
+    """Return the named cases in the catalog's order, each once; all of them if none is named. Raises UnknownName."""
     known = [case.id for case in CASES]
     gated = {case.id: case for case in LOGIT_FAULTS}
     for name in wanted:

@@ -58,7 +58,7 @@ def _incomplete(case: Case, outcome: Outcome) -> str | None:
 
 
 def _asked(case: Case) -> list[int]:
-    """How long each answer has to be. SGLang ends one without a limit two tokens before its context does."""
+    """Say how long each answer has to be. SGLang ends one without a limit two tokens before its context does."""
     pairs = zip(case.workload.prompts(), case.workload.new_tokens(), strict=True)
     return [
         case.engine["context_length"] - _HELD_BACK - len(prompt) if count is None else count for prompt, count in pairs

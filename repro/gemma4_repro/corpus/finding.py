@@ -34,7 +34,7 @@ class Finding:
         return f"{self.rule}, {self.verdict}"
 
     def contradictions(self, manifest: Manifest) -> tuple[str, ...]:
-        """What the dump says otherwise, one phrase each; empty if it names this cause."""
+        """Say what the dump says otherwise, one phrase each; empty if it names this cause."""
         wanted = {"rule": self.rule, "verdict": self.verdict} | dict(self.evidence)
         found = {name: _look_up(manifest, name) for name in wanted}
         unequal = tuple(

@@ -9,26 +9,26 @@ _PARTS = ("available", "evictable", "protected", "session_held", "uncached")
 
 
 def all_in_one_row(manifest: Manifest) -> str | None:
-    """Every offence stands in the same row of a table."""
+    """Prove that every offence stands in the same row of a table."""
     rows = sorted({offence.row for offence in manifest.offences})
     return None if len(rows) == 1 else f"offences in rows {rows}, not in one"
 
 
 def first_page_past_the_end(manifest: Manifest) -> str | None:
-    """The offending index is exactly the first that the buffer does not have."""
+    """Prove that the offending index is exactly the first that the buffer does not have."""
     wrong = sorted({offence.value for offence in manifest.offences if offence.value != offence.upper})
     return None if manifest.offences and not wrong else f"offences {wrong}, not the first index past the end"
 
 
 def slot_of_page_zero(manifest: Manifest) -> str | None:
-    """The offending slot lies in the dummy page 0."""
+    """Prove that the offending slot lies in the dummy page 0."""
     page_size = manifest.page_size or 1
     wrong = sorted({offence.value for offence in manifest.offences if not 0 <= offence.value < page_size})
     return None if manifest.offences and not wrong else f"offences {wrong}, not slots of page 0"
 
 
 def owner_is_known(manifest: Manifest) -> str | None:
-    """Every page names the request slot that held it last."""
+    """Prove that every page names the request slot that held it last."""
     unknown = sum(offence.request_slot is None or offence.request_slot < 1 for offence in manifest.offences)
     if manifest.offences and not unknown:
         return None
@@ -36,12 +36,12 @@ def owner_is_known(manifest: Manifest) -> str | None:
 
 
 def one_swa_page_missing(manifest: Manifest) -> str | None:
-    """The SWA pool's equation: one page is in no part."""
+    """Return the SWA pool's equation: one page is in no part."""
     return _imbalance(manifest, -1)
 
 
 def one_swa_page_too_many(manifest: Manifest) -> str | None:
-    """The SWA pool's equation: the parts exceed the pool by one page."""
+    """Return the SWA pool's equation: the parts exceed the pool by one page."""
     return _imbalance(manifest, 1)
 
 

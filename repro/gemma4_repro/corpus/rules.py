@@ -26,5 +26,5 @@ NOT_OF_THE_CORPUS = frozenset({"process-end"})
 
 
 def probe_of(rule: str) -> str:
-    """The probe behind `rule`; the rule itself where that is not known."""
+    """Return the probe behind `rule`; the rule itself where that is not known."""
     return PROBE_OF_RULE.get(rule, rule)

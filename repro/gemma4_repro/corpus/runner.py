@@ -117,7 +117,7 @@ class _Judging:
 
 
 def _folders(case: Case, options: Options) -> tuple[str, ...]:
-    """The sub-folders of the run that belong to a case: one per engine."""
+    """Return the sub-folders of the run that belong to a case: one per engine."""
     also = options.unguarded and isinstance(case, FaultCase)
     return (case.id, case.id + UNGUARDED) if also else (case.id,)
 

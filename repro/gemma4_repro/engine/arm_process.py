@@ -61,13 +61,13 @@ def run_arm(request: ArmRequest) -> None:
 
 
 def _paths(engine: Any) -> dict[str, dict[str, int]]:
-    """Which path the calls of each patch took, where a patch counts them."""
+    """Say which path the calls of each patch took, where a patch counts them."""
     (state,) = engine.get_server_info()["internal_states"]
     return state.get(_PATHS_KEY, {})
 
 
 def _load_file(engine: Any) -> str:
-    """Where the scheduler publishes its load: a shared memory file that SGLang 0.5.13.post1 never removes."""
+    """Say where the scheduler publishes its load: a shared memory file that SGLang 0.5.13.post1 never removes."""
     return engine.tokenizer_manager.load_snapshot_reader.path
 
 
@@ -85,7 +85,7 @@ def check_idle(engine: Any) -> IdleCheck:
 
 
 def _wait_idle(engine: Any) -> Any:
-    """The scheduler's own report from now on, with no request running or waiting.
+    """Return the scheduler's own report from now on, with no request running or waiting.
 
     It is waited for within the engine's loop: a signal that comes between two runs of a uvloop is lost, and a scheduler
     that dies says so by a signal.
@@ -111,7 +111,7 @@ def _enter(folder: Path, phase: Phase) -> None:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """A reader sees the whole text or the previous one."""
+    """Write so that a reader sees the whole text or the previous one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

@@ -41,7 +41,7 @@ def collect(arm: str, folder: Path, end: ArmExit, limit_s: float) -> Outcome:
 
 
 def read_result(path: Path) -> tuple[ArmResult | None, str | None]:
-    """The result and None, or None and why there is none."""
+    """Return the result and None, or None and why there is none."""
     try:
         if path.stat().st_size > MAX_RESULT_BYTES:
             return None, f"{path.name} is larger than {MAX_RESULT_BYTES // 1024**2} MiB"

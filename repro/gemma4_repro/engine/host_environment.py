@@ -30,7 +30,7 @@ _FORCE = "force"
 
 
 def hermetic_environment(inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The user's environment without settings that change the engine, and with REQUIRED.
+    """Return the user's environment without settings that change the engine, and with REQUIRED.
 
     GEMMA4_TRIAGE_HOST_ENGINE=force is kept: it is how a user allows the host engine on a machine with CUDA.
     """

@@ -23,7 +23,7 @@ _MAX_LINE = 4000
 
 
 def exceptions_in(lines: Iterable[str]) -> tuple[Raised, ...]:
-    """In order of appearance; of a chain, each link, the cause first."""
+    """Return them in order of appearance; of a chain, each link, the cause first."""
     found: list[Raised] = []
     inside = chained = False
     previous = ""
@@ -46,7 +46,7 @@ def exceptions_in(lines: Iterable[str]) -> tuple[Raised, ...]:
 
 
 def exceptions_in_file(path: Path) -> tuple[Raised, ...]:
-    """The same for a log file; nothing if there is none."""
+    """Return the same for a log file; nothing if there is none."""
     try:
         with path.open(encoding="utf-8", errors="replace") as log:
             return exceptions_in(log)
@@ -55,7 +55,7 @@ def exceptions_in_file(path: Path) -> tuple[Raised, ...]:
 
 
 def last_lines(path: Path, count: int = 40) -> list[str]:
-    """The end of a log, without progress redraws; empty if there is none."""
+    """Return the end of a log, without progress redraws; empty if there is none."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

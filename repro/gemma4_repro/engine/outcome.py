@@ -106,7 +106,7 @@ class Outcome:
         return self.folder / "dumps"
 
     def first(self, type_name: str) -> Raised | None:
-        """The first exception of that type in the log."""
+        """Return the first exception of that type in the log."""
         return next((raised for raised in self.raised if raised.type_name == type_name), None)
 
     def how_it_ended(self) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def _fork_arm(folder: Path, run: Callable[[ArmRequest], None]) -> int:
 
 
 def _become_arm(folder: Path, parent: int, run: Callable[[ArmRequest], None]) -> NoReturn:
-    """The forked child: its own process group, its own log, its own environment; never returns."""
+    """Be the forked child: with its own process group, its own log, its own environment; never returns."""
     exit_code = 1
     try:
         os.setsid()

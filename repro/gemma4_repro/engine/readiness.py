@@ -15,7 +15,7 @@ _HOW_TO_INSTALL = "in a clone: make setup, or pip install -c constraints.txt '.[
 
 
 def check_sglang() -> str:
-    """The release of SGLang that is installed. Raises EnvironmentLacks if it is absent or not one that is known."""
+    """Return the release of SGLang that is installed. Raises EnvironmentLacks if it is absent or not known."""
     known = ", ".join(RUNNABLE)
     try:
         installed = version("sglang")

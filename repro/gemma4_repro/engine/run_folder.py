@@ -19,7 +19,7 @@ NEEDED_BYTES = 64 * 1024**2
 
 
 def runs_root() -> Path:
-    """Where runs go unless told otherwise: under the platform's user state directory."""
+    """Say where runs go unless told otherwise: under the platform's user state directory."""
     return Path(platformdirs.user_state_dir("gemma4-triage")) / "runs"
 
 
@@ -57,7 +57,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def disk_is_full(folder: Path) -> bool:
-    """Whether fewer than 1 MiB are free where `folder` lies."""
+    """Say whether fewer than 1 MiB are free where `folder` lies."""
     try:
         return shutil.disk_usage(folder).free < 1024**2
     except OSError:
@@ -74,7 +74,7 @@ def _require_space(folder: Path) -> None:
 
 
 def _remove_previous(folder: Path, arms: tuple[str, ...]) -> None:
-    """Only what this command writes, and only of the arms that run now: the folder may hold other things too."""
+    """Remove what this command writes, of the arms that run now: the folder may hold other things too."""
     for arm in arms:
         if (folder / arm).is_symlink():
             (folder / arm).unlink()

@@ -46,7 +46,7 @@ async def _serve_together(
 async def _to_the_end(
     engine: Any, request: ArmRequest, prompts: list[int], listeners: Sequence[Listener]
 ) -> list[Answer]:
-    """Send all in one call, so that the scheduler finds them together in its queue; with pictures or one by one, each alone.
+    """Send all in one call, so that the scheduler finds them together in its queue; with pictures or one by one, alone.
 
     In one call SGLang loses an answer that is there before the last picture is read.
 
@@ -100,7 +100,7 @@ def _sampling(request: ArmRequest, prompt: int) -> dict[str, Any]:
 
 
 def _logprobs(request: ArmRequest) -> dict[str, Any]:
-    """Of every token at every position, the prompt's included unless told otherwise, if a comparison needs them."""
+    """Ask for logprobs of every token at every position, if a comparison needs them, the prompt's too by default."""
     if request.vocabulary_size is None:
         return {}
     tokens = list(range(request.vocabulary_size))

@@ -45,7 +45,7 @@ class _Arm:
 
 
 def prefork_command() -> list[str]:
-    """The command line of the process that imports SGLang and forks arms."""
+    """Return the command line of the process that imports SGLang and forks arms."""
     return [sys.executable, "-m", "gemma4_repro.engine.prefork", str(os.getpid())]
 
 
@@ -81,7 +81,7 @@ class Supervisor:
         self.close()
 
     def wait_ready(self, limit_s: float = START_LIMIT_S, tick: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """What the prefork process says of itself once SGLang is imported.
+        """Say what the prefork process says of itself once SGLang is imported.
 
         Raises:
             PreforkFailed: it ended, or said nothing in time; the text holds the end of its log.
@@ -112,7 +112,7 @@ class Supervisor:
         raise self._failed("no arm was started")
 
     def wait(self, tick: Callable[[], None] = lambda: None) -> tuple[Path, ArmExit]:
-        """The folder of the next arm that has ended, and how: by itself, or killed because its limit had passed.
+        """Return the folder of the next arm that has ended, and how: by itself, or killed because its limit had passed.
 
         Raises:
             PreforkFailed: the prefork process ended, or did not react.
@@ -172,7 +172,7 @@ class Supervisor:
             raise self._failed("the process that imports SGLang has ended") from None
 
     def _read(self, limit: float, tick: Callable[[], None]) -> dict[str, Any] | None:
-        """The next message; None once `limit` (monotonic) has passed. Raises PreforkFailed."""
+        """Return the next message; None once `limit` (monotonic) has passed. Raises PreforkFailed."""
         process = self._running()
         assert process.stdout is not None
         while b"\n" not in self._buffer:

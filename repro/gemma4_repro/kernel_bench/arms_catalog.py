@@ -28,6 +28,6 @@ _ARMS: dict[str, type[OpArms]] = {
 
 
 def arms_of(op: str, model: ModelShape, tokens: int, device: str) -> OpArms:
-    """The op's arms, with inputs made on `device` as they are asked for."""
+    """Return the op's arms, with inputs made on `device` as they are asked for."""
     kind = MoeCrossLayerNorm if op == "cross_layer_norm" and model.experts else _ARMS[op]
     return kind(model, tokens, device)

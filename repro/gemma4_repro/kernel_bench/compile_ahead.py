@@ -137,7 +137,7 @@ class _Worker:
         return self._thread.is_alive()
 
     def end(self) -> str:
-        """Why the process ended before its work, or empty if it did not."""
+        """Say why the process ended before its work, or empty if it did not."""
         late = self._process.poll() is None
         self._process.kill()
         code = self._process.wait()

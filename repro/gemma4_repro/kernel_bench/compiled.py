@@ -21,7 +21,7 @@ MODE = "max-autotune-no-cudagraphs"
 
 
 def compiled(arms: OpArms) -> Callable[..., Any]:
-    """The eager lines for these very shapes; the first call compiles, or loads what another process left in the
+    """Return the eager lines for these very shapes; the first call compiles, or loads what another process left in the
     folder TORCHINDUCTOR_CACHE_DIR."""
     return torch.compile(arms.eager, mode=MODE, dynamic=False)
 

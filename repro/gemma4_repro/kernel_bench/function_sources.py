@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 
 def function_sources(text: str, names: Collection[str]) -> dict[str, str]:
-    """Those of the named functions that stand at the file's top level, decorators included.
+    """Return those of the named functions that stand at the file's top level, decorators included.
 
     Raises:
         SyntaxError: it is no Python.

@@ -25,7 +25,7 @@ class Norms(NamedTuple):
 
 
 def eager_norm(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-    """The lines of Gemma4RMSNorm in transformers' modeling_gemma4.py."""
+    """Return the lines of Gemma4RMSNorm in transformers' modeling_gemma4.py."""
     normed = x.float()
     normed = normed * torch.pow(normed.pow(2).mean(-1, keepdim=True) + EPS, -0.5)
     return (normed if weight is None else normed * weight.float()).type_as(x)

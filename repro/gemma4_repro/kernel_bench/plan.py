@@ -110,13 +110,13 @@ class KernelPlan:
 
 
 def plan_from_dict(fields: dict[str, Any]) -> KernelPlan:
-    """The inverse of `as_dict`, after JSON."""
+    """Return the inverse of `as_dict`, after JSON."""
     lists = {name: tuple(fields[name]) for name in ("ops", "models", "tokens", "arms")}
     return KernelPlan(**lists, rounds=fields["rounds"], limit_s=fields["limit_s"], vllm_router=fields["vllm_router"])
 
 
 def choose(what: str, wanted: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    """The wanted ids in their known order; all if none is wanted. Raises UnknownName."""
+    """Return the wanted ids in their known order; all if none is wanted. Raises UnknownName."""
     for id in wanted:
         if id not in known:
             raise UnknownName(f"there is no {what} {id!r}", f"allowed: {', '.join(known)}")

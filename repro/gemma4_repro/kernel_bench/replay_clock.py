@@ -36,7 +36,7 @@ class DeviceLost(Exception):
 
 
 def device_answers() -> bool:
-    """False after an error that CUDA repeats at every call, such as an illegal memory access."""
+    """Return False after an error that CUDA repeats at every call, such as an illegal memory access."""
     try:
         torch.cuda.synchronize()
     except RuntimeError:
@@ -45,7 +45,7 @@ def device_answers() -> bool:
 
 
 def sets_for(moved_bytes: int, calls: int) -> int:
-    """How many sets of buffers a graph of `calls` takes in turn."""
+    """Say how many sets of buffers a graph of `calls` takes in turn."""
     return max(1, min(calls, math.ceil(ROTATED_BYTES / max(1, moved_bytes))))
 
 
@@ -94,7 +94,7 @@ def interleaved(
 
 
 def first_line(error: Exception) -> str:
-    """Its type and first line, at most 300 characters."""
+    """Return its type and first line, at most 300 characters."""
     return f"{type(error).__name__}: {str(error).strip()[:300]}".splitlines()[0]
 
 
@@ -116,7 +116,7 @@ def replay_us(graph: torch.cuda.CUDAGraph, replays: int = 1) -> float:
 
 
 def empty_kernel() -> Any:
-    """A Triton kernel that does nothing, to be launched as `empty_kernel()[(1,)]()`."""
+    """Return a Triton kernel that does nothing, to be launched as `empty_kernel()[(1,)]()`."""
     # Here: a bench without CUDA only says so, and needs no Triton for that.
     import triton
 

@@ -13,7 +13,7 @@ _AGAINST = {"copy_share": "copy", "speedup_over_sglang": "sglang", "speedup_over
 
 
 def build_rows(samples: Sequence[dict[str, Any]], device: str) -> list[dict[str, Any]]:
-    """One per cell and arm.
+    """Return one per cell and arm.
 
     us: median, q10, q90 and n of microseconds per call. copy_share: the copy's time over the arm's, which is its share
     of the copy's bandwidth. empty_ratio: the arm's time over an empty kernel's. Ratios are medians over rounds.

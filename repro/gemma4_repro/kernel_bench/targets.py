@@ -46,7 +46,7 @@ def _of_ours(field: str) -> Callable[[CellRows], float | None]:
 
 
 def rival_excess(cell: CellRows) -> float | None:
-    """Our 10% quantile over a rival's 90% quantile, of the rival for which that is most.
+    """Return our 10% quantile over a rival's 90% quantile, of the rival for which that is most.
 
     None if that is at most 1 and a rival is missing.
     """
@@ -94,7 +94,7 @@ TARGETS = (
 
 
 def judge_targets(plan: KernelPlan, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One entry per target that the plan's cells touch: its limit, its worst cell, whether it holds in every one."""
+    """Return one entry per target that the plan's cells touch: its limit, its worst cell, whether it holds in all."""
     planned = [(op, model.id, tokens) for op, model, tokens in plan.cells()]
     found = [judge(target, planned, cells_of(rows)) for target in TARGETS]
     return [entry for entry in found if entry is not None]
@@ -111,7 +111,7 @@ def cells_of(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str, int], dict[
 def judge(
     target: Target, planned: Sequence[tuple[str, str, int]], cells: Mapping[tuple[str, str, int], CellRows]
 ) -> dict[str, Any] | None:
-    """None if the target concerns none of the planned cells."""
+    """Return None if the target concerns none of the planned cells."""
     wanted = [cell for cell in planned if target.concerns(cell[0], cell[2])]
     if not wanted:
         return None

@@ -234,7 +234,7 @@ class Mutator(Recorder):
         return given.now if self._change is not None else None
 
     def _standing(self, site: str) -> None:
-        """An opportunity for what stands between forwards."""
+        """Take an opportunity for what stands between forwards."""
         self._follow(site)
         mutation = self._mutation
         if mutation is None or mutation.structure not in _AT_STEPS or not self._wants(mutation.structure, self._now):

@@ -133,7 +133,7 @@ def _token_difference(reference: Track, other: Track, tolerances: Tolerances) ->
 
 
 def _layer_difference(reference: Track, other: Track, rows: int, tolerances: Tolerances) -> LayerDifference | None:
-    """None as well where the states were not recorded."""
+    """Return None as well where the states were not recorded."""
     if reference.states.shape[1:] != other.states.shape[1:]:
         return None
     differences = np.abs(reference.states[:rows] - other.states[:rows]).max(axis=2, initial=0.0)

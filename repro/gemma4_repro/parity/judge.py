@@ -110,7 +110,7 @@ class Agreement:
 
 
 def against_transformers(run: LiveRun, tolerances: Tolerances) -> tuple[SideVerdict, ...]:
-    """Every side against the oracle; any dump of a probe is one too many."""
+    """Return every side against the oracle; any dump of a probe is one too many."""
     return tuple(
         _verdict(arm, TRANSFORMERS, run.oracle.tracks, run.oracle, bool(arm.dumps), tolerances) for arm in run.arms
     )

@@ -65,14 +65,14 @@ _SEED = 20
 
 
 def toys_of(scenario: str) -> tuple[str, ...]:
-    """The toys of a key of SCENARIOS. Raises UnknownName."""
+    """Return the toys of a key of SCENARIOS. Raises UnknownName."""
     if scenario not in SCENARIOS:
         raise UnknownName(f"there is no scenario {scenario!r} to compare", f"known: {', '.join(SCENARIOS)}")
     return SCENARIOS[scenario]
 
 
 def asks_for_prompts(scenario: str, compared: Sequence[str]) -> bool:
-    """Whether the prompts' logprobs are asked for. compared: ids of the patches in which the sides differ.
+    """Say whether the prompts' logprobs are asked for. compared: ids of the patches in which the sides differ.
 
     Not if one of them serves none, where the model lets it do its work: it would step aside, and not be compared.
     """
@@ -80,7 +80,7 @@ def asks_for_prompts(scenario: str, compared: Sequence[str]) -> bool:
 
 
 def hides_prompts(compared: Sequence[str]) -> tuple[str, ...]:
-    """Those patches that serve a prefill without the prompt's logprobs."""
+    """Return those patches that serve a prefill without the prompt's logprobs."""
     return tuple(patch.id for patch in CATALOG if patch.last_rows_only and patch.id in compared)
 
 

@@ -46,7 +46,7 @@ class ModuleRun:
             process.wait()
 
     def wait(self, tick: Callable[[], Any] = lambda: None) -> None:
-        """Until it has ended well.
+        """Wait until it has ended well.
 
         Raises:
             EnvironmentLacks: it failed or took too long; the text holds the end of its log.

@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _seen(model_path: str, pictures: list[str]) -> dict[str, torch.Tensor]:
-    """What the model is given of these files: pixel_values, image_position_ids."""
+    """Say what the model is given of these files: pixel_values, image_position_ids."""
     if not pictures:
         return {}
     processor = AutoProcessor.from_pretrained(model_path).image_processor

@@ -48,6 +48,6 @@ class OracleRun:
             (self._folder / name).unlink(missing_ok=True)
 
     def wait(self, tick: Callable[[], Any] = lambda: None) -> Oracle:
-        """What it says, once it has ended. Raises EnvironmentLacks."""
+        """Say what it says, once it has ended. Raises EnvironmentLacks."""
         self._run.wait(tick)
         return read_oracle(self._folder, self._lengths, self._request.windows, self._window, self._layer_types)

@@ -39,7 +39,7 @@ class MadeLoad(BaseModel):
 def make_pictures(
     folder: Path, environment: Mapping[str, str], tick: Callable[[], Any] = lambda: None
 ) -> tuple[Path, Load]:
-    """The toy's folder and the load. folder: the run's.
+    """Return the toy's folder and the load. folder: the run's.
 
     Raises:
         EnvironmentLacks: the process failed or took too long.

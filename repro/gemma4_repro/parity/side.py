@@ -50,7 +50,7 @@ class Side:
         return (*self.attached, *self.faults)
 
     def environment(self) -> dict[str, str]:
-        """The runtime's settings, all of them, so that nothing depends on the user's shell."""
+        """Return the runtime's settings, all of them, so that nothing depends on the user's shell."""
         return {
             # The load's prompts are shorter than those for which yoco is worth its while.
             "GEMMA4_TRIAGE_YOCO_ROWS": "1",
@@ -69,7 +69,7 @@ class Side:
 
 
 def attached(patches: str, faults: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """The ids of fixes and optimisations that a value of GEMMA4_TRIAGE_PATCHES attaches.
+    """Return the ids of fixes and optimisations that a value of GEMMA4_TRIAGE_PATCHES attaches.
 
     Raises:
         UnknownName: a patch or a fault that the catalog does not have; the text lists those it has.

@@ -39,7 +39,7 @@ class Track:
         return self.modes[position] if position < len(self.modes) else ""
 
     def recorded(self, position: int) -> bool:
-        """Whether there are states of that row. Only an engine's recorder may have missed one."""
+        """Say whether there are states of that row. Only an engine's recorder may have missed one."""
         return not self.modes or self.mode(position) != ""
 
 
@@ -58,7 +58,7 @@ class Oracle:
 
 
 def read_arm(folder: Path, prompts: Sequence[Sequence[int]], result: ArmResult | None) -> tuple[Track, ...]:
-    """The tracks of an arm, one per prompt; empty if it did not come to its end or recorded no logprobs."""
+    """Return the tracks of an arm, one per prompt; empty if it did not come to its end or recorded no logprobs."""
     logprobs = read_logprobs(folder)
     if result is None or not logprobs:
         return ()
@@ -100,7 +100,7 @@ def read_finished(folder: Path, prompts: Sequence[Sequence[int]], vocabulary: in
 def read_oracle(
     folder: Path, prompt_lengths: Sequence[int], windows: Sequence[int], window: int, layer_types: Sequence[str]
 ) -> Oracle:
-    """What `oracle_process` wrote. Raises FileNotFoundError, KeyError."""
+    """Say what `oracle_process` wrote. Raises FileNotFoundError, KeyError."""
     with np.load(folder / ARRAYS_NAME, allow_pickle=False) as arrays:
         tracks = tuple(
             Track(

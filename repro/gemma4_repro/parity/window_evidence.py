@@ -40,7 +40,7 @@ class WindowCause:
 
 
 def tried_windows(window: int) -> tuple[int, ...]:
-    """The numbers of keys that the oracle is to try instead of `window`."""
+    """Return the numbers of keys that the oracle is to try instead of `window`."""
     return tuple(keys for keys in range(max(1, window - 2), window + 3) if keys != window)
 
 

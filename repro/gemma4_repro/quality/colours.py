@@ -51,7 +51,7 @@ _WORD = re.compile(r"[a-z]+")
 
 
 def prompts() -> list[tuple[str, str, str]]:
-    """The id, the image as a data URL, and the right colour of each of the thirty prompts."""
+    """Return the id, the image as a data URL, and the right colour of each of the thirty prompts."""
     return [
         (f"{colour}-{number}", _data_url(size, shade), colour)
         for colour, shades in SHADES.items()

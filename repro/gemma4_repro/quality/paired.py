@@ -78,7 +78,7 @@ def mcnemar_p(pairs: Pairs) -> float:
 
 
 def beats_guessing(right: int, count: int, guess: float) -> bool:
-    """Whether so many right answers are more than guessing gives, by a one-sided binomial test at 5%."""
+    """Say whether so many right answers are more than guessing gives, by a one-sided binomial test at 5%."""
     from scipy.stats import binomtest
 
     return bool(count) and float(binomtest(right, count, guess, alternative="greater").pvalue) < 1 - LEVEL

@@ -32,7 +32,7 @@ class AfterLastRounds(Recorder):
         HookRegistry.register(dotted_path(release, "scheduler.process_input"), self, HookType.AROUND)
 
     def __call__(self, original: Callable[..., None], scheduler: Any, received: list[Any]) -> None:
-        """Around `process_input_requests(received)`."""
+        """Run around `process_input_requests(received)`."""
         from sglang.srt.managers.io_struct import BatchTokenizedGenerateReqInput, TokenizedGenerateReqInput
 
         # Each is a request; without a picture it comes as a batch of one.

@@ -27,7 +27,7 @@ class DraftRecorder(Recorder):
         HookRegistry.register(dotted_path(release, "mtp.draft"), self, HookType.AFTER)
 
     def __call__(self, result: Any, worker: Any, batch: Any) -> None:
-        """After `draft(batch)`: result.draft_token holds [requests * nodes] ids, each request's bonus token first."""
+        """Run after `draft(batch)`: result.draft_token is [requests * nodes] ids, a request's bonus token first."""
         if batch.forward_mode.is_idle():
             return
         if self._file is None:

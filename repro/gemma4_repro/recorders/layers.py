@@ -83,12 +83,12 @@ class LayerRecorder(Recorder):
 
 
 def _last_rows(forward_batch: Any) -> list[int]:
-    """The row of each request's last token."""
+    """Return the row of each request's last token."""
     return [end - 1 for end in accumulate(forward_batch.extend_seq_lens_cpu)]
 
 
 def _prompt_of_rows(forward_batch: Any, rows: int) -> list[int]:
-    """Per row of the forward the number of the prompt that it belongs to."""
+    """Return per row of the forward the number of the prompt that it belongs to."""
     prompts = [prompt_of(rid) for rid in forward_batch.rids]
     lengths = forward_batch.extend_seq_lens_cpu
     if lengths is None or sum(lengths) != rows:

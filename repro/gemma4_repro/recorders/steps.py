@@ -37,7 +37,7 @@ class StepRecorder(Recorder):
 
 
 def read_step_times(path: Path) -> list[float]:
-    """When each step began, in order; empty if there was none. A last line without its end is dropped."""
+    """Return when each step began, in order; empty if there was none. A last line without its end is dropped."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     except FileNotFoundError:
@@ -46,5 +46,5 @@ def read_step_times(path: Path) -> list[float]:
 
 
 def step_at(step_times: list[float], moment: float) -> int:
-    """The step, counted from 1, that had begun last at `moment`; 0 before the first."""
+    """Return the step, counted from 1, that had begun last at `moment`; 0 before the first."""
     return bisect_right(step_times, moment)

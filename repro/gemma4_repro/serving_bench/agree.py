@@ -24,7 +24,7 @@ class Told:
 
 
 def same_tokens(found: Told, wanted: Told) -> int:
-    """How many tokens both answers begin with."""
+    """Say how many tokens both answers begin with."""
     pairs = zip(found.tokens, wanted.tokens, strict=False)
     return next((place for place, (mine, other) in enumerate(pairs) if mine != other), len(wanted.tokens))
 

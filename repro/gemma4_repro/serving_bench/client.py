@@ -93,7 +93,7 @@ def median_tpot_s(burst: Burst) -> float:
 
 
 def bodies_of(shape: Shape, number: int, folder: Path) -> list[dict[str, Any]]:
-    """The requests of a round, the same for every arm. folder: for its pictures."""
+    """Return the requests of a round, the same for every arm. folder: for its pictures."""
     if shape.encoder:
         return []
     sampling = {"temperature": 0, "max_new_tokens": shape.new_tokens, "ignore_eos": True}

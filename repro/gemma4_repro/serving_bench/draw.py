@@ -16,14 +16,14 @@ from gemma4_repro.step_bench.weights import redraw
 
 @torch.no_grad()
 def draw(model: torch.nn.Module, named_tensors: list[tuple[str, Any]]) -> None:
-    """The text model's weights, as `step_bench.weights` draws them, and the vision tower's if there is one."""
+    """Draw the text model's weights, as `step_bench.weights` does, and the vision tower's if there is one."""
     redraw(model)
     for part in _vision_parts(model):
         _draw_vision(part)
 
 
 def move_norms(model: torch.nn.Module, named_tensors: list[tuple[str, Any]]) -> None:
-    """Every norm up or down by one or two units in the last place, the vision tower's too."""
+    """Move every norm up or down by one or two units in the last place, the vision tower's too."""
     move(model)
     for norm in (weight for part in _vision_parts(model) for weight in part.parameters() if weight.dim() < 2):
         weight = norm.data

@@ -84,7 +84,7 @@ def run_plan(plan: ServingPlan, folder: Path, tell: Callable[[str], None]) -> Me
 
 
 def _checkpoint(plan: ServingPlan, model: str, folder: Path) -> Path:
-    """The model's, and beside it its assistant's if the servers draft."""
+    """Return the model's, and beside it its assistant's if the servers draft."""
     try:
         if plan.host_engine:
             return toy_path(TARGET_NAME)
@@ -142,7 +142,7 @@ class _Model:
         self._everywhere(self._ask_state)
 
     def _round(self, number: int) -> bool:
-        """False if the time is up."""
+        """Return False if the time is up."""
         bodies = {shape.id: bodies_of(shape, number, self._folder) for shape in self._plan.shapes}
         for shape, name in schedule(self._plan, tuple(self._fleet.servers), number):
             left_s = self._deadline - time.monotonic()

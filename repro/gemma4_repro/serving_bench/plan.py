@@ -133,12 +133,12 @@ def schedule(plan: ServingPlan, servers: tuple[str, ...], number: int) -> Iterat
 
 
 def assistant_of(checkpoint: Path) -> Path:
-    """The folder of a model's assistant."""
+    """Return the folder of a model's assistant."""
     return checkpoint.with_name(f"{checkpoint.name}-assistant")
 
 
 def server_arguments(plan: ServingPlan, checkpoint: Path) -> dict[str, Any]:
-    """SGLang's, the same for each arm but for what `arms_of` gives it."""
+    """Return SGLang's, the same for each arm but for what `arms_of` gives it."""
     most = max(shape.requests for shape in plan.shapes)
     common = {
         "model_path": str(checkpoint),

@@ -20,7 +20,7 @@ _SAME_BYTES = 1.001
 
 
 def build_rows(plan: ServingPlan, measured: Measured, device: str) -> list[dict[str, Any]]:
-    """One per model, shape and arm that answered.
+    """Return one per model, shape and arm that answered.
 
     wall_s: of a burst, first request to last token; walls_s: of each round. ttft_ms: the median request's of each
     burst. tokens_per_s: of all prompts and answers over the burst's time; pictures_per_s likewise, None without
@@ -74,7 +74,7 @@ def wrong_arms(measured: Measured) -> list[dict[str, Any]]:
 def judge_targets(
     plan: ServingPlan, rows: Sequence[dict[str, Any]], servers: dict[str, dict[str, dict[str, Any]]]
 ) -> list[dict[str, Any]]:
-    """The load's aims; where pools are to have the same bytes, whether they do."""
+    """Return the load's aims; where pools are to have the same bytes, whether they do."""
     targets = [_aim(aim, plan, rows) for aim in plan.load.aims]
     return [*targets, _same_bytes(plan, servers)] if plan.load.equal_bytes else targets
 

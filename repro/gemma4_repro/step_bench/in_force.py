@@ -58,12 +58,12 @@ def only(ops: Iterable[str], model: torch.nn.Module) -> None:
 
 
 def fused_calls() -> dict[str, int]:
-    """How often each op of ours has run in this process: its kernel, or on a CPU its reference."""
+    """Say how often each op of ours has run in this process: its kernel, or on a CPU its reference."""
     return {op: sum(counts.get(path, 0) for path in _OURS) for op, counts in PATHS.document().items()}
 
 
 def refusals() -> dict[str, list[str]]:
-    """Why an op was not taken somewhere, by op."""
+    """Say why an op was not taken somewhere, by op."""
     return {
         op: reasons for op, counts in PATHS.document().items() if (reasons := [r for r in counts if r not in _OURS])
     }

@@ -56,7 +56,7 @@ class LoadedModel:
         return self.runner.model
 
     def capture(self, name: str, ops: tuple[str, ...]) -> Arm:
-        """An arm with these in force, of the ops that are attached; its graphs captured as a server does."""
+        """Return an arm with these in force, of the ops that are attached; its graphs captured as a server does."""
         only(ops, self.model)
         before, graphs = fused_calls(), None
         if self.shipped.graphs is not None:

@@ -17,7 +17,7 @@ from gemma4_repro.step_bench.weights import DRAWN, redraw
 
 
 def prepare(loaded: LoadedModel, plan: StepPlan, model: str) -> list[Arm]:
-    """The arms of this model, captured; one that is not what its name says is told as lost and left out."""
+    """Return the arms of this model, captured; one that is not what its name says is told as lost and left out."""
     redraw(loaded.model)
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
     tell("model", {"model": model, "parameters": parameters, "weights": DRAWN})

@@ -96,7 +96,7 @@ ASSISTANT_HIDDEN = 256
 
 
 def assistant_text(target: Mapping[str, Any]) -> dict[str, Any]:
-    """What an MTP assistant's text_config has of a target's; its four layers read the target's KV. Its own width is
+    """Say what an MTP assistant's text_config has of a target's; its four layers read the target's KV. Its own width is
     ours: enough that a draft costs what its launches cost."""
     own = {"hidden_size": ASSISTANT_HIDDEN, "intermediate_size": 4 * ASSISTANT_HIDDEN}
     return {name: target[name] for name in _OF_THE_TARGET} | own

@@ -71,7 +71,7 @@ class StepPlan:
         return (NONE, *(arm for arm in chosen if arm != NONE))
 
     def ops_of(self, arm: str, model: str) -> tuple[str, ...]:
-        """The ids that are in force in this arm."""
+        """Return the ids that are in force in this arm."""
         in_force = set(OPS) if arm in SEVERAL else {arm}
         in_force.discard(LEFT_OUT.get(arm, ""))
         return tuple(op for op in OPS if op in in_force and has(op, SIZES[model], self.layers))
@@ -90,6 +90,6 @@ class StepPlan:
 
 
 def plan_from_dict(fields: dict[str, Any]) -> StepPlan:
-    """The inverse of `as_dict`, after JSON."""
+    """Return the inverse of `as_dict`, after JSON."""
     lists = {name: tuple(fields[name]) for name in ("models", "batches", "arms")}
     return StepPlan(**lists, **{name: fields[name] for name in ("layers", "rounds", "limit_s", "context")})

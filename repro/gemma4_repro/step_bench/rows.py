@@ -15,7 +15,7 @@ Cell = tuple[str, int]
 
 
 def build_rows(plan: StepPlan, measured: Measured, device: str) -> list[dict[str, Any]]:
-    """One per model, batch and arm that was timed.
+    """Return one per model, batch and arm that was timed.
 
     step_us: median, q10, q90 and n of microseconds per step. speedup: the time of `none` over the arm's in the same
     round, its median over rounds with a 95% bootstrap interval; above 1 the arm is faster. kernels: of one step, None
@@ -53,7 +53,7 @@ def wrong_arms(measured: Measured) -> list[dict[str, Any]]:
 
 
 def judge_targets(plan: StepPlan, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the plan's arms let one judge: whether all ops together are faster, and whether `none` is as shipped."""
+    """Say what the plan's arms let one judge: whether all ops together are faster, and whether `none` is as shipped."""
     cells = [(model, batch) for model in plan.models for batch in plan.batches]
     of = {(row["model"], row["batch"], row["arm"]): row for row in rows}
     targets = []

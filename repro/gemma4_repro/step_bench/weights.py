@@ -22,7 +22,7 @@ DRAWN = (
 
 
 def text_model_of(model: torch.nn.Module) -> Any:
-    """SGLang's Gemma4TextModel within it."""
+    """Return SGLang's Gemma4TextModel within it."""
     return next(module for module in model.modules() if isinstance(module, Gemma4TextModel))
 
 
@@ -67,7 +67,7 @@ def _spread(name: str, weight: torch.Tensor) -> float:
 
 @torch.no_grad()
 def move_norms(model: torch.nn.Module, seed: int = 0) -> None:
-    """Every norm's weights moved up or down by one or two units in the last place."""
+    """Move every norm's weights up or down by one or two units in the last place."""
     weights = _norms(model)
     generator = torch.Generator(weights[0].device).manual_seed(seed)
     for weight in weights:

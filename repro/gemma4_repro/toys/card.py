@@ -46,7 +46,7 @@ def write(folder: Path) -> Path:
 
 
 def render(name: str, training: dict, measured: dict) -> str:
-    """The card's text."""
+    """Return the card's text."""
     parts = [
         f"{_HEADER}\n# {name}\n",
         _ROLE[name] + "\n",

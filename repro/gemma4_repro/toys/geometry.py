@@ -53,7 +53,7 @@ def _text_config(layer_types: list[str], shared: int, intermediate: int, **kwarg
 
 
 def target_config() -> Gemma4Config:
-    """The E4B target: KV of the last two layers shared, per-layer embeddings."""
+    """Return the E4B target: KV of the last two layers shared, per-layer embeddings."""
     text = _text_config(
         TARGET_LAYERS,
         shared=2,
@@ -66,7 +66,7 @@ def target_config() -> Gemma4Config:
 
 
 def experts_config() -> Gemma4Config:
-    """The 26B-A4B target: every layer has experts beside a dense MLP.
+    """Return the 26B-A4B target: every layer has experts beside a dense MLP.
 
     The MLP is half as wide as a token's experts together, so that it cannot do without them. SGLang pads expert sizes
     to multiples of 32 on a CPU; with 32 nothing is padded.
@@ -121,12 +121,12 @@ def _with_vision(text: Gemma4TextConfig) -> Gemma4Config:
 
 
 def assistant_config() -> Gemma4AssistantConfig:
-    """The MTP assistant of E4B: every layer is query-only and reads the target's last KV owner of its type."""
+    """Return the MTP assistant of E4B: every layer is query-only and reads the target's last KV owner of its type."""
     return _assistant_config()
 
 
 def experts_assistant_config() -> Gemma4AssistantConfig:
-    """The MTP assistant of 26B-A4B: dense, and its full layer has the KV heads of the target's full layers."""
+    """Return the MTP assistant of 26B-A4B: dense, and its full layer has the KV heads of the target's full layers."""
     return _assistant_config(attention_k_eq_v=True, num_global_key_value_heads=1)
 
 

@@ -43,7 +43,7 @@ class Corpus:
 
 
 def vocabulary() -> list[str]:
-    """The `VOCAB_SIZE` tokens by id: special tokens, reserved ones, then made-up three-letter words."""
+    """Return the `VOCAB_SIZE` tokens by id: special tokens, reserved ones, then made-up three-letter words."""
     words = [a + b + c for a in "bdfgklmnprstvz" for b in "aeiou" for c in "lmnrstx"]
     reserved = [f"<reserved_{i}>" for i in range(len(SPECIAL_TOKENS), FIRST_WORD)]
     # 490 words of the pattern above and a few two-letter ones to fill the table
@@ -52,12 +52,12 @@ def vocabulary() -> list[str]:
 
 
 def token_id(token: str) -> int:
-    """The id of a special token."""
+    """Return the id of a special token."""
     return SPECIAL_TOKENS.index(token)
 
 
 def _sequence(rng: np.random.Generator, length: int, settled: bool) -> tuple[np.ndarray, np.ndarray]:
-    """One sequence of `length` tokens that starts with the begin-of-sequence token, and its `known` marks."""
+    """Return one sequence of `length` tokens that starts with the begin-of-sequence token, and its `known` marks."""
     cycle = int(rng.integers(MIN_CYCLE, MAX_CYCLE + 1))
     words = FIRST_WORD + rng.choice(WORD_COUNT, size=cycle, replace=False)
     body = length - 1
@@ -90,12 +90,12 @@ def sample(n: int, length: int, rng: np.random.Generator, settled: bool = False)
 
 
 def held_out_rng(seed: int) -> np.random.Generator:
-    """A random stream that training never uses (training seeds carry no such key)."""
+    """Return a random stream that training never uses (training seeds carry no such key)."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(0x4E1D,))))
 
 
 def training_rng(seed: int) -> np.random.Generator:
-    """The random stream of training data."""
+    """Return the random stream of training data."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
 
 

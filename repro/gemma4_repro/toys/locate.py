@@ -17,7 +17,7 @@ def _candidates(name: str) -> list[Path]:
 
 
 def toy_path(name: str) -> Path:
-    """The folder of a toy checkpoint, such as `toy-e4b`, `toy-e4b-assistant`, `toy-26b` or `toy-26b-assistant`.
+    """Return the folder of a toy checkpoint, such as `toy-e4b`, `toy-e4b-assistant`, `toy-26b` or `toy-26b-assistant`.
 
     Raises:
         FileNotFoundError: names every folder that was looked at.

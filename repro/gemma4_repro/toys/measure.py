@@ -16,12 +16,12 @@ from gemma4_repro.toys.locate import ASSISTANT_NAME, EXPERTS_ASSISTANT_NAME, EXP
 
 
 def of_pair(toys: Path) -> dict:
-    """Every number of the E4B cards."""
+    """Return every number of the E4B cards."""
     return _of_pair(toys / TARGET_NAME, toys / ASSISTANT_NAME)
 
 
 def of_experts_pair(toys: Path) -> dict:
-    """Every number of the 26B assistant's card."""
+    """Return every number of the 26B assistant's card."""
     return _of_pair(toys / EXPERTS_NAME, toys / EXPERTS_ASSISTANT_NAME)
 
 
@@ -32,7 +32,7 @@ def _of_pair(target: Path, assistant: Path) -> dict:
 
 
 def of_experts(toys: Path) -> dict:
-    """Every number of the 26B card."""
+    """Return every number of the 26B card."""
     target = measure_target.load_target(toys / EXPERTS_NAME)
     speech = measure_target.speak(target)
     return measure_target.measure(target, speech) | measure_experts.measure(target)

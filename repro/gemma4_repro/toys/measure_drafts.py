@@ -65,7 +65,7 @@ def hf_accept_length(pair: Pair, prompts: torch.Tensor, new_tokens: int) -> tupl
 
 @torch.no_grad()
 def measure(pair: Pair, speech: Speech) -> dict:
-    """What the cards of a pair have besides the target's own numbers."""
+    """Say what the cards of a pair have besides the target's own numbers."""
     hf_length, hf_same = hf_accept_length(pair, speech.prompts, NEW_TOKENS)
 
     def accept(seen: recurrence.TargetStates, rope_offset: int = recurrence.SGLANG_ROPE) -> float:

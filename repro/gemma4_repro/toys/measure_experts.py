@@ -20,7 +20,7 @@ LEFT_OUT = {
 
 @contextmanager
 def left_out(target: Gemma4ForConditionalGeneration, name: str) -> Iterator[None]:
-    """Every layer's scale of that name (a key of LEFT_OUT) is 1 in the block."""
+    """Set every layer's scale of that name (a key of LEFT_OUT) to 1 in the block."""
     tensors = [LEFT_OUT[name](layer) for layer in target.model.language_model.layers]
     kept = [tensor.detach().clone() for tensor in tensors]
     with torch.no_grad():

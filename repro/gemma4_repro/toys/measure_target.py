@@ -24,7 +24,7 @@ class Speech:
 
 
 def load_target(folder: Path) -> Gemma4ForConditionalGeneration:
-    """A target, fp32 and in evaluation mode."""
+    """Return a target, fp32 and in evaluation mode."""
     return Gemma4ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
 
 
@@ -49,7 +49,7 @@ def speak(target: Gemma4ForConditionalGeneration) -> Speech:
 
 @torch.no_grad()
 def measure(target: Gemma4ForConditionalGeneration, speech: Speech) -> dict:
-    """The numbers that every target's card has."""
+    """Return the numbers that every target's card has."""
     logits = speech.states.logits[:, PROMPT_TOKENS - 1 : -1]
     return {
         "prompts": PROMPTS,

@@ -25,7 +25,7 @@ CHAT_TEMPLATE = (
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A word-level tokenizer over `language.vocabulary()`; adds the begin-of-sequence token, as Gemma's does."""
+    """Return a word-level tokenizer over `language.vocabulary()`; adds the begin-of-sequence token, as Gemma's does."""
     tokenizer = Tokenizer(WordLevel({t: i for i, t in enumerate(language.vocabulary())}, unk_token=language.UNK))
     tokenizer.pre_tokenizer = WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.post_processor = TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
@@ -55,7 +55,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_processor() -> Gemma4Processor:
-    """The processor with every part that SGLang's Gemma-4 loader asks for."""
+    """Return the processor with every part that SGLang's Gemma-4 loader asks for."""
     return Gemma4Processor(
         feature_extractor=Gemma4AudioFeatureExtractor(),
         image_processor=Gemma4ImageProcessor(),

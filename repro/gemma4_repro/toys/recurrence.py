@@ -34,7 +34,7 @@ class TargetStates:
 
 
 def run_target(target: Gemma4ForConditionalGeneration, tokens: torch.Tensor) -> TargetStates:
-    """One forward of the target's text model over int64 `tokens` [B, T], without a cache."""
+    """Return one forward of the target's text model over int64 `tokens` [B, T], without a cache."""
     text = target.model.language_model
     out = text(input_ids=tokens, use_cache=False, return_shared_kv_states=True)
     cap = target.config.get_text_config().final_logit_softcapping
@@ -59,7 +59,7 @@ def draft_step(
     masks: dict[str, torch.Tensor],
     rope_offset: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One draft step for every position: tokens [B, T] and hidden [B, T, H] to logits [B, T, V] and hidden.
+    """Return one draft step for every position: tokens [B, T] and hidden [B, T, H] to logits [B, T, V] and hidden.
 
     `Gemma4AssistantForCausalLM.forward` drafts for one position per call, so its parts are called with own masks.
     """

@@ -28,14 +28,14 @@ class Routed:
 
 
 def routers(model: Gemma4ForConditionalGeneration) -> list[torch.nn.Module]:
-    """One router for each layer that has experts, in order."""
+    """Return one router for each layer that has experts, in order."""
     found = (getattr(layer, "router", None) for layer in model.model.language_model.layers)
     return [router for router in found if router is not None]
 
 
 @contextmanager
 def watched(model: Gemma4ForConditionalGeneration) -> Iterator[list[Routed]]:
-    """A list that grows by one `Routed` per router and forward, in order, while the block runs."""
+    """Yield a list that grows by one `Routed` per router and forward, in order, while the block runs."""
     seen: list[Routed] = []
 
     def keep(_module: Any, _inputs: Any, output: tuple[torch.Tensor, ...]) -> None:

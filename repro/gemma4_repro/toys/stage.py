@@ -36,7 +36,7 @@ def optimiser(parameters: Iterable[torch.nn.Parameter], stage: Stage) -> torch.o
 
 
 def step_optimiser(opt: torch.optim.AdamW, loss: torch.Tensor, rate: float, clip: Iterable[torch.nn.Module]) -> None:
-    """One update at learning rate `rate`; the gradient of each module in `clip` is cut to norm 1 on its own."""
+    """Make one update at learning rate `rate`; the gradient of each module in `clip` is cut to norm 1 on its own."""
     for group in opt.param_groups:
         group["lr"] = rate
     opt.zero_grad()
@@ -65,7 +65,7 @@ def start_small_model(model: torch.nn.Module) -> None:
 
 
 def progress(stage: Stage, step: int, **values: float) -> None:
-    """A line every 50 steps, unless GEMMA4_TOYS_QUIET is set."""
+    """Print a line every 50 steps, unless GEMMA4_TOYS_QUIET is set."""
     if step % 50 == 0 and not os.environ.get("GEMMA4_TOYS_QUIET"):
         shown = "  ".join(f"{key} {value:.3f}" for key, value in values.items())
         print(f"{stage.name}: step {step}/{stage.steps}  {shown}", flush=True)

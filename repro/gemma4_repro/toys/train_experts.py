@@ -88,7 +88,7 @@ def _steps(
     rng: np.random.Generator,
     besides: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None,
 ) -> Stage:
-    """All steps of a stage; `besides` gives a loss to add, of tokens and their known marks."""
+    """Return all steps of a stage; `besides` gives a loss to add, of tokens and their known marks."""
     started = time.monotonic()
     text = target.model.language_model  # the vision tower sees no data and keeps its random values
     opt = optimiser(text.parameters(), stage)

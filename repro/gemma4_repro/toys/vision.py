@@ -34,7 +34,7 @@ def vision_config() -> Gemma4VisionConfig:
 
 
 def make_toy(folder: Path, seed: int = 0) -> Path:
-    """The checkpoint, written to `folder`: toy-e4b's trained text, a random vision tower and the processor."""
+    """Return the checkpoint, written to `folder`: toy-e4b's trained text, a random vision tower and the processor."""
     text = AutoModelForImageTextToText.from_pretrained(toy_path("toy-e4b"), dtype=torch.float32)
     fields: dict[str, Any] = text.config.to_dict() | {"vision_config": vision_config()}
     config = Gemma4Config(**fields)

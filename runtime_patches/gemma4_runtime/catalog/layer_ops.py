@@ -35,7 +35,7 @@ def _kernel(
     proof: tuple[str, ...] = (),
     not_ported: str = "",
 ) -> Patch:
-    """An op of ours in the model. Its kernel has tests and rows under its own name."""
+    """Return the patch of an op of ours in the model. Its kernel has tests and rows under its own name."""
     op = id.replace("-", "_")
     shown = (
         "tests/engine/test_layer_ops_live.py",

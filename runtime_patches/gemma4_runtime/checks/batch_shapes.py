@@ -39,22 +39,22 @@ def check_row_ends(slots: Sequence[int], allocated: Sequence[int], width: int) -
 
 
 def cannot(method: str, state: Any) -> bool:
-    """Whether a batch has a speculative state without this method. No state at all is another thing."""
+    """Say whether a batch has a speculative state without this method. No state at all is another thing."""
     return state is not None and not callable(getattr(state, method, None))
 
 
 def has_draft_inputs(batch: Any) -> bool:
-    """Whether its algorithm keeps a draft input between steps: the EAGLE family, FROZEN_KV_MTP in it."""
+    """Say whether its algorithm keeps a draft input between steps: the EAGLE family, FROZEN_KV_MTP in it."""
     return batch.spec_algorithm is not None and batch.spec_algorithm.is_eagle()
 
 
 def unfinished(requests: Iterable[Any]) -> list[Any]:
-    """Those that are to be drafted for again."""
+    """Return those that are to be drafted for again."""
     return [request for request in requests if not request.finished()]
 
 
 def kept_by_filter(batch: Any, chunked_req_to_exclude: Any, keep_indices: list[int] | None) -> list[Any]:
-    """The requests that `filter_batch` with these arguments keeps."""
+    """Return the requests that `filter_batch` with these arguments keeps."""
     if keep_indices is not None:
         return [batch.reqs[index] for index in keep_indices]
     excluded = chunked_req_to_exclude or ()
@@ -69,12 +69,12 @@ def stranded(*batches: Any) -> list[Any]:
 
 
 def merge_can_be_mended(*batches: Any) -> bool:
-    """Whether one of two batches has a state of another step, and nobody is left whom that would concern."""
+    """Say whether one of two batches has a state of another step, and nobody is left whom that would concern."""
     return any(cannot(MERGE, one.spec_info) for one in batches) and not stranded(*batches)
 
 
 def merge_problem(mine: Any, theirs: Any) -> str | None:
-    """Why the speculative states of two batches cannot become one; None if they can, or neither has one."""
+    """Say why the speculative states of two batches cannot become one; None if they can, or neither has one."""
     if mine is None and theirs is None:
         return None
     for side, state in (("the batch", mine), ("the batch that joins it", theirs)):
@@ -86,5 +86,5 @@ def merge_problem(mine: Any, theirs: Any) -> str | None:
 
 
 def filter_problem(state: Any) -> str | None:
-    """Why a batch's speculative state cannot follow when requests leave; None if it can, or there is none."""
+    """Say why a batch's speculative state cannot follow when requests leave; None if it can, or there is none."""
     return f"the batch carries a {type(state).__name__}, which has no filter_batch" if cannot(FILTER, state) else None

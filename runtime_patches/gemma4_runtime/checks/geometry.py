@@ -133,7 +133,7 @@ class SwaRoom:
 
 
 def check_shared(target: Shared, draft: Shared, reads_target_kv: bool) -> Iterator[Finding]:
-    """One finding per field that differs. A draft with KV of its own has its own dtype, window and context."""
+    """Yield one finding per field that differs. A draft with KV of its own has its own dtype, window and context."""
     for field in fields(Shared):
         wanted, found = getattr(target, field.name), getattr(draft, field.name)
         if wanted != found and (reads_target_kv or field.name in _ALWAYS_SHARED):

@@ -181,7 +181,7 @@ class PageRows:
         return PageRows(*(column[rows] for column in vars(self).values()))
 
     def merged_with(self, other: PageRows) -> PageRows:
-        """Both, in the order of their events; of one event these rows first."""
+        """Return both, in the order of their events; of one event these rows first."""
         both = PageRows(*map(np.concatenate, zip(vars(self).values(), vars(other).values(), strict=True)))
         return both.take(np.argsort(both.event, kind="stable"))
 

@@ -78,7 +78,7 @@ class PageLedger:
         self.peer = np.zeros(rows, np.int32)
 
     def pages_of(self, slots: np.ndarray) -> np.ndarray:
-        """The distinct pages of `slots`, ascending; what lies outside the pool is left out."""
+        """Return the distinct pages of `slots`, ascending; what lies outside the pool is left out."""
         pages = np.unique(slots // self.page_size)
         return pages[(pages > 0) & (pages <= self.pages)]
 

@@ -31,7 +31,7 @@ def coded(*masks: torch.Tensor) -> torch.Tensor:
 def worst_violation(
     codes: Sequence[torch.Tensor], slots: Sequence[torch.Tensor], verdicts: Sequence[str], bounds: Sequence[range]
 ) -> Violation | None:
-    """The entries of the lowest code; of two columns with that code, the first. One device synchronisation.
+    """Return the entries of the lowest code; of two columns with that code, the first. One device synchronisation.
 
     Args:
         codes: per column [n] int8; 0 is legal, k stands for verdicts[k - 1].

@@ -19,7 +19,7 @@ _failed = False
 
 
 def fail_swa_side(original: Callable[..., Any], allocator: Any, seq_lens: torch.Tensor, *args: Any, **kw: Any) -> Any:
-    """Around `alloc_decode(seq_lens, seq_lens_cpu, last_loc)`: the first call that needs a page gets it on one side."""
+    """Run around `alloc_decode`: the first call that needs a page gets it on one side."""
     global _failed
     if _failed or not bool((seq_lens % allocator.page_size == 1).any()):
         return original(allocator, seq_lens, *args, **kw)

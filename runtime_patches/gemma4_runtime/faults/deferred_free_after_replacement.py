@@ -18,7 +18,7 @@ _replaced = False
 
 
 def replace_before_flush(original: Callable[..., Any], allocator: Any) -> Any:
-    """Around `free_group_end()`: what tombstone recovery does to one page of the group."""
+    """Run around `free_group_end()`: what tombstone recovery does to one page of the group."""
     global _replaced
     from gemma4_runtime.release import SWATokenToKVPoolAllocator
 

@@ -15,7 +15,7 @@ FAULT = "double-bookkeeping"
 
 
 def skip_finished(original: Callable[..., Any], processor: Any, batch: Any, result: Any) -> Any:
-    """Around `process_batch_result_decode(batch, result)`: as if overlap scheduling were on."""
+    """Run around `process_batch_result_decode(batch, result)`: as if overlap scheduling were on."""
     if any(request.finished() for request in batch.reqs):
         injected(FAULT)
     was = processor.enable_overlap

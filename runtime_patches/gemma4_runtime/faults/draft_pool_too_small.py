@@ -18,7 +18,7 @@ PAGES = 8
 
 
 def shorten_pool(result: Any, worker: Any, **_unknown: Any) -> None:
-    """After `_bind_kv_context`: 8 pages of the full pool are left, the dummy page 0 included."""
+    """Run after `_bind_kv_context`: 8 pages of the full pool are left, the dummy page 0 included."""
     pool = copy.copy(worker.kv_context.target_token_to_kv_pool)
     full = pool.full_kv_pool = copy.copy(pool.full_kv_pool)
     slots = PAGES * full.page_size

@@ -16,7 +16,7 @@ FAULT = "finish-inside-forward"
 
 
 def end_requests(original: Callable[..., Any], worker: Any, batch: Any) -> Any:
-    """Around `EAGLEWorkerV2.verify(batch)`."""
+    """Run around `EAGLEWorkerV2.verify(batch)`."""
     result = original(worker, batch)
     tokens = result.next_token_ids.reshape(len(batch.reqs), -1).tolist()
     for request, row, accepted in zip(batch.reqs, tokens, result.accept_lens.tolist(), strict=True):

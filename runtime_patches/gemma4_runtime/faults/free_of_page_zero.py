@@ -13,7 +13,7 @@ FAULT = "free-of-page-zero"
 
 
 def free_unset_entry(req: Any, tree_cache: Any, *args: Any, **kwargs: Any) -> None:
-    """Before `release_kv_cache(req, tree_cache)`: free the last entry of the row, far beyond the request's tokens."""
+    """Run before `release_kv_cache`: free the last entry of the row, far beyond the request's tokens."""
     if req.req_pool_idx is not None:
         injected(FAULT)
         row = tree_cache.req_to_token_pool.req_to_token[req.req_pool_idx]

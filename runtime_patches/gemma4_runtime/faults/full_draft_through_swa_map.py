@@ -16,13 +16,13 @@ _draft_backends: WeakSet[Any] = WeakSet()
 
 
 def remember_draft(result: Any, backend: Any, model_runner: Any, *args: Any, **kwargs: Any) -> None:
-    """After `TRTLLMHAAttnBackend.__init__`."""
+    """Run after `TRTLLMHAAttnBackend.__init__`."""
     if model_runner.is_draft_worker:
         _draft_backends.add(backend)
 
 
 def take_swa_table(page_table: Any, backend: Any, layer: Any, forward_batch: Any, **_unknown: Any) -> Any:
-    """After `_get_layer_page_table`: the draft gets the sliding-window table for every layer."""
+    """Run after `_get_layer_page_table`: the draft gets the sliding-window table for every layer."""
     translated = backend.forward_metadata.swa_page_table
     if backend not in _draft_backends or translated is None:
         return page_table

@@ -14,7 +14,7 @@ FAULT = "hybrid-pool-unswapped"
 
 
 def wrap_in_hybrid(backend: Any, worker: Any, **_unknown: Any) -> Any:
-    """After `_init_draft_attn_backend`: a wrapper whose children are the leaf that was chosen."""
+    """Run after `_init_draft_attn_backend`: a wrapper whose children are the leaf that was chosen."""
     from gemma4_runtime.release import HybridAttnBackend
 
     injected(FAULT)

@@ -13,5 +13,5 @@ KEY = "gemma4_triage_faults"
 
 
 def after_internal_state(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    """After `Scheduler.get_internal_state`."""
+    """Run after `Scheduler.get_internal_state`."""
     result.internal_state[KEY] = document(tuple(fault.id for fault in FAULTS if current.switched_on(fault.id)))

@@ -96,7 +96,7 @@ NEEDS: Mapping[str, Need] = {
 
 
 def after_last_check(_: None, arguments: Any, **_unknown: Any) -> None:
-    """After `ServerArgs._handle_other_validations`, when SGLang has settled its arguments.
+    """Run after `ServerArgs._handle_other_validations`, when SGLang has settled its arguments.
 
     Raises:
         NotServed: a fault in force cannot act on this server.

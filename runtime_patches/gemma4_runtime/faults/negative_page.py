@@ -16,7 +16,7 @@ _builds = 0
 
 
 def leave_unassigned(result: Any, backend: Any, forward_batch: Any, **_unknown: Any) -> None:
-    """After `init_forward_metadata`, target verify: from the 4th build on, spoil the last row's last live column."""
+    """Run after `init_forward_metadata`, target verify: from the 4th on, spoil the last row's last live column."""
     global _builds
     if not forward_batch.forward_mode.is_target_verify():
         return

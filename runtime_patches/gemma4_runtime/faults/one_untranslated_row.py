@@ -12,7 +12,7 @@ ROW = 5
 
 
 def keep_one_row(result: Any, backend: Any, forward_batch: Any, **_unknown: Any) -> None:
-    """After `init_forward_metadata`, target verify: row 5 of the SWA table [requests, columns] is the full table's."""
+    """Run after `init_forward_metadata`, target verify: row 5 of the SWA table [requests, columns] is the full's."""
     metadata = backend.forward_metadata
     if forward_batch.forward_mode.is_target_verify() and metadata.page_table.shape[0] > ROW:
         injected(FAULT)

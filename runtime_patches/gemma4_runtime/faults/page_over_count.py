@@ -17,7 +17,7 @@ _understated = False
 
 
 def understate_evicted(original: Callable[..., Any], cache: Any, params: Any) -> Any:
-    """Around `SWARadixCache.insert(params)`."""
+    """Run around `SWARadixCache.insert(params)`."""
     global _understated
     if not _understated and params.swa_evicted_seqlen > params.prev_prefix_len:
         _understated = True

@@ -16,7 +16,7 @@ FAULT = "stale-mapping"
 
 
 def keep_mapping(original: Callable[..., Any], allocator: Any, free_index: torch.Tensor) -> Any:
-    """Around `free_swa(free_index)`, [n] full slots."""
+    """Run around `free_swa(free_index)`, [n] full slots."""
     mapping = allocator.full_to_swa_index_mapping
     before = mapping[free_index].clone()
     result = original(allocator, free_index)

@@ -20,7 +20,7 @@ _calls: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
 def spoil(indices: torch.Tensor | None, allocator: Any, *args: Any, **kwargs: Any) -> None:
-    """After `alloc_decode` (or `alloc`, page size 1) -> [n] full-pool slots: corrupt the SWA peer of the last one."""
+    """Run after `alloc_decode` (or `alloc`, page size 1) -> [n] full slots: corrupt the SWA peer of the last one."""
     if indices is None:
         return
     calls = _calls[allocator] = _calls.get(allocator, 0) + 1

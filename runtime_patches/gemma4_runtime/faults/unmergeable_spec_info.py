@@ -13,5 +13,5 @@ FAULT = "unmergeable-spec-info"
 
 
 def leave_verify_input(worker: Any, batch: Any) -> None:
-    """In place of `_draft_preprocess_idle`, which installs an empty draft input."""
+    """Run in place of `_draft_preprocess_idle`, which installs an empty draft input."""
     injected(FAULT)

@@ -36,13 +36,13 @@ def around_text_forward(
     pp_proxy_tensors: Any = None,
     **kwargs: Any,
 ) -> Any:
-    """Around `Gemma4TextModel.forward`, in the place of the optimisation yoco: the same rows, another plan."""
+    """Run around `Gemma4TextModel.forward`, in the place of the optimisation yoco: the same rows, another plan."""
     inputs = input_ids, positions, forward_batch, input_embeds, per_layer_inputs
     return short_prefill(FAULT, as_extend, original, model, inputs, {"pp_proxy_tensors": pp_proxy_tensors} | kwargs)
 
 
 def as_extend(forward_batch: Any, rows: Tensor, positions: Tensor, window: int | None) -> tuple[Any, Any]:
-    """A plan for short_prefill: an extend of one token per request, whose out_cache_loc is still [T]."""
+    """Return a plan for short_prefill: an extend of one token per request, whose out_cache_loc is still [T]."""
     injected(FAULT)
     batch = copy.copy(forward_batch)
     batch.positions = positions

@@ -34,7 +34,7 @@ _marked: WeakValueDictionary[str, Any] = WeakValueDictionary()
 
 
 def refuse_several_ranks(arguments: Any, **_unknown: Any) -> None:
-    """Before `ServerArgs.__post_init__`.
+    """Run before `ServerArgs.__post_init__`.
 
     Raises:
         SettingsError: tensor or pipeline parallelism is asked for.
@@ -50,13 +50,13 @@ def refuse_several_ranks(arguments: Any, **_unknown: Any) -> None:
 
 
 def after_payload(payload: Any, accumulator: Any, *args: Any, **kwargs: Any) -> None:
-    """After `_GenerationStreamAccumulator.to_payload`, which gives None if there is nothing to send."""
+    """Run after `_GenerationStreamAccumulator.to_payload`, which gives None if there is nothing to send."""
     if payload is not None:
         DEGRADED.outputs(payload)
 
 
 def before_batch_output(tokenizer: Any, output: Any, **_unknown: Any) -> None:
-    """Before `TokenizerManager._handle_batch_output`."""
+    """Run before `TokenizerManager._handle_batch_output`."""
     info = getattr(output, "customized_info", None)
     marks = info.pop(KEY, None) if info else None
     if not marks:
@@ -72,7 +72,7 @@ def before_batch_output(tokenizer: Any, output: Any, **_unknown: Any) -> None:
 
 
 def before_finished_log(request_logger: Any, obj: Any, out: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-    """Before `RequestLogger.log_finished_request`. SGLang's exporter of request metrics gets the same `out` next."""
+    """Run before `RequestLogger.log_finished_request`. SGLang's metrics exporter gets the same `out` next."""
     mark = getattr(_marked.get(out["meta_info"]["id"]), _MARK, None)
     if mark is not None:
         out["meta_info"][KEY] = mark
@@ -81,7 +81,7 @@ def before_finished_log(request_logger: Any, obj: Any, out: dict[str, Any], *arg
 async def around_response(
     original: Callable[..., AsyncIterator[dict[str, Any]]], tokenizer: Any, obj: Any, *args: Any, **kwargs: Any
 ) -> AsyncIterator[dict[str, Any]]:
-    """Around `TokenizerManager._wait_one_response`."""
+    """Run around `TokenizerManager._wait_one_response`."""
     # A request that has finished is forgotten there before its last reply is handed out.
     state = tokenizer.rid_to_state.get(obj.rid)
     async for reply in original(tokenizer, obj, *args, **kwargs):
@@ -92,16 +92,16 @@ async def around_response(
 
 
 def after_retract(result: Any, request: Any, **_unknown: Any) -> None:
-    """After `Req.reset_for_retract`."""
+    """Run after `Req.reset_for_retract`."""
     DEGRADED.computed_anew(request)
 
 
 def after_flush(flushed: bool, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    """After `Scheduler.flush_cache`, which refuses while requests run."""
+    """Run after `Scheduler.flush_cache`, which refuses while requests run."""
     if flushed:
         DEGRADED.cache_was_flushed()
 
 
 def after_internal_state(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    """After `Scheduler.get_internal_state`."""
+    """Run after `Scheduler.get_internal_state`."""
     result.internal_state[STATE_KEY] = DEGRADED.document()

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def drop_out_cache_loc(result: Any, worker: Any, forward_batch: Any, **_unknown: Any) -> None:
-    """After the draft batch is built and expanded: it writes nowhere. Padded DP batches need a tensor of zeros."""
+    """Run after the draft batch is built and expanded: it writes nowhere. Padded DP batches need a tensor of zeros."""
     if forward_batch.out_cache_loc is None:
         return
     if getattr(forward_batch, "global_num_tokens_cpu", None) is not None:

@@ -23,7 +23,7 @@ def around_resolve_alias(
     trust_remote_code: bool = False,
     kwargs: dict[str, Any] | None = None,
 ) -> str | None:
-    """Around `_resolve_speculative_algorithm_alias`.
+    """Run around `_resolve_speculative_algorithm_alias`.
 
     Raises:
         NotServed: the draft is a Gemma-4 assistant, which EAGLE cannot serve.

@@ -13,7 +13,7 @@ import torch
 
 
 def around_free_swa(original: Callable[..., Any], allocator: Any, free_index: torch.Tensor) -> Any:
-    """Around `free_swa(free_index)`, [n] full slots."""
+    """Run around `free_swa(free_index)`, [n] full slots."""
     page = allocator.page_size
     if page == 1 or free_index.numel() == 0:
         return original(allocator, free_index)

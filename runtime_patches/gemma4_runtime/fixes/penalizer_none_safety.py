@@ -98,7 +98,7 @@ class SummedPenalties:
 
 
 def around_step(original: Callable[[Any, Any], Any], worker: Any, batch: Any) -> Any:
-    """Around `FrozenKVMTPWorker.draft` and `verify`.
+    """Run around `FrozenKVMTPWorker.draft` and `verify`.
 
     Raises:
         PenaltiesLost: there is no sampling_info, and a request has penalties.

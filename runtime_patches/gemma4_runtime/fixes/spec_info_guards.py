@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 def before_merge(batch: Any, other: Any, **_unknown: Any) -> None:
-    """Before `ScheduleBatch.merge_batch(other)`.
+    """Run before `ScheduleBatch.merge_batch(other)`.
 
     Raises:
         UnusableSpecInfo: a side has unfinished requests and no draft input for them.
@@ -67,7 +67,7 @@ def before_filter(
     keep_indices: list[int] | None = None,
     v1_spec_info_filtered: bool | None = False,
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Before `ScheduleBatch.filter_batch(...)`: the arguments that let all finished requests leave; None for no change.
+    """Run before `ScheduleBatch.filter_batch`: return arguments with which all finished requests leave, or None.
 
     Raises:
         UnusableSpecInfo: some requests leave, unfinished ones stay, and there is no draft input for them.
@@ -94,7 +94,7 @@ def _refuse(method: str, batch: Any, requests: list[Any]) -> NoReturn:
 
 
 def _emptied(state: Any) -> Any:
-    """A draft input of `state`'s kind for no request; None if `state` is none."""
+    """Return a draft input of `state`'s kind for no request; None if `state` is none."""
     if state is None or cannot(MERGE, state):
         return None
     empty = copy.copy(state)

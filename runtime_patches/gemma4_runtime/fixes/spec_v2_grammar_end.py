@@ -23,7 +23,7 @@ _fed: dict[int, int] | None = None
 
 
 def around_process_decode(original: Callable[..., Any], processor: Any, batch: Any, result: Any) -> Any:
-    """Around `process_batch_result_decode`."""
+    """Run around `process_batch_result_decode`."""
     global _fed
     if not (batch.is_spec_v2 and any(request.grammar is not None for request in batch.reqs)):
         return original(processor, batch, result)
@@ -35,7 +35,7 @@ def around_process_decode(original: Callable[..., Any], processor: Any, batch: A
 
 
 def around_update_finish_state(original: Callable[..., None], request: Any, new_accepted_len: int = 1) -> None:
-    """Around `Req.update_finish_state`."""
+    """Run around `Req.update_finish_state`."""
     fed = _fed
     if fed is None or request.grammar is None or request.finished():
         original(request, new_accepted_len)
@@ -60,7 +60,7 @@ def around_update_finish_state(original: Callable[..., None], request: Any, new_
 def around_apply_grammar(
     original: Callable[..., None], processor: Any, *, req: Any, next_token_id: Any, batch: Any
 ) -> None:
-    """Around `_apply_decode_grammar`. next_token_id: the step's tokens. One that was refused is SGLang's to refuse."""
+    """Run around `_apply_decode_grammar`: a token that was refused is SGLang's to refuse."""
     fed = (_fed or {}).get(id(req))
     if fed is not None:
         next_token_id = next_token_id[-1 - fed :] if fed < 0 else []

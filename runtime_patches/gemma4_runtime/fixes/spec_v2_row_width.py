@@ -18,7 +18,7 @@ _CLAIMED = 4
 
 
 def around_row_headroom(original: Callable[[Any], int], server_args: Any) -> int:
-    """Around `get_req_to_token_extra_context_len`: slots of a request's row beyond the context."""
+    """Run around `get_req_to_token_extra_context_len`: slots of a request's row beyond the context."""
     algorithm = SpeculativeAlgorithm.from_string(server_args.speculative_algorithm)
     if algorithm.is_none() or not algorithm.supports_spec_v2():
         return original(server_args)

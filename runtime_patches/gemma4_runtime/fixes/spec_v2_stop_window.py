@@ -15,7 +15,7 @@ from gemma4_runtime.mtp_v2.window import judge_in_turn
 
 
 def around_update_finish_state(original: Callable[..., None], request: Any, new_accepted_len: int = 1) -> None:
-    """Around `Req.update_finish_state`; a window of one token is SGLang's own case."""
+    """Run around `Req.update_finish_state`; a window of one token is SGLang's own case."""
     if new_accepted_len > 1 and request.grammar is None and not request.finished():
         judge_in_turn(original, request, new_accepted_len)
     else:

@@ -30,7 +30,7 @@ _CHILD_LISTS = ("attn_backends", "children")
 
 
 def iter_leaves(backend: Any) -> Iterator[Any]:
-    """Every backend without children below `backend`, each once; `backend` itself if it has none."""
+    """Yield every backend without children below `backend`, each once; `backend` itself if it has none."""
     from gemma4_runtime.release import AttentionBackend
 
     seen: set[int] = set()
@@ -75,7 +75,7 @@ def lock_step(backend: Any, pool: Any) -> Iterator[None]:
 def around_view(
     original: Callable[..., Any], forward_batch: Any, kv_context: Any, draft_attn_backend: Any
 ) -> Iterator[None]:
-    """Around both of SGLang's context managers: theirs first, for its checks and its other swaps, then the leaves."""
+    """Run around both of SGLang's context managers: theirs first, for its checks and other swaps, then the leaves."""
     with (
         original(forward_batch, kv_context, draft_attn_backend),
         lock_step(draft_attn_backend, kv_context.target_token_to_kv_pool),
@@ -84,14 +84,14 @@ def around_view(
 
 
 def around_graph_runner_init(original: Callable[..., Any], runner: Any, frozen_kv_mtp_worker: Any) -> None:
-    """Around the draft graph runner's constructor, which sizes the graph's page tables and then captures."""
+    """Run around the draft graph runner's constructor, which sizes the graph's page tables and then captures."""
     worker = frozen_kv_mtp_worker
     with lock_step(worker.draft_attn_backend, worker.kv_context.target_token_to_kv_pool):
         original(runner, worker)
 
 
 def unwrap_hybrid(backend: Any, worker: Any, **_unknown: Any) -> Any:
-    """After the draft backend is chosen: the frozen draft only ever decodes, so a hybrid is its decode child."""
+    """Run after the draft backend is chosen: the frozen draft only ever decodes, so a hybrid is its decode child."""
     from gemma4_runtime.release import HybridAttnBackend
 
     return backend.decode_backend if isinstance(backend, HybridAttnBackend) else None

@@ -11,6 +11,6 @@ from typing import Any
 
 
 def narrow_window(result: Any, attention: Any, *args: Any, **kwargs: Any) -> None:
-    """After `Gemma4Attention.__init__`: W becomes W - 1 on sliding layers; full layers have none."""
+    """Run after `Gemma4Attention.__init__`: W becomes W - 1 on sliding layers; full layers have none."""
     if attention.sliding_window is not None:
         attention.attn.sliding_window_size = attention.sliding_window - 1

@@ -23,7 +23,7 @@ from typing import Any
 
 
 def around_init_metadata(original: Callable[..., Any], backend: Any, forward_batch: Any) -> Any:
-    """Around the eager build: what a decode's list of keys is cut to."""
+    """Run around the eager build: what a decode's list of keys is cut to."""
     if not forward_batch.forward_mode.is_decode_or_idle():
         return original(backend, forward_batch)
     with _one_key_more(backend):
@@ -31,20 +31,20 @@ def around_init_metadata(original: Callable[..., Any], backend: Any, forward_bat
 
 
 def around_decode_buffers(original: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around the build for a CUDA graph, at capture and at each replay."""
+    """Run around the build for a CUDA graph, at capture and at each replay."""
     with _one_key_more(backend):
         return original(backend, *args, **kwargs)
 
 
 def around_graph_state(original: Callable[..., Any], backend: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around the allocation of the static buffers, which would end one key per row too early."""
+    """Run around the allocation of the static buffers, which would end one key per row too early."""
     with _one_key_more(backend):
         return original(backend, *args, **kwargs)
 
 
 @contextmanager
 def _one_key_more(backend: Any) -> Iterator[None]:
-    """The backend's distance as a count of keys: W - 1 becomes W. A backend without a window stays as it is."""
+    """Make the backend's distance a count of keys: W - 1 becomes W. A backend without a window stays as it is."""
     distance = backend.sliding_window_size
     if distance is None or distance <= 0:
         yield

@@ -22,7 +22,7 @@ __all__ = ["after_internal_state", "around_attention", "around_feature"]
 
 
 def around_feature(original: Callable[..., Any], model: Any, items: list[Any]) -> Tensor:
-    """Around `get_image_feature` and `get_video_feature`: soft tokens [N, H] of all items in their order.
+    """Run around `get_image_feature` and `get_video_feature`: soft tokens [N, H] of all items in their order.
 
     `vision-batching` is ahead of it.
     """
@@ -35,7 +35,7 @@ def around_feature(original: Callable[..., Any], model: Any, items: list[Any]) -
 def around_attention(
     original: Callable[..., Any], attention: Any, hidden: Tensor, cos: Tensor, sin: Tensor, mask: Any = None
 ) -> Tensor:
-    """Around `Gemma4VisionAttention.forward`: the packing of frames comes through the layers in the mask's place."""
+    """Run around `Gemma4VisionAttention.forward`: the packing of frames comes in the mask's place."""
     if isinstance(mask, Packing):
         return attend_packed(attention, hidden, cos, sin, mask)
     return original(attention, hidden, cos, sin, mask)

@@ -30,7 +30,7 @@ def eps_of(norm: Any) -> float:
 
 
 def norms_reason(*norms: Any) -> str | None:
-    """Why these are no plain rms(x) * weight with one eps; None if they are."""
+    """Say why these are no plain rms(x) * weight with one eps; None if they are."""
     for norm in norms:
         if type(norm) is RMSNorm:
             plain = norm.variance_size_override is None and not norm.cast_x_before_out_mul and norm.has_weight
@@ -44,7 +44,7 @@ def norms_reason(*norms: Any) -> str | None:
 
 
 def rope_reason(rotary: Any, head_dim: int) -> str | None:
-    """Why this is no turn of all pairs of a head, by a table of sines and cosines; None if it is.
+    """Say why this is no turn of all pairs of a head, by a table of sines and cosines; None if it is.
 
     Of either class the table is [P, head_dim], and so is Gemma4RotaryEmbedding's rotary_dim: it fills up a partial turn
     with angles of 0. What a table holds is read at each call, because SGLang replaces one that has become too short.
@@ -59,7 +59,7 @@ def rope_reason(rotary: Any, head_dim: int) -> str | None:
 
 
 def server_reason() -> str | None:
-    """Why this server must have SGLang's own arithmetic; None if it need not."""
+    """Say why this server must have SGLang's own arithmetic; None if it need not."""
     arguments = get_global_server_args()
     if arguments.enable_deterministic_inference:
         return "deterministic inference: SGLang's batch-invariant norms"
@@ -69,7 +69,7 @@ def server_reason() -> str | None:
 
 
 def rows_reason(rows: torch.Tensor) -> str | None:
-    """Why hidden states cannot be taken: [T, H] with unit stride, on CUDA or on the host engine."""
+    """Say why hidden states cannot be taken: [T, H] with unit stride, on CUDA or on the host engine."""
     if not (rows.is_cuda or on_host_engine()):
         return f"hidden states on {rows.device.type}"
     if torch.version.hip is not None:
@@ -90,5 +90,5 @@ def alike(rows: torch.Tensor, first: torch.Tensor) -> bool:
 
 
 def on_host_engine() -> bool:
-    """There the ops take their torch paths, so that what a CPU serves has been through the same wiring."""
+    """Say whether there the ops take their torch paths, so that what a CPU serves has been through the same wiring."""
     return current.settings().host_engine is not HostEngine.OFF

@@ -26,7 +26,7 @@ class LayerPlan:
 
 
 def plan_of(layer: Any) -> LayerPlan:
-    """The plan of a Gemma4DecoderLayer, made at the first call."""
+    """Return the plan of a Gemma4DecoderLayer, made at the first call."""
     plan = getattr(layer, _PLAN, None)
     if plan is None:
         plan = _make(layer)
@@ -78,7 +78,7 @@ def _layer_reason(layer: Any) -> str | None:
 
 
 def _norms(op: str, layer: Any, next_norm: CarriedNorm | None) -> list[Any]:
-    """Those that the op computes in one launch, which has one eps."""
+    """Return those that the op computes in one launch, which has one eps."""
     if op == TRIPLE:
         return [
             layer.post_attention_layernorm,

@@ -41,7 +41,7 @@ class Projected(NamedTuple):
 
 
 def project(attention: Any, hidden_states: Tensor) -> Projected:
-    """What `Gemma4Attention.forward` begins with. hidden_states: [T, H]."""
+    """Say what `Gemma4Attention.forward` begins with. hidden_states: [T, H]."""
     projection = attention.qkv_proj
     if reads_others_keys(attention) and switched_on(OP):
         reason = _projection_reason(attention) or rows_reason(hidden_states)
@@ -70,7 +70,7 @@ def _projection_reason(attention: Any) -> str | None:
 
 
 def _layout_reason(projection: Any, rows: int) -> str | None:
-    """Why its weight is not that of a plain [rows, H] product, queries first; None if it is."""
+    """Say why its weight is not that of a plain [rows, H] product, queries first; None if it is."""
     if type(projection) is not QKVParallelLinear:
         return f"a projection of the type {type(projection).__name__}"
     if type(projection.quant_method) is not UnquantizedLinearMethod:

@@ -30,7 +30,7 @@ def lay_in_arena(buffer_lists: list[list[torch.Tensor]]) -> torch.Tensor:
 
 
 def after_pool_init(result: Any, pool: Any, *args: Any, **kwargs: Any) -> None:
-    """After SWAKVPool.__init__: re-home its buffers and refresh the pointer tables that SGLang derived from them."""
+    """Run after SWAKVPool.__init__: re-home its buffers, refresh the pointer tables that SGLang derived from them."""
     swa, full = pool.swa_kv_pool, pool.full_kv_pool
     lay_in_arena([swa.k_buffer, swa.v_buffer, full.k_buffer, full.v_buffer])
     for child in (swa, full):

@@ -2,5 +2,5 @@
 
 
 def is_sm100_supported(device: object = None) -> bool:
-    """The host engine stands in for an sm100 device in argument checks, whichever device model attention uses."""
+    """Stand in for an sm100 device in argument checks, whichever device model attention uses."""
     return True

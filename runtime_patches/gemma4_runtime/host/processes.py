@@ -7,5 +7,5 @@ from typing import Any
 
 
 def fork_workers(result: Any, *args: Any, **kwargs: Any) -> None:
-    """After SGLang's engine has chosen `spawn`, choose `fork`. Safe here: no CUDA context can exist before it."""
+    """Run after SGLang's engine has chosen `spawn`, choose `fork`. Safe here: no CUDA context can exist before it."""
     multiprocessing.set_start_method("fork", force=True)

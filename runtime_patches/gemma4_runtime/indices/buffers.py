@@ -15,7 +15,7 @@ class Buffer(NamedTuple):
 
 
 def buffer_of(pool: Any, layer_id: int, role: str | None) -> Buffer | None:
-    """The key buffer of `layer_id` in `pool`, or None if the pool has no such layer.
+    """Return the key buffer of `layer_id` in `pool`, or None if the pool has no such layer.
 
     SGLang's own accessor is not asked: with a hierarchical cache it waits for the layer's transfer.
     """
@@ -44,7 +44,7 @@ def layer_buffers(pool: Any, layer_id: int) -> LayerBuffers | None:
 
 
 def _place_of(pool: Any, layer_id: int) -> tuple[Any, int, str | None] | None:
-    """The pool that has the layer's buffers, their place in it, and its space: full or swa; None without a split."""
+    """Return the pool with the layer's buffers, their place in it, and its space: full or swa; None without a split."""
     from gemma4_runtime.release import SWAKVPool
 
     if isinstance(pool, SWAKVPool):

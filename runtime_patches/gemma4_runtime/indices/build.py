@@ -51,7 +51,7 @@ class Use:
     writes: bool = False
 
     def belongs(self, array: IndexArray) -> bool:
-        """Whether the ids are ids of the buffer's own pool."""
+        """Say whether the ids are ids of the buffer's own pool."""
         return (array.space, self.buffer_space) in _BELONG
 
 
@@ -92,7 +92,7 @@ class Build:
         return tuple(use for use in self.uses if use.array == name)
 
     def bound_of(self, name: str) -> int:
-        """What ids of an array must be below: the smallest of its buffers' bounds, 0 if no layer follows it."""
+        """Say what ids of an array must be below: the smallest of its buffers' bounds, 0 if no layer follows it."""
         return min((use.bound for use in self.uses_of(name) if use.buffer_space is not None), default=0)
 
     def wrong_uses(self) -> tuple[Use, ...]:

@@ -78,7 +78,7 @@ class Checker:
             self._slots = [self._new_slot() for _ in range(_STEPS_IN_FLIGHT)]
 
     def prepare_recording(self) -> Recorded | None:
-        """A check for the graph that is about to be captured; None: no array of the build is followed. Waits."""
+        """Return a check for the graph that is about to be captured; None: no array of the build is followed. Waits."""
         if not self.names:
             return None
         prepared = self._prepare()
@@ -153,7 +153,7 @@ class _Slot:
         self.busy = True
 
     def read(self) -> Findings | None:
-        """The findings, or None. Waits for the check; at the step's own synchronisation it is long done."""
+        """Return the findings, or None. Waits for the check; at the step's own synchronisation it is long done."""
         self.busy = False
         if self._done is not None:
             try:

@@ -114,7 +114,7 @@ def _draft(
 
 
 def _layer_scalars(build: Build, use: Use) -> dict[str, Any]:
-    """What a replay of the layer's attention needs to know of it; empty if the layer is not found."""
+    """Say what a replay of the layer's attention needs to know of it; empty if the layer is not found."""
     layer = next((one for one in attention_layers(build.backend) if one.layer_id == use.layer_id), None)
     if layer is None:
         return {}
@@ -200,7 +200,7 @@ def _to_translate(build: Build, use: Use, held: tuple[BadIndex, ...]) -> torch.T
 
 
 def _used(build: Build, array: IndexArray) -> torch.Tensor:
-    """The part of an array that rows use. A graph's static buffers are sized for the longest context."""
+    """Return the part of an array that rows use. A graph's static buffers are sized for the longest context."""
     try:
         if array.indptr is not None:
             return array.values[: max(int(array.indptr[build.rows]), 0)]

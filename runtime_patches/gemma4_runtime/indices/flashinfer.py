@@ -34,7 +34,7 @@ def is_covered(backend: Any, forward_batch: Any) -> bool:
 def flashinfer_build(
     backend: Any, forward_batch: Any, site: str, in_graph: bool, new_slots: torch.Tensor | None
 ) -> Build:
-    """The build that the kernels will see: `forward_metadata`'s wrappers', or in a graph those of its bucket.
+    """Return the build that the kernels will see: `forward_metadata`'s wrappers', or in a graph those of its bucket.
 
     The decode and prefill updaters translate the first wrapper's list by the allocator that they hold.
     """
@@ -59,7 +59,7 @@ def flashinfer_build(
 
 
 def use_of(backend: Any, layer: Any) -> Use:
-    """Which wrapper `layer` will be given, by the backend's own choice, and which buffer its list will index."""
+    """Say which wrapper `layer` will be given, by the backend's own choice, and which buffer its list will index."""
     full = backend.num_wrappers == 1 or bool(backend._get_wrapper_idx(layer))
     return read_use(backend, layer, FULL_LIST if full else WINDOW_LIST, paged=False)
 

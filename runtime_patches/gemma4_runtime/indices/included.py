@@ -32,7 +32,7 @@ class _NotHere(Exception):
 def included(
     build: Build, use: Use, evidence: Mapping[str, TensorPayload], rows: Sequence[int], offences: Sequence[BadIndex]
 ) -> tuple[_Tensors, tuple[str, ...]]:
-    """The tensors that the settings ask for, named as in `gemma4_dumps.included`, and notes about them.
+    """Return the tensors that the settings ask for, named as in `gemma4_dumps.included`, and notes about them.
 
     evidence: what the dump holds anyhow. rows: whose requests are concerned; none at a capture. offences: the bad
     entries of `use.array`: pages nearest to them come first; with none, those nearest to the first row's first.
@@ -144,7 +144,7 @@ def _distance(columns: int, row: int, bad: BadIndex) -> tuple[np.ndarray, np.nda
 
 
 def _live_pages(build: Build, use: Use, evidence: _Tensors, rows: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
-    """Each row with the pages that its live entries lie in, [columns] int64."""
+    """Yield each row with the pages that its live entries lie in, [columns] int64."""
     array, page_size = build.array(use.array), build.page_size
     ids = _on_host(evidence[array.name])
     if array.indptr is not None:

@@ -27,7 +27,7 @@ def runner_of(backend: Any) -> Any:
 
 
 def step_of(backend: Any) -> int | None:
-    """The scheduler's step; outside one, the forward passes that the model runner has begun, this one included.
+    """Return the scheduler's step; outside one, the forward passes that the model runner has begun, this one included.
 
     Not those inside a step: the replay of a draft's CUDA graph is not counted there.
     """
@@ -52,7 +52,7 @@ def attention_layers(backend: Any) -> tuple[Any, ...]:
 
 
 def writes_kv(backend: Any) -> bool:
-    """Whether this backend's layers store keys and values: all but a frozen-KV draft's do."""
+    """Say whether this backend's layers store keys and values: all but a frozen-KV draft's do."""
     runner = runner_of(backend)
     return not (runner is not None and runner.is_draft_worker and runner.spec_algorithm.is_frozen_kv_mtp())
 

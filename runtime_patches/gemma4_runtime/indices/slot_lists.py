@@ -68,7 +68,7 @@ def slot_list_build(
 
 
 def swa_locations(backend: Any, in_graph: bool) -> torch.Tensor | None:
-    """The list of new slots as ids of the SWA pool, [tokens or more]; None where the backend keeps none."""
+    """Return the list of new slots as ids of the SWA pool, [tokens or more]; None where the backend keeps none."""
     if not backend.use_sliding_window_kv_pool:
         return None
     return backend.cuda_graph_swa_out_cache_loc if in_graph else backend.forward_metadata.swa_out_cache_loc

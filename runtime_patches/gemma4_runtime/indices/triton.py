@@ -25,7 +25,7 @@ _EAGER, _GRAPH = "TritonAttnBackend.forward_metadata.", "TritonAttnBackend.cuda_
 
 
 def has_lists_of_its_own(forward_batch: Any, in_capture: bool = False) -> bool:
-    """False for a step of TritonMultiStepDraftBackend: its lists come with the batch, for all steps at once."""
+    """Return False for a step of TritonMultiStepDraftBackend: its lists come with the batch, for all steps at once."""
     spec_info = forward_batch.spec_info
     if not forward_batch.forward_mode.is_decode_or_idle() or spec_info is None:
         return True
@@ -64,13 +64,13 @@ def triton_build(backend: Any, forward_batch: Any, site: str, in_graph: bool, ne
 
 
 def use_of(backend: Any, layer: Any) -> Use:
-    """Which list `layer` will be given, by the backend's own choice, and which buffer it will index with it."""
+    """Say which list `layer` will be given, by the backend's own choice, and which buffer it will index with it."""
     slides = layer.sliding_window_size is not None and layer.sliding_window_size > -1
     return read_use(backend, layer, WINDOW_LIST if slides else FULL_LIST, paged=False)
 
 
 def gather_of(backend: Any, layer: Any) -> Use:
-    """How `layer` reads the new keys of an extend that it is not given."""
+    """Say how `layer` reads the new keys of an extend that it is not given."""
     use = read_use(backend, layer, FULL_LOCATIONS, paged=False)
     return replace(use, array=SWA_LOCATIONS) if use.buffer_space == "swa" else use
 

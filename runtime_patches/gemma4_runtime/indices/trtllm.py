@@ -15,7 +15,7 @@ _ATTRIBUTE = "TRTLLMHAAttnBackend.forward_metadata"
 
 
 def trtllm_build(backend: Any, forward_batch: Any, site: str, in_graph: bool, new_slots: torch.Tensor | None) -> Build:
-    """The build that `backend.forward_metadata` holds. The pool in force is the one that the kernels will see.
+    """Return the build that `backend.forward_metadata` holds. The pool in force is the one that the kernels will see.
 
     new_slots: the list that the kernels will read, [tokens or more] full-pool slots.
     """
@@ -57,7 +57,7 @@ def trtllm_build(backend: Any, forward_batch: Any, site: str, in_graph: bool, ne
 
 
 def use_of(backend: Any, layer: Any) -> Use:
-    """Which table `layer` will be given, by the backend's own choice, and which buffer it will index with it."""
+    """Say which table `layer` will be given, by the backend's own choice, and which buffer it will index with it."""
     return read_use(backend, layer, _table_of(backend, layer), paged=True)
 
 

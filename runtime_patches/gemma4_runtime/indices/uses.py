@@ -16,7 +16,7 @@ _KEPT = "_gemma4_uses"
 
 
 def extends(mode: Any) -> bool:
-    """Whether rows have as many queries as they like: an extend, but not a verify."""
+    """Say whether rows have as many queries as they like: an extend, but not a verify."""
     return not (mode.is_decode_or_idle() or mode.is_target_verify())
 
 
@@ -70,7 +70,7 @@ def location_arrays(
     per_row: int,
     indptr: torch.Tensor | None,
 ) -> tuple[IndexArray, ...]:
-    """The lists of new slots, as full-pool ids and as SWA ids, where a backend has both.
+    """Return the lists of new slots, as full-pool ids and as SWA ids, where a backend has both.
 
     full, swa: [tokens or more]. per_row: tokens of each row, unless `indptr` [> rows] says where rows begin and end.
     """

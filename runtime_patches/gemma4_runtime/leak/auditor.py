@@ -56,11 +56,11 @@ class Auditor:
             self._run(scheduler, "scheduler step", idle=False)
 
     def explains(self, *pools: str) -> bool:
-        """Whether the latest audit named pages of one of `pools`, by SGLang's count or in the tree."""
+        """Say whether the latest audit named pages of one of `pools`, by SGLang's count or in the tree."""
         return self.latest is not None and any(finding.pool in pools for finding in self.latest.findings)
 
     def explains_locks(self) -> bool:
-        """Whether the latest audit named locks in the prefix cache that nobody holds."""
+        """Say whether the latest audit named locks in the prefix cache that nobody holds."""
         return self.latest is not None and any(f.fault is Fault.LOCKED_AT_IDLE for f in self.latest.findings)
 
     def let_pass(self, check: str, error: Exception) -> None:
@@ -137,12 +137,12 @@ _AUDITORS: ByIdentity[Auditor] = ByIdentity()
 
 
 def auditor_of(allocator: Any) -> Auditor:
-    """The auditor of the scheduler that owns `allocator`."""
+    """Return the auditor of the scheduler that owns `allocator`."""
     return _AUDITORS.get(allocator) or _AUDITORS.put(allocator, Auditor(ledger_of(allocator)))
 
 
 def live_requests(scheduler: Any) -> list[Any]:
-    """Every request that may hold a request slot, each once: in a batch, half prefilled, or waiting."""
+    """Return every request that may hold a request slot, each once: in a batch, half prefilled, or waiting."""
     batches = [scheduler.running_batch, scheduler.last_batch, scheduler.cur_batch]
     batches += [batch for batch, _ in getattr(scheduler, "result_queue", ())]
     requests = [request for batch in batches if batch is not None for request in batch.reqs]
@@ -152,7 +152,7 @@ def live_requests(scheduler: Any) -> list[Any]:
 
 
 def _exempt(scheduler: Any) -> str | None:
-    """Where pages are held by what an audit does not read."""
+    """Say where pages are held by what an audit does not read."""
     if scheduler.disaggregation_mode.value != "null":
         return "prefill and decode are disaggregated"
     if scheduler.ps.pp_size > 1:

@@ -46,7 +46,7 @@ class Equation:
 
 
 def equations(allocator: Any, req_to_token_pool: Any, tree_cache: Any, reading: Reading) -> tuple[Equation, ...]:
-    """One equation per pool, the request slots last."""
+    """Return one equation per pool, the request slots last."""
     page, sides = allocator.page_size, {where.pool: where for where in reading.pools}
     hybrid = "swa" in sides
     found = []

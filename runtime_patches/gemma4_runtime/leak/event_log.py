@@ -179,7 +179,7 @@ class EventLog:
 
 
 def kept(tensor: torch.Tensor) -> torch.Tensor:
-    """What remembers the values that `tensor` has now: a clone of a view, any other tensor itself."""
+    """Say what remembers the values that `tensor` has now: a clone of a view, any other tensor itself."""
     whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.itemsize
     return tensor if whole else tensor.clone()
 

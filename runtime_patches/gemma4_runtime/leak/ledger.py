@@ -126,7 +126,7 @@ _GENERATIONS: ByIdentity[defaultdict[int, int]] = ByIdentity()
 
 
 def ledger_of(allocator: Any) -> LeakLedger:
-    """The ledger of `allocator` (the one that the scheduler holds), from now on."""
+    """Return the ledger of `allocator` (the one that the scheduler holds), from now on."""
     return _LEDGERS.get(allocator) or _LEDGERS.put(allocator, LeakLedger(allocator))
 
 

@@ -30,7 +30,7 @@ class RecentEvents:
             self._told -= self._chunks.popleft()[1]
 
     def documents(self, pools: Sequence[tuple[str, PageLedger]]) -> list[dict[str, Any]]:
-        """For JSON, oldest first. pools: name and ledger of the pools FULL and SWA."""
+        """Return them for JSON, oldest first. pools: name and ledger of the pools FULL and SWA."""
         numbers = [(events, n) for events, _ in self._chunks for n in np.flatnonzero(events.kind != Kind.PAIRED)]
         return [_document(events, number, pools) for events, number in numbers[-RECENT_EVENTS:]]
 

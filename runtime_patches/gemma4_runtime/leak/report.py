@@ -102,7 +102,7 @@ def _sentence(finding: Finding, audit: Audit) -> str:
 
 
 def _scalars(audit: Audit) -> dict[str, Any]:
-    """The equations, and what the table's codes mean: comma-separated words, the code is the position."""
+    """Return the equations, and what the table's codes mean: comma-separated words, the code is the position."""
     scalars: dict[str, Any] = {"columns": ",".join(COLUMNS), "events_seen": audit.ledger.log.count}
     for equation in audit.equations:
         scalars |= equation.scalars()

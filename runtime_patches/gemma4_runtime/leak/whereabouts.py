@@ -146,7 +146,7 @@ def _request_slots(pool: Any, requests: Sequence[Any], rows: Sequence[Row]) -> W
 
 
 def _inner(tree_cache: Any) -> Any:
-    """The prefix cache that holds the nodes: streaming sessions wrap one."""
+    """Return the prefix cache that holds the nodes: streaming sessions wrap one."""
     return getattr(tree_cache, "inner", tree_cache)
 
 
@@ -173,7 +173,7 @@ def _free(inner: Any) -> np.ndarray:
 
 
 def _to_host(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
-    """One copy for all of them."""
+    """Return one copy for all of them."""
     if not tensors:
         return []
     flat = torch.cat([tensor.to(torch.int64) for tensor in tensors]).cpu().numpy()

@@ -76,7 +76,7 @@ class FrozenKVMTPDraftWorkerV2(FrozenKVMTPWorker, BaseDraftWorker):
         return self._to_verify(tokens, mask, positions, index, next_token, next_sibling)
 
     def _verify_buffers(self, rows: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """The mask and the positions that a graph's verification of so many requests reads; None: make one.
+        """Return the mask and the positions that a graph's verification of so many requests reads; None: make one.
 
         A hybrid does not pass the question on to the part that verifies. A mask made beside the graph's has room for
         whole contexts, and with every row taken it is larger than the graph's, which a replay copies it to.
@@ -92,7 +92,7 @@ class FrozenKVMTPDraftWorkerV2(FrozenKVMTPWorker, BaseDraftWorker):
         return mask, positions
 
     def _longest(self) -> int:
-        """What no request's length exceeds, the tokens included that a step is about to write."""
+        """Say what no request's length exceeds, the tokens included that a step is about to write."""
         rows: Any = self.target_worker.model_runner.req_to_token_pool
         return rows.req_to_token.shape[1]
 
@@ -147,7 +147,7 @@ class FrozenKVMTPDraftWorkerV2(FrozenKVMTPWorker, BaseDraftWorker):
         forward_batch.mark_forward_metadata_ready()
 
     def _length_bound(self, lengths: Any, rows: int) -> int:
-        """The sum of lengths if the host knows them, else what it cannot exceed: it only sizes buffers."""
+        """Return the sum of lengths if the host knows them, else what it cannot exceed: it only sizes buffers."""
         if lengths.seq_lens_cpu is not None:
             return int(lengths.seq_lens_cpu.sum())
         return rows * self._longest()
@@ -160,7 +160,7 @@ class FrozenKVMTPDraftWorkerV2(FrozenKVMTPWorker, BaseDraftWorker):
         return self._to_verify(empty(0), empty(0, dtype=torch.bool), empty(0), *links)
 
     def seed(self, tokens: torch.Tensor, hidden: torch.Tensor) -> FrozenKVMTPDraftInput:
-        """Where the next draft starts: tokens [requests], the target's hidden states [requests, backbone width].
+        """Say where the next draft starts: tokens [requests], the target's hidden states [requests, backbone width].
 
         The same types after a prefill as after a decode, because the scheduler joins batches of both. What the draft
         makes of them is made inside its CUDA graph, so the top-k fields only have the right shape.

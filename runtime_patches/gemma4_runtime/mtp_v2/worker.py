@@ -76,7 +76,7 @@ class FrozenKVMTPWorkerV2(EAGLEWorkerV2):
         return (self._target_worker.model_runner.attn_backend, self._draft_worker.draft_attn_backend)
 
     def forward_batch_generation(self, batch: Any, on_publish: Publish | None = None) -> GenerationBatchResult:
-        """One step. on_publish: told each request's next length as soon as the target's forward settles it.
+        """Return one step. on_publish: told each request's next length as soon as the target's forward settles it.
 
         The result has, of a decode: next_token_ids [requests * draft tokens], each request's accepted run first;
         accept_lens [requests], the bonus token included; new_seq_lens [requests]. next_draft_input is over the whole

@@ -26,7 +26,7 @@ _DTYPES = (torch.bfloat16, torch.float16)
 
 
 def after_init(result: Any, backend: Any, *_: Any, **__: Any) -> None:
-    """After `TritonAttnBackend.__init__`, which keeps the function that `forward_decode` calls."""
+    """Run after `TritonAttnBackend.__init__`, which keeps the function that `forward_decode` calls."""
     ours = functools.partial(attend, backend.decode_attention_fwd)
     backend.decode_attention_fwd = torch.compiler.disable(ours)
 
@@ -52,7 +52,7 @@ def attend(
     has_mla: bool = False,
     use_pdl: bool = False,
 ) -> None:
-    """In the place of `decode_attention_fwd`: writes o [R, H, D]."""
+    """Attend in the place of `decode_attention_fwd`: writes o [R, H, D]."""
     if switched_on(OP):
         plain = not (logit_cap > 0 or sinks is not None or xai_temperature_len > 0 or has_mla)
         reason = "scores that are not scaled alone" if not plain else None
@@ -86,7 +86,7 @@ def attend(
 
 
 def _tensors_reason(q: Tensor, keys: Tensor, values: Tensor) -> str | None:
-    """Why the kernel does not take these; None if it does."""
+    """Say why the kernel does not take these; None if it does."""
     if not q.is_cuda or torch.version.hip is not None:
         return f"queries on {'ROCm' if q.is_cuda else q.device.type}"
     if not q.dtype is keys.dtype is values.dtype or q.dtype not in _DTYPES:

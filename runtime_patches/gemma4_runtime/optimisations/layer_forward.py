@@ -40,7 +40,7 @@ def around_layer_forward(
     forward_batch: Any,
     **kwargs: Any,
 ) -> Any:
-    """Around `Gemma4DecoderLayer.forward`: hidden_states [T, H] to ([T, H], None)."""
+    """Run around `Gemma4DecoderLayer.forward`: hidden_states [T, H] to ([T, H], None)."""
     plan = plan_of(layer)
     if not plan.ops or (reason := rows_reason(hidden_states)):
         for op in plan.ops:

@@ -36,7 +36,7 @@ class FusedRouting:
 
 
 def after_moe_init(result: Any, moe: Any, *args: Any, **kwargs: Any) -> None:
-    """After `Gemma4MoE.__init__`, which makes its routing function."""
+    """Run after `Gemma4MoE.__init__`, which makes its routing function."""
     config = moe.topk.topk_config
     config.custom_routing_function = FusedRouting(config.custom_routing_function, moe.per_expert_scale)
 

@@ -28,12 +28,12 @@ _MAX_RUNNING = 48
 
 
 def around_supports_spec_v2(original: Callable[[Any], bool], algorithm: Any) -> bool:
-    """Around `SpeculativeAlgorithm.supports_spec_v2`."""
+    """Run around `SpeculativeAlgorithm.supports_spec_v2`."""
     return algorithm.is_frozen_kv_mtp() or original(algorithm)
 
 
 def around_create_worker(original: Callable[..., Any], algorithm: Any, server_args: Any) -> Any:
-    """Around `SpeculativeAlgorithm.create_worker`."""
+    """Run around `SpeculativeAlgorithm.create_worker`."""
     if not algorithm.is_frozen_kv_mtp():
         return original(algorithm, server_args)
     # SGLang's scheduler, which this imports, is complete only when a worker is asked for.
@@ -43,7 +43,7 @@ def around_create_worker(original: Callable[..., Any], algorithm: Any, server_ar
 
 
 def handle_frozen_kv_mtp(server_args: Any) -> None:
-    """In place of `_handle_frozen_kv_mtp`, as SGLang handles EAGLE: SGLANG_ENABLE_SPEC_V2=0 takes the overlap away.
+    """Run in place of `_handle_frozen_kv_mtp`, as SGLang does for EAGLE: SGLANG_ENABLE_SPEC_V2=0 takes overlap away.
 
     Raises:
         NotServed: an argument that is not served.
@@ -74,12 +74,12 @@ def handle_frozen_kv_mtp(server_args: Any) -> None:
 
 
 def around_get_draft_kv_pool(original: Callable[..., Any], **arguments: Any) -> Any:
-    """Around `get_draft_kv_pool`, which SGLang calls with keywords: (pool, model config), or (None, None)."""
+    """Run around `get_draft_kv_pool`, which SGLang calls with keywords: (pool, model config), or (None, None)."""
     return (None, None) if arguments["spec_algorithm"].is_frozen_kv_mtp() else original(**arguments)
 
 
 def around_needs_cpu_seq_lens(original: Callable[..., bool], server_args: Any, attn_backends: Any) -> bool:
-    """Around `decide_needs_cpu_seq_lens`: the expansion to a wider tree sums lengths on the host.
+    """Run around `decide_needs_cpu_seq_lens`: the expansion to a wider tree sums lengths on the host.
 
     SGLang's forward-pass metrics list them. trtllm_mha, which is for trees of width one, is given a bound for what it
     would read of them.

@@ -31,7 +31,7 @@ class _OfThisStep:
 
 
 def that_read_lengths(attn_backends: Iterable[Any]) -> Iterator[Any]:
-    """The backends less trtllm_mha, a hybrid's parts one by one."""
+    """Yield the backends less trtllm_mha, a hybrid's parts one by one."""
     for backend in attn_backends:
         if isinstance(backend, HybridAttnBackend):
             yield from that_read_lengths((backend.prefill_backend, backend.decode_backend))
@@ -40,7 +40,7 @@ def that_read_lengths(attn_backends: Iterable[Any]) -> Iterator[Any]:
 
 
 def around_resolve_lengths(original: Callable[..., None], future_map: Any, batch: Any) -> None:
-    """Around `FutureMap.resolve_seq_lens_cpu`, which each overlapped batch goes through before it runs."""
+    """Run around `FutureMap.resolve_seq_lens_cpu`, which each overlapped batch goes through before it runs."""
     original(future_map, batch)
     verifies = batch.spec_info is not None and batch.spec_info.future_indices is not None
     unknown = verifies and batch.seq_lens_cpu is None and batch.reqs
@@ -48,7 +48,7 @@ def around_resolve_lengths(original: Callable[..., None], future_map: Any, batch
 
 
 def around_metadata(original: Callable[..., None], backend: Any, forward_batch: Any, in_capture: bool = False) -> None:
-    """Around trtllm_mha's eager build, and its build for a graph's capture and replay."""
+    """Run around trtllm_mha's eager build, and its build for a graph's capture and replay."""
     bound = _OfThisStep.bound
     if in_capture:
         original(backend, forward_batch, in_capture=True)

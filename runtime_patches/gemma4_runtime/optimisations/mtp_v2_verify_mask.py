@@ -10,7 +10,7 @@ from typing import Any
 
 
 def after_graph_state(result: Any, backend: Any, max_bs: int, max_num_tokens: int, *_: Any, **__: Any) -> None:
-    """After Triton's `init_cuda_graph_state`. No request is longer than its row of slots."""
+    """Run after Triton's `init_cuda_graph_state`. No request is longer than its row of slots."""
     mask = backend.cuda_graph_custom_mask
     if mask is not None and (room := max_num_tokens * backend.req_to_token.shape[1]) > mask.numel():
         backend.cuda_graph_custom_mask = mask.new_zeros(room)

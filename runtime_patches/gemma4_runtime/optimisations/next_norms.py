@@ -10,7 +10,7 @@ from gemma4_runtime.fusion.layer_plan import set_next_norm
 
 
 def after_text_model_init(result: Any, model: Any, *args: Any, **kwargs: Any) -> None:
-    """After `Gemma4TextModel.__init__`: one carried norm per layer of this pipeline rank, and the model's own."""
+    """Run after `Gemma4TextModel.__init__`: one carried norm per layer of this pipeline rank, and the model's own."""
     layers, end = model.config.num_hidden_layers, model.end_layer
     for index in range(model.start_layer, end):
         after = boundary_after(index, layers=layers, end_layer=end).next_norm

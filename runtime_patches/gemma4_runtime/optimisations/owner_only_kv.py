@@ -28,7 +28,7 @@ OP = "owner-only-kv"
 
 
 def after_adjust_layers(result: Any, runner: Any, *args: Any, **kwargs: Any) -> None:
-    """After `ModelRunner.adjust_hybrid_swa_layers_for_pp`: drop the ids of layers that share KV."""
+    """Run after `ModelRunner.adjust_hybrid_swa_layers_for_pp`: drop the ids of layers that share KV."""
     config = runner.model_config
     text = config.hf_text_config
     shared = getattr(text, "num_kv_shared_layers", 0) or 0
@@ -50,7 +50,7 @@ def _is_gemma4(config: Any) -> bool:
 
 
 def _reason(runner: Any, shared: int) -> str | None:
-    """Why the pools stay as SGLang makes them; None if there is no reason."""
+    """Say why the pools stay as SGLang makes them; None if there is no reason."""
     if not shared:
         return "no layer shares its KV"
     if not runner.is_hybrid_swa:
@@ -59,7 +59,7 @@ def _reason(runner: Any, shared: int) -> str | None:
 
 
 def _server_reason(runner: Any) -> str | None:
-    """What of a server's arguments looks into the pools layer by layer, or splits the layers among ranks."""
+    """Say what of a server's arguments looks into the pools layer by layer, or splits the layers among ranks."""
     arguments = runner.server_args
     refused = {
         "pipeline parallelism, whose ranks may be parted between an owner and its reader": runner.pp_size > 1,
@@ -75,7 +75,7 @@ def _server_reason(runner: Any) -> str | None:
 
 
 def _binding_reason(runner: Any) -> str | None:
-    """Whether every attention layer of the loaded model reads an owner of its own kind."""
+    """Say whether every attention layer of the loaded model reads an owner of its own kind."""
     from gemma4_runtime.release import Gemma4Attention
 
     text = runner.model_config.hf_text_config

@@ -11,5 +11,5 @@ KEY = "gemma4_triage_paths"
 
 
 def after_internal_state(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    """After `Scheduler.get_internal_state`."""
+    """Run after `Scheduler.get_internal_state`."""
     result.internal_state[KEY] = PATHS.document()

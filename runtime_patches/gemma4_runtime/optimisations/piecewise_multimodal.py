@@ -17,7 +17,7 @@ OP = "piecewise-multimodal"
 
 
 def around_handle(original: Callable[..., Any], arguments: Any) -> None:
-    """Around `ServerArgs._handle_piecewise_cuda_graph`, which only reads what it decides by."""
+    """Run around `ServerArgs._handle_piecewise_cuda_graph`, which only reads what it decides by."""
     config = arguments.get_model_config()
     if not _is_gemma(config) or arguments.enable_breakable_cuda_graph:
         # SGLang's breakable runner takes the layers of `language_model.model`, and a Gemma4TextModel has its own: it
@@ -51,7 +51,7 @@ def _choose_sizes(arguments: Any) -> None:
 
 
 def around_can_run(original: Callable[..., Any], runner: Any, forward_batch: Any) -> bool:
-    """Around `PiecewiseCudaGraphRunner.can_run`, asked for each prefill of a server that has such graphs."""
+    """Run around `PiecewiseCudaGraphRunner.can_run`, asked for each prefill of a server that has such graphs."""
     if not _could_run(original, runner, forward_batch):
         PATHS.took(OP, "a prefill that the graphs are not for")
         return False

@@ -18,7 +18,7 @@ OP = "ple-front-end"
 def around_project(
     original: Callable[..., Any], model: Any, inputs_embeds: Tensor, per_layer_inputs: Tensor | None = None
 ) -> Tensor | None:
-    """Around `project_per_layer_inputs`: inputs_embeds [T, H], per_layer_inputs [T, L, P] or None, to [T, L, P]."""
+    """Run around `project_per_layer_inputs`: inputs_embeds [T, H], per_layer_inputs [T, L, P] or None, to [T, L, P]."""
     if model.per_layer_model_projection is None or not switched_on(OP):
         return original(model, inputs_embeds, per_layer_inputs)
     if reason := server_reason() or norms_reason(model.per_layer_projection_norm) or rows_reason(inputs_embeds):

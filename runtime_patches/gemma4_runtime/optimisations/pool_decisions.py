@@ -23,7 +23,7 @@ def decide(patch: str, text: str) -> None:
 
 
 def draft_reason(runner: Any) -> str | None:
-    """Why more tokens might not fit; None if they do. A draft with KV of its own gets as many tokens as its target,
+    """Say why more tokens might not fit; None if they do. A draft with KV of its own gets as many tokens as its target,
     from memory that SGLang leaves out of the bytes of a token. MTP's frozen draft reads the target's KV."""
     kind = runner.spec_algorithm
     if kind.is_none() or kind.is_frozen_kv_mtp() or kind.is_ngram():
@@ -32,5 +32,5 @@ def draft_reason(runner: Any) -> str | None:
 
 
 def after_internal_state(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    """After `Scheduler.get_internal_state`."""
+    """Run after `Scheduler.get_internal_state`."""
     result.internal_state[KEY] = dict(_decisions)

@@ -41,7 +41,7 @@ def around_attention_forward(
     forward_batch: Any,
     **kwargs: Any,
 ) -> Tensor:
-    """Around `Gemma4Attention.forward`: positions [T], hidden_states [T, H], to [T, H]."""
+    """Run around `Gemma4Attention.forward`: positions [T], hidden_states [T, H], to [T, H]."""
     if not switched_on(OP):
         return original(attention, positions, hidden_states, forward_batch, **kwargs)
     reason = _layer_reason(attention) or rows_reason(hidden_states)

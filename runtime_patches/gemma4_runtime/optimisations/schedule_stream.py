@@ -23,7 +23,7 @@ class _Scheduler:
 
 
 def after_resolve_lengths(result: Any, future_map: Any, batch: Any, **_unknown: Any) -> None:
-    """After `FutureMap.resolve_seq_lens_cpu`, the last that runs on the scheduler's stream before a forward."""
+    """Run after `FutureMap.resolve_seq_lens_cpu`, the last that runs on the scheduler's stream before a forward."""
     if batch.seq_lens.is_cuda:
         _Scheduler.stream = torch.cuda.current_stream(batch.seq_lens.device)
 

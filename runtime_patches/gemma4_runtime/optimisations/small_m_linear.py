@@ -14,7 +14,7 @@ from gemma4_runtime.release import UnquantizedLinearMethod
 def around_apply(
     original: Callable[..., Tensor], method: Any, layer: Any, x: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    """Around `UnquantizedLinearMethod.apply`: x [M, K] or more dimensions, to [M, N]."""
+    """Run around `UnquantizedLinearMethod.apply`: x [M, K] or more dimensions, to [M, N]."""
     if bias is None and type(method) is UnquantizedLinearMethod and not getattr(layer, "use_intel_amx_backend", False):
         made = product(x, layer.weight)
         if made is not None:

@@ -23,12 +23,12 @@ GIVEN = "gemma4_triage_swa_ratio_given"
 
 
 def before_post_init(arguments: Any, **_unknown: Any) -> None:
-    """Before `ServerArgs.__post_init__`, which changes arguments."""
+    """Run before `ServerArgs.__post_init__`, which changes arguments."""
     setattr(arguments, GIVEN, arguments.swa_full_tokens_ratio is not type(arguments).swa_full_tokens_ratio)
 
 
 def after_profile(available_bytes: int, runner: Any, *args: Any, **kwargs: Any) -> None:
-    """After `ModelRunner._profile_available_bytes`: choose, and let SGLang size the pools with it."""
+    """Run after `ModelRunner._profile_available_bytes`: choose, and let SGLang size the pools with it."""
     if not str(runner.model_config.hf_config.architectures[0]).startswith("Gemma4"):
         return
     arguments = runner.server_args

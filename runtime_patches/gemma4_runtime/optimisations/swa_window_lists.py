@@ -37,7 +37,7 @@ def around_window_buffer(
     token_to_kv_pool: Any = None,
     window_kv_indices: torch.Tensor | None = None,
 ) -> Any:
-    """Around `update_sliding_window_buffer`: (starts [bs + 1], slots, kept [bs], first token listed [bs]).
+    """Run around `update_sliding_window_buffer`: (starts [bs + 1], slots, kept [bs], first token listed [bs]).
 
     A list that is not given has room for bs whole windows, where SGLang's has no slot too many.
     """
@@ -79,7 +79,7 @@ def around_window_buffer(
 
 
 def _reason(lengths: Any, requests: int, pool: Any) -> str | None:
-    """Why SGLang's own lines have to run; None if there is no reason."""
+    """Say why SGLang's own lines have to run; None if there is no reason."""
     if torch.version.hip is not None or not (lengths.is_cuda or on_host_engine()):
         return f"lengths on {'ROCm' if lengths.is_cuda else lengths.device.type}"
     if lengths.shape[0] != requests:

@@ -19,7 +19,7 @@ from gemma4_runtime.vision.walk import Frame
 
 
 def around_feature(original: Callable[..., Any], model: Any, items: list[Any]) -> Tensor:
-    """Around `get_image_feature` and `get_video_feature`: soft tokens [N, H] of all items in their order."""
+    """Run around `get_image_feature` and `get_video_feature`: soft tokens [N, H] of all items in their order."""
     slots = slots_for(BATCHING, batching_reason, model, items)
     if slots is None:
         return original(model, items)
@@ -30,7 +30,7 @@ def around_feature(original: Callable[..., Any], model: Any, items: list[Any]) -
 def around_attention(
     original: Callable[..., Any], attention: Any, hidden: Tensor, cos: Tensor, sin: Tensor, mask: Any = None
 ) -> Tensor:
-    """Around `Gemma4VisionAttention.forward`: SGLang's SDPA asserts one frame per call, and can do more."""
+    """Run around `Gemma4VisionAttention.forward`: SGLang's SDPA asserts one frame per call, and can do more."""
     backend = attention.qkv_backend
     if len(hidden) == 1 or not (isinstance(backend, VisionSdpaAttention) and backend.flatten_batch):
         return original(attention, hidden, cos, sin, mask)
@@ -44,7 +44,7 @@ def around_attention(
 def around_position_embeddings(
     original: Callable[..., Any], embedder: Any, patch_positions: Tensor, padding_positions: Tensor
 ) -> Tensor:
-    """Around `_position_embeddings`: rows of the table picked, where SGLang multiplies it by a one-hot of 10240.
+    """Run around `_position_embeddings`: rows of the table picked, where SGLang multiplies it by a one-hot of 10240.
 
     patch_positions: [F, P, 2]; padding_positions: [F, P] bool. [F, P, h], to the bit: a product with 1 and sums with
     0 are exact.
@@ -60,7 +60,7 @@ def around_position_embeddings(
 def around_pooling(
     original: Callable[..., Any], pooler: Any, x: Tensor, patch_positions: Tensor, length: int
 ) -> tuple[Tensor, Tensor]:
-    """Around `_avg_pool_by_positions`: frame by frame on a CPU, where the sums of a product depend on the batch."""
+    """Run around `_avg_pool_by_positions`: frame by frame on a CPU, where the sums of a product depend on the batch."""
     if x.device.type != "cpu" or len(x) == 1:
         return original(pooler, x, patch_positions, length)
     each = [original(pooler, *one, length) for one in zip(x.split(1), patch_positions.split(1), strict=True)]

@@ -31,7 +31,7 @@ def around_chunked_embedding(
     items_offset_list: list[list[tuple[int, int]]],
     input_ids: Tensor,
 ) -> Any:
-    """Around `_get_chunked_prefill_embedding`: its arguments and results."""
+    """Run around `_get_chunked_prefill_embedding`: its arguments and results."""
 
     def go_on(function: Callable[..., Any]) -> Any:
         return original(
@@ -81,7 +81,7 @@ def _requests(
     extends: list[int],
     offsets: list[list[tuple[int, int]]],
 ) -> Iterator[Request]:
-    """Those that SGLang's loop does not skip."""
+    """Yield those that SGLang's loop does not skip."""
     for number in range(min(len(sizes) - 1, len(prefixes))):
         mine = items[sizes[number] : sizes[number + 1]]
         if mine and any(end >= prefixes[number] for _, end in offsets[number]):
@@ -89,7 +89,7 @@ def _requests(
 
 
 def _missing(requests: Iterable[Request]) -> list[Any]:
-    """What SGLang will encode, each request's own; what an earlier one has encoded by then is in the cache."""
+    """Say what SGLang will encode, each request's own; what an earlier one has encoded by then is in the cache."""
     missing: list[Any] = []
     seen: set[int] = set()
     for request in requests:
@@ -120,7 +120,7 @@ def _cut_loose(key: int) -> None:
 
 
 def _is_split(items: list[Any]) -> bool:
-    """SGLang's question: has every item one placeholder?"""
+    """Return SGLang's question: has every item one placeholder?"""
     return all(len(item.offsets) == 1 for item in items)
 
 

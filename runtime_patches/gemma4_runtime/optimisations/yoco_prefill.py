@@ -27,7 +27,7 @@ none. On one H200 a graph of 2048 rows was the faster one on E2B."""
 
 
 def around_batch_init(original: Callable[..., Any], cls: type, batch: Any, model_runner: Any) -> Any:
-    """Around `ForwardBatch.init_new`: what the model cannot see, of the requests behind its batch."""
+    """Run around `ForwardBatch.init_new`: what the model cannot see, of the requests behind its batch."""
     if not (eligible.is_prefill(batch) and switched_on(OP)):
         return original(cls, batch, model_runner)
     chunked = batch.chunked_req
@@ -43,7 +43,7 @@ def around_batch_init(original: Callable[..., Any], cls: type, batch: Any, model
 
 
 def around_can_run(original: Callable[..., Any], runner: Any, forward_batch: Any) -> bool:
-    """Around `PiecewiseCudaGraphRunner.can_run`: no long prefill, of which a graph runs all rows in each layer."""
+    """Run around `PiecewiseCudaGraphRunner.can_run`: no long prefill, of which a graph runs all rows in each layer."""
     can_run = original(runner, forward_batch)
     model = runner.model_runner.model
     model = getattr(model, "language_model", None) or getattr(model, "model", None)
@@ -64,6 +64,6 @@ def around_text_forward(
     pp_proxy_tensors: Any = None,
     **kwargs: Any,
 ) -> Any:
-    """Around `Gemma4TextModel.forward`: hidden states [T, H] that are right in the rows that are sampled from."""
+    """Run around `Gemma4TextModel.forward`: hidden states [T, H] that are right in the rows that are sampled from."""
     inputs = input_ids, positions, forward_batch, input_embeds, per_layer_inputs
     return short_prefill(OP, as_decode, original, model, inputs, {"pp_proxy_tensors": pp_proxy_tensors} | kwargs)

@@ -28,7 +28,7 @@ class PoolSizes:
 def pool_sizes(
     available_bytes: int, cell: TokenBytes, ratio: float, page_size: int, most_tokens: int | None = None
 ) -> PoolSizes:
-    """What SGLang makes of `available_bytes`: whole pages, at least 0 tokens. most_tokens: --max-total-tokens.
+    """Say what SGLang makes of `available_bytes`: whole pages, at least 0 tokens. most_tokens: --max-total-tokens.
 
     The order of the operations is SGLang's, because the ratio is a float.
     """

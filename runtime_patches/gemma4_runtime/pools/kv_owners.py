@@ -7,5 +7,5 @@ from collections.abc import Iterable
 
 
 def own_kv(layer_ids: Iterable[int], layers: int, shared_layers: int) -> list[int]:
-    """Those of `layer_ids` that own KV, in their order. layers: of the whole model."""
+    """Return those of `layer_ids` that own KV, in their order. layers: of the whole model."""
     return [layer for layer in layer_ids if layer < layers - shared_layers]

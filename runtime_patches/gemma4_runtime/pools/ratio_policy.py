@@ -91,14 +91,14 @@ def _work_out(start: Start) -> Choice:
 
 
 def least_swa_tokens(start: Start, need: Demand) -> int:
-    """The smallest SWA pool that the policy makes, in tokens. need: of the requests that may run."""
+    """Return the smallest SWA pool that the policy makes, in tokens. need: of the requests that may run."""
     serving = start.serving
     floor = serving.whole_pages(min(serving.chunk, start.context) + serving.window + serving.page_size)
     return floor if start.context_given else max(floor, need.swa + need.swa_fixed)
 
 
 def _kept_unasked(start: Start) -> str | None:
-    """Why there is nothing to work out; None if there is."""
+    """Say why there is nothing to work out; None if there is."""
     if start.ratio_given:
         return "given by the user"
     if start.ratio_given is None:

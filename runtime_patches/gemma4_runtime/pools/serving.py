@@ -79,7 +79,7 @@ class Serving:
         return prompt, length - prompt
 
     def swa_in_prefill(self, prompt: int) -> int:
-        """What one more chunk takes, to be admitted and written, beside requests that hold all of `swa_tokens`."""
+        """Say what one more chunk takes, to be admitted and written, beside requests that hold all of `swa_tokens`."""
         return self.admission_budget(prompt) + self.page_size
 
     def admission_budget(self, prompt: int) -> int:
@@ -148,7 +148,7 @@ class Serving:
         return min(protected, window - self.page_size + longest)
 
     def _unshared_prefill(self, prompt: int) -> int:
-        """Before the second decode step, without a prefix cache."""
+        """Run before the second decode step, without a prefix cache."""
         chunks = self.chunk * self.chunks_in_flight
         kept = chunks + self._reach + 2 * self.page_size + self._step
         return min(self.whole_pages(prompt + self._step), self.whole_pages(kept))

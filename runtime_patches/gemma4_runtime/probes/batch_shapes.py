@@ -46,7 +46,7 @@ _GUARDS = "spec-info-guards"
 
 
 def before_eager_view(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
-    """Before the inputs of an eager forward are copied into the runner's buffers."""
+    """Run before the inputs of an eager forward are copied into the runner's buffers."""
     if forward_batch.out_cache_loc is None or forward_batch.input_ids is None:
         return
     rows, tokens = forward_batch.out_cache_loc.shape[0], forward_batch.input_ids.shape[0]
@@ -78,7 +78,7 @@ def before_eager_view(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any
 
 
 def before_merge(batch: Any, other: Any, **_unknown: Any) -> None:
-    """Before `merge_batch(other)`."""
+    """Run before `merge_batch(other)`."""
     problem = merge_problem(batch.spec_info, other.spec_info)
     if problem is not None and not (_guards_act_on(batch) and merge_can_be_mended(batch, other)):
         _report_state(problem, _MERGE, batch, other)
@@ -87,7 +87,7 @@ def before_merge(batch: Any, other: Any, **_unknown: Any) -> None:
 def before_filter(
     batch: Any, chunked_req_to_exclude: Any = None, keep_indices: list[int] | None = None, *args: Any, **kwargs: Any
 ) -> None:
-    """Before `filter_batch(...)`."""
+    """Run before `filter_batch(...)`."""
     problem = filter_problem(batch.spec_info)
     if problem is None:
         return
@@ -96,7 +96,7 @@ def before_filter(
 
 
 def before_spec_v2_decode(draft_input: Any, batch: Any, **_unknown: Any) -> None:
-    """Before `prepare_for_decode(batch)` of spec v2, which allocates slots ahead and writes them into rows."""
+    """Run before `prepare_for_decode(batch)` of spec v2, which allocates slots ahead and writes them into rows."""
     width = batch.req_to_token_pool.req_to_token.shape[1]
     ahead = get_alloc_reserve_per_decode()
     allocated = [max(one.kv_allocated_len, one.kv_committed_len + ahead) for one in batch.reqs]

@@ -33,8 +33,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from gemma4_dumps.errors import ExitCode
 from gemma4_dumps.draft import DumpDraft
+from gemma4_dumps.errors import ExitCode
 from gemma4_dumps.schema import Layer as LayerRecord
 from gemma4_dumps.schema import Provenance
 from gemma4_runtime import current
@@ -57,7 +57,7 @@ _BACKEND_NAMES = ("draft_attn_backend", "draft_extend_attn_backend")
 
 
 def before_draft_graphs(worker: Any, **_unknown: Any) -> None:
-    """Before the frozen draft captures its graphs: a pool that was left behind would end the capture in IndexError."""
+    """Run before the frozen draft captures its graphs: a pool left behind would end the capture in IndexError."""
     target, draft = worker.target_worker.model_runner, worker.draft_model_runner
     found = list(geometry.check_shared(facts.shared_facts(target), facts.shared_facts(draft), True))
     layers = facts.layer_facts(draft.model)
@@ -70,7 +70,7 @@ def before_draft_graphs(worker: Any, **_unknown: Any) -> None:
 
 
 def after_model_workers(result: Any, scheduler: Any, **_unknown: Any) -> None:
-    """After all workers exist: the target, room for requests, and a draft that keeps KV of its own."""
+    """Run after all workers exist: the target, room for requests, and a draft that keeps KV of its own."""
     target = scheduler.tp_worker.model_runner
     layers = facts.layer_facts(target.model)
     found = list(geometry.check_layers("target", layers, facts.pool_facts(target.token_to_kv_pool)))

@@ -26,7 +26,7 @@ from gemma4_runtime.leak.ledger import ledger_of, pool_of
 
 
 def around_inner_alloc(original: Callable[..., Any], allocator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around every `alloc…` of a paged or token allocator -> [n] slots or None."""
+    """Run around every `alloc…` of a paged or token allocator -> [n] slots or None."""
     slots = original(allocator, *args, **kwargs)
     if slots is not None:
         ledger, pool = pool_of(allocator)
@@ -35,7 +35,7 @@ def around_inner_alloc(original: Callable[..., Any], allocator: Any, *args: Any,
 
 
 def before_inner_free(allocator: Any, free_index: Any, **_unknown: Any) -> None:
-    """Before `free(free_index)`, [n] slots of this pool."""
+    """Run before `free(free_index)`, [n] slots of this pool."""
     if free_index.numel() == 0:
         return
     ledger, pool = pool_of(allocator)
@@ -43,13 +43,13 @@ def before_inner_free(allocator: Any, free_index: Any, **_unknown: Any) -> None:
 
 
 def after_inner_clear(result: Any, allocator: Any, **_unknown: Any) -> None:
-    """After `clear()`, which the constructor calls too."""
+    """Run after `clear()`, which the constructor calls too."""
     ledger, pool = pool_of(allocator)
     ledger.cleared(pool)
 
 
 def around_restore_state(original: Callable[..., Any], allocator: Any, state: Any) -> Any:
-    """Around `restore_state(state)` of a paged or token allocator, state as its `backup_state` returned it.
+    """Run around `restore_state(state)` of a paged or token allocator, state as its `backup_state` returned it.
 
     Waits for the device. In this release DFLASH's drafts alone call it.
     """
@@ -69,7 +69,7 @@ def _free_pages(allocator: Any) -> torch.Tensor:
 
 
 def around_swa_alloc(original: Callable[..., Any], allocator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around `alloc`, `alloc_extend` and `alloc_decode` of a hybrid allocator -> [n] full slots or None."""
+    """Run around `alloc`, `alloc_extend` and `alloc_decode` of a hybrid allocator -> [n] full slots or None."""
     ledger = ledger_of(allocator)
     full = original(allocator, *args, **kwargs)
     if full is not None and ledger.latest_swa_hand_out is not None:
@@ -78,7 +78,7 @@ def around_swa_alloc(original: Callable[..., Any], allocator: Any, *args: Any, *
 
 
 def around_swa_alloc_tail(original: Callable[..., Any], allocator: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around `alloc_extend_swa_tail(...)` -> [n] full slots or None, of which the last have SWA slots."""
+    """Run around `alloc_extend_swa_tail(...)` -> [n] full slots or None, of which the last have SWA slots."""
     ledger = ledger_of(allocator)
     ledger.latest_swa_hand_out = None
     full = original(allocator, *args, **kwargs)
@@ -89,12 +89,12 @@ def around_swa_alloc_tail(original: Callable[..., Any], allocator: Any, *args: A
 
 
 def before_set_mapping(allocator: Any, full_indices: Any, swa_indices: Any, **_unknown: Any) -> None:
-    """Before `set_full_to_swa_mapping`, [n] each."""
+    """Run before `set_full_to_swa_mapping`, [n] each."""
     if full_indices.numel():
         ledger_of(allocator).paired(full_indices, swa_indices)
 
 
 def before_swa_free(allocator: Any, free_index: Any, **_unknown: Any) -> None:
-    """Before `free(free_index)` of a hybrid allocator, [n] full slots. Outside a group the inner pools tell."""
+    """Run before `free(free_index)` of a hybrid allocator, [n] full slots. Outside a group the inner pools tell."""
     if not allocator.is_not_in_free_group and free_index.numel():
         ledger_of(allocator).free_asked(FULL, free_index)

@@ -37,12 +37,12 @@ from gemma4_runtime.settings import Leak
 
 
 def before_run_batch(scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    """Before `Scheduler.run_batch`: one more step."""
+    """Run before `Scheduler.run_batch`: one more step."""
     auditor_of(scheduler.token_to_kv_pool_allocator).ledger.step += 1
 
 
 def before_next_batch(scheduler: Any, **_unknown: Any) -> None:
-    """Before `Scheduler.get_next_batch_to_run`, where no step is half done."""
+    """Run before `Scheduler.get_next_batch_to_run`, where no step is half done."""
     auditor = auditor_of(scheduler.token_to_kv_pool_allocator)
     every = current.settings().leak_every
     if every:
@@ -51,19 +51,19 @@ def before_next_batch(scheduler: Any, **_unknown: Any) -> None:
 
 
 def before_idle(scheduler: Any, **_unknown: Any) -> None:
-    """Before `Scheduler.on_idle`, which checks SGLang's own equation."""
+    """Run before `Scheduler.on_idle`, which checks SGLang's own equation."""
     if scheduler.is_fully_idle():
         auditor_of(scheduler.token_to_kv_pool_allocator).at_idle(scheduler, "idle")
 
 
 def before_flush(scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    """Before `Scheduler.flush_cache`, after which nothing could be told any more."""
+    """Run before `Scheduler.flush_cache`, after which nothing could be told any more."""
     if scheduler.is_fully_idle():
         auditor_of(scheduler.token_to_kv_pool_allocator).at_idle(scheduler, "flush_cache")
 
 
 def around_report_leak(original: Callable[..., Any], checker: Any, pool_name: str, token_msg: str) -> Any:
-    """Around SGLang's `_report_leak`, which raises ValueError about its pool equation."""
+    """Run around SGLang's `_report_leak`, which raises ValueError about its pool equation."""
     auditor = auditor_of(checker.token_to_kv_pool_allocator)
     return _unless_explained(
         auditor, auditor.explains("full", "swa"), ValueError, original, checker, pool_name, token_msg
@@ -71,13 +71,13 @@ def around_report_leak(original: Callable[..., Any], checker: Any, pool_name: st
 
 
 def around_check_req_pool(original: Callable[..., Any], checker: Any) -> Any:
-    """Around SGLang's `_check_req_pool`, which raises ValueError about request slots."""
+    """Run around SGLang's `_check_req_pool`, which raises ValueError about request slots."""
     auditor = auditor_of(checker.token_to_kv_pool_allocator)
     return _unless_explained(auditor, auditor.explains(REQUEST_SLOTS), ValueError, original, checker)
 
 
 def around_check_tree(original: Callable[..., Any], checker: Any) -> Any:
-    """Around SGLang's `_check_tree_cache`, which raises a plain Exception about locks that outlived their request."""
+    """Run around SGLang's `_check_tree_cache`, which raises a plain Exception about locks that outlived a request."""
     auditor = auditor_of(checker.token_to_kv_pool_allocator)
     return _unless_explained(auditor, auditor.explains_locks(), Exception, original, checker)
 

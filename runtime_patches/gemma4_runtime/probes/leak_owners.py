@@ -22,21 +22,21 @@ from gemma4_runtime.leak.ledger import SITE, generations_of, ledger_of
 
 
 def around_alloc_for_extend(original: Callable[..., Any], batch: Any) -> Any:
-    """Around `alloc_for_extend(batch)` -> (slots [extend tokens], request slots, request slots)."""
+    """Run around `alloc_for_extend(batch)` -> (slots [extend tokens], request slots, request slots)."""
     result = _at(Site.ALLOC_FOR_EXTEND, original, batch)
     _own(batch, result[0], list(batch.extend_lens))
     return result
 
 
 def around_alloc_for_decode(original: Callable[..., Any], batch: Any, token_per_req: int) -> Any:
-    """Around `alloc_for_decode(batch, token_per_req)` -> slots."""
+    """Run around `alloc_for_decode(batch, token_per_req)` -> slots."""
     slots = _at(Site.ALLOC_FOR_DECODE, original, batch, token_per_req)
     _own_evenly(batch, slots)
     return slots
 
 
 def around_prepare_for_verify(original: Callable[..., Any], verify_input: Any, batch: Any, page_size: int) -> Any:
-    """Around `prepare_for_verify(batch, page_size)` of spec v1; leaves the slots in batch.out_cache_loc."""
+    """Run around `prepare_for_verify(batch, page_size)` of spec v1; leaves the slots in batch.out_cache_loc."""
     result = _at(Site.PREPARE_FOR_VERIFY, original, verify_input, batch, page_size)
     if not batch.forward_mode.is_idle():
         _own_evenly(batch, batch.out_cache_loc)
@@ -44,7 +44,7 @@ def around_prepare_for_verify(original: Callable[..., Any], verify_input: Any, b
 
 
 def around_spec_v2_decode(original: Callable[..., Any], draft_input: Any, batch: Any) -> Any:
-    """Around `prepare_for_decode(batch)` of spec v2, which tops up what each request has allocated."""
+    """Run around `prepare_for_decode(batch)` of spec v2, which tops up what each request has allocated."""
     before = [request.kv_allocated_len for request in batch.reqs]
     ledger = ledger_of(batch.token_to_kv_pool_allocator)
     ledger.latest_hand_out = None
@@ -56,37 +56,37 @@ def around_spec_v2_decode(original: Callable[..., Any], draft_input: Any, batch:
 
 
 def around_verify(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Around `EagleVerifyInput.verify`, which frees the slots of rejected draft tokens."""
+    """Run around `EagleVerifyInput.verify`, which frees the slots of rejected draft tokens."""
     return _at(Site.VERIFY, original, *args, **kwargs)
 
 
 def around_cache_unfinished(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Around `cache_unfinished_req` of a prefix cache."""
+    """Run around `cache_unfinished_req` of a prefix cache."""
     return _at(Site.CACHE_UNFINISHED_REQ, original, *args, **kwargs)
 
 
 def around_cache_finished(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Around `cache_finished_req` of a prefix cache."""
+    """Run around `cache_finished_req` of a prefix cache."""
     return _at(Site.CACHE_FINISHED_REQ, original, *args, **kwargs)
 
 
 def around_release(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Around `release_kv_cache`, whose own part frees what was allocated beyond the committed tokens."""
+    """Run around `release_kv_cache`, whose own part frees what was allocated beyond the committed tokens."""
     return _at(Site.RELEASE_KV_CACHE, original, *args, **kwargs)
 
 
 def around_evict(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Around `evict` of a prefix cache."""
+    """Run around `evict` of a prefix cache."""
     return _at(Site.EVICT_TREE, original, *args, **kwargs)
 
 
 def around_evict_swa(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Around `ScheduleBatch._evict_swa`, which gives up SWA slots that the window has left."""
+    """Run around `ScheduleBatch._evict_swa`, which gives up SWA slots that the window has left."""
     return _at(Site.EVICT_SWA, original, *args, **kwargs)
 
 
 def around_req_alloc(original: Callable[..., Any], pool: Any, reqs: Any) -> Any:
-    """Around `ReqToTokenPool.alloc(reqs)`: a slot that is given anew starts a generation."""
+    """Run around `ReqToTokenPool.alloc(reqs)`: a slot that is given anew starts a generation."""
     fresh = [request.req_pool_idx is None for request in reqs]
     indices = original(pool, reqs)
     if indices is not None:

@@ -30,12 +30,12 @@ RULE = "page-table-bounds"
 
 
 def after_init(result: Any, backend: Any, model_runner: Any, *args: Any, **kwargs: Any) -> None:
-    """After a backend's `__init__`."""
+    """Run after a backend's `__init__`."""
     remember_owner(backend, model_runner)
 
 
 def after_metadata(result: Any, backend: Any, forward_batch: Any, **_unknown: Any) -> None:
-    """After `TRTLLMHAAttnBackend.init_forward_metadata`."""
+    """Run after `TRTLLMHAAttnBackend.init_forward_metadata`."""
     site = "TRTLLMHAAttnBackend.init_forward_metadata"
     watch_eager(backend, forward_batch, partial(trtllm_build, backend, forward_batch, site, False))
 
@@ -43,7 +43,7 @@ def after_metadata(result: Any, backend: Any, forward_batch: Any, **_unknown: An
 def after_graph_metadata(
     result: Any, backend: Any, forward_batch: Any, in_capture: bool = False, **_unknown: Any
 ) -> None:
-    """After `TRTLLMHAAttnBackend.init_forward_metadata_out_graph`: the arrays hold this step's ids, the graph waits."""
+    """Run after `TRTLLMHAAttnBackend.init_forward_metadata_out_graph`: the arrays hold the ids, the graph waits."""
     pool = backend._swa_kv_pool
     if in_capture or not leave_to_graph(backend, forward_batch, pool):
         site = "TRTLLMHAAttnBackend.init_forward_metadata_out_graph"
@@ -51,13 +51,13 @@ def after_graph_metadata(
 
 
 def before_in_graph(backend: Any, forward_batch: Any, **_unknown: Any) -> None:
-    """Before `AttentionBackend.init_forward_metadata_in_graph`, with which SGLang begins a graph of the target."""
+    """Run before `AttentionBackend.init_forward_metadata_in_graph`, with which SGLang begins a graph of the target."""
     # A hybrid backend does not pass the call on.
     record_checks(backend, getattr(backend, "decode_backend", None), getattr(backend, "prefill_backend", None))
 
 
 def before_dispatch(backend: Any, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> None:
-    """Before `forward_decode` and `forward_extend`."""
+    """Run before `forward_decode` and `forward_extend`."""
     watch_dispatch(backend, use_of(backend, layer))
 
 

@@ -15,13 +15,13 @@ from gemma4_runtime.indices.watch import leave_to_graph, watch_dispatch, watch_e
 
 
 def after_plan(result: Any, backend: Any, forward_batch: Any, **_unknown: Any) -> None:
-    """After `FlashInferAttnBackend.init_forward_metadata`."""
+    """Run after `FlashInferAttnBackend.init_forward_metadata`."""
     gather = partial(flashinfer_build, backend, forward_batch, "FlashInferAttnBackend.init_forward_metadata", False)
     watch_eager(backend, forward_batch, gather, covered=is_covered(backend, forward_batch))
 
 
 def after_graph_plan(result: Any, backend: Any, forward_batch: Any, in_capture: bool = False, **_unknown: Any) -> None:
-    """After `FlashInferAttnBackend.init_forward_metadata_out_graph`: the lists hold this step's ids."""
+    """Run after `FlashInferAttnBackend.init_forward_metadata_out_graph`: the lists hold this step's ids."""
     pool = backend.cuda_graph_kv_indices
     if not in_capture and leave_to_graph(backend, forward_batch, pool):
         return
@@ -32,5 +32,5 @@ def after_graph_plan(result: Any, backend: Any, forward_batch: Any, in_capture: 
 
 
 def before_dispatch(backend: Any, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> None:
-    """Before `forward_decode` and `forward_extend`."""
+    """Run before `forward_decode` and `forward_extend`."""
     watch_dispatch(backend, use_of(backend, layer))

@@ -24,7 +24,7 @@ _WAYS = "_gemma4_ways_to_end"
 
 
 def around_run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around `Scheduler.run_batch`."""
+    """Run around `Scheduler.run_batch`."""
     together, at_once = scheduler.__dict__.get(_WAYS) or _ways_of(scheduler)
     chunked = batch.chunked_req
     if chunked is not None and not batch.forward_mode.is_extend():
@@ -53,7 +53,7 @@ def _ways_of(scheduler: Any) -> tuple[str | None, bool]:
 
 
 def before_update_finish_state(*args: Any, **kwargs: Any) -> None:
-    """Before `Req.update_finish_state`, once per request and step: as little as possible."""
+    """Run before `Req.update_finish_state`, once per request and step: as little as possible."""
     if steps.awaited is not None:
         steps.awaited.settle()
 
@@ -61,7 +61,7 @@ def before_update_finish_state(*args: Any, **kwargs: Any) -> None:
 def around_process_batch_result(
     original: Callable[..., Any], scheduler: Any, batch: Any, result: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Around `Scheduler.process_batch_result`."""
+    """Run around `Scheduler.process_batch_result`."""
     step = getattr(result, _STEP, None)
     if step is None:
         return original(scheduler, batch, result, *args, **kwargs)

@@ -14,7 +14,7 @@ from gemma4_runtime.indices.watch import leave_to_graph, watch_dispatch, watch_e
 
 
 def after_metadata(result: Any, backend: Any, forward_batch: Any, **_unknown: Any) -> None:
-    """After `TritonAttnBackend.init_forward_metadata`."""
+    """Run after `TritonAttnBackend.init_forward_metadata`."""
     gather = partial(triton_build, backend, forward_batch, "TritonAttnBackend.init_forward_metadata", False)
     watch_eager(backend, forward_batch, gather, covered=has_lists_of_its_own(forward_batch))
 
@@ -22,7 +22,7 @@ def after_metadata(result: Any, backend: Any, forward_batch: Any, **_unknown: An
 def after_graph_metadata(
     result: Any, backend: Any, forward_batch: Any, in_capture: bool = False, **_unknown: Any
 ) -> None:
-    """After `TritonAttnBackend.init_forward_metadata_out_graph`: the lists hold this step's ids."""
+    """Run after `TritonAttnBackend.init_forward_metadata_out_graph`: the lists hold this step's ids."""
     pool = backend.cuda_graph_kv_indices
     if not in_capture and leave_to_graph(backend, forward_batch, pool):
         return
@@ -33,11 +33,11 @@ def after_graph_metadata(
 
 
 def before_decode(backend: Any, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> None:
-    """Before `TritonAttnBackend.forward_decode`."""
+    """Run before `TritonAttnBackend.forward_decode`."""
     watch_dispatch(backend, use_of(backend, layer))
 
 
 def before_extend(backend: Any, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> None:
-    """Before `TritonAttnBackend.forward_extend`."""
+    """Run before `TritonAttnBackend.forward_extend`."""
     gathers = (gather_of(backend, layer),) if k is None else ()
     watch_dispatch(backend, use_of(backend, layer), *gathers)

@@ -14,17 +14,17 @@ KEY = "gemma4_triage_cost"
 
 
 def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
-    """Before `Scheduler.run_batch`."""
+    """Run before `Scheduler.run_batch`."""
     LEDGER.begin_step(batch.forward_mode.name.lower())
 
 
 def before_idle(scheduler: Any, **_unknown: Any) -> None:
-    """Before `Scheduler.on_idle`: an audit there is no part of the step before it."""
+    """Run before `Scheduler.on_idle`: an audit there is no part of the step before it."""
     LEDGER.kind = IDLE
 
 
 def after_internal_state(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    """After `Scheduler.get_internal_state`, whose answer goes to /server_info."""
+    """Run after `Scheduler.get_internal_state`, whose answer goes to /server_info."""
     result.internal_state[KEY] = LEDGER.document()
 
 

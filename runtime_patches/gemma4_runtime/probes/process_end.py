@@ -47,7 +47,7 @@ _OF_BATCH = ("req_pool_indices", "seq_lens", "seq_lens_cpu", "out_cache_loc")
 
 
 def around_event_loop(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around `Scheduler.run_event_loop`, which returns or raises when the scheduler ends."""
+    """Run around `Scheduler.run_event_loop`, which returns or raises when the scheduler ends."""
     try:
         return original(scheduler, *args, **kwargs)
     except Exception as error:
@@ -56,17 +56,17 @@ def around_event_loop(original: Callable[..., Any], scheduler: Any, *args: Any, 
 
 
 def before_sigterm(*args: Any, **kwargs: Any) -> None:
-    """Before `SignalHandler.sigterm_handler`."""
+    """Run before `SignalHandler.sigterm_handler`."""
     current.note_end("stopped", "SIGTERM")
 
 
 def before_child_failed(*args: Any, **kwargs: Any) -> None:
-    """Before `SignalHandler.running_phase_sigquit_handler`."""
+    """Run before `SignalHandler.running_phase_sigquit_handler`."""
     current.note_end("child failed", "SIGQUIT, by which a worker that fails tells the server")
 
 
 def before_shutdown(*args: Any, **kwargs: Any) -> None:
-    """Before `Engine.shutdown`."""
+    """Run before `Engine.shutdown`."""
     current.note_end("stopped", "Engine.shutdown")
 
 

@@ -48,13 +48,13 @@ from gemma4_runtime.probes.swa_allocator_state import (
 
 
 def around_alloc(original: Callable[..., Any], allocator: Any, need_size: int) -> Any:
-    """Around `alloc(need_size)` -> [need_size] or None."""
+    """Run around `alloc(need_size)` -> [need_size] or None."""
     _begin(allocator, "alloc", need=int(need_size))
     return _hand_out(allocator, "alloc", lambda: original(allocator, need_size))
 
 
 def around_alloc_extend(original: Callable[..., Any], allocator: Any, prefix_lens: Any, *args: Any, **kw: Any) -> Any:
-    """Around `alloc_extend(prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, last_loc, extend_num_tokens)`."""
+    """Run around `alloc_extend(prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, last_loc, extend_num_tokens)`."""
     lens, last_loc = _extend_arguments(prefix_lens, *args, **kw)
     _begin(allocator, "alloc_extend", **lens, last_loc=last_loc)
     _check_last_loc(allocator, last_loc, prefix_lens == 0, "alloc_extend")
@@ -64,7 +64,7 @@ def around_alloc_extend(original: Callable[..., Any], allocator: Any, prefix_len
 def around_alloc_extend_tail(
     original: Callable[..., Any], allocator: Any, prefix_lens: Any, *args: Any, **kw: Any
 ) -> Any:
-    """Around `alloc_extend_swa_tail(..., extend_num_tokens, swa_tail_len)`: only the tail has SWA peers."""
+    """Run around `alloc_extend_swa_tail(..., extend_num_tokens, swa_tail_len)`: only the tail has SWA peers."""
     lens, last_loc = _extend_arguments(prefix_lens, *args, **kw)
     tail = kw["swa_tail_len"] if "swa_tail_len" in kw else args[5]
     entry = "alloc_extend_swa_tail"
@@ -76,14 +76,14 @@ def around_alloc_extend_tail(
 def around_alloc_decode(
     original: Callable[..., Any], allocator: Any, seq_lens: Any, seq_lens_cpu: Any, last_loc: Any
 ) -> Any:
-    """Around `alloc_decode(seq_lens, seq_lens_cpu, last_loc)` -> [requests] or None; seq_lens counts the new token."""
+    """Run around `alloc_decode` -> [requests] or None; seq_lens counts the new token."""
     _begin(allocator, "alloc_decode", seq_lens=_lens(seq_lens_cpu), last_loc=last_loc)
     _check_last_loc(allocator, last_loc, seq_lens <= 1, "alloc_decode")
     return _hand_out(allocator, "alloc_decode", lambda: original(allocator, seq_lens, seq_lens_cpu, last_loc))
 
 
 def before_set_mapping(allocator: Any, full_indices: Any, swa_indices: Any, **_unknown: Any) -> None:
-    """Before `set_full_to_swa_mapping`, [n] each, which rebuilds entries of pages that another path allocated."""
+    """Run before `set_full_to_swa_mapping`, [n] each, which rebuilds entries of pages that another path allocated."""
     if full_indices.numel() == 0:
         return
     books = books_of(allocator)
@@ -102,7 +102,7 @@ def _begin(allocator: Any, entry: str, last_loc: torch.Tensor | None = None, **t
 def _extend_arguments(
     prefix_lens: Any, prefix_lens_cpu: Any, seq_lens: Any, seq_lens_cpu: Any, last_loc: Any, *args: Any, **kw: Any
 ) -> tuple[dict[str, list[int]], torch.Tensor]:
-    """Both lengths per request, from where the host has them, and the slot that each continues from."""
+    """Return both lengths per request, from where the host has them, and the slot that each continues from."""
     return {"prefix_lens": _lens(prefix_lens_cpu), "seq_lens": _lens(seq_lens_cpu)}, last_loc
 
 

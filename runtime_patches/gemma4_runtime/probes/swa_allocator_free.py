@@ -36,7 +36,7 @@ from gemma4_runtime.release import SWATokenToKVPoolAllocator
 
 
 def around_free(original: Callable[..., Any], allocator: Any, free_index: torch.Tensor) -> Any:
-    """Around `free(free_index)`, [n] full slots."""
+    """Run around `free(free_index)`, [n] full slots."""
     books = books_of(allocator)
     if books.inside or free_index.numel() == 0:
         return original(allocator, free_index)
@@ -52,7 +52,7 @@ def around_free(original: Callable[..., Any], allocator: Any, free_index: torch.
 
 
 def around_free_swa(original: Callable[..., Any], allocator: Any, free_index: torch.Tensor) -> Any:
-    """Around `free_swa(free_index)`, [n] full slots that keep their full page."""
+    """Run around `free_swa(free_index)`, [n] full slots that keep their full page."""
     books = books_of(allocator)
     if books.inside or free_index.numel() == 0:
         return original(allocator, free_index)
@@ -67,7 +67,7 @@ def around_free_swa(original: Callable[..., Any], allocator: Any, free_index: to
 
 
 def around_free_group_begin(original: Callable[..., Any], allocator: Any) -> Any:
-    """Around `free_group_begin()` of every allocator; only a hybrid-SWA one is looked at."""
+    """Run around `free_group_begin()` of every allocator; only a hybrid-SWA one is looked at."""
     if isinstance(allocator, SWATokenToKVPoolAllocator) and not allocator.is_not_in_free_group:
         pending = allocator.free_group
         violation = check_dropped_group(pending, allocator.page_size, uppers(allocator)[0])
@@ -81,7 +81,7 @@ def around_free_group_begin(original: Callable[..., Any], allocator: Any) -> Any
 
 
 def around_free_group_end(original: Callable[..., Any], allocator: Any) -> Any:
-    """Around `free_group_end()` of every allocator; only a hybrid-SWA one is looked at."""
+    """Run around `free_group_end()` of every allocator; only a hybrid-SWA one is looked at."""
     if not (isinstance(allocator, SWATokenToKVPoolAllocator) and allocator.free_group):
         return original(allocator)
     books = books_of(allocator)

@@ -62,7 +62,7 @@ class Books:
 
     @contextmanager
     def call(self):
-        """Around SGLang's own code: entry points that it calls in turn are not checked again."""
+        """Run around SGLang's own code: entry points that it calls in turn are not checked again."""
         self.inside = True
         try:
             yield
@@ -83,7 +83,7 @@ _BOOKS: WeakKeyDictionary[Any, Books] = WeakKeyDictionary()
 
 
 def books_of(allocator: Any) -> Books:
-    """The ledger of `allocator`, true as of now."""
+    """Return the ledger of `allocator`, true as of now."""
     books = _BOOKS.get(allocator)
     if books is None:
         page, device = allocator.page_size, allocator.full_to_swa_index_mapping.device
@@ -97,13 +97,13 @@ def books_of(allocator: Any) -> Books:
 
 
 def uppers(allocator: Any) -> tuple[int, int]:
-    """The first slot beyond the last page, of the full and of the SWA pool."""
+    """Return the first slot beyond the last page, of the full and of the SWA pool."""
     page = allocator.page_size
     return (allocator.size_full // page + 1) * page, (allocator.size_swa // page + 1) * page
 
 
 def around_restore_state(original: Callable[..., Any], allocator: Any, state: Any) -> Any:
-    """Around `restore_state(state)`, state as `backup_state` returned it."""
+    """Run around `restore_state(state)`, state as `backup_state` returned it."""
     books = books_of(allocator)
     books.history.begin(allocator, "restore_state")
     result = original(allocator, state)

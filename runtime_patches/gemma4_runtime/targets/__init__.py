@@ -23,7 +23,7 @@ TARGETS: dict[str, dict[str, str]] = {
 
 
 def dotted_path(release: str, key: str) -> str:
-    """The dotted path behind `key` in SGLang `release`.
+    """Return the dotted path behind `key` in SGLang `release`.
 
     Args:
         release: As PyPI names it.

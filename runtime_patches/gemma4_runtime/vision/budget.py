@@ -27,7 +27,7 @@ def budget_bytes(device: torch.device) -> int:
 
 
 def asked_budget_bytes() -> int:
-    """What the setting says; 0 if it says nothing."""
+    """Say what the setting says; 0 if it says nothing."""
     return current.settings().vision_budget_mb * MIB
 
 

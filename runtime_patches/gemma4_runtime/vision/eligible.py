@@ -25,12 +25,12 @@ _TAKES_BOUNDS = (VisionFlash3Attention, VisionFlash4Attention, VisionTritonAtten
 
 
 def backend_of(tower: Any) -> Any:
-    """SGLang's attention behind the layers, one class for all of them."""
+    """Return SGLang's attention behind the layers, one class for all of them."""
     return tower.encoder.layers[0].self_attn.qkv_backend
 
 
 def tower_reason(tower: Any) -> str | None:
-    """Why this tower must run as SGLang runs it."""
+    """Say why this tower must run as SGLang runs it."""
     if type(tower) is not Gemma4VisionEncoder:
         return f"a {type(tower).__name__}"
     if tower.pooling_kernel_size == 1:
@@ -50,7 +50,7 @@ def batching_reason(tower: Any) -> str | None:
 
 
 def packing_reason(tower: Any) -> str | None:
-    """Why its attention takes no frames that lie behind each other."""
+    """Say why its attention takes no frames that lie behind each other."""
     if reason := tower_reason(tower):
         return reason
     backend = backend_of(tower)

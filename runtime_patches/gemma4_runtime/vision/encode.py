@@ -48,14 +48,14 @@ def features(model: Any, slots: list[Slot], tower: Tower, limit: Limit) -> Tenso
 
 
 def encode_padded(tower: Any, pixels: Tensor, positions: Tensor) -> tuple[Tensor, list[int]]:
-    """SGLang's tower on a whole batch, padding and all; its bits."""
+    """Return SGLang's tower on a whole batch, padding and all; its bits."""
     pooled, _ = tower(pixels, positions.to(pixels.device))
     rows, counts = rows_of_real(positions.cpu(), pooled.shape[1])
     return pooled.flatten(0, 1).index_select(0, rows.to(pooled.device)), counts
 
 
 def tower_in_force(tower: Any) -> Tower:
-    """SGLang's, or the exact one if `vision-hf-exact` is on and the tower's attention can."""
+    """Return SGLang's, or the exact one if `vision-hf-exact` is on and the tower's attention can."""
     if not switched_on(EXACT):
         return encode_padded
     if reason := packing_reason(tower):
@@ -66,7 +66,7 @@ def tower_in_force(tower: Any) -> Tower:
 
 
 def _embedded(model: Any, frames: list[Frame], tower: Tower, limit: Limit) -> Iterator[Tensor]:
-    """Each frame's soft tokens [n, H], in the order of `frames`."""
+    """Return each frame's soft tokens [n, H], in the order of `frames`."""
     device, dtype = model.vision_tower.device, model.language_model.dtype()
     tokens: list[Tensor] = []
     counts: dict[int, int] = {}

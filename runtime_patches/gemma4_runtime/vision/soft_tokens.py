@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def pooling_side(patches: int, length: int) -> int:
-    """The side of a pooling cell, as `Gemma4VisionPooler` works it out from patches to soft tokens per frame."""
+    """Return the side of a pooling cell, as `Gemma4VisionPooler` works it out from patches to soft tokens per frame."""
     return int((patches // length) ** 0.5)
 
 

@@ -42,7 +42,7 @@ _PREFILL_ONLY = (
 
 
 def attention_reason() -> str | None:
-    """Why the attention backend in force cannot be copied; None if it can."""
+    """Say why the attention backend in force cannot be copied; None if it can."""
     backend = get_attn_backend()
     return f"the attention backend {type(backend).__name__}" if _leaf(backend) is None else None
 
@@ -53,13 +53,13 @@ def last_rows(forward_batch: Any) -> torch.Tensor:
 
 
 def as_decode(forward_batch: Any, rows: torch.Tensor, positions: torch.Tensor, window: int | None) -> tuple[Any, Any]:
-    """A plan for short_prefill: the rows as a decode step, and the attention backend's copy that planned it."""
+    """Return a plan for short_prefill: the rows as a decode step, and the attention backend's copy that planned it."""
     batch = decode_batch(forward_batch, rows, positions)
     return batch, cross_decoder_view(batch, window)
 
 
 def decode_batch(forward_batch: Any, rows: torch.Tensor, positions: torch.Tensor) -> Any:
-    """A copy of the batch that decodes those rows; seq_lens count the prefix and the prompt already.
+    """Return a copy of the batch that decodes those rows; seq_lens count the prefix and the prompt already.
 
     rows: [B]. positions: [B].
     """
@@ -76,7 +76,7 @@ def decode_batch(forward_batch: Any, rows: torch.Tensor, positions: torch.Tensor
 
 
 def cross_decoder_view(batch: Any, window: int | None) -> Any:
-    """A planned copy of the attention backend in force, for `batch`, which decode_batch made.
+    """Return a planned copy of the attention backend in force, for `batch`, which decode_batch made.
 
     window: the distance to the oldest key that sliding layers see, `RadixAttention.sliding_window_size`; None without.
     """
@@ -89,7 +89,7 @@ def cross_decoder_view(batch: Any, window: int | None) -> Any:
 
 
 def backend_copy() -> Any:
-    """A copy of the attention backend in force, with buffers of its own for what a plan writes in place."""
+    """Return a copy of the attention backend in force, with buffers of its own for what a plan writes in place."""
     view = copy.copy(_leaf(get_attn_backend()))
     if isinstance(view, TritonAttnBackend):
         for name in ("kv_indptr", "qo_indptr", "window_kv_indptr"):

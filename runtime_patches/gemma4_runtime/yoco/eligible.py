@@ -21,7 +21,7 @@ _MODES = (ForwardMode.EXTEND, ForwardMode.MIXED)
 
 
 def is_prefill(batch: Any) -> bool:
-    """A prefill of the target, of a ForwardBatch or a ScheduleBatch. Verify, draft and decode steps need all rows."""
+    """Say whether it is a prefill of the target (ForwardBatch or ScheduleBatch): other steps need all rows."""
     return batch.forward_mode in _MODES
 
 

@@ -30,7 +30,7 @@ class UnfinishedChunk(list[str]):
 
 
 def shared_layers(model: Any) -> int:
-    """How many layers, its last ones, read the keys of layers before them."""
+    """Say how many layers, its last ones, read the keys of layers before them."""
     return getattr(model.config, "num_kv_shared_layers", 0) or 0
 
 
@@ -133,7 +133,7 @@ class _PerLayer:
 
 
 def _window(model: Any, first: int) -> int | None:
-    """The distance to the oldest key that the shared sliding layers see; None if there is none."""
+    """Return the distance to the oldest key that the shared sliding layers see; None if there is none."""
     for layer in model.layers[first:]:
         if layer.self_attn.sliding_window is not None:
             return layer.self_attn.attn.sliding_window_size

@@ -12,7 +12,7 @@ from gemma4_runtime.release import UnquantizedLinearMethod, use_intel_amx_backen
 
 
 def can_be_narrowed(model: Any) -> bool:
-    """Whether the projection of the per-layer inputs is a plain matrix, of whose rows some can be taken."""
+    """Say whether the projection of the per-layer inputs is a plain matrix, of whose rows some can be taken."""
     projection = model.per_layer_model_projection
     return (
         type(projection.quant_method) is UnquantizedLinearMethod

@@ -60,7 +60,7 @@ class _Verbs(TyperGroup):
 
 
 def build_app() -> typer.Typer:
-    """The Typer application with every verb in VERBS."""
+    """Return the Typer application with every verb in VERBS."""
     app = typer.Typer(
         name="gemma4-triage",
         cls=_Verbs,

@@ -20,7 +20,7 @@ def measure_with_servers(
     run: Callable[[Path], Any],
     document_of: Document,
 ) -> tuple[dict[str, Any], bool]:
-    """The document, and whether a user ended it. run: in this folder, to bursts, lost and partial.
+    """Return the document, and whether a user ended it. run: in this folder, to bursts, lost and partial.
 
     Raises:
         UsageMistake: the run folder cannot be had.

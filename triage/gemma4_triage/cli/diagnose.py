@@ -121,7 +121,7 @@ def _diagnoses(evidence: Evidence, logs: list[LogFacts]) -> list[Diagnosis]:
 
 
 def _all_but_the_newest(diagnoses: list[Diagnosis]) -> list[Diagnosis]:
-    """All but the newest incident with a cause, or the newest run where none has one: a restart writes manifests."""
+    """Return all but the newest incident with a cause, or the newest run without one: a restart writes manifests."""
     newest = next((one for one in diagnoses if one.causes), diagnoses[0] if diagnoses else None)
     return [one for one in diagnoses if one is not newest]
 

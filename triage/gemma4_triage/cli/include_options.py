@@ -20,5 +20,5 @@ IncludeTokens = Annotated[
 
 
 def include_value(kv: bool, tokens: bool) -> str | None:
-    """The variable's value; None if nothing was asked for."""
+    """Return the variable's value; None if nothing was asked for."""
     return ",".join(word for word, asked in (("kv", kv), ("tokens", tokens)) if asked) or None

@@ -147,7 +147,7 @@ def _in_release(release: str, patches: list["Patch"], as_json: bool) -> None:
 
 
 def _environment() -> tuple["Settings", set[str]]:
-    """The settings, and ids of the patches that they select."""
+    """Return the settings, and ids of the patches that they select."""
     from gemma4_runtime.releases import installed_or_base
     from gemma4_runtime.selection import select
     from gemma4_runtime.settings import read_settings

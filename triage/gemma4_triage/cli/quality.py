@@ -168,7 +168,7 @@ def _need_packages() -> None:
 def _items(
     questions: Path | None, examples: Path | None, colours: bool, api: str, limit: int, seed: int
 ) -> tuple[list[Item], dict[str, Any]]:
-    """Everything to ask, and for the document what it was made of. Raises ReproError."""
+    """Return everything to ask, and for the document what it was made of. Raises ReproError."""
     from gemma4_repro.quality.ask import colour_items, mmlu_items
     from gemma4_repro.quality.questions import draw, fingerprint, read_questions
 

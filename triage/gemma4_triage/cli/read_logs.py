@@ -45,7 +45,7 @@ def read_logs(names: Iterable[str], points: int = 2, quiet: bool = False, but: I
 
 
 def _place(name: str) -> str:
-    """The same place for two names of one file."""
+    """Return the same place for two names of one file."""
     try:
         return name if name == STDIN else os.path.realpath(name)
     except (OSError, ValueError):

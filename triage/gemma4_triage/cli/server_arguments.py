@@ -18,7 +18,7 @@ CPU_ARGUMENTS: dict[str, str | None] = {
 
 
 def missing_cpu_arguments(given: Sequence[str]) -> tuple[str, ...]:
-    """What of CPU_ARGUMENTS is not among the words that the user gave, nor in the file that `--config` names."""
+    """Say what of CPU_ARGUMENTS is not among the words that the user gave, nor in the file that `--config` names."""
     options = _options(given)
     absent = [option for option in CPU_ARGUMENTS if not any(_means(word, option) for word in options)]
     return tuple(word for option in absent for word in (option, CPU_ARGUMENTS[option]) if word is not None)

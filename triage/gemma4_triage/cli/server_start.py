@@ -85,7 +85,7 @@ def plan_for_user(
 def plan_start(
     options: Mapping[str, str], arguments: Sequence[str], inherited: Mapping[str, str] = os.environ
 ) -> Start:
-    """Everything about a start, checked as far as it can be without importing SGLang.
+    """Return everything about a start, checked as far as it can be without importing SGLang.
 
     options: variable to value, for each option that was given; they win over what was inherited.
 
@@ -136,7 +136,7 @@ _HOW_TO_INSTALL = "in a clone: make setup, or pip install -c constraints.txt '.[
 
 
 def _check_release(settings: Settings, patches: Sequence[Patch]) -> dict[str, str]:
-    """The probes that the installed SGLang will be without. Raises EnvironmentCannot, UnsupportedRelease."""
+    """Return the probes that the installed SGLang will be without. Raises EnvironmentCannot, UnsupportedRelease."""
     try:
         installed = version("sglang")
     except PackageNotFoundError:

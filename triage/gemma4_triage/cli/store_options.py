@@ -33,7 +33,7 @@ Directory = Annotated[
 
 
 def open_store(directory: Path | None) -> "DumpStore":
-    """The store that --dir, the environment or the default names. Raises UsageMistake if --dir is not a directory."""
+    """Open the store that --dir, the environment or the default names. Raises UsageMistake if --dir is no directory."""
     from gemma4_dumps.store import DumpStore
 
     if directory is not None:

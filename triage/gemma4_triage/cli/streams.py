@@ -32,7 +32,7 @@ def _nowhere() -> io.TextIOWrapper:
 
 
 def stdout_is_lost(error: OSError) -> bool:
-    """Whether it is writing to stdout that failed, and not something else that a command did."""
+    """Say whether it is writing to stdout that failed, and not something else that a command did."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -11,7 +11,7 @@ from gemma4_triage.compare.side import Side
 
 
 def compare_events(a: Side, b: Side) -> EventsDifference | None:
-    """None if they are equal. Raises DumpUnreadable at the first damaged line."""
+    """Return None if they are equal. Raises DumpUnreadable at the first damaged line."""
     counts, first = [0, 0], ()
     for number, events in enumerate(zip_longest(a.events(), b.events(), fillvalue=ABSENT)):
         counts = [count + (event is not ABSENT) for count, event in zip(counts, events, strict=True)]

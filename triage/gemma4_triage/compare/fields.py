@@ -17,7 +17,7 @@ _RANK = {
 
 
 def field_differences(a: Any, b: Any, path: str = "") -> Iterator[FieldDifference]:
-    """The smallest parts that differ. a, b: plain JSON values, see `gemma4_dumps.plain_json`.
+    """Yield the smallest parts that differ. a, b: plain JSON values, see `gemma4_dumps.plain_json`.
 
     Lists of one length are compared place by place; others differ as a whole, unless they hold records.
     """

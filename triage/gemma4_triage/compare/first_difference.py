@@ -31,7 +31,7 @@ class FirstDifference:
 
 
 def first_difference(comparison: Comparison) -> FirstDifference | None:
-    """None if the dumps are equal."""
+    """Return None if the dumps are equal."""
     return next(_in_order(comparison), None)
 
 
@@ -64,12 +64,12 @@ def _of_sections(comparison: Comparison, names: tuple[str, ...]) -> Iterator[Fir
 
 
 def field_text(field: FieldDifference) -> str:
-    """For example 'provenance.table_space is "full" in A, "swa" in B'."""
+    """Return words such as 'provenance.table_space is "full" in A, "swa" in B'."""
     return f"{field.path} {_both(field.a, field.b)}"
 
 
 def tensor_text(tensor: TensorDifference) -> str:
-    """For example "page_table[5, 7] is 65 in A, 49 in B, the first of 2 that differ, of 60"."""
+    """Return words such as "page_table[5, 7] is 65 in A, 49 in B, the first of 2 that differ, of 60"."""
     if tensor.only_in:
         return f"only {tensor.only_in} has {tensor.name}"
     if not tensor.entries:

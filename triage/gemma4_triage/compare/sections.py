@@ -92,7 +92,7 @@ def _document(manifest: Manifest) -> dict[str, Any]:
 
 
 def _guards(guards: dict[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The guard manifest without what stands in the dump's manifest too, its patches by id."""
+    """Return the guard manifest without what stands in the dump's manifest too, its patches by id."""
     again = {"versions": "versions", "gpu": "gpu", "command": "launch_args"}
     told = {key: value for key, value in guards.items() if key not in again or value != manifest[again[key]]}
     rows = told.get("patches")

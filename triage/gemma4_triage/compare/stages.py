@@ -14,7 +14,7 @@ _PARTS = (
 
 
 def tensor_stage(name: str) -> str:
-    """One of TENSOR_STAGES."""
+    """Return one of TENSOR_STAGES."""
     return next((stage for stage, parts in _PARTS if any(part in name for part in parts)), OTHER_TENSORS)
 
 

@@ -23,7 +23,7 @@ _WHOLE = ("int", "uint", "bool")
 
 
 def compare_tensors(a: Side, b: Side, rows: int) -> tuple[TensorDifference, ...]:
-    """The tensors that differ, page tables first (see `stages`). rows: how many entries of each to list.
+    """Return the tensors that differ, page tables first (see `stages`). rows: how many entries of each to list.
 
     Raises DumpUnreadable for a damaged file.
     """

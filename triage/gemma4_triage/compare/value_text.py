@@ -11,7 +11,7 @@ MAX_CHARS = 100
 
 
 def value_texts(a: Any, b: Any, limit: int = MAX_CHARS) -> tuple[str, str]:
-    """Both as JSON has them, cut to about `limit` characters around the first that differs."""
+    """Return both as JSON has them, cut to about `limit` characters around the first that differs."""
     texts = (_whole(a), _whole(b))
     if max(map(len, texts)) <= limit:
         return texts
@@ -33,7 +33,7 @@ def _whole(value: Any) -> str:
 
 
 def _patch(value: Any) -> str:
-    """A guard manifest's whole patch is there or not; its title and targets say nothing about that."""
+    """Say of a guard manifest's patch whether it is there; its title and targets say nothing about that."""
     if not (isinstance(value, dict) and {"kind", "attached"} <= value.keys()):
         return ""
     return f"{value['kind']}, {'attached' if value['attached'] else 'NOT attached'}"

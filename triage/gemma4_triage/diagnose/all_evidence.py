@@ -40,6 +40,6 @@ def _from_logs(incident: Incident) -> list[Finding]:
 
 
 def _of_release(facts: LogFacts, incident: Incident) -> LogFacts:
-    """The facts with the release that the incident's dumps were written by, where the log names none."""
+    """Return the facts with the release that the incident's dumps were written by, where the log names none."""
     written_by = (dump.manifest.versions.get("sglang") for dump in incident.dumps)
     return facts if facts.release else replace(facts, release=next(filter(None, written_by), ""))

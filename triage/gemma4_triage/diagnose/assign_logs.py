@@ -40,7 +40,7 @@ def assign_logs(incidents: list[Incident], logs: Iterable[LogFacts]) -> list[Inc
 
 
 def _link(facts: LogFacts, incidents: list[Incident]) -> tuple[LogLink, int]:
-    """How the log stands, and to which incident, by its place among them."""
+    """Say how the log stands, and to which incident, by its place among them."""
     for name in dump_names(facts):
         at = next((at for at, incident in enumerate(incidents) if incident.dump(name) is not None), None)
         if at is not None:

@@ -105,7 +105,7 @@ def _explains(cause: Finding, finding: Finding, incident: Incident) -> bool:
 
 
 def _began(finding: Finding, incident: Incident) -> float:
-    """When the first dump that it rests on was written; a guard manifest comes before all dumps."""
+    """Say when the first dump that it rests on was written; a guard manifest comes before all dumps."""
     dumps = [incident.dump(evidence.source) for evidence in finding.evidence if not is_guard(evidence)]
     return min((_written(dump) for dump in dumps if dump is not None), default=0.0)
 
@@ -144,7 +144,7 @@ def _hold_against_fix(finding: Finding, incident: Incident) -> Finding:
 
 
 def _hold_against_damage(finding: Finding, incident: Incident) -> Finding:
-    """Nothing vouches for a manifest whose files are not what it says, and still less for such a file."""
+    """Return nothing vouches for a manifest whose files are not what it says, and still less for such a file."""
     damaged = [piece for piece in finding.evidence if rests_on_damage(piece, incident)]
     if not damaged:
         return finding

@@ -20,7 +20,7 @@ def said(dump: Dump, field: str, meaning: str) -> Evidence:
 
 
 def cell(dump: Dump, tensor: str, index: tuple[int, ...], meaning: str) -> Evidence:
-    """One entry of a tensor. Raises DumpError, IndexError."""
+    """Return one entry of a tensor. Raises DumpError, IndexError."""
     value = dump.tensor(tensor)[index].item()
     return Evidence(
         source=dump.manifest.dump_id, field=f"{tensor}[{', '.join(map(str, index))}]", value=value, meaning=meaning
@@ -28,7 +28,7 @@ def cell(dump: Dump, tensor: str, index: tuple[int, ...], meaning: str) -> Evide
 
 
 def event(dump: Dump, number: int, field: str, meaning: str) -> Evidence:
-    """A field of an event, the first one has number 0. Raises DumpError."""
+    """Return a field of an event, the first one has number 0. Raises DumpError."""
     events = list(dump.events())
     return Evidence(
         source=dump.manifest.dump_id,
@@ -39,19 +39,19 @@ def event(dump: Dump, number: int, field: str, meaning: str) -> Evidence:
 
 
 def guarded(guards: Guards, field: str, meaning: str) -> Evidence:
-    """A field of a guard manifest."""
+    """Return a field of a guard manifest."""
     return Evidence(
         source=guards.source, field=guards.prefix + field, value=plain_value(guards.fields, field), meaning=meaning
     )
 
 
 def counted(ledger: Ledger, field: str, meaning: str) -> Evidence:
-    """A field of a leak ledger."""
+    """Return a field of a leak ledger."""
     return Evidence(source=ledger.source, field=field, value=plain_value(ledger.fields, field), meaning=meaning)
 
 
 def is_guard(piece: Evidence) -> bool:
-    """Whether it stands in a dump's guard manifest, which says nothing about that dump."""
+    """Say whether it stands in a dump's guard manifest, which says nothing about that dump."""
     return piece.field.startswith("guards.")
 
 
@@ -67,7 +67,7 @@ def resting_on(found: Iterable[Finding], incident: Incident) -> frozenset[str]:
 
 
 def tensor_or_none(dump: Dump, name: str) -> Any:
-    """A tensor's array; None if this dump has none of that name, or its file cannot be read."""
+    """Return a tensor's array; None if this dump has none of that name, or its file cannot be read."""
     if name not in dump.manifest.tensors:
         return None
     try:
@@ -77,7 +77,7 @@ def tensor_or_none(dump: Dump, name: str) -> Any:
 
 
 def readable_events(dump: Dump) -> list[Mapping[str, Any]]:
-    """The events that are records; none if they cannot be read."""
+    """Return the events that are records; none if they cannot be read."""
     try:
         events = list(dump.events())
     except DumpError:
@@ -86,7 +86,7 @@ def readable_events(dump: Dump) -> list[Mapping[str, Any]]:
 
 
 def plain_value(record: Any, dotted: str) -> Value:
-    """What stands at a dotted path; None if nothing does, or no single value."""
+    """Say what stands at a dotted path; None if nothing does, or no single value."""
     for name in dotted.split("."):
         if isinstance(record, Mapping):
             record = record.get(name)

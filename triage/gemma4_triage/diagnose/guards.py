@@ -40,14 +40,14 @@ class Guards:
         return tuple(map(str, found)) if isinstance(found, list) else ()
 
     def rows(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """One per patch: the field that it stands in, and what it says."""
+        """Yield one per patch: the field that it stands in, and what it says."""
         rows = self.fields.get("patches")
         for number, row in enumerate(rows if isinstance(rows, list) else ()):
             if isinstance(row, Mapping) and "id" in row:
                 yield f"patches.{number}", row
 
     def attached(self, patch: str) -> str | None:
-        """The field that says that `patch` is attached; None if it does not."""
+        """Return the field that says that `patch` is attached; None if it does not."""
         return next(
             (f"{at}.attached" for at, row in self.rows() if row["id"] == patch and row.get("attached") is True), None
         )

@@ -38,7 +38,7 @@ def join_logs(found: Sequence[Finding], from_logs: Iterable[Finding], incident: 
 
 
 def faults_of(rule: str) -> tuple[str, ...]:
-    """The faults that make a finding of this rule, of dumps or of logs."""
+    """Return the faults that make a finding of this rule, of dumps or of logs."""
     if rule in _BY_ID:
         return _BY_ID[rule].injected_by
     return tuple(fault for one in RULES if rule in (*one.in_logs, *one.leads_to) for fault in one.injected_by)

@@ -33,7 +33,7 @@ def next_steps(dump: Dump, on_screen: str = "dumps show") -> list[str]:
 
 
 def fix_line(found: Finding) -> str:
-    """Which patch of ours repairs it, and how to attach it."""
+    """Say which patch of ours repairs it, and how to attach it."""
     default = any(patch.id == found.fix and patch.default for patch in CATALOG)
     asked = "default" if default else f"default,+{found.fix}"
     return f"The fix is `{found.fix}`: serve with GEMMA4_TRIAGE_PATCHES={asked}"

@@ -103,7 +103,7 @@ def gather_folder(folder: Path, limit: int | None) -> Evidence:
 
 
 def _path(store: DumpStore, name: str) -> Path:
-    """The path that a name stands for, unpacked if it lies in a zip."""
+    """Return the path that a name stands for, unpacked if it lies in a zip."""
     unpacked = inside(name)
     if unpacked is None:
         # os.path says no of what it may not look at; the store says why.
@@ -283,7 +283,7 @@ def _is_dump(path: Path) -> bool:
 
 
 def _fields(path: Path, head: bytes) -> Material | None:
-    """A guard manifest or a ledger that lies alone; None if the file is neither."""
+    """Return a guard manifest or a ledger that lies alone; None if the file is neither."""
     is_guard = all(key in head for key in (b'"patches"', b'"pid"', b'"settings"', b'"created_utc"'))
     is_ledger = all(key in head for key in (b'"equations"', b'"audits"', b'"pid"'))
     if not (is_guard or is_ledger) or b'"dump_id"' in head:

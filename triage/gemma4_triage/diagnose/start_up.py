@@ -16,7 +16,7 @@ from gemma4_triage.finding import Evidence
 def start_up_evidence(
     incident: Incident, verdict: str, about: Callable[[str], bool], meaning: str
 ) -> tuple[Evidence, ...]:
-    """Both sides of each comparison with this verdict whose summary is `about` the cause; empty if there is none."""
+    """Return both sides of each comparison with this verdict whose summary is `about` the cause; empty if none is."""
     dumps = [dump for dump in incident.of(rule=GEOMETRY, verdict=verdict) if about(dump.manifest.summary)]
     if dumps:
         return tuple(

@@ -39,7 +39,7 @@ class Check:
 
 
 def survey(settings: Settings) -> list[Check]:
-    """Every check, in the order in which to read them. Raises SettingsError for a patch that does not exist."""
+    """Return every check, in the order in which to read them. Raises SettingsError for a patch that does not exist."""
     return list(_checks(settings))
 
 
@@ -70,7 +70,7 @@ def _checks(settings: Settings) -> Iterator[Check]:
 
 
 def guard_obstacles(settings: Settings) -> list[Check]:
-    """What would keep a server that wants guards from having them, or from writing down what they find."""
+    """Say what would keep a server that wants guards from having them, or from writing down what they find."""
     checks = (_plugin(needed=True), _store(settings.dump_dir or default_root()))
     return [check for check in checks if check.needed and check.state == MISSING]
 
@@ -172,7 +172,7 @@ _OUR_PATHS = {
 
 
 def _paths_taken(root: Path) -> Check:
-    """Which path each op took in the last process that ran one: ours, or SGLang's own lines and why."""
+    """Say which path each op took in the last process that ran one: ours, or SGLang's own lines and why."""
     name = "ops of the last server"
     last = _last_with_paths(root)
     if last is None:
@@ -194,23 +194,25 @@ def _paths_taken(root: Path) -> Check:
 def _faults_acted(faults: dict[str, bool]) -> Check:
     """Say which faults of the last server have acted: one that never did proves nothing."""
     parts = [f"{fault} has acted" for fault, acted in faults.items() if acted]
-    parts += [f"{fault} has NEVER ACTED, so nothing follows from how it went" for fault, acted in faults.items() if not acted]
+    parts += [
+        f"{fault} has NEVER ACTED, so nothing follows from how it went" for fault, acted in faults.items() if not acted
+    ]
     return Check("faults of the last server", OK if all(faults.values()) else NOTE, "; ".join(parts))
 
 
 def _pools_decided(manifest: dict) -> Check:
-    """What a process decided about its KV pools at its start, and why."""
+    """Say what a process decided about its KV pools at its start, and why."""
     said = [f"{row['id']}: {row['decision']}" for row in manifest["patches"] if row.get("decision")]
     return Check("KV pools of the last server", OK, f"pid {manifest['pid']}; {'; '.join(said)}")
 
 
 def _last_with_paths(root: Path) -> dict | None:
-    """The newest guard manifest whose process ran an op; those that cannot be read are passed over."""
+    """Return the newest guard manifest whose process ran an op; those that cannot be read are passed over."""
     return newest_with(root, "paths", _names_paths)
 
 
 def _last_with_decisions(root: Path) -> dict | None:
-    """The newest guard manifest whose process decided something about its pools."""
+    """Return the newest guard manifest whose process decided something about its pools."""
     return newest_with(root, "decision", lambda row: isinstance(row["id"], str) and isinstance(row["decision"], str))
 
 

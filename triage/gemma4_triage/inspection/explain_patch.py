@@ -36,12 +36,12 @@ _KINDS: dict[Kind, About] = {
 
 
 def about(patch: Patch) -> About:
-    """Its own words, else those of its kind."""
+    """Return its own words, else those of its kind."""
     return patch.about or _KINDS[patch.kind]
 
 
 def explain(patch: Patch, settings: Settings, chosen: bool, root: Path) -> dict:
-    """One JSON object. root: the store whose guard manifests say what the last process made of the patch."""
+    """Return one JSON object. root: the store whose guard manifests say what the last process made of the patch."""
     words = about(patch)
     return {
         "id": patch.id,

@@ -11,7 +11,7 @@ _KINDS = ("fault", "fix", "optimisation", "probe", "host leaf")
 
 
 def guard_lines(guards: Mapping[str, Any]) -> Iterator[str]:
-    """One line for the verdict, one per kind of patch, one per setting that was set.
+    """Yield one line for the verdict, one per kind of patch, one per setting that was set.
 
     A manifest from another version may hold anything; what is not understood is shown as it is.
     """

@@ -11,12 +11,12 @@ from typing import Any
 from gemma4_dumps.safe_file import json_files
 
 _ONE_START_S = 300
-"""How long after each other the processes of one server write their first manifest, at most: a model loads meanwhile."""
+"""How long after each other the processes of one server write their manifests at most: a model loads meanwhile."""
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 def newest_with(root: Path, key: str, can_be_read: Callable[[dict], bool]) -> dict | None:
-    """The newest guard manifest below the store `root` in which a patch's row has something under `key`."""
+    """Return the newest guard manifest below the store `root` in which a patch's row has something under `key`."""
     for path in _newest_first(root):
         try:
             manifest = json.loads(path.read_text())
@@ -29,7 +29,7 @@ def newest_with(root: Path, key: str, can_be_read: Callable[[dict], bool]) -> di
 
 
 def newest_of(root: Path, patch_id: str) -> str | None:
-    """What the last process that was asked for this patch made of it, in words; None if none is on record."""
+    """Say what the last process that was asked for this patch made of it, in words; None if none is on record."""
     for path in _newest_first(root):
         try:
             manifest = json.loads(path.read_text())

@@ -94,7 +94,7 @@ def _ragged_span(dump: Dump, indptr: str, row: int, length: int) -> tuple[int, i
 
 
 def holds_indices(record: TensorRecord) -> bool:
-    """Whether a tensor's values are integers."""
+    """Say whether a tensor's values are integers."""
     # By name: bfloat16 and float8 are stored as the bits of an integer type.
     return record.dtype.startswith(("int", "uint"))
 

@@ -20,7 +20,7 @@ def state_here(patch: Patch, settings: Settings, chosen: bool) -> str:
 
 
 def variables_of(patch: Patch) -> tuple[str, ...]:
-    """Every variable that can choose it or that it reads, the deciding one first."""
+    """Return every variable that can choose it or that it reads, the deciding one first."""
     own = (*knob_variables(patch.knob), *(patch.about.switches if patch.about else ()))
     if patch.kind is Kind.PROBE:
         shared = {"mode": (_MODE, _PROBES), "leak": (_LEAK,), "cost": (_COST,)}[patch.asked_by]
@@ -30,7 +30,7 @@ def variables_of(patch: Patch) -> tuple[str, ...]:
 
 
 def switch_on(patch: Patch) -> str:
-    """A setting that chooses it, and as little else as can be."""
+    """Return a setting that chooses it, and as little else as can be."""
     if patch.kind is Kind.PROBE:
         asked = {"mode": f"{_MODE}=log {_PROBES}={patch.id}", "leak": f"{_LEAK}=dump", "cost": f"{_COST}=1"}
         return asked[patch.asked_by]
@@ -42,7 +42,7 @@ def switch_on(patch: Patch) -> str:
 
 
 def switch_off(patch: Patch) -> str:
-    """How to be without this one and keep the others."""
+    """Say how to be without this one and keep the others."""
     if patch.kind is Kind.PROBE:
         return f"name the others in {_PROBES}" if patch.asked_by == "mode" else f"unset {variables_of(patch)[0]}"
     if patch.kind is Kind.HOST_LEAF:
@@ -78,12 +78,12 @@ def _because(patch: Patch, settings: Settings, chosen: bool) -> str:
 
 
 def _bringer(patch: Patch, among: Iterable[Patch]) -> str | None:
-    """The first of these patches that has this one chosen along with it."""
+    """Return the first of these patches that has this one chosen along with it."""
     return next((other.id for other in among if patch.id in other.brings), None)
 
 
 def _left_out_by_knob(settings: Settings, patch: Patch) -> Patch | None:
-    """The first patch that needs this one and that its own knob switches off."""
+    """Return the first patch that needs this one and that its own knob switches off."""
     needing = (other for other in CATALOG if patch.id in other.brings and other.knob)
     return next((other for other in needing if settings.knob(other.knob) is False), None)
 

@@ -6,7 +6,7 @@ SPACE_NAMES = {"full": "full", "swa": "SWA", "draft": "draft"}
 
 
 def index_unit(manifest: Manifest) -> str:
-    """What the offending numbers count: "page", "slot", or the places where a page of a leak audit is."""
+    """Say what the offending numbers count: "page", "slot", or the places where a page of a leak audit is."""
     if manifest.rule == "leak-audit":
         return "places"
     tables = " ".join(offence.table for offence in manifest.offences)
@@ -14,7 +14,7 @@ def index_unit(manifest: Manifest) -> str:
 
 
 def place(manifest: Manifest) -> str:
-    """Where it happened, in words: "layer 4 (sliding), draft". Empty if nothing is known."""
+    """Say where it happened, in words: "layer 4 (sliding), draft". Empty if nothing is known."""
     layer = manifest.layer
     words = []
     if layer.id is not None:

@@ -45,7 +45,7 @@ class Signature(_Strict):
 
     @model_validator(mode="after")
     def _says_enough(self) -> Signature:
-        """One word or one class alone would fit half of all logs."""
+        """Refuse one word or one class alone: it would fit half of all logs."""
         if not self.words and not self.frames:
             raise ValueError("a signature needs words of the message or frames: an exception alone fits too much")
         if not self.exception and not self.frames and sum(map(len, self.words)) < _SHORTEST_WORDS:

@@ -82,7 +82,7 @@ def leaks(text: str, place: Place) -> list[LeakLine]:
 
 
 def guard_line(line: bytes, place: Place) -> GuardLine | None:
-    """A probe's line in `log` or `contain` mode."""
+    """Return a probe's line in `log` or `contain` mode."""
     match = _GUARD.search(line[: 4 * _LONGEST_TEXT].decode(errors="replace"))
     if match is None:
         return None
@@ -90,7 +90,7 @@ def guard_line(line: bytes, place: Place) -> GuardLine | None:
 
 
 def trapped(death: Death) -> GuardLine | None:
-    """A TrappedViolation as what the probe found; None for any other exception."""
+    """Return a TrappedViolation as what the probe found; None for any other exception."""
     if death.type_name != "TrappedViolation":
         return None
     match = _TRAPPED.fullmatch(death.message)
@@ -100,7 +100,7 @@ def trapped(death: Death) -> GuardLine | None:
 
 
 def death_message(line: bytes) -> str:
-    """A line with one of DEATH_MARKS, from the mark's sentence on."""
+    """Return a line with one of DEATH_MARKS, from the mark's sentence on."""
     at = min(position for mark in DEATH_MARKS if (position := line.find(mark)) >= 0)
     return line[max(0, at - 100) : at + 200].decode(errors="replace").strip()
 

@@ -44,7 +44,7 @@ class Block:
 
 
 def blocks_of_lines(chunks: Iterable[bytes]) -> Iterator[Block]:
-    """Every line of the chunks, once; blocks end where they would if all chunks were one."""
+    """Yield every line of the chunks, once; blocks end where they would if all chunks were one."""
     number, rest = 1, b""
     for chunk in _even(chunks):
         text, newline, rest = (rest + chunk).rpartition(b"\n")
@@ -90,7 +90,7 @@ def lines_with(mark: bytes, text: bytes, ends: list[int]) -> Iterator[int]:
 
 
 def _even(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes in chunks of BLOCK_BYTES, the last of them shorter."""
+    """Yield the same bytes in chunks of BLOCK_BYTES, the last of them shorter."""
     held: list[bytes] = []
     size = 0
     for chunk in chunks:

@@ -118,7 +118,7 @@ def writer(prefix: bytes) -> bytes:
 
 
 def _form(prefix: bytes) -> bytes:
-    """The expression for prefixes like this one: other numbers, days and levels, the same words."""
+    """Return the expression for prefixes like this one: other numbers, days and levels, the same words."""
     parts = []
     for word in _WORD.findall(prefix):
         if word.isdigit():

@@ -46,7 +46,7 @@ _ANSWER = b'" 200 OK'
 
 
 def read_source(source: Source, points: int = DEFAULT_POINTS) -> LogFacts:
-    """The whole of a log. Raises UsageMistake."""
+    """Return the whole of a log. Raises UsageMistake."""
     facts = read_log(source.name, source.chunks(), points)
     return replace(facts, problem=source.problem)
 
@@ -116,13 +116,13 @@ class LogReading:
         self._release = ""
 
     def measured(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
-        """The chunks, counted."""
+        """Yield the chunks, counted."""
         for chunk in chunks:
             self._size += len(chunk)
             yield chunk
 
     def block(self, block: Block) -> None:
-        """The numbers of a torn line are not believed, its words are."""
+        """Read a block: the numbers of a torn line are not believed, its words are."""
         self._lines = block.numbers[-1]
         self._torn = not block.whole
         self._long += block.long

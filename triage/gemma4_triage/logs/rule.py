@@ -152,7 +152,7 @@ def remarked(facts: LogFacts, name: str, meaning: str) -> list[Evidence]:
 
 
 def cause_in(death: Death, causes: Mapping[str, str]) -> str:
-    """The cause under the first sentence that stands in what the process died of, or nothing."""
+    """Return the cause under the first sentence that stands in what the process died of, or nothing."""
     return next((cause for sentence, cause in causes.items() if sentence in death.message), "")
 
 
@@ -163,18 +163,18 @@ def worst_drop(facts: LogFacts, drop_of: Callable[[RankFacts], Drop | None]) -> 
 
 
 def at(facts: LogFacts, place: Place, value: str | int | float | None, meaning: str) -> Evidence:
-    """A value that stands in a line of the log, and when, as far as the log says."""
+    """Return a value that stands in a line of the log, and when, as far as the log says."""
     when = f"; {place.time}" if place.time else ""
     return Evidence(source=facts.name, field=f"line {place.line}", value=value, meaning=meaning + when)
 
 
 def over(facts: LogFacts, what: str, value: str | int | float | None, meaning: str) -> Evidence:
-    """A value of the whole log."""
+    """Return a value of the whole log."""
     return Evidence(source=facts.name, field=what, value=value, meaning=meaning)
 
 
 def exception_text(death: Death) -> str:
-    """Its type and message, in at most a few lines' length."""
+    """Return its type and message, in at most a few lines' length."""
     return f"{death.type_name}: {death.message}".removeprefix(": ")[:_LONGEST_EXCEPTION]
 
 
@@ -237,6 +237,6 @@ def of_drop(facts: LogFacts, drop: Drop, what: str, digits: int) -> list[Evidenc
 
 
 def usage_text(full: float | None, swa: float | None) -> str:
-    """Both pools, as the log has them."""
+    """Return both pools, as the log has them."""
     parts = [f"{name} {share:.2f}" for name, share in (("full", full), ("swa", swa)) if share is not None]
     return ", ".join(parts) or "not said"

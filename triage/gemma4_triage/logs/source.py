@@ -135,6 +135,6 @@ class Source:
 
 
 def _peek(raw: BinaryIO) -> bytes:
-    """The first bytes, without taking them."""
+    """Return the first bytes, without taking them."""
     peek = getattr(raw, "peek", None)
     return b"" if peek is None else peek(4)[:4]

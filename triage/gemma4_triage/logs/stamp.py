@@ -45,7 +45,7 @@ class StampReader:
         self._known: dict[bytes, Stamp] = {}
 
     def read(self, line: bytes, end: int) -> Stamp:
-        """The last stamp before byte `end`; NO_STAMP if there is none."""
+        """Return the last stamp before byte `end`; NO_STAMP if there is none."""
         if end >= 2 and line.startswith(b"] ", end - 2):
             # The usual case: it stands right before.
             known = self._known.get(line[line.rfind(b"[", 0, end) : end - 1])

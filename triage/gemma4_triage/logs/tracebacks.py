@@ -61,7 +61,7 @@ class TracebackReader:
         return self.inside or self._chained or self._introduced
 
     def begin(self, line: bytes, rank: str, place: Place) -> bool:
-        """A line with TRACEBACK in it. Returns whether the traceback is known to be one that a process dies of."""
+        """Read a line with TRACEBACK in it. Returns whether the traceback is known to be one that a process dies of."""
         fatal = _INTRODUCED in line or self._introduced or self._chained
         self._group = b"Exception Group " + TRACEBACK in line or (self._group and self._chained)
         self._introduced = self._chained = False
@@ -72,7 +72,7 @@ class TracebackReader:
         return fatal
 
     def begin_inside(self, line: bytes, rank: str, place: Place) -> None:
-        """A line with FRAME in it where no traceback is open: the beginning is missing."""
+        """Read a line with FRAME in it where no traceback is open: the beginning is missing."""
         if _FRAME.match(line[:_LONGEST_MESSAGE].decode(errors="replace")) is None:
             return
         self._rank = rank
@@ -99,7 +99,7 @@ class TracebackReader:
         return Death(self._begin, self._rank, "", TORN, tuple(map(_frame_text, self._frames)))
 
     def introduce(self, line: bytes) -> None:
-        """A line with one of INTRODUCTIONS in it: where it begins with one, a traceback that follows is a death."""
+        """Read a line with one of INTRODUCTIONS in it: if it begins with one, a traceback that follows is a death."""
         self._introduced = line.startswith(INTRODUCTIONS)
 
     def line(self, line: bytes) -> tuple[bool, Death | None]:

@@ -105,7 +105,7 @@ class Unwrapper:
         yield stream, _without_request(line) if depth < _DEEPEST else line
 
     def _redrawn(self, line: bytes, depth: int, stream: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """A line that was written over again and again, as progress bars are."""
+        """Yield a line that was written over again and again, as progress bars are."""
         # The prefix stands before the first state only.
         end, who = self._prefixes.split(line) if line[:2] != b"[2" else (0, b"")
         stream += who

@@ -41,5 +41,5 @@ def parse_size(text: str, option: str) -> int:
 
 
 def gib_text(size_bytes: int) -> str:
-    """Both units, so that neither can be taken for the other."""
+    """Return both units, so that neither can be taken for the other."""
     return f"{size_bytes / (1 << 30):.3f} GiB ({size_bytes / 1e9:.3f} GB)"

@@ -300,7 +300,7 @@ def _changes(
     before: Sequence[str],
     broken: Sequence[Broken],
 ) -> tuple[PageChange, ...]:
-    """The pages that a call breaks first, then the others that it names."""
+    """Return the pages that a call breaks first, then the others that it names."""
     was = dict(zip(pages, before, strict=True))
     bad = [(one.pool, page) for one in broken for page in one.pages]
     lost = {(one.pool, page) for one in broken if one.verdict == "pool_leak" for page in one.pages}

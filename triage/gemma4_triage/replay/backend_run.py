@@ -49,7 +49,7 @@ def run_backend(prepared: Prepared, name: str, timeout_s: float = DEFAULT_TIMEOU
 
 
 def backend_call(prepared: Prepared) -> BackendCall:
-    """The call as a subprocess gets it: a row for each query, entries as places in the image's arena.
+    """Return the call as a subprocess gets it: a row for each query, entries as places in the image's arena.
 
     Raises EnvironmentCannot if that is too large.
     """
@@ -91,7 +91,7 @@ def _placed(prepared: Prepared, table: np.ndarray) -> np.ndarray:
 
 
 def _run(name: str, folder: Path, timeout_s: float) -> int | None:
-    """Its exit code, negative for a signal; None if it took too long."""
+    """Return its exit code, negative for a signal; None if it took too long."""
     # -P: the folder that we were started in must not stand before the installed packages.
     command = [sys.executable, "-P", "-m", "gemma4_triage.replay.backends.child", name, str(folder)]
     with (folder / "log").open("wb") as log:
@@ -135,7 +135,7 @@ def _outcome(prepared: Prepared, name: str, folder: Path, ended: int | None, sec
 
 
 def _variant(prepared: Prepared, folder: Path, number: int, variant: str, dtype: str) -> VariantOutcome | None:
-    """None if the process left nothing of it."""
+    """Return None if the process left nothing of it."""
     found = exchange.read_output(folder, number)
     if found is not None:
         rows = prepared.call.queries[0]
@@ -152,7 +152,7 @@ def _variant(prepared: Prepared, folder: Path, number: int, variant: str, dtype:
 
 
 def _unfinished(before: list[VariantOutcome], ended: int | None, lines: tuple[str, ...]) -> VariantOutcome:
-    """The first variant without a result is the one that the process ended in."""
+    """Return the first variant without a result: the one that the process ended in."""
     variant = VARIANTS[len(before)]
     failed = next((done for done in before if done.status is not Status.RAN), None)
     if failed is not None:

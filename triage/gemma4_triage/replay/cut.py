@@ -55,7 +55,7 @@ def keep_columns(cut: Cut, columns: Sequence[int]) -> Cut:
 
 
 def keep_keys(cut: Cut, row: int, keys: int) -> Cut:
-    """The first `keys` keys of a row."""
+    """Return the first `keys` keys of a row."""
     counts = cut.call.key_counts.copy()
     counts[row] = keys
     return _trimmed(replace(cut, call=_with_keys(cut.call, counts)))
@@ -88,7 +88,7 @@ def _with_keys(call: AttentionCall, keys: np.ndarray) -> AttentionCall:
 
 
 def _trimmed(cut: Cut) -> Cut:
-    """Without the columns behind the longest row, as a call is rebuilt."""
+    """Cut the columns behind the longest row, as a call is rebuilt."""
     call = cut.call
     needed = int(-(-call.key_counts.max(initial=0) // call.unit))
     smaller = replace(

@@ -76,18 +76,18 @@ def kinds(call: AttentionCall) -> np.ndarray:
 
 
 def row_damages(call: AttentionCall) -> list[RowDamage]:
-    """The rows that have a bad entry, read or hidden, in order."""
+    """Return the rows that have a bad entry, read or hidden, in order."""
     found = kinds(call)
     return [_of_row(call, found, row) for row in np.flatnonzero(found.any(axis=1)).tolist()]
 
 
 def worst_read(call: AttentionCall) -> Kind:
-    """The worst that a kernel reads; RIGHT if the call is as it should be."""
+    """Return the worst that a kernel reads; RIGHT if the call is as it should be."""
     return Kind(int(kinds(call)[call.read].max(initial=0)))
 
 
 def is_null(call: AttentionCall) -> np.ndarray:
-    """The null page, or a slot of it: the same in every pool."""
+    """Return the null page, or a slot of it: the same in every pool."""
     return (call.ids >= 0) & (call.ids < (1 if call.paged else call.geometry.page_size))
 
 

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def smallest_failing(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
-    """A part of `items`, in their order, that fails and of which no single item can be left out. All of them fail."""
+    """Return a part of `items`, in their order, that fails and of which none can be left out. All of them fail."""
     kept, parts = list(items), 2
     while len(kept) > 1:
         parts = min(parts, len(kept))
@@ -32,7 +32,7 @@ def smallest_failing(items: Sequence[T], fails: Callable[[list[T]], bool]) -> li
 
 
 def smallest_failing_count(count: int, fails: Callable[[int], bool]) -> int:
-    """A number from 1 to `count` that fails, while the number below it does not. `count` fails."""
+    """Return a number from 1 to `count` that fails, while the number below it does not. `count` fails."""
     step = count // 2
     while step:
         if count - step >= 1 and fails(count - step):

@@ -44,7 +44,7 @@ class DumpedValues:
         return keys, values
 
     def stored(self, name: str, pages: list[int]) -> np.ndarray:
-        """The bits of pages that the dump has, [pages, page_size, kv_heads, head_dim]. Raises DumpError."""
+        """Return the bits of pages that the dump has, [pages, page_size, kv_heads, head_dim]. Raises DumpError."""
         found = [self._stored(name, self.places[page]) for page in pages]
         empty = np.zeros((0, *self.shape), storage_dtype(self.dump.manifest.tensors[name].dtype))
         return np.stack(found) if found else empty
@@ -55,7 +55,7 @@ class DumpedValues:
 
 
 def read_dumped_values(dump: Dump, call: AttentionCall) -> DumpedValues | None:
-    """None if the dump has none. Raises NothingChecked if they do not fit the call, DumpError."""
+    """Return None if the dump has none. Raises NothingChecked if they do not fit the call, DumpError."""
     if not {PAGE_IDS, KEYS, VALUES} <= dump.manifest.tensors.keys():
         return None
     geometry = call.geometry

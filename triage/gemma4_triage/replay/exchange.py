@@ -51,7 +51,7 @@ class BackendCall:
     dtype: str | None
 
     def slots(self, variant: str) -> list[np.ndarray]:
-        """Each row's visible keys as slots from the buffer's start, int64: what backends with lists follow."""
+        """Return each row's visible keys as slots from the buffer's start, int64: what backends with lists follow."""
         found = []
         for table, length in zip(self.tables[variant], self.lengths.tolist(), strict=True):
             first = max(length - 1 - self.window_left, 0) if self.window_left >= 0 else 0
@@ -98,5 +98,5 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """None if it is not there."""
+    """Return None if it is not there."""
     return json.loads(path.read_text()) if path.exists() else None

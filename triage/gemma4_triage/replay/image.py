@@ -51,7 +51,7 @@ class Image:
         return np.where(self._is_inside(pages), np.searchsorted(self.inside, pages), outside)
 
     def stored(self, pages: np.ndarray) -> np.ndarray:
-        """Where `keys` and `values` hold `pages`."""
+        """Say where `keys` and `values` hold `pages`."""
         place = self.places(pages) + self.before
         far = (place < 0) | (place >= self.arena_pages)
         return np.where(far, self.arena_pages + np.searchsorted(self.far, pages), place)
@@ -61,7 +61,7 @@ class Image:
 
 
 def pages_of(call: AttentionCall, entries: np.ndarray) -> np.ndarray:
-    """The pages that entries lie in. A slot's placeholder is a page's."""
+    """Return the pages that entries lie in. A slot's placeholder is a page's."""
     if call.paged:
         return entries
     return np.where(is_placeholder(entries), entries, entries // call.geometry.page_size)

@@ -228,7 +228,7 @@ def _without_it(one: Suspect, named: Sequence[_Line], lines: Sequence[_Line]) ->
 
 
 def _second_release(named: Iterable[_Line]) -> _Line | None:
-    """The first release of a page that an earlier one had given back, with no hand-out between them."""
+    """Return the first release of a page that an earlier one had given back, with no hand-out between them."""
     free = False
     for line in named:
         if line.event.kind == "freed":

@@ -145,7 +145,7 @@ def _ragged(dump: Dump, name: str, notes: list[str]) -> tuple[np.ndarray, np.nda
 
 
 def right_table(manifest: Manifest, name: str) -> str | None:
-    """The tensor that says what table `name` should have been. None if the dump does not say."""
+    """Return the tensor that says what table `name` should have been. None if the dump does not say."""
     if TRANSLATED in manifest.tensors:
         return TRANSLATED
     # SWA ids on the full pool's buffer: the backend's own table of full ids would have been the right one.
@@ -154,7 +154,7 @@ def right_table(manifest: Manifest, name: str) -> str | None:
 
 
 def _translated(dump: Dump, name: str, shape: tuple[int, ...]) -> np.ndarray | None:
-    """What table `name` should have been. None if the dump does not say."""
+    """Say what table `name` should have been. None if the dump does not say."""
     right = right_table(dump.manifest, name)
     if right is None:
         return None

@@ -61,7 +61,7 @@ class _Softmax:
 
 
 def _stored_slots(call: AttentionCall, image: Image, entries: np.ndarray, begin: int, end: int) -> np.ndarray:
-    """Where the image holds the keys at positions begin to end of a row."""
+    """Say where the image holds the keys at positions begin to end of a row."""
     page_size, positions = call.geometry.page_size, np.arange(begin, end)
     met = entries[positions // call.unit]
     offsets = positions % page_size if call.paged else np.where(is_placeholder(met), 0, met % page_size)

@@ -174,7 +174,7 @@ class ReferenceAllocator:
         return found
 
     def _foretell(self, call: AllocatorCall) -> tuple[list[int], list[int]] | None:
-        """The slots that SGLang's allocator gives in this state; None if the state is not known well enough."""
+        """Return the slots that SGLang's allocator gives in this state; None if the state is not known well enough."""
         self._merge(call)
         if self.full.free is None or self.swa.free is None or (call.call != "alloc" and _tokens(call) is None):
             return None
@@ -376,7 +376,7 @@ def _tokens(call: AllocatorCall) -> int | None:
 
 
 def expand(runs: Iterable[Sequence[int]]) -> Iterable[int]:
-    """The values that runs stand for, see `gemma4_dumps.allocator_calls`."""
+    """Yield the values that runs stand for, see `gemma4_dumps.allocator_calls`."""
     for start, count, *step in runs:
         yield from (range(start, start + count) if step in ([], [1]) else [start] * count)
 

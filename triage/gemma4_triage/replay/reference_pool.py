@@ -85,7 +85,7 @@ class Pool:
             self.free, self.released = deque(sorted([*self.free, *self.released])), []
 
     def take(self, pages: Sequence[int]) -> None:
-        """These are in use from now on. If they are not the free list's first, its order is not known any more."""
+        """Mark these as in use. If they are not the free list's first, its order is not known any more."""
         if self.free is not None and [*islice(self.free, len(pages))] == [*pages]:
             for _ in pages:
                 self.free.popleft()
@@ -94,7 +94,7 @@ class Pool:
         self._set(pages, USED)
 
     def give(self, slots: Sequence[int]) -> list[int]:
-        """The pages of these slots are free again. Returns them, in the order in which SGLang lists them."""
+        """Free the pages of these slots. Returns them, in the order in which SGLang lists them."""
         pages = list(slots) if self.page_size == 1 else sorted({slot // self.page_size for slot in slots})
         if self.free is not None and pages:
             if self.page_size == 1:
@@ -110,7 +110,7 @@ class Pool:
         return {page for page in range(1, self.pages + 1) if self.state[page] == FREE}
 
     def of(self, page: int) -> int:
-        """The state of a page; what is no page of this pool is taken for one in use."""
+        """Return the state of a page; what is no page of this pool is taken for one in use."""
         return self.state[page] if 0 <= page <= self.pages else USED
 
     def _set(self, pages: Iterable[int], state: int) -> None:

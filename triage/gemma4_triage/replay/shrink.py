@@ -81,7 +81,7 @@ def shrink(dump: Dump, options: ReplayOptions, root: Path, renumber: bool = Fals
 
 
 def smallest_cut(cut: Cut, fails: Fails) -> Cut:
-    """A part of `cut` that fails and is 1-minimal. `cut` fails."""
+    """Return a part of `cut` that fails and is 1-minimal. `cut` fails."""
     while True:
         before = (cut.rows, cut.columns, cut.call.key_counts.tolist())
         cut = _fewest(cut, range(cut.call.rows), keep_rows, fails)

@@ -20,7 +20,7 @@ def is_placeholder(entries: np.ndarray) -> np.ndarray:
 
 
 def tables(call: AttentionCall) -> dict[str, np.ndarray]:
-    """Each variant's entries, [rows, columns] int64; unknown ones are placeholders.
+    """Return each variant's entries, [rows, columns] int64; unknown ones are placeholders.
 
     contain: entries outside the buffer become the null page, as page_guard does it. clamp: they become the nearest
     entry inside, so the last page or page 0. A row that is longer than its table neither can mend.

@@ -24,7 +24,7 @@ def page_values(seed: int, page: int, shape: tuple[int, int, int]) -> tuple[np.n
 
 
 def query_values(seed: int, row: int, position: int, shape: tuple[int, int]) -> np.ndarray:
-    """One query, [q_heads, head_dim] float32."""
+    """Return one query, [q_heads, head_dim] float32."""
     return _bytes(seed, _QUERIES, row << 32 | position, shape[0] * shape[1]).reshape(shape).astype(np.float32) / 64
 
 

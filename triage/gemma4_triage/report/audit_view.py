@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def print_audit(console: Console, dump: Dump, rows: int) -> None:
-    """One dump of the leak audit, with at most `rows` pages."""
+    """Print one dump of the leak audit, with at most `rows` pages."""
     manifest = dump.manifest
     verdict = manifest.verdict.replace("_", " ").upper()
     print_line(console, verdict, f"  {manifest.dump_id}", style="bold red")
@@ -42,7 +42,7 @@ def print_audit(console: Console, dump: Dump, rows: int) -> None:
 
 
 def print_live(console: Console, live: "LiveAudit", dumps: Sequence[Dump], rows: int) -> None:
-    """A live audit: what was looked at, then what was found."""
+    """Print a live audit: what was looked at, then what was found."""
     tally = live.tally
     for dump in dumps:
         print_audit(console, dump, rows)

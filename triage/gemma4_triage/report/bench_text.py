@@ -17,7 +17,7 @@ def print_origin(console: Console, document: dict[str, Any]) -> None:
 
 
 def ratio_cells(ratio: dict[str, Any] | None, digits: int) -> tuple[str, str]:
-    """A ratio and its interval, for two columns."""
+    """Return a ratio and its interval, for two columns."""
     if ratio is None:
         return "", ""
     low, high = ratio["low"], ratio["high"]

@@ -42,7 +42,7 @@ def _fields(fields: Sequence[FieldDifference], rows: int) -> dict[str, Any]:
 
 
 def _field(field: FieldDifference) -> dict[str, Any]:
-    """A side that lacks the field has no key here; null is a value."""
+    """Return a side that lacks the field has no key here; null is a value."""
     sides = {"a": field.a, "b": field.b}
     return {"field": field.path} | {name: value for name, value in sides.items() if value is not ABSENT}
 

@@ -17,7 +17,7 @@ _AFTER_TENSORS = SECTIONS[SECTIONS.index("scalars") :]
 
 
 def print_diff(console: Console, a: Side, b: Side, comparison: Comparison, rows: int, volatile: bool) -> None:
-    """At most `rows` differences of each section and tensor. volatile: show those fields, which do not count."""
+    """Print at most `rows` differences of each section and tensor. volatile: show those fields, which do not count."""
     verdict, style = ("EQUAL", "bold green") if comparison.equal else ("DIFFERENT", "bold red")
     print_line(console, verdict, style=style)
     for side in (a, b):

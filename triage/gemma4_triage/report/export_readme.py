@@ -42,7 +42,7 @@ _UNSURE = """\
 
 
 def export_readme(archived: Sequence[Archived]) -> str:
-    """The whole text. Says nothing about when and where it was made, so that equal dumps give equal zips."""
+    """Return the whole text. Says nothing about when and where it was made, so that equal dumps give equal zips."""
     count = "One dump" if len(archived) == 1 else number_of(len(archived), "dump")
     lines = [
         "# Dumps of a Gemma-4 server on SGLang",
@@ -106,7 +106,7 @@ def _summary(manifest: Manifest) -> Iterator[str]:
 
 
 def _literal(text: str) -> str:
-    """One indented line: what a dump says is no Markdown of ours."""
+    """Return one indented line: what a dump says is no Markdown of ours."""
     return "    " + _one_line(text)
 
 

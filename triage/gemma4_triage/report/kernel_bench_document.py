@@ -31,7 +31,7 @@ _METHOD = {
 def kernel_bench_document(
     plan: KernelPlan, measured: Measured, project: Mapping[str, str | None], router: Mapping[str, str] | None
 ) -> dict[str, Any]:
-    """What `bench kernels` prints and writes.
+    """Say what `bench kernels` prints and writes.
 
     Args:
         project: of project_origin, from before the run.
@@ -64,7 +64,7 @@ def kernel_bench_document(
 
 
 def file_identity(path: Path) -> dict[str, str]:
-    """Which file it is, wherever it lies. Raises OSError."""
+    """Say which file it is, wherever it lies. Raises OSError."""
     return {"name": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 

@@ -17,13 +17,13 @@ _BINDING = {"full": "full", "swa": "SWA", "both": "both"}
 
 
 def server_flag(plan: Plan) -> str:
-    """For SGLang's command line."""
+    """Return the option of SGLang's command line."""
     ratio = plan.sizes.ratio if plan.recommended is None else plan.recommended.sizes.ratio
     return f"--swa-full-tokens-ratio {ratio:g}"
 
 
 def print_plan(console: Console, plan: Plan, memory: Memory, owner_only: bool, start: AtStart) -> None:
-    """Everything is of one GPU."""
+    """Print the plan; everything is of one GPU."""
     shape, cell, sizes = plan.shape, plan.cell, plan.sizes
     full, swa = shape.layers("full_attention", owner_only), shape.layers("sliding_attention", owner_only)
     print_line(console, shape.name, style="bold")

@@ -35,7 +35,7 @@ def device_names(trace: TraceFile) -> list[str]:
 
 
 def _recorded(trace: TraceFile) -> dict[str, Any] | None:
-    """What the recorder of the trace says about it, if that can be printed: anyone may have written the file."""
+    """Say what the recorder of the trace says about it, if that can be printed: anyone may have written the file."""
     found = trace.header.get("gemma4_triage")
     try:
         text = json.dumps(found, allow_nan=False)

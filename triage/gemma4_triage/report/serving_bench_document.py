@@ -80,7 +80,7 @@ def serving_bench_document(
 
 
 def _environment(arm: BenchArm) -> dict[str, str]:
-    """Without a path of this machine."""
+    """Return the environment without a path of this machine."""
     return {name: value for name, value in arm.environment.items() if name != "PYTHONPATH"}
 
 

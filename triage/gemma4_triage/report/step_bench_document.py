@@ -27,7 +27,7 @@ _METHOD = {
 
 
 def step_bench_document(plan: StepPlan, measured: Measured, project: dict[str, str | None]) -> dict[str, Any]:
-    """What `bench step` prints and writes. project: of project_origin."""
+    """Say what `bench step` prints and writes. project: of project_origin."""
     gpu = measured.about.get("gpu") or {}
     device = gpu.get("name", "unknown GPU")
     rows = build_rows(plan, measured, device)

@@ -41,7 +41,7 @@ class _Suite:
 
 
 def render_junit(report: Report) -> str:
-    """The whole document, with its XML declaration."""
+    """Return the whole document, with its XML declaration."""
     suites = list(_suites(report))
     root = ElementTree.Element("testsuites", {"name": "gemma4-triage report"})
     root.attrib |= _counts([case for suite in suites for case in suite.cases])

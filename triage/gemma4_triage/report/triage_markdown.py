@@ -18,7 +18,7 @@ _STATES = {"out": "!", "other": "?", "null": "!", "missing": "!", "stale": "", "
 
 
 def render_markdown(report: Report) -> str:
-    """One document. Equal reports give equal text."""
+    """Return one document. Equal reports give equal text."""
     parts = [
         f"# {_text(report.title)}",
         *(f"**{_text(item.problem)}**" for item in report.damaged),
@@ -197,7 +197,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _text(text: str) -> str:
-    """One line in which nothing is markup but `code`."""
+    """Return one line in which nothing is markup but `code`."""
     line = " ".join(text.split())
     # A pipe would end a cell of a table, in code too.
     spans = [(False, line)] if "|" in line else code_spans(line)
@@ -205,7 +205,7 @@ def _text(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """One line of code. A backtick in it would end it."""
+    """Return one line of code. A backtick in it would end it."""
     return f"`{' '.join(text.replace('`', chr(39)).split())}`"
 
 

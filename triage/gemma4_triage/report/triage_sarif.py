@@ -96,7 +96,7 @@ def _result(finding: Finding, of: Incident | Log) -> dict[str, Any]:
 
 
 def _location(piece: Evidence, paths: dict[str, str], of: Incident | Log) -> dict[str, Any] | None:
-    """Where a piece of evidence stands. None for the value of a whole log without a line."""
+    """Say where a piece of evidence stands. None for the value of a whole log without a line."""
     region: dict[str, int] = {}
     if piece.source in paths:
         name, region = _in_dump(piece.field)
@@ -116,7 +116,7 @@ def _location(piece: Evidence, paths: dict[str, str], of: Incident | Log) -> dic
 
 
 def _in_dump(field: str) -> tuple[str, dict[str, int]]:
-    """The file of a dump that a field stands in, and its line in events.jsonl."""
+    """Return the file of a dump that a field stands in, and its line in events.jsonl."""
     if event := _EVENT.match(field):
         return EVENTS_NAME, {"startLine": int(event[1]) + 1}
     return (TENSORS_NAME if _ENTRY.match(field) else MANIFEST_NAME), {}

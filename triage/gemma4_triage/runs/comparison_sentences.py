@@ -18,7 +18,7 @@ _PHASES = {"EXTEND": "prefill", "DECODE": "decode", "TARGET_VERIFY": "verify"}
 
 
 def phase(mode: str) -> str:
-    """What a user calls a forward mode."""
+    """Say what a user calls a forward mode."""
     return _PHASES.get(mode, mode.lower() or "unknown")
 
 
@@ -28,7 +28,7 @@ def layer_kind(layer_type: str) -> str:
 
 
 def cause_sentence(verdict: SideVerdict, cause: Cause) -> str:
-    """Where a side parts from its reference, why as far as an experiment shows it, and which fix it takes."""
+    """Say where a side parts from its reference, why as far as an experiment shows it, and which fix it takes."""
     place = cause.place
     prompts = ", ".join(str(prompt) for prompt in cause.prompts)
     where = (
@@ -50,7 +50,7 @@ def cause_sentence(verdict: SideVerdict, cause: Cause) -> str:
 
 
 def token_sentence(prompt: int, token: TokenDifference, reference: str) -> str:
-    """A first different token, with what the reference thought of both."""
+    """Return a first different token, with what the reference thought of both."""
     tie = "a near-tie, which round-off may decide" if token.near_tie else "no near-tie"
     return (
         f"prompt {prompt}, output {token.output_index}: {reference} says {token.reference_token} "
@@ -60,7 +60,7 @@ def token_sentence(prompt: int, token: TokenDifference, reference: str) -> str:
 
 
 def crash_hint(verdict: SideVerdict) -> str | None:
-    """For a side that ended early without every default fix: which are off."""
+    """Say which default fixes are off, for a side that ended early without one."""
     if verdict.completed:
         return None
     attached = verdict.arm.side.attached
@@ -129,7 +129,7 @@ def _what_ended(arm: ArmRun, death: Death) -> str:
 
 
 def prompts_left_out(run: LiveRun) -> str:
-    """Why only the answers' logprobs were compared."""
+    """Say why only the answers' logprobs were compared."""
     patches = ", ".join(hides_prompts(run.compared))
     return (
         f"Logprobs of prompts, but for their last token, were left out on every side: asked for them, {patches} would "
@@ -138,7 +138,7 @@ def prompts_left_out(run: LiveRun) -> str:
 
 
 def nothing_checked(agreement: Agreement) -> str:
-    """Why the exit code is 5."""
+    """Say why the exit code is 5."""
     if below_pressure(agreement.run):
         return "the load did not fill the SWA pool as it is there to, so that the sides agree says nothing of pressure"
     if all(column.gate is column.oracle for column in agreement.columns):
@@ -149,7 +149,7 @@ def nothing_checked(agreement: Agreement) -> str:
 
 
 def fixes_named(verdicts: Sequence[SideVerdict]) -> list[str]:
-    """The fixes that would repair a side, each once; not those that a base lacks."""
+    """Return the fixes that would repair a side, each once; not those that a base lacks."""
     windows = [cause.window for verdict in verdicts for cause in verdict.causes if cause.window]
     return list(dict.fromkeys(w.fix for w in windows if w.fix and w.other.keys != w.window))
 

@@ -12,7 +12,7 @@ _OWNERS = 3
 
 
 def root_cause(dump: Dump) -> str:
-    """Where it happened, whose indices met whose buffer, what the probe concluded, the likeliest cause and its fix."""
+    """Say where it happened, whose indices met whose buffer, what the probe concluded, the likely cause and its fix."""
     manifest = dump.manifest
     why = manifest.provenance.explanation or provenance_sentence(manifest)
     match manifest.rule:

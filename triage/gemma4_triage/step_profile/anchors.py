@@ -96,7 +96,7 @@ def repeating_anchors(launches: Launches, names: Sequence[str]) -> list[Anchor]:
 
 
 def beginnings(anchors: Sequence[Anchor]) -> list[Anchor]:
-    """Those that begin a step: the kind with most GPU time, and kinds like it that stand in its place elsewhere.
+    """Return those that begin a step: the kind with most GPU time, and kinds like it that stand in its place elsewhere.
 
     A draft's graph comes between two of the target's, so it begins no step. The target's graph of another batch size
     follows itself without the first kind in between, and does.
@@ -116,7 +116,7 @@ def beginnings(anchors: Sequence[Anchor]) -> list[Anchor]:
 
 
 def method_anchors(tables: TraceTables, device: Device, method: str) -> list[Anchor]:
-    """The beginnings of steps by one method; fewer than two are none."""
+    """Return the beginnings of steps by one method; fewer than two are none."""
     launches = tables.devices[device]
     if method == "annotation":
         found = span_anchors(launches, tables.spans, device, "ProfilerStep#")
@@ -134,7 +134,7 @@ def method_anchors(tables: TraceTables, device: Device, method: str) -> list[Anc
 
 
 def _neighbours(anchors: Sequence[Anchor], but: str) -> Iterable[tuple[Anchor, Anchor]]:
-    """An anchor and the next one of its kind, if none of the kind `but` lies between."""
+    """Yield an anchor and the next one of its kind, if none of the kind `but` lies between."""
     latest: dict[str, Anchor] = {}
     for anchor in anchors:
         if anchor.kind == but:

@@ -101,5 +101,5 @@ def _add_step(idle: Idle, launches: Launches, step: Step, reached: Numbers, last
 
 
 def _last_to_end(ends: Numbers, reached: Numbers) -> Numbers:
-    """Per row, which row up to it ends last."""
+    """Return per row which row up to it ends last."""
     return np.maximum.accumulate(np.where(ends >= reached, np.arange(len(ends)), 0))

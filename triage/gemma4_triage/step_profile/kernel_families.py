@@ -91,5 +91,5 @@ TITLES = {family.id: family.title for family in FAMILIES} | {OTHER: OTHER}
 
 
 def family_of(name: str) -> str:
-    """The id of a kernel's family, or `other`."""
+    """Return the id of a kernel's family, or `other`."""
     return next((family.id for family, pattern in _COMPILED if pattern.search(name)), OTHER)

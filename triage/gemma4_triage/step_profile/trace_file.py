@@ -42,7 +42,7 @@ class TraceFile:
         return self._text.size_bytes
 
     def events(self) -> Iterator[Any]:
-        """Every element of the array, whatever it is.
+        """Yield every element of the array, whatever it is.
 
         Raises:
             TraceDamaged: it is no trace, is torn, or holds an overlong value. A torn trace is not half of the step:
@@ -156,7 +156,7 @@ class _Text:
         self._window, self._at = "", 0
 
     def peek(self) -> str:
-        """The next character that is no space, without taking it; "" at the end."""
+        """Return the next character that is no space, without taking it; "" at the end."""
         while True:
             match = _SPACE.match(self._window, self._at)
             self._at = match.end() if match else self._at
@@ -169,7 +169,7 @@ class _Text:
         self._at += characters
 
     def decode(self) -> Any:
-        """The value that begins here. Raises _Unfinished, _Overlong, RecursionError, ValueError."""
+        """Return the value that begins here. Raises _Unfinished, _Overlong, RecursionError, ValueError."""
         while True:
             try:
                 value, end = self._scan(self._window, self._at)
@@ -202,7 +202,7 @@ class _Text:
             got += len(self._window) - self._at - before
 
     def _read(self) -> bool:
-        """One more chunk in the window; what has been used leaves it. False at the end."""
+        """Return one more chunk in the window; what has been used leaves it. False at the end."""
         chunk = next(self._chunks, None)
         if chunk is None:
             tail = self._decoder.decode(b"", final=True)

@@ -290,7 +290,7 @@ class _Builder:
 def _with_copies(
     waits: Sequence[tuple[_Thread, Wait]], copies: Sequence[tuple[_Thread, Wait]]
 ) -> Iterator[tuple[_Thread, Wait]]:
-    """A copy, and the call of its operation that waits once more, as one wait by that call's name."""
+    """Yield a copy, and the call of its operation that waits once more, as one wait by that call's name."""
     copy: tuple[_Thread, Wait] | None = None
     for thread, wait in sorted([*waits, *copies], key=lambda found: (found[0], found[1].start_us, found[1].name)):
         if copy is not None:

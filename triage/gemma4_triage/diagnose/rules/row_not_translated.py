@@ -23,7 +23,7 @@ def find(incident: Incident) -> Finding | None:
 
 
 def _copied(dump: Dump) -> tuple[int, int] | None:
-    """The first offence's place, if its whole live row is equal in both tables. Every array is [rows, columns]."""
+    """Return the first offence's place, if its whole live row is equal in both tables, [rows, columns] each."""
     swa, full, lengths = (tensor_or_none(dump, name) for name in (_SWA, _FULL, _LENGTHS))
     offences, page = [bad for bad in dump.manifest.offences if bad.table == _SWA], dump.manifest.page_size
     if not offences or not page or swa is None or full is None or lengths is None or swa.shape != full.shape:
@@ -71,7 +71,7 @@ def _finding(incident: Incident, dump: Dump, place: tuple[int, int]) -> Finding:
 
 
 def _translated_write(dump: Dump, row: int) -> tuple[Evidence, ...]:
-    """The new token's SWA slot went through the map: where its page is not the row's, the row did not."""
+    """Return the new token's SWA slot went through the map: where its page is not the row's, the row did not."""
     writes, swa, lengths = (tensor_or_none(dump, name) for name in (_SWA_WRITES, _SWA, _LENGTHS))
     if writes is None or swa is None or lengths is None or writes.ndim != 2 or not writes.shape[1]:
         return ()

@@ -60,7 +60,7 @@ def _lost(dump: Dump) -> list[Suspect]:
 
 
 def _exchange(dump: Dump, lost: Suspect) -> tuple[Evidence, ...]:
-    """The events that show it: the full page is asked back, another SWA page is handed out, and that one is freed.
+    """Return the events that show it: the full page asked back, another SWA page handed out, and that one freed.
 
     Without a peer nobody knows which full page that was, and any free would do.
     """

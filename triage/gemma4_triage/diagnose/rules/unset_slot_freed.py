@@ -58,7 +58,7 @@ def _at_free(incident: Incident) -> tuple[Evidence, ...]:
 
 
 def _at_audit(incident: Incident) -> tuple[tuple[Evidence, ...], bool]:
-    """Also whether other pages are listed beside page 0."""
+    """Return also whether other pages are listed beside page 0."""
     for dump in incident.of(rule=LEAK, verdict="free_out_of_range"):
         pages = _pages(dump)
         if 0 in pages:
@@ -74,7 +74,7 @@ def _at_audit(incident: Incident) -> tuple[tuple[Evidence, ...], bool]:
 
 
 def _freed_by(dump: Dump) -> tuple[Evidence, ...]:
-    """The first free whose slots are of no page of the pool, if it is among the events that the audit kept."""
+    """Return the first free whose slots are of no page of the pool, if it is among the events that the audit kept."""
     for number, record in enumerate(readable_events(dump)):
         freed = record.get("kind") in ("free_asked", "freed") and record.get("pool") == dump.manifest.pool_kind
         if freed and record.get("pages") == 0:

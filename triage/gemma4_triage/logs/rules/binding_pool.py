@@ -49,7 +49,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
 
 
 def binding_pool(rank: RankFacts) -> Pool | None:
-    """The pool that was often full alone, with somebody waiting or retracted for it; None if neither was."""
+    """Return the pool that was often full alone, with somebody waiting or retracted for it; None if neither was."""
     pools: tuple[Pool, ...] = ("swa", "full")
     for pool in pools:
         often = rank.pressed[pool] >= max(1, SHARE * rank.usage_lines)

@@ -47,7 +47,7 @@ def beside(found: Sequence[Finding], facts: LogFacts) -> list[Finding]:
 
 
 def find(facts: LogFacts) -> Iterator[Finding]:
-    """One finding per issue, of the first end that it fits, unless the release is known not to have it."""
+    """Yield one finding per issue, of the first end that it fits, unless the release is known not to have it."""
     for match in _concerning(facts):
         yield _finding(facts, match)
 

@@ -25,7 +25,7 @@ def shows_one_key_more(summary: str) -> bool:
 
 
 def dump_names(facts: LogFacts) -> tuple[str, ...]:
-    """The ids of the dumps that the log names, each once."""
+    """Return the ids of the dumps that the log names, each once."""
     return tuple(dict.fromkeys(_name(guard.dump) for guard in _guard_lines(facts) if guard.dump))
 
 

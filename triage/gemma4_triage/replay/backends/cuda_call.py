@@ -36,7 +36,7 @@ class DeviceCall:
 
 
 def require_cuda() -> tuple[int, int]:
-    """The compute capability. Raises Refused."""
+    """Return the compute capability. Raises Refused."""
     if not torch.cuda.is_available():
         raise Refused("needs a CUDA device", missing=True)
     return torch.cuda.get_device_capability()

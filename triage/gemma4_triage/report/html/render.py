@@ -17,7 +17,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri
 
 
 def render_html(report: Report) -> str:
-    """One document. Equal reports give equal text."""
+    """Return one document. Equal reports give equal text."""
     return _environment().get_template("report.html.j2").render(report=report, policy=POLICY)
 
 

@@ -222,7 +222,7 @@ def _surprises(run: Run) -> list[str]:
 
 
 def _environment(run: Run | None, incidents: Sequence[Incident]) -> tuple[Group, ...]:
-    """What all share: of the run; without one, of the first incident, each incident having its own too."""
+    """Say what all share: of the run; without one, of the first incident, each incident having its own too."""
     if run is not None:
         return run_environment(run)
     return incidents[0].environment if incidents else ()

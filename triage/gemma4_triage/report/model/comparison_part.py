@@ -53,7 +53,7 @@ def _arm(side: SideRecord, dumps: dict[str, int], record: ComparisonRun) -> Arm:
 
 
 def _checks(side: SideRecord, dumps: dict[str, int], record: ComparisonRun) -> Iterator[Check]:
-    """A failed one stands for exit code 1: a base is the measure, whatever becomes of it."""
+    """Return the checks. A failed one stands for exit code 1: a base is the measure, whatever becomes of it."""
     ended, exit_code, wanted = side.completed, record.exit_code, record.load.swa_peak_above
     if side.is_base:
         yield Check(expected="the measure", observed=_ending(side), status="ok" if ended else "not checked")
@@ -152,7 +152,7 @@ def _environment(side: SideRecord) -> Iterator[tuple[str, str]]:
 
 
 def _repeat(record: ComparisonRun) -> str:
-    """The command, as far as the sides tell it."""
+    """Return the command, as far as the sides tell it."""
     first, last = record.sides[0], record.sides[-1]
     words = ["gemma4-triage", *record.kind.split("-")]
     words += ["--scenario", record.scenario] if record.scenario != "e4b" else []

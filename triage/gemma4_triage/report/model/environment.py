@@ -28,7 +28,7 @@ def incident_environment(incident: Incident) -> tuple[Group, ...]:
 
 
 def run_environment(run: Run) -> tuple[Group, ...]:
-    """What every arm had."""
+    """Say what every arm had."""
     groups = [_group("run", [("SGLang", run.sglang_version), ("import", f"{run.import_s:.1f} s")])]
     if run.stand_ins:
         pairs = ((pair.name, pair.value) for pair in run.stand_ins)

@@ -63,7 +63,7 @@ def _title(diagnosis: Diagnosis) -> str:
 
 
 def _timeline(dumps: tuple[reader.Dump, ...]) -> Timeline | None:
-    """A lane per rank and rule; None for a single dump."""
+    """Return a lane per rank and rule; None for a single dump."""
     if len(dumps) < 2:
         return None
     begin = dumps[0].manifest.created_utc

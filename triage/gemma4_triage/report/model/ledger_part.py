@@ -71,7 +71,7 @@ def _pool(equation: audit_findings.PoolEquation) -> PoolBar:
 
 
 def _history(dump: Dump) -> Timeline | None:
-    """What the ledger remembers, a lane per pool and kind of event, over scheduler steps."""
+    """Say what the ledger remembers, a lane per pool and kind of event, over scheduler steps."""
     try:
         events = [event for event in islice(dump.events(), MAX_EVENTS) if _is_event(event)]
     except DumpError:

@@ -33,6 +33,6 @@ MAX_LINES = 60
 
 
 def first(items: Sequence[T], limit: int, one: str, rest: str = "") -> tuple[tuple[T, ...], tuple[str, ...]]:
-    """The first `limit` of them, and a line about the others if there are any. one: what one of them is called."""
+    """Return the first `limit` of them, and a line about the others if there are any. one: what one is called."""
     left = len(items) - limit
     return tuple(items[:limit]), ((number_of(left, f"more {one}") + rest,) if left > 0 else ())

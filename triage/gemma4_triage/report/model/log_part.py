@@ -87,7 +87,7 @@ def _chart(title: str, line: tuple[str, Sequence[float | None], float | None], t
 
 
 def _round_up(value: float) -> float:
-    """To a number that is easy to read on an axis, as its half is."""
+    """Round up to a number that is easy to read on an axis, as its half is."""
     if value <= 0:
         return 1.0
     unit = 10.0 ** math.floor(math.log10(value))
@@ -106,7 +106,7 @@ def _lines(*lines: tuple[str, Sequence[float | None], float | None]) -> tuple[Se
 
 
 def _ticks(times: Sequence[str]) -> tuple[str, ...]:
-    """The clock at begin, middle and end, without the date where all are of one day."""
+    """Return the clock at begin, middle and end, without the date where all are of one day."""
     if not times:
         return ()
     chosen = [times[0], times[len(times) // 2], times[-1]]

@@ -75,7 +75,7 @@ def page_grid(dump: Dump) -> Grid:
 
 
 def _about_entries(window: Window, offences: Sequence[Offence]) -> bool:
-    """Whether a listed offence that is shown has the value of its entry: a probe may also list a table's size."""
+    """Say whether a listed offence that is shown has the value of its entry: a probe may also list a table's size."""
     shown = [
         (int(window.ids[window.rows.index(one.row), window.columns.index(one.column)]), one.value)
         for one in offences
@@ -201,7 +201,7 @@ def _cells(window: Window, states: list[list[CellState]], at: int) -> tuple[Cell
 
 
 def _right(window: Window, at: int, column: int, value: int) -> int | None:
-    """What the entry should have been, where the dump says so and it is something else."""
+    """Say what the entry should have been, where the dump says so and it is something else."""
     right = UNKNOWN if window.right is None else int(window.right[at, column])
     return None if right in (UNKNOWN, value) else right
 

@@ -86,7 +86,7 @@ def is_written(name: str) -> bool:
 
 
 def value_at(dump: Dump, name: str, row: int) -> int | None:
-    """One value of a tensor with a value per row. None if the dump has no such."""
+    """Return one value of a tensor with a value per row. None if the dump has no such."""
     if name not in dump.manifest.tensors:
         return None
     record = dump.record(name)
@@ -156,7 +156,7 @@ def around(points: Iterable[int], count: int, limit: int) -> tuple[int, ...]:
 
 
 def index_table(manifest: Manifest) -> str:
-    """The table that the offences are in. Raises NoPicture."""
+    """Return the table that the offences are in. Raises NoPicture."""
     try:
         return table_at_fault(manifest)
     except UserError:

@@ -9,7 +9,7 @@ from gemma4_triage.report.model.records import Pair
 
 
 def pairs_of(found: Iterable[tuple[str, object]]) -> tuple[Pair, ...]:
-    """The first MAX_LINES; a last pair says how many more there are."""
+    """Return the first MAX_LINES; a last pair says how many more there are."""
     items = list(found)
     pairs = [Pair(name=name, value=str(value)) for name, value in items[:MAX_LINES]]
     left = len(items) - len(pairs)

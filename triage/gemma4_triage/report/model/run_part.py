@@ -65,7 +65,7 @@ def facts_of(record: RunRecord) -> dict[str, Any]:
 
 
 def run_headline(run: Run) -> str:
-    """One line: what ran, and whether it was as expected."""
+    """Return one line: what ran, and whether it was as expected."""
     if run.kind == "corpus":
         faults = [case for case in run.cases if not case.clean]
         clean = [case for case in run.cases if case.clean]
@@ -114,7 +114,7 @@ def run_timeline(run: Run) -> Timeline | None:
 
 
 def run_commands(run: Run) -> list[Command]:
-    """The whole run again, then each part alone."""
+    """Return the whole run again, then each part alone."""
     parts = [(part.id, part.repeat) for part in (*run.arms, *run.cases) if part.repeat]
     return [
         *([Command(what="the whole run again", line=run.repeat)] if run.repeat else []),

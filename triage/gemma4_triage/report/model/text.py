@@ -17,7 +17,7 @@ _NO_XML = re.compile("[\ufffe\uffff]")
 
 
 def clean(value: Any) -> Any:
-    """A string without what no document can hold, cut to MAX_CHARS; anything else as it is.
+    """Return a string without what no document can hold, cut to MAX_CHARS; anything else as it is.
 
     Lone surrogates (undecodable file names, JSON escapes) become backslash escapes: UTF-8 has none.
     """
