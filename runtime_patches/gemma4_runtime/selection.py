@@ -8,14 +8,14 @@ from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.errors import SettingsError
 from gemma4_runtime.patch import ATTACH_ORDER, Kind, Patch
 from gemma4_runtime.releases import BASE, KNOWN, at_least
-from gemma4_runtime.settings import VISION_BUDGET, HostEngine, Leak, Mode, Settings
+from gemma4_runtime.settings import DRAFTS, MTP_V2, VISION_BUDGET, HostEngine, Leak, Mode, Settings
 from gemma4_runtime.standing import State, is_absorbed, standing
 
 CLAMP = "clamp"
 _PATCHES = "GEMMA4_TRIAGE_PATCHES"
 _VARIABLES = {Kind.FAULT: "GEMMA4_TRIAGE_FAULTS", Kind.PROBE: "GEMMA4_TRIAGE_PROBES"}
 _SELECTABLE = (Kind.FIX, Kind.OPTIMISATION)
-_BUDGETED, _PAGES = "vision-batching", "page-table"
+_BUDGETED, _DRAFTED, _PAGES = "vision-batching", "draft-policy", "page-table"
 
 
 def select(settings: Settings, catalog: Iterable[Patch] = CATALOG, release: str = BASE) -> tuple[Patch, ...]:
@@ -57,6 +57,11 @@ def select(settings: Settings, catalog: Iterable[Patch] = CATALOG, release: str 
         raise SettingsError(
             f"{VISION_BUDGET}='{settings.vision_budget_mb}' is for {_BUDGETED}, which is not on; "
             f"have GEMMA4_TRIAGE_PATCHES choose it, or unset {VISION_BUDGET}"
+        )
+    if settings.drafts != "auto" and _DRAFTED not in chosen:
+        raise SettingsError(
+            f"{DRAFTS} is for {_DRAFTED}, which is not on; set {MTP_V2}=1, or have GEMMA4_TRIAGE_PATCHES choose "
+            f"mtp-v2, which brings it, or unset {DRAFTS}"
         )
     if {CLAMP, _PAGES} <= chosen and settings.mode is not Mode.LOG:
         word = "1" if settings.mode is Mode.ON else settings.mode.value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -127,6 +128,25 @@ def _rows(value: Any) -> int:
     return int(word)
 
 
+def _drafts(value: Any) -> str | tuple[tuple[int, float], ...]:
+    """Read a word, or rows such as 1:1.6,16:1.8,64:3: requests, and the tokens that a verification needs there."""
+    if isinstance(value, tuple):
+        return value
+    word = str(value).strip().lower() or "auto"
+    if word in ("auto", "always", "never"):
+        return word
+    rows: list[tuple[int, float]] = []
+    for item in word.split(","):
+        size, _, needed = (part.strip() for part in item.partition(":"))
+        if not (size.isascii() and size.isdigit() and _DECIMAL.fullmatch(needed) and int(size) > 0):
+            raise ValueError("allowed: auto, always, never, or rows of requests:tokens, such as 1:1.6,16:1.8,64:3")
+        rows.append((int(size), float(needed)))
+    if [size for size, _ in rows] != sorted({size for size, _ in rows}):
+        raise ValueError("the rows' requests do not rise")
+    return tuple(rows)
+
+
+_DECIMAL = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?", re.ASCII)
 _Knob = Annotated[bool | None, _word(_AS_CHOSEN)]
 _Items = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_items)]
 
@@ -135,6 +155,7 @@ INCLUDE = "GEMMA4_TRIAGE_INCLUDE"
 FORCE_EAGLE = "SGLANG_GEMMA4_FORCE_EAGLE"
 MTP_V2 = "SGLANG_FROZEN_KV_MTP_V2"
 MTP_V2_ALIAS = "SGLANG_FROZEN_KV_MTP_EXPERIMENTAL_V2"
+DRAFTS = "GEMMA4_TRIAGE_DRAFTS"
 VISION_BUDGET = "GEMMA4_TRIAGE_VISION_BUDGET_MB"
 _INCLUDES = "page-table"
 
@@ -168,6 +189,9 @@ class Settings(BaseSettings):
     piecewise_multimodal: _Knob = Field(None, validation_alias="SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM")
     mtp_v2: _Knob = Field(None, validation_alias=MTP_V2)
     mtp_v2_alias: _Knob = Field(None, validation_alias=MTP_V2_ALIAS)
+    drafts: Annotated[str | tuple[tuple[int, float], ...], NoDecode, BeforeValidator(_drafts)] = Field(
+        "auto", validation_alias=DRAFTS
+    )
     allow_missing: Annotated[bool, _word(_YES_OR_NO)] = Field(False, validation_alias=ALLOW_MISSING)
 
     def knob(self, name: str) -> bool | None:
@@ -199,6 +223,7 @@ class Settings(BaseSettings):
             and self.host_engine is HostEngine.OFF
             # Refused where patches are selected, which an unset GEMMA4_TRIAGE_PATCHES must not skip.
             and not self.vision_budget_mb
+            and self.drafts == "auto"
         )
 
 

@@ -10,11 +10,13 @@ import pytest
 from gemma4_repro.bench.arms import ARMS
 from gemma4_repro.bench.targets import judge_targets
 from gemma4_repro.serving_bench.ceiling import gemm_ceiling
+from gemma4_repro.serving_bench.needed import needed_rows
 from gemma4_repro.serving_bench.plan import make_plan
 from gemma4_repro.serving_bench.rows import judge_targets as judge_serving_targets
 from gemma4_repro.step_bench.model_sizes import SIZES
 from gemma4_repro.step_bench.plan import StepPlan
 from gemma4_repro.step_bench.rows import judge_targets as judge_step_targets
+from gemma4_runtime.mtp_v2.draft_policy import MEASURED
 from gemma4_triage.report.bench_plot import draw
 from gemma4_triage.report.serving_bench_plot import draw_serving
 
@@ -241,6 +243,21 @@ def test_what_is_said_of_mtp():
     first = rows["16 x 2000/64", "v2"]["ttft_speedup"]
     assert f"later overlapped, at 16 x 2000/64 {of_ratio(first)} as fast as shipped" in MEASURE
     assert document["versions"]["sglang-kernel"] == "0.4.3"
+
+
+def test_tables_of_drafts_are_those_of_their_rows():
+    said = (ROOT / "docs" / "drafts.md").read_text()
+    for (hidden, layers), table in MEASURED.items():
+        (size,) = [size for size in SIZES.values() if size.layers == layers]
+        assert size.text_config(layers)["hidden_size"] == hidden
+        (path,) = re.findall(r"docs/bench/\S+\.json", table.source)
+        document = json.loads((ROOT / path).read_text())
+        (model,) = document["models"]
+        assert table.source.startswith(f"{model.upper()} on an H200")
+        assert table.rows == needed_rows(document, model)
+        listed = ", ".join(f"{requests}: {needed:g}" for requests, needed in table.rows)
+        assert f"| {model.upper()} | {listed} |" in said
+        assert f"({path.removeprefix('docs/')})" in said
 
 
 def test_what_is_said_of_the_long_context():

@@ -2,11 +2,12 @@
 
 The spec: engine (keyword arguments), rounds (each: requests; concurrency, how many of them are sent at once;
 flush_every, after how many answers the cache is asked to be flushed, which SGLang refuses while it serves), before
-("module:function", called first; the host engine's workers are forked and inherit it). A request: prompt, sampling,
+("module:function", called first; the host engine's workers are forked and inherit it), states (whether the schedulers'
+internal states are asked for at the end). A request: prompt, sampling,
 abort: after how many output tokens it is aborted, 0 for as soon as it is sent, and logprobs: the position from which
 on they are asked for. The result: {rounds: per round and request {tokens, finish: "stop", "length" or "abort", matched:
 what stopped it, mark: that of `clamp`, logprobs: [token, logprob] of the answer, prompt_logprobs: how many}, rounds_s,
-idle}.
+idle, states}.
 
 The other functions that are not called here are for `before`.
 """
@@ -36,6 +37,9 @@ def main(spec_path: str, result_path: str) -> None:
         began = time.monotonic()
         result["rounds"].append(engine.loop.run_until_complete(serve(engine, **one)))
         result["rounds_s"].append(time.monotonic() - began)
+    if spec.get("states"):
+        told = engine.get_server_info()["internal_states"]
+        result["states"] = [{key: value for key, value in one.items() if key.startswith("gemma4_")} for one in told]
     result["idle"] = check_idle(engine).model_dump()
     Path(result_path).write_text(json.dumps(result))
     engine.shutdown()

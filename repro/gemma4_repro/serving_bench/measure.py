@@ -195,7 +195,7 @@ class _Model:
 
     def _ask_state(self, server: BenchServer) -> None:
         (state,) = server.ask("/server_info")["internal_states"]
-        kept = ("memory_usage", "gemma4_triage_paths", "gemma4_triage_pools")
+        kept = ("memory_usage", "gemma4_triage_paths", "gemma4_triage_pools", "gemma4_triage_drafts")
         told = {name: state[name] for name in kept if name in state}
         self._measured.servers[self._model][server.name] = told | {
             "start_s": server.start_s,

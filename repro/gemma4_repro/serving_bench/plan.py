@@ -23,6 +23,7 @@ OWNERS_ONLY = (
     "without-graphs",
     "default-v2",
     "default-no-mtp",
+    "default-policy",
     "without-products",
     "products",
     "attention",

@@ -196,6 +196,31 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         ),
     ),
     Patch(
+        id="draft-policy",
+        kind=Kind.OPTIMISATION,
+        title="MTP drafts only where it pays: by requests in a step and by how many drafts are taken",
+        origin="the mtp load of this project: at 64 requests drafts cost more than they bring",
+        upstream="open up to 0.5.23; adaptive speculation of EAGLE changes the number of steps and never to none",
+        not_ported="0.5.14, the worker is SGLang's own, whose steps all draft",
+        about=About(
+            why="A verification of many requests is bound by computation: its draft tokens cost as much as tokens that "
+            "are kept. Few requests wait for weights, and drafts are nearly free.",
+            eligibility="Decodes of mtp-v2, which brings it along, on models that were measured, or with a table of "
+            "GEMMA4_TRIAGE_DRAFTS. docs/drafts.md has the tables and the rule.",
+            fallback="Other models draft in every step. What is done and why is in /server_info "
+            "(gemma4_triage_drafts), and sglang:spec_num_steps is 0 while no drafts are made.",
+            proof=(
+                "tests/unit/test_draft_policy.py",
+                "tests/engine/test_draft_policy_live.py",
+            ),
+            switches=("GEMMA4_TRIAGE_DRAFTS",),
+        ),
+        attachments=(
+            Hook("results.process_decode", How.AFTER, f"{_AT}.draft_policy:after_process_decode"),
+            Hook("scheduler.internal_state", How.AFTER, f"{_AT}.draft_policy:after_internal_state"),
+        ),
+    ),
+    Patch(
         id="mtp-v2",
         kind=Kind.OPTIMISATION,
         knob="mtp_v2",
@@ -210,6 +235,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             "spec-v2-grammar-end",
             "spec-v2-hidden-rows",
             "free-swa-pages",
+            "draft-policy",
             # Without it the host waits for the verification before it can prepare the next draft.
             "swa-window-lists",
             # Without it a draft on trtllm_mha dies on a hybrid.

@@ -19,8 +19,11 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2, _get_plan_stream
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
+from gemma4_runtime import current
+from gemma4_runtime.mtp_v2.draft_policy import ALWAYS, policy_of
 from gemma4_runtime.mtp_v2.draft_worker import FrozenKVMTPDraftWorkerV2
 from gemma4_runtime.mtp_v2.gates import refuse_what_is_not_served
+from gemma4_runtime.mtp_v2.plain_step import PlainStep, verified_by
 
 Publish = Callable[[torch.Tensor], None]
 
@@ -48,7 +51,8 @@ class FrozenKVMTPWorkerV2(EAGLEWorkerV2):
         refuse_what_is_not_served(server_args)
         self.server_args = server_args
         self.topk = server_args.speculative_eagle_topk
-        self.speculative_num_steps = server_args.speculative_num_steps
+        self._steps = server_args.speculative_num_steps
+        self._without_drafts = False
         self.speculative_num_draft_tokens = server_args.speculative_num_draft_tokens
         self.tp_rank = tp_rank
         self.gpu_id = gpu_id
@@ -70,10 +74,35 @@ class FrozenKVMTPWorkerV2(EAGLEWorkerV2):
         )
         self.adaptive_controller = None
         self.plan_stream, self.plan_stream_ctx = _get_plan_stream(self.device)
+        text = target_worker.model_runner.model_config.hf_text_config
+        self._policy = policy_of(
+            current.settings().drafts if current.switched_on("draft-policy") else ALWAYS,
+            (text.hidden_size, text.num_hidden_layers),
+            self.speculative_num_draft_tokens,
+        )
+        self._plain = PlainStep(target_worker, gpu_id) if self._policy.may_drop else None
+
+    @property
+    def speculative_num_steps(self) -> int:
+        """As SGLang's metrics have it: 0 while no drafts are made."""
+        return 0 if self._without_drafts else self._steps
 
     @property
     def spec_v2_attn_backends(self) -> tuple[Any, ...]:
-        return (self._target_worker.model_runner.attn_backend, self._draft_worker.draft_attn_backend)
+        """Return the attention backends that a step goes through."""
+        plain = self._plain.attn_backend if self._plain else None
+        found = (self._target_worker.model_runner.attn_backend, self._draft_worker.draft_attn_backend, plain)
+        return tuple(backend for backend in found if backend is not None)
+
+    def hear_of(self, result: GenerationBatchResult) -> None:
+        """Take in the result of a decode that the scheduler has processed."""
+        if (verified := verified_by(result)) is not None:
+            self._policy.observe(verified)
+
+    def draft_state(self) -> dict[str, Any]:
+        """Return when it drafts and why, for /server_info."""
+        graphs = self._plain and {"seconds": self._plain.graphs_s, "gib": self._plain.graphs_gib}
+        return self._policy.document() | {"graphs_of_steps_without": graphs}
 
     def forward_batch_generation(self, batch: Any, on_publish: Publish | None = None) -> GenerationBatchResult:
         """Return one step. on_publish: told each request's next length as soon as the target's forward settles it.
@@ -101,6 +130,10 @@ class FrozenKVMTPWorkerV2(EAGLEWorkerV2):
     def _decode(self, batch: Any, on_publish: Publish | None) -> GenerationBatchResult:
         if batch.spec_info is None:
             batch.spec_info = self._draft_worker.no_seed()
+        idle = batch.forward_mode.is_idle() or not len(batch.seq_lens)
+        self._without_drafts = not idle and not self._policy.decide(len(batch.seq_lens))
+        if self._without_drafts:
+            return self._decode_without_drafts(batch, on_publish)
         with (
             self._draft_worker.draft_tp_context(self._draft_worker.draft_runner.tp_group),
             speculative_moe_backend_context(),
@@ -113,4 +146,14 @@ class FrozenKVMTPWorkerV2(EAGLEWorkerV2):
         result.next_draft_input = self._draft_worker.seed_after_verify(
             result.next_draft_input.bonus_tokens, result.accept_lens, result.logits_output.hidden_states
         )
+        return result
+
+    def _decode_without_drafts(self, batch: Any, on_publish: Publish | None) -> GenerationBatchResult:
+        assert self._plain is not None
+        result: Any = self._plain.run(batch)
+        if on_publish is not None:
+            on_publish(result.new_seq_lens)
+        # The states may lie in a graph's buffers, which the next replay overwrites.
+        hidden = result.logits_output.hidden_states.clone()
+        result.next_draft_input = self._draft_worker.seed(result.next_token_ids, hidden)
         return result

@@ -1,0 +1,52 @@
+"""How many tokens a verification has to bring before drafts pay, by the rows of a bench: the tables of `draft-policy`.
+
+    python -m gemma4_repro.serving_bench.needed docs/bench/FILE.json
+
+prints them, model by model, as the policy has them and as GEMMA4_TRIAGE_DRAFTS takes them. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+_WITH = "default-v2"
+# The second is of rows from before the load mtp-batches.
+_WITHOUT = ("default-no-mtp", "no-mtp-lists")
+_SIZES = "x 200/128"
+
+
+def needed_rows(document: dict[str, Any], model: str) -> tuple[tuple[int, float], ...]:
+    """Return (requests, tokens): what a step with drafts takes over one without, by times per output token.
+
+    A step with drafts takes the time per token times the tokens that a verification brought.
+
+    Args:
+        document: Of `bench serving mtp-batches`, or of `mtp`.
+        model: One of the document's.
+    """
+    rows = {(row["shape"], row["arm"]): row for row in document["rows"] if row["model"] == model}
+    without = next(arm for arm in _WITHOUT if arm in document["arms"])
+    found = []
+    for shape in document["shapes"]:
+        if not shape["id"].endswith(_SIZES):
+            continue
+        drafts, plain = rows[shape["id"], _WITH], rows[shape["id"], without]
+        step = drafts["tpot_ms"]["median"] * drafts["accepted"]
+        found.append((shape["requests"], round(step / plain["tpot_ms"]["median"], 2)))
+    return tuple(sorted(found))
+
+
+def main(paths: list[str]) -> None:
+    """Print the table of each model of these documents."""
+    for path in paths:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        for model in document["models"]:
+            rows = needed_rows(document, model)
+            print(f"{model}: {','.join(f'{size}:{needed:g}' for size, needed in rows)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,22 @@
+"""Steps of MTP that leave the draft out where it costs more than it brings: what their policy hears and tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+KEY = "gemma4_triage_drafts"
+"""Of an internal state in /server_info."""
+
+
+def after_process_decode(result: Any, processor: Any, batch: Any, outcome: Any, **_unknown: Any) -> None:
+    """After `process_batch_result_decode`, which has counted what a verification accepted."""
+    worker = processor.model_worker
+    if batch.is_spec_v2 and (hear := getattr(worker, "hear_of", None)) is not None:
+        hear(outcome)
+
+
+def after_internal_state(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    """After `Scheduler.get_internal_state`: nothing where the server does not draft."""
+    tell = getattr(scheduler.model_worker, "draft_state", None)
+    if tell is not None:
+        result.internal_state[KEY] = tell()

@@ -1,0 +1,127 @@
+"""Steps without drafts on the live engine: the same tokens, nothing leaked, whichever way a request's steps go.
+
+Acceptance is the toy's own, and the table is made up, so that the number of requests says which steps draft.
+"""
+
+import pytest
+
+from gemma4_repro.toys.language import EOS, held_out_prompts, token_id
+from lifecycle_load import assert_nothing_is_left, constrained, mixed_requests
+
+pytestmark = pytest.mark.engine
+
+LIMIT_S = 240
+PROMPTS = [prompt[:n] for prompt, n in zip(held_out_prompts(40, 60, seed=7), [60, 17, 33, 5, 48] * 8, strict=True)]
+V2 = {"GEMMA4_TRIAGE_PATCHES": "default", "SGLANG_FROZEN_KV_MTP_V2": "1"}
+OVERLAP = {"disable_overlap_schedule": False}
+FEW = V2 | {"GEMMA4_TRIAGE_DRAFTS": "1:1,2:1,3:9"}
+"""Drafts for one request and for two, none for more: no verification has nine tokens."""
+NEVER = V2 | {"GEMMA4_TRIAGE_DRAFTS": "never"}
+REQUESTS = 48
+
+
+ASKED = [
+    {
+        "prompt": prompt,
+        "sampling": {"temperature": 0, "max_new_tokens": 16, "ignore_eos": True},
+        "logprobs": len(prompt) - 1,
+    }
+    for prompt in PROMPTS
+]
+
+
+@pytest.fixture(scope="module")
+def plain(engine_arguments, engine_forks, tmp_path_factory):
+    """The answers without MTP."""
+    spec = {"engine": engine_arguments, "rounds": [{"requests": ASKED, "concurrency": 3}], "states": True}
+    default = {"GEMMA4_TRIAGE_PATCHES": "default"}
+    done = engine_forks.run_child("lifecycle_child", tmp_path_factory.mktemp("plain"), default, LIMIT_S, spec)
+    assert done.returncode == 0, done.log[-4000:]
+    assert "gemma4_triage_drafts" not in done.outputs["states"][0]
+    return done.outputs["rounds"][0]
+
+
+@pytest.mark.parametrize("changes", [OVERLAP, {}], ids=["overlapped", "step by step"])
+def test_tokens_and_their_logprobs_are_those_without_mtp(plain, mtp_arguments, engine_forks, tmp_path_factory, changes):
+    """Two requests draft and a third ends that for all, so that each goes through steps of both kinds."""
+    spec = {
+        "engine": mtp_arguments | changes | {"max_running_requests": 4},
+        "rounds": [{"requests": ASKED, "concurrency": 3}, {"requests": ASKED[:4], "concurrency": 1}],
+        "states": True,
+    }
+    done = engine_forks.run_child("lifecycle_child", tmp_path_factory.mktemp("few"), FEW, LIMIT_S, spec)
+    assert done.returncode == 0, done.log[-4000:]
+    for answers in done.outputs["rounds"]:
+        for one, other in zip(answers, plain, strict=False):
+            assert one["tokens"] == other["tokens"]
+            assert [token for token, _ in one["logprobs"]] == one["tokens"]
+            assert [value for _, value in one["logprobs"]] == pytest.approx(
+                [value for _, value in other["logprobs"]], abs=1e-3
+            )
+    (state,) = done.outputs["states"]
+    drafts = state["gemma4_triage_drafts"]
+    assert drafts["asked"] == "1:1,2:1,3:9"
+    assert min(drafts["steps_with_drafts"], drafts["steps_without"]) > 20
+    assert drafts["drafting"]
+    assert 2 < drafts["accepted"] <= 4, "the toy's own"
+    assert 2 <= drafts["switches"] < drafts["steps_without"]
+
+
+@pytest.fixture(scope="module", params=["few", "never"])
+def lived(request, mtp_arguments, engine_forks, tmp_path_factory):
+    """(load, Run, folder). Every probe and the leak audit would end the server; a request is retracted now and then."""
+    folder = tmp_path_factory.mktemp(request.param)
+    load = constrained(mixed_requests(REQUESTS, seed=6), seed=6)
+    environment = (FEW if request.param == "few" else NEVER) | {
+        "SGLANG_TRTLLM_MHA_DEBUG": "trap",
+        "GEMMA4_TRIAGE_LEAK": "raise",
+        "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
+    }
+    engine = mtp_arguments | OVERLAP | {"max_running_requests": 3, "chunked_prefill_size": 16}
+    spec = {
+        "engine": engine | {"grammar_backend": "xgrammar", "log_level": "info"},
+        "rounds": [{"requests": load, "concurrency": 4, "flush_every": 10}],
+        "before": "lifecycle_child:retract_often",
+        "states": True,
+    }
+    done = engine_forks.run_child("lifecycle_child", folder, environment, LIMIT_S, spec)
+    assert done.returncode == 0, done.log[-4000:]
+    return load, done, folder
+
+
+def test_nothing_is_raised_found_or_left(lived):
+    _, life, folder = lived
+    assert_nothing_is_left(life, folder)
+    drafts = life.outputs["states"][0]["gemma4_triage_drafts"]
+    assert drafts["steps_without"] > 20
+    assert drafts["steps_with_drafts"] > 20 or (drafts["asked"], drafts["steps_with_drafts"]) == ("never", 0)
+    assert life.log.count("Testing retraction") > 2
+
+
+def test_a_grammar_holds_to_its_end(lived):
+    load, life, _ = lived
+    kept = [
+        (request, one["tokens"])
+        for request, one in zip(load, life.outputs["rounds"][0], strict=True)
+        if "words" in request and "abort" not in request
+    ]
+    assert len(kept) >= len(load) / 8
+    for request, tokens in kept:
+        assert tokens[-1] == token_id(EOS)
+        assert 1 <= len(tokens) - 1 <= request["words"]
+        assert set(tokens[:-1]) <= set(request["prompt"][1:])
+
+
+def test_logprobs_are_those_of_the_answers_tokens(lived):
+    """Of as many of the last tokens as there are: SGLang loses those before a retraction, without MTP too."""
+    load, life, _ = lived
+    asked = [
+        one
+        for request, one in zip(load, life.outputs["rounds"][0], strict=True)
+        if "logprobs" in request and one["tokens"]
+    ]
+    assert len(asked) > 8
+    for one in asked:
+        said = one["logprobs"]
+        assert [token for token, _ in said] == one["tokens"][len(one["tokens"]) - len(said) :]
+        assert all(value <= 0 for _, value in said)
