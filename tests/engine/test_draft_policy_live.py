@@ -32,7 +32,7 @@ ASKED = [
 
 @pytest.fixture(scope="module")
 def plain(engine_arguments, engine_forks, tmp_path_factory):
-    """The answers without MTP."""
+    """Returns the answers without MTP."""
     spec = {"engine": engine_arguments, "rounds": [{"requests": ASKED, "concurrency": 3}], "states": True}
     default = {"GEMMA4_TRIAGE_PATCHES": "default"}
     done = engine_forks.run_child("lifecycle_child", tmp_path_factory.mktemp("plain"), default, LIMIT_S, spec)
@@ -113,7 +113,7 @@ def test_a_grammar_holds_to_its_end(lived):
 
 
 def test_logprobs_are_those_of_the_answers_tokens(lived):
-    """Of as many of the last tokens as there are: SGLang loses those before a retraction, without MTP too."""
+    """SGLang loses those before a retraction, without MTP too, so the last tokens are looked at that have some."""
     load, life, _ = lived
     asked = [
         one

@@ -22,7 +22,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def chance_of(accepted):
-    """How likely each draft is taken after those before it, so that a verification brings so many tokens."""
+    """Returns how likely a draft is taken after those before it, if a verification brings so many tokens."""
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2

@@ -29,7 +29,7 @@ ONE = 1
 
 
 class _DecodeGraphs(CudaGraphRunner):
-    """Of the target, which SGLang would give graphs of verifications."""
+    """Holds CUDA graphs of decodes of the target, which SGLang would give graphs of verifications."""
 
     def capture(self) -> None:
         self.capture_hidden_mode = CaptureHiddenMode.FULL

@@ -43,7 +43,7 @@ class FrozenKVMTPWorkerV2(EAGLEWorkerV2):
         nccl_port: int,
         target_worker: Any,
     ) -> None:
-        """As EAGLEWorkerV2, which would make a draft worker with KV of its own.
+        """Makes what EAGLEWorkerV2 makes, but for a draft worker with KV of its own.
 
         Raises:
             NotServed: an argument that is not served.
@@ -84,7 +84,7 @@ class FrozenKVMTPWorkerV2(EAGLEWorkerV2):
 
     @property
     def speculative_num_steps(self) -> int:
-        """As SGLang's metrics have it: 0 while no drafts are made."""
+        """Returns what SGLang's metrics tell: 0 while no drafts are made."""
         return 0 if self._without_drafts else self._steps
 
     @property

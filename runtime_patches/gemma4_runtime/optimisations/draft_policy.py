@@ -9,14 +9,14 @@ KEY = "gemma4_triage_drafts"
 
 
 def after_process_decode(result: Any, processor: Any, batch: Any, outcome: Any, **_unknown: Any) -> None:
-    """After `process_batch_result_decode`, which has counted what a verification accepted."""
+    """Tells the worker what a verification accepted: after `process_batch_result_decode`, which has counted it."""
     worker = processor.model_worker
     if batch.is_spec_v2 and (hear := getattr(worker, "hear_of", None)) is not None:
         hear(outcome)
 
 
 def after_internal_state(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    """After `Scheduler.get_internal_state`: nothing where the server does not draft."""
+    """Adds the policy's state after `Scheduler.get_internal_state`; nothing where the server does not draft."""
     tell = getattr(scheduler.model_worker, "draft_state", None)
     if tell is not None:
         result.internal_state[KEY] = tell()
