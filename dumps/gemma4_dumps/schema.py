@@ -36,6 +36,10 @@ VERDICTS: Mapping[str, str] = {
     "stale_write_rows": "a batch carries more write locations than tokens: they are left from an earlier step",
     "row_overflow": "a request is to have more slots than its row of req_to_token: the rest goes into another's row",
     "unusable_spec_info": "a batch's speculative state can neither be merged nor filtered with its requests",
+    "row_entry": "an entry of a request's row of req_to_token is not the slot that its token has",
+    "row_index": "a batch names another row of req_to_token than its request has",
+    "length_differs": "a length that a step goes by is not what its request has",
+    "write_misplaced": "a forward is about to write a token's keys to another slot than its request's row has for it",
     "exception": "the scheduler raised an exception, which ends the server",
 }
 """The verdicts that this release writes. A manifest may hold others: a newer writer's verdict is still readable."""

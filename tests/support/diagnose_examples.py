@@ -113,6 +113,11 @@ OTHERS: dict[str, Incident] = {
     "ledger-without-dump": Incident(ledgers=(Ledger("vm_p1.json", {"findings": {"pool_leak": 2}, "balanced": False}),)),
     "crash-without-dump": Incident(logs=(crash_log(),)),
     "ended-without-saying-why": guards_only(ended=True),
+    "request-state-differs": page_table(
+        "row_entry",
+        rule="request-rows",
+        scalars={"structure": "req_to_token row", "why": "changed", "value": 70, "expected": 32, "request_slot": 1},
+    ),
     "scheduler-exception": page_table("exception", rule="process-end"),
     "foreign-ids": page_table(
         "wrong_space", "full-draft-through-swa-map", "wrong_space", role="target", layer=Layer(id=5, type="full")

@@ -16,12 +16,13 @@ PROBE_OF_RULE: Mapping[str, str] = {
     "geometry": "geometry",
     "leak-audit": "leak-ledger",
     "batch-shapes": "batch-shapes",
+    "request-rows": "request-rows",
     "process-end": "process-end",
 }
 
 DEATH = ("process-end", "exception")
 """Rule and verdict of what an engine that dies leaves, whatever it died of: a consequence of every fault."""
-NOT_OF_THE_CORPUS = frozenset({"process-end"})
+NOT_OF_THE_CORPUS = frozenset({"process-end", "request-rows"})
 """Probes that no fault of the corpus has to lead to: they see what others did not, and have tests of their own."""
 
 

@@ -197,6 +197,33 @@ PROBES: tuple[Patch, ...] = (
         self_test=f"{_AT}.batch_shapes:self_test",
     ),
     Patch(
+        id="request-rows",
+        kind=Kind.PROBE,
+        title="rows, lengths and write locations of a batch are those of its requests, before SGLang indexes with them",
+        origin="corrupted rows and lengths that stay in range, or crash inside SGLang's own indexing",
+        upstream=NO_UPSTREAM,
+        not_ported="0.5.23, requests keep their lengths in req.kv there",
+        about=About(
+            why="A row that names another request's page, a length that is one too long or a key that is written to "
+            "another slot is in range, and kernels follow it in silence. One that is out of range ends the server "
+            "inside SGLang's own indexing. The request, the prefix cache and the ledger know what it should be.",
+            eligibility="Every forward of the target, with and without MTP, and the rows of all running requests "
+            "before each batch is chosen; the kernel's lengths on trtllm_mha. It copies rows to the host and waits "
+            "for the device, so contain leaves it out unless it is named.",
+            fallback="Without the leak ledger the owners of pages are not asked, and the dump says so. With overlap "
+            "lengths are not held against the requests' own counts, which lag behind.",
+            proof=("tests/unit/test_probe_request_rows.py", "tests/unit/test_request_rows.py"),
+        ),
+        attachments=(
+            Hook("scheduler.next_batch", How.BEFORE, f"{_AT}.request_rows:before_next_batch"),
+            Hook("scheduler.run_batch", How.BEFORE, f"{_AT}.request_rows:before_run_batch"),
+            Hook("forward_batch.init_new", How.AFTER, f"{_AT}.request_rows:after_init_new"),
+            Hook("trtllm.init_metadata", How.AFTER, f"{_AT}.request_rows:after_trtllm_metadata"),
+        ),
+        self_test=f"{_AT}.request_rows:self_test",
+        synchronises=True,
+    ),
+    Patch(
         id="process-end",
         kind=Kind.PROBE,
         title="a scheduler that dies of an exception leaves a dump, and a process that ends says how in its manifest",

@@ -28,6 +28,7 @@ from gemma4_triage.diagnose.rules import (
     pages_lost_between_calls,
     parts_disagree,
     pool_swap_missed_leaf,
+    request_state_differs,
     row_not_translated,
     row_too_short,
     scheduler_exception,
@@ -75,6 +76,7 @@ RULES: tuple[Rule, ...] = (
     write_locations_left_over.RULE,
     verify_input_left_on_batch.RULE,
     row_too_short.RULE,
+    request_state_differs.RULE,
     # How the server was put together.
     parts_disagree.RULE,
     swa_pool_too_small.RULE,

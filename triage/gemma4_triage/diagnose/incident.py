@@ -15,7 +15,7 @@ from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.readers.reading import Reading
 
 PAGE_TABLE, GEOMETRY, LEAK, SHAPES = "page-table-bounds", "geometry", "leak-audit", "batch-shapes"
-LOST_PAGES, PROCESS_END = "swa-lost-pages", "process-end"
+LOST_PAGES, PROCESS_END, REQUEST_ROWS = "swa-lost-pages", "process-end", "request-rows"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,132 @@
+"""What a request's row of req_to_token must hold, by what it held before, by its shape, and by who owns its pages.
+
+| why         | what is wrong, in the order in which it is looked for                                                 |
+|-------------|-------------------------------------------------------------------------------------------------------|
+| `changed`   | an entry differs from what it was at the check before, and nothing has written the row's tokens since |
+| `prefix`    | an entry of the tokens that the prefix cache holds is not what its nodes hold                         |
+| `outside`   | no slot of the pool, the dummy page included                                                          |
+| `misplaced` | not at its token's place within a page, or in another page than the rest of that page's tokens        |
+| `twice`     | its page stands in this row before                                                                    |
+| `owner`     | its page is not this request's, by the ledger                                                         |
+| `shared`    | its page stands in another request's row, and not as a prefix of both                                 |
+
+Pure; host arrays in, what is wrong out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Row:
+    """The row of one request.
+
+    Attributes:
+        slot: Number of the row.
+        entries: Slots of its tokens, int64 [tokens].
+        protected: How many of them, from the first on, the prefix cache holds.
+        before: The same at the check before, [any], if nothing has written them since; None if that is not known.
+        prefix: What the prefix cache's nodes hold for the first tokens, [protected]; None if it has none.
+        owners: Request slot by page, [pages + 1], -1 for nobody; None without a ledger.
+    """
+
+    slot: int
+    entries: np.ndarray
+    protected: int = 0
+    before: np.ndarray | None = None
+    prefix: np.ndarray | None = None
+    owners: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class WrongEntry:
+    """One entry. row: position in the list of rows. expected: what must stand there; None if that is not known."""
+
+    why: str
+    row: int
+    column: int
+    value: int
+    expected: int | None = None
+
+
+def check_rows(rows: Sequence[Row], page_size: int, end: int) -> tuple[WrongEntry, ...]:
+    """Return what is wrong for the first reason that applies to any row; empty if nothing is.
+
+    Args:
+        rows: Of requests that run, each once.
+        page_size: Tokens of a page.
+        end: The first slot that the pool does not have.
+    """
+    for check in (_changed, _prefix, _outside, _misplaced, _twice, _owner):
+        found = tuple(wrong for number, row in enumerate(rows) for wrong in check(number, row, page_size, end))
+        if found:
+            return found
+    return tuple(_shared(rows, page_size))
+
+
+def _unlike(why: str, number: int, found: np.ndarray, expected: np.ndarray) -> Iterator[WrongEntry]:
+    count = min(found.size, expected.size)
+    for column in np.flatnonzero(found[:count] != expected[:count]):
+        yield WrongEntry(why, number, int(column), int(found[column]), int(expected[column]))
+
+
+def _changed(number: int, row: Row, page_size: int, end: int) -> Iterator[WrongEntry]:
+    if row.before is not None:
+        yield from _unlike("changed", number, row.entries, row.before)
+
+
+def _prefix(number: int, row: Row, page_size: int, end: int) -> Iterator[WrongEntry]:
+    if row.prefix is not None:
+        yield from _unlike("prefix", number, row.entries[: row.protected], row.prefix)
+
+
+def _outside(number: int, row: Row, page_size: int, end: int) -> Iterator[WrongEntry]:
+    for column in np.flatnonzero((row.entries < page_size) | (row.entries >= end)):
+        yield WrongEntry("outside", number, int(column), int(row.entries[column]))
+
+
+def _misplaced(number: int, row: Row, page_size: int, end: int) -> Iterator[WrongEntry]:
+    place = np.arange(row.entries.size)
+    first = row.entries[place - place % page_size]
+    expected = first - first % page_size + place % page_size
+    yield from _unlike("misplaced", number, row.entries, expected)
+
+
+def _twice(number: int, row: Row, page_size: int, end: int) -> Iterator[WrongEntry]:
+    pages = row.entries[::page_size] // page_size
+    _, first = np.unique(pages, return_index=True)
+    for at in np.setdiff1d(np.arange(pages.size), first):
+        yield WrongEntry("twice", number, int(at) * page_size, int(row.entries[at * page_size]))
+
+
+def _owner(number: int, row: Row, page_size: int, end: int) -> Iterator[WrongEntry]:
+    if row.owners is None:
+        return
+    for column in range(-(-row.protected // page_size) * page_size, row.entries.size, page_size):
+        if row.owners[row.entries[column] // page_size] != row.slot:
+            yield WrongEntry("owner", number, column, int(row.entries[column]))
+
+
+def _shared(rows: Sequence[Row], page_size: int) -> Iterator[WrongEntry]:
+    """Yield entries of pages that are another request's own; those of the prefix cache may stand in many rows."""
+    of_page: dict[int, int] = {}
+    for number, row in enumerate(rows):
+        for page in np.unique(row.entries[row.protected :] // page_size):
+            of_page.setdefault(int(page), number)
+    for number, row in enumerate(rows):
+        for column in range(0, row.entries.size, page_size):
+            if of_page.get(int(row.entries[column]) // page_size, number) != number:
+                yield WrongEntry("shared", number, column, int(row.entries[column]))
+
+
+def check_values(found: Sequence[int], expected: Sequence[int | None]) -> tuple[WrongEntry, ...]:
+    """Return the entries of a batch's list, [n], that are not what their requests say, [n]; None: nothing is said."""
+    return tuple(
+        WrongEntry("unlike", number, 0, value, wanted)
+        for number, (value, wanted) in enumerate(zip(found, expected, strict=False))
+        if wanted is not None and value != wanted
+    )

@@ -1,0 +1,390 @@
+"""Probe `request-rows`: what a batch believes of its requests is what they say, before SGLang indexes with it.
+
+| hook                                | what is held against what                                                      |
+|-------------------------------------|--------------------------------------------------------------------------------|
+| before get_next_batch_to_run        | the rows of all running requests: see checks/request_rows.py                   |
+| after ForwardBatch.init_new, target | row numbers and lengths against the requests; rows; each slot that the forward |
+|                                     | will write against the row's entry of that token, with and without MTP         |
+| after trtllm_mha's metadata         | the lengths that the kernel is given against those of the batch                |
+
+An entry counts as changed if the request holds the same nodes of the prefix cache as at the check before: only what
+inserts its tokens there writes again over a row's old entries. Owners are asked of the leak ledger where that is on,
+and the dump says "not checked: ledger off" where it is not. With overlap a request's own counts lag behind its batch,
+and lengths are not held against them.
+
+It copies rows to the host and waits for the device, so `contain` leaves it out unless it is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from gemma4_dumps.draft import DumpDraft, TensorPayload
+from gemma4_dumps.schema import Provenance
+from gemma4_dumps.structures import Defect, Structure
+from gemma4_runtime import current
+from gemma4_runtime.checks.page_ledger import LastEvent
+from gemma4_runtime.checks.request_rows import Row, WrongEntry, check_rows, check_values
+from gemma4_runtime.checks.violation import MAX_LISTED, BadIndex, Violation
+from gemma4_runtime.defects import defect_of
+from gemma4_runtime.errors import VerificationFailed
+from gemma4_runtime.evidence import offences
+from gemma4_runtime.leak.by_identity import ByIdentity
+from gemma4_runtime.leak.ledger import generations_of, ledger_of
+
+RULE = "request-rows"
+ROW, ROW_INDEX, LENGTH, WRITE = "row_entry", "row_index", "length_differs", "write_misplaced"
+_NEXT = "Scheduler.get_next_batch_to_run"
+_INIT = "ForwardBatch.init_new"
+_METADATA = "TRTLLMHAAttnBackend.init_forward_metadata"
+_NO_ROW = -1
+
+
+class _Seen:
+    """What one scheduler's rows held at the check before. Keyed by request slot: (request, its nodes, entries)."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, tuple[int, tuple[Any, ...], np.ndarray]] = {}
+        self.batch: Any = None
+        self.scheduler: Any = None
+
+
+_SEEN: ByIdentity[_Seen] = ByIdentity()
+_running: _Seen | None = None
+
+
+def before_next_batch(scheduler: Any, **_unknown: Any) -> None:
+    """Check all rows before `Scheduler.get_next_batch_to_run`, where no step is half done and they are read next."""
+    batches = (scheduler.running_batch, scheduler.last_batch)
+    requests = {id(request): request for batch in batches if batch is not None for request in batch.reqs}
+    _check_rows(scheduler, list(requests.values()), _NEXT)
+
+
+def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+    """Remember, before `Scheduler.run_batch`, whose batch it is, for the forwards inside."""
+    global _running
+    _running = _seen(scheduler)
+    _running.scheduler, _running.batch = scheduler, batch
+
+
+def after_init_new(made: Any, cls: type, batch: Any, runner: Any, *args: Any, **kwargs: Any) -> None:
+    """Check the forward batch that `ForwardBatch.init_new(batch, runner)` returned."""
+    mode = made.forward_mode
+    if runner.is_draft_worker or mode.is_idle() or _running is None or _running.scheduler is None:
+        return
+    scheduler, requests = _running.scheduler, batch.reqs
+    if not requests or len(requests) != len(made.req_pool_indices):
+        return
+    rows = made.req_pool_indices.tolist()
+    wanted = [request.req_pool_idx for request in requests]
+    if wrong := check_values(rows, wanted):
+        taken = {slot for slot in wanted if slot is not None}
+        pool = scheduler.req_to_token_pool
+        free = set(pool.free_slots)
+        kinds = [defect_of(w.value, w.expected, pool.size + 1, foreign=taken, free=free) for w in wrong]
+        _report(scheduler, wrong, ROW_INDEX, _INIT, Structure.ROW_INDICES, _or_swapped(wrong, kinds), made, wanted)
+    _check_lengths(scheduler, batch, made)
+    _check_rows(scheduler, requests, _INIT, made)
+    _check_writes(scheduler, requests, made, runner)
+
+
+def after_trtllm_metadata(result: Any, backend: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
+    """Check the lengths that `TRTLLMHAAttnBackend.init_forward_metadata(forward_batch)` made for its kernel."""
+    mode = forward_batch.forward_mode
+    if mode.is_idle() or _running is None or _running.scheduler is None:
+        return
+    given = backend.forward_metadata.cache_seqlens_int32.tolist()
+    believed = forward_batch.seq_lens.tolist()
+    more = forward_batch.input_ids.shape[0] // len(believed) if mode.is_target_verify() else 0
+    if mode.is_decode() and forward_batch.spec_info is not None:
+        more = backend.speculative_step_id + 1
+    expected = [length + more for length in believed]
+    if wrong := check_values(given, expected):
+        scheduler, width = _running.scheduler, _running.scheduler.req_to_token_pool.req_to_token.shape[1]
+        kinds = [defect_of(w.value, w.expected, width + 1, foreign=set(expected)) for w in wrong]
+        rows = forward_batch.req_pool_indices.tolist()
+        kinds = _or_swapped(wrong, kinds)
+        _report(scheduler, wrong, LENGTH, _METADATA, Structure.KERNEL_LENGTHS, kinds, forward_batch, rows)
+
+
+def self_test() -> None:
+    """Fire on one planted row of each kind, stay silent on a clean one. Pages of 4 tokens.
+
+    Raises:
+        VerificationFailed: the check no longer tells them apart.
+    """
+    clean = np.array([8, 9, 10, 11, 20, 21])
+    owners = np.full(8, _NO_ROW)
+    owners[[2, 5]] = 1
+
+    def found(entries: np.ndarray, **more: Any) -> list[str]:
+        return sorted({wrong.why for wrong in check_rows([Row(1, entries, **more)], 4, 32)})
+
+    cases = {
+        "clean": found(clean, before=clean, owners=owners),
+        "changed": found(clean, before=clean[::-1]),
+        "prefix": found(clean, protected=4, prefix=clean[:4] + 4),
+        "outside": found(np.append(clean, 32)),
+        "misplaced": found(clean[::-1]),
+        "twice": found(np.array([8, 9, 10, 11, 8, 9])),
+        "owner": found(np.array([8, 9, 10, 11, 24]), owners=owners),
+        "shared": [wrong.why for wrong in check_rows([Row(1, clean), Row(2, clean)], 4, 32)][:1],
+    }
+    for case, whys in cases.items():
+        if whys != ([] if case == "clean" else [case]):
+            raise VerificationFailed(f"{RULE}: self test: {case}: {whys}")
+
+
+def _seen(scheduler: Any) -> _Seen:
+    return _SEEN.get(scheduler) or _SEEN.put(scheduler, _Seen())
+
+
+def _check_lengths(scheduler: Any, batch: Any, made: Any) -> None:
+    """Hold the batch's lengths against the tokens and the counters of its requests."""
+    if scheduler.enable_overlap:
+        return
+    mode, lengths = made.forward_mode, made.seq_lens.tolist()
+    if mode.is_target_verify():
+        tokens = [len(request.origin_input_ids) + len(request.output_ids) - 1 for request in batch.reqs]
+    elif mode.is_decode():
+        tokens = [len(request.origin_input_ids) + len(request.output_ids) for request in batch.reqs]
+    else:
+        tokens = [request.fill_len for request in batch.reqs]
+    committed = [request.kv_committed_len for request in batch.reqs]
+    width = scheduler.req_to_token_pool.req_to_token.shape[1]
+    rows = [request.req_pool_idx for request in batch.reqs]
+    for given, structure in ((lengths, Structure.BATCH_LENGTHS), (committed, Structure.REQUEST_COUNTERS)):
+        if wrong := check_values(given, tokens):
+            kinds = [defect_of(w.value, w.expected, width + 1, foreign=set(tokens)) for w in wrong]
+            _report(scheduler, wrong, LENGTH, _INIT, structure, _or_swapped(wrong, kinds), made, rows)
+
+
+def _check_rows(scheduler: Any, requests: Sequence[Any], site: str, made: Any = None) -> None:
+    live = [r for r in requests if r.req_pool_idx is not None and not r.finished() and not r.kv_committed_freed]
+    seen, pool = _seen(scheduler), scheduler.req_to_token_pool.req_to_token
+    live = [request for request in live if 0 <= request.req_pool_idx < pool.shape[0]]
+    if not live:
+        return
+    allocator = scheduler.token_to_kv_pool_allocator
+    inner = getattr(allocator, "full_attn_allocator", allocator)
+    page, end = allocator.page_size, inner.size + allocator.page_size
+    counts = [min(max(request.kv_committed_len, 0), pool.shape[1]) for request in live]
+    table = pool[[request.req_pool_idx for request in live], : max(counts)].cpu().numpy().astype(np.int64)
+    owners = _owners(scheduler, live)
+    rows, kept = [], {}
+    for number, (request, count) in enumerate(zip(live, counts, strict=True)):
+        entries, slot = table[number, :count].copy(), request.req_pool_idx
+        nodes = (id(request.last_node), request.cache_protected_len)
+        known = seen.rows.get(slot)
+        before = known[2] if known is not None and known[:2] == (id(request), nodes) else None
+        rows.append(Row(slot, entries, request.cache_protected_len, before, _path(request), owners(slot)))
+        longer = before is not None and before.size > entries.size
+        kept[slot] = (id(request), nodes, before if longer else entries)
+    wrong = check_rows(rows, page, end)
+    if wrong:
+        seen.rows = {}
+        kinds = _row_defects(rows, wrong, allocator, page, end)
+        slots = [row.slot for row in rows]
+        _report(scheduler, wrong, ROW, site, Structure.REQUEST_ROW, kinds, made, slots, rows)
+    else:
+        # Those that are not looked at now may come again; a slot that is given anew has another request.
+        seen.rows.update(kept)
+
+
+def _check_writes(scheduler: Any, requests: Sequence[Any], made: Any, runner: Any) -> None:
+    """Hold each slot that a forward of the target will write against the entry of its token."""
+    mode, locations = made.forward_mode, made.out_cache_loc
+    if locations is None:
+        return
+    lengths = made.seq_lens.tolist()
+    if mode.is_target_verify():
+        count = made.input_ids.shape[0] // len(lengths)
+        spans = [(length, length + count) for length in lengths]
+    elif mode.is_decode():
+        spans = [(length - 1, length) for length in lengths]
+    elif mode.is_extend():
+        counted = zip(made.extend_prefix_lens_cpu, made.extend_seq_lens_cpu, strict=True)
+        spans = [(int(start), int(start + more)) for start, more in counted]
+    else:
+        return
+    table = scheduler.req_to_token_pool.req_to_token
+    slots = [request.req_pool_idx for request in requests]
+    spans = [(start, min(stop, table.shape[1])) for start, stop in spans]
+    expected = np.concatenate(
+        [table[slot, start:stop].cpu().numpy() for slot, (start, stop) in zip(slots, spans, strict=True)]
+    )
+    found = locations.cpu().numpy()
+    if found.size < expected.size:
+        return
+    at = np.flatnonzero(found[: expected.size] != expected)
+    if not at.size:
+        return
+    owner = np.repeat(np.arange(len(slots)), [stop - start for start, stop in spans])
+    column = np.concatenate([np.arange(start, stop) for start, stop in spans])
+    wrong = tuple(
+        WrongEntry("unlike", int(owner[i]), int(column[i]), int(found[i]), int(expected[i])) for i in at[:MAX_LISTED]
+    )
+    allocator = scheduler.token_to_kv_pool_allocator
+    inner = getattr(allocator, "full_attn_allocator", allocator)
+    whose = {int(value): number for value, number in zip(expected, owner, strict=True)}
+    kinds = []
+    for one in wrong:
+        own = {value for value, number in whose.items() if number == one.row}
+        own |= set(table[slots[one.row], : one.column].tolist())
+        foreign = {
+            value
+            for number, slot in enumerate(slots)
+            if number != one.row
+            for value in table[slot, : spans[number][1]].tolist()
+        }
+        pages = set(inner.free_pages.tolist())
+        free = {one.value} if one.value // allocator.page_size in pages else set()
+        twin = _twin(allocator, one.expected)
+        end = inner.size + allocator.page_size
+        kinds.append(defect_of(one.value, one.expected, end, own, foreign, free, twin))
+    kinds = _or_swapped(wrong, kinds)
+    _report(scheduler, wrong, WRITE, _INIT, Structure.WRITE_LOCATIONS, kinds, made, slots)
+
+
+def _path(request: Any) -> np.ndarray | None:
+    """Return the slots that the prefix cache holds for the request's first tokens; None without such a cache."""
+    node, parts = request.last_node, []
+    while node is not None and getattr(node, "parent", None) is not None:
+        if node.value is None:
+            return None
+        parts.append(node.value)
+        node = node.parent
+    if not parts:
+        return None
+    return np.concatenate([part.cpu().numpy() for part in reversed(parts)]).astype(np.int64)
+
+
+def _owners(scheduler: Any, requests: Sequence[Any]) -> Callable[[int], np.ndarray | None]:
+    """Return what gives a request slot its row of owners, by the ledger; None where that is off."""
+    if not current.switched_on("leak-ledger"):
+        return lambda slot: None
+    ledger = ledger_of(scheduler.token_to_kv_pool_allocator)
+    ledger.log.drain()
+    pages, generations = ledger.pools["full"], generations_of(scheduler.req_to_token_pool)
+    used = np.isin(pages.last_event, (LastEvent.HANDED_OUT, LastEvent.OWNED, LastEvent.FREE_ASKED))
+
+    def of(slot: int) -> np.ndarray:
+        return np.where(used & (pages.generation == generations[slot]), pages.owner, _NO_ROW)
+
+    return of
+
+
+def _twin(allocator: Any, slot: int | None) -> int | None:
+    """Return what the mapping has for a full slot; None without a second pool."""
+    mapping = getattr(allocator, "full_to_swa_index_mapping", None)
+    return int(mapping[slot]) if mapping is not None and slot is not None and 0 <= slot < mapping.numel() else None
+
+
+def _row_defects(
+    rows: Sequence[Row], wrong: Sequence[WrongEntry], allocator: Any, page: int, end: int
+) -> list[Defect | None]:
+    """Return in which way each entry is wrong, in pages."""
+    inner = getattr(allocator, "full_attn_allocator", allocator)
+    free = set(inner.free_pages.tolist()) | set(inner.release_pages.tolist())
+    bad = {(one.row, one.column) for one in wrong}
+    held = [
+        {int(v) // page for at, v in enumerate(row.entries) if (number, at) not in bad}
+        for number, row in enumerate(rows)
+    ]
+    found = []
+    for one in wrong:
+        expected = None if one.expected is None else one.expected // page
+        twin = _twin(allocator, one.expected)
+        foreign = set().union(*(pages for number, pages in enumerate(held) if number != one.row))
+        value = -1 if one.value < 0 else one.value // page
+        own = held[one.row] if one.why != "twice" else {value}
+        owned = rows[one.row].owners
+        if one.why == "owner" and owned is not None and value not in free:
+            foreign = foreign | {value}
+        known = None if twin is None else twin // page
+        found.append(defect_of(value, expected, end // page, own, foreign, free, known))
+    return _or_swapped(wrong, found)
+
+
+def _or_swapped(wrong: Sequence[WrongEntry], kinds: list[Defect | None]) -> list[Defect | None]:
+    """Return `kinds`, with SWAPPED for each of two wrong entries that have each other's value."""
+    pairs = {(one.value, one.expected) for one in wrong}
+    return [
+        Defect.SWAPPED if one.expected is not None and (one.expected, one.value) in pairs else kind
+        for one, kind in zip(wrong, kinds, strict=True)
+    ]
+
+
+def _bad(one: WrongEntry) -> BadIndex:
+    """Return it as an index that had to be one value; where that is not known, as one that had to be above 0."""
+    lower, upper = (1, 1 << 62) if one.expected is None else (one.expected, one.expected + 1)
+    return BadIndex(one.row, one.column, one.value, lower, upper)
+
+
+def _as_before(first: WrongEntry, rows: Sequence[Row]) -> bool | None:
+    """Return whether the entry was there at the check before; None if that is not known."""
+    before = rows[first.row].before if rows else None
+    return None if before is None or first.column >= before.size else bool(before[first.column] == first.value)
+
+
+def _report(
+    scheduler: Any,
+    wrong: Sequence[WrongEntry],
+    verdict: str,
+    site: str,
+    structure: Structure,
+    kinds: Sequence[Defect | None],
+    made: Any,
+    slots: Sequence[int | None],
+    rows: Sequence[Row] = (),
+) -> None:
+    first = wrong[0]
+    kind = kinds[0]
+    listed = tuple(
+        BadIndex(one.row, one.column, one.value, one.expected or 0, (one.expected or 0) + 1)
+        for one in wrong[:MAX_LISTED]
+    )
+    violation = Violation(verdict, listed, len(wrong))
+    should = "" if first.expected is None else f", and should have {first.expected}"
+    place = f"token {first.column}" if verdict in (ROW, WRITE) else "its entry"
+    summary = (
+        f"{structure.value}: {place} of request slot {slots[first.row]} has {first.value}{should} "
+        f"({first.why}; {len(wrong)} entries)"
+    )
+    mode = getattr(made, "forward_mode", None)
+    owners = "checked" if current.switched_on("leak-ledger") else "not checked: ledger off"
+
+    def draft() -> DumpDraft:
+        longest = max((row.entries.size for row in rows), default=0)
+        table = np.full((len(rows), longest), _NO_ROW, np.int64)
+        for number, row in enumerate(rows):
+            table[number, : row.entries.size] = row.entries
+        return DumpDraft(
+            rule=RULE,
+            site=site,
+            summary=summary,
+            verdict=verdict,
+            provenance=Provenance(table_origin=structure.value, explanation=summary),
+            forward_mode=getattr(mode, "name", None),
+            role="target" if made is not None else None,
+            step=int(scheduler.forward_ct),
+            page_size=int(scheduler.page_size),
+            scalars={
+                "structure": structure.value,
+                "defect": None if kind is None else kind.value,
+                "why": first.why,
+                "value": first.value,
+                "expected": first.expected,
+                "token": first.column,
+                "request_slot": slots[first.row],
+                "as_before": _as_before(first, rows),
+                "owners": owners,
+            },
+            offences=offences(listed, "rows" if rows else structure.value, tuple(slots)),
+            tensors={"rows": TensorPayload.from_array(table)} if rows else {},
+        )
+
+    current.guard().report(violation, RULE, site, draft, key=(structure.value,))

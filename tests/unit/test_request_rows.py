@@ -1,0 +1,93 @@
+"""The checks of a request's row, against rows that are made wrong in one place."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemma4_dumps.structures import Defect
+from gemma4_runtime.checks.request_rows import Row, check_rows, check_values
+from gemma4_runtime.defects import defect_of
+
+PAGE, PAGES = 4, 30
+END = (PAGES + 1) * PAGE
+
+
+@st.composite
+def worlds(draw):
+    """Draw rows of requests that share a prefix of whole pages and no other page, and the owner of each page."""
+    order = draw(st.permutations(range(1, PAGES + 1)))
+    prefix = order[: draw(st.integers(0, 3))]
+    left = order[len(prefix) :]
+    rows, owners = [], np.full(PAGES + 1, -1)
+    for slot in range(1, draw(st.integers(2, 4))):
+        own, left = left[: (count := draw(st.integers(1, 4)))], left[count:]
+        owners[own] = slot
+        slots = (np.array([*prefix, *own])[:, None] * PAGE + np.arange(PAGE)).ravel()
+        rows.append((slot, slots[: slots.size - draw(st.integers(0, PAGE - 1))], len(prefix) * PAGE))
+    return rows, owners
+
+
+def made(rows, owners, before=True):
+    return [
+        Row(slot, entries, protected, entries.copy() if before else None, entries[:protected].copy(), owners)
+        for slot, entries, protected in rows
+    ]
+
+
+@given(worlds(), st.booleans())
+def test_silent_on_rows_as_sglang_makes_them(world, before):
+    assert check_rows(made(*world, before), PAGE, END) == ()
+
+
+@given(worlds(), st.data())
+def test_any_change_is_found_with_what_was_there_before(world, data):
+    rows = made(*world)
+    row = data.draw(st.sampled_from(rows))
+    column = data.draw(st.integers(0, row.entries.size - 1))
+    value = data.draw(st.integers(-3, END + 8).filter(lambda value: value != row.entries[column]))
+    expected = int(row.entries[column])
+    row.entries[column] = value
+    (wrong,) = check_rows(rows, PAGE, END)
+    assert (wrong.why, wrong.row, wrong.column) == ("changed", rows.index(row), column)
+    assert (wrong.value, wrong.expected) == (value, expected)
+
+
+@given(worlds(), st.data())
+def test_without_a_check_before_a_foreign_page_is_found_all_the_same(world, data):
+    rows, owners = world
+    victim = data.draw(st.integers(0, len(rows) - 1))
+    _, entries, protected = rows[victim]
+    pages = entries[protected::PAGE] // PAGE
+    at = protected + PAGE * data.draw(st.integers(0, pages.size - 1))
+    taken = data.draw(st.sampled_from([page for page in range(1, PAGES + 1) if page != entries[at] // PAGE]))
+    entries[at : at + PAGE] = taken * PAGE + np.arange(entries[at : at + PAGE].size)
+    found = check_rows(made(rows, owners, before=False), PAGE, END)
+    assert found
+    # By whichever check: the row that was changed, or both rows in which the page now stands.
+    assert victim in {wrong.row for wrong in found} or found[0].why == "shared"
+
+
+def test_the_lists_of_a_batch():
+    assert check_values([3, 4], [3, 4]) == ()
+    assert check_values([3, 4], [3, None]) == ()
+    (wrong,) = check_values([3, 5], [3, 4])
+    assert (wrong.row, wrong.value, wrong.expected) == (1, 5, 4)
+
+
+@pytest.mark.parametrize(
+    ("value", "defect"),
+    [
+        (-1, Defect.NEGATIVE),
+        (0, Defect.ZERO),
+        (31, Defect.PAST_END),
+        (11, Defect.OFF_BY_ONE),
+        (20, Defect.OTHER_SPACE),
+        (5, Defect.DUPLICATE),
+        (6, Defect.FOREIGN),
+        (7, Defect.STALE),
+        (8, None),
+    ],
+)
+def test_in_which_way_a_value_is_wrong(value, defect):
+    assert defect_of(value, 10, 31, own={5}, foreign={6}, free={7}, twin=20) is defect

@@ -1,0 +1,74 @@
+"""A batch goes by a row, a length or a write location that is not its request's."""
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import TypeVar
+
+from gemma4_dumps.reader import Dump
+from gemma4_dumps.structures import Defect, Structure
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.incident import REQUEST_ROWS, Incident
+from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.finding import Confidence, Evidence, Finding
+
+_Words = TypeVar("_Words", bound=StrEnum)
+ID = "request-state-differs"
+_BOTH_SIDES = ("changed", "prefix", "unlike")
+"""Why an entry is wrong, where the dump has what it should be as well."""
+
+
+def find(incident: Incident) -> Finding | None:
+    """Return what the first such dump says; certain where it has both what stands there and what should."""
+    dump = incident.first(rule=REQUEST_ROWS)
+    if dump is None:
+        return None
+    scalars = dump.manifest.scalars
+    structure = _word(Structure, scalars.get("structure"))
+    why, slot, expected = scalars.get("why"), scalars.get("request_slot"), scalars.get("expected")
+    known = why in _BOTH_SIDES and isinstance(expected, int)
+    # A row that is as it was is not what changed: its page went to somebody else.
+    elsewhere = scalars.get("as_before") is True
+    defect = None if elsewhere else _word(Defect, scalars.get("defect"))
+    if elsewhere:
+        cause = (
+            f"A page of the running request in slot {slot} is no longer its own, by the ledger, while its row is as it "
+            "was: the page was given back, or handed out again."
+        )
+    else:
+        named = "an entry" if structure is None else f"the {structure.value}"
+        should = f" where {expected} belongs" if known else ""
+        way = "" if defect is None else f" ({defect.value})"
+        cause = f"The request in slot {slot} has a wrong value in {named}: {scalars.get('value')}{should}{way}."
+    confidence = Confidence.CERTAIN if known else Confidence.LIKELY
+    return Finding(
+        rule=ID,
+        cause=cause,
+        confidence=Confidence.POSSIBLE if elsewhere else confidence,
+        structure=None if elsewhere else structure,
+        defect=defect,
+        evidence=tuple(_evidence(dump)),
+        ruled_out_if=("the value is what the request's own row, tokens and prefix say",),
+        advice=(
+            "What writes this structure in the step of the dump, or in the one before it, is at fault; kernels only "
+            "follow it.",
+        ),
+        next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
+    )
+
+
+def _evidence(dump: Dump) -> Iterator[Evidence]:
+    yield said(dump, "scalars.value", "what stands there")
+    yield said(dump, "scalars.expected", "what should, by the request; empty where only its shape or owner is wrong")
+    yield said(dump, "scalars.why", "how it is known to be wrong")
+    yield said(dump, "scalars.request_slot", "whose it is")
+    yield said(dump, "scalars.token", "which token of the request")
+    yield said(dump, "site", "where it was looked at, before SGLang indexed with it")
+    yield said(dump, "scalars.owners", "whether the leak ledger was asked whose pages they are")
+
+
+def _word(words: type[_Words], value: object) -> _Words | None:
+    return next((word for word in words if word.value == value), None)
+
+
+RULE = Rule(ID, find)
