@@ -39,7 +39,7 @@ _FENCED = re.compile(r"^ *```\w*\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _OUTPUT_OPTIONS = {"-o", "--out", "--output", "--markdown", "--junit", "--sarif", "--compile-cache"}
-_FILE = re.compile(r"(?!-).*(/.*|\.(log|gz|json|zip|html|svg|xml|sarif|jsonl|yaml))")
+_FILE = re.compile(r"(?!-|https?://).*(/.*|\.(log|gz|json|zip|html|svg|xml|sarif|jsonl|yaml))")
 
 
 def commands_of(name: str) -> list[list[str]]:

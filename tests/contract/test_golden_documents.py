@@ -128,6 +128,8 @@ CASES = (
     Case("known show", ("eager-draft-write-rows",)),
     Case("known check", (f"{LOGS}/stale-write-rows.log", "--release", "0.5.13.post1"), 1),
     Case("known check", name="known check records"),
+    # No such process, and its log: what needs a server is tests/unit/test_cli_collect.py.
+    Case("collect", ("2147483646", "--log", f"{LOGS}/pool-leak.log", "-o", "FOLDER/a.zip", "--force"), timed=True),
     Case("profile", (f"{SAMPLES}/e4b-shipped_h200_2026-11-22.trace.json.gz",)),
     Case("pools", ("--config", "tests/data/configs/e4b.json", "--kv-mem", "20GiB", "--workload", "80x8000+1000"), 1),
     Case("replay", (FIRST,), 1),

@@ -35,6 +35,7 @@ VERBS = [
     "doctor",
     "audit",
     "diagnose",
+    "collect",
     "report",
     "logs",
     "known",

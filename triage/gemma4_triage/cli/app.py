@@ -24,6 +24,7 @@ VERBS: tuple[str, ...] = (
     "repro",
     "serve",
     "diagnose",
+    "collect",
     "report",
     "replay",
     "dumps",

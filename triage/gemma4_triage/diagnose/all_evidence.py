@@ -11,8 +11,9 @@ from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.material import Material
-from gemma4_triage.finding import Finding
+from gemma4_triage.finding import Finding, causes
 from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.readers import collection, py_spy, requests_file
 from gemma4_triage.readers.reading import Reading
 
 
@@ -22,12 +23,27 @@ def incidents_of(material: Material, logs: Sequence[LogFacts], readings: Iterabl
     Logs in which nothing was understood are left out.
     """
     found = group(material.dumps, material.guards, material.ledgers)
-    return assign_readings(assign_logs(found, [facts for facts in logs if facts.understood_lines]), readings)
+    given = list(readings)
+    bundles = [reading.identity for reading in given if reading.identity.folder]
+    return assign_readings(assign_logs(found, [one for one in logs if one.understood_lines], bundles), given)
 
 
 def findings_of(incident: Incident) -> tuple[Finding, ...]:
     """Return what an incident comes to, of all its evidence; the most certain first."""
-    return conclude(incident, [*_from_logs(incident), *(one for read in incident.readings for one in read.findings)])
+    found = conclude(incident, [*_from_logs(incident), *_from_readings(incident)])
+    # That requests were there is no cause where something else says why the server ended.
+    others = [finding for finding in found if finding.rule != requests_file.RULE]
+    return tuple(others) if causes(others) else found
+
+
+def _from_readings(incident: Incident) -> list[Finding]:
+    """Return what readers found.
+
+    Of a server that answers, stacks that differ are no hang: ranks of a healthy one stand in different places too.
+    """
+    answers = any(read.kind == collection.KIND and not read.findings for read in incident.readings)
+    kept = (read for read in incident.readings if not (answers and read.kind == py_spy.KIND))
+    return [finding for read in kept for finding in read.findings]
 
 
 def _from_logs(incident: Incident) -> list[Finding]:

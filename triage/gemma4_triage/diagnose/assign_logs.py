@@ -2,7 +2,8 @@
 
 | the log                                            | relation  | stands                                              |
 |----------------------------------------------------|-----------|-----------------------------------------------------|
-| names a dump of an incident                        | `names`   | with that incident, as evidence                     |
+| names a dump of an incident, or was taken from its | `names`   | with that incident, as evidence                     |
+| server by `collect`                                |           |                                                     |
 | begins and ends with an incident, has facts in     | `agrees`  | with that incident, as evidence                     |
 | common with it, and contradicts none               |           |                                                     |
 | contradicts no fact of an incident, so that it is  | `guess`   | alone. That they belong together is said to be a    |
@@ -15,28 +16,49 @@ Among several incidents that fit alike the nearest in time is taken, then the ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gemma4_triage.diagnose.compare_log import NEAR_S, Comparison, compare
 from gemma4_triage.diagnose.incident import Incident, LogLink
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.rules.probe_stopped import dump_names
+from gemma4_triage.readers.reading import Identity
 
 _FAR_S = float("inf")
 
 
-def assign_logs(incidents: list[Incident], logs: Iterable[LogFacts]) -> list[Incident]:
-    """Return the incidents with the logs that are evidence of them, then each other log as a run of its own."""
+def assign_logs(
+    incidents: list[Incident], logs: Iterable[LogFacts], bundles: Sequence[Identity] = ()
+) -> list[Incident]:
+    """Return the incidents with the logs that are evidence of them, then each other log as a run of its own.
+
+    Args:
+        incidents: of dumps and guard manifests.
+        logs: to place.
+        bundles: what `collect` took from one server each: a log in there is that server's.
+    """
     given = list(incidents)
     alone: list[Incident] = []
     for facts in logs:
-        link, at = _link(facts, incidents)
+        link, at = _bundled(facts, incidents, bundles) or _link(facts, incidents)
         if link.is_evidence:
             given[at] = replace(given[at], logs=(*given[at].logs, facts), log_links=(*given[at].log_links, link))
         else:
             alone.append(Incident(logs=(facts,), log_links=(link,)))
     return [*given, *alone]
+
+
+def _bundled(facts: LogFacts, incidents: Sequence[Incident], bundles: Sequence[Identity]) -> tuple[LogLink, int] | None:
+    """Return how a log in a bundle stands to an incident of the bundle's processes; None if there is no such pair."""
+    for bundle in bundles:
+        if not facts.name.startswith(f"{bundle.folder}/"):
+            continue
+        for at, incident in enumerate(incidents):
+            if set(bundle.pids) & {guards.pid for guards in incident.guards}:
+                reason = f"collect took it from the same server, in {bundle.folder}"
+                return LogLink(facts.name, "names", incident.name, (reason,)), at
+    return None
 
 
 def _link(facts: LogFacts, incidents: list[Incident]) -> tuple[LogLink, int]:

@@ -3,7 +3,7 @@
 | the file                                                       | relation | stands                                |
 |----------------------------------------------------------------|----------|---------------------------------------|
 | names a process of the incident on the same host, at a time    | `names`  | with that incident, as evidence       |
-| that fits to minutes                                           |          |                                       |
+| that fits to minutes; or lies in a bundle of that server       |          |                                       |
 | has the very launch command, or arguments that agree, and a    | `agrees` | with that incident, as evidence       |
 | time within NEAR_S                                             |          |                                       |
 | contradicts no fact of it, and says too little                 | `guess`  | alone; it is evidence of nothing else |
@@ -50,7 +50,7 @@ def assign_readings(incidents: Iterable[Incident], readings: Iterable[Reading]) 
     """
     given = list(incidents)
     alone: list[Incident] = []
-    for reading in sorted(readings, key=lambda one: -len(one.identity.pids)):
+    for reading in sorted(readings, key=lambda one: (not one.identity.folder, -len(one.identity.pids))):
         link, at = _link(reading, given)
         if at is None and (own := _among(reading, alone)) is not None:
             alone[own] = _with(alone[own], reading, LogLink(reading.name, "names", alone[own].name, ("one process",)))
@@ -108,9 +108,25 @@ def _hold(reading: Reading, incident: Incident) -> _Held:
             known = theirs in ours
             text = f"both have {what} {theirs}" if known else f"{what} {theirs} is not {' or '.join(ours)}"
             (agreements if known else contradictions).append(text)
+    if bundle := _bundle_of(reading, incident):
+        return _Held(f"collect took both from one server, in {bundle}", tuple(agreements), (), True)
     shared = sorted(set(reading.identity.pids) & set(processes_of(incident)))
     process = f"process {', '.join(map(str, shared[:3]))} is in both" if shared else ""
     return _Held(process, tuple(agreements), tuple(contradictions), near)
+
+
+def _bundle_of(reading: Reading, incident: Incident) -> str:
+    """Return the bundle that holds both the reading and a log or reading of the incident; "" if there is none."""
+    for other in incident.readings:
+        if is_inside(reading.name, other.identity.folder):
+            return other.identity.folder
+    inside = any(is_inside(facts.name, reading.identity.folder) for facts in incident.logs)
+    return reading.identity.folder if inside else ""
+
+
+def is_inside(name: str, folder: str) -> bool:
+    """Return whether a file lies in a bundle's folder."""
+    return bool(folder) and name.startswith(f"{folder}/")
 
 
 def _facts(reading: Reading, incident: Incident) -> Iterator[tuple[str, str, tuple[str, ...]]]:

@@ -35,6 +35,7 @@ from gemma4_triage.diagnose.incident import Ledger
 from gemma4_triage.diagnose.material import GUARDS, LEDGERS, Material, Unreadable, joined, read_fields, read_store
 from gemma4_triage.errors import NothingChecked, UsageMistake
 from gemma4_triage.logs.source import STDIN, Source
+from gemma4_triage.readers import collection
 from gemma4_triage.readers.catalog import Reader, head_of, reader_of
 from gemma4_triage.readers.reading import NotThis, Reading
 
@@ -174,9 +175,10 @@ class _Finder:
         names = {entry.name for entry in folders}
         if names & {GUARDS, LEDGERS} or any(time_key(name) for name in names):
             self._parts.append(read_store(DumpStore(path), self._limit))
+        bundled = collection.FOLDERS if any(entry.name == collection.NAME for entry in entries) else frozenset()
         for entry in folders:
             below = Path(entry.path)
-            if time_key(entry.name) or entry.name in (GUARDS, LEDGERS):
+            if time_key(entry.name) or entry.name in (GUARDS, LEDGERS, *bundled):
                 continue
             if _is_dump(below):
                 self._dump(below)
@@ -261,11 +263,28 @@ class _Finder:
     def _read(self, reader: Reader, paths: list[Path]) -> None:
         try:
             for reading in reader.read(paths):
-                self.evidence.readings.append(replace(reading, name=origin(Path(reading.name))))
+                self.evidence.readings.append(_named(reading))
         except NotThis:
             self.evidence.left_alone += len(paths)
         except DumpError as error:
             self._parts.append(Material(unreadable=(Unreadable(paths[0], str(error)),)))
+
+
+def _named(reading: Reading) -> Reading:
+    """Return the reading with every path as a reader knows it: what lies in a zip is named by the zip."""
+    folder = reading.identity.folder
+    identity = replace(reading.identity, folder=origin(Path(folder)) if folder else "")
+    findings = tuple(
+        one.model_copy(
+            update={
+                "evidence": tuple(
+                    piece.model_copy(update={"source": origin(Path(piece.source))}) for piece in one.evidence
+                )
+            }
+        )
+        for one in reading.findings
+    )
+    return replace(reading, name=origin(Path(reading.name)), identity=identity, findings=findings)
 
 
 def _is_dump(path: Path) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gemma4_triage.readers import collection, cuda_gdb, flashinfer_log, flight_recorder, py_spy, requests_file
 from gemma4_triage.readers.reading import Reading
 
 SNIFFED_BYTES = 64 * 1024
@@ -28,7 +29,23 @@ class Reader:
     read: Callable[[Sequence[Path]], Iterable[Reading]]
 
 
-READERS: tuple[Reader, ...] = ()
+READERS: tuple[Reader, ...] = (
+    Reader(collection.KIND, collection.takes, collection.read),
+    Reader(requests_file.KIND, requests_file.takes, requests_file.read),
+    Reader(flight_recorder.KIND, flight_recorder.takes, flight_recorder.read),
+    Reader(flashinfer_log.DUMPS_KIND, flashinfer_log.takes_dumps, flashinfer_log.read_dumps),
+    Reader(flashinfer_log.LOG_KIND, flashinfer_log.takes_log, flashinfer_log.read_logs),
+    Reader(py_spy.KIND, py_spy.takes, py_spy.read),
+    Reader(cuda_gdb.KIND, cuda_gdb.takes, cuda_gdb.read),
+)
+TITLES: dict[str, str] = {
+    collection.RULE: collection.TITLE,
+    requests_file.RULE: requests_file.TITLE,
+    flashinfer_log.UNFINISHED: flashinfer_log.UNFINISHED_TITLE,
+    flashinfer_log.PAGE_RULE: flashinfer_log.PAGE_TITLE,
+    flashinfer_log.NAN_RULE: flashinfer_log.NAN_TITLE,
+}
+"""What each rule that only readers have is about, by its id."""
 
 
 def reader_of(head: bytes) -> Reader | None:

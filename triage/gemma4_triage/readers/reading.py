@@ -40,6 +40,7 @@ class Identity:
         command: the launch command, a word each; secrets are redacted.
         settings: SGLang's arguments by name, as its log prints them.
         release: SGLang's; "" if the file does not say.
+        folder: where all that lies is of this server, as in a bundle; "" for none.
     """
 
     pids: tuple[int, ...] = ()
@@ -47,6 +48,7 @@ class Identity:
     command: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
     release: str = ""
+    folder: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import sys
 from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.logs import catalog as logs
 from gemma4_triage.logs.rules import known_issue, other_crash, unexplained_line
+from gemma4_triage.readers.catalog import TITLES
 
 
 def rule_titles() -> dict[str, str]:
@@ -14,4 +15,5 @@ def rule_titles() -> dict[str, str]:
     diagnosed = {rule.id: (sys.modules[rule.find.__module__].__doc__ or rule.id) for rule in RULES}
     titles = {rule: text.strip().splitlines()[0] for rule, text in diagnosed.items()}
     titles |= {rule.ID: rule.TITLE for rule in (known_issue, other_crash, unexplained_line)}
+    titles |= TITLES
     return titles | {rule.id: rule.title for rule in (*logs.ENDINGS, *logs.LOADS)}

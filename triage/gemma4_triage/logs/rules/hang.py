@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts, Stack
@@ -31,7 +32,8 @@ _ADVICE = {
 }
 
 
-def _where(stack: Stack) -> str:
+def where(stack: Stack) -> str:
+    """Return what a stack waits for or does, in words; its innermost frame where no words fit."""
     for frame in stack.frames:
         for place, words in _PLACES:
             if words.search(frame):
@@ -44,9 +46,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     if death.usage is not None:
         usage = usage_text(death.usage.full, death.usage.swa)
         evidence.append(at(facts, death.usage.place, usage, "the last sign of life, and its pool usage"))
-    places = {index: _where(stack) for index, stack in enumerate(facts.stacks)}
+    places = {index: where(stack) for index, stack in enumerate(facts.stacks)}
     odd = [facts.stacks[index] for index, place in places.items() if place not in _WAITS]
-    cause, confidence, advice = _verdict(facts, odd, places)
+    cause, confidence, advice = _verdict(facts.stacks, odd, places)
     return Finding(
         rule=RULE.id,
         cause=cause,
@@ -57,7 +59,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     )
 
 
-def _verdict(facts: LogFacts, odd: list[Stack], places: dict[int, str]) -> tuple[str, Confidence, tuple[str, ...]]:
+def _verdict(
+    stacks: Sequence[Stack], odd: list[Stack], places: dict[int, str]
+) -> tuple[str, Confidence, tuple[str, ...]]:
     ask = "py-spy dump --pid of every scheduler while it hangs: the one whose stack differs holds up the others"
     if not places:
         return (
@@ -66,12 +70,12 @@ def _verdict(facts: LogFacts, odd: list[Stack], places: dict[int, str]) -> tuple
             (ask,),
         )
     if len(places) > 1 and len(odd) == 1:
-        where = _where(odd[0])
-        cause = f"The other ranks wait in communication for {odd[0].rank or 'one process'}, which stands in {where}."
-        return cause, Confidence.LIKELY, (_ADVICE.get(where, f"look at {odd[0].frames[0]} there"),)
+        stands = where(odd[0])
+        cause = f"The other ranks wait in communication for {odd[0].rank or 'one process'}, which stands in {stands}."
+        return cause, Confidence.LIKELY, (_ADVICE.get(stands, f"look at {odd[0].frames[0]} there"),)
     if len(places) > 1 and not odd and len(set(places.values())) > 1:
-        inside = [facts.stacks[index].rank for index, place in places.items() if place == _WAITS[0]]
-        apart = [facts.stacks[index].rank for index, place in places.items() if place == _WAITS[1]]
+        inside = [stacks[index].rank for index, place in places.items() if place == _WAITS[0]]
+        apart = [stacks[index].rank for index, place in places.items() if place == _WAITS[1]]
         cause = (
             f"Ranks left the same path: {', '.join(inside)} wait in a collective that {', '.join(apart)} never entered."
         )
@@ -79,9 +83,17 @@ def _verdict(facts: LogFacts, odd: list[Stack], places: dict[int, str]) -> tuple
     if not odd:
         cause = "Every rank that was looked at waits in communication: the one that they wait for is not in the log."
         return cause, Confidence.POSSIBLE, ("look at the other ranks and nodes at that time", ask)
-    where = _where(odd[0])
-    cause = f"A scheduler made no progress: it stands in {where}."
-    return cause, Confidence.POSSIBLE, (_ADVICE.get(where, ask),)
+    stands = where(odd[0])
+    cause = f"A scheduler made no progress: it stands in {stands}."
+    return cause, Confidence.POSSIBLE, (_ADVICE.get(stands, ask),)
+
+
+def judge(stacks: Sequence[Stack]) -> tuple[str, tuple[str, ...]] | None:
+    """Return which rank holds up the others and what to look at, by the stacks alone; None if they tell none apart."""
+    places = {index: where(stack) for index, stack in enumerate(stacks)}
+    odd = [stacks[index] for index, place in places.items() if place not in _WAITS]
+    cause, confidence, advice = _verdict(stacks, odd, places)
+    return (cause, advice) if confidence is Confidence.LIKELY else None
 
 
 def _stacks(facts: LogFacts, places: dict[int, str]) -> list[Evidence]:

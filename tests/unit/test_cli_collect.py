@@ -1,0 +1,306 @@
+"""The verb `collect`: servers that answer, never answer, trickle or are gone, and secrets that stay out of the zip."""
+
+import http.server
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from diagnose_examples import CORPUS, ROOT
+from gemma4_triage.collect import processes
+from gemma4_triage.collect.secrets import clean_body, clean_line, clean_lines, clean_variables
+
+LOGS = ROOT / "tests" / "data" / "logs"
+INFO = {
+    "version": "0.5.13.post1",
+    "page_size": 16,
+    "api_key": "topsecret",
+    "model_path": "m",
+    "hf_token": "hf_" + "x" * 30,
+}
+
+
+class _Server:
+    """A server of HTTP on loopback; `answer` is called for each GET and may do as it likes with the handler."""
+
+    def __init__(self, answer):
+        self.seen: list[tuple[str, str | None]] = []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(handler):
+                self.seen.append((handler.path, handler.headers.get("Authorization")))
+                answer(handler)
+
+            def log_message(handler, *_):
+                pass
+
+        self._http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
+        self._thread = threading.Thread(target=self._http.serve_forever, daemon=True)
+        self._thread.start()
+
+    def close(self):
+        self._http.shutdown()
+        self._http.server_close()
+
+
+def reply(handler, status: int, body: bytes) -> None:
+    handler.send_response(status)
+    handler.send_header("Content-Length", str(len(body)))
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+def healthy(handler) -> None:
+    body = {"/server_info": json.dumps(INFO), "/model_info": '{"model_path": "m"}', "/metrics": "a 1\n"}
+    reply(handler, 200, body.get(handler.path, "").encode())
+
+
+@pytest.fixture
+def serve():
+    """Starts servers, and ends them."""
+    servers: list[_Server] = []
+
+    def start(answer) -> _Server:
+        servers.append(_Server(answer))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture(autouse=True)
+def own_store(tmp_path, monkeypatch):
+    """Keep dumps of this machine's user out of a test's zip."""
+    monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(tmp_path / "store"))
+
+
+def opened(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def diagnosed(cli, path) -> tuple[int, list[str]]:
+    code, out, _ = cli("diagnose", path, "--json")
+    return code, [one["rule"] for each in json.loads(out).get("incidents", []) for one in each["findings"]]
+
+
+class TestServers:
+    def test_one_that_answers(self, cli, serve, tmp_path, monkeypatch):
+        monkeypatch.setenv("GEMMA4_TRIAGE_API_KEY", "key-of-the-server")
+        server, out = serve(healthy), tmp_path / "a.zip"
+        code, said, err = cli("collect", server.url, "-o", out)
+        assert (code, err) == (0, f"Wrote {out}\n")
+        assert f"next: gemma4-triage diagnose {out}" in said
+        files = opened(out)
+        assert sorted(path for path, _ in server.seen) == [
+            *("/health", "/metrics", "/model_info", "/server_info", "/v1/models")
+        ]
+        assert {key for _, key in server.seen} == {"Bearer key-of-the-server"}
+        assert b"key-of-the-server" not in b"".join(files.values())
+        assert b"topsecret" not in files["http/server_info.json"]
+        assert out.stat().st_mode & 0o777 == 0o600
+        assert diagnosed(cli, out) == (0, [])
+        code, document, _ = cli("report", out, "--json")
+        assert (code, json.loads(document)["exit_code"]) == (0, 0)
+
+    def test_one_whose_scheduler_hangs(self, cli, serve, tmp_path):
+        let_go = threading.Event()
+
+        def hanging(handler):
+            if handler.path in ("/health", "/server_info"):
+                let_go.wait(20)
+            else:
+                healthy(handler)
+
+        begin = time.monotonic()
+        assert cli("collect", serve(hanging).url, "-o", tmp_path / "a.zip", "--timeout", "0.5")[0] == 0
+        assert time.monotonic() - begin < 8
+        let_go.set()
+        assert diagnosed(cli, tmp_path / "a.zip") == (1, ["server-not-answering"])
+
+    def test_one_that_trickles_for_ever(self, cli, serve, tmp_path):
+        stop = threading.Event()
+
+        def trickling(handler):
+            handler.send_response(200)
+            handler.end_headers()
+            while not stop.wait(0.1):
+                handler.wfile.write(b"x")
+
+        begin = time.monotonic()
+        code, _, err = cli("collect", serve(trickling).url, "-o", tmp_path / "a.zip", "--timeout", "0.5")
+        stop.set()
+        assert time.monotonic() - begin < 8
+        # The process that listens is this one, so there is something to pack.
+        assert (code, "Wrote" in err) == (0, True)
+        assert diagnosed(cli, tmp_path / "a.zip")[0] == 1
+
+    def test_a_redirect_gets_no_key(self, cli, serve, tmp_path, monkeypatch):
+        monkeypatch.setenv("GEMMA4_TRIAGE_API_KEY", "key-of-the-server")
+        other = serve(healthy)
+
+        def elsewhere(handler):
+            handler.send_response(302)
+            handler.send_header("Location", other.url + handler.path)
+            handler.end_headers()
+
+        assert cli("collect", serve(elsewhere).url, "-o", tmp_path / "a.zip")[0] == 0
+        assert other.seen == []
+
+    def test_an_address_where_nobody_listens(self, cli, tmp_path):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        code, out, err = cli("collect", f"http://127.0.0.1:{port}", "-o", tmp_path / "a.zip")
+        assert (code, out, (tmp_path / "a.zip").exists()) == (5, "", False)
+        assert "Connection refused" in err
+        # With its log and the folder of its dumps there is something.
+        words = ("--log", LOGS / "pool-leak.log", "--dir", CORPUS / "swa-state-stale")
+        assert cli("collect", f"http://127.0.0.1:{port}", "-o", tmp_path / "a.zip", *words)[0] == 0
+        names = opened(tmp_path / "a.zip")
+        assert sum(name.startswith("dumps/guards/") for name in names) == 3
+        code, rules = diagnosed(cli, tmp_path / "a.zip")
+        assert code == 1
+        assert {"draft-swa-state-stale", "pool-leak", "server-not-answering"} <= set(rules)
+
+
+class TestProcesses:
+    def test_one_that_is_gone_leaves_its_manifests(self, cli, tmp_path, monkeypatch):
+        monkeypatch.setattr(socket, "gethostname", lambda: "vm")
+        store = shutil.copytree(CORPUS / "swa-state-stale", tmp_path / "store")
+        gone = next(json.loads(path.read_text())["pid"] for path in (store / "guards").iterdir())
+        assert processes.process(gone) is None
+        assert cli("collect", gone, "-o", tmp_path / "a.zip")[0] == 0
+        names = opened(tmp_path / "a.zip")
+        assert sum(name.endswith("/manifest.json") for name in names) == 4
+        code, rules = diagnosed(cli, tmp_path / "a.zip")
+        assert (code, set(rules)) == (1, {"draft-swa-state-stale", "server-not-answering"})
+
+    def test_one_that_is_gone_without_a_trace(self, cli, tmp_path):
+        dead = subprocess.Popen([sys.executable, "-c", ""])
+        dead.wait()
+        code, out, err = cli("collect", dead.pid, "-o", tmp_path / "a.zip")
+        assert (code, out) == (5, "")
+        assert "nothing is left of" in err
+
+    def test_command_variables_and_log_of_one_that_runs(self, cli, tmp_path):
+        log = tmp_path / "server.log"
+        environment = {
+            "HF_TOKEN": "hf_" + "y" * 30,
+            "SGLANG_X": "1",
+            "MY_DIARY": "dear diary",
+            "PATH": os.environ["PATH"],
+        }
+        code = "import sys, time; print('Prefill batch, api_key=abcdefgh', flush=True); time.sleep(60)"
+        with log.open("w") as file:
+            child = subprocess.Popen(
+                [sys.executable, "-c", code, "--api-key", "abcdefgh"], stdout=file, env=environment
+            )
+        try:
+            while not log.read_text():
+                time.sleep(0.02)
+            assert cli("collect", child.pid, "-o", tmp_path / "a.zip")[0] == 0
+        finally:
+            child.kill()
+            child.wait()
+        files = opened(tmp_path / "a.zip")
+        fields = json.loads(files[f"process/{child.pid}.json"])
+        assert fields["command"][-2:] == ["--api-key", "[redacted]"]
+        assert fields["environment"] == {"HF_TOKEN": "[redacted]", "SGLANG_X": "1"}
+        assert files["logs/0_server.log"].startswith(b"Prefill batch, api_key=[redacted]")
+        everything = b"".join(files.values())
+        assert not any(secret in everything for secret in (b"abcdefgh", b"yyyy", b"dear diary"))
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
+    def test_one_of_another_user_says_so(self, tmp_path):
+        child = os.fork()
+        if child == 0:
+            os.setgid(65534)
+            os.setuid(65534)
+            try:
+                processes.environment_of(os.getppid())
+            except PermissionError:
+                files, others = processes.logs_of(os.getppid())
+                os._exit(0 if not files and others == ["Permission denied"] else 2)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        "target",
+        ["", "localhost", "ftp://x", "http://", "http://x:99999999", "0", "-1", "http://u:p@x", "http://x/?k=1"],
+    )
+    def test_what_is_no_target(self, cli, tmp_path, target):
+        code, out, err = cli("collect", "-o", tmp_path / "a.zip", "--", target)
+        assert (code, out, (tmp_path / "a.zip").exists()) == (2, "", False)
+        assert len(err.splitlines()) <= 2
+        assert "u:p" not in err
+
+    def test_a_file_that_exists_or_cannot_be_written(self, cli, tmp_path, serve):
+        out = tmp_path / "a.zip"
+        out.write_text("mine")
+        url = serve(healthy).url
+        assert cli("collect", url, "-o", out)[0] == 2
+        assert out.read_text() == "mine"
+        assert cli("collect", url, "-o", out, "--force")[0] == 0
+        assert cli("collect", url, "-o", tmp_path / "none" / "a.zip")[0] == 2
+        assert cli("collect", url, "-o", tmp_path / "b.zip", "--log", tmp_path / "none")[0] == 2
+
+
+class TestSecrets:
+    @pytest.mark.parametrize(
+        "secret",
+        [
+            "hf_" + "a" * 34,
+            "sk-proj-" + "b" * 30,
+            "ghp_" + "c" * 36,
+            "AKIA" + "D" * 16,
+            "eyJhbGciOiJI.eyJzdWIiOiIx.c2lnbmF0dXJl",
+        ],
+    )
+    def test_a_shape_is_enough(self, secret):
+        assert secret not in clean_line(f"loading with {secret} from the hub")
+        assert secret.encode() not in clean_body(json.dumps({"anything": [secret]}).encode())
+        assert secret not in str(clean_variables({"SGLANG_X": f"a {secret} b"}))
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "ServerArgs(api_key='hunter2', port=1)",
+            "--admin-api-key hunter2 --port 1",
+            'x {"password": "hunter2"}',
+            "MY_SECRET=hunter2",
+            "Authorization: Bearer hunter2hunter2",
+            "https://me:hunter2@host/x",
+        ],
+    )
+    def test_a_name_is_enough(self, line):
+        assert "hunter2" not in clean_line(line)
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "Prefill batch, #new-token: 272, #cached-token: 0, full token usage: 0.11",
+            "max_total_tokens=2560, chunked_prefill_size=None, api_key=None",
+            "key-value cache is full",
+            "max_total_num_tokens=2560",
+        ],
+    )
+    def test_what_a_diagnosis_needs_stays(self, line):
+        assert clean_line(line) == line
+
+    def test_a_private_key_goes_with_its_lines(self):
+        lines = [b"a\n", b"-----BEGIN RSA PRIVATE KEY-----\n", b"MIIE\n", b"-----END RSA PRIVATE KEY-----\n", b"b\n"]
+        assert list(clean_lines(lines)) == [b"a\n", b"[redacted]\n", b"b\n"]

@@ -1,0 +1,294 @@
+"""Readers of what else a server leaves: real samples, and files that want to harm or are torn."""
+
+import json
+import pickle
+import pickletools
+import random
+import shutil
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from diagnose_examples import ROOT
+from gemma4_dumps.errors import DumpError, DumpUnreadable
+from gemma4_triage.readers.catalog import READERS, head_of, reader_of
+from gemma4_triage.readers.opcodes import Blob, Name, Thing, read_pickle
+from gemma4_triage.readers.reading import Clock, NotThis, Reading
+
+SAMPLES = ROOT / "tests" / "data" / "evidence"
+(SNAPSHOT,) = (SAMPLES / "crash" / "vm").iterdir()
+FILES = sorted(path for path in SAMPLES.rglob("*") if path.is_file() and path.suffix not in (".md", ".log"))
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def readings(*paths) -> list[Reading]:
+    reader = reader_of(head_of(paths[0]))
+    return [] if reader is None else list(reader.read(paths))
+
+
+def document(cli, *words) -> tuple[int, dict]:
+    code, out, _ = cli("diagnose", *words, "--json")
+    return code, json.loads(out)
+
+
+class TestCrashSnapshot:
+    def test_whose_it_is_and_what_ran(self):
+        (reading,) = readings(SNAPSHOT)
+        assert reading.title == "a crash snapshot of SGLang, 3 finished and 1 unfinished requests"
+        assert reading.identity.host == "vm"
+        assert reading.identity.settings["speculative_algorithm"] == "FROZEN_KV_MTP"
+        assert "--crash-dump-folder" in reading.identity.command
+        assert ("most new tokens asked for of the unfinished", "600") in reading.facts
+
+    def test_no_prompt_and_no_answer_is_kept(self):
+        (reading,) = readings(SNAPSHOT)
+        assert b"six seven eight" in SNAPSHOT.read_bytes()
+        assert "six seven" not in repr(reading)
+
+    def test_it_its_log_and_its_manifests_are_one_incident(self, cli):
+        code, found = document(cli, SAMPLES / "crash")
+        (incident,) = found["incidents"]
+        assert code == 1
+        assert [len(incident[name]) for name in ("guards", "logs", "readings")] == [3, 1, 1]
+        assert incident["readings"][0]["relation"] == "agrees"
+        assert "both have model repro/toys/toy-e4b" in incident["readings"][0]["reasons"]
+        assert [one["rule"] for one in incident["findings"] if one["kind"] == "cause"] == ["killed-from-outside"]
+        texts = [entry["text"] for entry in incident["timeline"]]
+        assert texts[-1] == "SGLang wrote down its requests and ended"
+
+    def test_alone_it_does_not_know_why(self, cli):
+        code, found = document(cli, SNAPSHOT)
+        (finding,) = found["incidents"][0]["findings"]
+        assert (code, finding["rule"], finding["confidence"]) == (1, "ended-with-requests", "possible")
+
+    def test_of_another_server_it_is_apart(self, cli):
+        log = ROOT / "tests" / "data" / "logs" / "healthy.log"
+        _, found = document(cli, SNAPSHOT, log)
+        assert [one["readings"][0]["relation"] for one in found["incidents"] if one["readings"]] == ["apart"]
+
+
+class TestStacks:
+    def test_a_stack_alone_is_no_fault(self, cli):
+        code, found = document(cli, SAMPLES / "stacks")
+        (incident,) = found["incidents"]
+        assert (code, incident["findings"]) == (0, [])
+        assert incident["readings"][0]["pids"] == [14097, 14098]
+
+    def test_one_rank_that_stands_elsewhere_is_named(self, cli, tmp_path):
+        frames = {0: "all_reduce (parallel_state.py:9)", 1: "all_reduce (parallel_state.py:9)", 2: "item (a.py:3)"}
+        text = "".join(
+            f"Process {rank + 10}: sglang::scheduler_TP{rank}\nPython v3.12.1 (/usr/bin/python)\n\nThread 1 (idle): "
+            f'"MainThread"\n    {frame}\n    event_loop_normal (scheduler.py:5)\n'
+            for rank, frame in frames.items()
+        )
+        (tmp_path / "stacks.txt").write_text(text)
+        code, found = document(cli, tmp_path)
+        (finding,) = found["incidents"][0]["findings"]
+        assert (code, finding["rule"], finding["confidence"]) == (1, "hang", "possible")
+        assert "TP2" in finding["cause"]
+
+
+class TestCudaGdb:
+    def test_the_kernel_that_left_its_buffer(self, cli):
+        code, found = document(cli, SAMPLES / "cuda-gdb")
+        (incident,) = found["incidents"]
+        (finding,) = incident["findings"]
+        assert (code, finding["rule"], finding["confidence"]) == (1, "illegal-access", "likely")
+        assert "fmhaSm100Kernel_QkvE4m3_PagedKv" in finding["cause"]
+        assert incident["readings"][0]["pids"] == [17072]
+
+    def test_with_its_process_it_is_evidence_of_that_incident(self, cli, tmp_path):
+        shutil.copytree(SAMPLES / "crash", tmp_path / "x")
+        text = (SAMPLES / "cuda-gdb" / "core.txt").read_text().replace("1764037350", "1795573350")
+        (tmp_path / "core.txt").write_text(text)
+        _, found = document(cli, tmp_path)
+        (incident,) = found["incidents"]
+        assert {one["kind"]: one["relation"] for one in incident["readings"]}["cuda-gdb"] == "names"
+        # The same process id a year earlier is another process.
+        _, found = document(cli, SAMPLES / "crash", SAMPLES / "cuda-gdb")
+        assert found["incidents"][1]["readings"][0]["relation"] == "apart"
+
+
+class TestFlightRecorder:
+    @pytest.mark.parametrize("folder", ["flight-recorder", "flight-recorder-json"])
+    def test_the_rank_that_never_came(self, cli, folder):
+        code, found = document(cli, SAMPLES / folder)
+        (finding,) = found["incidents"][0]["findings"]
+        assert (code, finding["rule"], finding["confidence"]) == (1, "collective-timeout", "likely")
+        assert "rank 1 never began collective 3, in which rank 0 waits" in finding["cause"]
+
+    def test_ranks_in_step_say_nothing(self, cli, tmp_path):
+        for rank in (0, 1):
+            shutil.copy(SAMPLES / "flight-recorder" / "nccl_trace_rank_1", tmp_path / f"nccl_trace_rank_{rank}")
+        code, found = document(cli, tmp_path)
+        assert (code, found["incidents"][0]["findings"]) == (0, [])
+
+
+class TestFlashInfer:
+    def test_a_page_outside_and_the_call_that_did_not_return(self, cli):
+        code, found = document(cli, SAMPLES / "flashinfer")
+        page, last = found["incidents"][0]["findings"]
+        assert (code, page["rule"], page["confidence"]) == (1, "flashinfer-page-outside", "likely")
+        assert [one["value"] for one in page["evidence"][:2]] == [65, 65]
+        assert (last["rule"], last["confidence"]) == ("flashinfer-call-unfinished", "possible")
+
+    def test_a_log_of_whole_calls_with_right_pages_is_clean(self, cli, tmp_path):
+        text = (SAMPLES / "flashinfer" / "api.log").read_text()
+        (tmp_path / "api.log").write_text(text[: text.index("Output value:")] + "Output value:\n  None\n")
+        code, found = document(cli, tmp_path)
+        assert (code, found["incidents"][0]["findings"]) == (0, [])
+
+    def test_the_index_of_dumps(self, cli, tmp_path):
+        lines = [
+            {"function_name": "a", "process_id": 7, "dump_dir": "/d/1", "execution_status": "inputs_saved"},
+            {"function_name": "a", "process_id": 7, "dump_dir": "/d/1", "execution_status": "completed"},
+            {"function_name": "b", "process_id": 7, "dump_dir": "/d/2", "execution_status": "inputs_saved"},
+        ]
+        (tmp_path / "session.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (tmp_path / "1").mkdir()
+        (tmp_path / "1" / "inputs.pt").write_bytes(b"PK\x03\x04 no zip")
+        code, found = document(cli, tmp_path)
+        (finding,) = found["incidents"][0]["findings"]
+        assert (code, finding["evidence"][0]["value"]) == (1, "b")
+
+
+class Exploit:
+    """Would run a command if it were unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return eval, (f"open({str(self.path)!r}, 'w').write('ran')",)
+
+
+class TestOpcodes:
+    def read(self, tmp_path, data: bytes):
+        path = tmp_path / "x.pkl"
+        path.write_bytes(data)
+        return read_pickle(path)
+
+    @pytest.mark.parametrize("protocol", range(6))
+    def test_plain_values_are_what_they_were(self, tmp_path, protocol):
+        value = {"a": [1, 2.5, None, True, (), ("x", 2**70), [[]]], 3: {"b": "é" * 50}, "c": [{1: 2}]}
+        found = self.read(tmp_path, pickle.dumps(value, protocol))
+        assert (found.value, found.problem) == (value, "")
+
+    @given(VALUES)
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+    def test_any_plain_value(self, tmp_path, value):
+        if isinstance(value, dict | list):
+            assert self.read(tmp_path, pickle.dumps(value)).value == value
+
+    @pytest.mark.parametrize("protocol", range(6))
+    def test_a_call_is_not_made(self, tmp_path, protocol):
+        mark = tmp_path / "ran"
+        found = self.read(tmp_path, pickle.dumps({"requests": Exploit(mark)}, protocol))
+        thing = found.value["requests"]
+        assert isinstance(thing, Thing)
+        assert thing.made_by.endswith("builtins__.eval" if protocol < 3 else "builtins.eval") or "eval" in thing.made_by
+        assert not mark.exists()
+
+    def test_every_name_of_a_real_one_stays_a_name(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(pickle, "loads", None)
+        found = self.read(tmp_path, SNAPSHOT.read_bytes())
+        arguments = found.value["server_args"]
+        assert isinstance(arguments, Thing)
+        assert arguments.made_by == "sglang.srt.server_args.ServerArgs"
+        assert found.value["requests"][0][0].made_by.endswith("GenerateReqInput")
+
+    def test_bytes_are_their_length_and_text_is_cut(self, tmp_path):
+        found = self.read(tmp_path, pickle.dumps([b"x" * 5000, "y" * 5000, pickle.dumps]))
+        assert found.value == [Blob(5000), "y" * 2000, Name("_pickle.dumps")]
+
+    def test_a_torn_one_is_read_as_far_as_it_goes(self, tmp_path):
+        found = self.read(tmp_path, pickle.dumps({"a": 1, "b": list(range(5000))}, 2)[:3000])
+        assert found.problem.startswith("ends early")
+        assert isinstance(found.value, dict)
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"\x80\x04.",
+            b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f",
+            b"\x80\x04h\x05.",
+            b"\x80\x04t.",
+            b"\x80\x04(" * 1000,
+            b"\x80\x04\x82\x01.",
+            b"\x80\x04N}s.",
+            b"not a pickle",
+            b"",
+        ],
+    )
+    def test_nonsense_is_an_error_in_a_line(self, tmp_path, data):
+        with pytest.raises(DumpUnreadable, match="no pickle that can be read"):
+            self.read(tmp_path, data)
+
+    def test_a_list_in_itself_and_a_billion_laughs_end(self, tmp_path):
+        loop: list = []
+        loop.append(loop)
+        assert self.read(tmp_path, pickle.dumps(loop)).value[0] is not None
+        laughs: list = ["ha"]
+        for _ in range(60):
+            laughs = [laughs] * 10
+        begin = time.monotonic()
+        assert self.read(tmp_path, pickle.dumps(laughs)).problem == ""
+        assert time.monotonic() - begin < 2
+
+    def test_time_and_size_have_limits(self, tmp_path, monkeypatch):
+        path = tmp_path / "x"
+        path.write_bytes(pickle.dumps(list(range(20_000))))
+        with pytest.raises(DumpUnreadable, match="it took too long"):
+            read_pickle(path, Clock(-1))
+        monkeypatch.setattr("gemma4_triage.readers.opcodes.MAX_FILE_BYTES", 100)
+        with pytest.raises(DumpUnreadable, match="at most 100 are read"):
+            read_pickle(path)
+
+    def test_only_opcodes_are_known_that_pickletools_has(self):
+        from gemma4_triage.readers import opcodes
+
+        known = {opcode.name for opcode in pickletools.opcodes}
+        handled = {name[1:].upper() for name in vars(opcodes._Machine) if name.startswith("_") and name[1:2].isalpha()}
+        assert handled - {"MARKED", "EXTEND", "UPDATE"} <= known
+        assert known - handled - opcodes._LITERALS - opcodes._IGNORED == {
+            *("EXT1", "EXT2", "EXT4", "NEXT_BUFFER", "READONLY_BUFFER", "STOP")
+        }
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@pytest.mark.parametrize("seed", range(6))
+def test_a_damaged_sample_is_a_reading_or_an_error_in_a_line(tmp_path, path, seed):
+    luck = random.Random(seed)
+    data = bytearray(path.read_bytes())
+    for _ in range(luck.choice([1, 4, 40])):
+        data[luck.randrange(len(data))] = luck.randrange(256)
+    damaged = tmp_path / path.name
+    damaged.write_bytes(data[: luck.choice([len(data), len(data) // 2, 40])])
+    for reader in READERS:
+        try:
+            for reading in reader.read([damaged]):
+                assert isinstance(reading, Reading)
+        except (DumpError, NotThis):
+            pass
+
+
+def test_what_a_file_says_cannot_command_the_terminal(cli, tmp_path):
+    text = (SAMPLES / "cuda-gdb" / "core.txt").read_text().replace("fmhaSm100", "fmha\x1b[2J")
+    (tmp_path / "core.txt").write_text(text)
+    _, out, _ = cli("diagnose", tmp_path)
+    assert "\x1b" not in out
+
+
+def test_a_very_long_line_is_survived(tmp_path):
+    stacks = tmp_path / "s.txt"
+    stacks.write_bytes(b"Process 1: x\nPython v3.11.1 (y)\n" + b"a" * 10**7 + b"\nThread 1 (idle)\n    f (g.py:1)\n")
+    (reading,) = readings(stacks)
+    assert reading.identity.pids == (1,)

@@ -1,0 +1,323 @@
+"""Gathers what a server shows and packs it: HTTP replies, processes, logs, stacks, GPU state, dumps and manifests.
+
+Everything is read. What cannot be had is an item with its reason; only a target of which nothing is left at all is an
+error. Layout of the zip:
+
+| name                       | holds                                                                             |
+|----------------------------|-----------------------------------------------------------------------------------|
+| `collect.json`             | when, of what, each item with its outcome; what `diagnose` begins with            |
+| `http/`                    | `/health`, `/server_info`, `/model_info`, `/v1/models`, `/metrics`                |
+| `process/PID.json`         | command, variables about serving, status of each process                          |
+| `logs/`                    | the end of the files that stdout and stderr go to, and logs that were named       |
+| `stacks/`                  | py-spy of each process                                                            |
+| `gpu/nvidia-smi.txt`       | GPU state                                                                         |
+| `dumps/`                   | the newest dumps of these processes, with `guards/` and `audits/`                 |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from gemma4_dumps.errors import DumpError
+from gemma4_dumps.redaction import redact_launch_args
+from gemma4_dumps.safe_file import FILE_MODE, open_regular, read_chunks
+from gemma4_dumps.store import DumpStore
+from gemma4_triage.collect import ask_server, processes
+from gemma4_triage.collect.secrets import clean_body, clean_json, clean_line, clean_lines, clean_variables
+from gemma4_triage.diagnose.grouping import group
+from gemma4_triage.diagnose.material import Material, read_store
+
+NAME, KIND, SCHEMA_VERSION = "collect.json", "collection", "1.0"
+MAX_LOG_BYTES = 16 * 1024**2
+MAX_DUMPS = 32
+MAX_DUMPS_BYTES = 512 * 1024**2
+_TOOL_S = 15.0
+
+
+@dataclass
+class Item:
+    """One thing that was asked for: where it lies in the zip, or why it is not there."""
+
+    name: str
+    ok: bool
+    problem: str = ""
+    took_s: float = 0.0
+
+
+@dataclass
+class Target:
+    """What to collect of.
+
+    Attributes:
+        url: of the server, without a path; "" for none.
+        pid: of a process of it; None if none is known.
+        store: where its dumps are; None to take what its environment says.
+        logs: files that were named.
+        key: the server's API key; "" for none.
+        timeout_s: how long to wait for an answer.
+    """
+
+    url: str
+    pid: int | None
+    store: Path | None
+    logs: Sequence[Path] = ()
+    key: str = ""
+    timeout_s: float = 5.0
+
+
+@dataclass
+class Bundle:
+    """What was gathered.
+
+    Attributes:
+        document: collect.json.
+        items: in the order in which they were asked for.
+        pieces: how many of them are evidence of the server.
+    """
+
+    document: dict[str, Any] = field(default_factory=dict)
+    items: list[Item] = field(default_factory=list)
+    pieces: int = 0
+
+
+def collect(target: Target, out: Path, default_store: Path) -> Bundle:
+    """Gather everything and write the zip. Raises OSError if that cannot be written; nothing is left of it then."""
+    temporary = out.with_name(f".{out.name[:100]}.{os.getpid()}")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, FILE_MODE)
+        with os.fdopen(descriptor, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            bundle = _Collector(target, archive, default_store).run()
+        if bundle.pieces:
+            os.replace(temporary, out)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return bundle
+
+
+class _Collector:
+    def __init__(self, target: Target, archive: zipfile.ZipFile, default_store: Path) -> None:
+        self._target, self._archive, self._default = target, archive, default_store
+        self._bundle = Bundle()
+
+    def run(self) -> Bundle:
+        begin = datetime.now(UTC)
+        found = processes.server_of(self._target.pid) if self._target.pid else []
+        answers = self._http()
+        variables = self._processes(found)
+        self._logs(found)
+        self._stacks(found)
+        self._tool("gpu/nvidia-smi.txt", "nvidia-smi", [])
+        pids = {one.pid for one in found} | ({self._target.pid} if self._target.pid else set())
+        store = self._target.store or _folder(variables) or self._default
+        self._dumps(DumpStore(store), pids)
+        document = {
+            "schema_version": SCHEMA_VERSION,
+            "kind": KIND,
+            "created_utc": begin.isoformat(timespec="seconds"),
+            "gemma4_triage": version("gemma4-triage"),
+            "host": socket.gethostname(),
+            "url": clean_line(self._target.url) or None,
+            "pid": self._target.pid,
+            "was_running": bool(found) if self._target.pid else None,
+            "processes": [
+                {
+                    "pid": one.pid,
+                    "parent": one.parent,
+                    "title": clean_line(" ".join(redact_launch_args(one.command))[:200] or one.title),
+                    "started_s": one.started_s,
+                }
+                for one in found
+            ],
+            "command": redact_launch_args(found[0].command) if found else [],
+            "http": [
+                {"path": one.path, "status": one.status, "took_s": round(one.took_s, 3), "problem": one.problem or None}
+                for one in answers
+            ],
+            "items": [vars(item) for item in self._bundle.items],
+        }
+        self._bundle.document = document
+        self._archive.writestr(_info(NAME), json.dumps(document, indent=1))
+        return self._bundle
+
+    def _add(self, name: str, data: bytes, took_s: float = 0.0, evidence: bool = True) -> None:
+        self._archive.writestr(_info(name), data)
+        self._bundle.items.append(Item(name, True, "", round(took_s, 3)))
+        self._bundle.pieces += evidence
+
+    def _lacks(self, name: str, problem: str, took_s: float = 0.0) -> None:
+        self._bundle.items.append(Item(name, False, clean_line(problem)[:400], round(took_s, 3)))
+
+    def _http(self) -> list[ask_server.Answer]:
+        if not self._target.url:
+            self._lacks("http/", "no address: the command of the process names no port of SGLang")
+            return []
+        answers = ask_server.ask(self._target.url, self._target.key, self._target.timeout_s)
+        for one in answers:
+            if one.status is None:
+                self._lacks(one.name, one.problem, one.took_s)
+            else:
+                body = clean_body(one.body) if one.body else f"HTTP {one.status}\n".encode()
+                self._add(one.name, body, one.took_s)
+        return answers
+
+    def _processes(self, found: Sequence[processes.Process]) -> dict[str, str]:
+        """Write what each process is, and return the launcher's variables."""
+        first: dict[str, str] = {}
+        if not found and self._target.pid:
+            self._lacks(f"process/{self._target.pid}.json", "there is no such process")
+        elif not found:
+            self._lacks("process/", "no process of yours on this machine listens on that port")
+        for one in found:
+            fields: dict[str, Any] = {
+                "pid": one.pid,
+                "parent": one.parent,
+                "started_s": one.started_s,
+                "command": redact_launch_args(one.command),
+                "status": processes.status_of(one.pid),
+            }
+            try:
+                variables = processes.environment_of(one.pid)
+                first = first or variables
+                fields["environment"] = clean_variables(variables)
+            except OSError as error:
+                fields["problem"] = f"its environment cannot be read: {error.strerror}"
+                self._lacks(f"process/{one.pid}.json: environment", f"{error.strerror}: of another user, or gone")
+            self._add(f"process/{one.pid}.json", json.dumps(clean_json(fields), indent=1).encode())
+        return first
+
+    def _logs(self, found: Sequence[processes.Process]) -> None:
+        wanted: dict[str, Path] = {}
+        for one in found:
+            files, others = processes.logs_of(one.pid)
+            for path in files:
+                wanted.setdefault(str(path), path)
+            if others and not files and one is found[0]:
+                self._lacks("logs/", f"stdout goes to {', '.join(others)[:200]}: name the log with --log")
+        for path in self._target.logs:
+            wanted[str(path)] = path
+        for at, path in enumerate(wanted.values()):
+            name = f"logs/{at}_{path.name[-80:]}"
+            try:
+                with open(path, "rb") as file:
+                    size = os.fstat(file.fileno()).st_size
+                    file.seek(max(0, size - MAX_LOG_BYTES))
+                    if size > MAX_LOG_BYTES:
+                        file.readline()
+                    self._add(name, b"".join(clean_lines(file.readlines(MAX_LOG_BYTES))))
+            except OSError as error:
+                self._lacks(name, f"{path} cannot be read: {error.strerror}")
+
+    def _stacks(self, found: Sequence[processes.Process]) -> None:
+        for one in found:
+            if one.command and "resource_tracker" not in " ".join(one.command):
+                # Without --nonblocking py-spy would stop the process while it looks.
+                self._tool(f"stacks/py-spy-{one.pid}.txt", "py-spy", ["dump", "--nonblocking", "--pid", str(one.pid)])
+
+    def _tool(self, name: str, program: str, words: list[str]) -> None:
+        beside = Path(sys.executable).with_name(program)
+        path = shutil.which(program) or (str(beside) if os.access(beside, os.X_OK) else None)
+        if path is None:
+            self._lacks(name, f"{program} is not installed")
+            return
+        begin = time.monotonic()
+        try:
+            done = subprocess.run(
+                [path, *words], capture_output=True, timeout=_TOOL_S, check=False, stdin=subprocess.DEVNULL
+            )
+        except subprocess.TimeoutExpired:
+            self._lacks(name, f"{program} did not end within {_TOOL_S:g} s", _TOOL_S)
+            return
+        except OSError as error:
+            self._lacks(name, f"{program} cannot be started: {error.strerror}")
+            return
+        took_s = time.monotonic() - begin
+        if done.returncode:
+            said = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
+            self._lacks(name, f"{program} ended with {done.returncode}: {said[0] if said else ''}", took_s)
+        else:
+            self._add(name, b"".join(clean_lines(done.stdout.splitlines(keepends=True))), took_s, evidence=False)
+
+    def _dumps(self, store: DumpStore, pids: set[int]) -> None:
+        try:
+            material = read_store(store, 4 * MAX_DUMPS)
+        except DumpError as error:
+            self._lacks("dumps/", str(error))
+            return
+        launch = _launch_of(material, pids)
+        if not launch and not pids and self._target.store is not None:
+            # Without a process to tell it by, what the folder that was named has last.
+            launch = list(group(material.dumps, material.guards, material.ledgers)[:1])
+        room = MAX_DUMPS_BYTES
+        for incident in launch:
+            for dump in incident.dumps[-MAX_DUMPS:]:
+                size = sum(path.stat().st_size for path in dump.path.iterdir() if path.is_file())
+                name = f"dumps/{dump.path.name}"
+                if size > room:
+                    self._lacks(name, f"{size} bytes are more than the {room} that are left for dumps")
+                    continue
+                room -= size
+                self._copy(name, sorted(path for path in dump.path.iterdir() if path.is_file()))
+            # A process that wrote a dump is known by the manifest in there; it has a file of its own all the same.
+            ends = tuple(f"_p{guards.pid}.json" for guards in incident.guards)
+            self._copy("dumps/guards", [path for path in _files(store.root / "guards") if path.name.endswith(ends)])
+            ledgers = {ledger.source for ledger in incident.ledgers}
+            self._copy("dumps/audits", [path for path in _files(store.root / "audits") if path.name in ledgers])
+        if not launch:
+            whose = f"processes {', '.join(map(str, sorted(pids)[:8]))}" if pids else "that server"
+            self._lacks("dumps/", f"{store.root} holds no dump and no guard manifest of {whose}")
+
+    def _copy(self, folder: str, paths: Iterable[Path]) -> None:
+        listed = list(paths)
+        for path in listed:
+            try:
+                with open_regular(path) as file, self._archive.open(_info(f"{folder}/{path.name}"), "w") as entry:
+                    for chunk in read_chunks(file, path):
+                        entry.write(chunk)
+            except DumpError as error:
+                self._lacks(f"{folder}/{path.name}", str(error))
+                return
+        if listed:
+            self._bundle.items.append(Item(folder, True))
+            self._bundle.pieces += 1
+
+
+def _launch_of(material: Material, pids: set[int]) -> list[Any]:
+    """Return the incidents that one of these processes belongs to."""
+    found = group(material.dumps, material.guards, material.ledgers)
+    here = socket.gethostname()
+    return [
+        one
+        for one in found
+        if pids & {guards.pid for guards in one.guards if guards.fields.get("hostname") == here}
+        or any(dump.manifest.host.pid in pids and dump.manifest.host.hostname == here for dump in one.dumps)
+    ][:1]
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _folder(variables: dict[str, str]) -> Path | None:
+    named = variables.get("SGLANG_TRTLLM_MHA_DEBUG_DIR")
+    return Path(named) if named else None
+
+
+def _info(name: str) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(name, time.gmtime()[:6])
+    info.compress_type = zipfile.ZIP_DEFLATED
+    info.create_system = 3
+    info.external_attr = (0o100000 | FILE_MODE) << 16
+    return info

@@ -1,0 +1,127 @@
+"""SGLang's pickles of requests: what `--crash-dump-folder` leaves when a server ends, and `dump_requests_folder`.
+
+Both hold server_args and a list of (request, output, created, finished); a crash snapshot has the launch command too.
+Source: managers/tokenizer_manager.py, dump_requests_before_crash and _dump_data_to_file. Prompts, token ids and answers
+are counted, never kept.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gemma4_dumps.redaction import redact_launch_args
+from gemma4_dumps.wording import number_of
+from gemma4_triage.finding import Confidence, Evidence, Finding
+from gemma4_triage.readers.opcodes import Blob, Thing, read_pickle
+from gemma4_triage.readers.reading import Identity, Moment, NotThis, Reading
+
+KIND = "sglang-requests"
+RULE, TITLE = "ended-with-requests", "SGLang wrote down the requests that were there when it ended"
+_REQUEST = ("GenerateReqInput", "EmbeddingReqInput")
+_HOSTS_FOLDER = "crash_dump_"
+_SIMPLE = str | int | float | bool
+
+
+def takes(head: bytes) -> bool:
+    """Return whether a file begins as such a pickle does."""
+    return head[:1] == b"\x80" and b"server_args" in head[:256]
+
+
+def read(paths: Sequence[Path]) -> Iterator[Reading]:
+    """Yield a reading for each file. Raises NotThis, DumpUnreadable."""
+    for path in paths:
+        yield _read(path)
+
+
+def _read(path: Path) -> Reading:
+    unpickled = read_pickle(path)
+    fields = unpickled.value
+    if not isinstance(fields, dict) or not isinstance(fields.get("requests", []), list):
+        raise NotThis
+    requests = [one for one in fields.get("requests", []) if isinstance(one, tuple) and len(one) == 4]
+    crashed = "launch_command" in fields
+    open_ones = [one for one in requests if not _finish_reason(one[1])]
+    times = [time for one in requests for time in one[2:] if isinstance(time, float | int) and time > 10**9]
+    moments = [Moment(min(times), "the first request in it came in", "requests")] if times else []
+    if times and crashed:
+        moments.append(Moment(max(times), "SGLang wrote down its requests and ended", "requests"))
+    return Reading(
+        name=str(path),
+        kind=KIND,
+        title=f"{'a crash snapshot of SGLang' if crashed else 'a dump of requests of SGLang'}, "
+        f"{len(requests) - len(open_ones)} finished and {len(open_ones)} unfinished requests",
+        identity=_identity(path, fields),
+        moments=tuple(moments),
+        facts=_facts(requests, open_ones),
+        findings=(_finding(path, requests, open_ones),) if crashed else (),
+        problem=unpickled.problem,
+    )
+
+
+def _identity(path: Path, fields: dict[Any, Any]) -> Identity:
+    arguments = fields.get("server_args")
+    state = arguments.state if isinstance(arguments, Thing) and isinstance(arguments.state, dict) else {}
+    settings = {str(name): str(value) for name, value in state.items() if isinstance(value, _SIMPLE)}
+    settings = {name: value for name, value in settings.items() if len(value) <= 200}
+    command = fields.get("launch_command")
+    words: list[str] = []
+    if isinstance(command, str):
+        try:
+            words = shlex.split(command)
+        except ValueError:
+            words = command.split()
+    # SGLang puts a crash snapshot into a folder of its host's name.
+    host = path.parent.name if path.name.startswith(_HOSTS_FOLDER) else ""
+    return Identity(host=host, command=tuple(redact_launch_args(words)), settings=settings)
+
+
+def _finish_reason(output: Any) -> Any:
+    meta = output.get("meta_info") if isinstance(output, dict) else None
+    return meta.get("finish_reason") if isinstance(meta, dict) else None
+
+
+def _facts(requests: Sequence[tuple], open_ones: Sequence[tuple]) -> tuple[tuple[str, str], ...]:
+    found = [("requests", f"{len(requests)}, of them {len(open_ones)} unfinished")]
+    for name, chosen in (("of all", requests), ("of the unfinished", open_ones)):
+        sizes = [size for one in chosen if (size := _prompt_size(one[0]))]
+        if sizes:
+            found.append((f"longest prompt {name}", max(sizes, key=lambda size: size[0])[1]))
+        asked = [most for one in chosen if isinstance(most := _most_tokens(one[0]), int)]
+        if asked:
+            found.append((f"most new tokens asked for {name}", str(max(asked))))
+    return tuple(found)
+
+
+def _prompt_size(request: Any) -> tuple[int, str] | None:
+    if not isinstance(request, Thing):
+        return None
+    ids, text = request.get("input_ids"), request.get("text")
+    if isinstance(ids, list) and ids:
+        return len(ids), f"{len(ids)} token ids"
+    if isinstance(text, str) and text:
+        return len(text), f"{len(text)} characters" + (" or more" if len(text) >= 2000 else "")
+    return (text.size_bytes, f"{text.size_bytes} bytes") if isinstance(text, Blob) else None
+
+
+def _most_tokens(request: Any) -> Any:
+    parameters = request.get("sampling_params") if isinstance(request, Thing) else None
+    return parameters.get("max_new_tokens") if isinstance(parameters, dict) else None
+
+
+def _finding(path: Path, requests: Sequence[tuple], open_ones: Sequence[tuple]) -> Finding:
+    name = str(path)
+    return Finding(
+        rule=RULE,
+        cause=f"SGLang ended with {number_of(len(open_ones), 'unfinished request')} and wrote down all that it had; "
+        "why it ended is not in this file.",
+        confidence=Confidence.POSSIBLE,
+        evidence=(
+            Evidence(source=name, field="requests", value=len(requests), meaning="requests of the last five minutes"),
+            Evidence(source=name, field="unfinished", value=len(open_ones), meaning="of them without an end"),
+        ),
+        ruled_out_if=("somebody stopped the server: SGLang writes this on SIGTERM too",),
+        advice=("The server's log of that time says why: give it to diagnose together with this file.",),
+    )
