@@ -111,7 +111,8 @@ def _contradiction(index: TensorIndex, manifest: Manifest) -> str | None:
         record = index.records.get(offence.table)
         if contradiction := _other_extents(offence, record, manifest):
             return contradiction
-        if not comparable:
+        # A row that needs more columns than there are names the first of those that it lacks.
+        if not comparable or manifest.verdict == "table_too_narrow":
             continue
         if record is None or len(record.shape) != 2 or not record.dtype.startswith("int"):
             continue

@@ -77,7 +77,7 @@ def page_table(verdict: str, case: str = "page-past-the-end", found: str = "out_
 
 
 def guards_only(faults: tuple[str, ...] = (), ended: bool = False, **row: Any) -> Incident:
-    """A guarded run without dumps, one row of whose manifest says something else, or whose end says that it failed."""
+    """Make a guarded run without dumps: a row of its manifest says something else, or its end that it failed."""
     probe = {"id": "page-table", "kind": "probe", "attached": True, "self_test": "fired"} | row
     fields = {"verified": True, "patches": [probe], "settings": {"faults": list(faults)}, "pid": 1}
     fields |= {"ended": {"how": "child failed", "why": "SIGQUIT"}} if ended else {}
@@ -92,6 +92,16 @@ def crash_log(last_line: str = "KeyError: 'layer_9'", file: str = "scheduler.py"
         f'  File "/srv/sglang/{file}", line 12, in step\n    call()\n{last_line}\n\n'
     )
     return read_log("server.log", [text.encode()])
+
+
+def mutation(name: str) -> Incident:
+    """Dumps that one corrupted entry of the live engine left; see tests/tools/trim_mutation_dumps.py."""
+    return of(*(read_dump(path) for path in sorted((ROOT / "tests" / "data" / "mutation_dumps" / name).iterdir())))
+
+
+def ended(message: str) -> Incident:
+    """Return a scheduler that died of an assertion with this message."""
+    return page_table("exception", rule="process-end", scalars={"exception": "AssertionError", "message": message})
 
 
 # Rules about what the corpus does not inject, each with an incident that shows its cause.
@@ -124,6 +134,18 @@ OTHERS: dict[str, Incident] = {
     ),
     "write-past-buffer": page_table("write_out_of_range", "swa-alloc-oob", "write_out_of_range"),
     "index-outside-buffer": page_table("out_of_range", offences=(offence("swa_page_table", 5000),)),
+    "batch-length-wrong": mutation("batch-length-negative"),
+    "slot-beyond-the-map": mutation("row-past-the-end"),
+    "lock-released-twice": ended("dec_lock_ref on node with node.full_lock_ref=-1, node.id=10"),
+    "counters-contradict": ended(
+        "Unexpected overallocated KV cache, req.kv_committed_len=65, req.kv_allocated_len=111"
+    ),
+    "free-list-entry-wrong": mutation("swa-list-duplicate"),
+    "free-that-loses": mutation("free-lost"),
+    "mapping-entry-wrong": mutation("mapping-zero"),
+    "holder-entry-wrong": mutation("tree-node-negative"),
+    "counters-overlap": mutation("protected-zero"),
+    "lock-left-over": mutation("lock-left-over"),
     "pages-leaked": of(read_dump(ROOT / "dumps" / "samples" / LEAK_SAMPLE)),
     "unknown-verdict": page_table("invented_later"),
 }

@@ -22,7 +22,7 @@ WHOLE = "swa-state-stale"
 
 
 def trim(run: Path, to: Path) -> None:
-    """run: <case>/dumps of each case. Replaces the folder `to`."""
+    """Replace the folder `to` by what is kept of <case>/dumps of each case of `run`."""
     shutil.rmtree(to, ignore_errors=True)
     for case in sorted(path for path in run.iterdir() if (path / "dumps").is_dir()):
         seen = Counter()
@@ -30,7 +30,7 @@ def trim(run: Path, to: Path) -> None:
             assert entry.manifest is not None, entry.problem
             seen[signature_of(entry.manifest)] += 1
             if seen[signature_of(entry.manifest)] <= (2 if case.name == WHOLE else 1):
-                _copy_dump(entry.path, to / case.name / entry.dump_id, case.name)
+                copy_dump(entry.path, to / case.name / entry.dump_id, case.name)
         if not seen or case.name == WHOLE:
             for path in sorted((case / "dumps" / "guards").glob("*.json")):
                 _write(to / case.name / "guards" / path.name, trimmed(json.loads(path.read_text()), case.name))
@@ -39,23 +39,25 @@ def trim(run: Path, to: Path) -> None:
                 _write(to / case.name / "audits" / path.name, json.loads(path.read_text()))
 
 
-def _copy_dump(dump: Path, to: Path, case: str) -> None:
+def copy_dump(dump: Path, to: Path, case: str, kind: str = "corpus") -> None:
+    """Copy a dump, trimmed. kind: of the run that wrote it."""
     to.mkdir(parents=True)
     for name in ("tensors.safetensors", "events.jsonl"):
         shutil.copyfile(dump / name, to / name)
     manifest = json.loads((dump / "manifest.json").read_text())
-    manifest["guards"] = trimmed(manifest["guards"], case)
+    manifest["guards"] = trimmed(manifest["guards"], case, kind)
     manifest["repeat_command"] = manifest["repeat_command"].replace(sys.executable, "python")
     _write(to / "manifest.json", manifest)
 
 
-def trimmed(guards: dict, case: str) -> dict:
+def trimmed(guards: dict, case: str, kind: str = "corpus") -> dict:
+    """Return a guard manifest without what no test reads, and with the path of a run in the user's folder."""
     guards["patches"] = [
         {name: value for name, value in row.items() if name not in ("title", "targets")}
         for row in guards["patches"]
         if row["kind"] != "host leaf"
     ]
-    guards["settings"]["dump_dir"] = f"runs/corpus/{case}/dumps"
+    guards["settings"]["dump_dir"] = f"runs/{kind}/{case}/dumps"
     return {name: value for name, value in guards.items() if name != "versions"}
 
 

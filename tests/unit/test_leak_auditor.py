@@ -10,6 +10,7 @@ from gemma4_runtime.checks.page_census import Fault, Finding
 from gemma4_runtime.leak import auditor as module
 from gemma4_runtime.leak.audit import Audit, CannotAudit
 from gemma4_runtime.leak.auditor import Auditor
+from gemma4_runtime.leak.whereabouts import Reading
 from gemma4_runtime.probes import leak_audit
 from gemma4_runtime.settings import Leak
 
@@ -50,7 +51,7 @@ class World:
         self.audits += 1
         if isinstance(self.findings, Exception):
             raise self.findings
-        return Audit(tuple(self.findings), (), self.ledger)
+        return Audit(tuple(self.findings), (), self.ledger, Reading((), None, np.empty(0, np.int64), {}, {}))
 
     def _report(self, audit, news, site, leak, guard):
         self.reported += [(site, finding.verdict, finding.pages.tolist()) for finding in news]

@@ -317,5 +317,5 @@ def test_no_token_of_a_prompt_reaches_the_dump(swa, guard):
     found = swa.audit()
     report(found, found.findings, "idle", Leak.DUMP, guard)
     (entry,) = DumpStore(guard.root).list()
-    assert set(read_dump(entry.path).manifest.tensors) == {"suspects"}
+    assert set(read_dump(entry.path).manifest.tensors) == {"suspects", "holders"}
     assert lost.rid not in (entry.path / "manifest.json").read_text()

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from gemma4_dumps.draft import DumpDraft
+from gemma4_dumps.draft import DumpDraft, TensorPayload
 from gemma4_dumps.schema import Graph, Layer, Provenance
 from gemma4_runtime.checks.violation import BadIndex, Violation
 from gemma4_runtime.evidence import offences, payload
 from gemma4_runtime.indices.buffers import extents
 from gemma4_runtime.indices.build import Build, IndexArray, Use
 from gemma4_runtime.indices.included import included
-from gemma4_runtime.indices.owner import attention_layers, step_of
+from gemma4_runtime.indices.owner import attention_layers, runner_of, step_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,12 @@ def bounds_draft(build: Build, use: Use, violation: Violation, rule: str) -> Dum
 def wrong_space_draft(build: Build, use: Use, violation: Violation, rule: str, with_rows: bool) -> DumpDraft:
     """Describe ids that belong to another pool than their buffer.
 
-    with_rows: look up the first live entry, which synchronises; without, the build has no request's rows.
+    Args:
+        build: The metadata build.
+        use: The layers that would follow the ids.
+        violation: What was found.
+        rule: Under which it is reported.
+        with_rows: Look up the first live entry, which synchronises; without, the build has no request's rows.
     """
     bad = _telling_entry(build, use) if with_rows else None
     said = f"{use.array} as a whole" if bad is None else f"{use.array}[{bad.row}, {bad.column}] = {bad.value}"
@@ -69,8 +74,16 @@ def _draft(
 ) -> DumpDraft:
     """Describe one use of one array.
 
-    listed: the bad entries that the dump names. held: those of them that hold what they held when the check saw them;
-    in contain mode that is gone from the arrays.
+    Args:
+        build: The metadata build.
+        use: The layers that would follow the array.
+        rule: Under which it is reported.
+        verdict: What was found.
+        said: The same in words, with the entry.
+        explanation: Of the provenance; empty where the ids are of the buffer's own pool.
+        listed: The bad entries that the dump names.
+        held: Those of them that hold what they held when the check saw them; in contain mode that is gone from the
+            arrays.
     """
     array = build.array(use.array)
     layer_type = "sliding" if use.window_left >= 0 else "full"
@@ -150,7 +163,7 @@ def _lacks_translation(array: IndexArray, use: Use) -> bool:
 
 
 def _telling_entry(build: Build, use: Use) -> BadIndex | None:
-    """A live entry of a request's row: the first that the missing translation would change, else the first of all."""
+    """Return a live entry of a row: the first that the missing translation would change, else the first of all."""
     array = build.array(use.array)
     if not array.paged:
         return None
@@ -179,14 +192,38 @@ def _tensors(build: Build, use: Use, held: tuple[BadIndex, ...]) -> dict[str, An
         except RuntimeError as error:
             # After a crash the device is gone; what the host knows is still worth a dump.
             logger.warning("gemma4-triage: %s is lost: %s", name, str(error).splitlines()[0])
+    rows = _request_rows(build)
+    if rows is not None:
+        found["request_rows"] = rows
     full_pages = _to_translate(build, use, held)
     if full_pages is not None:
         found["translated_page_table"] = payload(translate(build.pool, full_pages, build.page_size))
     return found
 
 
+def _request_rows(build: Build) -> TensorPayload | None:
+    """Return the pages that each row's request has by req_to_token now, int64 [rows, columns]; None if unknown.
+
+    A row whose request slot is none of the table's is -1 throughout. Held against the table, this says which of the two
+    is wrong.
+    """
+    runner = runner_of(build.backend)
+    table = getattr(getattr(runner, "req_to_token_pool", None), "req_to_token", None)
+    if table is None or not build.rows:
+        return None
+    try:
+        columns = max(-(-int(build.cache_seqlens.max()) // build.page_size), 1)
+        slots = build.request_slots.to(table.device, torch.int64)
+        known = (slots >= 0) & (slots < table.shape[0])
+        rows = table[slots.clamp(0, table.shape[0] - 1), :: build.page_size][:, :columns].to(torch.int64)
+        return payload(torch.where(known[:, None], rows // build.page_size, -1))
+    except RuntimeError:
+        # After a crash nothing of the device can be asked.
+        return None
+
+
 def _to_translate(build: Build, use: Use, held: tuple[BadIndex, ...]) -> torch.Tensor | None:
-    """The full-pool page ids, [rows, columns], of which the used table should be the translation; None if of none."""
+    """Return the full-pool page ids, [rows, columns], that the used table should be translated from, or None."""
     array = build.array(use.array)
     if _lacks_translation(array, use):
         pages = array.values.clone()

@@ -12,7 +12,7 @@ from gemma4_runtime.checks.page_census import Fault, Finding, check_census
 from gemma4_runtime.checks.swa_mapping_census import check_mapping
 from gemma4_runtime.leak.equation import Equation, equations
 from gemma4_runtime.leak.ledger import LeakLedger, ledger_of
-from gemma4_runtime.leak.whereabouts import read, unreadable
+from gemma4_runtime.leak.whereabouts import Reading, read, unreadable
 
 
 class CannotAudit(Exception):
@@ -26,14 +26,18 @@ class Audit:
     findings: tuple[Finding, ...]
     equations: tuple[Equation, ...]
     ledger: LeakLedger
+    reading: Reading
 
 
 def audit(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iterable[Any], idle: bool) -> Audit:
     """Look at every page of every pool. Waits for the device.
 
     Args:
-        requests: every `Req` that may hold a request slot, each once.
-        idle: no request is left, so nobody may hold a lock on the tree either.
+        allocator: Of the pools.
+        req_to_token_pool: Has the rows.
+        tree_cache: The prefix cache.
+        requests: Every `Req` that may hold a request slot, each once.
+        idle: No request is left, so nobody may hold a lock on the tree either.
 
     Raises:
         CannotAudit: the prefix cache is of a kind whose holders cannot be told.
@@ -51,7 +55,8 @@ def audit(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Ite
     if idle and not reading.session_pages["full"] and reading.locked.size:
         found.append(Finding(Fault.LOCKED_AT_IDLE, "full", reading.locked, np.ones_like(reading.locked)))
     found += _anomalies(ledger)
-    return Audit(tuple(_each_page_once(found)), equations(allocator, req_to_token_pool, tree_cache, reading), ledger)
+    sums = equations(allocator, req_to_token_pool, tree_cache, reading)
+    return Audit(tuple(_each_page_once(found)), sums, ledger, reading)
 
 
 def _anomalies(ledger: LeakLedger) -> list[Finding]:
@@ -64,7 +69,7 @@ def _anomalies(ledger: LeakLedger) -> list[Finding]:
 
 
 def _each_page_once(findings: Iterable[Finding]) -> Iterable[Finding]:
-    """A page that has several faults keeps the first: what an event saw adds nothing to what the census sees now."""
+    """Keep the first fault of a page that has several: what an event saw adds nothing to what the census sees now."""
     seen: dict[str, set[int]] = {}
     for finding in findings:
         known = seen.setdefault(finding.pool, set())

@@ -14,8 +14,9 @@ from gemma4_runtime.checks.violation import MAX_LISTED, BadIndex, Violation
 from gemma4_runtime.evidence import offences
 from gemma4_runtime.guard import Guard
 from gemma4_runtime.leak.audit import Audit
+from gemma4_runtime.leak.holders import holders
 from gemma4_runtime.leak.suspects import COLUMNS, POOLS, suspects
-from gemma4_runtime.leak.whereabouts import REQUEST_SLOTS
+from gemma4_runtime.leak.whereabouts import REQUEST_SLOTS, TREE
 from gemma4_runtime.settings import Leak, Mode
 
 RULE = "leak-audit"
@@ -78,8 +79,11 @@ def _draft(audit: Audit, group: list[Finding], violation: Violation, table: np.n
         step=ledger.step,
         page_size=ledger.page_size,
         extents={f"pages_{name}_pool": history.pages for name, history in ledger.pools.items()},
-        scalars=_scalars(audit),
-        tensors={"suspects": TensorPayload.from_array(table)},
+        scalars=_scalars(audit) | {"running": ",".join(map(str, sorted(set(audit.reading.holders) - {TREE})))},
+        tensors={
+            "suspects": TensorPayload.from_array(table),
+            "holders": TensorPayload.from_array(holders(audit.reading, audit.findings, ledger)),
+        },
         events=tuple(recent),
         dropped_events=max(ledger.log.count - len(recent), 0),
     )

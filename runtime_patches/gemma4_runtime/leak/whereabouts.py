@@ -27,6 +27,9 @@ from gemma4_runtime.release import SWATokenToKVPoolAllocator
 REQUEST_SLOTS = "requests"
 """The name of the pool of request slots, which is counted like a pool of pages."""
 
+TREE = 0
+"""The prefix cache as a holder; request slot 0 is for padding and holds nothing."""
+
 _READABLE = ("RadixCache", "SWARadixCache", "ChunkCache", "SWAChunkCache")
 
 
@@ -51,6 +54,8 @@ class Reading:
         locked: Full pages of tree nodes that somebody has locked.
         private_pages: How many pages requests hold, by pool.
         session_pages: The same of sessions.
+        holders: Who the holders of full pages are, in the order of `held`: TREE, or the request slot of a row.
+        mapping: The whole full-to-SWA mapping; None without an SWA pool.
     """
 
     pools: tuple[Whereabouts, ...]
@@ -58,6 +63,8 @@ class Reading:
     locked: np.ndarray
     private_pages: dict[str, int]
     session_pages: dict[str, int]
+    holders: tuple[int, ...] = ()
+    mapping: np.ndarray | None = None
 
 
 def unreadable(tree_cache: Any) -> str | None:
@@ -94,7 +101,7 @@ def read(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iter
         np.unique(np.concatenate([np.empty(0, np.int64), *pending]) // page),
         held,
     )
-    pools, pairs, private_swa, session_swa = [full], None, 0, 0
+    pools, pairs, mapping, private_swa, session_swa = [full], None, None, 0, 0
     if isinstance(allocator, SWATokenToKVPoolAllocator):
         mapping = allocator.full_to_swa_index_mapping.cpu().numpy()
         node_pairs = _pairs(mapping, node_slots, [[not node.swa_tombstone] for node in nodes])
@@ -115,6 +122,8 @@ def read(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iter
         _cat([pages for node, pages in zip(nodes, held, strict=False) if _locks(node)]),
         {"full": _count(rows, row_pages, session=False), "swa": private_swa},
         {"full": _count(rows, row_pages, session=True), "swa": session_swa},
+        (*(TREE for _ in nodes), *(row.slot for row in rows)),
+        mapping,
     )
 
 

@@ -120,7 +120,7 @@ def _check_last_loc(allocator: Any, last_loc: torch.Tensor, minus_one_legal: tor
 def _hand_out(allocator: Any, entry: str, allocate: Callable[[], Any], swa_tail: int | None = None) -> Any:
     books = books_of(allocator)
     assert books.lists is not None
-    before = books.lists
+    before = books.before = books.lists
     with books.call():
         full = allocate()
     books.history.end(allocator)

@@ -33,6 +33,7 @@ from gemma4_runtime.checks.lost_pages import check_restored
 from gemma4_runtime.checks.slot_ledger import SlotLedger, pages_in_use
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.evidence import offences, payload
+from gemma4_runtime.steps import step_number
 
 RULES: Mapping[str, str] = {
     "alloc_out_of_range": "swa-alloc-range",
@@ -50,14 +51,22 @@ SPACES = ("full", "swa")
 
 @dataclass
 class Books:
-    """One allocator's ledger. lists: the free lists that it agrees with; None: none. inside: SGLang is in the middle of
-    a call that the probe has checked. doubted: a violation was found and the call went on. history: for the dumps.
+    """One allocator's ledger.
+
+    Attributes:
+        ledger: Of its pages.
+        lists: The free lists that it agrees with; None: none.
+        inside: SGLang is in the middle of a call that the probe has checked.
+        doubted: A violation was found and the call went on.
+        before: The lists as they were when the hand-out began that is being checked; None outside one.
+        history: For the dumps.
     """
 
     ledger: SlotLedger
     lists: tuple[torch.Tensor, ...] | None = None
     inside: bool = False
     doubted: bool = False
+    before: tuple[torch.Tensor, ...] | None = None
     history: History = field(default_factory=History)
 
     @contextmanager
@@ -71,6 +80,7 @@ class Books:
 
     def commit(self, allocator: Any, update: Callable[[], None] | None = None) -> None:
         """Note what a call did. After a violation its slots may index anything, so the lists are asked instead."""
+        self.before = None
         if self.doubted:
             self.lists, self.doubted = None, False
             return
@@ -127,7 +137,10 @@ def report_slots(
     entry: str,
     summary: Callable[[], str],
 ) -> None:
-    """Report slots of a call: `slots` [n, 2] in the dump, column 0 full, 1 SWA, with the state of their pages."""
+    """Report slots of a call: `slots` [n, 2] in the dump, column 0 full, 1 SWA, with the state of their pages.
+
+    `swa_before` [n] is what the mapping has for the full slot ahead of each: where a request continues, its last one's.
+    """
     ledger = books_of(allocator).ledger
 
     def tensors() -> dict[str, torch.Tensor]:
@@ -137,7 +150,9 @@ def report_slots(
             table[pages[:, column].clamp(0, table.numel() - 1)].to(torch.int64)
             for column, table in enumerate((ledger.full_live, ledger.swa_owner))
         ]
-        return {"slots": slots, "page_states": torch.stack(states, dim=1)}
+        mapping = allocator.full_to_swa_index_mapping
+        before = mapping[(full.to(torch.int64) - 1).clamp(0, mapping.shape[0] - 2)].to(torch.int64)
+        return {"slots": slots, "page_states": torch.stack(states, dim=1), "swa_before": before}
 
     owners = lambda: request_slots_of(allocator, full)  # noqa: E731
     _report(allocator, violation, "slots", SPACES[violation.first.column], entry, summary, tensors, owners)
@@ -171,12 +186,16 @@ def draft_of(
     """
     lists, (full_upper, swa_upper), page = free_lists(allocator), uppers(allocator), allocator.page_size
     free = {"free_pages_full": torch.cat(lists[:2]), "free_pages_swa": torch.cat(lists[2:])}
-    past = books_of(allocator).history.evidence(allocator)
+    books = books_of(allocator)
+    if books.before is not None:
+        free |= {"free_before_full": torch.cat(books.before[:2]), "free_before_swa": torch.cat(books.before[2:])}
+    past = books.history.evidence(allocator)
     return DumpDraft(
         rule=rule,
         verdict=verdict,
         site=site,
         summary=summary,
+        step=step_number(),
         page_size=page,
         extents={
             "slots_full_pool": full_upper,

@@ -10,8 +10,8 @@
 5. A cause that is an injected fault says so. A fault that no finding accounts for stays a finding of its own.
 6. A cause whose fix was attached is no longer certain: the fix did not prevent it. Of a note, that is an incident.
 7. A finding that rests on a damaged dump is likely at most, and possible if it rests on what its files hold.
-8. The most certain first; of those, what dumps show before what only a log says. How the server served comes after,
-   and notes come last.
+8. What was violated in an earlier step comes first, and of one step the most certain. What no dump shows comes before
+   what is less certain. How the server served comes after, and notes come last.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def conclude(incident: Incident, from_logs: Iterable[Finding] = ()) -> tuple[Fin
         from_logs: what logs.catalog.findings made of the incident's logs.
     """
     asked = [finding for rule in RULES if not rule.fallback and (finding := rule.find(incident)) is not None]
-    found = _with_the_death(list(_without_consequences(asked, incident)), incident)
+    found = _with_the_death(list(without_consequences(asked, incident)), incident)
     for rule in RULES:
         while rule.fallback and (finding := rule.find(incident.without(resting_on(found, incident)))) is not None:
             found.append(finding)
@@ -51,11 +51,31 @@ def _in_order(found: Iterable[Finding], incident: Incident) -> tuple[Finding, ..
     of_logs = {facts.name for facts in incident.logs}
     is_load = _load_test() if of_logs else lambda finding: False
 
-    def key(finding: Finding) -> tuple[bool, bool, int, bool]:
-        only_logged = all(piece.source in of_logs for piece in finding.evidence)
-        return finding.is_note, is_load(finding), _CERTAINTY.index(finding.confidence), only_logged
+    def last(finding: Finding) -> tuple[bool, bool]:
+        return finding.is_note, is_load(finding)
 
-    return tuple(sorted(ranked(found), key=key))
+    def certainty(finding: Finding) -> int:
+        return _CERTAINTY.index(finding.confidence)
+
+    every = ranked(found)
+    dumped = [one for one in every if resting_on([one], incident)]
+    ordered = sorted(dumped, key=lambda one: (*last(one), _first_step(one, incident), certainty(one)))
+    # What a log or a guard manifest says has no step: it stands before what is less certain.
+    for one in sorted((one for one in every if one not in dumped), key=lambda one: (*last(one), certainty(one))):
+        place = (*last(one), certainty(one))
+        at = next((at for at, other in enumerate(ordered) if (*last(other), certainty(other)) > place), len(ordered))
+        ordered.insert(at, one)
+    return tuple(ordered)
+
+
+def _first_step(finding: Finding, incident: Incident) -> int:
+    """Return the step of the first access that it is about; of a start it is 0.
+
+    A dump is written when its result is read, which with overlap is a step later, and an audit's at the next one.
+    """
+    rests_on = resting_on([finding], incident)
+    steps = [dump.manifest.step for dump in incident.dumps if dump.manifest.dump_id in rests_on]
+    return min((step for step in steps if step is not None), default=0)
 
 
 def _load_test() -> Callable[[Finding], bool]:
@@ -65,7 +85,8 @@ def _load_test() -> Callable[[Finding], bool]:
     return is_load
 
 
-def _without_consequences(asked: list[Finding], incident: Incident) -> Iterator[Finding]:
+def without_consequences(asked: list[Finding], incident: Incident) -> Iterator[Finding]:
+    """Yield what no other explains, each with the dumps of what it explains as evidence."""
     for finding in asked:
         if any(_explains(other, finding, incident) for other in asked):
             continue

@@ -13,6 +13,21 @@ LEAVES_BUFFERS = ("illegal-access", "index-outside-tensor")
 LOSES_PAGES = ("pool-leak", "no-slot")
 SPOILS_DRAFTS = ("accept-length-drop",)
 
+# Rules over dumps whose findings follow once one entry of a list, the mapping, a row or the cache is another's.
+FOLLOWS_FROM_AN_ENTRY = (
+    "allocator-past-pool-end",
+    "evicted-page-counted",
+    "freed-while-held",
+    "mapping-outlives-page",
+    "null-page-in-live-column",
+    "page-freed-twice",
+    "page-given-twice",
+    "pages-leaked",
+    "swa-page-replaced-before-free",
+    "swa-page-shared",
+    "unset-slot-freed",
+)
+
 
 @dataclass(frozen=True)
 class Rule:

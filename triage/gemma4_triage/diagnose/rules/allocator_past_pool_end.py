@@ -1,8 +1,9 @@
 """An allocator hands out a slot that its pool does not have; writes and reads outside the buffer follow from it."""
 
-from gemma4_dumps.structures import Defect
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.hand_out import hand_out_wrong
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
 from gemma4_triage.finding import Confidence, Evidence, Finding
@@ -10,6 +11,12 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 ID = "allocator-past-pool-end"
 _ASKED = "last_loc"
 """The table of what a call was given: the last slot of each request, from which it continues."""
+_LISTS = (Structure.FULL_FREE_LIST, Structure.SWA_FREE_LIST)
+_WHENCE: dict[Structure | None, str] = {
+    Structure.FULL_FREE_LIST: " The free list held it before the call.",
+    Structure.SWA_FREE_LIST: " The free list held it before the call.",
+    Structure.ALLOCATION: " No free list held it: the call's result is wrong, and not the list.",
+}
 
 
 def find(incident: Incident) -> Finding | None:
@@ -29,14 +36,15 @@ def find(incident: Incident) -> Finding | None:
             break
     asked = any(offence.table == _ASKED for offence in dump.manifest.offences)
     beyond = not asked and any(offence.value >= offence.upper for offence in dump.manifest.offences)
+    wrong = hand_out_wrong(dump)
     return Finding(
         rule=ID,
-        # A wrong entry of the free list and a wrong call look alike once the slot has been handed out.
-        structure=None,
-        defect=Defect.PAST_END if beyond else None,
-        cause=_cause(asked, beyond),
-        confidence=Confidence.CERTAIN,
-        evidence=tuple(evidence),
+        structure=wrong.structure,
+        defect=wrong.defect or (Defect.PAST_END if beyond else None),
+        cause=_cause(asked, beyond) + _WHENCE.get(wrong.structure, ""),
+        # How it came onto a list, by a free or beside all calls, the call that took it off does not say.
+        confidence=Confidence.LIKELY if wrong.structure in _LISTS else Confidence.CERTAIN,
+        evidence=(*evidence, *wrong.proof),
         ruled_out_if=("the slot lies inside the pool",),
         advice=(
             "Look at the free list and at what changed it: a free of foreign slots, a restore_state, a resized pool. "

@@ -5,12 +5,29 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.where_wrong import Wrong, where_wrong
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "null-page-in-live-column"
+_UNKNOWN = (
+    "A place that a request needs holds the null page; the dump does not say whether it was never filled, was cleared "
+    "too early, or is of a length that reaches too far."
+)
+_CAUSES: dict[Structure | None, str] = {
+    Structure.SWA_MAPPING: (
+        "The full-to-SWA mapping has nothing for a page that a request still needs: it was evicted too early, or never "
+        "mapped."
+    ),
+    Structure.SWA_TABLE: "The sliding layers' table has the null page where the mapping has a real one.",
+    Structure.FULL_TABLE: "The full layers' table has the null page where the request's own row has a real one.",
+    Structure.REQUEST_ROW: "The request's row of req_to_token has the null page at a place that the request needs.",
+    Structure.WRITE_LOCATIONS: "A token's keys and values are to be written to the null page; its row has a real one.",
+    Structure.ROW_INDICES: "The batch reads a row of req_to_token that is not the request's: it holds nothing.",
+}
 
 
 def find(incident: Incident) -> Finding | None:
+    """Return a finding where a live column, or a write, is of page 0."""
     dump = incident.first(rule=PAGE_TABLE, verdict="null_page_live")
     if dump is None:
         return None
@@ -19,21 +36,25 @@ def find(incident: Incident) -> Finding | None:
     length = ()
     if lengths is not None and 0 <= row < lengths.shape[0]:
         length = (cell(dump, "cache_seqlens", (row,), "keys of that row"),)
+    wrong = where_wrong(dump)
     return Finding(
         rule=ID,
-        structure=Structure.SWA_MAPPING,
-        defect=Defect.ZERO,
-        cause=(
-            "A live column holds the null page: the page was evicted or never mapped while its request still needs it, "
-            "or the metadata is that of a request which had already finished."
-        ),
-        confidence=Confidence.LIKELY,
+        structure=wrong.structure,
+        defect=wrong.defect if wrong.structure else Defect.ZERO,
+        cause=_CAUSES.get(wrong.structure, _UNKNOWN),
+        confidence=_confidence(wrong),
         evidence=(
             said(dump, "offences.0.table", "the table"),
             said(dump, "offences.0.column", "the column"),
             *length,
             said(dump, "scalars.window_left", "keys before its own that the layer needs; -1: all"),
-            said(dump, "offences.0.request_slot", "the request"),
+            # Where the slot itself is wrong it names no request.
+            *(
+                ()
+                if wrong.structure is Structure.ROW_INDICES
+                else (said(dump, "offences.0.request_slot", "the request"),)
+            ),
+            *wrong.proof,
         ),
         ruled_out_if=("the request had finished or was retracted before this step's result was processed",),
         advice=(
@@ -42,6 +63,14 @@ def find(incident: Incident) -> Finding | None:
         ),
         next_commands=(commands.serve(incident, "--debug trap", "--probes page-table,swa-allocator"), commands.DOCTOR),
     )
+
+
+def _confidence(wrong: Wrong) -> Confidence:
+    """Return how sure it is: two structures that contradict each other leave the derived one."""
+    if wrong.structure is None:
+        return Confidence.POSSIBLE
+    derived = (Structure.SWA_TABLE, Structure.FULL_TABLE, Structure.WRITE_LOCATIONS)
+    return Confidence.CERTAIN if wrong.proof and wrong.structure in derived else Confidence.LIKELY
 
 
 RULE = Rule(ID, find)

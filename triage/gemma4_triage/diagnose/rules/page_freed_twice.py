@@ -1,9 +1,12 @@
 """Two owners of one page, or one owner that frees it on two paths."""
 
+from gemma4_dumps.audit_findings import suspects
+from gemma4_dumps.errors import DumpError
+from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
-from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import Rule
 from gemma4_triage.finding import Confidence, Finding
 
@@ -12,7 +15,7 @@ ID = "page-freed-twice"
 
 def find(incident: Incident) -> Finding | None:
     dump = incident.first(verdict="double_free")
-    if dump is None:
+    if dump is None or _nobody_freed(dump):
         return None
     return Finding(
         rule=ID,
@@ -40,6 +43,16 @@ def find(incident: Incident) -> Finding | None:
         ),
         upstream=("SGLang 25805",),
     )
+
+
+def _nobody_freed(dump: Dump) -> bool:
+    """Return whether an audit saw them twice and the ledger saw no free of them: then the list alone is wrong."""
+    if dump.manifest.rule != LEAK:
+        return False
+    try:
+        return all(one.free_step is None for one in suspects(dump))
+    except DumpError:
+        return False
 
 
 RULE = Rule(ID, find, explains=("page-given-twice",), leads_to=("pool-leak",))

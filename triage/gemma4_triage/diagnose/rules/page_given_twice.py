@@ -1,13 +1,25 @@
 """An allocator hands out a page that somebody still owns."""
 
-from gemma4_dumps.structures import Defect, Structure
+from gemma4_dumps.structures import Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
+from gemma4_triage.diagnose.hand_out import hand_out_wrong
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.where_wrong import Wrong
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "page-given-twice"
+_SHARED = "so a second request overwrites the keys and values of the first"
+_ON_LIST = f"A page that is still in use was handed out again, {_SHARED}: the free list held it all the while."
+_UNKNOWN = f"A page that is still in use was handed out again, {_SHARED}; whether it was freed too early is not known."
+_CAUSES: dict[Structure | None, str] = {
+    Structure.FULL_FREE_LIST: _ON_LIST,
+    Structure.SWA_FREE_LIST: _ON_LIST,
+    Structure.ALLOCATION: (
+        "A hand-out returned a page that the allocator did not take off its list: the result is wrong, not the list."
+    ),
+}
 
 
 def find(incident: Incident) -> Finding | None:
@@ -19,25 +31,30 @@ def find(incident: Incident) -> Finding | None:
     if states is not None and offences and states.ndim == 2 and 0 <= offences[0].row < states.shape[0]:
         at = (offences[0].row, min(offences[0].column, states.shape[1] - 1))
         state = (cell(dump, "page_states", at, "state of its page before: full side 1 is in use, SWA side the owner"),)
+    wrong = hand_out_wrong(dump)
     return Finding(
         rule=ID,
-        structure=Structure.FREE_CALL,
-        defect=Defect.EARLY,
-        cause=(
-            "A page that is still in use was handed out again, so a second request overwrites the keys and values of "
-            "the first: something had freed it too early."
-        ),
-        confidence=Confidence.LIKELY,
+        structure=wrong.structure,
+        defect=wrong.defect,
+        cause=_CAUSES.get(wrong.structure, _UNKNOWN),
+        confidence=_confidence(wrong),
         evidence=(
             said(dump, "site", "who handed it out, or noticed"),
             said(dump, "offences.0.value", "the slot, or in an audit the number of places"),
             said(dump, "pool_kind", "of which pool"),
             *state,
+            *wrong.proof,
         ),
         ruled_out_if=("the free list held the page twice: then see the double free",),
         advice=("Trust no output since. A server in trap mode stops at the free that came too early.",),
         next_commands=(commands.serve(incident, "--debug trap", "--probes swa-allocator"), commands.show(dump)),
     )
+
+
+def _confidence(wrong: Wrong) -> Confidence:
+    if wrong.structure is None:
+        return Confidence.POSSIBLE
+    return Confidence.CERTAIN if wrong.structure is Structure.ALLOCATION and wrong.proof else Confidence.LIKELY
 
 
 RULE = Rule(ID, find, leads_to=("pool-leak",))

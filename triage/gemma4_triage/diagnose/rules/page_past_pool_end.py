@@ -2,10 +2,10 @@
 
 from gemma4_dumps.structures import Defect
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.concerned import index_list
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
+from gemma4_triage.diagnose.where_wrong import where_wrong
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "page-past-pool-end"
@@ -19,9 +19,10 @@ def find(incident: Incident) -> Finding | None:
             break
     else:
         return None
+    wrong = where_wrong(dump)
     return Finding(
         rule=ID,
-        structure=index_list(dump),
+        structure=wrong.structure,
         defect=Defect.PAST_END,
         cause=(
             "Somebody counts one further than the pool reaches: the table belongs to the pool that it indexes, and the "
@@ -35,6 +36,7 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "offences.0.value", "the bad entry"),
             said(dump, "offences.0.upper", "the first index that the buffer does not have: the same"),
             said(dump, "offences.0.request_slot", "the request whose row it is in"),
+            *wrong.proof,
         ),
         ruled_out_if=(
             "the row equals the full table's row: then it was not translated",

@@ -2,6 +2,7 @@
 
 from gemma4_dumps.audit_findings import TABLE, suspects
 from gemma4_dumps.errors import DumpError
+from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said
@@ -19,7 +20,7 @@ def find(incident: Incident) -> Finding | None:
     try:
         first = suspects(dump)[0]
     except (DumpError, IndexError):
-        where, rows = "", ()
+        first, where, rows = None, "", ()
     else:
         where = f", handed out by {first.alloc_site}" if first.alloc_step is not None else ""
         rows = (
@@ -27,12 +28,19 @@ def find(incident: Incident) -> Finding | None:
             cell(dump, TABLE, (0, 4), "the request slot that owned it last"),
             cell(dump, TABLE, (0, 7), f"the step at which {first.alloc_site} handed it out"),
         )
+    ended = None if first is None or first.owner is None else _has_ended(dump, first.owner[0])
+    known = (
+        ended is not False
+        and first is not None
+        and first.owner is not None
+        and first.last_event in ("owned", "handed_out")
+    )
     return Finding(
         rule=ID,
-        structure=Structure.FREE_CALL,
+        structure=Structure.FREE_CALL if known else None,
         defect=Defect.LOST,
-        cause=f"Pages belong to nobody and are not free{where}: their last owner ended without giving them back.",
-        confidence=Confidence.LIKELY if rows else Confidence.POSSIBLE,
+        cause=f"Pages belong to nobody and are not free{where}: {_why(known, ended)}.",
+        confidence=Confidence.LIKELY if known else Confidence.POSSIBLE,
         evidence=(said(dump, "offence_count", "pages that are lost"), said(dump, "step", "when it was seen"), *rows),
         ruled_out_if=("a session or a disaggregated transfer still holds them",),
         advice=(
@@ -44,6 +52,20 @@ def find(incident: Incident) -> Finding | None:
         next_commands=(commands.audit(dump),),
         upstream=("SGLang 11970", "SGLang 7130"),
     )
+
+
+def _has_ended(dump: Dump, slot: int) -> bool | None:
+    """Return whether the request of this slot had ended at the audit; None where the dump does not say."""
+    running = dump.manifest.scalars.get("running")
+    return str(slot) not in running.split(",") if isinstance(running, str) else None
+
+
+def _why(known: bool, ended: bool | None) -> str:
+    if known:
+        return "their last owner ended without giving them back"
+    if ended is False:
+        return "their last owner still runs, and neither its row nor what it counts as its own has them"
+    return "whose they were, or what became of them, is not known"
 
 
 RULE = Rule(ID, find, leads_to=LOSES_PAGES, fallback=True)

@@ -1,13 +1,16 @@
 """Draft and target, or layers and pools, were put together from parts that do not fit."""
 
-from gemma4_dumps.structures import Structure
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.incident import GEOMETRY, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
 from gemma4_triage.diagnose.start_up import start_up_evidence
 from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.rules.probe_stopped import shows_one_key_more
 
 ID = "parts-disagree"
+_OF_WINDOW = {0: Defect.ZERO}
+_OF_DRAFT_LAYERS = ("draft layer_id", "draft window_left", "draft sub_pool")
 
 
 def find(incident: Incident) -> Finding | None:
@@ -18,11 +21,18 @@ def find(incident: Incident) -> Finding | None:
         lambda summary: not summary.startswith("draft pool:"),
         "one side of the comparison",
     )
+    evidence += start_up_evidence(
+        incident,
+        "window_width",
+        lambda summary: summary.startswith("draft window_left") and not shows_one_key_more(summary),
+        "keys before its own that a draft layer shows",
+    )
     if not evidence:
         return None
     return Finding(
         rule=ID,
         structure=Structure.DRAFT_BINDING if _is_of_draft_layers(incident) else None,
+        defect=_defect(incident),
         cause="Parts of this server that must agree do not: a draft and its target, or layers and the pool they read.",
         confidence=Confidence.CERTAIN,
         evidence=evidence,
@@ -36,9 +46,24 @@ def find(incident: Incident) -> Finding | None:
 
 
 def _is_of_draft_layers(incident: Incident) -> bool:
-    """Return whether what was compared is which layers of the target a draft reads."""
-    dumps = incident.of(rule=GEOMETRY, verdict="geometry_mismatch")
-    return any(dump.manifest.summary.startswith("draft layer_id") for dump in dumps)
+    """Return whether what was compared is which layers of the target a draft reads, or how wide a window it has."""
+    return any(dump.manifest.summary.startswith(_OF_DRAFT_LAYERS) for dump in incident.of(rule=GEOMETRY))
+
+
+def _defect(incident: Incident) -> Defect | None:
+    """Return in which way a draft layer's id or window is wrong; None where nothing is said of one."""
+    for dump in incident.of(rule=GEOMETRY):
+        scalars = dump.manifest.scalars
+        said = f"{dump.manifest.summary}; {scalars.get('other_findings', '')}"
+        if "draft layer_id" in said and "draft window_left" in said:
+            return Defect.SWAPPED
+        if "draft sub_pool" in said:
+            # The other pool's layers begin with the first.
+            return Defect.ZERO if scalars.get("layers") == "0" else Defect.OTHER_SPACE
+        found, what = scalars.get("found"), scalars.get("what")
+        if what in ("layer_id", "window_left") and isinstance(found, int):
+            return Defect.NEGATIVE if found < 0 else Defect.PAST_END if what == "layer_id" else _OF_WINDOW.get(found)
+    return None
 
 
 RULE = Rule(ID, find, explains=("index-outside-buffer", "table-too-narrow"), leads_to=LEAVES_BUFFERS)

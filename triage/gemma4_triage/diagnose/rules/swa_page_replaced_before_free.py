@@ -8,6 +8,7 @@ from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.census import first_census
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, said
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Rule
@@ -20,7 +21,8 @@ _FIRST = "first_pages.0"
 def find(incident: Incident) -> Finding | None:
     for dump in incident.of(rule=LEAK, verdict="pool_leak"):
         lost = _lost(dump)
-        if lost and all(suspect.pool == "swa" and suspect.fault == "nowhere" for suspect in lost):
+        # A page that was free when it got lost was lost by the free list.
+        if lost and all(_stayed_behind(suspect) for suspect in lost) and not _is_held(incident, lost[0]):
             break
     else:
         return None
@@ -50,6 +52,16 @@ def find(incident: Incident) -> Finding | None:
         next_commands=(commands.audit(dump), commands.corpus("deferred-free-after-replacement")),
         upstream=("SGLang 36081",),
     )
+
+
+def _is_held(incident: Incident, suspect: Suspect) -> bool:
+    """Return whether somebody still holds the full page: then it was not freed, and the mapping alone is wrong."""
+    census = first_census(incident)
+    return census is not None and any(one.page == suspect.peer for one in census.holders or ())
+
+
+def _stayed_behind(suspect: Suspect) -> bool:
+    return suspect.pool == "swa" and suspect.fault == "nowhere" and suspect.last_event not in ("cleared", "freed")
 
 
 def _lost(dump: Dump) -> list[Suspect]:

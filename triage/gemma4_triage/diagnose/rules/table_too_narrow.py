@@ -1,5 +1,6 @@
 """A row needs more columns than its page table has."""
 
+from gemma4_dumps.structures import Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.concerned import index_list
 from gemma4_triage.diagnose.evidence import said
@@ -14,14 +15,21 @@ def find(incident: Incident) -> Finding | None:
     dump = incident.first(rule=PAGE_TABLE, verdict="table_too_narrow")
     if dump is None:
         return None
+    # Outside a graph a table is made for each forward, as wide as the longest length that it was made for.
+    made_for_it = not dump.manifest.graph.captured
     return Finding(
         rule=ID,
-        structure=index_list(dump),
+        structure=Structure.KERNEL_LENGTHS if made_for_it else index_list(dump),
         cause=(
             "A sequence is longer than its row of the page table, so the kernel reads on into the next row or beyond "
-            "the table: the table was sized for a shorter context than the sequence has."
+            "the table: "
+            + (
+                "the length that the kernel is given is not the one that the table was made for."
+                if made_for_it
+                else "the table was sized for a shorter context than the sequence has."
+            )
         ),
-        confidence=Confidence.CERTAIN,
+        confidence=Confidence.LIKELY,
         evidence=(
             said(dump, "offences.0.value", "columns that the row needs"),
             said(dump, "offences.0.column", "columns that there are"),

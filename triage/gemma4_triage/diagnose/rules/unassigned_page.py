@@ -2,10 +2,10 @@
 
 from gemma4_dumps.structures import Defect
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.concerned import index_list
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
+from gemma4_triage.diagnose.where_wrong import where_wrong
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "unassigned-page"
@@ -23,9 +23,10 @@ def find(incident: Incident) -> Finding | None:
     length = ()
     if lengths is not None and 0 <= row < lengths.shape[0]:
         length = (cell(dump, "cache_seqlens", (row,), "keys of that row, which say that the column is live"),)
+    wrong = where_wrong(dump)
     return Finding(
         rule=ID,
-        structure=index_list(dump),
+        structure=wrong.structure,
         defect=Defect.NEGATIVE,
         cause=(
             "An index that was never assigned reached a kernel: -1 marks a place that is still to be filled, and here "
@@ -38,6 +39,7 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "offences.0.column", "in which column"),
             *length,
             said(dump, "offences.0.request_slot", "the request whose row it is"),
+            *wrong.proof,
         ),
         ruled_out_if=("other negative values beside -1: then the table is damaged, not unfilled",),
         advice=(

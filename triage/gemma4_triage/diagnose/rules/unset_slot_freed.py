@@ -23,7 +23,8 @@ def find(incident: Incident) -> Finding | None:
         return None
     return Finding(
         rule=ID,
-        structure=Structure.FREE_CALL,
+        # A row that was never written holds 0 everywhere; slots 0 to 15 are those of a page that somebody named.
+        structure=Structure.FREE_CALL if _names_a_page(incident) else None,
         defect=Defect.ZERO,
         cause=(
             "Somebody frees a slot of page 0, which no allocator ever hands out: an unset entry of a request's row "
@@ -55,6 +56,11 @@ def _at_free(incident: Incident) -> tuple[Evidence, ...]:
                 said(dump, "pool_kind", "of which pool"),
             )
     return ()
+
+
+def _names_a_page(incident: Incident) -> bool:
+    dump = incident.first(rule="swa-free-range", verdict="free_out_of_range")
+    return dump is not None and len({offence.value for offence in dump.manifest.offences}) > 1
 
 
 def _at_audit(incident: Incident) -> tuple[tuple[Evidence, ...], bool]:
@@ -94,17 +100,7 @@ def _pages(dump: Dump) -> list[int]:
     return [suspect.page if suspect.pool in ("full", "swa") else -1 for suspect in listed]
 
 
-RULE = Rule(
-    ID,
-    find,
-    injected_by=("free-of-page-zero",),
-    # Handed out, page 0 stands in live tables; several requests hold it, overwrite its mapping, and free it in turn.
-    explains=(
-        "null-page-in-live-column",
-        "page-freed-twice",
-        "page-given-twice",
-        "swa-page-shared",
-        "swa-page-replaced-before-free",
-    ),
-    leads_to=("pool-leak",),
-)
+# Handed out, page 0 stands in live tables; several requests hold it, overwrite its mapping, and free it in turn.
+_FOLLOWS = ("null-page-in-live-column", "page-freed-twice", "page-given-twice", "swa-page-shared")
+_ALSO = ("swa-page-replaced-before-free",)
+RULE = Rule(ID, find, injected_by=("free-of-page-zero",), explains=(*_FOLLOWS, *_ALSO), leads_to=("pool-leak",))

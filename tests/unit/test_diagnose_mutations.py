@@ -1,0 +1,193 @@
+"""Causes that were put into the live engine, one entry at a time: what was wrong is named first."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from diagnose_examples import ROOT, rewritten
+from gemma4_dumps.reader import Dump, read_dump
+from gemma4_dumps.structures import Defect, Structure
+from gemma4_triage.diagnose.catalog import RULES
+from gemma4_triage.diagnose.conclude import conclude
+from gemma4_triage.diagnose.grouping import group
+from gemma4_triage.finding import Confidence
+
+KEPT = ROOT / "tests" / "data" / "mutation_dumps"
+COLUMNS = (
+    *("page", "pool", "fault", "places", "owner_slot", "owner_generation"),
+    *("alloc_site", "alloc_step", "free_site", "free_step", "peer", "last_event"),
+)
+S, D, C = Structure, Defect, Confidence
+CASES = {
+    "mapping-zero": ("mapping-entry-wrong", S.SWA_MAPPING, D.ZERO, C.CERTAIN),
+    "mapping-foreign": ("mapping-entry-wrong", S.SWA_MAPPING, D.FOREIGN, C.CERTAIN),
+    "tree-node-negative": ("holder-entry-wrong", S.TREE_NODE, D.NEGATIVE, C.CERTAIN),
+    "full-list-zero": ("free-list-entry-wrong", S.FULL_FREE_LIST, D.ZERO, C.CERTAIN),
+    "swa-list-duplicate": ("free-list-entry-wrong", S.SWA_FREE_LIST, D.DUPLICATE, C.CERTAIN),
+    "free-of-the-neighbour": ("free-that-loses", S.FREE_CALL, D.OFF_BY_ONE, C.CERTAIN),
+    "free-lost": ("free-that-loses", S.FREE_CALL, D.LOST, C.CERTAIN),
+    "lock-left-over": ("lock-left-over", S.TREE_LOCK, D.OFF_BY_ONE, C.LIKELY),
+    "protected-zero": ("counters-overlap", S.REQUEST_COUNTERS, None, C.LIKELY),
+    "full-table-zero": ("null-page-in-live-column", S.FULL_TABLE, D.ZERO, C.CERTAIN),
+    "write-zero": ("null-page-in-live-column", S.WRITE_LOCATIONS, D.ZERO, C.CERTAIN),
+    "row-index-negative": ("null-page-in-live-column", S.ROW_INDICES, D.NEGATIVE, C.LIKELY),
+    "hand-out-of-the-neighbour": ("page-given-twice", S.ALLOCATION, D.OFF_BY_ONE, C.CERTAIN),
+    "hand-out-of-another": ("swa-page-shared", S.ALLOCATION, D.FOREIGN, C.CERTAIN),
+    "row-past-the-end": ("slot-beyond-the-map", S.REQUEST_ROW, D.PAST_END, C.LIKELY),
+    "window-and-layer-swapped": ("parts-disagree", S.DRAFT_BINDING, D.SWAPPED, C.CERTAIN),
+    "batch-length-negative": ("batch-length-wrong", S.BATCH_LENGTHS, D.NEGATIVE, C.LIKELY),
+    "length-foreign": ("table-too-narrow", S.KERNEL_LENGTHS, None, C.LIKELY),
+}
+"""By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""
+
+
+def dumps_of(name):
+    return [read_dump(path) for path in sorted((KEPT / name).iterdir())]
+
+
+def named_of(*dumps):
+    (incident,) = group(dumps)
+    return conclude(incident)
+
+
+def changed(tmp_path, dump, **tensors):
+    """Return the dump with other tensors; None takes one away."""
+    folder = tmp_path / dump.path.name
+    shutil.copytree(dump.path, folder)
+    values = load_file(folder / "tensors.safetensors") | tensors
+    values = {name: value for name, value in values.items() if value is not None}
+    save_file(values, folder / "tensors.safetensors")
+    layouts = json.loads((folder / "manifest.json").read_text())["tensors"]
+    kept = {name: dump.manifest.tensors[name] for name in layouts if name in values}
+    (folder / "manifest.json").unlink()
+    return rewritten(folder, Dump(folder, dump.manifest), tensors=kept)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_structure_that_was_corrupted_is_named_first(name):
+    first = named_of(*dumps_of(name))[0]
+    assert (first.rule, first.structure, first.defect, first.confidence) == CASES[name]
+
+
+def test_every_kept_case_is_told():
+    assert {path.name for path in KEPT.iterdir() if path.is_dir()} == set(CASES)
+
+
+@pytest.mark.parametrize("name", [name for name, told in CASES.items() if told[3] is C.CERTAIN])
+def test_no_other_rule_is_certain_of_the_same_dumps(name):
+    sure = [finding for finding in named_of(*dumps_of(name)) if finding.confidence is C.CERTAIN]
+    assert [finding.rule for finding in sure] == [CASES[name][0]]
+
+
+@pytest.mark.parametrize("name", ["mapping-zero", "tree-node-negative", "protected-zero"])
+def test_without_the_holders_nothing_is_said_of_them(tmp_path, name):
+    dumps = [changed(tmp_path, dump, holders=None) for dump in dumps_of(name)]
+    assert CASES[name][0] not in [finding.rule for finding in named_of(*dumps)]
+
+
+@pytest.mark.parametrize("name", ["full-table-zero"])
+def test_without_the_requests_rows_the_table_is_not_accused(tmp_path, name):
+    (dump,) = dumps_of(name)
+    first = named_of(changed(tmp_path, dump, request_rows=None))[0]
+    assert (first.structure, first.confidence) == (None, C.POSSIBLE)
+
+
+def test_a_row_that_says_so_too_is_what_is_wrong(tmp_path):
+    (dump,) = dumps_of("full-table-zero")
+    bad, rows = dump.manifest.offences[0], dump.tensor("request_rows").copy()
+    rows[bad.row, bad.column] = 0
+    first = named_of(changed(tmp_path, dump, request_rows=rows))[0]
+    behind = rows[bad.row, bad.column + 1 : -(-int(dump.tensor("cache_seqlens")[bad.row]) // 16)]
+    # At a row's end a length that reaches too far looks alike.
+    assert first.structure is (S.REQUEST_ROW if behind.any() else None)
+    assert first.confidence is not C.CERTAIN
+
+
+def test_a_page_of_this_very_step_accuses_no_place(tmp_path):
+    dumps = dumps_of("tree-node-negative")
+    young = []
+    for dump in dumps:
+        table = dump.tensor("suspects").copy()
+        table[:, COLUMNS.index("alloc_step")] = dump.manifest.step
+        young.append(changed(tmp_path, dump, suspects=table))
+    assert "holder-entry-wrong" not in [finding.rule for finding in named_of(*young)]
+
+
+def test_a_page_that_somebody_took_accuses_no_free_list(tmp_path):
+    taken = []
+    for dump in dumps_of("swa-list-duplicate"):
+        table = dump.tensor("suspects").copy()
+        table[:, COLUMNS.index("last_event")] = dump.manifest.scalars["last_events"].split(",").index("owned")
+        taken.append(changed(tmp_path, dump, suspects=table))
+    assert "free-list-entry-wrong" not in [finding.rule for finding in named_of(*taken)]
+
+
+@pytest.mark.parametrize("name", ["hand-out-of-the-neighbour", "hand-out-of-another"])
+def test_without_the_lists_before_the_call_no_structure_is_accused(tmp_path, name):
+    (dump,) = dumps_of(name)
+    first = named_of(changed(tmp_path, dump, free_before_full=None, free_before_swa=None))[0]
+    assert first.structure is None
+    assert first.confidence is not C.CERTAIN
+
+
+def test_a_page_that_the_call_took_off_the_list_accuses_the_list(tmp_path):
+    (dump,) = dumps_of("hand-out-of-the-neighbour")
+    page = dump.manifest.offences[0].value // 16
+    after = dump.tensor("free_pages_full").copy()
+    after[after == page] = after[after != page][0]
+    first = named_of(changed(tmp_path, dump, free_pages_full=after))[0]
+    assert (first.structure, first.confidence) == (S.FULL_FREE_LIST, C.LIKELY)
+
+
+def test_a_row_without_the_slot_accuses_no_row(tmp_path):
+    (dump,) = dumps_of("row-past-the-end")
+    first = named_of(changed(tmp_path, dump, req_to_token=np.ones_like(dump.tensor("req_to_token"))))[0]
+    assert (first.rule, first.structure) == ("scheduler-exception", None)
+
+
+@pytest.mark.parametrize(("count", "defect"), [(0, D.ZERO), (-1, D.NEGATIVE)])
+def test_a_count_of_locks_is_read_from_the_assertion(count, defect):
+    (dump,) = dumps_of("row-past-the-end")
+    said = f"dec_lock_ref on node with node.swa_lock_ref={count}, node.id=8"
+    scalars = dump.manifest.scalars | {"exception": "AssertionError", "message": said}
+    first = named_of(Dump(dump.path, dump.manifest.model_copy(update={"scalars": scalars})))[0]
+    assert (first.rule, first.structure, first.defect) == ("lock-released-twice", S.TREE_LOCK, defect)
+
+
+@pytest.mark.parametrize(
+    ("length", "mode", "structure", "defect"),
+    [
+        (0, "DECODE", S.BATCH_LENGTHS, D.ZERO),
+        (-1, "DECODE", S.BATCH_LENGTHS, D.NEGATIVE),
+        (4000, "DECODE", S.BATCH_LENGTHS, D.PAST_END),
+        (0, "EXTEND", S.REQUEST_ROW, D.PAST_END),
+        (None, "DECODE", S.REQUEST_ROW, D.PAST_END),
+    ],
+)
+def test_a_length_is_held_against_the_tokens_of_its_request(tmp_path, length, mode, structure, defect):
+    (dump,) = dumps_of("row-past-the-end")
+    dump = Dump(dump.path, dump.manifest.model_copy(update={"forward_mode": mode}))
+    tokens = dump.tensor("requests")[:, 1].copy()
+    lengths = tokens if length is None else np.array([length, *tokens[1:]])
+    first = named_of(changed(tmp_path, dump, seq_lens=lengths))[0]
+    assert (first.structure, first.defect) == (structure, defect)
+
+
+def test_an_earlier_step_comes_first_whatever_the_certainty():
+    """The dump of a table that follows from a list is certain, and of a later step."""
+    later = dumps_of("full-table-zero")[0]
+    first = dumps_of("lock-left-over")[0]
+    host, guards = first.manifest.host, first.manifest.guards
+    of_one = [
+        Dump(later.path, later.manifest.model_copy(update={"host": host, "guards": guards, "step": 99})),
+        Dump(first.path, first.manifest.model_copy(update={"step": 3})),
+    ]
+    assert [finding.rule for finding in named_of(*of_one)][:2] == ["lock-left-over", "null-page-in-live-column"]
+
+
+def test_a_rule_that_explains_names_rules_that_exist():
+    known = {rule.id for rule in RULES}
+    assert not {name for rule in RULES for name in rule.explains} - known

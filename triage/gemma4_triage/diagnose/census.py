@@ -1,0 +1,155 @@
+"""The first audit of an incident that found something, as one: its dumps are one for each verdict.
+
+A page that is nowhere and another that is where it must not be are, of the same audit, one entry that was replaced.
+What the ledger saw of the first says of which structure, and what the second is says in which way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from gemma4_dumps.audit_findings import Suspect, suspects
+from gemma4_dumps.errors import DumpError
+from gemma4_dumps.reader import Dump
+from gemma4_dumps.structures import Defect
+from gemma4_triage.diagnose.evidence import tensor_or_none
+from gemma4_triage.diagnose.incident import LEAK, Incident
+
+TREE = 0
+"""The prefix cache among the holders of a page; others are request slots."""
+
+NOWHERE, TWICE_FREE, FREE_AND_HELD, HELD_TWICE = "nowhere", "free_twice", "free_and_held", "held_twice"
+OUT_OF_RANGE, LOCKED, FREED_AGAIN = "out_of_range", "locked_at_idle", "freed_again"
+_FREE = ("cleared", "freed")
+_TAKEN = ("handed_out", "owned")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A suspect, and where it stands: in row `row` of the table of `dump`."""
+
+    dump: Dump
+    row: int
+    suspect: Suspect
+
+    @property
+    def page(self) -> int:
+        """Its page."""
+        return self.suspect.page
+
+    @property
+    def was_free(self) -> bool:
+        """Return whether the page was free when anybody last did something with it, as the ledger saw it."""
+        return self.suspect.last_event in _FREE
+
+    @property
+    def was_taken(self) -> bool:
+        """Return whether it had an owner, and nobody had asked to free it."""
+        return self.suspect.last_event in _TAKEN
+
+    @property
+    def was_asked_back(self) -> bool:
+        """Return whether somebody had asked to free it, and that was the last of it."""
+        return self.suspect.last_event == "free_asked"
+
+    @property
+    def never_asked_back(self) -> bool:
+        """Return whether the ledger saw nobody free it since it was handed out last, or at all."""
+        freed, given = self.suspect.free_step, self.suspect.alloc_step
+        return freed is None or (given is not None and freed < given)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """One holder of a page.
+
+    Attributes:
+        row: Of the tensor `holders`.
+        page: Of the full pool, or none of its pages.
+        holder: TREE or a request slot.
+        leads_to: The SWA page that the mapping has for it, 0 for none, -1 where nothing could be looked up.
+    """
+
+    row: int
+    page: int
+    holder: int
+    leads_to: int
+
+
+@dataclass(frozen=True)
+class Census:
+    """Everything that one audit found. dumps: of one step and process, oldest first."""
+
+    dumps: tuple[Dump, ...]
+    listed: tuple[Listed, ...]
+
+    def of(self, pool: str, *faults: str) -> tuple[Listed, ...]:
+        """Return the suspects of a pool with one of these faults."""
+        return tuple(one for one in self.listed if one.suspect.pool == pool and one.suspect.fault in faults)
+
+    @cached_property
+    def holders(self) -> tuple[Holder, ...] | None:
+        """Who holds the pages concerned; None where the dump does not say."""
+        table = tensor_or_none(self.dumps[0], "holders")
+        if table is None or table.ndim != 2 or table.shape[1] != 3:
+            return None
+        return tuple(Holder(row, *map(int, entry)) for row, entry in enumerate(table.tolist()))
+
+    @property
+    def step(self) -> int:
+        """The step of the audit."""
+        return self.dumps[0].manifest.step or 0
+
+    def pages(self, pool: str) -> int | None:
+        """Return how many pages a pool has, its ids begin with 1; None where the dump does not say."""
+        return self.dumps[0].manifest.extents.get(f"pages_{pool}_pool")
+
+    def is_of_pool(self, page: int, pool: str) -> bool:
+        """Return whether the pool has such a page; True where its size is not known."""
+        pages = self.pages(pool)
+        return page > 0 and (pages is None or page <= pages)
+
+    def given_now(self, one: Listed) -> bool:
+        """Return whether the page was handed out in the very step of the audit, which counts it as the next one."""
+        return one.suspect.alloc_step is not None and one.suspect.alloc_step >= self.step - 1
+
+
+def first_census(incident: Incident) -> Census | None:
+    """Return the first audit that found something; None if there is none, or its tables cannot be read."""
+    audits = list(incident.of(rule=LEAK))
+    if not audits:
+        return None
+    first = min(audits, key=lambda dump: (dump.manifest.step or 0, dump.manifest.created_utc))
+    dumps = tuple(dump for dump in audits if _audit_of(dump) == _audit_of(first))
+    try:
+        listed = tuple(Listed(dump, row, one) for dump in dumps for row, one in enumerate(suspects(dump)))
+    except DumpError:
+        return None
+    return Census(dumps, listed)
+
+
+def _audit_of(dump: Dump) -> tuple[object, ...]:
+    host = dump.manifest.host
+    return dump.manifest.step, dump.manifest.site, host.hostname, host.pid, host.rank
+
+
+def invalid_defect(page: int) -> Defect:
+    """Return in which way an id is none of its pool's."""
+    if page == 0:
+        return Defect.ZERO
+    return Defect.NEGATIVE if page < 0 else Defect.PAST_END
+
+
+def shared_defect(lost: Listed, shared: Listed | None) -> Defect:
+    """Return in which way a page that stands in another's place is wrong: of the same owner as that one, or not."""
+    if shared is None or shared.suspect.owner is None or lost.suspect.owner is None:
+        return Defect.FOREIGN
+    return Defect.DUPLICATE if shared.suspect.owner == lost.suspect.owner else Defect.FOREIGN
+
+
+def single(found: Iterable[Listed]) -> Listed | None:
+    """Return the only one; None if there are more, or none."""
+    listed = tuple(found)
+    return listed[0] if len(listed) == 1 else None

@@ -1,0 +1,184 @@
+"""Whether a wrong page came off a free list, or is what a hand-out was turned into: the lists before and after it.
+
+| the page                                                            | is wrong               |
+|---------------------------------------------------------------------|------------------------|
+| came in place of one that the call took off and did not return      | what the call returned |
+| was on the list, and the call took it off                           | the list               |
+| continues a request, and is not the page of the request's last slot | what the call returned |
+| ... of the sliding-window pool, where the mapping leads there        | the mapping            |
+| is of the full pool, and on no list or still on one after the call  | what the call returned |
+
+Dumps of a release that does not keep the lists before the call say nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gemma4_dumps.reader import Dump
+from gemma4_dumps.schema import Offence
+from gemma4_dumps.structures import Defect, Structure
+from gemma4_triage.diagnose.census import invalid_defect
+from gemma4_triage.diagnose.concerned import free_list_of_pool
+from gemma4_triage.diagnose.evidence import cell, event, readable_events, tensor_or_none
+from gemma4_triage.diagnose.where_wrong import Wrong
+from gemma4_triage.finding import Evidence
+
+
+def hand_out_wrong(dump: Dump) -> Wrong:
+    """Return where the first bad slot of a hand-out comes from; no structure where the dump does not say."""
+    bad = dump.manifest.offences[0] if dump.manifest.offences else None
+    if bad is None or bad.table != "slots" or not 0 <= bad.column <= 1:
+        return Wrong(None)
+    call = _Call(dump, bad)
+    return call.find() if call.is_known else Wrong(None)
+
+
+class _Call:
+    """One hand-out: the page in question, what left the list, and what was returned."""
+
+    def __init__(self, dump: Dump, bad: Offence) -> None:
+        self._dump, self._bad = dump, bad
+        self._pool, self._page_size = ("full", "swa")[bad.column], dump.manifest.page_size or 1
+        self._page = bad.value // self._page_size
+        self._before, self._after = (self._list(name) for name in ("before", "pages"))
+        slots = tensor_or_none(dump, "slots")
+        given = [] if slots is None or slots.ndim != 2 else slots[:, bad.column].tolist()
+        self._given = {int(slot) // self._page_size for slot in given}
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether the dump has the lists before and after the call."""
+        return self._before is not None and self._after is not None
+
+    def find(self) -> Wrong:
+        """Hold the page against the lists, then against where its request continues."""
+        before, after = self._before or [], self._after or []
+        taken = Counter(before) - Counter(after)
+        unreturned = sorted(page for page in taken if page not in self._given)
+        if unreturned:
+            proof = self._on_list(
+                "before", before, unreturned[0], "the call took it off the list, and did not return it"
+            )
+            return Wrong(Structure.ALLOCATION, self._defect(unreturned, taken, after), proof)
+        if taken[self._page]:
+            proof = self._on_list("before", before, self._page, "the list had it before the call")
+            return Wrong(free_list_of_pool(self._pool), self._defect_of_list(before), proof)
+        number, last = self._continues()
+        if last is not None and last != self._page:
+            proof = (event(self._dump, number, "site", f"continues from page {last}, not from page {self._page}"),)
+            if self._pool == "full":
+                return Wrong(Structure.ALLOCATION, self._defect([last], taken, after), proof)
+            return self._of_swa_slot(last, proof, taken, after)
+        if self._pool != "full":
+            return self._of_full_slot()
+        proof = ()
+        if self._page in after:
+            proof = self._on_list("pages", after, self._page, "the page is on the list after the call too")
+        return Wrong(Structure.ALLOCATION, self._defect([], taken, after), proof)
+
+    def _of_swa_slot(self, last: int, proof: tuple[Evidence, ...], taken: Counter[int], after: list[int]) -> Wrong:
+        """Tell a mapping that led the allocator on from a wrong result, by what the mapping has for the last slot."""
+        before, first = (
+            tensor_or_none(self._dump, "swa_before"),
+            _first_row(readable_events(self._dump)[-1], self._bad.row),
+        )
+        if before is None or first is None or before.ndim != 1 or not 0 <= first < before.shape[0]:
+            return Wrong(None)
+        of_last = int(before[first])
+        said = cell(self._dump, "swa_before", (first,), "what the mapping has for the request's last slot")
+        structure = Structure.ALLOCATION if of_last // self._page_size == last else Structure.SWA_MAPPING
+        return Wrong(structure, self._defect([last], taken, after), (*proof, said))
+
+    def _of_full_slot(self) -> Wrong:
+        """Ask the same of the full slot that has this SWA slot, where the SWA slot is the one that continues."""
+        slots = tensor_or_none(self._dump, "slots")
+        if self._continues()[1] is None or slots is None or not 0 <= self._bad.row < slots.shape[0]:
+            return Wrong(None)
+        beside = self._bad.model_copy(update={"column": 0, "value": int(slots[self._bad.row, 0])})
+        call = _Call(self._dump, beside)
+        return call.find() if call.is_known and call._continues()[1] not in (None, call._page) else Wrong(None)
+
+    def _defect(self, right: list[int], taken: Counter[int], after: list[int]) -> Defect:
+        if not self._is_of_pool():
+            return invalid_defect(self._page)
+        if any(abs(page - self._page) == 1 for page in right):
+            return Defect.OFF_BY_ONE
+        if taken[self._page]:
+            return Defect.DUPLICATE
+        return Defect.STALE if self._page in after else Defect.FOREIGN
+
+    def _defect_of_list(self, before: list[int]) -> Defect:
+        if not self._is_of_pool():
+            return invalid_defect(self._page)
+        return Defect.DUPLICATE if before.count(self._page) > 1 else Defect.FOREIGN
+
+    def _is_of_pool(self) -> bool:
+        """Return whether the pool has such a page; the extents count page 0."""
+        pages = self._dump.manifest.extents.get(f"pages_{self._pool}_pool")
+        return self._page > 0 and (pages is None or self._page < pages)
+
+    def _list(self, name: str) -> list[int] | None:
+        values = tensor_or_none(self._dump, f"free_{name}_{self._pool}")
+        return None if values is None or values.ndim != 1 else values.tolist()
+
+    def _on_list(self, name: str, values: list[int], page: int, meaning: str) -> tuple[Evidence, ...]:
+        return (cell(self._dump, f"free_{name}_{self._pool}", (values.index(page),), meaning),)
+
+    def _continues(self) -> tuple[int, int | None]:
+        """Return the number of the call's event, and the page of the last slot of the request that the bad one is of.
+
+        None where the request has none, begins a page, or the events do not say.
+        """
+        events = readable_events(self._dump)
+        call = events[-1] if events else {}
+        last_loc = call.get("last_loc")
+        at = _request_of(call, self._bad.row)
+        if at is None or not isinstance(last_loc, list) or at >= len(last_loc) or not isinstance(last_loc[at], int):
+            return 0, None
+        slot = last_loc[at]
+        if slot < 0 or (slot + 1) % self._page_size == 0:
+            return 0, None
+        if self._pool == "swa":
+            slot = next((swa for past in reversed(events[:-1]) if (swa := _peer(past, slot)) is not None), -1)
+        return len(events) - 1, slot // self._page_size if slot >= 0 else None
+
+
+def _request_of(call: Mapping[str, Any], row: int) -> int | None:
+    """Return which request of a call the slot at `row` is of; None if the event does not say."""
+    return next((at for at, start, end in _spans(call) if start <= row < end), None)
+
+
+def _first_row(call: Mapping[str, Any], row: int) -> int | None:
+    """Return the first row of the request that the slot at `row` is of; None if the event does not say."""
+    return next((start for _, start, end in _spans(call) if start <= row < end), None)
+
+
+def _spans(call: Mapping[str, Any]) -> Iterator[tuple[int, int, int]]:
+    """Yield each request of a call with its first row and the one behind its last."""
+    ends, begins = call.get("seq_lens"), call.get("prefix_lens")
+    if not isinstance(ends, list):
+        return
+    counts = [1] * len(ends)
+    if isinstance(begins, list):
+        counts = [max(int(end) - int(begin), 0) for end, begin in zip(ends, begins, strict=False)]
+    row = 0
+    for at, count in enumerate(counts):
+        yield at, row, row + count
+        row += count
+
+
+def _peer(call: Mapping[str, Any], slot: int) -> int | None:
+    """Return the SWA slot that a call gave a full slot; None if it is not among the call's."""
+    full, swa = (_slots(call.get(name)) for name in ("full", "swa"))
+    return dict(zip(full, swa, strict=False)).get(slot)
+
+
+def _slots(runs: Any) -> list[int]:
+    """Return the slots of runs, [first, how many] each."""
+    pairs = [run for run in runs if isinstance(run, list) and len(run) == 2] if isinstance(runs, list) else []
+    return [
+        first + more for first, count in pairs if isinstance(first, int) for more in range(min(int(count), 1 << 16))
+    ]

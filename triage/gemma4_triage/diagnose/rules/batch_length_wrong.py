@@ -1,0 +1,75 @@
+"""A batch that decodes has a length for a request that the request's own tokens contradict."""
+
+from gemma4_dumps.reader import Dump
+from gemma4_dumps.structures import Defect, Structure
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
+from gemma4_triage.diagnose.incident import PROCESS_END, Incident
+from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.finding import Confidence, Finding
+
+ID = "batch-length-wrong"
+_LENGTHS, _REQUESTS, _TOKENS = "seq_lens", "requests", 1
+_AHEAD = 16
+"""Tokens by which the two may differ in a step: what is drafted, and what a step adds before the request knows it."""
+
+
+def find(incident: Incident) -> Finding | None:
+    """Return a finding where the state at an exception has such a length."""
+    for dump in incident.of(rule=PROCESS_END, forward_mode="DECODE"):
+        row = _first_wrong(dump)
+        if row is not None:
+            return _finding(incident, dump, row)
+    return None
+
+
+def _lengths(dump: Dump) -> tuple[list[int], list[int]] | None:
+    """Return the batch's lengths and the requests' tokens; None where the dump does not have both for each."""
+    lengths, requests = tensor_or_none(dump, _LENGTHS), tensor_or_none(dump, _REQUESTS)
+    if lengths is None or requests is None or lengths.ndim != 1 or requests.ndim != 2 or len(lengths) != len(requests):
+        return None
+    return lengths.tolist(), requests[:, _TOKENS].tolist() if requests.shape[1] > _TOKENS else []
+
+
+def _first_wrong(dump: Dump) -> int | None:
+    found = _lengths(dump)
+    if found is None:
+        return None
+    pairs = enumerate(zip(*found, strict=False))
+    return next((row for row, (length, tokens) in pairs if length < 1 or abs(length - tokens) > _AHEAD), None)
+
+
+def _finding(incident: Incident, dump: Dump, row: int) -> Finding:
+    return Finding(
+        rule=ID,
+        structure=Structure.BATCH_LENGTHS,
+        defect=_defect(dump, row),
+        cause=(
+            "The batch has a length for a request that its own tokens contradict, so that pages were asked for and "
+            "looked up for another length than the request has."
+        ),
+        # Lengths that were right and a request whose tokens were changed would look alike.
+        confidence=Confidence.LIKELY,
+        evidence=(
+            cell(dump, _LENGTHS, (row,), "the length that the batch has"),
+            cell(dump, _REQUESTS, (row, _TOKENS), "tokens of that request, prompt and answer"),
+            cell(dump, _REQUESTS, (row, 0), "its request slot"),
+            said(dump, "scalars.message", "what SGLang died of then"),
+        ),
+        ruled_out_if=("the batch was a prefill in chunks, which has a part of its prompt",),
+        advice=("Look at what writes seq_lens: prepare_for_decode, filter_batch, merge_batch, the verify of drafts.",),
+        next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
+    )
+
+
+def _defect(dump: Dump, row: int) -> Defect | None:
+    lengths, tokens = _lengths(dump) or ([], [])
+    if lengths[row] < 1:
+        return Defect.NEGATIVE if lengths[row] else Defect.ZERO
+    others = [count for other, count in enumerate(tokens) if other != row]
+    if any(abs(lengths[row] - count) <= 1 for count in others):
+        return Defect.FOREIGN
+    return Defect.PAST_END if lengths[row] > max(tokens) + _AHEAD else None
+
+
+RULE = Rule(ID, find, in_logs=("other-crash", "index-outside-tensor"))

@@ -1,0 +1,42 @@
+"""What a request counts as committed and as allocated does not fit together, and SGLang says so when it ends."""
+
+from gemma4_dumps.structures import Structure
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.incident import PROCESS_END, Incident
+from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.finding import Confidence, Finding
+
+ID = "counters-contradict"
+_MESSAGE = "Unexpected overallocated KV cache, req.kv_committed_len="
+
+
+def find(incident: Incident) -> Finding | None:
+    """Return a finding where that assertion ended the scheduler."""
+    dump = next(
+        (one for one in incident.of(rule=PROCESS_END) if _MESSAGE in str(one.manifest.scalars.get("message"))), None
+    )
+    if dump is None:
+        return None
+    return Finding(
+        rule=ID,
+        structure=Structure.REQUEST_COUNTERS,
+        cause=(
+            "A request that ends counts more tokens as allocated than as committed, and nothing is allocated ahead on "
+            "this server: one of the two counters is wrong."
+        ),
+        confidence=Confidence.LIKELY,
+        evidence=(
+            said(dump, "scalars.message", "SGLang's own assertion, with both counters"),
+            said(dump, "scalars.traceback", "where the request ended"),
+            said(dump, "step", "in which step"),
+        ),
+        ruled_out_if=("the server drafts: then tokens are allocated ahead of what is committed",),
+        advice=(
+            "Look at what sets kv_committed_len and kv_allocated_len; the tensor `requests` has both of each request.",
+        ),
+        next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
+    )
+
+
+RULE = Rule(ID, find, in_logs=("other-crash",))

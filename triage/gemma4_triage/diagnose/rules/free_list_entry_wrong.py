@@ -1,0 +1,95 @@
+"""One entry of a free list is not the page that the ledger knows to be free: it was replaced, or taken away."""
+
+from gemma4_dumps.audit_findings import TABLE
+from gemma4_dumps.structures import Defect
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.census import (
+    FREE_AND_HELD,
+    NOWHERE,
+    OUT_OF_RANGE,
+    TWICE_FREE,
+    Census,
+    Listed,
+    first_census,
+    invalid_defect,
+    single,
+)
+from gemma4_triage.diagnose.concerned import free_list_of_pool
+from gemma4_triage.diagnose.evidence import cell, said
+from gemma4_triage.diagnose.incident import LOST_PAGES, Incident
+from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Rule
+from gemma4_triage.finding import Confidence, Finding
+
+ID = "free-list-entry-wrong"
+_PAGE, _LAST_EVENT = 0, 11
+
+
+def find(incident: Incident) -> Finding | None:
+    """Return a finding where a page is missing from a free list that nobody took off it."""
+    census = first_census(incident)
+    # A call that lost pages has a probe of its own, which names the call.
+    if census is None or incident.first(rule=LOST_PAGES) is not None:
+        return None
+    for pool in ("full", "swa"):
+        missing = single(one for one in census.of(pool, NOWHERE) if one.was_free)
+        if missing is None or not _alone(census, pool):
+            continue
+        strange = [one for one in census.of(pool, OUT_OF_RANGE, TWICE_FREE, FREE_AND_HELD) if _unasked(one)]
+        if len(strange) <= 1:
+            return _finding(incident, census, pool, missing, single(strange))
+    return None
+
+
+def _alone(census: Census, pool: str) -> bool:
+    """Return whether it is the only page of its pool that is nowhere: more are lost by a call, and not by an entry."""
+    return len(census.of(pool, NOWHERE)) == 1
+
+
+def _unasked(one: Listed) -> bool:
+    return one.suspect.fault != FREE_AND_HELD or one.never_asked_back
+
+
+def _finding(incident: Incident, census: Census, pool: str, missing: Listed, strange: Listed | None) -> Finding:
+    # Handed out in this very step, the stranger may also be what a hand-out was turned into.
+    proven = strange is not None and not census.given_now(strange)
+    other = () if strange is None else (cell(strange.dump, TABLE, (strange.row, _PAGE), "what the list has instead"),)
+    return Finding(
+        rule=ID,
+        structure=free_list_of_pool(pool),
+        defect=Defect.LOST if strange is None else _defect(missing, strange),
+        cause=(
+            f"One entry of the free list of the {pool} pool is "
+            + ("gone" if strange is None else "another than it was")
+            + ": the page was free, nobody took it off the list, and it is no longer there."
+        ),
+        confidence=Confidence.CERTAIN if proven else Confidence.LIKELY,
+        evidence=(
+            cell(missing.dump, TABLE, (missing.row, _PAGE), "the page that is nowhere"),
+            cell(missing.dump, TABLE, (missing.row, _LAST_EVENT), f"its last event: {missing.suspect.last_event}"),
+            *other,
+            said(missing.dump, "step", "the step of the audit that saw it first"),
+        ),
+        ruled_out_if=(
+            "the events show that the page was handed out",
+            "an allocator dump of the same step: then a call changed the list",
+        ),
+        advice=(
+            "Look at what writes free_pages beside alloc and free: restore_state, clear, merge_and_sort_free.",
+            "What comes off the list later follows from it.",
+        ),
+        next_commands=(
+            commands.audit(missing.dump),
+            commands.serve(incident, "--debug trap", "--probes swa-allocator,leak-ledger"),
+        ),
+    )
+
+
+def _defect(missing: Listed, strange: Listed) -> Defect:
+    if strange.suspect.fault == OUT_OF_RANGE:
+        return invalid_defect(strange.page)
+    if abs(strange.page - missing.page) == 1:
+        return Defect.OFF_BY_ONE
+    return Defect.DUPLICATE if strange.suspect.fault == TWICE_FREE else Defect.FOREIGN
+
+
+RULE = Rule(ID, find, explains=FOLLOWS_FROM_AN_ENTRY, leads_to=(*LEAVES_BUFFERS, *LOSES_PAGES))

@@ -1,0 +1,102 @@
+"""A request's row or a node of the prefix cache has another page than the one that it was given."""
+
+from gemma4_dumps.audit_findings import TABLE
+from gemma4_dumps.structures import Defect, Structure
+from gemma4_triage.diagnose import census as audit
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.census import FREE_AND_HELD, HELD_TWICE, NOWHERE, TREE, Census, Holder, Listed, single
+from gemma4_triage.diagnose.evidence import cell, said
+from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Rule
+from gemma4_triage.finding import Confidence, Finding
+
+ID = "holder-entry-wrong"
+_HOLDER = 1
+
+
+def find(incident: Incident) -> Finding | None:
+    """Return a finding where a page that was never given back is nowhere, and one holder has a stranger."""
+    census = audit.first_census(incident)
+    if census is None or not census.holders:
+        return None
+    lost = single(one for one in census.of("full", NOWHERE) if one.was_taken and one.never_asked_back)
+    # A page of this very step may never have come to its place: then a length was wrong, and not the place.
+    if lost is None or census.given_now(lost):
+        return None
+    strangers = _strangers(census, lost)
+    if len(strangers) != 1:
+        return None
+    return _finding(incident, census, lost, strangers[0])
+
+
+def _strangers(census: Census, lost: Listed) -> list[Holder]:
+    """Return the pages that a holder has and must not have, one row for each page."""
+    holders = census.holders or ()
+    found = {one.page: one for one in holders if not census.is_of_pool(one.page, "full")}
+    for suspect in census.of("full", HELD_TWICE, FREE_AND_HELD):
+        of_page = [one for one in holders if one.page == suspect.page]
+        rightful = _rightful(suspect, of_page)
+        wrong = [one for one in of_page if one is not rightful]
+        # Of two that are no owner, the one that lost its own page has the stranger.
+        mine = [one for one in wrong if lost.suspect.owner is not None and one.holder == lost.suspect.owner[0]]
+        if wrong:
+            found[suspect.page] = (mine or wrong)[0]
+    return list(found.values())
+
+
+def _rightful(suspect: Listed, of_page: list[Holder]) -> Holder | None:
+    """Return the holder that the ledger gave the page to; of a page that is free, none."""
+    if suspect.suspect.fault == FREE_AND_HELD or suspect.suspect.owner is None:
+        return None
+    slot = suspect.suspect.owner[0]
+    return next((one for one in of_page if one.holder == slot), next((x for x in of_page if x.holder == TREE), None))
+
+
+def _finding(incident: Incident, census: Census, lost: Listed, stranger: Holder) -> Finding:
+    dump, in_tree = census.dumps[0], stranger.holder == TREE
+    what = "A node of the prefix cache" if in_tree else f"The row of request slot {stranger.holder} in req_to_token"
+    return Finding(
+        rule=ID,
+        structure=Structure.TREE_NODE if in_tree else Structure.REQUEST_ROW,
+        defect=_defect(census, lost, stranger),
+        cause=(
+            f"{what} has another page than the one that it was given: that one is nowhere, and nobody gave it back."
+        ),
+        confidence=Confidence.CERTAIN if _is_proof(census, lost, stranger) else Confidence.LIKELY,
+        evidence=(
+            cell(lost.dump, TABLE, (lost.row, 0), "the page that nobody has"),
+            cell(lost.dump, TABLE, (lost.row, 4), "the request slot that owned it"),
+            cell(dump, "holders", (stranger.row, 0), "what stands in its place"),
+            cell(dump, "holders", (stranger.row, _HOLDER), "who has that; 0: the prefix cache"),
+            said(lost.dump, "step", "the step of the audit that saw it first"),
+        ),
+        ruled_out_if=("the events show that the page was asked back",),
+        advice=(
+            "Look at who wrote that place since the page was handed out: the node's value, or the request's row.",
+            "Whoever reads the prefix or the row reads another's keys.",
+        ),
+        next_commands=(commands.audit(lost.dump), commands.serve(incident, "--debug trap")),
+    )
+
+
+def _is_proof(census: Census, lost: Listed, stranger: Holder) -> bool:
+    """Return whether the loser is known: the owner's own row has the stranger, or no request could have it."""
+    owner = lost.suspect.owner
+    if stranger.holder != TREE:
+        return owner is not None and owner[0] == stranger.holder
+    return not census.is_of_pool(stranger.page, "full") or any(
+        one.page == stranger.page for one in census.of("full", FREE_AND_HELD)
+    )
+
+
+def _defect(census: Census, lost: Listed, stranger: Holder) -> Defect:
+    if not census.is_of_pool(stranger.page, "full"):
+        return audit.invalid_defect(stranger.page)
+    if abs(stranger.page - lost.page) == 1:
+        return Defect.OFF_BY_ONE
+    if any(one.page == stranger.page for one in census.of("full", FREE_AND_HELD)):
+        return Defect.STALE
+    return audit.shared_defect(lost, single(one for one in census.of("full", HELD_TWICE) if one.page == stranger.page))
+
+
+RULE = Rule(ID, find, explains=FOLLOWS_FROM_AN_ENTRY, leads_to=(*LEAVES_BUFFERS, *LOSES_PAGES))

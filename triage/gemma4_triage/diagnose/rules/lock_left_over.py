@@ -1,0 +1,47 @@
+"""Nodes of the prefix cache stay locked although every request has given back what it held."""
+
+from gemma4_dumps.audit_findings import TABLE
+from gemma4_dumps.structures import Defect, Structure
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.census import LOCKED, first_census
+from gemma4_triage.diagnose.evidence import cell, said
+from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.rule import LOSES_PAGES, Rule
+from gemma4_triage.finding import Confidence, Finding
+
+ID = "lock-left-over"
+
+
+def find(incident: Incident) -> Finding | None:
+    """Return a finding where an audit found locks at idle and nothing else."""
+    census = first_census(incident)
+    if census is None or not census.listed or any(one.suspect.fault != LOCKED for one in census.listed):
+        return None
+    first = census.listed[0]
+    return Finding(
+        rule=ID,
+        structure=Structure.TREE_LOCK,
+        defect=Defect.OFF_BY_ONE,
+        cause=(
+            "The prefix cache counts one lock too many: every request has ended and given its pages and its slot back, "
+            "and nodes are locked all the same."
+        ),
+        # A request that never ended its hold and a count that was raised look alike.
+        confidence=Confidence.LIKELY,
+        evidence=(
+            said(first.dump, "offence_count", "pages of such nodes"),
+            cell(first.dump, TABLE, (first.row, 0), "the first of them"),
+            said(first.dump, "scalars.full_protected", "tokens locked in the prefix cache, with no request left"),
+            said(first.dump, "site", "when the audit ran"),
+        ),
+        ruled_out_if=("a request slot is taken too: then its request was never released",),
+        advice=(
+            "Compare inc_lock_ref and dec_lock_ref on the way of the last owner: each hold has to end on the node that "
+            "it began on.",
+            "These pages are never evicted: the pool stays smaller until a flush_cache or a restart.",
+        ),
+        next_commands=(commands.audit(first.dump),),
+    )
+
+
+RULE = Rule(ID, find, explains=("pages-leaked",), leads_to=LOSES_PAGES)

@@ -1,0 +1,77 @@
+"""The full-to-SWA mapping leads elsewhere than where the page's own SWA page is, which nobody has any more."""
+
+from gemma4_dumps.audit_findings import TABLE
+from gemma4_dumps.structures import Defect, Structure
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.census import (
+    HELD_TWICE,
+    NOWHERE,
+    Census,
+    Holder,
+    Listed,
+    first_census,
+    shared_defect,
+    single,
+)
+from gemma4_triage.diagnose.evidence import cell, said
+from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Rule
+from gemma4_triage.finding import Confidence, Finding
+
+ID = "mapping-entry-wrong"
+_LEADS_TO = 2
+
+
+def find(incident: Incident) -> Finding | None:
+    """Return a finding where a full page is held, its SWA page is nowhere, and the mapping leads to another."""
+    census = first_census(incident)
+    if census is None or not census.holders:
+        return None
+    lost = single(one for one in census.of("swa", NOWHERE) if one.was_taken and one.never_asked_back)
+    if lost is None or lost.suspect.peer is None:
+        return None
+    held = [one for one in census.holders if one.page == lost.suspect.peer and one.leads_to != lost.page]
+    if not held:
+        return None
+    return _finding(incident, census, lost, held[0])
+
+
+def _finding(incident: Incident, census: Census, lost: Listed, held: Holder) -> Finding:
+    dump = census.dumps[0]
+    return Finding(
+        rule=ID,
+        structure=Structure.SWA_MAPPING,
+        defect=_defect(census, lost, held),
+        cause=(
+            "The full-to-SWA mapping of a page that is in use leads elsewhere than to the SWA page that was handed out "
+            "with it: nobody holds that one, and nobody freed it."
+        ),
+        confidence=Confidence.CERTAIN,
+        evidence=(
+            cell(lost.dump, TABLE, (lost.row, 0), "the SWA page that nobody has"),
+            cell(lost.dump, TABLE, (lost.row, 10), "the full page that it was handed out with, which is in use"),
+            cell(dump, "holders", (held.row, _LEADS_TO), "where the mapping leads from there; 0: nowhere"),
+            cell(lost.dump, TABLE, (lost.row, 4), "the request slot that owned it last"),
+            said(lost.dump, "step", "the step of the audit that saw it first"),
+        ),
+        ruled_out_if=("the full page has been freed: then the mapping was replaced before the free",),
+        advice=("Look at who writes the mapping: set_full_to_swa_mapping, free_swa, tombstone recovery.",),
+        next_commands=(commands.audit(lost.dump), commands.serve(incident, "--debug trap")),
+    )
+
+
+def _defect(census: Census, lost: Listed, held: Holder) -> Defect:
+    to, pages = held.leads_to, census.pages("swa")
+    if to <= 0:
+        return Defect.NEGATIVE if to else Defect.ZERO
+    if to == held.page:
+        return Defect.OTHER_SPACE
+    if pages is not None and to > pages:
+        return Defect.PAST_END
+    if abs(to - lost.page) == 1:
+        return Defect.OFF_BY_ONE
+    shared = [one for one in census.of("swa", HELD_TWICE) if one.page == to]
+    return shared_defect(lost, shared[0]) if shared else Defect.STALE
+
+
+RULE = Rule(ID, find, explains=FOLLOWS_FROM_AN_ENTRY, leads_to=(*LEAVES_BUFFERS, *LOSES_PAGES))

@@ -1,0 +1,69 @@
+"""SGLang's own indexing fails on a slot: it stands in a request's row, or in a call that gives slots back."""
+
+import re
+from collections.abc import Iterator
+
+from gemma4_dumps.reader import Dump
+from gemma4_dumps.structures import Defect, Structure
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
+from gemma4_triage.diagnose.incident import PROCESS_END, Incident
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
+from gemma4_triage.finding import Confidence, Evidence, Finding
+
+ID = "slot-beyond-the-map"
+_MESSAGE = re.compile(r"index (\d{1,18}) is out of bounds for dimension \d+ with size (\d{1,18})\b")
+_ROWS = "req_to_token"
+
+
+def find(incident: Incident) -> Finding | None:
+    """Return a finding where an exception names an index, and a row or a free explains where it comes from."""
+    for dump in incident.of(rule=PROCESS_END):
+        found = _MESSAGE.search(str(dump.manifest.scalars.get("message")))
+        if found is not None and (told := _where(dump, int(found[1]))) is not None:
+            structure, proof = told
+            return _finding(incident, dump, structure, proof)
+    return None
+
+
+def _where(dump: Dump, slot: int) -> tuple[Structure, tuple[Evidence, ...]] | None:
+    in_row = next(_in_rows(dump, slot), None)
+    if in_row is not None:
+        return Structure.REQUEST_ROW, (cell(dump, _ROWS, in_row, "the same slot, in the row of a request"),)
+    trace = str(dump.manifest.scalars.get("traceback"))
+    # What a tree evicts it gives back too: then a node may be what is wrong.
+    if ".free:" in trace and "evict" not in trace and tensor_or_none(dump, _ROWS) is not None:
+        return Structure.FREE_CALL, ()
+    return None
+
+
+def _in_rows(dump: Dump, slot: int) -> Iterator[tuple[int, int]]:
+    rows = tensor_or_none(dump, _ROWS)
+    if rows is not None and rows.ndim == 2:
+        yield from ((int(row), int(column)) for row, column in zip(*(rows == slot).nonzero(), strict=True))
+
+
+def _finding(incident: Incident, dump: Dump, structure: Structure, proof: tuple[Evidence, ...]) -> Finding:
+    return Finding(
+        rule=ID,
+        structure=structure,
+        defect=Defect.PAST_END,
+        cause=(
+            "SGLang looked up a slot that its pools do not have: it stands in a request's row of req_to_token."
+            if proof
+            else "SGLang was given a slot to free that its pools do not have, and no row of the batch has it."
+        ),
+        # Who wrote the row, or made the call, the state after it does not say.
+        confidence=Confidence.LIKELY,
+        evidence=(
+            said(dump, "scalars.message", "the index, and how many there are"),
+            said(dump, "scalars.traceback", "where it was looked up"),
+            *proof,
+        ),
+        ruled_out_if=("an allocator dump of the same step: then the allocator gave the slot out",),
+        advice=("Look at what wrote that place since the request's last step; the dump has the rows as they were.",),
+        next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
+    )
+
+
+RULE = Rule(ID, find, in_logs=("index-outside-tensor",), leads_to=LEAVES_BUFFERS)

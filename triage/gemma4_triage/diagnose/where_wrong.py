@@ -1,0 +1,185 @@
+"""Which structure the bad entry of a page table, or of a list of slots, comes from: each is held against its source.
+
+| the bad entry is in       | is held against                               | what is wrong                          |
+|---------------------------|-----------------------------------------------|----------------------------------------|
+| the sliding layers' table | `translated_page_table`, what the map makes   | the table, where the map says otherwise |
+| ... and equals that       | the full layers' table, and the request's row | the map, where the full page is real   |
+| the full layers' table    | `request_rows`, the request's row             | the table, where the row says otherwise |
+| ... and equals that       | whether the row holds nothing at all          | the row; or which row it is            |
+| out_cache_loc             | the row's page for that token                 | the list, where the row says otherwise |
+| swa_out_cache_loc         | out_cache_loc                                 | that, where it is no slot of a page    |
+
+A request slot that is none of the table's, or one that two requests of a batch have, comes before all of these. Where
+a source is not in the dump, or the entry is where a row ends, nothing is said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gemma4_dumps.reader import Dump
+from gemma4_dumps.schema import Offence
+from gemma4_dumps.structures import Defect, Structure
+from gemma4_triage.diagnose.evidence import cell, tensor_or_none
+from gemma4_triage.finding import Evidence
+
+FULL, WRITES = "page_table", "out_cache_loc"
+TRANSLATED, ROWS, SLOTS, LENGTHS = "translated_page_table", "request_rows", "request_slots", "cache_seqlens"
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """Where a bad entry comes from.
+
+    Attributes:
+        structure: What is wrong; None where the dump does not say.
+        defect: In which way.
+        proof: The source that says otherwise; empty where nothing was held against the entry.
+    """
+
+    structure: Structure | None
+    defect: Defect | None = None
+    proof: tuple[Evidence, ...] = ()
+
+
+def where_wrong(dump: Dump, bad: Offence | None = None) -> Wrong:
+    """Return where the first bad entry of a page-table dump, or `bad`, comes from."""
+    if bad is None and not dump.manifest.offences:
+        return Wrong(None)
+    return _Source(dump, bad or dump.manifest.offences[0]).find()
+
+
+class _Source:
+    """One bad entry and the tensors that it can be held against."""
+
+    def __init__(self, dump: Dump, bad: Offence) -> None:
+        self._dump, self._bad = dump, bad
+
+    def find(self) -> Wrong:
+        of_slot = self._of_request_slot()
+        if of_slot is not None:
+            return of_slot
+        match self._bad.table:
+            case "swa_page_table":
+                return self._of_swa_table()
+            case "page_table":
+                return self._of_full_table()
+            case "out_cache_loc":
+                return self._of_writes()
+            case "swa_out_cache_loc":
+                return self._of_swa_writes()
+            case _:
+                return Wrong(None)
+
+    def _of_request_slot(self) -> Wrong | None:
+        slots = tensor_or_none(self._dump, SLOTS)
+        row = self._bad.row
+        if slots is None or slots.ndim != 1 or not 0 <= row < slots.shape[0]:
+            return None
+        slot = int(slots[row])
+        if slot < 0:
+            said = (cell(self._dump, SLOTS, (row,), "the request slot of this row, which no table has"),)
+            return Wrong(Structure.ROW_INDICES, Defect.NEGATIVE, said)
+        live = slots[slots > 0]
+        if self._dump.manifest.role == "target" and slot > 0 and int((live == slot).sum()) > 1:
+            said = (cell(self._dump, SLOTS, (row,), "the request slot of this row, which another row has too"),)
+            return Wrong(Structure.ROW_INDICES, Defect.FOREIGN, said)
+        held = self._at(ROWS, whole_row=True)
+        if held is not None and held.size and not held.any():
+            said = (cell(self._dump, SLOTS, (row,), "the request slot of this row, whose row holds nothing at all"),)
+            return Wrong(Structure.ROW_INDICES, Defect.STALE, said)
+        return None
+
+    def _of_swa_table(self) -> Wrong:
+        to, full = self._at(TRANSLATED), self._at(FULL)
+        if to is None or full is None:
+            return Wrong(Structure.SWA_TABLE if self._is_of_buffer("swa") else None, self._defect(full))
+        if to != self._bad.value:
+            return Wrong(Structure.SWA_TABLE, self._defect(full), self._said(TRANSLATED, "what the map makes of it"))
+        if full < 1:
+            return self._of_full_table()
+        proof = self._said(FULL, "the full page that the map was asked for: a real one")
+        return Wrong(Structure.SWA_MAPPING, self._defect(full), proof)
+
+    def _of_full_table(self) -> Wrong:
+        held = self._at(ROWS)
+        if held is None:
+            return Wrong(None, self._defect())
+        value = self._bad.value if self._bad.table == FULL else self._at(FULL)
+        if held != value:
+            return Wrong(Structure.FULL_TABLE, self._defect(), self._said(ROWS, "what the request's row says"))
+        if self._at_the_end() and not self._was_written():
+            # A length that reaches further than what was allocated looks alike.
+            return Wrong(None, self._defect())
+        return Wrong(
+            Structure.REQUEST_ROW, self._defect(), self._said(ROWS, "the request's own row, which says so too")
+        )
+
+    def _of_writes(self) -> Wrong:
+        lists, lengths, page = tensor_or_none(self._dump, WRITES), tensor_or_none(self._dump, LENGTHS), self._page_size
+        rows = ROWS if tensor_or_none(self._dump, ROWS) is not None else FULL
+        table, row, column = tensor_or_none(self._dump, rows), self._bad.row, self._bad.column
+        if lists is None or lists.ndim != 2 or lengths is None or table is None or not 0 <= row < len(lengths):
+            return Wrong(Structure.WRITE_LOCATIONS, self._defect())
+        at = int(lengths[row]) - lists.shape[1] + column
+        if not (0 <= at // page < table.shape[1] and row < table.shape[0]):
+            return Wrong(Structure.WRITE_LOCATIONS, self._defect())
+        held = int(table[row, at // page])
+        if held * page + at % page == self._bad.value or held < 1:
+            # The row was written from the same hand-out.
+            return Wrong(None, self._defect())
+        proof = (cell(self._dump, rows, (row, at // page), "the page that the row has for that token"),)
+        return Wrong(Structure.WRITE_LOCATIONS, self._defect(), proof)
+
+    def _of_swa_writes(self) -> Wrong:
+        full = self._at(WRITES)
+        # A full slot that is real was translated as the map has it, which the allocator wrote in the same call.
+        return Wrong(Structure.WRITE_LOCATIONS if full is not None and full < self._page_size else None, self._defect())
+
+    @property
+    def _page_size(self) -> int:
+        return self._dump.manifest.page_size or 1
+
+    def _is_of_buffer(self, space: str) -> bool:
+        return self._dump.manifest.provenance.buffer_space == space
+
+    def _at(self, name: str, whole_row: bool = False) -> Any:
+        """Return the value at the entry's place of another tensor; None if there is no such place."""
+        table, row, column = tensor_or_none(self._dump, name), self._bad.row, self._bad.column
+        if table is None or table.ndim != 2 or not (0 <= row < table.shape[0] and 0 <= column < table.shape[1]):
+            return None
+        return table[row, : self._live(table.shape[1])] if whole_row else int(table[row, column])
+
+    def _live(self, columns: int) -> int:
+        lengths = tensor_or_none(self._dump, LENGTHS)
+        if lengths is None or not 0 <= self._bad.row < len(lengths):
+            return columns
+        return min(max(-(-int(lengths[self._bad.row]) // self._page_size), 1), columns)
+
+    def _at_the_end(self) -> bool:
+        """Return whether the row holds nothing from this entry on."""
+        held = tensor_or_none(self._dump, ROWS)
+        return held is not None and not held[self._bad.row, self._bad.column : self._live(held.shape[1])].any()
+
+    def _was_written(self) -> bool:
+        """Return whether this token's keys are to be stored in a page that the row has nowhere."""
+        writes, rows = tensor_or_none(self._dump, WRITES), tensor_or_none(self._dump, ROWS)
+        row = self._bad.row
+        if writes is None or rows is None or writes.ndim != 2 or not (row < writes.shape[0] and row < rows.shape[0]):
+            return False
+        pages = set((writes[row] // self._page_size).tolist())
+        return min(pages) > 0 and not pages & set(rows[row].tolist())
+
+    def _said(self, name: str, meaning: str) -> tuple[Evidence, ...]:
+        return (cell(self._dump, name, (self._bad.row, self._bad.column), meaning),)
+
+    def _defect(self, full: int | None = None) -> Defect | None:
+        value = self._bad.value
+        if value == 0:
+            return Defect.ZERO
+        if value < 0:
+            return Defect.NEGATIVE
+        if full is not None and value == full:
+            return Defect.OTHER_SPACE
+        return Defect.PAST_END if value >= self._bad.upper else None
