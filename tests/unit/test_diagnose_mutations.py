@@ -39,7 +39,8 @@ CASES = {
     "row-past-the-end": ("slot-beyond-the-map", S.REQUEST_ROW, D.PAST_END, C.LIKELY),
     "window-and-layer-swapped": ("parts-disagree", S.DRAFT_BINDING, D.SWAPPED, C.CERTAIN),
     "batch-length-negative": ("batch-length-wrong", S.BATCH_LENGTHS, D.NEGATIVE, C.LIKELY),
-    "length-foreign": ("table-too-narrow", S.KERNEL_LENGTHS, None, C.LIKELY),
+    "asked-for-length-zero": ("allocator-past-pool-end", S.BATCH_LENGTHS, D.ZERO, C.LIKELY),
+    "length-past-the-table": ("table-too-narrow", S.KERNEL_LENGTHS, D.PAST_END, C.LIKELY),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""
 
@@ -140,6 +141,18 @@ def test_a_page_that_the_call_took_off_the_list_accuses_the_list(tmp_path):
     after[after == page] = after[after != page][0]
     first = named_of(changed(tmp_path, dump, free_pages_full=after))[0]
     assert (first.structure, first.confidence) == (S.FULL_FREE_LIST, C.LIKELY)
+
+
+def test_where_the_lengths_grew_the_row_is_what_named_the_slot(tmp_path):
+    (dump,) = dumps_of("asked-for-length-zero")
+    folder = tmp_path / dump.path.name
+    shutil.copytree(dump.path, folder)
+    *earlier, call = (json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines())
+    call["seq_lens"] = [max(call["seq_lens"])] * len(call["seq_lens"])
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in (*earlier, call)))
+    (folder / "manifest.json").unlink()
+    first = named_of(rewritten(folder, Dump(folder, dump.manifest)))[0]
+    assert (first.structure, first.defect, first.confidence) == (S.REQUEST_ROW, D.ZERO, C.LIKELY)
 
 
 def test_a_row_without_the_slot_accuses_no_row(tmp_path):

@@ -36,6 +36,44 @@ def hand_out_wrong(dump: Dump) -> Wrong:
     return call.find() if call.is_known else Wrong(None)
 
 
+def asked_wrong(dump: Dump) -> Wrong:
+    """Return why a decode asked to continue from a slot that no request has, by the decode before it.
+
+    There every request of the batch was a token shorter, and its last slot is known. Says nothing of another batch.
+    """
+    decodes = [record for record in readable_events(dump)[-2:] if record.get("call") == "alloc_decode"]
+    if len(decodes) < 2 or not dump.manifest.offences:
+        return Wrong(None)
+    before, now = (record.get("seq_lens") for record in decodes)
+    at, value = dump.manifest.offences[0].row, dump.manifest.offences[0].value
+    if not (isinstance(before, list) and isinstance(now, list) and len(before) == len(now) > 1 and at < len(now)):
+        return Wrong(None)
+    if any(new - old != 1 for row, (old, new) in enumerate(zip(before, now, strict=True)) if row != at):
+        return Wrong(None)
+    number = len(readable_events(dump)) - 1
+    if now[at] - before[at] != 1:
+        length, others = now[at] - 1, {count - 1 for row, count in enumerate(now) if row != at}
+        said = event(dump, number, f"seq_lens.{at}", "the length with the new token; every other request grew by one")
+        return Wrong(Structure.BATCH_LENGTHS, _defect_of_length(length, before[at], others), (said,))
+    last = _slots(decodes[0].get("full"))
+    if at < len(last) and last[at] != value:
+        said = event(dump, number, f"last_loc.{at}", f"the row's last slot; the decode before gave it {last[at]}")
+        return Wrong(Structure.REQUEST_ROW, _invalid_slot(value), (said,))
+    return Wrong(None)
+
+
+def _defect_of_length(length: int, right: int, others: set[int]) -> Defect | None:
+    if length <= 0:
+        return Defect.NEGATIVE if length else Defect.ZERO
+    if abs(length - right) == 1:
+        return Defect.OFF_BY_ONE
+    return Defect.FOREIGN if length in others else None
+
+
+def _invalid_slot(slot: int) -> Defect:
+    return Defect.ZERO if slot == 0 else Defect.NEGATIVE if slot < 0 else Defect.PAST_END
+
+
 class _Call:
     """One hand-out: the page in question, what left the list, and what was returned."""
 

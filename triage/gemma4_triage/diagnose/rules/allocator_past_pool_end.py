@@ -3,7 +3,7 @@
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
-from gemma4_triage.diagnose.hand_out import hand_out_wrong
+from gemma4_triage.diagnose.hand_out import asked_wrong, hand_out_wrong
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
 from gemma4_triage.finding import Confidence, Evidence, Finding
@@ -11,10 +11,16 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 ID = "allocator-past-pool-end"
 _ASKED = "last_loc"
 """The table of what a call was given: the last slot of each request, from which it continues."""
-_LISTS = (Structure.FULL_FREE_LIST, Structure.SWA_FREE_LIST)
+_NOT_PROVEN = (
+    *(Structure.FULL_FREE_LIST, Structure.SWA_FREE_LIST, Structure.SWA_MAPPING),
+    *(Structure.BATCH_LENGTHS, Structure.REQUEST_ROW),
+)
 _WHENCE: dict[Structure | None, str] = {
     Structure.FULL_FREE_LIST: " The free list held it before the call.",
     Structure.SWA_FREE_LIST: " The free list held it before the call.",
+    Structure.BATCH_LENGTHS: " It is the length: every other request has grown by one token since the last decode.",
+    Structure.REQUEST_ROW: " It is the row: the decode before gave the request another slot.",
+    Structure.SWA_MAPPING: " The mapping led there: what it has for the request's last slot is none.",
     Structure.ALLOCATION: " No free list held it: the call's result is wrong, and not the list.",
 }
 
@@ -36,14 +42,14 @@ def find(incident: Incident) -> Finding | None:
             break
     asked = any(offence.table == _ASKED for offence in dump.manifest.offences)
     beyond = not asked and any(offence.value >= offence.upper for offence in dump.manifest.offences)
-    wrong = hand_out_wrong(dump)
+    wrong = asked_wrong(dump) if asked else hand_out_wrong(dump)
     return Finding(
         rule=ID,
         structure=wrong.structure,
         defect=wrong.defect or (Defect.PAST_END if beyond else None),
         cause=_cause(asked, beyond) + _WHENCE.get(wrong.structure, ""),
         # How it came onto a list, by a free or beside all calls, the call that took it off does not say.
-        confidence=Confidence.LIKELY if wrong.structure in _LISTS else Confidence.CERTAIN,
+        confidence=Confidence.LIKELY if wrong.structure in _NOT_PROVEN else Confidence.CERTAIN,
         evidence=(*evidence, *wrong.proof),
         ruled_out_if=("the slot lies inside the pool",),
         advice=(

@@ -9,7 +9,6 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.rules.probe_stopped import shows_one_key_more
 
 ID = "parts-disagree"
-_OF_WINDOW = {0: Defect.ZERO}
 _OF_DRAFT_LAYERS = ("draft layer_id", "draft window_left", "draft sub_pool")
 
 
@@ -62,8 +61,16 @@ def _defect(incident: Incident) -> Defect | None:
             return Defect.ZERO if scalars.get("layers") == "0" else Defect.OTHER_SPACE
         found, what = scalars.get("found"), scalars.get("what")
         if what in ("layer_id", "window_left") and isinstance(found, int):
-            return Defect.NEGATIVE if found < 0 else Defect.PAST_END if what == "layer_id" else _OF_WINDOW.get(found)
+            if found < 0:
+                return Defect.NEGATIVE
+            return Defect.PAST_END if what == "layer_id" else _of_window(found, str(scalars.get("expected")))
     return None
+
+
+def _of_window(found: int, expected: str) -> Defect | None:
+    if found == 0:
+        return Defect.ZERO
+    return Defect.OFF_BY_ONE if expected.isdecimal() and abs(found - int(expected[:12])) == 1 else None
 
 
 RULE = Rule(ID, find, explains=("index-outside-buffer", "table-too-narrow"), leads_to=LEAVES_BUFFERS)

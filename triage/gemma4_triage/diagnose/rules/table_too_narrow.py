@@ -1,6 +1,6 @@
 """A row needs more columns than its page table has."""
 
-from gemma4_dumps.structures import Structure
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.concerned import index_list
 from gemma4_triage.diagnose.evidence import said
@@ -20,6 +20,7 @@ def find(incident: Incident) -> Finding | None:
     return Finding(
         rule=ID,
         structure=Structure.KERNEL_LENGTHS if made_for_it else index_list(dump),
+        defect=Defect.PAST_END if made_for_it else None,
         cause=(
             "A sequence is longer than its row of the page table, so the kernel reads on into the next row or beyond "
             "the table: "
