@@ -11,8 +11,9 @@ from diagnose_examples import ROOT, rewritten
 from gemma4_dumps.reader import Dump, read_dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose.catalog import RULES
-from gemma4_triage.diagnose.conclude import conclude
+from gemma4_triage.diagnose.conclude import conclude, hold_against_each_other
 from gemma4_triage.diagnose.grouping import group
+from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.finding import Confidence
 
 KEPT = ROOT / "tests" / "data" / "mutation_dumps"
@@ -199,6 +200,21 @@ def test_an_earlier_step_comes_first_whatever_the_certainty():
         Dump(first.path, first.manifest.model_copy(update={"step": 3})),
     ]
     assert [finding.rule for finding in named_of(*of_one)][:2] == ["lock-left-over", "null-page-in-live-column"]
+
+
+@pytest.mark.parametrize(("step", "confidence"), [(3, C.LIKELY), (4, C.CERTAIN)])
+def test_of_one_step_no_two_structures_are_certain(step, confidence):
+    one, other = dumps_of("full-table-zero")[0], dumps_of("write-zero")[0]
+    host, guards = one.manifest.host, one.manifest.guards
+    of_one = [
+        Dump(one.path, one.manifest.model_copy(update={"step": 3})),
+        Dump(other.path, other.manifest.model_copy(update={"host": host, "guards": guards, "step": step})),
+    ]
+    found = conclude(Incident(dumps=(of_one[0],))) + conclude(Incident(dumps=(of_one[1],)))
+    assert [one.confidence for one in found] == [C.CERTAIN, C.CERTAIN]
+    (incident,) = group(of_one)
+    judged = hold_against_each_other(list(found), incident)
+    assert [one.confidence for one in judged] == [confidence, confidence]
 
 
 def test_a_rule_that_explains_names_rules_that_exist():

@@ -10,7 +10,8 @@
 5. A cause that is an injected fault says so. A fault that no finding accounts for stays a finding of its own.
 6. A cause whose fix was attached is no longer certain: the fix did not prevent it. Of a note, that is an incident.
 7. A finding that rests on a damaged dump is likely at most, and possible if it rests on what its files hold.
-8. What was violated in an earlier step comes first, and of one step the most certain. What no dump shows comes before
+8. Of what was violated in one step, two structures cannot both be certain to be the wrong one: then both are likely.
+9. What was violated in an earlier step comes first, and of one step the most certain. What no dump shows comes before
    what is less certain. How the server served comes after, and notes come last.
 """
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from gemma4_dumps.reader import Dump
+from gemma4_dumps.structures import Structure
 from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.diagnose.evidence import guarded, in_a_file, is_guard, resting_on, said
 from gemma4_triage.diagnose.incident import PROCESS_END, Incident
@@ -44,7 +46,8 @@ def conclude(incident: Incident, from_logs: Iterable[Finding] = ()) -> tuple[Fin
             found.append(finding)
     every = _account_for_faults(join_logs(ranked(found), from_logs, incident))
     held = (_hold_against_fix(finding, incident) for finding in every)
-    return _in_order([_hold_against_damage(finding, incident) for finding in held], incident)
+    vouched = [_hold_against_damage(finding, incident) for finding in held]
+    return _in_order(hold_against_each_other(vouched, incident), incident)
 
 
 def _in_order(found: Iterable[Finding], incident: Incident) -> tuple[Finding, ...]:
@@ -171,6 +174,26 @@ def _hold_against_damage(finding: Finding, incident: Incident) -> Finding:
         return finding
     cap = Confidence.POSSIBLE if any(in_a_file(piece) for piece in damaged) else Confidence.LIKELY
     return finding.model_copy(update={"confidence": at_most(finding.confidence, cap)})
+
+
+def hold_against_each_other(found: list[Finding], incident: Incident) -> list[Finding]:
+    """Take certainty from findings that rest on dumps of one step and are certain of different structures."""
+    sure: dict[int, set[Structure]] = {}
+    for finding in found:
+        if (
+            finding.confidence is Confidence.CERTAIN
+            and finding.structure is not None
+            and resting_on([finding], incident)
+        ):
+            sure.setdefault(_first_step(finding, incident), set()).add(finding.structure)
+
+    def judged(finding: Finding) -> Finding:
+        rival = finding.structure is not None and resting_on([finding], incident)
+        if not rival or len(sure.get(_first_step(finding, incident), ())) < 2:
+            return finding
+        return finding.model_copy(update={"confidence": at_most(finding.confidence, Confidence.LIKELY)})
+
+    return [judged(finding) for finding in found]
 
 
 def rests_on_damage(piece: Evidence, incident: Incident) -> bool:

@@ -48,6 +48,9 @@ def asked_wrong(dump: Dump) -> Wrong:
     at, value = dump.manifest.offences[0].row, dump.manifest.offences[0].value
     if not (isinstance(before, list) and isinstance(now, list) and len(before) == len(now) > 1 and at < len(now)):
         return Wrong(None)
+    asked = decodes[-1].get("last_loc")
+    if not isinstance(asked, list) or asked[at : at + 1] != [value]:
+        return Wrong(None)
     if any(new - old != 1 for row, (old, new) in enumerate(zip(before, now, strict=True)) if row != at):
         return Wrong(None)
     number = len(readable_events(dump)) - 1

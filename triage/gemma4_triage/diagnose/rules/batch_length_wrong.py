@@ -72,4 +72,4 @@ def _defect(dump: Dump, row: int) -> Defect | None:
     return Defect.PAST_END if lengths[row] > max(tokens) + _AHEAD else None
 
 
-RULE = Rule(ID, find, in_logs=("other-crash", "index-outside-tensor"))
+RULE = Rule(ID, find, leads_to=("other-crash", "index-outside-tensor"))

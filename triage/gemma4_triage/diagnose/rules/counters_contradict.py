@@ -39,4 +39,4 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, in_logs=("other-crash",))
+RULE = Rule(ID, find, leads_to=("other-crash",))

@@ -66,4 +66,4 @@ def _finding(incident: Incident, dump: Dump, structure: Structure, proof: tuple[
     )
 
 
-RULE = Rule(ID, find, in_logs=("index-outside-tensor",), leads_to=LEAVES_BUFFERS)
+RULE = Rule(ID, find, leads_to=LEAVES_BUFFERS)
