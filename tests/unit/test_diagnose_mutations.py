@@ -35,6 +35,7 @@ CASES = {
     "full-table-zero": ("null-page-in-live-column", S.FULL_TABLE, D.ZERO, C.CERTAIN),
     "write-zero": ("null-page-in-live-column", S.WRITE_LOCATIONS, D.ZERO, C.CERTAIN),
     "row-index-negative": ("null-page-in-live-column", S.ROW_INDICES, D.NEGATIVE, C.LIKELY),
+    "row-of-a-request": ("holder-entry-wrong", S.REQUEST_ROW, D.DUPLICATE, C.LIKELY),
     "hand-out-of-the-neighbour": ("page-given-twice", S.ALLOCATION, D.OFF_BY_ONE, C.CERTAIN),
     "hand-out-of-another": ("swa-page-shared", S.ALLOCATION, D.FOREIGN, C.CERTAIN),
     "row-past-the-end": ("slot-beyond-the-map", S.REQUEST_ROW, D.PAST_END, C.LIKELY),
@@ -116,6 +117,20 @@ def test_a_page_of_this_very_step_accuses_no_place(tmp_path):
         table[:, COLUMNS.index("alloc_step")] = dump.manifest.step
         young.append(changed(tmp_path, dump, suspects=table))
     assert "holder-entry-wrong" not in [finding.rule for finding in named_of(*young)]
+
+
+@pytest.mark.parametrize(
+    ("site", "structure"), [("prepare_for_verify", S.REQUEST_ROW), ("alloc_for_extend", S.TREE_NODE)]
+)
+def test_who_lost_a_page_is_told_by_where_it_was_handed_out(tmp_path, site, structure):
+    dumps = []
+    for dump in dumps_of("row-of-a-request"):
+        table = dump.tensor("suspects").copy()
+        table[:, COLUMNS.index("alloc_site")] = dump.manifest.scalars["sites"].split(",").index(site)
+        table[:, COLUMNS.index("alloc_step")], table[:, COLUMNS.index("free_step")] = 3, -1
+        dumps.append(changed(tmp_path, dump, suspects=table))
+    first = named_of(*dumps)[0]
+    assert (first.structure, first.confidence) == (structure, C.LIKELY)
 
 
 def test_a_page_that_somebody_took_accuses_no_free_list(tmp_path):

@@ -22,6 +22,10 @@ TREE = 0
 
 NOWHERE, TWICE_FREE, FREE_AND_HELD, HELD_TWICE = "nowhere", "free_twice", "free_and_held", "held_twice"
 OUT_OF_RANGE, LOCKED, FREED_AGAIN = "out_of_range", "locked_at_idle", "freed_again"
+OF_VERIFIES = ("prepare_for_verify", "verify")
+"""Sites that hand pages out inside a step."""
+OF_DECODES = ("alloc_for_decode", "spec_v2_decode", *OF_VERIFIES)
+"""Sites that hand pages out for a request's answer."""
 _FREE = ("cleared", "freed")
 _TAKEN = ("handed_out", "owned")
 
@@ -112,8 +116,12 @@ class Census:
         return page > 0 and (pages is None or page <= pages)
 
     def given_now(self, one: Listed) -> bool:
-        """Return whether the page was handed out in the very step of the audit, which counts it as the next one."""
-        return one.suspect.alloc_step is not None and one.suspect.alloc_step >= self.step - 1
+        """Return whether the page was handed out in the very step of the audit.
+
+        What is handed out before a step begins has the number of the one before.
+        """
+        inside = one.suspect.alloc_site in OF_VERIFIES
+        return one.suspect.alloc_step is not None and one.suspect.alloc_step >= self.step - (0 if inside else 1)
 
 
 def first_census(incident: Incident) -> Census | None:

@@ -35,21 +35,21 @@ def _strangers(census: Census, lost: Listed) -> list[Holder]:
     found = {one.page: one for one in holders if not census.is_of_pool(one.page, "full")}
     for suspect in census.of("full", HELD_TWICE, FREE_AND_HELD):
         of_page = [one for one in holders if one.page == suspect.page]
-        rightful = _rightful(suspect, of_page)
-        wrong = [one for one in of_page if one is not rightful]
-        # Of two that are no owner, the one that lost its own page has the stranger.
-        mine = [one for one in wrong if lost.suspect.owner is not None and one.holder == lost.suspect.owner[0]]
-        if wrong:
-            found[suspect.page] = (mine or wrong)[0]
+        if suspect.suspect.fault == FREE_AND_HELD:
+            found |= {one.page: one for one in of_page}
+        elif (loser := _loser(lost, of_page)) is not None:
+            found[suspect.page] = loser
     return list(found.values())
 
 
-def _rightful(suspect: Listed, of_page: list[Holder]) -> Holder | None:
-    """Return the holder that the ledger gave the page to; of a page that is free, none."""
-    if suspect.suspect.fault == FREE_AND_HELD or suspect.suspect.owner is None:
-        return None
-    slot = suspect.suspect.owner[0]
-    return next((one for one in of_page if one.holder == slot), next((x for x in of_page if x.holder == TREE), None))
+def _loser(lost: Listed, of_page: list[Holder]) -> Holder | None:
+    """Return which of a page's holders had the lost page; None if that cannot be told.
+
+    A prompt's pages go to the prefix cache, what a request is given while it decodes stays its own.
+    """
+    owner = None if lost.suspect.owner is None else lost.suspect.owner[0]
+    mine = owner if lost.suspect.alloc_site in audit.OF_DECODES else TREE
+    return next((one for one in of_page if one.holder == mine), None)
 
 
 def _finding(incident: Incident, census: Census, lost: Listed, stranger: Holder) -> Finding:
@@ -80,13 +80,10 @@ def _finding(incident: Incident, census: Census, lost: Listed, stranger: Holder)
 
 
 def _is_proof(census: Census, lost: Listed, stranger: Holder) -> bool:
-    """Return whether the loser is known: the owner's own row has the stranger, or no request could have it."""
-    owner = lost.suspect.owner
-    if stranger.holder != TREE:
-        return owner is not None and owner[0] == stranger.holder
-    return not census.is_of_pool(stranger.page, "full") or any(
-        one.page == stranger.page for one in census.of("full", FREE_AND_HELD)
-    )
+    """Return whether the loser is known: of a page that two hold, it is inferred from where the lost one was given."""
+    if any(one.page == stranger.page for one in census.of("full", HELD_TWICE)):
+        return False
+    return stranger.holder == TREE or (lost.suspect.owner is not None and lost.suspect.owner[0] == stranger.holder)
 
 
 def _defect(census: Census, lost: Listed, stranger: Holder) -> Defect:
