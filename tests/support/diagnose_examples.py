@@ -145,6 +145,7 @@ OTHERS: dict[str, Incident] = {
     "mapping-entry-wrong": mutation("mapping-zero"),
     "holder-entry-wrong": mutation("tree-node-negative"),
     "counters-overlap": mutation("protected-zero"),
+    "evicted-not-freed": mutation("evicted-too-far"),
     "lock-left-over": mutation("lock-left-over"),
     "pages-leaked": of(read_dump(ROOT / "dumps" / "samples" / LEAK_SAMPLE)),
     "unknown-verdict": page_table("invented_later"),

@@ -32,6 +32,8 @@ CASES = {
     "free-lost": ("free-that-loses", S.FREE_CALL, D.LOST, C.CERTAIN),
     "lock-left-over": ("lock-left-over", S.TREE_LOCK, D.OFF_BY_ONE, C.LIKELY),
     "protected-zero": ("counters-overlap", S.REQUEST_COUNTERS, None, C.LIKELY),
+    "evicted-too-far": ("evicted-not-freed", S.REQUEST_COUNTERS, None, C.LIKELY),
+    "node-lost": ("pages-leaked", S.TREE_NODE, D.LOST, C.LIKELY),
     "full-table-zero": ("null-page-in-live-column", S.FULL_TABLE, D.ZERO, C.CERTAIN),
     "write-zero": ("null-page-in-live-column", S.WRITE_LOCATIONS, D.ZERO, C.CERTAIN),
     "row-index-negative": ("null-page-in-live-column", S.ROW_INDICES, D.NEGATIVE, C.LIKELY),

@@ -209,7 +209,8 @@ def _request_rows(build: Build) -> TensorPayload | None:
     """
     runner = runner_of(build.backend)
     table = getattr(getattr(runner, "req_to_token_pool", None), "req_to_token", None)
-    if table is None or not build.rows:
+    # Lists of slots have an entry for each token: their rows would be as large again.
+    if table is None or not build.rows or not any(array.paged for array in build.arrays):
         return None
     try:
         columns = max(-(-int(build.cache_seqlens.max()) // build.page_size), 1)

@@ -2,6 +2,7 @@
 
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.census import NOWHERE, first_census
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import Rule
@@ -13,6 +14,8 @@ ID = "mapping-outlives-page"
 def find(incident: Incident) -> Finding | None:
     at_free = incident.first(rule="swa-stale-mapping")
     at_audit = incident.first(rule=LEAK, verdict="stale_mapping")
+    if at_audit is not None and _leads_to_lost_pages(incident):
+        at_audit = None
     evidence: list[Evidence] = []
     if at_free is not None:
         evidence += [
@@ -54,6 +57,13 @@ def find(incident: Incident) -> Finding | None:
         ),
         upstream=("SGLang 25805",),
     )
+
+
+def _leads_to_lost_pages(incident: Incident) -> bool:
+    """Return whether the mapping leads to SWA pages that are lost: then nobody gave them back."""
+    census = first_census(incident)
+    lost = set() if census is None else {one.page for one in census.of("swa", NOWHERE)}
+    return bool(lost) and any(one.leads_to in lost for one in (census.holders if census else None) or ())
 
 
 RULE = Rule(

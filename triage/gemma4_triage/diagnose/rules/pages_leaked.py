@@ -11,6 +11,10 @@ from gemma4_triage.diagnose.rule import LOSES_PAGES, Rule
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "pages-leaked"
+_OF_CACHE = (
+    "all of them are of prompts, which the prefix cache takes over, and what their owners were given for their answers "
+    "was freed, so it is the cache that has lost them"
+)
 
 
 def find(incident: Incident) -> Finding | None:
@@ -35,11 +39,12 @@ def find(incident: Incident) -> Finding | None:
         and first.owner is not None
         and first.last_event in ("owned", "handed_out")
     )
+    of_cache = known and ended is True and _only_prompts(dump)
     return Finding(
         rule=ID,
-        structure=Structure.FREE_CALL if known else None,
+        structure=Structure.TREE_NODE if of_cache else Structure.FREE_CALL if known else None,
         defect=Defect.LOST,
-        cause=f"Pages belong to nobody and are not free{where}: {_why(known, ended)}.",
+        cause=f"Pages belong to nobody and are not free{where}: {_OF_CACHE if of_cache else _why(known, ended)}.",
         confidence=Confidence.LIKELY if known else Confidence.POSSIBLE,
         evidence=(said(dump, "offence_count", "pages that are lost"), said(dump, "step", "when it was seen"), *rows),
         ruled_out_if=("a session or a disaggregated transfer still holds them",),
@@ -52,6 +57,11 @@ def find(incident: Incident) -> Finding | None:
         next_commands=(commands.audit(dump),),
         upstream=("SGLang 11970", "SGLang 7130"),
     )
+
+
+def _only_prompts(dump: Dump) -> bool:
+    """Return whether all that is lost was handed out for prompts; who was never released leaves its answer's too."""
+    return all(one.alloc_site == "alloc_for_extend" for one in suspects(dump) if one.fault == "nowhere")
 
 
 def _has_ended(dump: Dump, slot: int) -> bool | None:

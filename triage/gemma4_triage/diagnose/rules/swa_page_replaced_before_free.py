@@ -8,8 +8,7 @@ from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.census import first_census
-from gemma4_triage.diagnose.evidence import cell, event, readable_events, said
+from gemma4_triage.diagnose.evidence import cell, event, readable_events, said, tensor_or_none
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Rule
 from gemma4_triage.finding import Confidence, Evidence, Finding
@@ -22,7 +21,7 @@ def find(incident: Incident) -> Finding | None:
     for dump in incident.of(rule=LEAK, verdict="pool_leak"):
         lost = _lost(dump)
         # A page that was free when it got lost was lost by the free list.
-        if lost and all(_stayed_behind(suspect) for suspect in lost) and not _is_held(incident, lost[0]):
+        if lost and all(_stayed_behind(suspect) and not _is_held(dump, suspect) for suspect in lost):
             break
     else:
         return None
@@ -54,10 +53,10 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-def _is_held(incident: Incident, suspect: Suspect) -> bool:
-    """Return whether somebody still holds the full page: then it was not freed, and the mapping alone is wrong."""
-    census = first_census(incident)
-    return census is not None and any(one.page == suspect.peer for one in census.holders or ())
+def _is_held(dump: Dump, suspect: Suspect) -> bool:
+    """Return whether somebody still holds the full page: then it was not freed, and another structure is wrong."""
+    holders = tensor_or_none(dump, "holders")
+    return holders is not None and holders.ndim == 2 and suspect.peer in holders[:, 0].tolist()
 
 
 def _stayed_behind(suspect: Suspect) -> bool:
