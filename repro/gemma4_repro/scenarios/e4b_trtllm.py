@@ -35,7 +35,7 @@ SCENARIO = Scenario(
     id="e4b-trtllm",
     symptom="MTP on trtllm_mha: illegal memory access under load (sm100), or accept length falls silently (sm90)",
     hardware="CPU (host engine)",
-    expected_s=75,
+    expected_s=40,
     toys=E4B_TOYS,
     arms=(
         Arm(
