@@ -3,10 +3,80 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
+
+_MOST_KNOWN = 4096
+
+
+class KnownLaunch:
+    """A launch that has been made once: the same again needs only addresses.
+
+    Args:
+        compiled: Triton's compiled kernel.
+        programs: How many.
+        arguments: What follows the addresses.
+        device: The CUDA device that it was compiled for.
+    """
+
+    __slots__ = ("_device", "_enter", "_exit", "_function", "_metadata", "_run", "_stream", "arguments", "programs")
+
+    def __init__(self, compiled: Any, programs: int, arguments: tuple[Any, ...], device: int) -> None:
+        # Here: the torch path, which a CPU takes, needs no Triton.
+        from triton import knobs
+        from triton.runtime import driver
+
+        self.programs, self.arguments, self._device = programs, arguments, device
+        self._run, self._function, self._metadata = compiled.run, compiled.function, compiled.packed_metadata
+        active: Any = driver.active
+        self._stream = active.get_current_stream
+        self._enter, self._exit = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+
+    def again(self, pointers: Sequence[torch.Tensor]) -> bool:
+        """Launch it on other tensors of the same shapes, strides and dtypes; say whether it could be.
+
+        It cannot where an address is no multiple of 16 bytes, on another device than the current one, and while a
+        profiler of Triton's listens: `Launcher.launch` can.
+        """
+        addresses = [pointer.data_ptr() for pointer in pointers]
+        bits = 0
+        for address in addresses:
+            bits |= address
+        if bits & 15 or torch.cuda.current_device() != self._device or self._enter.calls or self._exit.calls:
+            return False
+        stream = self._stream(self._device)
+        self._run(
+            self.programs, 1, 1, stream, self._function, self._metadata, None, None, None, *addresses, *self.arguments
+        )
+        return True
+
+
+class KnownLaunches:
+    """Launches of one op by what its checks look at: shapes, strides, dtypes, devices, numbers and modes.
+
+    So that arguments are checked once for each of them and not at every call, which costs as much as a launch.
+    """
+
+    def __init__(self) -> None:
+        self._launches: dict[Hashable, KnownLaunch] = {}
+
+    def get(self, key: Hashable) -> KnownLaunch | None:
+        """Return the launch of a call like this one; None if there has been none."""
+        return self._launches.get(key)
+
+    def keep(self, key: Hashable, launch: KnownLaunch | None) -> None:
+        """Remember a launch, if it can be made again. Where prefills had very many lengths, it begins anew."""
+        if launch is not None:
+            if len(self._launches) >= _MOST_KNOWN:
+                self._launches.clear()
+            self._launches[key] = launch
+
+
+def facts(*tensors: torch.Tensor) -> tuple[Any, ...]:
+    """Return what checks look at of tensors, in a form that a dict takes."""
+    return tuple([(one.shape, one.stride(), one.dtype, one.device) for one in tensors])
 
 
 class Launcher:
@@ -36,11 +106,22 @@ class Launcher:
         num_warps: int,
         fuse: bool,
         early: bool,
-    ) -> None:
-        """One launch of 1..2^31 - 1 programs on the current stream of the pointers' device.
+    ) -> KnownLaunch | None:
+        """Launches the kernel once, on the current stream of the pointers' device.
 
-        fuse: may a product and a sum become one rounding? Eager rounds both. early: start before the kernel ahead has
-        ended, on a device that can: a gain where the launch is what takes the time.
+        Args:
+            programs: 1..2^31 - 1.
+            pointers: The kernel's tensors.
+            strides: What follows them.
+            numbers: What follows the strides.
+            constants: What the kernel is compiled for.
+            num_warps: Of a program.
+            fuse: May a product and a sum become one rounding? Eager rounds both.
+            early: Start before the kernel ahead has ended, on a device that can: a gain where the launch is what takes
+                the time.
+
+        Returns:
+            What makes the same launch again; None where it depends on more than shapes, strides and dtypes.
         """
         device = pointers[0].get_device()
         if device >= 0 and device != torch.cuda.current_device():
@@ -49,7 +130,7 @@ class Launcher:
                 self.launch(
                     programs, pointers, strides, numbers, constants, num_warps=num_warps, fuse=fuse, early=early
                 )
-            return
+            return None
         addresses = [pointer.data_ptr() for pointer in pointers]
         bits = 0
         for number in (*addresses, *strides):
@@ -62,7 +143,7 @@ class Launcher:
             options["launch_pdl"] = True
         if device < 0 or bits & 15:
             self.kernel[(programs,)](*pointers, *strides, *numbers, *constants, **options)
-            return
+            return None
         # A number's type is the compiled parameter's: an eps of 0 is not one of 0.0.
         types = [*[pointer.dtype for pointer in pointers], *map(type, numbers)]
         key = (device, num_warps, fuse, constants, *types)
@@ -71,6 +152,7 @@ class Launcher:
             arguments = (*pointers, *strides, *numbers, *constants)
             compiled = self._compiled[key] = self.kernel.warmup(*arguments, grid=(programs,), **options)
         compiled[(programs, 1, 1)](*addresses, *strides, *numbers, *constants)
+        return KnownLaunch(compiled, programs, (*strides, *numbers, *constants), device)
 
 
 @functools.cache

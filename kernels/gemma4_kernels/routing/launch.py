@@ -6,13 +6,15 @@ import functools
 
 import torch
 
-from gemma4_kernels.launcher import Launcher
+from gemma4_kernels.launcher import KnownLaunches, Launcher, facts
 from gemma4_kernels.rounding import Rounding
 from gemma4_kernels.routing import reference
 from gemma4_kernels.routing.spec import MAX_EXPERTS, MAX_TOP_K
 from gemma4_kernels.row_arguments import DTYPES, Path, takes_kernel
 
 __all__ = ["routing"]
+
+_KNOWN = KnownLaunches()
 
 # Tokens from which a program takes a tile of them, with a warp for each: before, one token and one warp per program
 # reach more SMs.
@@ -35,6 +37,8 @@ def routing(
         logits: [T, E] bf16, fp16 or fp32, T >= 0, E 1..256; rows any distance apart, unit stride inside a row.
         per_expert_scale: [E] floating, contiguous; with Rounding.EAGER of the logits' dtype.
         top_k: 1..16, and at most E.
+        rounding: Where it rounds.
+        path: Kernel or torch; `auto`: the kernel on CUDA.
 
     Returns:
         (weights [T, k] fp32, ids [T, k] int32), contiguous.
@@ -42,18 +46,22 @@ def routing(
     Raises:
         ValueError: a shape, dtype, device or stride that is not as above, or a path that this device cannot run.
     """
+    eager = rounding is Rounding.EAGER
+    key = (*facts(logits, per_expert_scale), top_k, eager) if path == "auto" else None
+    if key is not None and (known := _KNOWN.get(key)) is not None:
+        weights, ids = _outputs(logits, top_k)
+        if known.again((logits, per_expert_scale, weights, ids)):
+            return weights, ids
     _refuse(logits, per_expert_scale, top_k, rounding)
     tokens, experts = logits.shape
-    weights = torch.empty((tokens, top_k), dtype=torch.float32, device=logits.device)
-    ids = torch.empty((tokens, top_k), dtype=torch.int32, device=logits.device)
+    weights, ids = _outputs(logits, top_k)
     if tokens == 0:
         return weights, ids
     if not takes_kernel(logits, path):
         return reference.routing(logits, per_expert_scale, top_k, rounding)
     block = max(32, 1 << (max(experts, top_k) - 1).bit_length())
     tile = _TILE if tokens >= _TILED_FROM else 1
-    eager = rounding is Rounding.EAGER
-    _launcher().launch(
+    launch = _launcher().launch(
         -(-tokens // tile),
         (logits, per_expert_scale, weights, ids),
         (logits.stride(0),),
@@ -63,7 +71,14 @@ def routing(
         fuse=not eager,
         early=tile == 1,
     )
+    if key is not None:
+        _KNOWN.keep(key, launch)
     return weights, ids
+
+
+def _outputs(logits: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    shape, device = (logits.shape[0], top_k), logits.device
+    return torch.empty(shape, dtype=torch.float32, device=device), torch.empty(shape, dtype=torch.int32, device=device)
 
 
 def _refuse(logits: torch.Tensor, scale: torch.Tensor, top_k: int, rounding: Rounding) -> None:

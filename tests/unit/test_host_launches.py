@@ -1,0 +1,51 @@
+"""`host_launches`, as a user runs it: both sides' launches, without a GPU."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gemma4_repro.kernel_bench.host_launches import OPS
+
+COMMAND = [sys.executable, "-m", "gemma4_repro.kernel_bench.host_launches"]
+
+
+def run(*words):
+    # Kernels are compiled here, which Triton's interpreter would run instead.
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [*COMMAND, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+@pytest.mark.slow
+def test_a_short_run(tmp_path):
+    done = run(
+        "--ops", "rmsnorm-residual-scalar,rmsnorm-add", "--rounds", 5, "--calls", 200, "--out", tmp_path / "rows"
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows").read_text())["rows"]
+    assert [(row["op"], row["sglang_over_ours"] is None) for row in rows] == [
+        ("rmsnorm-residual-scalar", False),
+        ("rmsnorm-add", True),
+    ]
+    assert rows[0]["sglang_over_ours"]["median"] > 1
+    assert "no kernel runs" in done.stderr
+    assert done.stdout.count("ours") == 2
+
+
+@pytest.mark.slow
+def test_every_op_has_a_case():
+    code = (
+        "from gemma4_repro.kernel_bench import host_launches as it\n"
+        "it.pretend_cuda()\nprint(*{case.op for case in it.cases()})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) == set(OPS)
+
+
+def test_an_unknown_op():
+    done = run("--ops", "nothing")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "there is no op 'nothing'; ops: rmsnorm-residual-scalar" in done.stderr
