@@ -11,6 +11,7 @@ from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.material import Material
+from gemma4_triage.diagnose.plan import completed
 from gemma4_triage.finding import Finding, causes
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.readers import collection, py_spy, requests_file
@@ -33,7 +34,7 @@ def findings_of(incident: Incident) -> tuple[Finding, ...]:
     found = conclude(incident, [*_from_logs(incident), *_from_readings(incident)])
     # That requests were there is no cause where something else says why the server ended.
     others = [finding for finding in found if finding.rule != requests_file.RULE]
-    return tuple(others) if causes(others) else found
+    return completed(others if causes(others) else found, incident)
 
 
 def _from_readings(incident: Incident) -> list[Finding]:

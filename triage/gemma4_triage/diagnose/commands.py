@@ -6,16 +6,16 @@ import shlex
 
 from gemma4_dumps.reader import Dump
 from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.launch import on_host_engine, server_arguments
 
-_LAUNCHER = "launch_server.py"
-_ANY_MODEL = "--model-path MODEL"
 DOCTOR = "gemma4-triage doctor"
 PATCHES = "gemma4-triage patches"
 
 
 def serve(incident: Incident, *options: str) -> str:
-    """Start the server of this incident again, with its own arguments where a dump has them."""
-    return " ".join(("gemma4-triage serve", *options, "--", _server_arguments(incident)))
+    """Start the server of this incident again, with its own arguments where anything says them."""
+    engine = ("--host-engine",) if on_host_engine(incident) else ()
+    return " ".join(("gemma4-triage serve", *engine, *options, "--", server_arguments(incident)))
 
 
 def corpus(fault: str) -> str:
@@ -29,23 +29,17 @@ def repro(scenario: str) -> str:
 
 
 def audit(dump: Dump) -> str:
-    """Page by page: owner, sites, steps, equation."""
-    return f"gemma4-triage audit {_path(dump)}"
+    """Show page by page: owner, sites, steps, equation."""
+    return f"gemma4-triage audit {path_of(dump)}"
 
 
 def show(dump: Dump) -> str:
-    return f"gemma4-triage dumps show {_path(dump)}"
+    """Show a dump field by field."""
+    return f"gemma4-triage dumps show {path_of(dump)}"
 
 
-def _path(dump: Dump) -> str:
+def path_of(dump: Dump) -> str:
+    """Return how a command names a dump, quoted for a shell."""
     text = dump.place
     # Without a slash it would be taken for a name in the store.
     return shlex.quote(text if "/" in text else f"./{text}")
-
-
-def _server_arguments(incident: Incident) -> str:
-    for dump in incident.dumps:
-        first, *rest = dump.manifest.launch_args or ("",)
-        if first.endswith(_LAUNCHER) and rest:
-            return shlex.join(rest)
-    return _ANY_MODEL

@@ -97,7 +97,7 @@ def _facts(facts: LogFacts, incident: Incident) -> Iterator[tuple[str, Any, tupl
         yield "attention backend", *_backend(facts, incident)
         yield "model", facts.settings.get("model_path"), models_of(incident)
         yield "SGLang", facts.release or None, releases_of(incident)
-    yield "device", facts.device or None, _devices(incident)
+    yield "device", facts.device or None, devices_of(incident)
     if facts.starts:
         told = [guards.faults for guards in incident.guards if "settings" in guards.fields]
         yield "injected faults:", _listed(facts.faults), _once(map(_listed, told))
@@ -128,7 +128,8 @@ def _backend(facts: LogFacts, incident: Incident) -> tuple[str | None, tuple[str
     return (both or list(asked) or [None])[0], used
 
 
-def _devices(incident: Incident) -> tuple[str, ...]:
+def devices_of(incident: Incident) -> tuple[str, ...]:
+    """Return on what the incident's processes ran, cuda or cpu, as its dumps and guard manifests say."""
     manifests = [(dump.manifest.gpu, dump.manifest.guards) for dump in incident.dumps]
     manifests += [(guards.fields.get("gpu"), guards.fields) for guards in incident.guards]
     found = []

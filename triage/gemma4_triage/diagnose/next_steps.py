@@ -8,6 +8,7 @@ from gemma4_dumps.reader import Dump
 from gemma4_runtime.catalog import CATALOG
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.grouping import group
+from gemma4_triage.diagnose.plan import completed
 from gemma4_triage.finding import Finding
 
 PROGRAM = "gemma4-triage"
@@ -16,7 +17,7 @@ PROGRAM = "gemma4-triage"
 def first_finding(dump: Dump) -> Finding:
     """The likeliest cause of a single dump. There is always one: the last fallback takes every dump."""
     (incident,) = group((dump,))
-    return conclude(incident)[0]
+    return completed(conclude(incident)[:1], incident)[0]
 
 
 def next_steps(dump: Dump, on_screen: str = "dumps show") -> list[str]:

@@ -14,6 +14,7 @@ from gemma4_triage.diagnose.conclude import rests_on_damage
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.material import Material
+from gemma4_triage.diagnose.plan import plan
 from gemma4_triage.diagnose.timeline import timeline
 from gemma4_triage.finding import Confidence, Finding, causes
 from gemma4_triage.logs.facts import LogFacts
@@ -96,7 +97,7 @@ def summary(diagnoses: Sequence[Diagnosis]) -> Summary:
     """Return the last line of `diagnose`: what there is, and what to do first."""
     bad = [diagnosis for diagnosis in diagnoses if diagnosis.causes]
     certainty = {one: sum(diagnosis.causes[0].confidence is one for diagnosis in bad) for one in Confidence}
-    commands = (command for diagnosis in bad for finding in diagnosis.causes for command in finding.next_commands)
+    commands = (step.command for diagnosis in bad for step in plan(diagnosis.findings))
     return Summary(certainty, len(diagnoses) - len(bad), next(commands, ""))
 
 
@@ -159,6 +160,7 @@ def _incident(diagnosis: Diagnosis) -> dict[str, Any]:
     incident = diagnosis.incident
     return {
         "findings": [finding.model_dump(mode="json") for finding in diagnosis.findings],
+        "plan": [{"command": step.command, "rules": list(step.rules)} for step in plan(diagnosis.findings)],
         "dumps": [_dump(dump) for dump in incident.dumps],
         "guards": [_guards(guards) for guards in incident.guards],
         "ledgers": [

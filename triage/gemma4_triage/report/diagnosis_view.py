@@ -9,6 +9,7 @@ from rich.console import Console
 from gemma4_dumps.wording import number_of
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.next_steps import fix_line
+from gemma4_triage.diagnose.plan import plan
 from gemma4_triage.diagnose.process_state import State, state_of
 from gemma4_triage.diagnose.timeline import timeline
 from gemma4_triage.finding import Confidence, Finding
@@ -60,6 +61,7 @@ def _print(console: Console, diagnosis: Diagnosis, title: str) -> None:
         _nothing(console, diagnosis.incident)
     for rank, finding in enumerate(diagnosis.findings, start=1):
         _finding(console, finding, rank, numbers)
+    _plan(console, diagnosis)
     console.print()
 
 
@@ -145,10 +147,20 @@ def _finding(console: Console, finding: Finding, rank: int, numbers: dict[str, s
     for label, lines in (
         ("ruled out if", finding.ruled_out_if),
         ("what to do", (*finding.advice, *([fix_line(finding)] if finding.fix else ()))),
-        ("run", finding.next_commands),
         ("upstream", (", ".join(finding.upstream),) if finding.upstream else ()),
     ):
         _labelled(console, label, lines)
+
+
+def _plan(console: Console, diagnosis: Diagnosis) -> None:
+    """Show what to run, in the order in which to do it; whose advice a line is stands behind it, as a comment."""
+    steps = plan(diagnosis.findings)
+    if steps:
+        console.print()
+    several = len({rule for step in steps for rule in step.rules}) > 1
+    for at, step in enumerate(steps):
+        whose = f"  # {', '.join(step.rules)}" if several else ""
+        print_line(console, f"   {'next' if at == 0 else '':<13} {step.command}{whose}", style="cyan")
 
 
 def _labelled(console: Console, label: str, lines: Sequence[str]) -> None:

@@ -1,0 +1,124 @@
+"""Advice can be pasted: each `next` line is complete, one plan for an incident, and every line that is shown runs."""
+
+import json
+import re
+import shlex
+import shutil
+
+import pytest
+
+from command_line import parse_command
+from diagnose_examples import CORPUS, ROOT
+
+GOLDEN = ROOT / "tests" / "contract" / "golden"
+LOGS = ROOT / "tests" / "data" / "logs"
+CRASH = ROOT / "tests" / "data" / "evidence" / "crash"
+_LINE = re.compile(r"^(?:   next {10}| {17}|   Run: |.*; next: )(gemma4-triage [^#\n]+)", re.MULTILINE)
+SHOWN = sorted(
+    {
+        line.strip()
+        for path in [*GOLDEN.glob("diagnose_*.txt"), *GOLDEN.glob("view_diagnose*.txt"), *GOLDEN.glob("show_*.txt")]
+        for line in _LINE.findall(path.read_text())
+    }
+)
+# What runs for minutes is parsed, and so is what only shows a log or dump of another machine.
+_TOO_LONG = ("repro", "audit --live")
+
+
+def plans(cli, *words) -> list[list[str]]:
+    found = json.loads(cli("diagnose", *words, "--json")[1])
+    return [[step["command"] for step in incident["plan"]] for incident in found["incidents"]]
+
+
+@pytest.mark.parametrize("line", SHOWN)
+def test_every_line_that_is_shown_runs(cli, line, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    parse_command(line)
+    words = shlex.split(line)[1:]
+    if " ".join(words).startswith(_TOO_LONG):
+        return
+    if words[0] == "serve":
+        words.insert(1, "--dry-run")
+    if "CONFIG" in words:
+        words[words.index("CONFIG")] = "tests/data/configs/e4b.json"
+    code, _, err = cli(*words)
+    assert code in (0, 1), err
+    # The machine that shows it need have no SGLang to serve; nothing else may be missing.
+    assert "error" not in err
+
+
+def test_there_are_lines_of_every_kind():
+    verbs = {line.split()[1] for line in SHOWN}
+    assert {"serve", "repro", "pools", "audit"} <= verbs
+
+
+class TestLaunch:
+    def test_the_arguments_of_a_manifest_start_the_server_again(self, cli):
+        (steps,) = plans(cli, CRASH / "guards")
+        (serve,) = [step for step in steps if " serve " in step]
+        assert "--host-engine" in serve
+        assert "-- --model-path repro/toys/toy-e4b " in serve
+        assert "--speculative-num-draft-tokens 4" in serve
+
+    def test_of_a_log_alone_what_it_says(self, cli, tmp_path):
+        text = (LOGS / "illegal-access.log").read_text().replace("ServerArgs(", "ServerArgs(model_path='org/m', ", 1)
+        (tmp_path / "a.log").write_text(text)
+        (steps,) = plans(cli, tmp_path / "a.log")
+        (serve,) = [step for step in steps if " serve " in step]
+        assert "-- --model-path org/m --attention-backend trtllm_mha --page-size 16" in serve
+        assert "--speculative-algorithm NEXTN" in serve
+
+    def test_the_model_that_nobody_knows_stays_a_name(self, cli):
+        (steps,) = plans(cli, LOGS / "illegal-access.log")
+        (serve,) = [step for step in steps if " serve " in step]
+        assert "-- --model-path MODEL --attention-backend trtllm_mha" in serve
+
+    def test_a_redacted_key_is_a_variable_to_set(self, cli, tmp_path):
+        shutil.copytree(CRASH / "guards", tmp_path / "guards")
+        for path in (tmp_path / "guards").iterdir():
+            fields = json.loads(path.read_text())
+            fields["command"] += ["--api-key", "[redacted]"]
+            path.write_text(json.dumps(fields))
+        (steps,) = plans(cli, tmp_path)
+        assert any(step.endswith('--api-key "$API_KEY"') for step in steps)
+
+
+class TestPools:
+    def test_sizes_of_the_log_and_of_the_models_config(self, cli, tmp_path):
+        model = tmp_path / "model"
+        model.mkdir()
+        shutil.copy(ROOT / "tests" / "data" / "configs" / "e4b.json", model / "config.json")
+        text = (LOGS / "swa-starved.log").read_text().replace("ServerArgs(", f"ServerArgs(model_path='{model}', ", 1)
+        (tmp_path / "a.log").write_text(text)
+        (steps,) = plans(cli, tmp_path / "a.log")
+        (pools,) = [step for step in steps if " pools " in step]
+        assert f"--config {model} " in pools
+        assert "40GiB" not in pools
+        assert "--page-size 16" in pools
+        code, _, err = cli(*shlex.split(pools)[1:])
+        assert code in (0, 1), err
+
+
+class TestPlan:
+    def test_one_start_of_the_server_however_many_causes_ask(self, cli):
+        (steps,) = plans(cli, LOGS / "illegal-access.log")
+        assert sum(" serve " in step for step in steps) == 1
+        assert "--patches none" not in " ".join(steps)
+
+    def test_looking_comes_before_serving_and_that_before_reproducing(self, cli):
+        (steps,) = plans(cli, CORPUS / "double-bookkeeping")
+        verbs = [step.split()[1] for step in steps]
+        assert verbs == ["audit", "repro", "repro"]
+        (steps,) = plans(cli, LOGS / "illegal-access.log")
+        verbs = [step.split()[1] for step in steps]
+        assert verbs.index("pools") < verbs.index("serve") < verbs.index("repro")
+
+    def test_a_dump_that_is_not_there_is_not_asked_for(self, cli):
+        (steps,) = plans(cli, LOGS / "pool-leak.log")
+        assert not any("latest" in step for step in steps)
+
+    def test_the_terminal_shows_the_plan_once(self, cli):
+        (steps,) = plans(cli, LOGS / "illegal-access.log")
+        shown = cli("diagnose", LOGS / "illegal-access.log")[1]
+        assert all(step in shown for step in steps)
+        assert shown.count("gemma4-triage repro e4b-trtllm") == 1

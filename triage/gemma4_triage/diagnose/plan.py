@@ -1,0 +1,138 @@
+"""One plan for an incident: each command that its findings name, complete and once, in the order in which to do it.
+
+| order | what                                                   | why there                             |
+|-------|--------------------------------------------------------|---------------------------------------|
+| 1     | look: `dumps show`, `audit DUMP`, `known show`, `logs` | costs nothing, and is here            |
+| 2     | `pools`                                                | sizes, before the server starts again |
+| 3     | `serve`, once: as the most certain finding asks        | two starts contradict each other      |
+| 4     | `doctor`, `patches`                                    | if that does not start, or to read up |
+| 5     | `repro`, `audit --live`                                | takes minutes, and is elsewhere       |
+
+Rules over logs know no launch; here their lines get what log, dump or manifest say: SGLang's arguments behind `--`, and
+config, page size and memory of `pools`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemma4_dumps.errors import UserError
+from gemma4_triage.diagnose.commands import path_of
+from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.launch import ANY_MODEL, on_host_engine, server_arguments, settings_of
+from gemma4_triage.finding import Finding, causes
+from gemma4_triage.pools.arithmetic import KV_DTYPE_BYTES, token_bytes
+from gemma4_triage.pools.model_shape import read_shape
+
+_SERVE, _POOLS, _LATEST = "gemma4-triage serve ", "gemma4-triage pools ", "gemma4-triage audit latest"
+_LOOKS = ("dumps", "audit", "known", "logs", "replay", "diagnose", "profile")
+_ORDER = {"pools": 1, "serve": 2, "doctor": 3, "patches": 3, "repro": 4}
+_POOL_OPTIONS = (
+    ("--page-size", "page_size"),
+    ("--tp", "tp_size"),
+    ("--kv-dtype", "kv_cache_dtype"),
+    ("--chunk", "chunked_prefill_size"),
+    ("--draft-tokens", "speculative_num_draft_tokens"),
+    ("--context-length", "context_length"),
+    ("--max-running-requests", "max_running_requests"),
+    ("--ratio", "swa_full_tokens_ratio"),
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command of a plan, and the rules whose findings ask for it."""
+
+    command: str
+    rules: tuple[str, ...]
+
+
+def completed(findings: Iterable[Finding], incident: Incident) -> tuple[Finding, ...]:
+    """Return the findings with commands that can be pasted, as far as the incident says what belongs into them."""
+    found = []
+    for finding in findings:
+        commands = [line for command in finding.next_commands if (line := _complete(command, incident))]
+        found.append(finding.model_copy(update={"next_commands": tuple(dict.fromkeys(commands))}))
+    return tuple(found)
+
+
+def plan(findings: Sequence[Finding]) -> tuple[Step, ...]:
+    """Return what to run for completed findings; of notes only where there is nothing else."""
+    rules: dict[str, list[str]] = {}
+    for finding in causes(findings) or findings:
+        for command in finding.next_commands:
+            rules.setdefault(command, []).append(finding.rule)
+    serves = [command for command in rules if command.startswith(_SERVE)]
+    kept = [command for command in rules if command not in serves[1:]]
+    return tuple(Step(command, tuple(dict.fromkeys(rules[command]))) for command in sorted(kept, key=_place))
+
+
+def _place(command: str) -> int:
+    verb = command.split()[1] if len(command.split()) > 1 else ""
+    if "--live" in command:
+        return _ORDER["repro"]
+    return 0 if verb in _LOOKS else _ORDER.get(verb, 0)
+
+
+def _complete(command: str, incident: Incident) -> str:
+    """Return the command with what the incident knows; "" for one that would find nothing."""
+    if command == _LATEST:
+        leak = incident.first(rule="leak-audit")
+        return "" if leak is None else f"gemma4-triage audit {path_of(leak)}"
+    if command.startswith(_POOLS):
+        return _pools(command, incident)
+    if command.startswith(_SERVE) and command.endswith(ANY_MODEL):
+        command = command.removesuffix(ANY_MODEL) + server_arguments(incident)
+    if command.startswith(_SERVE) and on_host_engine(incident) and "--host-engine" not in command:
+        command = command.replace(_SERVE, f"{_SERVE}--host-engine ", 1)
+    return command
+
+
+def _pools(command: str, incident: Incident) -> str:
+    settings = settings_of(incident)
+    model = settings.get("model_path", "")
+    local = model if model.startswith(("/", ".")) or os.path.isdir(model) else ""
+    line = command.replace("--config CONFIG", f"--config {shlex.quote(local)}") if local else command
+    memory = _memory(incident, local, settings)
+    if memory:
+        for guess in ("--kv-mem 40GiB", "--gpu-mem 80GiB --weights 20GiB"):
+            line = line.replace(guess, f"--kv-mem {memory}")
+    if workload := _workload(incident, settings):
+        line = line.replace("--workload 64x8000+1000", f"--workload {workload}")
+    for option, name in _POOL_OPTIONS:
+        value = settings.get(name, "")
+        if option not in line and (_is_size(value) or (name == "kv_cache_dtype" and value in KV_DTYPE_BYTES)):
+            line += f" {option} {value}"
+    return line + (" --disable-radix-cache" if settings.get("disable_radix_cache") == "True" else "")
+
+
+def _is_size(value: str) -> bool:
+    """Return whether a setting is a number above 0."""
+    return value.replace(".", "", 1).isdecimal() and float(value) > 0
+
+
+def _memory(incident: Incident, config: str, settings: dict[str, str]) -> str:
+    """Return what both pools had, from the tokens that the log says and the model's config; "" if one is not there."""
+    tokens = next((facts.pool_tokens for facts in incident.logs if len(facts.pool_tokens) == 2), None)
+    if tokens is None or not config:
+        return ""
+    try:
+        kv_bytes = KV_DTYPE_BYTES.get(settings.get("kv_cache_dtype", "auto"), 2)
+        cell = token_bytes(read_shape(Path(config)), kv_bytes, int(settings.get("tp_size", "1")))
+    except (UserError, ValueError):
+        return ""
+    return f"{max(1, round((tokens['full'] * cell.full + tokens['swa'] * cell.swa) / 2**20))}MiB"
+
+
+def _workload(incident: Incident, settings: dict[str, str]) -> str:
+    """Return how many requests ran at once, by the average length of the log's prompts; answers are a guess."""
+    ranks = [rank for facts in incident.logs for rank in facts.ranks if rank.new_requests]
+    requests = settings.get("max_running_requests", "")
+    if not ranks or not requests.isdecimal():
+        return ""
+    prompt = sum(rank.new_tokens + rank.cached_tokens for rank in ranks) // sum(rank.new_requests for rank in ranks)
+    return f"{requests}x{max(1, prompt)}+{min(1000, max(1, prompt))}"
