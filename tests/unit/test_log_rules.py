@@ -39,6 +39,10 @@ VERIFY_INPUT = "AttributeError: 'FrozenKVMTPVerifyInput' object has no attribute
 NO_METHOD = "AttributeError: 'Gemma4ForConditionalGeneration' object has no attribute 'get_embed_and_head'"
 NO_SLOT = "RuntimeError: Decode out of memory. Try to lower your batch size."
 
+CANARY = (
+    "kv_canary violation: launch_tag=PER_FORWARD_K_SWA fail_reason=TOKEN slot_idx=812 position=44 stored_token=7 "
+    "expected_token=9 stored_chain_hash=0x01 expected_aux=0x02"
+)
 HEADS = "RuntimeError: FlashAttention forward only supports head dimension at most 256"
 PLACEHOLDERS = (
     "RuntimeError: Insufficient multimodal embedding length: num_mm_tokens_in_input_ids=268 vs "
@@ -53,6 +57,7 @@ COLLECTIVE = (
 MADE = {
     "illegal-access": [prefill(1), decode(2, swa=0.4), death(3, ILLEGAL)],
     "unmergeable-batch": [prefill(1), death(3, VERIFY_INPUT)],
+    "own-checks": [decode(1), f"{stamp(2)} {CANARY}\n", decode(3)],
     "hang": [decode(1), f"{stamp(400)} Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)\n"],
     "throughput-collapse": [*steady(40, rate=900), *steady(20, start=40, rate=200)],
     "known-issue": [death(1, NO_METHOD)],
@@ -186,6 +191,21 @@ class TestOneRequestWithoutGraphs:
 
     def test_elsewhere_it_is_another_crash(self):
         assert only([decode(1), death(2, self.SHAPES, frame="sampler.py")]).rule == "other-crash"
+
+
+class TestOwnChecks:
+    @pytest.mark.parametrize(
+        "lines",
+        [
+            [f"{stamp(2)} {CANARY}\n", decode(3)],
+            [death(2, "RuntimeError: KV cache canary violation detected (kernel_kind=SWEEP_K_SWA, slot_idx=812)")],
+            [f"{stamp(2)} invariant-check [in_range[0,2560)@rank0]: +3 hit(s), 3 total. out_cache_loc\n", decode(3)],
+            [death(2, "RuntimeError: invariant-check FAILED [in_range[0,2560)]: out_cache_loc")],
+        ],
+    )
+    def test_what_ends_a_server_and_what_it_survives_are_told(self, lines):
+        (finding,) = findings(read_log("a.log", ["".join([decode(1), *lines]).encode()]))
+        assert (finding.rule, finding.confidence) == ("own-checks", Confidence.LIKELY)
 
 
 class TestHangs:

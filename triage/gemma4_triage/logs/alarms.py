@@ -47,6 +47,7 @@ _HARD = {
     "sigquit": rb"[Rr]eceived sigquit from a child|SIGQUIT received",
     "exception": rb"hit an exception\b",
     "leak": rb"[Ll]eak [Dd]etected|[Mm]emory leak\b|leaked (?:semaphore|page|token|slot)",
+    "own-check": rb"kv_canary violation: |KV cache canary violation detected|invariant-check (?:FAILED )?\[",
     "stopped-answering": rb"\b(?:deadlock(?:ed)?|hung|not responding|unresponsive|stopped responding)\b",
     "transfer": rb"KVTransferError|[Tt]ransfer failed for request|(?:bootstrap|handshake) (?:failed|timed out)",
     "image-tokens": rb"Number of tokens in multimodal embedding does not match|Insufficient multimodal embedding|"
@@ -57,7 +58,7 @@ _HARD = {
 }
 FATAL = frozenset({"killed", "signalled", "nccl", "device", "watchdog", "no-start", "child", "sigquit", "exception"})
 """Kinds that end a server: what stands behind one of them is taken to follow from it."""
-OF_REQUESTS = frozenset({"answered-500", "transfer", "image-tokens", "parser", "nan", "leak"})
+OF_REQUESTS = frozenset({"answered-500", "transfer", "image-tokens", "parser", "nan", "leak", "own-check"})
 """Kinds that a server survives: each is told, whatever stands before it."""
 _SOFT = {
     "error": rb"^(?:[\w.]+\.)?(?!CancelledError)\w*(?:Error|Exception|Violation|Failure|OutOfResources)(?:: |$)",
@@ -146,7 +147,7 @@ _TRIGGERS = (
         b"time-out",
         b"timeout",
     ),
-    *(b"panicked", b"corrupt", b"interrupt", b"violation", b"outofres"),
+    *(b"panicked", b"corrupt", b"interrupt", b"violation", b"invariant-check", b"outofres"),
 )
 _PROGRAM = re.compile(rb"(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\b|\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d|Traceback |  File ")
 _FRAME = re.compile(r'\s*File "([^"]+)", line (\d+), in (.+)')
