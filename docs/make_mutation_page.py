@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "mutations"
 """A folder for each run, named by its seed."""
 PAGE = ROOT / "docs" / "mutations.md"
-RUNS = {2411: 48, 2412: 16}
+RUNS = {2411: 48, 2412: 16, 2413: 32}
 """How many mutations each seed's run has; the first is shown row by row, of the others only what they came to."""
 _COLUMNS = ("drawn", "judged", "seen", "right", "partly", "unknown", "wrong", "certain_and_wrong", "tokens_changed")
 _HEADS = ("drawn", "judged", "seen", "right", "partly", "unknown", "wrong", "certain, wrong", "other tokens")
@@ -51,7 +51,11 @@ def _lines(whole: Matrix, rows: bool) -> Iterator[str]:
         f"Seed {whole.seed}, {number_of(len(whole.rows), 'mutation')} of {whole.count}, SGLang {whole.sglang_version}, "
         f"on 2 cores that had other work; engines together {whole.engine_s / 60:.0f} minutes. {total.judged} are "
         f"judged: {total.inert} were inert (overwritten before anybody read them) and {total.never_acted} never acted. "
-        f"Of {unseen} that nobody saw, {total.silent} left no mark without probes either."
+        + (
+            f"Of {unseen} that nobody saw, {total.silent} left no mark without probes either."
+            if any(row.effect is not None for row in whole.rows)
+            else f"Nobody saw {unseen} of them; what they do without probes was not asked."
+        )
     )
     yield from textwrap.wrap(about, 120)
     yield ""
