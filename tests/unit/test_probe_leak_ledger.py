@@ -294,6 +294,22 @@ def test_a_stranger_on_the_free_list_leaves_its_evidence(swa, guard, page):
     assert (said["owner_slot"], said["alloc_site"], said["free_site"], said["last_event"]) == (-1, 0, 0, 0)
 
 
+def test_a_dump_says_who_holds_the_pages_in_question_and_which_requests_run(swa, guard):
+    one, other = swa.start(prompt(1, 40)), swa.start(prompt(2, 40))
+    rows = swa.rows.req_to_token
+    right, wrong = (int(rows[request.req_pool_idx, 32]) // 16 for request in (one, other))
+    rows[one.req_pool_idx, 32:48] = rows[other.req_pool_idx, 32:48]
+    found = swa.audit()
+    report(found, found.findings, "idle", Leak.DUMP, guard)
+    dumps = [read_dump(entry.path) for entry in DumpStore(guard.root).list()]
+    assert {dump.manifest.verdict for dump in dumps} >= {"pool_leak", "pool_alias"}
+    for dump in dumps:
+        held = {(page, holder) for page, holder, _ in dump.tensor("holders").tolist()}
+        assert {(wrong, one.req_pool_idx), (wrong, other.req_pool_idx)} <= held
+        assert not any(page == right for page, _ in held)
+        assert dump.manifest.scalars["running"] == f"{one.req_pool_idx},{other.req_pool_idx}"
+
+
 def test_raise_mode_traps_after_the_dump(swa, guard):
     found = planted(swa)
     with pytest.raises(TrappedViolation, match=r"leak-audit: .*belong to nobody.*missing") as caught:

@@ -5,7 +5,11 @@ from small_swa_pools import FULL_PAGES, PROBE, SWA_PAGES, OnSmallPools, caught, 
 
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
+from gemma4_dumps.structures import Structure
 from gemma4_runtime.probes.swa_allocator_state import _BOOKS
+from gemma4_triage.diagnose.hand_out import hand_out_wrong
+
+LISTS = {"full": Structure.FULL_FREE_LIST, "swa": Structure.SWA_FREE_LIST}
 
 
 class TestOneSidedAllocation(OnSmallPools):
@@ -52,12 +56,15 @@ class TestOverlap(OnSmallPools):
         dump = read_dump(entry.path)
         assert says(dump, "alloc_overlap", "alloc" if page == 1 else "alloc_extend", held * page, pool)
         assert "is in use" in dump.manifest.summary
+        assert held in dump.tensor(f"free_before_{pool}").tolist()
+        assert hand_out_wrong(dump).structure is LISTS[pool]
 
     def test_two_requests_that_continue_from_one_slot(self, dumps, paged):
         slots = extend(paged, 4)
         dump = caught(lambda: decode(paged, [slots, slots]))
         assert says(dump, "alloc_overlap", "alloc_decode", int(slots[-1]) + 1, "full")
         assert "twice in one call" in dump.manifest.summary
+        assert hand_out_wrong(dump).structure is None, "the call did what it was asked"
 
     def test_a_request_that_continues_in_a_page_that_it_freed(self, dumps, paged):
         slots = extend(paged, 4)
@@ -67,6 +74,7 @@ class TestOverlap(OnSmallPools):
         dump = caught(lambda: decode(paged, [slots]))
         assert says(dump, "alloc_overlap", "alloc_decode", int(slots[-1]) + 1, "full")
         assert "that page is free" in dump.manifest.summary
+        assert dump.tensor("swa_before").tolist() == [int(peers[-1])]
 
 
 class TestLifetime(OnSmallPools):

@@ -26,6 +26,8 @@ from gemma4_triage.diagnose.evidence import cell, event, readable_events, tensor
 from gemma4_triage.diagnose.where_wrong import Wrong
 from gemma4_triage.finding import Evidence
 
+_POOLS = ("full", "swa")
+
 
 def hand_out_wrong(dump: Dump) -> Wrong:
     """Return where the first bad slot of a hand-out comes from; no structure where the dump does not say."""
@@ -82,12 +84,12 @@ class _Call:
 
     def __init__(self, dump: Dump, bad: Offence) -> None:
         self._dump, self._bad = dump, bad
-        self._pool, self._page_size = ("full", "swa")[bad.column], dump.manifest.page_size or 1
+        self._pool, self._page_size = _POOLS[bad.column], dump.manifest.page_size or 1
         self._page = bad.value // self._page_size
         self._before, self._after = (self._list(name) for name in ("before", "pages"))
         slots = tensor_or_none(dump, "slots")
-        given = [] if slots is None or slots.ndim != 2 else slots[:, bad.column].tolist()
-        self._given = {int(slot) // self._page_size for slot in given}
+        self._slots = [] if slots is None or slots.ndim != 2 else slots.tolist()
+        self._events = readable_events(dump)
 
     @property
     def is_known(self) -> bool:
@@ -95,106 +97,111 @@ class _Call:
         return self._before is not None and self._after is not None
 
     def find(self) -> Wrong:
-        """Hold the page against the lists, then against where its request continues."""
+        """Hold the page against the lists, then each request's first slot against where the request continues."""
         before, after = self._before or [], self._after or []
         taken = Counter(before) - Counter(after)
-        unreturned = sorted(page for page in taken if page not in self._given)
+        given = {row[self._bad.column] // self._page_size for row in self._slots}
+        unreturned = sorted(page for page in taken if page not in given)
         if unreturned:
             proof = self._on_list(
                 "before", before, unreturned[0], "the call took it off the list, and did not return it"
             )
-            return Wrong(Structure.ALLOCATION, self._defect(unreturned, taken, after), proof)
+            return Wrong(Structure.ALLOCATION, self._defect(self._page, unreturned, taken), proof)
         if taken[self._page]:
             proof = self._on_list("before", before, self._page, "the list had it before the call")
             return Wrong(free_list_of_pool(self._pool), self._defect_of_list(before), proof)
-        number, last = self._continues()
-        if last is not None and last != self._page:
-            proof = (event(self._dump, number, "site", f"continues from page {last}, not from page {self._page}"),)
-            if self._pool == "full":
-                return Wrong(Structure.ALLOCATION, self._defect([last], taken, after), proof)
-            return self._of_swa_slot(last, proof, taken, after)
-        if self._pool != "full":
-            return self._of_full_slot()
+        strayed = next(self._strayed(), None)
+        if strayed is not None:
+            return self._of_request(*strayed, taken)
+        if self._pool != "full" or self._expected(self._bad.row, 0) is not None:
+            # The call did what it was asked: whoever named that slot is wrong, or two did.
+            return Wrong(None)
         proof = ()
         if self._page in after:
             proof = self._on_list("pages", after, self._page, "the page is on the list after the call too")
-        return Wrong(Structure.ALLOCATION, self._defect([], taken, after), proof)
+        return Wrong(Structure.ALLOCATION, self._defect(self._page, [], taken), proof)
 
-    def _of_swa_slot(self, last: int, proof: tuple[Evidence, ...], taken: Counter[int], after: list[int]) -> Wrong:
-        """Tell a mapping that led the allocator on from a wrong result, by what the mapping has for the last slot."""
-        before, first = (
-            tensor_or_none(self._dump, "swa_before"),
-            _first_row(readable_events(self._dump)[-1], self._bad.row),
+    def _strayed(self) -> Iterator[tuple[int, int, int]]:
+        """Yield column, first row and right page of each request that does not continue where its last slot is."""
+        for column in (self._bad.column, 1 - self._bad.column):
+            for _, first, end in _spans(self._call):
+                right = self._expected(first, column) if first < min(end, len(self._slots)) else None
+                if right is not None and right != self._slots[first][column] // self._page_size:
+                    yield column, first, right
+
+    def _of_request(self, column: int, first: int, right: int, taken: Counter[int]) -> Wrong:
+        page = self._slots[first][column] // self._page_size
+        told = event(
+            self._dump, len(self._events) - 1, "site", f"a request continues from page {right}, not from {page}"
         )
-        if before is None or first is None or before.ndim != 1 or not 0 <= first < before.shape[0]:
+        if column == 0:
+            return Wrong(Structure.ALLOCATION, self._defect(page, [right], taken, 0), (told,))
+        # A mapping that led the allocator on, or a wrong result: by what the mapping has for the last slot.
+        before = tensor_or_none(self._dump, "swa_before")
+        if before is None or before.ndim != 1 or first >= before.shape[0]:
             return Wrong(None)
-        of_last = int(before[first])
-        said = cell(self._dump, "swa_before", (first,), "what the mapping has for the request's last slot")
-        structure = Structure.ALLOCATION if of_last // self._page_size == last else Structure.SWA_MAPPING
-        return Wrong(structure, self._defect([last], taken, after), (*proof, said))
+        structure = Structure.ALLOCATION if int(before[first]) // self._page_size == right else Structure.SWA_MAPPING
+        of_last = cell(self._dump, "swa_before", (first,), "what the mapping has for the request's last slot")
+        return Wrong(structure, self._defect(page, [right], taken, 1), (told, of_last))
 
-    def _of_full_slot(self) -> Wrong:
-        """Ask the same of the full slot that has this SWA slot, where the SWA slot is the one that continues."""
-        slots = tensor_or_none(self._dump, "slots")
-        if self._continues()[1] is None or slots is None or not 0 <= self._bad.row < slots.shape[0]:
-            return Wrong(None)
-        beside = self._bad.model_copy(update={"column": 0, "value": int(slots[self._bad.row, 0])})
-        call = _Call(self._dump, beside)
-        return call.find() if call.is_known and call._continues()[1] not in (None, call._page) else Wrong(None)
-
-    def _defect(self, right: list[int], taken: Counter[int], after: list[int]) -> Defect:
-        if not self._is_of_pool():
-            return invalid_defect(self._page)
-        if any(abs(page - self._page) == 1 for page in right):
+    def _defect(self, page: int, right: list[int], taken: Counter[int], column: int | None = None) -> Defect:
+        column = self._bad.column if column is None else column
+        if not self._is_of_pool(page, column):
+            return invalid_defect(page)
+        if any(abs(one - page) == 1 for one in right):
             return Defect.OFF_BY_ONE
-        if taken[self._page]:
+        same = column == self._bad.column
+        if (same and taken[page]) or sum(page == row[column] // self._page_size for row in self._firsts()) > 1:
             return Defect.DUPLICATE
-        return Defect.STALE if self._page in after else Defect.FOREIGN
+        return Defect.STALE if page in (self._list("pages", column) or ()) else Defect.FOREIGN
+
+    def _firsts(self) -> Iterator[list[int]]:
+        """Yield the first slot of each request of the call."""
+        for _, first, end in _spans(self._call):
+            if first < min(end, len(self._slots)):
+                yield self._slots[first]
 
     def _defect_of_list(self, before: list[int]) -> Defect:
-        if not self._is_of_pool():
+        if not self._is_of_pool(self._page, self._bad.column):
             return invalid_defect(self._page)
         return Defect.DUPLICATE if before.count(self._page) > 1 else Defect.FOREIGN
 
-    def _is_of_pool(self) -> bool:
+    def _is_of_pool(self, page: int, column: int) -> bool:
         """Return whether the pool has such a page; the extents count page 0."""
-        pages = self._dump.manifest.extents.get(f"pages_{self._pool}_pool")
-        return self._page > 0 and (pages is None or self._page < pages)
+        pages = self._dump.manifest.extents.get(f"pages_{_POOLS[column]}_pool")
+        return page > 0 and (pages is None or page < pages)
 
-    def _list(self, name: str) -> list[int] | None:
-        values = tensor_or_none(self._dump, f"free_{name}_{self._pool}")
+    def _list(self, name: str, column: int | None = None) -> list[int] | None:
+        pool = self._pool if column is None else _POOLS[column]
+        values = tensor_or_none(self._dump, f"free_{name}_{pool}")
         return None if values is None or values.ndim != 1 else values.tolist()
 
     def _on_list(self, name: str, values: list[int], page: int, meaning: str) -> tuple[Evidence, ...]:
         return (cell(self._dump, f"free_{name}_{self._pool}", (values.index(page),), meaning),)
 
-    def _continues(self) -> tuple[int, int | None]:
-        """Return the number of the call's event, and the page of the last slot of the request that the bad one is of.
+    @property
+    def _call(self) -> Mapping[str, Any]:
+        return self._events[-1] if self._events else {}
+
+    def _expected(self, row: int, column: int) -> int | None:
+        """Return the page in which the request of a row continues, by its last slot.
 
         None where the request has none, begins a page, or the events do not say.
         """
-        events = readable_events(self._dump)
-        call = events[-1] if events else {}
-        last_loc = call.get("last_loc")
-        at = _request_of(call, self._bad.row)
+        last_loc, at = self._call.get("last_loc"), _request_of(self._call, row)
         if at is None or not isinstance(last_loc, list) or at >= len(last_loc) or not isinstance(last_loc[at], int):
-            return 0, None
+            return None
         slot = last_loc[at]
         if slot < 0 or (slot + 1) % self._page_size == 0:
-            return 0, None
-        if self._pool == "swa":
-            slot = next((swa for past in reversed(events[:-1]) if (swa := _peer(past, slot)) is not None), -1)
-        return len(events) - 1, slot // self._page_size if slot >= 0 else None
+            return None
+        if column == 1:
+            slot = next((swa for past in reversed(self._events[:-1]) if (swa := _peer(past, slot)) is not None), -1)
+        return slot // self._page_size if slot >= 0 else None
 
 
 def _request_of(call: Mapping[str, Any], row: int) -> int | None:
     """Return which request of a call the slot at `row` is of; None if the event does not say."""
     return next((at for at, start, end in _spans(call) if start <= row < end), None)
-
-
-def _first_row(call: Mapping[str, Any], row: int) -> int | None:
-    """Return the first row of the request that the slot at `row` is of; None if the event does not say."""
-    return next((start for _, start, end in _spans(call) if start <= row < end), None)
 
 
 def _spans(call: Mapping[str, Any]) -> Iterator[tuple[int, int, int]]:

@@ -40,12 +40,19 @@ def find(incident: Incident) -> Finding | None:
         should = f" where {expected} belongs" if known else ""
         way = "" if defect is None else f" ({defect.value})"
         cause = f"The request in slot {slot} has a wrong value in {named}: {scalars.get('value')}{should}{way}."
+    # A row that is as it was and differs from the nodes that its request holds: the nodes are not as they were.
+    of_tree = elsewhere and why == "prefix"
+    if of_tree:
+        cause = (
+            f"A node of the prefix cache that the running request in slot {slot} holds has other slots than its row, which "
+            "is as it was: the node is not."
+        )
     confidence = Confidence.CERTAIN if known else Confidence.LIKELY
     return Finding(
         rule=ID,
         cause=cause,
-        confidence=Confidence.POSSIBLE if elsewhere else confidence,
-        structure=None if elsewhere else structure,
+        confidence=Confidence.LIKELY if of_tree else Confidence.POSSIBLE if elsewhere else confidence,
+        structure=Structure.TREE_NODE if of_tree else None if elsewhere else structure,
         defect=defect,
         evidence=tuple(_evidence(dump)),
         ruled_out_if=("the value is what the request's own row, tokens and prefix say",),
