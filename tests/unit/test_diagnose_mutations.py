@@ -38,6 +38,7 @@ CASES = {
     "write-zero": ("null-page-in-live-column", S.WRITE_LOCATIONS, D.ZERO, C.CERTAIN),
     "row-index-negative": ("null-page-in-live-column", S.ROW_INDICES, D.NEGATIVE, C.LIKELY),
     "node-behind-a-row": ("request-state-differs", S.TREE_NODE, None, C.LIKELY),
+    "nodes-swapped": ("request-state-differs", None, None, C.POSSIBLE),
     "hand-out-twice": ("page-given-twice", S.ALLOCATION, D.DUPLICATE, C.CERTAIN),
     "row-of-a-request": ("holder-entry-wrong", S.REQUEST_ROW, D.DUPLICATE, C.LIKELY),
     "hand-out-of-the-neighbour": ("page-given-twice", S.ALLOCATION, D.OFF_BY_ONE, C.CERTAIN),

@@ -25,7 +25,7 @@ NAMES = ["swa-16", "swa-1", "plain-16", "plain-1", "swa-chunk-16", "plain-chunk-
 
 @pytest.fixture(scope="module", autouse=True)
 def attached(tmp_path_factory):
-    """Once for all tests: a probe with this many hooks takes seconds to attach."""
+    """Attach once for all tests: a probe with this many hooks takes seconds to attach."""
     patches = [patch for patch in CATALOG if patch.id in ("leak-ledger", "host-alloc-kernels")]
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("GEMMA4_TRIAGE_LEAK", "dump")

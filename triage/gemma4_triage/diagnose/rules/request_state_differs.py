@@ -14,8 +14,10 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 
 _Words = TypeVar("_Words", bound=StrEnum)
 ID = "request-state-differs"
-_BOTH_SIDES = ("changed", "prefix", "unlike")
+_BOTH_SIDES = ("changed", "unlike")
 """Why an entry is wrong, where the dump has what it should be as well."""
+_PREFIX = "prefix"
+"""The row and the nodes that its request holds differ: which of the two changed, the row as it was before says."""
 
 
 def find(incident: Incident) -> Finding | None:
@@ -29,7 +31,7 @@ def find(incident: Incident) -> Finding | None:
     known = why in _BOTH_SIDES and isinstance(expected, int)
     # A row that is as it was is not what changed: its page went to somebody else.
     elsewhere = scalars.get("as_before") is True
-    defect = None if elsewhere else _word(Defect, scalars.get("defect"))
+    defect = None if elsewhere or why == _PREFIX else _word(Defect, scalars.get("defect"))
     if elsewhere:
         cause = (
             f"A page of the running request in slot {slot} is no longer its own, by the ledger, while its row is as it "
@@ -40,19 +42,19 @@ def find(incident: Incident) -> Finding | None:
         should = f" where {expected} belongs" if known else ""
         way = "" if defect is None else f" ({defect.value})"
         cause = f"The request in slot {slot} has a wrong value in {named}: {scalars.get('value')}{should}{way}."
-    # A row that is as it was and differs from the nodes that its request holds: the nodes are not as they were.
-    of_tree = elsewhere and why == "prefix"
-    if of_tree:
+    of_tree = why == _PREFIX and elsewhere
+    if why == _PREFIX:
         cause = (
-            f"A node of the prefix cache that the running request in slot {slot} holds has other slots than its row, which "
-            "is as it was: the node is not."
+            f"The row of the running request in slot {slot} and the nodes of the prefix cache that it holds have other "
+            f"slots: {'the row is as it was, the node is not' if of_tree else 'which of them is wrong is not known'}."
         )
+    unsure = elsewhere or why == _PREFIX
     confidence = Confidence.CERTAIN if known else Confidence.LIKELY
     return Finding(
         rule=ID,
         cause=cause,
-        confidence=Confidence.LIKELY if of_tree else Confidence.POSSIBLE if elsewhere else confidence,
-        structure=Structure.TREE_NODE if of_tree else None if elsewhere else structure,
+        confidence=Confidence.LIKELY if of_tree else Confidence.POSSIBLE if unsure else confidence,
+        structure=Structure.TREE_NODE if of_tree else None if unsure else structure,
         defect=defect,
         evidence=tuple(_evidence(dump)),
         ruled_out_if=("the value is what the request's own row, tokens and prefix say",),
