@@ -32,9 +32,16 @@ def incident_part(diagnosis: Diagnosis, label: str, expected: bool, pictures: in
         ),
         timeline=_timeline(incident.dumps),
         environment=incident_environment(incident),
-        notes=tuple(notes(incident)[:MAX_LINES]),
+        notes=tuple([*_readings(diagnosis), *notes(incident)][:MAX_LINES]),
         left_out=left,
     )
+
+
+def _readings(diagnosis: Diagnosis) -> list[str]:
+    """Say what other files there are, and how each stands to the incident, a line each."""
+    incident = diagnosis.incident
+    pairs = zip(incident.readings, incident.reading_links, strict=True)
+    return [f"{read.name}: {read.title}" + (f"; {link.text}" if link.text else "") for read, link in pairs]
 
 
 def _first_of_each_kind(dumps: tuple[reader.Dump, ...]) -> list[int]:
@@ -53,6 +60,8 @@ def _title(diagnosis: Diagnosis) -> str:
     incident = diagnosis.incident
     if not incident.dumps:
         processes = len(incident.guards)
+        if not processes and incident.readings:
+            return incident.readings[0].title
         return f"{processes} guarded process{'es' * (processes != 1)}, no dump"
     first_one = incident.dumps[0].manifest
     ranks = sorted({dump.manifest.host.rank for dump in incident.dumps})
