@@ -102,6 +102,13 @@ class TestConsequences:
         sure = later.model_copy(update={"confidence": Confidence.CERTAIN})
         assert list(without_consequences([cause, sure], incident)) == [cause, sure]
 
+    def test_the_row_that_a_longer_row_runs_into_is_no_cause_of_its_own(self):
+        cause = altered(corpus_dump("row-too-short", "row_overflow"))
+        (behind,) = OTHERS["request-state-differs"].dumps[:1]
+        later = cause.manifest.created_utc + timedelta(seconds=1)
+        found = conclude(of(cause, altered(behind, created_utc=later)))
+        assert [finding.rule for finding in found] == ["row-too-short"]
+
     def test_a_repetition_is_no_finding_of_its_own(self):
         first = OTHERS["foreign-ids"].dumps[0]
         again = altered(first, dump_id="again", step=99, site="elsewhere")

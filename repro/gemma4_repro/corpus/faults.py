@@ -289,6 +289,8 @@ FAULTS: tuple[FaultCase, ...] = (
                 {"site": "EagleDraftInputV2Mixin.prepare_for_decode"},
             ),
         ),
+        # The row behind holds another's slots from then on.
+        consequences=(("request-rows", "row_entry"),),
     ),
     FaultCase(
         id="double-bookkeeping",
