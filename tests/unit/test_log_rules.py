@@ -350,6 +350,16 @@ class TestWhatTheFindingsSay:
         order = [finding.rule for finding in findings(read_source(Source(str(SAMPLES / "illegal-access.log"))))]
         assert order[0] == "illegal-access"
 
+    def test_where_drafts_are_left_out_a_short_accept_length_says_little(self):
+        said = f"{stamp(0)} gemma4-triage: draft-policy: drafts where they pay: given\n"
+        drop = [*steady(60, accept=2.6), *steady(60, 60, accept=1.0)]
+        assert [finding.rule for finding in found_in(drop)] == ["accept-length-drop"]
+        assert found_in([said, *drop]) == ()
+        none = list(steady(20, accept=1.0))
+        likely, possible = only(none), only([said, *none])
+        assert (likely.confidence, possible.confidence) == (Confidence.LIKELY, Confidence.POSSIBLE)
+        assert "leaves drafts out" in possible.cause
+
     def test_an_accept_length_that_comes_back_says_where(self):
         evidence = of_sample("accept-drop")["accept-length-drop"].evidence
         assert evidence[0].value > evidence[1].value / 0.75

@@ -211,6 +211,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             "(gemma4_triage_drafts), and sglang:spec_num_steps is 0 while no drafts are made.",
             proof=(
                 "tests/unit/test_draft_policy.py",
+                "tests/unit/test_mtp_v2_plain_step.py",
                 "tests/engine/test_draft_policy_live.py",
             ),
             switches=("GEMMA4_TRIAGE_DRAFTS",),

@@ -9,6 +9,7 @@ grammar, penalties, the sliding window. It cuts nothing off at an end token: the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,8 @@ from gemma4_runtime.mtp_v2.draft_policy import ALWAYS, policy_of
 from gemma4_runtime.mtp_v2.draft_worker import FrozenKVMTPDraftWorkerV2
 from gemma4_runtime.mtp_v2.gates import refuse_what_is_not_served
 from gemma4_runtime.mtp_v2.plain_step import PlainStep, verified_by
+
+logger = logging.getLogger(__name__)
 
 Publish = Callable[[torch.Tensor], None]
 
@@ -81,6 +84,8 @@ class FrozenKVMTPWorkerV2(EAGLEWorkerV2):
             self.speculative_num_draft_tokens,
         )
         self._plain = PlainStep(target_worker, gpu_id) if self._policy.may_drop else None
+        if self._plain is not None:
+            logger.info("gemma4-triage: draft-policy: drafts where they pay: %s", self._policy.document()["source"])
 
     @property
     def speculative_num_steps(self) -> int:

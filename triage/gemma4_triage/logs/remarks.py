@@ -19,6 +19,8 @@ MARKS = (
     (b"Available swa tokens: ", "free_swa"),
     (b"Available tokens: ", "free_full"),
     (b"aborted last request", "aborted_last"),
+    # Of our own runtime: SGLang's accept length then counts steps without drafts as ones that accept nothing.
+    (b"gemma4-triage: draft-policy: drafts where they pay", "draft_policy"),
 )
 STACKS = b"Pyspy dump for PID "
 MOST_STACKS = 16

@@ -18,17 +18,25 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         seen = sum(value is not None for value in rank.series.get("accept_length", ()))
         if length is None or length > _NONE or seen < _LINES:
             continue
+        policy = "draft_policy" in facts.remarks
+        left_out = ", or the server leaves drafts out of its steps, which count as well" if policy else ""
         yield Finding(
             rule=RULE.id,
             cause=f"No draft token is accepted{on_rank(rank.rank)}: draft and target do not fit, or the draft "
-            "reads other "
-            "keys than the target wrote.",
-            confidence=Confidence.LIKELY,
+            f"reads other keys than the target wrote{left_out}.",
+            confidence=Confidence.POSSIBLE if policy else Confidence.LIKELY,
             evidence=(
                 over(facts, "decode lines", round(length, 2), f"accept len, mean over {rank.decode_lines} lines"),
                 *of_settings(facts, "speculative_algorithm", "attention_backend", "quantization"),
             ),
-            ruled_out_if=("the same pair of checkpoints is accepted in another release or on another backend",),
+            ruled_out_if=(
+                "the same pair of checkpoints is accepted in another release or on another backend",
+                *(
+                    ("gemma4_triage_drafts in /server_info has steps_with_drafts 0, or accepted above 1",)
+                    if policy
+                    else ()
+                ),
+            ),
             advice=(
                 "check that the draft was made for this target, and that both have the same quantisation of the head",
             ),
