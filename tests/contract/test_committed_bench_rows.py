@@ -260,6 +260,33 @@ def test_tables_of_drafts_are_those_of_their_rows():
         assert f"({path.removeprefix('docs/')})" in said
 
 
+def test_what_is_said_of_drafts():
+    (path,) = (ROOT / "docs" / "bench").glob("mtp_batches_h200_*_e2b.json")
+    document = json.loads(path.read_text())
+    assert (document["measurement"], document["wrong"], document["lost"], document["partial"]) == (True, [], {}, "")
+    said = " ".join((ROOT / "docs" / "drafts.md").read_text().split())
+
+    def span(value):
+        found = sorted(row[value]["median"] for row in document["rows"] if row["arm"] == "default-policy")
+        return f"x{found[0]:.2f} to x{found[-1]:.2f}"
+
+    assert f"served the batches {span('better_speedup')} as fast as the better of" in said
+    assert f"and {span('speedup')} as fast as MTP as shipped" in said
+    best = [min(rows, key=lambda row: row["wall_s"]["median"])["arm"] for rows in of_shape(document).values()]
+    assert set(best) == {"default-no-mtp"}
+    state = document["servers"]["e2b"]["default-policy"]["gemma4_triage_drafts"]
+    assert f"({', '.join(f'{size}: {needed:g}' for size, needed in state['table'].items())})" in said
+    graphs = state["graphs_of_steps_without"]
+    assert f"took {graphs['seconds']} s and {graphs['gib']} GiB" in said
+
+
+def of_shape(document):
+    shapes = {}
+    for row in document["rows"]:
+        shapes.setdefault(row["shape"], []).append(row)
+    return shapes
+
+
 def test_what_is_said_of_the_long_context():
     found = {tuple(document["models"]): document for document in SERVING if document["load"] == "long-context"}
     tokens = {}

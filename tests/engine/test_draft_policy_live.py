@@ -62,7 +62,7 @@ def test_tokens_and_their_logprobs_are_those_without_mtp(plain, mtp_arguments, e
     drafts = state["gemma4_triage_drafts"]
     assert drafts["asked"] == "1:1,2:1,3:9"
     assert min(drafts["steps_with_drafts"], drafts["steps_without"]) > 20
-    assert drafts["drafting"]
+    assert drafts["drafting"], drafts
     assert 2 < drafts["accepted"] <= 4, "the toy's own"
     assert 2 <= drafts["switches"] < drafts["steps_without"]
 

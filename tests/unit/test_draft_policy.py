@@ -102,6 +102,17 @@ def test_answers_that_become_easy_are_found_out(requests, within):
     assert server.policy.drafting
 
 
+def test_until_something_is_heard_of_them_drafts_are_tried():
+    policy = DraftPolicy(NeededTable(((1, 1.0), (2, 9.0)), "made up"), NODES, "made up")
+    assert not policy.decide(2)
+    assert policy.decide(1)
+    assert policy.document()["drafting"]
+    policy = made()
+    assert policy.decide(64), "half of the drafts would not do there, but who knows"
+    policy.observe(Verified(64, 64))
+    assert not policy.decide(64)
+
+
 def test_drafts_that_cannot_pay_are_not_even_tried():
     policy = DraftPolicy(NeededTable(((1, 4.0),), "made up"), NODES, "made up")
     server = Server(policy).run(5000, 8, 3.9)
@@ -137,7 +148,7 @@ def test_one_draft_needs_a_third_of_what_three_need():
 def test_measured_tables_rise_with_the_batch(table):
     sizes, needed = zip(*table.rows, strict=True)
     assert list(sizes) == sorted(set(sizes))
-    assert all(1 < one < NODES + 2 for one in needed)
+    assert all(1 < one < 2 * NODES for one in needed)
 
 
 class TestAsked:

@@ -27,7 +27,7 @@ OVERLAP = {"disable_overlap_schedule": False}
 
 @pytest.fixture
 def arguments(attach):
-    """arguments(**changes) -> SGLang's ServerArgs with mtp-v2 attached."""
+    """Returns a function of changes that makes SGLang's ServerArgs with mtp-v2 attached."""
 
     def make(**changes):
         attach("off", "mtp-v2", *HOST)
@@ -143,8 +143,18 @@ def test_a_wide_tree_on_triton_starts_and_keeps_lengths_on_the_host(arguments):
     made.speculative_algorithm = "EAGLE"
     assert not scheduler.decide_needs_cpu_seq_lens(made, backends)
     made.speculative_algorithm, made.speculative_eagle_topk = "FROZEN_KV_MTP", 1
-    made.disable_piecewise_cuda_graph = True
     assert not scheduler.decide_needs_cpu_seq_lens(made, backends)
+
+
+def test_piecewise_graphs_of_prefills_ask_for_no_lengths(arguments):
+    made = arguments()
+    made.disable_piecewise_cuda_graph = False
+    backends = [SimpleNamespace(needs_cpu_seq_lens=False)]
+    assert not scheduler.decide_needs_cpu_seq_lens(made, backends)
+    assert made.disable_piecewise_cuda_graph is False
+    assert scheduler.decide_needs_cpu_seq_lens(made, [SimpleNamespace(needs_cpu_seq_lens=True)])
+    made.speculative_algorithm = "EAGLE"
+    assert scheduler.decide_needs_cpu_seq_lens(made, backends), "that is SGLang's to say"
 
 
 def test_trtllm_alone_or_in_a_hybrid_needs_no_lengths_on_the_host(arguments):

@@ -68,6 +68,21 @@ def test_the_result_is_that_of_a_verification_of_one_token():
     assert result.logits_output.next_token_logprobs.tolist() == [[-1.0], [-2.0]]
 
 
+def test_lengths_are_published_before_the_forward():
+    """Where a backend asks for them on the host, it would wait for the forward's end otherwise."""
+    told = []
+    worker = object.__new__(FrozenKVMTPWorkerV2)
+    output = SimpleNamespace(hidden_states=torch.ones(2, 6))
+    result = SimpleNamespace(logits_output=output, next_token_ids=torch.tensor([8, 9]))
+    worker._plain = SimpleNamespace(run=lambda batch: told.append("forward") or result)
+    worker._draft_worker = SimpleNamespace(seed=lambda tokens, hidden: (tokens, hidden))
+    made = worker._decode_without_drafts(batch(), lambda lengths: told.append(lengths.tolist()))
+    assert told == [[6, 8], "forward"]
+    tokens, hidden = made.next_draft_input
+    assert tokens.tolist() == [8, 9]
+    assert hidden.data_ptr() != output.hidden_states.data_ptr(), "a graph's next replay writes there"
+
+
 def test_only_a_verification_says_something_of_drafts():
     taken = {"num_correct_drafts_per_req_cpu": [3, 0, 1]}
     assert verified_by(SimpleNamespace(speculative_num_draft_tokens=1, **taken)) is None

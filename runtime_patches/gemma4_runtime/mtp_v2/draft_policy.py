@@ -70,12 +70,11 @@ class NeededTable:
         return NeededTable(rows, f"{self.source}, measured with {_MEASURED_DRAFTS} drafts and scaled to {drafts}")
 
 
-_E2B = ((1, 1.65), (16, 1.72), (64, 3.03))
-_ROWS = "docs/bench/serving_mtp_e2b_h200_2026-11-22.json"
+_E2B = ((1, 3.02), (2, 2.73), (4, 2.89), (8, 2.83), (16, 2.83), (32, 2.91), (64, 3.81), (128, 5.64))
+_ROWS = "docs/bench/mtp_batches_h200_2026-11-25_e2b.json"
 # By hidden size and layers of the target's text model.
 MEASURED: dict[tuple[int, int], NeededTable] = {
     (1536, 35): NeededTable(_E2B, f"E2B on an H200, {_ROWS}"),
-    (2560, 42): NeededTable(_E2B, f"E2B on an H200, {_ROWS}; E4B is not measured"),
 }
 
 
@@ -121,11 +120,10 @@ class DraftPolicy:
         return draft
 
     def _weigh(self, requests: int, needed: float) -> bool:
-        if self._unheard > 0 and needed < self._longest:
-            # At first acceptance is a guess.
-            return True
         bound = needed * (1 - BAND) if self.drafting else needed * (1 + BAND)
-        wanted = self.accepted > bound
+        # At first acceptance is a guess.
+        untried = self._unheard > 0 and needed < self._longest
+        wanted = untried or self.accepted > bound
         if wanted != self.drafting:
             self.drafting = wanted
             self._switches += 1

@@ -155,9 +155,10 @@ class FrozenKVMTPWorkerV2(EAGLEWorkerV2):
 
     def _decode_without_drafts(self, batch: Any, on_publish: Publish | None) -> GenerationBatchResult:
         assert self._plain is not None
-        result: Any = self._plain.run(batch)
         if on_publish is not None:
-            on_publish(result.new_seq_lens)
+            # Known before the forward: where the host asks for lengths, it need not wait for its end.
+            on_publish(batch.seq_lens + 1)
+        result: Any = self._plain.run(batch)
         # The states may lie in a graph's buffers, which the next replay overwrites.
         hidden = result.logits_output.hidden_states.clone()
         result.next_draft_input = self._draft_worker.seed(result.next_token_ids, hidden)

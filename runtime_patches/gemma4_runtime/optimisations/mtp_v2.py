@@ -90,4 +90,12 @@ def around_needs_cpu_seq_lens(original: Callable[..., bool], server_args: Any, a
         logger.warning("mtp-v2: this server does not draft with a Gemma-4 assistant, so nothing changes.")
         return original(server_args, attn_backends)
     read = (server_args.speculative_eagle_topk or 1) > 1 or server_args.enable_forward_pass_metrics
-    return read or original(server_args, list(that_read_lengths(attn_backends)))
+    if read:
+        return True
+    # Piecewise graphs are of prefills, whose lengths the scheduler knows. SGLang takes them for a reason all the same,
+    # and the host would wait in each step for the end of the verification ahead.
+    graphs, server_args.disable_piecewise_cuda_graph = server_args.disable_piecewise_cuda_graph, True
+    try:
+        return original(server_args, list(that_read_lengths(attn_backends)))
+    finally:
+        server_args.disable_piecewise_cuda_graph = graphs
