@@ -2,6 +2,7 @@
 #   make repro      the Gemma-4 SWA page-table crash on this CPU: reproduced, trapped, fixed
 #   make test       lint, types, import rules, and the tests that answer within minutes
 #   make test-all   these, and every other test that this machine can run
+#   make test-releases   what differs on the other releases of SGLang
 # Each takes RELEASE=0.5.23 to run on another release of SGLang, in an environment of its own.
 SHELL   := /bin/bash
 PYTHON  ?= python3
@@ -18,7 +19,7 @@ VENV    ?= $(if $(filter-out $(DEFAULT),$(RELEASE)),.venv-$(RELEASE),.venv)
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed-$(shell cat $(LOCK) pyproject.toml Makefile </dev/null | sha256sum | cut -c1-16)
 
-.PHONY: repro test test-all test-engine test-crash fuzz targets mutants coverage lint format setup lock clean
+.PHONY: repro test test-all test-engine test-release test-releases test-crash fuzz targets mutants coverage lint format setup lock clean
 
 repro: setup
 	$(BIN)/gemma4-triage repro e4b-trtllm
@@ -39,6 +40,15 @@ test-all: test test-engine
 # of SGLang or compiles in a process of its own, and what needs a CUDA device, which skips without one.
 test-engine: setup
 	$(PYTEST) -m "($(SLOW)) and not smoke"
+
+# The tests that say that they are for RELEASE, the engine's included: reproductions, contracts, the probes' self tests in an
+# attached process, the corpus' sample. Of the corpus all cases: gemma4-triage repro corpus, in that environment.
+test-release: setup
+	$(PYTEST) -m "not gpu"
+
+test-releases:
+	@for release in $(filter-out $(DEFAULT),$(patsubst EXTRA-%,%,$(filter EXTRA-%,$(.VARIABLES)))); do \
+	  $(MAKE) --no-print-directory test-release RELEASE=$$release || exit 1; done
 
 # Every script of repro/crash_repro on the CPU engine with the toys; make test-all runs a few of them.
 test-crash: setup

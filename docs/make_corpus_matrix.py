@@ -1,5 +1,7 @@
 """Writes docs/corpus_matrix.json from a finished run of the corpus: what was measured, without the run's own paths.
 
+A run on another release than the one that the patches were written for goes to a file with the release in its name.
+
 gemma4-triage repro corpus --unguarded --output runs/corpus
 .venv/bin/python docs/make_corpus_matrix.py runs/corpus/verdict.json
 """
@@ -8,7 +10,8 @@ import json
 import sys
 from pathlib import Path
 
-OUTPUT = Path(__file__).with_name("corpus_matrix.json")
+from gemma4_runtime.releases import BASE
+
 COMMAND = "gemma4-triage repro corpus --unguarded"
 _PATHS = ("folder", "path", "root_cause")
 
@@ -28,8 +31,10 @@ def main(verdict: str) -> None:
         sys.exit(f"{verdict} is not the verdict of a corpus run")
     kept = without_paths(document)
     assert isinstance(kept, dict)
-    OUTPUT.write_text(json.dumps({"command": COMMAND} | kept, indent=1) + "\n", encoding="utf-8")
-    print(f"Wrote {OUTPUT}")
+    release = document["sglang_version"]
+    output = Path(__file__).with_name("corpus_matrix.json" if release == BASE else f"corpus_matrix_{release}.json")
+    output.write_text(json.dumps({"command": COMMAND} | kept, indent=1) + "\n", encoding="utf-8")
+    print(f"Wrote {output}")
 
 
 if __name__ == "__main__":

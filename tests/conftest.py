@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from gemma4_runtime.host_environment import STAND_INS, with_stand_ins
+from gemma4_runtime.releases import BASE, installed_or_base
 from gemma4_runtime.settings import VARIABLES
 
 # A deadline per example fails where the machine is busy, and tells nothing of the code.
@@ -24,6 +26,9 @@ if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
     # Where there is one, SGLang's piecewise graphs trace the model: without dynamo they would capture it untraced.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    if path := with_stand_ins():
+        os.environ |= path
+        sys.path.insert(0, str(STAND_INS))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # A setting in the caller's shell must not reach a test that does not set it.
 for _name in [name for name in os.environ if name.startswith("GEMMA4_TRIAGE_") or name in VARIABLES]:
@@ -40,7 +45,20 @@ def repository() -> Path:
     return ROOT
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out files that are not for the installed release: they import what it does not have."""
+    if installed_or_base() == BASE or collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+        return None
+    return True if "mark.releases(" not in collection_path.read_text(encoding="utf-8") else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    installed = installed_or_base()
+    for item in items:
+        marker = item.get_closest_marker("releases")
+        releases = marker.args if marker else (BASE,)
+        if installed not in releases:
+            item.add_marker(pytest.mark.skip(reason=f"for SGLang {', '.join(releases)}; {installed} is installed"))
     if not any(item.get_closest_marker("gpu") for item in items):
         return
     import torch

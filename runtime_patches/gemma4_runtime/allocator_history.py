@@ -25,6 +25,7 @@ from gemma4_runtime import current
 from gemma4_runtime.checks.page_ledger import Site
 from gemma4_runtime.leak.event_log import kept
 from gemma4_runtime.leak.ledger import SITE, ledger_of
+from gemma4_runtime.release.allocators import free_page_lists, in_free_group
 
 MAX_CALLS = 256
 MAX_SLOTS = 1 << 14
@@ -33,9 +34,8 @@ Lists = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def free_lists(allocator: Any) -> Lists:
-    """free_pages and release_pages of the full pool, then of the SWA pool: page ids, [any] each."""
-    full, swa = allocator.full_attn_allocator, allocator.swa_attn_allocator
-    return full.free_pages, full.release_pages, swa.free_pages, swa.release_pages
+    """Return what is free in the full pool, then in the SWA pool, two lists each: page ids, [any]."""
+    return (*free_page_lists(allocator.full_attn_allocator), *free_page_lists(allocator.swa_attn_allocator))
 
 
 @dataclass
@@ -86,7 +86,7 @@ class History:
         if self._lists is None or any(was is not found for was, found in zip(self._lists, now, strict=True)):
             self._windows.clear()
             self.seen = 0
-        if not self._windows or (self._windows[-1].full and allocator.is_not_in_free_group):
+        if not self._windows or (self._windows[-1].full and not in_free_group(allocator)):
             # The last entry, of index -1, is no slot's.
             self._windows.append(_Window(now, allocator.full_to_swa_index_mapping[:-1].to(torch.int32, copy=True)))
         self._lists = now
@@ -141,7 +141,7 @@ def _asked_by(allocator: Any) -> dict[str, Any]:
 
 
 def request_slots_of(allocator: Any, full: torch.Tensor) -> tuple[int | None, ...]:
-    """Say whose the pages of full slots [n] were last, None for nobody's; nothing if the leak ledger is not on.
+    """Return whose the pages of full slots [n] were last, None for nobody's; nothing if the leak ledger is not on.
 
     Waits for the device.
     """

@@ -140,7 +140,7 @@ class Attachment:
     def _plan(self, patch: Patch) -> list[tuple[Patch, Hook | Edit | Bind, _Site]]:
         return [
             (patch, wanted, _find(dotted_path(self.release, wanted.target), patch, isinstance(wanted, Bind)))
-            for wanted in patch.attachments
+            for wanted in patch.attachments_in(self.release)
         ]
 
     def verify(self) -> None:

@@ -32,11 +32,15 @@ class How(StrEnum):
 
 @dataclass(frozen=True)
 class Hook:
-    """Attach `implementation` ("module:function") to the SGLang function behind the target key."""
+    """Attach `implementation` ("module:function") to the SGLang function behind the target key.
+
+    `releases`: the releases of SGLang that have this place; empty: every release of the patch.
+    """
 
     target: str
     how: How
     implementation: str
+    releases: tuple[str, ...] = ()
 
     @property
     def exclusive(self) -> bool:
@@ -50,6 +54,7 @@ class Edit:
     target: str
     match: str
     replacement: str
+    releases: tuple[str, ...] = ()
 
     exclusive = True
 
@@ -60,6 +65,7 @@ class Bind:
 
     target: str
     implementation: str
+    releases: tuple[str, ...] = ()
 
     exclusive = True
 
@@ -130,6 +136,14 @@ class Patch:
     knob: str = ""
     needs: tuple[str, ...] | None = None
     about: About | None = None
+
+    def attachments_in(self, release: str) -> tuple[Attachment, ...]:
+        """Return what it attaches to one release.
+
+        Args:
+            release: Of SGLang.
+        """
+        return tuple(one for one in self.attachments if not one.releases or release in one.releases)
 
     @property
     def finds(self) -> bool:

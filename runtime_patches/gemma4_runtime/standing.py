@@ -49,7 +49,7 @@ def standing(patch: Patch, release: str) -> Standing:
     table = TARGETS.get(release)
     if table is None:
         return Standing(State.NOT_PORTED, f"SGLang {release} is not known; known: {', '.join(KNOWN)}")
-    missing = tuple(dict.fromkeys(one.target for one in patch.attachments if one.target not in table))
+    missing = tuple(dict.fromkeys(one.target for one in patch.attachments_in(release) if one.target not in table))
     without = f"SGLang {release} has no {', '.join(missing)}" if missing else ""
     first, _, words = patch.not_ported.partition(", ")
     known = words if words and at_least(release, first) else ""

@@ -75,7 +75,7 @@ def test_implementations_and_targets_resolve(patch):
         assert name.startswith(f"gemma4_runtime.{FOLDERS[patch.kind]}.") or name in shared
         pkgutil.resolve_name(name)
     for release in {sglang.__version__} & set(releases_of(patch)):
-        for attachment in patch.attachments:
+        for attachment in patch.attachments_in(release):
             path = dotted_path(release, attachment.target)
             owner, _, name = path.rpartition(".")
             resolved = pkgutil.resolve_name(owner)

@@ -13,12 +13,14 @@ from gemma4_runtime.releases import installed_or_base
 from gemma4_runtime.standing import State, standing
 from gemma4_runtime.targets import dotted_path
 
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
 RELEASE = installed_or_base()
 HOOKS = {
     one.implementation: one
     for patch in CATALOG
     if standing(patch, RELEASE).state is State.ATTACHES
-    for one in patch.attachments
+    for one in patch.attachments_in(RELEASE)
     if isinstance(one, Hook)
 }
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -16,6 +16,8 @@ from gemma4_runtime.targets import TARGETS, dotted_path
 from gemma4_triage.inspection.explain_patch import about, links, source_file
 from gemma4_triage.inspection.patch_state import state_here, switch_off, switch_on, variables_of
 
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
 ROOT = Path(__file__).resolve().parents[2]
 SERVED = [patch for patch in CATALOG if patch.kind in (Kind.FIX, Kind.OPTIMISATION, Kind.PROBE)]
 PLACES = ("tests/", "kernels/bench/rows/", "docs/")
@@ -85,7 +87,7 @@ def test_links_are_of_files_that_the_release_has(patch):
     assert len(set(found)) == len(found)
     package = Path(sglang.__file__).parent.parent
     for release in {sglang.__version__} & set(releases_of(patch)):
-        for attachment in patch.attachments:
+        for attachment in patch.attachments_in(release):
             assert (package / source_file(dotted_path(release, attachment.target))).is_file()
 
 

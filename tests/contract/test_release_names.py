@@ -11,6 +11,8 @@ from gemma4_runtime.errors import UnsupportedRelease
 from gemma4_runtime.release.names import NAMES
 from gemma4_runtime.releases import BASE, KNOWN, installed_or_base
 
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
 HERE = NAMES[installed_or_base()]
 
 

@@ -8,8 +8,10 @@ import pytest
 
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
+from gemma4_repro.corpus.case import corrected
 
 pytestmark = pytest.mark.engine
+both_releases = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
 START_ONLY = {"prompts": [], "new_tokens": 1}
 
@@ -51,6 +53,7 @@ def test_without_its_fix_the_releases_window_is_found_on_both_sides(run_engine, 
     assert [severity for severity, verdict in findings(tmp_path) if verdict == "window_width"] == ["advice", "advice"]
 
 
+@both_releases
 def test_without_the_fix_a_hybrid_draft_backend_stops_the_start(run_engine, hybrid_arguments, tmp_path):
     patches = "default,-swa-state-swap"
     run = run_engine(environment(tmp_path, "trap", patches), engines=[hybrid_arguments], **START_ONLY)
@@ -64,8 +67,9 @@ def test_without_the_fix_a_hybrid_draft_backend_stops_the_start(run_engine, hybr
     assert ("fatal", "geometry_mismatch") in findings(tmp_path)
 
 
+@both_releases
 def test_with_the_fix_a_hybrid_draft_backend_is_silent(run_engine, hybrid_arguments, tmp_path):
-    patches = "default,+swa-window-width"
+    patches = corrected()
     run = run_engine(environment(tmp_path, "log", patches), engines=[hybrid_arguments], **START_ONLY)
     assert run.returncode == 0, run.log[-4000:]
     assert dumps_in(tmp_path) == []

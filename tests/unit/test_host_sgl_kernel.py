@@ -10,6 +10,8 @@ from gemma4_runtime import host_environment
 from gemma4_runtime.host.stand_ins import sgl_kernel
 from gemma4_runtime.releases import BASE
 
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
 ROWS, WIDTH = 4, 12
 RANGES = [(2, 1, 4), (0, 0, 0), (3, 5, 12)]
 INDICES, STARTS, ENDS = (torch.tensor(column) for column in zip(*RANGES, strict=True))

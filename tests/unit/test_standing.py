@@ -14,6 +14,8 @@ from gemma4_runtime.settings import HostEngine, Settings
 from gemma4_runtime.standing import State, refusal, releases_of, standing
 from gemma4_triage.cli import app
 
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
 ONE = Patch("one", Kind.FIX, "t", "o", "u", (Hook("mtp.verify", How.AFTER, "m:f"),))
 
 

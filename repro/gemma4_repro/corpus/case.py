@@ -10,11 +10,21 @@ from typing import Any
 
 from gemma4_repro.corpus.finding import Finding
 from gemma4_repro.staged_workload import StagedWorkload
+from gemma4_runtime.catalog import CATALOG
+from gemma4_runtime.releases import installed_or_base
+from gemma4_runtime.standing import State, standing
 
 _ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 # The release's own window is one key too wide, which is a dump in `log` mode; of the faults only the case about it
 # leaves it so.
 CORRECTED = "default,+swa-window-width"
+_RELEASE = installed_or_base()
+_STANDING = {patch.id: standing(patch, _RELEASE).state for patch in CATALOG}
+
+
+def corrected() -> str:
+    """Return GEMMA4_TRIAGE_PATCHES of a run without that key, on the installed release; later ones are right."""
+    return "default" if _STANDING["swa-window-width"] is State.ABSORBED else CORRECTED
 
 
 @dataclass(frozen=True)
@@ -27,7 +37,17 @@ class Origin:
 
 @dataclass(frozen=True)
 class Case:
-    """One engine run. mtp: with the assistant. engine: arguments that differ from the scenarios'."""
+    """One engine run.
+
+    Attributes:
+        id: Of the case, and its folder's name.
+        title: What runs, in a few words.
+        workload: What is sent.
+        mtp: With the assistant.
+        engine: Arguments that differ from the scenarios'.
+        time_limit_s: After which the engine is ended.
+        ignore_eos: Whether answers go on past the end token.
+    """
 
     id: str
     title: str
@@ -35,6 +55,7 @@ class Case:
     mtp: bool = True
     engine: Mapping[str, Any] = field(default_factory=dict)
     time_limit_s: float = 120.0
+    ignore_eos: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "engine", MappingProxyType(dict(self.engine)))
@@ -47,7 +68,7 @@ class Case:
     @property
     def patches(self) -> str:
         """GEMMA4_TRIAGE_PATCHES of the run."""
-        return CORRECTED
+        return corrected()
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -66,18 +87,23 @@ class Case:
             "GEMMA4_TRIAGE_FAULTS": ",".join(self.faults),
             "GEMMA4_TRIAGE_DEVICE_MODEL": "sm100",
             "SGLANG_TRTLLM_MHA_DEBUG": self.mode if guarded else "off",
-            "GEMMA4_TRIAGE_LEAK": "dump" if guarded else "off",
+            "GEMMA4_TRIAGE_LEAK": "dump" if guarded and _STANDING["leak-ledger"] is State.ATTACHES else "off",
         }
 
 
 @dataclass(frozen=True, kw_only=True)
 class FaultCase(Case):
-    """injected: what is broken on purpose. inject: catalog ids of faults. along: patches
-    on request that the fault is about. without: fixes that are left off.
+    """A fault, and what the probes must make of it.
 
-    findings: each must be made, and the first dump must be one of them. consequences: (rule, verdict) of dumps that
-    may follow, because the engine goes on after the first. trap: stop at the first, where going on would only add
-    hundreds of its consequences.
+    Attributes:
+        origin: The public report of it.
+        injected: What is broken on purpose.
+        inject: Catalog ids of faults.
+        without: Fixes that are left off.
+        along: Patches on request that the fault is about.
+        findings: Each must be made, and the first dump must be one of them.
+        consequences: (rule, verdict) of dumps that may follow, because the engine goes on after the first.
+        trap: Stop at the first, where going on would only add hundreds of its consequences.
     """
 
     origin: Origin
@@ -98,7 +124,7 @@ class FaultCase(Case):
 
     @property
     def patches(self) -> str:
-        kept = CORRECTED.replace(",+swa-window-width", "") if "swa-window-width" in self.without else CORRECTED
+        kept = corrected().replace(",+swa-window-width", "") if "swa-window-width" in self.without else corrected()
         left_off = (f"-{fix}" for fix in self.without if fix != "swa-window-width")
         # What comes along may bring what is left off.
         return ",".join([kept, *(f"+{patch}" for patch in self.along), *left_off])
@@ -121,7 +147,8 @@ class FaultCase(Case):
 class CleanCase(Case):
     """A load that must lead to nothing, run as a user runs it: patches at their defaults, probes that trap.
 
-    shows: text that the engine's log must hold, without which the load did not do what it is there for.
+    Attributes:
+        shows: Text that the engine's log must hold, without which the load did not do what it is there for.
     """
 
     shows: tuple[str, ...] = ()

@@ -6,8 +6,10 @@ from gemma4_repro.corpus.case import CleanCase
 from gemma4_repro.corpus.loads import UNDER_PRESSURE
 from gemma4_repro.staged_workload import StagedWorkload, at_once
 from gemma4_repro.workloads import Workload
+from gemma4_runtime.releases import BASE, installed_or_base
 
 _THREE_PROMPTS = Workload(prompt_count=3, prompt_tokens=101, shortest_new_tokens=12, longest_new_tokens=40)
+
 
 CLEAN: tuple[CleanCase, ...] = (
     CleanCase(
@@ -24,6 +26,8 @@ CLEAN: tuple[CleanCase, ...] = (
         title="pools so small that requests are retracted",
         engine={"max_total_tokens": 640, "swa_full_tokens_ratio": 0.8, "schedule_conservativeness": 0.1},
         workload=at_once(Workload(prompt_count=6, prompt_tokens=60, shortest_new_tokens=60, longest_new_tokens=100)),
+        # 0.5.23 reserves the whole answer of a request that ignores the end token, and so retracts none.
+        ignore_eos=installed_or_base() == BASE,
         shows=("Retract requests",),
     ),
     CleanCase(

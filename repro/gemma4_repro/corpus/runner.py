@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from gemma4_repro import run_engines
 from gemma4_repro.corpus.case import Case, CleanCase, FaultCase
-from gemma4_repro.corpus.catalog import choose_cases
+from gemma4_repro.corpus.catalog import absent_cases, choose_cases
 from gemma4_repro.corpus.evidence import ending_text, gather
 from gemma4_repro.corpus.matrix import CleanRow, FaultRow, Matrix, Row
 from gemma4_repro.engine.arm_request import ArmRequest
@@ -19,6 +19,7 @@ from gemma4_repro.engine.readiness import model_arguments
 from gemma4_repro.recorders.traces import remove_traces
 from gemma4_repro.run_engines import EngineRun, Place
 from gemma4_repro.scenarios.e4b_engine import E4B_TOYS, e4b_engine
+from gemma4_runtime.releases import installed_or_base
 
 UNGUARDED = "-unguarded"
 
@@ -34,9 +35,16 @@ class Listener(Protocol):
 
 @dataclass(frozen=True)
 class Options:
-    """only: case ids, all if empty. unguarded: run each fault a second time without probes, to see what it does.
+    """What of the corpus to run, and how.
 
-    side_by_side: see run_engines.Options.
+    Attributes:
+        only: Case ids, all if empty.
+        output: The run's folder; None: a new one.
+        overwrite: Whether a folder that exists is replaced.
+        keep_traces: Whether the engines' logs stay.
+        time_limit_s: Of each engine; None: the case's own.
+        unguarded: Whether each fault runs a second time without probes, to see what it does.
+        side_by_side: See run_engines.Options.
     """
 
     only: tuple[str, ...] = ()
@@ -50,13 +58,23 @@ class Options:
 
 @dataclass(frozen=True)
 class CorpusRun:
-    """A finished run. import_s: how long the one import of SGLang took, part of duration_s."""
+    """A finished run.
+
+    Attributes:
+        folder: Of the run.
+        sglang_version: As it says itself.
+        duration_s: Of everything.
+        import_s: How long the one import of SGLang took, part of duration_s.
+        matrix: The cases, judged.
+        absent: Ids of cases that the release cannot have, and why; empty where cases were named.
+    """
 
     folder: Path
     sglang_version: str
     duration_s: float
     import_s: float
     matrix: Matrix
+    absent: Mapping[str, str] = field(default_factory=dict)
 
 
 def run_corpus(options: Options, listener: Listener, command: Sequence[str] | None = None) -> CorpusRun:
@@ -68,7 +86,7 @@ def run_corpus(options: Options, listener: Listener, command: Sequence[str] | No
         EnvironmentLacks: no SGLang, a release that is not known, no toys, CUDA present, the import failed.
     """
     began = time.monotonic()
-    cases = choose_cases(options.only)
+    cases = choose_cases(options.only, installed_or_base())
     models = model_arguments(E4B_TOYS)
     names = tuple(name for case in cases for name in _folders(case, options))
 
@@ -88,7 +106,8 @@ def run_corpus(options: Options, listener: Listener, command: Sequence[str] | No
     matrix = Matrix(
         tuple(row for row in rows if isinstance(row, FaultRow)), tuple(row for row in rows if isinstance(row, CleanRow))
     )
-    return CorpusRun(engines.folder, engines.sglang_version, time.monotonic() - began, engines.import_s, matrix)
+    absent = {} if options.only else absent_cases(engines.sglang_version)
+    return CorpusRun(engines.folder, engines.sglang_version, time.monotonic() - began, engines.import_s, matrix, absent)
 
 
 class _Judging:
@@ -142,6 +161,7 @@ def _engine_run(case: Case, folder: Path, models: Mapping[str, Any], options: Op
         engine_arguments=engine,
         prompts=case.workload.prompts(),
         new_tokens=case.workload.new_tokens(),
+        ignore_eos=case.ignore_eos,
         stage_of=case.workload.stage_of(),
         aborted=dict(case.workload.aborted),
         recorders=["drafts", "steps"],

@@ -39,6 +39,7 @@ class ArmRequest(BaseModel):
         engine_arguments: Of sglang's Engine.
         prompts: Token ids, [prompts][tokens].
         new_tokens: Per prompt, how long its answer is; None: to the context's end.
+        ignore_eos: Whether answers go on past the end token, to their full length.
         stage_of: Per prompt, when it is sent (see StagedWorkload); empty: all at once.
         pause_s: How long nothing is sent between two stages, so that the server comes to idle.
         aborted: Prompt -> aborted after so many output tokens.
@@ -61,6 +62,7 @@ class ArmRequest(BaseModel):
     engine_arguments: dict[str, Any]
     prompts: list[list[int]]
     new_tokens: Sequence[int | None]
+    ignore_eos: bool = True
     stage_of: list[int] = []
     pause_s: float = 0.0
     aborted: dict[int, int] = {}

@@ -96,7 +96,7 @@ async def _until_aborted(engine: Any, request: ArmRequest, prompt: int) -> list[
 
 
 def _sampling(request: ArmRequest, prompt: int) -> dict[str, Any]:
-    return {"temperature": 0, "max_new_tokens": request.new_tokens[prompt], "ignore_eos": True}
+    return {"temperature": 0, "max_new_tokens": request.new_tokens[prompt], "ignore_eos": request.ignore_eos}
 
 
 def _logprobs(request: ArmRequest) -> dict[str, Any]:

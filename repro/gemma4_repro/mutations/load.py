@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gemma4_repro.corpus.case import CORRECTED
+from gemma4_repro.corpus.case import corrected
 from gemma4_repro.scenarios.e4b_engine import e4b_engine
 from gemma4_repro.staged_workload import StagedWorkload
 from gemma4_repro.workloads import Beginnings, Workload
@@ -30,7 +30,7 @@ def engine_arguments(models: Mapping[str, Any], mtp: bool) -> dict[str, Any]:
 def settings(guarded: bool) -> dict[str, str]:
     """Return the runtime's settings. guarded: with all probes in trap, and the leak audit after every step."""
     bare = {
-        "GEMMA4_TRIAGE_PATCHES": CORRECTED,
+        "GEMMA4_TRIAGE_PATCHES": corrected(),
         "GEMMA4_TRIAGE_FAULTS": "",
         "GEMMA4_TRIAGE_DEVICE_MODEL": "sm100",
         "SGLANG_TRTLLM_MHA_DEBUG": "off",

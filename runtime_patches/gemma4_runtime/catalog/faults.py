@@ -28,6 +28,7 @@ FAULTS: tuple[Patch, ...] = (
         title="SWA allocator hands out an index beyond its pool, once",
         origin=SEED,
         upstream="an injected fault; no release has it",
+        until="0.5.23",
         attachments=(
             Hook("swa.alloc", How.AFTER, f"{_AT}.swa_alloc_oob:spoil"),
             Hook("swa.alloc_decode", How.AFTER, f"{_AT}.swa_alloc_oob:spoil"),
@@ -41,6 +42,7 @@ FAULTS: tuple[Patch, ...] = (
         title="a live entry of the sliding-window table names the first page past the buffer's end",
         origin="SGLang 9123, an injected form of it",
         upstream="an injected fault; no release has it",
+        until="0.5.23",
         attachments=(
             Hook("trtllm.init_metadata", How.AFTER, f"{_AT}.page_past_the_end:point_past_the_end"),
             *FAULT_HOOKS,
@@ -53,6 +55,7 @@ FAULTS: tuple[Patch, ...] = (
         title="a live entry of the full table holds -1",
         origin="TensorRT-LLM 16280, an injected form of it",
         upstream="an injected fault; no release has it",
+        until="0.5.23",
         attachments=(Hook("trtllm.init_metadata", How.AFTER, f"{_AT}.negative_page:leave_unassigned"), *FAULT_HOOKS),
     ),
     Patch(
@@ -62,7 +65,12 @@ FAULTS: tuple[Patch, ...] = (
         title="free_swa gives SWA pages back and leaves the full-to-SWA mapping as it was",
         origin="SGLang 25805",
         upstream="mapping cleared per token in 0.5.13, per page in 0.5.14",
-        attachments=(Hook("swa.free_swa", How.AROUND, f"{_AT}.stale_mapping:keep_mapping"), *FAULT_HOOKS),
+        until="0.5.23",
+        attachments=(
+            Hook("swa.free_swa", How.AROUND, f"{_AT}.stale_mapping:keep_mapping"),
+            Hook("swa.free_swa_segment", How.AROUND, f"{_AT}.stale_mapping:keep_mapping", ("0.5.23",)),
+            *FAULT_HOOKS,
+        ),
     ),
     Patch(
         id="free-of-page-zero",
@@ -71,6 +79,7 @@ FAULTS: tuple[Patch, ...] = (
         title="a finished request also frees an unset entry of its row: slot 0",
         origin="SGLang 38519, an injected form of it",
         upstream="an injected fault; no release has it",
+        until="0.5.23",
         attachments=(Hook("cache.release", How.BEFORE, f"{_AT}.free_of_page_zero:free_unset_entry"), *FAULT_HOOKS),
     ),
     Patch(
@@ -80,6 +89,7 @@ FAULTS: tuple[Patch, ...] = (
         title="draft on a hybrid backend whose decode child keeps the dummy pool",
         origin="SGLang 26966 swaps one backend's state; a hybrid has two more",
         upstream="open up to 0.5.23",
+        until="0.5.23",
         attachments=(
             Hook("mtp.init_draft_backend", How.AFTER, f"{_AT}.hybrid_pool_unswapped:wrap_in_hybrid"),
             *FAULT_HOOKS,
@@ -92,6 +102,7 @@ FAULTS: tuple[Patch, ...] = (
         title="the draft's full layers read the full buffer with translated page ids",
         origin="SGLang 25103",
         upstream="fixed before 0.5.13",
+        until="0.5.23",
         attachments=(
             Hook("trtllm.init", How.AFTER, f"{_AT}.full_draft_through_swa_map:remember_draft"),
             Hook("trtllm.layer_table", How.AFTER, f"{_AT}.full_draft_through_swa_map:take_swa_table"),
@@ -105,6 +116,7 @@ FAULTS: tuple[Patch, ...] = (
         title="one row of the sliding-window table skips the full-to-SWA translation",
         origin="SGLang 24402, an injected form of it",
         upstream="an injected fault; no release has it",
+        until="0.5.23",
         attachments=(Hook("trtllm.init_metadata", How.AFTER, f"{_AT}.one_untranslated_row:keep_one_row"), *FAULT_HOOKS),
     ),
     Patch(
@@ -136,6 +148,7 @@ FAULTS: tuple[Patch, ...] = (
         title="the full pool that the draft reads ends before the allocator's",
         origin="SGLang 17630",
         upstream="fixed before 0.5.13",
+        until="0.5.23",
         attachments=(Hook("mtp.bind_context", How.AFTER, f"{_AT}.draft_pool_too_small:shorten_pool"), *FAULT_HOOKS),
     ),
     Patch(
@@ -179,6 +192,7 @@ FAULTS: tuple[Patch, ...] = (
         title="alloc_decode succeeds in the full pool and fails in the SWA pool, once",
         origin="SGLang 7909 brought paged pool pairs",
         upstream="open in 0.5.13",
+        until="0.5.23",
         attachments=(
             Hook("swa.alloc_decode", How.AROUND, f"{_AT}.alloc_on_one_pool:fail_swa_side"),
             *FAULT_HOOKS,

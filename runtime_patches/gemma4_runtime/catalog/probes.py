@@ -5,6 +5,7 @@ from __future__ import annotations
 from gemma4_runtime.catalog.origins import NO_UPSTREAM, SEED
 from gemma4_runtime.catalog.shared_hooks import PAGE_HOOKS
 from gemma4_runtime.patch import About, Hook, How, Kind, Patch
+from gemma4_runtime.releases import BASE
 
 _AT = "gemma4_runtime.probes"
 
@@ -44,7 +45,7 @@ PROBES: tuple[Patch, ...] = (
         title="slots of the SWA allocator: inside their pool, given and freed once, each with an SWA slot of its own",
         origin=SEED,
         upstream=NO_UPSTREAM,
-        not_ported="0.5.23, frees arrive by free_segment and page ids too, which it does not see",
+        until="0.5.23",
         about=About(
             why="A slot beyond its pool, given twice or without an SWA slot of its own becomes a wrong page a step "
             "later. This sees it at the allocator's call, whatever backend reads it.",
@@ -63,11 +64,23 @@ PROBES: tuple[Patch, ...] = (
             Hook("swa.alloc_extend_tail", How.AROUND, f"{_AT}.swa_allocator:around_alloc_extend_tail"),
             Hook("swa.alloc_decode", How.AROUND, f"{_AT}.swa_allocator:around_alloc_decode"),
             Hook("swa.set_mapping", How.BEFORE, f"{_AT}.swa_allocator:before_set_mapping"),
-            Hook("swa.free", How.AROUND, f"{_AT}.swa_allocator_free:around_free"),
-            Hook("swa.free_swa", How.AROUND, f"{_AT}.swa_allocator_free:around_free_swa"),
-            Hook("alloc.free_group_begin", How.AROUND, f"{_AT}.swa_allocator_free:around_free_group_begin"),
-            Hook("alloc.free_group_end", How.AROUND, f"{_AT}.swa_allocator_free:around_free_group_end"),
-            Hook("swa.restore_state", How.AROUND, f"{_AT}.swa_allocator_state:around_restore_state"),
+            Hook("swa.free", How.AROUND, f"{_AT}.swa_allocator_free:around_free", (BASE,)),
+            Hook("swa.free_swa", How.AROUND, f"{_AT}.swa_allocator_free:around_free_swa", (BASE,)),
+            Hook("alloc.free_group_begin", How.AROUND, f"{_AT}.swa_allocator_free:around_free_group_begin", (BASE,)),
+            Hook("alloc.free_group_end", How.AROUND, f"{_AT}.swa_allocator_free:around_free_group_end", (BASE,)),
+            Hook("swa.restore_state", How.AROUND, f"{_AT}.swa_allocator_state:around_restore_state", (BASE,)),
+            *(
+                Hook(f"swa.{entry}", How.AROUND, f"{_AT}.swa_allocator_segments:around_{entry}", ("0.5.23",))
+                for entry in (
+                    "free",
+                    "free_segment",
+                    "free_full",
+                    "free_full_segment",
+                    "free_swa",
+                    "free_swa_segment",
+                    "free_group_end",
+                )
+            ),
         ),
         self_test=f"{_AT}.swa_allocator:self_test",
         synchronises=True,
@@ -78,7 +91,7 @@ PROBES: tuple[Patch, ...] = (
         title="at start-up: pools, layers, windows and backends of target and draft fit together",
         origin="SGLang issue 17630; the hybrid backend's pool swap; Gemma4Attention's window",
         upstream=NO_UPSTREAM,
-        not_ported="0.5.23, a runner has no tp_rank there",
+        until="0.5.23",
         about=About(
             why="Pools, windows and backends of target and draft that do not fit together show as wrong pages an hour "
             "later. They can be held against each other at the start.",
@@ -178,7 +191,7 @@ PROBES: tuple[Patch, ...] = (
         origin="SGLang 29616 (eager out_cache_loc), SGLang 26859 (a round in which all requests finish), SGLang 33579 "
         "(rows that are too short)",
         upstream=NO_UPSTREAM,
-        not_ported="0.5.23, its row check belongs on eagle_utils.eagle_prepare_for_decode",
+        until="0.5.23",
         about=About(
             why="A batch that carries something of an earlier shape dies a step later, far from its cause: write "
             "locations of another length, speculative state that no merge can take. Slots beyond the end of a "
@@ -189,10 +202,12 @@ PROBES: tuple[Patch, ...] = (
             proof=("tests/engine/test_repro_corpus.py", "tests/unit/test_probe_batch_shapes.py"),
         ),
         attachments=(
-            Hook("runner.eager_view", How.BEFORE, f"{_AT}.batch_shapes:before_eager_view"),
+            Hook("runner.eager_view", How.BEFORE, f"{_AT}.batch_shapes:before_eager_view", (BASE,)),
+            Hook("eager.load_batch", How.BEFORE, f"{_AT}.batch_shapes:before_load_batch", ("0.5.23",)),
             Hook("batch.merge", How.BEFORE, f"{_AT}.batch_shapes:before_merge"),
             Hook("batch.filter", How.BEFORE, f"{_AT}.batch_shapes:before_filter"),
-            Hook("eagle.v2_prepare_for_decode", How.BEFORE, f"{_AT}.batch_shapes:before_spec_v2_decode"),
+            Hook("eagle.v2_prepare_for_decode", How.BEFORE, f"{_AT}.batch_shapes:before_spec_v2_decode", (BASE,)),
+            Hook("eagle.prepare_for_decode", How.BEFORE, f"{_AT}.batch_shapes:before_eagle_decode", ("0.5.23",)),
         ),
         self_test=f"{_AT}.batch_shapes:self_test",
     ),

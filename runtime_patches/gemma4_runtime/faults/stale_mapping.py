@@ -15,11 +15,11 @@ from gemma4_runtime.injections import injected
 FAULT = "stale-mapping"
 
 
-def keep_mapping(original: Callable[..., Any], allocator: Any, free_index: torch.Tensor) -> Any:
-    """Run around `free_swa(free_index)`, [n] full slots."""
+def keep_mapping(original: Callable[..., Any], allocator: Any, free_index: torch.Tensor, **named: Any) -> Any:
+    """Run around `free_swa(free_index)`, [n] full slots, and around `free_swa_segment` of later releases."""
     mapping = allocator.full_to_swa_index_mapping
     before = mapping[free_index].clone()
-    result = original(allocator, free_index)
+    result = original(allocator, free_index, **named)
     mapping[free_index] = before
     if free_index.numel():
         injected(FAULT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from gemma4_runtime.release.arguments import settled
 from gemma4_runtime.steps import step_number
 
 _ROLE = "_gemma4_role"
@@ -60,7 +61,7 @@ def writes_kv(backend: Any) -> bool:
 def window_is_strict(backend: Any) -> bool:
     """With overlap, a request may end while its next step is built; a null page in its window then means nothing."""
     runner = runner_of(backend)
-    return runner is not None and bool(runner.server_args.disable_overlap_schedule)
+    return runner is not None and bool(settled(runner.server_args).disable_overlap_schedule)
 
 
 def rows_per_request(backend: Any, mode: Any) -> int:
@@ -68,4 +69,4 @@ def rows_per_request(backend: Any, mode: Any) -> int:
     runner = runner_of(backend)
     if runner is None or not runner.is_draft_worker or not mode.is_decode():
         return 1
-    return runner.server_args.speculative_eagle_topk or 1
+    return settled(runner.server_args).speculative_eagle_topk or 1

@@ -36,12 +36,14 @@ from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.errors import VerificationFailed
 from gemma4_runtime.evidence import offences, payload
 from gemma4_runtime.release import get_alloc_reserve_per_decode
+from gemma4_runtime.release.requests import held
 
 RULE = "batch-shapes"
 _VIEW = "ModelRunner._eager_fb_view"
 _MERGE = "ScheduleBatch.merge_batch"
 _FILTER = "ScheduleBatch.filter_batch"
 _AHEAD = "EagleDraftInputV2Mixin.prepare_for_decode"
+_AHEAD_LATER = "eagle_prepare_for_decode"
 _GUARDS = "spec-info-guards"
 
 
@@ -77,6 +79,11 @@ def before_eager_view(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any
     current.guard().report(violation, RULE, _VIEW, draft)
 
 
+def before_load_batch(eager: Any, forward_batch: Any, **_unknown: Any) -> None:
+    """Run before `EagerRunner.load_batch`, which copies an eager forward's inputs in later releases."""
+    before_eager_view(eager.model_runner, forward_batch)
+
+
 def before_merge(batch: Any, other: Any, **_unknown: Any) -> None:
     """Run before `merge_batch(other)`."""
     problem = merge_problem(batch.spec_info, other.spec_info)
@@ -87,7 +94,8 @@ def before_merge(batch: Any, other: Any, **_unknown: Any) -> None:
 def before_filter(
     batch: Any, chunked_req_to_exclude: Any = None, keep_indices: list[int] | None = None, *args: Any, **kwargs: Any
 ) -> None:
-    """Run before `filter_batch(...)`."""
+    """Run before `filter_batch(...)`; later releases call the first argument `reqs_to_exclude`."""
+    chunked_req_to_exclude = kwargs.get("reqs_to_exclude", chunked_req_to_exclude)
     problem = filter_problem(batch.spec_info)
     if problem is None:
         return
@@ -97,10 +105,20 @@ def before_filter(
 
 def before_spec_v2_decode(draft_input: Any, batch: Any, **_unknown: Any) -> None:
     """Run before `prepare_for_decode(batch)` of spec v2, which allocates slots ahead and writes them into rows."""
+    _check_rows_ahead(batch, draft_input, _AHEAD)
+
+
+def before_eagle_decode(batch: Any, **_unknown: Any) -> None:
+    """Run before `eagle_prepare_for_decode(batch)`, which has taken the place of the method."""
+    _check_rows_ahead(batch, batch.spec_info, _AHEAD_LATER)
+
+
+def _check_rows_ahead(batch: Any, draft_input: Any, site: str) -> None:
     width = batch.req_to_token_pool.req_to_token.shape[1]
     ahead = get_alloc_reserve_per_decode()
-    allocated = [max(one.kv_allocated_len, one.kv_committed_len + ahead) for one in batch.reqs]
-    violation = check_row_ends([request.req_pool_idx for request in batch.reqs], allocated, width)
+    holdings = [held(request) for request in batch.reqs]
+    allocated = [max(one.kv_allocated_len, one.kv_committed_len + ahead) for one in holdings]
+    violation = check_row_ends([one.req_pool_idx for one in holdings], allocated, width)
     if violation is None:
         return
     first = violation.first
@@ -112,7 +130,7 @@ def before_spec_v2_decode(draft_input: Any, batch: Any, **_unknown: Any) -> None
     def draft() -> DumpDraft:
         return DumpDraft(
             rule=RULE,
-            site=_AHEAD,
+            site=site,
             summary=summary,
             verdict=violation.verdict,
             provenance=Provenance(table_origin="ReqToTokenPool.req_to_token", explanation=summary),
@@ -128,7 +146,7 @@ def before_spec_v2_decode(draft_input: Any, batch: Any, **_unknown: Any) -> None
             },
         )
 
-    current.guard().report(violation, RULE, _AHEAD, draft)
+    current.guard().report(violation, RULE, site, draft)
 
 
 def self_test() -> None:

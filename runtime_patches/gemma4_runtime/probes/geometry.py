@@ -2,7 +2,7 @@
 
 | hook                                      | when                                            | looks at              |
 |-------------------------------------------|-------------------------------------------------|-----------------------|
-| before FrozenKVMTPWorker.init_cuda_graphs | draft bound and its backend chosen, no captures | the frozen draft      |
+| before the draft's `init_cuda_graphs`      | draft bound and its backend chosen, no captures | the frozen draft      |
 | after Scheduler.init_model_worker         | all workers exist                               | target; other drafts  |
 
 The rules are in `checks/geometry.py`. What follows depends on the severity:
@@ -44,6 +44,8 @@ from gemma4_runtime.checks.geometry import Finding, Severity
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.errors import TrappedViolation, VerificationFailed
 from gemma4_runtime.guard import Guard
+from gemma4_runtime.release.arguments import settled
+from gemma4_runtime.release.ranks import tensor_parallel_rank
 from gemma4_runtime.settings import Mode
 
 logger = logging.getLogger(__name__)
@@ -75,7 +77,7 @@ def after_model_workers(result: Any, scheduler: Any, **_unknown: Any) -> None:
     layers = facts.layer_facts(target.model)
     found = list(geometry.check_layers("target", layers, facts.pool_facts(target.token_to_kv_pool)))
     found += geometry.check_windows("target", layers)
-    room = facts.swa_room(target, scheduler.server_args.chunked_prefill_size, int(scheduler.max_req_input_len))
+    room = facts.swa_room(target, settled(scheduler.server_args).chunked_prefill_size, int(scheduler.max_req_input_len))
     if room is not None:
         found += geometry.check_swa_room(room)
     found += _own_pool_draft(scheduler.draft_worker, target)
@@ -136,7 +138,7 @@ def _deliver(found: Iterable[Finding], site: str, runner: Any) -> None:
 def _report(guard: Guard, finding: Finding, found: list[Finding], site: str, runner: Any) -> None:
     dumps = finding.severity is Severity.FATAL or (finding.severity is Severity.ADVICE and guard.mode is Mode.LOG)
     if not dumps:
-        if runner.tp_rank == 0:
+        if tensor_parallel_rank(runner) == 0:
             logger.warning("gemma4-triage: %s: %s: %s: %s", RULE, finding.severity, finding.verdict, finding.summary)
         return
     draft = _draft(finding, [other for other in found if other is not finding], site, runner)

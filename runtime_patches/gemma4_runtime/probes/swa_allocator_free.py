@@ -33,6 +33,7 @@ from gemma4_runtime.checks.slot_free import check_free, check_leftover_mappings,
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.probes.swa_allocator_state import Books, books_of, report_slots, uppers
 from gemma4_runtime.release import SWATokenToKVPoolAllocator
+from gemma4_runtime.release.allocators import in_free_group
 
 
 def around_free(original: Callable[..., Any], allocator: Any, free_index: torch.Tensor) -> Any:
@@ -40,8 +41,8 @@ def around_free(original: Callable[..., Any], allocator: Any, free_index: torch.
     books = books_of(allocator)
     if books.inside or free_index.numel() == 0:
         return original(allocator, free_index)
-    peers = _check(books, allocator, free_index, "free", keeps_full=False)
-    if not allocator.is_not_in_free_group:
+    peers = check_call(books, allocator, free_index, "free", keeps_full=False)
+    if in_free_group(allocator):
         books.history.end(allocator)
         return original(allocator, free_index)
     with books.call():
@@ -56,19 +57,19 @@ def around_free_swa(original: Callable[..., Any], allocator: Any, free_index: to
     books = books_of(allocator)
     if books.inside or free_index.numel() == 0:
         return original(allocator, free_index)
-    peers = _check(books, allocator, free_index, "free_swa", keeps_full=True)
+    peers = check_call(books, allocator, free_index, "free_swa", keeps_full=True)
     with books.call():
         result = original(allocator, free_index)
     books.history.end(allocator)
     if allocator.page_size > 1 and not books.doubted:
-        _check_leftovers(books, allocator, free_index, peers)
+        check_leftovers(books, allocator, free_index, peers)
     books.commit(allocator, lambda: books.ledger.release_swa(peers))
     return result
 
 
 def around_free_group_begin(original: Callable[..., Any], allocator: Any) -> Any:
     """Run around `free_group_begin()` of every allocator; only a hybrid-SWA one is looked at."""
-    if isinstance(allocator, SWATokenToKVPoolAllocator) and not allocator.is_not_in_free_group:
+    if isinstance(allocator, SWATokenToKVPoolAllocator) and in_free_group(allocator):
         pending = allocator.free_group
         violation = check_dropped_group(pending, allocator.page_size, uppers(allocator)[0])
         if violation is not None:
@@ -100,12 +101,12 @@ def around_free_group_end(original: Callable[..., Any], allocator: Any) -> Any:
     return result
 
 
-def _check(books: Books, allocator: Any, full: torch.Tensor, entry: str, keeps_full: bool) -> torch.Tensor:
+def check_call(books: Books, allocator: Any, full: torch.Tensor, entry: str, keeps_full: bool) -> torch.Tensor:
     """Report what must not be freed. Returns the SWA peers of `full`, as they are before the call."""
     mapping, (full_upper, swa_upper) = allocator.full_to_swa_index_mapping, uppers(allocator)
     # A slot out of range is what is looked for; it must not index the mapping.
     peers = mapping[full.clamp(0, full_upper - 1)]
-    grouped = entry == "free" and not allocator.is_not_in_free_group
+    grouped = entry != "free_swa" and in_free_group(allocator)
     books.history.begin(allocator, entry, {"grouped": grouped}, full=full, swa=peers)
     violation = check_free(full, peers, books.ledger, full_upper, swa_upper, keeps_full)
     if violation is not None:
@@ -133,7 +134,7 @@ def _summary(violation: Violation, books: Books, allocator: Any, full: torch.Ten
     return f"{leads} serves full page {owner}; this slot is in full page {slot // page}"
 
 
-def _check_leftovers(books: Books, allocator: Any, full: torch.Tensor, peers: torch.Tensor) -> None:
+def check_leftovers(books: Books, allocator: Any, full: torch.Tensor, peers: torch.Tensor) -> None:
     page = allocator.page_size
     left = leftover_mappings(full, peers, allocator.full_to_swa_index_mapping, page)
     books.history.tell(left=(left[:, 0], left[:, 1]))

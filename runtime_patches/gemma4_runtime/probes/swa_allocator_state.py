@@ -33,6 +33,7 @@ from gemma4_runtime.checks.lost_pages import check_restored
 from gemma4_runtime.checks.slot_ledger import SlotLedger, pages_in_use
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.evidence import offences, payload
+from gemma4_runtime.release.allocators import held_back
 from gemma4_runtime.steps import step_number
 
 RULES: Mapping[str, str] = {
@@ -51,15 +52,17 @@ SPACES = ("full", "swa")
 
 @dataclass
 class Books:
-    """One allocator's ledger.
+    """Holds one allocator's ledger and what a dump tells of its past.
 
     Attributes:
-        ledger: Of its pages.
-        lists: The free lists that it agrees with; None: none.
+        ledger: The pages in use.
+        lists: The free lists that the ledger agrees with; None: none.
         inside: SGLang is in the middle of a call that the probe has checked.
         doubted: A violation was found and the call went on.
         before: The lists as they were when the hand-out began that is being checked; None outside one.
         history: For the dumps.
+        pending: Full slots, None where these stay in use, and SWA slots of a group of frees, for releases that settle
+            both when they come in.
     """
 
     ledger: SlotLedger
@@ -68,6 +71,7 @@ class Books:
     doubted: bool = False
     before: tuple[torch.Tensor, ...] | None = None
     history: History = field(default_factory=History)
+    pending: list[tuple[torch.Tensor | None, torch.Tensor]] = field(default_factory=list)
 
     @contextmanager
     def call(self):
@@ -206,7 +210,7 @@ def draft_of(
         scalars={
             "full_available": int(allocator.full_available_size()),
             "swa_available": int(allocator.swa_available_size()),
-            "pending_frees": sum(part.numel() for part in allocator.free_group),
+            "pending_frees": held_back(allocator),
             **past["scalars"],
         },
         tensors={name: payload(tensor) for name, tensor in {**tensors, **free}.items()} | past["tensors"],

@@ -66,6 +66,7 @@ _BASE: dict[str, str | None] = {
     "TreeMaskMode": "sglang.srt.speculative.eagle_utils.TreeMaskMode",
     "resolving_view": None,
     "flatten_nested_list": "sglang.srt.utils.flatten_nested_list",
+    "get_parallel": None,
     "get_config": "sglang.srt.utils.hf_transformers_utils.get_config",
     "use_intel_amx_backend": "sglang.srt.utils.use_intel_amx_backend",
 }
@@ -86,6 +87,7 @@ _RESOLUTION = "sglang.srt.arg_groups.model_override_base"
 _SINCE_0_5_23: dict[str, str | None] = {
     "attention_backends_of": f"{_RESOLUTION}.attention_backends_of",
     "get_global_server_args": None,
+    "get_parallel": "sglang.srt.runtime_context.get_parallel",
     "resolving_view": f"{_RESOLUTION}.resolving_view",
 }
 

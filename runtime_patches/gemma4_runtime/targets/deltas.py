@@ -25,7 +25,7 @@ _SINCE_0_5_17: dict[str, str | None] = {
     "mtp.draft": f"{_DRAFT_WORKER}.draft",
     "mtp.verify": None,  # speculative.eagle_worker_v2.EAGLEWorkerV2.verify
     "mtp.expand_for_topk": f"{_DRAFT_WORKER}._expand_for_topk_draft",
-    "mtp.init_graphs": None,  # FrozenKVMTPDraftWorker.init_cuda_graphs, another body
+    "mtp.init_graphs": f"{_DRAFT_WORKER}.init_cuda_graphs",
     "runner.eager_view": None,  # model_executor.runner.eager_runner.EagerRunner.load_batch
     "runner.forward_decode": None,  # EagerRunner._execute_decode
     "runner.forward_extend": None,  # EagerRunner._execute_extend
@@ -52,6 +52,12 @@ _SINCE_0_5_23: dict[str, str | None] = {
     "trtllm.counter_buffer": (
         f"{_SRT}.layers.attention.trtllm_mha_backend.make_persistent_multi_ctas_kv_counter_buffer"
     ),
+    **{
+        f"swa.{entry}": f"{_SRT}.mem_cache.allocator.swa.SWATokenToKVPoolAllocator.{entry}"
+        for entry in ("free_segment", "free_full", "free_full_segment", "free_swa_segment", "free_group_end")
+    },
+    "eager.load_batch": f"{_SRT}.model_executor.runner.eager_runner.EagerRunner.load_batch",
+    "eagle.prepare_for_decode": f"{_SRT}.speculative.eagle_utils.eagle_prepare_for_decode",
     # Two modules import the name for themselves.
     "eagle_v2.tree_mask_mode": f"{_SRT}.speculative.eagle_worker_v2.default_tree_mask_mode",
     "attention.tree_mask_mode": f"{_SRT}.layers.attention.verify_mask.default_tree_mask_mode",

@@ -63,7 +63,7 @@ def explain(patch: Patch, settings: Settings, chosen: bool, root: Path) -> dict:
         "variables": list(variables_of(patch)),
         "switch_on": switch_on(patch),
         "switch_off": switch_off(patch),
-        "attachments": [_attachment(one, patch.since) for one in patch.attachments],
+        "attachments": [_attachment(one, patch.since) for one in patch.attachments_in(patch.since)],
         "self_test": patch.self_test,
         "proof": list(words.proof),
     }
@@ -73,7 +73,7 @@ def links(patch: Patch) -> list[str]:
     """Issues and pull requests that its texts name, then the files of SGLang's release that it attaches to."""
     named = [f"{_HUB}/{project}/issues/{number}" for project, number in _numbers(f"{patch.origin}; {patch.upstream}")]
     release = patch.since
-    paths = (source_file(dotted_path(release, one.target)) for one in patch.attachments)
+    paths = (source_file(dotted_path(release, one.target)) for one in patch.attachments_in(release))
     files = (f"{_HUB}/{_PROJECTS['SGLang']}/blob/v{release}/python/{path}" for path in paths)
     return list(dict.fromkeys((*named, *files)))
 

@@ -54,6 +54,7 @@ def record_of_corpus(run: FinishedCorpus) -> CorpusRun:
         clean=tuple(_clean_row(row) for row in matrix.clean),
         logit_faults=tuple(_logit_fault(case) for case in LOGIT_FAULTS),
         totals=Totals(**matrix.totals),
+        absent=dict(run.absent),
         exit_code=matrix.exit_code,
     )
 

@@ -127,7 +127,7 @@ class Totals(RecordPart):
 
 
 class CorpusRun(RecordPart):
-    """A run of `repro corpus`. cores: of the machine."""
+    """A run of `repro corpus`. cores: of the machine. absent: ids of cases that the release cannot have, and why."""
 
     schema_version: Version = SCHEMA_VERSION
     kind: Literal["corpus"] = "corpus"
@@ -142,6 +142,7 @@ class CorpusRun(RecordPart):
     clean: tuple[CleanRecord, ...] = ()
     logit_faults: tuple[LogitFaultRecord, ...] = ()
     totals: Totals = Totals()
+    absent: dict[str, str] = Field(default_factory=dict)
     exit_code: int
 
     @property

@@ -44,6 +44,8 @@ def print_corpus(console: Console, run: CorpusRun) -> None:
         f"{number_of(totals.clean_runs, 'clean run')}: {number_of(totals.false_alarms, 'false alarm')}; "
         f"{run.duration_s:.0f} s, SGLang {run.sglang_version}",
     )
+    for name, reason in run.absent.items():
+        print_line(console, f"Not on SGLang {run.sglang_version}: {name}: {reason}")
     _print_logit_faults(console, run.logit_faults)
 
 

@@ -1,0 +1,48 @@
+"""Reads an allocator's free lists and its group of frees, which later releases keep in other places."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gemma4_runtime.releases import at_least, installed_or_base
+
+_STAGED = at_least(installed_or_base(), "0.5.23")
+_NOTHING = torch.empty(0, dtype=torch.int64)
+
+
+def free_page_lists(inner: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the pages that an allocator gives out next, and those that it has back and has not sorted in yet.
+
+    The same objects as long as nothing changed, but for pages that wait to be sorted in by a later release.
+
+    Args:
+        inner: The allocator of one pool.
+    """
+    if not _STAGED:
+        return inner.free_pages, inner.release_pages
+    staged = getattr(inner, "staged_pages", None)
+    waiting = torch.cat(staged) if staged else _NOTHING if staged is not None else inner.release_pages
+    return inner.free_pages, waiting.to(inner.free_pages.device)
+
+
+def in_free_group(allocator: Any) -> bool:
+    """Returns whether frees are held back until their group ends.
+
+    Args:
+        allocator: Any of SGLang's.
+    """
+    return allocator.free_group is not None if _STAGED else not allocator.is_not_in_free_group
+
+
+def held_back(allocator: Any) -> int:
+    """Returns how many slots and pages wait for the end of a group, of the full pool.
+
+    Args:
+        allocator: One of a pool pair.
+    """
+    if not _STAGED:
+        return sum(part.numel() for part in allocator.free_group)
+    full = allocator.full_attn_allocator
+    return sum(part.numel() for part in (*(full.free_group or ()), *getattr(full, "free_page_ids_group", ())))

@@ -1,0 +1,22 @@
+"""Reads which part of a model this process runs; 0.5.23 asks a context where a runner knew it before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemma4_runtime.releases import at_least, installed_or_base
+
+_IN_A_CONTEXT = at_least(installed_or_base(), "0.5.23")
+
+
+def tensor_parallel_rank(runner: Any) -> int:
+    """Returns the rank of this process within tensor parallelism.
+
+    Args:
+        runner: A `ModelRunner`.
+    """
+    if not _IN_A_CONTEXT:
+        return runner.tp_rank
+    from gemma4_runtime.release import get_parallel
+
+    return get_parallel().tp_rank
