@@ -39,6 +39,9 @@ CLEAN = {
     "settings": f"{stamp(1)} server_args=ServerArgs(model_path='x', watchdog_timeout=300, crash_dump_folder=None)\n",
     "a refusal": f"{stamp(1)} Input length (9) exceeds the maximum allowed length (8).\n"
     'INFO:     10.0.0.1:5 - "POST /generate HTTP/1.1" 400 Bad Request\n',
+    "a prompt that is too long": f"{stamp(1)} Error in request: The input (12345 tokens) is longer than the model's "
+    "context length (8192 tokens).\n"
+    'INFO:     10.0.0.1:5 - "POST /v1/completions HTTP/1.1" 400 Bad Request\n',
     "a client that goes": f"{stamp(1)} Req a is disconnected from the client side (type 1). Abort request rid='a'\n",
     "a prompt": f"{stamp(1)} Receive: obj=GenerateReqInput(rid='a', text='Segmentation fault, out of memory')\n",
     "a stop": f"{stamp(1)} SIGTERM received. signum=None frame=None. Draining requests and shutting down...\n"

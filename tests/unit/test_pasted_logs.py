@@ -2,17 +2,19 @@
 
 import gzip
 import io
+import random
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+from serving_log_lines import decode
 
 from clean_logs import CLEAN
 from gemma4_triage.errors import UsageMistake
 from gemma4_triage.logs import source
 from gemma4_triage.logs.catalog import findings
-from gemma4_triage.logs.read import read_log, read_source
+from gemma4_triage.logs.read import MAX_RANKS, read_log, read_source
 from gemma4_triage.logs.source import Source
 from log_wrappers import WRAPPERS
 
@@ -121,7 +123,26 @@ class TestTracebacks:
         assert deaths(text) == [("TP0", "ValueError", "a")]
 
 
+class TestChannels:
+    def test_a_traceback_of_which_a_container_runtime_cut_lines_into_two_channels(self):
+        lines = (DEATH + "ValueError: a").split("\n")
+        rows = [
+            f"2026-01-01T00:00:0{at % 9}.1Z {('stdout', 'stderr')[at % 2]} F {line}" for at, line in enumerate(lines)
+        ]
+        assert deaths("\n".join(rows) + "\n") == [("TP0", "ValueError", "a")]
+
+
 class TestBadInput:
+    def test_a_million_ranks_are_bounded(self):
+        lines = (decode(1, rank=f"DP{rank % 997} TP{rank}") for rank in range(9000))
+        facts = read_log("log", ["".join(lines).encode()])
+        assert (len(facts.ranks), facts.dropped_rank_lines) == (MAX_RANKS, 9000 - MAX_RANKS)
+
+    def test_noise_is_read_to_its_end(self):
+        noise = random.Random(7).randbytes(1 << 20)
+        facts = read_log("log", [noise] * 3)
+        assert (facts.size_bytes, facts.served) == (3 << 20, False)
+
     def test_archives_and_what_is_no_text(self, tmp_path):
         zipped, tarred = io.BytesIO(), io.BytesIO()
         with zipfile.ZipFile(zipped, "w") as archive:

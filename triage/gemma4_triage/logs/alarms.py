@@ -40,6 +40,7 @@ _HARD = {
     rb"[Aa]ddress already in use|error: unrecognized arguments|error: argument --|error: the following arguments are|"
     rb"could not select device driver|"
     rb"[Ff]ailed to (?:start|launch|initialize) (?:the )?(?:server|engine|scheduler|worker)",
+    "library": rb"cannot open shared object file",
     "child": rb"(?:crashed|exited|terminated|died|ended) \(?with (?:exit ?code |code |status )?(?!13[04-79]\b|143\b)"
     rb"[1-9]|died \(exitcode|[Ee]xit ?code[ :=]+(?!13[04-79]\b|143\b)[1-9]\d{0,2}\b|"
     rb"process (?:has )?(?:died|crashed)\b|ActorDiedError|RayActorError|Back-off restarting failed container|"
@@ -54,11 +55,18 @@ _HARD = {
     rb"[Ii]mage features and image tokens do not match",
     "parser": rb"(?:Tool call|Reasoning) parsing error|Error in (?:detect_and_parse|parse_streaming_increment)|"
     rb"Failed to parse (?:tool calls?|reasoning)",
-    "answered-500": rb'HTTP/\d(?:\.\d)?" 50[024]\b|Exception in ASGI application|\bError in request: (?!.*validation)',
+    "storage": rb"\b(?:L[23]|HiCache|[Ss]torage(?: backend)?|[Hh]ost cache) "
+    rb"(?:write|read|get|set|load|backup|prefetch)\w* "
+    rb"(?:failed|timed out)",
+    "answered-500": rb'HTTP/\d(?:\.\d)?" 50[024]\b|Exception in ASGI application|\bError in request: '
+    rb"(?!.*(?:validation|"
+    rb"longer than|context length|[Ee]xceed|must be|should be|[Ii]nvalid|is not supported|is required))",
 }
-FATAL = frozenset({"killed", "signalled", "nccl", "device", "watchdog", "no-start", "child", "sigquit", "exception"})
+FATAL = frozenset(
+    {"killed", "signalled", "nccl", "device", "watchdog", "no-start", "library", "child", "sigquit", "exception"}
+)
 """Kinds that end a server: what stands behind one of them is taken to follow from it."""
-OF_REQUESTS = frozenset({"answered-500", "transfer", "image-tokens", "parser", "nan", "leak", "own-check"})
+OF_REQUESTS = frozenset({"answered-500", "transfer", "image-tokens", "parser", "nan", "leak", "own-check", "storage"})
 """Kinds that a server survives: each is told, whatever stands before it."""
 _SOFT = {
     "error": rb"^(?:[\w.]+\.)?(?!CancelledError)\w*(?:Error|Exception|Violation|Failure|OutOfResources)(?:: |$)",
@@ -84,6 +92,12 @@ _SURVIVED = re.compile(
 _ONLY_ADVICE = re.compile(
     rb"(?i)\b(?:may|might|could(?! not)|avoid|prevent|if you|in case|to detect)\b|resource_tracker"
 )
+# Of these a line with "might" in it still tells what happened, and guesses why.
+_NO_ADVICE = frozenset(
+    {"transfer", "answered-500", "parser", "image-tokens", "signalled", "child", "exception", "storage"}
+)
+# What somebody typed at a shell is no word of a program's.
+_TYPED = re.compile(rb"(?:[\w.-]+@[\w.-]+:\S*)?[$#] \w")
 # Settings and requests: their words are a user's, not the server's.
 _QUOTED = (b"server_args=", b"ServerArgs(", b"Namespace(", b"GenerateReqInput(", b"EmbeddingReqInput(", b'"text": ')
 # Somebody stopped the server: what its processes say of their end is no failure.
@@ -147,7 +161,7 @@ _TRIGGERS = (
         b"time-out",
         b"timeout",
     ),
-    *(b"panicked", b"corrupt", b"interrupt", b"violation", b"invariant-check", b"outofres"),
+    *(b"shared object", b"panicked", b"corrupt", b"interrupt", b"violation", b"invariant-check", b"outofres"),
 )
 _PROGRAM = re.compile(rb"(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\b|\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d|Traceback |  File ")
 _FRAME = re.compile(r'\s*File "([^"]+)", line (\d+), in (.+)')
@@ -158,7 +172,7 @@ _LONGEST_LINE = 2000  # bytes of a line that are looked at
 _LONGEST_TEXT = 300  # characters
 _FRAMES = 12
 _AGAIN, _SOON = re.compile(rb"[Rr]etry|[Rr]esum"), 3  # what follows a failure within so many lines, and makes it good
-_AGAIN_MARKS = (b"retry", b"resum")  # in lower case
+_AGAIN_MARKS = (b"retry", b"resum", b"hread 0x")  # in lower case
 _MOST_ERRORS = 8
 _MOST_KEPT = 16
 _ENOUGH_LINES = 1000
@@ -175,6 +189,7 @@ class AlarmReader:
         self._frames: deque[bytes] = deque(maxlen=_FRAMES)
         self.last_work = 0
         self._stopping = False
+        self._of_the_crash = True
         self.program_lines = 0
         self._triggers = list(_TRIGGERS)
         self._work_marks = list(_WORKS)
@@ -216,6 +231,11 @@ class AlarmReader:
     def kind_of(self, number: int, line: bytes) -> str:
         """Return the kind of alarm that a line is; "" if it is none."""
         line = line[:_LONGEST_LINE]
+        if _TYPED.match(line):
+            return ""
+        if b"hread 0x" in line:
+            # faulthandler prints every thread; the one that crashed is the current one.
+            self._of_the_crash = line.startswith(b"Current thread")
         if line.startswith(b"  File "):
             self._frames.append(line)
             self._crash_frame(number, line)
@@ -238,8 +258,10 @@ class AlarmReader:
             return ""
         for words, excuse in ((_HARD_LINE, _ONLY_ADVICE), (_SOFT_LINE, _SURVIVED)):
             found = words.search(line)
-            if found and found.lastgroup and not excuse.search(line) and not any(mark in line for mark in _QUOTED):
+            if found and found.lastgroup and not any(mark in line for mark in _QUOTED):
                 kind = found.lastgroup.replace("_", "-")
+                if kind not in _NO_ADVICE and excuse.search(line):
+                    continue
                 early = kind == "unhealthy" and not self.last_work
                 return "" if early or (self._stopping and kind in _OF_A_STOP) else kind
         return ""
@@ -250,6 +272,7 @@ class AlarmReader:
         found = _CRASH_FRAME.match(line.decode(errors="replace")) if crash is not None else None
         if (
             crash is None
+            or not self._of_the_crash
             or found is None
             or sum(".py:" in text for text in crash.more) >= _CRASH_FRAMES
             or number > crash.place.line + _NEAR

@@ -13,9 +13,13 @@ from gemma4_triage.logs.rules import (
     answer_parser,
     attention_kernel,
     binding_pool,
+    bus_error,
     collective_timeout,
     device_fault,
+    draft_bookkeeping,
+    draft_model,
     drafts_never_accepted,
+    grammar_request,
     graph_capture,
     hang,
     hybrid_draft_pool,
@@ -25,7 +29,9 @@ from gemma4_triage.logs.rules import (
     kernel_failed,
     killed_from_outside,
     known_issue,
+    kv_transfer,
     lora_refused,
+    media_unreadable,
     never_admitted,
     no_slot,
     non_finite_logits,
@@ -36,11 +42,13 @@ from gemma4_triage.logs.rules import (
     prefix_cache_loss,
     prefix_not_reused,
     probe_stopped,
+    quantised_kernel,
     re_prefill_storm,
     retraction_thrash,
     shared_memory,
     stale_write_rows,
     start_refused,
+    storage_tier,
     swa_not_evicted,
     throughput_collapse,
     token_outside_vocabulary,
@@ -59,6 +67,8 @@ ENDINGS: tuple[Rule, ...] = (
     unmergeable_batch.RULE,
     pool_leak.RULE,
     own_checks.RULE,
+    draft_model.RULE,
+    draft_bookkeeping.RULE,
     non_finite_logits.RULE,
     illegal_access.RULE,
     index_outside_tensor.RULE,
@@ -68,6 +78,7 @@ ENDINGS: tuple[Rule, ...] = (
     attention_kernel.RULE,
     image_tokens.RULE,
     lora_refused.RULE,
+    quantised_kernel.RULE,
     weight_names.RULE,
     weights_missing.RULE,
     wheels_do_not_fit.RULE,
@@ -81,6 +92,11 @@ ENDINGS: tuple[Rule, ...] = (
     device_fault.RULE,
     kernel_failed.RULE,
     answer_parser.RULE,
+    kv_transfer.RULE,
+    storage_tier.RULE,
+    grammar_request.RULE,
+    media_unreadable.RULE,
+    bus_error.RULE,
 )
 """Of what a server died of, or would have."""
 
@@ -109,8 +125,11 @@ def is_load(finding: Finding) -> bool:
 
 def findings(facts: LogFacts) -> tuple[Finding, ...]:
     """Return findings on what ended the server, then on how it served; the most certain first in each part."""
-    unexplained = [death for death in facts.deaths if not any(rule.explains(death) for rule in ENDINGS)]
     endings = [finding for rule in ENDINGS for finding in rule.find(facts)]
+    # A rule that knows a death and says nothing of it has not explained it.
+    told = {finding.rule for finding in endings}
+    telling = [rule for rule in ENDINGS if rule.id in told]
+    unexplained = [death for death in facts.deaths if not any(rule.explains(death) for rule in telling)]
     endings += known_issue.beside(endings, facts)
     known = known_issue.explained(facts)
     unknown = [death for death in unexplained if (death.type_name, death.frame) not in known]

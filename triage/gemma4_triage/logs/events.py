@@ -32,6 +32,10 @@ _SETTINGS = (
     *("disable_overlap_schedule", "disable_radix_cache", "tp_size", "dp_size", "kv_cache_dtype"),
     *("enable_hierarchical_cache", "enable_lora", "max_lora_rank", "quantization", "cuda_graph_max_bs", "nnodes"),
     *("tool_call_parser", "reasoning_parser", "disaggregation_mode", "enable_dp_attention", "context_length"),
+    *("model_path", "speculative_draft_model_path", "moe_runner_backend", "hicache_storage_backend"),
+    *("hicache_size", "pp_size", "enable_torch_compile", "disable_custom_all_reduce", "grammar_backend"),
+    *("disaggregation_transfer_backend", "disaggregation_ib_device", "disaggregation_decode_enable_offload_kvcache"),
+    *("disaggregation_decode_enable_radix_cache", "enable_lmcache", "ep_size"),
     *("model_path", "speculative_draft_model_path", "speculative_eagle_topk", "speculative_num_draft_tokens"),
     *("dtype", "trust_remote_code", "enable_multimodal", "pp_size", "ep_size"),
 )
@@ -39,13 +43,17 @@ _SETTING = re.compile(rf"\b({'|'.join(_SETTINGS)})=('[^']{{0,200}}'|[\w.+-]{{1,4
 _RETRACTED = re.compile(rb"#retracted_reqs: (\d{1,9})")
 _POOL_TOKENS = re.compile(rb"\b(full|swa)_layer_tokens=(\d{1,18})")
 _EQUATION = re.compile(
-    r"\[(\w{1,20})\] total=(\d{1,18}), available=(\d{1,18}), evictable=(\d{1,18}), protected=(\d{1,18})"
-    r"(?:, session_held=(\d{1,18}))?(?:, uncached=(\d{1,18}))?"
+    r"\[(\w{1,20})\] total=(\d{1,18}), available=(-?\d{1,18}), evictable=(-?\d{1,18}), protected=(-?\d{1,18})"
+    r"(?:, session_held=(-?\d{1,18}))?(?:, uncached=(-?\d{1,18}))?"
 )
+# Releases before 0.5.13 name the sides as their code does, in an order of their own.
+_SIDES = re.compile(r"\b([\w.]{0,60}(?:max_total_num_tokens|_size))(?:\(\))?=(-?\d{1,18})")
+_OLD_LEAK = "memory leak detected!"
 _GUARD = re.compile(r"([\w-]{1,60}): (.*) \[(trapped|contained|logged); seen \d+ times; dump: (.*)\]")
 _TRAPPED = re.compile(r"([\w-]{1,60}): (.*) \[(?:dump: (.*)|no dump was written: .*)\]")
 _FAULT = re.compile(rb"FAULT INJECTED: ([\w-]{1,60})")
 _LONGEST_TEXT = 2000
+_BEFORE = 100  # bytes before a mark in a long line
 
 
 def retracted_requests(line: bytes) -> int:
@@ -76,9 +84,25 @@ def leaks(text: str, place: Place) -> list[LeakLine]:
     found = []
     for match in _EQUATION.finditer(text[: 4 * _LONGEST_TEXT]):
         total, *sides = (int(number or 0) for number in match.groups()[1:])
-        if total != sum(sides):
-            found.append(LeakLine(place, match[1], match[0], total, total - sum(sides)))
-    return found
+        if total != sum(sides) or min(sides) < 0:
+            found.append(LeakLine(place, match[1], match[0], total, total - sum(sides), min(sides) < 0))
+    return found or _older_leak(text, place)
+
+
+def _older_leak(text: str, place: Place) -> list[LeakLine]:
+    """Return the leak of the only pool, by the sides that releases before 0.5.13 print."""
+    at = text.find(_OLD_LEAK)
+    if at < 0:
+        return []
+    said = text[at + len(_OLD_LEAK) :][:_LONGEST_TEXT]
+    sides = {name.rsplit(".", 1)[-1]: int(number) for name, number in _SIDES.findall(said)}
+    total = sides.pop("max_total_num_tokens", None)
+    if total is None or "available_size" not in sides or "evictable_size" not in sides:
+        return []
+    missing = total - sum(sides.values())
+    if not missing and min(sides.values()) >= 0:
+        return []
+    return [LeakLine(place, "full", said.strip(), total, missing, min(sides.values()) < 0)]
 
 
 def guard_line(line: bytes, place: Place) -> GuardLine | None:
@@ -102,7 +126,8 @@ def trapped(death: Death) -> GuardLine | None:
 def death_message(line: bytes) -> str:
     """Return a line with one of DEATH_MARKS, from the mark's sentence on."""
     at = min(position for mark in DEATH_MARKS if (position := line.find(mark)) >= 0)
-    return line[max(0, at - 100) : at + 200].decode(errors="replace").strip()
+    begin = 0 if at <= 2 * _BEFORE else at - _BEFORE
+    return line[begin : at + 200].decode(errors="replace").strip()
 
 
 def _dump(text: str) -> str:

@@ -200,13 +200,23 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class LeakLine:
-    """One pool equation of SGLang's checker. missing: total less all that is accounted for, in tokens."""
+    """One pool equation of SGLang's checker.
+
+    Attributes:
+        place: where in the log it stands.
+        pool: "full" or "swa", as the checker names it.
+        text: the equation.
+        total: the tokens of the pool.
+        missing: total less all that is accounted for.
+        negative: whether a side of it is below 0: something was released more often than it was taken.
+    """
 
     place: Place
     pool: str
     text: str
     total: int
     missing: int
+    negative: bool = False
 
 
 @dataclass(frozen=True, slots=True)

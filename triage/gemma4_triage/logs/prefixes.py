@@ -40,7 +40,7 @@ _KNOWN = (
 )
 _PREFIX = re.compile(b"|".join(b"(?:%s)" % form for form in _KNOWN))
 _TIMES = re.compile(
-    rb" [FP] ?$|(?:"
+    rb" std(?:out|err) [FP] ?$|(?:"
     + _DAY
     + rb"[T ])?"
     + _CLOCK

@@ -35,9 +35,9 @@ _MARKS = (
     (events.SERVER_ARGS, "start"),
     (events.POOL_SIZES, "pool_sizes"),
     (events.FAULT_MARK, "fault"),
-    *((mark, "introduction") for mark in INTRODUCTIONS),
-    (remarks.STACKS, "stack"),
     *((mark, f"remark {name}") for mark, name in remarks.MARKS),
+    *((mark, "stack") for mark in remarks.STACKS),
+    *((mark, "introduction") for mark in INTRODUCTIONS),
     (FRAME, "frame"),
     *((mark, "release") for mark in release.MARKS),
 )
@@ -269,7 +269,7 @@ class LogReading:
             self._remarks[kind.removeprefix("remark ")] = remarks.remark(line, stamp.rank, place)
             return False
         if kind == "stack":
-            self._stacks.begin(stamp.rank, place)
+            self._stacks.begin(line, stamp.rank, place)
         elif kind == "traceback":
             if self._tracebacks.begin(line, stamp.rank, place):
                 self._understand(kind, 1)

@@ -18,15 +18,20 @@ MARKS = (
     (b"Available full tokens: ", "free_full"),
     (b"Available swa tokens: ", "free_swa"),
     (b"Available tokens: ", "free_full"),
+    (b"but the state was deleted in TokenizerManager", "orphan"),
     (b"aborted last request", "aborted_last"),
     # Of our own runtime: SGLang's accept length then counts steps without drafts as ones that accept nothing.
     (b"gemma4-triage: draft-policy: drafts where they pay", "draft_policy"),
+    (b"local protection error", "transport_protection"),
+    (b"onnection refused", "transport_refused"),
+    (b"No RDMA devices found", "transport_no_rdma"),
 )
-STACKS = b"Pyspy dump for PID "
+STACKS = (b"Pyspy dump for PID ", b": sglang::scheduler")
 MOST_STACKS = 16
 _LONGEST_TEXT = 400
 _LONGEST_STACK = 200  # lines
 _FRAMES = 12
+_PROCESS = re.compile(rb"sglang::scheduler((?:_[A-Z]+\d+)*)")
 _PYSPY_FRAME = re.compile(rb"\s+([\w.<>:~ *()]{1,120}?) \(([^()]{1,200})\)\s*$")
 
 
@@ -52,9 +57,14 @@ class StackReader:
         self._left = 0
         self._main = False
 
-    def begin(self, rank: str, place: Place) -> None:
-        """Take note of a line with STACKS."""
+    def begin(self, line: bytes, rank: str, place: Place) -> None:
+        """Take note of a line with one of STACKS."""
+        if self.inside and not self._frames:
+            # py-spy names the process below SGLang's own line.
+            return
         self.end()
+        named = _PROCESS.search(line)
+        rank = rank or (named[1].replace(b"_", b" ").decode().strip() if named else "")
         self.inside, self._left = True, _LONGEST_STACK
         self._rank, self._place, self._frames, self._main = rank, place, [], False
 

@@ -90,10 +90,12 @@ class Unwrapper:
             if end:
                 prefix, line = line[:end], line[end:]
                 stream += who
+                # A container's two channels are one log, but each cuts its own lines.
+                channel = stream + (b"/err" if b" stderr " in prefix else b"")
                 if prefix.endswith((b"out P ", b"err P ")):
-                    self._hold(stream, line)
+                    self._hold(channel, line)
                     return
-                line = self._held.pop(stream, b"") + line if self._held else line
+                line = self._held.pop(channel, b"") + line if self._held else line
             found = opened(line) if depth and (line[:1] not in b"[ " or b'": "' in line) else None
             if found is not None:
                 message, who = found

@@ -42,11 +42,20 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             advice = (f"{others[0].type_name or 'a failure'} in {where} is of another kind: begin there",)
         else:
             advice = ("find the first rank or node that ended, and its exception: this line only follows from it",)
+    elif "connectFullMesh" in said:
+        cause = (
+            "Ranks could not connect to each other over Gloo: it took a network interface or host name that they do "
+        )
+        cause += "not share, or a firewall stands between."
+        advice = (
+            "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME of the interface that reaches the other nodes, on every node",
+            "/etc/hosts must not map the node's own name to 127.0.0.1; containers: --network host",
+        )
     else:
         cause = "The group of ranks could not be formed, or NCCL met an error of CUDA or of the system."
         advice = (
             "NCCL_DEBUG=INFO and look for the first NCCL WARN; every rank has to see a GPU of its own",
-            "containers: --shm-size 32g or --ipc host; nodes: --dist-init-addr, NCCL_SOCKET_IFNAME",
+            "containers: --shm-size 32g or --ipc host; nodes: --dist-init-addr, NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME",
         )
     return Finding(
         rule=RULE.id, cause=cause, confidence=Confidence.LIKELY, evidence=tuple(of_failure(facts, death)), advice=advice
@@ -81,6 +90,8 @@ def _timeout(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=("an exception of some rank stands before the first timeout: that is the cause",),
         advice=(
             "py-spy dump --pid of every scheduler before the timeout: the rank that is not in a collective is the one",
+            "several nodes: the first error of the silent ones, and their network (NCCL_DEBUG=INFO); "
+            "--dist-timeout waits longer",
             "once with --disable-custom-all-reduce, once without overlap (--disable-overlap-schedule): one at a time",
         ),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
@@ -11,6 +12,13 @@ from gemma4_triage.logs.rule import of_death, of_failure, of_settings, remarked
 _FAILED = re.compile(r"Capture (?:\w+ )*graph failed: ?(.*)")
 _IN_CAPTURE = re.compile(
     r"(?i)operation not permitted when stream is capturing|cudaErrorStreamCapture\w+|during CUDA graph capture"
+)
+
+
+_ALL_REDUCE = re.compile(r"\w*custom_all_reduce\w*\.py:|.* register_graph_buffers$")
+_HANDLES = (
+    "--disable-custom-all-reduce: NCCL then does the sums",
+    "containers: --ipc=host, and GPUs that reach each other (nvidia-smi topo -m)",
 )
 
 
@@ -24,7 +32,10 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     no_memory = "out of memory" in death.message
     failed = _FAILED.search(death.message)
     reason = failed[1] if failed else ""
-    if no_memory:
+    handles = any(_ALL_REDUCE.match(frame) for death in facts.deaths for frame in death.frames[-3:])
+    if handles and not no_memory:
+        cause = "Graph capture failed in the custom all-reduce, as ranks exchanged handles: memory is not the cause."
+    elif no_memory:
         cause = "Graph capture ran out of memory: the pools took what the graphs' buffers needed."
     else:
         cause = (
@@ -37,7 +48,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         "CUDA_LAUNCH_BLOCKING=1 and another --attention-backend separate the kernel from the capture",
     )
     return Finding(
-        rule=RULE.id,
+        rule=_OF_DEATH.id,
         cause=cause,
         confidence=Confidence.LIKELY,
         evidence=(
@@ -48,8 +59,15 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=("it fails alike with --disable-cuda-graph",)
         if not no_memory
         else ("another process used the device",),
-        advice=memory if no_memory else code,
+        advice=memory if no_memory else (*(_HANDLES if handles else ()), *code),
     )
 
 
-RULE = of_death("graph-capture", "CUDA graphs could not be captured", _explains, _tell, alarms=("no-memory", "device"))
+def _accounts_for(death: Death) -> bool:
+    return _explains(death) or any(_ALL_REDUCE.match(frame) for frame in death.frames[-3:])
+
+
+_OF_DEATH = of_death(
+    "graph-capture", "CUDA graphs could not be captured", _explains, _tell, alarms=("no-memory", "device")
+)
+RULE = replace(_OF_DEATH, explains=_accounts_for)

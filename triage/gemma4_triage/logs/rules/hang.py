@@ -35,6 +35,9 @@ _ADVICE = {
 def where(stack: Stack) -> str:
     """Return what a stack waits for or does, in words; its innermost frame where no words fit."""
     for frame in stack.frames:
+        # The C library waits for everybody.
+        if frame.startswith(("libc.so", "libpthread", "ld-linux")):
+            continue
         for place, words in _PLACES:
             if words.search(frame):
                 return place
@@ -48,7 +51,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         evidence.append(at(facts, death.usage.place, usage, "the last sign of life, and its pool usage"))
     places = {index: where(stack) for index, stack in enumerate(facts.stacks)}
     odd = [facts.stacks[index] for index, place in places.items() if place not in _WAITS]
-    cause, confidence, advice = _verdict(facts.stacks, odd, places)
+    cause, confidence, advice = _verdict(facts.stacks, odd, places, _switches(facts))
     return Finding(
         rule=RULE.id,
         cause=cause,
@@ -60,15 +63,23 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
 
 
 def _verdict(
-    stacks: Sequence[Stack], odd: list[Stack], places: dict[int, str]
+    stacks: Sequence[Stack], odd: list[Stack], places: dict[int, str], switches: tuple[str, ...] = ()
 ) -> tuple[str, Confidence, tuple[str, ...]]:
     ask = "py-spy dump --pid of every scheduler while it hangs: the one whose stack differs holds up the others"
     if not places:
         return (
             "A scheduler made no progress until its watchdog fired; the log does not say where.",
             Confidence.POSSIBLE,
-            (ask,),
+            (ask, *switches),
         )
+    staged = [stack for stack in stacks if any("_pp" in frame for frame in stack.frames) and where(stack) in _WAITS]
+    if staged and len(staged) == len(places):
+        names = ", ".join(stack.rank for stack in staged if stack.rank)
+        cause = (
+            f"Pipeline stages wait for each other{f': {names}' if names else ''} waits to receive what another stage "
+        )
+        cause += "never sent. The watchdog only ended it."
+        return cause, Confidence.LIKELY, ("without --pp-size (--tp, --ep or --dp instead), or another release", ask)
     if len(places) > 1 and len(odd) == 1:
         stands = where(odd[0])
         cause = f"The other ranks wait in communication for {odd[0].rank or 'one process'}, which stands in {stands}."
@@ -94,6 +105,19 @@ def judge(stacks: Sequence[Stack]) -> tuple[str, tuple[str, ...]] | None:
     odd = [stacks[index] for index, place in places.items() if place not in _WAITS]
     cause, confidence, advice = _verdict(stacks, odd, places)
     return (cause, advice) if confidence is Confidence.LIKELY else None
+
+
+def _switches(facts: LogFacts) -> tuple[str, ...]:
+    """Return what this server has that may hold up a step, each to be left out once, alone."""
+    asked = facts.settings
+    found = []
+    if asked.get("enable_hierarchical_cache") == "True":
+        found.append("once without --enable-hierarchical-cache, once with a smaller --chunked-prefill-size")
+    if asked.get("speculative_algorithm", "None") != "None":
+        found.append("once without --speculative-algorithm")
+    if asked.get("pp_size", "1") not in ("1", "None"):
+        found.append("once without --pp-size")
+    return (*found, "another release; a longer --watchdog-timeout helps only where a compilation ran") if found else ()
 
 
 def _stacks(facts: LogFacts, places: dict[int, str]) -> list[Evidence]:

@@ -26,7 +26,11 @@ def _explains(death: Death) -> bool:
 
 def _tell(facts: LogFacts, death: Death) -> Finding:
     pressed = death.usage is not None and (death.usage.swa or 0) >= SWA_PRESSED_AT
-    return _of_the_draft(facts, death) if pressed else _of_anything(facts, death)
+    if not pressed:
+        return _of_anything(facts, death)
+    # Only a log that shows the arguments can say that there are no drafts.
+    without = bool(facts.settings) and facts.settings.get("speculative_algorithm", "None") == "None"
+    return _of_the_pool(facts, death) if without else _of_the_draft(facts, death)
 
 
 def _of_the_draft(facts: LogFacts, death: Death) -> Finding:
@@ -46,6 +50,27 @@ def _of_the_draft(facts: LogFacts, death: Death) -> Finding:
         next_commands=(_SERVE, "gemma4-triage repro e4b-trtllm"),
         fix="swa-state-swap",
         upstream=("SGLang 26957",),
+    )
+
+
+def _of_the_pool(facts: LogFacts, death: Death) -> Finding:
+    ratio = facts.settings.get("swa_full_tokens_ratio")
+    given = [over(facts, "server_args", ratio, "swa_full_tokens_ratio")] if ratio else []
+    return Finding(
+        rule=RULE.id,
+        cause="A kernel left its buffer while the sliding-window pool was nearly full and no drafts ran: a page "
+        "id of the "
+        "full pool, or one that had been freed, led into the smaller SWA buffer.",
+        confidence=Confidence.POSSIBLE,
+        evidence=(*_evidence(facts, death), *given, *_settings(facts)),
+        ruled_out_if=("a trap names another table or buffer", "it happens while the SWA pool is half empty"),
+        advice=(
+            "it is a defect of the release's SWA bookkeeping: take a later release; until then keep that pool "
+            "from filling",
+            "--swa-full-tokens-ratio at its default or above, a lower --max-running-requests, another "
+            "--attention-backend",
+        ),
+        next_commands=(_SERVE,),
     )
 
 

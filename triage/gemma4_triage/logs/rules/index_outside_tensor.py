@@ -8,16 +8,22 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import at, exception_text, of_death, on_rank
+from gemma4_triage.logs.rule import at, exception_text, of_death, of_failure, of_settings, on_rank
+from gemma4_triage.logs.rules import draft_bookkeeping
 
 _MESSAGE = re.compile(r"device-side assert triggered|index -?\d+ is out of bounds for dimension \d+ with size \d+")
 
 
+_WRITES_KV = re.compile(r".* \w*(?:set_kv_buffer|store_kvcache|write_kv)\w*$")
+
+
 def _explains(death: Death) -> bool:
-    return bool(_MESSAGE.search(death.message))
+    return bool(_MESSAGE.search(death.message)) and not draft_bookkeeping.RULE.explains(death)
 
 
 def _tell(facts: LogFacts, death: Death) -> Finding:
+    if any(_WRITES_KV.match(frame) for frame in death.frames[-3:]):
+        return _of_a_pool(facts, death)
     what = f"what the process died of{on_rank(death.rank)}{f', in {death.frame}' if death.frame else ''}"
     return Finding(
         rule=_OF_DEATH.id,
@@ -27,6 +33,26 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         evidence=(at(facts, death.place, exception_text(death), what),),
         ruled_out_if=("the probes trap nothing before the same crash",),
         next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",),
+    )
+
+
+def _of_a_pool(facts: LogFacts, death: Death) -> Finding:
+    drafts = facts.settings.get("speculative_algorithm", "None") != "None"
+    cause = "KV was written to a slot beyond the end of its pool, and torch stopped it."
+    if drafts:
+        cause += " With drafts the usual reason is a draft's pool that is smaller than the target's ids."
+    return Finding(
+        rule=_OF_DEATH.id,
+        cause=cause,
+        confidence=Confidence.LIKELY if drafts else Confidence.POSSIBLE,
+        evidence=(*of_failure(facts, death), *of_settings(facts, "speculative_algorithm", "swa_full_tokens_ratio")),
+        ruled_out_if=("the probes trap nothing before the same crash",),
+        advice=(
+            *(("serve without --speculative-algorithm, or take a later release",) if drafts else ()),
+            "a --max-total-tokens that the pool's fill never comes near; or --disable-hybrid-swa-memory",
+        ),
+        next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",),
+        upstream=("SGLang 17630",) if drafts else (),
     )
 
 

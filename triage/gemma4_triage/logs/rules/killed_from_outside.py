@@ -37,10 +37,19 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         evidence=(*_evidence(facts, death), *of_settings(facts, "enable_hierarchical_cache", "tp_size")),
         ruled_out_if=() if for_memory else ("dmesg and the container's state name no OOM at that time",),
         advice=(
+            *_of_the_host_cache(facts),
             "dmesg -T | grep -i oom on the host; docker inspect, kubectl describe pod: OOMKilled; free -g meanwhile",
             "more host memory or shared memory for the container; a smaller --hicache-size; fewer loaders at once",
         ),
     )
+
+
+def _of_the_host_cache(facts: LogFacts) -> tuple[str, ...]:
+    """Work out what the hierarchical cache takes of the host: its size is that of one rank."""
+    size, ranks = facts.settings.get("hicache_size", "0"), facts.settings.get("tp_size", "1")
+    if not (size.isdecimal() and ranks.isdecimal() and int(size) and int(ranks)):
+        return ()
+    return (f"--hicache-size {size} is per rank: {ranks} ranks take {int(size) * int(ranks)} GB of the host; lower it",)
 
 
 def _evidence(facts: LogFacts, death: Death) -> list[Evidence]:

@@ -16,6 +16,27 @@ ID = "known-issue"
 TITLE = "a public issue of SGLang, by its signature"
 
 
+# Where no thread names a way round, what takes the part of the engine that broke out of play.
+_ASIDE = {
+    "gemma": "take a later release of SGLang, with the transformers that it asks for.",
+    "gpt-oss": "take a later release of SGLang.",
+    "sliding-window": "take a later release; until then keep the SWA pool from filling: fewer requests, a "
+    "larger ratio, "
+    "no drafts.",
+    "speculative": "serve without --speculative-algorithm, or take a later release.",
+    "hicache": "serve without --enable-hierarchical-cache, or take a later release.",
+    "pd": "take a later release on both servers, with the same parallelism.",
+    "dp-attention": "serve without --enable-dp-attention, or take a later release.",
+    "lora": "merge the adapter into the model's weights, or train it on language layers only, or take a later release.",
+    "quantised": "serve a checkpoint that is not quantised, or the publisher's own, or take a later release.",
+    "vision": "take a later release; until then refuse such images before they reach the server.",
+    "structured-output": "take a later release, or another --grammar-backend; refuse such schemas before they "
+    "reach it.",
+    "memory": "fewer requests at once (--max-running-requests), or a later release.",
+    "start-up": "take a later release, with the packages that its pyproject names.",
+}
+
+
 @dataclass(frozen=True)
 class Match:
     """A record, the first end that its signature holds in, and whether the release has it (None: not known)."""
@@ -67,7 +88,7 @@ def _finding(facts: LogFacts, match: Match) -> Finding:
     issue, death = match.issue, match.death
     without = issue.fixed or issue.gone_by
     newer = (f"SGLang {without} has the fix",) if without else ()
-    advice = (*newer, *((issue.workaround,) if issue.workaround else ()))
+    advice = (*newer, issue.workaround or _ASIDE[issue.topic])
     where = f"raised in {death.frame}" if death.frame else "what the process died of"
     return Finding(
         rule=ID,

@@ -20,6 +20,9 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     alarm = next((alarm for alarm in facts.alarms if alarm.kind == "health"), None)
     if alarm is None or facts.deaths:
         return
+    if "orphan" in facts.remarks:
+        yield _orphaned(facts, alarm)
+        return
     for rank in facts.schedulers:
         last = _last_row(rank, alarm)
         if last is None:
@@ -37,6 +40,25 @@ def _last_row(rank: RankFacts, alarm: Alarm) -> dict | None:
     lines = rank.series.get("line", ())
     before = [index for index, line in enumerate(lines) if line < (alarm.last or alarm.place).line]
     return {name: column[before[-1]] for name, column in rank.series.items()} if before else None
+
+
+def _orphaned(facts: LogFacts, alarm: Alarm) -> Finding:
+    return Finding(
+        rule=RULE.id,
+        cause="A request whose client had gone ran on in the scheduler, and its outputs kept the tokenizer "
+        "manager from "
+        "answering health checks.",
+        confidence=Confidence.LIKELY,
+        evidence=(
+            *remarked(facts, "orphan", "an output of a request that nobody waits for, the last such line"),
+            at(facts, alarm.place, alarm.text, f"the health check; {alarm.count} such lines"),
+        ),
+        ruled_out_if=("such lines end by themselves long before the first health check fails",),
+        advice=(
+            "restart, and take another release of SGLang: an abort has to reach the scheduler when a client goes",
+            "until then a max_tokens for every request, and a probe that allows more failures",
+        ),
+    )
 
 
 def _waits(facts: LogFacts, rank: RankFacts, last: dict, alarm: Alarm) -> Finding:

@@ -8,7 +8,7 @@ import re
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.remarks import number_in
-from gemma4_triage.logs.rule import cause_in, of_death, of_memory, over, remarked
+from gemma4_triage.logs.rule import cause_in, of_death, of_memory, of_settings, over, remarked
 
 _CAUSES = {
     "Decode out of memory": "A decode step found no slot in one of the pools, and there was nothing to retract.",
@@ -17,6 +17,10 @@ _CAUSES = {
     "Out of memory even after retracting all other requests": "One request alone needs more tokens than a pool has.",
     "alloc_req_slots runs out of memory": "More requests were taken in than there are rows for requests.",
 }
+_ADVICE = (
+    "these are tokens of a KV pool, not bytes: a larger pool (--mem-fraction-static, --kv-cache-dtype fp8_e5m2)",
+    "or less at once: --max-running-requests, --chunked-prefill-size, a higher --schedule-conservativeness",
+)
 _ROWS = re.compile(r"available_size\(\)=(\d+).*num_reqs=(\d+)")
 _ROOMY = 0.8  # a fuller pool may have had no slot for a batch; an emptier one should have
 _PLAN = "gemma4-triage pools --config CONFIG --gpu-mem 80GiB --weights 20GiB --workload 64x8000+1000"
@@ -30,20 +34,18 @@ def _explains(death: Death) -> bool:
 def _tell(facts: LogFacts, death: Death) -> Finding:
     usage = death.usage
     roomy = usage is not None and max(usage.full or 0, usage.swa or 0) < _ROOMY
-    cause, advice = cause_in(death, _CAUSES), ()
+    cause, advice = cause_in(death, _CAUSES), _ADVICE
+    if "alloc_req_slots" in death.message:
+        return _of_rows(facts, death)
     counted = _of_numbers(facts, decoding="Decode" in death.message)
     if counted is not None:
         roomy, sums = counted
     if roomy:
+        advice = ()
         cause = "A step found no slot although the pools had room"
         cause += ": pages are lost, or one pool refused what the other gave."
     elif counted is not None:
         cause = f"{cause.removesuffix('.')}: {sums}."
-    elif rows := _ROWS.search(death.message):
-        cause = f"{cause.removesuffix('.')}: {rows[2]} asked, {rows[1]} rows free."
-        advice = (
-            "rows are not tokens: --max-running-requests is what they are made for; a retraction may still hold some",
-        )
     return Finding(
         rule=RULE.id,
         cause=cause,
@@ -52,6 +54,23 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         advice=advice,
         next_commands=(_SERVE,) if roomy else (_PLAN,),
         upstream=("SGLang 7909",) if roomy else (),
+    )
+
+
+def _of_rows(facts: LogFacts, death: Death) -> Finding:
+    rows = _ROWS.search(death.message)
+    said = f": {rows[2]} asked, {rows[1]} free" if rows else ""
+    return Finding(
+        rule=RULE.id,
+        cause=f"The scheduler took in more requests than it has rows for{said}. Rows are no memory: the pools "
+        f"are not full.",
+        confidence=Confidence.LIKELY,
+        evidence=(*of_memory(facts, death), *of_settings(facts, "max_running_requests", "speculative_algorithm")),
+        advice=(
+            "a larger --max-running-requests makes more rows; a smaller one does not help, whatever the message says",
+            "chunked and retracted requests still hold a row that admission does not count: a later release",
+        ),
+        upstream=("SGLang 10408",),
     )
 
 

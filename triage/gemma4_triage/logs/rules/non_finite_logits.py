@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
@@ -35,7 +36,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         evidence.append(at(facts, alarm.place, alarm.count, f"such lines{f', of {who}' if who else ''}"))
     evidence += last_sign_of_life(facts, place)
     return Finding(
-        rule=RULE.id,
+        rule=_OF_DEATH.id,
         cause=f"Logits were NaN or infinite, first in line {place.line}{on_rank(death.rank)}. The log does not "
         "say which "
         "layer made them.",
@@ -61,6 +62,12 @@ def _advice(facts: LogFacts) -> tuple[str, ...]:
     return tuple(steps)
 
 
-RULE = of_death(
+def _accounts_for(death: Death) -> bool:
+    # Sampling asserts on the device; what died of the assertion died of the logits.
+    return _explains(death) or "device-side assert triggered" in death.message
+
+
+_OF_DEATH = of_death(
     "non-finite-logits", "logits became NaN or infinite", _explains, _tell, alarms=("nan", "device", "signalled")
 )
+RULE = replace(_OF_DEATH, explains=_accounts_for)

@@ -31,15 +31,43 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
             continue
         seen.add((death.type_name, death.frame))
         first = death is beginning
+        # What follows from another failure tells of its handling, and that is seldom what to mend.
+        code = _of_the_code(death) if first else ""
         yield Finding(
             rule=ID,
             cause=f"A process died of {death.type_name or 'an error'}{on_rank(death.rank)}"
-            f"{', in ' + death.frame if death.frame else ''}; no rule here knows its cause.",
-            confidence=Confidence.POSSIBLE,
+            f"{', in ' + death.frame if death.frame else ''}; {code or 'no rule here knows its cause'}.",
+            confidence=Confidence.LIKELY if code else Confidence.POSSIBLE,
             evidence=tuple(_evidence(facts, death, first)),
-            advice=(_next_step(death, beginning), *_suspect(facts, death)),
+            advice=(*((_OTHER_BUILD,) if code else ()), _next_step(death, beginning), *_suspect(facts, death)),
             next_commands=_commands(death),
         )
+
+
+_OTHER_BUILD = (
+    "take another release or image of SGLang, or another backend than the one whose file stands in the traceback"
+)
+_NAMES = re.compile(
+    r"name '(\w+)' is not defined|cannot access local variable '(\w+)'|local variable '(\w+)' referenced"
+)
+_ATTRIBUTE = re.compile(r"'(\w+)' object has no attribute '(\w+)'")
+_CALL = re.compile(r"([\w.]+\(\)) (?:got an unexpected keyword|missing \d+ required|takes \d+ positional)")
+
+
+def _of_the_code(death: Death) -> str:
+    """Return what the exception says of the code alone, whatever the load was; "" if it may be the load's."""
+    if (found := _NAMES.search(death.message)) and death.type_name in ("NameError", "UnboundLocalError"):
+        name = next(filter(None, found.groups()))
+        return f"its code uses {name}, which nothing has set or imported: a defect of this build"
+    if death.type_name == "TypeError" and (found := _CALL.search(death.message)):
+        return (
+            f"{found[1]} is called with other arguments than it takes: a defect of this build, or two that do not fit"
+        )
+    if death.type_name == "AttributeError" and (found := _ATTRIBUTE.search(death.message)) and found[1] != "NoneType":
+        return f"{found[1]} has no {found[2]} in this build: a defect of its code, or two packages that do not fit"
+    if death.type_name == "NotImplementedError":
+        return "this build has no code for that case"
+    return ""
 
 
 def _evidence(facts: LogFacts, death: Death, first: bool) -> Iterator:
@@ -72,7 +100,11 @@ _SUSPECTS = (
         re.compile(r"(?:grammar|xgrammar|outlines|llguidance)\w*\.py"),
         "structured output (the request's schema or grammar)",
     ),
-    (re.compile(r"(?:disaggregation|mooncake|nixl|prefill|decode)\w*\.py"), "the split of prefill and decode"),
+    (
+        re.compile(r"(?:disaggregation|mooncake\w*|nixl\w*|conn)\.py|.* \w*disagg\w*$"),
+        "the split of prefill and decode, or with the same --tp on both sides",
+    ),
+    (re.compile(r"(?:topk|fused_moe\w*|moe\w*|\w+_moe)\.py"), "the MoE kernels in use (another --moe-runner-backend)"),
     (re.compile(r"(?:mm_utils|multimodal|\w*processor|vision)\w*\.py"), "images in the requests"),
 )
 

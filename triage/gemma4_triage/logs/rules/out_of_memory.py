@@ -21,6 +21,7 @@ _CAUSES = {
     _HOST: "The host has not the memory that the hierarchical cache asks for.",
     _TOO_SMALL: "Weights alone fill the share of memory that pools were to come from.",
 }
+_TOWER = re.compile(r"(?:\w*_)?(?:vision|vit|siglip|clip|audio)\w*\.py:|.* (?:get_image_feature|get_audio_feature)\w*$")
 _PLAN = "gemma4-triage pools --config CONFIG --gpu-mem 80GiB --weights 20GiB --workload 64x8000+1000"
 _ASKED = re.compile(
     r"Tried to allocate (\d+(?:\.\d+)?) ([MG])iB.*?total capacity of (\d+(?:\.\d+)?) GiB of which "
@@ -39,9 +40,13 @@ def _explains(death: Death) -> bool:
 def _tell(facts: LogFacts, death: Death) -> Finding:
     too_small = _TOO_SMALL in death.message
     advice = _larger_share(facts) if too_small else _other_advice(death) or _smaller_share(facts, death)
+    cause = cause_in(death, _CAUSES) or _CAUSES[_ON_THE_DEVICE]
+    if any(_TOWER.match(frame) for frame in death.frames) and not too_small:
+        cause = "The device's memory ran out in the image or audio encoder: pools and weights left it too little."
+        advice = (*advice, "fewer or smaller images in a request and in a prefill: a smaller --chunked-prefill-size")
     return Finding(
         rule=RULE.id,
-        cause=cause_in(death, _CAUSES) or _CAUSES[_ON_THE_DEVICE],
+        cause=cause,
         confidence=Confidence.LIKELY,
         evidence=(*of_memory(facts, death), *_memory_lines(facts)),
         ruled_out_if=("another process used the same device",) if not too_small else (),
@@ -53,7 +58,11 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
 
 def _other_advice(death: Death) -> tuple[str, ...]:
     if _UNBALANCED in death.message:
-        return ("nvidia-smi: end the process that holds memory, or keep that GPU out with CUDA_VISIBLE_DEVICES",)
+        return (
+            "nvidia-smi: end the process that holds memory, or keep that GPU out with CUDA_VISIBLE_DEVICES",
+            "if none does, the check is too strict (a draft starts after the target's graphs): a later release, or "
+            "SGL_DISABLE_TP_MEMORY_INBALANCE_CHECK=1",
+        )
     if _HOST in death.message:
         return ("a smaller --hicache-size or --hicache-ratio; it is asked for once per rank of the host",)
     return ()

@@ -35,7 +35,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             *(of_settings(facts, "speculative_algorithm", "disable_cuda_graph") if not seen else ()),
         ),
         ruled_out_if=("the server ran with CUDA graphs",),
-        advice=() if seen else ("without the fix: let the draft run in CUDA graphs, or serve without drafts",),
+        advice=("without the fix: let the draft run in CUDA graphs, or serve without --speculative-algorithm",),
         next_commands=("gemma4-triage repro corpus --only eager-out-cache-loc", "gemma4-triage patches"),
         fix="eager-out-cache-loc",
         upstream=("SGLang 29616",),

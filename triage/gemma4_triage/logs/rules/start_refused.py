@@ -32,6 +32,17 @@ _WORDINGS = (
         "--speculative-algorithm NEXTN: SGLang makes FROZEN_KV_MTP of it where the draft is Gemma-4's assistant",
     ),
     Wording(
+        re.compile(r"res=<Response \[(?:502|504|407)\]>"),
+        "The server's own first request was answered by something else than the server, such as an HTTP proxy.",
+        "unset http_proxy and https_proxy, or no_proxy=localhost,127.0.0.1,0.0.0.0; --skip-server-warmup passes it by",
+    ),
+    Wording(
+        re.compile(r"other ranks that didn't finish loading"),
+        "Another rank did not finish loading its weights in time, and this one only waited for it.",
+        "read the log of the ranks and nodes that are silent: slow storage, or an end there; --dist-timeout "
+        "waits longer",
+    ),
+    Wording(
         re.compile(r"[Cc]ontext_length .{0,40}is greater than the derived context_length"),
         "The context length that was asked for is longer than the model's own.",
         "a --context-length that config.json allows; SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 overrides it",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
@@ -12,10 +15,46 @@ _WORDS = re.compile(r"(?i)(?:must be|is not|not|should be) (?:evenly )?divisible
 _OF_A_SPLIT = re.compile(
     r"(?i)tensor|parallel|\btp|head|partition|block|shard|size|^AssertionError: \d+ is not divisible by \d+"
 )
+_RESHAPED = re.compile(r"shape '\[([\d, -]+)\]' is invalid for input of size (\d+)")
 _QUANTISED = re.compile(r"(?i)block_[nk]|group_size|quant|weight_block")
 
 
+def _ranks_in(death: Death) -> int:
+    """Return into how many parts a tensor was split that is reshaped as if it were whole; 0 if it was not."""
+    found = _RESHAPED.search(death.message)
+    if found is None:
+        return 0
+    sizes = [int(size) for size in found[1].split(",")]
+    whole, part = math.prod(sizes), int(found[2])
+    return whole // part if whole > part > 0 and whole % part == 0 else 0
+
+
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    yield from _OF_DEATH.find(facts)
+    for death in facts.deaths:
+        ranks = _ranks_in(death)
+        if ranks > 1 and facts.settings.get("tp_size") == str(ranks):
+            yield _of_a_part(facts, death, ranks)
+            return
+
+
+def _of_a_part(facts: LogFacts, death: Death, ranks: int) -> Finding:
+    return Finding(
+        rule=RULE.id,
+        cause=f"This release's code of the model takes a part of a tensor for the whole: it has one number in {ranks}, "
+        f"and --tp is {ranks}. The model runs on one GPU per replica only.",
+        confidence=Confidence.LIKELY,
+        evidence=(*of_failure(facts, death), *of_settings(facts, "tp_size", "model_path")),
+        ruled_out_if=("it dies alike with --tp 1",),
+        advice=(
+            "--tp 1, with --dp for the other GPUs; or a release whose code of this model knows tensor parallelism",
+        ),
+    )
+
+
 def _explains(death: Death) -> bool:
+    if _ranks_in(death) > 1:
+        return True
     said = f"{death.type_name}: {death.message}"
     return bool(_WORDS.search(said) and _OF_A_SPLIT.search(said)) and death.usage is None
 
@@ -35,4 +74,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     )
 
 
-RULE = of_death("uneven-split", "the model cannot be split over that many ranks", _explains, _tell)
+def _of_a_dimension(death: Death) -> bool:
+    return _ranks_in(death) < 2 and _explains(death)
+
+
+_OF_DEATH = of_death("uneven-split", "the model cannot be split over that many ranks", _of_a_dimension, _tell)
+RULE = replace(_OF_DEATH, find=_find, explains=_explains)

@@ -38,6 +38,10 @@ _KINDS = {
         ),
     ),
     "signalled": _Kind("a process ended in native code, without a Python exception", _CORE),
+    "library": _Kind(
+        "a shared library could not be loaded",
+        ("install the system's package of the library that the line names, in the image or the environment",),
+    ),
     "nccl": _Kind(
         "communication between ranks failed",
         (

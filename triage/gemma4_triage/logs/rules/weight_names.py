@@ -7,6 +7,7 @@ import re
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import of_death, of_failure, of_settings
+from gemma4_triage.logs.rules import quantised_kernel
 
 _NAME = re.compile(r"'?[\w.]*(?:layers|blocks|experts)\.\d+\.[\w.]+'?")
 _CONFLICT = re.compile(
@@ -23,6 +24,8 @@ def _explains(death: Death) -> bool:
     said = f"{death.type_name}: {death.message}"
     if _CONFLICT.search(said):
         return True
+    if quantised_kernel.RULE.explains(death):
+        return False
     loading = any(_LOADS.match(frame) for frame in death.frames)
     named = death.type_name == "KeyError" and _NAME.search(said) is not None
     return (

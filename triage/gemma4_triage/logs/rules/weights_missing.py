@@ -16,6 +16,11 @@ _WORDINGS = (
         "accept the licence on the model's page, then set HF_TOKEN in the server's environment (docker: -e HF_TOKEN)",
     ),
     Wording(
+        re.compile(r"429 (?:Client Error|Too Many Requests)|Too Many Requests for url|rate.?limit.{0,60}huggingface"),
+        "The host of the checkpoint refused a download for too many requests, and a process ended without its file.",
+        "a token (HF_TOKEN), or a local folder as --model-path with HF_HUB_OFFLINE=1; then start again",
+    ),
+    Wording(
         re.compile(
             r"(?i)is not a local folder and is not a valid model identifier|Repository Not Found|404 Client Error|"
             r"Incorrect path_or_model_id|Repo id must be"

@@ -14,7 +14,8 @@ _WORDINGS = (
             r"cannot import name '\w+' from 'transformers|has no attribute 'Gemma\w+Config'"
         ),
         "The installed transformers is not of the release that this SGLang or this model needs.",
-        "pip show transformers sglang; install the release that SGLang's pyproject asks for; images of SGLang bring it",
+        "pip show transformers sglang; upgrade SGLang together with the transformers that its pyproject pins, "
+        "as its images do",
     ),
     Wording(
         re.compile(
@@ -30,6 +31,12 @@ _WORDINGS = (
         "reinstall sglang-kernel, flashinfer and torch together, of the releases that SGLang's pyproject names",
     ),
     Wording(
+        re.compile(r"\blib(?!cu|nv|torch|c10|nccl|ib|rdma)[\w+-]+\.so[\w.]*: cannot open shared object file"),
+        "A library of the system is missing, so that a wheel that needs it cannot be loaded. The wheel itself "
+        "is whole.",
+        "install the system's package of the library that the line names (libnuma.so.1: apt-get install libnuma1)",
+    ),
+    Wording(
         re.compile(
             r"cannot open shared object file|libcud\w+\.so|CUDA driver version is insufficient|"
             r"driver on your system is too old"
@@ -42,7 +49,7 @@ _WORDINGS = (
             r"(?i)ninja is required|ninja build failed|Command '\['[^']*(?:gcc|g\+\+|cc)'|"
             r"nvcc.{0,40}(?:not found|No such file)|CUDA_HOME environment variable is not set|"
             r"Could not find (?:nvcc|CUDA)|Command '\['ninja'|Error building extension|ptxas (?:fatal|error)|"
-            r"PTXAS error"
+            r"PTXAS error|No such file or directory: '(?:\S*/)?(?:ninja|nvcc|gcc|g\+\+|cc|c\+\+|ptxas)'"
         ),
         "A kernel is compiled on this machine, and its compiler is missing or does not know this GPU.",
         "install nvcc and ninja of torch's CUDA (images bring them), or TRITON_PTXAS_PATH to a newer ptxas",
@@ -74,6 +81,7 @@ _TYPES = (
     "ImportError",
     "ModuleNotFoundError",
     "OSError",
+    "FileNotFoundError",
     "TypeError",
     "CalledProcessError",
     "AssertionError",
@@ -93,5 +101,5 @@ RULE = of_wordings(
     types=_TYPES,
     ruled_out_if=("python -c 'import sgl_kernel, flashinfer' works in the server's own environment",),
     next_commands=("gemma4-triage doctor",),
-    alarms=("device",),
+    alarms=("device", "library"),
 )

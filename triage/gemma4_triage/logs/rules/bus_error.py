@@ -1,0 +1,45 @@
+"""A bus error: a page of a file that is mapped into memory could not be read, or /dev/shm was full."""
+
+from __future__ import annotations
+
+import re
+
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.rule import at, of_death, of_failure, remarked
+
+_WORDS = re.compile(r"Bus error|\bSIGBUS\b|exit ?code[ =:]*(?:-7|135)\b")
+_LOADS = re.compile(r".*(?:load_weights|weight_loader|load_model|safetensors)")
+
+
+def _explains(death: Death) -> bool:
+    return _WORDS.search(death.message) is not None
+
+
+def _tell(facts: LogFacts, death: Death) -> Finding:
+    crash = next((alarm for alarm in facts.alarms if alarm.kind == "signalled"), None)
+    frames = [text for text in (crash.more if crash else ()) if ".py:" in text]
+    loading = any(_LOADS.match(frame) for frame in frames) or (
+        "before_weights" in facts.remarks and "after_weights" not in facts.remarks
+    )
+    if loading:
+        cause = (
+            "A bus error while weights were read: a weight file is shorter than its header says, or its disk failed."
+        )
+    else:
+        cause = "A bus error: a file that is mapped into memory could not be read, or /dev/shm is full."
+    shown = [at(facts, death.place, frames[0], "the innermost frame of the thread that crashed")] if frames else []
+    return Finding(
+        rule=RULE.id,
+        cause=cause,
+        confidence=Confidence.LIKELY if loading else Confidence.POSSIBLE,
+        evidence=(*of_failure(facts, death), *shown, *remarked(facts, "before_weights", "weights were being loaded")),
+        ruled_out_if=("sizes and SHA-256 of all weight files are those of the repository, and df shows room",),
+        advice=(
+            "compare sizes and SHA-256 of the weight files with the repository, and fetch anew what differs",
+            "df -h of that disk and of /dev/shm, dmesg -T for errors of the disk; a local disk instead of a network's",
+        ),
+    )
+
+
+RULE = of_death("bus-error", "a mapped file could not be read", _explains, _tell, alarms=("signalled", "child"))

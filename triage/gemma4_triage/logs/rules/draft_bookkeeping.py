@@ -1,0 +1,72 @@
+"""Speculative decoding met sizes or indices that do not fit: the release lost count of drafts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings
+from gemma4_triage.logs.rules import stale_write_rows, unmergeable_batch
+
+_DRAFTS = re.compile(
+    r"\w*(?:eagle|mtp|spec_|speculative|draft|ngram|multi_layer)\w*\.py:|.* \w*(?:draft|verify|spec_info)\w*$"
+)
+_MISFIT = re.compile(
+    r"Sizes of tensors must match|must match the size of|size of tensor|shape mismatch|doesn't match the "
+    r"broadcast shape|"
+    r"is invalid for input of size|index .{0,40}out of (?:bounds|range)|device-side assert|out of bounds|"
+    r"The expanded size of the tensor|cannot be broadcast|cannot reshape"
+)
+_INNER = 5  # frames
+
+
+def of_drafts(death: Death) -> bool:
+    """Say whether it was raised in speculative decoding, on sizes or indices."""
+    inner = death.frames[-_INNER:]
+    return any(_DRAFTS.match(frame) for frame in inner) and _MISFIT.search(death.message) is not None
+
+
+def _explains(death: Death) -> bool:
+    others = (stale_write_rows.RULE, unmergeable_batch.RULE)
+    return of_drafts(death) and not any(rule.explains(death) for rule in others)
+
+
+def _tell(facts: LogFacts, death: Death) -> Finding:
+    algorithm = facts.settings.get("speculative_algorithm", "None")
+    second = any("_v2" in frame for frame in death.frames)
+    merging = any(frame.endswith("merge_batch") for frame in death.frames)
+    where = "two batches were merged" if merging else "a draft or its verification was prepared"
+    named = f" ({algorithm})" if algorithm != "None" else ""
+    named += ", spec v2," if second else ""
+    return Finding(
+        rule=_OF_DEATH.id,
+        cause=f"Speculative decoding{named} lost count as {where}: sizes or indices do not fit. It is a defect of the "
+        "release, not of memory or of a prompt.",
+        confidence=Confidence.LIKELY,
+        evidence=(
+            *of_failure(facts, death),
+            *of_settings(facts, "speculative_algorithm", "speculative_num_steps", "disable_overlap_schedule"),
+        ),
+        ruled_out_if=("the same load without --speculative-algorithm dies alike",),
+        advice=(
+            "serve without --speculative-algorithm, or take another release of SGLang",
+            *(("spec v2 alone: unset SGLANG_ENABLE_SPEC_V2, or --disable-overlap-schedule",) if second else ()),
+            *(("EAGLE with a draft made for this target instead of STANDALONE",) if algorithm == "STANDALONE" else ()),
+        ),
+        next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",),
+    )
+
+
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    # Sampling asserts too, that probabilities are finite: then no index is at fault.
+    if not any(alarm.kind == "nan" for alarm in facts.alarms):
+        yield from _OF_DEATH.find(facts)
+
+
+_OF_DEATH = of_death(
+    "draft-bookkeeping", "speculative decoding lost count", _explains, _tell, alarms=("device", "signalled")
+)
+RULE = replace(_OF_DEATH, find=_find)

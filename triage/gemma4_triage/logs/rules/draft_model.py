@@ -1,0 +1,89 @@
+"""The target or the draft lacks what speculative decoding asks of its model class."""
+
+from __future__ import annotations
+
+import re
+
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings
+
+_LACKS = re.compile(
+    r"'(\w+)' object has no attribute '(set_embed|set_embed_and_head|get_embed_and_head|get_input_embeddings|"
+    r"set_eagle3_layers_to_capture|get_hot_token_id|hot_token_id|capture_aux_hidden_states)'"
+)
+_OF_A_DRAFT = ("set_embed", "set_embed_and_head", "get_hot_token_id", "hot_token_id")
+
+
+def _explains(death: Death) -> bool:
+    return death.type_name == "AttributeError" and _LACKS.search(death.message) is not None
+
+
+def _tell(facts: LogFacts, death: Death) -> Finding:
+    asked = facts.settings
+    lacks = _LACKS.search(death.message)
+    model, attribute = (lacks[1], lacks[2]) if lacks else ("", "")
+    target, draft = asked.get("model_path"), asked.get("speculative_draft_model_path", "None")
+    quantised = quantised_on_load(facts)
+    same = attribute in _OF_A_DRAFT and target is not None and draft in ("None", target)
+    if quantised:
+        cause = (
+            f"--quantization {quantised} was asked for a checkpoint that is not quantised so, by its name: the "
+            f"model was "
+            f"loaded in a way that lacks {attribute}, which drafts need."
+        )
+        advice = (
+            f"leave --quantization {quantised} out (and that of the draft), or serve a checkpoint that was made "
+            f"with it",
+            "serve without --speculative-algorithm meanwhile",
+        )
+    elif same:
+        cause = (
+            f"No draft model was given, so the target itself was loaded as its draft, and {model} is none: it lacks "
+            f"{attribute}."
+        )
+        advice = (
+            "give --speculative-draft-model-path a draft that was trained for this target, or serve without drafts",
+        )
+    else:
+        which = "draft" if attribute in _OF_A_DRAFT else "target"
+        cause = (
+            f"The class of the {which} model, {model}, lacks {attribute}: this release serves it without drafts only."
+        )
+        advice = (
+            "serve without --speculative-algorithm, or take a release that knows drafts for this model",
+            "check that --speculative-draft-model-path is a draft for this algorithm and this target",
+        )
+    return Finding(
+        rule=RULE.id,
+        cause=cause,
+        confidence=Confidence.LIKELY,
+        evidence=(
+            *of_failure(facts, death),
+            *of_settings(facts, "speculative_algorithm", "model_path", "speculative_draft_model_path", "quantization"),
+        ),
+        ruled_out_if=("the same server without --speculative-algorithm dies alike",),
+        advice=advice,
+    )
+
+
+_NAMED_SO = {
+    "modelopt_fp4": ("fp4",),
+    "modelopt": ("fp8", "fp4", "modelopt"),
+    "modelopt_fp8": ("fp8",),
+    "awq": ("awq",),
+    "awq_marlin": ("awq",),
+    "gptq": ("gptq",),
+    "gptq_marlin": ("gptq",),
+    "compressed-tensors": ("w4a16", "w8a8", "fp8", "quantized", "compressed", "int4", "int8"),
+}
+
+
+def quantised_on_load(facts: LogFacts) -> str:
+    """Return the method that was asked for, if the checkpoint's name says nothing of it; else ""."""
+    method, path = facts.settings.get("quantization", "None"), facts.settings.get("model_path", "")
+    words = _NAMED_SO.get(method)
+    return method if words and path and not any(word in path.lower() for word in words) else ""
+
+
+RULE = of_death("draft-model", "a model class lacks what drafts need", _explains, _tell)

@@ -1,0 +1,104 @@
+"""KV did not come from a prefill server to a decode server: what the transport said, and which side was waited for.
+
+Sources: disaggregation/mooncake/conn.py and common/conn.py, whose messages name the state in which a request timed out.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, over, remarked
+
+_WORDS = re.compile(r"KVTransferError|[Tt]ransfer failed for request|(?:bootstrap|handshake) (?:failed|timed out)")
+_STATES = {
+    "Bootstrapping": (
+        "requests waited at the prefill server for the decode server to hand over its KV indices, until they timed out",
+        (
+            "look at the decode server at that time: it is full, hangs or died; more decode capacity or fewer requests",
+            "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT only makes requests wait longer",
+        ),
+    ),
+    "WaitingForInput": (
+        "requests waited at the decode server for KV that the prefill server did not send in time",
+        (
+            "look at the prefill server at that time: its queue, a long prefill, or its end",
+            "SGLANG_DISAGGREGATION_WAITING_TIMEOUT only makes requests wait longer",
+        ),
+    ),
+}
+_TRANSPORTS = (
+    (
+        "transport_protection",
+        "the RDMA card refused the memory: the KV buffers are not registered with it in a way that it can use",
+        (
+            "lsmod | grep nvidia_peermem (GPUDirect), ulimit -l unlimited, IPC_LOCK and /dev/infiniband in the "
+            "container",
+            "check --disaggregation-ib-device, and that mooncake is the release that SGLang's image has",
+            "once with --disaggregation-transfer-backend nixl: another transport over the same network",
+        ),
+    ),
+    (
+        "transport_refused",
+        "the other side refused the connection: its transport does not listen at the address and port that were tried",
+        (
+            "check that the ports of the transport are open between the hosts or containers, and that the other "
+            "server runs",
+            "give it RDMA: --disaggregation-ib-device, /dev/infiniband in the container; without a device it "
+            "falls to TCP",
+            "once with --disaggregation-transfer-backend nixl",
+        ),
+    ),
+    (
+        "transport_no_rdma",
+        "no RDMA device was found, so that the transport fell back to TCP",
+        (
+            "give it RDMA: --disaggregation-ib-device, /dev/infiniband in the container",
+            "or make every TCP port between the hosts reachable",
+        ),
+    ),
+)
+_OTHER = (
+    "the other server's log at the same time says why: it died, has no room, or its network does not answer",
+    "both have to run the same release and page size",
+)
+
+
+def _tell(facts: LogFacts, death: Death) -> Finding:
+    alarm = next((alarm for alarm in facts.alarms if alarm.kind == "transfer"), None)
+    many = [over(facts, "such lines", alarm.count, "transfers that failed")] if alarm and alarm.count > 1 else []
+    said = " ".join((death.message, *(alarm.more if alarm else ())))
+    state = next((state for state in _STATES if f"KVPoll.{state}" in said), None)
+    transport = next(((name, what, advice) for name, what, advice in _TRANSPORTS if name in facts.remarks), None)
+    why = "the log does not say which side failed"
+    advice, confidence, shown = _OTHER, Confidence.POSSIBLE, []
+    if transport is not None:
+        (name, why, advice), confidence = transport, Confidence.LIKELY
+        shown = remarked(facts, name, "what the transport said")
+    elif state is not None:
+        (why, advice), confidence = _STATES[state], Confidence.LIKELY
+    return Finding(
+        rule=RULE.id,
+        cause=f"KV did not get from the prefill to the decode server: {why}.",
+        confidence=confidence,
+        evidence=(
+            *shown,
+            *of_failure(facts, death, "the first transfer that failed"),
+            *many,
+            *of_settings(facts, "disaggregation_mode", "disaggregation_transfer_backend", "disaggregation_ib_device"),
+        ),
+        ruled_out_if=("the other server's log has an exception before it: then that is the beginning",),
+        advice=advice,
+    )
+
+
+def _explains(death: Death) -> bool:
+    return not death.type_name.endswith(("AttributeError", "TypeError")) and bool(
+        _WORDS.search(f"{death.type_name}: {death.message}")
+    )
+
+
+RULE = of_death(
+    "kv-transfer", "KV did not get from a prefill to a decode server", _explains, _tell, alarms=("transfer",)
+)

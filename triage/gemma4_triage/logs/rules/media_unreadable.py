@@ -1,0 +1,36 @@
+"""An image, audio or video of a request could not be fetched or decoded; only that request fails."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.rule import Rule, at, exception_text
+
+_FRAME = re.compile(
+    r".* (?:load_audio|load_image|load_video|_load_single_item)$|(?:_audio_decoder|_video_decoder|ImageFile|Image)\.py:"
+)
+
+
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    error = next((error for error in facts.errors if any(map(_FRAME.match, error.frames))), None)
+    if error is None or not any(alarm.kind == "answered-500" for alarm in facts.alarms):
+        return
+    audio = any("audio" in frame.lower() for frame in error.frames)
+    kind = "audio" if audio else "image or video"
+    yield Finding(
+        rule=RULE.id,
+        cause=f"The {kind} of a request could not be decoded. Only such requests fail; the server goes on.",
+        confidence=Confidence.LIKELY,
+        evidence=(at(facts, error.place, exception_text(error), f"what the decoder said, in {error.frame}"),),
+        ruled_out_if=("the same file decodes in the server's own environment",),
+        advice=(
+            "encode the file anew, without chunks of metadata (ffmpeg -i IN -map_metadata -1 OUT), and send it again",
+            "the decoder of the environment differs: torchcodec, FFmpeg, Pillow; or take a later release",
+        ),
+    )
+
+
+RULE = Rule("media-unreadable", "a file of a request cannot be decoded", _find, alarms=frozenset({"answered-500"}))

@@ -1,0 +1,77 @@
+"""A quantised layer cannot be computed: the flag, the shape or the GPU does not fit its kernel."""
+
+from __future__ import annotations
+
+import re
+
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings
+from gemma4_triage.logs.rules.draft_model import quantised_on_load
+
+_QUANTISED = re.compile(
+    r"(?:w?8a8|fp[48]\w*|mxfp[48]\w*|nvfp4\w*|modelopt\w*|awq\w*|gptq\w*|marlin\w*|int[48]\w*|flashinfer_trtllm|"
+    r"compressed_tensors\w*|unquant|quant\w*)\.py:|.* \w*(?:fp[48]|process_weights_after_loading|scaled_mm|mxfp4)\w*$"
+)
+_ALIGNED = re.compile(r"(?i)multiple of \d+|must be (?:a )?(?:multiple|divisible)|alignment|not divisible")
+_TOWER = re.compile(r"(?:\w*_)?(?:vision|vit|siglip|clip|audio)\w*\.py:")
+_INNER = 6  # frames
+
+
+def _explains(death: Death) -> bool:
+    if death.type_name not in ("AssertionError", "IndexError", "RuntimeError", "ValueError", "NotImplementedError"):
+        return False
+    said = f"{death.type_name}: {death.message}"
+    if "CUDA error" in said or "out of memory" in said or "Quantization method" in said:
+        return False
+    return any(_QUANTISED.match(frame) for frame in death.frames[-_INNER:])
+
+
+def _tell(facts: LogFacts, death: Death) -> Finding:
+    tower = next((frame for frame in reversed(death.frames) if _TOWER.match(frame)), "")
+    ranks = facts.settings.get("tp_size", "1")
+    aligned = _ALIGNED.search(death.message) is not None
+    wrong_flag = quantised_on_load(facts)
+    backend = facts.settings.get("moe_runner_backend", "auto")
+    advice: tuple[str, ...]
+    if wrong_flag:
+        cause = f"--quantization {wrong_flag} was asked for a checkpoint that is not quantised so, by its name: "
+        cause += "the layer has not the scales that its kernel reads."
+        advice = (f"leave --quantization {wrong_flag} out, or serve a checkpoint that was made with it",)
+    elif aligned:
+        cause = "A quantised layer's width does not fit its kernel, which takes multiples only"
+        cause += f"; the layer is of the image or audio tower, in {tower.split()[0]}" if tower else ""
+        cause += f"; --tp {ranks} divides that width." if ranks not in ("1", "None") else "."
+        advice = (
+            *(("--tp 1, or one that leaves a width that the kernel takes",) if ranks not in ("1", "None") else ()),
+            "a checkpoint quantised by its publisher leaves such layers out"
+            + (", above all the image tower" if tower else ""),
+            "or serve it in bfloat16, or take a release that leaves the tower out of --quantization",
+        )
+    else:
+        cause = "The kernel of a quantised layer does not take this model's shapes, or not on this GPU."
+        advice = (
+            f"another --moe-runner-backend than {backend}, such as triton or triton_kernel, if it is a MoE layer"
+            if backend not in ("auto", "None")
+            else "name another backend: --moe-runner-backend triton for MoE layers, --fp8-gemm-runner-backend "
+            "for others",
+            "the publisher's own checkpoint in bfloat16 says whether the model itself runs here",
+        )
+    return Finding(
+        rule=RULE.id,
+        cause=cause,
+        confidence=Confidence.LIKELY
+        if wrong_flag or aligned or backend not in ("auto", "None")
+        else Confidence.POSSIBLE,
+        evidence=(
+            *of_failure(facts, death),
+            *of_settings(facts, "quantization", "model_path", "tp_size", "moe_runner_backend"),
+        ),
+        ruled_out_if=(
+            "the same server with a checkpoint that is not quantised, and without --quantization, dies alike",
+        ),
+        advice=advice,
+    )
+
+
+RULE = of_death("quantised-kernel", "a quantised layer cannot be computed", _explains, _tell)
