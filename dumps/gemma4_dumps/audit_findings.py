@@ -9,7 +9,7 @@ from .errors import DumpUnreadable
 from .reader import Dump
 
 RULE = "leak-audit"
-TABLE = "suspects"
+TABLE, LIVES = "suspects", "lives"
 MAX_ROWS = 100_000
 """More than fit a dump at its default cap."""
 _SIDES = ("available", "evictable", "protected", "session_held", "uncached")
@@ -19,7 +19,18 @@ _SIDES = ("available", "evictable", "protected", "session_held", "uncached")
 class Suspect:
     """One page (or request slot), in how many places it is, whose it was, and what happened to it.
 
-    owner: request slot and generation, None if the ledger does not know. *_step: None if it never happened.
+    Attributes:
+        page: Its number.
+        pool: Whose it is.
+        fault: What is wrong with it.
+        places: In how many it is.
+        owner: Request slot and generation, None if the ledger does not know.
+        alloc_site: Who handed it out.
+        alloc_step: When; None if it never happened.
+        free_site: Who gave it back.
+        free_step: When; None if it never happened.
+        peer: Its page in the other pool.
+        last_event: The latest.
     """
 
     page: int
@@ -33,6 +44,35 @@ class Suspect:
     free_step: int | None
     peer: int | None
     last_event: str
+
+
+@dataclass(frozen=True)
+class Life:
+    """One life of a page, from its hand-out to the next one.
+
+    Attributes:
+        owner: Request slot and generation, None if the ledger does not know.
+        alloc_site: Who handed it out.
+        alloc_step: When.
+        given_step: When the prefix cache was given it; None if it was not.
+        free_site: Who gave it back; empty while it is in use.
+        free_step: When; None while it is in use.
+    """
+
+    owner: tuple[int, int] | None
+    alloc_site: str
+    alloc_step: int | None
+    given_step: int | None
+    free_site: str
+    free_step: int | None
+
+    def text(self) -> str:
+        """`slot 2, generation 3: alloc_for_extend, step 4; given to the cache, step 4; evict_tree, step 9`."""
+        whose = "owner unknown" if self.owner is None else f"slot {self.owner[0]}, generation {self.owner[1]}"
+        parts = [f"{self.alloc_site}, step {self.alloc_step}"]
+        parts += [] if self.given_step is None else [f"given to the prefix cache, step {self.given_step}"]
+        parts += [] if self.free_step is None else [f"given back by {self.free_site}, step {self.free_step}"]
+        return f"{whose}: {'; '.join(parts)}"
 
 
 @dataclass(frozen=True)
@@ -63,7 +103,10 @@ class PoolEquation:
 class Lost:
     """Pages of a pool that belong to nobody and are not free, of one owner: how many each site handed out, and when.
 
-    handed_out: (site, scheduler step, pages), in the order in which the pages were found.
+    Attributes:
+        pool: Whose they are.
+        owner: Request slot and generation, None if the ledger does not know.
+        handed_out: (site, scheduler step, pages), in the order in which the pages were found.
     """
 
     pool: str
@@ -126,6 +169,45 @@ def suspects(dump: Dump) -> list[Suspect]:
         return [_suspect(dict(zip(columns, row, strict=True)), words) for row in dump.tensor(TABLE).tolist()]
     except (KeyError, IndexError) as error:
         raise DumpUnreadable(f"{TABLE} holds a code without a word, or lacks a column: {error}") from error
+
+
+def lives(dump: Dump) -> dict[tuple[str, int], list[Life]]:
+    """Return the lives of each suspect page by (pool, page), oldest first; none where a dump has none.
+
+    Raises:
+        DumpUnreadable: the table or the words for its codes do not fit.
+    """
+    if LIVES not in dump.manifest.tensors:
+        return {}
+    scalars = dump.manifest.scalars
+    columns = _words(scalars, "lives_columns")
+    pools, sites = _words(scalars, "pools"), _words(scalars, "sites")
+    layout = dump.record(LIVES)
+    if len(layout.shape) != 2 or layout.shape[1] != len(columns) or not layout.dtype.startswith(("int", "uint")):
+        raise DumpUnreadable(f"{LIVES} is {layout.dtype}{list(layout.shape)}, and {len(columns)} columns are named")
+    if layout.shape[0] > MAX_ROWS:
+        raise DumpUnreadable(f"{LIVES} has {layout.shape[0]} rows; at most {MAX_ROWS} are read")
+    found: dict[tuple[str, int], list[Life]] = {}
+    try:
+        for values in dump.tensor(LIVES).tolist():
+            row = dict(zip(columns, values, strict=True))
+            key = _word(pools, row["pool"]), row["page"]
+            found.setdefault(key, []).append(_life(row, sites))
+    except (KeyError, IndexError) as error:
+        raise DumpUnreadable(f"{LIVES} holds a code without a word, or lacks a column: {error}") from error
+    return found
+
+
+def _life(row: Mapping[str, int], sites: list[str]) -> Life:
+    freed = _step(row["free_step"])
+    return Life(
+        owner=(row["owner_slot"], row["owner_generation"]) if row["owner_slot"] > 0 else None,
+        alloc_site=_word(sites, row["alloc_site"]),
+        alloc_step=_step(row["alloc_step"]),
+        given_step=_step(row["given_step"]),
+        free_site="" if freed is None else _word(sites, row["free_site"]),
+        free_step=freed,
+    )
 
 
 def equations(dump: Dump) -> list[PoolEquation]:

@@ -97,6 +97,31 @@ class TestWhen:
         leak_audit.before_idle(world.scheduler)
         assert world.audits == 1
 
+    def test_an_idle_server_without_events_is_audited_from_time_to_time_and_not_all_the_time(self, world, monkeypatch):
+        now = [100.0]
+        monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+        world.idle()
+        world.findings = (lost(3),)
+        leak_audit.before_idle(world.scheduler)
+        assert (world.audits, world.reported) == (1, [])
+        now[0] += module.IDLE_EVERY_S
+        leak_audit.before_idle(world.scheduler)
+        leak_audit.before_idle(world.scheduler)
+        assert (world.audits, world.reported) == (2, [("idle", "pool_leak", [3])])
+
+    def test_audits_that_take_long_come_less_often(self, world, monkeypatch):
+        now = [100.0]
+        monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+        run = Auditor._run
+        monkeypatch.setattr(Auditor, "_run", lambda *args, **more: (run(*args, **more), now.append(now.pop() + 2.0)))
+        world.idle()
+        now[0] += 1 / module.IDLE_SHARE
+        leak_audit.before_idle(world.scheduler)
+        assert world.audits == 1
+        now[0] += 1 / module.IDLE_SHARE
+        leak_audit.before_idle(world.scheduler)
+        assert world.audits == 2
+
     def test_a_server_that_is_not_idle_is_left_alone(self, world):
         world.scheduler.is_fully_idle = lambda: False
         leak_audit.before_idle(world.scheduler)

@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 
 from gemma4_runtime.checks.page_events import FULL, SWA
+from gemma4_runtime.checks.page_ledger import LIVES
 from gemma4_runtime.leak import event_log
-from gemma4_runtime.leak.ledger import SITE, LeakLedger, Site
+from gemma4_runtime.leak.ledger import BY, SITE, LeakLedger, Site
 
 PAGES = {"full": 6, "swa": 4}
 NAMES = ("full", "swa")
-IN_USE, FREE = ("handed_out", "owned", "free_asked"), ("freed", "cleared")
-FACTS = ("last_event", "owner", "generation", "alloc_site", "alloc_step", "free_site", "free_step", "peer")
+IN_USE, FREE = ("handed_out", "owned", "free_asked", "given"), ("freed", "cleared")
+NUMBERS = ("alloc_step", "free_step", "owner", "given_step")
+FACTS = ("last_event", "generation", "alloc_site", "free_site", "peer", *NUMBERS)
 
 
 def make_ledger(page_size, hybrid, free):
@@ -52,18 +54,42 @@ class PlainHistory:
         for name, known in self.pages.items():
             for page in range(1, PAGES[name] + 1):
                 event = "cleared" if page in free[name] else "none"
-                known[page] = dict.fromkeys(("alloc_step", "free_step", "owner"), -1) | {"last_event": event}
+                known[page] = dict.fromkeys(NUMBERS, -1) | {"last_event": event}
                 known[page] |= dict.fromkeys(("generation", "alloc_site", "free_site", "peer"), 0)
+        self.lives = {name: {page: [] for page in known} for name, known in self.pages.items()}
         self.anomalies, self.recent = [], []
 
     def apply(self, kind, pool, site, step, slots, *about):
-        getattr(self, kind)(pool, site, step, slots, *about)
+        by = about[0] if kind in ("freed", "free_asked") else None
+        if by is not None:
+            self.strangers(slots, by[0], pool)
+        getattr(self, kind)(pool, site, step, slots, *([] if kind in ("freed", "free_asked") else about))
         if kind == "paired":
             return
         named = self.named(pool, slots)
         said = {"kind": kind, "pool": pool, "site": site.name.lower(), "step": step}
         said |= {"pages": len(named), "first_pages": named[:8]}
+        said |= {} if by is None else {"by_request_slot": by[0]}
         self.recent.append(said | ({"request_slots": about[0][:8]} if kind == "owned" else {}))
+
+    def strangers(self, slots, slot, pool):
+        if pool == "full":
+            for page in self.named(pool, slots):
+                if self.pages[pool][page]["owner"] not in (-1, slot):
+                    self.anomalies.append(("FREED_BY_OTHER", pool, page))
+
+    def given(self, pool, site, step, slots):
+        for page in self.named(pool, slots):
+            self.pages[pool][page] |= {"given_step": step, "last_event": "given"}
+
+    def end_life(self, pool, page):
+        facts = self.pages[pool][page]
+        if facts["alloc_step"] == -1 or facts["last_event"] == "cleared":
+            return
+        free = (facts["free_site"], facts["free_step"]) if facts["last_event"] == "freed" else (-1, -1)
+        alloc = (facts["alloc_site"], facts["alloc_step"])
+        life = (facts["owner"], facts["generation"], *alloc, *free, facts["given_step"])
+        self.lives[pool][page].append(tuple(map(int, life)))
 
     def named(self, pool, slots):
         return sorted({slot // self.page_size for slot in slots} & set(range(1, PAGES[pool] + 1)))
@@ -79,7 +105,9 @@ class PlainHistory:
             if page in opened:
                 if facts["last_event"] in IN_USE:
                     self.anomalies.append(("HANDED_OUT_IN_USE", pool, page))
+                self.end_life(pool, page)
                 facts |= {"owner": -1, "generation": 0, "peer": 0, "alloc_site": site, "alloc_step": step}
+                facts["given_step"] = -1
             facts["last_event"] = "handed_out"
 
     def paired(self, pool, site, step, slots, others):
@@ -117,7 +145,8 @@ class PlainHistory:
     def cleared(self, pool, site, step, slots):
         for page, facts in self.pages[pool].items():
             facts |= {"owner": -1, "generation": 0, "peer": 0, "free_site": Site.UNKNOWN, "free_step": step}
-            facts["last_event"] = "cleared" if page else None
+            facts |= {"given_step": -1, "last_event": "cleared" if page else None}
+            self.lives[pool][page] = []
         self.anomalies.clear()
 
 
@@ -134,9 +163,9 @@ def slot_lists(draw, page_size, most=12):
 @st.composite
 def events(draw, page_size, hybrid):
     """(kind, pool, site, step increment, slots, *about)."""
-    kinds = ["handed_out", "handed_out", "owned", "owned", "free_asked", "freed", "freed", "cleared"]
+    kinds = ["handed_out", "handed_out", "owned", "owned", "given", "free_asked", "freed", "freed", "cleared"]
     kind = draw(st.sampled_from(kinds + ["paired"] * 3 * hybrid))
-    pool = draw(st.sampled_from(NAMES[: 1 + hybrid])) if kind not in ("owned", "paired") else "full"
+    pool = draw(st.sampled_from(NAMES[: 1 + hybrid])) if kind not in ("owned", "paired", "given") else "full"
     slots = draw(slot_lists(page_size)) if kind != "cleared" else []
     about = []
     if kind == "paired":
@@ -147,6 +176,8 @@ def events(draw, page_size, hybrid):
         lengths = [*lengths, max(len(slots) - sum(lengths), 0)]
         numbers = st.lists(st.integers(1, 9), min_size=len(lengths), max_size=len(lengths))
         about = [draw(numbers), draw(numbers), lengths]
+    if kind in ("freed", "free_asked"):
+        about = [draw(st.none() | st.tuples(st.integers(1, 9), st.integers(1, 3)))]
     return kind, pool, draw(st.sampled_from(Site)), draw(st.integers(0, 1)), slots, *about
 
 
@@ -184,8 +215,14 @@ class Recorder:
             self.ledger.owned(self.tensor(slots), *about)
         elif kind == "cleared":
             self.ledger.cleared(number)
+        elif kind == "given":
+            self.ledger.given(self.tensor(slots))
+        elif kind == "handed_out":
+            self.ledger.handed_out(number, self.tensor(slots))
         else:
+            by = BY.set(about[0])
             getattr(self.ledger, kind)(number, self.tensor(slots))
+            BY.reset(by)
         SITE.reset(token)
 
 
@@ -211,9 +248,14 @@ def test_a_fold_of_many_events_is_what_they_come_to_one_by_one(history, copy_at)
         pool = ledger.pools[name]
         for page in range(1, PAGES[name] + 1):
             said = {fact: int(getattr(pool, fact)[page]) for fact in FACTS}
-            said["last_event"] = ("none", "handed_out", "owned", "free_asked", "freed", "cleared")[said["last_event"]]
+            names = ("none", "handed_out", "owned", "free_asked", "freed", "cleared", "given")
+            said["last_event"] = names[said["last_event"]]
             assert said == known[page], (name, page)
-    assert [(a.fault.name, a.pool, a.page) for a in ledger.anomalies] == list(dict.fromkeys(plain.anomalies))
+            lives, count = plain.lives[name][page], int(pool.ended[page])
+            kept = [tuple(pool.lives[page, number % LIVES].tolist()) for number in range(max(0, count - LIVES), count)]
+            assert (kept, count) == (lives[-LIVES:], len(lives)), (name, page)
+    # One event may find several things of its pages, in no order of their own.
+    assert {(a.fault.name, a.pool, a.page) for a in ledger.anomalies} == set(plain.anomalies)
     assert ledger.recent == plain.recent[-64:]
 
 

@@ -5,8 +5,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pool_world import PoolWorld
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.plugins.hook_registry import HookRegistry
 
+from gemma4_dumps.audit_findings import lives
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_runtime.catalog import CATALOG
@@ -333,5 +335,63 @@ def test_no_token_of_a_prompt_reaches_the_dump(swa, guard):
     found = swa.audit()
     report(found, found.findings, "idle", Leak.DUMP, guard)
     (entry,) = DumpStore(guard.root).list()
-    assert set(read_dump(entry.path).manifest.tensors) == {"suspects", "holders"}
+    assert set(read_dump(entry.path).manifest.tensors) == {"suspects", "holders", "lives"}
     assert lost.rid not in (entry.path / "manifest.json").read_text()
+
+
+class TestProvenance:
+    def test_a_page_keeps_who_had_it_before(self, swa):
+        first = swa.start(prompt(1, 40))
+        slot = first.req_pool_idx
+        swa.finish(first)
+        swa.tree.evict(EvictParams(num_tokens=64, swa_num_tokens=64))
+        ledger = ledger_of(swa.allocator)
+        ledger.log.drain()
+        full = ledger.pools["full"]
+        pages = [page for page in range(1, full.pages + 1) if full.alloc_step[page] >= 0]
+        swa.allocator.full_attn_allocator.merge_and_sort_free()
+        second = swa.start(prompt(2, 90))
+        ledger.log.drain()
+        again = [page for page in pages if full.ended[page]]
+        assert again, "the second request was given other pages"
+        for page in again:
+            before, now = full.lives_of(page)
+            assert (before[0], before[1], now[0]) == (slot, 1, second.req_pool_idx)
+            assert Site(before[2]) is Site.ALLOC_FOR_EXTEND
+            assert Site(before[4]) in (Site.EVICT_TREE, Site.CACHE_FINISHED_REQ)
+            assert before[5] >= 0
+
+    def test_what_the_prefix_cache_was_given_is_noted(self, swa):
+        request = swa.start(prompt(1, 40))
+        ledger = ledger_of(swa.allocator)
+        ledger.log.drain()
+        rows = swa.rows.req_to_token[request.req_pool_idx, :40].numpy()
+        given = ledger.pools["full"].given_step[rows[::16] // 16]
+        assert given.tolist() == [0, 0, -1]
+
+    def test_a_free_of_another_requests_page_is_named_though_it_is_in_use(self, swa):
+        first, second = swa.start(prompt(1, 40)), swa.start(prompt(2, 40))
+        # A row of the first that has the second's last page: its release gives that back.
+        swa.rows.req_to_token[first.req_pool_idx, 32:40] = swa.rows.req_to_token[second.req_pool_idx, 32:40]
+        page = int(swa.rows.req_to_token[second.req_pool_idx, 32]) // 16
+        swa.finish(first)
+        ledger = ledger_of(swa.allocator)
+        ledger.log.drain()
+        strangers = [one for one in ledger.anomalies if one.fault.name == "FREED_BY_OTHER"]
+        assert [(one.pool, one.page) for one in strangers] == [("full", page)]
+
+    def test_the_dump_shows_lives_and_tells_a_free_that_was_lost(self, swa, guard):
+        swa.finish(swa.start(prompt(1, 40)))
+        swa.tree.evict(EvictParams(num_tokens=64, swa_num_tokens=64))
+        pool = swa.allocator.full_attn_allocator
+        # The page is given back, and the list loses it.
+        pool.merge_and_sort_free()
+        pool.free_pages = pool.free_pages[1:]
+        found = swa.audit()
+        report(found, found.findings, "idle", Leak.DUMP, guard)
+        (entry,) = DumpStore(guard.root).list()
+        dump = read_dump(entry.path)
+        assert "were given back, and no free list has them" in dump.manifest.summary
+        ((pool_name, _), (life,)) = next(iter(lives(dump).items()))
+        assert (pool_name, life.owner) == ("full", (1, 1))
+        assert "alloc_for_extend, step 0; given to the prefix cache, step 0; given back by" in life.text()

@@ -168,6 +168,7 @@ PROBES: tuple[Patch, ...] = (
                     Hook(f"{cache}.cache_finished", How.AROUND, f"{_AT}.leak_owners:around_cache_finished"),
                     Hook(f"{cache}.cache_unfinished", How.AROUND, f"{_AT}.leak_owners:around_cache_unfinished"),
                     Hook(f"{cache}.evict", How.AROUND, f"{_AT}.leak_owners:around_evict"),
+                    Hook(f"{cache}.insert", How.AROUND, f"{_AT}.leak_owners:around_insert"),
                 )
             ),
             Hook("batch.evict_swa", How.AROUND, f"{_AT}.leak_owners:around_evict_swa"),

@@ -22,6 +22,7 @@ class Fault(IntEnum):
     STALE_MAPPING = 8
     FREED_AGAIN = 9
     HANDED_OUT_IN_USE = 10
+    FREED_BY_OTHER = 11
 
 
 VERDICT_OF = {
@@ -32,6 +33,7 @@ VERDICT_OF = {
     Fault.FREE_AND_HELD: "freed_in_use",
     Fault.HELD_TWICE: "pool_alias",
     Fault.HANDED_OUT_IN_USE: "alloc_overlap",
+    Fault.FREED_BY_OTHER: "freed_in_use",
     Fault.OUT_OF_RANGE: "free_out_of_range",
     Fault.UNMAPPED: "null_page_live",
     Fault.STALE_MAPPING: "stale_mapping",

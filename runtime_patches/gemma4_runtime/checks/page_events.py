@@ -22,14 +22,19 @@ class Kind(IntEnum):
     FREE_ASKED = 3
     FREED = 4
     CLEARED = 5
+    GIVEN = 6
+    """The prefix cache has them from now on, beside or instead of the request that they are of."""
 
 
 @dataclass(frozen=True)
 class Owners:
     """Groups of owners; a group may serve many OWNED events, as one batch decodes for many steps.
 
-    counts: requests of each group, [groups]. requests, generations, lengths: one after the other, [sum of counts]; an
-    event's slots lie request after request, lengths[i] of them for requests[i].
+    Attributes:
+        counts: Requests of each group, [groups].
+        requests: Request slots, group after group, [sum of counts].
+        generations: Of these slots.
+        lengths: An event's slots lie request after request, lengths[i] of them for requests[i].
     """
 
     counts: np.ndarray
@@ -40,11 +45,21 @@ class Owners:
 
 @dataclass(frozen=True)
 class Events:
-    """Events in the order in which they came. kind, pool, site, step, first, second: int64 [events].
+    """Events in the order in which they came, int64 [events] each.
 
-    first: number of the event's list of slots, -1 for CLEARED. second: for PAIRED, of the SWA slots that go with them;
-    for OWNED, of the group of owners; else -1.
-    slots: int64, all lists one after the other; list i is slots[bounds[i] : bounds[i + 1]], and may serve many events.
+    Attributes:
+        kind: A `Kind`.
+        pool: Number of the pool.
+        site: Who asked.
+        step: The scheduler's.
+        first: Number of the event's list of slots, -1 for CLEARED.
+        second: For PAIRED, of the SWA slots that go with them; for OWNED, of the group of owners; for FREED and
+            FREE_ASKED, of the group that has the request that gave them back, where that is known; else -1.
+        slots: int64, all lists one after the other; list i is slots[bounds[i] : bounds[i + 1]], and may serve many
+            events.
+        bounds: By list.
+        owners: Groups of them.
+        page_size: Slots of a page.
     """
 
     kind: np.ndarray
@@ -88,6 +103,11 @@ class Events:
         request = self._request_of_token[token]
         return self.owners.requests[request], self.owners.generations[request]
 
+    def first_of(self, event: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the first owner of the events' groups and its generation, [n] each."""
+        first = self._requests_of[self.second[event], 0]
+        return self.owners.requests[first], self.owners.generations[first]
+
     @cached_property
     def _requests_of(self) -> np.ndarray:
         ends = np.cumsum(self.owners.counts)
@@ -104,8 +124,14 @@ class Events:
 
 @dataclass(frozen=True)
 class Runs:
-    """Neighbours of a list that lie in one page are one run. start, stop: of the run in `slots`; page; opens: it holds
-    the page's first slot. [runs] each. Those of list i are bounds[i] to bounds[i + 1].
+    """Neighbours of a list that lie in one page, as one run, [runs] each; list i has bounds[i] to bounds[i + 1].
+
+    Attributes:
+        start: Of the run in `slots`.
+        stop: Of the run in `slots`.
+        page: Of its slots.
+        opens: Whether it holds the page's first slot.
+        bounds: By list.
     """
 
     start: np.ndarray
@@ -128,10 +154,17 @@ class Runs:
 
 @dataclass(frozen=True)
 class PageRows:
-    """What events did to the pages of one pool, one row per event and run, in order. [rows] each.
+    """What events did to the pages of one pool, one row per event and run, in order, [rows] each.
 
-    page: 0 for what lies outside the pool. opens: HANDED_OUT from the page's first slot on. again: the run names a slot
-    and others of its page. owner, generation: of OWNED, else NOBODY and 0. peer: of PAIRED, a page of the other pool.
+    Attributes:
+        event: Its number.
+        kind: A `Kind`.
+        page: 0 for what lies outside the pool.
+        opens: Whether it is HANDED_OUT from the page's first slot on.
+        again: Whether the run names a slot and others of its page.
+        owner: Of OWNED; of FREED and FREE_ASKED, who gave it back; else NOBODY.
+        generation: Of the owner, else 0.
+        peer: Of PAIRED, a page of the other pool.
     """
 
     event: np.ndarray
@@ -158,6 +191,8 @@ class PageRows:
         owner, generation, peer = np.full(run.size, NOBODY), np.zeros(run.size, int), np.zeros(run.size, int)
         own, pair = np.flatnonzero(kind == Kind.OWNED), np.flatnonzero(kind == Kind.PAIRED)
         owner[own], generation[own] = events.owner_of(event[own], position[own])
+        back = np.flatnonzero(((kind == Kind.FREED) | (kind == Kind.FREE_ASKED)) & (events.second[event] >= 0))
+        owner[back], generation[back] = events.first_of(event[back])
         other = (events.first if pool == SWA else events.second)[event[pair]]
         peer[pair] = events.slots[events.bounds[other] + position[pair]] // events.page_size
         return cls(

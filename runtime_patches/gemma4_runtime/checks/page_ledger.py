@@ -1,7 +1,8 @@
 """What became of each page of one pool: a history in host arrays, folded from events in the order in which they came.
 
-26 bytes per page. A fold is O(n log n) in the pages that its events name, never in the pool, and costs the same few
-numpy calls for one event as for hundreds.
+Of each page the LIVES latest lives that are over are kept as well, in a ring: whose it was, who handed it out and who
+took it back, and when. 146 bytes per page. A fold is O(n log n) in the pages that its events name, never in the pool,
+and costs the same few numpy calls for one event as for hundreds.
 """
 
 from __future__ import annotations
@@ -40,6 +41,13 @@ class LastEvent(IntEnum):
     FREE_ASKED = 3
     FREED = 4
     CLEARED = 5
+    GIVEN = 6
+
+
+LIVES = 4
+"""How many lives of a page that are over are kept."""
+LIFE_COLUMNS = ("owner_slot", "owner_generation", "alloc_site", "alloc_step", "free_site", "free_step", "given_step")
+"""What is kept of a life, from the hand-out of a page until the next one. -1 for what did not happen."""
 
 
 _BECOMES = np.array([LastEvent[kind.name] if kind is not Kind.PAIRED else 0 for kind in Kind], np.int8)
@@ -51,13 +59,18 @@ _IN_USE = ~_IS_FREE & (np.arange(len(LastEvent)) != LastEvent.NONE)
 class Folded:
     """What a fold found, beside the history.
 
-    event, page: of each page that was handed out while in use or freed while free, by event, then page.
-    owned: the rows of the PEER pool that the OWNED rows stand for, in order: what an owner holds here it holds there.
+    Attributes:
+        event: Of each page that was handed out while in use or freed while free, by event, then page.
+        page: Of these events.
+        owned: The rows of the PEER pool that the OWNED rows stand for, in order: what an owner holds here it holds
+            there.
+        strangers: (event, page), in order, of each page that a request gave back while another one owned it.
     """
 
     event: np.ndarray
     page: np.ndarray
     owned: PageRows
+    strangers: tuple[tuple[int, int], ...] = ()
 
 
 class PageLedger:
@@ -75,7 +88,21 @@ class PageLedger:
         self.generation = np.zeros(rows, np.int32)
         self.alloc_site, self.free_site = np.zeros((2, rows), np.int8)
         self.alloc_step, self.free_step = np.full((2, rows), NOBODY, np.int32)
+        self.given_step = np.full(rows, NOBODY, np.int32)
         self.peer = np.zeros(rows, np.int32)
+        self.lives = np.full((rows, LIVES, len(LIFE_COLUMNS)), NOBODY, np.int32)
+        self.ended = np.zeros(rows, np.int32)
+
+    def lives_of(self, page: int) -> np.ndarray:
+        """Return the lives of a page that are over and the present one, oldest first: int64 [lives, LIFE_COLUMNS]."""
+        count = int(self.ended[page])
+        past = [self.lives[page, number % LIVES] for number in range(max(0, count - LIVES), count)]
+        freed = bool(_IS_FREE[self.last_event[page]] | (self.last_event[page] == LastEvent.FREE_ASKED))
+        free = (int(self.free_site[page]), int(self.free_step[page])) if freed else (NOBODY, NOBODY)
+        now = (self.owner[page], self.generation[page], self.alloc_site[page], self.alloc_step[page], *free)
+        lived = self.alloc_step[page] != NOBODY and self.last_event[page] != LastEvent.CLEARED
+        here = [(*now, self.given_step[page])] if lived else []
+        return np.array([*past, *here], np.int64).reshape(-1, len(LIFE_COLUMNS))
 
     def pages_of(self, slots: np.ndarray) -> np.ndarray:
         """Return the distinct pages of `slots`, ascending; what lies outside the pool is left out."""
@@ -106,21 +133,91 @@ class PageLedger:
             # Above page size 1 SGLang frees a page once, however many of its slots a call names.
             wrong |= freed & again
         owned = self._peers(rows, number, first, opens)
+        back = (freed | asked) & (rows.owner[number] != NOBODY)
+        strangers = self._strangers(rows, number, first, opens, event, page, kind, back) if back.any() else ()
+        gone = asked | (freed & (was != LastEvent.FREE_ASKED))
+        if opens.any():
+            self._end_lives(rows, number, first, opens, gone, was, site, step)
 
         self.last_event[page[acts]] = _BECOMES[kind[acts]]
         own = opens | (real & (kind == Kind.OWNED))
         self.owner[page[own]], self.generation[page[own]] = rows.owner[number[own]], rows.generation[number[own]]
         self.alloc_site[page[opens]], self.alloc_step[page[opens]] = site[event[opens]], step[event[opens]]
-        gone = asked | (freed & (was != LastEvent.FREE_ASKED))
         self.free_site[page[gone]], self.free_step[page[gone]] = site[event[gone]], step[event[gone]]
+        given = real & (kind == Kind.GIVEN)
+        fresh = opens | given
+        self.given_step[page[fresh]] = np.where(given[fresh], step[event[fresh]], NOBODY)
 
         found = np.flatnonzero(wrong)
         found = found[np.argsort(event[found], kind="stable")]
-        return Folded(event[found], page[found], owned)
+        return Folded(event[found], page[found], owned, strangers)
+
+    def _strangers(
+        self,
+        rows: PageRows,
+        number: np.ndarray,
+        first: np.ndarray,
+        opens: np.ndarray,
+        event: np.ndarray,
+        page: np.ndarray,
+        kind: np.ndarray,
+        back: np.ndarray,
+    ) -> tuple[tuple[int, int], ...]:
+        """Return (event, page) of each page that was given back by a request that is not its owner, `back` rows only.
+
+        An owner that is not known, and one of an earlier generation of the same slot, is no stranger's: the latter has
+        ended, and its page is a leak or the prefix cache's.
+        """
+        at = np.flatnonzero(back)
+        latest = _latest_before(opens | (kind == Kind.OWNED), first)[at]
+        had = np.where(latest >= 0, rows.owner[number[latest]], self.owner[page[at]])
+        wrong = at[(had != NOBODY) & (had != rows.owner[number[at]]) & (page[at] > 0)]
+        return tuple(sorted((int(event[one]), int(page[one])) for one in wrong))
+
+    def _end_lives(
+        self,
+        rows: PageRows,
+        number: np.ndarray,
+        first: np.ndarray,
+        opens: np.ndarray,
+        gone: np.ndarray,
+        was: np.ndarray,
+        site: np.ndarray,
+        step: np.ndarray,
+    ) -> None:
+        """Put the life that each opening row ends into the ring of its page."""
+        kind, page, event = rows.kind[number], rows.page[number], rows.event[number]
+        at = np.flatnonzero(opens)
+        pages = page[at]
+
+        def before(marked: np.ndarray) -> np.ndarray:
+            return _latest_before(marked, first)[at]
+
+        owner, opened = before(opens | (kind == Kind.OWNED)), before(opens)
+        freed, given = before(gone), before(kind == Kind.GIVEN)
+        life = np.full((at.size, len(LIFE_COLUMNS)), NOBODY, np.int64)
+        life[:, 0] = np.where(owner >= 0, rows.owner[number[owner]], self.owner[pages])
+        life[:, 1] = np.where(owner >= 0, rows.generation[number[owner]], self.generation[pages])
+        for column, values, stored in ((2, site, self.alloc_site), (3, step, self.alloc_step)):
+            life[:, column] = np.where(opened >= 0, values[event[opened]], stored[pages])
+        over = was[at] == LastEvent.FREED
+        for column, values, stored in ((4, site, self.free_site), (5, step, self.free_step)):
+            life[:, column] = np.where(over, np.where(freed >= 0, values[event[freed]], stored[pages]), NOBODY)
+        in_fold = np.where(given > opened, step[event[given]], NOBODY)
+        life[:, 6] = np.where(opened >= 0, in_fold, np.where(given >= 0, step[event[given]], self.given_step[pages]))
+        known = (life[:, 3] != NOBODY) & (was[at] != LastEvent.CLEARED)
+        pages, life = pages[known], life[known]
+        if not pages.size:
+            return
+        # Rows are by page, then event: a page's lives that end in this fold follow one another.
+        run = np.arange(pages.size) - np.maximum.accumulate(np.where(_changes(pages), np.arange(pages.size), 0))
+        self.lives[pages, (self.ended[pages] + run) % LIVES] = life
+        np.add.at(self.ended, pages, 1)
 
     def clear(self, step: int) -> None:
-        """The allocator was cleared: every page is free, and whose it was is past."""
+        """Note that the allocator was cleared: every page is free, and whose it was is past."""
         self.owner[:], self.generation[:], self.peer[:] = NOBODY, 0, 0
+        self.given_step[:], self.lives[:], self.ended[:] = NOBODY, NOBODY, 0
         self.free_site[:], self.free_step[:], self.last_event[:] = Site.UNKNOWN, step, LastEvent.CLEARED
 
     def _peers(self, rows: PageRows, number: np.ndarray, first: np.ndarray, opens: np.ndarray) -> PageRows:

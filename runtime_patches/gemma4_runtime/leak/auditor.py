@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,13 +20,22 @@ from gemma4_runtime.leak.report import report
 from gemma4_runtime.leak.tally import write_tally
 
 logger = logging.getLogger(__name__)
+IDLE_EVERY_S, IDLE_SHARE = 0.25, 0.02
+"""How often idle pools are audited where no event has come, and the most that this may take of idle time: what changes
+a free list or the mapping from outside leaves no event."""
 
 
 @dataclass
 class Auditor:
-    """Audits the pools of one allocator. latest: the latest audit; runs: how many, by site.
+    """Audits the pools of one allocator.
 
-    found: pages by verdict; passed: failures of SGLang's own checks that did not stop the server, by check.
+    Attributes:
+        ledger: Of the allocator.
+        latest: The latest audit.
+        runs: How many, by site.
+        found: Pages by verdict.
+        passed: Failures of SGLang's own checks that did not stop the server, by check.
+        cannot: Why there is no audit; empty if there is one.
     """
 
     ledger: LeakLedger
@@ -37,17 +47,27 @@ class Auditor:
     _said: dict[str, str] = field(default_factory=dict)
     _reported: set[tuple[Fault, str, int]] = field(default_factory=set)
     _events_at_idle: int = -1
+    _idle_again: float = 0.0
     _step_at_busy: int = 0
 
     def at_idle(self, scheduler: Any, site: str) -> None:
-        """Audit if anything has happened since the last idle audit. Raises TrappedViolation, see `report`."""
-        if self._events_at_idle == self.ledger.log.count or not self._readable(scheduler):
+        """Audit if anything has happened since the last idle audit, and from time to time where nothing has.
+
+        Raises:
+            TrappedViolation: see `report`.
+        """
+        began = time.monotonic()
+        quiet = self._events_at_idle == self.ledger.log.count and began < self._idle_again
+        if quiet or not self._readable(scheduler):
             return
-        self._events_at_idle = self.ledger.log.count
+        fresh, self._events_at_idle = self._events_at_idle != self.ledger.log.count, self.ledger.log.count
         try:
             self._run(scheduler, site, idle=True)
         finally:
-            self._write_tally()
+            if fresh:
+                self._write_tally()
+            took = time.monotonic() - began
+            self._idle_again = began + max(IDLE_EVERY_S, took / IDLE_SHARE)
 
     def at_step(self, scheduler: Any, every: int) -> None:
         """Audit if `every` steps have passed. Raises TrappedViolation, see `report`."""
@@ -100,7 +120,7 @@ class Auditor:
             report(self.latest, news, site, settings.leak, guard)
 
     def _news(self, findings: Iterable[Finding]) -> Iterator[Finding]:
-        """What was not reported before; what has gone, by a flush for example, may come again."""
+        """Yield what was not reported before; what has gone, by a flush for example, may come again."""
         present = set()
         for finding in findings:
             keys = [(finding.fault, finding.pool, int(page)) for page in finding.pages]

@@ -37,9 +37,20 @@ def _numbers() -> array[int]:
 
 @dataclass
 class _Waiting:
-    """Events that no copy has taken yet. heads: _COLUMNS numbers per event, as in `Events`; lists: their tensors.
+    """Events that no copy has taken yet.
 
-    number_of: of a tensor in `lists`, by the identity of the tensor that the hook saw. views: those that were cloned.
+    Attributes:
+        heads: _COLUMNS numbers per event, as in `Events`.
+        lists: Their tensors.
+        sizes: Slots of each.
+        number_of: Number of a tensor in `lists`, by the identity of the tensor that the hook saw.
+        views: Those that were cloned.
+        slots: How many wait.
+        owner_counts: As `Owners.counts`.
+        requests: As in `Owners`.
+        generations: As in `Owners`.
+        lengths: As in `Owners`.
+        latest_owners: The latest group.
     """
 
     heads: array[int] = field(default_factory=_numbers)
@@ -55,7 +66,7 @@ class _Waiting:
     latest_owners: tuple[Sequence[int], ...] = ()
 
     def group(self, *owners: Sequence[int]) -> int:
-        """Of these request slots, generations and lengths, which a batch that decodes repeats at every step."""
+        """Return the number of these owners' group, which a batch that decodes repeats at every step."""
         if owners != self.latest_owners:
             self.latest_owners = owners
             self.owner_counts.append(len(owners[0]))
@@ -64,7 +75,7 @@ class _Waiting:
         return len(self.owner_counts) - 1
 
     def number(self, tensor: torch.Tensor) -> int:
-        """Of the list of slots that `tensor` holds."""
+        """Return the number of the list of slots that `tensor` holds."""
         found = self.number_of.get(id(tensor))
         return self._keep(tensor) if found is None else found
 
@@ -80,7 +91,7 @@ class _Waiting:
         return number
 
     def forget_views(self) -> None:
-        """What a view shows may change by the next step, so that it is another list then."""
+        """Forget views: what one shows may change by the next step, so that it is another list then."""
         for view in self.views:
             del self.number_of[id(view)]
         self.views.clear()
@@ -112,10 +123,29 @@ class EventLog:
         self._waiting = _Waiting()
         self._copying: _Copy | None = None
 
-    def add(self, kind: int, pool: int, site: int, step: int, slots: torch.Tensor | None) -> None:
-        """kind: a `Kind` but OWNED and PAIRED. slots: [n] of `pool`, None for CLEARED."""
-        number = _NONE if slots is None else self._waiting.number(slots)
-        self._waiting.heads.extend((kind, pool, site, step, number, _NONE))
+    def add(
+        self,
+        kind: int,
+        pool: int,
+        site: int,
+        step: int,
+        slots: torch.Tensor | None,
+        by: tuple[int, int] | None = None,
+    ) -> None:
+        """Add an event.
+
+        Args:
+            kind: A `Kind` but OWNED and PAIRED.
+            pool: Number of the pool.
+            site: Who asked.
+            step: The scheduler's.
+            slots: [n] of `pool`, None for CLEARED.
+            by: Request slot and generation of who gives them back, where that is known.
+        """
+        waiting = self._waiting
+        number = _NONE if slots is None else waiting.number(slots)
+        group = _NONE if by is None else waiting.group((by[0],), (by[1],), (0,))
+        waiting.heads.extend((kind, pool, site, step, number, group))
         self.count += 1
 
     def add_paired(self, site: int, step: int, full: torch.Tensor, swa: torch.Tensor) -> None:

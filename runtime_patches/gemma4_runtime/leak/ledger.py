@@ -21,8 +21,12 @@ from gemma4_runtime.release import SWATokenToKVPoolAllocator
 SITE: ContextVar[Site] = ContextVar("leak-ledger site", default=Site.UNKNOWN)
 """Who is asking; set by the hooks around SGLang's callers of the allocators."""
 
+BY: ContextVar[tuple[int, int] | None] = ContextVar("leak-ledger request", default=None)
+"""Request slot and generation of the request whose pages are being given back; None where no request gives any."""
+
 # As in the event log: plain numbers, since a hook uses them.
 _HANDED_OUT, _FREE_ASKED, _FREED = int(Kind.HANDED_OUT), int(Kind.FREE_ASKED), int(Kind.FREED)
+_GIVEN = int(Kind.GIVEN)
 _WRONG = {Kind.HANDED_OUT: Fault.HANDED_OUT_IN_USE, Kind.FREED: Fault.FREED_AGAIN}
 
 
@@ -73,10 +77,14 @@ class LeakLedger:
         self.log.add_owned(SITE.get(), self.step, slots, requests, generations, lengths)
 
     def free_asked(self, pool: int, slots: torch.Tensor) -> None:
-        self.log.add(_FREE_ASKED, pool, SITE.get(), self.step, slots)
+        self.log.add(_FREE_ASKED, pool, SITE.get(), self.step, slots, BY.get())
 
     def freed(self, pool: int, slots: torch.Tensor) -> None:
-        self.log.add(_FREED, pool, SITE.get(), self.step, slots)
+        self.log.add(_FREED, pool, SITE.get(), self.step, slots, BY.get())
+
+    def given(self, slots: torch.Tensor) -> None:
+        """Note that the prefix cache has these slots of the full pool, [n], from now on."""
+        self.log.add(_GIVEN, FULL, SITE.get(), self.step, slots)
 
     def cleared(self, pool: int) -> None:
         self.log.add(Kind.CLEARED, pool, SITE.get(), self.step, None)
@@ -111,12 +119,15 @@ class LeakLedger:
         self.anomalies.update(dict.fromkeys(self._anomalies(events, folded)))
 
     def _anomalies(self, events: Events, folded: list[Folded]) -> list[Anomaly]:
-        """In the order of their events, which are those of one pool."""
+        """Return them in the order of their events, which are those of one pool."""
         found = [
             (int(event), Anomaly(_WRONG[Kind(events.kind[event])], name, int(page)))
             for (name, _), of_pool in zip(self._by_number, folded, strict=True)
             for event, page in zip(of_pool.event, of_pool.page, strict=True)
         ]
+        # A free of the pair frees the SWA side too, whose pages have the owners of the full ones.
+        name, _ = self._by_number[FULL]
+        found += [(event, Anomaly(Fault.FREED_BY_OTHER, name, page)) for event, page in folded[FULL].strangers]
         return [anomaly for _, anomaly in sorted(found, key=lambda pair: pair[0])]
 
 
@@ -131,7 +142,7 @@ def ledger_of(allocator: Any) -> LeakLedger:
 
 
 def pool_of(inner: Any) -> tuple[LeakLedger, int]:
-    """The ledger of a paged or token allocator, which may be one of a hybrid pair, and the number of its pool."""
+    """Return the ledger of a paged or token allocator, which may be one of a hybrid pair, and its pool's number."""
     found = _POOL_OF.get(inner)
     if found is None:
         ledger_of(inner)

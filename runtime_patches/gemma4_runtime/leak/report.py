@@ -15,7 +15,7 @@ from gemma4_runtime.evidence import offences
 from gemma4_runtime.guard import Guard
 from gemma4_runtime.leak.audit import Audit
 from gemma4_runtime.leak.holders import holders
-from gemma4_runtime.leak.suspects import COLUMNS, POOLS, suspects
+from gemma4_runtime.leak.suspects import COLUMNS, LIVES_COLUMNS, POOLS, lives, suspects
 from gemma4_runtime.leak.whereabouts import REQUEST_SLOTS, TREE
 from gemma4_runtime.settings import Leak, Mode
 
@@ -34,6 +34,7 @@ _WORDS = {
     Fault.STALE_MAPPING: "map to SWA slots that are not theirs any more",
     Fault.FREED_AGAIN: "were freed while they were free",
     Fault.HANDED_OUT_IN_USE: "were handed out while in use",
+    Fault.FREED_BY_OTHER: "were given back by a request that they were not of",
 }
 
 
@@ -83,6 +84,7 @@ def _draft(audit: Audit, group: list[Finding], violation: Violation, table: np.n
         tensors={
             "suspects": TensorPayload.from_array(table),
             "holders": TensorPayload.from_array(holders(audit.reading, audit.findings, ledger)),
+            "lives": TensorPayload.from_array(lives(table, ledger)),
         },
         events=tuple(recent),
         dropped_events=max(ledger.log.count - len(recent), 0),
@@ -93,7 +95,10 @@ def _sentence(finding: Finding, audit: Audit) -> str:
     (row,) = suspects([Finding(finding.fault, finding.pool, finding.pages[:1], finding.places[:1])], audit.ledger)
     first = dict(zip(COLUMNS, row.tolist(), strict=True))
     count, noun = finding.pages.size, "request slot" if finding.pool == REQUEST_SLOTS else f"{finding.pool} page"
-    said = f"{count} {noun}{'s' if count > 1 else ''}, first {first['page']}: {_WORDS[finding.fault]}"
+    words = _WORDS[finding.fault]
+    if finding.fault is Fault.NOWHERE and first["last_event"] == LastEvent.FREED:
+        words = "were given back, and no free list has them"
+    said = f"{count} {noun}{'s' if count > 1 else ''}, first {first['page']}: {words}"
     if finding.pool == REQUEST_SLOTS or finding.fault is Fault.OUT_OF_RANGE:
         return said
     owner = "owner unknown"
@@ -107,7 +112,11 @@ def _sentence(finding: Finding, audit: Audit) -> str:
 
 def _scalars(audit: Audit) -> dict[str, Any]:
     """Return the equations, and what the table's codes mean: comma-separated words, the code is the position."""
-    scalars: dict[str, Any] = {"columns": ",".join(COLUMNS), "events_seen": audit.ledger.log.count}
+    scalars: dict[str, Any] = {
+        "columns": ",".join(COLUMNS),
+        "lives_columns": ",".join(LIVES_COLUMNS),
+        "events_seen": audit.ledger.log.count,
+    }
     for equation in audit.equations:
         scalars |= equation.scalars()
     scalars["pools"] = ",".join(POOLS)

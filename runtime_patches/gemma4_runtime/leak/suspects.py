@@ -8,6 +8,7 @@ import numpy as np
 
 from gemma4_runtime.checks.page_census import Finding
 from gemma4_runtime.checks.page_events import NOBODY
+from gemma4_runtime.checks.page_ledger import LIFE_COLUMNS
 from gemma4_runtime.leak.ledger import LeakLedger
 from gemma4_runtime.leak.whereabouts import REQUEST_SLOTS
 
@@ -29,6 +30,9 @@ COLUMNS = (
     "last_event",
 )
 MAX_SUSPECTS = 4096
+LIVES_COLUMNS = ("page", "pool", *LIFE_COLUMNS)
+MOST_WITH_LIVES = 256
+"""How many suspects of a dump have their lives beside them."""
 
 
 def suspects(findings: Sequence[Finding], ledger: LeakLedger) -> np.ndarray:
@@ -63,3 +67,17 @@ def _rows(finding: Finding, ledger: LeakLedger) -> np.ndarray:
     for name in ("owner_generation", "alloc_site", "free_site", "peer", "last_event"):
         table[~known, COLUMNS.index(name)] = 0
     return table
+
+
+def lives(table: np.ndarray, ledger: LeakLedger) -> np.ndarray:
+    """Return the lives of the first suspects of `table`, oldest first: int64 [lives, len(LIVES_COLUMNS)].
+
+    The last one of a page is the present one.
+    """
+    parts = [np.empty((0, len(LIVES_COLUMNS)), np.int64)]
+    for page, pool in table[:MOST_WITH_LIVES, :2].tolist():
+        history = ledger.pools.get(POOLS[pool])
+        if history is not None and 0 < page <= history.pages:
+            found = history.lives_of(page)
+            parts.append(np.concatenate((np.tile((page, pool), (len(found), 1)), found), axis=1))
+    return np.concatenate(parts)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gemma4_runtime.checks.page_ledger import Site
-from gemma4_runtime.leak.ledger import SITE, generations_of, ledger_of
+from gemma4_runtime.leak.ledger import BY, SITE, generations_of, ledger_of
 
 
 def around_alloc_for_extend(original: Callable[..., Any], batch: Any) -> Any:
@@ -60,24 +60,40 @@ def around_verify(original: Callable[..., Any], *args: Any, **kwargs: Any) -> An
     return _at(Site.VERIFY, original, *args, **kwargs)
 
 
-def around_cache_unfinished(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run around `cache_unfinished_req` of a prefix cache."""
-    return _at(Site.CACHE_UNFINISHED_REQ, original, *args, **kwargs)
+def around_cache_unfinished(original: Callable[..., Any], cache: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+    """Note who gives back what `cache_unfinished_req(req)` of a prefix cache has twice."""
+    with _By(cache, req):
+        return _at(Site.CACHE_UNFINISHED_REQ, original, cache, req, *args, **kwargs)
 
 
-def around_cache_finished(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run around `cache_finished_req` of a prefix cache."""
-    return _at(Site.CACHE_FINISHED_REQ, original, *args, **kwargs)
+def around_cache_finished(original: Callable[..., Any], cache: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+    """Note who gives back what `cache_finished_req(req)` of a prefix cache does not take."""
+    with _By(cache, req):
+        return _at(Site.CACHE_FINISHED_REQ, original, cache, req, *args, **kwargs)
 
 
-def around_release(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run around `release_kv_cache`, whose own part frees what was allocated beyond the committed tokens."""
-    return _at(Site.RELEASE_KV_CACHE, original, *args, **kwargs)
+def around_release(original: Callable[..., Any], req: Any, tree_cache: Any, *args: Any, **kwargs: Any) -> Any:
+    """Note who gives back what `release_kv_cache(req, tree_cache)` frees beyond the committed tokens."""
+    with _By(tree_cache, req):
+        return _at(Site.RELEASE_KV_CACHE, original, req, tree_cache, *args, **kwargs)
 
 
 def around_evict(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run around `evict` of a prefix cache."""
-    return _at(Site.EVICT_TREE, original, *args, **kwargs)
+    """Note that `evict` of a prefix cache gives back pages that are of no request any more."""
+    token = BY.set(None)
+    try:
+        return _at(Site.EVICT_TREE, original, *args, **kwargs)
+    finally:
+        BY.reset(token)
+
+
+def around_insert(original: Callable[..., Any], cache: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+    """Note which slots `insert(params)` of a prefix cache took: those behind what it had already."""
+    result = original(cache, params, *args, **kwargs)
+    taken = None if params.value is None or cache.disable else params.value[result.prefix_len :]
+    if taken is not None and taken.numel():
+        ledger_of(cache.token_to_kv_pool_allocator).given(taken)
+    return result
 
 
 def around_evict_swa(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -103,6 +119,23 @@ def _at(site: Site, original: Callable[..., Any], *args: Any, **kwargs: Any) -> 
         return original(*args, **kwargs)
     finally:
         SITE.reset(token)
+
+
+class _By:
+    """A context manager: what is given back inside is given back by this request."""
+
+    __slots__ = ("_token", "_who")
+
+    def __init__(self, tree_cache: Any, req: Any) -> None:
+        slot = req.req_pool_idx
+        pool = getattr(tree_cache, "req_to_token_pool", None)
+        self._who = None if slot is None or pool is None else (slot, generations_of(pool)[slot])
+
+    def __enter__(self) -> None:
+        self._token = BY.set(self._who)
+
+    def __exit__(self, *raised: object) -> None:
+        BY.reset(self._token)
 
 
 def _own_evenly(batch: Any, slots: Any) -> None:

@@ -69,6 +69,7 @@ PATHS: dict[str, str] = {
     "alloc.free_group_begin": f"{_SRT}.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.free_group_begin",
     "alloc.free_group_end": f"{_SRT}.mem_cache.allocator.base.BaseTokenToKVPoolAllocator.free_group_end",
     "cache.release": f"{_SRT}.mem_cache.common.release_kv_cache",
+    "radix.insert": f"{_SRT}.mem_cache.radix_cache.RadixCache.insert",
     "swa_radix.insert": f"{_SRT}.mem_cache.swa_radix_cache.SWARadixCache.insert",
     "results.process_decode": f"{_RESULTS}.process_batch_result_decode",
     "results.apply_grammar": f"{_RESULTS}._apply_decode_grammar",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from gemma4_dumps.audit_findings import Lost, PoolEquation, Suspect, equations, lost, suspects
+from gemma4_dumps.audit_findings import Lost, PoolEquation, Suspect, equations, lives, lost, suspects
 from gemma4_dumps.reader import Dump
 from gemma4_triage.report.diagnosis_document import damaged_document
 
@@ -56,6 +56,10 @@ def _audit(dump: Dump) -> dict[str, Any]:
         "lost": [_lost(one) for one in lost(found)],
         "suspect_count": manifest.offence_count,
         "suspects": [_suspect(suspect) for suspect in found],
+        "lives": [
+            {"pool": pool, "page": page, "lives": [asdict(life) | {"owner": _owner(life.owner)} for life in of_page]}
+            for (pool, page), of_page in lives(dump).items()
+        ],
     }
 
 

@@ -147,6 +147,9 @@ def _ledger(ledger: Ledger) -> Iterator[str]:
             for one in ledger.suspects
         ],
     )
+    if ledger.lives:
+        yield "Lives of these pages, oldest first:"
+        yield "\n".join(f"- {_text(line)}" for line in ledger.lives)
     yield from _lines(ledger.left_out)
 
 

@@ -17,6 +17,8 @@ from gemma4_triage.report.model.pictures import Lane, Ledger, Mark, Part, PoolBa
 _TONES: dict[str, Tone] = {"owned": "ok", "freed": "neutral", "free_asked": "neutral"}
 _KINDS = ("handed_out", "owned", "free_asked", "freed", "cleared")
 MAX_LANES = 16
+MAX_PAGES = 16
+"""Pages whose lives are shown."""
 
 
 def ledger_part(dump: Dump) -> Ledger:
@@ -32,8 +34,15 @@ def ledger_part(dump: Dump) -> Ledger:
         by_site=by_site,
         suspects=suspects,
         history=_history(dump),
+        lives=tuple(_lives(dump)),
         left_out=(*left, *more_owners, *more_sites),
     )
+
+
+def _lives(dump: Dump) -> list[str]:
+    """Return a line per life of each of the first pages that had more than one, oldest first."""
+    found = [(key, of_page) for key, of_page in audit_findings.lives(dump).items() if len(of_page) > 1]
+    return [f"{pool} page {page}: {life.text()}" for (pool, page), of_page in found[:MAX_PAGES] for life in of_page]
 
 
 def _count(names: Iterable[str]) -> list[Part]:

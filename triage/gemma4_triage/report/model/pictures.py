@@ -91,9 +91,13 @@ class Legend(Record):
 
 
 class Grid(Record):
-    """A window of a page table or slot list. columns: which ones, ascending; gaps are left out.
+    """A window of a page table or slot list.
 
-    unit: what an entry counts, `page` or `slot`. lower, upper: lower <= entry < upper is inside the buffer.
+    Attributes:
+        unit: What an entry counts, `page` or `slot`.
+        lower: The first entry that is inside the buffer.
+        upper: The first entry that is not any more.
+        columns: Which ones, ascending; gaps are left out.
     """
 
     table: Text
@@ -137,13 +141,24 @@ class Suspect(Record):
 
 
 class Ledger(Record):
-    """Whose pages a leak audit found in the wrong number of places. by_*: how many pages of each, the most first."""
+    """Whose pages a leak audit found in the wrong number of places.
+
+    Attributes:
+        pools: The equation of each.
+        by_owner: How many pages of each owner, the most first.
+        by_site: How many pages of each site that handed them out, the most first.
+        suspects: The pages.
+        history: What the ledger remembers; None if nothing.
+        lives: What became of the first suspect pages before, a line per life.
+        left_out: What is not shown, in words.
+    """
 
     pools: tuple[PoolBar, ...]
     by_owner: tuple[Part, ...]
     by_site: tuple[Part, ...]
     suspects: tuple[Suspect, ...]
     history: Timeline | None
+    lives: tuple[Text, ...] = ()
     left_out: tuple[Text, ...] = ()
 
 
