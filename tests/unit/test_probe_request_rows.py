@@ -96,6 +96,22 @@ def test_an_entry_that_changed_in_range_is_named_with_what_it_was(server):
     assert (said.scalars["expected"], said.scalars["request_slot"]) == (was, first)
 
 
+@pytest.mark.parametrize("retracted", [True, False])
+def test_a_request_that_was_retracted_may_hold_other_pages_at_its_slot(server, retracted):
+    """SGLang gives it the same slot again, and the nodes of the prefix cache may be the same too."""
+    server.forward()
+    request, page = server.world.requests[0], server.world.page
+    begin, rows = request.cache_protected_len, server.world.rows.req_to_token
+    other = int(server.world.allocator.full_attn_allocator.free_pages[-1]) * page
+    count = request.kv_committed_len - begin
+    rows[request.req_pool_idx, begin : begin + count] = torch.arange(other, other + count, dtype=rows.dtype)
+    request.retraction_count += int(retracted)
+    if retracted:
+        server.next_batch()
+    else:
+        assert trapped(server).scalars["why"] == "changed"
+
+
 def test_an_entry_past_the_end_is_found_before_sglang_translates_it(server):
     server.forward()
     server.world.rows.req_to_token[server.world.requests[0].req_pool_idx, 0] = 1 << 20

@@ -7,8 +7,8 @@
 |                                     | will write against the row's entry of that token, with and without MTP         |
 | after trtllm_mha's metadata         | the lengths that the kernel is given against those of the batch                |
 
-An entry counts as changed if the request holds the same nodes of the prefix cache as at the check before: only what
-inserts its tokens there writes again over a row's old entries. Owners are asked of the leak ledger where that is on,
+An entry counts as changed if the request was not retracted since the check before and holds the same nodes of the prefix
+cache as then: only what inserts its tokens there writes again over a row's old entries. Owners are asked of the leak ledger where that is on,
 and the dump says "not checked: ledger off" where it is not. With overlap a request's own counts lag behind its batch,
 and lengths are not held against them.
 
@@ -44,10 +44,10 @@ _NO_ROW = -1
 
 
 class _Seen:
-    """What one scheduler's rows held at the check before. Keyed by request slot: (request, its nodes, entries)."""
+    """What one scheduler's rows held at the check before. Keyed by request slot: (its stay there, entries)."""
 
     def __init__(self) -> None:
-        self.rows: dict[int, tuple[int, tuple[Any, ...], np.ndarray]] = {}
+        self.rows: dict[int, tuple[tuple[Any, ...], np.ndarray]] = {}
         self.batch: Any = None
         self.scheduler: Any = None
 
@@ -177,12 +177,13 @@ def _check_rows(scheduler: Any, requests: Sequence[Any], site: str, made: Any = 
     rows, kept = [], {}
     for number, (request, count) in enumerate(zip(live, counts, strict=True)):
         entries, slot = table[number, :count].copy(), request.req_pool_idx
-        nodes = (id(request.last_node), request.cache_protected_len)
+        # A retracted request may get the same slot again, with the same nodes of the cache and other pages.
+        stay = (request.rid, request.retraction_count, id(request.last_node), request.cache_protected_len)
         known = seen.rows.get(slot)
-        before = known[2] if known is not None and known[:2] == (id(request), nodes) else None
+        before = known[1] if known is not None and known[0] == stay else None
         rows.append(Row(slot, entries, request.cache_protected_len, before, _path(request), owners(slot)))
         longer = before is not None and before.size > entries.size
-        kept[slot] = (id(request), nodes, before if longer else entries)
+        kept[slot] = (stay, before if longer else entries)
     wrong = check_rows(rows, page, end)
     if wrong:
         seen.rows = {}
