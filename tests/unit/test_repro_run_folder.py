@@ -5,8 +5,9 @@ from collections import namedtuple
 import pytest
 
 from gemma4_repro.engine import run_folder
-from gemma4_repro.engine.run_folder import prepare_run_folder, remove_traces, writing
+from gemma4_repro.engine.run_folder import prepare_run_folder, writing
 from gemma4_repro.errors import OutputRefused, OutputUnwritable
+from gemma4_repro.recorders.traces import remove_traces
 
 Usage = namedtuple("Usage", "total used free")
 
