@@ -273,7 +273,7 @@ class TestRelease:
         release("0.4.0")
         assert main(["serve", "--dry-run", "--json", "--", "x"]) == 3
         said = capsys.readouterr()
-        assert "patch swa-state-swap supports SGLang 0.5.13.post1, and 0.4.0 is installed" in said.err
+        assert "patch swa-state-swap supports SGLang 0.5.13.post1, 0.5.23, and 0.4.0 is installed" in said.err
         assert json.loads(said.out)["exit_code"] == 3
 
     def test_another_sglang_is_no_matter_where_nothing_is_attached(self, release):

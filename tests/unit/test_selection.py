@@ -27,14 +27,14 @@ def test_debug_selects_every_probe_and_nothing_else(monkeypatch):
 
 def test_contain_waits_for_nothing_unless_it_is_named(monkeypatch):
     waiting = [patch.id for patch in CATALOG if patch.synchronises]
-    assert waiting == ["swa-allocator"]
+    assert waiting == ["swa-allocator", "request-rows"]
     assert chosen(monkeypatch, SGLANG_TRTLLM_MHA_DEBUG="contain") == [
         patch.id
         for patch in CATALOG
         if patch.kind is Kind.PROBE and patch.asked_by == "mode" and not patch.synchronises
     ]
     assert [patch.id for patch in left_out(read_settings())] == waiting
-    assert chosen(monkeypatch, GEMMA4_TRIAGE_PROBES="swa-allocator") == waiting
+    assert chosen(monkeypatch, GEMMA4_TRIAGE_PROBES=",".join(waiting)) == waiting
     assert left_out(read_settings()) == ()
 
 
