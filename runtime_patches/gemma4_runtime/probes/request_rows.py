@@ -7,10 +7,10 @@
 |                                     | will write against the row's entry of that token, with and without MTP         |
 | after trtllm_mha's metadata         | the lengths that the kernel is given against those of the batch                |
 
-An entry counts as changed if the request was not retracted since the check before and holds the same nodes of the prefix
-cache as then: only what inserts its tokens there writes again over a row's old entries. Owners are asked of the leak ledger where that is on,
-and the dump says "not checked: ledger off" where it is not. With overlap a request's own counts lag behind its batch,
-and lengths are not held against them.
+An entry counts as changed if the request was not retracted since the check before and holds the same nodes of the
+prefix cache as then: only what inserts its tokens there writes again over a row's old entries. Owners are asked of the
+leak ledger where that is on, and the dump says "not checked: ledger off" where it is not. With overlap a request's own
+counts lag behind its batch, and lengths are not held against them.
 
 It copies rows to the host and waits for the device, so `contain` leaves it out unless it is named.
 """

@@ -63,7 +63,7 @@ def _table(run: CorpusRun) -> Table:
     for name in ("detected", "cause", "step"):
         table.add_column(name, no_wrap=True)
     if any(fault.unguarded for fault in run.faults):
-        table.add_column("without probes", min_width=len("IllegalAddress"), overflow="fold")
+        table.add_column("without probes", overflow="fold")
     for fault in run.faults:
         table.add_row(
             Text(fault.id),
