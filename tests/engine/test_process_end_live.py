@@ -29,4 +29,4 @@ def test_a_crash_before_every_check_is_a_dump_and_a_finding(engine_forks, mtp_ar
     assert "exception" in {mark["how"] for mark in marks if mark}
     code, out, _ = cli("diagnose", "--dir", tmp_path / "dumps", "--json")
     found = json.loads(out)["incidents"][0]["findings"][0]
-    assert (code, found["rule"], found["confidence"]) == (1, "scheduler-exception", "possible")
+    assert (code, found["rule"], found["confidence"]) == (1, "slot-beyond-the-map", "likely")

@@ -40,7 +40,6 @@ _HARD = {
     rb"[Aa]ddress already in use|error: unrecognized arguments|error: argument --|error: the following arguments are|"
     rb"could not select device driver|"
     rb"[Ff]ailed to (?:start|launch|initialize) (?:the )?(?:server|engine|scheduler|worker)",
-    "library": rb"cannot open shared object file",
     "child": rb"(?:crashed|exited|terminated|died|ended) \(?with (?:exit ?code |code |status )?(?!13[04-79]\b|143\b)"
     rb"[1-9]|died \(exitcode|[Ee]xit ?code[ :=]+(?!13[04-79]\b|143\b)[1-9]\d{0,2}\b|"
     rb"process (?:has )?(?:died|crashed)\b|ActorDiedError|RayActorError|Back-off restarting failed container|"
@@ -62,13 +61,13 @@ _HARD = {
     rb"(?!.*(?:validation|"
     rb"longer than|context length|[Ee]xceed|must be|should be|[Ii]nvalid|is not supported|is required))",
 }
-FATAL = frozenset(
-    {"killed", "signalled", "nccl", "device", "watchdog", "no-start", "library", "child", "sigquit", "exception"}
-)
+FATAL = frozenset({"killed", "signalled", "nccl", "device", "watchdog", "no-start", "child", "sigquit", "exception"})
 """Kinds that end a server: what stands behind one of them is taken to follow from it."""
 OF_REQUESTS = frozenset({"answered-500", "transfer", "image-tokens", "parser", "nan", "leak", "own-check", "storage"})
 """Kinds that a server survives: each is told, whatever stands before it."""
 _SOFT = {
+    # SGLang tries optional libraries, and goes on without them.
+    "library": rb"cannot open shared object file",
     "error": rb"^(?:[\w.]+\.)?(?!CancelledError)\w*(?:Error|Exception|Violation|Failure|OutOfResources)(?:: |$)",
     "unhealthy": rb'"GET /health\w* HTTP/\d(?:\.\d)?" 503\b',
     "timeout": rb"\b(?:timed out|[Tt]ime-?out (?:waiting|after|expired|exceeded|while|when))\b",
