@@ -61,6 +61,34 @@ def test_entries_that_a_rejected_draft_left_are_no_alias(attach, tmp_path):
     assert result.fine, (result.first, result.first_broken)
 
 
+def test_entries_of_a_page_that_is_loaded_back_are_no_alias(attach, tmp_path):
+    """A rejected draft's first slot is one, too, where HiCache has taken the page and not mapped it yet."""
+    attach("trap", *PROBE)
+    allocator = make_allocator(4, False)
+    full, inner = allocator.full_attn_allocator, allocator.swa_attn_allocator
+    before = allocator.backup_state()
+    extend(allocator, 12)
+    allocator.restore_state(before)
+    # Full pages 1 and 2 led to SWA pages 1 and 2; loaded back, they lead to 2 and 1.
+    taken, first, second = inner.alloc(8), full.alloc(4), full.alloc(4)
+    allocator.set_full_to_swa_mapping(first, taken[4:])
+    allocator.set_full_to_swa_mapping(second, taken[:4])
+    extend(allocator, 1)
+    result = replay_allocator(write(tmp_path, draft_of(allocator)))
+    assert result.fine, (result.first, result.first_broken)
+
+
+def test_a_page_that_is_loaded_back_onto_another_ones_entries_is_an_alias(attach, tmp_path):
+    attach("log", *PROBE)
+    allocator = make_allocator(4, False)
+    held = extend(allocator, 4)
+    full = allocator.full_attn_allocator.alloc(4)
+    allocator.set_full_to_swa_mapping(full, allocator.full_to_swa_index_mapping[held.long()])
+    extend(allocator, 1)
+    result = replay_allocator(write(tmp_path, draft_of(allocator)))
+    assert ("pool_alias", "swa") in {(broken.invariant, broken.pool) for broken in result.first_broken}
+
+
 @pytest.mark.parametrize("pool", ["full", "swa"])
 def test_a_page_that_was_freed_and_is_restored_into_use_is_lost(attach, tmp_path, pool):
     attach("log", *PROBE)

@@ -188,7 +188,7 @@ HOST_LEAVES: tuple[Patch, ...] = (
         upstream="not needed on a GPU",
         since="0.5.23",
         until="0.5.23",
-        attachments=(Bind("trtllm.counter_buffer", f"{_AT}.counter_buffer:make_counter_buffer"),),
+        attachments=(Bind("trtllm.counter_buffer", f"{_AT}.paged_attention:make_counter_buffer"),),
     ),
     Patch(
         id="host-tree-mask",
@@ -199,8 +199,8 @@ HOST_LEAVES: tuple[Patch, ...] = (
         since="0.5.23",
         until="0.5.23",
         attachments=(
-            Bind("eagle_v2.tree_mask_mode", f"{_AT}.tree_mask:full_mask_mode"),
-            Bind("attention.tree_mask_mode", f"{_AT}.tree_mask:full_mask_mode"),
+            Bind("eagle_v2.tree_mask_mode", f"{_AT}.speculative_tree:full_mask_mode"),
+            Bind("attention.tree_mask_mode", f"{_AT}.speculative_tree:full_mask_mode"),
         ),
     ),
     Patch(

@@ -217,3 +217,11 @@ flashinfer = SimpleNamespace(
     decode=SimpleNamespace(trtllm_batch_decode_with_kv_cache=trtllm_batch_decode_with_kv_cache),
     prefill=SimpleNamespace(trtllm_batch_context_with_kv_cache=trtllm_batch_context_with_kv_cache),
 )
+
+
+def make_counter_buffer(device: torch.device, num_q_heads: int, max_batch_size: int) -> torch.Tensor:
+    """Returns one byte that nothing reads, in the place of the zeroed counters that trtllm-gen's blocks share, uint8.
+
+    How many counters a kernel needs depends on the device, and here there is none.
+    """
+    return torch.zeros(1, dtype=torch.uint8, device=device)

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 _FULL_MASK = 0
+
+
+def full_mask_mode() -> Any:
+    """Returns the mode in which a row of the mask spans all keys of its request.
+
+    Later releases ask their platform for the mode, and Triton's kernels read the layout of a GPU.
+    """
+    from gemma4_runtime.release import TreeMaskMode
+
+    return TreeMaskMode.FULL_MASK
 
 
 def build_tree(

@@ -349,10 +349,7 @@ def _report(
 ) -> None:
     first = wrong[0]
     kind = kinds[0]
-    listed = tuple(
-        BadIndex(one.row, one.column, one.value, one.expected or 0, (one.expected or 0) + 1)
-        for one in wrong[:MAX_LISTED]
-    )
+    listed = tuple(map(_bad, wrong[:MAX_LISTED]))
     violation = Violation(verdict, listed, len(wrong))
     should = "" if first.expected is None else f", and should have {first.expected}"
     place = f"token {first.column}" if verdict in (ROW, WRITE) else "its entry"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
-from gemma4_triage.readers.reading import MAX_FACTS, Identity, Moment, NotThis, Reading, cut
+from gemma4_triage.readers.reading import MAX_FACTS, MAX_MOMENTS, Identity, Moment, NotThis, Reading, cut
 from gemma4_triage.readers.text_file import Lines
 
 KIND = "cuda-gdb"
@@ -76,7 +76,7 @@ def _read(path: Path) -> Reading:
         kind=KIND,
         title=f"a GPU core dump as cuda-gdb shows it: {what}" + (f" in {kernel[1]}" if kernel else ""),
         identity=Identity(pids=tuple(dict.fromkeys(pids))),
-        moments=tuple(moments),
+        moments=tuple(moments[:MAX_MOMENTS]),
         facts=tuple(facts[:MAX_FACTS]),
         findings=() if exception is None else (_finding(str(path), exception, kernel, focus),),
         problem=lines.problem,

@@ -20,7 +20,6 @@ from gemma4_triage.readers.reading import Identity, Moment, NotThis, Reading
 
 KIND = "sglang-requests"
 RULE, TITLE = "ended-with-requests", "SGLang wrote down the requests that were there when it ended"
-_REQUEST = ("GenerateReqInput", "EmbeddingReqInput")
 _HOSTS_FOLDER = "crash_dump_"
 _SIMPLE = str | int | float | bool
 

@@ -80,10 +80,16 @@ class ReplayedCall(Record):
 class AllocatorReplay(Record):
     """The document of `replay` of an allocator dump.
 
-    start_known: the state before the first call is in the dump; without it only what the calls themselves settle is
-    judged. first: number of the call after which an invariant fails first; -1: the state before the first call fails
-    already. later: failing calls after it. exact, compared: hand-outs whose very slots the reference foretold.
-    agreement: whether the dump's own verdict comes out, "agrees", "disagrees" or "cannot be judged", and why.
+    Attributes:
+        start_known: Whether the state before the first call is in the dump; without it only what the calls themselves
+            settle is judged.
+        first: Number of the call after which an invariant fails first; -1 if the state before the first call fails
+            already.
+        later: Failing calls after it.
+        compared: Hand-outs whose very slots the reference could foretell.
+        exact: How many of those were as foretold.
+        agreement: Whether the dump's own verdict comes out: "agrees", "disagrees" or "cannot be judged".
+        because: Why so.
     """
 
     dump: str
@@ -147,7 +153,7 @@ def replay_allocator(dump: Dump) -> AllocatorReplay:
             "dumps that the guards write now hold them; gemma4-triage dumps show has what this one holds",
         )
     _in_order(calls)
-    pair, at_start, notes = _begin(dump, calls[0])
+    pair, at_start, notes = _begin(dump, calls)
     in_use = None if not pair.known else (pair.full.state.count(USED) - 1, pair.swa.state.count(USED) - 1)
     touched = _Touched({}, {})
     replayed: list[ReplayedCall] = []
@@ -205,9 +211,9 @@ def _in_order(calls: Sequence[AllocatorCall]) -> None:
             raise DumpUnreadable(f"events.jsonl line {line} is call {other.number}, after call {one.number}")
 
 
-def _begin(dump: Dump, first: AllocatorCall) -> tuple[ReferenceAllocator, list[Broken], list[str]]:
-    """The reference in the state before the first call, what is wrong with that state, and what is not known of it."""
-    manifest = dump.manifest
+def _begin(dump: Dump, calls: Sequence[AllocatorCall]) -> tuple[ReferenceAllocator, list[Broken], list[str]]:
+    """Return the reference before the first call, what is wrong with that state, and what is not known of it."""
+    manifest, first = dump.manifest, calls[0]
     page = manifest.page_size
     full_pages, swa_pages = (manifest.extents.get(f"pages_{pool}_pool", 0) - 1 for pool in ("full", "swa"))
     if page is None or page < 1 or min(full_pages, swa_pages) < 1:
@@ -230,7 +236,25 @@ def _begin(dump: Dump, first: AllocatorCall) -> tuple[ReferenceAllocator, list[B
         return pair, [], [f"the state that the calls begin with is not whole: {', '.join(lost)} was cut or is missing"]
     lists = [list(expand(_start_runs(dump, name))) for name in START_LISTS]
     entries = _integers(dump, START_MAPPING, 2).tolist()
-    return pair, pair.start(lists, [(slot, peer) for slot, peer in entries]), []
+    return pair, pair.start(lists, [(slot, peer) for slot, peer in entries], _unwritten(calls, page)), []
+
+
+def _unwritten(calls: Sequence[AllocatorCall], page_size: int) -> set[int]:
+    """Return full pages that a mapping write names before any other call does.
+
+    HiCache takes them from the inner allocators, which are not recorded, and writes their entries afterwards.
+    """
+    unwritten: set[int] = set()
+    named: set[int] = set()
+    budget = MAX_SLOTS
+    for call in calls:
+        full, _ = _slots(call, budget)
+        budget -= len(full)
+        pages = {slot // page_size for slot in full}
+        if call.call == "set_full_to_swa_mapping":
+            unwritten |= pages - named
+        named |= pages
+    return unwritten
 
 
 def _lost_tensors(dump: Dump) -> list[str]:
@@ -262,7 +286,12 @@ def _integers(dump: Dump, name: str, columns: int) -> np.ndarray:
 
 
 def _slots(call: AllocatorCall, budget: int) -> tuple[list[int], list[int]]:
-    """Full and SWA slots that a call names, as many each."""
+    """Return the full and SWA slots that a call names, as many each.
+
+    Raises:
+        EnvironmentCannot: they are more than `budget`.
+        DumpUnreadable: its lists do not fit together.
+    """
     lists = (call.full, call.swa, *(call.left or ()), *(call.lists or ()))
     counts = [sum(run[1] for run in runs or ()) for runs in lists]
     if max(counts) > budget:

@@ -10,7 +10,7 @@ After a call that breaks an invariant the pair follows the record, so that later
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 
 from gemma4_dumps.allocator_calls import AllocatorCall
@@ -45,18 +45,28 @@ class ReferenceAllocator:
         self.known = False
         self._free_tokens: tuple[int, int] | None = None
 
-    def start(self, lists: Sequence[Sequence[int]], mapping: Iterable[tuple[int, int]]) -> list[Broken]:
-        """Begin with these lists (free and released of the full, then of the SWA pool) and mapping entries."""
+    def start(
+        self, lists: Sequence[Sequence[int]], mapping: Iterable[tuple[int, int]], unwritten: Collection[int] = ()
+    ) -> list[Broken]:
+        """Begin with a state, and return what is wrong with it.
+
+        Args:
+            lists: Pages that are free and released of the full pool, then of the SWA pool.
+            mapping: Entries, a full slot and its SWA slot each.
+            unwritten: Full pages that are in use already and whose entries a later call writes first.
+        """
         self.known = True
         found = [*self.full.start(*lists[:2]), *self.swa.start(*lists[2:])]
         for slot, peer in mapping:
             if peer:
-                self.mapping.setdefault(slot // self.page_size, {})[slot] = peer
-                # Entries left from a rejected draft are overwritten before they are used: all of a free page, and those
-                # behind the last token of a page in use. The first slot of a page in use has always been written.
-                used = self.full.of(slot // self.page_size) == USED and self.swa.of(peer // self.page_size) == USED
+                here, there = slot // self.page_size, peer // self.page_size
+                self.mapping.setdefault(here, {})[slot] = peer
+                # Entries left from a rejected draft are overwritten before they are used: all of a free page, those of
+                # a page that HiCache has taken and not mapped yet, and those behind the last token of a page in use.
+                # The first slot of any other page in use has been written.
+                used = self.full.of(here) == USED and self.swa.of(there) == USED and here not in unwritten
                 if used and slot % self.page_size == 0:
-                    self.serves.setdefault(peer // self.page_size, slot // self.page_size)
+                    self.serves.setdefault(there, here)
         return found
 
     def apply(self, call: AllocatorCall, full: Sequence[int], swa: Sequence[int]) -> list[Broken]:

@@ -12,7 +12,6 @@ _FRAME = re.compile(
     r"\w*(?:grammar|xgrammar|outlines|llguidance)\w*\.py:|.* (?:compile_(?:json_schema|grammar|regex|structural_tag)|"
     r"accept_token|fill_vocab_mask|fill_next_token_bitmask|try_jump_forward)$"
 )
-_WORDS = re.compile(r"(?i)json_schema|xgrammar|EBNF|grammar_?matcher|structural_tag|recursion depth exceeded")
 _INNER = 4  # frames
 
 

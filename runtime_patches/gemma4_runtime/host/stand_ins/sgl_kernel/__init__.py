@@ -7,6 +7,7 @@ imported, before any plugin is asked. What is not here raises ImportError, as th
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 
 import torch
 
@@ -31,11 +32,8 @@ def assign_req_to_token_pool_cpu(
         out_cache_loc: [sum(end - start)], slots.
         pool_len: The width of a row.
     """
-    taken = 0
-    for row, start, end in zip(req_pool_indices.tolist(), start_offset.tolist(), end_offset.tolist(), strict=True):
-        count = max(end - start, 0)
-        req_to_token[row, start : start + count] = out_cache_loc[taken : taken + count].to(req_to_token.dtype)
-        taken += count
+    for row, columns, places in _spans(req_pool_indices, start_offset, end_offset):
+        req_to_token[row, columns] = out_cache_loc[places].to(req_to_token.dtype)
 
 
 def assign_extend_cache_locs_cpu(
@@ -56,10 +54,16 @@ def assign_extend_cache_locs_cpu(
         out_cache_loc: [sum(end - start)], written.
         pool_len: The width of a row.
     """
+    for row, columns, places in _spans(req_pool_indices, start_offset, end_offset):
+        out_cache_loc[places] = req_to_token[row, columns].to(out_cache_loc.dtype)
+
+
+def _spans(rows: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor) -> Iterator[tuple[int, slice, slice]]:
+    """Yields of each request its row, its columns there, and their places in the flat list of all requests' slots."""
     taken = 0
-    for row, start, end in zip(req_pool_indices.tolist(), start_offset.tolist(), end_offset.tolist(), strict=True):
+    for row, start, end in zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True):
         count = max(end - start, 0)
-        out_cache_loc[taken : taken + count] = req_to_token[row, start : start + count].to(out_cache_loc.dtype)
+        yield row, slice(start, start + count), slice(taken, taken + count)
         taken += count
 
 
