@@ -20,7 +20,7 @@ from toy_arguments import ENGINE, MTP
 FROZEN = SpeculativeAlgorithm.FROZEN_KV_MTP
 HOST = ("host-sm100-check", "host-cpu-config")
 FIXES = {"spec-v2-row-width", "spec-v2-stop-window", "spec-v2-grammar-end", "spec-v2-hidden-rows", "free-swa-pages"}
-NEEDED = {"mtp-v2", "draft-policy", "swa-window-lists", "swa-state-swap"} | FIXES
+NEEDED = {"mtp-v2", "draft-policy", "spec-v2-whole-pages", "swa-window-lists", "swa-state-swap"} | FIXES
 SGLANGS = SimpleNamespace(disable_overlap_schedule=False, enable_multi_layer_eagle=False)
 OVERLAP = {"disable_overlap_schedule": False}
 

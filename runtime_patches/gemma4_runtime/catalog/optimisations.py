@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from gemma4_runtime.catalog.shared_hooks import OWN_LINES, PATHS
-from gemma4_runtime.patch import About, Hook, How, Kind, Patch
+from gemma4_runtime.patch import About, Edit, Hook, How, Kind, Patch
 
 _AT = "gemma4_runtime.optimisations"
 _DECISIONS = Hook("scheduler.internal_state", How.AFTER, f"{_AT}.pool_decisions:after_internal_state")
+_LENGTHS = 'cur_kv_lens_cpu = torch.tensor(cur_kv_lens, dtype=torch.int32, device="cpu")\n'
+_WHOLE_PAGES = (
+    "from gemma4_runtime.mtp_v2.whole_pages import round_up\n"
+    "num_needed_tokens = round_up(batch, cur_kv_lens, nxt_kv_lens)\n"
+    "if not num_needed_tokens:\n"
+    "    return\n"
+)
 _SCHEDULE = Hook("overlap.resolve_lengths", How.AFTER, f"{_AT}.schedule_stream:after_resolve_lengths")
 
 OPTIMISATIONS: tuple[Patch, ...] = (
@@ -222,6 +229,23 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         ),
     ),
     Patch(
+        id="spec-v2-whole-pages",
+        kind=Kind.OPTIMISATION,
+        title="under spec v2 a request is given slots by whole pages, and most steps ask the allocator for none",
+        origin="the mtp-batches load of this project: the host takes longer for a step than an H200 for E2B's",
+        upstream="open up to 0.5.23",
+        not_ported="0.5.14, not measured there; eagle_prepare_for_decode has taken the place of the method in 0.5.23",
+        about=About(
+            why="SGLang tops each request up by a few tokens before each step, for slots of a page that the request "
+            "has to itself already: three launches and four copies that the host makes while the GPU may wait for it.",
+            eligibility="Decodes under spec v2. mtp-v2 brings it along. On pages of one token nothing changes.",
+            fallback="A step that needs a page allocates as SGLang does. No request gets more pages than with SGLang, "
+            "nor more slots than its row has.",
+            proof=("tests/unit/test_spec_v2_whole_pages.py", "tests/engine/test_mtp_v2_live.py"),
+        ),
+        attachments=(Edit("eagle.v2_prepare_for_decode", _LENGTHS, f"{_WHOLE_PAGES}{_LENGTHS}"),),
+    ),
+    Patch(
         id="mtp-v2",
         kind=Kind.OPTIMISATION,
         knob="mtp_v2",
@@ -237,6 +261,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
             "spec-v2-hidden-rows",
             "free-swa-pages",
             "draft-policy",
+            "spec-v2-whole-pages",
             # Without it the host waits for the verification before it can prepare the next draft.
             "swa-window-lists",
             # Without it a draft on trtllm_mha dies on a hybrid.
