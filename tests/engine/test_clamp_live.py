@@ -16,10 +16,11 @@ from engine_process import HOST
 from gemma4_dumps.store import DumpStore
 from gemma4_repro.toys.language import held_out_prompts
 from gemma4_repro.workloads import SWA_PRESSURE
+from gemma4_runtime.releases import BASE, installed_or_base
 from lifecycle_load import assert_pools_are_whole
 from server_process import flags, free_port, running_server
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1", "0.5.23")]
 
 KEY = "gemma4_degraded"
 CLAMP = {"GEMMA4_TRIAGE_PATCHES": "default,+clamp"}
@@ -87,7 +88,8 @@ def test_with_the_seed_bug_exactly_the_affected_requests_are_marked(run_engine, 
     # Every request runs to its end.
     assert [len(answer["tokens"]) for answer in answers] == [130] * SWA_PRESSURE.prompt_count
     marked = [answer["meta"][KEY] for answer in answers if KEY in answer["meta"]]
-    assert 0 < len(marked) < len(answers)
+    # 0.5.23 admits all of them at once, and the draft of each reads past the end.
+    assert 0 < len(marked) < len(answers) + (installed_or_base() != BASE)
     assert all(mark["clamped_entries"] >= 1 and mark["roles"] == ["draft"] for mark in marked)
     assert all(mark["first_step"] <= mark["last_step"] for mark in marked)
     # Whom the log names is whom the replies mark; it is rate limited, but begins with the first.

@@ -4,6 +4,8 @@ import torch
 from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 
+from gemma4_runtime.releases import BASE, installed_or_base
+
 
 def make_swa_allocator(
     full_tokens, swa_tokens, page_size, *, heads=1, head_dim=8, swa_layers=(0,), full_layers=(1,), need_sort=False
@@ -18,8 +20,8 @@ def make_swa_allocator(
         head_dim=head_dim,
         swa_attention_layer_ids=list(swa_layers),
         full_attention_layer_ids=list(full_layers),
-        enable_kvcache_transpose=False,
         device="cpu",
+        **({"enable_kvcache_transpose": False} if installed_or_base() == BASE else {}),
     )
     return SWATokenToKVPoolAllocator(
         full_tokens, swa_tokens, page_size, torch.float32, "cpu", pool, need_sort=need_sort

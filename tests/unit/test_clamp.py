@@ -100,7 +100,7 @@ class TestEntries:
         "state", [{"finished_reason": FINISH_LENGTH(8)}, {"is_retracted": True}], ids=["finished", "retracted"]
     )
     def test_a_request_that_does_not_go_on_is_not_marked(self, attach, backend, step, marks, state):
-        """With overlap its step may be read when it has its last reply, or is to be computed anew from its prompt."""
+        """Mark none whose step is read after its last reply, or that are computed anew from its prompt."""
         for name, value in state.items():
             setattr(step.requests[1], name, value)
         self.settle(backend, step, attach, "off")
@@ -138,7 +138,7 @@ class TestEntries:
 
 
 def test_a_drafts_candidates_are_rows_of_one_request(attach, swa_allocator, marks, monkeypatch):
-    """With top-k 2, rows 0 and 1 are of request a. Both rows read the same entries, and each read counts."""
+    """Count each read: with top-k 2, rows 0 and 1 are of request a, and both read the same entries."""
     attach("off", "clamp", "host-alloc-kernels")
     with triton_backends(swa_allocator, monkeypatch) as make, Running(step := Step(7, (request("a"), request("b")))):
         backend = make(is_draft_worker=True, topk=2)
@@ -231,6 +231,7 @@ class TestMarks:
         assert marks.document()["findings"] == 100
 
 
+@pytest.mark.releases("0.5.13.post1", "0.5.23")
 class TestRanks:
     MODEL = str(toy_path("toy-e4b"))
 
@@ -246,7 +247,12 @@ class TestRanks:
     def test_several_are_refused(self, attach, sizes, said):
         attach("off", "clamp")
         with pytest.raises(SettingsError, match=rf"clamp, which does not serve {said}: .*; leave clamp out of GEMMA4_"):
-            ServerArgs(model_path=self.MODEL, device="cpu", attention_backend="triton", **sizes)
+            self.started(sizes)
+
+    def started(self, sizes: dict) -> None:
+        """Make arguments and check them: 0.5.23 keeps what it is given, and looks at it when a server starts."""
+        made = ServerArgs(model_path=self.MODEL, device="cpu", attention_backend="triton", **sizes)
+        made.check_server_args()
 
     def test_data_parallel_ranks_have_requests_of_their_own(self, attach):
         attach("off", "clamp")

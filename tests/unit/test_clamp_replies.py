@@ -12,6 +12,8 @@ from sglang.srt.utils.request_logger import RequestLogger
 from gemma4_runtime.degraded import KEY
 from gemma4_runtime.fixes import clamp
 
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
 
 class State:
     """As SGLang's ReqState, it can be referred to weakly."""

@@ -7,6 +7,8 @@ import pytest
 from gemma4_runtime.cost import OUTSIDE, Ledger, timed
 from gemma4_runtime.patch import How
 
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
 LONG_S = 0.02
 
 

@@ -10,6 +10,8 @@ from gemma4_repro.toys.locate import toy_path
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import read_settings
 
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
 ASSISTANT, TARGET = toy_path("toy-e4b-assistant"), toy_path("toy-e4b")
 
 

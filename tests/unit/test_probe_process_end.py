@@ -24,10 +24,13 @@ from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.manifest import process_identity
+from gemma4_runtime.release.requests import held
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.process_state import State, state_of
+
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
 LENGTH = 20
 
@@ -37,6 +40,9 @@ def scheduler_with(batch):
     scheduler = Scheduler.__new__(Scheduler)
     scheduler.device, scheduler.forward_ct = "cpu", 7
     scheduler.device_module = torch.cpu
+    # A scheduler of 0.5.23 has these by the time that its loop begins.
+    scheduler.schedule_stream = torch.cpu.Stream()
+    scheduler.metrics_reporter = SimpleNamespace(start_scheduler_time_accounting=lambda: None)
     scheduler.cur_batch = scheduler.running_batch = scheduler.last_batch = batch
     scheduler.req_to_token_pool = batch.req_to_token_pool
     return scheduler
@@ -45,7 +51,8 @@ def scheduler_with(batch):
 def decode_batch():
     pool = ReqToTokenPool(4, 64, "cpu", enable_memory_saver=False)
     request = Req("1", "", array("q", range(LENGTH)), SamplingParams())
-    request.req_pool_idx, request.kv_committed_len, request.kv_allocated_len = 2, LENGTH, LENGTH
+    record = held(request)
+    record.req_pool_idx, record.kv_committed_len, record.kv_allocated_len = 2, LENGTH, LENGTH
     pool.req_to_token[2, :LENGTH] = torch.arange(100, 100 + LENGTH, dtype=torch.int32)
     return ScheduleBatch(
         reqs=[request],

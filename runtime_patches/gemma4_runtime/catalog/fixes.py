@@ -5,6 +5,7 @@ from __future__ import annotations
 from gemma4_runtime.catalog.origins import NO_UPSTREAM, SEED
 from gemma4_runtime.catalog.shared_hooks import PAGE_HOOKS
 from gemma4_runtime.patch import About, Edit, Hook, How, Kind, Patch
+from gemma4_runtime.releases import BASE
 
 _AT = "gemma4_runtime.fixes"
 # SGLang's lines are compared without their indentation. What follows makes the run of them the only one.
@@ -196,6 +197,7 @@ FIXES: tuple[Patch, ...] = (
         title="no promotion of a Gemma-4 assistant to FROZEN_KV_MTP; the start says why EAGLE cannot serve it",
         origin="feature F16: SGLANG_GEMMA4_FORCE_EAGLE of the pull requests",
         upstream="open up to 0.5.23",
+        until="0.5.23",
         about=About(
             why="SGLang promotes NEXTN and EAGLE to FROZEN_KV_MTP if the draft is a Gemma-4 assistant, and gives no "
             "way out. This opts out; and since such an assistant has no keys of its own, the start says why EAGLE "
@@ -330,9 +332,11 @@ FIXES: tuple[Patch, ...] = (
         title="a page that would be read out of range is the null page instead; the request goes on, marked degraded",
         origin="feature F5: the clamp of the pull requests, which told nobody (accept length 2.76 to 1.69)",
         upstream=NO_UPSTREAM,
+        until="0.5.23",
         attachments=(
             *PAGE_HOOKS,
-            Hook("server_args.post_init", How.BEFORE, f"{_AT}.clamp:refuse_several_ranks"),
+            Hook("server_args.post_init", How.BEFORE, f"{_AT}.clamp:refuse_several_ranks", (BASE,)),
+            Hook("server_args.last_check", How.BEFORE, f"{_AT}.clamp:refuse_several_settled_ranks", ("0.5.23",)),
             Hook("stream.payload", How.AFTER, f"{_AT}.clamp:after_payload"),
             Hook("tokenizer.batch_output", How.BEFORE, f"{_AT}.clamp:before_batch_output"),
             Hook("request_log.finished", How.BEFORE, f"{_AT}.clamp:before_finished_log"),

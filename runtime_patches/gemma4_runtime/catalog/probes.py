@@ -218,7 +218,7 @@ PROBES: tuple[Patch, ...] = (
         title="rows, lengths and write locations of a batch are those of its requests, before SGLang indexes with them",
         origin="corrupted rows and lengths that stay in range, or crash inside SGLang's own indexing",
         upstream=NO_UPSTREAM,
-        not_ported="0.5.23, requests keep their lengths in req.kv there",
+        not_ported="0.5.23, nodes of the prefix cache are numbers there, whose slots it does not ask for",
         about=About(
             why="A row that names another request's page, a length that is one too long or a key that is written to "
             "another slot is in range, and kernels follow it in silence. One that is out of range ends the server "
@@ -245,7 +245,7 @@ PROBES: tuple[Patch, ...] = (
         title="a scheduler that dies of an exception leaves a dump, and a process that ends says how in its manifest",
         origin="crashes inside SGLang's own indexing, before any check of an index had run, which left no evidence",
         upstream=NO_UPSTREAM,
-        not_ported="0.5.23, the handlers of its signals were not looked up",
+        until="0.5.23",
         about=About(
             why="An exception in allocation or in the preparation of a batch ends the server before any probe has "
             "looked. Its dump holds traceback, batch and rows; a killed server can be told from a stopped one.",
@@ -269,6 +269,7 @@ PROBES: tuple[Patch, ...] = (
         title="the time that probes take of the scheduler's thread, per kind of step, in /server_info",
         origin="this project: a cost that is claimed has to be measurable where the probes run",
         upstream=NO_UPSTREAM,
+        until="0.5.23",
         asked_by="cost",
         # Last, and so outermost: a step has its kind before any other probe meets it.
         about=About(

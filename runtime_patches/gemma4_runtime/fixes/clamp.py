@@ -25,6 +25,7 @@ from weakref import WeakValueDictionary
 
 from gemma4_runtime.degraded import DEGRADED, KEY
 from gemma4_runtime.errors import SettingsError
+from gemma4_runtime.release.arguments import settled
 
 STATE_KEY = "gemma4_triage_degraded"
 """Of an internal state in /server_info."""
@@ -47,6 +48,15 @@ def refuse_several_ranks(arguments: Any, **_unknown: Any) -> None:
             "marked request out of its own prefix cache only, and ranks whose caches differ would make different "
             "batches; leave clamp out of GEMMA4_TRIAGE_PATCHES, or serve on one rank"
         )
+
+
+def refuse_several_settled_ranks(server_args: Any, **_unknown: Any) -> None:
+    """Run before `check_server_args`, where 0.5.23 has settled what it was given.
+
+    Raises:
+        SettingsError: tensor or pipeline parallelism is asked for.
+    """
+    refuse_several_ranks(settled(server_args))
 
 
 def after_payload(payload: Any, accumulator: Any, *args: Any, **kwargs: Any) -> None:

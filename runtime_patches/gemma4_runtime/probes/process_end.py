@@ -29,6 +29,7 @@ from gemma4_runtime import current
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.errors import TrappedViolation, VerificationFailed
 from gemma4_runtime.evidence import payload
+from gemma4_runtime.release.requests import held, swa_evicted
 from gemma4_runtime.settings import Mode
 
 RULE = "process-end"
@@ -42,7 +43,7 @@ _TEXT = 500
 _REQUESTS = 256
 _ROWS = 64
 _OWN = ("gemma4_runtime", "torch.", "sglang.srt.plugins")
-_COUNTERS = ("kv_committed_len", "kv_allocated_len", "cache_protected_len", "swa_evicted_seqlen")
+_COUNTERS = ("kv_committed_len", "kv_allocated_len", "cache_protected_len")
 _OF_BATCH = ("req_pool_indices", "seq_lens", "seq_lens_cpu", "out_cache_loc")
 
 
@@ -203,11 +204,11 @@ def _tensors(scheduler: Any, batch: Any, notes: list[str]) -> Iterator[tuple[str
         tensor = getattr(batch, name, None)
         if tensor is not None:
             yield from _copied(name, lambda tensor=tensor: tensor, notes)
-    slots = [slot for request in requests[:_ROWS] if (slot := request.req_pool_idx) is not None]
+    slots = [slot for request in requests[:_ROWS] if (slot := held(request).req_pool_idx) is not None]
     table = getattr(getattr(scheduler, "req_to_token_pool", None), "req_to_token", None)
     if slots and table is not None:
         known = [slot for slot in slots if 0 <= slot < table.shape[0]]
-        longest = max((_number(getattr(one, "kv_allocated_len", 0)) or 0 for one in requests[:_ROWS]), default=0)
+        longest = max((_number(getattr(held(one), "kv_allocated_len", 0)) or 0 for one in requests[:_ROWS]), default=0)
         yield from _copied("req_to_token", lambda: table[known, : max(min(longest, table.shape[1]), 1)], notes)
 
 
@@ -221,7 +222,8 @@ def _copied(name: str, read: Callable[[], Any], notes: list[str]) -> Iterator[tu
 
 def _counters(request: Any) -> list[int]:
     tokens = len(getattr(request, "origin_input_ids", ())) + len(getattr(request, "output_ids", ()))
-    said = (request.req_pool_idx, tokens, *(getattr(request, name, None) for name in _COUNTERS))
+    record = held(request)
+    said = (record.req_pool_idx, tokens, *(getattr(record, name, None) for name in _COUNTERS), swa_evicted(request))
     return [-1 if (number := _number(value)) is None else number for value in said]
 
 

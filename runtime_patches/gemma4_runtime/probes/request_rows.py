@@ -34,6 +34,8 @@ from gemma4_runtime.errors import VerificationFailed
 from gemma4_runtime.evidence import offences
 from gemma4_runtime.leak.by_identity import ByIdentity
 from gemma4_runtime.leak.ledger import generations_of, ledger_of
+from gemma4_runtime.release.allocators import free_page_lists
+from gemma4_runtime.release.requests import committed_freed, held
 
 RULE = "request-rows"
 ROW, ROW_INDEX, LENGTH, WRITE = "row_entry", "row_index", "length_differs", "write_misplaced"
@@ -79,7 +81,7 @@ def after_init_new(made: Any, cls: type, batch: Any, runner: Any, *args: Any, **
     if not requests or len(requests) != len(made.req_pool_indices):
         return
     rows = made.req_pool_indices.tolist()
-    wanted = [request.req_pool_idx for request in requests]
+    wanted = [held(request).req_pool_idx for request in requests]
     if wrong := check_values(rows, wanted):
         taken = {slot for slot in wanted if slot is not None}
         pool = scheduler.req_to_token_pool
@@ -153,9 +155,9 @@ def _check_lengths(scheduler: Any, batch: Any, made: Any) -> None:
         tokens = [len(request.origin_input_ids) + len(request.output_ids) for request in batch.reqs]
     else:
         tokens = [request.fill_len for request in batch.reqs]
-    committed = [request.kv_committed_len for request in batch.reqs]
+    committed = [held(request).kv_committed_len for request in batch.reqs]
     width = scheduler.req_to_token_pool.req_to_token.shape[1]
-    rows = [request.req_pool_idx for request in batch.reqs]
+    rows = [held(request).req_pool_idx for request in batch.reqs]
     for given, structure in ((lengths, Structure.BATCH_LENGTHS), (committed, Structure.REQUEST_COUNTERS)):
         if wrong := check_values(given, tokens):
             kinds = [defect_of(w.value, w.expected, width + 1, foreign=set(tokens)) for w in wrong]
@@ -163,25 +165,25 @@ def _check_lengths(scheduler: Any, batch: Any, made: Any) -> None:
 
 
 def _check_rows(scheduler: Any, requests: Sequence[Any], site: str, made: Any = None) -> None:
-    live = [r for r in requests if r.req_pool_idx is not None and not r.finished() and not r.kv_committed_freed]
+    live = [r for r in requests if held(r).req_pool_idx is not None and not r.finished() and not committed_freed(r)]
     seen, pool = _seen(scheduler), scheduler.req_to_token_pool.req_to_token
-    live = [request for request in live if 0 <= request.req_pool_idx < pool.shape[0]]
+    live = [request for request in live if 0 <= held(request).req_pool_idx < pool.shape[0]]
     if not live:
         return
     allocator = scheduler.token_to_kv_pool_allocator
     inner = getattr(allocator, "full_attn_allocator", allocator)
     page, end = allocator.page_size, inner.size + allocator.page_size
-    counts = [min(max(request.kv_committed_len, 0), pool.shape[1]) for request in live]
-    table = pool[[request.req_pool_idx for request in live], : max(counts)].cpu().numpy().astype(np.int64)
+    counts = [min(max(held(request).kv_committed_len, 0), pool.shape[1]) for request in live]
+    table = pool[[held(request).req_pool_idx for request in live], : max(counts)].cpu().numpy().astype(np.int64)
     owners = _owners(scheduler, live)
     rows, kept = [], {}
     for number, (request, count) in enumerate(zip(live, counts, strict=True)):
-        entries, slot = table[number, :count].copy(), request.req_pool_idx
+        entries, slot = table[number, :count].copy(), held(request).req_pool_idx
         # A retracted request may get the same slot again, with the same nodes of the cache and other pages.
-        stay = (request.rid, request.retraction_count, id(request.last_node), request.cache_protected_len)
+        stay = (request.rid, request.retraction_count, id(request.last_node), held(request).cache_protected_len)
         known = seen.rows.get(slot)
         before = known[1] if known is not None and known[0] == stay else None
-        rows.append(Row(slot, entries, request.cache_protected_len, before, _path(request), owners(slot)))
+        rows.append(Row(slot, entries, held(request).cache_protected_len, before, _path(request), owners(slot)))
         longer = before is not None and before.size > entries.size
         kept[slot] = (stay, before if longer else entries)
     wrong = check_rows(rows, page, end)
@@ -212,7 +214,7 @@ def _check_writes(scheduler: Any, requests: Sequence[Any], made: Any, runner: An
     else:
         return
     table = scheduler.req_to_token_pool.req_to_token
-    slots = [request.req_pool_idx for request in requests]
+    slots = [held(request).req_pool_idx for request in requests]
     spans = [(start, min(stop, table.shape[1])) for start, stop in spans]
     found = locations.cpu().numpy()
     ends = np.cumsum([stop - start for start, stop in spans])
@@ -294,7 +296,7 @@ def _row_defects(
 ) -> list[Defect | None]:
     """Return in which way each entry is wrong, in pages."""
     inner = getattr(allocator, "full_attn_allocator", allocator)
-    free = set(inner.free_pages.tolist()) | set(inner.release_pages.tolist())
+    free = {page for pages in free_page_lists(inner) for page in pages.tolist()}
     bad = {(one.row, one.column) for one in wrong}
     held = [
         {int(v) // page for at, v in enumerate(row.entries) if (number, at) not in bad}

@@ -17,6 +17,7 @@ _BASE: dict[str, str | None] = {
     "PatchApplicationError": "sglang.srt.debug_utils.source_patcher.PatchApplicationError",
     "PatchState": "sglang.srt.debug_utils.source_patcher.PatchState",
     "patch_function": "sglang.srt.debug_utils.source_patcher.patch_function",
+    "ComponentType": None,
     "envs": "sglang.srt.environ.envs",
     "AttentionBackend": "sglang.srt.layers.attention.base_attn_backend.AttentionBackend",
     "WrapperDispatch": "sglang.srt.layers.attention.flashinfer_backend.WrapperDispatch",
@@ -86,6 +87,7 @@ _SINCE_0_5_17: dict[str, str | None] = {
 _RESOLUTION = "sglang.srt.arg_groups.model_override_base"
 _SINCE_0_5_23: dict[str, str | None] = {
     "attention_backends_of": f"{_RESOLUTION}.attention_backends_of",
+    "ComponentType": "sglang.srt.mem_cache.unified_cache.component_type.ComponentType",
     "get_global_server_args": None,
     "get_parallel": "sglang.srt.runtime_context.get_parallel",
     "resolving_view": f"{_RESOLUTION}.resolving_view",

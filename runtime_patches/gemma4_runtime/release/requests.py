@@ -16,3 +16,25 @@ def held(request: Any) -> Any:
         request: A `Req`.
     """
     return request.kv if _IN_A_RECORD else request
+
+
+def committed_freed(request: Any) -> bool:
+    """Returns whether what a request has committed is no longer its own, so that its row says nothing.
+
+    Args:
+        request: A `Req`.
+    """
+    return request.kv.is_kv_released if _IN_A_RECORD else request.kv_committed_freed
+
+
+def swa_evicted(request: Any) -> int | None:
+    """Returns how many of a request's first tokens have given up their slots of the sliding window.
+
+    Args:
+        request: A `Req`, or the slot that a session keeps of one.
+    """
+    if not _IN_A_RECORD:
+        return getattr(request, "swa_evicted_seqlen", None)
+    from gemma4_runtime.release import ComponentType
+
+    return held(request).get_evicted_seqlen(ComponentType.SWA)
