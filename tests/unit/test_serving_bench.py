@@ -172,13 +172,13 @@ class TestRows:
         plan = plan_of("mtp-batches", ["e2b"])
         measured = measured_of(plan, {"default-v2": 0.5, "default-no-mtp": 0.4})
         measured.bursts = [
-            replace(burst, wall_s=0.2) if (burst.arm, burst.shape) == ("default-v2", "1 x 200/128") else burst
+            replace(burst, wall_s=0.2) if (burst.arm, burst.shape) == ("default-v2", "1 x 200/256") else burst
             for burst in measured.bursts
         ]
         rows = {(row["shape"], row["arm"]): row for row in build_rows(plan, measured, "GPU")}
-        assert rows["64 x 200/128", "default-v2"]["better_speedup"]["median"] == pytest.approx(0.8)
-        assert rows["64 x 200/128", "default-no-mtp"]["better_speedup"]["median"] == 1
-        assert rows["1 x 200/128", "default-no-mtp"]["better_speedup"]["median"] < 0.5
+        assert rows["64 x 200/256", "default-v2"]["better_speedup"]["median"] == pytest.approx(0.8)
+        assert rows["64 x 200/256", "default-no-mtp"]["better_speedup"]["median"] == 1
+        assert rows["1 x 200/256", "default-no-mtp"]["better_speedup"]["median"] < 0.5
         without = plan.load.better_of[0]
         measured.bursts = [burst for burst in measured.bursts if burst.arm != without]
         assert not any(row["better_speedup"] for row in build_rows(plan, measured, "GPU"))

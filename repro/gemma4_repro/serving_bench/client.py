@@ -97,6 +97,8 @@ def bodies_of(shape: Shape, number: int, folder: Path) -> list[dict[str, Any]]:
     if shape.encoder:
         return []
     sampling = {"temperature": 0, "max_new_tokens": shape.new_tokens, "ignore_eos": True}
+    if shape.stream_every > 1:
+        sampling["stream_interval"] = shape.stream_every
     seed = 1000 * number + shape.requests
     if not shape.pictures:
         made = [{"input_ids": ids} for ids in prompts(shape.requests, shape.prompt_tokens, seed)]

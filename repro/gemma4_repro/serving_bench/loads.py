@@ -28,6 +28,8 @@ class Shape:
         encoder: No requests, but these pictures through the vision encoder alone, within the server.
         compared: Tokens of an answer whose log probabilities are compared between arms, as far as the tokens before
             them agree.
+        stream_every: Tokens of an answer in each piece that the server sends. With one, many requests at once are bound
+            by what sends and reads the pieces, and not by the engine.
     """
 
     id: str
@@ -37,6 +39,7 @@ class Shape:
     pictures: int = 0
     encoder: str = ""
     compared: int = 1
+    stream_every: int = 1
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,9 @@ def _lengths(*tokens: int, answer: int = 2) -> tuple[Shape, ...]:
 _ALL_LENGTHS = _lengths(64, 128, 256, 512, 1024, 2048, 4000, 8000, 16000)
 _SHORT = tuple(shape.id for shape in _ALL_LENGTHS if shape.prompt_tokens <= 1024 and shape.requests == 1)
 # One chat to more than a draft pays for.
-_BATCHES = tuple(Shape(f"{requests} x 200/128", requests, 200, 128) for requests in (1, 2, 4, 8, 16, 32, 64, 128))
+_BATCHES = tuple(
+    Shape(f"{requests} x 200/256", requests, 200, 256, stream_every=64) for requests in (1, 2, 4, 8, 16, 32, 64, 128)
+)
 _MTP_LENGTHS = _lengths(128, 512, 1024, 2048, 4000, answer=8)
 # From one chat to more than small-m-linear takes.
 _ANSWERS = tuple(Shape(f"{requests} x 1000/128", requests, 1000, 128, compared=16) for requests in (1, 4, 8, 16, 64))

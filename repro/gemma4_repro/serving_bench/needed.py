@@ -15,7 +15,8 @@ from typing import Any
 _WITH = "default-v2"
 # The second is of rows from before the load mtp-batches.
 _WITHOUT = ("default-no-mtp", "no-mtp-lists")
-_SIZES = "x 200/128"
+# The first is of rows from before the load mtp-batches had longer answers.
+_SIZES = ("x 200/128", "x 200/256")
 # What a server that drafts falls back to is its own step without drafts, if the rows have it: its answers then came a
 # token at a time, but for probes.
 _POLICY, _NO_DRAFTS = "default-policy", 1.1
