@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -64,6 +64,32 @@ def dump_names(root: Path) -> list[str]:
     except FileNotFoundError:
         return []
     return [name for _, name in sorted((key for key in keys if key is not None), reverse=True)]
+
+
+def renamed_dumps(root: Path) -> list[str]:
+    """Return the names of directories in root that hold a dump's manifest under another name, sorted.
+
+    Writers and retention know dumps by their own names, so these are only ever read. Raises like `dump_names`.
+    """
+    try:
+        with os.scandir(root) as found:
+            names = [item.name for item in found if item.is_dir(follow_symlinks=False) and not time_key(item.name)]
+    except FileNotFoundError:
+        return []
+    return sorted(name for name in names if os.path.lexists(root / name / MANIFEST_NAME))
+
+
+def describe_renamed(root: Path, name: str) -> DumpEntry:
+    """Read the manifest of one of `renamed_dumps`; one that cannot be read has the time of its directory."""
+    path, problem, manifest = root / name, None, None
+    state: State = "complete"
+    try:
+        manifest = load_manifest(path)
+        created = manifest.created_utc
+    except DumpUnreadable as error:
+        state = "incompatible" if isinstance(error, DumpIncompatible) else "torn"
+        problem, created = str(error), datetime.fromtimestamp(time.time() - _age_s(path), UTC)
+    return DumpEntry(path, name, created, _size_bytes(path), state, manifest, problem)
 
 
 def describe(root: Path, name: str) -> DumpEntry:

@@ -13,7 +13,7 @@ from .directory_name import TEMPORARY_PREFIX
 from .draft import DumpDraft
 from .drop_counters import load_counters
 from .errors import DumpNotFound, DumpUnreadable, StoreUnreadable
-from .listing import DumpEntry, describe, dump_names, survey
+from .listing import DumpEntry, describe, describe_renamed, dump_names, renamed_dumps, survey
 from .lock import store_lock
 from .manifest_file import MANIFEST_NAME
 from .removal import remove_dumps
@@ -76,6 +76,17 @@ class DumpStore:
         except OSError as error:
             raise StoreUnreadable(f"{self.root} cannot be listed: {error.strerror}") from error
 
+    def renamed(self) -> "list[str]":
+        """Return the names of dumps whose directory somebody has renamed, sorted. Raises DumpUnreadable."""
+        try:
+            return renamed_dumps(self.root)
+        except OSError as error:
+            raise StoreUnreadable(f"{self.root} cannot be listed: {error.strerror}") from error
+
+    def each_renamed(self, names: "Iterable[str]") -> "Iterator[DumpEntry]":
+        """Read dumps of `renamed()` one by one."""
+        return (describe_renamed(self.root, name) for name in names)
+
     def list(self, limit: int | None = None) -> "list[DumpEntry]":
         """Return the newest `limit` dumps, or all, with their manifests; torn ones too. Raises DumpUnreadable."""
         return self.describe(self.names()[:limit])
@@ -118,7 +129,10 @@ class DumpStore:
         if len(matches) == 1:
             return self.root / matches[0]
         if matches:
-            raise DumpNotFound(f"{text!r} is the beginning of {len(matches)} dumps in {self.root}")
+            named = ", ".join(matches[:3]) + (", …" if len(matches) > 3 else "")
+            raise DumpNotFound(f"{text!r} is the beginning of {len(matches)} dumps in {self.root}: {named}")
+        if text in self.renamed():
+            return self.root / text
         if os.path.isdir(text):
             return Path(text)
         if os.path.isfile(text):

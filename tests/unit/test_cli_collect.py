@@ -208,7 +208,9 @@ class TestProcesses:
         code = "import sys, time; print('Prefill batch, api_key=abcdefgh', flush=True); time.sleep(60)"
         with log.open("w") as file:
             child = subprocess.Popen(
-                [sys.executable, "-c", code, "--api-key", "abcdefgh"], stdout=file, env=environment
+                [sys.executable, "-c", code, "launch_server", "--api-key", "abcdefgh"],
+                stdout=file,
+                env=environment,
             )
         try:
             while not log.read_text():
@@ -251,6 +253,19 @@ class TestBadInput:
         assert len(err.splitlines()) <= 2
         assert "u:p" not in err
 
+    def test_a_process_that_is_no_server(self, cli, tmp_path):
+        log = tmp_path / "server.log"
+        log.write_text("Prefill batch")
+        with subprocess.Popen(["sleep", "60"]) as child:
+            try:
+                code, out, err = cli("collect", child.pid, "-o", tmp_path / "a.zip")
+                # The id of a server that is gone may be another process's by now.
+                assert cli("collect", child.pid, "-o", tmp_path / "b.zip", "--log", log)[0] == 0
+            finally:
+                child.kill()
+        assert (code, out, (tmp_path / "a.zip").exists()) == (2, "", False)
+        assert err.startswith(f"error: process {child.pid} is no server of SGLang: sleep 60\n")
+
     def test_a_file_that_exists_or_cannot_be_written(self, cli, tmp_path, serve):
         out = tmp_path / "a.zip"
         out.write_text("mine")
@@ -287,6 +302,12 @@ class TestSecrets:
             "MY_SECRET=hunter2",
             "Authorization: Bearer hunter2hunter2",
             "https://me:hunter2@host/x",
+            "Process 1: python -m sglang.launch_server --api-key hunter2",
+            "--trust-remote-code --api-key hunter2 --port 1",
+            "command: --api-key=hunter2",
+            "args='--model-path m --api-key=hunter2 --port 1'",
+            "['--trust-remote-code', '--api-key', 'hunter2']",
+            "_TOKEN=hunter2",
         ],
     )
     def test_a_name_is_enough(self, line):
@@ -299,6 +320,8 @@ class TestSecrets:
             "max_total_tokens=2560, chunked_prefill_size=None, api_key=None",
             "key-value cache is full",
             "max_total_num_tokens=2560",
+            "--enable-key-cache --port 30000",
+            "launch_server --skip-tokenizer-init --model-path m",
         ],
     )
     def test_what_a_diagnosis_needs_stays(self, line):

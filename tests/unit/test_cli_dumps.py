@@ -291,3 +291,39 @@ def test_help_is_quick_and_imports_nothing_heavy():
 def test_printable_keeps_text_and_shows_what_would_do_something():
     assert printable("größer\t→\x00\x1b") == "größer\t→\\x00\\x1b"
     assert printable("one\r\nCERTAIN\u2028two\u061c\ufeff\x85") == r"one\r\nCERTAIN\u2028two\u061c\ufeff\x85"
+
+
+class TestRenamed:
+    def test_it_is_listed_behind_the_others_and_found_by_its_name(self, cli, store, dump_path):
+        renamed = dump_path.rename(store.root / "from bob")
+        other = store.write(seed_bug_draft()).path
+        (store.root / "a folder").mkdir()
+        code, out, err = cli("dumps", "list", "--dir", store.root)
+        assert code == 0
+        assert out.index(other.name) < out.index("from bob")
+        assert err.startswith("2 dumps, ")
+        document = one_document(cli("dumps", "list", "--dir", store.root, "--json")[1])
+        assert [(one["dump_id"], one["state"]) for one in document["dumps"]] == [
+            (other.name, "complete"),
+            ("from bob", "complete"),
+        ]
+        shown = one_document(cli("dumps", "list", "--dir", store.root, "--json", "--limit", "1")[1])
+        assert (len(shown["dumps"]), shown["hidden"]) == (1, 1)
+        assert cli("dumps", "show", "from bob", "--dir", store.root)[0] == 0
+        # Nothing removes what no writer of ours has named.
+        assert cli("dumps", "prune", "--keep", "0", "--dir", store.root)[0] == 0
+        assert renamed.is_dir()
+        assert not other.exists()
+
+    def test_a_torn_one_is_listed_as_torn(self, cli, store, dump_path):
+        renamed = dump_path.rename(store.root / "x")
+        (renamed / "manifest.json").write_text("{")
+        document = one_document(cli("dumps", "list", "--dir", store.root, "--json")[1])
+        assert [one["state"] for one in document["dumps"]] == ["torn"]
+
+    def test_the_beginning_of_several_names_them(self, cli, store, dump_path):
+        other = store.write(seed_bug_draft()).path
+        code, out, err = cli("dumps", "show", dump_path.name[:8], "--dir", store.root)
+        assert (code, out) == (2, "")
+        assert dump_path.name in err
+        assert other.name in err

@@ -3,11 +3,13 @@
 import json
 import os
 import shutil
+import threading
 import zipfile
 
 import pytest
 
 from diagnose_examples import CORPUS, ROOT
+from gemma4_triage.logs import source
 
 SAMPLES = ROOT / "dumps" / "samples"
 LOGS = ROOT / "tests" / "data" / "logs"
@@ -213,3 +215,28 @@ def test_the_last_line_sums_up(cli):
     document = json.loads(cli("diagnose", SAMPLES, "--json")[1])
     assert document["summary"]["next"] == last.partition("next: ")[2]
     assert cli("diagnose", CORPUS / "clean-retraction")[1].endswith("no incident: nothing wrong in 1 run\n")
+
+
+class TestPipesAndMissingFiles:
+    @pytest.mark.parametrize("verb", ["diagnose", "report", "logs"])
+    def test_a_pipe_that_nobody_writes_to_is_no_log(self, cli, tmp_path, monkeypatch, verb):
+        monkeypatch.setattr(source, "PIPE_WAIT_S", 0.1)
+        os.mkfifo(tmp_path / "p.log")
+        code, out, err = cli(verb, tmp_path / "p.log")
+        assert (code, out) == (2, "")
+        assert err.startswith(f"error: {tmp_path}/p.log is a pipe that nobody writes to\n")
+
+    def test_a_pipe_whose_writer_comes_late_is_read_whole(self, cli, tmp_path):
+        os.mkfifo(tmp_path / "p.log")
+        text = (LOGS / "illegal-access.log").read_bytes()
+        writer = threading.Timer(0.3, lambda: (tmp_path / "p.log").write_bytes(text))
+        writer.start()
+        _, found, _ = rules(cli, tmp_path / "p.log")
+        writer.join()
+        assert found == rules(cli, LOGS / "illegal-access.log")[1]
+
+    def test_a_file_that_is_not_there_is_called_a_file(self, cli, tmp_path):
+        for name in (tmp_path / "server.log", "server.log.gz"):
+            code, out, err = cli("diagnose", name)
+            assert (code, out) == (2, "")
+            assert err.startswith(f"error: there is no file {name}\n")

@@ -93,6 +93,11 @@ def _target(text: str, directory: Path | None, logs: list[str], timeout_s: float
     if text.isdecimal() and 0 < int(text) < 2**31:
         pid = int(text)
         found = processes.server_of(pid)
+        if found and not processes.serves(found) and not logs and store is None:
+            raise UsageMistake(
+                f"process {pid} is no server of SGLang: {found[0].title[:80]}",
+                "name one of its processes, or its address; if it is gone, its log with --log or its dumps with --dir",
+            )
         port = processes.port_of(found[0].command) if found else None
         url = "" if port is None else f"http://127.0.0.1:{port}"
         return Target(url, pid, store, [Path(name) for name in logs], key, timeout_s)

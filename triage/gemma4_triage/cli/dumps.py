@@ -33,20 +33,24 @@ def list_dumps(
     limit: Annotated[int, typer.Option(min=0, help="How many of the newest to list; 0: all of them.")] = 100,
     as_json: AsJson = False,
 ) -> None:
-    """List the dumps, newest first. Torn ones are listed too."""
+    """List the dumps, newest first. Torn ones are listed too, and those whose folder was renamed, behind the others."""
+    from itertools import chain
+
     from gemma4_triage.cli import dump_documents, dump_table
 
     store = open_store(directory)
-    names, dropped = store.names(), store.dropped_dumps()
+    names, renamed, dropped = store.names(), store.renamed(), store.dropped_dumps()
     shown = names[: limit or None]
-    hidden = len(names) - len(shown)
+    moved = renamed[: limit - len(shown)] if limit else renamed
+    hidden = len(names) + len(renamed) - len(shown) - len(moved)
+    entries = chain(store.each(shown), store.each_renamed(moved))
     if as_json:
-        emit_json("dump-list", dump_documents.listing(store.root, store.describe(shown), hidden, dropped))
+        emit_json("dump-list", dump_documents.listing(store.root, list(entries), hidden, dropped))
         return
-    if not shown:
+    if not shown and not moved:
         say(f"no dumps in {store.root}")
         return
-    count, size_bytes = dump_table.print_listing(store.each(shown))
+    count, size_bytes = dump_table.print_listing(entries)
     say(f"{number_of(count, 'dump')}, {size_text(size_bytes)}, in {store.root}{_not_kept(dropped)}")
     if hidden:
         say(f"{number_of(hidden, 'older one is', 'older ones are')} not shown: --limit 0 lists them too")

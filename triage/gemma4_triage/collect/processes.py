@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,6 +75,11 @@ def server_of(pid: int) -> list[Process]:
         if len(found) < MAX_PROCESSES:
             found += [other for other in every if other.parent == one.pid and other not in found]
     return found
+
+
+def serves(found: Iterable[Process]) -> bool:
+    """Return whether one of these processes is SGLang's, by its command or by its title."""
+    return any(_SGLANG.search(one.title) or _is_sglang(one) for one in found)
 
 
 def _is_sglang(one: Process) -> bool:

@@ -17,9 +17,10 @@ _SHAPES = re.compile(
 _BEARER = re.compile(r"(?i)\b(bearer|basic) +[\w.~+/=-]{8,}")
 _USERINFO = re.compile(r"(?<=://)[^/@\s'\"]{1,200}@")
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
-_NAMED = re.compile(
-    r"""(?<![\w-])(-{0,2}[A-Za-z][\w-]{0,60})(["']?\s{0,2}(?:=|:|\s)\s{0,2})('[^'\n]{1,400}'|"[^"\n]{1,400}"|[^\s,;'")}\]]{1,400})"""
-)
+_NAME = re.compile(r"(?<![\w-])-{0,2}[A-Za-z_][\w-]{0,60}")
+_BETWEEN = re.compile(r"""["']?(?:\s{0,2}[=:]\s{0,2}|\s{1,3}|\s?,\s{0,2})""")
+_VALUE = re.compile(r"""'[^'\n]{1,400}'|"[^"\n]{1,400}"|[^\s,;'")}\]]{1,400}""")
+_FLAG = re.compile(r"""["']?--?[A-Za-z]""")
 _HARMLESS_VALUES = frozenset({"none", "null", "true", "false", "auto", "[redacted]", "'[redacted]'", '"[redacted]"'})
 _SECRET_WORD = re.compile(r"(?i)key|token|passw|secret|credential")
 
@@ -31,7 +32,7 @@ def clean_line(line: str) -> str:
     line = _SHAPES.sub(REDACTED, line)
     line = _BEARER.sub(rf"\1 {REDACTED}", line)
     line = _USERINFO.sub(f"{REDACTED}@", line)
-    return _NAMED.sub(_by_name, line) if _SECRET_WORD.search(line) else line
+    return _by_name(line) if _SECRET_WORD.search(line) else line
 
 
 def clean_lines(lines: Iterable[bytes]) -> Iterator[bytes]:
@@ -73,11 +74,32 @@ def _by_shape(value: Any) -> Any:
     return clean_line(value) if isinstance(value, str) else value
 
 
-def _by_name(match: re.Match[str]) -> str:
-    name, between, value = match.groups()
-    # A number of tokens is no token, and neither is what follows a sentence's word.
-    spaced = between.strip() == "" and not name.startswith("--")
-    if spaced or value.lower() in _HARMLESS_VALUES or re.fullmatch(r"-?[\d.]+%?", value) or not names_a_secret(name):
-        return match[0]
-    quote = value[0] if value[0] in "'\"" else ""
-    return f"{name}{between}{quote}{REDACTED}{quote}"
+def _by_name(line: str) -> str:
+    """Return the line without the values of names that are secrets' names.
+
+    What stands behind any other name is looked at as well: `--trust-remote-code --api-key KEY`, `args: --api-key=KEY`.
+    """
+    kept, at = [], 0
+    while (name := _NAME.search(line, at)) is not None:
+        end = name.end()
+        kept.append(line[at:end])
+        at = end
+        if names_a_secret(name[0]) and (value := _value_of(name[0], line, end)) is not None:
+            quote = value[0][0] if value[0][0] in "'\"" else ""
+            kept += [line[at : value.start()], quote, REDACTED, quote]
+            at = value.end()
+    return "".join([*kept, line[at:]])
+
+
+def _value_of(name: str, line: str, end: int) -> re.Match[str] | None:
+    """Return the value of a name that ends there; None if it has none, or one that is no secret."""
+    between = _BETWEEN.match(line, end)
+    if between is None or (value := _VALUE.match(line, between.end())) is None:
+        return None
+    # A number of tokens is no token, and neither is what follows a sentence's word; a list has its words in quotes.
+    assigned = "=" in between[0] or ":" in between[0]
+    if not assigned and (not name.startswith("-") or _FLAG.match(line, between.end())):
+        return None
+    if value[0].lower() in _HARMLESS_VALUES or re.fullmatch(r"-?[\d.]+%?", value[0]):
+        return None
+    return value

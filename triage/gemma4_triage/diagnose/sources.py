@@ -48,6 +48,8 @@ _LOG_MARKS = re.compile(
     re.MULTILINE,
 )
 
+_FILE_ENDINGS = (".log", ".txt", ".out", ".err", ".gz", ".zst", ".zip", ".json", ".jsonl", ".pkl")
+
 
 @dataclass
 class Evidence:
@@ -107,6 +109,8 @@ def _path(store: DumpStore, name: str) -> Path:
     """Return the path that a name stands for, unpacked if it lies in a zip."""
     unpacked = inside(name)
     if unpacked is None:
+        if not os.path.lexists(name) and name.lower().endswith(_FILE_ENDINGS):
+            raise UsageMistake(f"there is no file {name:.200}", "check the path; a dump is named by its folder")
         # os.path says no of what it may not look at; the store says why.
         return Path(name) if os.path.isfile(name) or is_special(name) else store.resolve(name)
     if not os.path.lexists(unpacked):

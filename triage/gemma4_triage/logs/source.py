@@ -12,6 +12,7 @@ import importlib.util
 import os
 import stat
 import sys
+import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -22,6 +23,8 @@ from gemma4_triage.errors import UsageMistake
 
 CHUNK_BYTES = 1 << 20
 STDIN = "-"
+PIPE_WAIT_S = 5.0
+"""How long to wait for somebody who writes to a named pipe."""
 
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -113,7 +116,7 @@ class Source:
             raise UsageMistake(f"{self.name} is a folder", "name the log files in it, oldest first")
         path = Path(self.name)
         try:
-            raw = stack.enter_context(path.open("rb"))
+            raw = stack.enter_context(_open_pipe(path) if path.is_fifo() else path.open("rb"))
         except OSError as error:
             said = f"{self.name} cannot be read: {error.strerror}"
             raise UsageMistake(said, "check the path; - reads stdin") from error
@@ -132,6 +135,28 @@ class Source:
             raise UsageMistake(f"{self.name} is zstd, which this Python cannot read", hint)
         zstd = importlib.import_module("compression.zstd")
         return stack.enter_context(zstd.ZstdFile(raw))
+
+
+def _open_pipe(path: Path) -> BinaryIO:
+    """Return a pipe that somebody writes to. Raises UsageMistake if nobody does within PIPE_WAIT_S, and OSError."""
+    opened: list[BinaryIO | OSError] = []
+
+    def wait() -> None:
+        try:
+            opened.append(path.open("rb"))
+        except OSError as error:
+            opened.append(error)
+
+    # Opening waits for a writer without end, and no read tells one that is slow from none at all.
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    waiting.join(PIPE_WAIT_S)
+    if waiting.is_alive():
+        raise UsageMistake(f"{path} is a pipe that nobody writes to", "name a file; - reads stdin")
+    (found,) = opened
+    if isinstance(found, OSError):
+        raise found
+    return found
 
 
 def _peek(raw: BinaryIO) -> bytes:
