@@ -1,8 +1,10 @@
 """`serve`, as a user runs it: what a dry run prints, and every refusal with its exit code."""
 
+import argparse
 import json
 import os
 import shlex
+import socket
 import subprocess
 import sys
 
@@ -11,9 +13,12 @@ import pytest
 from command_line import run_command
 from gemma4_repro.engine.host_environment import REQUIRED
 from gemma4_repro.scenarios.e4b_engine import e4b_engine
-from gemma4_triage.cli import server_start
+from gemma4_runtime.catalog import CATALOG
+from gemma4_runtime.presets import PRESETS
+from gemma4_triage.cli import check_start, server_start
 from gemma4_triage.cli.app import main
 from gemma4_triage.cli.server_arguments import CPU_ARGUMENTS, missing_cpu_arguments
+from gemma4_triage.errors import UsageMistake
 
 SERVER = [sys.executable, "-m", "sglang.launch_server"]
 PREFIXES = ("GEMMA4_", "SGLANG_")
@@ -189,13 +194,27 @@ class TestUsage:
         assert "error: no arguments for SGLang" in done.stderr
         assert "serve --debug 1 -- --model-path MODEL" in done.stderr
 
-    def test_sglangs_option_before_the_dashes(self):
-        done = run("--model-path", "m", "--", "x")
-        assert done.returncode == 2
-        assert "No such option: --model-path" in done.stderr
+    def test_sglangs_arguments_need_no_dashes(self):
+        words = ["--model-path", "m", "--debug", "1", "--port=3", "--trust-remote-code", "--", "--tp", "2"]
+        found = document(*words)
+        assert found["command"][3:] == ["--model-path", "m", "--port=3", "--trust-remote-code", "--tp", "2"]
+        assert found["environment"]["SGLANG_TRTLLM_MHA_DEBUG"] == "1"
 
-    def test_ours_after_the_dashes_is_sglangs(self):
-        assert document("--", "--debug", "1")["command"][3:] == ["--debug", "1"]
+    @pytest.mark.parametrize(
+        ("words", "said", "hint"),
+        [
+            (["--", "--model-path", "m", "--debug", "1"], "--debug is an option of serve", "put --debug before the --"),
+            (["--debgu", "1", "--model-path", "m"], "--debgu is an option neither of serve nor", "near it: --debug"),
+            (["--model-pth", "m"], "--model-pth is an option neither of serve nor", "near it: --model-path"),
+            (["--preset", "sped", "--model-path", "m"], "no preset called 'sped'", "speed, debug, production"),
+        ],
+    )
+    def test_an_option_that_is_misplaced_or_misspelt(self, words, said, hint):
+        done = run("--dry-run", *words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert said in done.stderr
+        assert hint in done.stderr
+        assert len(done.stderr.splitlines()) == 2
 
     def test_json_without_a_dry_run(self):
         done = run("--json", "--", "x")
@@ -320,9 +339,12 @@ class TestBecomingTheServer:
         return calls
 
     def test_it_replaces_itself(self, executed):
-        assert main(["serve", "--debug", "1", "--", "--port", "1"]) == 0
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            free = str(one.getsockname()[1])
+        assert main(["serve", "--debug", "1", "--", "--port", free]) == 0
         ((file, words, environment),) = executed
-        assert (file, *words) == (sys.executable, *SERVER, "--port", "1")
+        assert (file, *words) == (sys.executable, *SERVER, "--port", free)
         assert environment["SGLANG_TRTLLM_MHA_DEBUG"] == "1"
         assert environment["PATH"] == os.environ["PATH"]
 
@@ -338,3 +360,69 @@ class TestBecomingTheServer:
         monkeypatch.setattr(sys, "executable", "/no/such/python")
         assert main(["serve", "--", "x"]) == 3
         assert "/no/such/python cannot be started" in capsys.readouterr().err
+
+
+class TestPresets:
+    @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.id)
+    def test_one_sets_its_variables_and_is_explained(self, preset, cli):
+        found = document("--preset", preset.id, "--model-path", "m")
+        assert dict(preset.variables).items() <= found["environment"].items()
+        code, out, _ = cli("patches", "explain", preset.id, "--json")
+        assert code == 0
+        assert json.loads(out)["preset"]["patches"] == found["patches"]
+        assert f"gemma4-triage serve --preset {preset.id} --model-path MODEL" in cli("patches", "explain", preset.id)[1]
+
+    def test_an_option_wins_over_it_and_it_over_a_variable(self):
+        words = ["--preset", "production", "--patches", "none", "--model-path", "m"]
+        found = document(*words, SGLANG_TRTLLM_MHA_DEBUG="trap")
+        assert found["environment"]["SGLANG_TRTLLM_MHA_DEBUG"] == "contain"
+        assert found["environment"]["GEMMA4_TRIAGE_PATCHES"] == "none"
+        assert found["overridden"] == {"SGLANG_TRTLLM_MHA_DEBUG": "trap"}
+
+    def test_none_has_the_name_of_a_patch(self):
+        assert not {preset.id for preset in PRESETS} & {patch.id for patch in CATALOG}
+
+
+class TestBeforeTheStart:
+    """What SGLang says after half a minute of imports, or after the model is loaded."""
+
+    @pytest.fixture
+    def taken(self):
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            one.listen()
+            yield str(one.getsockname()[1])
+
+    def test_a_port_in_use(self, taken):
+        for host in ("127.0.0.1", "localhost", "0.0.0.0"):
+            done = run("--model-path", "m", "--host", host, f"--port={taken}")
+            assert (done.returncode, done.stdout) == (2, "")
+            assert done.stderr.startswith(f"error: port {taken} of {host} is in use\n")
+            assert len(done.stderr.splitlines()) == 2
+
+    def test_nothing_is_bound_where_it_would_serve_elsewhere(self, taken, tmp_path):
+        assert run("--dry-run", "--model-path", "m", "--port", taken).returncode == 0
+        check_start.check_port(["--port", taken, "--node-rank", "1"])
+        check_start.check_port(["--config", str(tmp_path / "x.yaml")])
+
+    @pytest.mark.parametrize("port", ["x", "0", "65536", "-1", ""])
+    def test_what_is_no_port(self, port):
+        with pytest.raises(UsageMistake, match="is no port"):
+            check_start.check_port([f"--port={port}"])
+
+    def test_a_path_that_leads_nowhere(self, tmp_path):
+        for path, said in ((tmp_path / "none", "is not there"), (tmp_path, "holds no config.json")):
+            done = run("--model-path", str(path))
+            assert (done.returncode, len(done.stderr.splitlines())) == (2, 2)
+            assert said in done.stderr
+        for name in ("google/gemma-4-E4B-it", "m", "s3://a/b/c"):
+            check_start.check_model(["--model-path", name])
+
+    def test_the_options_are_those_of_sglangs_own_parser(self):
+        from sglang.srt.server_args import ServerArgs
+
+        found = check_start.sglang_options()
+        parser = argparse.ArgumentParser()
+        ServerArgs.add_cli_args(parser)
+        assert set(parser._option_string_actions) - {"-h", "--help"} <= found
+        assert not found & {"--debug", "--patches", "--probes", "--faults", "--preset", "--dump-dir", "--json"}

@@ -12,6 +12,7 @@ from gemma4_triage.terminal import emit_json, say, stdout_console
 
 if TYPE_CHECKING:
     from gemma4_runtime.patch import Patch
+    from gemma4_runtime.presets import Preset
     from gemma4_runtime.settings import Settings
 
 _DEFAULT = "list"
@@ -91,7 +92,10 @@ def list_patches(
 
 
 def explain_patch(
-    patch_id: Annotated[str, typer.Argument(metavar="ID", help="As `patches list` shows it.", show_default=False)],
+    patch_id: Annotated[
+        str,
+        typer.Argument(metavar="ID", help="As `patches list` shows it, or a preset of `serve`.", show_default=False),
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Say everything about one patch: why, where it acts and what happens elsewhere, state, switches, targets, proof.
@@ -100,8 +104,12 @@ def explain_patch(
     """
     from gemma4_dumps.store import default_root
     from gemma4_runtime.catalog import CATALOG
+    from gemma4_runtime.presets import preset
     from gemma4_triage.inspection.explain_patch import explain
 
+    if (found := preset(patch_id)) is not None:
+        _explain_preset(found, as_json)
+        return
     known = {patch.id: patch for patch in CATALOG}
     if patch_id not in known:
         typed = patch_id.casefold()
@@ -116,6 +124,32 @@ def explain_patch(
         emit_json("patch", {"patch": document})
     else:
         _print_one(document)
+
+
+def _explain_preset(found: "Preset", as_json: bool) -> None:
+    from gemma4_runtime.releases import installed_or_base
+    from gemma4_runtime.selection import select
+    from gemma4_triage.cli.server_start import settings_of
+
+    chosen = select(settings_of(found.variables), release=installed_or_base())
+    document = {
+        "id": found.id,
+        "title": found.title,
+        "why": found.why,
+        "variables": dict(found.variables),
+        "patches": [{"id": patch.id, "kind": patch.kind.value} for patch in chosen],
+    }
+    if as_json:
+        emit_json("preset", {"preset": document})
+        return
+    console = stdout_console()
+    console.print(f"preset {found.id}: {found.title}", style="bold", markup=False)
+    console.print(found.why, markup=False)
+    for kind in dict.fromkeys(patch.kind.value for patch in chosen):
+        names = ", ".join(patch.id for patch in chosen if patch.kind.value == kind)
+        console.print(f"{kind}: {names}", markup=False, highlight=False)
+    console.print("sets: " + " ".join(f"{name}={value}" for name, value in found.variables.items()), markup=False)
+    console.print(f"gemma4-triage serve --preset {found.id} --model-path MODEL", markup=False, highlight=False)
 
 
 def _in_release(release: str, patches: list["Patch"], as_json: bool) -> None:

@@ -22,13 +22,26 @@ _EXAMPLE = "gemma4-triage serve --debug 1 -- --model-path MODEL"
 
 def register(app: typer.Typer) -> None:
     """Add the `serve` verb to the application."""
-    app.command("serve")(serve)
+    # What is no option of ours goes to SGLang, in its place.
+    app.command("serve", context_settings={"ignore_unknown_options": True})(serve)
 
 
 def serve(
+    context: typer.Context,
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="-- SGLANG_ARGUMENTS", help="Everything after -- goes to sglang.launch_server."),
+        typer.Argument(
+            metavar="[--] SGLANG_ARGUMENTS",
+            help="What is no option of serve, and everything after --, goes to sglang.launch_server.",
+        ),
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            "--preset",
+            metavar="speed|debug|production",
+            help="Patches and probes by use; options win over it. gemma4-triage patches explain speed says what it is.",
+        ),
     ] = None,
     debug: Annotated[
         str | None,
@@ -80,19 +93,25 @@ def serve(
 ) -> None:
     """Start SGLang's server with fixes and probes.
 
-    An option wins over the inherited variable that it names; a variable without its option holds. What is effective is
-    printed on stderr. Then this process becomes the server: signals and exit code are the server's own.
+    For example: gemma4-triage serve --preset production --model-path MODEL --port 30000
 
-    Exits 2 if a setting cannot be read, 3 if SGLang is missing, of another release, or cannot be guarded as asked.
+    An option wins over the inherited variable that it names; a variable without its option holds. What is effective is
+    printed on stderr. SGLang's arguments, the model's path and the port are checked first. Then this process becomes
+    the server: signals and exit code are the server's own.
+
+    Exits 2 if a setting or an argument cannot be read or the port is in use, 3 if SGLang is missing, of another
+    release, or cannot be guarded as asked.
     """
     from gemma4_runtime.settings import HostEngine
+    from gemma4_triage.cli import check_start
     from gemma4_triage.cli.server_start import plan_for_user
 
     if not arguments:
         raise UsageMistake("no arguments for SGLang", f"they come after --, for example: {_EXAMPLE}")
     if as_json and not dry_run:
         raise UsageMistake("--json needs --dry-run: stdout belongs to the server", "add --dry-run, or leave --json out")
-    options = {
+    options = _preset(preset)
+    given = {
         "SGLANG_TRTLLM_MHA_DEBUG": debug,
         "GEMMA4_TRIAGE_PATCHES": patches,
         "GEMMA4_TRIAGE_PROBES": probes,
@@ -103,9 +122,15 @@ def serve(
         "GEMMA4_TRIAGE_ALLOW_MISSING": "1" if allow_missing else None,
         "GEMMA4_TRIAGE_INCLUDE": include_value(include_kv, include_tokens),
     }
-    start = plan_for_user({name: value for name, value in options.items() if value is not None}, arguments)
+    options |= {name: value for name, value in given.items() if value is not None}
+    ours = {name for parameter in context.command.params for name in parameter.opts if name.startswith("--")}
+    check_start.check_arguments(arguments, ours, check_start.sglang_options())
+    start = plan_for_user(options, arguments)
     if device_model is not None and start.settings.host_engine is HostEngine.OFF:
         raise UsageMistake("--device-model is the host engine's, and that is off", "add --host-engine")
+    if not dry_run:
+        check_start.check_model(arguments)
+        check_start.check_port(arguments)
     for line in _effective(start):
         say(f"gemma4-triage: {line}")
     if as_json:
@@ -114,6 +139,18 @@ def serve(
         print(start.shell_line)
     else:
         _become_the_server(start)
+
+
+def _preset(name: str | None) -> dict[str, str]:
+    from gemma4_runtime.presets import PRESETS, preset
+
+    if name is None:
+        return {}
+    found = preset(name)
+    if found is None:
+        known = ", ".join(one.id for one in PRESETS)
+        raise UsageMistake(f"there is no preset called {name!r}", f"presets: {known}")
+    return dict(found.variables)
 
 
 def _effective(start: Start) -> Iterator[str]:

@@ -100,8 +100,7 @@ def plan_start(
         # Asks for the same, and allows it beside CUDA.
         options[HOST_ENGINE] = inherited[HOST_ENGINE]
     ours = {PATCHES: inherited.get(PATCHES) or _DEFAULT_PATCHES, **options}
-    with _process_environment(inherited | ours):
-        settings = read_settings()
+    settings = settings_of(inherited | ours)
     patches = select(settings, release=installed_or_base())
     check_conflicts(patches)
     missing_probes = _check_release(settings, patches)
@@ -154,6 +153,12 @@ def _check_cuda(settings: Settings) -> None:
             "the host engine would replace CUDA kernels by CPU stand-ins and this machine has CUDA; hide the GPU with "
             f"CUDA_VISIBLE_DEVICES='', or allow it with {HOST_ENGINE}=force"
         )
+
+
+def settings_of(environment: Mapping[str, str]) -> Settings:
+    """Return the settings that a process with these variables would read. Raises SettingsError."""
+    with _process_environment(environment):
+        return read_settings()
 
 
 @contextmanager
