@@ -269,7 +269,7 @@ class TestEnvironmentCannot:
 
 @pytest.fixture
 def release(monkeypatch):
-    """release("0.4.0") pretends that this SGLang is installed; None: none."""
+    """Give a function that pretends that an SGLang of that release is installed, or for None that none is."""
 
     def pretend(found):
         def version(name):

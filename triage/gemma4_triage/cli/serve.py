@@ -154,7 +154,7 @@ def _preset(name: str | None) -> dict[str, str]:
 
 
 def _effective(start: Start) -> Iterator[str]:
-    """What the server will have, the worst first, and what only the command line knows of it."""
+    """Yield what the server will have, the worst first, and what only the command line knows of it."""
     from gemma4_runtime import announcement
     from gemma4_runtime.releases import installed_or_base
     from gemma4_runtime.settings import HostEngine, Mode

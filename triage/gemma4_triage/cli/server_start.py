@@ -33,11 +33,18 @@ _DEFAULT_PATCHES = "default"
 
 @dataclass(frozen=True)
 class Start:
-    """variables: those of ours that the server gets, by name, inherited ones too. environment: all that it gets.
+    """What a server would be started with.
 
-    added: SGLang arguments that were not given. overridden: variable to what was inherited, where an option changed it.
-    kept: variables of the host engine's environment that were inherited with another value than it sets.
-    missing_probes: id to reason, where allow_missing lets the server start without them.
+    Attributes:
+        settings: what was asked for.
+        patches: those that are chosen.
+        variables: those of ours that the server gets, by name, inherited ones too.
+        environment: all variables that it gets.
+        command: what is executed, a word each.
+        added: SGLang arguments that were not given.
+        overridden: variable to what was inherited, where an option changed it.
+        kept: variables of the host engine's environment that were inherited with another value than it sets.
+        missing_probes: id to reason, where allow_missing lets the server start without them.
     """
 
     settings: Settings
@@ -87,11 +94,16 @@ def plan_start(
 ) -> Start:
     """Return everything about a start, checked as far as it can be without importing SGLang.
 
-    options: variable to value, for each option that was given; they win over what was inherited.
+    Args:
+        options: variable to value, for each option that was given; they win over what was inherited.
+        arguments: those for SGLang.
+        inherited: variables of this process.
 
     Raises:
-        SettingsError: a setting cannot be read, or names a patch that does not exist.
-        PatchConflict, UnsupportedRelease, HostEngineRefused: the plugin would stop the server.
+        SettingsError: A setting cannot be read, or names a patch that does not exist.
+        PatchConflict: The plugin would stop the server, as for the two below.
+        UnsupportedRelease: A patch is for another release.
+        HostEngineRefused: This machine has CUDA.
         EnvironmentCannot: SGLang is missing, or it would not load the plugin, or dumps cannot be written.
     """
     inherited = dict(inherited)
