@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from gemma4_dumps.draft import DumpDraft, TensorPayload
 from gemma4_dumps.schema import Offence
 from gemma4_dumps.writer import write_dump
+from gemma4_triage.samples import SAMPLES
 from trace_examples import decode, e4b, write
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -30,8 +32,9 @@ def base_install(tmp_path_factory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE", "constraints.txt"):
         shutil.copy(REPOSITORY / name, checkout)
     for name in SOURCES:
-        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "samples", "*.safetensors")
+        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "toy-*", "*.trace.json.gz")
         shutil.copytree(REPOSITORY / name, checkout / name, ignore=ignored)
+    shutil.copytree(REPOSITORY / "tests" / "data" / "logs", checkout / "tests" / "data" / "logs")
     environment = tmp_path_factory.mktemp("base") / "venv"
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
     install = [UV, "pip", "install", "--quiet", "--python", environment / "bin" / "python"]
@@ -167,3 +170,21 @@ def test_the_published_schema_is_installed(base_install):
     done = run(base_install / "python", "-c", code)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["title"] == "Manifest"
+
+
+def test_samples_come_with_it_and_their_commands_run(base_install, tmp_path):
+    clean = {"PATH": f"{base_install}:/usr/bin:/bin", "HOME": str(tmp_path)}
+
+    def run(*words):
+        return subprocess.run(words, cwd=tmp_path, env=clean, capture_output=True, text=True, check=False)
+
+    listed = json.loads(run("gemma4-triage", "samples", "--json").stdout)["samples"]
+    assert len(listed) == len(SAMPLES)
+    for sample in listed:
+        assert sample["path"].startswith(str(base_install.parent))
+        done = run(*shlex.split(sample["command"]))
+        # A sample of a defect is exit code 1.
+        assert done.returncode in (0, 1), done.stderr
+        assert done.stdout
+    assert run("gemma4-triage", "samples", "leak", "-o", "try").returncode == 0
+    assert run("gemma4-triage", "audit", "try/" + Path(listed[2]["path"]).name).returncode == 1

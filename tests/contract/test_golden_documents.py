@@ -114,6 +114,7 @@ CASES = (
     Case("patches list", ("--sglang", "0.5.23", "--kind", "fix"), name="patches list of a release"),
     Case("patches explain", ("swa-state-swap",)),
     Case("doctor"),
+    Case("samples"),
     Case("audit", (LEAK,), 1),
     Case("audit", ("--live", "--fault", "double-bookkeeping"), 1, name="audit live", stand_in="audit-live", timed=True),
     Case("diagnose", (f"{CORPUS}/swa-state-stale", "--log", f"{LOGS}/illegal-access.log"), 1),
@@ -371,6 +372,8 @@ def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[str]:
         # `repro` is a group of one command and of scenarios, which are no commands.
         if name == "scenario":
             yield " ".join(path)
+        elif command.hidden:
+            continue
         elif hasattr(command, "commands"):
             yield from commands(command, (*path, name))
         else:

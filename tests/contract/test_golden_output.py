@@ -62,6 +62,7 @@ VERBS = [
     "diff backends",
     "diff patches",
     "quality",
+    "samples",
 ]
 
 

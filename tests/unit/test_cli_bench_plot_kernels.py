@@ -144,7 +144,7 @@ def test_rows_of_one_op_by_itself_are_named_as_such(cli, tmp_path, repository):
     code, _, err = cli("bench", "plot", rows, "--out", tmp_path / "x.svg")
     assert code == 2
     assert "holds rows of the op 'page_guard' by itself, as a script of kernels/bench writes them" in err
-    assert "bench probes --out writes what is drawn" in err
+    assert "bench probes --output writes what is drawn" in err
     assert not (tmp_path / "x.svg").exists()
 
 

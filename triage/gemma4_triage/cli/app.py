@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from gemma4_dumps.errors import ExitCode, UserError
+from gemma4_triage.cli.option_names import take_other_names
 from gemma4_triage.cli.streams import abandon_stdout, prepare_streams, stdout_is_lost
 from gemma4_triage.errors import Interrupted
 from gemma4_triage.terminal import emit_json, say
@@ -38,6 +39,7 @@ VERBS: tuple[str, ...] = (
     "doctor",
     "bench",
     "quality",
+    "samples",
 )
 
 TRACEBACK_VARIABLE = "GEMMA4_TRIAGE_TRACEBACK"
@@ -110,7 +112,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 @functools.cache
 def command_tree() -> Any:
     """Return click's tree of all verbs, made once a process: typer evaluates each option's annotation to make it."""
-    return typer.main.get_command(build_app())
+    tree = typer.main.get_command(build_app())
+    take_other_names(tree)
+    return tree
 
 
 def _run(words: list[str]) -> int:

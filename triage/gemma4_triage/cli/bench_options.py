@@ -38,8 +38,8 @@ MaxMinutes = Annotated[
         help="For everything; then report what there is, as partial.",
     ),
 ]
-Out = Annotated[Path | None, typer.Option("--out", metavar="PATH", help="Write the rows there, as JSON.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite --out.")]
+Out = Annotated[Path | None, typer.Option("--output", "-o", metavar="PATH", help="Write the rows there, as JSON.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite --output.")]
 
 
 def exit_code(document: dict[str, Any], interrupted: bool) -> ExitCode:

@@ -14,19 +14,18 @@ from gemma4_triage.output_file import refuse_existing, refuse_other_than_svg, wr
 
 _PROBES, _KERNELS, _SERVING = "bench-probes", "bench-kernels", "bench-serving"
 _ALIKE = ("kind", "load", "device", "versions")
-_WRITER = "gemma4-triage bench probes --out writes what is drawn, and bench kernels and bench serving --out"
+_WRITER = "gemma4-triage bench probes --output writes what is drawn, and bench kernels and bench serving --output"
 
 
 def plot(
     rows: Annotated[
         list[Path],
-        typer.Argument(metavar="ROWS.json...", help="What bench probes, kernels or serving wrote with --out."),
+        typer.Argument(metavar="ROWS.json...", help="What bench probes, kernels or serving wrote with --output."),
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="X.svg", help="The picture.")],
-    force: Annotated[bool, typer.Option("--force", help="Overwrite --out.")] = False,
+    out: Annotated[Path, typer.Option("--output", "-o", metavar="X.svg", help="The picture.")],
+    force: Annotated[bool, typer.Option("--force", help="Overwrite --output.")] = False,
 ) -> None:
-    """Draw the probes' step times against SGLang without the plugin, kernels' times against the number of tokens, or
-    a load's times on each server.
+    """Draw what a bench measured: steps of probes, times of kernels, or a load on each server.
 
     Several files of one kind, one device and one set of versions are drawn as one, for example MTP on and off, or one
     model each. Rows of a smoke run on the host engine are refused.

@@ -58,7 +58,7 @@ Keep = Annotated[
     bool, typer.Option("--keep", help="Keep logprobs, hidden states, prompts and drafts too, not only logs and dumps.")
 ]
 TimeLimit = Annotated[
-    float | None, typer.Option("--time-limit", metavar="SECONDS", min=1, help="For each side, instead of its own.")
+    float | None, typer.Option("--timeout", metavar="SECONDS", min=1, help="For each side, instead of its own.")
 ]
 
 _PROBES, _DEVICES = ("off", "log", "trap"), ("sm100", "sm90")

@@ -21,6 +21,7 @@ def register(app: typer.Typer) -> None:
     """Add the `dumps` verbs to the application."""
     verbs = typer.Typer(help="Look at the dumps that the guards wrote.", no_args_is_help=True)
     verbs.command("list")(list_dumps)
+    verbs.command("ls", hidden=True)(list_dumps)
     verbs.command("show")(show_dump)
     verbs.command("verify")(verify)
     verbs.command("export")(export)

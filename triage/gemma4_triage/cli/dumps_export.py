@@ -23,7 +23,7 @@ def export(
         list[str],
         typer.Argument(metavar="DUMP...", help='Names, beginnings of names, paths, or "latest".', show_default=False),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The zip to write.", show_default=False)],
+    out: Annotated[Path, typer.Option("--output", "-o", help="The zip to write.", show_default=False)],
     directory: Directory = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the zip if it exists.")] = False,
     allow_damaged: Annotated[
@@ -47,7 +47,7 @@ def export(
         archived = write_archive(out, candidates, export_readme)
         document = _document(out, archived)
     except OSError as error:
-        raise EnvironmentCannot(f"{out} cannot be written: {error.strerror}", "name another --out") from error
+        raise EnvironmentCannot(f"{out} cannot be written: {error.strerror}", "name another --output") from error
     if as_json:
         emit_json("dump-export", document)
     for dump in document["dumps"]:

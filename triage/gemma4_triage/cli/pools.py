@@ -105,8 +105,10 @@ def pools(
         bool,
         typer.Option("--owner-only", help="As with owner-only-kv: layers that share KV have no pool of their own."),
     ] = False,
-    out: Annotated[Path | None, typer.Option("--out", metavar="X.svg", help="Draw the curve over the ratio.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite --out.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="X.svg", help="Draw the curve over the ratio.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite --output.")] = False,
     apply: Annotated[bool, typer.Option("--apply", help="Print the server's flag, and nothing else.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -165,7 +167,7 @@ def _check_together(workload: list[str] | None, out: Path | None, apply: bool, a
     if apply and as_json:
         raise UsageMistake("--apply and --json both want stdout", "the document has server_flag too")
     if not workload and (apply or out):
-        what = "--apply" if apply else "--out"
+        what = "--apply" if apply else "--output"
         raise UsageMistake(f"{what} needs a load", "add --workload, for example 80x8000+1000")
 
 

@@ -37,7 +37,7 @@ def report(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="X.html", help="Write one HTML file that needs no network.")
+        Path | None, typer.Option("--output", "-o", metavar="X.html", help="Write one HTML file that needs no network.")
     ] = None,
     markdown: Annotated[
         Path | None,

@@ -65,7 +65,7 @@ def repro(
     output: Output = None,
     force: Force = False,
     time_limit: Annotated[
-        float | None, typer.Option("--time-limit", metavar="SECONDS", min=1, help="For each arm, instead of its own.")
+        float | None, typer.Option("--timeout", metavar="SECONDS", min=1, help="For each arm, instead of its own.")
     ] = None,
     only: Annotated[str | None, typer.Option("--only", metavar="ID[,ID]", help="corpus: run these cases only.")] = None,
     list_cases: Annotated[bool, typer.Option("--list", help="corpus: list its cases and run none.")] = False,

@@ -90,7 +90,7 @@ def crash(
     output: Output = None,
     force: Force = False,
     time_limit: Annotated[
-        float | None, typer.Option("--time-limit", metavar="SECONDS", min=1, help="How long each load may take.")
+        float | None, typer.Option("--timeout", metavar="SECONDS", min=1, help="How long each load may take.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the shell lines of the server and its clients, and stop.")

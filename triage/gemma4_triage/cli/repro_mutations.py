@@ -41,7 +41,7 @@ def mutations(
     ] = True,
     keep: Annotated[bool, typer.Option("--keep", help="Keep request.json and phase.txt of every engine too.")] = False,
     time_limit: Annotated[
-        float | None, typer.Option("--time-limit", metavar="SECONDS", min=1, help="For each engine, instead of 120.")
+        float | None, typer.Option("--timeout", metavar="SECONDS", min=1, help="For each engine, instead of 120.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from gemma4_triage.cli.include_options import IncludeKv, IncludeTokens, include_value
+from gemma4_triage.cli.option_names import other_names
 from gemma4_triage.errors import EnvironmentCannot, UsageMistake
 from gemma4_triage.terminal import emit_json, say
 
@@ -60,11 +61,11 @@ def serve(
     ] = None,
     faults: Annotated[
         str | None,
-        typer.Option("--faults", metavar="IDS", help="Break the server on purpose: GEMMA4_TRIAGE_FAULTS."),
+        typer.Option("--fault", metavar="IDS", help="Break the server on purpose: GEMMA4_TRIAGE_FAULTS."),
     ] = None,
     dump_dir: Annotated[
         str | None,
-        typer.Option("--dump-dir", metavar="DIR", help="For dumps and guard manifests: SGLANG_TRTLLM_MHA_DEBUG_DIR."),
+        typer.Option("--dir", metavar="DIR", help="For dumps and guard manifests: SGLANG_TRTLLM_MHA_DEBUG_DIR."),
     ] = None,
     host_engine: Annotated[
         bool,
@@ -124,6 +125,7 @@ def serve(
     }
     options |= {name: value for name, value in given.items() if value is not None}
     ours = {name for parameter in context.command.params for name in parameter.opts if name.startswith("--")}
+    ours |= other_names(list(ours))
     check_start.check_arguments(arguments, ours, check_start.sglang_options())
     start = plan_for_user(options, arguments)
     if device_model is not None and start.settings.host_engine is HostEngine.OFF:

@@ -12,7 +12,7 @@ from typing import Any
 
 _PROJECT = "gemma4-triage"
 _ROOT = Path(__file__).parents[3]
-_PATHS = ("--out", "--run-folder", "--compile-cache", "--vllm-router", "--also-sglang")
+_PATHS = ("--output", "-o", "--out", "--run-folder", "--compile-cache", "--vllm-router", "--also-sglang")
 _LIMIT_S = 10
 
 

@@ -1,0 +1,46 @@
+"""One name for one thing on the command line: what an option was called elsewhere or before is taken too, unseen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SAME: tuple[frozenset[str], ...] = (
+    frozenset({"--output", "--out"}),
+    frozenset({"--dir", "--dump-dir"}),
+    frozenset({"--fault", "--faults"}),
+    frozenset({"--backend", "--backends"}),
+    frozenset({"--model", "--models"}),
+    frozenset({"--batch", "--batches"}),
+    frozenset({"--timeout", "--time-limit"}),
+)
+"""Names of one thing each: an option that has one of them is found by the others, where they are no other option's."""
+
+
+def take_other_names(command: Any) -> None:
+    """Let every option of a click command, and of those below it, be given by the other names of the same thing."""
+    for below in getattr(command, "commands", {}).values():
+        take_other_names(below)
+    taken = {name for parameter in command.params for name in parameter.opts}
+    for parameter in command.params:
+        if others := other_names(parameter.opts) - taken:
+            _also(parameter, sorted(others))
+
+
+def other_names(names: list[str]) -> set[str]:
+    """Return the other names of what has these."""
+    return {name for same in SAME if same & set(names) for name in same - set(names)}
+
+
+def _also(parameter: Any, names: list[str]) -> None:
+    add_to_parser = parameter.add_to_parser
+
+    def add(parser: Any, ctx: Any) -> None:
+        # Only while it is added: help and errors show the names that the option was declared with.
+        shown = parameter.opts
+        parameter.opts = [*shown, *names]
+        try:
+            add_to_parser(parser, ctx)
+        finally:
+            parameter.opts = shown
+
+    parameter.add_to_parser = add
