@@ -9,11 +9,16 @@ import json
 import sys
 import time
 
+from gemma4_runtime.releases import BASE, installed_or_base
+
 IDLE_S = 1.0
 
 
 def plant_leak() -> None:
-    """Return the second request that ends frees nothing of what it holds beyond the prefix cache."""
+    """Let the second request that ends free nothing of what it holds beyond the prefix cache."""
+    if installed_or_base() != BASE:
+        plant_leak_in_unified_cache()
+        return
     from sglang.srt.mem_cache.swa_radix_cache import SWARadixCache
 
     original = SWARadixCache.cache_finished_req
@@ -22,19 +27,35 @@ def plant_leak() -> None:
     def lose_tail(cache, req, is_insert=True):
         ended.append(req.rid)
         if len(ended) != 2:
-            return original(cache, req, is_insert=is_insert)
+            original(cache, req, is_insert=is_insert)
+            return
         allocator = cache.token_to_kv_pool_allocator
         allocator.free = lambda slots: None
         try:
-            return original(cache, req, is_insert=is_insert)
+            original(cache, req, is_insert=is_insert)
         finally:
             del allocator.free
 
     SWARadixCache.cache_finished_req = lose_tail
 
 
+def plant_leak_in_unified_cache() -> None:
+    """Do as `plant_leak` where a release hands the rest of a row to the cache's `free_kv_row`."""
+    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+    original = UnifiedRadixCache.free_kv_row
+    ended = []
+
+    def lose_tail(cache, record, ranges, *args, **kwargs):
+        ended.append(record.req_pool_idx)
+        if len(ended) != 2:
+            original(cache, record, ranges, *args, **kwargs)
+
+    UnifiedRadixCache.free_kv_row = lose_tail
+
+
 def serve(engine, prompts) -> list[list[int]]:
-    """Return all prompts at once with different lengths; one more is aborted while it runs."""
+    """Serve all prompts at once with different lengths; one more is aborted while it runs."""
 
     async def all_of_them():
         samplings = [{"temperature": 0, "ignore_eos": True, "max_new_tokens": 5 + 9 * (i % 4)} for i in range(9)]
@@ -54,6 +75,7 @@ def serve(engine, prompts) -> list[list[int]]:
 
 
 def main(spec_path: str, result_path: str) -> None:
+    """Serve twice, with a pause of idleness after each."""
     with open(spec_path) as file:
         spec = json.load(file)
     if spec["plant"]:

@@ -15,7 +15,6 @@ from gemma4_repro.corpus.proofs import (
 )
 from gemma4_repro.staged_workload import at_once
 from gemma4_repro.workloads import OpenWorkload
-from gemma4_runtime.releases import BASE, installed_or_base
 
 _DRAFT_SLIDING_TABLE = {
     "role": "draft",
@@ -24,9 +23,6 @@ _DRAFT_SLIDING_TABLE = {
     "provenance.buffer_space": "swa",
     "site": "TRTLLMHAAttnBackend.init_forward_metadata",
 }
-
-# By what a release frees the SWA pages that a window has passed.
-_OUT_OF_WINDOW = "free_swa" if installed_or_base() == BASE else "free_swa_segment"
 
 FAULTS: tuple[FaultCase, ...] = (
     FaultCase(
@@ -168,7 +164,7 @@ FAULTS: tuple[FaultCase, ...] = (
                 "swa-allocator",
                 "swa-stale-mapping",
                 "stale_mapping",
-                {"site": f"SWATokenToKVPoolAllocator.{_OUT_OF_WINDOW}", "pool_kind": "swa"},
+                {"site": "SWATokenToKVPoolAllocator.free_swa", "pool_kind": "swa"},
             ),
             Finding("leak-ledger", "leak-audit", "stale_mapping", {"pool_kind": "full"}, (owner_is_known,)),
         ),

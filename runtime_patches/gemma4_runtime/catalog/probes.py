@@ -116,11 +116,11 @@ PROBES: tuple[Patch, ...] = (
         origin="SGLang issues 11970, 7130, 10871; its own checker compares sums and cannot name an owner",
         upstream=NO_UPSTREAM,
         asked_by="leak",
-        not_ported="0.5.23, the prefix cache is the unified one, and requests keep their lengths in req.kv",
+        until="0.5.23",
         about=About(
             why="SGLang's checker compares sums. It cannot say whose page is lost, nor see a leak that a double free "
             "balances. The ledger knows the owner and the site of every page.",
-            eligibility="Token and paged allocators, SWA pairs of them, both radix caches; at idle, before a flush and "
+            eligibility="Token and paged allocators, SWA pairs of them, every radix cache; at idle, before a flush and "
             "every so many steps on request.",
             fallback="A server of which it cannot tell all holders (disaggregation, pipeline stages, HiCache, "
             "HiSparse, mamba) is not audited, and says so.",
@@ -142,21 +142,20 @@ PROBES: tuple[Patch, ...] = (
                     ("token", "alloc"),
                 )
             ),
-            *(
-                hook
-                for pool in ("paged", "token")
-                for hook in (
-                    Hook(f"{pool}.free", How.BEFORE, f"{_AT}.leak_allocators:before_inner_free"),
-                    Hook(f"{pool}.clear", How.AFTER, f"{_AT}.leak_allocators:after_inner_clear"),
-                )
-            ),
-            Hook("alloc.restore_state", How.AROUND, f"{_AT}.leak_allocators:around_restore_state"),
+            Hook("paged.clear", How.AFTER, f"{_AT}.leak_allocators:after_inner_clear"),
+            Hook("token.clear", How.AFTER, f"{_AT}.leak_allocators:after_inner_clear"),
+            Hook("token.free", How.BEFORE, f"{_AT}.leak_allocators:before_inner_free"),
+            Hook("paged.free", How.BEFORE, f"{_AT}.leak_allocators:before_inner_free", (BASE,)),
+            Hook("paged.free", How.BEFORE, f"{_AT}.leak_allocators:before_paged_free", ("0.5.23",)),
+            Hook("paged.free_page_ids", How.BEFORE, f"{_AT}.leak_allocators:before_free_page_ids", ("0.5.23",)),
+            Hook("paged.release_page_ids", How.BEFORE, f"{_AT}.leak_allocators:before_release_page_ids", ("0.5.23",)),
+            Hook("alloc.restore_state", How.AROUND, f"{_AT}.leak_allocators:around_restore_state", (BASE,)),
             Hook("swa.alloc", How.AROUND, f"{_AT}.leak_allocators:around_swa_alloc"),
             Hook("swa.alloc_extend", How.AROUND, f"{_AT}.leak_allocators:around_swa_alloc"),
             Hook("swa.alloc_extend_tail", How.AROUND, f"{_AT}.leak_allocators:around_swa_alloc_tail"),
             Hook("swa.alloc_decode", How.AROUND, f"{_AT}.leak_allocators:around_swa_alloc"),
             Hook("swa.set_mapping", How.BEFORE, f"{_AT}.leak_allocators:before_set_mapping"),
-            Hook("swa.free", How.BEFORE, f"{_AT}.leak_allocators:before_swa_free"),
+            Hook("swa.free", How.BEFORE, f"{_AT}.leak_allocators:before_swa_free", (BASE,)),
             Hook("req_pool.alloc", How.AROUND, f"{_AT}.leak_owners:around_req_alloc"),
             Hook("cache.alloc_for_extend", How.AROUND, f"{_AT}.leak_owners:around_alloc_for_extend"),
             Hook("cache.alloc_for_decode", How.AROUND, f"{_AT}.leak_owners:around_alloc_for_decode"),
@@ -165,16 +164,21 @@ PROBES: tuple[Patch, ...] = (
                 hook
                 for cache in ("radix", "swa_radix")
                 for hook in (
-                    Hook(f"{cache}.cache_finished", How.AROUND, f"{_AT}.leak_owners:around_cache_finished"),
-                    Hook(f"{cache}.cache_unfinished", How.AROUND, f"{_AT}.leak_owners:around_cache_unfinished"),
+                    Hook(f"{cache}.cache_finished", How.AROUND, f"{_AT}.leak_owners:around_cache_finished", (BASE,)),
+                    Hook(
+                        f"{cache}.cache_unfinished", How.AROUND, f"{_AT}.leak_owners:around_cache_unfinished", (BASE,)
+                    ),
+                    Hook(f"{cache}.checkpoint", How.AROUND, f"{_AT}.leak_owners:around_checkpoint", ("0.5.23",)),
                     Hook(f"{cache}.evict", How.AROUND, f"{_AT}.leak_owners:around_evict"),
                     Hook(f"{cache}.insert", How.AROUND, f"{_AT}.leak_owners:around_insert"),
                 )
             ),
+            Hook("swa_radix.evict_for_alloc", How.AROUND, f"{_AT}.leak_owners:around_evict", ("0.5.23",)),
             Hook("batch.evict_swa", How.AROUND, f"{_AT}.leak_owners:around_evict_swa"),
-            Hook("eagle.prepare_for_verify", How.AROUND, f"{_AT}.leak_owners:around_prepare_for_verify"),
-            Hook("eagle.verify", How.AROUND, f"{_AT}.leak_owners:around_verify"),
-            Hook("eagle.v2_prepare_for_decode", How.AROUND, f"{_AT}.leak_owners:around_spec_v2_decode"),
+            Hook("eagle.prepare_for_verify", How.AROUND, f"{_AT}.leak_owners:around_prepare_for_verify", (BASE,)),
+            Hook("eagle.verify", How.AROUND, f"{_AT}.leak_owners:around_verify", (BASE,)),
+            Hook("eagle.v2_prepare_for_decode", How.AROUND, f"{_AT}.leak_owners:around_spec_v2_decode", (BASE,)),
+            Hook("eagle.prepare_for_decode", How.AROUND, f"{_AT}.leak_owners:around_eagle_decode", ("0.5.23",)),
             Hook("scheduler.run_batch", How.BEFORE, f"{_AT}.leak_audit:before_run_batch"),
             Hook("scheduler.next_batch", How.BEFORE, f"{_AT}.leak_audit:before_next_batch"),
             Hook("scheduler.on_idle", How.BEFORE, f"{_AT}.leak_audit:before_idle"),

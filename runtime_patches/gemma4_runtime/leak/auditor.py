@@ -18,6 +18,8 @@ from gemma4_runtime.leak.by_identity import ByIdentity
 from gemma4_runtime.leak.ledger import LeakLedger, ledger_of
 from gemma4_runtime.leak.report import report
 from gemma4_runtime.leak.tally import write_tally
+from gemma4_runtime.release.ranks import pipeline_stages
+from gemma4_runtime.release.requests import current_batch, held
 
 logger = logging.getLogger(__name__)
 IDLE_EVERY_S, IDLE_SHARE = 0.25, 0.02
@@ -163,19 +165,19 @@ def auditor_of(allocator: Any) -> Auditor:
 
 def live_requests(scheduler: Any) -> list[Any]:
     """Return every request that may hold a request slot, each once: in a batch, half prefilled, or waiting."""
-    batches = [scheduler.running_batch, scheduler.last_batch, scheduler.cur_batch]
+    batches = [scheduler.running_batch, scheduler.last_batch, current_batch(scheduler)]
     batches += [batch for batch, _ in getattr(scheduler, "result_queue", ())]
     requests = [request for batch in batches if batch is not None for request in batch.reqs]
     requests += [scheduler.chunked_req] if scheduler.chunked_req is not None else []
     requests += scheduler.waiting_queue
-    return list({id(request): request for request in requests if request.req_pool_idx is not None}.values())
+    return list({id(request): request for request in requests if held(request).req_pool_idx is not None}.values())
 
 
 def _exempt(scheduler: Any) -> str | None:
     """Say where pages are held by what an audit does not read."""
     if scheduler.disaggregation_mode.value != "null":
         return "prefill and decode are disaggregated"
-    if scheduler.ps.pp_size > 1:
+    if pipeline_stages(scheduler) > 1:
         return "pipeline parallelism keeps several batches in flight"
     if scheduler.enable_hisparse:
         return "HiSparse moves pages to the host"

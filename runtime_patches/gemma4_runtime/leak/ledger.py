@@ -17,6 +17,7 @@ from gemma4_runtime.leak.by_identity import ByIdentity
 from gemma4_runtime.leak.event_log import EventLog
 from gemma4_runtime.leak.recent_events import RecentEvents
 from gemma4_runtime.release import SWATokenToKVPoolAllocator
+from gemma4_runtime.release.allocators import free_page_lists
 
 SITE: ContextVar[Site] = ContextVar("leak-ledger site", default=Site.UNKNOWN)
 """Who is asking; set by the hooks around SGLang's callers of the allocators."""
@@ -158,5 +159,5 @@ def generations_of(req_to_token_pool: Any) -> defaultdict[int, int]:
 
 
 def _page_ledger(inner: Any) -> PageLedger:
-    free = torch.cat((inner.free_pages, inner.release_pages)).cpu().numpy()
+    free = torch.cat(free_page_lists(inner)).cpu().numpy()
     return PageLedger(inner.size // inner.page_size, inner.page_size, free)

@@ -23,6 +23,9 @@ import torch
 from gemma4_runtime.checks.page_census import Whereabouts
 from gemma4_runtime.checks.swa_mapping_census import SlotPairs, held_swa_pages
 from gemma4_runtime.release import SWATokenToKVPoolAllocator
+from gemma4_runtime.release.allocators import free_page_lists, pending_slots
+from gemma4_runtime.release.prefix_caches import runs_of, sessions_of, unreadable_cache
+from gemma4_runtime.release.requests import committed_freed, held, swa_evicted, swa_kept_until
 
 REQUEST_SLOTS = "requests"
 """The name of the pool of request slots, which is counted like a pool of pages."""
@@ -30,18 +33,20 @@ REQUEST_SLOTS = "requests"
 TREE = 0
 """The prefix cache as a holder; request slot 0 is for padding and holds nothing."""
 
-_READABLE = ("RadixCache", "SWARadixCache", "ChunkCache", "SWAChunkCache")
-
 
 @dataclass(frozen=True)
 class Row:
-    """A private row range: tokens [start, end) of request slot `slot`, with SWA slots from `swa_from` on."""
+    """A private row range: tokens [start, end) of request slot `slot`, with SWA slots from `swa_from` on.
+
+    Tokens below `swa_until` have theirs too, whatever the window has left.
+    """
 
     slot: int
     start: int
     end: int
     swa_from: int
     session: bool = False
+    swa_until: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,8 +74,7 @@ class Reading:
 
 def unreadable(tree_cache: Any) -> str | None:
     """Return why the holders of this prefix cache cannot be told, None if they can."""
-    kind = type(_inner(tree_cache)).__name__
-    return None if kind in _READABLE else f"{kind} is not one of {', '.join(_READABLE)}"
+    return unreadable_cache(_inner(tree_cache)) or None
 
 
 def read(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iterable[Any]) -> Reading:
@@ -85,27 +89,26 @@ def read(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iter
     page = allocator.page_size
     requests = list(requests)
     table = req_to_token_pool.req_to_token
-    claimed = [*_rows(requests), *_session_rows(tree_cache, {r.req_pool_idx for r in requests})]
+    claimed = [*_rows(requests, page), *_session_rows(tree_cache, {held(r).req_pool_idx for r in requests}, page)]
     rows = [_within(row, table.shape[1]) for row in claimed]
-    nodes = list(_nodes(_inner(tree_cache)))
+    nodes = runs_of(_inner(tree_cache))
     node_slots = _to_host([node.value for node in nodes])
     row_slots = _to_host([table[row.slot, row.start : row.end] for row in rows])
-    held = [np.unique(slots // page) for slots in (*node_slots, *row_slots)]
+    holding = [np.unique(slots // page) for slots in (*node_slots, *row_slots)]
     inner = _full(allocator)
-    # A group that has ended keeps its list; it is pending only while the group is open.
-    pending = _to_host([] if allocator.is_not_in_free_group else allocator.free_group)
+    pending = _to_host(pending_slots(allocator))
     full = Whereabouts(
         "full",
         inner.size // page,
         _free(inner),
         np.unique(np.concatenate([np.empty(0, np.int64), *pending]) // page),
-        held,
+        holding,
     )
     pools, pairs, mapping, private_swa, session_swa = [full], None, None, 0, 0
     if isinstance(allocator, SWATokenToKVPoolAllocator):
         mapping = allocator.full_to_swa_index_mapping.cpu().numpy()
         node_pairs = _pairs(mapping, node_slots, [[not node.swa_tombstone] for node in nodes])
-        live = [np.arange(row.start, row.end) >= row.swa_from for row in rows]
+        live = [_has_swa(np.arange(row.start, row.end), row) for row in rows]
         row_pairs = _pairs(mapping, row_slots, live)
         session = np.repeat([row.session for row in rows], [row.end - row.start for row in rows]).astype(bool)
         swa_held = [held_swa_pages(_join(node_pairs, row_pairs), page)]
@@ -115,11 +118,11 @@ def read(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iter
         pools.append(Whereabouts("swa", swa.size // page, _free(swa), held=swa_held))
         pairs = _join(node_pairs, row_pairs)
     pools.append(_request_slots(req_to_token_pool, requests, rows))
-    row_pages = held[len(nodes) :]
+    row_pages = holding[len(nodes) :]
     return Reading(
         tuple(pools),
         pairs,
-        _cat([pages for node, pages in zip(nodes, held, strict=False) if _locks(node)]),
+        _cat([pages for node, pages in zip(nodes, holding, strict=False) if node.locked]),
         {"full": _count(rows, row_pages, session=False), "swa": private_swa},
         {"full": _count(rows, row_pages, session=True), "swa": session_swa},
         (*(TREE for _ in nodes), *(row.slot for row in rows)),
@@ -127,18 +130,26 @@ def read(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iter
     )
 
 
-def _rows(requests: Sequence[Any]) -> Iterator[Row]:
+def _rows(requests: Sequence[Any], page: int) -> Iterator[Row]:
     for request in requests:
-        if request.req_pool_idx is not None and not request.kv_committed_freed:
-            start, end = request.cache_protected_len, request.kv_allocated_len
-            yield Row(request.req_pool_idx, start, max(start, end), request.swa_evicted_seqlen)
+        if held(request).req_pool_idx is not None and not committed_freed(request):
+            yield _row(held(request), page, session=False)
 
 
-def _session_rows(tree_cache: Any, active: set[int | None]) -> Iterator[Row]:
-    for slot in getattr(tree_cache, "slots", {}).values():
-        if slot.is_holding_kv and slot.req_pool_idx not in active:
-            start, end = slot.cache_protected_len, slot.kv_allocated_len
-            yield Row(slot.req_pool_idx, start, max(start, end), slot.swa_evicted_seqlen, session=True)
+def _session_rows(tree_cache: Any, active: set[int | None], page: int) -> Iterator[Row]:
+    for record in sessions_of(tree_cache):
+        if record.req_pool_idx not in active:
+            yield _row(record, page, session=True)
+
+
+def _row(record: Any, page: int, session: bool) -> Row:
+    start, end = record.cache_protected_len, record.kv_allocated_len
+    kept = swa_kept_until(record, page)
+    return Row(record.req_pool_idx, start, max(start, end), swa_evicted(record) or 0, session, kept)
+
+
+def _has_swa(tokens: np.ndarray, row: Row) -> np.ndarray:
+    return (tokens >= row.swa_from) | (tokens < row.swa_until)
 
 
 def _within(row: Row, width: int) -> Row:
@@ -148,10 +159,10 @@ def _within(row: Row, width: int) -> Row:
 
 
 def _request_slots(pool: Any, requests: Sequence[Any], rows: Sequence[Row]) -> Whereabouts:
-    held = [request.req_pool_idx for request in requests if request.req_pool_idx is not None]
-    held += [row.slot for row in rows if row.session]
+    taken = [held(request).req_pool_idx for request in requests if held(request).req_pool_idx is not None]
+    taken += [row.slot for row in rows if row.session]
     free = np.array(pool.free_slots, np.int64)
-    return Whereabouts(REQUEST_SLOTS, pool.size, free, held=[np.array([slot]) for slot in held])
+    return Whereabouts(REQUEST_SLOTS, pool.size, free, held=[np.array([slot]) for slot in taken])
 
 
 def _inner(tree_cache: Any) -> Any:
@@ -163,22 +174,8 @@ def _full(allocator: Any) -> Any:
     return getattr(allocator, "full_attn_allocator", allocator)
 
 
-def _nodes(tree_cache: Any) -> Iterator[Any]:
-    root = getattr(tree_cache, "root_node", None)
-    waiting = list(root.children.values()) if root is not None else []
-    while waiting:
-        node = waiting.pop()
-        waiting.extend(node.children.values())
-        if node.value is not None:
-            yield node
-
-
-def _locks(node: Any) -> int:
-    return node.full_lock_ref if hasattr(node, "full_lock_ref") else node.lock_ref
-
-
 def _free(inner: Any) -> np.ndarray:
-    return torch.cat((inner.free_pages, inner.release_pages)).cpu().numpy()
+    return torch.cat(free_page_lists(inner)).cpu().numpy()
 
 
 def _to_host(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:

@@ -5,6 +5,7 @@
 | Paged and Token: alloc, alloc_extend, _decode  | handed out, of the pool that this allocator serves             |
 | Paged and Token: free                          | freed, or asked to be freed while a free group is open         |
 | Paged and Token: clear                         | cleared                                                        |
+| Paged: _release_page_ids (0.5.23)              | freed: what free, free_segment and free_page_ids come to       |
 | Paged and Token: restore_state                 | freed: pages that are free again; handed out: that no longer are |
 | SWA: alloc, alloc_extend, _swa_tail, _decode   | paired: which SWA slots the full slots were given              |
 | SWA: set_full_to_swa_mapping                   | paired                                                         |
@@ -23,6 +24,7 @@ import torch
 
 from gemma4_runtime.checks.page_events import FULL
 from gemma4_runtime.leak.ledger import ledger_of, pool_of
+from gemma4_runtime.release.allocators import in_free_group
 
 
 def around_inner_alloc(original: Callable[..., Any], allocator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -39,7 +41,29 @@ def before_inner_free(allocator: Any, free_index: Any, **_unknown: Any) -> None:
     if free_index.numel() == 0:
         return
     ledger, pool = pool_of(allocator)
-    (ledger.freed if allocator.is_not_in_free_group else ledger.free_asked)(pool, free_index)
+    (ledger.free_asked if in_free_group(allocator) else ledger.freed)(pool, free_index)
+
+
+def before_paged_free(allocator: Any, free_index: Any, **_unknown: Any) -> None:
+    """Run before 0.5.23's `free(free_index)` of a paged allocator, which releases page ids outside a group."""
+    if free_index.numel() and in_free_group(allocator):
+        ledger, pool = pool_of(allocator)
+        ledger.free_asked(pool, free_index)
+
+
+def before_free_page_ids(allocator: Any, page_ids: Any, **_unknown: Any) -> None:
+    """Run before 0.5.23's `free_page_ids(page_ids)`, [n] pages, to which frees of segments come."""
+    if page_ids.numel() and in_free_group(allocator):
+        ledger, pool = pool_of(allocator)
+        ledger.free_asked(pool, page_ids * allocator.page_size)
+
+
+def before_release_page_ids(allocator: Any, *page_ids: Any, **_unknown: Any) -> None:
+    """Run before 0.5.23's `_release_page_ids(*page_ids)`, [n] pages each: every release of a paged allocator."""
+    ledger, pool = pool_of(allocator)
+    for pages in page_ids:
+        if pages.numel():
+            ledger.freed(pool, pages * allocator.page_size)
 
 
 def after_inner_clear(result: Any, allocator: Any, **_unknown: Any) -> None:

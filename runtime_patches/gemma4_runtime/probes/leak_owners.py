@@ -6,7 +6,8 @@
 | alloc_for_decode(batch, …)         | its result                         | the same for all                      |
 | EagleVerifyInput.prepare_for_verify| batch.out_cache_loc                | the same for all: draft tokens        |
 | EagleDraftInputV2Mixin.            | the latest that were handed out    | how much kv_allocated_len rose        |
-|   prepare_for_decode               |                                    |                                       |
+|   prepare_for_decode; from 0.5.23  |                                    |                                       |
+|   on eagle_prepare_for_decode      |                                    |                                       |
 
 All of it is known on the host: no kernel is launched for it. An owner is a request slot and its generation, which
 `ReqToTokenPool.alloc` raises, so that the next request in the same slot is another owner.
@@ -19,6 +20,7 @@ from typing import Any
 
 from gemma4_runtime.checks.page_ledger import Site
 from gemma4_runtime.leak.ledger import BY, SITE, generations_of, ledger_of
+from gemma4_runtime.release.requests import held
 
 
 def around_alloc_for_extend(original: Callable[..., Any], batch: Any) -> Any:
@@ -55,6 +57,18 @@ def around_spec_v2_decode(original: Callable[..., Any], draft_input: Any, batch:
     return result
 
 
+def around_eagle_decode(original: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run around 0.5.23's `eagle_prepare_for_decode(batch)`, which tops up what each request has allocated."""
+    before = [held(request).kv_allocated_len for request in batch.reqs]
+    ledger = ledger_of(batch.token_to_kv_pool_allocator)
+    ledger.latest_hand_out = None
+    result = _at(Site.SPEC_V2_DECODE, original, batch, *args, **kwargs)
+    lengths = [held(request).kv_allocated_len - had for request, had in zip(batch.reqs, before, strict=True)]
+    if ledger.latest_hand_out is not None and any(lengths):
+        _own(batch, ledger.latest_hand_out, lengths)
+    return result
+
+
 def around_verify(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run around `EagleVerifyInput.verify`, which frees the slots of rejected draft tokens."""
     return _at(Site.VERIFY, original, *args, **kwargs)
@@ -70,6 +84,13 @@ def around_cache_finished(original: Callable[..., Any], cache: Any, req: Any, *a
     """Note who gives back what `cache_finished_req(req)` of a prefix cache does not take."""
     with _By(cache, req):
         return _at(Site.CACHE_FINISHED_REQ, original, cache, req, *args, **kwargs)
+
+
+def around_checkpoint(original: Callable[..., Any], cache: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+    """Note who gives back what 0.5.23's `checkpoint(req)` of a prefix cache has twice, at its end or before."""
+    with _By(cache, req):
+        site = Site.CACHE_FINISHED_REQ if req.finished() else Site.CACHE_UNFINISHED_REQ
+        return _at(site, original, cache, req, *args, **kwargs)
 
 
 def around_release(original: Callable[..., Any], req: Any, tree_cache: Any, *args: Any, **kwargs: Any) -> Any:
@@ -103,7 +124,7 @@ def around_evict_swa(original: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
 def around_req_alloc(original: Callable[..., Any], pool: Any, reqs: Any) -> Any:
     """Run around `ReqToTokenPool.alloc(reqs)`: a slot that is given anew starts a generation."""
-    fresh = [request.req_pool_idx is None for request in reqs]
+    fresh = [held(request).req_pool_idx is None for request in reqs]
     indices = original(pool, reqs)
     if indices is not None:
         generations = generations_of(pool)
@@ -127,7 +148,7 @@ class _By:
     __slots__ = ("_token", "_who")
 
     def __init__(self, tree_cache: Any, req: Any) -> None:
-        slot = req.req_pool_idx
+        slot = held(req).req_pool_idx
         pool = getattr(tree_cache, "req_to_token_pool", None)
         self._who = None if slot is None or pool is None else (slot, generations_of(pool)[slot])
 
@@ -145,6 +166,6 @@ def _own_evenly(batch: Any, slots: Any) -> None:
 
 
 def _own(batch: Any, slots: Any, lengths: list[int]) -> None:
-    rows = [request.req_pool_idx for request in batch.reqs]
+    rows = [held(request).req_pool_idx for request in batch.reqs]
     generation = generations_of(batch.req_to_token_pool).__getitem__
     ledger_of(batch.token_to_kv_pool_allocator).owned(slots, rows, [*map(generation, rows)], lengths)

@@ -46,3 +46,17 @@ def held_back(allocator: Any) -> int:
         return sum(part.numel() for part in allocator.free_group)
     full = allocator.full_attn_allocator
     return sum(part.numel() for part in (*(full.free_group or ()), *getattr(full, "free_page_ids_group", ())))
+
+
+def pending_slots(allocator: Any) -> list[torch.Tensor]:
+    """Returns what waits for the end of an open group of frees: slots of the full pool, [n] each.
+
+    Args:
+        allocator: One that a scheduler holds.
+    """
+    if not _STAGED:
+        # A group that has ended keeps its list; it is pending only while the group is open.
+        return [] if allocator.is_not_in_free_group else list(allocator.free_group)
+    full = getattr(allocator, "full_attn_allocator", allocator)
+    pages = [ids * full.page_size for ids in getattr(full, "free_page_ids_group", None) or ()]
+    return [*(full.free_group or ()), *pages]

@@ -20,3 +20,16 @@ def tensor_parallel_rank(runner: Any) -> int:
     from gemma4_runtime.release import get_parallel
 
     return get_parallel().tp_rank
+
+
+def pipeline_stages(scheduler: Any) -> int:
+    """Returns over how many processes the layers of a model are spread.
+
+    Args:
+        scheduler: A `Scheduler`.
+    """
+    if not _IN_A_CONTEXT:
+        return scheduler.ps.pp_size
+    from gemma4_runtime.release import get_parallel
+
+    return get_parallel().pp_size

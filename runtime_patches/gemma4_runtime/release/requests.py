@@ -15,7 +15,7 @@ def held(request: Any) -> Any:
     Args:
         request: A `Req`.
     """
-    return request.kv if _IN_A_RECORD else request
+    return getattr(request, "kv", request) if _IN_A_RECORD else request
 
 
 def committed_freed(request: Any) -> bool:
@@ -38,3 +38,22 @@ def swa_evicted(request: Any) -> int | None:
     from gemma4_runtime.release import ComponentType
 
     return held(request).get_evicted_seqlen(ComponentType.SWA)
+
+
+def current_batch(scheduler: Any) -> Any:
+    """Returns the batch that a scheduler works on; 0.5.23 keeps it for those who look from outside alone.
+
+    Args:
+        scheduler: A `Scheduler`.
+    """
+    return scheduler.cur_batch_for_debug if _IN_A_RECORD else scheduler.cur_batch
+
+
+def swa_kept_until(request: Any, page_size: int) -> int:
+    """Returns the token below which a request keeps slots of the sliding window that its window has left.
+
+    Args:
+        request: A `Req`, or the record that a session keeps of one.
+        page_size: Tokens of a page.
+    """
+    return held(request).swa_dead_lo(page_size) if _IN_A_RECORD else 0

@@ -65,12 +65,18 @@ _SINCE_0_5_23: dict[str, str | None] = {
     "swa_radix.insert": f"{_SRT}.mem_cache.unified_radix_cache.UnifiedRadixCache.insert",
     "multimodal.chunked_embedding": f"{_SRT}.managers.mm_schedule._get_chunked_prefill_embedding",
     "eagle.build_tree": None,
-    "cache.alloc_for_decode": None,  # mem_cache.allocation.alloc_for_decode, another body
+    # Another body, which chooses by device, with the same arguments and results.
+    "cache.alloc_for_decode": f"{_SRT}.mem_cache.allocation.alloc_for_decode",
     "radix.cache_finished": None,  # BasePrefixCache.on_release
     "radix.cache_unfinished": None,  # RadixCache.checkpoint
+    "radix.checkpoint": f"{_SRT}.mem_cache.radix_cache.RadixCache.checkpoint",
     "swa_radix.cache_finished": None,  # UnifiedRadixCache.on_release
     "swa_radix.cache_unfinished": None,  # UnifiedRadixCache.checkpoint
-    "swa_radix.evict": None,  # UnifiedRadixCache.evict
+    "swa_radix.checkpoint": f"{_SRT}.mem_cache.unified_radix_cache.UnifiedRadixCache.checkpoint",
+    "swa_radix.evict": f"{_SRT}.mem_cache.unified_radix_cache.UnifiedRadixCache.evict",
+    "swa_radix.evict_for_alloc": f"{_SRT}.mem_cache.unified_radix_cache.UnifiedRadixCache.evict_for_alloc",
+    "paged.free_page_ids": f"{_SRT}.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator.free_page_ids",
+    "paged.release_page_ids": f"{_SRT}.mem_cache.allocator.paged.PagedTokenToKVPoolAllocator._release_page_ids",
     "speculative.row_headroom": None,  # mem_cache.allocation_sizing has the name, another body
     "speculative.draft_pool": None,
 }

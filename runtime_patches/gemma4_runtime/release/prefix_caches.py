@@ -1,0 +1,101 @@
+"""Reads the nodes of SGLang's prefix caches; 0.5.23 has one cache for all models, whose tree is in Rust."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+READABLE = ("RadixCache", "SWARadixCache", "ChunkCache", "SWAChunkCache", "UnifiedRadixCache")
+"""Classes of caches whose holders of pages can be told."""
+
+
+@dataclass(frozen=True)
+class CachedRun:
+    """A run of slots that a prefix cache holds for consecutive tokens: a node, or a part of one.
+
+    Attributes:
+        value: Slots of the full pool, int64 [n].
+        swa_tombstone: Its slots of the sliding window were given up.
+        locked: Somebody has locked it.
+    """
+
+    value: torch.Tensor
+    swa_tombstone: bool
+    locked: bool
+
+
+def unreadable_cache(cache: Any) -> str:
+    """Returns why the holders of a prefix cache's pages cannot be told, as a clause; empty if they can.
+
+    Args:
+        cache: A prefix cache, without the wrapper of streaming sessions.
+    """
+    kind = type(cache).__name__
+    if kind not in READABLE:
+        return f"{kind} is not one of {', '.join(READABLE)}"
+    core = getattr(cache, "tree_core", None)
+    if core is not None and (core.enable_hicache or core.enable_external_cache_linker):
+        return f"{kind} moves pages to the host or to another store"
+    if core is not None and cache.supports_mamba():
+        return f"{kind} holds the states of a mamba model too"
+    return ""
+
+
+def runs_of(cache: Any) -> list[CachedRun]:
+    """Returns everything that a prefix cache holds, in no particular order.
+
+    Args:
+        cache: One of READABLE, without the wrapper of streaming sessions.
+    """
+    core = getattr(cache, "tree_core", None)
+    return list(_nodes(cache)) if core is None else list(_walked(core))
+
+
+def sessions_of(cache: Any) -> list[Any]:
+    """Returns what has the row and the lengths of each session that keeps one between its requests.
+
+    Args:
+        cache: A prefix cache, with its wrapper of streaming sessions if it has one.
+    """
+    if hasattr(cache, "session_records"):
+        return [record for record in cache.session_records().values() if record.holds_kv]
+    return [slot for slot in getattr(cache, "slots", {}).values() if slot.is_holding_kv]
+
+
+def _nodes(cache: Any) -> Iterator[CachedRun]:
+    root = getattr(cache, "root_node", None)
+    waiting = list(root.children.values()) if root is not None else []
+    while waiting:
+        node = waiting.pop()
+        waiting.extend(node.children.values())
+        if node.value is not None:
+            locks = node.full_lock_ref if hasattr(node, "full_lock_ref") else node.lock_ref
+            yield CachedRun(node.value, getattr(node, "swa_tombstone", False), bool(locks))
+
+
+def _walked(core: Any) -> Iterator[CachedRun]:
+    """Yield runs from a tree core's own walk, which it has for SGLang's KV canary: no node is an object of Python's.
+
+    A new run begins where the token's slot before it is not the one before it in the walk, and where what is known of
+    the slots changes.
+    """
+    every = core.walk_for_kv_canary(False, False)
+    slots = _flat(every.slot_indices)
+    if not slots.numel():
+        return
+    before = _flat(every.prev_slot_indices)
+    unlocked = _flat(core.walk_for_kv_canary(True, False).slot_indices)
+    resident = _flat(core.walk_for_kv_canary(False, True).slot_indices)
+    tombstone, locked = ~torch.isin(slots, resident), ~torch.isin(slots, unlocked)
+    breaks = (before[1:] != slots[:-1]) | (tombstone[1:] != tombstone[:-1]) | (locked[1:] != locked[:-1])
+    starts = [0, *(torch.nonzero(breaks).flatten() + 1).tolist(), slots.numel()]
+    for start, stop in pairwise(starts):
+        yield CachedRun(slots[start:stop], bool(tombstone[start]), bool(locked[start]))
+
+
+def _flat(slots: Any) -> torch.Tensor:
+    return torch.as_tensor(slots).flatten().cpu().to(torch.int64)

@@ -1,0 +1,62 @@
+"""What a prefix cache holds, read from SGLang's own unified cache, whose tree is in Rust."""
+
+from array import array
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.releases("0.5.23")
+
+PAGE = 16
+
+
+@pytest.fixture
+def cache(swa_allocator):
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+    from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+    rows = ReqToTokenPool(4, 256, "cpu", enable_memory_saver=False)
+    params = CacheInitParams(False, rows, swa_allocator, PAGE, sliding_window_size=32)
+    params.tree_components = (ComponentType.FULL, ComponentType.SWA)
+    return UnifiedRadixCache(params)
+
+
+def pages(allocator, count):
+    """Return the slots of so many new pages, int64 [count * PAGE]."""
+    none, size = torch.zeros(1, dtype=torch.int64), torch.tensor([count * PAGE])
+    return allocator.alloc_extend(none, none, size, size, torch.tensor([-1]), count * PAGE)
+
+
+def put(cache, tokens, slots):
+    from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    cache.insert(InsertParams(key=RadixKey(array("q", tokens), None), value=slots))
+
+
+def test_every_slot_is_in_one_run_and_a_branch_begins_a_run(cache, swa_allocator):
+    from gemma4_runtime.release.prefix_caches import runs_of, unreadable_cache
+
+    assert unreadable_cache(cache) == ""
+    assert runs_of(cache) == []
+    first, other = pages(swa_allocator, 4), pages(swa_allocator, 2)
+    put(cache, range(4 * PAGE), first)
+    put(cache, [*range(2 * PAGE), *range(900, 900 + 2 * PAGE)], torch.cat((first[: 2 * PAGE], other)))
+    runs = runs_of(cache)
+    assert sorted(torch.cat([run.value for run in runs]).tolist()) == sorted(torch.cat((first, other)).tolist())
+    assert len(runs) >= 2
+    assert not any(run.swa_tombstone or run.locked for run in runs)
+
+
+def test_what_is_locked_is_told(cache, swa_allocator):
+    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    from gemma4_runtime.release.prefix_caches import runs_of
+
+    put(cache, range(4 * PAGE), pages(swa_allocator, 4))
+    matched = cache.match_prefix(MatchPrefixParams(key=RadixKey(array("q", range(4 * PAGE)), None)))
+    cache.inc_lock_ref(matched.last_device_node)
+    assert all(run.locked for run in runs_of(cache))
