@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from gemma4_dumps.errors import ExitCode, UserError
 from gemma4_triage.cli.option_names import take_other_names
 from gemma4_triage.cli.streams import abandon_stdout, prepare_streams, stdout_is_lost
-from gemma4_triage.errors import Interrupted
+from gemma4_triage.errors import Interrupted, UsageMistake
 from gemma4_triage.terminal import emit_json, say
 
 VERBS: tuple[str, ...] = (
@@ -41,6 +41,9 @@ VERBS: tuple[str, ...] = (
     "quality",
     "samples",
 )
+
+SHELLS = ("bash", "zsh", "fish")
+COMPLETE_VARIABLE = "_GEMMA4_TRIAGE_COMPLETE"
 
 TRACEBACK_VARIABLE = "GEMMA4_TRIAGE_TRACEBACK"
 
@@ -83,6 +86,16 @@ def build_app() -> typer.Typer:
         version: Annotated[
             bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
         ] = False,
+        completion: Annotated[
+            str | None,
+            typer.Option(
+                "--completion",
+                metavar="bash|zsh|fish",
+                callback=_print_completion,
+                is_eager=True,
+                help="Print what completes words in that shell.",
+            ),
+        ] = None,
     ) -> None:
         pass
 
@@ -120,8 +133,15 @@ def command_tree() -> Any:
 def _run(words: list[str]) -> int:
     """Raises OSError only if stdout cannot be written."""
     try:
+        if COMPLETE_VARIABLE in os.environ:
+            from typer._completion_classes import completion_init
+
+            completion_init()
         code = command_tree().main(args=words, prog_name="gemma4-triage", standalone_mode=False)
         return int(code or 0)
+    except SystemExit as done:
+        # How a completion ends.
+        return int(done.code or 0)
     except UserError as error:
         return _fail(error.message, error.hint, error.exit_code, words)
     except _ClickError as error:
@@ -170,6 +190,17 @@ def _fail_usage(error: Exception, words: Sequence[str]) -> int:
     context = getattr(error, "ctx", None)
     command = getattr(context, "command_path", "gemma4-triage")
     return _fail(message, f"{command} --help shows the usage", ExitCode.USAGE, words)
+
+
+def _print_completion(shell: str | None) -> None:
+    if shell is None:
+        return
+    from typer._completion_shared import get_completion_script
+
+    if shell not in SHELLS:
+        raise UsageMistake(f"there is no completion for {shell!r}", f"shells: {', '.join(SHELLS)}")
+    print(get_completion_script(prog_name="gemma4-triage", complete_var=COMPLETE_VARIABLE, shell=shell))
+    raise typer.Exit
 
 
 def _print_version(wanted: bool) -> None:

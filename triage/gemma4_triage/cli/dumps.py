@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from gemma4_dumps.errors import ExitCode
+from gemma4_dumps.errors import ExitCode, UserError
 from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.age import parse_age
 from gemma4_triage.cli.dumps_export import export
@@ -12,8 +12,24 @@ from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.cli.store_options import Directory, open_store
 from gemma4_triage.terminal import emit_json, say, size_text
 
+
+def _complete_dump(context: typer.Context, incomplete: str) -> list[str]:
+    """Return names of dumps for a shell; none where a folder cannot be read, since a shell shows no error."""
+    try:
+        store = open_store(context.params.get("directory"))
+        return [name for name in ("latest", *store.names(), *store.renamed()) if name.startswith(incomplete)]
+    except UserError:
+        return []
+
+
 DumpName = Annotated[
-    str, typer.Argument(metavar="DUMP", help='A name, the beginning of one, a path, or "latest".', show_default=False)
+    str,
+    typer.Argument(
+        metavar="DUMP",
+        help='A name, the beginning of one, a path, or "latest".',
+        show_default=False,
+        autocompletion=_complete_dump,
+    ),
 ]
 
 

@@ -91,10 +91,22 @@ def list_patches(
     say("GEMMA4_TRIAGE_FAULTS=ID faults (they break a server on purpose)")
 
 
+def _complete_patch(incomplete: str) -> list[str]:
+    from gemma4_runtime.catalog import CATALOG
+    from gemma4_runtime.presets import PRESETS
+
+    return [one.id for one in (*PRESETS, *CATALOG) if one.id.startswith(incomplete)]
+
+
 def explain_patch(
     patch_id: Annotated[
         str,
-        typer.Argument(metavar="ID", help="As `patches list` shows it, or a preset of `serve`.", show_default=False),
+        typer.Argument(
+            metavar="ID",
+            help="As `patches list` shows it, or a preset of `serve`.",
+            show_default=False,
+            autocompletion=_complete_patch,
+        ),
     ],
     as_json: AsJson = False,
 ) -> None:
