@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from gemma4_runtime.release import get_global_server_args, is_in_piecewise_cuda_graph
+from gemma4_runtime.release.arguments import settled
 
 _SLOT = "gemma4_triage_per_layer_inputs"
 
@@ -29,7 +30,7 @@ def around_per_layer_inputs(original: Callable[..., Any], model: Any, input_ids:
     slot = getattr(model, _SLOT, None)
     if slot is None:
         # The first call is a warm-up before any capture, and the memory that SGLang leaves for graphs is still free.
-        rows = max(get_global_server_args().piecewise_cuda_graph_tokens or [made.shape[0]])
+        rows = max(settled(get_global_server_args()).piecewise_cuda_graph_tokens or [made.shape[0]])
         slot = made.new_zeros((rows, *made.shape[1:]))
         setattr(model, _SLOT, slot)
     return slot[: made.shape[0]].copy_(made)

@@ -21,6 +21,7 @@ from gemma4_runtime.release import (
     RotaryEmbedding,
     get_global_server_args,
 )
+from gemma4_runtime.release.arguments import settled
 from gemma4_runtime.settings import HostEngine
 
 
@@ -60,7 +61,7 @@ def rope_reason(rotary: Any, head_dim: int) -> str | None:
 
 def server_reason() -> str | None:
     """Say why this server must have SGLang's own arithmetic; None if it need not."""
-    arguments = get_global_server_args()
+    arguments = settled(get_global_server_args())
     if arguments.enable_deterministic_inference:
         return "deterministic inference: SGLang's batch-invariant norms"
     if arguments.rl_on_policy_target is not None:

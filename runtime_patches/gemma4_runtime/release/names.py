@@ -85,10 +85,13 @@ _SINCE_0_5_17: dict[str, str | None] = {
 }
 
 _RESOLUTION = "sglang.srt.arg_groups.model_override_base"
+_PIECEWISE = "sglang.srt.model_executor.runner_backend_utils.tc_piecewise_cuda_graph.context_manager"
 _SINCE_0_5_23: dict[str, str | None] = {
     "attention_backends_of": f"{_RESOLUTION}.attention_backends_of",
     "ComponentType": "sglang.srt.mem_cache.unified_cache.component_type.ComponentType",
-    "get_global_server_args": None,
+    "get_global_server_args": "sglang.srt.runtime_context.get_server_args",
+    "is_in_piecewise_cuda_graph": f"{_PIECEWISE}.is_in_tc_piecewise_cuda_graph",
+    "piecewise_context": f"{_PIECEWISE}.get_tc_piecewise_forward_context",
     "get_parallel": "sglang.srt.runtime_context.get_parallel",
     "resolving_view": f"{_RESOLUTION}.resolving_view",
 }

@@ -15,6 +15,7 @@ from gemma4_runtime.release import (
     is_in_piecewise_cuda_graph,
     piecewise_context,
 )
+from gemma4_runtime.release.arguments import settled
 from gemma4_runtime.yoco.attention_view import attention_reason
 
 _MODES = (ForwardMode.EXTEND, ForwardMode.MIXED)
@@ -31,7 +32,7 @@ def reason(model: Any, forward_batch: Any, rows: int, least_saved: int) -> str |
 
 
 def _model_reason(model: Any) -> str | None:
-    arguments = get_global_server_args()
+    arguments = settled(get_global_server_args())
     if model.pp_group.world_size > 1:
         return "pipeline parallelism"
     if model.layers_to_capture:
