@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .schema import Manifest
+    from .schema import Heading, Manifest
 
 PAGE_IDS, KEYS, VALUES, QUERY = "kv_page_ids", "key_pages", "value_pages", "query"
 TOKEN_IDS, TOKEN_INDPTR, TOKEN_ROWS = "token_ids", "token_ids_indptr", "token_ids_rows"
@@ -28,7 +28,7 @@ _TENSORS = {KV: (KEYS, VALUES, QUERY), TOKENS: (TOKEN_IDS,)}
 
 
 def words(included: Iterable[str]) -> str:
-    """For example "KV values and token ids". A word of a newer release stays as it is."""
+    """Return for example "KV values and token ids". A word of a newer release stays as it is."""
     return " and ".join(WORDS.get(word, word) for word in included)
 
 
@@ -38,6 +38,6 @@ def included_in(tensors: Iterable[str]) -> tuple[str, ...]:
     return tuple(word for word, held in _TENSORS.items() if names & set(held))
 
 
-def sensitive(manifest: Manifest) -> tuple[str, ...]:
+def sensitive(manifest: Manifest | Heading) -> tuple[str, ...]:
     """Say what a dump holds of the requests by its own word or by its tensors: the manifest may come from anywhere."""
     return tuple(dict.fromkeys([*included_in(manifest.tensors), *manifest.included]))

@@ -6,22 +6,23 @@ Names come first, because they sort by time: what is asked about one dump, or ab
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from .directory_name import ParsedName, parse_name, safe_part, time_key
 from .errors import DumpIncompatible, DumpUnreadable
-from .manifest_file import MANIFEST_NAME, Signature, load_manifest, load_signature
-from .schema import Manifest
+from .manifest_file import MANIFEST_NAME, Signature, load_heading, load_manifest, load_signature
+from .schema import Heading, Manifest
 
 WRITING_GRACE_S = 300
 """A temporary directory of a live process counts as being written for this long; then as torn."""
 
 State = Literal["complete", "torn", "writing", "incompatible"]
+Loaded = TypeVar("Loaded", Manifest, Heading)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,23 @@ class DumpEntry:
     state: State
     manifest: Manifest | None
     problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedDump:
+    """One directory as a list shows it. heading: None unless complete. problem: why it is not complete."""
+
+    root: Path
+    dump_id: str
+    created_utc: datetime
+    size_bytes: int
+    state: State
+    heading: Heading | None
+    problem: str | None
+
+    @property
+    def path(self) -> Path:
+        return self.root / self.dump_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,33 +97,43 @@ def renamed_dumps(root: Path) -> list[str]:
     return sorted(name for name in names if os.path.lexists(root / name / MANIFEST_NAME))
 
 
-def describe_renamed(root: Path, name: str) -> DumpEntry:
-    """Read the manifest of one of `renamed_dumps`; one that cannot be read has the time of its directory."""
-    path, problem, manifest = root / name, None, None
-    state: State = "complete"
-    try:
-        manifest = load_manifest(path)
-        created = manifest.created_utc
-    except DumpUnreadable as error:
-        state = "incompatible" if isinstance(error, DumpIncompatible) else "torn"
-        problem, created = str(error), datetime.fromtimestamp(time.time() - _age_s(path), UTC)
-    return DumpEntry(path, name, created, _size_bytes(path), state, manifest, problem)
-
-
 def describe(root: Path, name: str) -> DumpEntry:
     """Read the manifest of one of `dump_names`."""
     path, parsed = root / name, _parsed(name)
-    state, problem, manifest = _state_of_name(path, parsed), None, None
-    if state is not None:
-        problem = _why_temporary(parsed)
-    else:
-        try:
-            manifest, state = load_manifest(path), "complete"
-        except DumpIncompatible as error:
-            problem, state = str(error), "incompatible"
-        except DumpUnreadable as error:
-            problem, state = str(error), "torn"
+    state, manifest, problem = _read(path, parsed, load_manifest)
     return DumpEntry(path, name, parsed.created_utc, _size_bytes(path), state, manifest, problem)
+
+
+def show(root: Path, name: str) -> ListedDump:
+    """Read what a list shows of one of `dump_names`, without what `describe` checks beyond it."""
+    path, parsed = root / name, _parsed(name)
+    state, heading, problem = _read(path, parsed, load_heading)
+    return ListedDump(root, name, parsed.created_utc, _size_bytes(path), state, heading, problem)
+
+
+def show_renamed(root: Path, name: str) -> ListedDump:
+    """Read what a list shows of one of `renamed_dumps`; one that cannot be read has the time of its directory."""
+    path = root / name
+    state, heading, problem = _load(path, load_heading)
+    created = heading.created_utc if heading else datetime.fromtimestamp(time.time() - _age_s(path), UTC)
+    return ListedDump(root, name, created, _size_bytes(path), state, heading, problem)
+
+
+def _read(path: Path, parsed: ParsedName, load: Callable[[Path], Loaded]) -> tuple[State, Loaded | None, str | None]:
+    """Return a dump's state, what `load` makes of its manifest if it is complete, and why it is not."""
+    state = _state_of_name(path, parsed)
+    if state is not None:
+        return state, None, _why_temporary(parsed)
+    return _load(path, load)
+
+
+def _load(path: Path, load: Callable[[Path], Loaded]) -> tuple[State, Loaded | None, str | None]:
+    try:
+        return "complete", load(path), None
+    except DumpIncompatible as error:
+        return "incompatible", None, str(error)
+    except DumpUnreadable as error:
+        return "torn", None, str(error)
 
 
 def survey(root: Path, signatures: bool = True) -> Iterator[StoredDump]:

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from .errors import DumpError, DumpIncompatible, DumpUnreadable
 from .safe_file import read_regular
-from .schema import SCHEMA_VERSION, Manifest
+from .schema import SCHEMA_VERSION, Heading, Manifest
 from .strict_json import strict_json
 
 MANIFEST_NAME = "manifest.json"
@@ -51,6 +51,22 @@ def parse_manifest(data: bytes) -> Manifest:
             f"{MANIFEST_NAME} does not fit schema {SCHEMA_VERSION}: {place}: {first['msg']} "
             f"({error.error_count()} problems in all)"
         ) from error
+
+
+def load_heading(dump_directory: Path) -> Heading:
+    """Return what a list shows of a dump's manifest.
+
+    All of the file is parsed, but only what is shown is held against the schema, and no object is searched for keys
+    that it has twice. Whatever does not fit is read as `load_manifest` does, whose errors are raised.
+    """
+    try:
+        data = read_regular(dump_directory / MANIFEST_NAME, MAX_MANIFEST_BYTES)
+        heading = Heading.model_validate_json(data)
+        _require_same_major(heading.schema_version)
+    except (ValidationError, DumpError):
+        whole = load_manifest(dump_directory)
+        return Heading.model_validate(whole.model_dump(include=set(Heading.model_fields)))
+    return heading
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -101,8 +101,12 @@ class Offence(Record):
 
 
 class Dropped(Record):
-    """What is not here. dumps: not kept by this store so far, because of its caps or as a repetition; the others: left
-    out of this dump.
+    """What is not here.
+
+    Attributes:
+        dumps: Dumps that this store has not kept so far, because of its caps or as a repetition.
+        events: Events left out of this dump.
+        tensors: Tensors left out of this dump.
     """
 
     dumps: Size = 0
@@ -136,8 +140,9 @@ class TensorRecord(Record):
 class Manifest(Record):
     """Everything about a violation except its tensors and its events.
 
-    included: what it holds of the requests because someone asked for it, "kv" or "tokens"; see `included.py`.
-    notes: what a reader of the evidence has to know, in sentences.
+    Attributes:
+        included: What it holds of the requests because someone asked for it, "kv" or "tokens"; see `included.py`.
+        notes: What a reader of the evidence has to know, in sentences.
     """
 
     schema_version: str = Field(default=SCHEMA_VERSION, pattern=r"^\d{1,6}\.\d{1,6}$")
@@ -174,6 +179,35 @@ class Manifest(Record):
     truncated: dict[str, Truncation] = {}
     files: dict[FileName, FileRecord] = {}
     tensors: dict[str, TensorRecord] = {}
+
+
+class Unread(BaseModel):
+    """Some JSON object that nobody looks into."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Heading(BaseModel):
+    """What a list of dumps shows of a manifest: these fields are checked as `Manifest` has them, the others unread.
+
+    A folder may hold 10^5 manifests, and one of a leak audit has hundreds of values.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    schema_version: str = Field(default=SCHEMA_VERSION, pattern=r"^\d{1,6}\.\d{1,6}$")
+    created_utc: AwareDatetime
+    rule: str
+    verdict: str
+    summary: str
+    action: Literal["logged", "contained", "trapped"]
+    site: str
+    layer: Layer = Layer()
+    role: Literal["target", "draft"] | None = None
+    step: int | None = None
+    offence_count: Size = 0
+    included: tuple[str, ...] = ()
+    tensors: dict[str, Unread] = {}
 
 
 def manifest_json_schema() -> dict[str, Any]:

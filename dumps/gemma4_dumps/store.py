@@ -13,7 +13,7 @@ from .directory_name import TEMPORARY_PREFIX
 from .draft import DumpDraft
 from .drop_counters import load_counters
 from .errors import DumpNotFound, DumpUnreadable, StoreUnreadable
-from .listing import DumpEntry, describe, describe_renamed, dump_names, renamed_dumps, survey
+from .listing import DumpEntry, ListedDump, describe, dump_names, renamed_dumps, show, show_renamed, survey
 from .lock import store_lock
 from .manifest_file import MANIFEST_NAME
 from .removal import remove_dumps
@@ -83,9 +83,9 @@ class DumpStore:
         except OSError as error:
             raise StoreUnreadable(f"{self.root} cannot be listed: {error.strerror}") from error
 
-    def each_renamed(self, names: "Iterable[str]") -> "Iterator[DumpEntry]":
+    def each_renamed(self, names: "Iterable[str]") -> "Iterator[ListedDump]":
         """Read dumps of `renamed()` one by one."""
-        return (describe_renamed(self.root, name) for name in names)
+        return (show_renamed(self.root, name) for name in names)
 
     def list(self, limit: int | None = None) -> "list[DumpEntry]":
         """Return the newest `limit` dumps, or all, with their manifests; torn ones too. Raises DumpUnreadable."""
@@ -93,11 +93,11 @@ class DumpStore:
 
     def describe(self, names: "Iterable[str]") -> "list[DumpEntry]":
         """Return some of `names()` with their manifests."""
-        return list(self.each(names))
+        return [describe(self.root, name) for name in names]
 
-    def each(self, names: "Iterable[str]") -> "Iterator[DumpEntry]":
-        """Read them one by one, for names without number."""
-        return (describe(self.root, name) for name in names)
+    def each(self, names: "Iterable[str]") -> "Iterator[ListedDump]":
+        """Read what a list shows of some of `names()`, one by one, for names without number."""
+        return (show(self.root, name) for name in names)
 
     def dropped_dumps(self) -> dict[str, int]:
         """Count the dumps that were not kept, by reason: removed or refused by the caps, or repeated and counted."""

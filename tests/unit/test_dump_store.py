@@ -17,6 +17,7 @@ from gemma4_dumps.errors import DumpNotFound, DumpUnreadable
 from gemma4_dumps.lock import store_lock
 from gemma4_dumps.reader import read_dump, verify_dump
 from gemma4_dumps.removal import remove_dumps
+from gemma4_dumps.schema import Heading, Manifest
 from gemma4_dumps.store import DumpStore, default_root
 
 NOW = datetime.now(UTC)
@@ -205,3 +206,45 @@ def test_default_root_is_the_state_directory(monkeypatch, tmp_path):
     assert default_root() == tmp_path / "gemma4-triage" / "dumps"
     assert DumpStore().root == default_root()
     assert not default_root().exists()
+
+
+class TestList:
+    def test_a_heading_has_the_manifests_own_fields(self):
+        shared = Heading.model_fields.keys() - {"tensors"}
+        for name in shared:
+            assert repr(Heading.model_fields[name]) == repr(Manifest.model_fields[name])
+
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            lambda text: text,
+            lambda text: text[:-40],
+            lambda text: text.replace('"action": "', '"action": "not '),
+            lambda text: text.replace('"schema_version": "1', '"schema_version": "9'),
+            lambda text: text.replace('"rule": ', '"ruler": '),
+            lambda text: "[]",
+            lambda text: text.replace('"offence_count": ', '"offence_count": -1'),
+        ],
+        ids=["whole", "torn", "action", "major", "no rule", "list", "count"],
+    )
+    def test_a_listed_dump_is_what_its_whole_manifest_says(self, tmp_path, damage):
+        store = DumpStore(tmp_path)
+        path = store.write(seed_bug_draft()).path / "manifest.json"
+        path.write_text(damage(path.read_text()))
+        [listed], [whole] = store.each(store.names()), store.list()
+        assert (listed.state, listed.problem, listed.size_bytes) == (whole.state, whole.problem, whole.size_bytes)
+        if whole.manifest is None:
+            assert listed.heading is None
+        else:
+            shown = set(Heading.model_fields) - {"tensors"}
+            assert listed.heading.model_dump(include=shown) == whole.manifest.model_dump(include=shown)
+            assert list(listed.heading.tensors) == list(whole.manifest.tensors)
+
+    def test_what_a_list_does_not_show_is_not_looked_into(self, tmp_path, monkeypatch):
+        # Without this a listing of 10^5 dumps takes minutes.
+        store = DumpStore(tmp_path)
+        store.write(seed_bug_draft())
+        monkeypatch.setattr("gemma4_dumps.manifest_file.load_manifest", None)
+        monkeypatch.setattr("gemma4_dumps.listing.load_manifest", None)
+        [listed] = store.each(store.names())
+        assert listed.heading.rule == seed_bug_draft().rule

@@ -1,12 +1,12 @@
 """The JSON documents of the `dumps` verbs. Keys carry their units."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from gemma4_dumps.included import sensitive
-from gemma4_dumps.listing import DumpEntry
+from gemma4_dumps.listing import ListedDump
 from gemma4_dumps.plain_json import plain
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.retention import Removal
@@ -16,7 +16,7 @@ from gemma4_triage.inspection.offending_rows import offending_rows
 from gemma4_triage.inspection.provenance_sentence import provenance_sentence
 
 
-def listing(root: Path, entries: Sequence[DumpEntry], hidden: int, dropped: dict[str, int]) -> dict[str, Any]:
+def listing(root: Path, entries: Iterable[ListedDump], hidden: int, dropped: dict[str, int]) -> dict[str, Any]:
     """`dumps list --json`. hidden: how many older dumps the limit leaves out."""
     dumps = [_entry(entry) for entry in entries]
     return {"root": str(root), "dumps": dumps, "hidden": hidden, "dropped_dumps": dropped}
@@ -51,7 +51,7 @@ def removal(root: Path, removals: Sequence[Removal], dry_run: bool) -> dict[str,
     }
 
 
-def _entry(entry: DumpEntry) -> dict[str, Any]:
+def _entry(entry: ListedDump) -> dict[str, Any]:
     document: dict[str, Any] = {
         "dump_id": entry.dump_id,
         "path": str(entry.path),
@@ -60,8 +60,8 @@ def _entry(entry: DumpEntry) -> dict[str, Any]:
         "created_utc": entry.created_utc.isoformat(),
         "size_bytes": entry.size_bytes,
     }
-    if entry.manifest is not None:
+    if entry.heading is not None:
         wanted = {"rule", "verdict", "summary", "action", "site", "layer", "role", "step", "offence_count"}
-        document |= plain(entry.manifest.model_dump(mode="json", include=wanted))
-        document["included"] = list(sensitive(entry.manifest))
+        document |= plain(entry.heading.model_dump(mode="json", include=wanted))
+        document["included"] = list(sensitive(entry.heading))
     return document

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from gemma4_dumps.included import sensitive, words
-from gemma4_dumps.listing import DumpEntry
+from gemma4_dumps.listing import ListedDump
 from gemma4_dumps.verify import VerifyReport
 from gemma4_triage.inspection.provenance_sentence import place
 from gemma4_triage.terminal import add_row, clean_text, plain_table, printable, size_text, stdout_console
@@ -17,7 +17,7 @@ MOST_IN_A_TABLE = 1000
 """A table's columns are as wide as its widest cells, so it is printed when all are known; lines beyond come at once."""
 
 
-def print_listing(entries: Iterable[DumpEntry]) -> tuple[int, int]:
+def print_listing(entries: Iterable[ListedDump]) -> tuple[int, int]:
     """Print `dumps list`, and return how many dumps that were and how many bytes they have.
 
     However many there are, no more than MOST_IN_A_TABLE are held at a time.
@@ -26,7 +26,7 @@ def print_listing(entries: Iterable[DumpEntry]) -> tuple[int, int]:
     rows = [(_words(entry), entry) for entry in islice(left, MOST_IN_A_TABLE)]
     console, table = stdout_console(), plain_table(*_COLUMNS)
     for row, entry in rows:
-        holds = entry.manifest is not None and sensitive(entry.manifest)
+        holds = entry.heading is not None and sensitive(entry.heading)
         add_row(table, row[0], (row[1], "yellow" if holds else STATE_STYLES.get(entry.state, "")), *row[2:])
     console.print(table)
     widths = [max(len(row[column]) for row, _ in rows) for column in range(len(_COLUMNS))]
@@ -37,13 +37,13 @@ def print_listing(entries: Iterable[DumpEntry]) -> tuple[int, int]:
     return count, size_bytes
 
 
-def _words(entry: DumpEntry) -> tuple[str, str, str, str]:
-    if entry.manifest is None:
+def _words(entry: ListedDump) -> tuple[str, str, str, str]:
+    if entry.heading is None:
         verdict, where = f"{entry.state}: {entry.problem or ''}", ""
     else:
-        held = sensitive(entry.manifest)
-        verdict = f"{entry.manifest.verdict}, {entry.manifest.action}" + (f"; holds {words(held)}" if held else "")
-        where = place(entry.manifest)
+        held = sensitive(entry.heading)
+        verdict = f"{entry.heading.verdict}, {entry.heading.action}" + (f"; holds {words(held)}" if held else "")
+        where = place(entry.heading)
     return entry.dump_id, verdict, where, size_text(entry.size_bytes)
 
 

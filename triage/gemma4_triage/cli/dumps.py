@@ -62,7 +62,7 @@ def list_dumps(
     hidden = len(names) + len(renamed) - len(shown) - len(moved)
     entries = chain(store.each(shown), store.each_renamed(moved))
     if as_json:
-        emit_json("dump-list", dump_documents.listing(store.root, list(entries), hidden, dropped))
+        emit_json("dump-list", dump_documents.listing(store.root, entries, hidden, dropped))
         return
     if not shown and not moved:
         say(f"no dumps in {store.root}")

@@ -1,6 +1,6 @@
 """One sentence: which index, valid where, invalid where, hence what is missing."""
 
-from gemma4_dumps.schema import Manifest
+from gemma4_dumps.schema import Heading, Manifest
 
 SPACE_NAMES = {"full": "full", "swa": "SWA", "draft": "draft"}
 
@@ -13,7 +13,7 @@ def index_unit(manifest: Manifest) -> str:
     return "page" if "page" in f"{manifest.rule} {tables}" else "slot"
 
 
-def place(manifest: Manifest) -> str:
+def place(manifest: Manifest | Heading) -> str:
     """Say where it happened, in words: "layer 4 (sliding), draft". Empty if nothing is known."""
     layer = manifest.layer
     words = []
@@ -27,8 +27,10 @@ def place(manifest: Manifest) -> str:
 
 
 def provenance_sentence(manifest: Manifest) -> str:
-    """For example "page 70 valid in the full pool (161 pages), out of range for the SWA pool (65 pages):
-    full->SWA translation missing; layer 4 (sliding), draft". Falls back on the probe's own explanation.
+    """Return what is wrong with a dump's first index as one sentence, or the probe's own explanation.
+
+    For example "page 70 valid in the full pool (161 pages), out of range for the SWA pool (65 pages): full->SWA
+    translation missing; layer 4 (sliding), draft".
     """
     text = _index_facts(manifest)
     cause = _cause(manifest)
