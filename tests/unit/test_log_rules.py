@@ -107,6 +107,9 @@ MADE = {
     "shared-memory": [
         "RuntimeError: unable to write: No space left on device: /dev/shm/torch_1, shared memory (shm)\n"
     ],
+    "no-fp8": [death(1, "ValueError: type fp8e4nv not supported in this architecture.")],
+    "queue-stands": [prefill(1, queued=2), f'{stamp(90)} INFO:  10.0.0.7:1 - "GET /health HTTP/1.1" 200 OK\n'],
+    "router": ["2026-01-01 00:00:01 ERROR smg::routers: No available workers\n"],
     "start-refused": ["launch_server.py: error: unrecognized arguments: --gemma\n"],
     "swa-not-evicted": steady(20, running=1, full=0.2, swa=0.97, queued=3),
     "weights-missing": [death(1, "RuntimeError: Cannot find any model weights with `google/gemma-4-26b-it`")],

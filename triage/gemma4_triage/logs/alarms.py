@@ -46,10 +46,19 @@ _HARD = {
     rb"CrashLoopBackOff",
     "sigquit": rb"[Rr]eceived sigquit from a child|SIGQUIT received",
     "exception": rb"hit an exception\b",
+    "refused": rb"The request queue is full",
+    "thread": rb"^Exception in thread |\] Exception in thread ",
+    "panic": rb"\bpanicked at\b",
     "leak": rb"[Ll]eak [Dd]etected|[Mm]emory leak\b|leaked (?:semaphore|page|token|slot)",
     "own-check": rb"kv_canary violation: |KV cache canary violation detected|invariant-check (?:FAILED )?\[",
     "stopped-answering": rb"\b(?:deadlock(?:ed)?|hung|not responding|unresponsive|stopped responding)\b",
-    "transfer": rb"KVTransferError|[Tt]ransfer failed for request|(?:bootstrap|handshake) (?:failed|timed out)",
+    "transfer": rb"KVTransferError|[Tt]ransfer failed for request|(?:bootstrap|handshake) (?:failed|timed out)|"
+    rb"Lost connection with (?:prefill|decode) instance|"
+    rb"\bNIXL_ERR_\w+",
+    # Of SGLang's router, which is another program.
+    "router": rb"[Nn]o[ _]available[ _]workers|[Ff]ailed to select (?:a |PD )?\w*(?:worker|pair)|"
+    rb"without boo?t?strap room|[Cc]ircuit ?[Bb]reaker\b.{0,120}(?:\bto=Open|\b[Oo]pened\b|\bis open\b)",
+    "adapter": rb"[Ff]ailed to load LoRA adapter|LoRA adapter \S+ .{0,60}is incompatible",
     "image-tokens": rb"Number of tokens in multimodal embedding does not match|Insufficient multimodal embedding|"
     rb"[Ii]mage features and image tokens do not match",
     "parser": rb"(?:Tool call|Reasoning) parsing error|Error in (?:detect_and_parse|parse_streaming_increment)|"
@@ -59,11 +68,15 @@ _HARD = {
     rb"(?:failed|timed out)",
     "answered-500": rb'HTTP/\d(?:\.\d)?" 50[024]\b|Exception in ASGI application|\bError in request: '
     rb"(?!.*(?:validation|"
-    rb"longer than|context length|[Ee]xceed|must be|should be|[Ii]nvalid|is not supported|is required))",
+    rb"longer than|context length|[Ee]xceed|must (?:not )?be|should (?:not )?be|[Ii]nvalid|is not supported|"
+    rb"is required|not found|does not exist|[Uu]nknown|\b4\d\d Client Error))",
 }
 FATAL = frozenset({"killed", "signalled", "nccl", "device", "watchdog", "no-start", "child", "sigquit", "exception"})
 """Kinds that end a server: what stands behind one of them is taken to follow from it."""
-OF_REQUESTS = frozenset({"answered-500", "transfer", "image-tokens", "parser", "nan", "leak", "own-check", "storage"})
+OF_REQUESTS = frozenset(
+    {"answered-500", "transfer", "image-tokens", "parser", "nan", "leak", "own-check", "storage", "router", "adapter"}
+    | {"thread", "panic", "refused"}
+)
 """Kinds that a server survives: each is told, whatever stands before it."""
 _SOFT = {
     # SGLang tries optional libraries, and goes on without them.
@@ -93,7 +106,8 @@ _ONLY_ADVICE = re.compile(
 )
 # Of these a line with "might" in it still tells what happened, and guesses why.
 _NO_ADVICE = frozenset(
-    {"transfer", "answered-500", "parser", "image-tokens", "signalled", "child", "exception", "storage"}
+    {"transfer", "answered-500", "parser", "image-tokens", "signalled", "child", "exception", "storage", "router"}
+    | {"adapter"}
 )
 # What somebody typed at a shell is no word of a program's.
 _TYPED = re.compile(rb"(?:[\w.-]+@[\w.-]+:\S*)?[$#] \w")
@@ -160,11 +174,14 @@ _TRIGGERS = (
         b"time-out",
         b"timeout",
     ),
+    *(b"available workers", b"available_workers", b"circuit", b"lost connection", b"incompatible"),
+    *(b"to select ", b"strap room", b"panicked at", b"nixl_err", b"queue is full"),
     *(b"shared object", b"panicked", b"corrupt", b"interrupt", b"violation", b"invariant-check", b"outofres"),
 )
 _PROGRAM = re.compile(rb"(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\b|\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d|Traceback |  File ")
 _FRAME = re.compile(r'\s*File "([^"]+)", line (\d+), in (.+)')
 _CRASH_FRAME = re.compile(r'  File "([^"]+)", line (\d+) in (\S+)')
+_RIGHT_BELOW = 3  # lines
 _CRASH_FRAMES, _NEAR = 3, 40  # frames; lines from the crash to its stack
 _LAST_LINE = re.compile(r"(?:\w+\.)*(\w+)(?:: (.*))?")
 _LONGEST_LINE = 2000  # bytes of a line that are looked at
@@ -233,8 +250,10 @@ class AlarmReader:
         if _TYPED.match(line):
             return ""
         if b"hread 0x" in line:
-            # faulthandler prints every thread; the one that crashed is the current one.
-            self._of_the_crash = line.startswith(b"Current thread")
+            # faulthandler prints every thread; the one that crashed is the current one, or the first where none is.
+            crash = self._hard.get("signalled")
+            first = crash is not None and number - (crash.last or crash.place).line <= _RIGHT_BELOW
+            self._of_the_crash = first or line.startswith(b"Current thread")
         if line.startswith(b"  File "):
             self._frames.append(line)
             self._crash_frame(number, line)

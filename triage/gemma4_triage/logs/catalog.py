@@ -33,6 +33,7 @@ from gemma4_triage.logs.rules import (
     lora_refused,
     media_unreadable,
     never_admitted,
+    no_fp8,
     no_slot,
     non_finite_logits,
     other_crash,
@@ -43,8 +44,10 @@ from gemma4_triage.logs.rules import (
     prefix_not_reused,
     probe_stopped,
     quantised_kernel,
+    queue_stands,
     re_prefill_storm,
     retraction_thrash,
+    router,
     shared_memory,
     stale_write_rows,
     start_refused,
@@ -78,6 +81,7 @@ ENDINGS: tuple[Rule, ...] = (
     attention_kernel.RULE,
     image_tokens.RULE,
     lora_refused.RULE,
+    no_fp8.RULE,
     quantised_kernel.RULE,
     weight_names.RULE,
     weights_missing.RULE,
@@ -97,11 +101,13 @@ ENDINGS: tuple[Rule, ...] = (
     grammar_request.RULE,
     media_unreadable.RULE,
     bus_error.RULE,
+    router.RULE,
 )
 """Of what a server died of, or would have."""
 
 LOADS: tuple[Rule, ...] = (
     never_admitted.RULE,
+    queue_stands.RULE,
     swa_not_evicted.RULE,
     retraction_thrash.RULE,
     binding_pool.RULE,

@@ -244,7 +244,8 @@ class LogFacts:
         long_lines: how many lines were cut for their length.
         problem: why reading ended early; None if it did not.
         first_time: the first stamp in the log; "" if there is none.
-        last_time: the last stamp in the log; "" if there is none.
+        last_time: the last stamp of a line that was understood; "" if there is none.
+        end_time: the last stamp in the log, of whatever line; "" if there is none.
         starts: how many servers started in it.
         settings: those of the last start, as ServerArgs printed them.
         pool_tokens: the tokens of the pools "full" and "swa", where the log says so.
@@ -288,6 +289,7 @@ class LogFacts:
     guards: tuple[GuardLine, ...]
     guard_count: int
     release: str = ""
+    end_time: str = ""
     alarms: tuple[Alarm, ...] = ()
     program_lines: int = 0
     remarks: Mapping[str, Remark] = field(default_factory=dict)

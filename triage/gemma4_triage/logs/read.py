@@ -43,6 +43,8 @@ _MARKS = (
 )
 _BATCH_AND_MARKS = ((MARK, "batch"), *_MARKS)
 _ANSWER = b'" 200 OK'
+_OF_THE_WATCHDOG = 8
+"""Lines below the watchdog's in which it prints the pools."""
 
 
 def read_source(source: Source, points: int = DEFAULT_POINTS) -> LogFacts:
@@ -105,6 +107,8 @@ class LogReading:
         self._stacks = remarks.StackReader()
         self._remarks: dict[str, Remark] = {}
         self._shown = 0
+        self._watchdog = -_OF_THE_WATCHDOG
+        self._end = ""
         self._stream = b""
         self._streams: dict[bytes, TracebackReader] = {}
         self._deaths, self._leaks, self._guards = _Kept(), _Kept(), _Kept()
@@ -140,6 +144,8 @@ class LogReading:
         self._feeds = [] if table is None else self._feeds_of(table)
         if others is not None:
             self._others(others)
+            last = next(filter(None, reversed(others.lines)), b"")
+            self._end = self._stamps.read(last, len(last)).text or self._end
         self._catch_up(self._lines + 1)
 
     def _feeds_of(self, table: Table) -> list[_Feed]:
@@ -290,11 +296,16 @@ class LogReading:
             if (rank := self._rank(stamp.rank)) is not None:
                 rank.retracted(events.retracted_requests(line), number, stamp)
         elif kind == "leak":
+            # The watchdog prints the pools of a batch that runs: its tokens are in no term.
+            if b"] total=" in line and number - self._watchdog <= _OF_THE_WATCHDOG:
+                self._understand(kind, 1)
+                return True
             # An equation that holds is no leak; a leak without an equation, as other releases have it, is an alarm.
             if not self._leak(line.decode(errors="replace"), place) and b"] total=" not in line:
                 return False
         elif kind == "death":
             self._die(Death(place, stamp.rank, "", events.death_message(line)))
+            self._watchdog = number if b"atchdog" in line else self._watchdog
         elif kind == "start":
             self._starts += 1
             self._settings = events.settings(line)
@@ -381,6 +392,7 @@ class LogReading:
             problem=None,
             first_time=self._first,
             last_time=self._last,
+            end_time=max(self._last, self._end),
             release=self._release,
             starts=self._starts,
             settings=self._settings,

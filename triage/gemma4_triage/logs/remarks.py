@@ -25,6 +25,11 @@ MARKS = (
     (b"local protection error", "transport_protection"),
     (b"onnection refused", "transport_refused"),
     (b"No RDMA devices found", "transport_no_rdma"),
+    (b"fp8e4nv not supported", "no_fp8_e4m3"),
+    (b"NIXL_ERR_", "transport_nixl"),
+    # SGLang's router on what a worker answered to a client's mistake.
+    (b" status=4", "router_refused"),
+    (b"https://huggingface.co/", "hub"),
 )
 STACKS = (b"Pyspy dump for PID ", b": sglang::scheduler")
 MOST_STACKS = 16

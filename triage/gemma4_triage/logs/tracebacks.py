@@ -30,7 +30,7 @@ _LOOP = re.compile(
     rb"|run_data_parallel_controller_process|run_tp_worker|forward_thread_func_?)\s*$"
 )
 _LAST_LINE = re.compile(r"(?:[\w<>]+\.)*([A-Za-z_]\w*)(?:: (.*)|:)?")
-_WORDS = re.compile(r"[A-Z]+|[a-z]\w*")  # "INFO: …" and "python: …" are no exceptions
+_WORDS = re.compile(r"[A-Z]+|(?!\w*(?:Error|Exception)$)[a-z]\w*")  # "INFO: …" and "python: …" are no exceptions
 _FRAME = re.compile(r'\s*File "([^"]*)", line (\d+), in (.*)')
 _GROUP = re.compile(rb" {2,}(?:\| ?|\+[-+].*)")
 _STOPPED = frozenset({"KeyboardInterrupt", "CancelledError", "GeneratorExit"})

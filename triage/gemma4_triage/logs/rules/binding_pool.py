@@ -12,6 +12,7 @@ from gemma4_triage.logs.rules import swa_not_evicted
 
 _OFTEN = 3  # batch lines; one may be a moment
 SHARE = 0.05  # of the batch lines
+MOSTLY = 0.75  # of those in which one pool is full
 _DIRECTION: dict[Pool, str] = {"swa": "raise", "full": "lower"}
 _OTHER: dict[Pool, Pool] = {"swa": "full", "full": "swa"}
 
@@ -53,7 +54,10 @@ def binding_pool(rank: RankFacts) -> Pool | None:
     pools: tuple[Pool, ...] = ("swa", "full")
     for pool in pools:
         often = rank.pressed[pool] >= max(1, SHARE * rank.usage_lines)
-        harmed = rank.pressed_queued[pool] or (rank.retractions.binding or {}).get(pool, 0)
+        # Somebody waits now and then on any server that is well used.
+        harmed = rank.pressed_queued[pool] >= MOSTLY * rank.pressed[pool] > 0 or (rank.retractions.binding or {}).get(
+            pool, 0
+        )
         if often and harmed:
             return pool
     return None

@@ -34,10 +34,15 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     said = f"{death.type_name}: {death.message}"
     if _TIMEOUT.search(said):
         return _timeout(facts, death)
+    confidence = Confidence.LIKELY
     if _GONE.search(said):
         cause = "A rank reports that another one is gone; the one that ended first is the cause."
         others = [one for one in facts.deaths if not _explains(one)]
-        if others:
+        native = next((alarm for alarm in facts.alarms if alarm.kind == "signalled"), None)
+        if native is not None and native.place.line < death.place.line:
+            confidence = Confidence.POSSIBLE
+            advice = (f"line {native.place.line} says that a process ended in native code: begin there",)
+        elif others:
             where = f"line {others[0].place.line}{on_rank(others[0].rank)}"
             advice = (f"{others[0].type_name or 'a failure'} in {where} is of another kind: begin there",)
         else:
@@ -58,7 +63,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "containers: --shm-size 32g or --ipc host; nodes: --dist-init-addr, NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME",
         )
     return Finding(
-        rule=RULE.id, cause=cause, confidence=Confidence.LIKELY, evidence=tuple(of_failure(facts, death)), advice=advice
+        rule=RULE.id, cause=cause, confidence=confidence, evidence=tuple(of_failure(facts, death)), advice=advice
     )
 
 

@@ -13,15 +13,53 @@ _HARDWARE = re.compile(
     r"(?i)fallen off the bus|uncorrectable ECC|ECC error|cudaErrorDevicesUnavailable|system not yet initialized|"
     r"CUDA error: (?:unknown error|hardware|device not ready|all CUDA-capable devices are busy)|GPU is lost"
 )
+# What ROCm's runtime says before it ends the process.
+_ROCM = re.compile(
+    r"HSA_STATUS_ERROR|Memory access fault by GPU|HSAIL operation resulted in a hardware exception|HIP error"
+)
 # NVIDIA's list of Xid errors: faults of the program that ran.
 _PROGRAM = {"13", "31", "32", "43", "45", "69"}
 
 
 def _explains(death: Death) -> bool:
-    return bool(_XID.search(death.message) or _HARDWARE.search(death.message))
+    return bool(_XID.search(death.message) or _HARDWARE.search(death.message) or _ROCM.search(death.message))
+
+
+def _of_rocm(facts: LogFacts, death: Death) -> Finding:
+    if "captur" in death.message:
+        return Finding(
+            rule=RULE.id,
+            cause="ROCm refused a call while a HIP graph was captured: a thread beside the capture asked for an event.",
+            confidence=Confidence.LIKELY,
+            evidence=tuple(of_failure(facts, death, "what ROCm reported")),
+            ruled_out_if=("it dies alike with --disable-cuda-graph",),
+            advice=(
+                "a newer image of ROCm: 7.2.1 and later are reported to capture beside such a thread",
+                "until then --disable-cuda-graph, or SGLANG_USE_AITER_AR=0",
+            ),
+            upstream=("SGLang 24011",),
+        )
+    frames = [frame for alarm in facts.alarms if alarm.kind == "signalled" for frame in alarm.more if ".py:" in frame]
+    reduces = next((frame for frame in frames if "all_reduce" in frame), "")
+    cause = "A kernel faulted on an AMD GPU, and ROCm ended the process"
+    cause += f"; the process was in a custom all-reduce, {reduces.split()[0]}." if reduces else "."
+    return Finding(
+        rule=RULE.id,
+        cause=cause,
+        confidence=Confidence.LIKELY if reduces else Confidence.POSSIBLE,
+        evidence=tuple(of_failure(facts, death, "what ROCm reported")),
+        ruled_out_if=("the same GPU faults under other programs too",),
+        advice=(
+            "once with --disable-custom-all-reduce",
+            "once with SGLANG_USE_AITER=0; then a newer image of ROCm and aiter",
+            *(() if reduces else ("AMD_SERIALIZE_KERNEL=3 names the kernel that faulted",)),
+        ),
+    )
 
 
 def _tell(facts: LogFacts, death: Death) -> Finding:
+    if _ROCM.search(death.message):
+        return _of_rocm(facts, death)
     xid = _XID.search(death.message)
     if xid is not None and xid[1] in _PROGRAM:
         cause = f"The driver reports Xid {xid[1]}: a kernel of a process did something that the GPU refused."

@@ -38,11 +38,21 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
                 ),
             ),
             advice=(
+                *_mixed_up(facts),
                 "check that the draft was made for this target, and that both have the same quantisation of the head",
             ),
             next_commands=("gemma4-triage repro mtp-zero-accept",),
         )
         return
+
+
+def _mixed_up(facts: LogFacts) -> tuple[str, ...]:
+    """Return what to do if the draft's name is of EAGLE3 and the algorithm is not."""
+    asked = facts.settings
+    names_eagle3 = "eagle3" in asked.get("speculative_draft_model_path", "").lower().replace("-", "").replace("_", "")
+    if names_eagle3 and asked.get("speculative_algorithm", "").upper() == "EAGLE":
+        return ("--speculative-algorithm EAGLE3: by its name the draft is of EAGLE3, and EAGLE gives it other states",)
+    return ()
 
 
 RULE = Rule("drafts-never-accepted", "drafts are made and never accepted", _find)

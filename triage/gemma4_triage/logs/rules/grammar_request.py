@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings
+from gemma4_triage.logs.rule import Rule, at, of_failure, of_settings
 
 _FRAME = re.compile(
     r"\w*(?:grammar|xgrammar|outlines|llguidance)\w*\.py:|.* (?:compile_(?:json_schema|grammar|regex|structural_tag)|"
     r"accept_token|fill_vocab_mask|fill_next_token_bitmask|try_jump_forward)$"
 )
+_SPECULATIVE = re.compile(r"(?:eagle|spec|mtp)\w*\.py:")
 _INNER = 4  # frames
 
 
@@ -23,10 +25,16 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     inner = death.frames[-_INNER:]
     compiling = any("compile" in frame for frame in inner)
     deep = "recursion" in death.message
+    drafts = not compiling and _drafts(facts, death)
     if compiling:
         what = "A request's schema or grammar does not compile, and nothing caught the error: it ended the scheduler"
     elif deep:
         what = "A request's grammar recurses deeper than its matcher allows, and the error was not caught"
+    elif drafts:
+        what = (
+            "Drafts were fed to a request's grammar past its end: its matcher refused a token, and the error was not "
+        )
+        what += "caught. The schema is not at fault"
     else:
         what = "The matcher of a request's grammar refused a token that had been sampled, and the error was not caught"
     return Finding(
@@ -39,9 +47,53 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "take a later release: there such a request alone is aborted"
             if compiling or deep
             else "take a later release of SGLang and of the grammar's backend, or another --grammar-backend",
-            "bound the recursion of schemas and max_tokens" if deep else "check schemas before they reach the server",
+            "until then serve requests with a grammar without --speculative-algorithm"
+            if drafts
+            else "bound the recursion of schemas and max_tokens"
+            if deep
+            else "check schemas before they reach the server",
         ),
     )
 
 
-RULE = of_death("grammar-request", "a request's grammar ended the scheduler", _explains, _tell)
+def _drafts(facts: LogFacts, death: Death) -> bool:
+    """Say whether the server drafts, by its arguments, its batch lines or the frames of the failure."""
+    return (
+        facts.settings.get("speculative_algorithm", "None") != "None"
+        or any(rank.accept_length is not None for rank in facts.ranks)
+        or any(_SPECULATIVE.search(frame) for frame in death.frames)
+    )
+
+
+def _in_native_code(facts: LogFacts) -> Iterator[Finding]:
+    """Yield what a process says that ended in native code, with a grammar's backend on its stack."""
+    alarm = next((alarm for alarm in facts.alarms if alarm.kind == "signalled"), None)
+    frame = next((frame for frame in alarm.more if _FRAME.match(frame)), "") if alarm else ""
+    if alarm is None or not frame:
+        return
+    yield Finding(
+        rule=RULE.id,
+        cause=f"The backend of structured output ended the process in native code, in {frame}: a request's schema or "
+        "grammar brought it there, such as one that refers to itself.",
+        confidence=Confidence.LIKELY,
+        evidence=(
+            at(facts, alarm.place, alarm.text, f"the end, with {frame} on its stack"),
+            *of_settings(facts, "grammar_backend"),
+        ),
+        ruled_out_if=("it happens without response_format, json_schema, regex, ebnf or tools in the requests",),
+        advice=(
+            "a later release of SGLang and of the grammar's backend, or another --grammar-backend",
+            "refuse schemas that refer to themselves before they reach the server",
+        ),
+    )
+
+
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    death = next(filter(_explains, facts.failures), None)
+    if death is not None:
+        yield _tell(facts, death)
+    else:
+        yield from _in_native_code(facts)
+
+
+RULE = Rule("grammar-request", "a request's grammar ended the scheduler", _find, _explains, frozenset({"signalled"}))

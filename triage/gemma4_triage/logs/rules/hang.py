@@ -51,14 +51,15 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         evidence.append(at(facts, death.usage.place, usage, "the last sign of life, and its pool usage"))
     places = {index: where(stack) for index, stack in enumerate(facts.stacks)}
     odd = [facts.stacks[index] for index, place in places.items() if place not in _WAITS]
-    cause, confidence, advice = _verdict(facts.stacks, odd, places, _switches(facts))
+    switches = _switches(facts)
+    cause, confidence, advice = _verdict(facts.stacks, odd, places, switches)
     return Finding(
         rule=RULE.id,
         cause=cause,
         confidence=confidence,
         evidence=(*evidence, *_stacks(facts, places)),
         ruled_out_if=("another rank died before: look for its exception",),
-        advice=advice,
+        advice=tuple(dict.fromkeys((*advice, *switches))),
     )
 
 
@@ -113,9 +114,12 @@ def _switches(facts: LogFacts) -> tuple[str, ...]:
     found = []
     if asked.get("enable_hierarchical_cache") == "True":
         found.append("once without --enable-hierarchical-cache, once with a smaller --chunked-prefill-size")
+    if asked.get("enable_dp_attention") == "True":
+        found.append("once without --enable-dp-attention: ranks that idle have to take part in every collective")
     if asked.get("speculative_algorithm", "None") != "None":
         found.append("once without --speculative-algorithm")
     if asked.get("pp_size", "1") not in ("1", "None"):
+        found.append("--max-running-requests at least twice --pp-size: a stage takes its share of them only")
         found.append("once without --pp-size")
     return (*found, "another release; a longer --watchdog-timeout helps only where a compilation ran") if found else ()
 
@@ -129,7 +133,9 @@ def _stacks(facts: LogFacts, places: dict[int, str]) -> list[Evidence]:
 
 
 def _explains(death: Death) -> bool:
-    return says(_WORDS)(death) and "collective" not in death.message
+    # SGLang asks py-spy for stacks as the watchdog fires; where it lacks, that fails too.
+    of_the_dump = "pyspy_dump_schedulers" in death.frame
+    return of_the_dump or (says(_WORDS)(death) and "collective" not in death.message)
 
 
-RULE = of_death("hang", "a step never ended", _explains, _tell, alarms=("watchdog",))
+RULE = of_death("hang", "a step never ended", _explains, _tell, alarms=("watchdog", "thread"))

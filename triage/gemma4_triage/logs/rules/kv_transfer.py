@@ -11,7 +11,10 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import of_death, of_failure, of_settings, over, remarked
 
-_WORDS = re.compile(r"KVTransferError|[Tt]ransfer failed for request|(?:bootstrap|handshake) (?:failed|timed out)")
+_WORDS = re.compile(
+    r"KVTransferError|[Tt]ransfer failed for request|(?:bootstrap|handshake) (?:failed|timed out)|"
+    r"Lost connection with (?:prefill|decode) instance|NIXL_ERR_"
+)
 _STATES = {
     "Bootstrapping": (
         "requests waited at the prefill server for the decode server to hand over its KV indices, until they timed out",
@@ -28,6 +31,7 @@ _STATES = {
         ),
     ),
 }
+_NIXL = "transport_nixl"
 _TRANSPORTS = (
     (
         "transport_protection",
@@ -51,6 +55,15 @@ _TRANSPORTS = (
         ),
     ),
     (
+        _NIXL,
+        "NIXL refused to prepare or to make a transfer",
+        (
+            "the same attention parallelism on both sides (--tp, and --dp with --enable-dp-attention)",
+            "once with --disaggregation-transfer-backend mooncake, and --disaggregation-ib-device on both sides",
+            "the first error of the side that prepares the transfer counts: the other side only waits",
+        ),
+    ),
+    (
         "transport_no_rdma",
         "no RDMA device was found, so that the transport fell back to TCP",
         (
@@ -59,6 +72,7 @@ _TRANSPORTS = (
         ),
     ),
 )
+_GONE = re.compile(r"Lost connection with (prefill|decode) instance")
 _OTHER = (
     "the other server's log at the same time says why: it died, has no room, or its network does not answer",
     "both have to run the same release and page size",
@@ -70,12 +84,26 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     many = [over(facts, "such lines", alarm.count, "transfers that failed")] if alarm and alarm.count > 1 else []
     said = " ".join((death.message, *(alarm.more if alarm else ())))
     state = next((state for state in _STATES if f"KVPoll.{state}" in said), None)
-    transport = next(((name, what, advice) for name, what, advice in _TRANSPORTS if name in facts.remarks), None)
+    transport = next(
+        (
+            (name, what, advice)
+            for name, what, advice in _TRANSPORTS
+            if name in facts.remarks or (name == _NIXL and "NIXL_ERR_" in said)
+        ),
+        None,
+    )
     why = "the log does not say which side failed"
     advice, confidence, shown = _OTHER, Confidence.POSSIBLE, []
     if transport is not None:
         (name, why, advice), confidence = transport, Confidence.LIKELY
         shown = remarked(facts, name, "what the transport said")
+    elif (gone := _GONE.search(said)) is not None:
+        why, confidence = _peer_gone(facts, gone[1]), Confidence.LIKELY
+        advice = (
+            f"begin with the {gone[1]} server: its log says what it died of",
+            "this server's requests of it wait until they time out: SGLANG_DISAGGREGATION_WAITING_TIMEOUT bounds that",
+            "until then /health instead of /health_generate, or a probe that allows more failures, on this server",
+        )
     elif state is not None:
         (why, advice), confidence = _STATES[state], Confidence.LIKELY
     return Finding(
@@ -93,6 +121,12 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     )
 
 
+def _peer_gone(facts: LogFacts, role: str) -> str:
+    why = f"the {role} server went away, and requests that it began wait here for what never comes"
+    failed = any(alarm.kind in ("health", "unhealthy") for alarm in facts.alarms)
+    return why + ("; the health check of this server, which is sound, failed with them" if failed else "")
+
+
 def _explains(death: Death) -> bool:
     return not death.type_name.endswith(("AttributeError", "TypeError")) and bool(
         _WORDS.search(f"{death.type_name}: {death.message}")
@@ -100,5 +134,9 @@ def _explains(death: Death) -> bool:
 
 
 RULE = of_death(
-    "kv-transfer", "KV did not get from a prefill to a decode server", _explains, _tell, alarms=("transfer",)
+    "kv-transfer",
+    "KV did not get from a prefill to a decode server",
+    _explains,
+    _tell,
+    alarms=("transfer", "health", "thread"),
 )

@@ -29,7 +29,8 @@ _WORDINGS = (
             r"KeyError).{0,120}lora_[AB]"
         ),
         "Names in the adapter are not those of SGLang's modules.",
-        "compare the names in adapter_model.safetensors with the model; merge the adapter if they differ",
+        "compare the names in adapter_model.safetensors with the model; target_modules of adapter_config.json as bare "
+        "names (gate_proj) without a path before them; merge the adapter if they differ",
     ),
 )
 
@@ -41,4 +42,5 @@ RULE = of_wordings(
     settings=("max_lora_rank",),
     ruled_out_if=("the same adapter loads with PEFT and its names are those of the server's modules",),
     advice=("once without the adapter: the base model has to start",),
+    alarms=("adapter",),
 )

@@ -90,6 +90,14 @@ def _next_step(death: Death, beginning: Death | None) -> str:
 
 _SUSPECTS = (
     (
+        re.compile(r"(?:\w*attention\w*|flash\w*|\w+_mha\w*|triton_backend|aiter_backend|\w*attn\w*)\.py"),
+        "the attention backend in use (another --attention-backend; look at the answers too)",
+    ),
+    (
+        re.compile(r"(?:\w*fp[48]\w*|awq\w*|gptq\w*|modelopt\w*|compressed_tensors\w*|marlin\w*|\w*quant\w*)\.py"),
+        "quantisation (the same model in bfloat16)",
+    ),
+    (
         re.compile(r"(?:hiradix|hicache|cache_controller|memory_pool_host|hybrid_cache)\w*\.py"),
         "--enable-hierarchical-cache",
     ),
@@ -105,6 +113,16 @@ _SUSPECTS = (
         "the split of prefill and decode, or with the same --tp on both sides",
     ),
     (re.compile(r"(?:topk|fused_moe\w*|moe\w*|\w+_moe)\.py"), "the MoE kernels in use (another --moe-runner-backend)"),
+    (re.compile(r"(?:\w*radix\w*|memory_pool|\w*allocator\w*)\.py"), "the prefix cache (--disable-radix-cache)"),
+    (
+        re.compile(r"(?:parallel_state|communication_op|pynccl\w*|custom_all_reduce\w*|communicator)\.py"),
+        "SGLang's own all-reduce (--disable-custom-all-reduce)",
+    ),
+    (re.compile(r"(?:dp_attention|data_parallel_controller)\.py"), "attention data parallelism (--dp)"),
+    (
+        re.compile(r"(?:function_call\w*|\w*_detector|reasoning_parser|\w*tool_?call\w*)\.py"),
+        "parsers of answers (--tool-call-parser, --reasoning-parser)",
+    ),
     (re.compile(r"(?:mm_utils|multimodal|\w*processor|vision)\w*\.py"), "images in the requests"),
 )
 

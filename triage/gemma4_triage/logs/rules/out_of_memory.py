@@ -22,6 +22,7 @@ _CAUSES = {
     _TOO_SMALL: "Weights alone fill the share of memory that pools were to come from.",
 }
 _TOWER = re.compile(r"(?:\w*_)?(?:vision|vit|siglip|clip|audio)\w*\.py:|.* (?:get_image_feature|get_audio_feature)\w*$")
+_LOGITS = re.compile(r"logits_processor\.py:")
 _PLAN = "gemma4-triage pools --config CONFIG --gpu-mem 80GiB --weights 20GiB --workload 64x8000+1000"
 _ASKED = re.compile(
     r"Tried to allocate (\d+(?:\.\d+)?) ([MG])iB.*?total capacity of (\d+(?:\.\d+)?) GiB of which "
@@ -44,6 +45,14 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     if any(_TOWER.match(frame) for frame in death.frames) and not too_small:
         cause = "The device's memory ran out in the image or audio encoder: pools and weights left it too little."
         advice = (*advice, "fewer or smaller images in a request and in a prefill: a smaller --chunked-prefill-size")
+    elif any(_LOGITS.match(frame) for frame in death.frames[-3:]) and not too_small:
+        cause = (
+            "The device's memory ran out where logits are made: a row of the whole vocabulary for each token asked for."
+        )
+        advice = (
+            "prompt log probabilities ask for every prompt token: logprob_start_len near the end, fewer such requests",
+            *advice,
+        )
     return Finding(
         rule=RULE.id,
         cause=cause,
@@ -64,7 +73,10 @@ def _other_advice(death: Death) -> tuple[str, ...]:
             "SGL_DISABLE_TP_MEMORY_INBALANCE_CHECK=1",
         )
     if _HOST in death.message:
-        return ("a smaller --hicache-size or --hicache-ratio; it is asked for once per rank of the host",)
+        return (
+            "a smaller --hicache-size or --hicache-ratio; it is asked for once per rank of the host",
+            "reserved huge pages are not available to it: HugePages_Total in /proc/meminfo, sysctl vm.nr_hugepages",
+        )
     return ()
 
 

@@ -51,7 +51,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     else:
         cause = "The kernel of a quantised layer does not take this model's shapes, or not on this GPU."
         advice = (
-            f"another --moe-runner-backend than {backend}, such as triton or triton_kernel, if it is a MoE layer"
+            f"another --moe-runner-backend than {backend}, if it is a MoE layer; else another --fp4-gemm-backend or "
+            "--fp8-gemm-runner-backend"
             if backend not in ("auto", "None")
             else "name another backend: --moe-runner-backend triton for MoE layers, --fp8-gemm-runner-backend "
             "for others",

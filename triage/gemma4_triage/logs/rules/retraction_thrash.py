@@ -42,6 +42,11 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         confidence=_confidence(rank),
         evidence=tuple(evidence),
         ruled_out_if=("SGLANG_TEST_RETRACT was set",),
+        advice=tuple(
+            f"once without --{name.replace('_', '-')}: what it keeps may not be freed when the pool is full"
+            for name in ("enable_hierarchical_cache", "enable_prefill_cp")
+            if facts.settings.get(name) == "True"
+        ),
         next_commands=("gemma4-triage pools --config CONFIG --kv-mem 40GiB --workload 64x8000+1000",),
     )
 

@@ -9,6 +9,12 @@ from gemma4_triage.logs.rule import Wording, of_wordings
 
 _WORDINGS = (
     Wording(
+        re.compile(r"(?:DistNetworkError|TCPStore|server socket has failed to listen).*(?:EADDRINUSE|already in use)"),
+        "A port for communication between the server's own processes was taken between choosing and using it.",
+        "start again; several replicas: one server each behind the router, or --nccl-port outside "
+        "net.ipv4.ip_local_port_range",
+    ),
+    Wording(
         re.compile(r"(?i)address already in use|Port \d+ is (?:already )?in use|port is not available"),
         "The port is taken: another server, or the rest of an earlier one, still runs.",
         "ss -ltnp names the process; another --port, or end what is left of the earlier server",

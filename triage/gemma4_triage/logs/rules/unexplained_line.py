@@ -81,6 +81,21 @@ _KINDS = {
     "exception": _Kind(
         "a process of the server hit an exception", ("read the traceback below it; keep all of stderr",)
     ),
+    "thread": _Kind(
+        "a thread of a process ended with an exception, and the process went on without it",
+        ("read the traceback below it: what that thread did is done by nobody since",),
+    ),
+    "refused": _Kind(
+        "requests were refused, for the queue of --max-queued-requests was full",
+        (
+            "fewer requests at once, more servers, or a larger --max-queued-requests",
+            "clients that wait for ever after that: once with --tokenizer-worker-num 1",
+        ),
+    ),
+    "panic": _Kind(
+        "a program in Rust, such as the router, ended itself",
+        ("the line below says why; RUST_BACKTRACE=1 says where",),
+    ),
     "leak": _Kind(
         "the server says that something leaked",
         ("keep the lines around it: they hold the pool's numbers", "run again with GEMMA4_TRIAGE_LEAK=dump"),

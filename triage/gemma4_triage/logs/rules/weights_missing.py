@@ -9,6 +9,12 @@ from gemma4_triage.logs.rule import Wording, of_wordings
 
 _WORDINGS = (
     Wording(
+        re.compile(r"(?i)harmony encoding|o200k_base|tiktoken.{0,120}(?:download|request)"),
+        "The vocabulary of Harmony (o200k_base.tiktoken) is not here, and its host cannot be reached.",
+        "fetch the file where there is a network, and set TIKTOKEN_ENCODINGS_BASE (or TIKTOKEN_RS_CACHE_DIR) to its "
+        "folder",
+    ),
+    Wording(
         re.compile(
             r"(?i)gated repo|access to model .* is restricted|401 Client Error|403 Client Error|Invalid credentials"
         ),
@@ -22,7 +28,8 @@ _WORDINGS = (
     ),
     Wording(
         re.compile(
-            r"(?i)is not a local folder and is not a valid model identifier|Repository Not Found|404 Client Error|"
+            r"(?i)is not a local folder and is not a valid model identifier|Repository Not Found|"
+            r"404 Client Error.{0,200}(?:huggingface|hf\.co|hf-mirror|modelscope|/resolve/)|"
             r"Incorrect path_or_model_id|Repo id must be"
         ),
         "The name of the model is neither a folder that the server sees nor a repository.",
@@ -66,5 +73,5 @@ RULE = of_wordings(
     _WORDINGS,
     Confidence.LIKELY,
     ruled_out_if=("another process of the same user reads the same path",),
-    alarms=("no-start",),
+    alarms=("no-start", "panic"),
 )

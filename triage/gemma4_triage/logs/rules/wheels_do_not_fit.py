@@ -10,12 +10,36 @@ from gemma4_triage.logs.rule import Wording, of_wordings
 _WORDINGS = (
     Wording(
         re.compile(
+            r"Couldn't instantiate the backend tokenizer|Tokenizer class \S+ (?:does not exist|is not)|"
+            r"TokenizersBackend"
+        ),
+        "The checkpoint's tokenizer cannot be built by the class that was asked for: its tokenizer_config.json and the "
+        "installed transformers do not fit each other.",
+        "look at tokenizer_class in tokenizer_config.json (PreTrainedTokenizerFast reads a tokenizer.json), and take "
+        "an SGLang of the transformers that wrote it",
+    ),
+    Wording(
+        re.compile(
             r"Transformers does not recognize this architecture|KeyError: '(?:gemma\d\w*|gpt_oss\w*)'|"
             r"cannot import name '\w+' from 'transformers|has no attribute 'Gemma\w+Config'"
         ),
         "The installed transformers is not of the release that this SGLang or this model needs.",
         "pip show transformers sglang; upgrade SGLang together with the transformers that its pyproject pins, "
         "as its images do",
+    ),
+    Wording(
+        re.compile(r"not supported on \.target|Internal Triton PTX codegen error"),
+        "A kernel uses instructions that this GPU's architecture has not.",
+        "another --moe-runner-backend or --attention-backend, or a release with kernels for this GPU; compute_cap in "
+        "nvidia-smi names it",
+    ),
+    Wording(
+        re.compile(
+            r"Could not run '[\w:.]+' with arguments from the '\w+' backend|not currently (?:supported|implemented) "
+            r"(?:on|for) the \w+ (?:backend|device)"
+        ),
+        "An operator that the model needs has no implementation for this device.",
+        "a release of SGLang for this device that serves the model, or a GPU that the operator is for",
     ),
     Wording(
         re.compile(
@@ -80,6 +104,7 @@ _TYPES = (
     "InductorError",
     "ImportError",
     "ModuleNotFoundError",
+    "NotImplementedError",
     "OSError",
     "FileNotFoundError",
     "TypeError",

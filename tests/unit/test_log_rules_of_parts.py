@@ -1,0 +1,196 @@
+"""What a log says of parts around the scheduler, and of failures that a server survives: each once, and once silent."""
+
+import pytest
+from serving_log_lines import death, decode, prefill, stamp, steady
+
+from gemma4_triage.finding import Confidence
+from gemma4_triage.logs.catalog import findings
+from gemma4_triage.logs.read import read_log
+
+
+def found_in(lines):
+    return findings(read_log("made.log", ["".join(lines).encode()]))
+
+
+def started(**settings):
+    said = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+    return f"{stamp(0)} server_args=ServerArgs({said}, watchdog_timeout=300)\n"
+
+
+def answer(second, what, status):
+    return f'{stamp(second)} INFO:     10.0.0.7:41000 - "{what} HTTP/1.1" {status}\n'
+
+
+SMG = "2026-01-01 00:00:{:02d} {} smg::routers: {}\n"
+HUB = "Failed to fetch tokenizer files from https://huggingface.co/api/models/a/b: operation timed out, retry 1/5"
+WATCHDOG = f"{stamp(300, 'TP0')} Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)\n"
+BUSY = f"{stamp(300, 'TP0')} Scheduler debug info:\nscheduler.cur_batch_for_debug.batch_size()=1\n"
+BUSY += "[full] total=9000, available=4000, evictable=3000, protected=1000, session_held=0, uncached=0\n"
+NIXL = (
+    "Exception in thread Thread-9 (bootstrap_thread):\nTraceback (most recent call last):\n"
+    '  File "/usr/lib/python3.12/threading.py", line 1075, in _bootstrap_inner\n    self.run()\n'
+    '  File "/srv/sglang/disaggregation/nixl/conn.py", line 402, in _prep\n    self.agent.prep()\n'
+    "nixl._bindings.nixlNotFoundError: NIXL_ERR_NOT_FOUND\n"
+)
+FP8 = "triton.compiler.errors.CompilationError: at 22:11:\n    x = tl.load(src).to(tl.float8e4nv)\n           ^\n"
+FP8 += "ValueError(\"type fp8e4nv not supported in this architecture. The supported fp8 dtypes are ('fp8e5',)\")"
+ADAPTER = "Failed to load LoRA adapter a: LoRA adapter a with rank 8 is incompatible with the current LoRA memory pool "
+ADAPTER += "configuration. Please ensure that the LoRA adapter's rank is within the configured `--max-lora-rank`."
+STORE = "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
+STORE += "port: 43117, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
+NATIVE = "Fatal Python error: Segmentation fault\n\nThread 0x00007f5c (most recent call first):\n"
+NATIVE += '  File "/srv/xgrammar/compiler.py", line 181 in compile_json_schema\n'
+GONE = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:31022"
+HIP = "[rank1]: ProcessGroupNCCL.cpp:2057] terminated with exception: HIP error: operation not permitted on an event "
+HIP += "last recorded in a capturing stream\n"
+LOADED = [decode(1, accept=2.5), decode(2, accept=2.5)]
+
+# Name: lines, the rule that leads, and words of its cause or advice.
+CASES = {
+    "the circuit breaker counts refusals": (
+        [
+            SMG.format(1, "WARN", "Request failed worker=http://a status=400 Bad Request retryable=false"),
+            SMG.format(2, "WARN", "Circuit breaker state transition worker=http://a from=Closed to=Open"),
+            SMG.format(3, "ERROR", "status=503 code=no_available_workers"),
+        ],
+        ("router", "mistakes (4xx)"),
+    ),
+    "no worker is left": ([SMG.format(1, "ERROR", "No available workers")], ("router", "its own judgement")),
+    "a stale ring": (
+        [SMG.format(1, "ERROR", "Failed to select PD pair error=Policy consistent_hashing failed to select a worker")],
+        ("router", "restart that router"),
+    ),
+    "a request without its room": (
+        [f"{stamp(1)} Invalid request: Disaggregated request received without boostrap room id. req.rid='a'\n"],
+        ("router", "--pd-disaggregation"),
+    ),
+    "a router waits for files": (
+        [
+            SMG.format(1, "WARN", HUB),
+            '  Warning  Unhealthy  9s  kubelet  Liveness probe failed: Get "http://a/health"\n',
+        ],
+        ("router", "--tokenizer-path"),
+    ),
+    "a router's vocabulary": (
+        ["thread 'main' panicked at src/harmony/mod.rs:41:\n", "Failed to load Harmony encoding: error downloading\n"],
+        ("weights-missing", "TIKTOKEN_ENCODINGS_BASE"),
+    ),
+    "an adapter is refused while others are served": (
+        [*steady(3), f"{stamp(4)} {ADAPTER}\n", answer(4, "POST /load_lora_adapter", "400 Bad Request"), *steady(3, 5)],
+        ("lora-refused", "--max-lora-rank"),
+    ),
+    "a prefill server went away": (
+        [
+            *steady(3),
+            f"{stamp(4, 'TP0')} Lost connection with prefill instance (bootstrap_addr: 10.0.0.4:8998)\n",
+            f"{stamp(30)} Health check failed. Server couldn't get a response from detokenizer for last 20 seconds.\n",
+        ],
+        ("kv-transfer", "begin with the prefill server"),
+    ),
+    "NIXL refuses": ([*steady(3), NIXL, answer(9, "GET /health", "200 OK")], ("kv-transfer", "mooncake")),
+    "the watchdog prints the pools of a batch that runs": ([*steady(3), WATCHDOG, BUSY], ("hang", "no progress")),
+    "drafts and a grammar": (
+        [*LOADED, death(3, "ValueError: Tokens not accepted: 1", frame="xgrammar_backend.py")],
+        ("grammar-request", "without --speculative-algorithm"),
+    ),
+    "a grammar ends the process in native code": (
+        [*LOADED, NATIVE, death(3, GONE, "DP6")],
+        ("grammar-request", "refer to themselves"),
+    ),
+    "no FP8 E4M3": ([death(1, FP8)], ("no-fp8", "compute capability 8.9")),
+    "a port between processes": ([death(1, STORE)], ("start-refused", "--nccl-port")),
+    "HIP graphs": ([HIP], ("device-fault", "--disable-cuda-graph")),
+    "a fault on an AMD GPU": (
+        [*steady(3), "Queue 0x7f aborting with error : HSA_STATUS_ERROR_EXCEPTION: code: 0x1016\n"],
+        ("device-fault", "--disable-custom-all-reduce"),
+    ),
+    "logits of a whole prompt": (
+        [*steady(3), death(4, "torch.OutOfMemoryError: CUDA out of memory.", frame="logits_processor.py")],
+        ("out-of-memory", "logprob_start_len"),
+    ),
+    "a tokenizer of another release": (
+        [death(1, "ValueError: Couldn't instantiate the backend tokenizer from one of:")],
+        ("wheels-do-not-fit", "tokenizer_class"),
+    ),
+    "an operator for other devices": (
+        [death(1, "NotImplementedError: Could not run 'sglang::fused' with arguments from the 'CPU' backend.")],
+        ("wheels-do-not-fit", "has no implementation for this device"),
+    ),
+    "an instruction that the GPU has not": (
+        [death(1, "triton.runtime.errors.PTXASError: PTXAS error: Internal Triton PTX codegen error")],
+        ("wheels-do-not-fit", "--moe-runner-backend"),
+    ),
+    "a full queue": (
+        [*steady(2), f"{stamp(3)} The request queue is full.\n", *steady(2, 4)],
+        ("unexplained-line", "--max-queued-requests"),
+    ),
+    "an EAGLE3 head under EAGLE": (
+        [started(speculative_algorithm="EAGLE", speculative_draft_model_path="a/b-EAGLE3"), *steady(9, 1, accept=1.0)],
+        ("drafts-never-accepted", "--speculative-algorithm EAGLE3"),
+    ),
+    "a queue that stands": (
+        [prefill(1, queued=2), *(answer(second, "GET /health", "200 OK") for second in range(20, 120, 20))],
+        ("queue-stands", "no batch has run for 99 s"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_leads(case):
+    lines, (rule, words) = CASES[case]
+    first = findings_by_place(found_in(lines))[0]
+    assert first.rule == rule
+    assert words in " ".join((first.cause, *first.advice))
+
+
+def findings_by_place(found):
+    assert found, "a log that tells of a failure is not healthy"
+    return [finding for finding in found if finding.confidence is found[0].confidence]
+
+
+def test_the_watchdogs_pools_are_no_leak():
+    lines, _ = CASES["the watchdog prints the pools of a batch that runs"]
+    assert "pool-leak" not in {finding.rule for finding in found_in(lines)}
+    idle = [*steady(3), BUSY.partition("\n")[2].partition("\n")[2]]
+    assert {(finding.rule, finding.confidence) for finding in found_in(idle)} == {("pool-leak", Confidence.CERTAIN)}
+
+
+QUIET = {
+    "a model that is not here": f"{stamp(4)} Error in request: model 'gpt-4o' not found\n",
+    "a picture that is not there": f"{stamp(4)} Error in request: An exception occurred while loading multimodal data: "
+    "Error while loading data https://example.org/x.jpg: 404 Client Error: Not Found for url\n",
+    "a bad temperature": f"{stamp(4)} Error in request: temperature must be non-negative, got -1.0.\n",
+    "a router that serves": SMG.format(4, "INFO", "Circuit breaker configured failure_threshold=10"),
+    "files of the hub": f"{stamp(4)} Downloading https://huggingface.co/a/b/resolve/main/x, retry 1/5\n",
+}
+
+
+@pytest.mark.parametrize("case", QUIET)
+def test_what_a_server_that_works_says(case):
+    assert found_in([*steady(4), QUIET[case], *steady(4, 5)]) == ()
+
+
+@pytest.mark.parametrize("waits", [0, 1])
+def test_a_pool_that_is_well_used_binds_nobody_who_does_not_wait(waits):
+    lines = [decode(second, full=0.94, swa=0.6, queued=waits * (second % 2)) for second in range(30)]
+    assert found_in(lines) == ()
+    lasting = [decode(second, full=0.94, swa=0.6, queued=1) for second in range(30)]
+    assert [finding.rule for finding in found_in(lasting)] == ["binding-pool"]
+
+
+def test_a_queue_that_has_just_begun_to_wait():
+    assert found_in([prefill(1, queued=2), answer(20, "GET /health", "200 OK")]) == ()
+    assert found_in([prefill(1, queued=0), answer(120, "GET /health", "200 OK")]) == ()
+
+
+def test_suspects_of_a_hang_are_named():
+    settings = {
+        "enable_hierarchical_cache": True,
+        "speculative_algorithm": "EAGLE",
+        "enable_dp_attention": True,
+        "pp_size": 2,
+    }
+    (finding,) = found_in([started(**settings), *steady(3, 1), WATCHDOG])
+    told = " ".join(finding.advice)
+    for switch in ("--enable-hierarchical-cache", "--speculative-algorithm", "--enable-dp-attention", "--pp-size"):
+        assert switch in told

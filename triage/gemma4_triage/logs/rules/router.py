@@ -1,0 +1,100 @@
+"""SGLang's router sends nobody any requests, or is ended before it does: it judges workers by more than their health.
+
+Sources: the messages of sgl-router (smg) on circuit breakers, workers and tokenizers; SGLang 25811 and 29764.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import Alarm, LogFacts
+from gemma4_triage.logs.rule import Rule, at, remarked
+
+_CIRCUIT = re.compile(r"[Cc]ircuit ?[Bb]reaker")
+_ROOM = re.compile(r"without boo?t?strap room")
+_UNREACHABLE = re.compile(r"(?i)timed out|error sending request|connection|resolve|retry|unreachable")
+
+
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    alarm = next((alarm for alarm in facts.alarms if alarm.kind == "router"), None)
+    if alarm is not None:
+        yield _no_worker(facts, alarm)
+    elif (ended := _ended_while_it_fetched(facts)) is not None:
+        yield ended
+
+
+def _no_worker(facts: LogFacts, alarm: Alarm) -> Finding:
+    refused = remarked(facts, "router_refused", "a worker's answer to a client's mistake (4xx)")
+    circuit = any(map(_CIRCUIT.search, (alarm.text, *alarm.more)))
+    if refused and circuit:
+        cause = (
+            "The router took a worker out of service for its answers to clients' mistakes (4xx), which it counts as "
+        )
+        cause += "failures: the worker itself is sound."
+        confidence = Confidence.LIKELY
+        advice = (
+            "mend the requests that are refused: the worker's log says why, such as a prompt longer than the context",
+            "a later router, which does not count 4xx; until then --cb-failure-threshold higher, or "
+            "--disable-circuit-breaker",
+        )
+    elif _ROOM.search(alarm.text):
+        refused = []
+        cause = "A request reached one half of a split server without its bootstrap room: what sends the requests does "
+        cause += "not know of the split."
+        confidence = Confidence.LIKELY
+        advice = (
+            "SGLang's router in its PD mode (--pd-disaggregation, --prefill, --decode) gives each request its room",
+            "another gateway has to add bootstrap_host, bootstrap_port and bootstrap_room to each request",
+        )
+    elif "consistent_hash" in alarm.text:
+        cause = "The router's policy still names a worker that has gone, and selects nobody for its share of requests."
+        confidence = Confidence.LIKELY
+        advice = (
+            "restart that router: its ring is stale; another one with the same workers may select well",
+            "another --policy (cache_aware, round_robin, power_of_two), or a later router",
+        )
+    else:
+        cause = "The router has no worker left that it would send a request to. That is its own judgement, by answers "
+        cause += "and health checks; it says nothing of why a worker failed."
+        confidence = Confidence.POSSIBLE
+        advice = (
+            "GET /workers of the router, and /health of each worker from the router's host",
+            "the log of the worker that went first says why; one that is gone for good has to leave the router's list",
+        )
+    return Finding(
+        rule=RULE.id,
+        cause=cause,
+        confidence=confidence,
+        evidence=(at(facts, alarm.place, alarm.text, f"what the router said; {alarm.count} such lines"), *refused),
+        ruled_out_if=("the worker's own log has an exception or a start at that time",),
+        advice=advice,
+    )
+
+
+def _ended_while_it_fetched(facts: LogFacts) -> Finding | None:
+    hub = facts.remarks.get("hub")
+    alarm = next((alarm for alarm in facts.alarms if alarm.kind in ("health", "child", "killed")), None)
+    if hub is None or alarm is None or not _UNREACHABLE.search(hub.text):
+        return None
+    if facts.deaths or any(max(rank.series["line"], default=0) > hub.place.line for rank in facts.ranks):
+        return None
+    return Finding(
+        rule=RULE.id,
+        cause="The process waits for files of Hugging Face that it cannot reach, answers no health check meanwhile, "
+        "and is ended for that.",
+        confidence=Confidence.LIKELY,
+        evidence=(
+            *remarked(facts, "hub", "the last time that it asked"),
+            at(facts, alarm.place, alarm.text, "how it was ended"),
+        ),
+        ruled_out_if=("the files arrive before the probe fails",),
+        advice=(
+            "files on a local path: --tokenizer-path or --model-path and HF_HUB_OFFLINE=1; or a way out to the network",
+            "a startup probe that waits for it",
+        ),
+    )
+
+
+RULE = Rule("router", "a router sends requests to nobody", _find, alarms=frozenset({"router", "health", "child"}))
