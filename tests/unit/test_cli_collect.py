@@ -16,6 +16,7 @@ import pytest
 
 from diagnose_examples import CORPUS, ROOT
 from gemma4_triage.collect import processes
+from gemma4_triage.collect.gather_bundle import output_of
 from gemma4_triage.collect.secrets import clean_body, clean_line, clean_lines, clean_variables
 
 LOGS = ROOT / "tests" / "data" / "logs"
@@ -340,3 +341,11 @@ class TestSecrets:
     def test_a_private_key_goes_with_its_lines(self):
         lines = [b"a\n", b"-----BEGIN RSA PRIVATE KEY-----\n", b"MIIE\n", b"-----END RSA PRIVATE KEY-----\n", b"b\n"]
         assert list(clean_lines(lines)) == [b"a\n", b"[redacted]\n", b"b\n"]
+
+
+@pytest.mark.parametrize(("tries", "ended"), [(2, 1), (3, 0), (10, 0)])
+def test_a_stack_that_changes_is_looked_at_again(tmp_path, tries, ended):
+    looks = tmp_path / "looks"
+    script = f"echo x >> {looks}; [ $(wc -l < {looks}) -ge 3 ]"
+    assert output_of(["sh", "-c", script], tries).returncode == ended
+    assert len(looks.read_text().split()) == min(tries, 3)

@@ -45,6 +45,24 @@ MAX_LOG_BYTES = 16 * 1024**2
 MAX_DUMPS = 32
 MAX_DUMPS_BYTES = 512 * 1024**2
 _TOOL_S = 15.0
+_LOOKS, _PAUSE_S = 10, 0.03
+"""How often py-spy looks at a process that runs on: its stack may change while it is read."""
+
+
+def output_of(command: list[str], tries: int) -> subprocess.CompletedProcess[bytes]:
+    """Run a command, again while it fails, and return what it ended with.
+
+    Raises:
+        subprocess.TimeoutExpired: it did not end within 15 s.
+        OSError: it cannot be started.
+    """
+    begin = time.monotonic()
+    while True:
+        done = subprocess.run(command, capture_output=True, timeout=_TOOL_S, check=False, stdin=subprocess.DEVNULL)
+        tries -= 1
+        if not done.returncode or tries <= 0 or time.monotonic() - begin > _TOOL_S:
+            return done
+        time.sleep(_PAUSE_S)
 
 
 @dataclass
@@ -224,9 +242,10 @@ class _Collector:
         for one in found:
             if one.command and "resource_tracker" not in " ".join(one.command):
                 # Without --nonblocking py-spy would stop the process while it looks.
-                self._tool(f"stacks/py-spy-{one.pid}.txt", "py-spy", ["dump", "--nonblocking", "--pid", str(one.pid)])
+                words = ["dump", "--nonblocking", "--pid", str(one.pid)]
+                self._tool(f"stacks/py-spy-{one.pid}.txt", "py-spy", words, _LOOKS)
 
-    def _tool(self, name: str, program: str, words: list[str]) -> None:
+    def _tool(self, name: str, program: str, words: list[str], tries: int = 1) -> None:
         beside = Path(sys.executable).with_name(program)
         path = shutil.which(program) or (str(beside) if os.access(beside, os.X_OK) else None)
         if path is None:
@@ -234,9 +253,7 @@ class _Collector:
             return
         begin = time.monotonic()
         try:
-            done = subprocess.run(
-                [path, *words], capture_output=True, timeout=_TOOL_S, check=False, stdin=subprocess.DEVNULL
-            )
+            done = output_of([path, *words], tries)
         except subprocess.TimeoutExpired:
             self._lacks(name, f"{program} did not end within {_TOOL_S:g} s", _TOOL_S)
             return
