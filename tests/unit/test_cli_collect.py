@@ -268,6 +268,9 @@ class TestBadInput:
         log = tmp_path / "server.log"
         log.write_text("Prefill batch")
         with subprocess.Popen(["sleep", "60"]) as child:
+            # Popen may return before the kernel shows the new command.
+            while not Path(f"/proc/{child.pid}/cmdline").read_bytes():
+                time.sleep(0.01)
             try:
                 code, out, err = cli("collect", child.pid, "-o", tmp_path / "a.zip")
                 # The id of a server that is gone may be another process's by now.
