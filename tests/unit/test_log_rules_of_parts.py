@@ -1,20 +1,10 @@
 """What a log says of parts around the scheduler, and of failures that a server survives: each once, and once silent."""
 
 import pytest
+from made_logs import found_in, started
 from serving_log_lines import death, decode, prefill, stamp, steady
 
 from gemma4_triage.finding import Confidence
-from gemma4_triage.logs.catalog import findings
-from gemma4_triage.logs.read import read_log
-
-
-def found_in(lines):
-    return findings(read_log("made.log", ["".join(lines).encode()]))
-
-
-def started(**settings):
-    said = ", ".join(f"{name}={value!r}" for name, value in settings.items())
-    return f"{stamp(0)} server_args=ServerArgs({said}, watchdog_timeout=300)\n"
 
 
 def answer(second, what, status):

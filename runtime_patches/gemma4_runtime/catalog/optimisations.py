@@ -232,12 +232,12 @@ OPTIMISATIONS: tuple[Patch, ...] = (
         id="spec-v2-whole-pages",
         kind=Kind.OPTIMISATION,
         title="under spec v2 a request is given slots by whole pages, and most steps ask the allocator for none",
-        origin="the mtp-batches load of this project: the host takes longer for a step than an H200 for E2B's",
+        origin="the mtp-batches load of this project: at few requests the GPU waits for the host",
         upstream="open up to 0.5.23",
         not_ported="0.5.14, not measured there; eagle_prepare_for_decode has taken the place of the method in 0.5.23",
         about=About(
             why="SGLang tops each request up by a few tokens before each step, for slots of a page that the request "
-            "has to itself already: three launches and four copies that the host makes while the GPU may wait for it.",
+            "has to itself already: launches and copies that the host makes while the GPU may wait for it.",
             eligibility="Decodes under spec v2. mtp-v2 brings it along. On pages of one token nothing changes.",
             fallback="A step that needs a page allocates as SGLang does. No request gets more pages than with SGLang, "
             "nor more slots than its row has.",

@@ -1,7 +1,7 @@
 """Optimisation `spec-v2-whole-pages`: under spec v2 slots are given by whole pages, and most steps ask for none.
 
-SGLang tops each request up by the tokens that the last step brought it, in every step: three launches, four copies to
-the device and the search of both pools, for slots of a page that the request has to itself already.
+SGLang tops each request up by the tokens that the last step brought it, in every step: launches, copies to the
+device and a search of both pools, for slots of a page that the request has to itself already.
 """
 
 from __future__ import annotations

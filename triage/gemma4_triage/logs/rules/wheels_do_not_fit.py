@@ -29,7 +29,7 @@ _WORDINGS = (
     ),
     Wording(
         re.compile(r"not supported on \.target|Internal Triton PTX codegen error"),
-        "A kernel uses instructions that this GPU's architecture has not.",
+        "A kernel uses instructions that this GPU's architecture lacks.",
         "another --moe-runner-backend or --attention-backend, or a release with kernels for this GPU; compute_cap in "
         "nvidia-smi names it",
     ),

@@ -1,0 +1,110 @@
+"""A log for each rule that fires on it alone, made of lines as SGLang writes them, and how such logs are judged."""
+
+from serving_log_lines import death, decode, prefill, stamp, steady
+
+from gemma4_triage.finding import Finding
+from gemma4_triage.logs.catalog import findings
+from gemma4_triage.logs.read import read_log
+
+ILLEGAL = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+ASSERTION = "torch.AcceleratorError: CUDA error: device-side assert triggered"
+VERIFY_INPUT = "AttributeError: 'FrozenKVMTPVerifyInput' object has no attribute 'merge_batch'"
+LMCACHE = "AssertionError: Committed KV cache already freed (self.kv_committed_len=14)"
+NO_SLOT = "RuntimeError: Decode out of memory. Try to lower your batch size."
+
+CANARY = (
+    "kv_canary violation: launch_tag=PER_FORWARD_K_SWA fail_reason=TOKEN slot_idx=812 position=44 stored_token=7 "
+    "expected_token=9 stored_chain_hash=0x01 expected_aux=0x02"
+)
+HEADS = "RuntimeError: FlashAttention forward only supports head dimension at most 256"
+PLACEHOLDERS = (
+    "RuntimeError: Insufficient multimodal embedding length: num_mm_tokens_in_input_ids=268 vs "
+    "num_mm_tokens_in_embedding=256."
+)
+COLLECTIVE = (
+    "[rank{0}]:[E1124 ProcessGroupNCCL.cpp:632] [Rank {0}] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=1201, OpType=ALLREDUCE, NumelIn=5376)\n"
+)
+
+TRACEBACK = "Traceback (most recent call last):\n"
+MISFIT = "RuntimeError: Sizes of tensors must match except in dimension 1. Expected size 896 but got size 3584"
+BOOTSTRAP = (
+    f"{stamp(300)} Prefill bootstrap failed for request rank=0 with exception KVTransferError(bootstrap_room=7): "
+    "Request 7 timed out after 300.0s in KVPoll.Bootstrapping\n"
+)
+
+# Of what this CPU cannot produce.
+MADE = {
+    "illegal-access": [prefill(1), decode(2, swa=0.4), death(3, ILLEGAL)],
+    "unmergeable-batch": [prefill(1), death(3, VERIFY_INPUT)],
+    "own-checks": [decode(1), f"{stamp(2)} {CANARY}\n", decode(3)],
+    "hang": [decode(1), f"{stamp(400)} Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)\n"],
+    "throughput-collapse": [*steady(40, rate=900), *steady(20, start=40, rate=200)],
+    "known-issue": [death(1, LMCACHE, frame="lmc_radix_cache.py")],
+    "draft-model": [death(1, "AttributeError: 'Qwen2ForCausalLM' object has no attribute 'set_embed'")],
+    "draft-bookkeeping": [decode(1), death(2, MISFIT, frame="eagle_utils.py")],
+    "quantised-kernel": [death(1, "RuntimeError: mat_a must be a multiple of 16 bytes", frame="fp8_utils.py")],
+    "grammar-request": [decode(1), death(2, "AssertionError", frame="xgrammar_backend.py")],
+    "bus-error": [f"{stamp(1)} Load weight begin. avail mem=20.00 GB\n", "Fatal Python error: Bus error\n"],
+    "media-unreadable": [
+        decode(1),
+        f"{stamp(2)} Error in request: Error while loading data\n{TRACEBACK}"
+        '  File "/opt/base_processor.py", line 502, in _load_single_item\nRuntimeError: outside of the buffer\n',
+        decode(3),
+    ],
+    "kv-transfer": [decode(1), BOOTSTRAP],
+    "storage-tier": [decode(1), f"{stamp(2)} Draft L3 write failed (best-effort), skipping.\n", decode(3)],
+    "other-crash": [decode(1), death(2, "KeyError: 'layer_9'")],
+    "unexplained-line": [decode(1), "Fatal Python error: Segmentation fault\n"],
+    "answer-parser": [f"{stamp(1)} Tool call parsing error: Expecting ',' delimiter\n", decode(2)],
+    "attention-kernel": [death(1, HEADS, frame="flashattention_backend.py")],
+    "collective-timeout": [decode(1), COLLECTIVE.format(3), COLLECTIVE.format(1)],
+    "device-fault": [decode(1), "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\n"],
+    "graph-capture": [
+        death(1, "Exception: Capture cuda graph failed: CUDA out of memory. Tried to allocate 2.00 GiB.")
+    ],
+    "drafts-never-accepted": steady(20, accept=1.0),
+    "kernel-failed": [decode(1), death(2, "torch.AcceleratorError: CUDA error: misaligned address")],
+    "token-outside-vocabulary": [death(2, "OverflowError: out of range integral type conversion attempted")],
+    "uneven-split": [death(1, "AssertionError: 10 is not divisible by 4", frame="parallel_state.py")],
+    "weight-names": [death(1, "ValueError: Unknown quantization method: fp5")],
+    "image-tokens": [decode(1), death(2, PLACEHOLDERS, frame="mm_utils.py"), decode(3)],
+    "killed-from-outside": [decode(1), "Killed\n"],
+    "lora-refused": [death(1, "RuntimeError: LoRA adapter a with rank 64 is incompatible with the memory pool")],
+    "never-admitted": [
+        decode(1, running=1, queued=3),
+        f"{stamp(90)} Health check failed. Server couldn't get a response\n",
+    ],
+    "non-finite-logits": [decode(1), f"{stamp(2)} Detected errors during sampling! NaN in the logits.\n", decode(3)],
+    "prefix-not-reused": [prefill(turn, new=8000 + 100 * turn, cached=64) for turn in range(1, 9)],
+    "shared-memory": [
+        "RuntimeError: unable to write: No space left on device: /dev/shm/torch_1, shared memory (shm)\n"
+    ],
+    "no-fp8": [death(1, "ValueError: type fp8e4nv not supported in this architecture.")],
+    "queue-stands": [prefill(1, queued=2), f'{stamp(90)} INFO:  10.0.0.7:1 - "GET /health HTTP/1.1" 200 OK\n'],
+    "router": ["2026-01-01 00:00:01 ERROR smg::routers: No available workers\n"],
+    "start-refused": ["launch_server.py: error: unrecognized arguments: --gemma\n"],
+    "swa-not-evicted": steady(20, running=1, full=0.2, swa=0.97, queued=3),
+    "weights-missing": [death(1, "RuntimeError: Cannot find any model weights with `google/gemma-4-26b-it`")],
+    "wheels-do-not-fit": [death(1, "ImportError: libnvrtc.so.12: cannot open shared object file: No such file")],
+    "no-slot": [decode(1, swa=0.99), death(2, NO_SLOT)],
+    "out-of-memory": [decode(1), death(2, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")],
+    "index-outside-tensor": [decode(1), death(2, ASSERTION)],
+}
+
+
+def found_in(lines) -> tuple[Finding, ...]:
+    """Return what is found in a log of these lines."""
+    return findings(read_log("made.log", ["".join(lines).encode()]))
+
+
+def only(lines) -> Finding:
+    """Return the one finding of a log of these lines."""
+    (finding,) = found_in(lines)
+    return finding
+
+
+def started(**settings: object) -> str:
+    """Return the line in which a server tells its arguments."""
+    said = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+    return f"{stamp(0)} server_args=ServerArgs({said}, watchdog_timeout=300)\n"

@@ -1,0 +1,236 @@
+"""What findings on the end of a server say beyond their rule: numbers, switches by name, and who waits for whom."""
+
+import pytest
+from made_logs import CANARY, COLLECTIVE, MADE, found_in, only, started
+from serving_log_lines import death, decode, stamp
+
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.catalog import findings
+from gemma4_triage.logs.read import read_log
+
+
+class TestWhatIsComputed:
+    LOADED = (
+        f"{stamp(0)} Load weight begin. avail mem=80.00 GB\n"
+        f"{stamp(9)} Load weight end. type=Gemma4, avail mem=30.00 GB, mem usage=50.00 GB.\n"
+    )
+    TOO_SMALL = "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."
+
+    def test_the_share_of_memory_that_leaves_a_pool(self):
+        (advice,) = only([self.LOADED, death(10, self.TOO_SMALL)]).advice
+        assert "above 0.62" in advice
+        assert "0.68 leaves a pool of 4.0 GB, 0.90 one of 22.0 GB" in advice
+
+    def test_weights_that_no_share_helps(self):
+        (advice,) = only([self.LOADED.replace("30.00", "2.00"), death(10, self.TOO_SMALL)]).advice
+        assert "no share leaves a pool" in advice
+
+    def test_the_share_that_an_allocation_would_have_needed(self):
+        said = "Tried to allocate 4.00 GiB. GPU 0 has a total capacity of 100.00 GiB of which 1.00 GiB is free."
+        last = f"torch.OutOfMemoryError: CUDA out of memory. {said}"
+        finding = only([started(mem_fraction_static=0.9), decode(1), death(2, last)])
+        assert "--mem-fraction-static 0.86" in finding.advice[0]
+
+    @pytest.mark.parametrize(
+        ("free", "words"), [(4096, "8192 tokens asked, 4096 full tokens free"), (9000, "although the pools had room")]
+    )
+    def test_what_was_asked_for_and_what_was_free(self, free, words):
+        prefill_failed = death(2, "RuntimeError: Prefill out of memory. Try to lower your batch size.").rstrip()
+        numbers = f"\nTry to allocate 8192 tokens.\nAvailable full tokens: {free} (a=1 + b=2)\n"
+        assert words in only([decode(1), prefill_failed, numbers]).cause
+
+    def test_a_pool_that_a_prompt_can_never_fit(self):
+        pools = f"{stamp(0)} max_total_num_tokens=9000, chunked_prefill_size=2048, context_len=131072\n"
+        finding = only([pools, *MADE["never-admitted"]])
+        assert "9000 tokens, and the server takes prompts of 131072" in finding.cause
+        assert finding.confidence is Confidence.LIKELY
+
+    def test_ranks_that_did_not_report_a_timeout(self):
+        finding = only([started(tp_size=4), *MADE["collective-timeout"]])
+        assert "ranks 0, 2 did not report" in finding.cause
+
+    def test_a_rank_that_is_behind(self):
+        behind = COLLECTIVE.format(2).replace("1201", "1200")
+        assert "rank 2 is behind" in only([*MADE["collective-timeout"], behind]).cause
+
+
+class TestOneRequestWithoutGraphs:
+    SHAPES = "RuntimeError: output with shape [1] doesn't match the broadcast shape [263]"
+
+    def test_under_a_draft_worker(self):
+        finding = only([decode(1), death(2, self.SHAPES, frame="eagle_worker.py")])
+        assert (finding.rule, finding.confidence) == ("stale-write-rows", Confidence.LIKELY)
+        assert finding.fix == "eager-out-cache-loc"
+
+    def test_elsewhere_it_is_another_crash(self):
+        assert only([decode(1), death(2, self.SHAPES, frame="sampler.py")]).rule == "other-crash"
+
+
+class TestOwnChecks:
+    @pytest.mark.parametrize(
+        "lines",
+        [
+            [f"{stamp(2)} {CANARY}\n", decode(3)],
+            [death(2, "RuntimeError: KV cache canary violation detected (kernel_kind=SWEEP_K_SWA, slot_idx=812)")],
+            [f"{stamp(2)} invariant-check [in_range[0,2560)@rank0]: +3 hit(s), 3 total. out_cache_loc\n", decode(3)],
+            [death(2, "RuntimeError: invariant-check FAILED [in_range[0,2560)]: out_cache_loc")],
+        ],
+    )
+    def test_what_ends_a_server_and_what_it_survives_are_told(self, lines):
+        (finding,) = findings(read_log("a.log", ["".join([decode(1), *lines]).encode()]))
+        assert (finding.rule, finding.confidence) == ("own-checks", Confidence.LIKELY)
+
+
+class TestLeaksOfOtherReleases:
+    OLDER = "self.max_total_num_tokens=270331, available_size=644, evictable_size=269628, protected_size=0"
+
+    def test_the_sides_before_0_5_13(self):
+        finding = only(
+            [decode(1), death(2, f"ValueError: token_to_kv_pool_allocator memory leak detected! {self.OLDER}")]
+        )
+        assert finding.rule == "pool-leak"
+        assert "59 of 270331 tokens" in finding.cause
+
+    def test_a_side_below_zero_was_released_twice(self):
+        sides = "[full] total=205888, available=205888, evictable=0, protected=-12, session_held=0"
+        finding = only([decode(1), death(2, f"ValueError: pool memory leak detected! {sides}")])
+        assert "below 0" in finding.cause
+        assert "released twice" in finding.advice[2]
+
+    def test_words_without_an_equation_are_still_a_death(self):
+        finding = only([decode(1), death(2, "ValueError: pool memory leak detected! see above")])
+        assert finding.rule == "other-crash"
+
+
+class TestStartsThatDoNotFit:
+    def test_a_part_of_a_tensor_that_is_taken_for_the_whole(self):
+        last = "RuntimeError: shape '[256, 35, 256]' is invalid for input of size 1146880"
+        died = death(2, last, frame="gemma3n_causal.py")
+        assert only([started(tp_size=2), died]).rule == "uneven-split"
+        assert only([started(tp_size=4), died]).rule == "other-crash"
+
+    def test_the_target_as_its_own_draft(self):
+        said = started(model_path="a/b", speculative_draft_model_path="a/b", speculative_algorithm="EAGLE3")
+        assert "the target itself was loaded as its draft" in only([said, *MADE["draft-model"]]).cause
+        other = started(model_path="a/b", speculative_draft_model_path="a/c", speculative_algorithm="EAGLE3")
+        assert "lacks set_embed" in only([other, *MADE["draft-model"]]).cause
+
+    @pytest.mark.parametrize(("path", "blamed"), [("google/gemma-4-26B-A4B-it", True), ("nvidia/gemma-4-NVFP4", False)])
+    def test_a_method_that_the_checkpoint_is_not_of(self, path, blamed):
+        died = death(2, "IndexError: tuple index out of range", frame="flashinfer_trtllm.py")
+        finding = only([started(model_path=path, quantization="modelopt_fp4"), died])
+        assert ("leave --quantization modelopt_fp4 out" in finding.advice[0]) is blamed
+
+    @pytest.mark.parametrize(
+        ("last", "said"),
+        [
+            ("NameError: name 'routing' is not defined", "imported: a defect of this build."),
+            ("AttributeError: 'KVArgs' object has no attribute 'kv_head_num'", "KVArgs has no kv_head_num"),
+            ("TypeError: f() got an unexpected keyword argument 'x'", "f() is called with other arguments"),
+            ("AttributeError: 'NoneType' object has no attribute 'x'", "no rule here knows"),
+        ],
+    )
+    def test_what_an_exception_says_of_the_code(self, last, said):
+        assert said in only([decode(1), death(2, last)]).cause
+
+
+class TestStartsOfSeveralRanks:
+    @pytest.mark.parametrize(
+        ("last", "said"),
+        [
+            ("AssertionError: res=<Response [502]>, res.text=''", "something else than the server"),
+            (
+                "ValueError: TP rank 3 could finish, but there are other ranks that didn't finish loading.",
+                "Another rank",
+            ),
+            ("RuntimeError: Gloo connectFullMesh failed with [pair.cc:144] no error", "network interface"),
+            ("httpx.HTTPStatusError: Client error '429 Too Many Requests' for url 'x'", "too many requests"),
+            ("FileNotFoundError: [Errno 2] No such file or directory: 'ninja'", "compiler is missing"),
+        ],
+    )
+    def test_what_ended_it(self, last, said):
+        assert said in only([started(), death(2, last)]).cause
+
+    def test_a_library_of_the_system(self):
+        (found, *_) = found_in(["- ImportError: libnuma.so.1: cannot open shared object file: No such file\n"])
+        assert "library of the system" in found.cause
+
+    def test_what_the_host_cache_takes_of_the_host(self):
+        killed = "[1] Memory cgroup out of memory: Killed process 8 (sglang) total-vm:1kB\n"
+        typed = 'root@gpu:~# docker inspect -f "{{.State.OOMKilled}}" sgl\n'
+        finding = only([started(hicache_size=15, tp_size=8), typed, killed])
+        assert "120 GB" in finding.advice[0]
+        assert finding.evidence[0].value == killed.strip()
+
+    def test_handles_that_the_all_reduce_could_not_exchange(self):
+        died = death(1, "RuntimeError: invalid argument", frame="custom_all_reduce.py")
+        finding = only([started(), died, death(1, "Exception: Capture cuda graph failed: invalid argument")])
+        assert finding.advice[0].startswith("--disable-custom-all-reduce")
+
+
+class TestTransfers:
+    FAILED = (
+        f"{stamp(9)} Decode transfer failed for request rank=0 with exception KVTransferError(bootstrap_room=7): "
+        "Failed to get kvcache from prefill instance, it might be dead\n"
+    )
+
+    @pytest.mark.parametrize(
+        ("line", "said"),
+        [
+            ("", "does not say which side"),
+            ("E0917 16:23:12.8 977 worker_pool.cpp:281] Worker: Process failed: local protection error\n", "RDMA card"),
+            ("E0619 02:47:42.4 15 tcp_transport.cpp:136] connect: Connection refused\n", "refused the connection"),
+        ],
+    )
+    def test_what_the_transport_said(self, line, said):
+        finding = only([decode(1), line, self.FAILED, decode(10)])
+        assert finding.rule == "kv-transfer"
+        assert said in finding.cause
+
+
+class TestHangs:
+    def test_a_pipeline_whose_stages_wait_for_each_other(self):
+        stack = (
+            "Process 8: sglang::scheduler_PP1_TP0\nPython v3.12.3 (/usr/bin/python3.12)\n"
+            'Thread 8 (idle): "MainThread"\n    recv_object (distributed/parallel_state.py:1130)\n'
+            "    event_loop_pp (managers/scheduler_pp_mixin.py:84)\n"
+        )
+        finding = only([decode(1), stack, *MADE["hang"][1:]])
+        assert "PP1 TP0 waits to receive what another stage never sent." in finding.cause
+
+    def test_what_a_server_has_that_may_hold_up_a_step(self):
+        finding = only([started(enable_hierarchical_cache=True), *MADE["hang"]])
+        assert "once without --enable-hierarchical-cache" in finding.advice[1]
+
+    def test_a_request_whose_client_had_gone(self):
+        orphan = f"{stamp(2)} Received output for rid='a' but the state was deleted in TokenizerManager.\n"
+        failed = f"{stamp(30)} Health check failed. Server couldn't get a response from detokenizer.\n"
+        assert "client had gone" in only([decode(1), orphan, failed]).cause
+
+    FIRED = "{} Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)\n"
+
+    def hung(self, **stacks: tuple[str, ...]) -> Finding:
+        lines = [decode(1)]
+        for rank, frames in stacks.items():
+            lines.append(f'{stamp(400, rank)} Pyspy dump for PID 1 (py-spy dump --pid 1):\nThread 1: "MainThread"\n')
+            lines += [f"    {frame}\n" for frame in frames]
+            lines.append(self.FIRED.format(stamp(400, rank)))
+        return only(lines)
+
+    REDUCES = ("all_reduce (distributed/parallel_state.py:500)", "forward (layers/linear.py:1300)")
+
+    def test_the_rank_that_the_others_wait_for(self):
+        finding = self.hung(TP0=self.REDUCES, TP1=("synchronize (torch/cuda/streams.py:10)",))
+        assert "wait in communication for TP1, which stands in a wait for the GPU" in finding.cause
+
+    def test_ranks_that_left_the_same_path(self):
+        finding = self.hung(TP0=self.REDUCES, TP1=("recv_pyobj (zmq/socket.py:9)",))
+        assert "TP0 wait in a collective that TP1 never entered" in finding.cause
+
+    def test_all_wait_for_one_that_is_not_there(self):
+        assert "not in the log" in self.hung(TP0=self.REDUCES, TP1=self.REDUCES).cause
+
+    def test_without_stacks_nothing_is_claimed(self):
+        finding = only(MADE["hang"])
+        assert "does not say where" in finding.cause
+        assert finding.next_commands == ()
