@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from gemma4_dumps.errors import ExitCode, UserError
+from gemma4_triage.cli.help_text import tidy_help
 from gemma4_triage.cli.option_names import take_other_names
 from gemma4_triage.cli.streams import abandon_stdout, prepare_streams, stdout_is_lost
 from gemma4_triage.errors import Interrupted, UsageMistake
@@ -70,7 +71,8 @@ def build_app() -> typer.Typer:
     app = typer.Typer(
         name="gemma4-triage",
         cls=_Verbs,
-        help="Find out why a Gemma-4 server on SGLang crashes, leaks or goes quietly wrong.",
+        help="Find out why a Gemma-4 server on SGLang crashes, leaks or goes quietly wrong.\n\n"
+        "For example: gemma4-triage diagnose server.log",
         # rich's help looks better and takes 0.25 s of the 0.5 s that --help has.
         rich_markup_mode=None,
         no_args_is_help=True,
@@ -127,6 +129,7 @@ def command_tree() -> Any:
     """Return click's tree of all verbs, made once a process: typer evaluates each option's annotation to make it."""
     tree = typer.main.get_command(build_app())
     take_other_names(tree)
+    tidy_help(tree)
     return tree
 
 

@@ -40,6 +40,8 @@ def audit(
 ) -> None:
     """Show which pages leaked, whose they were, who handed them out, and the pool equation that fails.
 
+    For example: gemma4-triage audit latest
+
     Exits 0 if a live audit was clean, 1 for a leak, 3 if no engine runs here, 4 if a dump cannot be read
     or is damaged, 5 if there was no audit to look at.
     """

@@ -11,7 +11,11 @@ from gemma4_triage.cli.bench_step import step
 
 def register(app: typer.Typer) -> None:
     """Add the `bench` verbs to the application."""
-    verbs = typer.Typer(help="Measure on a GPU: the probes, our kernels, a step, whole loads.", no_args_is_help=True)
+    verbs = typer.Typer(
+        help="Measure on a GPU: the probes, our kernels, a step, whole loads.\n\n"
+        "For example: gemma4-triage bench serving prefill --model e2b",
+        no_args_is_help=True,
+    )
     verbs.command("probes")(probes)
     verbs.command("plot")(plot)
     verbs.command("kernels")(kernels)

@@ -57,6 +57,8 @@ def kernels(
 ) -> None:
     """Time our fused kernels at the models' real sizes, each as a CUDA graph of all layers, all arms interleaved.
 
+    For example: gemma4-triage bench kernels --model 26b -o kernels_26b.json
+
     Arms: ours, ours-eager, sglang, compile, eager, flashinfer, sgl-kernel, vllm, copy, empty. Ops: routing,
     rmsnorm_add, gelu_tanh_mul, rmsnorm_residual_scalar, post_attention_norms, ple_front_end, triple_rmsnorm,
     cross_layer_norm, qk_norm_rope. Needs a CUDA device and no network. Exits 1 if an answer is wrong, or a target is

@@ -20,12 +20,14 @@ _WRITER = "gemma4-triage bench probes --output writes what is drawn, and bench k
 def plot(
     rows: Annotated[
         list[Path],
-        typer.Argument(metavar="ROWS.json...", help="What bench probes, kernels or serving wrote with --output."),
+        typer.Argument(metavar="ROWS.json", help="What bench probes, kernels or serving wrote with --output."),
     ],
     out: Annotated[Path, typer.Option("--output", "-o", metavar="X.svg", help="The picture.")],
     force: Annotated[bool, typer.Option("--force", help="Overwrite --output.")] = False,
 ) -> None:
     """Draw what a bench measured: steps of probes, times of kernels, or a load on each server.
+
+    For example: gemma4-triage bench plot mtp_off.json -o probes.svg
 
     Several files of one kind, one device and one set of versions are drawn as one, for example MTP on and off, or one
     model each. Rows of a smoke run on the host engine are refused.

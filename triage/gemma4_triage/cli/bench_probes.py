@@ -61,6 +61,8 @@ def probes(
 ) -> None:
     """Measure what each arm adds to a decode step of SGLang's server, all arms interleaved.
 
+    For example: gemma4-triage bench probes --mtp off -o mtp_off.json
+
     Needs a CUDA device and no network: the model is a scaled toy with dummy weights. Arms: none, off, log, contain,
     trap, ledger, flashinfer-3, flashinfer-5, strict-mem-check. Exits 1 if a target is missed or could not be measured,
     3 without CUDA.

@@ -50,6 +50,8 @@ def serving(
 ) -> None:
     """Send one load to servers with different patches, all on one GPU, and compare times and answers.
 
+    For example: gemma4-triage bench serving prefill --model e2b -o prefill.json
+
     prefill: 7000 tokens in, 10 out, for yoco. long-context: more than the KV pools hold, for owner-only-kv. pictures:
     six to a request, for vision-batching. graphs, lengths, lengths-mtp: prompts of every length, for
     piecewise-multimodal. decode: long answers, for small-m-linear. mtp: chats and summaries with drafts, for mtp-v2.

@@ -51,6 +51,8 @@ def step(
 ) -> None:
     """Time a decode step of SGLang's own model runner at the models' real sizes, all arms on the same weights.
 
+    For example: gemma4-triage bench step --model e4b --batch 1,16 -o step.json
+
     Arms: none, shipped, all, all-cublas (all but small-m-linear), all-sglang-attention (all but decode-attention), and
     each op alone: routing, triple-rmsnorm, post-attention-norms, rmsnorm-add, gelu-tanh-mul, rmsnorm-residual-scalar,
     cross-layer-norm, ple-front-end, qk-norm-rope, q-only-projection, small-m-linear, decode-attention. Weights are

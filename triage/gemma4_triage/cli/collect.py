@@ -52,6 +52,8 @@ def collect(
 ) -> None:
     """Pack what a live, hanging or dead server shows into one zip that `diagnose` and `report` read.
 
+    For example: gemma4-triage collect http://127.0.0.1:30000 -o bundle.zip
+
     Health, server and model info, metrics, the end of the log, command and variables, status of its processes, stacks
     by py-spy where that is installed, GPU state, guard manifests and dumps. It only reads, and stops nothing: five GET
     requests are sent, of which /health may generate one token. What cannot be had is listed with the reason. Secrets

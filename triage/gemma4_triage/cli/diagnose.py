@@ -47,6 +47,8 @@ def diagnose(
 ) -> None:
     """Say what went wrong, on which evidence, and what to do about it.
 
+    For example: gemma4-triage diagnose server.log DUMPS
+
     Dumps of one launch (ranks, target and draft, repetitions) are one incident. Its causes are ranked by certainty;
     each names the values that it rests on, what would rule it out, and the next command. A log, a crash snapshot or
     stacks are evidence too if they name a dump or process of the incident, or agree with it; anything else is a run of

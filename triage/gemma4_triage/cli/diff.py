@@ -30,7 +30,8 @@ def register(app: typer.Typer) -> None:
     verbs = typer.Typer(
         cls=_DumpsUnlessNamed,
         help="Hold one dump or one live run against another: `diff DUMP_A DUMP_B` is short for "
-        "`diff dumps DUMP_A DUMP_B`.",
+        "`diff dumps DUMP_A DUMP_B`.\n\n"
+        "For example: gemma4-triage diff patches --with default --base default,-yoco",
         no_args_is_help=True,
     )
 
@@ -53,6 +54,8 @@ def dumps(
     as_json: AsJson = False,
 ) -> None:
     """Show in what two dumps differ: manifests, guards, tensors and events, and what differs first.
+
+    For example: gemma4-triage diff dumps DUMP_A DUMP_B
 
     Volatile fields (dump_id, created_utc, pid, ...) never count; NaN is equal to NaN.
     Exits 0 if the dumps are equal, 1 if they differ, 2 for a dump that is not there, 4 for one that cannot be

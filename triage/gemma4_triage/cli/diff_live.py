@@ -96,6 +96,8 @@ def backends(
 ) -> None:
     """Run the same prompts on each attention backend, with and without MTP, and on transformers.
 
+    For example: gemma4-triage diff backends --backends triton,trtllm_mha
+
     One table: outcome, tokens, logprobs, where and in which layer they part first, accept length, pool usage,
     violations, and where a side died. Exits 0 if all agree with transformers, 1 if one differs, crashes or leaves a
     dump, 2 for a name that is not known, 3 if no engine runs here, 5 if all agree and no side came to what --fault
@@ -154,6 +156,8 @@ def patches(
     as_json: AsJson = False,
 ) -> None:
     """Quality gate: run the same prompts under two patch sets, and hold logprobs and greedy tokens against each other.
+
+    For example: gemma4-triage diff patches --with default --base default,-yoco
 
     IDS are those of GEMMA4_TRIAGE_PATCHES: none, default, default,+ID,-ID. A token that differs is let pass if the base
     was of two minds: both tokens closer than the tolerance. Which patches of the difference did their work is said; a

@@ -19,6 +19,8 @@ def doctor(
 ) -> None:
     """Check versions, settings, GPU, plugin and dump folder.
 
+    For example: gemma4-triage doctor
+
     Exits 2 if a setting cannot be read, 3 if the environment asks for something that cannot work here.
     """
     from gemma4_runtime.settings import read_settings

@@ -35,7 +35,10 @@ DumpName = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the `dumps` verbs to the application."""
-    verbs = typer.Typer(help="Look at the dumps that the guards wrote.", no_args_is_help=True)
+    verbs = typer.Typer(
+        help="Look at the dumps that the guards wrote.\n\nFor example: gemma4-triage dumps show latest",
+        no_args_is_help=True,
+    )
     verbs.command("list")(list_dumps)
     verbs.command("ls", hidden=True)(list_dumps)
     verbs.command("show")(show_dump)
@@ -50,7 +53,10 @@ def list_dumps(
     limit: Annotated[int, typer.Option(min=0, help="How many of the newest to list; 0: all of them.")] = 100,
     as_json: AsJson = False,
 ) -> None:
-    """List the dumps, newest first. Torn ones are listed too, and those whose folder was renamed, behind the others."""
+    """List the dumps, newest first. Torn ones are listed too, and those whose folder was renamed, behind the others.
+
+    For example: gemma4-triage dumps list --limit 10
+    """
     from itertools import chain
 
     from gemma4_triage.cli import dump_documents, dump_table
@@ -88,6 +94,8 @@ def show_dump(
 ) -> None:
     """Show what a dump says: the verdict, the offending entries in their row, and what to do next.
 
+    For example: gemma4-triage dumps show latest
+
     Exits 4 if its files are damaged; its manifest is shown nevertheless.
     """
     from gemma4_dumps.reader import read_dump
@@ -103,7 +111,10 @@ def show_dump(
 
 
 def verify(dump: DumpName, directory: Directory = None, as_json: AsJson = False) -> None:
-    """Compare a dump's files with the checksums and the tensor layouts in its manifest."""
+    """Compare a dump's files with the checksums and the tensor layouts in its manifest.
+
+    For example: gemma4-triage dumps verify latest
+    """
     from gemma4_dumps.verify import verify_dump
     from gemma4_triage.cli import dump_documents, dump_table
 
@@ -123,7 +134,10 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove dumps. Without a condition: what exceeds the store's caps, sparing first and latest of each kind."""
+    """Remove dumps. Without a condition: what exceeds the store's caps, sparing first and latest of each kind.
+
+    For example: gemma4-triage dumps prune --older-than 14d --dry-run
+    """
     from gemma4_triage.cli import dump_documents
 
     age = None if older_than is None else parse_age(older_than)

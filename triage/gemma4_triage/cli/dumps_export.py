@@ -33,6 +33,8 @@ def export(
 ) -> None:
     """Put dumps into one zip that carries its own README.
 
+    For example: gemma4-triage dumps export latest -o evidence.zip
+
     The same dumps give the same zip. Every command that takes a dump reads it as it is.
     """
     from gemma4_dumps.archive import write_archive

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the `known` verbs to the application."""
-    verbs = typer.Typer(no_args_is_help=True, help="Public issues of SGLang, and whether a log is one of them.")
+    verbs = typer.Typer(
+        no_args_is_help=True,
+        help="Public issues of SGLang, and whether a log is one of them.\n\n"
+        "For example: gemma4-triage known check server.log",
+    )
     verbs.command("list")(list_known)
     verbs.command("show")(show_known)
     verbs.command("check")(check_known)
@@ -32,7 +36,10 @@ def list_known(
     topic: Annotated[str | None, typer.Option("--topic", help="Only of this part of the engine, such as lora.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the known issues: id, thread, topic, the first release without it, what happens."""
+    """List the known issues: id, thread, topic, the first release without it, what happens.
+
+    For example: gemma4-triage known list --topic hicache
+    """
     from gemma4_triage.report.known_document import list_document
     from gemma4_triage.report.known_view import print_list
 
@@ -52,6 +59,8 @@ def show_known(
     as_json: AsJson = False,
 ) -> None:
     """Show one known issue: cause, releases, workaround, signature, threads and a log of it.
+
+    For example: gemma4-triage known show 29616
 
     Exits 2 for an ID that no record has.
     """
@@ -78,6 +87,8 @@ def check_known(
     as_json: AsJson = False,
 ) -> None:
     """Say which known issues logs match; without a log, check every record against its own logs and all others'.
+
+    For example: gemma4-triage known check server.log
 
     Exits 0 if nothing matches (or every record is right), 1 if something does (or one is wrong), 5 if no line of the
     logs was understood.

@@ -35,6 +35,8 @@ def logs(
 ) -> None:
     """Find crashes, retraction thrash, the pool that binds, lost drafts and slow decoding in serving logs.
 
+    For example: gemma4-triage logs server.log
+
     Each file is read once, in constant memory, and judged by itself. Exits 0 if nothing was found, 1 for findings,
     5 if no line was understood.
     """

@@ -31,7 +31,9 @@ class _ListUnlessNamed(TyperGroup):
 def register(app: typer.Typer) -> None:
     """Add the `patches` verbs to the application."""
     verbs = typer.Typer(
-        cls=_ListUnlessNamed, help="Everything that can be attached to SGLang: `patches` is short for `patches list`."
+        cls=_ListUnlessNamed,
+        help="Everything that can be attached to SGLang: `patches` is short for `patches list`.\n\n"
+        "For example: gemma4-triage patches explain yoco",
     )
     verbs.command(_DEFAULT)(list_patches)
     verbs.command("explain")(explain_patch)
@@ -51,6 +53,8 @@ def list_patches(
     as_json: AsJson = False,
 ) -> None:
     """List every patch: kind, default, whether the environment selects it now, since when upstream has it, source.
+
+    For example: gemma4-triage patches list --kind fix
 
     With --sglang: whether it attaches to that release, or where SGLang has it, or why it is not ported.
     Exits 2 for a release that is not known.
@@ -111,6 +115,8 @@ def explain_patch(
     as_json: AsJson = False,
 ) -> None:
     """Say everything about one patch: why, where it acts and what happens elsewhere, state, switches, targets, proof.
+
+    For example: gemma4-triage patches explain yoco
 
     Exits 2 for an ID that the catalog does not have.
     """

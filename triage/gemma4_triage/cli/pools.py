@@ -114,6 +114,8 @@ def pools(
 ) -> None:
     """Show the two KV pools that SGLang will make, how much of a load they hold, and the ratio that holds most.
 
+    For example: gemma4-triage pools --config MODEL --kv-mem 40GiB --workload 64x8000+1000
+
     All sizes are of one GPU. Exits 0 if the whole load fits at once (at --ratio, else at the recommended ratio), 1 if
     it does not, 2 for a config, size or load that cannot be.
     """

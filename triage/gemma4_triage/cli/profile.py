@@ -42,6 +42,8 @@ def profile(
 ) -> None:
     """Show what the GPU does in a decode step, from a torch profiler trace (SGLang's /start_profile).
 
+    For example: gemma4-triage profile TRACE.json.gz
+
     Per device: time and launches by kernel family, launches per layer, gaps, and which launches each of our fused ops
     would replace. Exits 4 for a file that is torn or no trace, 5 if nothing in it ran on a GPU.
     """

@@ -46,7 +46,7 @@ def quality(
         typer.Option(
             "--questions",
             metavar="PATH",
-            help="MMLU as it is published: <subject>_test.csv, a folder of these, data.tar, or rows of cais/mmlu as "
+            help="MMLU as it is published: SUBJECT_test.csv, a folder of these, data.tar, or rows of cais/mmlu as "
             ".jsonl or .parquet.",
         ),
     ] = None,
@@ -111,6 +111,8 @@ def quality(
     as_json: AsJson = False,
 ) -> None:
     """Say whether one patch set answers worse than another.
+
+    For example: gemma4-triage quality --colours -- --model-path MODEL
 
     Both are asked the same on real weights: MMLU and colours, through the OpenAI API, greedily. Every question is a
     pair: the difference of the shares of right answers comes with a 95% interval (Tango's, for paired proportions).

@@ -1,5 +1,7 @@
-"""`gemma4-triage replay`: what a dump is about, done again without the server: an attention call, an allocator's calls,
-the history of leaked pages, or the comparison of shapes."""
+"""`gemma4-triage replay`: what a dump is about, done again without the server.
+
+That is an attention call, an allocator's calls, the history of leaked pages, or the comparison of shapes.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -68,6 +70,8 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Do again what a dump is about, without the server.
+
+    For example: gemma4-triage replay latest --shrink
 
     An attention call: what its table reads, and how far the outputs are off. They are held against fp64 on the table as
     it should have been; each real backend runs in a process of its own. An allocator's calls: on a reference allocator,

@@ -60,6 +60,8 @@ def report(
 ) -> None:
     """Report on a run, or on dumps and logs: verdict, causes, page tables, ledgers, pools over time, what to do next.
 
+    For example: gemma4-triage report DUMPS --log server.log -o report.html
+
     Prints a summary, and writes the files that are asked for. All of them, and --json, show the same. The files are
     written whatever the report says.
 

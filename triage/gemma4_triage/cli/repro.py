@@ -76,7 +76,10 @@ def repro(
     include_tokens: IncludeTokens = False,
     as_json: AsJson = False,
 ) -> None:
-    """Reproduce a fault, trap it, and show it fixed, with the real engine on this CPU."""
+    """Reproduce a fault, trap it, and show it fixed, with the real engine on this CPU.
+
+    For example: gemma4-triage repro e4b-trtllm
+    """
     from gemma4_repro.runner import Options
 
     names, include = tuple(arm or ()), include_value(include_kv, include_tokens)

@@ -99,6 +99,8 @@ def crash(
 ) -> None:
     """Run a published crash on real weights: one server, SGLang's own client, and what was expected of this GPU.
 
+    For example: gemma4-triage repro crash e4b_trtllm_v1 --toy
+
     A checkpoint that is not whole, and a machine that cannot run the cell, are refused before anything starts. The
     run's folder gets the server's log, the client's, dumps, verdict.json and TRIAGE_REPORT.md, however the server ends.
 

@@ -47,6 +47,8 @@ def mutations(
 ) -> None:
     """Corrupt one entry of the live engine at a time, and score what diagnose says of it against the truth.
 
+    For example: gemma4-triage repro mutations --seed 7 --count 25
+
     Each mutation is of one structure, in one way, in one phase of serving, drawn by --seed, with probes that trap and
     an audit after every step. docs/mutations.md says what is drawn, how it is scored, and what a run of 48 showed.
 

@@ -26,7 +26,7 @@ Directory = Annotated[
     typer.Option(
         "--dir",
         parser=_directory,
-        metavar="<path>",
+        metavar="DIR",
         help=f"Where the dumps are. Default: {DIRECTORY_VARIABLE}, else the user state directory.",
     ),
 ]
