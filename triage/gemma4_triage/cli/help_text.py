@@ -22,7 +22,8 @@ def tidy_help(command: Any) -> None:
     for parameter in command.params:
         if parameter.param_type_name == "argument":
             _show_by_name(parameter)
-        elif parameter.metavar is None and not parameter.is_flag:
+        # A typer older than we ask for, as beside an engine that brings its own, keeps its own words for types.
+        elif hasattr(parameter, "display_type") and parameter.metavar is None and not parameter.is_flag:
             kind = parameter.display_type(None).strip("<>")
             parameter.metavar = "NUMBER" if kind.startswith(("int", "float")) else "PATH" if kind == "path" else "TEXT"
 
