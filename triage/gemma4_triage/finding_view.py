@@ -6,6 +6,7 @@ from rich.console import Console
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.terminal import print_line
+from gemma4_triage.threads import thread_url
 
 _STYLES = {Confidence.CERTAIN: "bold red", Confidence.LIKELY: "bold yellow", Confidence.POSSIBLE: "bold cyan"}
 
@@ -24,9 +25,8 @@ def print_finding(console: Console, finding: Finding) -> None:
     for step in finding.advice:
         print_line(console, f"    what to do: {step}")
     if finding.fix:
-        upstream = f" ({', '.join(finding.upstream)})" if finding.upstream else ""
-        print_line(console, f"    fix: {finding.fix}{upstream}; GEMMA4_TRIAGE_PATCHES=default attaches it")
-    elif finding.upstream:
-        print_line(console, f"    see {', '.join(finding.upstream)}")
+        print_line(console, f"    fix: {finding.fix}; GEMMA4_TRIAGE_PATCHES=default attaches it")
+    for thread in finding.upstream:
+        print_line(console, f"    see {thread}: {thread_url(thread)}")
     for command in finding.next_commands:
         print_line(console, f"    next: {command}")

@@ -8,14 +8,14 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from gemma4_triage.terminal import printable
+from gemma4_triage.terminal import MANNER, printable
 
 
 class LiveLine:
     """A context manager that leaves the terminal as it was."""
 
     def __init__(self) -> None:
-        live = sys.stderr.isatty()
+        live = sys.stderr.isatty() and not MANNER.quiet
         self.labels: dict[str, str] = {}
         """How the live line calls an engine, where that is not its name."""
         self._console = Console(stderr=True, markup=False, highlight=False, emoji=False, force_terminal=live)
@@ -46,5 +46,7 @@ class LiveLine:
         self.update(f"{named or otherwise}, {elapsed_s:.0f} s")
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a line that stays, unless remarks are not wanted."""
+        if MANNER.quiet:
+            return
         self._console.print(Text(printable(text)), soft_wrap=True)

@@ -1,9 +1,16 @@
 """Where the command line's words go: results to stdout, everything else to stderr, colour to terminals only."""
 
+from __future__ import annotations
+
 import json
+import os
 import re
+import shutil
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from gemma4_triage.threads import THREAD, thread_url
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -12,7 +19,8 @@ if TYPE_CHECKING:
 
 JSON_SCHEMA_VERSION = "1.0"
 PIPE_WIDTH = 160
-LEAST_WIDTH = 100
+LEAST_WIDTH = 40
+MOST_HEAD = 20
 
 _NAMED = {"\n": "\\n", "\r": "\\r"}
 # Control characters but the tab, what begins a line, what turns the direction of writing, and what has no width.
@@ -32,9 +40,74 @@ def emit_document(document: dict[str, Any]) -> None:
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
+@dataclass
+class Manner:
+    """How the command line speaks in this process, as its options say.
+
+    Attributes:
+        color: "always" or "never"; "auto": on a terminal, unless NO_COLOR is set.
+        quiet: No remarks, and lists show names alone.
+        verbose: Nothing is left out that would be too long.
+    """
+
+    color: str = "auto"
+    quiet: bool = False
+    verbose: bool = False
+
+    def reset(self) -> None:
+        """Forget what an earlier command line of this process said."""
+        self.color, self.quiet, self.verbose = "auto", False, False
+
+
+MANNER = Manner()
+
+
 def say(text: str) -> None:
-    """Print a remark for a person on stderr."""
-    print(printable(text), file=sys.stderr)
+    """Print a remark for a person on stderr, unless remarks are not wanted."""
+    if not MANNER.quiet:
+        warn(text)
+
+
+def warn(text: str) -> None:
+    """Print on stderr what a person must see, such as an error or what is damaged."""
+    clean = printable(text)
+    pieces = break_line(clean, shutil.get_terminal_size().columns) if sys.stderr.isatty() else [(0, len(clean), 0)]
+    for start, end, indent in pieces:
+        print(" " * indent + clean[start:end], file=sys.stderr)
+
+
+# A command, with variables before it, from where one would copy it to the end of the line.
+_COMMAND = re.compile(
+    r"(?:^|\s{2,}|: )((?:[A-Z][A-Z0-9_]*=\S+ )*(?:gemma4-triage|python[0-9.]*|pip|curl|kill|make|docker) \S.*)$"
+)
+_LABEL = re.compile(r"\s*(?:\S+(?: \S+)*?\s{2,})?")
+
+
+def break_line(text: str, width: int) -> list[tuple[int, int, int]]:
+    """Return the pieces of a line that a terminal has room for: where each begins, where it ends, and its indent.
+
+    Words are not cut, since a word that is too long is a path to copy; nor is a command at the end of the line. What
+    goes on stands below the value of a line that begins with a label, else a little to the right.
+    """
+    if len(text) <= width:
+        return [(0, len(text), 0)]
+    command = _COMMAND.search(text)
+    prose_end = command.start(1) if command else len(text)
+    label = _LABEL.match(text)
+    below = label.end() if label and label.group().strip() else 0
+    right = len(text) - len(text.lstrip()) + 2
+    if not 0 < below <= width // 2:
+        below = right
+    pieces, start, end, indent = [], 0, 0, 0
+    words = [match.span() for match in re.finditer(r"\S+", text[:prose_end])]
+    for word_start, word_end in [*words, *([command.span(1)] if command else [])]:
+        room = width - (word_end - word_start)
+        # Where a word is too long wherever it stands, it stays behind its label.
+        if end and indent + word_end - start > width and (word_start > below or room >= right):
+            pieces.append((start, end, indent))
+            start, indent = word_start, below if room >= below else right
+        end = word_end
+    return [*pieces, (start, end, indent)]
 
 
 def printable(text: str) -> str:
@@ -61,25 +134,65 @@ def size_text(size_bytes: int) -> str:
     return f"{size:.1f} GiB"
 
 
-def stdout_console() -> "Console":
-    """Return a rich console on stdout that takes every text literally."""
+def stdout_console() -> Console:
+    """Return a rich console on stdout that takes every text literally, and fits tables to a terminal."""
     from rich.console import Console
+    from rich.table import Table
+
+    terminal = sys.stdout.isatty()
 
     class PipeAwareConsole(Console):
         def on_broken_pipe(self) -> None:
             # rich would exit with 1 here, which means a violation; the boundary in app.py knows better.
             raise BrokenPipeError
 
-    terminal = sys.stdout.isatty()
+        def print(self, *objects: Any, **options: Any) -> None:
+            if terminal and not options and len(objects) == 1 and isinstance(objects[0], Table):
+                _print_table(self, objects[0])
+            else:
+                super().print(*objects, **options)
+
+    colored = MANNER.color == "always" or (MANNER.color == "auto" and terminal and not os.environ.get("NO_COLOR"))
     console = PipeAwareConsole(
-        markup=False, highlight=False, emoji=False, force_terminal=terminal, width=None if terminal else PIPE_WIDTH
+        markup=False,
+        highlight=False,
+        emoji=False,
+        force_terminal=terminal or colored,
+        color_system=("standard" if MANNER.color == "always" else "auto") if colored else None,
+        width=None if terminal else PIPE_WIDTH,
     )
-    # In a narrower terminal a line goes on in the next one; a table would lose its columns.
     console.width = max(console.width, LEAST_WIDTH)
     return console
 
 
-def plain_table(*columns: str) -> "Table":
+def _print_table(console: Console, table: Table) -> None:
+    from gemma4_triage.fit_table import fit, rows_as_lists
+
+    if fit(table, console):
+        console.print(table, width=console.width)
+        return
+    if table.title:
+        _print_text(console, clean_text(str(table.title), style="bold"))
+    for row in rows_as_lists(table):
+        _print_row(console, row)
+
+
+def _print_row(console: Console, row: list[tuple[Text, Text]]) -> None:
+    """Print the first cell, and below it a line for each of the others; without heads all in one line."""
+    from rich.text import Text
+
+    if not any(head.plain for head, _ in row):
+        _print_text(console, Text("  ").join(text for _, text in row))
+        return
+    if not row[0][0].plain and len(row) > 1:
+        # A number or a mark in front of what a row is called.
+        row = [(row[1][0], Text("  ").join([row[0][1], row[1][1]])), *row[2:]]
+    width = min(max((len(head.plain) for head, _ in row[1:]), default=0), MOST_HEAD)
+    for at, (head, text) in enumerate(row):
+        _print_text(console, text if at == 0 else Text.assemble(f"  {head.plain:<{width}}  ", text))
+
+
+def plain_table(*columns: str) -> Table:
     """Return a table without a frame. The first column is never cut: it is what one copies."""
     from rich.table import Table
 
@@ -89,7 +202,7 @@ def plain_table(*columns: str) -> "Table":
     return table
 
 
-def clean_text(*parts: str | tuple[str, str], style: str = "") -> "Text":
+def clean_text(*parts: str | tuple[str, str], style: str = "") -> Text:
     """Text that takes every string literally, without what could command the terminal.
 
     Args:
@@ -102,17 +215,44 @@ def clean_text(*parts: str | tuple[str, str], style: str = "") -> "Text":
     return Text.assemble(*((printable(text), own) for text, own in pairs), style=style)
 
 
-def print_line(console: "Console", *parts: str | tuple[str, str], style: str = "") -> None:
-    """Print one line, however long it is: what is copied from a terminal or cut with grep stays one line."""
-    console.print(clean_text(*parts, style=style), soft_wrap=True)
+_ADDRESS = re.compile(r"https://github\.com/[\w./#-]*[\w/]")
 
 
-def print_title(console: "Console", text: str) -> None:
+def print_line(console: Console, *parts: str | tuple[str, str], style: str = "") -> None:
+    """Print one line: broken between words where a terminal is narrower, whole for whoever cuts it with grep.
+
+    Threads of SGLang and addresses on GitHub are links in terminals that have them.
+    """
+    _print_text(console, clean_text(*parts, style=style))
+
+
+def _print_text(console: Console, text: Text) -> None:
+    plain = text.plain
+    if console.color_system is not None:
+        _link(text)
+    pieces = break_line(plain, console.width) if sys.stdout.isatty() else [(0, len(plain), 0)]
+    for start, end, indent in pieces:
+        piece = text if end - start == len(plain) else text[start:end]
+        if indent:
+            piece.pad_left(indent)
+        console.print(piece, soft_wrap=True)
+
+
+def _link(text: Text) -> None:
+    from rich.style import Style
+
+    for match in THREAD.finditer(text.plain):
+        text.stylize(Style(link=thread_url(match[0])), *match.span())
+    for match in _ADDRESS.finditer(text.plain):
+        text.stylize(Style(link=match[0]), *match.span())
+
+
+def print_title(console: Console, text: str) -> None:
     """Print the title of what follows, below an empty line."""
     console.print()
     console.print(clean_text(text, style="bold cyan"))
 
 
-def add_row(table: "Table", *cells: str | tuple[str, str], style: str = "") -> None:
+def add_row(table: Table, *cells: str | tuple[str, str], style: str = "") -> None:
     """Add a row of cells to a table; a cell with a style of its own is a pair of both."""
     table.add_row(*(clean_text(cell, style=style) for cell in cells))

@@ -17,10 +17,11 @@ from typer.core import TyperGroup
 
 from gemma4_dumps.errors import ExitCode, UserError
 from gemma4_triage.cli.help_text import tidy_help
+from gemma4_triage.cli.manner_options import Color, Quiet, Verbose, take_manner_everywhere
 from gemma4_triage.cli.option_names import take_other_names
 from gemma4_triage.cli.streams import abandon_stdout, prepare_streams, stdout_is_lost
 from gemma4_triage.errors import Interrupted, UsageMistake
-from gemma4_triage.terminal import emit_json, say
+from gemma4_triage.terminal import MANNER, emit_json, warn
 
 VERBS: tuple[str, ...] = (
     "repro",
@@ -98,6 +99,9 @@ def build_app() -> typer.Typer:
                 help="Print what completes words in that shell.",
             ),
         ] = None,
+        color: Color = None,
+        quiet: Quiet = False,
+        verbose: Verbose = False,
     ) -> None:
         pass
 
@@ -110,6 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is returned. arguments: without the program's name; None: sys.argv's."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     prepare_streams()
+    MANNER.reset()
     try:
         code = _run(words)
         sys.stdout.flush()
@@ -119,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ExitCode.BROKEN_PIPE
     except OSError as error:
         abandon_stdout()
-        say(f"error: the output cannot be written: {error.strerror or error}")
+        warn(f"error: the output cannot be written: {error.strerror or error}")
         return ExitCode.ENVIRONMENT
     return code
 
@@ -128,6 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def command_tree() -> Any:
     """Return click's tree of all verbs, made once a process: typer evaluates each option's annotation to make it."""
     tree = typer.main.get_command(build_app())
+    take_manner_everywhere(tree)
     take_other_names(tree)
     tidy_help(tree)
     return tree
@@ -158,11 +164,11 @@ def _run(words: list[str]) -> int:
     except Exception as error:
         if isinstance(error, OSError) and stdout_is_lost(error):
             raise
-        if os.environ.get(TRACEBACK_VARIABLE) == "1":
+        if os.environ.get(TRACEBACK_VARIABLE) == "1" or MANNER.verbose:
             traceback.print_exc()
         if _began_with_an_interrupt(error):
             return _fail("interrupted", "", ExitCode.INTERRUPTED, words)
-        hint = f"set {TRACEBACK_VARIABLE}=1 to see the traceback, and attach it to a bug report"
+        hint = "-v shows the traceback: attach it to a bug report"
         return _fail(f"this is a bug in gemma4-triage: {type(error).__name__}: {error}", hint, ExitCode.BUG, words)
 
 
@@ -175,9 +181,9 @@ def _began_with_an_interrupt(error: BaseException) -> bool:
 
 
 def _fail(message: str, hint: str, code: int, words: Sequence[str]) -> int:
-    say(f"error: {message}")
+    warn(f"error: {message}")
     if hint:
-        say(f"hint: {hint}")
+        warn(f"hint: {hint}")
     if "--json" in words:
         # Whoever parses stdout gets a document in every case.
         emit_json("error", {"message": message, "hint": hint, "exit_code": int(code)})

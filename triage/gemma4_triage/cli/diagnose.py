@@ -12,7 +12,7 @@ from gemma4_triage.cli.read_logs import read_logs
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.cli.store_options import Directory, open_store
 from gemma4_triage.errors import NothingChecked
-from gemma4_triage.terminal import emit_json, say, stdout_console
+from gemma4_triage.terminal import MANNER, emit_json, say, stdout_console, warn
 
 if TYPE_CHECKING:
     from gemma4_triage.diagnose.sources import Evidence
@@ -74,11 +74,12 @@ def diagnose(
     newest_only = not (sources or log or directory is not None)
     others = _all_but_the_newest(diagnoses) if newest_only else []
     diagnoses = [one for one in diagnoses if one not in others]
-    shown = material.unreadable if len(material.unreadable) <= MOST_DAMAGED_SHOWN else material.unreadable[:1]
+    few = MANNER.verbose or len(material.unreadable) <= MOST_DAMAGED_SHOWN
+    shown = material.unreadable if few else material.unreadable[:1]
     for problem in shown:
-        say(f"not read: {problem.place}: {problem.problem}")
+        warn(f"not read: {problem.place}: {problem.problem}")
     if len(shown) < len(material.unreadable):
-        say(f"not read: {len(material.unreadable) - 1} more; --json has them all")
+        warn(f"not read: {len(material.unreadable) - 1} more; -v shows them all")
     if material.hidden:
         say(f"not read: {number_of(material.hidden, 'older dump')}; --limit 0 reads all of them")
     for remark in _remarks(evidence, others):
@@ -86,7 +87,7 @@ def diagnose(
     code = exit_code(diagnoses, bool(material.unreadable))
     if as_json:
         for line in damage_lines([dump for diagnosis in diagnoses for dump in diagnosis.damaged]):
-            say(line)
+            warn(line)
         emit_json("diagnosis", diagnosis_document(diagnoses, material, code, evidence.left_alone))
     else:
         print_diagnoses(stdout_console(), diagnoses, evidence.left_alone)

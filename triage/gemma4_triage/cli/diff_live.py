@@ -13,7 +13,7 @@ import typer
 from gemma4_triage.cli.finished_run import finish
 from gemma4_triage.cli.shared_options import AsJson, Force, Output
 from gemma4_triage.errors import UsageMistake
-from gemma4_triage.terminal import say
+from gemma4_triage.terminal import warn
 
 if TYPE_CHECKING:
     from gemma4_repro.parity.compare_tracks import Tolerances
@@ -290,5 +290,5 @@ def _report(kind: ComparisonKind, agreement: Agreement, as_json: bool) -> int:
     record = record_of_comparison(kind, agreement)
     code = finish(record, agreement.run.folder, as_json)
     if record.nothing_checked_why:
-        say(f"error: {record.nothing_checked_why}")
+        warn(f"error: {record.nothing_checked_why}")
     return code

@@ -37,11 +37,9 @@ def doctor(
 
 
 def _print(checks: list) -> None:
-    from rich.table import Table
-    from rich.text import Text
+    from gemma4_triage.terminal import print_line
 
     colours = {"ok": "green", "note": "yellow", "missing": "red"}
-    table = Table.grid(padding=(0, 2))
+    console, width = stdout_console(), max(len(check.name) for check in checks)
     for check in checks:
-        table.add_row(Text(check.state, style=colours[check.state]), check.name, check.detail)
-    stdout_console().print(table)
+        print_line(console, (f"{check.state:<7} ", colours[check.state]), f"{check.name:<{width}}  {check.detail}")

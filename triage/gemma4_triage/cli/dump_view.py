@@ -1,6 +1,6 @@
 """`dumps show` on a terminal: verdict first, evidence below it, then what to do."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -11,10 +11,10 @@ from gemma4_dumps.schema import Manifest
 from gemma4_dumps.wording import number_of
 from gemma4_triage.diagnose.next_steps import next_steps
 from gemma4_triage.inspection.guard_lines import guard_lines
-from gemma4_triage.inspection.offending_rows import OffendingRow, offending_rows
+from gemma4_triage.inspection.offending_rows import Cell, OffendingRow, offending_rows
 from gemma4_triage.inspection.provenance_sentence import SPACE_NAMES, index_unit, provenance_sentence
 from gemma4_triage.report.diagnosis_document import damage_line
-from gemma4_triage.terminal import add_row, plain_table, print_line, print_title, printable, say, stdout_console
+from gemma4_triage.terminal import add_row, plain_table, print_line, print_title, printable, stdout_console, warn
 
 
 def print_damage(dump: Dump, as_json: bool = False, name: str = "") -> None:
@@ -22,7 +22,7 @@ def print_damage(dump: Dump, as_json: bool = False, name: str = "") -> None:
     if not dump.damage:
         return
     if as_json:
-        say(damage_line(dump, name))
+        warn(damage_line(dump, name))
     else:
         print_line(stdout_console(), damage_line(dump, name), style="bold yellow")
 
@@ -95,16 +95,26 @@ def _neighbourhood(console: Console, row: OffendingRow) -> None:
         return
     numbers = [number for cell in row.cells for number in (cell.column, cell.value, cell.translated or 0)]
     width = max(len(str(number)) for number in numbers) + 3
-    columns = [(f"{cell.column} ".rjust(width), "dim") for cell in row.cells]
+    cells = _around(row, (console.width - len(name) - 10) // width)
+    columns = [(f"{cell.column} ".rjust(width), "dim") for cell in cells]
     values = [
         (f">{cell.value}<".rjust(width), "bold red") if cell.offends else f"{cell.value} ".rjust(width)
-        for cell in row.cells
+        for cell in cells
     ]
     print_line(console, f"  {name}  column", *columns)
     print_line(console, f"  {' ' * len(name)}  value ", *values)
-    if any(cell.translated is not None for cell in row.cells):
-        translated = (f"{'' if cell.translated is None else cell.translated} ".rjust(width) for cell in row.cells)
+    if any(cell.translated is not None for cell in cells):
+        translated = (f"{'' if cell.translated is None else cell.translated} ".rjust(width) for cell in cells)
         print_line(console, f"  {'translated'.rjust(len(name))}  value ", *translated, style="green")
+
+
+def _around(row: OffendingRow, most: int) -> Sequence[Cell]:
+    """Return at most so many cells, and the first that offends among them."""
+    if len(row.cells) <= most:
+        return row.cells
+    bad = next((at for at, cell in enumerate(row.cells) if cell.offends), 0)
+    first = max(0, min(bad - most // 2, len(row.cells) - most))
+    return row.cells[first : first + max(most, 1)]
 
 
 def _geometry(manifest: Manifest) -> dict[str, Any]:

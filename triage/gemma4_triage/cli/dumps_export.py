@@ -12,7 +12,7 @@ from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.cli.store_options import Directory, open_store
 from gemma4_triage.errors import EnvironmentCannot, ExpectationFailed, UsageMistake
 from gemma4_triage.output_file import refuse_existing
-from gemma4_triage.terminal import emit_json, printable, say, size_text
+from gemma4_triage.terminal import emit_json, printable, say, size_text, warn
 
 if TYPE_CHECKING:
     from gemma4_dumps.archive import Archived, Candidate
@@ -55,9 +55,9 @@ def export(
     for dump in document["dumps"]:
         if dump["included"]:
             held = printable(words(dump["included"]))
-            say(f"warning: {dump['dump_id']} holds {held} of requests: confidential")
+            warn(f"warning: {dump['dump_id']} holds {held} of requests: confidential")
         elif dump["included"] is None:
-            say(f"warning: the manifest of {dump['dump_id']} is unreadable; it may hold KV values and token ids")
+            warn(f"warning: the manifest of {dump['dump_id']} is unreadable; it may hold KV values and token ids")
     say(f"Wrote {out}: {number_of(len(archived), 'dump')}, {size_text(document['size_bytes'])}")
 
 

@@ -13,7 +13,7 @@ from gemma4_dumps.errors import ExitCode
 from gemma4_triage.cli.read_logs import read_logs
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.errors import NothingChecked, UsageMistake
-from gemma4_triage.terminal import emit_json, stdout_console
+from gemma4_triage.terminal import MANNER, emit_json, stdout_console
 
 if TYPE_CHECKING:
     from gemma4_triage.known_issues.record import KnownIssue
@@ -50,6 +50,8 @@ def list_known(
     chosen = [issue for issue in issues if topic in (None, issue.topic)]
     if as_json:
         emit_json("known-issues", list_document(chosen))
+    elif MANNER.quiet:
+        print("\n".join(issue.id for issue in chosen))
     else:
         print_list(stdout_console(), chosen)
 

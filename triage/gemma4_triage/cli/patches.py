@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.errors import UsageMistake
-from gemma4_triage.terminal import emit_json, say, stdout_console
+from gemma4_triage.terminal import MANNER, add_row, emit_json, plain_table, print_line, say, stdout_console
 
 if TYPE_CHECKING:
     from gemma4_runtime.patch import Patch
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from gemma4_runtime.settings import Settings
 
 _DEFAULT = "list"
+_SPELLINGS = {"optimization": "optimisation", "host-leaf": "host leaf"}
+_ORDER = ("fix", "optimisation", "probe", "fault", "host leaf")
+"""Kinds in the order in which a list shows them: what a server is given first, what breaks it and stand-ins last."""
 
 
 class _ListUnlessNamed(TyperGroup):
@@ -65,6 +68,7 @@ def list_patches(
     from gemma4_triage.inspection.patch_state import state_here
 
     kinds = [known.value for known in Kind]
+    kind = _SPELLINGS.get(kind or "", kind)
     if kind is not None and kind not in kinds:
         raise UsageMistake(f"there is no kind of patch called {kind!r}", f"kinds: {', '.join(kinds)}")
     if sglang is not None:
@@ -88,6 +92,9 @@ def list_patches(
     ]
     if as_json:
         emit_json("patches", {"patches": rows})
+        return
+    if MANNER.quiet:
+        print("\n".join(row["id"] for row in rows))
         return
     _print_list(rows)
     say("gemma4-triage patches explain ID says everything about one of them, and how to switch it on and off.")
@@ -161,19 +168,15 @@ def _explain_preset(found: "Preset", as_json: bool) -> None:
         emit_json("preset", {"preset": document})
         return
     console = stdout_console()
-    console.print(f"preset {found.id}: {found.title}", style="bold", markup=False)
-    console.print(found.why, markup=False)
+    print_line(console, f"preset {found.id}: {found.title}", style="bold")
+    print_line(console, found.why)
     for kind in dict.fromkeys(patch.kind.value for patch in chosen):
-        names = ", ".join(patch.id for patch in chosen if patch.kind.value == kind)
-        console.print(f"{kind}: {names}", markup=False, highlight=False)
-    console.print("sets: " + " ".join(f"{name}={value}" for name, value in found.variables.items()), markup=False)
-    console.print(f"gemma4-triage serve --preset {found.id} --model-path MODEL", markup=False, highlight=False)
+        print_line(console, f"{kind}: {', '.join(patch.id for patch in chosen if patch.kind.value == kind)}")
+    print_line(console, "sets: " + " ".join(f"{name}={value}" for name, value in found.variables.items()))
+    print_line(console, f"gemma4-triage serve --preset {found.id} --model-path MODEL")
 
 
 def _in_release(release: str, patches: list["Patch"], as_json: bool) -> None:
-    from rich.box import SIMPLE
-    from rich.table import Table
-
     from gemma4_runtime.releases import KNOWN, RUNNABLE
     from gemma4_runtime.standing import counts, standing
 
@@ -189,11 +192,10 @@ def _in_release(release: str, patches: list["Patch"], as_json: bool) -> None:
         ]
         emit_json("patches", {"sglang": release, "supported": release in RUNNABLE, "counts": total, "patches": rows})
         return
-    table = Table("id", "kind", "default", f"in SGLang {release}", box=SIMPLE)
-    table.add_column("where, or why not", overflow="fold")
+    table = plain_table("id", "kind", "default", f"in SGLang {release}", "where, or why not")
     for patch, one in found:
         default = "yes" if patch.default else ""
-        table.add_row(patch.id, patch.kind.value, default, one.state.value, one.why)
+        add_row(table, patch.id, patch.kind.value, default, one.state.value, one.why)
     stdout_console().print(table)
     say(f"SGLang {release}: " + ", ".join(f"{state} {number}" for state, number in total.items()))
 
@@ -209,23 +211,17 @@ def _environment() -> tuple["Settings", set[str]]:
 
 
 def _print_list(rows: list[dict]) -> None:
-    from rich.box import SIMPLE
-    from rich.table import Table
-
-    table = Table("id", "kind", "default", "here", box=SIMPLE)
-    for name in ("what it does", "upstream since", "source"):
-        table.add_column(name, overflow="fold")
-    for row in rows:
+    """Print what a person may choose first; with -v also since when upstream has it, and where it was seen."""
+    more = {"upstream since": "upstream", "source": "origin"} if MANNER.verbose else {}
+    table = plain_table("id", "kind", "default", "here", "what it does", *more)
+    for row in sorted(rows, key=lambda row: _ORDER.index(row["kind"])):
         default, here = ("yes" if row["default"] else ""), ("on" if row["selected"] else "off")
-        table.add_row(row["id"], row["kind"], default, here, row["title"], row["upstream"], row["origin"])
+        add_row(table, row["id"], row["kind"], default, here, row["title"], *(row[key] for key in more.values()))
     stdout_console().print(table)
 
 
 def _print_one(document: dict) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table.grid(padding=(0, 2))
+    console = stdout_console()
     releases, installed = ", ".join(document["releases"]), document["installed_sglang"] or "none"
     attached = [f"{row['how']} {row['path']}" for row in document["attachments"]]
     for name, value in (
@@ -248,6 +244,5 @@ def _print_one(document: dict) -> None:
         ("proof", "\n".join(document["proof"])),
         ("links", "\n".join(document["links"])),
     ):
-        if value:
-            table.add_row(Text(name, style="bold"), value)
-    stdout_console().print(table)
+        for at, line in enumerate(value.splitlines() if value else ()):
+            print_line(console, (f"{name if at == 0 else '':<14}  ", "bold"), line)

@@ -12,7 +12,7 @@ import typer
 
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.errors import EnvironmentCannot, UsageMistake
-from gemma4_triage.terminal import emit_json, say
+from gemma4_triage.terminal import MANNER, emit_json, print_line, say, stdout_console
 
 
 def register(app: typer.Typer) -> None:
@@ -68,8 +68,13 @@ def samples(
     if as_json:
         emit_json("samples", {"samples": found})
         return
+    console = stdout_console()
     for row in found:
-        print(f"{row['id']}: {row['title']}\n  {row['command']}")
+        if MANNER.quiet:
+            print(row["id"])
+            continue
+        print_line(console, f"{row['id']}: {row['title']}")
+        print_line(console, f"  {row['command']}")
     if output is not None:
         say(f"Wrote {output}")
 

@@ -13,10 +13,9 @@ from gemma4_runtime.standing import releases_of
 from gemma4_runtime.targets import dotted_path
 from gemma4_triage.inspection.guard_manifests import newest_of
 from gemma4_triage.inspection.patch_state import state_here, switch_off, switch_on, variables_of
+from gemma4_triage.threads import HUB, PROJECTS, thread_url
 
-_HUB = "https://github.com"
 _NUMBERS = re.compile(r"\b(SGLang|TensorRT-LLM)(?: issues?)? ((?:\d{3,6}(?:, | and )?)+)|(?<!\w)#(\d{3,6})")
-_PROJECTS = {"SGLang": "sgl-project/sglang", "TensorRT-LLM": "NVIDIA/TensorRT-LLM"}
 _KINDS: dict[Kind, About] = {
     Kind.FAULT: About(
         why="A known defect, put back on request, so that what finds it and what repairs it can be seen to.",
@@ -71,10 +70,10 @@ def explain(patch: Patch, settings: Settings, chosen: bool, root: Path) -> dict:
 
 def links(patch: Patch) -> list[str]:
     """Issues and pull requests that its texts name, then the files of SGLang's release that it attaches to."""
-    named = [f"{_HUB}/{project}/issues/{number}" for project, number in _numbers(f"{patch.origin}; {patch.upstream}")]
+    named = [thread_url(name) for name in _threads(f"{patch.origin}; {patch.upstream}")]
     release = patch.since
     paths = (source_file(dotted_path(release, one.target)) for one in patch.attachments_in(release))
-    files = (f"{_HUB}/{_PROJECTS['SGLang']}/blob/v{release}/python/{path}" for path in paths)
+    files = (f"{HUB}/{PROJECTS['SGLang']}/blob/v{release}/python/{path}" for path in paths)
     return list(dict.fromkeys((*named, *files)))
 
 
@@ -86,10 +85,10 @@ def source_file(dotted: str) -> str:
     return "/".join(words) + ".py"
 
 
-def _numbers(text: str) -> Iterator[tuple[str, str]]:
+def _threads(text: str) -> Iterator[str]:
     for match in _NUMBERS.finditer(text):
         for number in re.findall(r"\d+", match[2] or match[3]):
-            yield _PROJECTS[match[1] or "SGLang"], number
+            yield f"{match[1] or 'SGLang'} {number}"
 
 
 def _attachment(one: Attachment, release: str) -> dict:

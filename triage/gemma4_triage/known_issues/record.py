@@ -8,6 +8,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from gemma4_triage.finding import Confidence
+from gemma4_triage.threads import thread_url
 
 _SHORTEST_WORDS = 8
 
@@ -102,8 +103,8 @@ class KnownIssue(_Strict):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Return the addresses of its threads. GitHub leads from issues/N to pull/N where N is a pull request."""
-        return tuple(f"https://github.com/sgl-project/sglang/issues/{thread}" for thread in self.threads)
+        """Return the addresses of its threads."""
+        return tuple(thread_url(f"SGLang {thread}") for thread in self.threads)
 
     @property
     def fix(self) -> str:

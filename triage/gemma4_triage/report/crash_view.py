@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from gemma4_repro.crash.cells import Cell
 from gemma4_repro.crash.expected import with_own_patches
 from gemma4_repro.crash.machine import REFERENCES, Gpu, needs_of_model, obstacle
 from gemma4_triage.report.crash_document import Row
-from gemma4_triage.terminal import printable
+from gemma4_triage.terminal import print_line
 
 
 def print_matrix(console: Console, rows: Sequence[Row], gpus: Sequence[Gpu]) -> None:
@@ -24,12 +23,12 @@ def print_matrix(console: Console, rows: Sequence[Row], gpus: Sequence[Gpu]) -> 
     for row in rows:
         expected = [_expected(row.cell, gpu) for gpu in REFERENCES]
         table.add_row(row.cell.id, _mark(row.obstacle, notes), _mark(row.toy, notes), *expected)
-    _line(console, f"GPU: {', '.join(gpu.text for gpu in gpus) or 'none that the CUDA driver shows'}")
+    print_line(console, f"GPU: {', '.join(gpu.text for gpu in gpus) or 'none that the CUDA driver shows'}")
     console.print(table)
     for reason, number in notes.items():
-        _line(console, f"[{number}] {reason}")
+        print_line(console, f"[{number}] {reason}")
     names = ", ".join(gpu.nominal_text for gpu in REFERENCES)
-    _line(console, f"what is expected there with the cell's own patches; -: it cannot run the cell ({names})")
+    print_line(console, f"what is expected there with the cell's own patches; -: it cannot run the cell ({names})")
 
 
 def _expected(cell: Cell, gpu: Gpu) -> str:
@@ -40,7 +39,3 @@ def _mark(reason: str | None, notes: dict[str, int]) -> str:
     if reason is None:
         return "yes"
     return f"no [{notes.setdefault(reason, len(notes) + 1)}]"
-
-
-def _line(console: Console, text: str) -> None:
-    console.print(Text(printable(text)), soft_wrap=True)

@@ -15,7 +15,8 @@ from gemma4_triage.diagnose.timeline import timeline
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.inspection.provenance_sentence import place
 from gemma4_triage.report.diagnosis_document import Diagnosis, damage_lines, notes, summary
-from gemma4_triage.terminal import add_row, plain_table, print_line
+from gemma4_triage.terminal import MANNER, add_row, plain_table, print_line
+from gemma4_triage.threads import thread_url
 
 _STYLES = {Confidence.CERTAIN: "bold red", Confidence.LIKELY: "bold yellow", Confidence.POSSIBLE: "bold"}
 MAX_DUMPS = 12
@@ -85,13 +86,14 @@ def _dumps(console: Console, diagnosis: Diagnosis, numbers: dict[str, str]) -> N
     if not dumps:
         return
     table = plain_table("", "dump", "verdict", "where", "step")
-    for dump in dumps[:MAX_DUMPS]:
+    shown = dumps if MANNER.verbose else dumps[:MAX_DUMPS]
+    for dump in shown:
         manifest = dump.manifest
         step = "" if manifest.step is None else str(manifest.step)
         cells = (numbers[manifest.dump_id], manifest.dump_id, manifest.verdict, place(manifest), step)
         add_row(table, *cells)
-    if len(dumps) > MAX_DUMPS:
-        add_row(table, "", f"{len(dumps) - MAX_DUMPS} more; --json has them", "", "", "")
+    if len(dumps) > len(shown):
+        add_row(table, "", f"{len(dumps) - len(shown)} more; -v shows them", "", "", "")
     console.print(table)
 
 
@@ -147,7 +149,7 @@ def _finding(console: Console, finding: Finding, rank: int, numbers: dict[str, s
     for label, lines in (
         ("ruled out if", finding.ruled_out_if),
         ("what to do", (*finding.advice, *([fix_line(finding)] if finding.fix else ()))),
-        ("upstream", (", ".join(finding.upstream),) if finding.upstream else ()),
+        ("upstream", [f"{thread}: {thread_url(thread)}" for thread in finding.upstream]),
     ):
         _labelled(console, label, lines)
 

@@ -82,7 +82,9 @@ def _print_rank(console: Console, rank: RankFacts) -> None:
 
 def _spark(console: Console, name: str, values: list, note: str, top: float | None = None) -> None:
     if any(values):
-        print_line(console, f"  {name:<11}  {sparkline(values, _SPARK_WIDTH, top)}  {note}")
+        # Beside the name and the note.
+        width = min(_SPARK_WIDTH, console.width - 32)
+        print_line(console, f"  {name:<11}  {sparkline(values, width, top)}  {note}")
 
 
 def _peak(values: list, form: str) -> str:

@@ -10,6 +10,7 @@ from gemma4_triage.report.model.pictures import Grid, Ledger
 from gemma4_triage.report.model.records import Dump, Finding, Group, Incident, Log, Report, Run
 from gemma4_triage.report.model.run_part import part_name
 from gemma4_triage.report.model.text import code_spans
+from gemma4_triage.threads import thread_url
 
 NAME = "TRIAGE_REPORT.md"
 
@@ -99,7 +100,7 @@ def _finding(finding: Finding) -> Iterator[str]:
         if lines:
             yield f"{title}:\n\n" + "\n".join(f"- {_text(line)}" for line in lines)
     if finding.upstream:
-        yield f"Upstream: {_text(', '.join(finding.upstream))}"
+        yield "Upstream: " + ", ".join(f"[{_text(one)}]({thread_url(one)})" for one in finding.upstream)
     yield from _lines(finding.left_out)
 
 

@@ -70,7 +70,7 @@ def _log(console: Console, log: Log) -> None:
     for scheduler in log.schedulers:
         for chart in scheduler.charts:
             for one in chart.series:
-                spark = sparkline(one.values, _SPARK_WIDTH, chart.top)
+                spark = sparkline(one.values, min(_SPARK_WIDTH, console.width - 40), chart.top)
                 print_line(console, f"  {scheduler.rank} {one.name:<14} {spark}  {one.summary}")
     for finding in log.findings:
         _finding(console, finding)

@@ -134,7 +134,7 @@ def _cause(console: Console, cause: RootCause | None) -> None:
         print_line(console, "  No readable dump was written in this run, so nothing is said about the cause.")
         return
     print_title(console, "root cause, from the dump")
-    console.print(Text(printable(cause.text)), soft_wrap=not console.is_terminal)
+    print_line(console, cause.text)
     print_title(console, "the dump")
     print_line(console, _show(cause))
 

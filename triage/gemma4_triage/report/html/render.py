@@ -11,6 +11,7 @@ from gemma4_triage.report.html import shapes
 from gemma4_triage.report.model.records import Report
 from gemma4_triage.report.model.run_part import part_name
 from gemma4_triage.report.model.text import code_spans
+from gemma4_triage.threads import thread_url
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 """The page's Content-Security-Policy: should anything get past the escaping, it can neither run nor load."""
@@ -31,7 +32,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"lines": shapes.lines, "gaps": shapes.gaps, "spans": code_spans}
+    environment.filters |= {"lines": shapes.lines, "gaps": shapes.gaps, "spans": code_spans, "thread_url": thread_url}
     environment.globals |= {
         "percent": shapes.percent,
         "share": shapes.share,
