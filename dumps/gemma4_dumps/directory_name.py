@@ -1,11 +1,18 @@
 """The name of a dump's directory: `<utc>_<host>_r<rank>_p<pid>_<rule>_<seq>`. Names sort by time."""
 
+import hashlib
+import os
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 TEMPORARY_PREFIX = ".tmp-"
 REMOVED_PREFIX = ".tmp-removed-"
+
+SHORT_ID_LENGTH = 7
+LEAST_SHORT_ID = 4
+_LETTERS = "zyxwvutsrqponmlk"
+_TO_LETTERS = str.maketrans("0123456789abcdef", _LETTERS)
 
 _TIME_FORMAT = "%Y%m%dT%H%M%S.%fZ"
 _PATTERN = re.compile(
@@ -16,8 +23,11 @@ _PATTERN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ParsedName:
-    """A directory name's parts. temporary: still under the name that it has while being written, or again under one
-    because it is being removed; then removed is set too.
+    """A directory name's parts.
+
+    Attributes:
+        temporary: still under the name that it has while being written, or again under one because it is being removed.
+        removed: it is being removed.
     """
 
     created_utc: datetime
@@ -70,6 +80,17 @@ def time_key(name: str) -> tuple[str, str] | None:
     except ValueError:
         return None
     return match["utc"], name
+
+
+def short_id(name: str) -> str:
+    """Return the short id of a dump: a hash of its directory name, in letters that no such name begins with."""
+    bare = name.removeprefix(REMOVED_PREFIX).removeprefix(TEMPORARY_PREFIX)
+    return hashlib.sha256(os.fsencode(bare)).hexdigest()[:SHORT_ID_LENGTH].translate(_TO_LETTERS)
+
+
+def is_short_id(text: str) -> bool:
+    """Return whether it can be a short id, or the beginning of one that is long enough to be meant."""
+    return LEAST_SHORT_ID <= len(text) <= SHORT_ID_LENGTH and set(text) <= set(_LETTERS)
 
 
 def safe_part(text: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import platformdirs
 
 from .caps import DEFAULT_CAPS, StoreCaps
-from .directory_name import TEMPORARY_PREFIX
+from .directory_name import TEMPORARY_PREFIX, is_short_id, short_id
 from .draft import DumpDraft
 from .drop_counters import load_counters
 from .errors import DumpNotFound, DumpUnreadable, StoreUnreadable
@@ -104,7 +104,7 @@ class DumpStore:
         return dict(load_counters(self.root))
 
     def resolve(self, wanted: str | Path) -> Path:
-        """Return the directory of a dump given as a path, a name, an unambiguous prefix of a name, or "latest".
+        """Return the directory of a dump given as a path, a name or its beginning, a short id, or "latest".
 
         A zip with one dump stands for that dump, `a.zip/NAME` for one of several.
 
@@ -126,6 +126,8 @@ class DumpStore:
         matches = [name for name in names if name == text] or [
             name for name in names if text and name.removeprefix(TEMPORARY_PREFIX).startswith(text)
         ]
+        if not matches and is_short_id(text) and not os.path.lexists(text):
+            matches = [name for name in (*names, *self.renamed()) if short_id(name).startswith(text)]
         if len(matches) == 1:
             return self.root / matches[0]
         if matches:

@@ -7,11 +7,13 @@ import re
 import resource
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from dump_examples import seed_bug_draft
 
+from gemma4_dumps.directory_name import short_id
 from gemma4_dumps.schema import VERDICTS, Provenance
 from gemma4_dumps.store import DumpStore
 from gemma4_triage.cli import app
@@ -114,7 +116,7 @@ class TestList:
         lines = out.splitlines()
         assert code == 0
         assert "out_of_range, trapped" in lines[1]
-        assert lines[2].startswith(dump_path.name)
+        assert lines[2].split()[:2] == [short_id(dump_path.name), dump_path.name]
         assert "torn: manifest.json is not JSON" in out
         assert "2 dumps" in err
         document = one_document(cli("dumps", "list", "--dir", store.root, "--json")[1])
@@ -131,6 +133,41 @@ class TestList:
         code, out, err = cli("dumps", "list")
         assert (code, out) == (0, "")
         assert f"no dumps in {tmp_path}/state/gemma4-triage/dumps" in err
+
+
+class TestShortIds:
+    def test_a_list_shows_one_and_every_verb_takes_it(self, cli, store, dump_path):
+        store.write(seed_bug_draft())
+        document = one_document(cli("dumps", "ls", "--dir", store.root, "--json")[1])
+        (id,) = [entry["short_id"] for entry in document["dumps"] if entry["dump_id"] == dump_path.name]
+        assert re.fullmatch("[k-z]{7}", id)
+        for words in (("dumps", "show"), ("dumps", "verify"), ("diagnose",), ("report",)):
+            code, out, _ = cli(*words, id, "--dir", store.root, "--json")
+            assert code in (0, 1)
+            assert dump_path.name in out
+        assert cli("diff", id, dump_path.name, "--dir", store.root)[0] == 0
+
+    def test_four_letters_will_do_and_a_name_goes_first(self, cli, store, dump_path):
+        id = short_id(dump_path.name)
+        assert cli("dumps", "verify", id[:4], "--dir", store.root)[0] == 0
+        assert cli("dumps", "verify", id[:3], "--dir", store.root)[0] == 2
+        (store.root / id).mkdir()
+        assert cli("dumps", "verify", id, "--dir", store.root)[0] == 0
+
+    def test_a_renamed_dump_has_one_too(self, cli, store, dump_path):
+        dump_path.rename(store.root / "two")
+        assert store.resolve(short_id("two")) == store.root / "two"
+
+    def test_what_several_begin_with_names_them(self, cli, store, monkeypatch):
+        paths = [store.write(seed_bug_draft()).path for _ in range(40)]
+        monkeypatch.setattr("gemma4_dumps.directory_name.LEAST_SHORT_ID", 1)
+        ids = sorted(short_id(path.name) for path in paths)
+        first = next(a[0] for a, b in pairwise(ids) if a[0] == b[0])
+        code, _, err = cli("dumps", "show", first, "--dir", store.root)
+        assert (code, "is the beginning of" in err) == (2, True)
+
+    def test_a_quiet_list_is_names_alone(self, cli, store, dump_path):
+        assert cli("dumps", "list", "-q", "--dir", store.root) == (0, f"{dump_path.name}\n", "")
 
 
 class TestVerify:

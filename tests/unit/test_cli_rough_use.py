@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from gemma4_dumps.directory_name import short_id
 from gemma4_triage.cli import app
 
 ROOT = Path(__file__).parents[2]
@@ -45,8 +46,10 @@ def on_terminal(columns: int, *words: object, **environment: str) -> str:
     """Return what the command prints on a terminal of that width."""
     main, side = pty.openpty()
     ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    # Would win over the terminal's own width.
+    clean = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     process = subprocess.Popen(
-        [COMMAND, *map(str, words)], stdout=side, stderr=subprocess.DEVNULL, cwd=ROOT, env=os.environ | environment
+        [COMMAND, *map(str, words)], stdout=side, stderr=subprocess.DEVNULL, cwd=ROOT, env=clean | environment
     )
     os.close(side)
     found = b""
@@ -195,10 +198,11 @@ class TestTerminals:
         assert line.startswith("  SWA usage    --.-@@@@@#")
         assert "\\u" not in done.stdout
 
-    def test_a_narrow_one_loses_no_name_and_no_column(self):
-        shown = "".join(on_terminal(40, "dumps", "list", "--dir", SAMPLES).splitlines())
-        assert DUMP.name in shown
+    def test_a_narrow_one_loses_no_dump_and_no_column(self):
+        shown = on_terminal(40, "dumps", "list", "--dir", SAMPLES)
+        assert short_id(DUMP.name) in shown
         assert "out_of_range" in shown
+        assert DUMP.name in on_terminal(160, "dumps", "list", "--dir", SAMPLES)
 
     def test_no_color(self):
         coloured = on_terminal(120, "diagnose", DUMP, TERM="xterm-256color")

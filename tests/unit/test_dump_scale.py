@@ -138,8 +138,8 @@ class TestACrowd:
         report(f"dumps list --limit 0 of {max(CROWD, 2000)}", run)
         lines = run.out.splitlines()
         assert len(lines) == 1 + max(CROWD, 2000)
-        # The first thousand are a table, what follows are lines: but for the name they are alike.
-        assert len({tuple(line.split()[1:]) for line in lines[1:]}) == 1
+        # The first thousand are a table, what follows are lines: but for id and name they are alike.
+        assert len({tuple(line.split()[2:]) for line in lines[1:]}) == 1
         assert len({line.index("out_of_range") for line in lines[1:]}) == 1
         assert f"{max(CROWD, 2000)} dumps, " in run.err
         assert run.cpu_s < start_s + max(CROWD, 2000) * 600e-6

@@ -7,7 +7,7 @@ import typer
 
 from gemma4_dumps.errors import ExitCode
 from gemma4_triage.cli.shared_options import AsJson
-from gemma4_triage.cli.store_options import Directory, open_store
+from gemma4_triage.cli.store_options import SEVERAL_DUMPS, Directory, open_store
 from gemma4_triage.errors import ExpectationFailed, NothingChecked, UsageMistake
 from gemma4_triage.terminal import emit_json, say, stdout_console
 
@@ -22,9 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 def audit(
-    dumps: Annotated[
-        list[str] | None, typer.Argument(metavar="[DUMP]...", help='Names, beginnings of names, paths, or "latest".')
-    ] = None,
+    dumps: Annotated[list[str] | None, typer.Argument(metavar="[DUMP]...", help=SEVERAL_DUMPS)] = None,
     live: Annotated[
         bool, typer.Option("--live", help="Run a mixed load with MTP on the real engine on this CPU, and audit it.")
     ] = False,

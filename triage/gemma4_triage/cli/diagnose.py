@@ -31,8 +31,8 @@ def diagnose(
         typer.Argument(
             metavar="[WHATEVER]...",
             help="Dumps, folders at any depth, run folders, zips, logs and what else a server left, told apart by "
-            'content; names or beginnings of names of dumps, "latest"; - reads a log on stdin. Without any: the newest '
-            "incident of this machine.",
+            'content; short ids, names or beginnings of names of dumps, "latest"; - reads a log on stdin. Without any: '
+            "the newest incident of this machine.",
         ),
     ] = None,
     directory: Directory = None,

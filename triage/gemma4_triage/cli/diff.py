@@ -8,11 +8,10 @@ from typer.core import TyperGroup
 from gemma4_dumps.errors import ExitCode
 from gemma4_triage.cli import diff_live
 from gemma4_triage.cli.shared_options import AsJson
-from gemma4_triage.cli.store_options import Directory, open_store
+from gemma4_triage.cli.store_options import ONE_DUMP, Directory, open_store
 from gemma4_triage.terminal import emit_json, stdout_console
 
 _DEFAULT = "dumps"
-_NAME = 'A name, the beginning of one, a path, or "latest".'
 
 
 class _DumpsUnlessNamed(TyperGroup):
@@ -42,7 +41,7 @@ def register(app: typer.Typer) -> None:
 
 
 def dumps(
-    dump_a: Annotated[str, typer.Argument(metavar="DUMP_A", help=_NAME, show_default=False)],
+    dump_a: Annotated[str, typer.Argument(metavar="DUMP_A", help=ONE_DUMP, show_default=False)],
     dump_b: Annotated[str, typer.Argument(metavar="DUMP_B", help="The same.", show_default=False)],
     directory: Directory = None,
     rows: Annotated[

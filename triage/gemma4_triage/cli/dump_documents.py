@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gemma4_dumps.directory_name import short_id
 from gemma4_dumps.included import sensitive
 from gemma4_dumps.listing import ListedDump
 from gemma4_dumps.plain_json import plain
@@ -54,6 +55,7 @@ def removal(root: Path, removals: Sequence[Removal], dry_run: bool) -> dict[str,
 def _entry(entry: ListedDump) -> dict[str, Any]:
     document: dict[str, Any] = {
         "dump_id": entry.dump_id,
+        "short_id": short_id(entry.dump_id),
         "path": str(entry.path),
         "state": entry.state,
         "problem": entry.problem,

@@ -3,13 +3,16 @@
 from collections.abc import Iterable
 from itertools import islice
 
+from gemma4_dumps.directory_name import parse_name, short_id
 from gemma4_dumps.included import sensitive, words
 from gemma4_dumps.listing import ListedDump
 from gemma4_dumps.verify import VerifyReport
 from gemma4_triage.inspection.provenance_sentence import place
 from gemma4_triage.terminal import add_row, clean_text, plain_table, printable, size_text, stdout_console
 
-_COLUMNS = ("dump", "verdict", "where", "size")
+_COLUMNS = ("id", "dump", "verdict", "where", "size")
+WIDTH_FOR_NAMES = 140
+"""In a terminal narrower than this a dump's time stands for its name, which begins with it."""
 STATE_STYLES = {"torn": "red", "incompatible": "yellow", "writing": "cyan"}
 
 
@@ -23,28 +26,34 @@ def print_listing(entries: Iterable[ListedDump]) -> tuple[int, int]:
     However many there are, no more than MOST_IN_A_TABLE are held at a time.
     """
     left = iter(entries)
-    rows = [(_words(entry), entry) for entry in islice(left, MOST_IN_A_TABLE)]
     console, table = stdout_console(), plain_table(*_COLUMNS)
+    table.columns[1].no_wrap = True
+    full = console.width >= WIDTH_FOR_NAMES
+    rows = [(_words(entry, full), entry) for entry in islice(left, MOST_IN_A_TABLE)]
     for row, entry in rows:
         holds = entry.heading is not None and sensitive(entry.heading)
-        add_row(table, row[0], (row[1], "yellow" if holds else STATE_STYLES.get(entry.state, "")), *row[2:])
+        style = "yellow" if holds else STATE_STYLES.get(entry.state, "")
+        add_row(table, (row[0], "bold"), row[1], (row[2], style), *row[3:])
     console.print(table)
     widths = [max(len(row[column]) for row, _ in rows) for column in range(len(_COLUMNS))]
     count, size_bytes = len(rows), sum(entry.size_bytes for _, entry in rows)
     for entry in left:
-        print("  ".join(map(str.ljust, map(printable, _words(entry)), widths)).rstrip())
+        print("  ".join(map(str.ljust, map(printable, _words(entry, full)), widths)).rstrip())
         count, size_bytes = count + 1, size_bytes + entry.size_bytes
     return count, size_bytes
 
 
-def _words(entry: ListedDump) -> tuple[str, str, str, str]:
+def _words(entry: ListedDump, full: bool) -> tuple[str, str, str, str, str]:
+    """Return a row; full: with the dump's whole name."""
+    has_time = parse_name(entry.dump_id) is not None
+    name = f"{entry.created_utc:%Y-%m-%d %H:%M:%S}" if has_time and not full else entry.dump_id
     if entry.heading is None:
         verdict, where = f"{entry.state}: {entry.problem or ''}", ""
     else:
         held = sensitive(entry.heading)
         verdict = f"{entry.heading.verdict}, {entry.heading.action}" + (f"; holds {words(held)}" if held else "")
         where = place(entry.heading)
-    return entry.dump_id, verdict, where, size_text(entry.size_bytes)
+    return short_id(entry.dump_id), name, verdict, where, size_text(entry.size_bytes)
 
 
 def print_verification(report: VerifyReport) -> None:

@@ -4,20 +4,23 @@ from typing import Annotated
 
 import typer
 
+from gemma4_dumps.directory_name import short_id
 from gemma4_dumps.errors import ExitCode, UserError
 from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.age import parse_age
 from gemma4_triage.cli.dumps_export import export
 from gemma4_triage.cli.shared_options import AsJson
-from gemma4_triage.cli.store_options import Directory, open_store
-from gemma4_triage.terminal import emit_json, say, size_text
+from gemma4_triage.cli.store_options import ONE_DUMP, Directory, open_store
+from gemma4_triage.terminal import MANNER, emit_json, printable, say, size_text
 
 
 def _complete_dump(context: typer.Context, incomplete: str) -> list[str]:
     """Return names of dumps for a shell; none where a folder cannot be read, since a shell shows no error."""
     try:
         store = open_store(context.params.get("directory"))
-        return [name for name in ("latest", *store.names(), *store.renamed()) if name.startswith(incomplete)]
+        names = [*store.names(), *store.renamed()]
+        ids = map(short_id, names) if incomplete else ()
+        return [name for name in ("latest", *names, *ids) if name.startswith(incomplete)]
     except UserError:
         return []
 
@@ -26,7 +29,7 @@ DumpName = Annotated[
     str,
     typer.Argument(
         metavar="DUMP",
-        help='A name, the beginning of one, a path, or "latest".',
+        help=ONE_DUMP,
         show_default=False,
         autocompletion=_complete_dump,
     ),
@@ -69,6 +72,10 @@ def list_dumps(
     entries = chain(store.each(shown), store.each_renamed(moved))
     if as_json:
         emit_json("dump-list", dump_documents.listing(store.root, entries, hidden, dropped))
+        return
+    if MANNER.quiet:
+        for name in (*shown, *moved):
+            print(printable(name))
         return
     if not shown and not moved:
         say(f"no dumps in {store.root}")

@@ -9,7 +9,7 @@ import typer
 
 from gemma4_dumps.wording import number_of
 from gemma4_triage.cli.shared_options import AsJson
-from gemma4_triage.cli.store_options import Directory, open_store
+from gemma4_triage.cli.store_options import SEVERAL_DUMPS, Directory, open_store
 from gemma4_triage.errors import EnvironmentCannot, ExpectationFailed, UsageMistake
 from gemma4_triage.output_file import refuse_existing
 from gemma4_triage.terminal import emit_json, printable, say, size_text, warn
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def export(
     dumps: Annotated[
         list[str],
-        typer.Argument(metavar="DUMP...", help='Names, beginnings of names, paths, or "latest".', show_default=False),
+        typer.Argument(metavar="DUMP...", help=SEVERAL_DUMPS, show_default=False),
     ],
     out: Annotated[Path, typer.Option("--output", "-o", help="The zip to write.", show_default=False)],
     directory: Directory = None,

@@ -11,6 +11,9 @@ from gemma4_triage.errors import UsageMistake
 if TYPE_CHECKING:
     from gemma4_dumps.store import DumpStore
 
+ONE_DUMP = 'A short id, a name or the beginning of one, a path, or "latest".'
+SEVERAL_DUMPS = 'Short ids, names or beginnings of names, paths, or "latest".'
+
 DIRECTORY_VARIABLE = "SGLANG_TRTLLM_MHA_DEBUG_DIR"
 
 
