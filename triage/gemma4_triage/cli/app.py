@@ -5,6 +5,7 @@ verb's module is imported for `--help`, which has half a second.
 """
 
 import functools
+import gc
 import importlib
 import os
 import sys
@@ -47,6 +48,8 @@ VERBS: tuple[str, ...] = (
 SHELLS = ("bash", "zsh", "fish")
 COMPLETE_VARIABLE = "_GEMMA4_TRIAGE_COMPLETE"
 
+OBJECTS_BETWEEN_COLLECTIONS = 50_000
+
 TRACEBACK_VARIABLE = "GEMMA4_TRIAGE_TRACEBACK"
 
 # click's base of all usage errors. Newer typer releases carry their own click, so it is reached through typer.
@@ -58,7 +61,7 @@ class _Verbs(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the verbs in their own order; typer would list those with subcommands last."""
-        return list(VERBS)
+        return [verb for verb in VERBS if verb in self.commands]
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -67,8 +70,8 @@ class _Verbs(TyperGroup):
             raise Interrupted("interrupted") from error
 
 
-def build_app() -> typer.Typer:
-    """Return the Typer application with every verb in VERBS."""
+def build_app(verbs: Sequence[str] = VERBS) -> typer.Typer:
+    """Return the Typer application with these verbs."""
     app = typer.Typer(
         name="gemma4-triage",
         cls=_Verbs,
@@ -105,7 +108,7 @@ def build_app() -> typer.Typer:
     ) -> None:
         pass
 
-    for verb in VERBS:
+    for verb in verbs:
         importlib.import_module(f"gemma4_triage.cli.{verb}").register(app)
     return app
 
@@ -113,6 +116,8 @@ def build_app() -> typer.Typer:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is returned. arguments: without the program's name; None: sys.argv's."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    # Imports make many objects and no cycles: looking for some takes a tenth of a short command.
+    gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
     prepare_streams()
     MANNER.reset()
     try:
@@ -130,9 +135,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @functools.cache
-def command_tree() -> Any:
-    """Return click's tree of all verbs, made once a process: typer evaluates each option's annotation to make it."""
-    tree = typer.main.get_command(build_app())
+def command_tree(verb: str | None = None) -> Any:
+    """Return click's tree of all verbs, or of one, made once a process: typer evaluates every annotation to make it."""
+    tree = typer.main.get_command(build_app(VERBS if verb is None else (verb,)))
     take_manner_everywhere(tree)
     take_other_names(tree)
     tidy_help(tree)
@@ -146,7 +151,9 @@ def _run(words: list[str]) -> int:
             from typer._completion_classes import completion_init
 
             completion_init()
-        code = command_tree().main(args=words, prog_name="gemma4-triage", standalone_mode=False)
+        # A line that begins with a verb needs no other.
+        verb = words[0] if words and words[0] in VERBS and COMPLETE_VARIABLE not in os.environ else None
+        code = command_tree(verb).main(args=words, prog_name="gemma4-triage", standalone_mode=False)
         return int(code or 0)
     except SystemExit as done:
         # How a completion ends.

@@ -12,7 +12,6 @@ from gemma4_dumps.plain_json import plain
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.retention import Removal
 from gemma4_dumps.verify import VerifyReport
-from gemma4_triage.diagnose.next_steps import next_steps
 from gemma4_triage.inspection.offending_rows import offending_rows
 from gemma4_triage.inspection.provenance_sentence import provenance_sentence
 
@@ -25,6 +24,9 @@ def listing(root: Path, entries: Iterable[ListedDump], hidden: int, dropped: dic
 
 def dump(found: Dump, rows: int) -> dict[str, Any]:
     """`dumps show --json`."""
+    # Here, because the rules of diagnose come with it, and a list has no use for them.
+    from gemma4_triage.diagnose.next_steps import next_steps
+
     return {
         "path": str(found.path),
         "damage": list(found.damage),

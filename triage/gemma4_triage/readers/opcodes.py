@@ -8,7 +8,6 @@ time: then what there is by then is returned with `problem`.
 from __future__ import annotations
 
 import os
-import pickletools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -282,6 +281,9 @@ _IGNORED = frozenset({"PROTO", "FRAME"})
 
 
 def _opcodes(data: bytes) -> Iterator[tuple[str, Any, int | None]]:
+    # Here, because its table of opcodes takes longer to make than most files to read.
+    import pickletools
+
     for opcode, argument, position in pickletools.genops(data):
         yield opcode.name, argument, position
 
