@@ -39,6 +39,7 @@ class Session:
         self.attachment = Attachment(self.patches, sglang_version, settings.allow_missing, settings.cost)
         self.root = settings.dump_dir or default_root()
         self.manifest: dict[str, Any] = {}
+        self._said_in_pid = 0
         self._cancel_finish: Callable[[], None] = lambda: None
         self._at_exit: multiprocessing.util.Finalize | None = None
         ids = frozenset(patch.id for patch in self.patches)
@@ -124,9 +125,12 @@ class Session:
             # The guards themselves work without it, and every dump carries a copy.
             logger.error("gemma4-triage: the guard manifest could not be written: %s", error)
         else:
-            state = "verified" if self.manifest["verified"] else "NOT verified"
-            count = sum(row["attached"] for row in self.manifest["patches"])
-            logger.info("gemma4-triage: %d patches %s, guard manifest %s", count, state, path)
+            if self.manifest["pid"] != self._said_in_pid:
+                # Once in a process: each note of a probe writes the manifest again.
+                self._said_in_pid = self.manifest["pid"]
+                state = "verified" if self.manifest["verified"] else "NOT verified"
+                count = sum(row["attached"] for row in self.manifest["patches"])
+                logger.info("gemma4-triage: %d patches %s, guard manifest %s", count, state, path)
 
     def _verify_in_child(self) -> None:
         # Only the host engine forks its workers; a spawned worker loads the plugin for itself.

@@ -50,7 +50,7 @@ def neutral_text(text: str, replaced: Mapping[str, str] | None = None, timed: bo
         replaced: Further texts of this run, such as a port, and what stands for each.
         timed: Whether the seconds in it were measured just now.
     """
-    own = {str(ROOT): "CHECKOUT", sys.executable: "PYTHON"}
+    own = {str(ROOT): "CHECKOUT", sys.executable: "PYTHON", str(Path(sys.executable).with_name("sglang")): "SGLANG"}
     # The longest first: a folder of the run may lie below another that is replaced.
     for found, name in sorted((own | dict(replaced or {})).items(), key=lambda pair: -len(pair[0])):
         text = text.replace(found, name)

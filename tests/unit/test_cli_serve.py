@@ -7,6 +7,7 @@ import shlex
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -43,7 +44,8 @@ class TestTheShellLine:
     def test_default_fixes_and_nothing_else(self):
         done = run("--dry-run", "--", "--model-path", "m")
         assert done.returncode == 0, done.stderr
-        assert shlex.split(done.stdout) == ["GEMMA4_TRIAGE_PATCHES=default", *SERVER, "--model-path", "m"]
+        program = str(Path(sys.executable).with_name("sglang"))
+        assert shlex.split(done.stdout) == ["GEMMA4_TRIAGE_PATCHES=default", program, "serve", "--model-path", "m"]
         assert "fixes: swa-state-swap, eager-out-cache-loc" in done.stderr
         assert "probes: none, the mode is off" in done.stderr
 
@@ -52,7 +54,7 @@ class TestTheShellLine:
         folder = str(tmp_path / "dumps of $USER; 'x'")
         done = run("--dry-run", "--debug", "log", "--dump-dir", folder, "--", *odd)
         assert done.returncode == 0, done.stderr
-        before, after = done.stdout.split(shlex.join(SERVER), 1)
+        before, after = done.stdout.split(f"{Path(sys.executable).with_name('sglang')} serve", 1)
         tell = "import os, sys; print(ascii((os.environ['SGLANG_TRTLLM_MHA_DEBUG_DIR'], sys.argv[1:])))"
         line = f"{before}{shlex.join([sys.executable, '-c', tell])}{after}"
         said = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, check=True).stdout
@@ -132,7 +134,7 @@ class TestHostEngine:
     def test_it_sets_what_python_needs_before_it_starts(self):
         found = document("--host-engine", "--", "--model-path", "m")
         assert REQUIRED.items() <= found["environment"].items()
-        assert found["command"][5:] == found["added_arguments"] == list(missing_cpu_arguments([]))
+        assert found["command"][4:] == found["added_arguments"] == list(missing_cpu_arguments([]))
 
     def test_a_variable_asks_for_the_same(self):
         found = document("--", "x", GEMMA4_TRIAGE_HOST_ENGINE="1", TRITON_INTERPRET="0")
@@ -197,7 +199,7 @@ class TestUsage:
     def test_sglangs_arguments_need_no_dashes(self):
         words = ["--model-path", "m", "--debug", "1", "--port=3", "--trust-remote-code", "--", "--tp", "2"]
         found = document(*words)
-        assert found["command"][3:] == ["--model-path", "m", "--port=3", "--trust-remote-code", "--tp", "2"]
+        assert found["command"][2:] == ["--model-path", "m", "--port=3", "--trust-remote-code", "--tp", "2"]
         assert found["environment"]["SGLANG_TRTLLM_MHA_DEBUG"] == "1"
 
     @pytest.mark.parametrize(
@@ -418,11 +420,29 @@ class TestBeforeTheStart:
         for name in ("google/gemma-4-E4B-it", "m", "s3://a/b/c"):
             check_start.check_model(["--model-path", name])
 
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (["--page-size", "big"], "--page-size 'big' is not a whole number"),
+            (["--mem-fraction-static=most"], "--mem-fraction-static 'most' is not a number"),
+            (["--page-size"], "--page-size has no value"),
+            (["--chunked-prefill-size", "--trust-remote-code"], "--chunked-prefill-size has no value"),
+        ],
+    )
+    def test_a_number_that_is_none(self, words, said):
+        done = run("--model-path", "m", *words)
+        assert (done.returncode, done.stderr.splitlines()[0]) == (2, f"error: {said}")
+        assert run("--dry-run", "--model-path", "m", "--chunked-prefill-size", "-1").returncode == 0
+
     def test_the_options_are_those_of_sglangs_own_parser(self):
         from sglang.srt.server_args import ServerArgs
 
         found = check_start.sglang_options()
         parser = argparse.ArgumentParser()
         ServerArgs.add_cli_args(parser)
-        assert set(parser._option_string_actions) - {"-h", "--help"} <= found
-        assert not found & {"--debug", "--patches", "--probes", "--faults", "--preset", "--dump-dir", "--json"}
+        actions = parser._option_string_actions
+        assert set(actions) - {"-h", "--help"} <= found.keys()
+        numbers = {name: kind for name, kind in found.items() if kind and name in actions}
+        assert {name: actions[name].type.__name__ for name in numbers} == numbers
+        assert len(numbers) > 80
+        assert not found.keys() & {"--debug", "--patches", "--probes", "--faults", "--preset", "--dump-dir", "--json"}

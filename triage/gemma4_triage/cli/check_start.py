@@ -1,15 +1,16 @@
 """What can be told of a server's start before it starts: its arguments, its model and its port.
 
-SGLang reports a misspelt argument after half a minute of imports, and a port in use after it has loaded the model.
+SGLang reports a misspelt argument after it has been imported, and a port in use after it has loaded the model.
 """
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
 import re
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -19,51 +20,76 @@ from gemma4_triage.errors import UsageMistake
 PORT, HOST = 30000, "127.0.0.1"
 """SGLang's defaults, in each release that is supported."""
 
-_OPTION = re.compile(r"""["'](--[a-z][a-z0-9_-]*)["']""")
-_FIELD = re.compile(r"^    ([a-z][a-z0-9_]*)\s*:", re.MULTILINE)
 _CONFIGS = ("config.json", "params.json")
 _SURE = frozenset({"--model-path", "--port", "--host", "--attention-backend"})
+_OPTION = re.compile(r"--[a-z][a-z0-9_-]*")
+_FIELD = re.compile(r"A(?:nnotated)?\[(?:Optional\[)?(int|float|[A-Za-z]+)\b")
 
 
-def sglang_options() -> frozenset[str]:
-    """Return the options of the installed SGLang's server, read from its source; empty if they are not found there.
+def sglang_options() -> dict[str, str]:
+    """Return the options of the installed SGLang's server, from its source; empty if they are not found there.
 
-    The source is not imported, which takes half a minute. Both forms are read: calls of add_argument (0.5.13), and
-    fields of which SGLang makes options (0.5.23). There may be a few too many, and none too few.
+    The source is not imported, which takes many seconds. Both forms are read: calls of add_argument (0.5.13), and
+    fields of which SGLang makes options (0.5.23). There may be a few too many, and none too few. The value is "int" or
+    "float" where an option takes one such number, else "".
     """
     # find_spec of a submodule would import SGLang.
     found = PathFinder.find_spec("sglang")
     if found is None or not found.submodule_search_locations:
-        return frozenset()
+        return {}
     server = Path(next(iter(found.submodule_search_locations))) / "srt"
-    options = set()
+    kinds: dict[str, set[str | None]] = {}
     for path in (server / "server_args.py", *sorted((server / "arg_groups").rglob("*.py"))):
         try:
-            text = path.read_text()
-        except (OSError, UnicodeDecodeError):
+            tree = ast.parse(path.read_text())
+        except (OSError, UnicodeDecodeError, SyntaxError):
             continue
-        options |= set(_OPTION.findall(text))
-        options |= {f"--{name.replace('_', '-')}" for name in _FIELD.findall(text)}
-    if not options >= _SURE:
-        return frozenset()
+        for node in ast.walk(tree):
+            for name, kind in _declared(node):
+                kinds.setdefault(name, set()).add(kind)
+    # Of what is said of an option only calls and fields say its type; where they disagree it is none.
+    said = {name: [kind for kind in found if kind is not None] for name, found in kinds.items()}
+    options = {name: found[0] if len(found) == 1 else "" for name, found in said.items()}
+    if not options.keys() >= _SURE:
+        return {}
     # argparse.BooleanOptionalAction makes a second option of one.
-    return frozenset(options | {f"--no-{option.removeprefix('--')}" for option in options})
+    return {f"--no-{name.removeprefix('--')}": "" for name in options} | options
 
 
-def check_arguments(arguments: Sequence[str], ours: Collection[str], options: Collection[str]) -> None:
+def _declared(node: ast.AST) -> Iterator[tuple[str, str | None]]:
+    """Yield the options that a node of SGLang's source names, with the kind of number; None if it does not say."""
+    if isinstance(node, ast.Call):
+        named = {keyword.arg: keyword.value for keyword in node.keywords}
+        kind = ast.unparse(named["type"]) if "type" in named and "nargs" not in named else ""
+        for one in node.args:
+            if isinstance(one, ast.Constant) and isinstance(one.value, str) and _OPTION.fullmatch(one.value):
+                yield one.value, kind if kind in ("int", "float") else ""
+    elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        text = ast.unparse(node.annotation)
+        found = _FIELD.match(text)
+        kind = None if found is None else found[1] if found[1] in ("int", "float") else ""
+        yield f"--{node.target.id.replace('_', '-')}", "" if "type_parser" in text or "nargs" in text else kind
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _OPTION.fullmatch(node.value):
+        yield node.value, None
+
+
+def check_arguments(arguments: Sequence[str], ours: Collection[str], options: Mapping[str, str]) -> None:
     """Refuse arguments that SGLang's parser would not take.
 
     Args:
         arguments: those for SGLang.
         ours: options of `serve`.
-        options: SGLang's; without any nothing is refused but what is ours.
+        options: SGLang's, as sglang_options; without any nothing is refused but what is ours.
 
     Raises:
-        UsageMistake: An argument is an option of `serve` behind `--`, or no option of either.
+        UsageMistake: An argument is an option of `serve` behind `--`, or no option of either, or lacks its number.
     """
-    for word in arguments:
-        name = word.partition("=")[0]
-        if not name.startswith("--") or len(name) == 2 or name in options:
+    for at, word in enumerate(arguments):
+        name, equals, value = word.partition("=")
+        if name in options:
+            _check_number(name, value if equals else "".join(arguments[at + 1 : at + 2]), options[name])
+            continue
+        if not name.startswith("--") or len(name) == 2:
             continue
         if name in ours:
             raise UsageMistake(f"{name} is an option of serve and stands behind --", f"put {name} before the --")
@@ -72,8 +98,20 @@ def check_arguments(arguments: Sequence[str], ours: Collection[str], options: Co
             continue
         near_ours = get_close_matches(name, ours, 1, 0.75)
         near = [*near_ours, *get_close_matches(name, options, 3 - len(near_ours), 0.7)]
-        hint = f"near it: {', '.join(near)}" if near else "python -m sglang.launch_server --help lists SGLang's"
+        hint = f"near it: {', '.join(near)}" if near else "sglang serve --help lists SGLang's"
         raise UsageMistake(f"{name} is an option neither of serve nor of the installed SGLang", hint)
+
+
+def _check_number(name: str, value: str, kind: str) -> None:
+    if not kind:
+        return
+    what = "a whole number" if kind == "int" else "a number"
+    if not value or value.startswith("--"):
+        raise UsageMistake(f"{name} has no value", f"it takes {what}")
+    try:
+        int(value) if kind == "int" else float(value)
+    except ValueError:
+        raise UsageMistake(f"{name} {value!r} is not {what}", f"{name} takes {what}") from None
 
 
 def check_model(arguments: Sequence[str]) -> None:

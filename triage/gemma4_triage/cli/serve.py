@@ -33,7 +33,7 @@ def serve(
         list[str] | None,
         typer.Argument(
             metavar="[--] SGLANG_ARGUMENTS",
-            help="What is no option of serve, and everything after --, goes to sglang.launch_server.",
+            help="What is no option of serve, and everything after --, goes to SGLang's server.",
         ),
     ] = None,
     preset: Annotated[

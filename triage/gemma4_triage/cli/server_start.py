@@ -134,12 +134,24 @@ def plan_start(
         patches=patches,
         variables={name: environment[name] for name in names if environment.get(name) or name in ours},
         environment=environment,
-        command=(sys.executable, "-m", "sglang.launch_server", *arguments, *added),
+        command=(*_entry_point(arguments), *arguments, *added),
         added=added,
         overridden={name: inherited[name] for name in ours if inherited.get(name) not in (None, "", ours[name])},
         kept={name: value for name, value in kept.items() if value != REQUIRED[name]},
         missing_probes=missing_probes,
     )
+
+
+def _entry_point(arguments: Sequence[str]) -> tuple[str, ...]:
+    """Return what starts the installed SGLang's server: `sglang serve`, which older releases do not have.
+
+    It looks for the model on the command line alone, so a line that leaves it to --config gets the older form.
+    """
+    program = Path(sys.executable).with_name("sglang")
+    named = any(word.partition("=")[0] in ("--model-path", "--model") for word in arguments)
+    if named and os.access(program, os.X_OK):
+        return str(program), "serve"
+    return sys.executable, "-m", "sglang.launch_server"
 
 
 _ASK_DOCTOR = "gemma4-triage doctor shows everything that is checked"

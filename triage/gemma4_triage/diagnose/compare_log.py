@@ -169,12 +169,17 @@ def zone_of(facts: LogFacts, incident: Incident) -> float:
 
 
 def commands_of(incident: Incident) -> list[Sequence[str]]:
-    """Return the command lines of launch_server that an incident's dumps and guard manifests have."""
+    """Return the command lines of SGLang's server that an incident's dumps and guard manifests have."""
     commands: list[Sequence[str]] = [dump.manifest.launch_args for dump in incident.dumps]
     for guards in incident.guards:
         command = guards.fields.get("command")
         commands += [[str(word) for word in command]] if isinstance(command, list) else []
-    return [command for command in commands if command and command[0].endswith("launch_server.py")]
+    return [one for one in commands if one and (one[0].endswith("launch_server.py") or is_sglang_serve(one))]
+
+
+def is_sglang_serve(command: Sequence[str]) -> bool:
+    """Return whether a command line begins with `sglang serve`, however the program's path is."""
+    return len(command) > 1 and command[0].rpartition("/")[2] == "sglang" and command[1] == "serve"
 
 
 def argument(command: Sequence[str], name: str) -> str | None:

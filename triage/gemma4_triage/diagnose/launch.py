@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from gemma4_dumps.redaction import REDACTED
-from gemma4_triage.diagnose.compare_log import commands_of, devices_of
+from gemma4_triage.diagnose.compare_log import commands_of, devices_of, is_sglang_serve
 from gemma4_triage.diagnose.incident import Incident
 
 ANY_MODEL = "--model-path MODEL"
@@ -90,10 +90,12 @@ def on_host_engine(incident: Incident) -> bool:
 
 
 def _after_launcher(command: Sequence[str]) -> list[str]:
-    """Return the words behind launch_server's own; empty for any other command."""
+    """Return the words behind those of launch_server or `sglang serve`; empty for any other command."""
     for at, word in enumerate(command):
         if word.endswith(_LAUNCHERS):
             return list(command[at + 1 :])
+        if is_sglang_serve(command[at : at + 2]):
+            return list(command[at + 2 :])
     return []
 
 
