@@ -14,6 +14,7 @@ import pytest
 from gemma4_dumps.draft import DumpDraft, TensorPayload
 from gemma4_dumps.schema import Offence
 from gemma4_dumps.writer import write_dump
+from gemma4_triage.cli.doctor import LOCKS
 from gemma4_triage.samples import SAMPLES
 from trace_examples import decode, e4b, write
 
@@ -29,10 +30,10 @@ def base_install(tmp_path_factory) -> Path:
         pytest.skip(f"{UV} is not there")
     checkout = tmp_path_factory.mktemp("checkout")
     # A copy: building in the checkout would leave build/ behind, from which later builds take stale files.
-    for name in ("pyproject.toml", "README.md", "LICENSE", "constraints.txt"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "constraints.txt", "constraints-0.5.23.txt"):
         shutil.copy(REPOSITORY / name, checkout)
     for name in SOURCES:
-        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "toy-*", "*.trace.json.gz")
+        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.trace.json.gz")
         shutil.copytree(REPOSITORY / name, checkout / name, ignore=ignored)
     shutil.copytree(REPOSITORY / "tests" / "data" / "logs", checkout / "tests" / "data" / "logs")
     environment = tmp_path_factory.mktemp("base") / "venv"
@@ -188,3 +189,16 @@ def test_samples_come_with_it_and_their_commands_run(base_install, tmp_path):
         assert done.stdout
     assert run("gemma4-triage", "samples", "leak", "-o", "try").returncode == 0
     assert run("gemma4-triage", "audit", "try/" + Path(listed[2]["path"]).name).returncode == 1
+
+
+def test_the_toys_are_a_package_of_their_own(base_install):
+    assert not list(base_install.parent.rglob("toy-*"))
+    assert not list(base_install.parent.rglob("*toys*.dist-info"))
+
+
+@pytest.mark.parametrize("extra", LOCKS)
+def test_constraints_come_with_it_by_the_extra(base_install, extra):
+    done = run(base_install / "gemma4-triage", "doctor", "--constraints", extra)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (REPOSITORY / LOCKS[extra]).read_text()
+    assert run(base_install / "gemma4-triage", "doctor", "--constraints", "none").returncode == 2

@@ -1,9 +1,11 @@
 """What an installation looks like from outside."""
 
 import ast
+import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from gemma4_runtime.releases import BASE, RUNNABLE, installed_or_base
+from gemma4_triage.cli.doctor import LOCKS
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
@@ -144,3 +147,21 @@ def test_the_pins_of_the_extra_are_those_of_sglang_and_of_the_lock():
         of_owner = [(found, asks.get(canonicalize_name(found.name))) for found in pinned]
         wrong = [str(found) for found, spec in of_owner if spec and next(iter(found.specifier)).version not in spec]
         assert wrong == []
+
+
+def test_every_extra_that_brings_sglang_has_its_constraints_and_addresses_are_named():
+    extras = {name for name, lines in PROJECT["optional-dependencies"].items() if any("sglang" in one for one in lines)}
+    assert set(LOCKS) == extras
+    assert all(address.startswith("https://") for address in PROJECT["urls"].values())
+
+
+def test_the_toys_wheel_holds_every_toy(tmp_path):
+    toys = tmp_path / "toys"
+    shutil.copytree(ROOT / "repro" / "toys", toys)
+    build = "from setuptools.build_meta import build_wheel; import sys; print(build_wheel(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", build, str(tmp_path)], cwd=toys, capture_output=True, text=True, check=True
+    )
+    with zipfile.ZipFile(tmp_path / done.stdout.splitlines()[-1]) as wheel:
+        held = {Path(name).parts[-2] for name in wheel.namelist() if name.endswith("config.json")}
+    assert held == {path.name for path in (ROOT / "repro" / "toys").iterdir() if path.is_dir()}

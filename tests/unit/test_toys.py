@@ -30,15 +30,17 @@ def test_folder_is_small_and_holds_no_pickle(name: str) -> None:
 def test_all_toys_together_are_small_and_every_one_is_installed(request) -> None:
     folders = [folder for folder in toy_path(TARGET).parent.iterdir() if folder.is_dir()]
     assert sum(file.stat().st_size for folder in folders for file in folder.iterdir()) <= MAX_BYTES_OF_ALL
-    project = tomllib.loads((request.config.rootpath / "pyproject.toml").read_text(encoding="utf-8"))
+    project = tomllib.loads((folders[0].parent / "pyproject.toml").read_text(encoding="utf-8"))
     installed = project["tool"]["setuptools"]["data-files"]
-    assert {f"share/gemma4-triage/toys/{folder.name}" for folder in folders} <= set(installed)
+    assert installed == {f"share/gemma4-triage/toys/{folder.name}": [f"{folder.name}/*"] for folder in folders}
+    base = tomllib.loads((request.config.rootpath / "pyproject.toml").read_text(encoding="utf-8"))
+    assert not [name for name in base["tool"]["setuptools"]["data-files"] if "toys" in name]
 
 
 def test_an_unknown_toy_names_every_folder_that_was_looked_at() -> None:
     with pytest.raises(FileNotFoundError, match="no toy checkpoint named 'toy-e9b'") as caught:
         toy_path("toy-e9b")
-    assert str(caught.value).count("toy-e9b\n") == 3
+    assert str(caught.value).count("toy-e9b\n") == 4
     assert "share/gemma4-triage/toys" in str(caught.value)
 
 

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-_SHARE = Path("share", "gemma4-triage", "samples")
+_SHARE = Path("share", "gemma4-triage")
 _DUMPS, _LOGS = Path("dumps", "samples"), Path("tests", "data", "logs")
 
 
@@ -88,9 +88,13 @@ SAMPLES: tuple[Sample, ...] = (
 
 def place(sample: Sample) -> Path | None:
     """Return where a sample lies, in the source tree or where an install put it; None if it is in neither."""
+    return shared_file(_LOGS if sample.is_log else _DUMPS, "samples", sample.file)
+
+
+def shared_file(folder: Path, shared: str, name: str) -> Path | None:
+    """Return a file that is no module, of the source tree's folder or of an install's shared one; None without."""
     # triage/ in the source tree, site-packages/ in an install
     parent = Path(__file__).resolve().parents[1]
-    folder = _LOGS if sample.is_log else _DUMPS
-    shared = _SHARE / sample.file
-    candidates = (parent.parent / folder / sample.file, Path(sys.prefix) / shared, parent / shared)
+    below = _SHARE / shared / name
+    candidates = (parent.parent / folder / name, Path(sys.prefix) / below, parent / below)
     return next((path for path in candidates if path.exists()), None)

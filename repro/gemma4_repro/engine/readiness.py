@@ -11,7 +11,7 @@ from gemma4_repro.errors import EnvironmentLacks
 from gemma4_repro.toys import toy_path
 from gemma4_runtime.releases import RUNNABLE
 
-_HOW_TO_INSTALL = "in a clone: make setup, or pip install -c constraints.txt '.[runtime]'"
+_HOW_TO_INSTALL = "in a clone: make setup, or pip install -c constraints.txt '.[runtime]' ./repro/toys"
 
 
 def check_sglang() -> str:

@@ -13,7 +13,14 @@ _SHARE = Path("share", "gemma4-triage", "toys")
 
 def _candidates(name: str) -> list[Path]:
     package_parent = Path(__file__).resolve().parents[2]  # repro/ in the source tree, site-packages/ in an install
-    return [package_parent / "toys" / name, Path(sys.prefix) / _SHARE / name, package_parent / _SHARE / name]
+    # An install from a clone that runs in it finds the clone's own.
+    here = Path("repro", "toys").absolute()
+    return [
+        package_parent / "toys" / name,
+        here / name,
+        Path(sys.prefix) / _SHARE / name,
+        package_parent / _SHARE / name,
+    ]
 
 
 def toy_path(name: str) -> Path:
@@ -29,5 +36,5 @@ def toy_path(name: str) -> Path:
     looked = "\n  ".join(str(folder) for folder in candidates)
     raise FileNotFoundError(
         f"no toy checkpoint named {name!r}: none of these folders holds a config.json\n  {looked}\n"
-        f"Make the toys with: python -m gemma4_repro.toys.make --output <folder>"
+        "in a clone: pip install ./repro/toys"
     )

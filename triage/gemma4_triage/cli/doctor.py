@@ -1,11 +1,14 @@
 """`gemma4-triage doctor`: what works here, what the environment asks for, and whether that can be had."""
 
 from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from gemma4_dumps.errors import ExitCode
 from gemma4_triage.cli.shared_options import AsJson
+from gemma4_triage.errors import EnvironmentCannot, UsageMistake
 from gemma4_triage.terminal import emit_json, stdout_console
 
 
@@ -14,15 +17,35 @@ def register(app: typer.Typer) -> None:
     app.command("doctor")(doctor)
 
 
+LOCKS = {
+    "runtime": "constraints.txt",
+    "sglang-0.5.13": "constraints.txt",
+    "sglang-0.5.23": "constraints-0.5.23.txt",
+}
+"""By extra of the package, the file with every version that it was tested with."""
+
+
 def doctor(
+    constraints: Annotated[
+        str | None,
+        typer.Option(
+            "--constraints", metavar="EXTRA", help="Print every version that this extra was tested with, for pip -c."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check versions, settings, GPU, plugin and dump folder.
 
     For example: gemma4-triage doctor
 
+    Without a clone, `gemma4-triage doctor --constraints runtime > runtime.txt` writes what
+    `pip install -c runtime.txt 'gemma4-triage[runtime]'` needs.
+
     Exits 2 if a setting cannot be read, 3 if the environment asks for something that cannot work here.
     """
+    if constraints is not None:
+        _print_constraints(constraints, as_json)
+        return
     from gemma4_runtime.settings import read_settings
     from gemma4_triage.inspection.environment import survey
 
@@ -34,6 +57,21 @@ def doctor(
         _print(checks)
     if failed:
         raise typer.Exit(ExitCode.ENVIRONMENT)
+
+
+def _print_constraints(extra: str, as_json: bool) -> None:
+    from gemma4_triage.samples import shared_file
+
+    if extra not in LOCKS:
+        raise UsageMistake(f"there are no constraints for {extra!r}", f"extras: {', '.join(LOCKS)}")
+    path = shared_file(Path(), "constraints", LOCKS[extra])
+    if path is None:
+        raise EnvironmentCannot(f"{LOCKS[extra]} is not there", "install gemma4-triage again")
+    if as_json:
+        lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+        emit_json("constraints", {"extra": extra, "constraints": lines})
+    else:
+        print(path.read_text(), end="")
 
 
 def _print(checks: list) -> None:

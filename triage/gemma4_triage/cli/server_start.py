@@ -155,7 +155,7 @@ def _entry_point(arguments: Sequence[str]) -> tuple[str, ...]:
 
 
 _ASK_DOCTOR = "gemma4-triage doctor shows everything that is checked"
-_HOW_TO_INSTALL = "in a clone: make setup, or pip install -c constraints.txt '.[runtime]'"
+_HOW_TO_INSTALL = "in a clone: make setup, or pip install -c constraints.txt '.[runtime]' ./repro/toys"
 
 
 def _check_release(settings: Settings, patches: Sequence[Patch]) -> dict[str, str]:
