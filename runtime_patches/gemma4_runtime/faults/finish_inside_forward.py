@@ -15,9 +15,9 @@ from gemma4_runtime.injections import injected
 FAULT = "finish-inside-forward"
 
 
-def end_requests(original: Callable[..., Any], worker: Any, batch: Any) -> Any:
+def end_requests(original: Callable[..., Any], worker: Any, batch: Any, **others: Any) -> Any:
     """Run around `EAGLEWorkerV2.verify(batch)`."""
-    result = original(worker, batch)
+    result = original(worker, batch, **others)
     tokens = result.next_token_ids.reshape(len(batch.reqs), -1).tolist()
     for request, row, accepted in zip(batch.reqs, tokens, result.accept_lens.tolist(), strict=True):
         if request.finished() or request.is_retracted:

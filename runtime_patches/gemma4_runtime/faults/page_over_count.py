@@ -6,10 +6,10 @@ The cache then counts that page as evictable although the SWA pool has it back: 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from gemma4_runtime.injections import injected
+from gemma4_runtime.release.prefix_caches import swa_evicted_of, with_swa_evicted
 
 FAULT = "page-over-count"
 
@@ -19,8 +19,9 @@ _understated = False
 def understate_evicted(original: Callable[..., Any], cache: Any, params: Any) -> Any:
     """Run around `SWARadixCache.insert(params)`."""
     global _understated
-    if not _understated and params.swa_evicted_seqlen > params.prev_prefix_len:
+    evicted = swa_evicted_of(params)
+    if not _understated and evicted > params.prev_prefix_len:
         _understated = True
         injected(FAULT)
-        params = replace(params, swa_evicted_seqlen=params.swa_evicted_seqlen - cache.page_size)
+        params = with_swa_evicted(params, evicted - cache.page_size)
     return original(cache, params)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -53,6 +53,33 @@ def runs_of(cache: Any) -> list[CachedRun]:
     """
     core = getattr(cache, "tree_core", None)
     return list(_nodes(cache)) if core is None else list(_walked(core))
+
+
+def swa_evicted_of(params: Any) -> int:
+    """Return how many of the first tokens that are put into a cache have no slot of the sliding window any more.
+
+    Args:
+        params: `InsertParams`.
+    """
+    if not hasattr(params, "get_evicted_seqlen"):
+        return params.swa_evicted_seqlen
+    from gemma4_runtime.release import ComponentType
+
+    return params.get_evicted_seqlen(ComponentType.SWA)
+
+
+def with_swa_evicted(params: Any, length: int) -> Any:
+    """Return the same parameters with another number of such tokens.
+
+    Args:
+        params: `InsertParams`.
+        length: How many the cache is to be told of.
+    """
+    if not hasattr(params, "get_evicted_seqlen"):
+        return replace(params, swa_evicted_seqlen=length)
+    from gemma4_runtime.release import ComponentType
+
+    return replace(params, component_evicted_seqlens={**params.component_evicted_seqlens, ComponentType.SWA: length})
 
 
 def sessions_of(cache: Any) -> list[Any]:
