@@ -1,6 +1,7 @@
 """A directory of dumps: write, list, find, prune."""
 
 import os
+import shlex
 import time
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -31,6 +32,11 @@ __all__ = ["DumpEntry", "DumpStore", "StoreCaps", "default_root"]
 def default_root() -> Path:
     """Return where dumps go unless told otherwise: under the platform's user state directory."""
     return Path(platformdirs.user_state_dir("gemma4-triage")) / "dumps"
+
+
+def _not_found(root: Path, message: str) -> DumpNotFound:
+    where = "" if root == default_root() else f" --dir {shlex.quote(str(root))}"
+    return DumpNotFound(message, f"gemma4-triage dumps list{where} shows the dumps; --dir names another directory")
 
 
 def _refuse_what_may_not_be_entered(path: str) -> None:
@@ -121,7 +127,7 @@ class DumpStore:
             # Opens no more than it has to.
             newest = next((name for name in names if describe(self.root, name).state == "complete"), None)
             if newest is None:
-                raise DumpNotFound(f"no complete dump in {self.root}")
+                raise _not_found(self.root, f"no complete dump in {self.root}")
             return self.root / newest
         matches = [name for name in names if name == text] or [
             name for name in names if text and name.removeprefix(TEMPORARY_PREFIX).startswith(text)
@@ -132,7 +138,7 @@ class DumpStore:
             return self.root / matches[0]
         if matches:
             named = ", ".join(matches[:3]) + (", …" if len(matches) > 3 else "")
-            raise DumpNotFound(f"{text!r} is the beginning of {len(matches)} dumps in {self.root}: {named}")
+            raise _not_found(self.root, f"{text!r} is the beginning of {len(matches)} dumps in {self.root}: {named}")
         if text in self.renamed():
             return self.root / text
         if os.path.isdir(text):
@@ -143,7 +149,7 @@ class DumpStore:
             raise DumpNotFound(f"{text} is no directory, and a dump is one")
         if "/" in text:
             raise DumpNotFound(f"there is no {text:.200}")
-        raise DumpNotFound(f"no dump {text!r} in {self.root}")
+        raise _not_found(self.root, f"no dump {text!r} in {self.root}")
 
     def prune(
         self, older_than: timedelta | None = None, keep: int | None = None, dry_run: bool = False

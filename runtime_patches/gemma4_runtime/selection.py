@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.errors import SettingsError
@@ -147,9 +148,10 @@ def _named(variable: str, names: tuple[str, ...], known: dict[str, Patch]) -> se
 
 
 def _unknown(variable: str, items: tuple[str, ...], unknown: list[str], known: dict[str, Patch]) -> SettingsError:
+    near = [name for one in unknown for name in get_close_matches(one.casefold(), known, 3, 0.6)]
+    said = f"near it: {', '.join(dict.fromkeys(near))}" if near else f"allowed: {', '.join(known) or 'none'}"
     return SettingsError(
-        f"{variable}={','.join(items)!r} names {', '.join(unknown)}, which this version does not have; "
-        f"allowed: {', '.join(known) or 'none'}"
+        f"{variable}={','.join(items)!r} names {', '.join(unknown)}, which this version does not have; {said}"
     )
 
 

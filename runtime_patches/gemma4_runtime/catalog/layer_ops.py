@@ -63,7 +63,7 @@ LAYER_OPS: tuple[Patch, ...] = (
     _kernel(
         "routing",
         "top-k, softmax and per-expert scale of the MoE router in one launch, on packed 32-bit keys",
-        "feature F1: the fused router of the pull requests",
+        "the fused router of the pull requests",
         "one launch with a full sort of 64-bit keys since 0.5.13",
         Hook("gemma4.moe_init", How.AFTER, f"{_AT}.moe_routing:after_moe_init"),
         why="SGLang sorts all experts as 64-bit keys to find the top few. This packs logit and index into 32 bits.",
@@ -73,7 +73,7 @@ LAYER_OPS: tuple[Patch, ...] = (
     _kernel(
         "triple-rmsnorm",
         "the norms, the sum and the router's scale before a MoE block in one launch, out of place",
-        "feature F12; the router's scale is folded in bf16 and never again in the release",
+        "the router's scale is folded in bf16 and never again in the release",
         "open up to 0.5.23",
         _LAYER,
         not_ported="0.5.21, the layer goes through layers/layer_boundary, which takes another return value",
@@ -93,7 +93,7 @@ LAYER_OPS: tuple[Patch, ...] = (
     _kernel(
         "rmsnorm-add",
         "post-feed-forward norm and sum before per-layer embeddings in one launch",
-        "feature F9: the tail of E2B's and E4B's layers",
+        "the tail of E2B's and E4B's layers",
         "open up to 0.5.23",
         _LAYER,
         not_ported="0.5.21, the layer goes through layers/layer_boundary, which takes another return value",
@@ -103,7 +103,7 @@ LAYER_OPS: tuple[Patch, ...] = (
     _kernel(
         "gelu-tanh-mul",
         "gelu of the per-layer gate and its product in one launch",
-        "feature F9: the tail of E2B's and E4B's layers",
+        "the tail of E2B's and E4B's layers",
         "open up to 0.5.23",
         _LAYER,
         not_ported="0.5.21, the layer goes through layers/layer_boundary, which takes another return value",
@@ -113,7 +113,7 @@ LAYER_OPS: tuple[Patch, ...] = (
     _kernel(
         "rmsnorm-residual-scalar",
         "a layer's last norm, sum and scalar in one launch, with per-layer embeddings too",
-        "feature F9: the tail of E2B's and E4B's layers",
+        "the tail of E2B's and E4B's layers",
         "without per-layer embeddings since 0.5.13; with them open up to 0.5.23",
         _LAYER,
         not_ported="0.5.21, the layer goes through layers/layer_boundary, which takes another return value",
@@ -135,7 +135,7 @@ LAYER_OPS: tuple[Patch, ...] = (
     _kernel(
         "ple-front-end",
         "scale, norm, sum and scale of the per-layer inputs in one launch",
-        "feature F9: the front end of E2B's and E4B's per-layer embeddings",
+        "the front end of E2B's and E4B's per-layer embeddings",
         "open up to 0.5.23",
         Hook("gemma4.project_ple", How.AROUND, f"{_AT}.ple_front_end:around_project"),
         why="The per-layer inputs of all layers are made by four launches at each step.",

@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-SEED = "SGLang pull requests for Gemma-4 on trtllm_mha with MTP (feature rows F3, F4, F6)"
+SEED = "SGLang pull requests for Gemma-4 on trtllm_mha with MTP"
 NO_UPSTREAM = "not upstream up to 0.5.23"

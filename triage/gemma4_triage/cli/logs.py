@@ -40,6 +40,8 @@ def logs(
     Each file is read once, in constant memory, and judged by itself. Exits 0 if nothing was found, 1 for findings,
     5 if no line was understood.
     """
+    from gemma4_triage.diagnose.incident import Incident
+    from gemma4_triage.diagnose.plan import completed
     from gemma4_triage.finding import causes
     from gemma4_triage.logs.catalog import findings
     from gemma4_triage.report.logs_document import logs_document
@@ -47,7 +49,7 @@ def logs(
 
     read = read_logs(files, points)
     _need_one_understood(read)
-    found = [finding for facts in read for finding in findings(facts)]
+    found = [one for facts in read for one in completed(findings(facts), Incident(logs=(facts,)))]
     if as_json:
         emit_json("logs", logs_document(read, found))
     else:

@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from gemma4_runtime.settings import Settings
 
 _DEFAULT = "list"
+PATCHES = "GEMMA4_TRIAGE_PATCHES"
+_SETS = {
+    "default": (
+        "The fixes and optimisations that change no correct output; serve attaches them unless it is told otherwise.",
+        "GEMMA4_TRIAGE_PATCHES=default,-ID leaves one out, default,+ID adds one.",
+    ),
+    "none": ("No fix and no optimisation.", "To compare with SGLang as it is shipped."),
+}
 _SPELLINGS = {"optimization": "optimisation", "host-leaf": "host leaf"}
 _ORDER = ("fix", "optimisation", "probe", "fault", "host leaf")
 """Kinds in the order in which a list shows them: what a server is given first, what breaks it and stand-ins last."""
@@ -114,7 +122,7 @@ def explain_patch(
         str,
         typer.Argument(
             metavar="ID",
-            help="As `patches list` shows it, or a preset of `serve`.",
+            help="As `patches list` shows it, a preset of `serve`, default or none.",
             show_default=False,
             autocompletion=_complete_patch,
         ),
@@ -129,11 +137,15 @@ def explain_patch(
     """
     from gemma4_dumps.store import default_root
     from gemma4_runtime.catalog import CATALOG
-    from gemma4_runtime.presets import preset
+    from gemma4_runtime.presets import Preset, preset
     from gemma4_triage.inspection.explain_patch import explain
 
     if (found := preset(patch_id)) is not None:
-        _explain_preset(found, as_json)
+        _explain_preset(found, f"--preset {found.id}", as_json)
+        return
+    if patch_id in _SETS:
+        title, why = _SETS[patch_id]
+        _explain_preset(Preset(patch_id, title, why, {PATCHES: patch_id}), f"--patches {patch_id}", as_json)
         return
     known = {patch.id: patch for patch in CATALOG}
     if patch_id not in known:
@@ -151,7 +163,7 @@ def explain_patch(
         _print_one(document)
 
 
-def _explain_preset(found: "Preset", as_json: bool) -> None:
+def _explain_preset(found: "Preset", option: str, as_json: bool) -> None:
     from gemma4_runtime.releases import installed_or_base
     from gemma4_runtime.selection import select
     from gemma4_triage.cli.server_start import settings_of
@@ -168,12 +180,12 @@ def _explain_preset(found: "Preset", as_json: bool) -> None:
         emit_json("preset", {"preset": document})
         return
     console = stdout_console()
-    print_line(console, f"preset {found.id}: {found.title}", style="bold")
+    print_line(console, f"{found.id}: {found.title}", style="bold")
     print_line(console, found.why)
     for kind in dict.fromkeys(patch.kind.value for patch in chosen):
         print_line(console, f"{kind}: {', '.join(patch.id for patch in chosen if patch.kind.value == kind)}")
     print_line(console, "sets: " + " ".join(f"{name}={value}" for name, value in found.variables.items()))
-    print_line(console, f"gemma4-triage serve --preset {found.id} --model-path MODEL")
+    print_line(console, f"gemma4-triage serve {option} --model-path MODEL")
 
 
 def _in_release(release: str, patches: list["Patch"], as_json: bool) -> None:

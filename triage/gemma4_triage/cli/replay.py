@@ -16,7 +16,7 @@ from gemma4_triage.cli.dumps import DumpName
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.cli.store_options import Directory, open_store
 from gemma4_triage.errors import EnvironmentCannot, NothingChecked, UsageMistake
-from gemma4_triage.terminal import emit_json, say, stdout_console
+from gemma4_triage.terminal import emit_json, say, stdout_console, warn
 
 if TYPE_CHECKING:
     from gemma4_dumps.reader import Dump
@@ -102,6 +102,9 @@ def replay(
             result = run_replay(found if shrunk is None else shrunk.dump, options, names, timeout_s)
             _report(found, result, shrunk, names, rows, as_json)
             code = _exit_code(result, names)
+            if all(outcome.refusal is not None for outcome in result.backends) and code == ExitCode.ENVIRONMENT:
+                # The verdict above is of the table, and holds without a backend.
+                warn(f"error: no backend that was asked for can run here: {', '.join(names)}")
     raise typer.Exit(ExitCode.DUMP_UNREADABLE if found.damage else code)
 
 

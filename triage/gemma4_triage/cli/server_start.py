@@ -70,7 +70,10 @@ class Start:
 
 
 def plan_for_user(
-    options: Mapping[str, str], arguments: Sequence[str], inherited: Mapping[str, str] = os.environ
+    options: Mapping[str, str],
+    arguments: Sequence[str],
+    inherited: Mapping[str, str] = os.environ,
+    elsewhere: bool = False,
 ) -> Start:
     """Return what `plan_start` does, and say what it refuses in a command's own words.
 
@@ -80,7 +83,7 @@ def plan_for_user(
         EnvironmentCannot: SGLang is missing or of another release.
     """
     try:
-        return plan_start(options, arguments, inherited)
+        return plan_start(options, arguments, inherited, elsewhere)
     except RuntimePatchError as error:
         if error.exit_code == ExitCode.USAGE:
             error.hint = "correct the option or the variable; --help says which belongs to which"
@@ -90,7 +93,10 @@ def plan_for_user(
 
 
 def plan_start(
-    options: Mapping[str, str], arguments: Sequence[str], inherited: Mapping[str, str] = os.environ
+    options: Mapping[str, str],
+    arguments: Sequence[str],
+    inherited: Mapping[str, str] = os.environ,
+    elsewhere: bool = False,
 ) -> Start:
     """Return everything about a start, checked as far as it can be without importing SGLang.
 
@@ -98,6 +104,7 @@ def plan_start(
         options: variable to value, for each option that was given; they win over what was inherited.
         arguments: those for SGLang.
         inherited: variables of this process.
+        elsewhere: the start is only looked at, and may be for a machine that has SGLang.
 
     Raises:
         SettingsError: A setting cannot be read, or names a patch that does not exist.
@@ -115,8 +122,9 @@ def plan_start(
     settings = settings_of(inherited | ours)
     patches = select(settings, release=installed_or_base())
     check_conflicts(patches)
-    missing_probes = _check_release(settings, patches)
-    if patches and (obstacles := guard_obstacles(settings)):
+    elsewhere = elsewhere and not is_sglang_installed()
+    missing_probes = {} if elsewhere else _check_release(settings, patches)
+    if patches and not elsewhere and (obstacles := guard_obstacles(settings)):
         raise EnvironmentCannot("; ".join(f"{check.name}: {check.detail}" for check in obstacles), _ASK_DOCTOR)
     added: tuple[str, ...] = ()
     kept: dict[str, str] = {}
@@ -142,11 +150,22 @@ def plan_start(
     )
 
 
+def is_sglang_installed() -> bool:
+    """Return whether this environment has SGLang, of whatever release."""
+    try:
+        version("sglang")
+    except PackageNotFoundError:
+        return False
+    return True
+
+
 def _entry_point(arguments: Sequence[str]) -> tuple[str, ...]:
     """Return what starts the installed SGLang's server: `sglang serve`, which older releases do not have.
 
     It looks for the model on the command line alone, so a line that leaves it to --config gets the older form.
     """
+    if not is_sglang_installed():
+        return "sglang", "serve"
     program = Path(sys.executable).with_name("sglang")
     named = any(word.partition("=")[0] in ("--model-path", "--model") for word in arguments)
     if named and os.access(program, os.X_OK):

@@ -102,6 +102,8 @@ def _plugin(needed: bool) -> Check:
     if allowed and "gemma4_runtime" not in [name.strip() for name in allowed.split(",")]:
         how = f"SGLANG_PLUGINS={allowed!r} keeps SGLang from loading gemma4_runtime: add it there"
         return Check("plugin", MISSING if needed else NOTE, how, needed)
+    if _version("sglang") is None:
+        return Check("plugin", NOTE, "registered: an SGLang that is installed here will load gemma4_runtime")
     return Check("plugin", OK, "SGLang will load gemma4_runtime")
 
 

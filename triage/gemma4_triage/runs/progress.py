@@ -11,6 +11,7 @@ from gemma4_repro.parity.runner import ArmRun
 from gemma4_repro.scenario import Arm, Scenario
 from gemma4_triage.live_line import LiveLine
 from gemma4_triage.runs.convert import stand_ins
+from gemma4_triage.terminal import MANNER
 
 
 class _Progress(LiveLine):
@@ -38,8 +39,12 @@ class ScenarioProgress(_Progress):
 
     def importing(self, sglang_version: str, folder: Path) -> None:
         """Say which parts of the engine are not what runs on a GPU, and what the arms are."""
-        self.say(f"host engine: SGLang {sglang_version}, the real engine on this CPU; stand-ins for CUDA-only parts:")
-        for leaf in stand_ins():
+        leaves = stand_ins()
+        self.say(
+            f"host engine: SGLang {sglang_version}, the real engine on this CPU; {len(leaves)} stand-ins for CUDA-only "
+            "parts" + (":" if MANNER.verbose else ", which -v and patches list name")
+        )
+        for leaf in leaves if MANNER.verbose else ():
             self.say(f"  {leaf.id:<22}{leaf.title}")
         for arm in self._arms:
             self.say(f"arm {arm.id}: {arm.title}; device model {arm.device_model}")

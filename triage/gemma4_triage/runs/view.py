@@ -54,6 +54,9 @@ def print_scenario(console: Console, run: ScenarioRun) -> None:
     _cause(console, run.root_cause)
     print_title(console, "each arm alone")
     _lines(console, [arm.repeat for arm in run.arms])
+    if run.folder:
+        print_title(console, "one page of all of it, to send on")
+        print_line(console, f"  gemma4-triage report {shlex.quote(run.folder)} -o report.html")
 
 
 def print_cell(console: Console, run: CellRun) -> None:

@@ -1,0 +1,98 @@
+"""What a newcomer types first, and what they were told wrongly once: each command with what it has to say."""
+
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+
+from gemma4_triage.cli import server_start
+from gemma4_triage.inspection import environment
+
+ROOT = Path(__file__).parents[2]
+DUMP = "dumps/samples/20261121T103430.648335Z_vm_r0_p24275_page-table-bounds_0001"
+FEW_LINES = 2
+
+
+@pytest.fixture(autouse=True)
+def in_the_checkout(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for name in ("SGLANG_TRTLLM_MHA_DEBUG_DIR", "GEMMA4_TRIAGE_PATCHES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def without_sglang(monkeypatch):
+    """Have this installation look like a laptop's."""
+
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(server_start, "version", version)
+    monkeypatch.setattr(environment, "version", version)
+
+
+def test_a_misspelt_patch_is_told_what_is_near_it(cli):
+    code, _, err = cli("serve", "--dry-run", "--patches", "default,+yocoo", "--model-path", "m")
+    assert (code, len(err.splitlines())) == (2, FEW_LINES)
+    assert err.splitlines()[0].endswith("near it: yoco")
+
+
+@pytest.mark.parametrize(("name", "said"), [("default", "yoco"), ("none", "sets: GEMMA4_TRIAGE_PATCHES=none")])
+def test_the_sets_of_patches_are_explained(cli, name, said):
+    code, out, _ = cli("patches", "explain", name)
+    assert (code, said in out) == (0, True)
+    assert out.splitlines()[-1] == f"gemma4-triage serve --patches {name} --model-path MODEL"
+
+
+def test_the_american_spelling_of_a_kind_is_one(cli):
+    assert cli("patches", "list", "--kind", "optimization")[1] == cli("patches", "list", "--kind", "optimisation")[1]
+
+
+def test_a_source_has_no_number_of_a_list_that_nobody_has(cli):
+    assert "feature F" not in cli("patches", "list", "-v")[1]
+
+
+def test_patches_begin_with_what_a_server_is_given(cli):
+    lines = cli("patches")[1].splitlines()
+    kinds = ("fix", "optimisation", "probe", "fault", "host leaf")
+    places = [next(at for at, line in enumerate(lines) if f" {kind} " in line) for kind in kinds]
+    assert places == sorted(places)
+
+
+def test_a_hint_repeats_the_folder_that_was_named(cli):
+    _, _, err = cli("dumps", "show", "2026", "--dir", "dumps/samples")
+    assert "hint: gemma4-triage dumps list --dir dumps/samples shows" in err
+    assert "hint: gemma4-triage dumps list shows" in cli("dumps", "show", "2026")[2]
+
+
+def test_a_log_fills_in_the_command_that_its_findings_name(cli):
+    _, out, _ = cli("logs", "tests/data/logs/swa-starved.log")
+    lines = {line for line in out.splitlines() if "next: gemma4-triage pools" in line}
+    assert len(lines) == 1
+    assert "--page-size 16 " in lines.pop()
+
+
+def test_a_replay_that_no_backend_can_do_says_so_beside_its_code(cli, monkeypatch):
+    code, out, err = cli("replay", DUMP, "--backend", "trtllm_mha")
+    assert (code, "cannot run here" in out) == (3, True)
+    assert err == "error: no backend that was asked for can run here: trtllm_mha\n"
+
+
+def test_a_laptop_sees_what_serve_would_start_and_that_it_cannot(cli, without_sglang):
+    code, out, err = cli("serve", "--dry-run", "--debug", "1", "--model-path", "m")
+    assert (code, out.endswith(" sglang serve --model-path m\n")) == (0, True)
+    assert "SGLang is not installed here" in err
+    code, _, err = cli("serve", "--debug", "1", "--model-path", "m")
+    assert (code, "SGLang is not installed, and serve starts its server" in err) == (3, True)
+
+
+def test_a_laptops_doctor_does_not_say_that_sglang_will_load_anything(cli, without_sglang):
+    code, out, _ = cli("doctor")
+    assert code == 0
+    assert "SGLang will load" not in out
+    assert "registered: an SGLang that is installed here will load" in out
+
+
+def test_a_runs_folder_is_diagnosed(cli):
+    assert cli("diagnose", "--dir", "tests/data/finished_runs/e4b-trtllm")[0] == 1
