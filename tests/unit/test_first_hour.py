@@ -7,6 +7,7 @@ import pytest
 
 from gemma4_triage.cli import server_start
 from gemma4_triage.inspection import environment
+from walk_first_hour import NEEDS, commands
 
 ROOT = Path(__file__).parents[2]
 DUMP = "dumps/samples/20261121T103430.648335Z_vm_r0_p24275_page-table-bounds_0001"
@@ -96,3 +97,13 @@ def test_a_laptops_doctor_does_not_say_that_sglang_will_load_anything(cli, witho
 
 def test_a_runs_folder_is_diagnosed(cli):
     assert cli("diagnose", "--dir", "tests/data/finished_runs/e4b-trtllm")[0] == 1
+
+
+def test_the_walk_that_is_written_down_is_of_the_readme_as_it_is():
+    lines = commands((ROOT / "README.md").read_text())
+    assert list(lines) == list(NEEDS.values())
+    walked = [
+        line.split("`")[1] for line in (ROOT / "docs/first_hour.md").read_text().splitlines() if line[:3] == "| `"
+    ]
+    assert walked == [line for need in lines.values() for line in need]
+    assert len(walked) > 10
