@@ -4,16 +4,17 @@ import pytest
 
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
+from gemma4_repro.corpus.case import corrected
 from gemma4_repro.toys.language import held_out_prompts
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1", "0.5.23")]
 
 TRITON = {"attention_backend": "triton", "max_total_tokens": 1024, "max_running_requests": 4}
 
 
 def test_a_clean_run_past_the_window_with_a_top_2_draft_leaves_no_dump(run_engine, mtp_arguments, tmp_path):
     environment = {
-        "GEMMA4_TRIAGE_PATCHES": "default,+swa-window-width",
+        "GEMMA4_TRIAGE_PATCHES": corrected(),
         "SGLANG_TRTLLM_MHA_DEBUG": "log",
         "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(tmp_path),
     }

@@ -220,7 +220,7 @@ class TestWhatIsLeftToSglang:
     ):
         from gemma4_runtime.vision import eligible
 
-        monkeypatch.setattr(eligible, "get_attention_tp_size", lambda: 2)
+        monkeypatch.setattr(eligible, "attention_ranks", lambda: 2)
         items = processed(vision_toy, SAME[:2])
         _, reason = self.left(vision_model, items, vision_calls)
         assert reason == "tensor parallel ranks without GEMMA4_TRIAGE_VISION_BUDGET_MB"

@@ -10,10 +10,13 @@ from gemma4_repro.corpus.faults import FAULTS
 from gemma4_repro.errors import UnknownName
 from gemma4_repro.parity.load import ENGINE, NEEDED_FIXES
 from gemma4_repro.scenarios.e4b_engine import e4b_engine
+from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.errors import SettingsError
 from gemma4_runtime.patch import Kind
+from gemma4_runtime.releases import installed_or_base
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import Settings
+from gemma4_runtime.standing import is_absorbed
 
 BACKENDS = ("triton", "trtllm_mha")
 """Attention backends that the host engine can run."""
@@ -79,7 +82,7 @@ def attached(patches: str, faults: tuple[str, ...] = ()) -> tuple[str, ...]:
         raise UnknownName(f"{patches!r} names a patch twice", "name each once")
     try:
         # Constructed, not read: the user's environment has no say.
-        chosen = select(Settings.model_construct(patches=items, faults=faults))
+        chosen = select(Settings.model_construct(patches=items, faults=faults), release=installed_or_base())
     except SettingsError as error:
         raise UnknownName(str(error), "gemma4-triage patches lists what there is") from error
     return tuple(patch.id for patch in chosen if patch.kind in (Kind.FIX, Kind.OPTIMISATION))
@@ -110,7 +113,8 @@ def patches_for(load_name: str, faults: tuple[str, ...]) -> ChosenPatches:
     """
     default = attached("default", faults)
     repair = {fix for case in FAULTS if set(case.inject) & set(faults) for fix in case.without}
-    added = tuple(fix for fix in NEEDED_FIXES[load_name] if fix not in default)
+    itself = {patch.id for patch in CATALOG if is_absorbed(patch, installed_or_base())}
+    added = tuple(fix for fix in NEEDED_FIXES[load_name] if fix not in default and fix not in itself)
     left_out = tuple(fix for fix in default if fix in repair)
     words = ["default", *(f"+{fix}" for fix in added), *(f"-{fix}" for fix in left_out)]
     return ChosenPatches(",".join(words), added, left_out)

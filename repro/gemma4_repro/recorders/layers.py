@@ -55,8 +55,10 @@ class LayerRecorder(Recorder):
             if number == 0:
                 # A chunk that no token is sampled from may leave its last layers out; nothing of it is written.
                 self._pending, self._batch = [], call["forward_batch"]
+            # A later release returns the state alone.
+            state = output[0] if isinstance(output, tuple) else output
             # float32 whatever the model's dtype is, so that a reader needs no torch.
-            self._pending.append(output[0].detach().float().cpu().numpy().copy())
+            self._pending.append(state.detach().float().cpu().numpy().copy())
             if number == layers - 1:
                 # Gemma4ForConditionalGeneration counts positions from 1 on their way to the layers.
                 self._write(call["forward_batch"], (call["positions"] - 1).tolist(), layers)

@@ -21,6 +21,7 @@ from typing import Any
 
 from gemma4_repro.recorders.recorder import Recorder
 from gemma4_repro.request_ids import prompt_of
+from gemma4_runtime.release.requests import held
 from gemma4_runtime.targets import dotted_path
 
 USAGE_NAME, FINISHED_NAME = "usage.jsonl", "finished.jsonl"
@@ -64,7 +65,7 @@ class UsageRecorder(Recorder):
                 "step": self._step,
                 "begins": time.time(),
                 "mode": batch.forward_mode.name,
-                "requests": [[prompt_of(request.rid), request.req_pool_idx] for request in batch.reqs],
+                "requests": [[prompt_of(request.rid), held(request).req_pool_idx] for request in batch.reqs],
                 "finished": list(finished),
             },
         )

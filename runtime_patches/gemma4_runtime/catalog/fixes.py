@@ -151,6 +151,7 @@ FIXES: tuple[Patch, ...] = (
         # Triton's prefill, verify and decode all agree with transformers. Nothing of trtllm_mha changes.
         origin="update_sliding_window_buffer counts the decode's own key into a list of W - 1",
         upstream="open up to 0.5.23",
+        until="0.5.23",
         about=About(
             why="A Triton decode has written its own key before it lists the window, and still takes W - 1: one key "
             "too few as soon as the sequence holds W tokens. Target verify is right, so MTP changes the answer.",
@@ -308,6 +309,7 @@ FIXES: tuple[Patch, ...] = (
         # vision-batching, if it is on too, packs many images into one call.
         origin="CUDA vision attention ignores its mask, and pooling adds padding to an image's first soft token",
         upstream="open up to 0.5.23",
+        until="0.5.23",
         about=About(
             why="Every image is padded to one number of patches. On CUDA patches attend to the padding, and on every "
             "device the padding is added to the first soft token of an image.",

@@ -33,3 +33,14 @@ def pipeline_stages(scheduler: Any) -> int:
     from gemma4_runtime.release import get_parallel
 
     return get_parallel().pp_size
+
+
+def attention_ranks() -> int:
+    """Return over how many processes the heads of an attention layer are spread."""
+    if not _IN_A_CONTEXT:
+        from gemma4_runtime.release import get_attention_tp_size
+
+        return get_attention_tp_size()
+    from gemma4_runtime.release import get_parallel
+
+    return get_parallel().attn_tp_size

@@ -12,8 +12,8 @@ from gemma4_runtime.release import (
     VisionSdpaAttention,
     VisionTritonAttention,
     envs,
-    get_attention_tp_size,
 )
+from gemma4_runtime.release.ranks import attention_ranks
 from gemma4_runtime.settings import VISION_BUDGET
 from gemma4_runtime.vision.budget import asked_budget_bytes
 
@@ -44,7 +44,7 @@ def batching_reason(tower: Any) -> str | None:
     """Why its frames must go through one by one. Ranks have to cut a batch alike, and each has memory of its own."""
     if reason := tower_reason(tower) or server_reason():
         return reason
-    if get_attention_tp_size() > 1 and not asked_budget_bytes():
+    if attention_ranks() > 1 and not asked_budget_bytes():
         return f"tensor parallel ranks without {VISION_BUDGET}"
     return None
 
