@@ -6,6 +6,7 @@ import zipfile
 
 import pytest
 
+from gemma4_dumps import unpacked
 from gemma4_dumps.errors import DumpError, DumpNotFound
 from gemma4_dumps.store import DumpStore
 from gemma4_dumps.unpacked import ArchiveRefused, inside, is_zip, origin, unpack
@@ -96,6 +97,22 @@ def test_twice_the_same_name_and_a_foreign_packing_are_refused(tmp_path):
         archive.writestr("x", b"1")
     with pytest.raises(ArchiveRefused, match="method 12"):
         unpack(tmp_path / "b.zip")
+
+
+def test_a_locked_zip_and_one_of_too_much_are_refused(tmp_path, temporary, monkeypatch):
+    path = zip_of(tmp_path / "a.zip", ("x", bytes(600)), ("y", bytes(600)))
+    locked = bytearray(path.read_bytes())
+    locked[locked.index(b"PK\x01\x02") + 8] |= 1  # the flag of an encrypted entry
+    (tmp_path / "b.zip").write_bytes(locked)
+    with pytest.raises(ArchiveRefused, match="encrypted"):
+        unpack(tmp_path / "b.zip")
+    monkeypatch.setattr(unpacked, "MAX_TOTAL_BYTES", 1000)
+    with pytest.raises(ArchiveRefused, match="unpacks to 1200 bytes"):
+        unpack(path)
+    monkeypatch.setattr(unpacked, "MAX_ENTRIES", 1)
+    with pytest.raises(ArchiveRefused, match="2 entries; at most 1"):
+        unpack(path)
+    assert list(temporary.iterdir()) == []
 
 
 def test_a_store_says_what_a_zip_holds(tmp_path):
