@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gemma4_runtime.patch import Kind, Patch
-from gemma4_runtime.releases import BASE
+from gemma4_runtime.releases import BASE, nearest_runnable
 from gemma4_runtime.selection import CLAMP, left_out, not_ported
 from gemma4_runtime.settings import ALLOW_MISSING, HostEngine, Leak, Mode, Settings
+from gemma4_runtime.standing import attaches_untested
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,12 @@ def lines(
         yield Line(f"FAULT INJECTED: {patch.id}: {patch.title}. This server is broken on purpose.", loud=True)
     for id, reason in missing.items():
         yield Line(f"PROBE NOT ATTACHED: {id}: {reason}. {ALLOW_MISSING}=1 lets the server start.", loud=True)
+    if settings.allow_untested and (untested := [patch for patch in patches if attaches_untested(patch, release)]):
+        yield Line(
+            f"UNTESTED on SGLang {release}: {_names(untested)} attach as on {nearest_runnable(release)}. A finding of "
+            "theirs may be wrong, and every dump says so",
+            loud=True,
+        )
     if any(patch.id == CLAMP for patch in patches):
         yield Line(
             "CLAMP: pages out of range are read from the null page and their requests GO ON; replies that may be "

@@ -28,7 +28,8 @@ from gemma4_runtime.release import (
     PatchState,
     patch_function,
 )
-from gemma4_runtime.standing import refusal
+from gemma4_runtime.releases import nearest_runnable
+from gemma4_runtime.standing import attaches_untested, refusal
 from gemma4_runtime.targets import dotted_path
 
 _SOURCE = HookSource("gemma4_runtime", "gemma4-triage")
@@ -88,14 +89,21 @@ class _Applied:
 class Attachment:
     """A set of patches on their way onto SGLang. Call `register`, let SGLang apply its hooks, then call `verify`.
 
-    allow_missing: a probe whose release is undeclared or one of whose targets is not there is left out as a whole and
-    listed in `missing`, id to reason. Fixes, faults and host leaves are never left out. timed: every hook of every
-    probe is wrapped in a clock, see cost.py.
+    Attributes:
+        patches: What is to attach.
+        release: Of SGLang.
+        allow_missing: A probe whose release is undeclared or one of whose targets is not there is left out as a whole.
+            Fixes, faults and host leaves are never left out.
+        allow_untested: On a release that nobody has looked at, probes attach as to the nearest one, if all their
+            targets are there.
+        timed: Every hook of every probe is wrapped in a clock, see cost.py.
+        missing: The probes that were left out, id to reason.
     """
 
     patches: tuple[Patch, ...]
     release: str
     allow_missing: bool = False
+    allow_untested: bool = False
     timed: bool = False
     missing: dict[str, str] = field(default_factory=dict)
     _applied: list[_Applied] = field(default_factory=list)
@@ -133,14 +141,18 @@ class Attachment:
             return None
 
     def _check_release(self, patch: Patch) -> bool:
-        if reason := refusal(patch, self.release):
+        if not self._untested(patch) and (reason := refusal(patch, self.release)):
             raise UnsupportedRelease(reason)
         return True
 
+    def _untested(self, patch: Patch) -> bool:
+        return self.allow_untested and attaches_untested(patch, self.release)
+
     def _plan(self, patch: Patch) -> list[tuple[Patch, Hook | Edit | Bind, _Site]]:
+        release = nearest_runnable(self.release) if self._untested(patch) else self.release
         return [
-            (patch, wanted, _find(dotted_path(self.release, wanted.target), patch, isinstance(wanted, Bind)))
-            for wanted in patch.attachments_in(self.release)
+            (patch, wanted, _find(dotted_path(release, wanted.target), patch, isinstance(wanted, Bind)))
+            for wanted in patch.attachments_in(release)
         ]
 
     def verify(self) -> None:
@@ -159,7 +171,7 @@ class Attachment:
             raise VerificationFailed("not in force after SGLang applied its hooks: " + "; ".join(failures))
 
     def status(self) -> list[dict[str, Any]]:
-        """One row per patch: id, kind, title, targets, attached; for a probe that was left out also the reason."""
+        """Return a row per patch: id, kind, title, targets, attached; of a probe that was left out also the reason."""
         rows = []
         for patch in self.patches:
             applied = [a for a in self._applied if a.patch is patch]
@@ -171,9 +183,14 @@ class Attachment:
                     "targets": [a.site.path for a in applied],
                     "attached": bool(applied) and all(_in_force(a) for a in applied),
                     **({"reason": self.missing[patch.id]} if patch.id in self.missing else {}),
+                    **({"untested": self._as_on} if applied and self._untested(patch) else {}),
                 }
             )
         return rows
+
+    @property
+    def _as_on(self) -> str:
+        return f"SGLang {self.release}, as on {nearest_runnable(self.release)}"
 
     def uninstall(self) -> None:
         """Put back the very objects that SGLang shipped. Safe to call twice, and after a failed `register`."""
@@ -254,9 +271,10 @@ def _unhook(applied: _Applied) -> Any:
 
 
 def _rebind_importers(wrappers: dict[int, tuple[Any, Any]]) -> None:
-    """HookRegistry also rebinds every module's name that held the original, a method's too; walk the same back.
+    """Walk back what HookRegistry rebinds too: every module's name that held the original, a method's as well.
 
-    wrappers: by the wrapper's id, it and the original.
+    Args:
+        wrappers: By the wrapper's id, it and the original.
     """
     for module in list(sys.modules.values()) if wrappers else ():
         if isinstance(module, ModuleType):

@@ -15,6 +15,15 @@ RUNNABLE = (BASE, "0.5.23")
 """Releases on which patches attach to a server today."""
 
 
+def nearest_runnable(release: str) -> str:
+    """Return the latest release up to this one on which patches attach; the first of them where none is older.
+
+    Args:
+        release: As PyPI names it, known or not.
+    """
+    return max((one for one in RUNNABLE if at_least(release, one)), key=order, default=RUNNABLE[0])
+
+
 def installed_or_base() -> str:
     """Return the release that is installed, read from its metadata; BASE where there is none."""
     try:

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.errors import SettingsError
 from gemma4_runtime.patch import ATTACH_ORDER, Kind, Patch
-from gemma4_runtime.releases import BASE, KNOWN, at_least
+from gemma4_runtime.releases import BASE, KNOWN, RUNNABLE, at_least, nearest_runnable
 from gemma4_runtime.settings import DRAFTS, MTP_V2, VISION_BUDGET, HostEngine, Leak, Mode, Settings
 from gemma4_runtime.standing import State, is_absorbed, standing
 
@@ -111,9 +111,13 @@ def not_ported(settings: Settings, release: str, catalog: Iterable[Patch] = CATA
 
     Args:
         settings: What the environment asks for.
-        release: Of SGLang. One that is not known has no such list, and everything is refused there.
+        release: Of SGLang. One that is not known has no such list, and everything is refused there; where probes may
+            attach all the same, it is the nearest one's.
         catalog: The patches to choose from.
     """
+    if settings.allow_untested and release not in RUNNABLE:
+        release = nearest_runnable(release)
+        catalog = [patch for patch in catalog if patch.kind is Kind.PROBE]
     if release not in KNOWN:
         return ()
     named = {item.lstrip("+-") for item in settings.patches} | {*settings.probes}

@@ -36,7 +36,9 @@ class Session:
     def __init__(self, settings: Settings, patches: tuple[Patch, ...] | None = None) -> None:
         self.settings = settings
         self.patches = select(settings, release=sglang_version) if patches is None else patches
-        self.attachment = Attachment(self.patches, sglang_version, settings.allow_missing, settings.cost)
+        self.attachment = Attachment(
+            self.patches, sglang_version, settings.allow_missing, settings.allow_untested, settings.cost
+        )
         self.root = settings.dump_dir or default_root()
         self.manifest: dict[str, Any] = {}
         self._said_in_pid = 0

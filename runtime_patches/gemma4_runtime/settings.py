@@ -151,6 +151,7 @@ _Knob = Annotated[bool | None, _word(_AS_CHOSEN)]
 _Items = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_items)]
 
 ALLOW_MISSING = "GEMMA4_TRIAGE_ALLOW_MISSING"
+ALLOW_UNTESTED = "GEMMA4_TRIAGE_ALLOW_UNTESTED"
 INCLUDE = "GEMMA4_TRIAGE_INCLUDE"
 FORCE_EAGLE = "SGLANG_GEMMA4_FORCE_EAGLE"
 MTP_V2 = "SGLANG_FROZEN_KV_MTP_V2"
@@ -193,6 +194,7 @@ class Settings(BaseSettings):
         "auto", validation_alias=DRAFTS
     )
     allow_missing: Annotated[bool, _word(_YES_OR_NO)] = Field(False, validation_alias=ALLOW_MISSING)
+    allow_untested: Annotated[bool, _word(_YES_OR_NO)] = Field(False, validation_alias=ALLOW_UNTESTED)
 
     def knob(self, name: str) -> bool | None:
         """Say what a pull request's own knob says, under either of its names; None if it says nothing."""

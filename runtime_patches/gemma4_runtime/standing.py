@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gemma4_runtime.patch import Patch
-from gemma4_runtime.releases import KNOWN, RUNNABLE, at_least
+from gemma4_runtime.patch import Kind, Patch
+from gemma4_runtime.releases import KNOWN, RUNNABLE, at_least, nearest_runnable
 from gemma4_runtime.targets import TARGETS
 
 
@@ -48,7 +48,9 @@ def standing(patch: Patch, release: str) -> Standing:
         return Standing(State.LATER, f"written for SGLang {patch.since} and later")
     table = TARGETS.get(release)
     if table is None:
-        return Standing(State.NOT_PORTED, f"SGLang {release} is not known; known: {', '.join(KNOWN)}")
+        return Standing(
+            State.NOT_PORTED, f"SGLang {release} is not known; the nearest that is: {nearest_runnable(release)}"
+        )
     missing = tuple(dict.fromkeys(one.target for one in patch.attachments_in(release) if one.target not in table))
     without = f"SGLang {release} has no {', '.join(missing)}" if missing else ""
     first, _, words = patch.not_ported.partition(", ")
@@ -75,6 +77,20 @@ def is_absorbed(patch: Patch, release: str) -> bool:
 def releases_of(patch: Patch) -> list[str]:
     """Return the known releases to which it attaches."""
     return [release for release in KNOWN if standing(patch, release).state is State.ATTACHES]
+
+
+def attaches_untested(patch: Patch, release: str) -> bool:
+    """Say whether GEMMA4_TRIAGE_ALLOW_UNTESTED may attach a patch, as to the nearest release on which patches attach.
+
+    Only a probe, which changes no answer, and only where nobody has shown what attaches.
+
+    Args:
+        patch: Of the catalog.
+        release: Of SGLang.
+    """
+    if patch.kind is not Kind.PROBE or release in RUNNABLE:
+        return False
+    return standing(patch, nearest_runnable(release)).state is State.ATTACHES
 
 
 def refusal(patch: Patch, release: str) -> str:

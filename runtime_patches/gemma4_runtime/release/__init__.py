@@ -11,11 +11,13 @@ from typing import Any
 
 from gemma4_runtime.errors import UnsupportedRelease
 from gemma4_runtime.release.names import NAMES
-from gemma4_runtime.releases import BASE, installed_or_base
+from gemma4_runtime.releases import BASE, installed_or_base, nearest_runnable
 
 _INSTALLED = installed_or_base()
-# A release that nobody has looked at is refused by name as soon as a patch is to attach; reading is tried as in BASE.
-_PLACES = {name: path.rpartition(".") if path else None for name, path in NAMES.get(_INSTALLED, NAMES[BASE]).items()}
+# A release that nobody has looked at is refused by name as soon as a patch is to attach, probes on request excepted;
+# reading is tried as in the nearest.
+_NAMES = NAMES.get(_INSTALLED, NAMES[nearest_runnable(_INSTALLED)])
+_PLACES = {name: path.rpartition(".") if path else None for name, path in _NAMES.items()}
 
 
 def __getattr__(name: str) -> Any:

@@ -85,6 +85,13 @@ def serve(
             "--allow-missing", help="Start without a probe that cannot attach here: GEMMA4_TRIAGE_ALLOW_MISSING."
         ),
     ] = False,
+    allow_untested: Annotated[
+        bool,
+        typer.Option(
+            "--allow-untested",
+            help="Attach probes, and nothing else, beside an SGLang that is not known: GEMMA4_TRIAGE_ALLOW_UNTESTED.",
+        ),
+    ] = False,
     include_kv: IncludeKv = False,
     include_tokens: IncludeTokens = False,
     dry_run: Annotated[
@@ -121,6 +128,7 @@ def serve(
         "GEMMA4_TRIAGE_HOST_ENGINE": "1" if host_engine else None,
         "GEMMA4_TRIAGE_DEVICE_MODEL": device_model,
         "GEMMA4_TRIAGE_ALLOW_MISSING": "1" if allow_missing else None,
+        "GEMMA4_TRIAGE_ALLOW_UNTESTED": "1" if allow_untested else None,
         "GEMMA4_TRIAGE_INCLUDE": include_value(include_kv, include_tokens),
     }
     options |= {name: value for name, value in given.items() if value is not None}

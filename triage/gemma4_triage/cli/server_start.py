@@ -21,7 +21,7 @@ from gemma4_runtime.patch import Kind, Patch
 from gemma4_runtime.releases import installed_or_base
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import VARIABLES, HostEngine, Settings, read_settings
-from gemma4_runtime.standing import refusal
+from gemma4_runtime.standing import attaches_untested, refusal
 from gemma4_triage.cli.server_arguments import missing_cpu_arguments
 from gemma4_triage.errors import EnvironmentCannot
 from gemma4_triage.inspection.cuda_presence import cuda_is_present
@@ -183,7 +183,8 @@ def _check_release(settings: Settings, patches: Sequence[Patch]) -> dict[str, st
         installed = version("sglang")
     except PackageNotFoundError:
         raise EnvironmentCannot("SGLang is not installed, and serve starts its server", _HOW_TO_INSTALL) from None
-    foreign = {patch: reason for patch in patches if (reason := refusal(patch, installed))}
+    tested = (p for p in patches if not (settings.allow_untested and attaches_untested(p, installed)))
+    foreign = {patch: reason for patch in tested if (reason := refusal(patch, installed))}
     for patch, reason in foreign.items():
         if not (settings.allow_missing and patch.kind is Kind.PROBE):
             raise UnsupportedRelease(reason)

@@ -35,6 +35,8 @@ def _rank(kind: str) -> int:
 
 def _patch(row: Mapping[str, Any]) -> str:
     notes = [] if row.get("attached") else ["NOT ATTACHED" + (f": {row['reason']}" if row.get("reason") else "")]
+    if row.get("untested"):
+        notes.append(f"UNTESTED on {row['untested']}")
     if isinstance(row.get("injected"), bool):
         notes.append("has acted" if row["injected"] else "has not acted")
     if "self_test" in row:

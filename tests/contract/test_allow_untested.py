@@ -1,0 +1,112 @@
+"""GEMMA4_TRIAGE_ALLOW_UNTESTED: beside an SGLang of no known release probes attach, and say so. Nothing else does."""
+
+import json
+
+import pytest
+from sglang.srt.plugins.hook_registry import HookRegistry
+
+from gemma4_runtime import session as session_module
+from gemma4_runtime.attachment import Attachment
+from gemma4_runtime.catalog import CATALOG
+from gemma4_runtime.errors import PatchTargetMissing, UnsupportedRelease
+from gemma4_runtime.patch import Kind
+from gemma4_runtime.releases import BASE, installed_or_base, nearest_runnable
+from gemma4_runtime.selection import select
+from gemma4_runtime.session import Session
+from gemma4_runtime.settings import read_settings
+from gemma4_runtime.standing import refusal
+from gemma4_runtime.targets import TARGETS
+from gemma4_triage.inspection.guard_lines import guard_lines
+
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+NEAREST = installed_or_base()
+# Of the installed release's targets, under another name.
+UNKNOWN = "0.5.15" if NEAREST == BASE else "0.5.24"
+PROBES = tuple(patch for patch in CATALOG if patch.id in ("page-table", "swa-allocator", "process-end"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    hooks = dict(HookRegistry._hooks)
+    yield
+    assert dict(HookRegistry._hooks) == hooks
+
+
+@pytest.fixture
+def run_session(monkeypatch, tmp_path):
+    """Return what starts and stops a session beside the unknown release, and returns its manifest."""
+
+    def run(allow, patches=PROBES):
+        monkeypatch.setattr(session_module, "sglang_version", UNKNOWN)
+        monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG", "trap")
+        monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(tmp_path))
+        monkeypatch.setenv("GEMMA4_TRIAGE_ALLOW_UNTESTED", allow)
+        session = Session(read_settings(), patches)
+        try:
+            session.start()
+            HookRegistry.apply_hooks()
+        finally:
+            session.stop()
+        (path,) = (tmp_path / "guards").glob("*.json")
+        return json.loads(path.read_text())
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("release", "nearest"),
+    [
+        ("0.5.15", BASE),
+        ("0.5.17", BASE),
+        ("0.5.24", "0.5.23"),
+        ("0.6.0", "0.5.23"),
+        ("0.5.23", "0.5.23"),
+        ("0.4.9", BASE),
+    ],
+)
+def test_the_nearest_is_the_latest_before_it(release, nearest):
+    assert nearest_runnable(release) == nearest
+
+
+def test_not_allowed_it_is_refused_and_the_nearest_is_named(run_session):
+    with pytest.raises(UnsupportedRelease, match=f"SGLang {UNKNOWN} is not known; the nearest that is: {NEAREST}"):
+        run_session("0")
+
+
+def test_probes_attach_fire_and_say_so(run_session, capsys):
+    manifest = run_session("1")
+    assert manifest["verified"] is True
+    assert manifest["settings"]["allow_untested"] is True
+    for row in manifest["patches"]:
+        assert (row["attached"], row["self_test"]) == (True, "fired")
+        assert row["untested"] == f"SGLang {UNKNOWN}, as on {NEAREST}"
+    said = capsys.readouterr().err
+    assert f"UNTESTED on SGLang {UNKNOWN}: page-table, swa-allocator, process-end attach as on {NEAREST}" in said
+    assert any(f"page-table (UNTESTED on SGLang {UNKNOWN}, as on {NEAREST}" in line for line in guard_lines(manifest))
+
+
+def test_on_a_known_release_nothing_is_said(run_session, monkeypatch):
+    monkeypatch.setitem(globals(), "UNKNOWN", NEAREST)
+    assert not any("untested" in row for row in run_session("1")["patches"])
+
+
+def test_a_missing_target_stops_the_start(run_session, monkeypatch):
+    monkeypatch.setitem(TARGETS[NEAREST], "swa.alloc", f"{TARGETS[NEAREST]['swa.alloc']}_of_no_release")
+    with pytest.raises(PatchTargetMissing, match="swa-allocator"):
+        run_session("1")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.PROBE])
+def test_nothing_but_probes_attaches(kind):
+    patch = next(patch for patch in CATALOG if patch.kind is kind)
+    with pytest.raises(UnsupportedRelease):
+        Attachment((patch,), UNKNOWN, allow_untested=True).register()
+    assert refusal(patch, UNKNOWN)
+
+
+def test_probes_that_the_nearest_does_not_have_are_left_out(monkeypatch):
+    monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG", "trap")
+    monkeypatch.setenv("GEMMA4_TRIAGE_ALLOW_UNTESTED", "1")
+    chosen = {patch.id for patch in select(read_settings(), release="0.5.24")}
+    assert "request-rows" not in chosen
+    assert {"page-table", "geometry"} <= chosen
