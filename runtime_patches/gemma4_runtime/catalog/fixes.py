@@ -121,6 +121,24 @@ FIXES: tuple[Patch, ...] = (
         ),
     ),
     Patch(
+        id="unsent-requests",
+        kind=Kind.FIX,
+        title="a request that never reached the scheduler is forgotten, so that SIGTERM ends a used server",
+        origin="a chat with n=2, or a prompt that is refused as too long, and SIGTERM waits for ever",
+        upstream="fixed in 0.5.23",
+        absorbed="0.5.23 or earlier, managers/tokenizer_manager.py releases the entries of what was not sent",
+        default=True,
+        about=About(
+            why="The tokenizer manager makes an entry for every id of a request up front, and the scheduler's answer "
+            "takes it away. What is never sent gets no answer, and a server that drains waits until there is no entry.",
+            eligibility="Every request that has been answered, refused or given up, for those of its ids that were "
+            "made for it and not sent to the scheduler.",
+            fallback="An id that was sent is left to the scheduler's answer, and an id of another request to that one.",
+            proof=("tests/unit/test_fix_unsent_requests.py", "tests/engine/test_unsent_requests_live.py"),
+        ),
+        attachments=(Hook("tokenizer.generate", How.AROUND, f"{_AT}.unsent_requests:around_generate"),),
+    ),
+    Patch(
         id="swa-window-width",
         kind=Kind.FIX,
         title="sliding layers see W keys as in transformers, not W+1 (changes shipped outputs past the window)",

@@ -105,6 +105,7 @@ PATHS: dict[str, str] = {
     "scheduler.process_result": f"{_SCHEDULER}.process_batch_result",
     "stream.payload": (f"{_SRT}.managers.scheduler_components.output_streamer._GenerationStreamAccumulator.to_payload"),
     "tokenizer.batch_output": f"{_SRT}.managers.tokenizer_manager.TokenizerManager._handle_batch_output",
+    "tokenizer.generate": f"{_SRT}.managers.tokenizer_manager.TokenizerManager.generate_request",
     "tokenizer.wait_one": f"{_SRT}.managers.tokenizer_manager.TokenizerManager._wait_one_response",
     "request_log.finished": f"{_SRT}.utils.request_logger.RequestLogger.log_finished_request",
     "req.reset_for_retract": f"{_SRT}.managers.schedule_batch.Req.reset_for_retract",
