@@ -5,6 +5,7 @@ from __future__ import annotations
 from gemma4_repro.errors import UnknownName
 from gemma4_repro.scenario import Arm, Scenario
 from gemma4_repro.scenarios import e4b_triton, e4b_trtllm, mtp_v2_leak, mtp_zero_accept
+from gemma4_runtime.releases import BASE, at_least
 
 SCENARIOS: tuple[Scenario, ...] = (
     e4b_trtllm.SCENARIO,
@@ -14,10 +15,24 @@ SCENARIOS: tuple[Scenario, ...] = (
 )
 
 
-def find_scenario(scenario_id: str) -> Scenario:
-    """Raises UnknownName, listing those that there are."""
+def find_scenario(scenario_id: str, release: str = BASE) -> Scenario:
+    """Return the scenario of that name.
+
+    Args:
+        scenario_id: Its name.
+        release: Of SGLang, on which it is to run.
+
+    Raises:
+        UnknownName: There is none, and the text lists those that there are; or that release has nothing to show.
+    """
     for scenario in SCENARIOS:
         if scenario.id == scenario_id:
+            first, _, why = scenario.absent.partition(", ")
+            if why and at_least(release, first):
+                raise UnknownName(
+                    f"SGLang {release} cannot have the scenario {scenario_id!r}: {why}",
+                    f"it runs in an environment that has SGLang {BASE}, which make setup makes",
+                )
             return scenario
     known = ", ".join(scenario.id for scenario in SCENARIOS)
     raise UnknownName(f"there is no scenario {scenario_id!r}", f"known scenarios: {known}")

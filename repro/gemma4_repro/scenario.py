@@ -60,7 +60,12 @@ class Arm:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A symptom and the arms that show it, trap it and show it gone. expected_s: wall-clock on 2 idle cores."""
+    """A symptom and the arms that show it, trap it and show it gone.
+
+    Attributes:
+        expected_s: Wall-clock on 2 idle cores.
+        absent: From which release of SGLang on there is nothing to show, and why: "0.5.14, reason"; empty: none yet.
+    """
 
     id: str
     symptom: str
@@ -68,6 +73,7 @@ class Scenario:
     expected_s: float
     toys: tuple[str, ...]
     arms: tuple[Arm, ...] = field(repr=False)
+    absent: str = ""
 
     def __post_init__(self) -> None:
         ids = [arm.id for arm in self.arms]

@@ -1,4 +1,4 @@
-"""A plugin of coverage that writes what it has every two seconds: engines' processes are killed, and write nothing then."""
+"""A plugin of coverage that writes what it has every two seconds: engines are killed, and write nothing then."""
 
 from __future__ import annotations
 

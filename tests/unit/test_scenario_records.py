@@ -1,3 +1,5 @@
+"""What every scenario's record holds, that the plugin accepts its settings, and how one is looked up."""
+
 import dataclasses
 import importlib
 import pkgutil
@@ -11,6 +13,7 @@ from gemma4_repro.expect_comparison import SameOutputs
 from gemma4_repro.expect_ending import Completes
 from gemma4_repro.scenario import Arm, Scenario
 from gemma4_repro.workloads import SWA_PRESSURE, Beginnings, Workload
+from gemma4_runtime.releases import BASE
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import read_settings
 
@@ -106,6 +109,13 @@ def test_the_runtime_accepts_every_arms_settings(entry, monkeypatch):
     if scenario.id.startswith("e4b-"):
         assert "swa-state-stale" in chosen
         assert ("swa-state-swap" in chosen) == one.id.endswith("fixed")
+
+
+@pytest.mark.parametrize("name", ["mtp-v2-leak", "mtp-zero-accept"])
+def test_what_a_release_cannot_show_is_refused_with_the_reason(name):
+    assert find_scenario(name, BASE).id == name
+    with pytest.raises(UnknownName, match=f"SGLang 0.5.23 cannot have the scenario '{name}': .*V1 worker"):
+        find_scenario(name, "0.5.23")
 
 
 def test_looking_up_names_lists_what_there_is():

@@ -52,6 +52,7 @@ def _arm(
 _SEEING = "prompts with no picture, one and three"
 
 SCENARIO = Scenario(
+    absent="0.5.14, the V1 worker, whose batches it breaks, is gone",
     id="mtp-zero-accept",
     symptom="MTP: 'FrozenKVMTPVerifyInput' object has no attribute 'merge_batch' after a round that ends all requests",
     hardware="CPU (host engine)",

@@ -145,9 +145,10 @@ def _list_scenarios(as_json: bool) -> None:
 def _run(scenario_id: str, options: "Options") -> "Run":
     from gemma4_repro.catalog import choose_arms, find_scenario
     from gemma4_repro.runner import run_scenario
+    from gemma4_runtime.releases import installed_or_base
     from gemma4_triage.runs.progress import ScenarioProgress
 
-    scenario: Scenario = find_scenario(scenario_id)
+    scenario: Scenario = find_scenario(scenario_id, installed_or_base())
     arms = choose_arms(scenario, options.arms)
     if options.include and not any(arm.has_probes for arm in arms):
         raise UsageMistake("--include-kv and --include-tokens: none of these arms has probes", "run an arm that has")
