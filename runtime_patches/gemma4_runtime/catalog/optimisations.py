@@ -82,6 +82,7 @@ OPTIMISATIONS: tuple[Patch, ...] = (
                 "docs/bench/lengths_h200_2026-11-24_e4b.json::piecewise-multimodal",
                 "docs/bench/lengths_h200_2026-11-24_e2b_26b.json::piecewise-multimodal",
                 "docs/bench/lengths_mtp_h200_2026-11-24_e4b.json::piecewise-multimodal",
+                "docs/bench/lengths_mtp_h200_2026-11-25_e2b.json::piecewise-multimodal",
             ),
         ),
     ),

@@ -70,8 +70,8 @@ class NeededTable:
         return NeededTable(rows, f"{self.source}, measured with {_MEASURED_DRAFTS} drafts and scaled to {drafts}")
 
 
-_E2B = ((1, 2.21), (2, 1.85), (4, 2.15), (8, 2.4), (16, 2.29), (32, 2.55), (64, 3.13), (128, 3.12))
-_E4B = ((1, 2.04), (2, 1.89), (4, 1.96), (8, 2.07), (16, 2.03), (32, 2.27), (64, 3.24), (128, 4.94))
+_E2B = ((1, 2.39), (2, 2.28), (4, 2.36), (8, 2.46), (16, 2.42), (32, 2.71), (64, 3.78), (128, 5.55))
+_E4B = ((1, 2.0), (2, 1.89), (4, 1.95), (8, 2.08), (16, 2.03), (32, 2.27), (64, 3.14), (128, 4.75))
 # By hidden size and layers of the target's text model.
 MEASURED: dict[tuple[int, int], NeededTable] = {
     (1536, 35): NeededTable(_E2B, "E2B on an H200, docs/bench/mtp_batches_h200_2026-11-25_e2b.json"),
