@@ -86,6 +86,12 @@ MADE = {
     "start-refused": ["launch_server.py: error: unrecognized arguments: --gemma\n"],
     "swa-not-evicted": steady(20, running=1, full=0.2, swa=0.97, queued=3),
     "weights-missing": [death(1, "RuntimeError: Cannot find any model weights with `google/gemma-4-26b-it`")],
+    "no-kernel-image": [death(1, "RuntimeError: RMSNorm failed: no kernel image is available for execution")],
+    "kernel-too-large": [
+        death(1, "OutOfResources: out of resource: shared memory, Required: 131072, Hardware limit: 101376.")
+    ],
+    "no-gpu": [death(1, "RuntimeError: No CUDA GPUs are available")],
+    "disk-full": [death(1, "OSError: [Errno 28] No space left on device", frame="file_download.py")],
     "wheels-do-not-fit": [death(1, "ImportError: libnvrtc.so.12: cannot open shared object file: No such file")],
     "no-slot": [decode(1, swa=0.99), death(2, NO_SLOT)],
     "out-of-memory": [decode(1), death(2, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")],

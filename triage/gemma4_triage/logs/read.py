@@ -327,6 +327,11 @@ class LogReading:
         if TRACEBACK in line or (line.startswith(b"[2") and self._stamp(line, len(line)) is not NO_STAMP):
             return False
         self._shown = number
+        if (longer := self._tracebacks.detailed(line)) is not None:
+            self._deaths.items = [
+                replace(item, message=longer.message) if item.place == longer.place else item
+                for item in self._deaths.items
+            ]
         belongs, death = self._tracebacks.line(line)
         if death is not None:
             self._leak(death.message, death.place)

@@ -30,6 +30,9 @@ MARKS = (
     # SGLang's router on what a worker answered to a client's mistake.
     (b" status=4", "router_refused"),
     (b"https://huggingface.co/", "hub"),
+    (b"ompute capability", "capability"),
+    (b"driver on your system is too old", "old_driver"),
+    (b"Driver was not detected or is too old", "old_driver"),
 )
 STACKS = (b"Pyspy dump for PID ", b": sglang::scheduler")
 MOST_STACKS = 16

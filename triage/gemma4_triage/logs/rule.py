@@ -66,7 +66,7 @@ class Wording:
     """How a failure with one cause is worded.
 
     Attributes:
-        words: Stand in its type and message.
+        words: Stand in its type and message. A named group stands for its text, as {name}, in cause and advice.
         cause: What that says.
         advice: What to do about it.
     """
@@ -116,13 +116,15 @@ def of_wordings(
     def find(facts: LogFacts) -> Iterator[Finding]:
         for death in facts.failures:
             if (wording := wording_of(death)) is not None:
+                found = wording.words.search(f"{death.type_name}: {death.message}")
+                named = found.groupdict() if found else {}
                 yield Finding(
                     rule=rule_id,
-                    cause=wording.cause,
+                    cause=wording.cause.format_map(named) if named else wording.cause,
                     confidence=confidence,
                     evidence=(*of_failure(facts, death, what), *of_settings(facts, *names)),
                     ruled_out_if=ruled_out_if,
-                    advice=(wording.advice, *advice),
+                    advice=(wording.advice.format_map(named) if named else wording.advice, *advice),
                     next_commands=next_commands,
                 )
                 return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from dataclasses import replace
 
 from gemma4_triage.logs.facts import Death, Place
 
@@ -20,7 +21,7 @@ INTRODUCTIONS = (b"Process ", b"Exception in thread")
 _INTRODUCED = b"hit an exception: "
 # The frame at which a program, a process or a thread begins: what came as far as that was caught by nobody.
 _OUTERMOST = re.compile(
-    rb'\s*File "(?:<frozen runpy>|<string>|<stdin>|[^"]*/bin/[^"/]+|[^"]*/(?:launch_server|__main__)\.py)", '
+    rb'\s*File "(?:<frozen runpy>|<string>|<stdin>|[^"]*/bin/[^"/]+|[^"]*/(?:runpy|launch_server|__main__)\.py)", '
     rb"line \d+, in (?:<module>|_run_module_as_main|_run_code)"
     rb'|\s*File "[^"]*(?:multiprocessing/process|threading)\.py", line \d+, in _bootstrap'
 )
@@ -32,11 +33,14 @@ _LOOP = re.compile(
 _LAST_LINE = re.compile(r"(?:[\w<>]+\.)*([A-Za-z_]\w*)(?:: (.*)|:)?")
 _WORDS = re.compile(r"[A-Z]+|(?!\w*(?:Error|Exception)$)[a-z]\w*")  # "INFO: …" and "python: …" are no exceptions
 _FRAME = re.compile(r'\s*File "([^"]*)", line (\d+), in (.*)')
+# An exception whose message begins below it lists what was tried, each with an exception of its own: "- OSError: ...".
+_ATTEMPT = re.compile(r"\s*- \w+(?:Error|Exception): \S")
 _GROUP = re.compile(rb" {2,}(?:\| ?|\+[-+].*)")
 _STOPPED = frozenset({"KeyboardInterrupt", "CancelledError", "GeneratorExit"})
 _LONGEST_TRACEBACK = 2000  # lines
 _LONGEST_MESSAGE = 2000  # characters
 _FRAMES = 12
+_MOST_DETAILS = 40  # lines of a message that begins below its exception
 _MOST_FOREIGN = 5  # lines of others, without a stamp, that may stand between two of a traceback
 
 
@@ -54,11 +58,13 @@ class TracebackReader:
         self._left = self._foreign = 0
         self._first_frame = False
         self._group = False
+        self._details = 0
+        self._last: Death | None = None
 
     @property
     def watching(self) -> bool:
         """Say whether the next line has to be shown to `line`, whatever it holds."""
-        return self.inside or self._chained or self._introduced
+        return self.inside or self._chained or self._introduced or self._details > 0
 
     def begin(self, line: bytes, rank: str, place: Place) -> bool:
         """Read a line with TRACEBACK in it. Returns whether the traceback is known to be one that a process dies of."""
@@ -81,6 +87,7 @@ class TracebackReader:
 
     def _open(self, place: Place, fatal: bool) -> None:
         self.inside = True
+        self._details = 0
         self._fatal = fatal
         self._left, self._foreign = _LONGEST_TRACEBACK, _MOST_FOREIGN
         self._begin = place
@@ -119,6 +126,18 @@ class TracebackReader:
         self._introduced = False
         return self._chained, None
 
+    def detailed(self, line: bytes) -> Death | None:
+        """Return the last death with a line that says more of it, where its message begins below it; else None."""
+        if not self._details or self.inside or self._last is None:
+            return None
+        self._details = 0 if line.startswith(CHAIN) else self._details - 1
+        text = line.decode(errors="replace").strip()
+        known = self._last.message
+        if not text or not self._details or (known and not _ATTEMPT.match(text)):
+            return None
+        self._last = replace(self._last, message=f"{known} {text}".strip()[:_LONGEST_MESSAGE])
+        return self._last
+
     def _body(self, line: bytes) -> Death | None:
         self._left -= 1
         if self._left < 0:
@@ -142,7 +161,9 @@ class TracebackReader:
         self._chained = self._fatal
         if not self._fatal:
             return None
-        return Death(self._begin, self._rank, match[1], message, tuple(map(_frame_text, self._frames)))
+        self._last = Death(self._begin, self._rank, match[1], message, tuple(map(_frame_text, self._frames)))
+        self._details = 0 if message.strip() or b":" not in line else _MOST_DETAILS
+        return self._last
 
     def _frame(self, line: bytes) -> None:
         self._frames.append(line)

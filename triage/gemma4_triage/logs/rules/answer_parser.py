@@ -12,10 +12,13 @@ from gemma4_triage.logs.rule import of_death, of_failure, of_settings, over, say
 
 _WORDS = re.compile(
     r"(?:Tool call|Reasoning) parsing error|Error in (?:detect_and_parse|parse_streaming_increment)|"
-    r"Failed to parse (?:tool calls?|reasoning)|HarmonyError|Unexpected token \d+ while expecting|"
-    r"Expected \d+ output messages"
+    r"Failed to parse (?:tool calls?|reasoning)|HarmonyError(?!.*(?:vocab|download))|"
+    r"Unexpected token \d+ while expecting|Expected \d+ output messages"
 )
-_HARMONY = re.compile(r"HarmonyError|Unexpected token \d+ while expecting|Expected \d+ output messages")
+# A vocabulary that cannot be fetched is no answer.
+_HARMONY = re.compile(
+    r"HarmonyError(?!.*(?:vocab|download))|Unexpected token \d+ while expecting|Expected \d+ output messages"
+)
 
 
 _PARSER = re.compile(

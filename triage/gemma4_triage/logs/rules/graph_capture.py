@@ -7,14 +7,15 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings, remarked
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, remarked, says
+from gemma4_triage.logs.rules import kernel_too_large, no_kernel_image
 
 _FAILED = re.compile(r"Capture (?:\w+ )*graph failed: ?(.*)")
 _IN_CAPTURE = re.compile(
     r"(?i)operation not permitted when stream is capturing|cudaErrorStreamCapture\w+|during CUDA graph capture"
 )
-
-
+# What such a capture fails of has a rule of its own, and fails without graphs too.
+_OWN_CAUSES = (no_kernel_image.WORDS, kernel_too_large.WORDS)
 _ALL_REDUCE = re.compile(r"\w*custom_all_reduce\w*\.py:|.* register_graph_buffers$")
 _HANDLES = (
     "--disable-custom-all-reduce: NCCL then does the sums",
@@ -23,6 +24,8 @@ _HANDLES = (
 
 
 def _explains(death: Death) -> bool:
+    if any(says(words)(death) for words in _OWN_CAUSES):
+        return False
     if "out of memory" in death.message:
         return bool(_FAILED.search(death.message))
     return bool(_FAILED.search(death.message) or _IN_CAPTURE.search(death.message))

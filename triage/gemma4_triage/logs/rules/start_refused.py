@@ -28,11 +28,6 @@ _WORDINGS = (
         "python -m sglang.launch_server --help of the installed release; names of arguments change between releases",
     ),
     Wording(
-        re.compile(r"No CUDA GPUs are available|could not select device driver|no CUDA-capable device is detected"),
-        "The process sees no GPU.",
-        "docker: --gpus all and the NVIDIA container toolkit; CUDA_VISIBLE_DEVICES; nvidia-smi in the same container",
-    ),
-    Wording(
         re.compile(r"Gemma4AssistantForCausalLM draft requires"),
         "Gemma-4's assistant was given to a kind of speculation that it is not made for.",
         "--speculative-algorithm NEXTN: SGLang makes FROZEN_KV_MTP of it where the draft is Gemma-4's assistant",

@@ -9,10 +9,14 @@ from gemma4_triage.logs.rule import Wording, of_wordings
 
 _WORDINGS = (
     Wording(
-        re.compile(r"(?i)harmony encoding|o200k_base|tiktoken.{0,120}(?:download|request)"),
+        re.compile(
+            r"(?i)harmony encoding|o200k_base|cl100k_base|tiktoken.{0,120}(?:download|request|connect|resolve)|"
+            r"download(?:ing)? or load(?:ing)? vocab|vocab file.{0,80}(?:download|request|connect)|"
+            r"openaipublic\.blob"
+        ),
         "The vocabulary of Harmony (o200k_base.tiktoken) is not here, and its host cannot be reached.",
-        "fetch the file where there is a network, and set TIKTOKEN_ENCODINGS_BASE (or TIKTOKEN_RS_CACHE_DIR) to its "
-        "folder",
+        "fetch o200k_base.tiktoken and cl100k_base.tiktoken where there is a network, and set TIKTOKEN_ENCODINGS_BASE "
+        "to their folder (or mount a filled TIKTOKEN_RS_CACHE_DIR); or let the server reach its host",
     ),
     Wording(
         re.compile(

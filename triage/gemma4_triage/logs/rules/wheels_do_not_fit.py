@@ -42,31 +42,25 @@ _WORDINGS = (
         "a release of SGLang for this device that serves the model, or a GPU that the operator is for",
     ),
     Wording(
-        re.compile(
-            r"(?i)no (?:CUDA )?kernel image is available|sm_\d+ is not compatible with the current PyTorch|"
-            r"PTX was compiled with an unsupported"
-        ),
-        "A wheel has no kernel for this GPU: it was built for other architectures, or for a newer driver.",
-        "hold torch.cuda.get_device_capability() against torch.cuda.get_arch_list(); take an image for this GPU",
-    ),
-    Wording(
-        re.compile(r"undefined symbol|version `(?:GLIBC|CXXABI)|symbol lookup error|ABI"),
+        re.compile(r"undefined symbol|DLL load failed|version `(?:GLIBC|CXXABI)|symbol lookup error|ABI"),
         "Two wheels were built against different releases of torch or of the system's libraries.",
-        "reinstall sglang-kernel, flashinfer and torch together, of the releases that SGLang's pyproject names",
-    ),
-    Wording(
-        re.compile(r"\blib(?!cu|nv|torch|c10|nccl|ib|rdma)[\w+-]+\.so[\w.]*: cannot open shared object file"),
-        "A library of the system is missing, so that a wheel that needs it cannot be loaded. The wheel itself "
-        "is whole.",
-        "install the system's package of the library that the line names (libnuma.so.1: apt-get install libnuma1)",
+        "reinstall sglang-kernel, flashinfer and torch together, of the releases that SGLang's pyproject names, in a "
+        "fresh environment; or take SGLang's image",
     ),
     Wording(
         re.compile(
-            r"cannot open shared object file|libcud\w+\.so|CUDA driver version is insufficient|"
-            r"driver on your system is too old"
+            r"\b(?P<library>lib(?!cu|nv|torch|c10|nccl|rocm|amdhip|hip)[\w+.-]+\.so[\w.]*): cannot open shared object"
         ),
-        "A library of CUDA is missing, or the driver is older than the one that torch was built for.",
-        "nvidia-smi shows the driver's CUDA; take the wheel or image of that CUDA, or a newer driver",
+        "The system's library {library} is missing, so that a wheel that needs it cannot be loaded. The wheel itself "
+        "is whole: to install it again does not help.",
+        "install the package of {library} with the system's package manager, in the image (apt-get, dnf; apt-file "
+        "search {library} names it; libnuma.so.1 is of libnuma1, libGL.so.1 of libgl1)",
+    ),
+    Wording(
+        re.compile(r"cannot open shared object file|libcud\w+\.so"),
+        "A library of CUDA or of another wheel is missing: this wheel was built for another CUDA than is installed.",
+        "hold the library's number against torch.version.cuda, and take the wheels or the image of that CUDA; "
+        "libcuda.so.1 comes with the driver (docker: --gpus all)",
     ),
     Wording(
         re.compile(
@@ -92,7 +86,7 @@ _WORDINGS = (
     Wording(
         re.compile(
             r"No module named '(?:sgl_kernel|flashinfer|sglang|transformers|triton|xgrammar|vllm|torchvision|"
-            r"torchaudio|timm|librosa|\w+)'"
+            r"torchaudio|timm|librosa|(?!common_ops)\w+)'"
         ),
         "A Python package that the server imports is not installed.",
         "pip install the package that the line names, of the release in SGLang's pyproject",

@@ -1,0 +1,54 @@
+"""A disk ran full, or a quota of it: of the cache that weights are downloaded to, of kernels, logs or dumps."""
+
+from __future__ import annotations
+
+import re
+
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, says
+from gemma4_triage.logs.rules import shared_memory
+
+_WORDS = re.compile(
+    r"(?i)No space left on device|\bos error 28\b|\bErrno 28\b|\bENOSPC\b|Disk quota exceeded|\bErrno 122\b|"
+    r"not enough (?:free )?(?:disk )?space (?:to|on|for|left)|not enough free disk space|disk is full"
+)
+_DOWNLOAD = re.compile(
+    r"(?:file_download|_snapshot_download|weight_utils|hf_\w+|loader)\.py:|.* (?:\w*download\w*|xet_get|http_get)$"
+)
+_COMPILES = re.compile(r"(?:jit\w*|cpp_ext\w*|cpp_extension|compiler|cache|codecache|cuda_utils)\.py:")
+
+
+def _explains(death: Death) -> bool:
+    return says(_WORDS)(death) and not shared_memory.RULE.explains(death)
+
+
+def _tell(facts: LogFacts, death: Death) -> Finding:
+    frames = [frame for failure in facts.deaths if _explains(failure) for frame in failure.frames[-6:]]
+    downloads = any(map(_DOWNLOAD.match, frames)) or bool(
+        re.search(r"(?i)download|hugging|safetensors|cas service|hub", death.message)
+    )
+    where = (
+        " The volume of the weights' cache filled up while they were downloaded."
+        if downloads
+        else " It was writing compiled kernels."
+        if any(map(_COMPILES.match, frames))
+        else ""
+    )
+    return Finding(
+        rule=RULE.id,
+        cause=f"A disk has no space left.{where}",
+        confidence=Confidence.LIKELY,
+        evidence=(*of_failure(facts, death), *of_settings(facts, "model_path", "download_dir")),
+        ruled_out_if=("df -h and df -i show room on every volume that the server writes to",),
+        advice=(
+            "df -h and df -i, in the container too; free or enlarge that volume, or mount a larger one",
+            "weights: HF_HOME or --download-dir on a volume with room for the whole checkpoint; delete "
+            "*.incomplete files there, then start again"
+            if downloads
+            else "caches move: HF_HOME, TRITON_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR, FLASHINFER_WORKSPACE_BASE, TMPDIR",
+        ),
+    )
+
+
+RULE = of_death("disk-full", "a disk has no space left", _explains, _tell, alarms=("no-memory", "panic"))

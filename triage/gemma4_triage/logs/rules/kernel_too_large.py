@@ -1,0 +1,58 @@
+"""A Triton kernel asks for more of a GPU's on-chip resources (shared memory, registers, threads) than it has."""
+
+from __future__ import annotations
+
+import re
+
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings, says
+
+WORDS = re.compile(r"out of resources?: (?:shared memory|threads|registers|tensor memory|\w+)")
+_NUMBERS = re.compile(r"out of resources?: ([\w ]+), Required: (\d+), Hardware limit: (\d+)")
+_EXPERTS = re.compile(r"(?i).*(?:moe|grouped_gemm|expert)")
+_ATTENTION = re.compile(r"(?i).*(?:attention|attn|extend_|decode_.*fwd|prefill_.*fwd|_fwd_kernel)")
+_LINEAR = re.compile(r"(?i).*(?:fp8|int8|awq|gptq|quant|scaled_mm|matmul)")
+
+
+def _tell(facts: LogFacts, death: Death) -> Finding:
+    numbers = next(filter(None, (_NUMBERS.search(failure.message) for failure in facts.failures)), None)
+    cause = "A Triton kernel needs more of the GPU's on-chip resources than it has"
+    if numbers is not None:
+        cause = f"A Triton kernel needs {numbers[2]} of on-chip {numbers[1]}, and this GPU has {numbers[3]}"
+    cause += ": its tiles are made for a larger GPU. That is neither the device's memory nor /dev/shm."
+    # The frames of what came first name the kernel; those of a capture that failed for it do not.
+    frames = [frame for failure in facts.deaths if says(WORDS)(failure) for frame in failure.frames]
+    experts = any(map(_EXPERTS.match, frames))
+    attention = not experts and any(map(_ATTENTION.match, frames))
+    if experts:
+        advice = (
+            "another kernel for the experts: --moe-runner-backend, or without --enable-ep-moe or --ep-size (--tp "
+            "instead)",
+        )
+    elif attention:
+        advice = ("another --attention-backend that serves this model's head size on this GPU",)
+    elif any(map(_LINEAR.match, frames)):
+        advice = ("another --fp8-gemm-runner-backend, or a checkpoint that is quantised otherwise",)
+    else:
+        advice = ("another --attention-backend, or another --moe-runner-backend for experts",)
+    return Finding(
+        rule=RULE.id,
+        cause=cause,
+        confidence=Confidence.LIKELY,
+        evidence=(
+            *of_failure(facts, death),
+            *of_settings(facts, "attention_backend", "moe_runner_backend", "enable_ep_moe", "ep_size", "quantization"),
+        ),
+        ruled_out_if=("the same kernel runs on another GPU of this name with the same arguments",),
+        advice=(
+            *advice,
+            "a later release, whose tiles are chosen by GPU; or smaller blocks or num_stages in the kernel that the "
+            "traceback names",
+            "or a GPU with more of it (A100, H100); --mem-fraction-static and --disable-cuda-graph do not help",
+        ),
+        upstream=("SGLang 3370",) if experts else ("SGLang 256",) if attention else (),
+    )
+
+
+RULE = of_death("kernel-too-large", "a Triton kernel is too large for this GPU", says(WORDS), _tell, ("no-memory",))

@@ -1,0 +1,69 @@
+"""The process can use no GPU: it sees none, or the driver is older than the CUDA that torch was built for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.rule import Rule, of_failure, remarked, says
+
+_NONE = re.compile(
+    r"No CUDA GPUs are available|could not select device driver|no CUDA-capable device is detected|"
+    r"No accelerator \(.*\) is available|Torch not compiled with CUDA enabled|"
+    r"Failed to infer device type|Found no NVIDIA driver"
+)
+_DRIVER = re.compile(
+    r"CUDA driver version is insufficient|driver on your system is too old|cudaErrorInsufficientDriver|"
+    r"cudaErrorSystemDriverMismatch|system has unsupported display driver|forward compatibility was attempted|"
+    r"provided PTX was compiled with an unsupported toolchain|unsatisfied condition: cuda"
+)
+_FOUND = re.compile(r"found version (\d+)")
+_PARTS = 1000  # CUDA 12.2 is version 12020
+
+
+def _explains(death: Death) -> bool:
+    return says(_NONE)(death) or says(_DRIVER)(death)
+
+
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    death = next(filter(_explains, facts.failures), None)
+    if death is None:
+        return
+    if says(_DRIVER)(death) or "old_driver" in facts.remarks:
+        yield _old_driver(facts, death)
+        return
+    yield Finding(
+        rule=RULE.id,
+        cause="The process sees no GPU.",
+        confidence=Confidence.CERTAIN,
+        evidence=tuple(of_failure(facts, death, "what the start said")),
+        advice=(
+            "docker: --gpus all and the NVIDIA container toolkit; CUDA_VISIBLE_DEVICES; nvidia-smi in the same "
+            "container",
+            "python -c 'import torch; print(torch.version.cuda)': None is a build of torch for the CPU",
+        ),
+    )
+
+
+def _old_driver(facts: LogFacts, death: Death) -> Finding:
+    remark = facts.remarks.get("old_driver")
+    found = _FOUND.search(f"{death.message} {remark.text if remark else ''}")
+    has = f" It knows CUDA {int(found[1]) // _PARTS}.{int(found[1]) % _PARTS // 10} at most." if found else ""
+    return Finding(
+        rule=RULE.id,
+        cause="The NVIDIA driver of the host is older than the CUDA that torch was built for, so no GPU can be "
+        f"used.{has}",
+        confidence=Confidence.LIKELY,
+        evidence=(*of_failure(facts, death, "what the start said"), *remarked(facts, "old_driver", "what torch said")),
+        ruled_out_if=("nvidia-smi on the host names a CUDA version of at least torch.version.cuda",),
+        advice=(
+            "a newer driver on the host: nvidia-smi names the CUDA that it knows, torch.version.cuda the one it needs",
+            "or the image or wheels of SGLang for the driver's CUDA; on data-center GPUs the cuda-compat package",
+        ),
+        next_commands=("gemma4-triage doctor",),
+    )
+
+
+RULE = Rule("no-gpu", "the process can use no GPU", _find, _explains, frozenset({"no-start", "device"}))

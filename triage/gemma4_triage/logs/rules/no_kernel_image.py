@@ -1,0 +1,69 @@
+"""A compiled wheel has no kernel for this GPU: the GPU is older than what it was built for, or newer."""
+
+from __future__ import annotations
+
+import re
+
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.rule import of_death, of_failure, remarked, says
+
+WORDS = re.compile(
+    r"(?i)no (?:CUDA )?kernel image (?:is )?available|sm_?\d+ is not compatible with the current PyTorch|"
+    r"cudaErrorNoKernelImageForDevice|PTX was compiled with an unsupported"
+)
+_OLD, _NEW = 80, 120  # compute capability: the least that SGLang's kernels are built for, and consumer Blackwell
+_CAPABILITY = re.compile(r"(?i)(?:\bsm_?|compute capability[: ]*)(\d+)\.?(\d)?\b")
+_NEWER = (
+    "the GPU is newer than the build: sglang-kernel and torch of CUDA 12.8 or later (cu128, cu130), or a later image "
+    "of SGLang"
+)
+_OLDER = (
+    "the GPU is older than the build: SGLang's kernels begin at compute capability 8.0 (Ampere); take a later GPU, or "
+    "build sglang-kernel from source for this one"
+)
+_NOT_HERE = "shares of memory, --cuda-graph-max-bs and --disable-cuda-graph do not help, whatever the log proposes"
+_COMPARE = (
+    "nvidia-smi --query-gpu=name,compute_cap --format=csv, and torch.cuda.get_arch_list() for what torch was built for"
+)
+
+
+def _tell(facts: LogFacts, death: Death) -> Finding:
+    capability = _capability(facts, death)
+    if capability is not None and capability < _OLD:
+        cause = f"{_LACKS} The GPU is older than compute capability 8.0, with which those kernels begin."
+        advice = (_OLDER, _NOT_HERE)
+    elif capability is not None and capability >= _NEW:
+        cause = f"{_LACKS} The GPU is newer than the build."
+        advice = (_NEWER, _NOT_HERE)
+    else:
+        cause = f"{_LACKS} The build is for other architectures: older ones, such as one before Blackwell, or later "
+        cause += "ones than this GPU's."
+        advice = (_COMPARE, _NEWER, _OLDER, _NOT_HERE)
+    return Finding(
+        rule=RULE.id,
+        cause=cause,
+        confidence=Confidence.LIKELY,
+        evidence=(*of_failure(facts, death), *remarked(facts, "capability", "what the start said of the GPU")),
+        ruled_out_if=("torch.cuda.get_arch_list() and the wheel's files name this GPU's compute capability",),
+        advice=advice,
+        next_commands=("gemma4-triage doctor",),
+    )
+
+
+_LACKS = "A compiled package, such as sglang-kernel or torch, has no kernel for this GPU."
+
+
+def _capability(facts: LogFacts, death: Death) -> int | None:
+    """Return the GPU's compute capability times ten, as the failure or the start tells it; None if neither does."""
+    remark = facts.remarks.get("capability")
+    if remark is not None and re.search(r"(?i)below sm_?80", remark.text):
+        return _OLD - 5
+    found = _CAPABILITY.search(death.message) or (_CAPABILITY.search(remark.text) if remark else None)
+    if found is None:
+        return None
+    number = int(found[1])
+    return number if number >= 30 else number * 10 + int(found[2] or 0)
+
+
+RULE = of_death("no-kernel-image", "a wheel has no kernel for this GPU", says(WORDS), _tell, alarms=("device",))
