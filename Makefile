@@ -93,7 +93,7 @@ mutants: setup
 	$(BIN)/python tests/tools/measure_mutants.py run
 
 # Which share of each package's branches the tests reach; twice as long as make test-all.
-MEASURED := PYTHONPATH=$(CURDIR)/tests/tools COVERAGE_RCFILE=$(CURDIR)/pyproject.toml
+MEASURED := COVERAGE_RCFILE=$(CURDIR)/pyproject.toml
 coverage: setup
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint $(LOCK) --editable '.[$(EXTRA),dev,measure]'
 	rm -rf build/coverage && mkdir -p build/coverage

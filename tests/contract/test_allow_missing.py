@@ -1,17 +1,14 @@
 """GEMMA4_TRIAGE_ALLOW_MISSING: a probe that cannot attach is left out, named and recorded. Nothing else may be."""
 
-import json
 from dataclasses import replace
 
 import pytest
 from sglang.srt.plugins.hook_registry import HookRegistry
 
-from gemma4_runtime import current
 from gemma4_runtime.attachment import Attachment
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.errors import PatchConflict, PatchTargetMissing, UnsupportedRelease, VerificationFailed
 from gemma4_runtime.patch import Bind, Hook, How, Kind, Patch
-from gemma4_runtime.session import Session
 from gemma4_runtime.settings import ALLOW_MISSING, read_settings
 from gemma4_runtime.targets import TARGETS
 from gemma4_triage.inspection.environment import survey
@@ -25,38 +22,19 @@ FIXES = tuple(patch for patch in CATALOG if patch.kind is Kind.FIX and patch.def
 GONE = "sglang.srt.mem_cache.allocator.swa.SWATokenToKVPoolAllocator.no_such_method"
 
 
-@pytest.fixture(autouse=True)
-def nothing_left_behind():
-    hooks = dict(HookRegistry._hooks)
-    yield
-    assert dict(HookRegistry._hooks) == hooks
-    assert current.in_force is None
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
 @pytest.fixture
 def gone(monkeypatch):
-    """The target that BROKEN names besides its own: the table has it, SGLang does not."""
+    """Give the table the target that BROKEN names besides its own, and that SGLang does not have."""
     monkeypatch.setitem(TARGETS[RELEASE], "gone", GONE)
 
 
 @pytest.fixture
-def run_session(monkeypatch, tmp_path):
-    """run_session("1") starts and stops a session of the default fixes and two probes; returns its manifest."""
-
-    def run(allow, patches=(*FIXES, PAGE_TABLE, BROKEN)):
-        monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG", "trap")
-        monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(tmp_path))
-        monkeypatch.setenv(ALLOW_MISSING, allow)
-        session = Session(read_settings(), patches)
-        try:
-            session.start()
-            HookRegistry.apply_hooks()
-        finally:
-            session.stop()
-        (path,) = (tmp_path / "guards").glob("*.json")
-        return json.loads(path.read_text())
-
-    return run
+def run_session(start_session):
+    """Return what starts and stops a session of the default fixes and two probes, and returns its manifest."""
+    return lambda allow, patches=(*FIXES, PAGE_TABLE, BROKEN): start_session(patches, **{ALLOW_MISSING: allow})
 
 
 def rows(manifest):

@@ -1,9 +1,6 @@
 """GEMMA4_TRIAGE_ALLOW_UNTESTED: beside an SGLang of no known release probes attach, and say so. Nothing else does."""
 
-import json
-
 import pytest
-from sglang.srt.plugins.hook_registry import HookRegistry
 
 from gemma4_runtime import session as session_module
 from gemma4_runtime.attachment import Attachment
@@ -12,43 +9,25 @@ from gemma4_runtime.errors import PatchTargetMissing, UnsupportedRelease
 from gemma4_runtime.patch import Kind
 from gemma4_runtime.releases import BASE, installed_or_base, nearest_runnable
 from gemma4_runtime.selection import select
-from gemma4_runtime.session import Session
 from gemma4_runtime.settings import read_settings
 from gemma4_runtime.standing import refusal
 from gemma4_runtime.targets import TARGETS
 from gemma4_triage.inspection.guard_lines import guard_lines
 
-pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+pytestmark = [pytest.mark.releases("0.5.13.post1", "0.5.23"), pytest.mark.usefixtures("nothing_left_behind")]
 NEAREST = installed_or_base()
 # Of the installed release's targets, under another name.
 UNKNOWN = "0.5.15" if NEAREST == BASE else "0.5.24"
 PROBES = tuple(patch for patch in CATALOG if patch.id in ("page-table", "swa-allocator", "process-end"))
 
 
-@pytest.fixture(autouse=True)
-def nothing_left_behind():
-    hooks = dict(HookRegistry._hooks)
-    yield
-    assert dict(HookRegistry._hooks) == hooks
-
-
 @pytest.fixture
-def run_session(monkeypatch, tmp_path):
+def run_session(monkeypatch, start_session):
     """Return what starts and stops a session beside the unknown release, and returns its manifest."""
 
-    def run(allow, patches=PROBES):
+    def run(allow):
         monkeypatch.setattr(session_module, "sglang_version", UNKNOWN)
-        monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG", "trap")
-        monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(tmp_path))
-        monkeypatch.setenv("GEMMA4_TRIAGE_ALLOW_UNTESTED", allow)
-        session = Session(read_settings(), patches)
-        try:
-            session.start()
-            HookRegistry.apply_hooks()
-        finally:
-            session.stop()
-        (path,) = (tmp_path / "guards").glob("*.json")
-        return json.loads(path.read_text())
+        return start_session(PROBES, GEMMA4_TRIAGE_ALLOW_UNTESTED=allow)
 
     return run
 

@@ -122,7 +122,7 @@ def test_a_targets_page_past_the_end(mtp_arguments, tmp_path):
         assert again["meta_info"]["cached_tokens"] <= len(prompt)
         before = server.counted()["requests"]
         with ThreadPoolExecutor(1) as pool:
-            long = pool.submit(server.stream, prompt, 120)
+            long = pool.submit(server.stream, prompt, 300)
             while server.counted()["requests"] == before:
                 assert not long.done()
             # In the second row of every batch, and out of it before the first.

@@ -42,6 +42,10 @@ CLEAN = {
     "a prompt that is too long": f"{stamp(1)} Error in request: The input (12345 tokens) is longer than the model's "
     "context length (8192 tokens).\n"
     'INFO:     10.0.0.1:5 - "POST /v1/completions HTTP/1.1" 400 Bad Request\n',
+    "a picture that is not there": f"{stamp(1)} Error in request: Failed to load image: HTTP Error 404 for url http://a\n"
+    'INFO:     10.0.0.1:5 - "POST /v1/chat/completions HTTP/1.1" 400 Bad Request\n',
+    "a client that goes during a transfer": f"{stamp(1)} Decode transfer failed for request rank=0 with exception "
+    "KVTransferError(bootstrap_room=1): Aborted by AbortReq.\n",
     "a client that goes": f"{stamp(1)} Req a is disconnected from the client side (type 1). Abort request rid='a'\n",
     "a prompt": f"{stamp(1)} Receive: obj=GenerateReqInput(rid='a', text='Segmentation fault, out of memory')\n",
     "a stop": f"{stamp(1)} SIGTERM received. signum=None frame=None. Draining requests and shutting down...\n"

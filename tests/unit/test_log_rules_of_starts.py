@@ -50,7 +50,9 @@ class TestGpusAndDrivers:
         assert "CUDA 12.2 at most" in finding.cause
 
     def test_a_driver_that_is_new_enough_is_not_blamed(self):
-        assert only(MADE["no-gpu"]).cause == "The process sees no GPU."
+        assert only(MADE["no-gpu"]).cause == (
+            "The process can use no GPU: it sees none, or its torch is a build without CUDA."
+        )
 
 
 class TestMessagesThatBeginBelowTheirException:

@@ -52,7 +52,9 @@ _HARD = {
     "leak": rb"[Ll]eak [Dd]etected|[Mm]emory leak\b|leaked (?:semaphore|page|token|slot)",
     "own-check": rb"kv_canary violation: |KV cache canary violation detected|invariant-check (?:FAILED )?\[",
     "stopped-answering": rb"\b(?:deadlock(?:ed)?|hung|not responding|unresponsive|stopped responding)\b",
-    "transfer": rb"KVTransferError|[Tt]ransfer failed for request|(?:bootstrap|handshake) (?:failed|timed out)|"
+    # A client that goes away ends its transfer ("Aborted by AbortReq").
+    "transfer": rb"(?:KVTransferError|[Tt]ransfer failed for request)(?!.*Aborted by AbortReq)|"
+    rb"(?:bootstrap|handshake) (?:failed|timed out)|"
     rb"Lost connection with (?:prefill|decode) instance|"
     rb"\bNIXL_ERR_\w+",
     # Of SGLang's router, which is another program.
@@ -69,7 +71,7 @@ _HARD = {
     "answered-500": rb'HTTP/\d(?:\.\d)?" 50[024]\b|Exception in ASGI application|\bError in request: '
     rb"(?!.*(?:validation|"
     rb"longer than|context length|[Ee]xceed|must (?:not )?be|should (?:not )?be|[Ii]nvalid|is not supported|"
-    rb"is required|not found|does not exist|[Uu]nknown|\b4\d\d Client Error))",
+    rb"is required|not found|does not exist|[Uu]nknown|\b4\d\d Client Error|HTTP Error 4\d\d))",
 }
 FATAL = frozenset({"killed", "signalled", "nccl", "device", "watchdog", "no-start", "child", "sigquit", "exception"})
 """Kinds that end a server: what stands behind one of them is taken to follow from it."""
@@ -99,7 +101,7 @@ _HARD_LINE, _SOFT_LINE = _alternatives(_HARD), _alternatives(_SOFT)
 _SURVIVED = re.compile(
     rb"(?i)\bretry|\bretries|\bignor|fall(?:ing|s)?[ -]?back|\bskip|\boptional|\bwarn|not fatal|non-fatal|harmless|"
     rb"will (?:use|try|continue)|\binstead\b|continu(?:e|ing)\b|using (?:the )?default|"
-    rb"failed to import|validation|exceeds the maximum|abort(?:ing|ed)? (?:the )?request"
+    rb"failed to import|validation|exceeds the maximum|abort(?:ing|ed)? (?:the |by Abort)?req(?:uests?)?\b"
 )
 _ONLY_ADVICE = re.compile(
     rb"(?i)\b(?:may|might|could(?! not)|avoid|prevent|if you|in case|to detect)\b|resource_tracker"

@@ -12,7 +12,8 @@ from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import of_death, of_failure, of_settings, over, remarked
 
 _WORDS = re.compile(
-    r"KVTransferError|[Tt]ransfer failed for request|(?:bootstrap|handshake) (?:failed|timed out)|"
+    r"(?:KVTransferError|[Tt]ransfer failed for request)(?!.*Aborted by AbortReq)|"
+    r"(?:bootstrap|handshake) (?:failed|timed out)|"
     r"Lost connection with (?:prefill|decode) instance|NIXL_ERR_"
 )
 _STATES = {

@@ -36,7 +36,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         return
     yield Finding(
         rule=RULE.id,
-        cause="The process sees no GPU.",
+        cause="The process can use no GPU: it sees none, or its torch is a build without CUDA.",
         confidence=Confidence.CERTAIN,
         evidence=tuple(of_failure(facts, death, "what the start said")),
         advice=(

@@ -10,7 +10,7 @@ from gemma4_triage.logs.rule import of_death, of_failure, remarked, says
 
 WORDS = re.compile(
     r"(?i)no (?:CUDA )?kernel image (?:is )?available|sm_?\d+ is not compatible with the current PyTorch|"
-    r"cudaErrorNoKernelImageForDevice|PTX was compiled with an unsupported"
+    r"cudaErrorNoKernelImageForDevice"
 )
 _OLD, _NEW = 80, 120  # compute capability: the least that SGLang's kernels are built for, and consumer Blackwell
 _CAPABILITY = re.compile(r"(?i)(?:\bsm_?|compute capability[: ]*)(\d+)\.?(\d)?\b")
