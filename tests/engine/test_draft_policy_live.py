@@ -122,6 +122,7 @@ def test_logprobs_are_those_of_the_answers_tokens(lived):
     ]
     assert len(asked) > 8
     for one in asked:
-        said = one["logprobs"]
+        # A stream that is aborted in the queue, where a retraction has put it, ends in its last token alone.
+        said = one["logprobs"][-len(one["tokens"]) :] if one["finish"] == "abort" else one["logprobs"]
         assert [token for token, _ in said] == one["tokens"][len(one["tokens"]) - len(said) :]
         assert all(value <= 0 for _, value in said)
