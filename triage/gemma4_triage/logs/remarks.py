@@ -29,6 +29,10 @@ MARKS = (
     (b"NIXL_ERR_", "transport_nixl"),
     # SGLang's router on what a worker answered to a client's mistake.
     (b" status=4", "router_refused"),
+    (b" status_code=4", "router_refused"),
+    # What suspects.py asks for: scales, and layers that keep states.
+    (b"Using FP8 KV cache but no scaling factors", "no_kv_scales"),
+    (b"Mamba Cache is allocated", "states"),
     (b"https://huggingface.co/", "hub"),
     (b"ompute capability", "capability"),
     (b"driver on your system is too old", "old_driver"),

@@ -19,6 +19,7 @@ from gemma4_triage.diagnose.timeline import timeline
 from gemma4_triage.finding import Confidence, Finding, causes
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.readers.reading import Reading
+from gemma4_triage.report.logs_document import suspects_document
 
 MOST_DAMAGED_SHOWN = 3
 """How many lines in a terminal say the same of as many dumps; of more there is a count and one example."""
@@ -167,6 +168,7 @@ def _incident(diagnosis: Diagnosis) -> dict[str, Any]:
             {"source": ledger.source, "balanced": ledger.fields.get("balanced")} for ledger in incident.ledgers
         ],
         "logs": [_log(facts, incident) for facts in incident.logs],
+        "suspects": [] if diagnosis.causes else [one for facts in incident.logs for one in suspects_document(facts)],
         "notes": notes(incident),
         "readings": [_reading(reading, incident) for reading in incident.readings],
         "timeline": [

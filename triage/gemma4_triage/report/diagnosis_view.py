@@ -15,6 +15,7 @@ from gemma4_triage.diagnose.timeline import timeline
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.inspection.provenance_sentence import place
 from gemma4_triage.report.diagnosis_document import Diagnosis, damage_lines, notes, summary
+from gemma4_triage.report.logs_view import print_suspects
 from gemma4_triage.terminal import MANNER, add_row, plain_table, print_line
 from gemma4_triage.threads import thread_url
 
@@ -60,6 +61,8 @@ def _print(console: Console, diagnosis: Diagnosis, title: str) -> None:
     _timeline(console, diagnosis.incident, numbers)
     if not diagnosis.causes:
         _nothing(console, diagnosis.incident)
+        for facts in diagnosis.incident.logs:
+            print_suspects(console, facts, numbers[facts.name] if len(diagnosis.incident.logs) > 1 else "")
     for rank, finding in enumerate(diagnosis.findings, start=1):
         _finding(console, finding, rank, numbers)
     _plan(console, diagnosis)

@@ -8,6 +8,7 @@ from typing import Any
 
 from gemma4_triage.finding import Finding, causes
 from gemma4_triage.logs.facts import LogFacts, RankFacts
+from gemma4_triage.logs.suspects import suspects
 
 
 def logs_document(logs: Sequence[LogFacts], findings: Sequence[Finding]) -> dict[str, Any]:
@@ -15,11 +16,17 @@ def logs_document(logs: Sequence[LogFacts], findings: Sequence[Finding]) -> dict
     return {
         "clean": not causes(findings),
         "findings": [finding.model_dump(mode="json") for finding in findings],
-        "logs": [_log(facts) for facts in logs],
+        "logs": [_log(facts, findings) for facts in logs],
     }
 
 
-def _log(facts: LogFacts) -> dict[str, Any]:
+def suspects_document(facts: LogFacts) -> list[dict[str, Any]]:
+    """Return what to try once where a log has no finding, in that order."""
+    return [asdict(suspect) for suspect in suspects(facts)]
+
+
+def _log(facts: LogFacts, findings: Sequence[Finding]) -> dict[str, Any]:
+    found = any(piece.source == facts.name for finding in causes(findings) for piece in finding.evidence)
     return {
         "file": facts.name,
         "size_bytes": facts.size_bytes,
@@ -45,6 +52,7 @@ def _log(facts: LogFacts) -> dict[str, Any]:
         "leak_count": facts.leak_count,
         "probe_lines": [asdict(guard) for guard in facts.guards],
         "probe_line_count": facts.guard_count,
+        "suspects": [] if found else suspects_document(facts),
     }
 
 

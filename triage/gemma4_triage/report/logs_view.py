@@ -10,6 +10,7 @@ from gemma4_dumps.wording import number_of
 from gemma4_triage.finding import Finding, causes
 from gemma4_triage.finding_view import print_finding
 from gemma4_triage.logs.facts import LogFacts, RankFacts
+from gemma4_triage.logs.suspects import suspects
 from gemma4_triage.report.scheduler_words import prefill_text, retractions_text
 from gemma4_triage.sparkline import sparkline
 from gemma4_triage.terminal import print_line, size_text
@@ -24,8 +25,27 @@ def print_logs(console: Console, logs: Sequence[LogFacts], findings: Sequence[Fi
     for finding in findings:
         print_finding(console, finding)
     found = causes(findings)
+    for facts in logs:
+        if not any(piece.source == facts.name for finding in found for piece in finding.evidence):
+            print_suspects(console, facts, facts.name if len(logs) > 1 else "")
     verdict = number_of(len(found), "finding") if found else "no findings"
     print_line(console, verdict, style="bold red" if found else "bold green")
+
+
+def print_suspects(console: Console, facts: LogFacts, name: str) -> None:
+    """Print what to try if answers are wrong or slow, which no log can show.
+
+    Args:
+        console: to print on.
+        facts: of a log without a finding.
+        name: of the log where there are several, else "".
+    """
+    if found := suspects(facts):
+        of = f" of {name}" if name else ""
+        head = f"Wrong answers leave no line in a log. Only if answers{of} are wrong or slow, try one change at a time:"
+        print_line(console, head, style="dim")
+        for suspect in found:
+            print_line(console, f"  {suspect.text}", style="dim")
 
 
 def _print_log(console: Console, facts: LogFacts) -> None:

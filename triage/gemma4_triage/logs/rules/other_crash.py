@@ -9,6 +9,7 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import at, exception_text, on_rank, probe_could_see, usage_text
 from gemma4_triage.logs.rules import collective_timeout
+from gemma4_triage.logs.suspects import of_files
 
 ID = "other-crash"
 _INNER = 4  # frames
@@ -88,50 +89,12 @@ def _next_step(death: Death, beginning: Death | None) -> str:
     return "send the last requests before it again, one at a time, until one of them ends the server"
 
 
-_SUSPECTS = (
-    (
-        re.compile(r"(?:\w*attention\w*|flash\w*|\w+_mha\w*|triton_backend|aiter_backend|\w*attn\w*)\.py"),
-        "the attention backend in use (another --attention-backend; look at the answers too)",
-    ),
-    (
-        re.compile(r"(?:\w*fp[48]\w*|awq\w*|gptq\w*|modelopt\w*|compressed_tensors\w*|marlin\w*|\w*quant\w*)\.py"),
-        "quantisation (the same model in bfloat16)",
-    ),
-    (
-        re.compile(r"(?:hiradix|hicache|cache_controller|memory_pool_host|hybrid_cache)\w*\.py"),
-        "--enable-hierarchical-cache",
-    ),
-    (re.compile(r"(?:lora|punica)\w*\.py"), "the LoRA adapters (--enable-lora, --lora-paths)"),
-    (re.compile(r"(?:eagle|mtp|spec|draft|ngram)\w*\.py"), "drafts (--speculative-algorithm)"),
-    (re.compile(r"(?:cuda_graph|piecewise)\w*\.py"), "CUDA graphs (--disable-cuda-graph)"),
-    (
-        re.compile(r"(?:grammar|xgrammar|outlines|llguidance)\w*\.py"),
-        "structured output (the request's schema or grammar)",
-    ),
-    (
-        re.compile(r"(?:disaggregation|mooncake\w*|nixl\w*|conn)\.py|.* \w*disagg\w*$"),
-        "the split of prefill and decode, or with the same --tp on both sides",
-    ),
-    (re.compile(r"(?:topk|fused_moe\w*|moe\w*|\w+_moe)\.py"), "the MoE kernels in use (another --moe-runner-backend)"),
-    (re.compile(r"(?:\w*radix\w*|memory_pool|\w*allocator\w*)\.py"), "the prefix cache (--disable-radix-cache)"),
-    (
-        re.compile(r"(?:parallel_state|communication_op|pynccl\w*|custom_all_reduce\w*|communicator)\.py"),
-        "SGLang's own all-reduce (--disable-custom-all-reduce)",
-    ),
-    (re.compile(r"(?:dp_attention|data_parallel_controller)\.py"), "attention data parallelism (--dp)"),
-    (
-        re.compile(r"(?:function_call\w*|\w*_detector|reasoning_parser|\w*tool_?call\w*)\.py"),
-        "parsers of answers (--tool-call-parser, --reasoning-parser)",
-    ),
-    (re.compile(r"(?:mm_utils|multimodal|\w*processor|vision)\w*\.py"), "images in the requests"),
-)
-
-
 def _suspect(facts: LogFacts, death: Death) -> tuple[str, ...]:
     """Name the feature whose file the exception stands in, or nothing: a file is a suspect and no cause."""
-    inner = death.frames[-_INNER:]
-    found = [what for words, what in _SUSPECTS if any(words.match(frame) for frame in inner)]
-    return (f"once without {found[0]}: if it then does not happen, that is the part at fault",) if found else ()
+    part = of_files(death.frames[-_INNER:])
+    return (
+        () if part is None else (f"once without {part.without}: if it then does not happen, that is the part at fault",)
+    )
 
 
 def _commands(death: Death) -> tuple[str, ...]:

@@ -1,0 +1,124 @@
+"""What a log names that was switched on and may be at fault where it shows no failure, and when it names nothing."""
+
+import json
+
+import pytest
+from serving_log_lines import decode
+
+from gemma4_triage.logs.catalog import findings
+from gemma4_triage.logs.read import read_log
+from gemma4_triage.logs.started import _PARSERS
+from gemma4_triage.logs.suspects import MOST_SHOWN, PARTS, of_files, suspects
+
+GEMMA = "model_path='google/gemma-4-E4B-it', tool_call_parser='gemma4', reasoning_parser='gemma4'"
+
+
+def facts_of(arguments: str, *lines: str):
+    start = f"[2026-11-24 03:00:00] server_args=ServerArgs({arguments})\n"
+    served = "".join(f"{line}\n" for line in (*lines, decode(0), decode(1)))
+    return read_log("log", [(start + served).encode()])
+
+
+def found(arguments: str, *lines: str) -> list[str]:
+    facts = facts_of(arguments, *lines)
+    assert findings(facts) == ()
+    return [suspect.id for suspect in suspects(facts)]
+
+
+def test_a_plain_server_of_gemma_4_has_none():
+    assert found(GEMMA) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ids"),
+    [
+        (f"{GEMMA}, kv_cache_dtype='fp8_e4m3'", ["fp8-kv-cache"]),
+        (f"{GEMMA}, kv_cache_dtype='auto'", []),
+        (f"{GEMMA}, dtype='float16'", ["float16"]),
+        (f"{GEMMA}, dtype='bfloat16'", []),
+        (f"{GEMMA}, enable_mixed_chunk=True", ["mixed-chunk"]),
+        (f"{GEMMA}, enable_hierarchical_cache=True", ["hierarchical-cache"]),
+        (f"{GEMMA}, speculative_algorithm='FROZEN_KV_MTP'", ["drafts"]),
+        ("model_path='Qwen/Qwen3.5-35B', enable_mixed_chunk=True", ["mixed-chunk-of-states"]),
+        ("model_path='Qwen/Qwen3.5-35B', enable_mixed_chunk=True, disable_radix_cache=True", ["mixed-chunk"]),
+        ("model_path='openai/gpt-oss-120b', enable_dp_attention=True", ["dp-attention-of-gpt-oss"]),
+        ("model_path='google/gemma-4-E4B-it', tool_call_parser=None", ["no-tool-call-parser"]),
+        ("model_path='google/gemma-4-E4B-it', tool_call_parser='qwen25'", ["other-tool-call-parser"]),
+        ("model_path='google/gemma-4-E4B-it', reasoning_parser='qwen3'", ["other-reasoning-parser"]),
+        ("model_path='google/gemma-4-E4B-it', tool_call_parser='auto'", []),
+        # The log has an older form of the start line, without the argument: nothing is known.
+        ("model_path='google/gemma-4-E4B-it'", []),
+        ("model_path='Qwen/Qwen2.5-7B-Instruct', tool_call_parser='qwen'", []),
+        ("model_path='/models/own', tool_call_parser=None, reasoning_parser=None", []),
+    ],
+)  # fmt: skip
+def test_what_the_start_line_has_switched_on(arguments, ids):
+    assert found(arguments) == ids
+
+
+def test_what_is_known_of_a_model_stands_for_the_same_switch_of_all_models():
+    facts = facts_of("model_path='openai/gpt-oss-120b', enable_dp_attention=True")
+    assert [suspect.change for suspect in suspects(facts)] == ["without --enable-dp-attention"]
+
+
+def test_keys_and_values_without_scales_are_said_so():
+    line = "[2026-11-24 03:00:00] Using FP8 KV cache but no scaling factors provided."
+    (suspect,) = suspects(facts_of(f"{GEMMA}, kv_cache_dtype='fp8_e4m3'", line))
+    assert suspect.why.startswith("fp8_e4m3 keys and values without scales lose range")
+
+
+def test_only_the_first_few_are_shown():
+    switches = "enable_mixed_chunk=True, enable_hierarchical_cache=True, enable_torch_compile=True, dtype='float16'"
+    more = "speculative_algorithm='EAGLE', enable_dp_attention=True, kv_cache_dtype='fp8_e5m2'"
+    assert len(found(f"{GEMMA}, {switches}, {more}")) == MOST_SHOWN
+
+
+def test_each_part_has_one_name_and_every_one_of_a_start_line_says_why():
+    assert len({part.id for part in PARTS}) == len(PARTS)
+    assert [part.id for part in PARTS if not part.why and not part.files] == []
+
+
+@pytest.mark.parametrize(("frame", "part"), [("dp_attention.py:120 gather", "data-parallel-attention"),
+                                             ("hiradix_cache.py:80 load_back", "hierarchical-cache"),
+                                             ("triton_backend.py:9 forward", "attention-backend")])  # fmt: skip
+def test_a_frame_names_its_part(frame, part):
+    named = of_files(["scheduler.py:2 run_batch", frame])
+    assert named is not None
+    assert named.id == part
+
+
+def test_frames_of_no_part():
+    assert of_files(["scheduler.py:2 run_batch"]) is None
+
+
+def test_suspects_stand_in_documents_and_end_with_the_verdict_of_a_healthy_log(cli, tmp_path):
+    path = tmp_path / "server.log"
+    path.write_text(
+        f"[2026-11-24 03:00:00] server_args=ServerArgs({GEMMA}, dtype='float16')\n{decode(0)}\n{decode(1)}\n"
+    )
+    code, out, _ = cli("logs", path)
+    assert (code, out.splitlines()[-1]) == (0, "no findings")
+    assert any(line.startswith("  with --dtype bfloat16: ") for line in out.splitlines())
+    code, out, _ = cli("logs", path, "--json")
+    document = json.loads(out)
+    assert (code, document["clean"], document["findings"]) == (0, True, [])
+    assert [suspect["id"] for suspect in document["logs"][0]["suspects"]] == ["float16"]
+    code, out, _ = cli("diagnose", "--log", path, "--json")
+    assert code == 0
+    assert [suspect["id"] for suspect in json.loads(out)["incidents"][0]["suspects"]] == ["float16"]
+
+
+def test_a_log_with_a_finding_has_none(cli, tmp_path):
+    path = tmp_path / "server.log"
+    start = f"[2026-11-24 03:00:00] server_args=ServerArgs({GEMMA}, dtype='float16')\n"
+    path.write_text(f"{start}{decode(0)}\nKilled\n")
+    _, out, _ = cli("logs", path, "--json")
+    assert json.loads(out)["logs"][0]["suspects"] == []
+
+
+def test_parsers_are_those_of_sglang():
+    calls = pytest.importorskip("sglang.srt.function_call.function_call_parser")
+    thoughts = pytest.importorskip("sglang.srt.parser.reasoning_parser")
+    for family in _PARSERS:
+        assert set(family.tools) <= set(calls.FunctionCallParser.ToolCallParserEnum), family.names
+        assert set(family.thoughts) <= set(thoughts.ReasoningParser.DetectorMap), family.names

@@ -1,0 +1,263 @@
+"""What is switched on and has been at fault elsewhere: tried one at a time, it narrows down what no log can show.
+
+A log shows crashes, hangs and rates; it shows no wrong answer. One record per part serves both where the log has
+nothing to say (`suspects`, from the start line) and where an unknown exception stands in a part's file (`of_files`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.started import Started
+
+MOST_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of SGLang that can be left out or changed for one try.
+
+    Attributes:
+        id: as JSON names it.
+        without: what is left out, as "once without {without}" says it.
+        why: what it has done elsewhere, and to which answers; {names} are those of `Started.words`.
+        threads: public threads of it, as "SGLang 5700".
+        on: whether the start line has it switched on, or lacks what should be there.
+        instead: the change to try, where leaving it out is not one.
+        files: where its code stands, as a traceback names files.
+    """
+
+    id: str
+    without: str
+    why: str = ""
+    threads: tuple[str, ...] = ()
+    on: Callable[[Started], bool] = lambda start: False
+    instead: str = ""
+    files: re.Pattern[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A part that one server had switched on.
+
+    Attributes:
+        id: of the part.
+        change: what to try once, as "without --enable-mixed-chunk".
+        why: what it has done elsewhere.
+        threads: public threads of it.
+    """
+
+    id: str
+    change: str
+    why: str
+    threads: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """Return it in one line."""
+        threads = f" ({', '.join(self.threads)})" if self.threads else ""
+        return f"{self.change}: {self.why}{threads}"
+
+
+def _gemma3_without_windows(start: Started) -> bool:
+    # Where no line names the release, an argument that later ones have tells them apart.
+    old = start.older_than(0, 4, 5) if start.release else not start.has("swa_full_tokens_ratio")
+    return start.of("gemma-3-", "gemma3for") and old
+
+
+PARTS: tuple[Part, ...] = (
+    # The first that fit are shown: what is known of one kind of model, then what is known of all.
+    Part(
+        "fp8-kv-cache",
+        "the quantised KV cache",
+        "{kv_cache_dtype} keys and values{no_scales} lose range; with fa3 whole answers have become nonsense. Or "
+        "with scales that were calibrated, or another --attention-backend (flashinfer, triton)",
+        ("SGLang 5700", "SGLang 18818"),
+        on=lambda start: start.value("kv_cache_dtype", "auto") not in ("auto", "bfloat16", "float16", "bf16"),
+        instead="with --kv-cache-dtype auto",
+    ),
+    Part(
+        "float16",
+        "--dtype float16",
+        "values of this model can be larger than float16 holds: NaN, <pad> or nonsense. float32 where there is no "
+        "bfloat16",
+        on=lambda start: start.is_float16 and start.of("gemma", "t5", "qwen2-", "qwen2.5"),
+        instead="with --dtype bfloat16",
+    ),
+    Part(
+        "gemma-3-windows",
+        "",
+        "earlier releases give the attention backend no window for Gemma-3: short prompts are right, those beyond some "
+        "1000 tokens turn into garbage. Then once with another --attention-backend (triton, flashinfer, fa3)",
+        ("SGLang 4823", "SGLang 4807"),
+        on=_gemma3_without_windows,
+        instead="with SGLang 0.4.5 or later",
+    ),
+    Part(
+        "dp-attention-of-gpt-oss",
+        "--enable-dp-attention",
+        "gpt-oss has written nothing but repeated channel marks with it, and answered well on plain --tp with the "
+        "same checkpoint",
+        ("SGLang 37187",),
+        on=lambda start: start.on("enable_dp_attention") and start.of("gpt-oss", "gptoss"),
+    ),
+    Part(
+        "mixed-chunk-of-states",
+        "--enable-mixed-chunk",
+        "with the prefix cache of a model that keeps states (Mamba, GDN) a state that was never written is given to "
+        "later requests: answers change only while requests run together. Or once with --disable-radix-cache",
+        ("SGLang 39342",),
+        on=lambda start: start.on("enable_mixed_chunk") and start.keeps_states and not start.on("disable_radix_cache"),
+    ),
+    Part(
+        "other-tool-call-parser",
+        "",
+        "this server has --tool-call-parser {tool_call_parser}, which reads the calls of other models: what this one "
+        "writes stays in the content",
+        on=lambda start: start.has_other_tool_parser,
+        instead="with --tool-call-parser {tool_parser}, if calls come back as text",
+    ),
+    Part(
+        "other-reasoning-parser",
+        "",
+        "this server has --reasoning-parser {reasoning_parser}, which reads the thoughts of other models: answers may "
+        "be taken for thoughts, or thoughts for answers",
+        on=lambda start: start.has_other_thought_parser,
+        instead="with --reasoning-parser {thought_parser}, if thoughts and answers are mixed up",
+    ),
+    Part(
+        "no-tool-call-parser",
+        "",
+        "this server has no --tool-call-parser, so what the model writes to call a tool stays in the content, and "
+        "tool_calls is empty",
+        on=lambda start: start.lacks("tool_call_parser") and "tool_parser" in start.words,
+        instead="with --tool-call-parser {tool_parser}, if calls come back as text",
+    ),
+    Part(
+        "no-reasoning-parser",
+        "",
+        "this server has no --reasoning-parser, so thoughts and their marks stay in the content",
+        on=lambda start: start.lacks("reasoning_parser") and "thought_parser" in start.words,
+        instead="with --reasoning-parser {thought_parser}, if thoughts stand in the answer",
+    ),
+    Part(
+        "data-parallel-attention",
+        "attention data parallelism (--dp)",
+        "ranks then hold other heads and other requests than with plain --tp, and not every backend is right there",
+        ("SGLang 19247",),
+        on=lambda start: start.on("enable_dp_attention"),
+        instead="without --enable-dp-attention",
+        files=re.compile(r"(?:dp_attention|data_parallel_controller)\.py"),
+    ),
+    Part(
+        "attention-backend",
+        "the attention backend in use (another --attention-backend; look at the answers too)",
+        files=re.compile(r"(?:\w*attention\w*|flash\w*|\w+_mha\w*|triton_backend|aiter_backend|\w*attn\w*)\.py"),
+    ),
+    Part(
+        "quantisation",
+        "quantisation (the same model in bfloat16)",
+        files=re.compile(
+            r"(?:\w*fp[48]\w*|awq\w*|gptq\w*|modelopt\w*|compressed_tensors\w*|marlin\w*|\w*quant\w*)\.py"
+        ),
+    ),
+    Part(
+        "hierarchical-cache",
+        "--enable-hierarchical-cache",
+        "pages and states that come back from the host have been stale or read too early: rare nonsense, or an answer "
+        "to another prompt, in prefixes that had been evicted",
+        ("SGLang 22811", "SGLang 30321", "SGLang 39830"),
+        on=lambda start: start.on("enable_hierarchical_cache"),
+        files=re.compile(r"(?:hiradix|hicache|cache_controller|memory_pool_host|hybrid_cache)\w*\.py"),
+    ),
+    Part(
+        "mixed-chunk",
+        "--enable-mixed-chunk",
+        "prefill and decode then share a batch, which answers may show only under load",
+        on=lambda start: start.on("enable_mixed_chunk"),
+    ),
+    Part("lora", "the LoRA adapters (--enable-lora, --lora-paths)", files=re.compile(r"(?:lora|punica)\w*\.py")),
+    Part(
+        "drafts",
+        "drafts (--speculative-algorithm)",
+        "at temperature 0 drafts may change the speed and not the answer; a draft with another vocabulary changes it",
+        ("SGLang 24051",),
+        on=lambda start: bool(start.value("speculative_algorithm")),
+        instead="without --speculative-algorithm {speculative_algorithm}",
+        files=re.compile(r"(?:eagle|mtp|spec|draft|ngram)\w*\.py"),
+    ),
+    Part(
+        "torch-compile",
+        "--enable-torch-compile",
+        "compiled code has written nonsense without an error, and does not stop",
+        ("SGLang 3944",),
+        on=lambda start: start.on("enable_torch_compile"),
+    ),
+    Part(
+        "piecewise-graphs",
+        "piecewise CUDA graphs",
+        "a graph of prefills has cost accuracy or left only <pad>",
+        ("SGLang 17839", "SGLang 13469"),
+        on=lambda start: start.on("enable_piecewise_cuda_graph") or start.on("enforce_piecewise_cuda_graph"),
+    ),
+    Part(
+        "no-graphs",
+        "--disable-cuda-graph",
+        "every decode step then launches its kernels one by one: right answers, slow ones",
+        on=lambda start: start.on("disable_cuda_graph"),
+    ),
+    Part("cuda-graphs", "CUDA graphs (--disable-cuda-graph)", files=re.compile(r"(?:cuda_graph|piecewise)\w*\.py")),
+    Part(
+        "grammar",
+        "structured output (the request's schema or grammar)",
+        files=re.compile(r"(?:grammar|xgrammar|outlines|llguidance)\w*\.py"),
+    ),
+    Part(
+        "split-server",
+        "the split of prefill and decode, or with the same --tp on both sides",
+        files=re.compile(r"(?:disaggregation|mooncake\w*|nixl\w*|conn)\.py|.* \w*disagg\w*$"),
+    ),
+    Part(
+        "moe",
+        "the MoE kernels in use (another --moe-runner-backend)",
+        files=re.compile(r"(?:topk|fused_moe\w*|moe\w*|\w+_moe)\.py"),
+    ),
+    Part(
+        "prefix-cache",
+        "the prefix cache (--disable-radix-cache)",
+        files=re.compile(r"(?:\w*radix\w*|memory_pool|\w*allocator\w*)\.py"),
+    ),
+    Part(
+        "own-all-reduce",
+        "SGLang's own all-reduce (--disable-custom-all-reduce)",
+        files=re.compile(r"(?:parallel_state|communication_op|pynccl\w*|custom_all_reduce\w*|communicator)\.py"),
+    ),
+    Part(
+        "parsers",
+        "parsers of answers (--tool-call-parser, --reasoning-parser)",
+        files=re.compile(r"(?:function_call\w*|\w*_detector|reasoning_parser|\w*tool_?call\w*)\.py"),
+    ),
+    Part("images", "images in the requests", files=re.compile(r"(?:mm_utils|multimodal|\w*processor|vision)\w*\.py")),
+)
+
+
+def suspects(facts: LogFacts) -> tuple[Suspect, ...]:
+    """Return the first few parts that the start of a server has switched on, in the order in which to try them."""
+    start = Started(facts)
+    found: dict[str, Suspect] = {}
+    for part in PARTS:
+        if part.on(start):
+            change = (part.instead or f"without {part.without}").format_map(start.words)
+            suspect = Suspect(part.id, change, part.why.format_map(start.words), part.threads)
+            # What is known of this very model stands for the same switch of all models.
+            found.setdefault(change, suspect)
+    return tuple(found.values())[:MOST_SHOWN]
+
+
+def of_files(frames: Iterable[str]) -> Part | None:
+    """Return the first part whose file stands in one of these frames; None if there is none."""
+    given = tuple(frames)
+    return next((part for part in PARTS if part.files and any(part.files.match(frame) for frame in given)), None)
