@@ -11,8 +11,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "attention.md"
 ROWS = ROOT / "kernels" / "bench" / "rows" / "decode_attention_h200_2026-11-23.json"
 BENCH = ROOT / "docs" / "bench"
-STEPS = [BENCH / f"step_attention_h200_2026-11-23_{name}.json" for name in ("e2b", "e4b_8192")]
-FIRST = BENCH / "step_attention_first_cut_h200_2026-11-23_e4b.json"
+STEPS = [
+    *(BENCH / f"step_attention_h200_2026-11-25_{name}.json" for name in ("e2b", "e4b", "26b", "e4b_128", "26b_128")),
+    BENCH / "step_attention_h200_2026-11-23_e4b_8192.json",
+    BENCH / "step_attention_h200_2026-11-25_e4b_32000.json",
+]
 SERVING = BENCH / "serving_decode_e4b_h200_2026-11-23.json"
 
 HEAD = """# Attention of a decode step
@@ -20,7 +23,7 @@ HEAD = """# Attention of a decode step
 Made by `docs/make_attention_page.py` from [rows](../kernels/bench/rows/{rows})
 and [steps](bench/); {gpu}, torch {torch}, Triton {triton}.
 
-`decode-attention`, on request, computes the attention of a decode step on Triton in one launch. SGLang has at most
+`decode-attention`, a default, computes the attention of a decode step on Triton in one launch. SGLang has at most
 eight programs read a request's keys for one key head, and a second launch add them up; here as many do as
 multiprocessors have room for, they start while the kernel ahead still runs, and whoever is last adds up.
 
@@ -52,16 +55,6 @@ STEP_HEAD = """
 |---|---|---|---|---|---|
 """
 
-PREDICTED = """
-Predicted before it was measured, from 18 us of a layer's attention at batch 8 and 6 us of ours: 0.5 ms of an E4B step
-at 768 tokens. The first cut of an E4B step, with two stages of loads where heads are wide, gave these times; a search
-of seven cuts then chose five stages, with which E4B has no step at 768 tokens yet. Its server has, see below.
-
-| model, batch, context | as shipped, ms | SGLang's, ms | first, ms | SGLang's / first | as shipped / first |
-|---|---|---|---|---|---|
-{first}
-"""
-
 SERVING_HEAD = """
 ## A whole server
 
@@ -69,8 +62,8 @@ SERVING_HEAD = """
 {command}
 ```
 
-E4B; milliseconds per token after the first, medians of {rounds} rounds. *products* has `small-m-linear` beside the
-other defaults, *attention* `decode-attention` too. *same tokens*: how many of the first tokens of its answers are those
+E4B; milliseconds per token after the first, medians of {rounds} rounds. *products* has all defaults but
+`decode-attention`, *attention* all of them. *same tokens*: how many of the first tokens of its answers are those
 as shipped, up to an answer's first other one, with random weights, whose best tokens are near ties.
 
 | requests x tokens in/out | as shipped | without products | products | attention | same tokens, in that order |
@@ -78,7 +71,7 @@ as shipped, up to an answer's first other one, with random weights, whose best t
 """
 
 END = """
-Not measured: steps of 26b, batches above 64 and MTP with it; hence it is no default.
+In none of the cells, steps and loads is it slower than SGLang's. Not measured: MTP with it, and other GPUs.
 """
 
 
@@ -135,7 +128,6 @@ def markdown(document: dict[str, Any], steps: list[dict[str, Any]], serving: dic
         text += f"| {row['layer']} | {row['requests']} | {row['slots']} | {times} |\n"
     text += STEP_HEAD.format(commands="\n".join(broken(step["command"]) for step in steps))
     text += "".join(f"{line}\n" for step in steps for line in step_lines(step))
-    text += PREDICTED.format(first="\n".join(step_lines(json.loads(FIRST.read_text()))))
     text += SERVING_HEAD.format(command=broken(serving["command"]), rounds=serving["method"]["rounds"])
     text += "".join(f"{line}\n" for line in serving_lines(serving))
     return text + END

@@ -94,6 +94,16 @@ class TestPlan:
         settled = {arm.environment.get("SGLANG_SIMULATE_ACC_LEN") for arm in plan.arms_of("e2b")}
         assert settled == {str(ACCEPTED)}
 
+    def test_arms_that_are_left_out_take_their_aims_along(self):
+        def ids(*arms):
+            plan = make_plan("mtp-batches", ("e2b",), 5, False, 60, arms=arms)
+            return [arm.id for arm in plan.arms], [aim.id for aim in plan.load.aims]
+
+        assert ids("default-policy") == (["none", "default-policy"], ["faster-than-v1"])
+        three = ("default-v2", "default-no-mtp", "default-policy")
+        assert ids(*reversed(three)) == (["none", *three], ["never-slower", "faster-than-v1"])
+        assert ids() == ids("none", "no-mtp", "default-v2-sglang-attention", *three)
+
     def test_on_the_host_engine_drafts_are_the_toys_own(self):
         plan = plan_of("mtp", host=True)
         assert [arm.id for arm in plan.arms_of("toy-e4b")] == ["none", "v2"]
@@ -128,6 +138,7 @@ class TestPlan:
         [
             (("nothing", (), 5, False, 60), "there is no load 'nothing'"),
             (("pictures", ("e4b",), 5, False, 60), "has no model 'e4b'"),
+            (("pictures", (), 5, False, 60, (), ("all",)), "the load 'pictures' has no arm 'all'"),
             (("pictures", (), 5, True, 60), "the host engine cannot serve the load 'pictures'"),
         ],
     )

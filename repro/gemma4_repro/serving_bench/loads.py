@@ -307,6 +307,13 @@ LOADS = {
                     arguments=_OVERLAP,
                 ),
                 _arm(
+                    "default-v2-sglang-attention",
+                    "as default-v2, but decode-attention",
+                    "default,-decode-attention",
+                    {**_V2, "GEMMA4_TRIAGE_DRAFTS": "always"},
+                    arguments=_OVERLAP,
+                ),
+                _arm(
                     "default-no-mtp", "all defaults, without MTP", "default", smoke=True, arguments=_NO_MTP | _OVERLAP
                 ),
                 _arm(
@@ -352,13 +359,18 @@ LOADS = {
             ("e2b", "e4b"),
             (
                 _NONE,
-                _arm("without-products", "all defaults but small-m-linear", "default,-small-m-linear"),
-                _arm("products", "all defaults, small-m-linear among them", "default", smoke=True),
                 _arm(
-                    "attention",
-                    "all defaults, and decode-attention",
-                    "default,+decode-attention",
+                    "without-products",
+                    "all defaults but small-m-linear and decode-attention",
+                    "default,-small-m-linear,-decode-attention",
                 ),
+                _arm(
+                    "products",
+                    "all defaults but decode-attention, small-m-linear among them",
+                    "default,-decode-attention",
+                    smoke=True,
+                ),
+                _arm("attention", "all defaults, decode-attention among them", "default"),
             ),
             _ANSWERS,
             pool_tokens=147456,

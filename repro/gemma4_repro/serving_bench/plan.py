@@ -10,9 +10,9 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-from gemma4_repro.bench.arms import WITHOUT_PLUGIN, BenchArm
+from gemma4_repro.bench.arms import REFERENCE, WITHOUT_PLUGIN, BenchArm
 from gemma4_repro.errors import UnknownName
-from gemma4_repro.serving_bench.loads import ENCODER_FILE, HOST_MODEL, LOADS, Load, Shape
+from gemma4_repro.serving_bench.loads import BETTER, ENCODER_FILE, HOST_MODEL, LOADS, Load, Shape
 from gemma4_repro.step_bench.model_sizes import SIZES
 from gemma4_repro.toys.locate import ASSISTANT_NAME, toy_path
 
@@ -22,6 +22,7 @@ OWNERS_ONLY = (
     "default",
     "without-graphs",
     "default-v2",
+    "default-v2-sglang-attention",
     "default-no-mtp",
     "default-policy",
     "without-products",
@@ -59,7 +60,7 @@ class ServingPlan:
         return (*(arm for arm in self.load.arms if arm.smoke or not self.host_engine), *self.also)
 
     def arms_of(self, model: str) -> tuple[BenchArm, ...]:
-        """With what each server has of its own: the tokens of its pools, where those are to have the same bytes."""
+        """Return the arms with what each has of its own: its pools' tokens, where they are to have equal bytes."""
         if self.load.pictures:
             times = {ENCODER_FILE: f"{{folder}}/{ENCODER_LINES}"}
             return tuple(replace(arm, environment={**arm.environment, **times}) for arm in self.arms)
@@ -81,7 +82,7 @@ class ServingPlan:
 
 
 def other_release(folder: Path, inherited: Mapping[str, str] = os.environ) -> BenchArm:
-    """An arm of the SGLang that lies in a folder, with this installation's other packages and without the plugin.
+    """Return an arm of the SGLang in a folder, with this installation's other packages and without the plugin.
 
     Raises:
         UnknownName: there is none.
@@ -105,15 +106,26 @@ def make_plan(
     host_engine: bool,
     limit_s: float,
     also: tuple[BenchArm, ...] = (),
+    arms: tuple[str, ...] = (),
 ) -> ServingPlan:
-    """models: empty for all of the load's.
+    """Return what is measured, of the load's own models and arms.
+
+    Args:
+        load: Its id.
+        models: Ids; empty for all of the load's.
+        rounds: Bursts per arm and shape.
+        host_engine: A trial of one round with a toy on this CPU.
+        limit_s: Seconds for everything, starts included.
+        also: Arms beside the load's own.
+        arms: Ids; empty for all of the load's. The reference is always among them, and an aim of an arm that is left
+            out is left out with it.
 
     Raises:
-        UnknownName: no such load or model, or a load that the host engine cannot serve.
+        UnknownName: no such load, model or arm, or a load that the host engine cannot serve.
     """
     if load not in LOADS:
         raise UnknownName(f"there is no load {load!r}", f"loads: {', '.join(LOADS)}")
-    found = LOADS[load]
+    found = _with_arms(LOADS[load], arms)
     if host_engine:
         if not found.host:
             able = ", ".join(one.id for one in LOADS.values() if one.host)
@@ -126,8 +138,25 @@ def make_plan(
     return ServingPlan(found, chosen, rounds, False, limit_s, also)
 
 
+def _with_arms(load: Load, arms: tuple[str, ...]) -> Load:
+    """Return the load with these arms and the reference alone; all of them if none is named."""
+    own = [arm.id for arm in load.arms]
+    strangers = [arm for arm in arms if arm not in own]
+    if strangers:
+        raise UnknownName(f"the load {load.id!r} has no arm {strangers[0]!r}", f"arms: {', '.join(own)}")
+    if not arms:
+        return load
+    kept = {REFERENCE, *arms}
+    needed_by = [(aim, {aim.arm, *(load.better_of if aim.value == BETTER else ())}) for aim in load.aims]
+    return replace(
+        load,
+        arms=tuple(arm for arm in load.arms if arm.id in kept),
+        aims=tuple(aim for aim, needed in needed_by if needed <= kept),
+    )
+
+
 def schedule(plan: ServingPlan, servers: tuple[str, ...], number: int) -> Iterator[tuple[Shape, str]]:
-    """Of one round: per shape all servers in an order drawn anew, so that none always follows another."""
+    """Yield one round: per shape all servers in an order drawn anew, so that none always follows another."""
     draw = random.Random(plan.seed * 1_000_003 + number)
     for shape in plan.shapes:
         yield from ((shape, name) for name in draw.sample(servers, len(servers)))

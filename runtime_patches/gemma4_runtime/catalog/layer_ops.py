@@ -210,7 +210,7 @@ LAYER_OPS: tuple[Patch, ...] = (
         title="attention of a decode step on Triton in one launch, the keys shared among all multiprocessors",
         origin="a kernel of this project; the release has one split of at most 8 parts and a second launch",
         upstream="open up to 0.5.23",
-        default=False,
+        default=True,
         attachments=(Hook("triton.init", How.AFTER, f"{_AT}.decode_attention:after_init"), PATHS),
         own_paths=("fused",),
         about=About(
@@ -225,7 +225,7 @@ LAYER_OPS: tuple[Patch, ...] = (
                 "tests/kernels/test_decode_attention_gpu.py",
                 "tests/unit/test_decode_attention_patch.py",
                 "kernels/bench/rows/decode_attention_h200_2026-11-23.json::decode_attention",
-                "docs/bench/step_attention_h200_2026-11-23_e2b.json::all-sglang-attention",
+                "docs/bench/step_attention_h200_2026-11-25_e4b.json::all-sglang-attention",
             ),
         ),
     ),

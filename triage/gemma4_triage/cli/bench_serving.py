@@ -31,6 +31,10 @@ def serving(
     model: Annotated[
         str | None, typer.Option("--model", metavar="IDS", help="Of the load's models; default: all of them.")
     ] = None,
+    arms: Annotated[
+        str | None,
+        typer.Option("--arms", metavar="IDS", help="Of the load's; default: all of them. none is always measured."),
+    ] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=3, help="Bursts per arm and shape; default: 7.")] = None,
     max_minutes: MaxMinutes = 9.0,
     host_engine: Annotated[
@@ -63,9 +67,10 @@ def serving(
     from gemma4_triage.report.serving_bench_view import print_serving_bench
 
     if host_engine:
-        _refuse_ignored({"--model": model, "--rounds": rounds, "--also-sglang": also_sglang})
+        _refuse_ignored({"--model": model, "--arms": arms, "--rounds": rounds, "--also-sglang": also_sglang})
     also = () if also_sglang is None else (other_release(also_sglang),)
-    plan = make_plan(load, tuple(read_words("--model", model)), rounds or 7, host_engine, 60 * max_minutes, also)
+    chosen = (tuple(read_words("--model", model)), tuple(read_words("--arms", arms)))
+    plan = make_plan(load, chosen[0], rounds or 7, host_engine, 60 * max_minutes, also, chosen[1])
     refuse_existing(out, force)
     if not host_engine:
         need_cuda(
