@@ -13,13 +13,14 @@ EXTRA-0.5.13.post1 := sglang-0.5.13
 LOCK-0.5.13.post1  := constraints.txt
 EXTRA-0.5.23       := sglang-0.5.23
 LOCK-0.5.23        := constraints-0.5.23.txt
+RELEASES := $(patsubst EXTRA-%,%,$(filter EXTRA-%,$(.VARIABLES)))
 EXTRA   := $(EXTRA-$(RELEASE))
 LOCK    := $(LOCK-$(RELEASE))
 VENV    ?= $(if $(filter-out $(DEFAULT),$(RELEASE)),.venv-$(RELEASE),.venv)
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed-$(shell cat $(LOCK) pyproject.toml Makefile </dev/null | sha256sum | cut -c1-16)
 
-.PHONY: repro test test-all test-engine test-release test-releases test-crash fuzz targets mutants coverage lint format setup lock clean
+.PHONY: repro test test-all test-engine test-release test-releases test-crash fuzz targets mutants coverage coverage-release lint format setup lock clean
 
 repro: setup
 	$(BIN)/gemma4-triage repro e4b-trtllm
@@ -47,7 +48,7 @@ test-release: setup
 	$(PYTEST) -m "not gpu"
 
 test-releases:
-	@for release in $(filter-out $(DEFAULT),$(patsubst EXTRA-%,%,$(filter EXTRA-%,$(.VARIABLES)))); do \
+	@for release in $(filter-out $(DEFAULT),$(RELEASES)); do \
 	  $(MAKE) --no-print-directory test-release RELEASE=$$release || exit 1; done
 
 # Every script of repro/crash_repro on the CPU engine with the toys; make test-all runs a few of them.
@@ -79,7 +80,7 @@ setup: $(STAMP)
 # and what two releases have alike lies on the disk once.
 # Sources are compiled here, a minute, and not by every process that imports SGLang where Python may not write bytecode.
 $(STAMP): $(LOCK) pyproject.toml
-	$(if $(EXTRA),,$(error there is no environment for SGLang $(RELEASE); there is one for $(patsubst EXTRA-%,%,$(filter EXTRA-%,$(.VARIABLES)))))
+	$(if $(EXTRA),,$(error there is no environment for SGLang $(RELEASE); there is one for $(RELEASES)))
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(LOCK) uv
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint $(LOCK) --editable '.[$(EXTRA),dev]'
@@ -92,17 +93,22 @@ mutants: setup
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint $(LOCK) --editable '.[$(EXTRA),dev,measure]'
 	$(BIN)/python tests/tools/measure_mutants.py run
 
-# Which share of each package's branches the tests reach; twice as long as make test-all.
-MEASURED := COVERAGE_RCFILE=$(CURDIR)/pyproject.toml
-coverage: setup
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint $(LOCK) --editable '.[$(EXTRA),dev,measure]'
+# Which share of each package's branches the tests reach, with every release's own tests; twice as long as make test-all.
+MEASURED := PYTHONPATH=$(CURDIR)/tests/tools COVERAGE_RCFILE=$(CURDIR)/pyproject.toml
+coverage:
 	rm -rf build/coverage && mkdir -p build/coverage
-	$(MEASURED) COVERAGE_FILE=$(CURDIR)/build/coverage/data \
-	  $(BIN)/python -m coverage run -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder || touch build/coverage/failed
+	@for release in $(RELEASES); do \
+	  $(MAKE) --no-print-directory coverage-release RELEASE=$$release || touch build/coverage/failed; done
 	find build/coverage -name 'data.*' ! -name '*-journal' -print0 | \
-	  $(MEASURED) xargs -0 -n 1000 $(BIN)/python -m coverage combine --quiet --append --data-file=build/coverage/all
-	$(MEASURED) $(BIN)/python tests/tools/coverage_by_package.py build/coverage/all
+	  $(MEASURED) xargs -0 -n 1000 .venv/bin/python -m coverage combine --quiet --append --data-file=build/coverage/all
+	$(MEASURED) .venv/bin/python tests/tools/coverage_by_package.py build/coverage/all
 	@test ! -e build/coverage/failed || { echo "error: tests failed, so the figures may be too low" >&2; exit 1; }
+
+# Adds what the tests for RELEASE reach to the data of make coverage.
+coverage-release: setup
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint $(LOCK) --editable '.[$(EXTRA),dev,measure]'
+	$(MEASURED) COVERAGE_FILE=$(CURDIR)/build/coverage/data \
+	  $(BIN)/python -m coverage run -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # Resolves the lock of RELEASE anew after a change to pyproject.toml. Pins that still fit stay; make lock UPGRADE=--upgrade
 # takes the newest of everything. Run make test-all afterwards.

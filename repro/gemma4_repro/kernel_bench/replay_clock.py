@@ -79,6 +79,8 @@ def interleaved(
     """
     samples: dict[str, list[float]] = {name: [] for name in graphs}
     names, begin = list(graphs), time.monotonic()
+    if not names:
+        return samples
     for number in range(-WARM_UP_ROUNDS, rounds):
         if number >= MIN_ROUNDS and time.monotonic() - begin > limit_s:
             break
