@@ -60,3 +60,27 @@ def test_what_is_locked_is_told(cache, swa_allocator):
     matched = cache.match_prefix(MatchPrefixParams(key=RadixKey(array("q", range(4 * PAGE)), None)))
     cache.inc_lock_ref(matched.last_device_node)
     assert all(run.locked for run in runs_of(cache))
+
+
+def test_the_path_of_a_request_is_what_its_nodes_hold_in_the_order_of_its_tokens(cache, swa_allocator):
+    from types import SimpleNamespace
+
+    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    from gemma4_runtime.release.prefix_caches import path_slots
+
+    def slots_of(tokens):
+        matched = cache.match_prefix(MatchPrefixParams(key=RadixKey(array("q", tokens), None)))
+        return path_slots(cache, SimpleNamespace(last_node=matched.last_device_node))
+
+    first, other = pages(swa_allocator, 4), pages(swa_allocator, 2)
+    branch = [*range(2 * PAGE), *range(900, 900 + 2 * PAGE)]
+    put(cache, range(4 * PAGE), first)
+    # Splits the node: its second half and the branch have the first half in common.
+    put(cache, branch, torch.cat((first[: 2 * PAGE], other)))
+    assert slots_of(range(4 * PAGE)).tolist() == first.tolist()
+    assert slots_of(branch).tolist() == torch.cat((first[: 2 * PAGE], other)).tolist()
+    assert slots_of(range(5000, 5000 + PAGE)) is None
+    assert path_slots(cache, SimpleNamespace(last_node=None)) is None
+    assert path_slots(cache, SimpleNamespace(last_node=1 << 40)) is None

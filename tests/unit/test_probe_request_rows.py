@@ -26,7 +26,7 @@ class Server:
         world, scheduler = self.world, self.scheduler
         scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator = world.rows, world.allocator
         scheduler.forward_ct, scheduler.page_size, scheduler.enable_overlap = 5, world.page, False
-        scheduler.last_batch = None
+        scheduler.last_batch, scheduler.tree_cache = None, world.tree
         for seed in (0, 3):
             world.start([(token * (seed + 1)) % 97 for token in PROMPT])
         world.start(PROMPT)

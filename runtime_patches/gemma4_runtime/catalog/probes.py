@@ -222,7 +222,7 @@ PROBES: tuple[Patch, ...] = (
         title="rows, lengths and write locations of a batch are those of its requests, before SGLang indexes with them",
         origin="corrupted rows and lengths that stay in range, or crash inside SGLang's own indexing",
         upstream=NO_UPSTREAM,
-        not_ported="0.5.23, nodes of the prefix cache are numbers there, whose slots it does not ask for",
+        until="0.5.23",
         about=About(
             why="A row that names another request's page, a length that is one too long or a key that is written to "
             "another slot is in range, and kernels follow it in silence. One that is out of range ends the server "
@@ -232,7 +232,11 @@ PROBES: tuple[Patch, ...] = (
             "for the device, so contain leaves it out unless it is named.",
             fallback="Without the leak ledger the owners of pages are not asked, and the dump says so. With overlap "
             "lengths are not held against the requests' own counts, which lag behind.",
-            proof=("tests/unit/test_probe_request_rows.py", "tests/unit/test_request_rows.py"),
+            proof=(
+                "tests/unit/test_probe_request_rows.py",
+                "tests/unit/test_request_rows.py",
+                "tests/engine/test_request_rows_live.py",
+            ),
         ),
         attachments=(
             Hook("scheduler.next_batch", How.BEFORE, f"{_AT}.request_rows:before_next_batch"),

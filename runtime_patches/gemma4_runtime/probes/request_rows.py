@@ -35,7 +35,8 @@ from gemma4_runtime.evidence import offences
 from gemma4_runtime.leak.by_identity import ByIdentity
 from gemma4_runtime.leak.ledger import generations_of, ledger_of
 from gemma4_runtime.release.allocators import free_page_lists
-from gemma4_runtime.release.requests import committed_freed, held
+from gemma4_runtime.release.prefix_caches import path_slots
+from gemma4_runtime.release.requests import committed_freed, held, prefilled_until, write_slots
 
 RULE = "request-rows"
 ROW, ROW_INDEX, LENGTH, WRITE = "row_entry", "row_index", "length_differs", "write_misplaced"
@@ -154,7 +155,7 @@ def _check_lengths(scheduler: Any, batch: Any, made: Any) -> None:
     elif mode.is_decode():
         tokens = [len(request.origin_input_ids) + len(request.output_ids) for request in batch.reqs]
     else:
-        tokens = [request.fill_len for request in batch.reqs]
+        tokens = [prefilled_until(request) for request in batch.reqs]
     committed = [held(request).kv_committed_len for request in batch.reqs]
     width = scheduler.req_to_token_pool.req_to_token.shape[1]
     rows = [held(request).req_pool_idx for request in batch.reqs]
@@ -176,14 +177,19 @@ def _check_rows(scheduler: Any, requests: Sequence[Any], site: str, made: Any = 
     counts = [min(max(held(request).kv_committed_len, 0), pool.shape[1]) for request in live]
     table = pool[[held(request).req_pool_idx for request in live], : max(counts)].cpu().numpy().astype(np.int64)
     owners = _owners(scheduler, live)
+    # A wrapper of streaming sessions holds no nodes itself.
+    cache = getattr(scheduler.tree_cache, "inner", scheduler.tree_cache)
     rows, kept = [], {}
     for number, (request, count) in enumerate(zip(live, counts, strict=True)):
         entries, slot = table[number, :count].copy(), held(request).req_pool_idx
         # A retracted request may get the same slot again, with the same nodes of the cache and other pages.
-        stay = (request.rid, request.retraction_count, id(request.last_node), held(request).cache_protected_len)
+        node = request.last_node if isinstance(request.last_node, int) else id(request.last_node)
+        stay = (request.rid, request.retraction_count, node, held(request).cache_protected_len)
         known = seen.rows.get(slot)
         before = known[1] if known is not None and known[0] == stay else None
-        rows.append(Row(slot, entries, held(request).cache_protected_len, before, _path(request), owners(slot)))
+        path = path_slots(cache, request)
+        prefix = None if path is None else path.numpy()
+        rows.append(Row(slot, entries, held(request).cache_protected_len, before, prefix, owners(slot)))
         longer = before is not None and before.size > entries.size
         kept[slot] = (stay, before if longer else entries)
     wrong = check_rows(rows, page, end)
@@ -199,7 +205,7 @@ def _check_rows(scheduler: Any, requests: Sequence[Any], site: str, made: Any = 
 
 def _check_writes(scheduler: Any, requests: Sequence[Any], made: Any, runner: Any) -> None:
     """Hold each slot that a forward of the target will write against the entry of its token."""
-    mode, locations = made.forward_mode, made.out_cache_loc
+    mode, locations = made.forward_mode, write_slots(made)
     if locations is None:
         return
     lengths = made.seq_lens.tolist()
@@ -257,19 +263,6 @@ def _check_writes(scheduler: Any, requests: Sequence[Any], made: Any, runner: An
     _report(scheduler, wrong, WRITE, _INIT, Structure.WRITE_LOCATIONS, kinds, made, slots)
 
 
-def _path(request: Any) -> np.ndarray | None:
-    """Return the slots that the prefix cache holds for the request's first tokens; None without such a cache."""
-    node, parts = request.last_node, []
-    while node is not None and getattr(node, "parent", None) is not None:
-        if node.value is None:
-            return None
-        parts.append(node.value)
-        node = node.parent
-    if not parts:
-        return None
-    return np.concatenate([part.cpu().numpy() for part in reversed(parts)]).astype(np.int64)
-
-
 def _owners(scheduler: Any, requests: Sequence[Any]) -> Callable[[int], np.ndarray | None]:
     """Return what gives a request slot its row of owners, by the ledger; None where that is off."""
     if not current.switched_on("leak-ledger"):
@@ -298,8 +291,13 @@ def _row_defects(
     inner = getattr(allocator, "full_attn_allocator", allocator)
     free = {page for pages in free_page_lists(inner) for page in pages.tolist()}
     bad = {(one.row, one.column) for one in wrong}
+    pages = {(row, column // page) for row, column in bad}
     held = [
-        {int(v) // page for at, v in enumerate(row.entries) if (number, at) not in bad}
+        {
+            int(value) // page
+            for at, value in enumerate(row.entries)
+            if (number, at) not in bad and not (_is_new(row, at) and (number, at // page) in pages)
+        }
         for number, row in enumerate(rows)
     ]
     found = []
@@ -315,6 +313,11 @@ def _row_defects(
         known = None if twin is None else twin // page
         found.append(defect_of(value, expected, end // page, own, foreign, free, known))
     return _or_swapped(wrong, found)
+
+
+def _is_new(row: Row, at: int) -> bool:
+    """Say whether a token came since the check before, so that its entry, wrong or not, has nothing to differ from."""
+    return row.before is not None and at >= row.before.size
 
 
 def _or_swapped(wrong: Sequence[WrongEntry], kinds: list[Defect | None]) -> list[Defect | None]:

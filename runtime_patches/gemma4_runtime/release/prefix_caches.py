@@ -55,6 +55,33 @@ def runs_of(cache: Any) -> list[CachedRun]:
     return list(_nodes(cache)) if core is None else list(_walked(core))
 
 
+def path_slots(cache: Any, request: Any) -> torch.Tensor | None:
+    """Return the slots that a prefix cache's nodes hold for the first tokens of a request, in their order, int64 [n].
+
+    None where the request has no node, or one that the cache has given up.
+
+    Args:
+        cache: One of READABLE, without the wrapper of streaming sessions.
+        request: A `Req` that runs.
+    """
+    node = request.last_node
+    if node is None:
+        return None
+    if getattr(cache, "tree_core", None) is not None:
+        try:
+            slots = _flat(cache.path_device_indices(node))
+        except KeyError:
+            return None
+        return slots if slots.numel() else None
+    parts = []
+    while getattr(node, "parent", None) is not None:
+        if node.value is None:
+            return None
+        parts.append(node.value)
+        node = node.parent
+    return _flat(torch.cat(parts[::-1])) if parts else None
+
+
 def swa_evicted_of(params: Any) -> int:
     """Return how many of the first tokens that are put into a cache have no slot of the sliding window any more.
 

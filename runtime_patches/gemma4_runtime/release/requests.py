@@ -40,6 +40,25 @@ def swa_evicted(request: Any) -> int | None:
     return held(request).get_evicted_seqlen(ComponentType.SWA)
 
 
+def prefilled_until(request: Any) -> int:
+    """Returns how many of a request's first tokens have KV once the prefill that it is in has run.
+
+    Args:
+        request: A `Req`.
+    """
+    return request.extend_end if _IN_A_RECORD else request.fill_len
+
+
+def write_slots(forward_batch: Any) -> Any:
+    """Returns the slots that a forward will write, as rows of req_to_token name them; None if it writes none.
+
+    Args:
+        forward_batch: A `ForwardBatch`, which in 0.5.23 may have them as a translated pool numbers them, too.
+    """
+    virtual = getattr(forward_batch, "out_cache_loc_virtual", None)
+    return forward_batch.out_cache_loc if virtual is None else virtual
+
+
 def current_batch(scheduler: Any) -> Any:
     """Returns the batch that a scheduler works on; 0.5.23 keeps it for those who look from outside alone.
 
