@@ -33,6 +33,13 @@ BOOTSTRAP = (
     "Request 7 timed out after 300.0s in KVPoll.Bootstrapping\n"
 )
 
+
+def starved(begin: int, running: int = 32, rate: float = 20.0) -> list[str]:
+    """Return prefills of a full queue, then the one decode line between them and the next."""
+    prompts = [prefill(begin + at, new=8192, queued=40) for at in range(6)]
+    return [*prompts, decode(begin + 7, running=running, rate=rate, queued=40)]
+
+
 # Of what this CPU cannot produce.
 MADE = {
     "illegal-access": [prefill(1), decode(2, swa=0.4), death(3, ILLEGAL)],
@@ -82,6 +89,12 @@ MADE = {
     ],
     "no-fp8": [death(1, "ValueError: type fp8e4nv not supported in this architecture.")],
     "queue-stands": [prefill(1, queued=2), f'{stamp(90)} INFO:  10.0.0.7:1 - "GET /health HTTP/1.1" 200 OK\n'],
+    "eager-decode": [*steady(6, running=8), *steady(6, start=6, running=24, graph=False)],
+    "prefill-starves-decode": [line for at in range(0, 40, 8) for line in starved(at)],
+    "start-stopped": [
+        f"{stamp(1)} Load weight begin. avail mem=20.00 GB\n",
+        f"{stamp(600)} SIGTERM received. signum=15\n",
+    ],
     "router": ["2026-01-01 00:00:01 ERROR smg::routers: No available workers\n"],
     "start-refused": ["launch_server.py: error: unrecognized arguments: --gemma\n"],
     "swa-not-evicted": steady(20, running=1, full=0.2, swa=0.97, queued=3),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 
 def stamp(second: int, rank: str = "") -> str:
-    """ "[2026-01-01 00:00:07 TP0]" for 7 seconds after midnight of the first day."""
+    """Return a stamp such as [2026-01-01 00:00:07 TP0], for 7 seconds after midnight of the first day."""
     day, rest = divmod(second, 86400)
     clock = f"{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"
     return f"[2026-01-{1 + day:02d} {clock}{' ' + rank if rank else ''}]"
@@ -21,11 +21,12 @@ def prefill(second: int, new: int = 1000, cached: int = 0, full: float = 0.5, sw
 
 
 def decode(second: int, accept: float = 2.5, rate: float = 900.0, full: float = 0.5, swa: float = 0.5, **other) -> str:
-    """other: running, queued, rank."""
+    """other: running, queued, rank, graph."""
     return (
         f"{stamp(second, other.get('rank', ''))} Decode batch, #running-req: {other.get('running', 8)}, "
         f"#full token: 1000, full token usage: {full:.2f}, #swa token: 500, swa token usage: {swa:.2f}, "
-        f"accept len: {accept:.2f}, accept rate: 0.50, cuda graph: True, gen throughput (token/s): {rate:.2f}, "
+        f"accept len: {accept:.2f}, accept rate: 0.50, cuda graph: {other.get('graph', True)}, "
+        f"gen throughput (token/s): {rate:.2f}, "
         f"#queue-req: {other.get('queued', 0)}\n"
     )
 

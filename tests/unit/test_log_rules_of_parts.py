@@ -1,7 +1,7 @@
 """What a log says of parts around the scheduler, and of failures that a server survives: each once, and once silent."""
 
 import pytest
-from made_logs import found_in, started
+from made_logs import BOOTSTRAP, found_in, started
 from serving_log_lines import death, decode, prefill, stamp, steady
 
 from gemma4_triage.finding import Confidence
@@ -35,8 +35,94 @@ HIP = "[rank1]: ProcessGroupNCCL.cpp:2057] terminated with exception: HIP error:
 HIP += "last recorded in a capturing stream\n"
 LOADED = [decode(1, accept=2.5), decode(2, accept=2.5)]
 
+PICTURES = '  File "/opt/transformers/image_processing_utils_fast.py", line 612, in preprocess\n    self.resize()\n'
+NO_ROOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 92.00 MiB. GPU 0 has a total capacity of 79.11 GiB "
+)
+NO_ROOM += (
+    "of which 61.06 MiB is free. Process 22 has 70.83 GiB memory in use. Process 20 has 8.19 GiB memory in use.\n"
+)
+TOO_SMALL = "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."
+MASK = "ValueError: logits and bitmask must have the same batch size"
+SCHEMA = "RuntimeError: json_schema_converter.cc:1234: Check failed: Schema should be an object or bool"
+HANDLES = "RuntimeError: custom_all_reduce.cuh:37: CUDA error: invalid argument"
+
+
+def weights(second, model, before, after):
+    return (
+        f"{stamp(second, 'TP0')} Load weight begin. avail mem={before:.2f} GB\n"
+        f"{stamp(second, 'TP0')} Load weight end. type={model}, avail mem={after:.2f} GB, "
+        f"mem usage={before - after:.2f} GB.\n"
+    )
+
+
 # Name: lines, the rule that leads, and words of its cause or advice.
 CASES = {
+    "a target and its draft leave no pool": (
+        [
+            started(mem_fraction_static=0.42),
+            weights(1, "LlamaForCausalLM", 40, 25),
+            weights(2, "LlamaForCausalLMEagle", 24, 22),
+            death(3, TOO_SMALL),
+        ],
+        ("out-of-memory", "target and draft take 17.0 of 40.0 GB: raise --mem-fraction-static above the 0.42"),
+    ),
+    "pictures are prepared on the GPU": (
+        [
+            *steady(3),
+            f"{stamp(4)} Exception in TokenizerManager:\nTraceback (most recent call last):\n{PICTURES}{NO_ROOM}",
+            answer(5, "POST /generate", "500 Internal Server Error"),
+            *steady(3, 6),
+        ],
+        ("out-of-memory", "8.2 GiB are held by process 20"),
+    ),
+    "a quantisation that the release does not serve": (
+        [
+            death(1, "KeyError: 'intermediate_size_full'", frame="gptq_marlin.py").replace(
+                "in step", "in create_weights"
+            )
+        ],
+        ("quantised-kernel", "--quantization moe_wna16"),
+    ),
+    "a schema that does not compile": (
+        [death(1, SCHEMA, frame="xgrammar/compiler.py").replace("in step", "in compile_json_schema")],
+        ("grammar-request", "does not compile"),
+    ),
+    "a mask of structured output beside drafts": (
+        [started(speculative_algorithm="EAGLE"), *LOADED, death(3, MASK, frame="xgrammar_backend.py")],
+        ("grammar-request", "without --speculative-algorithm"),
+    ),
+    "graphs under a memory saver": (
+        [
+            started(enable_memory_saver=True),
+            death(1, HANDLES, frame="custom_all_reduce_v2.py").rstrip() + "\n\nDuring handling of the above exception, "
+            "another exception occurred:\n\nException: Capture cuda graph failed: CUDA error: invalid argument\n",
+        ],
+        ("graph-capture", "--enable-memory-saver"),
+    ),
+    "a transport without RDMA": (
+        [*steady(3), "I0420 transfer_engine.cpp:200] Topology discovery complete. Found 0 HCAs.\n", BOOTSTRAP],
+        ("kv-transfer", "fell back to TCP"),
+    ),
+    "a transport that times out": (
+        [
+            *steady(3),
+            "E0420 tcp_transport.cpp:136] TcpTransport: connect failed 10.0.0.9:15300: Connection timed out\n",
+            BOOTSTRAP,
+        ],
+        ("kv-transfer", "connections to the other side timed out"),
+    ),
+    "NaN in float16": (
+        [started(dtype="float16"), *steady(3, 1), f"{stamp(5)} Detected errors during sampling! NaN in the logits.\n"],
+        ("non-finite-logits", "--dtype bfloat16"),
+    ),
+    "a circuit breaker that opens": (
+        [
+            SMG.format(1, "INFO", "finished processing request status_code=400"),
+            SMG.format(2, "WARN", "Circuit breaker for http://a:8000 transitioned Closed -> Open (failures: 10)"),
+        ],
+        ("router", "mistakes (4xx)"),
+    ),
     "the circuit breaker counts refusals": (
         [
             SMG.format(1, "WARN", "Request failed worker=http://a status=400 Bad Request retryable=false"),

@@ -48,8 +48,9 @@ def logs(
     from gemma4_triage.report.logs_view import print_logs
 
     read = read_logs(files, points)
-    _need_one_understood(read)
     found = [one for facts in read for one in completed(findings(facts), Incident(logs=(facts,)))]
+    if not found:
+        _need_one_understood(read)
     if as_json:
         emit_json("logs", logs_document(read, found))
     else:

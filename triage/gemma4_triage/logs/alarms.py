@@ -55,11 +55,11 @@ _HARD = {
     # A client that goes away ends its transfer ("Aborted by AbortReq").
     "transfer": rb"(?:KVTransferError|[Tt]ransfer failed for request)(?!.*Aborted by AbortReq)|"
     rb"(?:bootstrap|handshake) (?:failed|timed out)|"
-    rb"Lost connection with (?:prefill|decode) instance|"
+    rb"Los(?:t|ing) connection with (?:prefill|decode) instance|"
     rb"\bNIXL_ERR_\w+",
     # Of SGLang's router, which is another program.
     "router": rb"[Nn]o[ _]available[ _]workers|[Ff]ailed to select (?:a |PD )?\w*(?:worker|pair)|"
-    rb"without boo?t?strap room|[Cc]ircuit ?[Bb]reaker\b.{0,120}(?:\bto=Open|\b[Oo]pened\b|\bis open\b)",
+    rb"without boo?t?strap room|[Cc]ircuit ?[Bb]reaker\b.{0,120}(?:\bto=Open|-> Open\b|\b[Oo]pened\b|\bis open\b)",
     "adapter": rb"[Ff]ailed to load LoRA adapter|LoRA adapter \S+ .{0,60}is incompatible",
     "image-tokens": rb"Number of tokens in multimodal embedding does not match|Insufficient multimodal embedding|"
     rb"[Ii]mage features and image tokens do not match",
@@ -176,7 +176,7 @@ _TRIGGERS = (
         b"time-out",
         b"timeout",
     ),
-    *(b"available workers", b"available_workers", b"circuit", b"lost connection", b"incompatible"),
+    *(b"available workers", b"available_workers", b"circuit", b"connection with", b"incompatible"),
     *(b"to select ", b"strap room", b"panicked at", b"nixl_err", b"queue is full"),
     *(b"shared object", b"panicked", b"corrupt", b"interrupt", b"violation", b"invariant-check", b"outofres"),
 )

@@ -18,6 +18,7 @@ MARK = b" batch"
 LINE = re.compile(rb"(?:Prefill|Decode) batch(?: \[\d+\])?[,.] (?=#)")
 FIELD = re.compile(rb"([^ ,:][^,:]*): ([^,]*)")
 _LONGEST_NUMBER = 18
+_IN_GRAPH = {b"True": 1, b"False": 0}
 
 
 class BatchLine(NamedTuple):
@@ -34,6 +35,7 @@ class BatchLine(NamedTuple):
         cached_tokens: how many prompt tokens of the prefill came from the prefix cache.
         accept_length: tokens per request and verify step of a decode line, with speculative decoding only.
         generated_per_s: tokens per second of a decode line.
+        in_graph: 1 if the decode steps ran as a CUDA graph, 0 if they did not.
     """
 
     prefill: bool
@@ -46,6 +48,7 @@ class BatchLine(NamedTuple):
     cached_tokens: int = 0
     accept_length: float | None = None
     generated_per_s: float | None = None
+    in_graph: int | None = None
 
 
 def device_of(line: bytes) -> Device:
@@ -99,6 +102,7 @@ def _decode(fields: dict[bytes, bytes]) -> BatchLine | None:
         swa_usage=swa,
         accept_length=_number(fields.get(b"accept len")),
         generated_per_s=_number(fields.get(b"gen throughput (token/s)")),
+        in_graph=_IN_GRAPH.get(fields.get(b"cuda graph", b"")),
     )
 
 

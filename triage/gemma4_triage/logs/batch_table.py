@@ -20,7 +20,7 @@ from gemma4_triage.logs.lines import Block
 
 VALUES = (
     *("running", "queued", "full_usage", "swa_usage", "new_requests", "new_tokens", "cached_tokens"),
-    *("accept_length", "generated_per_s"),
+    *("accept_length", "generated_per_s", "in_graph"),
 )
 """The columns of `Rows.values`, which are fields of BatchLine."""
 
@@ -363,5 +363,8 @@ def _layout_of(line: bytes) -> _Layout | None:
         if fraction:
             longest[number + 1] = _FRACTION_DIGITS
     blank = np.array([[0.0 if name in _COUNTS else np.nan for name in VALUES]])
+    if batch.in_graph is not None:
+        # A word, which is the same in all lines of this layout.
+        blank[0, VALUES.index("in_graph")] = batch.in_graph
     order = tuple((VALUES.index(column), *where) for column, where in known.items())
     return _Layout(np.array(offsets), shortest, longest, order, batch.prefill, words, blank, device_of(line))

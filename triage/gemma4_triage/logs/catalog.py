@@ -20,6 +20,7 @@ from gemma4_triage.logs.rules import (
     draft_bookkeeping,
     draft_model,
     drafts_never_accepted,
+    eager_decode,
     grammar_request,
     graph_capture,
     hang,
@@ -44,6 +45,7 @@ from gemma4_triage.logs.rules import (
     out_of_memory,
     own_checks,
     pool_leak,
+    prefill_starves_decode,
     prefix_cache_loss,
     prefix_not_reused,
     probe_stopped,
@@ -55,6 +57,7 @@ from gemma4_triage.logs.rules import (
     shared_memory,
     stale_write_rows,
     start_refused,
+    start_stopped,
     storage_tier,
     swa_not_evicted,
     throughput_collapse,
@@ -110,6 +113,7 @@ ENDINGS: tuple[Rule, ...] = (
     media_unreadable.RULE,
     bus_error.RULE,
     router.RULE,
+    start_stopped.RULE,
 )
 """Of what a server died of, or would have."""
 
@@ -125,6 +129,8 @@ LOADS: tuple[Rule, ...] = (
     accept_length_drop.RULE,
     drafts_never_accepted.RULE,
     throughput_collapse.RULE,
+    eager_decode.RULE,
+    prefill_starves_decode.RULE,
 )
 """Of how it served."""
 
@@ -144,6 +150,9 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     told = {finding.rule for finding in endings}
     telling = [rule for rule in ENDINGS if rule.id in told]
     unexplained = [death for death in facts.deaths if not any(rule.explains(death) for rule in telling)]
+    # Of two ranks that wrote into each other's tracebacks one is left without frames.
+    said = {(death.type_name, death.message) for death in facts.deaths if death not in unexplained}
+    unexplained = [death for death in unexplained if death.frames or (death.type_name, death.message) not in said]
     endings += known_issue.beside(endings, facts)
     known = known_issue.explained(facts)
     unknown = [death for death in unexplained if (death.type_name, death.frame) not in known]

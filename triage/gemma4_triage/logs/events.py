@@ -38,7 +38,8 @@ _SETTINGS = (
     *("disaggregation_decode_enable_radix_cache", "enable_lmcache", "ep_size"),
     *("model_path", "speculative_draft_model_path", "speculative_eagle_topk", "speculative_num_draft_tokens"),
     *("dtype", "trust_remote_code", "enable_multimodal", "pp_size", "ep_size"),
-    *("enable_mixed_chunk", "enable_piecewise_cuda_graph", "enforce_piecewise_cuda_graph"),
+    *("enable_mixed_chunk", "enable_piecewise_cuda_graph", "enforce_piecewise_cuda_graph", "enable_memory_saver"),
+    *("max_prefill_tokens", "disable_hybrid_swa_memory"),
 )
 _SETTING = re.compile(rf"\b({'|'.join(_SETTINGS)})=('[^']{{0,200}}'|[\w.+-]{{1,40}})")
 _RETRACTED = re.compile(rb"#retracted_reqs: (\d{1,9})")

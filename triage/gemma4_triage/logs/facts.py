@@ -51,6 +51,29 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class Eager:
+    """Decode lines that say that their steps ran without a CUDA graph, beside those with one.
+
+    Attributes:
+        lines: how many ran without.
+        graph_lines: how many ran with one.
+        first: where the first one without stands.
+        smallest: the fewest requests that ran without.
+        largest_in_graph: the most requests that ran with one.
+        speed: tokens per second and request without, the mean over lines.
+        speed_in_graph: the same with one.
+    """
+
+    lines: int
+    graph_lines: int
+    first: Place
+    smallest: int
+    largest_in_graph: int
+    speed: float
+    speed_in_graph: float
+
+
+@dataclass(frozen=True, slots=True)
 class Burst:
     """The shortest stretch that held BURST_EVENTS retractions. seconds: None where the log has no times."""
 
@@ -102,6 +125,7 @@ class RankFacts:
         cached_share_drop: where the share of cached tokens fell; None if it did not.
         retractions: how often requests were retracted, and where.
         series: columns of equal length, downsampled; see `series`.
+        eager: decode lines that ran without a CUDA graph beside others with one; None if there are none.
     """
 
     rank: str
@@ -121,6 +145,7 @@ class RankFacts:
     cached_share_drop: Drop | None
     retractions: Retractions
     series: Mapping[str, list]
+    eager: Eager | None = None
 
     @property
     def cached_share(self) -> float | None:

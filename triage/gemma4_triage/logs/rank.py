@@ -8,7 +8,7 @@ import numpy as np
 
 from gemma4_triage.logs.batch_table import VALUES, Rows, concatenated, time_text
 from gemma4_triage.logs.drops import DropWatch
-from gemma4_triage.logs.facts import Burst, Place, Pool, RankFacts, Retractions, Usage
+from gemma4_triage.logs.facts import Burst, Eager, Place, Pool, RankFacts, Retractions, Usage
 from gemma4_triage.logs.series import Series
 from gemma4_triage.logs.stamp import Stamp
 
@@ -18,7 +18,7 @@ APART = 0.2
 ACCEPT_DROP, THROUGHPUT_DROP, CACHED_SHARE_DROP = 0.75, 0.4, 0.4
 WINDOW = 8
 _TOGETHER = 1 << 14  # rows
-_RUNNING, _QUEUED, _FULL, _SWA, _SEQS, _NEW, _CACHED, _ACCEPT, _RATE = range(len(VALUES))
+_RUNNING, _QUEUED, _FULL, _SWA, _SEQS, _NEW, _CACHED, _ACCEPT, _RATE, _GRAPH = range(len(VALUES))
 BUSY_SHARE = 0.5  # of the largest batch so far; smaller ones say nothing about throughput
 
 
@@ -43,6 +43,7 @@ class RankReading:
         self._cached_share = DropWatch(CACHED_SHARE_DROP, WINDOW)
         self._generated_sum, self._generated_count = 0.0, 0
         self._after_decode, self._largest_batch = False, 0.0
+        self._graphs = GraphReading()
         self._retraction = RetractionReading()
 
     def add(self, rows: Rows) -> None:
@@ -132,6 +133,7 @@ class RankReading:
         after_decode = np.concatenate(([self._after_decode], decode[:-1]))
         self._after_decode = bool(decode[-1])
         rated = decode & ~np.isnan(rate)
+        self._graphs.add(rows.part(rated & (running > 0)))
         self._generated_sum = float(np.cumsum(np.concatenate(([self._generated_sum], rate[rated])))[-1])
         self._generated_count += int(np.count_nonzero(rated))
         pure = rated & after_decode & (running >= BUSY_SHARE * largest)
@@ -157,8 +159,50 @@ class RankReading:
             generated_per_s=self._generated_sum / self._generated_count if self._generated_count else None,
             throughput_drop=self._pure_decode.worst,
             cached_share_drop=self._cached_share.worst,
+            eager=self._graphs.facts(),
             retractions=self._retraction.facts(),
             series=self._series.columns(),
+        )
+
+
+class GraphReading:
+    """How decode lines fare within and without CUDA graphs."""
+
+    def __init__(self) -> None:
+        self._count = {1: 0, 0: 0}
+        self._speed = {1: 0.0, 0: 0.0}
+        self._largest = self._smallest = 0
+        self._first: Place | None = None
+
+    def add(self, rows: Rows) -> None:
+        """Add decode lines that give a throughput and run requests."""
+        running, rate, graph = (rows.values[:, column] for column in (_RUNNING, _RATE, _GRAPH))
+        for kind in (1, 0):
+            some = graph == kind
+            if not some.any():
+                continue
+            self._count[kind] += int(np.count_nonzero(some))
+            self._speed[kind] += float((rate[some] / running[some]).sum())
+            if kind:
+                self._largest = max(self._largest, int(running[some].max()))
+            else:
+                least = int(running[some].min())
+                self._smallest = least if self._first is None else min(self._smallest, least)
+                at = int(some.argmax())
+                self._first = self._first or Place(int(rows.lines[at]), time_text(int(rows.times[at])))
+
+    def facts(self) -> Eager | None:
+        """Return what there is of lines without a graph; None if there are none, or none with one to compare."""
+        if self._first is None or not self._count[1]:
+            return None
+        return Eager(
+            lines=self._count[0],
+            graph_lines=self._count[1],
+            first=self._first,
+            smallest=self._smallest,
+            largest_in_graph=self._largest,
+            speed=self._speed[0] / self._count[0],
+            speed_in_graph=self._speed[1] / self._count[1],
         )
 
 

@@ -272,7 +272,10 @@ class LogReading:
         stamp = self._stamp(line, len(line))
         place = Place(number, stamp.text)
         if kind.startswith("remark "):
-            self._remarks[kind.removeprefix("remark ")] = remarks.remark(line, stamp.rank, place)
+            name = kind.removeprefix("remark ")
+            self._remarks[name] = remarks.remark(line, stamp.rank, place)
+            if name in remarks.FIRST_TOO:
+                self._remarks.setdefault(f"first_{name}", self._remarks[name])
             return False
         if kind == "stack":
             self._stacks.begin(line, stamp.rank, place)
@@ -304,11 +307,15 @@ class LogReading:
             if not self._leak(line.decode(errors="replace"), place) and b"] total=" not in line:
                 return False
         elif kind == "death":
-            self._die(Death(place, stamp.rank, "", events.death_message(line)))
+            # Where somebody caught it, its traceback ends in this very line.
+            self._die(Death(place, stamp.rank, "", events.death_message(line), self._tracebacks.survived))
+            self._tracebacks.survived = ()
             self._watchdog = number if b"atchdog" in line else self._watchdog
         elif kind == "start":
             self._starts += 1
             self._settings = events.settings(line)
+            for name in remarks.FIRST_TOO:
+                self._remarks.pop(f"first_{name}", None)
         elif kind == "pool_sizes":
             self._pool_tokens = events.pool_tokens(line)
         elif kind == "fault" and (fault := events.injected_fault(line)) and len(self._faults) < MAX_KEPT:

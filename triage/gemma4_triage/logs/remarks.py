@@ -25,6 +25,8 @@ MARKS = (
     (b"local protection error", "transport_protection"),
     (b"onnection refused", "transport_refused"),
     (b"No RDMA devices found", "transport_no_rdma"),
+    (b"Found 0 HCAs", "transport_no_rdma"),
+    (b"onnection timed out", "transport_timed_out"),
     (b"fp8e4nv not supported", "no_fp8_e4m3"),
     (b"NIXL_ERR_", "transport_nixl"),
     # SGLang's router on what a worker answered to a client's mistake.
@@ -34,10 +36,17 @@ MARKS = (
     (b"Using FP8 KV cache but no scaling factors", "no_kv_scales"),
     (b"Mamba Cache is allocated", "states"),
     (b"https://huggingface.co/", "hub"),
+    # A start that somebody ended before it was one.
+    (b"fired up and ready to roll", "ready"),
+    (b"SIGTERM received", "sigterm"),
+    (b"DeepGEMM JIT Pre-Compile session", "deep_gemm"),
+    (b"Capture cuda graph bs [", "graph_sizes"),
     (b"ompute capability", "capability"),
     (b"driver on your system is too old", "old_driver"),
     (b"Driver was not detected or is too old", "old_driver"),
 )
+FIRST_TOO = ("before_weights", "after_weights")
+"""Remarks of which the first of a start is kept beside the last, as "first_NAME": a target loads before its draft."""
 STACKS = (b"Pyspy dump for PID ", b": sglang::scheduler")
 MOST_STACKS = 16
 _LONGEST_TEXT = 400

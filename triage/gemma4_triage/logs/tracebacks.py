@@ -45,7 +45,12 @@ _MOST_FOREIGN = 5  # lines of others, without a stamp, that may stand between tw
 
 
 class TracebackReader:
-    """Holds at most one traceback open; `inside` says whether the next lines belong to it."""
+    """Holds at most one traceback open.
+
+    Attributes:
+        inside: whether the next lines belong to it.
+        survived: the frames of the last one that ended no process, until the next begins.
+    """
 
     def __init__(self) -> None:
         self.inside = False
@@ -60,6 +65,7 @@ class TracebackReader:
         self._group = False
         self._details = 0
         self._last: Death | None = None
+        self.survived: tuple[str, ...] = ()
 
     @property
     def watching(self) -> bool:
@@ -88,6 +94,7 @@ class TracebackReader:
     def _open(self, place: Place, fatal: bool) -> None:
         self.inside = True
         self._details = 0
+        self.survived = ()
         self._fatal = fatal
         self._left, self._foreign = _LONGEST_TRACEBACK, _MOST_FOREIGN
         self._begin = place
@@ -160,6 +167,7 @@ class TracebackReader:
             return None
         self._chained = self._fatal
         if not self._fatal:
+            self.survived = tuple(map(_frame_text, self._frames))
             return None
         self._last = Death(self._begin, self._rank, match[1], message, tuple(map(_frame_text, self._frames)))
         self._details = 0 if message.strip() or b":" not in line else _MOST_DETAILS

@@ -35,7 +35,7 @@ def _of_rocm(facts: LogFacts, death: Death) -> Finding:
             ruled_out_if=("it dies alike with --disable-cuda-graph",),
             advice=(
                 "a newer image of ROCm: 7.2.1 and later are reported to capture beside such a thread",
-                "until then --disable-cuda-graph, or SGLANG_USE_AITER_AR=0",
+                "until then --disable-custom-all-reduce, SGLANG_USE_AITER_AR=0 or --disable-cuda-graph",
             ),
             upstream=("SGLang 24011",),
         )

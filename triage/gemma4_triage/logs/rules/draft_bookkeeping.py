@@ -41,10 +41,14 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     where = "two batches were merged" if merging else "a draft or its verification was prepared"
     named = f" ({algorithm})" if algorithm != "None" else ""
     named += ", spec v2," if second else ""
+    writes = _writes_beyond(death)
+    doubt = (
+        " The draft's KV pool may be smaller than the target's, which has a second one for windows." if writes else ""
+    )
     return Finding(
         rule=_OF_DEATH.id,
         cause=f"Speculative decoding{named} lost count as {where}: sizes or indices do not fit. It is a defect of the "
-        "release, not of memory or of a prompt.",
+        f"release, not of memory or of a prompt.{doubt}",
         confidence=Confidence.LIKELY,
         evidence=(
             *of_failure(facts, death),
@@ -52,12 +56,23 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ),
         ruled_out_if=("the same load without --speculative-algorithm dies alike",),
         advice=(
+            *(
+                ("once with --disable-hybrid-swa-memory: draft and target then have pools of one size",)
+                if writes
+                else ()
+            ),
             "serve without --speculative-algorithm, or take another release of SGLang",
             *(("spec v2 alone: unset SGLANG_ENABLE_SPEC_V2, or --disable-overlap-schedule",) if second else ()),
             *(("EAGLE with a draft made for this target instead of STANDALONE",) if algorithm == "STANDALONE" else ()),
         ),
         next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",),
     )
+
+
+def _writes_beyond(death: Death) -> bool:
+    """Say whether an index into a KV pool was too large, in a server with a pool of its own for sliding windows."""
+    writes = any(frame.endswith((" set_kv_buffer", " set_swa_loc")) for frame in death.frames[-_INNER:])
+    return writes and death.usage is not None and death.usage.swa is not None
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:

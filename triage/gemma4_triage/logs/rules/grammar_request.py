@@ -17,8 +17,13 @@ _SPECULATIVE = re.compile(r"(?:eagle|spec|mtp)\w*\.py:")
 _INNER = 4  # frames
 
 
+_OF_A_START = (" __init__", " <module>", " create_grammar_backend", " init_tokenizer")
+_MASK = re.compile(r"(?i)logits and bitmask|bitmask.{0,60}(?:batch size|shape)|vocab_?mask.{0,60}(?:shape|size)")
+
+
 def _explains(death: Death) -> bool:
-    return death.usage is not None and any(_FRAME.match(frame) for frame in death.frames[-_INNER:])
+    serving = death.usage is not None or not any(frame.endswith(_OF_A_START) for frame in death.frames)
+    return serving and any(_FRAME.match(frame) for frame in death.frames[-_INNER:])
 
 
 def _tell(facts: LogFacts, death: Death) -> Finding:
@@ -26,6 +31,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     compiling = any("compile" in frame for frame in inner)
     deep = "recursion" in death.message
     drafts = not compiling and _drafts(facts, death)
+    if _MASK.search(death.message):
+        return _mask(facts, death)
     if compiling:
         what = "A request's schema or grammar does not compile, and nothing caught the error: it ended the scheduler"
     elif deep:
@@ -52,6 +59,29 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             else "bound the recursion of schemas and max_tokens"
             if deep
             else "check schemas before they reach the server",
+        ),
+    )
+
+
+def _mask(facts: LogFacts, death: Death) -> Finding:
+    drafts = _drafts(facts, death)
+    why = (
+        "drafts ask for a row of logits per draft token, and this release has a mask of one row per request: it does "
+        "not serve structured output together with drafts"
+        if drafts
+        else "rows were added to or taken from the batch between both"
+    )
+    return Finding(
+        rule=RULE.id,
+        cause=f"Logits and the mask of structured output differ in their number of rows: {why}. No schema is at fault.",
+        confidence=Confidence.LIKELY if drafts else Confidence.POSSIBLE,
+        evidence=(*of_failure(facts, death), *of_settings(facts, "grammar_backend", "speculative_algorithm")),
+        ruled_out_if=("it happens without response_format, json_schema, regex, ebnf or tools in the requests",),
+        advice=(
+            "a later release, which serves grammars with drafts",
+            "until then requests with a schema or tools at a server without --speculative-algorithm"
+            if drafts
+            else "until then once with --disable-overlap-schedule",
         ),
     )
 

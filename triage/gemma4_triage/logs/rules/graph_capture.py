@@ -16,15 +16,22 @@ _IN_CAPTURE = re.compile(
 )
 # What such a capture fails of has a rule of its own, and fails without graphs too.
 _OWN_CAUSES = (no_kernel_image.WORDS, kernel_too_large.WORDS)
+# ROCm's runtime refuses calls of other threads beside a capture; device_fault.py tells that.
+_OF_ROCM = re.compile(r"HIP error: .*captur")
 _ALL_REDUCE = re.compile(r"\w*custom_all_reduce\w*\.py:|.* register_graph_buffers$")
+_SAVER = (
+    "--enable-memory-saver replaces the allocations whose handles are exchanged: a later release, or without it, or "
+    "--disable-custom-all-reduce"
+)
 _HANDLES = (
     "--disable-custom-all-reduce: NCCL then does the sums",
+    "no expandable_segments in PYTORCH_CUDA_ALLOC_CONF: such memory cannot be shared so",
     "containers: --ipc=host, and GPUs that reach each other (nvidia-smi topo -m)",
 )
 
 
 def _explains(death: Death) -> bool:
-    if any(says(words)(death) for words in _OWN_CAUSES):
+    if any(says(words)(death) for words in (*_OWN_CAUSES, _OF_ROCM)):
         return False
     if "out of memory" in death.message:
         return bool(_FAILED.search(death.message))
@@ -45,6 +52,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             f"Graph capture failed{f': {reason[:120]}' if reason else ''}; the error is the captured "
             "code's, not capture's."
         )
+    saver = (_SAVER,) if facts.settings.get("enable_memory_saver") == "True" else ()
     memory = ("lower --mem-fraction-static by 0.03 to 0.05", "a smaller --cuda-graph-max-bs needs smaller buffers")
     code = (
         "once with --disable-cuda-graph: the same error then comes from an ordinary step, with its own traceback",
@@ -57,12 +65,12 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         evidence=(
             *of_failure(facts, death),
             *remarked(facts, "before_graphs", "memory left before the capture"),
-            *of_settings(facts, "mem_fraction_static", "cuda_graph_max_bs", "attention_backend"),
+            *of_settings(facts, "mem_fraction_static", "cuda_graph_max_bs", "attention_backend", "enable_memory_saver"),
         ),
         ruled_out_if=("it fails alike with --disable-cuda-graph",)
         if not no_memory
         else ("another process used the device",),
-        advice=memory if no_memory else (*(_HANDLES if handles else ()), *code),
+        advice=memory if no_memory else (*saver, *_HANDLES) if handles else code,
     )
 
 

@@ -47,9 +47,13 @@ def _of_the_draft(facts: LogFacts, death: Death) -> Finding:
             "it happens with GEMMA4_TRIAGE_PATCHES=default too: gemma4-triage patches",
             "a trap names another table or buffer",
         ),
+        advice=(
+            "a release with the change of SGLang 26966, or the fix below",
+            "until then without drafts (no --speculative-algorithm), or with --attention-backend triton",
+        ),
         next_commands=(_SERVE, "gemma4-triage repro e4b-trtllm"),
         fix="swa-state-swap",
-        upstream=("SGLang 26957",),
+        upstream=("SGLang 26957", "SGLang 26966"),
     )
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 
-from gemma4_triage.finding import Confidence
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.rule import Wording, of_wordings
+from gemma4_triage.logs.rules import graph_capture
 
 _WORDINGS = (
     Wording(
@@ -36,7 +40,14 @@ _WORDINGS = (
     ),
 )
 
-RULE = of_wordings(
+
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    # What fails in the exchange of a capture's handles has no sizes that are wrong.
+    if not any(graph_capture.RULE.explains(death) for death in facts.failures):
+        yield from _OF_WORDINGS.find(facts)
+
+
+_OF_WORDINGS = of_wordings(
     "kernel-failed",
     "a kernel or a library of CUDA failed",
     _WORDINGS,
@@ -45,3 +56,4 @@ RULE = of_wordings(
     advice=("the first rank and the first such line count: later ones follow from it",),
     alarms=("device", "signalled"),
 )
+RULE = replace(_OF_WORDINGS, find=_find)

@@ -14,7 +14,7 @@ from gemma4_triage.logs.rule import of_death, of_failure, of_settings, over, rem
 _WORDS = re.compile(
     r"(?:KVTransferError|[Tt]ransfer failed for request)(?!.*Aborted by AbortReq)|"
     r"(?:bootstrap|handshake) (?:failed|timed out)|"
-    r"Lost connection with (?:prefill|decode) instance|NIXL_ERR_"
+    r"Los(?:t|ing) connection with (?:prefill|decode) instance|NIXL_ERR_"
 )
 _STATES = {
     "Bootstrapping": (
@@ -56,6 +56,23 @@ _TRANSPORTS = (
         ),
     ),
     (
+        "transport_no_rdma",
+        "no RDMA device was found, so that the transport fell back to TCP",
+        (
+            "give it RDMA: --disaggregation-ib-device, /dev/infiniband in the container",
+            "or make every TCP port between the hosts reachable, and look whether the other server lives",
+            "once with --disaggregation-transfer-backend nixl",
+        ),
+    ),
+    (
+        "transport_timed_out",
+        "connections to the other side timed out: it is gone or so busy that it takes none, or a network is between",
+        (
+            "look whether the other server lives and what it did at that time; then the ports between the hosts",
+            "once with --disaggregation-transfer-backend nixl",
+        ),
+    ),
+    (
         _NIXL,
         "NIXL refused to prepare or to make a transfer",
         (
@@ -64,16 +81,8 @@ _TRANSPORTS = (
             "the first error of the side that prepares the transfer counts: the other side only waits",
         ),
     ),
-    (
-        "transport_no_rdma",
-        "no RDMA device was found, so that the transport fell back to TCP",
-        (
-            "give it RDMA: --disaggregation-ib-device, /dev/infiniband in the container",
-            "or make every TCP port between the hosts reachable",
-        ),
-    ),
 )
-_GONE = re.compile(r"Lost connection with (prefill|decode) instance")
+_GONE = re.compile(r"Los(?:t|ing) connection with (prefill|decode) instance")
 _OTHER = (
     "the other server's log at the same time says why: it died, has no room, or its network does not answer",
     "both have to run the same release and page size",

@@ -8,6 +8,7 @@ from dataclasses import replace
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import at, last_sign_of_life, of_death, of_failure, of_settings, on_rank
+from gemma4_triage.logs.started import Started
 
 _WORDS = re.compile(
     r"contains either `inf`, `nan`|(?i:nan in the (?:logits|probs))|[Dd]etected (?:NaN|nan|inf)\b|"
@@ -15,6 +16,7 @@ _WORDS = re.compile(
     r"logits (?:are|is|became|contain) (?:all )?(?:NaN|nan|inf)"
 )
 _SUSPECTS = (
+    "dtype",
     "quantization",
     "kv_cache_dtype",
     "attention_backend",
@@ -50,6 +52,11 @@ def _advice(facts: LogFacts) -> tuple[str, ...]:
     """Return what to switch off once, what this server has first; each alone, since two changes tell nothing."""
     asked = facts.settings
     steps = []
+    if Started(facts).is_float16:
+        steps.append(
+            "--dtype bfloat16 (float32 where the GPU has none): this server computes in float16, which ends at 65504; "
+            "values of models trained in bfloat16 pass that"
+        )
     if asked.get("kv_cache_dtype", "auto") not in ("auto", "bfloat16"):
         steps.append("once with --kv-cache-dtype auto: scales of an FP8 KV cache are the first suspect")
     if asked.get("quantization", "None") != "None":

@@ -32,6 +32,8 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
             continue
         seen.add((death.type_name, death.frame))
         first = death is beginning
+        if beginning is not None and not first and _only_waited(death):
+            continue
         # What follows from another failure tells of its handling, and that is seldom what to mend.
         code = _of_the_code(death) if first else ""
         yield Finding(
@@ -43,6 +45,18 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
             advice=(*((_OTHER_BUILD,) if code else ()), _next_step(death, beginning), *_suspect(facts, death)),
             next_commands=_commands(death),
         )
+
+
+_WAITED = re.compile(r".* _?(?:wait_\w*|launch_(?:server|subprocess|worker)\w*|execute_server_warmup)$")
+_GONE = re.compile(
+    r"(?i)(?:server|engine|worker|scheduler)s?(?: process\w*)? "
+    r"(?:terminated|exited|died|failed|is not (?:healthy|ready))|Initialization failed|failed to start"
+)
+
+
+def _only_waited(death: Death) -> bool:
+    """Say whether a process died because another one, which it had started or asked, did not come up."""
+    return bool(_GONE.search(death.message)) or any(map(_WAITED.match, death.frames[-1:]))
 
 
 _OTHER_BUILD = (

@@ -22,6 +22,8 @@ _CAUSES = {
     _TOO_SMALL: "Weights alone fill the share of memory that pools were to come from.",
 }
 _TOWER = re.compile(r"(?:\w*_)?(?:vision|vit|siglip|clip|audio)\w*\.py:|.* (?:get_image_feature|get_audio_feature)\w*$")
+_PICTURES = re.compile(r"(?:image_process\w*|video_process\w*|processing_\w+|(?!logits_)\w+_processor)\.py:")
+_PROCESS = re.compile(r"Process (\d+) has (\d+\.\d+) GiB memory in use")
 _LOGITS = re.compile(r"logits_processor\.py:")
 _PLAN = "gemma4-triage pools --config CONFIG --gpu-mem 80GiB --weights 20GiB --workload 64x8000+1000"
 _ASKED = re.compile(
@@ -29,6 +31,7 @@ _ASKED = re.compile(
     r"(\d+(?:\.\d+)?) ([MG])iB"
 )
 _ROOM_GIB = 1.0  # for what else a step needs beside the allocation that failed
+_DRAFT_SHARE = 0.2  # of the device, what a target's pools and graphs leave a draft's pool room in
 _POOL_SHARE = 0.05  # of the device, the least that is of use as a KV pool
 
 
@@ -42,7 +45,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     too_small = _TOO_SMALL in death.message
     advice = _larger_share(facts) if too_small else _other_advice(death) or _smaller_share(facts, death)
     cause = cause_in(death, _CAUSES) or _CAUSES[_ON_THE_DEVICE]
-    if any(_TOWER.match(frame) for frame in death.frames) and not too_small:
+    if any(_PICTURES.match(frame) for frame in death.frames[-3:]):
+        cause, advice = _of_pictures(death)
+    elif any(_TOWER.match(frame) for frame in death.frames) and not too_small:
         cause = "The device's memory ran out in the image or audio encoder: pools and weights left it too little."
         advice = (*advice, "fewer or smaller images in a request and in a prefill: a smaller --chunked-prefill-size")
     elif any(_LOGITS.match(frame) for frame in death.frames[-3:]) and not too_small:
@@ -62,6 +67,21 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         advice=advice,
         next_commands=(_PLAN,),
         upstream=("SGLang 4330",) if too_small else (),
+    )
+
+
+def _of_pictures(death: Death) -> tuple[str, tuple[str, ...]]:
+    """Return cause and advice where pictures were being prepared, which the tokenizer's process does on the GPU."""
+    others = sorted((float(used), process) for process, used in _PROCESS.findall(death.message))
+    small = f" {others[0][0]:.1f} GiB are held by process {others[0][1]}." if len(others) > 1 else ""
+    return (
+        "The device's memory ran out as pictures were prepared on the GPU, in the tokenizer's own process, beside what "
+        f"the scheduler's process holds.{small}",
+        (
+            "--disable-fast-image-processor: pictures are then prepared on the CPU",
+            "a later release, if that process grows with every picture (nvidia-smi): some have lost memory there",
+            "a lower --mem-fraction-static leaves it room; limit the size of pictures",
+        ),
     )
 
 
@@ -96,12 +116,39 @@ def _larger_share(facts: LogFacts) -> tuple[str, ...]:
         return (
             "raise --mem-fraction-static; if memory then runs out elsewhere, more GPUs (--tp) or a smaller checkpoint",
         )
+    of_draft = _target_and_draft(facts)
+    if of_draft is not None:
+        return of_draft
     least = 1 - left / had
     if least + _POOL_SHARE > 0.95:
         return (f"weights take {had - left:.1f} of {had:.1f} GB: no share leaves a pool; more GPUs or fewer bits",)
     return (
         f"weights take {had - left:.1f} of {had:.1f} GB: --mem-fraction-static has to be above {least:.2f}; "
         f"{least + _POOL_SHARE:.2f} leaves a pool of {_POOL_SHARE * had:.1f} GB, 0.90 one of {left - 0.1 * had:.1f} GB",
+    )
+
+
+_TYPE = re.compile(r"\btype=(\w+)")
+
+
+def _target_and_draft(facts: LogFacts) -> tuple[str, ...] | None:
+    """Say what two models take together, by the memory that each has used; None where one alone was loaded."""
+    first, last = facts.remarks.get("first_after_weights"), facts.remarks.get("after_weights")
+    begin = facts.remarks.get("first_before_weights")
+    if first is None or last is None or begin is None:
+        return None
+    names = [_TYPE.search(remark.text) for remark in (first, last)]
+    weights = [number_in(remark.text, "mem usage") for remark in (first, last)]
+    had = number_in(begin.text, "avail mem")
+    if None in names or None in weights or not had or names[0][1] == names[1][1]:  # type: ignore[index]
+        return None
+    both, share = sum(filter(None, weights)), facts.settings.get("mem_fraction_static", "None")
+    said = f"target and draft take {both:.1f} of {had:.1f} GB: raise --mem-fraction-static"
+    if share != "None":
+        said += f" above the {share} that it was"
+    return (
+        f"{said}, to {both / had + _DRAFT_SHARE:.2f} or more: graphs and the pools of both come on top of the weights",
+        "if memory then runs out elsewhere: a smaller --cuda-graph-max-bs, fewer draft tokens, more GPUs (--tp)",
     )
 
 
@@ -129,4 +176,4 @@ def _smaller_share(facts: LogFacts, death: Death) -> tuple[str, ...]:
     return (f"--mem-fraction-static {needed:.2f} would have left the {wanted:.2f} GiB that were asked for", smaller)
 
 
-RULE = of_death("out-of-memory", "memory of the device ran out", _explains, _tell, alarms=("no-memory",))
+RULE = of_death("out-of-memory", "memory of the device ran out", _explains, _tell, alarms=("no-memory", "answered-500"))

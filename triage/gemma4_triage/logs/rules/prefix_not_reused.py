@@ -29,7 +29,8 @@ class _Turn(NamedTuple):
 def _find(facts: LogFacts) -> Iterator[Finding]:
     for rank in facts.schedulers:
         turns = _turns(rank)
-        if len(turns) < _TURNS or rank.retractions.events:
+        if len(turns) < _TURNS or rank.retractions.events or len({turn.new for turn in turns}) <= len(turns) // 2:
+            # As many new tokens each time are the chunks of a full queue.
             continue
         new, cached = sum(turn.new for turn in turns), sum(turn.cached for turn in turns)
         off = facts.settings.get("disable_radix_cache") == "True"

@@ -18,7 +18,19 @@ _TOWER = re.compile(r"(?:\w*_)?(?:vision|vit|siglip|clip|audio)\w*\.py:")
 _INNER = 6  # frames
 
 
+_CREATES = re.compile(r".* (?:create_weights|get_quant_method|process_weights_after_loading|create_moe_runner)$")
+
+
+def _no_support(death: Death) -> bool:
+    """Say whether the code that makes a quantised layer's parameters lacks something of this model's layers."""
+    lacks = death.type_name in ("KeyError", "TypeError", "AttributeError", "NotImplementedError")
+    inner = death.frames[-3:]
+    return lacks and any(_QUANTISED.match(frame) and _CREATES.match(frame) for frame in inner)
+
+
 def _explains(death: Death) -> bool:
+    if _no_support(death):
+        return True
     if death.type_name not in ("AssertionError", "IndexError", "RuntimeError", "ValueError", "NotImplementedError"):
         return False
     said = f"{death.type_name}: {death.message}"
@@ -34,7 +46,16 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     wrong_flag = quantised_on_load(facts)
     backend = facts.settings.get("moe_runner_backend", "auto")
     advice: tuple[str, ...]
-    if wrong_flag:
+    unsupported = _no_support(death)
+    if unsupported and not wrong_flag:
+        what = death.frame.partition(".py")[0]
+        cause = f"This release does not serve the model's layers in this quantisation: {what}, which makes their "
+        cause += "parameters, is not given or has not what it needs. The weights are not at fault."
+        advice = (
+            "a later release of SGLang (and of vLLM, if the file is vLLM's)",
+            "GPTQ and AWQ of a MoE model: --quantization moe_wna16; else the model in FP8, another format or bfloat16",
+        )
+    elif wrong_flag:
         cause = f"--quantization {wrong_flag} was asked for a checkpoint that is not quantised so, by its name: "
         cause += "the layer has not the scales that its kernel reads."
         advice = (f"leave --quantization {wrong_flag} out, or serve a checkpoint that was made with it",)
@@ -62,7 +83,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         rule=RULE.id,
         cause=cause,
         confidence=Confidence.LIKELY
-        if wrong_flag or aligned or backend not in ("auto", "None")
+        if wrong_flag or aligned or unsupported or backend not in ("auto", "None")
         else Confidence.POSSIBLE,
         evidence=(
             *of_failure(facts, death),
