@@ -95,6 +95,7 @@ MADE = {
         f"{stamp(1)} Load weight begin. avail mem=20.00 GB\n",
         f"{stamp(600)} SIGTERM received. signum=15\n",
     ],
+    "refused-by-check": [death(1, "ValueError: --page-size must be 64 for this backend", frame="srt/server_args.py")],
     "router": ["2026-01-01 00:00:01 ERROR smg::routers: No available workers\n"],
     "start-refused": ["launch_server.py: error: unrecognized arguments: --gemma\n"],
     "swa-not-evicted": steady(20, running=1, full=0.2, swa=0.97, queued=3),

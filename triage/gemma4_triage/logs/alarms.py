@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from gemma4_triage.logs.facts import Alarm, Death, Place
 from gemma4_triage.logs.lines import lines_with
+from gemma4_triage.logs.tracebacks import path_of
 
 # The first that fits names the kind. Sources: SGLang's utils/watchdog.py, entrypoints/engine.py and http_server.py,
 # managers/*.py, layers/sampler.py; torch's ProcessGroupNCCL and c10; bash, the kernel and container runtimes.
@@ -37,7 +38,8 @@ _HARD = {
     "health": rb"Health check failed|health check (?:has )?(?:failed|timed out)|"
     rb"Liveness probe failed",
     "no-start": rb"Initialization failed|scheduler died during initialization|Weights are not ready after|"
-    rb"[Aa]ddress already in use|error: unrecognized arguments|error: argument --|error: the following arguments are|"
+    rb"[Aa]ddress already in use|\b[Pp]ort (?:\d+ )?is already in use|error: unrecognized arguments|"
+    rb"error: argument --|error: the following arguments are|"
     rb"could not select device driver|"
     rb"[Ff]ailed to (?:start|launch|initialize) (?:the )?(?:server|engine|scheduler|worker)",
     "child": rb"(?:crashed|exited|terminated|died|ended) \(?with (?:exit ?code |code |status )?(?!13[04-79]\b|143\b)"
@@ -54,7 +56,7 @@ _HARD = {
     "stopped-answering": rb"\b(?:deadlock(?:ed)?|hung|not responding|unresponsive|stopped responding)\b",
     # A client that goes away ends its transfer ("Aborted by AbortReq").
     "transfer": rb"(?:KVTransferError|[Tt]ransfer failed for request)(?!.*Aborted by AbortReq)|"
-    rb"(?:bootstrap|handshake) (?:failed|timed out)|"
+    rb"(?:bootstrap|handshake) (?:failed|timed out)|failed to register to bootstrap|"
     rb"Los(?:t|ing) connection with (?:prefill|decode) instance|"
     rb"\bNIXL_ERR_\w+",
     # Of SGLang's router, which is another program.
@@ -85,7 +87,10 @@ _SOFT = {
     "library": rb"cannot open shared object file",
     "error": rb"^(?:[\w.]+\.)?(?!CancelledError)\w*(?:Error|Exception|Violation|Failure|OutOfResources)(?:: |$)",
     "unhealthy": rb'"GET /health\w* HTTP/\d(?:\.\d)?" 503\b',
-    "timeout": rb"\b(?:timed out|[Tt]ime-?out (?:waiting|after|expired|exceeded|while|when))\b",
+    "timeout": rb"\b(?:[Tt]imed out|Timeout!|[Tt]ime-?out (?:waiting|after|expired|exceeded|while|when))\b",
+    "trouble": rb"\b[Ee]rror (?!in request)(?:in|while|when|during|on|processing|fetching|querying|reading|"
+    rb"writing|converting|submitting|preparing|handling|loading)\b|\b[Uu]nexpected(?:ly)? (?:\w+ )?(?:error|not ready)|"
+    rb"\b[Uu]nrecoverable\b|\b[Gg]iving up\b|\b[Nn]ot enough (?:host |GPU )?memory|[Mm]ismatch(?:ed)?\b",
     "failed": rb"\b(?:[Ff]ailed|[Ff]ailure|FAILED|[Cc]rashed|[Pp]anicked|[Cc]orrupt(?:ed|ion)?|[Ff]atal|FATAL|died)\b",
 }
 SURVIVABLE = frozenset(_SOFT)
@@ -176,6 +181,7 @@ _TRIGGERS = (
         b"time-out",
         b"timeout",
     ),
+    *(b"mismatch", b"giving up", b"not enough", b"unexpected", b"unrecoverable"),
     *(b"available workers", b"available_workers", b"circuit", b"connection with", b"incompatible"),
     *(b"to select ", b"strap room", b"panicked at", b"nixl_err", b"queue is full"),
     *(b"shared object", b"panicked", b"corrupt", b"interrupt", b"violation", b"invariant-check", b"outofres"),
@@ -324,7 +330,8 @@ class AlarmReader:
             match = _LAST_LINE.fullmatch(alarm.text)
             frames = tuple(filter(None, map(_frame_text, self._frames)))
             if match is not None:
-                self._errors.append(Death(alarm.place, alarm.rank, match[1], match[2] or "", frames))
+                path = path_of(self._frames[-1]) if self._frames else ""
+                self._errors.append(Death(alarm.place, alarm.rank, match[1], match[2] or "", frames, path=path))
                 self.caught = [*self.caught, self._errors[-1]][-_MOST_ERRORS:]
         self._frames.clear()
 

@@ -52,6 +52,7 @@ from gemma4_triage.logs.rules import (
     quantised_kernel,
     queue_stands,
     re_prefill_storm,
+    refused_by_check,
     retraction_thrash,
     router,
     shared_memory,
@@ -156,9 +157,15 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     endings += known_issue.beside(endings, facts)
     known = known_issue.explained(facts)
     unknown = [death for death in unexplained if (death.type_name, death.frame) not in known]
-    endings += other_crash.find(facts, unknown)
+    endings += refused_by_check.find(facts, unknown)
+    endings += other_crash.find(facts, [death for death in unknown if not refused_by_check.explains(death)])
     loads = [finding for rule in LOADS for finding in rule.find(facts)]
-    floor = unexplained_line.find(facts, _accounted_for([*endings, *loads], facts))
+    accounted = _accounted_for([*endings, *loads], facts)
+    if any(alarm.kind == "answered-500" for alarm in facts.alarms) and "answered-500" not in accounted:
+        refused = list(refused_by_check.survived(facts))
+        endings += refused
+        accounted |= {"answered-500"} if refused else set()
+    floor = unexplained_line.find(facts, accounted)
     return (*ranked([*endings, *floor]), *ranked(loads))
 
 

@@ -165,6 +165,7 @@ class Death:
         message: the exception's text, or the message.
         frames: the last frames of the traceback as 'file.py:12 function', the innermost last.
         usage: the last pool usage that this rank reported before it, or any rank if this one reported none.
+        path: the innermost frame's file below SGLang's srt, as "mem_cache/common.py"; "" if it is another's.
     """
 
     place: Place
@@ -173,6 +174,7 @@ class Death:
     message: str
     frames: tuple[str, ...] = ()
     usage: Usage | None = None
+    path: str = ""
 
     @property
     def frame(self) -> str:

@@ -32,6 +32,7 @@ _LOOP = re.compile(
 )
 _LAST_LINE = re.compile(r"(?:[\w<>]+\.)*([A-Za-z_]\w*)(?:: (.*)|:)?")
 _WORDS = re.compile(r"[A-Z]+|(?!\w*(?:Error|Exception)$)[a-z]\w*")  # "INFO: …" and "python: …" are no exceptions
+_OF_SGLANG = re.compile(rb'\s*File "[^"]*/sglang/(?:srt/)?([^"]+)"')
 _FRAME = re.compile(r'\s*File "([^"]*)", line (\d+), in (.*)')
 # An exception whose message begins below it lists what was tried, each with an exception of its own: "- OSError: ...".
 _ATTEMPT = re.compile(r"\s*- \w+(?:Error|Exception): \S")
@@ -169,7 +170,8 @@ class TracebackReader:
         if not self._fatal:
             self.survived = tuple(map(_frame_text, self._frames))
             return None
-        self._last = Death(self._begin, self._rank, match[1], message, tuple(map(_frame_text, self._frames)))
+        frames, path = tuple(map(_frame_text, self._frames)), path_of(self._frames[-1]) if self._frames else ""
+        self._last = Death(self._begin, self._rank, match[1], message, frames, path=path)
         self._details = 0 if message.strip() or b":" not in line else _MOST_DETAILS
         return self._last
 
@@ -178,6 +180,12 @@ class TracebackReader:
         if (self._first_frame and _OUTERMOST.match(line)) or _LOOP.search(line):
             self._fatal = True
         self._first_frame = False
+
+
+def path_of(line: bytes) -> str:
+    """Return a frame's file below SGLang's srt; "" if it is none of SGLang's."""
+    match = _OF_SGLANG.match(line[:_LONGEST_MESSAGE])
+    return "" if match is None else match[1].decode(errors="replace")
 
 
 def _frame_text(line: bytes) -> str:

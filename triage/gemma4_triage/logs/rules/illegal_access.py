@@ -48,7 +48,7 @@ def _of_the_draft(facts: LogFacts, death: Death) -> Finding:
             "a trap names another table or buffer",
         ),
         advice=(
-            "a release with the change of SGLang 26966, or the fix below",
+            "a release with the change of SGLang 26966",
             "until then without drafts (no --speculative-algorithm), or with --attention-backend triton",
         ),
         next_commands=(_SERVE, "gemma4-triage repro e4b-trtllm"),

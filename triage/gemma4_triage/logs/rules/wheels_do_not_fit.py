@@ -85,6 +85,16 @@ _WORDINGS = (
     ),
     Wording(
         re.compile(
+            r"[Pp]lease (?:install|upgrade) (?:the )?(?P<package>[\w.-]+(?: (?:library|package))?)|"
+            r"(?P<needed>[\w.-]+) is required for [^.]{3,60}\. Please install|"
+            r"requires a newer version of (?P<newer>[\w.-]+)"
+        ),
+        "A package that the server needs for what it was asked to do is missing or too old.",
+        "install it as the line says, in the server's own environment, of the release in SGLang's pyproject; or leave "
+        "out the argument that needs it",
+    ),
+    Wording(
+        re.compile(
             r"No module named '(?:sgl_kernel|flashinfer|sglang|transformers|triton|xgrammar|vllm|torchvision|"
             r"torchaudio|timm|librosa|(?!common_ops)\w+)'"
         ),

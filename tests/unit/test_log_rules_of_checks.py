@@ -1,0 +1,77 @@
+"""What SGLang's own checks refuse is told by their words and by the part that they concern."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from made_logs import found_in, only, started
+from serving_log_lines import death, stamp, steady
+
+from gemma4_triage.finding import Confidence
+from score_checks import judged, reports
+
+RULE = "refused-by-check"
+MIXED = "ValueError: --enable-mixed-chunk is not compatible with --speculative-algorithm. Please set page_size to 64."
+
+
+def test_words_arguments_and_requests_of_the_check_are_repeated():
+    finding = only([started(page_size=1), death(1, MIXED, frame="srt/arg_groups/speculative_hook.py")])
+    assert (finding.rule, finding.confidence) == (RULE, Confidence.LIKELY)
+    assert "the arguments of the start" in finding.cause
+    assert finding.advice[0] == "what it asks for: Please set page_size to 64"
+    assert finding.advice[1] == "change or leave out --enable-mixed-chunk, --speculative-algorithm"
+    assert ("page_size", "1") in {(evidence.meaning, evidence.value) for evidence in finding.evidence}
+
+
+@pytest.mark.parametrize(
+    ("frame", "words"),
+    [
+        ("srt/disaggregation/common/conn.py", "prefill and decode"),
+        ("srt/mem_cache/storage/nixl/hicache_nixl.py", "storage"),
+        ("srt/mem_cache/hiradix_cache.py", "hierarchical cache"),
+        ("srt/lora/lora_manager.py", "LoRA"),
+        ("srt/models/gemma4_mm.py", "code of the model"),
+        ("srt/layers/moe/topk.py", "experts"),
+    ],
+)
+def test_the_file_names_the_part(frame, words):
+    assert words in only([*steady(3), death(4, "RuntimeError: this case is not supported here", frame=frame)]).cause
+
+
+@pytest.mark.parametrize(
+    ("last_line", "frame"),
+    [
+        pytest.param("RuntimeError: this case is not supported here", "torch/nn/module.py", id="another's file"),
+        pytest.param(
+            "RuntimeError: The size of tensor a (4) must match the size of tensor b", "srt/layers/x.py", id="torch"
+        ),
+        pytest.param("KeyError: 'layer_9'", "srt/models/gemma4_mm.py", id="no words"),
+        pytest.param("AssertionError", "srt/models/gemma4_mm.py", id="no message"),
+    ],
+)
+def test_what_is_no_check_of_its_own(last_line, frame):
+    end = death(4, last_line, frame=frame).replace("/srv/sglang/torch", "/opt/torch")
+    assert {finding.rule for finding in found_in([*steady(3), end])} == {"other-crash"}
+
+
+def test_a_request_that_failed_of_one_is_told_though_the_server_went_on():
+    frame = '  File "/srv/sglang/srt/entrypoints/openai/serving_chat.py", line 12, in convert\n    call()\n'
+    lines = [
+        f"{stamp(4)} Exception in ASGI application\nTraceback (most recent call last):\n{frame}",
+        "ValueError: this template does not support tools\n",
+        f'{stamp(4)} INFO:     10.0.0.7:41000 - "POST /v1/chat/completions HTTP/1.1" 500 Internal Server Error\n',
+    ]
+    finding = only([*steady(3), *lines, *steady(3, 5)])
+    assert finding.rule == RULE
+    assert "and the server went on" in finding.cause
+
+
+@pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="SGLang's source is read")
+def test_nothing_that_a_check_can_raise_is_healthy_and_most_of_it_is_told():
+    found = importlib.util.find_spec("sglang")
+    assert found is not None
+    root = Path(found.submodule_search_locations[0]) / "srt"  # type: ignore[index]
+    raised = [report for report in reports(root) if report.type_name][::7]
+    verdicts = [judged(report) for report in raised]
+    assert "silent" not in verdicts
+    assert verdicts.count("told") >= 0.85 * len(verdicts)

@@ -1,0 +1,244 @@
+"""SGLang's own check refused something, and says what: the words are quoted, with the part that they concern.
+
+Every `raise` and `assert` of SGLang with a message is one. Rules that know more of a failure come first; where none
+does, the file names the part, and the words name what to change.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from gemma4_triage.finding import Confidence, Evidence, Finding
+from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.rule import at, exception_text, of_failure, of_settings, on_rank
+
+ID = "refused-by-check"
+TITLE = "a check of SGLang's own refused something, and says what"
+
+
+class _Part(NamedTuple):
+    """A part of SGLang.
+
+    Attributes:
+        files: where its code lies, below sglang/srt.
+        what: what a refusal there concerns.
+        look: what to do about it beside what its words say.
+    """
+
+    files: re.Pattern[str]
+    what: str
+    look: str
+
+
+def _part(files: str, what: str, look: str) -> _Part:
+    return _Part(re.compile(files), what, look)
+
+
+# The first whose files fit counts.
+_PARTS = (
+    _part(
+        r"server_args|arg_groups/|utils/.*arg",
+        "the arguments of the start",
+        "change the arguments that its words name and start again; launch_server --help of this release names choices",
+    ),
+    _part(
+        r"configs/",
+        "the model's configuration",
+        "compare config.json with the publisher's; a release of SGLang (with its transformers) that knows this model; "
+        "then what overrides it: --context-length, --dtype, --quantization, --json-model-override-args",
+    ),
+    _part(
+        r"model_loader/",
+        "how the weights are loaded",
+        "--load-format and --quantization have to be the checkpoint's; see that all its files are there; once the "
+        "publisher's own checkpoint",
+    ),
+    _part(
+        r"layers/quantization/|.*(?:quant|fp[48]|awq|gptq|marlin)",
+        "quantised layers",
+        "leave --quantization out where config.json names the method; a later release, or the model in bfloat16",
+    ),
+    _part(
+        r"layers/moe/|eplb/|elastic_ep/",
+        "the experts of a MoE model",
+        "another --moe-runner-backend or --moe-a2a-backend, or a --tp and --ep that fit the number of experts",
+    ),
+    _part(
+        r"layers/attention/",
+        "the attention backend",
+        "another --attention-backend (triton serves most models and GPUs), or a later release",
+    ),
+    _part(
+        r"disaggregation/encode",
+        "the split of an image encoder from the language model",
+        "the encoder's and the language model's servers have to be of one release; look into both logs",
+    ),
+    _part(
+        r"disaggregation/|distributed/.*mooncake",
+        "the split of prefill and decode servers",
+        "both sides: one release, one model, page size and KV type, and a --tp that the transfer backend allows; once "
+        "with the other of --disaggregation-transfer-backend mooncake and nixl",
+    ),
+    _part(
+        r"mem_cache/storage/",
+        "the storage behind the hierarchical cache",
+        "see that its service runs and that --hicache-storage-backend-extra-config is right; once without "
+        "--hicache-storage-backend",
+    ),
+    _part(
+        r"mem_cache/(?:hi|.*host)|managers/cache_controller",
+        "the hierarchical cache",
+        "once without --enable-hierarchical-cache; --hicache-size, --hicache-mem-layout and --hicache-io-backend",
+    ),
+    _part(r"mem_cache/", "the KV pools or the prefix cache", "once with --disable-radix-cache; a later release"),
+    _part(
+        r"lora/",
+        "LoRA adapters",
+        "--max-lora-rank and --lora-target-modules have to cover the adapter, which has to be the model's; once "
+        "without the adapter",
+    ),
+    _part(
+        r"multimodal/|managers/mm_utils",
+        "images, video or sound of a request",
+        "send that request alone: its media may be damaged, of another format or more than the model takes; then a "
+        "later release",
+    ),
+    _part(
+        r"speculative/",
+        "speculative decoding",
+        "once without --speculative-algorithm; the draft has to be made for this model and this algorithm",
+    ),
+    _part(
+        r"constrained/",
+        "structured output",
+        "send that request's schema, regex or grammar alone; another --grammar-backend",
+    ),
+    _part(
+        r"distributed/|layers/dp_attention|managers/data_parallel",
+        "how ranks are set up",
+        "--tp, --dp, --ep, --pp, --nnodes and --node-rank have to fit each other and the GPUs on every node",
+    ),
+    _part(
+        r"sampling/", "the sampling parameters of a request", "mend the request: its client sent what its words name"
+    ),
+    _part(
+        r"function_call/|parser/",
+        "the parsers of answers",
+        "--tool-call-parser and --reasoning-parser have to be the model's",
+    ),
+    _part(
+        r"entrypoints/|managers/(?:tokenizer|multi_tok|template|io_struct)",
+        "a request, before the scheduler sees it",
+        "send that request alone and mend what its words name; if it is well formed, a later release",
+    ),
+    _part(
+        r"models/",
+        "this release's code of the model",
+        "once the publisher's own checkpoint, and once with --tp 1; then a later release, whose code of it differs",
+    ),
+    _part(
+        r"layers/", "a layer of the model", "once with other backends and --disable-cuda-graph; then a later release"
+    ),
+    _part(
+        r"model_executor/|hardware_backend/",
+        "how the model is run",
+        "once with --disable-cuda-graph; then another --attention-backend, or a later release",
+    ),
+    _part(
+        r"utils/|environ|configs",
+        "what the server found around it: its ports, devices, packages and environment variables",
+        "mend what its words name in the server's environment, then start again",
+    ),
+    _part(
+        r"managers/",
+        "the scheduler's own bookkeeping",
+        "once with --disable-overlap-schedule; send the last requests again, one at a time; then a later release",
+    ),
+)
+_TYPES = frozenset(
+    {"ValueError", "AssertionError", "NotImplementedError", "RuntimeError", "ImportError", "TypeError", "Exception"}
+    | {"KeyError", "ModuleNotFoundError", "FileNotFoundError", "OSError", "AttributeError", "MemoryError"}
+)
+_WORDS = re.compile(r"[A-Za-z_]{2,}")
+_FEWEST_WORDS = 3
+# Words of torch's, CUDA's and Python's own, that a file of SGLang only passed on.
+_NOT_ITS_OWN = re.compile(
+    r"CUDA error|HIP error|NCCL|out of memory|size of tensor|mat1 and mat2|must match the size|has no attribute|"
+    r"Expected all tensors|unexpected keyword|positional argument|object is not|index out of range|broadcast|"
+    r"invalid for input of size|is not defined|not subscriptable|expected str|invalid literal|values to unpack"
+)
+_TELLING = re.compile(
+    r"(?i)support|must|require|please|only|mismatch|invalid|incompatible|not compatible|cannot|unknown|should|need|"
+    r"not found|missing|exceed|too (?:small|large|long|old)|increase|at least|not enough|expected|--\w"
+)
+_FLAG = re.compile(r"--[a-z][\w-]+[a-z0-9]")
+_ASKED = re.compile(r"(?:[Pp]lease|Consider|Try|Use|Set|Increase|Reduce|Raise|Upgrade|Enable|Disable)\b[^.;]{8,160}")
+_LONGEST = 220
+
+
+def explains(death: Death) -> bool:
+    """Say whether a check of SGLang's own raised it, with words that say what it refused."""
+    return (
+        bool(death.path)
+        and death.type_name in _TYPES
+        and len(_WORDS.findall(death.message)) >= _FEWEST_WORDS
+        and _NOT_ITS_OWN.search(death.message) is None
+        and _of(death) is not None
+    )
+
+
+def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
+    """Yield one finding for each check that refused something.
+
+    Args:
+        facts: the log.
+        unexplained: the deaths that no other rule knows, in the order of the log.
+    """
+    seen: set[tuple[str, str]] = set()
+    for death in unexplained:
+        if explains(death) and (key := (death.type_name, death.frame)) not in seen:
+            seen.add(key)
+            yield tell(facts, death, f"ended a process{on_rank(death.rank)}", of_failure(facts, death))
+
+
+def survived(facts: LogFacts) -> Iterator[Finding]:
+    """Yield what the last check refused that a request failed of, if the server answered it with a status of 500."""
+    if (error := next(filter(explains, reversed(facts.errors)), None)) is not None:
+        evidence = [at(facts, error.place, exception_text(error), f"what the request failed of, in {error.frame}")]
+        yield tell(facts, error, "failed a request, and the server went on", evidence)
+
+
+def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> Finding:
+    """Return the finding of a check.
+
+    Args:
+        facts: the log.
+        death: what it raised.
+        what: what that did, as a clause.
+        evidence: where it stands.
+    """
+    part = _of(death)
+    assert part is not None
+    said = " ".join(death.message.split())
+    flags = tuple(dict.fromkeys(_FLAG.findall(said)))
+    named = (name for name in facts.settings if re.search(rf"\b{name}\b|--{name.replace('_', '-')}\b", said))
+    asked = _ASKED.search(said)
+    return Finding(
+        rule=ID,
+        cause=f"A check of SGLang's own, in {death.frame.partition(':')[0]}, {what}. It concerns {part.what}, and "
+        f"says: {said[:_LONGEST]}{'…' if len(said) > _LONGEST else ''}",
+        confidence=Confidence.LIKELY if _TELLING.search(said) else Confidence.POSSIBLE,
+        evidence=(*evidence, *of_settings(facts, *named)),
+        ruled_out_if=("an earlier line tells of another failure: this one may then follow from it",),
+        advice=(
+            *((f"what it asks for: {asked[0].strip()}",) if asked else ()),
+            *((f"change or leave out {', '.join(flags)}",) if flags else ()),
+            part.look,
+        ),
+    )
+
+
+def _of(death: Death) -> _Part | None:
+    return next((part for part in _PARTS if part.files.match(death.path)), None)
