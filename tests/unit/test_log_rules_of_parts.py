@@ -116,6 +116,72 @@ CASES = {
         [started(dtype="float16"), *steady(3, 1), f"{stamp(5)} Detected errors during sampling! NaN in the logits.\n"],
         ("non-finite-logits", "--dtype bfloat16"),
     ),
+    "a stage that has no first layer": (
+        [started(pp_size=2), death(1, "IndexError: list index out of range", "PP1", "memory_pool.py")],
+        ("hybrid-draft-pool", "--pp-size 1"),
+    ),
+    "a message of a stranger": (
+        [*steady(3), death(4, "_pickle.UnpicklingError: invalid load key, 'G'.", frame="zmq/_future.py")],
+        ("foreign-message", "something else wrote to that port"),
+    ),
+    "a weight file that is none": (
+        [death(1, "_pickle.UnpicklingError: invalid load key, 'v'.", frame="torch/serialization.py")],
+        ("foreign-message", "Git LFS"),
+    ),
+    "no peer access for DeepEP": (
+        [death(1, "RuntimeError: Failed: deep_ep.cpp:200 'peer access is not supported between these two devices'")],
+        ("expert-transport", "nvidia-smi topo -p2p r"),
+    ),
+    "no fabric for DeepEP": (
+        [death(1, "RuntimeError: deep_ep.cpp:52 'CUDA_ERROR_NOT_SUPPORTED' (CU_MEM_HANDLE_TYPE_FABRIC)")],
+        ("expert-transport", "MNNVL"),
+    ),
+    "a template that meets other tools": (
+        [
+            *steady(3),
+            f"{stamp(4)} Error in request: Traceback (most recent call last):\n"
+            '  File "/srv/sglang/srt/entrypoints/openai/serving_chat.py", line 9, in _apply_jinja_template\n    x()\n'
+            "TypeError: Object of type Undefined is not JSON serializable\n",
+            answer(4, "POST /v1/chat/completions", "500 Internal Server Error"),
+            *steady(3, 5),
+        ],
+        ("chat-template", "once without tools"),
+    ),
+    "offloaded weights that cannot be pinned": (
+        [
+            death(1, "RuntimeError: CUDA error: out of memory", frame="utils/common.py").replace(
+                "in step", "in maybe_offload"
+            )
+        ],
+        ("out-of-memory", "--cpu-offload-gb"),
+    ),
+    "experts that are moved for ever": (
+        [
+            *steady(3),
+            f"{stamp(4)} [EPLBManager] rebalance start\n",
+            f"{stamp(40)} Health check failed. Server couldn't get a response from detokenizer for last 20 seconds.\n",
+        ],
+        ("unexplained-line", "once without --enable-eplb"),
+    ),
+    "weights that were replaced in part": (
+        [*steady(3), f"{stamp(4)} Failed to update parameter online: 'a'. The full weights are partially updated.\n"],
+        ("unexplained-line", "restart it"),
+    ),
+    "a build for another GPU": (
+        ["FATAL: kernel `fmha` is for sm80-sm100, but was built for sm121\n"],
+        ("no-kernel-image", "other architectures"),
+    ),
+    "an architecture that the release lacks": (
+        [death(1, "ValueError: AForSequenceClassification has no SGlang implementation and none of Transformers fits")],
+        ("wheels-do-not-fit", "no code for the model's architecture"),
+    ),
+    "ports of another server": (
+        [
+            "Port is already in use. dist_init_port=1 port_base=2\n",
+            "ValueError: nccl_port at 2 is not available in 30 s\n",
+        ],
+        ("start-refused", "ss -ltnp"),
+    ),
     "a circuit breaker that opens": (
         [
             SMG.format(1, "INFO", "finished processing request status_code=400"),
@@ -237,6 +303,9 @@ QUIET = {
     "Error while loading data https://example.org/x.jpg: 404 Client Error: Not Found for url\n",
     "a bad temperature": f"{stamp(4)} Error in request: temperature must be non-negative, got -1.0.\n",
     "a router that serves": SMG.format(4, "INFO", "Circuit breaker configured failure_threshold=10"),
+    "a port of an inner process": f"{stamp(4)} Port 31001 is already in use, trying port 31002\n",
+    "a kernel that is compiled": "2026-01-01 00:00:04 - INFO - flashinfer.jit: Loading JIT ops: cascade\n",
+    "experts that are moved": f"{stamp(4)} [EPLBManager] rebalance start\n",
     "files of the hub": f"{stamp(4)} Downloading https://huggingface.co/a/b/resolve/main/x, retry 1/5\n",
 }
 

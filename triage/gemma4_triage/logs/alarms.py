@@ -27,6 +27,9 @@ _HARD = {
     "nccl": rb"NCCL error|nccl\w*Error\b|Watchdog caught collective operation timeout|NCCL operations have failed|"
     rb"ProcessGroupNCCL.{0,80}(?:exception|[Tt]imeout|abort)|NCCL communicator was aborted|NCCL watchdog thread|"
     rb"\[gloo/|Gloo connectFullMesh failed|DistNetworkError|DistStoreError|DistBackendError",
+    "nvshmem": rb"(?i:nvshmem\w*.{0,80}fail)|NVSHMEM API called before|\bibv_\w+ failed|connect EPS failed",
+    "weights-update": rb"Failed to update (?:parameter online|weights)|are partially updated|"
+    rb"Failed to initialize custom process group",
     "nan": rb"contains either `inf`, `nan`|[Nn][Aa][Nn] in the (?:logits|probs)|[Dd]etected (?:NaN|nan|inf)\b|"
     rb"\b(?:NaN|nan|inf) (?:values? )?(?:was |were )?(?:detected|found|happened)|"
     rb"logits (?:are|is|became|contain) (?:all )?(?:NaN|nan|inf)",
@@ -38,7 +41,7 @@ _HARD = {
     "health": rb"Health check failed|health check (?:has )?(?:failed|timed out)|"
     rb"Liveness probe failed",
     "no-start": rb"Initialization failed|scheduler died during initialization|Weights are not ready after|"
-    rb"[Aa]ddress already in use|\b[Pp]ort (?:\d+ )?is already in use|error: unrecognized arguments|"
+    rb"[Aa]ddress already in use|\b[Pp]ort (?:\d+ )?is already in use(?!, trying)|error: unrecognized arguments|"
     rb"error: argument --|error: the following arguments are|"
     rb"could not select device driver|"
     rb"[Ff]ailed to (?:start|launch|initialize) (?:the )?(?:server|engine|scheduler|worker)",
@@ -75,11 +78,13 @@ _HARD = {
     rb"longer than|context length|[Ee]xceed|must (?:not )?be|should (?:not )?be|[Ii]nvalid|is not supported|"
     rb"is required|not found|does not exist|[Uu]nknown|\b4\d\d Client Error|HTTP Error 4\d\d))",
 }
-FATAL = frozenset({"killed", "signalled", "nccl", "device", "watchdog", "no-start", "child", "sigquit", "exception"})
+FATAL = frozenset(
+    {"killed", "signalled", "nccl", "device", "watchdog", "no-start", "child", "sigquit", "exception"} | {"nvshmem"}
+)
 """Kinds that end a server: what stands behind one of them is taken to follow from it."""
 OF_REQUESTS = frozenset(
     {"answered-500", "transfer", "image-tokens", "parser", "nan", "leak", "own-check", "storage", "router", "adapter"}
-    | {"thread", "panic", "refused"}
+    | {"thread", "panic", "refused", "weights-update"}
 )
 """Kinds that a server survives: each is told, whatever stands before it."""
 _SOFT = {

@@ -41,6 +41,12 @@ MARKS = (
     (b"SIGTERM received", "sigterm"),
     (b"DeepGEMM JIT Pre-Compile session", "deep_gemm"),
     (b"Capture cuda graph bs [", "graph_sizes"),
+    # Work that holds a scheduler up, and its end.
+    (b"[EPLBManager] rebalance start", "busy"),
+    (b"Loading JIT ops", "busy"),
+    (b"Try DeepGEMM JIT Compiling", "busy"),
+    (b"[EPLBManager] rebalance end", "busy_no_more"),
+    (b"Finished loading JIT ops", "busy_no_more"),
     (b"ompute capability", "capability"),
     (b"driver on your system is too old", "old_driver"),
     (b"Driver was not detected or is too old", "old_driver"),

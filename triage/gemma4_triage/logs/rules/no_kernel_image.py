@@ -10,7 +10,7 @@ from gemma4_triage.logs.rule import of_death, of_failure, remarked, says
 
 WORDS = re.compile(
     r"(?i)no (?:CUDA )?kernel image (?:is )?available|sm_?\d+ is not compatible with the current PyTorch|"
-    r"cudaErrorNoKernelImageForDevice"
+    r"cudaErrorNoKernelImageForDevice|is for sm_?\d+(?:-sm_?\d+)?, but was built for sm_?\d+"
 )
 _OLD, _NEW = 80, 120  # compute capability: the least that SGLang's kernels are built for, and consumer Blackwell
 _CAPABILITY = re.compile(r"(?i)(?:\bsm_?|compute capability[: ]*)(\d+)\.?(\d)?\b")
@@ -66,4 +66,6 @@ def _capability(facts: LogFacts, death: Death) -> int | None:
     return number if number >= 30 else number * 10 + int(found[2] or 0)
 
 
-RULE = of_death("no-kernel-image", "a wheel has no kernel for this GPU", says(WORDS), _tell, alarms=("device",))
+RULE = of_death(
+    "no-kernel-image", "a wheel has no kernel for this GPU", says(WORDS), _tell, alarms=("device", "sigquit", "child")
+)

@@ -106,8 +106,11 @@ def _next_step(death: Death, beginning: Death | None) -> str:
 def _suspect(facts: LogFacts, death: Death) -> tuple[str, ...]:
     """Name the feature whose file the exception stands in, or nothing: a file is a suspect and no cause."""
     part = of_files(death.frames[-_INNER:])
+    staged = facts.settings.get("pp_size", "1") not in ("1", "None") or death.rank.startswith("PP")
+    stages = "once with --pp-size 1 (--tp for the other GPUs): code that knows no stages asks for what another one has"
     return (
-        () if part is None else (f"once without {part.without}: if it then does not happen, that is the part at fault",)
+        *((stages,) if staged else ()),
+        *((f"once without {part.without}: if it then does not happen, that is the part at fault",) if part else ()),
     )
 
 

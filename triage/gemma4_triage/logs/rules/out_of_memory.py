@@ -23,6 +23,15 @@ _CAUSES = {
 }
 _TOWER = re.compile(r"(?:\w*_)?(?:vision|vit|siglip|clip|audio)\w*\.py:|.* (?:get_image_feature|get_audio_feature)\w*$")
 _PICTURES = re.compile(r"(?:image_process\w*|video_process\w*|processing_\w+|(?!logits_)\w+_processor)\.py:")
+_PINNED = re.compile(r".* \w*(?:offload|pin_memory|host_register|alloc_host|pinned)\w*$|memory_pool_host\.py:")
+_OF_PINNED = (
+    "The host had no memory to pin (CUDA calls that out of memory too): what is kept on the host for the GPU is "
+    "more than the host, its container or WSL lets be pinned.",
+    (
+        "less on the host: a smaller --cpu-offload-gb or --hicache-size, or 0",
+        "docker: --ulimit memlock=-1 and more memory; WSL: memory= in .wslconfig; ulimit -l, free -g",
+    ),
+)
 _PROCESS = re.compile(r"Process (\d+) has (\d+\.\d+) GiB memory in use")
 _LOGITS = re.compile(r"logits_processor\.py:")
 _PLAN = "gemma4-triage pools --config CONFIG --gpu-mem 80GiB --weights 20GiB --workload 64x8000+1000"
@@ -45,7 +54,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     too_small = _TOO_SMALL in death.message
     advice = _larger_share(facts) if too_small else _other_advice(death) or _smaller_share(facts, death)
     cause = cause_in(death, _CAUSES) or _CAUSES[_ON_THE_DEVICE]
-    if any(_PICTURES.match(frame) for frame in death.frames[-3:]):
+    if any(_PINNED.match(frame) for frame in death.frames[-3:]) and _HOST not in death.message:
+        cause, advice = _OF_PINNED
+    elif any(_PICTURES.match(frame) for frame in death.frames[-3:]):
         cause, advice = _of_pictures(death)
     elif any(_TOWER.match(frame) for frame in death.frames) and not too_small:
         cause = "The device's memory ran out in the image or audio encoder: pools and weights left it too little."

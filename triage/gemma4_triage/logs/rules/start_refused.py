@@ -15,7 +15,10 @@ _WORDINGS = (
         "net.ipv4.ip_local_port_range",
     ),
     Wording(
-        re.compile(r"(?i)address already in use|Port \d+ is (?:already )?in use|port is not available"),
+        re.compile(
+            r"(?i)address already in use|Port (?:\d+ )?is (?:already )?in use|port (?:at \d+ )?is not available in|"
+            r"\w*port\w* at \d+ is not available"
+        ),
         "The port is taken: another server, or the rest of an earlier one, still runs.",
         "ss -ltnp names the process; another --port, or end what is left of the earlier server",
     ),

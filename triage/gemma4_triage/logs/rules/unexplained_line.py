@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
-from gemma4_triage.logs.facts import Alarm, Death, LogFacts
+from gemma4_triage.logs.facts import Alarm, Death, LogFacts, Remark
 from gemma4_triage.logs.rule import at, exception_text, last_sign_of_life, on_rank
 
 ID = "unexplained-line"
@@ -92,6 +92,15 @@ _KINDS = {
             "clients that wait for ever after that: once with --tokenizer-worker-num 1",
         ),
     ),
+    "weights-update": _Kind(
+        "the weights of the running server could not be replaced, and may be replaced in part",
+        (
+            "use this server's answers no more: load its weights anew from disk, or restart it",
+            "names, shapes, dtype and quantisation that the trainer sends have to be the server's; once with "
+            "--pp-size 1 "
+            "and --dp 1",
+        ),
+    ),
     "panic": _Kind(
         "a program in Rust, such as the router, ended itself",
         ("the line below says why; RUST_BACKTRACE=1 says where",),
@@ -140,16 +149,41 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
     where = f", in {frames[0]}" if frames else ""
     others = [alarm for alarm in left if alarm is not lead][:_SHOWN]
     life = last_sign_of_life(facts, lead.place)
+    busy = _busy(facts, lead)
+    what, look = kind.what, kind.look
+    if busy is not None:
+        what = f"{what}, and the last that it began and did not end is: {_without_stamp(busy.text)}"
+        look = (_BALANCES if "EPLB" in busy.text else _COMPILES, *look)
+        life += [at(facts, busy.place, busy.text, "what it began, and no end of it is here")]
     if lead.kind == "answered-500":
         life += [at(facts, error.place, exception_text(error), _raised_in(error)) for error in facts.errors[-1:]]
     yield Finding(
         rule=ID,
-        cause=f"Unknown cause: {kind.what}{on_rank(lead.rank)}{where}. No rule here knows why.",
+        cause=f"Unknown cause: {what}{on_rank(lead.rank)}{where}. No rule here knows why.",
         confidence=Confidence.POSSIBLE,
         evidence=(_evidence(facts, lead), *life, *(_evidence(facts, alarm) for alarm in others)),
-        advice=kind.look,
+        advice=look,
         next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",) if lead.kind in _PROBES_SEE else (),
     )
+
+
+_BALANCES = (
+    "once without --enable-eplb: experts are moved between GPUs, and a rank that does not take part holds up all"
+)
+_COMPILES = "compile beforehand, and keep the cache (~/.cache) on a volume: a request then does not wait for a compiler"
+
+
+def _busy(facts: LogFacts, lead: Alarm) -> Remark | None:
+    """Return what a server that stopped answering had begun and not ended."""
+    busy, done = facts.remarks.get("busy"), facts.remarks.get("busy_no_more")
+    if busy is None or lead.kind not in ("health", "watchdog", "stopped-answering", "timeout"):
+        return None
+    ended = done is not None and done.place.line > busy.place.line
+    return None if ended or busy.place.line > lead.place.line else busy
+
+
+def _without_stamp(text: str) -> str:
+    return text.partition("] ")[2] if text.startswith("[2") else text
 
 
 def _raised_in(error: Death) -> str:

@@ -55,8 +55,7 @@ _WORDINGS = (
     ),
     Wording(
         re.compile(
-            r"HeaderTooLarge|InvalidHeaderDeserialization|MetadataIncompleteBuffer|HeaderTooSmall|"
-            r"invalid load key|SafetensorError"
+            r"HeaderTooLarge|InvalidHeaderDeserialization|MetadataIncompleteBuffer|HeaderTooSmall|SafetensorError"
         ),
         "A weight file is damaged or a Git LFS pointer: its header cannot be read.",
         "compare sizes and SHA-256 with the repository; fetch again (git lfs pull) what differs",

@@ -19,6 +19,12 @@ _WORDINGS = (
         "an SGLang of the transformers that wrote it",
     ),
     Wording(
+        re.compile(r"has no SGlang implementation|Model architectures .{0,200}not supported for now", re.IGNORECASE),
+        "This release of SGLang has no code for the model's architecture, as its config.json names it.",
+        "a later release, or a model of the list of supported ones; a reranker or an embedding model may need "
+        "--is-embedding; an adapter or a draft is no model by itself",
+    ),
+    Wording(
         re.compile(
             r"Transformers does not recognize this architecture|KeyError: '(?:gemma\d\w*|gpt_oss\w*)'|"
             r"cannot import name '\w+' from 'transformers|has no attribute 'Gemma\w+Config'"

@@ -1,0 +1,71 @@
+"""A chat template could not be found, or could not write the messages of a request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings
+
+_LACKS = re.compile(
+    r"(?i)chat[_ ]template .{0,200}(?:is not a built-in|not found|does not exist)|no chat template|"
+    r"chat_template is not set|does not have a chat template"
+)
+_RENDERS = re.compile(
+    r"(?:jinja2\.|\b)(?:exceptions\.)?(?:TemplateError|UndefinedError|TemplateSyntaxError|TemplateRuntimeError)\b|"
+    r"Object of type Undefined is not JSON serializable|roles must alternate|Failed to render chat template"
+)
+_FRAME = re.compile(r".* (?:apply_chat_template|_apply_jinja_template|render_jinja_template|_compile_jinja_template)$")
+
+
+def _explains(death: Death) -> bool:
+    said = f"{death.type_name}: {death.message}"
+    return bool(_LACKS.search(said) or _RENDERS.search(said)) or any(map(_FRAME.match, death.frames))
+
+
+def _tell(facts: LogFacts, death: Death) -> Finding:
+    if _LACKS.search(death.message):
+        cause = (
+            "The chat template that was asked for is not there: neither a file that the server sees nor a built-in one."
+        )
+        advice = (
+            "--chat-template with the whole path of a file inside the container, or without it: the checkpoint's own "
+            "one",
+        )
+    else:
+        cause = (
+            "The chat template could not write the messages of a request: a role, a tool or a field in it is not as "
+        )
+        cause += "the template expects. Only such requests fail."
+        advice = (
+            "send that request alone, once without tools: a tool message without a call before it, content as a "
+            "list, or "
+            "arguments as text where the template wants an object are the usual ones",
+            "the template has to be this model's and this release's: take the checkpoint's newest one "
+            "(chat_template.jinja), or --chat-template",
+            "a later release answers such a request with 400 and the template's own words",
+        )
+    return Finding(
+        rule=RULE.id,
+        cause=cause,
+        confidence=Confidence.LIKELY,
+        evidence=(
+            *of_failure(facts, death, "what the template said"),
+            *of_settings(facts, "chat_template", "model_path"),
+        ),
+        ruled_out_if=("transformers' apply_chat_template fails alike on no request at all",),
+        advice=advice,
+    )
+
+
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    death = next(filter(_explains, (*facts.failures, *facts.errors)), None)
+    if death is not None:
+        yield _tell(facts, death)
+
+
+_OF_DEATH = of_death("chat-template", "a chat template is missing or could not write a request", _explains, _tell)
+RULE = replace(_OF_DEATH, find=_find, alarms=frozenset({"answered-500"}))

@@ -1,0 +1,54 @@
+"""Experts of a MoE model on several GPUs: DeepEP, NVSHMEM or another all-to-all could not be set up, or failed."""
+
+from __future__ import annotations
+
+import re
+
+from gemma4_triage.finding import Confidence
+from gemma4_triage.logs.rule import Wording, of_wordings
+
+_WORDINGS = (
+    Wording(
+        re.compile(r"(?i)(?:deep_?ep|nvshmem).{0,200}(?:peer access|P2P|IPC)|peer access is not supported between"),
+        "DeepEP needs peer access between all GPUs of a host, and some pairs here have none.",
+        "nvidia-smi topo -p2p r shows the pairs; --moe-a2a-backend none (or without DeepEP), or GPUs with NVLink "
+        "between all",
+    ),
+    Wording(
+        re.compile(r"(?i)HANDLE_TYPE_FABRIC|mnnvl|(?:deep_?ep|nvshmem|cuMem\w+).{0,200}(?:fabric|NOT_SUPPORTED)"),
+        "The transport of experts asked for memory that is shared over a fabric (MNNVL), which this host has not.",
+        "switch that path off (allow_mnnvl False, SGLANG_IS_FLASHINFER_AVAILABLE=false), or another "
+        "--moe-a2a-backend, or "
+        "a later release of DeepEP and SGLang",
+    ),
+    Wording(
+        re.compile(
+            r"(?i)ibv_\w+.{0,40}fail|(?:ep_connect|connect EPS|setup connections) failed|nvshmem\w*.{0,80}fail|"
+            r"NVSHMEM API called before|nvshmem initialization failed"
+        ),
+        "NVSHMEM, which carries tokens to the experts of other GPUs, could not connect them: the InfiniBand or RoCE "
+        "settings do not fit this network.",
+        "NVSHMEM_IB_GID_INDEX (RoCE mostly 3), NVSHMEM_HCA_LIST and NVSHMEM_IB_ENABLE_IBGDA of this network, as NCCL "
+        "has "
+        "them; /dev/infiniband and memlock -1 in the container; once with --deepep-mode normal or --moe-a2a-backend "
+        "none",
+    ),
+    Wording(
+        re.compile(
+            r"(?i)deep_?ep\.cpp|DeepEP (?:error|timeout)|deep_ep.{0,80}(?:timed? ?out|fail)|rocshmem.{0,80}fail"
+        ),
+        "DeepEP, which carries tokens to the experts of other GPUs, failed.",
+        "once with --moe-a2a-backend none; the releases of DeepEP, NVSHMEM and SGLang have to fit, as SGLang's image "
+        "has "
+        "them; SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK has to cover a step's tokens",
+    ),
+)
+RULE = of_wordings(
+    "expert-transport",
+    "experts on several GPUs cannot reach each other",
+    _WORDINGS,
+    Confidence.LIKELY,
+    settings=("moe_a2a_backend", "ep_size", "tp_size", "nnodes"),
+    ruled_out_if=("it dies alike with --moe-a2a-backend none",),
+    alarms=("nvshmem", "device"),
+)
