@@ -71,7 +71,8 @@ as shipped, up to an answer's first other one, with random weights, whose best t
 """
 
 END = """
-In none of the cells, steps and loads is it slower than SGLang's. Not measured: MTP with it, and other GPUs.
+In none of the cells, steps and loads is it slower than SGLang's; with MTP it is as fast ([drafts](drafts.md)). Other
+GPUs are not measured.
 """
 
 

@@ -70,8 +70,8 @@ class NeededTable:
         return NeededTable(rows, f"{self.source}, measured with {_MEASURED_DRAFTS} drafts and scaled to {drafts}")
 
 
-_E2B = ((1, 2.39), (2, 2.28), (4, 2.36), (8, 2.46), (16, 2.42), (32, 2.71), (64, 3.78), (128, 5.55))
-_E4B = ((1, 2.0), (2, 1.89), (4, 1.95), (8, 2.08), (16, 2.03), (32, 2.27), (64, 3.14), (128, 4.75))
+_E2B = ((1, 2.55), (2, 2.37), (4, 2.41), (8, 2.5), (16, 2.43), (32, 2.67), (64, 4.02), (128, 6.36))
+_E4B = ((1, 2.12), (2, 1.96), (4, 2.03), (8, 2.13), (16, 2.09), (32, 2.36), (64, 3.38), (128, 5.21))
 # By hidden size and layers of the target's text model.
 MEASURED: dict[tuple[int, int], NeededTable] = {
     (1536, 35): NeededTable(_E2B, "E2B on an H200, docs/bench/mtp_batches_h200_2026-11-25_e2b.json"),
