@@ -52,6 +52,37 @@ def test_there_are_lines_of_every_kind():
     assert {"serve", "repro", "pools", "audit"} <= verbs
 
 
+class TestWhatALineCannotKnow:
+    LOADED = (
+        "[2026-01-01 00:00:01 TP0] Load weight begin. avail mem=40.00 GB\n"
+        "[2026-01-01 00:00:02 TP0] Load weight end. type=A, avail mem=25.00 GB, mem usage=15.00 GB.\n"
+    )
+    START = "[2026-01-01 00:00:00] server_args=ServerArgs(model_path='a/b', mem_fraction_static=0.4)\n"
+    NO_ROOM = (
+        "[2026-01-01 00:00:03 TP0] Scheduler hit an exception: Traceback (most recent call last):\n"
+        '  File "/srv/sglang/srt/model_executor/model_runner.py", line 9, in init\n    call()\n'
+        "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.\n"
+    )
+
+    def finding(self, cli, tmp_path, text) -> dict:
+        path = tmp_path / "server.log"
+        path.write_text(text)
+        return json.loads(cli("logs", path, "--json")[1])["findings"][0]
+
+    def test_is_asked_for_in_so_many_words(self, cli, tmp_path):
+        finding = self.finding(cli, tmp_path, self.START + self.NO_ROOM)
+        asked = finding["advice"][-1]
+        assert asked.startswith("the line of pools needs your own: CONFIG ")
+        assert all(guess in asked for guess in ("--gpu-mem 80GiB", "--weights 20GiB", "--workload 64x8000+1000"))
+
+    def test_memory_and_weights_are_those_of_the_log(self, cli, tmp_path):
+        finding = self.finding(cli, tmp_path, self.START + self.LOADED + self.NO_ROOM)
+        (line,) = finding["next_commands"]
+        assert "--gpu-mem 40.0GiB --weights 15.0GiB" in line
+        assert "--mem-fraction 0.4" in line
+        assert "--gpu-mem" not in finding["advice"][-1]
+
+
 class TestLaunch:
     def test_the_arguments_of_a_manifest_start_the_server_again(self, cli):
         (steps,) = plans(cli, CRASH / "guards")

@@ -25,6 +25,7 @@ from gemma4_triage.diagnose.commands import path_of
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.launch import ANY_MODEL, on_host_engine, server_arguments, settings_of
 from gemma4_triage.finding import Finding, causes
+from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.pools.arithmetic import KV_DTYPE_BYTES, token_bytes
 from gemma4_triage.pools.model_shape import read_shape
 
@@ -43,6 +44,9 @@ _POOL_OPTIONS = (
 )
 
 
+_GUESSES = ("--kv-mem 40GiB", "--gpu-mem 80GiB", "--weights 20GiB", "--workload 64x8000+1000")
+
+
 @dataclass(frozen=True)
 class Step:
     """One command of a plan, and the rules whose findings ask for it."""
@@ -56,8 +60,19 @@ def completed(findings: Iterable[Finding], incident: Incident) -> tuple[Finding,
     found = []
     for finding in findings:
         commands = [line for command in finding.next_commands if (line := _complete(command, incident))]
-        found.append(finding.model_copy(update={"next_commands": tuple(dict.fromkeys(commands))}))
+        asked = tuple(said for line in commands if (said := _asks(line)))
+        update = {"next_commands": tuple(dict.fromkeys(commands)), "advice": (*finding.advice, *asked)}
+        found.append(finding.model_copy(update=update))
     return tuple(found)
+
+
+def _asks(command: str) -> str:
+    """Return what a line still needs of its reader; "" if it is complete."""
+    if not command.startswith(_POOLS):
+        return ""
+    named = ["CONFIG (the model's config.json)"] if "--config CONFIG" in command else []
+    named += [guess for guess in _GUESSES if guess in command]
+    return f"the line of pools needs your own: {', '.join(named)}" if named else ""
 
 
 def plan(findings: Sequence[Finding]) -> tuple[Step, ...]:
@@ -101,12 +116,16 @@ def _pools(command: str, incident: Incident) -> str:
     if memory:
         for guess in ("--kv-mem 40GiB", "--gpu-mem 80GiB --weights 20GiB"):
             line = line.replace(guess, f"--kv-mem {memory}")
+    elif "--gpu-mem 80GiB" in line and (sizes := _loaded(incident)):
+        line = line.replace("--gpu-mem 80GiB --weights 20GiB", sizes)
     if workload := _workload(incident, settings):
         line = line.replace("--workload 64x8000+1000", f"--workload {workload}")
     for option, name in _POOL_OPTIONS:
         value = settings.get(name, "")
         if option not in line and (_is_size(value) or (name == "kv_cache_dtype" and value in KV_DTYPE_BYTES)):
             line += f" {option} {value}"
+    share = settings.get("mem_fraction_static", "")
+    line += f" --mem-fraction {share}" if "--gpu-mem" in line and _is_size(share) else ""
     return line + (" --disable-radix-cache" if settings.get("disable_radix_cache") == "True" else "")
 
 
@@ -126,6 +145,17 @@ def _memory(incident: Incident, config: str, settings: dict[str, str]) -> str:
     except (UserError, ValueError):
         return ""
     return f"{max(1, round((tokens['full'] * cell.full + tokens['swa'] * cell.swa) / 2**20))}MiB"
+
+
+def _loaded(incident: Incident) -> str:
+    """Return the memory of the device before its weights, and what they took, as the log's first rank says it."""
+    for facts in incident.logs:
+        before, after = (facts.remarks.get(f"first_{when}_weights") for when in ("before", "after"))
+        free = None if before is None else number_in(before.text, "avail mem")
+        used = None if after is None else number_in(after.text, "mem usage")
+        if free and used and free > used:
+            return f"--gpu-mem {free:.1f}GiB --weights {used:.1f}GiB"
+    return ""
 
 
 def _workload(incident: Incident, settings: dict[str, str]) -> str:
