@@ -1,5 +1,6 @@
 """Probe request-rows on SGLang's own pools, prefix cache and batches: silent as they are, right where one is wrong."""
 
+from array import array
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,9 @@ from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.probes import request_rows
 
 PROMPT = list(range(1, 41))
+DRAFTS = 3
+"""Tokens of a verification, its root included."""
+MODES = [ForwardMode.DECODE, ForwardMode.EXTEND, ForwardMode.TARGET_VERIFY]
 
 
 class Server:
@@ -36,30 +40,72 @@ class Server:
         self.scheduler.running_batch = SimpleNamespace(reqs=self.world.requests)
         request_rows.before_next_batch(self.scheduler)
 
-    def forward(self, change=lambda made: None):
-        """Run a decode step of all requests up to the metadata; `change` alters its forward batch."""
+    def forward(self, change=lambda made: None, mode=ForwardMode.DECODE, draft=False):
+        """Run a step of all requests up to the metadata, the draft model's or not; `change` alters its batch."""
         self.next_batch()
-        self.world.decode()
+        if mode.is_decode():
+            self.world.decode()
         requests = self.world.requests
-        lengths = torch.tensor([request.kv_committed_len for request in requests])
-        for request in requests:
-            request.origin_input_ids = request.origin_input_ids[: request.kv_committed_len - len(request.output_ids)]
-        rows = torch.tensor([request.req_pool_idx for request in requests])
-        made = SimpleNamespace(
-            forward_mode=ForwardMode.DECODE,
-            req_pool_indices=rows,
-            seq_lens=lengths,
-            out_cache_loc=self.world.rows.req_to_token[rows, lengths - 1].clone(),
-            spec_info=None,
-            input_ids=torch.zeros(len(requests)),
-        )
+        made = {
+            ForwardMode.DECODE: self._decode,
+            ForwardMode.EXTEND: self._prefill,
+            ForwardMode.TARGET_VERIFY: self._verification,
+        }[mode](requests)
+        made.forward_mode, made.spec_info = mode, None
+        made.req_pool_indices = torch.tensor([request.req_pool_idx for request in requests])
+        made.given = made.seq_lens + (DRAFTS if mode.is_target_verify() else 0)
         change(made)
         batch = SimpleNamespace(reqs=requests)
         request_rows.before_run_batch(self.scheduler, batch)
-        request_rows.after_init_new(made, object, batch, SimpleNamespace(is_draft_worker=False))
-        given = SimpleNamespace(cache_seqlens_int32=getattr(made, "given", made.seq_lens))
+        request_rows.after_init_new(made, object, batch, SimpleNamespace(is_draft_worker=draft))
+        given = SimpleNamespace(cache_seqlens_int32=made.given)
         backend = SimpleNamespace(forward_metadata=given, speculative_step_id=0)
-        request_rows.after_trtllm_metadata(None, backend, made)
+        if not draft:
+            request_rows.after_trtllm_metadata(None, backend, made)
+
+    def free_slot(self):
+        """Return a slot of a page that the full pool may hand out next, at its token's place."""
+        pages = self.world.allocator.full_attn_allocator.free_pages
+        return int(pages[-1]) * self.world.page + 1
+
+    def _lengths(self, requests, beyond=0):
+        """Return how many tokens each has committed, of which `beyond` more are known."""
+        for request in requests:
+            known = request.kv_committed_len + beyond - len(request.output_ids)
+            request.origin_input_ids = array("q", range(known))
+        return torch.tensor([request.kv_committed_len for request in requests])
+
+    def _decode(self, requests):
+        lengths, rows = self._lengths(requests), self.world.rows.req_to_token
+        slots = [request.req_pool_idx for request in requests]
+        written = rows[slots, lengths - 1].clone()
+        return SimpleNamespace(seq_lens=lengths, out_cache_loc=written, input_ids=torch.zeros(len(requests)))
+
+    def _prefill(self, requests):
+        lengths = self._lengths(requests)
+        return SimpleNamespace(
+            seq_lens=lengths,
+            extend_prefix_lens_cpu=[request.cache_protected_len for request in requests],
+            extend_seq_lens_cpu=[request.kv_committed_len - request.cache_protected_len for request in requests],
+            out_cache_loc=self._written((r, r.cache_protected_len, r.kv_committed_len) for r in requests),
+            input_ids=torch.zeros(int(lengths.sum())),
+        )
+
+    def _verification(self, requests):
+        """Its root has been sampled and is in no pool; it and the drafts behind it are written."""
+        lengths, rows = self._lengths(requests, beyond=1), self.world.rows.req_to_token
+        for request, length in zip(requests, lengths.tolist(), strict=True):
+            # The prompts end in mid-page, where there is room.
+            last = int(rows[request.req_pool_idx, length - 1])
+            more = torch.arange(last + 1, last + 1 + DRAFTS, dtype=rows.dtype)
+            rows[request.req_pool_idx, length : length + DRAFTS] = more
+        spans = ((r, r.kv_committed_len, r.kv_committed_len + DRAFTS) for r in requests)
+        written, count = self._written(spans), DRAFTS * len(requests)
+        return SimpleNamespace(seq_lens=lengths, out_cache_loc=written, input_ids=torch.zeros(count))
+
+    def _written(self, spans):
+        rows = self.world.rows.req_to_token
+        return torch.cat([rows[request.req_pool_idx, start:stop] for request, start, stop in spans])
 
 
 @pytest.fixture
@@ -67,9 +113,9 @@ def server(attach, monkeypatch):
     return Server(monkeypatch, attach("trap", "request-rows", "host-alloc-kernels"))
 
 
-def trapped(server, change=lambda made: None):
+def trapped(server, change=lambda made: None, mode=ForwardMode.DECODE):
     with pytest.raises(TrappedViolation):
-        server.forward(change)
+        server.forward(change, mode)
     (entry,) = DumpStore(server.dumps).list()
     return read_dump(entry.path).manifest
 
@@ -136,34 +182,70 @@ def test_a_batch_that_names_another_row(server):
     assert said.scalars["defect"] == "off by one"
 
 
-def test_a_write_that_goes_to_another_request(server):
-    def change(made):
-        made.out_cache_loc[0] = made.out_cache_loc[1]
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_silent_in_prefills_and_verifications_too(server, mode):
+    for _ in range(3):
+        server.forward(mode=mode)
+    assert list(DumpStore(server.dumps).list()) == []
 
-    said = trapped(server, change)
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_a_write_that_goes_to_another_request(server, mode):
+    def change(made):
+        made.out_cache_loc[0] = made.out_cache_loc[-1]
+
+    said = trapped(server, change, mode)
     assert (said.verdict, said.scalars["structure"], said.scalars["defect"]) == (
         "write_misplaced",
         "write locations",
         "foreign",
     )
+    assert (said.role, said.forward_mode) == ("target", mode.name)
 
 
+@pytest.mark.parametrize(
+    ("place", "defect"), [(lambda server: server.free_slot(), "stale"), (lambda server: 0, "zero")], ids=["free", "0"]
+)
+def test_a_write_into_what_nobody_holds(server, place, defect):
+    def change(made):
+        made.out_cache_loc[0] = place(server)
+
+    assert trapped(server, change).scalars["defect"] == defect
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 @pytest.mark.parametrize(
     ("change", "structure", "site"),
     [
         (lambda made: made.seq_lens.add_(1), "batch lengths", "ForwardBatch.init_new"),
-        (
-            lambda made: setattr(made, "given", made.seq_lens + 1),
-            "kernel lengths",
-            "TRTLLMHAAttnBackend.init_forward_metadata",
-        ),
+        (lambda made: made.given.sub_(1), "kernel lengths", "TRTLLMHAAttnBackend.init_forward_metadata"),
     ],
     ids=["batch", "kernel"],
 )
-def test_a_length_that_is_one_too_long(server, change, structure, site):
-    said = trapped(server, change)
+def test_a_length_that_is_off_by_one(server, mode, change, structure, site):
+    said = trapped(server, change, mode)
     assert (said.verdict, said.site) == ("length_differs", site)
     assert (said.scalars["structure"], said.scalars["defect"]) == (structure, "off by one")
+
+
+def test_of_the_draft_model_and_of_a_step_without_requests_nothing_is_checked(server):
+    def change(made):
+        made.out_cache_loc[0], made.req_pool_indices[0] = 0, 0
+        made.seq_lens.add_(1)
+
+    server.forward(change, draft=True)
+    server.forward(lambda made: (change(made), setattr(made, "forward_mode", ForwardMode.IDLE)))
+    assert list(DumpStore(server.dumps).list()) == []
+
+
+def test_with_overlap_a_requests_own_counts_lag_behind_and_are_not_compared(server):
+    server.scheduler.enable_overlap = True
+
+    def change(made):
+        server.world.requests[0].origin_input_ids = array("q", range(3))
+
+    server.forward(change)
+    assert list(DumpStore(server.dumps).list()) == []
 
 
 def test_a_request_that_counts_wrongly_is_told_from_its_batch(server):
