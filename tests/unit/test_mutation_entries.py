@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from gemma4_dumps.structures import Defect, Structure
-from gemma4_repro.mutations import standing_state
+from gemma4_repro.mutations import forward_state, standing_state
 from gemma4_repro.mutations.entry import Entry, corrupt
 from gemma4_repro.mutations.live_state import LiveState
 from gemma4_repro.request_ids import request_id
 
-PAGE = 16
+PAGE, WINDOW = 16, 8
 
 
 def entries_of(values: list[int], **more: Any) -> list[Entry]:
@@ -101,12 +101,12 @@ def live(swa_allocator: Any) -> LiveState:
                 swa_evicted_seqlen=0,
             )
         )
-    root = SimpleNamespace(children={}, value=None)
+    root = SimpleNamespace(children={}, value=None, id=0)
     scheduler = SimpleNamespace(
         page_size=PAGE,
         token_to_kv_pool_allocator=swa_allocator,
-        req_to_token_pool=SimpleNamespace(req_to_token=rows),
-        tree_cache=SimpleNamespace(root_node=root),
+        req_to_token_pool=SimpleNamespace(req_to_token=rows, free_slots=[3]),
+        tree_cache=SimpleNamespace(root_node=root, sliding_window_size=WINDOW),
     )
     lengths = torch.tensor([40, 20])
     return LiveState(scheduler, SimpleNamespace(reqs=requests, seq_lens=lengths, seq_lens_cpu=lengths.clone()))
@@ -175,3 +175,152 @@ def test_lengths_and_counters_are_of_the_request(live: LiveState) -> None:
     )
     counter.write(1)
     assert live.batch.reqs[0].swa_evicted_seqlen == PAGE
+
+
+@pytest.fixture
+def forward(live: LiveState) -> Any:
+    """Return a backend and a forward batch that decodes both requests, with the page tables that SGLang makes."""
+    slots = live.rows[1:3, ::PAGE].long()
+    metadata = SimpleNamespace(
+        page_table=(slots // PAGE).int(),
+        swa_page_table=(live.mapping[slots] // PAGE).int(),
+        cache_seqlens_int32=torch.tensor([40, 20], dtype=torch.int32),
+        max_seq_len_q=1,
+    )
+    made = SimpleNamespace(
+        rids=[request.rid for request in live.batch.reqs],
+        req_pool_indices=torch.tensor([1, 2]),
+        out_cache_loc=torch.stack([live.rows[1, 39], live.rows[2, 19]]).long(),
+        extend_seq_lens_cpu=None,
+    )
+    return SimpleNamespace(forward_metadata=metadata), made
+
+
+def test_a_page_table_has_an_entry_for_each_page_of_each_request(live: LiveState, forward: Any) -> None:
+    backend, made = forward
+    entries = forward_state.table_entries(live, backend, made, swa=False)
+    assert [(entry.prompt, entry.row) for entry in entries] == [(1, 1)] * 3 + [(2, 2)] * 2
+    assert [entry.value for entry in entries[:3]] == live.pages(live.rows[1, :40].long(), swa=False)
+    assert set(entries[0].foreign) == {entry.value for entry in entries[3:]}
+    assert entries[0].other_space == live.pages(live.rows[1, :1].long(), swa=True)
+    entries[1].write(7)
+    assert backend.forward_metadata.page_table[0].tolist()[:3] == [entries[0].value, 7, entries[2].value]
+    assert entries[1].read() == 7
+
+
+def test_of_a_sliding_table_only_what_the_window_reaches_is_live(live: LiveState, forward: Any) -> None:
+    backend, made = forward
+    entries = forward_state.table_entries(live, backend, made, swa=True)
+    # Of 40 tokens a window of 8 begins at token 31, in the second page; of 20 at 11, in the first.
+    assert [(entry.row, entry.where) for entry in entries] == [
+        (1, "row 0, column 1 of 2"),
+        (1, "row 0, column 2 of 2"),
+        (2, "row 1, column 0 of 2"),
+        (2, "row 1, column 1 of 2"),
+    ]
+    assert [entry.value for entry in entries[:2]] == live.pages(live.rows[1, :40].long(), swa=True)[1:]
+    assert entries[0].upper == live.swa_end
+
+
+def test_without_a_second_table_there_is_nothing_to_exchange(live: LiveState, forward: Any) -> None:
+    backend, made = forward
+    backend.forward_metadata.swa_page_table = None
+    assert forward_state.table_entries(live, backend, made, swa=True) == []
+
+
+def test_lengths_that_a_kernel_is_told_are_replaced(live: LiveState, forward: Any) -> None:
+    backend, made = forward
+    told = backend.forward_metadata.cache_seqlens_int32
+    entries = forward_state.length_entries(live, backend, made, {2: 19})
+    assert [list(entry.stale) for entry in entries] == [[], [19]]
+    entries[0].write(41)
+    entries[1].write(21)
+    assert backend.forward_metadata.cache_seqlens_int32.tolist() == [41, 21]
+    assert told.tolist() == [40, 20], "the batch shares the tensor"
+
+
+def test_a_row_index_may_become_one_that_nobody_has(live: LiveState, forward: Any) -> None:
+    _, made = forward
+    entries = forward_state.row_index_entries(live, made)
+    assert [(entry.value, list(entry.foreign), list(entry.stale)) for entry in entries] == [
+        (1, [2], [3]),
+        (2, [1], [3]),
+    ]
+    entries[1].write(3)
+    assert made.req_pool_indices.tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("prefill", [False, True])
+def test_a_write_location_is_of_the_request_whose_token_goes_there(
+    live: LiveState, forward: Any, prefill: bool
+) -> None:
+    _, made = forward
+    if prefill:
+        made.extend_seq_lens_cpu = [3, 1]
+        made.out_cache_loc = torch.cat([live.rows[1, 37:40], live.rows[2, 19:20]]).long()
+    held = made.out_cache_loc
+    before = held.tolist()
+    entries = forward_state.write_entries(live, made, before=[before[0], 5])
+    assert [entry.row for entry in entries] == ([1, 1, 1, 2] if prefill else [1, 2])
+    assert list(entries[0].own) == (before[1:3] if prefill else [])
+    assert set(entries[0].foreign) <= set(live.rows[2, :20].tolist())
+    assert list(entries[0].stale) == [5], "what this forward writes is not stale"
+    entries[0].write(7)
+    assert made.out_cache_loc.tolist() == [7, *before[1:]]
+    assert held.tolist() == before, "the ledger keeps the tensor"
+
+
+def test_a_forward_that_writes_nothing_has_no_such_entries(live: LiveState, forward: Any) -> None:
+    _, made = forward
+    made.out_cache_loc = None
+    assert forward_state.write_entries(live, made, before=[]) == []
+
+
+class TestPrefixCache:
+    """Two nodes: one of a page that both requests could share, and one below it."""
+
+    @pytest.fixture
+    def nodes(self, live: LiveState) -> Any:
+        root = live.tree.root_node
+        lower = SimpleNamespace(id=2, children={}, value=live.rows[2, :PAGE].long(), full_lock_ref=0, swa_lock_ref=0)
+        upper = SimpleNamespace(
+            id=1, children={0: lower}, value=live.rows[1, : 2 * PAGE].long(), full_lock_ref=2, swa_lock_ref=1
+        )
+        root.children, upper.parent, lower.parent = {0: upper}, root, upper
+        live.batch = None
+        return upper, lower
+
+    def test_a_node_has_an_entry_for_each_page(self, live: LiveState, nodes: Any) -> None:
+        entries = standing_state.entries(Structure.TREE_NODE, live)
+        pages = live.pages(nodes[0].value, swa=False), live.pages(nodes[1].value, swa=False)
+        assert [entry.value for entry in entries] == [*pages[0], *pages[1]]
+        assert list(entries[0].foreign) == pages[1]
+        held = nodes[0].value
+        before = held.tolist()
+        entries[0].write(9)
+        assert held.tolist() == before
+        assert nodes[0].value.tolist() == [*range(9 * PAGE, 10 * PAGE), *before[PAGE:]]
+
+    def test_a_node_that_is_lost_leaves_the_others(self, live: LiveState, nodes: Any) -> None:
+        upper, lower = nodes
+        last = standing_state.entries(Structure.TREE_NODE, live)[-1]
+        assert last.drop is not None
+        last.drop()
+        assert live.nodes() == [upper]
+        assert lower.value is not None
+
+    def test_while_nothing_runs_the_map_is_that_of_the_cache(self, live: LiveState, nodes: Any) -> None:
+        entries = standing_state.entries(Structure.SWA_MAPPING, live)
+        assert [entry.value for entry in entries] == [
+            *live.pages(nodes[0].value, swa=True),
+            *live.pages(nodes[1].value, swa=True),
+        ]
+
+    def test_locks_that_are_held_can_be_wrong(self, live: LiveState, nodes: Any) -> None:
+        entries = standing_state.entries(Structure.TREE_LOCK, live)
+        assert [(entry.where, entry.value) for entry in entries] == [
+            ("full_lock_ref of node 1", 2),
+            ("swa_lock_ref of node 1", 1),
+        ]
+        entries[0].write(1)
+        assert nodes[0].full_lock_ref == 1
