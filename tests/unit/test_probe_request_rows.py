@@ -92,7 +92,7 @@ class Server:
         )
 
     def _verification(self, requests):
-        """Its root has been sampled and is in no pool; it and the drafts behind it are written."""
+        """Verify drafts behind a root that has been sampled and is in no pool: it and they are written."""
         lengths, rows = self._lengths(requests, beyond=1), self.world.rows.req_to_token
         for request, length in zip(requests, lengths.tolist(), strict=True):
             # The prompts end in mid-page, where there is room.
