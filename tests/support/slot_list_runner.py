@@ -10,6 +10,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
+from published import IN_A_CONTEXT, translator_of
 
 # What a test of the page-table probe on such a backend attaches.
 ATTACHED = ("page-table", "host-alloc-kernels")
@@ -48,32 +49,44 @@ class Runner:
         self.model = torch.nn.ModuleList(
             attention(layer_id) for layer_id in ((SLIDING, 1, FULL) if window else (FULL,))
         )
-        self.server_args = SimpleNamespace(
-            speculative_num_draft_tokens=4,
-            speculative_num_steps=3,
-            speculative_eagle_topk=topk,
-            disable_overlap_schedule=True,
-            triton_attention_num_kv_splits=2,
-            triton_attention_split_tile_size=None,
-            disable_cuda_graph=False,
-            chunked_prefill_size=-1,
-            enable_deterministic_inference=False,
-            enable_mis=False,
-            dllm_algorithm=None,
-            disable_piecewise_cuda_graph=True,
-        )
+        self.server_args = server_arguments(topk)
         self.model_config = SimpleNamespace(
             attention_arch=AttentionArch.MHA,
             num_attention_heads=2,
-            get_num_kv_heads=lambda _: 2,
+            get_num_kv_heads=lambda *_: 2,
             v_head_dim=head_dim,
             swa_v_head_dim=head_dim,
             context_len=256,
             is_encoder_decoder=False,
             is_multimodal=True,
             head_dim=head_dim,
-            hf_config=SimpleNamespace(architectures=["Gemma4ForConditionalGeneration"]),
+            hf_config=SimpleNamespace(architectures=["Gemma4ForConditionalGeneration"], get_text_config=lambda: None),
+            linear_attn_registry_result=None,
+            get_max_num_attention_heads=lambda: 2,
         )
+        self.page_size = allocator.page_size
+        self.prefill_attention_backend_str = self.decode_attention_backend_str = "flashinfer"
+        self.decode_num_tokens_per_req = lambda: 4
+        if IN_A_CONTEXT:
+            self.kv_index_translator = translator_of(self)
+
+
+def server_arguments(topk=1):
+    """Return what backends read of a server's arguments."""
+    return SimpleNamespace(
+        speculative_num_draft_tokens=4,
+        speculative_num_steps=3,
+        speculative_eagle_topk=topk,
+        disable_overlap_schedule=True,
+        triton_attention_num_kv_splits=2,
+        triton_attention_split_tile_size=None,
+        disable_cuda_graph=False,
+        chunked_prefill_size=-1,
+        enable_deterministic_inference=False,
+        enable_mis=False,
+        dllm_algorithm=None,
+        disable_piecewise_cuda_graph=True,
+    )
 
 
 def allocate(allocator, tokens):
@@ -113,7 +126,7 @@ def slots_of(backend, row, *positions):
 
 def batch(lengths, mode=ForwardMode.DECODE, rows=None, locations=None):
     lens = torch.tensor(lengths)
-    verify = SimpleNamespace(custom_mask=None, kv_indptr=None, draft_token_num=4)
+    verify = SimpleNamespace(custom_mask=None, kv_indptr=None, draft_token_num=4, num_tokens_per_req=4)
     return SimpleNamespace(
         seq_lens=lens,
         seq_lens_cpu=lens,
@@ -126,6 +139,7 @@ def batch(lengths, mode=ForwardMode.DECODE, rows=None, locations=None):
         req_pool_indices=torch.tensor(rows or list(range(1, len(lengths) + 1))),
         extend_prefix_lens_cpu=None,
         cross_attention_custom_mask=None,
+        mha_one_shot=False,
     )
 
 

@@ -12,7 +12,8 @@ import torch
 from sglang.srt.layers.attention import flashinfer_backend, triton_backend
 from torch.overrides import TorchFunctionMode
 
-from slot_list_runner import WINDOW, Runner, use_up_full_pages
+from published import IN_A_CONTEXT, bind, published
+from slot_list_runner import WINDOW, Runner, server_arguments, use_up_full_pages
 
 KEPT = ("_paged_kv_indices_buf", "_paged_kv_indptr_buf", "_qo_indptr_buf")
 
@@ -60,9 +61,10 @@ class OnThisCpu(TorchFunctionMode):
 def triton_backends(allocator, monkeypatch):
     """A function that makes a backend for a `Runner` of these options. Call it after `attach`, so that hooks see it."""
     use_up_full_pages(allocator)
-    monkeypatch.setattr(triton_backend, "get_attention_tp_size", lambda: 1)
+    monkeypatch.setattr(triton_backend, "get_attention_tp_size", lambda: 1, raising=False)
     monkeypatch.setattr(triton_backend, "get_device_core_count", lambda _: 0)
-    yield _maker(triton_backend.TritonAttnBackend, allocator)
+    with published(server_arguments()):
+        yield _maker(triton_backend.TritonAttnBackend, allocator)
 
 
 @contextmanager
@@ -79,7 +81,7 @@ def flashinfer_backends(allocator, monkeypatch):
     }
     for name, leaf in leaves.items():
         monkeypatch.setattr(flashinfer_backend, name, leaf, raising=False)
-    with OnThisCpu():
+    with published(server_arguments()), OnThisCpu():
         yield _maker(flashinfer_backend.FlashInferAttnBackend, allocator)
 
 
@@ -88,6 +90,11 @@ def _maker(backend, allocator):
         runner = Runner(allocator, **options)
         made = backend(runner)
         made.kept_runner = runner
+        if IN_A_CONTEXT:
+            # A batch comes with its plan there, which ForwardBatch.init_new makes.
+            for name in ("init_forward_metadata", "init_forward_metadata_out_graph"):
+                build = getattr(made, name)
+                setattr(made, name, lambda fb, *a, _build=build, **k: _build(bind(made, fb), *a, **k))
         return made
 
     return make

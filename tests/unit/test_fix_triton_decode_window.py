@@ -10,6 +10,8 @@ from slot_list_backends import triton_backends
 
 from slot_list_runner import PAGE, WINDOW, batch, extend, fill, replay_batch, slots_of
 
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
 FIX = "triton-decode-window"
 # WINDOW is what the backend holds: the distance to the oldest key, one less than the number of keys.
 KEYS = WINDOW + 1

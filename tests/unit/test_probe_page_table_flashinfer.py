@@ -8,6 +8,7 @@ import pytest
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative.frozen_kv_mtp_info import FrozenKVMTPVerifyInput
+from sglang.srt.speculative.spec_info import SpecInputType
 from slot_list_backends import KEPT, flashinfer_backends
 
 from gemma4_dumps.reader import read_dump
@@ -33,6 +34,8 @@ from slot_list_runner import (
     uses_of,
 )
 
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
 
 @pytest.fixture
 def make(swa_allocator, monkeypatch):
@@ -43,7 +46,8 @@ def make(swa_allocator, monkeypatch):
 def verify(lengths, locations=None):
     forward_batch = batch(lengths, ForwardMode.TARGET_VERIFY, locations=locations)
     forward_batch.spec_info = object.__new__(FrozenKVMTPVerifyInput)
-    forward_batch.spec_info.draft_token_num = 4
+    forward_batch.spec_info.draft_token_num = forward_batch.spec_info.num_tokens_per_req = 4
+    forward_batch.spec_info.spec_input_type = SpecInputType.FROZEN_KV_MTP_VERIFY
     forward_batch.spec_info.custom_mask = torch.ones(sum(4 * (length + 4) for length in lengths), dtype=torch.bool)
     return forward_batch
 
@@ -58,9 +62,13 @@ def test_the_installed_flashinfer_keeps_its_plans_where_the_probe_looks():
         tree = ast.parse((folder / file).read_text())
         (wrapper,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
         for method in ("plan", "run"):
-            # The last one: overloads stand before it.
-            function = [node for node in wrapper.body if isinstance(node, ast.FunctionDef) and node.name == method][-1]
-            named = {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)}
+            # Overloads stand before it; a later FlashInfer has the body of `plan` in a method that it calls.
+            bodies = [
+                node
+                for node in wrapper.body
+                if isinstance(node, ast.FunctionDef) and node.name in (method, f"_{method}_impl")
+            ]
+            named = {node.attr for body in bodies for node in ast.walk(body) if isinstance(node, ast.Attribute)}
             assert named.issuperset(attributes), (name, method)
 
 
@@ -125,7 +133,7 @@ class TestEager:
         dumps = attach("trap", *ATTACHED)
         backend = make(is_draft_worker=True)
         forward_batch = batch([33])
-        forward_batch.spec_info = type("Lists", (), {})()
+        forward_batch.spec_info = type("Lists", (), {"window_kv_indices": None})()
         forward_batch.spec_info.kv_indptr = torch.tensor([0, 2], dtype=torch.int32)
         forward_batch.spec_info.kv_indices = torch.zeros(2, dtype=torch.int32)
         backend.init_forward_metadata(forward_batch)

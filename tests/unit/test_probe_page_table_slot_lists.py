@@ -7,6 +7,8 @@ from gemma4_dumps.reader import read_dump
 from gemma4_runtime.errors import TrappedViolation
 from slot_list_runner import ATTACHED, FULL, FULL_SLOTS, SWA_SLOTS, batch, fill, found_in, rows_of, slots_of
 
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
 def kind(request):

@@ -30,6 +30,8 @@ from slot_list_runner import (
     uses_of,
 )
 
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
 
 @pytest.fixture
 def make(swa_allocator, monkeypatch):
@@ -111,7 +113,9 @@ class TestEager:
         backend = make(is_draft_worker=True)
         forward_batch = batch([33])
         forward_batch.spec_info = SimpleNamespace(
-            kv_indptr=torch.tensor([0, 2], dtype=torch.int32), kv_indices=torch.tensor([10**6, -4])
+            kv_indptr=torch.tensor([0, 2], dtype=torch.int32),
+            kv_indices=torch.tensor([10**6, -4]),
+            window_kv_indices=None,
         )
         backend.init_forward_metadata(forward_batch)
         assert found_in(dumps) == []

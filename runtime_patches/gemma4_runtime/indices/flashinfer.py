@@ -3,7 +3,8 @@
 A plan leaves in a wrapper the tensors that its kernels will read: `_paged_kv_indices_buf`, token slots, since SGLang
 plans with pages of one token, and `_paged_kv_indptr_buf`. They lie on the device and are read at each run, so what is
 neutralised there never reaches a kernel; the plan itself goes by lengths alone. With a window there are two wrappers,
-the sliding layers' first; a verify then fails in SGLang's own updater, which subtracts a prefix length of None.
+the sliding layers' first; on 0.5.13.post1 a verify then fails in SGLang's own updater, which subtracts a prefix length
+of None.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from gemma4_runtime.indices.build import Build, IndexArray, Use
 from gemma4_runtime.indices.owner import window_is_strict
 from gemma4_runtime.indices.slot_lists import FULL_LIST, WINDOW_LIST, NewSlots, slot_list_build, swa_locations
 from gemma4_runtime.indices.uses import extends, read_use
+from gemma4_runtime.release.attention import lists_swa_slots
 
 BACKEND = "flashinfer"
 _SWA_ORIGIN = "FlashInferAttnBackend.forward_metadata.swa_out_cache_loc"
@@ -36,7 +38,7 @@ def flashinfer_build(
 ) -> Build:
     """Return the build that the kernels will see: `forward_metadata`'s wrappers', or in a graph those of its bucket.
 
-    The decode and prefill updaters translate the first wrapper's list by the allocator that they hold.
+    The decode and prefill updaters translate the first wrapper's list where they hold what has two pools.
     """
     mode = forward_batch.forward_mode
     decodes = mode.is_decode_or_idle()
@@ -44,7 +46,7 @@ def flashinfer_build(
     lists = [_list(FULL_LIST, wrappers[-1], "full", False)]
     if len(wrappers) > 1:
         updater = backend.indices_updater_decode if decodes else backend.indices_updater_prefill
-        space = "swa" if _translates(updater) else "full"
+        space = "swa" if lists_swa_slots(updater) else "full"
         # With overlap the request may have ended meanwhile, and with it its SWA slots.
         may_be_null = space == "swa" and not window_is_strict(backend)
         lists.append(_list(WINDOW_LIST, wrappers[0], space, may_be_null))
@@ -76,9 +78,3 @@ def _list(name: str, wrapper: Any, space: str, may_be_null: bool) -> IndexArray:
     origin = f"{type(wrapper).__name__}._paged_kv_indices_buf"
     slots, indptr = wrapper._paged_kv_indices_buf, wrapper._paged_kv_indptr_buf
     return IndexArray(name, slots, space, origin, False, indptr, may_be_null)
-
-
-def _translates(updater: Any) -> bool:
-    from gemma4_runtime.release import SWATokenToKVPoolAllocator
-
-    return isinstance(updater.token_to_kv_pool_allocator, SWATokenToKVPoolAllocator)
