@@ -25,6 +25,33 @@ def published(arguments: SimpleNamespace) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def process_of_one_rank(arguments: Any) -> Iterator[None]:
+    """Make resolved arguments those of this process, its first rank's; as before at the end.
+
+    Args:
+        arguments: SGLang's ServerArgs.
+    """
+    if not IN_A_CONTEXT:
+        from sglang.srt import server_args
+
+        before = server_args._global_server_args
+        server_args.set_global_server_args_for_scheduler(arguments)
+        try:
+            yield
+        finally:
+            server_args._global_server_args = before
+        return
+    from sglang.srt import runtime_context
+
+    before = runtime_context.snapshot_context()
+    runtime_context.publish(arguments, role="scheduler", ranks=runtime_context.SpawnRanks(world_rank=0))
+    try:
+        yield
+    finally:
+        runtime_context.restore_context(before)
+
+
 def translator_of(runner: Any) -> Any:
     """Return what turns rows into the slots that a backend reads, made for a runner of pools that need none of it."""
     from sglang.srt.mem_cache.kv_index_translator import KVIndexTranslator

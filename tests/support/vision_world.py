@@ -9,40 +9,38 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from sglang.srt import server_args
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.distributed import parallel_state
 from sglang.srt.layers import dp_attention
 from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem
 from sglang.srt.models.gemma4_mm import Gemma4ForConditionalGeneration
+from sglang.srt.server_args import ServerArgs
 from transformers import AutoProcessor
 
 from gemma4_repro.toys.vision import picture
+from published import IN_A_CONTEXT, process_of_one_rank
 
 
 @contextmanager
 def one_rank(folder: Path, device: str = "cpu") -> Iterator[ModelConfig]:
     """Yield the groups and arguments that SGLang's layers ask for; taken down again."""
-    before = server_args._global_server_args
-    arguments = server_args.ServerArgs(
-        model_path=str(folder), device=device, dtype="float32", attention_backend="triton"
-    )
-    server_args.set_global_server_args_for_scheduler(arguments)
+    arguments = ServerArgs(model_path=str(folder), device=device, dtype="float32", attention_backend="triton")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    try:
-        parallel_state.init_distributed_environment(
-            world_size=1, rank=0, local_rank=0, distributed_init_method=f"tcp://127.0.0.1:{port}", backend="gloo"
-        )
-        parallel_state.initialize_model_parallel()
-        config = ModelConfig.from_server_args(arguments)
-        dp_attention.initialize_dp_attention(arguments, config)
-        yield config
-    finally:
-        parallel_state.destroy_model_parallel()
-        parallel_state.destroy_distributed_environment()
-        server_args._global_server_args = before
+    with process_of_one_rank(arguments):
+        try:
+            parallel_state.init_distributed_environment(
+                world_size=1, rank=0, local_rank=0, distributed_init_method=f"tcp://127.0.0.1:{port}", backend="gloo"
+            )
+            parallel_state.initialize_model_parallel()
+            config = ModelConfig.from_server_args(arguments)
+            # A later release asks nothing of the model here.
+            dp_attention.initialize_dp_attention(arguments, *(() if IN_A_CONTEXT else (config,)))
+            yield config
+        finally:
+            parallel_state.destroy_model_parallel()
+            parallel_state.destroy_distributed_environment()
 
 
 def load_model(config: ModelConfig) -> Gemma4ForConditionalGeneration:
