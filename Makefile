@@ -1,12 +1,14 @@
 # Commands for a newcomer, each does its own set-up from a fresh clone:
-#   make repro      the Gemma-4 SWA page-table crash on this CPU: reproduced, trapped, fixed
+#   make repro      the Gemma-4 SWA page-table crash on this CPU, on today's SGLang: reproduced, trapped, fixed
 #   make test       lint, types, import rules, and the tests that answer within minutes
 #   make test-all   these, and every other test that this machine can run
 #   make test-releases   what differs on the other releases of SGLang
-# Each takes RELEASE=0.5.23 to run on another release of SGLang, in an environment of its own.
+# Each takes RELEASE=..., 0.5.13.post1 or 0.5.23, to run on that release of SGLang, in an environment of its own.
 SHELL   := /bin/bash
 PYTHON  ?= python3
+# The release that has all patches, and most tests: see the README. Reproductions run on the newest, unless RELEASE says.
 DEFAULT := 0.5.13.post1
+REPRO   := $(or $(RELEASE),0.5.23)
 RELEASE ?= $(DEFAULT)
 # By release, the extra of pyproject.toml and the lock.
 EXTRA-0.5.13.post1 := sglang-0.5.13
@@ -20,9 +22,12 @@ VENV    ?= $(if $(filter-out $(DEFAULT),$(RELEASE)),.venv-$(RELEASE),.venv)
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed-$(shell cat $(LOCK) pyproject.toml Makefile </dev/null | sha256sum | cut -c1-16)
 
-.PHONY: repro test test-all test-engine test-release test-releases test-crash fuzz targets mutants coverage coverage-release lint format setup lock clean
+.PHONY: repro repro-release test test-all test-engine test-release test-releases test-crash fuzz targets mutants coverage coverage-release lint format setup lock clean
 
-repro: setup
+repro:
+	@$(MAKE) --no-print-directory repro-release RELEASE=$(REPRO)
+
+repro-release: setup
 	$(BIN)/gemma4-triage repro e4b-trtllm
 
 # Two processes, a file to each: an engine keeps one core busy, and a file's tests share what they started. Files are taken

@@ -24,8 +24,10 @@ _SWA_ORIGIN = "FlashInferAttnBackend.forward_metadata.swa_out_cache_loc"
 
 
 def is_covered(backend: Any, forward_batch: Any) -> bool:
-    """False for what Gemma-4 does not do: an encoder's attention, and a step of FlashInferMultiStepDraftBackend, whose
-    lists come with the batch for all steps at once.
+    """Return False for what Gemma-4 does not do.
+
+    That is an encoder's attention, and a step of FlashInferMultiStepDraftBackend, whose lists come with the batch for
+    all steps at once.
     """
     from gemma4_runtime.release import WrapperDispatch
 
