@@ -54,6 +54,14 @@ def test_what_is_no_check_of_its_own(last_line, frame):
     assert {finding.rule for finding in found_in([*steady(3), end])} == {"other-crash"}
 
 
+def test_an_assertion_without_words_names_its_part():
+    end = death(4, "AssertionError", frame="srt/mem_cache/unified_cache_components/swa_component.py")
+    finding = only([*steady(3), end.replace("in step", "in build_hicache_transfers")])
+    assert finding.rule == "other-crash"
+    assert "SGLang's own, of the hierarchical cache. A state that its code does not expect" in finding.cause
+    assert any("--enable-hierarchical-cache" in step for step in finding.advice)
+
+
 def test_a_request_that_failed_of_one_is_told_though_the_server_went_on():
     frame = '  File "/srv/sglang/srt/entrypoints/openai/serving_chat.py", line 12, in convert\n    call()\n'
     lines = [

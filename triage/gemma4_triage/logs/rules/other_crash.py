@@ -9,6 +9,7 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import at, exception_text, on_rank, probe_could_see, usage_text
 from gemma4_triage.logs.rules import collective_timeout
+from gemma4_triage.logs.rules.refused_by_check import part_of
 from gemma4_triage.logs.suspects import of_files
 
 ID = "other-crash"
@@ -39,7 +40,8 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
         yield Finding(
             rule=ID,
             cause=f"A process died of {death.type_name or 'an error'}{on_rank(death.rank)}"
-            f"{', in ' + death.frame if death.frame else ''}; {code or 'no rule here knows its cause'}.",
+            f"{', in ' + death.frame if death.frame else ''}; "
+            f"{code or 'no rule here knows its cause'}.{_stands_in(death)}",
             confidence=Confidence.LIKELY if code else Confidence.POSSIBLE,
             evidence=tuple(_evidence(facts, death, first)),
             advice=(*((_OTHER_BUILD,) if code else ()), _next_step(death, beginning), *_suspect(facts, death)),
@@ -106,12 +108,23 @@ def _next_step(death: Death, beginning: Death | None) -> str:
 def _suspect(facts: LogFacts, death: Death) -> tuple[str, ...]:
     """Name the feature whose file the exception stands in, or nothing: a file is a suspect and no cause."""
     part = of_files(death.frames[-_INNER:])
+    own = part_of(death)
     staged = facts.settings.get("pp_size", "1") not in ("1", "None") or death.rank.startswith("PP")
     stages = "once with --pp-size 1 (--tp for the other GPUs): code that knows no stages asks for what another one has"
     return (
         *((stages,) if staged else ()),
         *((f"once without {part.without}: if it then does not happen, that is the part at fault",) if part else ()),
+        *((own.look,) if part is None and own is not None else ()),
     )
+
+
+def _stands_in(death: Death) -> str:
+    """Return in which part of SGLang its code stands; "" if it is another's code."""
+    part = part_of(death)
+    if part is None:
+        return ""
+    met = " A state that its code does not expect is a defect of the release." * (death.type_name == "AssertionError")
+    return f" The code is SGLang's own, of {part.what}.{met}"
 
 
 def _commands(death: Death) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ ID = "refused-by-check"
 TITLE = "a check of SGLang's own refused something, and says what"
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """A part of SGLang.
 
     Attributes:
@@ -32,10 +32,16 @@ class _Part(NamedTuple):
     look: str
 
 
-def _part(files: str, what: str, look: str) -> _Part:
-    return _Part(re.compile(files), what, look)
+def _part(files: str, what: str, look: str) -> Part:
+    return Part(re.compile(files), what, look)
 
 
+_HOST_CACHE = _part(
+    r"mem_cache/(?:hi|.*host)|managers/cache_controller",
+    "the hierarchical cache",
+    "once without --enable-hierarchical-cache; --hicache-size, --hicache-mem-layout and --hicache-io-backend",
+)
+_OF_THE_HOST = re.compile(r".* \w*(?:hicache|load_back|write_back|backup|prefetch_from|host)\w*$")
 # The first whose files fit counts.
 _PARTS = (
     _part(
@@ -87,11 +93,7 @@ _PARTS = (
         "see that its service runs and that --hicache-storage-backend-extra-config is right; once without "
         "--hicache-storage-backend",
     ),
-    _part(
-        r"mem_cache/(?:hi|.*host)|managers/cache_controller",
-        "the hierarchical cache",
-        "once without --enable-hierarchical-cache; --hicache-size, --hicache-mem-layout and --hicache-io-backend",
-    ),
+    _HOST_CACHE,
     _part(r"mem_cache/", "the KV pools or the prefix cache", "once with --disable-radix-cache; a later release"),
     _part(
         r"lora/",
@@ -185,7 +187,7 @@ def explains(death: Death) -> bool:
         and death.type_name in _TYPES
         and len(_WORDS.findall(death.message)) >= _FEWEST_WORDS
         and _NOT_ITS_OWN.search(death.message) is None
-        and _of(death) is not None
+        and part_of(death) is not None
     )
 
 
@@ -219,7 +221,7 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
         what: what that did, as a clause.
         evidence: where it stands.
     """
-    part = _of(death)
+    part = part_of(death)
     assert part is not None
     said = " ".join(death.message.split())
     flags = tuple(dict.fromkeys(_FLAG.findall(said)))
@@ -240,5 +242,10 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
     )
 
 
-def _of(death: Death) -> _Part | None:
+def part_of(death: Death) -> Part | None:
+    """Return the part of SGLang whose file raised it; None if it is another's file."""
+    if not death.path:
+        return None
+    if death.path.startswith("mem_cache/") and any(map(_OF_THE_HOST.match, death.frames)):
+        return _HOST_CACHE
     return next((part for part in _PARTS if part.files.match(death.path)), None)
