@@ -303,6 +303,7 @@ QUIET = {
     "Error while loading data https://example.org/x.jpg: 404 Client Error: Not Found for url\n",
     "a bad temperature": f"{stamp(4)} Error in request: temperature must be non-negative, got -1.0.\n",
     "a router that serves": SMG.format(4, "INFO", "Circuit breaker configured failure_threshold=10"),
+    "a failure that is avoided": f"{stamp(4)} Driver >= 595: using the triton MoE kernel to avoid a SIGSEGV.\n",
     "a port of an inner process": f"{stamp(4)} Port 31001 is already in use, trying port 31002\n",
     "a kernel that is compiled": "2026-01-01 00:00:04 - INFO - flashinfer.jit: Loading JIT ops: cascade\n",
     "experts that are moved": f"{stamp(4)} [EPLBManager] rebalance start\n",

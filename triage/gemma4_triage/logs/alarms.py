@@ -116,6 +116,8 @@ _SURVIVED = re.compile(
 _ONLY_ADVICE = re.compile(
     rb"(?i)\b(?:may|might|could(?! not)|avoid|prevent|if you|in case|to detect)\b|resource_tracker"
 )
+# Whoever says so has met no failure: "using triton to avoid a SIGSEGV".
+_AVOIDED = re.compile(rb"\bto (?:avoid|prevent|work around) ")
 # Of these a line with "might" in it still tells what happened, and guesses why.
 _NO_ADVICE = frozenset(
     {"transfer", "answered-500", "parser", "image-tokens", "signalled", "child", "exception", "storage", "router"}
@@ -291,7 +293,7 @@ class AlarmReader:
             found = words.search(line)
             if found and found.lastgroup and not any(mark in line for mark in _QUOTED):
                 kind = found.lastgroup.replace("_", "-")
-                if kind not in _NO_ADVICE and excuse.search(line):
+                if _AVOIDED.search(line) or (kind not in _NO_ADVICE and excuse.search(line)):
                     continue
                 early = kind == "unhealthy" and not self.last_work
                 return "" if early or (self._stopping and kind in _OF_A_STOP) else kind
