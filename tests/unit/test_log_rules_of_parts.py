@@ -324,6 +324,18 @@ def test_a_pool_that_is_well_used_binds_nobody_who_does_not_wait(waits):
     assert [finding.rule for finding in found_in(lasting)] == ["binding-pool"]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Fixing v5 tokenizer component mismatch for a: decoder A -> B",
+        "Removed corrupted blob: b",
+        "AutoProcessor failed on feature extractor for a, constructing processor manually",
+    ],
+)
+def test_a_log_that_ends_in_what_was_mended(line):
+    assert found_in([*steady(4), f"{stamp(5)} {line}\n"]) == ()
+
+
 def test_a_queue_that_has_just_begun_to_wait():
     assert found_in([prefill(1, queued=2), answer(20, "GET /health", "200 OK")]) == ()
     assert found_in([prefill(1, queued=0), answer(120, "GET /health", "200 OK")]) == ()

@@ -111,6 +111,7 @@ _HARD_LINE, _SOFT_LINE = _alternatives(_HARD), _alternatives(_SOFT)
 _SURVIVED = re.compile(
     rb"(?i)\bretry|\bretries|\bignor|fall(?:ing|s)?[ -]?back|\bskip|\boptional|\bwarn|not fatal|non-fatal|harmless|"
     rb"will (?:use|try|continue)|\binstead\b|continu(?:e|ing)\b|using (?:the )?default|"
+    rb"\bfixing\b|\bremoved\b|successfully|manually|"
     rb"failed to import|validation|exceeds the maximum|abort(?:ing|ed)? (?:the |by Abort)?req(?:uests?)?\b"
 )
 _ONLY_ADVICE = re.compile(
