@@ -355,7 +355,7 @@ LOADS = {
         ),
         Load(
             "decode",
-            "long answers, few at once: the matrix products of a decode step",
+            "long answers, few at once: the matrix products and the attention of a decode step",
             ("e2b", "e4b"),
             (
                 _NONE,

@@ -57,11 +57,11 @@ def serving(
     For example: gemma4-triage bench serving prefill --model e2b -o prefill.json
 
     prefill: 7000 tokens in, 10 out, for yoco. long-context: more than the KV pools hold, for owner-only-kv. pictures:
-    six to a request, for vision-batching. graphs, lengths, lengths-mtp: prompts of every length, for
-    piecewise-multimodal. decode: long answers, for small-m-linear. mtp: chats and summaries with drafts, for mtp-v2.
-    mtp-batches: one chat to 128 at once, with drafts and without. Models have their real layers and dims and random
-    weights. Needs a CUDA device and no network. Exits 1 if an answer is wrong, or an aim is missed or could not be
-    measured, 3 without CUDA.
+    six to a request, for vision-batching. graphs, lengths, lengths-mtp: prompts of every length, for piecewise-
+    multimodal. decode: long answers, for small-m-linear and decode-attention. mtp: chats and summaries with drafts, for
+    mtp-v2. mtp-batches: one chat to 128 at once, with drafts and without. Models have their real layers and dims and
+    random weights. Needs a CUDA device and no network. Exits 1 if an answer is wrong, or an aim is missed or could not
+    be measured, 3 without CUDA.
     """
     from gemma4_repro.serving_bench.plan import make_plan, other_release
     from gemma4_triage.report.serving_bench_view import print_serving_bench
