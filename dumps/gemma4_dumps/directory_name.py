@@ -82,6 +82,12 @@ def time_key(name: str) -> tuple[str, str] | None:
     return match["utc"], name
 
 
+def time_in_name(name: str) -> datetime:
+    """Return the time in a name that `time_key` knows, without parsing the rest of it."""
+    bare = name.removeprefix(REMOVED_PREFIX).removeprefix(TEMPORARY_PREFIX)
+    return datetime.fromisoformat(bare.partition("_")[0])
+
+
 def short_id(name: str) -> str:
     """Return the short id of a dump: a hash of its directory name, in letters that no such name begins with."""
     bare = name.removeprefix(REMOVED_PREFIX).removeprefix(TEMPORARY_PREFIX)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from .directory_name import ParsedName, parse_name, safe_part, time_key
+from .directory_name import TEMPORARY_PREFIX, ParsedName, parse_name, safe_part, time_in_name, time_key
 from .errors import DumpIncompatible, DumpUnreadable
 from .manifest_file import MANIFEST_NAME, Signature, load_heading, load_manifest, load_signature
 from .schema import Heading, Manifest
@@ -22,6 +22,7 @@ WRITING_GRACE_S = 300
 """A temporary directory of a live process counts as being written for this long; then as torn."""
 
 State = Literal["complete", "torn", "writing", "incompatible"]
+Where = TypeVar("Where", Path, str)
 Loaded = TypeVar("Loaded", Manifest, Heading)
 
 
@@ -40,7 +41,13 @@ class DumpEntry:
 
 @dataclass(frozen=True, slots=True)
 class ListedDump:
-    """One directory as a list shows it. heading: None unless complete. problem: why it is not complete."""
+    """One directory as a list shows it.
+
+    Attributes:
+        heading: None unless complete.
+        problem: why it is not complete.
+        renamed: its directory has another name than it was written with.
+    """
 
     root: Path
     dump_id: str
@@ -49,6 +56,7 @@ class ListedDump:
     state: State
     heading: Heading | None
     problem: str | None
+    renamed: bool = False
 
     @property
     def path(self) -> Path:
@@ -100,15 +108,22 @@ def renamed_dumps(root: Path) -> list[str]:
 def describe(root: Path, name: str) -> DumpEntry:
     """Read the manifest of one of `dump_names`."""
     path, parsed = root / name, _parsed(name)
-    state, manifest, problem = _read(path, parsed, load_manifest)
-    return DumpEntry(path, name, parsed.created_utc, _size_bytes(path), state, manifest, problem)
+    if (state := _state_of_name(path, parsed)) is not None:
+        return DumpEntry(path, name, parsed.created_utc, _size_bytes(path), state, None, _why_temporary(parsed))
+    return DumpEntry(path, name, parsed.created_utc, _size_bytes(path), *_load(path, load_manifest))
 
 
 def show(root: Path, name: str) -> ListedDump:
-    """Read what a list shows of one of `dump_names`, without what `describe` checks beyond it."""
-    path, parsed = root / name, _parsed(name)
-    state, heading, problem = _read(path, parsed, load_heading)
-    return ListedDump(root, name, parsed.created_utc, _size_bytes(path), state, heading, problem)
+    """Read what a list shows of one of `dump_names`, without what `describe` checks beyond it.
+
+    There may be 10^5 of them: a name that `dump_names` has parsed is not parsed again, and no path is made of it.
+    """
+    if name.startswith(TEMPORARY_PREFIX):
+        path, parsed = root / name, _parsed(name)
+        if (state := _state_of_name(path, parsed)) is not None:
+            return ListedDump(root, name, parsed.created_utc, _size_bytes(path), state, None, _why_temporary(parsed))
+    place = f"{root}/{name}"
+    return ListedDump(root, name, time_in_name(name), _size_bytes(place), *_load(place, load_heading))
 
 
 def show_renamed(root: Path, name: str) -> ListedDump:
@@ -116,18 +131,11 @@ def show_renamed(root: Path, name: str) -> ListedDump:
     path = root / name
     state, heading, problem = _load(path, load_heading)
     created = heading.created_utc if heading else datetime.fromtimestamp(time.time() - _age_s(path), UTC)
-    return ListedDump(root, name, created, _size_bytes(path), state, heading, problem)
+    return ListedDump(root, name, created, _size_bytes(path), state, heading, problem, renamed=True)
 
 
-def _read(path: Path, parsed: ParsedName, load: Callable[[Path], Loaded]) -> tuple[State, Loaded | None, str | None]:
+def _load(path: Where, load: Callable[[Where], Loaded]) -> tuple[State, Loaded | None, str | None]:
     """Return a dump's state, what `load` makes of its manifest if it is complete, and why it is not."""
-    state = _state_of_name(path, parsed)
-    if state is not None:
-        return state, None, _why_temporary(parsed)
-    return _load(path, load)
-
-
-def _load(path: Path, load: Callable[[Path], Loaded]) -> tuple[State, Loaded | None, str | None]:
     try:
         return "complete", load(path), None
     except DumpIncompatible as error:
@@ -193,10 +201,10 @@ def _cached_signature(path: Path, inode: int, mtime_ns: int, size_bytes: int) ->
     return load_signature(path)
 
 
-def _size_bytes(path: Path) -> int:
+def _size_bytes(path: Path | str) -> int:
     try:
         with os.scandir(path) as found:
-            return sum(item.stat(follow_symlinks=False).st_size for item in found)
+            return sum([item.stat(follow_symlinks=False).st_size for item in found])
     except OSError:
         # Another process is removing it.
         return 0

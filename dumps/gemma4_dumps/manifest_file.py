@@ -53,18 +53,18 @@ def parse_manifest(data: bytes) -> Manifest:
         ) from error
 
 
-def load_heading(dump_directory: Path) -> Heading:
+def load_heading(dump_directory: Path | str) -> Heading:
     """Return what a list shows of a dump's manifest.
 
     All of the file is parsed, but only what is shown is held against the schema, and no object is searched for keys
     that it has twice. Whatever does not fit is read as `load_manifest` does, whose errors are raised.
     """
     try:
-        data = read_regular(dump_directory / MANIFEST_NAME, MAX_MANIFEST_BYTES)
+        data = read_regular(f"{dump_directory}/{MANIFEST_NAME}", MAX_MANIFEST_BYTES)
         heading = Heading.model_validate_json(data)
         _require_same_major(heading.schema_version)
     except (ValidationError, DumpError):
-        whole = load_manifest(dump_directory)
+        whole = load_manifest(Path(dump_directory))
         return Heading.model_validate(whole.model_dump(include=set(Heading.model_fields)))
     return heading
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from gemma4_triage.errors import UsageMistake
+from gemma4_triage.input_file import read_input
 from gemma4_triage.output_file import refuse_existing, refuse_other_than_svg, write_text
 
 _PROBES, _KERNELS, _SERVING = "bench-probes", "bench-kernels", "bench-serving"
@@ -68,12 +69,14 @@ def _verb(document: dict[str, Any]) -> str:
 
 
 def _lacks(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
     return f"it lacks {error}" if isinstance(error, KeyError) else str(error)
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_input(path))
         if "kind" not in document and isinstance(document.get("op"), str):
             of = f"rows of the op {document['op'][:40]!r} by itself, as a script of kernels/bench writes them"
             raise UsageMistake(f"{path} holds {of}", f"they are not drawn; {_WRITER}")

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from itertools import islice
 
-from gemma4_dumps.directory_name import parse_name, short_id
+from gemma4_dumps.directory_name import short_id
 from gemma4_dumps.included import sensitive, words
 from gemma4_dumps.listing import ListedDump
 from gemma4_dumps.verify import VerifyReport
@@ -38,15 +38,17 @@ def print_listing(entries: Iterable[ListedDump]) -> tuple[int, int]:
     widths = [max(len(row[column]) for row, _ in rows) for column in range(len(_COLUMNS))]
     count, size_bytes = len(rows), sum(entry.size_bytes for _, entry in rows)
     for entry in left:
-        print("  ".join(map(str.ljust, map(printable, _words(entry, full)), widths)).rstrip())
+        cells = _words(entry, full)
+        if not "".join(cells).isprintable():
+            cells = tuple(map(printable, cells))
+        print("  ".join(map(str.ljust, cells, widths)).rstrip())
         count, size_bytes = count + 1, size_bytes + entry.size_bytes
     return count, size_bytes
 
 
 def _words(entry: ListedDump, full: bool) -> tuple[str, str, str, str, str]:
     """Return a row; full: with the dump's whole name."""
-    has_time = parse_name(entry.dump_id) is not None
-    name = f"{entry.created_utc:%Y-%m-%d %H:%M:%S}" if has_time and not full else entry.dump_id
+    name = entry.dump_id if full or entry.renamed else f"{entry.created_utc:%Y-%m-%d %H:%M:%S}"
     if entry.heading is None:
         verdict, where = f"{entry.state}: {entry.problem or ''}", ""
     else:

@@ -13,6 +13,7 @@ from gemma4_dumps.errors import ExitCode
 from gemma4_triage.cli.read_logs import read_logs
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.errors import NothingChecked, UsageMistake
+from gemma4_triage.input_file import read_input
 from gemma4_triage.terminal import MANNER, emit_json, stdout_console
 
 if TYPE_CHECKING:
@@ -151,9 +152,10 @@ def _release(release: str | None, server_info: Path | None) -> str:
 
     if server_info is not None and release is None:
         try:
-            release = release_of_server_info(server_info.read_text(encoding="utf-8"))
+            release = release_of_server_info(read_input(server_info).decode())
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageMistake(f"{server_info} cannot be read: {error}", "save the answer of /server_info") from error
+            reason = (isinstance(error, OSError) and error.strerror) or error
+            raise UsageMistake(f"{server_info} cannot be read: {reason}", "save the answer of /server_info") from error
         if not release:
             raise UsageMistake(f"{server_info} names no release", 'an answer of /server_info has a "version"')
     if release is not None and parsed(release) is None:

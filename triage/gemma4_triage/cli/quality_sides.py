@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemma4_triage.errors import EnvironmentCannot, UsageMistake
+from gemma4_triage.input_file import read_input
 
 if TYPE_CHECKING:
     from gemma4_repro.quality.run import Launch, Side
@@ -144,7 +145,7 @@ def _check_weights(folder: Path) -> None:
 
 def _check_checkpoint(folder: Path, tokenizer: Path, colours: bool) -> None:
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = json.loads(read_input(folder / "config.json"))
         sees = isinstance(config, dict) and bool(config.get("vision_config"))
     except (OSError, ValueError) as error:
         raise UsageMistake(

@@ -13,7 +13,9 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
 from gemma4_dumps.caps import DEFAULT_CAPS
-from gemma4_dumps.safe_file import json_files
+from gemma4_dumps.errors import DumpUnreadable
+from gemma4_dumps.manifest_file import MAX_MANIFEST_BYTES
+from gemma4_dumps.safe_file import json_files, read_regular
 from gemma4_dumps.store import default_root
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.host_environment import missing_from_environment
@@ -151,14 +153,14 @@ def _last_guards(root: Path) -> Check:
     if not manifests:
         return Check("last guarded process", NOTE, f"none has written a guard manifest to {root / 'guards'}")
     try:
-        last = json.loads(manifests[-1].read_text())
+        last = json.loads(read_regular(manifests[-1], MAX_MANIFEST_BYTES))
         rows = last["patches"]
         absent = [row["id"] for row in rows if not row["attached"]]
         text = f"pid {last['pid']}, {last['created_utc']}, {len(rows) - len(absent)} of {len(rows)} attached"
         text += f" (not {', '.join(absent)})" if absent else ""
         fired = [row["id"] for row in rows if row.get("self_test") == "fired"]
         text += f", self tests fired: {', '.join(fired)}" if fired else ""
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (DumpUnreadable, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return Check("last guarded process", NOTE, f"{manifests[-1].name} cannot be read: {error}")
     state = OK if last.get("verified") and not absent else NOTE
     return Check("last guarded process", state, text + (", verified" if last.get("verified") else ", NOT verified"))

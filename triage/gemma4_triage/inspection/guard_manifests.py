@@ -8,18 +8,20 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from gemma4_dumps.safe_file import json_files
+from gemma4_dumps.errors import DumpUnreadable
+from gemma4_dumps.manifest_file import MAX_MANIFEST_BYTES
+from gemma4_dumps.safe_file import json_files, read_regular
 
 _ONE_START_S = 300
 """How long after each other the processes of one server write their manifests at most: a model loads meanwhile."""
-_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+_UNREADABLE = (DumpUnreadable, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 def newest_with(root: Path, key: str, can_be_read: Callable[[dict], bool]) -> dict | None:
     """Return the newest guard manifest below the store `root` in which a patch's row has something under `key`."""
     for path in _newest_first(root):
         try:
-            manifest = json.loads(path.read_text())
+            manifest = json.loads(read_regular(path, MAX_MANIFEST_BYTES))
             rows = [row for row in manifest["patches"] if row.get(key)]
             if rows and "pid" in manifest and all(can_be_read(row) for row in rows):
                 return manifest
@@ -32,7 +34,7 @@ def newest_of(root: Path, patch_id: str) -> str | None:
     """Say what the last process that was asked for this patch made of it, in words; None if none is on record."""
     for path in _newest_first(root):
         try:
-            manifest = json.loads(path.read_text())
+            manifest = json.loads(read_regular(path, MAX_MANIFEST_BYTES))
             for row in manifest["patches"]:
                 if row["id"] == patch_id:
                     return _words(manifest, row)
@@ -54,7 +56,7 @@ def faults_of_last(root: Path) -> dict[str, bool] | None:
     acted: dict[str, bool] = {}
     for path in _newest_first(root):
         try:
-            manifest = json.loads(path.read_text())
+            manifest = json.loads(read_regular(path, MAX_MANIFEST_BYTES))
             rows = {str(row["id"]): row["injected"] is True for row in manifest["patches"] if "injected" in row}
             start = datetime.fromisoformat(manifest["created_utc"])
             server = manifest["hostname"], manifest["settings"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from gemma4_runtime.pools.kv_owners import own_kv
 from gemma4_triage.errors import UsageMistake
+from gemma4_triage.input_file import read_input
 
 _LARGEST_CONFIG_BYTES = 16 << 20
 _MOST_LAYERS = 10_000
@@ -82,14 +82,7 @@ def read_shape(path: Path) -> ModelShape:
 
 def _load(file: Path) -> dict[str, Any]:
     try:
-        # A pipe that nobody writes to would be waited for without end.
-        with open(file, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as opened:
-            if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-                raise UsageMistake(f"{file} is no regular file", _HINT)
-            text = opened.read(_LARGEST_CONFIG_BYTES + 1)
-        if len(text) > _LARGEST_CONFIG_BYTES:
-            raise UsageMistake(f"{file} is too large for a config", _HINT)
-        document = json.loads(text.decode())
+        document = json.loads(read_input(file, _LARGEST_CONFIG_BYTES).decode())
     except OSError as error:
         raise UsageMistake(f"{file} cannot be read: {error.strerror}", _HINT) from error
     except (ValueError, RecursionError) as error:
