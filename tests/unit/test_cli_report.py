@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from gemma4_triage.report.model.records import Report
-from report_examples import CORPUS, CORPUS_RUN, LOGS, RUN, SAMPLES, SEED_BUG
+from report_examples import CORPUS, CORPUS_RUN, LOGS, ROOT, RUN, SAMPLES, SEED_BUG
 
 
 def document(text: str) -> dict:
@@ -120,6 +120,17 @@ class TestDocument:
         ]
         assert named
         assert set(named) == {SEED_BUG.name}
+
+    def test_what_happened_when_is_of_all_evidence_in_every_form(self, cli, tmp_path):
+        crash = ROOT / "tests" / "data" / "evidence" / "crash"
+        _, out, _ = cli("report", crash, "-o", tmp_path / "r.html", "--markdown", tmp_path / "r.md")
+        (incident,) = document(cli("report", crash, "--json")[1])["incidents"]
+        assert [event["text"] for event in incident["events"]][-1] == "SGLang wrote down its requests and ended"
+        assert len({event["source"] for event in incident["events"]}) > 3
+        for text in (out, (tmp_path / "r.html").read_text(), (tmp_path / "r.md").read_text()):
+            assert "SGLang wrote down its requests and ended" in text
+            assert "a crash snapshot of SGLang, 3 finished and 1 unfinished requests" in text
+        assert "Noted at start-up: /" not in (tmp_path / "r.html").read_text()
 
     def test_a_run_that_did_not_end(self, cli, tmp_path):
         run = shutil.copytree(RUN, tmp_path / "run")

@@ -19,6 +19,7 @@ from report_examples import (
     LEAK,
     LOGS,
     PATCHES_RUN,
+    ROOT,
     RUN,
     SAMPLES,
     SEED_BUG,
@@ -28,6 +29,7 @@ from report_examples import (
 )
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CRASH = ROOT / "tests" / "data" / "evidence" / "crash"
 INPUTS = {
     "run": lambda: report_of(RUN),
     "corpus run": lambda: report_of(CORPUS_RUN),
@@ -36,6 +38,7 @@ INPUTS = {
     "samples": lambda: report_of(SAMPLES, logs=(LOGS / "swa-starved.log", LOGS / "accept-drop.log")),
     "all dumps of the corpus": lambda: report_of(*sorted(CORPUS.iterdir())),
     "log": lambda: report_of(logs=(LOGS / "illegal-access.log",)),
+    "a server's other files": lambda: report_of(CRASH, logs=(CRASH / "server.log",)),
 }
 _THREAD = r"https://github\.com/[\w-]+/[\w-]+/issues/\d+"
 _REFERS = {"href", "src", "srcset", "data", "action", "formaction", "poster", "background", "xlink:href", "style"}

@@ -45,6 +45,12 @@ def timeline(incident: Incident) -> tuple[Entry, ...]:
     return tuple(sorted(found, key=lambda entry: entry.time_s)[:MAX_ENTRIES])
 
 
+def joint_timeline(incident: Incident) -> tuple[Entry, ...]:
+    """Return the timeline as it is shown: where more than one kind of evidence has a time; else nothing."""
+    entries = timeline(incident) if incident.readings or (incident.logs and incident.dumps) else ()
+    return entries if len({entry.source for entry in entries}) > 1 else ()
+
+
 def _starts(incident: Incident) -> Iterator[Entry]:
     for guards in incident.guards:
         if guards.started_utc is not None:

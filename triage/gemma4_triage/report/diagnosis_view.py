@@ -11,7 +11,7 @@ from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.next_steps import fix_line
 from gemma4_triage.diagnose.plan import plan
 from gemma4_triage.diagnose.process_state import State, state_of
-from gemma4_triage.diagnose.timeline import timeline
+from gemma4_triage.diagnose.timeline import joint_timeline
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.inspection.provenance_sentence import place
 from gemma4_triage.report.diagnosis_document import Diagnosis, damage_lines, notes, summary
@@ -120,9 +120,8 @@ def _readings(console: Console, incident: Incident, numbers: dict[str, str]) -> 
 
 
 def _timeline(console: Console, incident: Incident, numbers: dict[str, str]) -> None:
-    """Show what happened when, where more than one kind of evidence has a time."""
-    entries = timeline(incident) if incident.readings or (incident.logs and incident.dumps) else ()
-    if len({entry.source for entry in entries}) < 2:
+    entries = joint_timeline(incident)
+    if not entries:
         return
     console.print()
     table = plain_table("time, UTC", "", "")

@@ -75,6 +75,10 @@ def _incident(incident: Incident) -> Iterator[str]:
     if incident.expected:
         yield "This part of the run went as expected; what follows was meant to happen."
     yield from (part for finding in incident.findings for part in _finding(finding))
+    if incident.events:
+        rows = [(event.time_utc, event.source, event.text) for event in incident.events]
+        yield _table(("time, UTC", "in", "what"), rows)
+    yield "\n".join(f"- {_text(line)}" for line in incident.readings)
     if incident.dumps:
         yield _table(
             ("", "dump", "verdict", "where", "step"),

@@ -60,6 +60,13 @@ def _incident(console: Console, incident: Incident) -> None:
     for dump in incident.dumps:
         step = "" if dump.step is None else f", step {dump.step}"
         print_line(console, f"  [{dump.number}] {dump.verdict}{step}  {dump.id}", style="dim")
+    for line in incident.readings:
+        print_line(console, f"  {line}", style="dim")
+    if incident.events:
+        table = plain_table("time, UTC", "", "")
+        for event in incident.events:
+            add_row(table, event.time_utc, event.source, event.text)
+        console.print(table)
 
 
 def _log(console: Console, log: Log) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from gemma4_dumps import reader
+from gemma4_triage.diagnose.timeline import joint_timeline
 from gemma4_triage.report.diagnosis_document import Diagnosis, notes
 from gemma4_triage.report.model.dump_part import dump_part
 from gemma4_triage.report.model.environment import incident_environment
 from gemma4_triage.report.model.finding_part import finding_part
 from gemma4_triage.report.model.limits import MAX_DUMPS, MAX_LINES, MAX_MARKS, MAX_PICTURES, first
 from gemma4_triage.report.model.pictures import Lane, Mark, Timeline
-from gemma4_triage.report.model.records import Incident
+from gemma4_triage.report.model.records import Event, Incident
 
 MAX_LANES = 24
 
@@ -32,7 +33,16 @@ def incident_part(diagnosis: Diagnosis, label: str, expected: bool, pictures: in
         ),
         timeline=_timeline(incident.dumps),
         environment=incident_environment(incident),
-        notes=tuple([*_readings(diagnosis), *notes(incident)][:MAX_LINES]),
+        notes=tuple(notes(incident)[:MAX_LINES]),
+        readings=tuple(_readings(diagnosis)[:MAX_LINES]),
+        events=tuple(
+            Event(
+                time_utc=entry.time_utc,
+                source=f"dump {numbers[entry.source]}" if entry.source in numbers else entry.source,
+                text=entry.text,
+            )
+            for entry in joint_timeline(incident)
+        ),
         left_out=left,
     )
 

@@ -89,7 +89,9 @@ class Case(Record):
 class Run(Record):
     """What ran, as its verdict.json has it. A scenario has arms, as a comparison has sides; the corpus has cases.
 
-    repeat: the command that runs all of it again. causes: of a comparison, why its sides differ.
+    Attributes:
+        repeat: The command that runs all of it again.
+        causes: Of a comparison, why its sides differ.
     """
 
     kind: Literal["repro", "corpus", "diff-backends", "diff-patches"]
@@ -118,8 +120,13 @@ class Offence(schema.Offence):
 
 
 class Dump(Record):
-    """number: in its incident, from 1. after_s: since the incident's first dump. repeat: how its server was
-    started, as far as it is recorded."""
+    """A dump of an incident.
+
+    Attributes:
+        number: In its incident, from 1.
+        after_s: Since the incident's first dump.
+        repeat: How its server was started, as far as it is recorded.
+    """
 
     number: int
     id: Text
@@ -157,8 +164,12 @@ class Evidence(Record):
 
 
 class Finding(Record):
-    """As of `diagnose` or `logs`. kind: a note is a known property of the release, and no incident. fingerprint: equal
-    for the same cause at the same kind of place in another run."""
+    """A finding of `diagnose` or `logs`.
+
+    Attributes:
+        kind: A note is a known property of the release, and no incident.
+        fingerprint: Equal for the same cause at the same kind of place in another run.
+    """
 
     rule: Text
     kind: Literal["cause", "note"] = "cause"
@@ -183,10 +194,28 @@ class Finding(Record):
         return self.kind if self.is_note else self.confidence
 
 
-class Incident(Record):
-    """Dumps of one launch and what they come to. label: the arm or case that it is of, empty outside a run.
+class Event(Record):
+    """Something that happened.
 
-    expected: of an arm or case that went as expected, so its findings are no news.
+    Attributes:
+        time_utc: To the second.
+        source: The dump, log or file that says so.
+        text: What happened, in a clause.
+    """
+
+    time_utc: Text
+    source: Text
+    text: Text
+
+
+class Incident(Record):
+    """What one launch left and what it comes to.
+
+    Attributes:
+        label: The arm or case that it is of, empty outside a run.
+        expected: Whether it is of an arm or case that went as expected, so that its findings are no news.
+        readings: What other files than dumps and logs are, and how each stands to the incident.
+        events: What happened by all evidence, in the order of time; empty if only one kind of it has times.
     """
 
     label: Text
@@ -197,6 +226,8 @@ class Incident(Record):
     timeline: Timeline | None
     environment: tuple[Group, ...]
     notes: tuple[Text, ...]
+    readings: tuple[Text, ...] = ()
+    events: tuple[Event, ...] = ()
     left_out: tuple[Text, ...] = ()
 
 
@@ -207,8 +238,12 @@ class Scheduler(Record):
 
 
 class Log(Record):
-    """label: the arm that it is of, empty outside a run; then its findings are left to `logs`. relation: how it stands
-    to the dumps that were read, in a sentence; empty if there are none."""
+    """A serving log.
+
+    Attributes:
+        label: The arm that it is of, empty outside a run. Findings of an arm's log are left to `logs`.
+        relation: How it stands to the dumps that were read, in a sentence; empty if there are none.
+    """
 
     label: Text
     name: Text
@@ -237,7 +272,9 @@ class Verdict(Record):
 class Report(Record):
     """Everything that a report shows. Equal input gives an equal report: it does not say when it was made.
 
-    damaged: dumps that were read although their files are not what they should be. exit_code: of the command.
+    Attributes:
+        damaged: Dumps that were read although their files are not what they should be.
+        exit_code: Of the command.
     """
 
     title: Text
