@@ -28,6 +28,13 @@ def graph():
     return grimp.build_graph(*PACKAGES, cache_dir=None)
 
 
+def test_every_package_is_looked_at():
+    """So that a package that is added is part of the graph here, and of what import-linter reads."""
+    where = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["where"]
+    packages = {path.parent.name for folder in where for path in (ROOT / folder).glob("*/__init__.py")}
+    assert packages == set(PACKAGES)
+
+
 def test_no_modules_import_each_other_in_a_circle(graph):
     assert circle(graph) == []
 

@@ -14,6 +14,7 @@ from gemma4_runtime.errors import NotServed
 from gemma4_runtime.faults import injection_count, swa_alloc_oob
 from gemma4_runtime.faults.needs import NEEDS
 from gemma4_runtime.patch import Kind, Patch
+from gemma4_runtime.release.arguments import decodes_in_graphs
 from swa_pools import make_swa_allocator
 from toy_arguments import ENGINE, ENGINE_26B, MTP
 
@@ -56,6 +57,12 @@ def test_a_fault_that_says_nothing_of_its_needs_is_no_record():
         ("yoco-stale-cache-loc", (), ENGINE_26B, "layers that read the keys of layers before"),
         ("page-over-count", (), {"disable_radix_cache": True}, "the prefix cache"),
         (
+            "negative-page",
+            (),
+            MTP | {"device": "cuda", "disable_cuda_graph": False},
+            "verifications outside CUDA graphs. Set --disable-cuda-graph, or leave",
+        ),
+        (
             "stale-mapping",
             (),
             {"disable_hybrid_swa_memory": True},
@@ -78,6 +85,8 @@ def test_a_start_at_which_a_fault_cannot_act_is_refused(start, fault, others, ch
         ("swa-alloc-oob", (), MTP | SINGLE_SLOTS),
         ("finish-inside-forward", ("mtp-v2",), V2),
         ("unmergeable-spec-info", (), MTP),
+        ("negative-page", (), MTP | {"device": "cuda"}),
+        ("negative-page", (), MTP | {"disable_cuda_graph": False}),
     ],
 )
 def test_a_start_at_which_it_can_act_is_not(start, fault, others, changes, capsys):
@@ -101,6 +110,18 @@ def test_a_fault_of_another_attention_backend_is_named_and_serves_as_a_control(s
     assert "the fault page-past-the-end cannot act on this server: it needs MTP" in capsys.readouterr().err
     start("swa-state-stale", **MTP)
     assert "WITHOUT EFFECT" not in capsys.readouterr().err
+
+
+def test_graphs_are_read_where_a_later_release_settles_them_too():
+    device = {"device": "cuda", "disable_cuda_graph": False}
+    by_phase = {
+        backend: SimpleNamespace(**device, cuda_graph_config=SimpleNamespace(decode=SimpleNamespace(backend=backend)))
+        for backend in ("full", "disabled")
+    }
+    assert {backend: decodes_in_graphs(arguments) for backend, arguments in by_phase.items()} == {
+        "full": True,
+        "disabled": False,
+    }
 
 
 def test_no_fault_asks_nothing(attach, capsys):

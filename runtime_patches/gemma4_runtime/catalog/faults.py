@@ -38,7 +38,7 @@ FAULTS: tuple[Patch, ...] = (
     Patch(
         id="page-past-the-end",
         kind=Kind.FAULT,
-        needs=("mtp", "trtllm_mha", "swa-pool"),
+        needs=("mtp", "trtllm_mha", "swa-pool", "verify-outside-graphs"),
         title="a live entry of the sliding-window table names the first page past the buffer's end",
         origin="SGLang 9123, an injected form of it",
         upstream="an injected fault; no release has it",
@@ -51,7 +51,7 @@ FAULTS: tuple[Patch, ...] = (
     Patch(
         id="negative-page",
         kind=Kind.FAULT,
-        needs=("mtp", "trtllm_mha"),
+        needs=("mtp", "trtllm_mha", "verify-outside-graphs"),
         title="a live entry of the full table holds -1",
         origin="TensorRT-LLM 16280, an injected form of it",
         upstream="an injected fault; no release has it",
@@ -112,7 +112,7 @@ FAULTS: tuple[Patch, ...] = (
     Patch(
         id="one-untranslated-row",
         kind=Kind.FAULT,
-        needs=("mtp", "trtllm_mha", "swa-pool"),
+        needs=("mtp", "trtllm_mha", "swa-pool", "verify-outside-graphs"),
         title="one row of the sliding-window table skips the full-to-SWA translation",
         origin="SGLang 24402, an injected form of it",
         upstream="an injected fault; no release has it",

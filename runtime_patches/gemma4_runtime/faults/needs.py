@@ -17,7 +17,7 @@ from gemma4_runtime.catalog.faults import FAULTS
 from gemma4_runtime.errors import NotServed
 from gemma4_runtime.patch import Patch
 from gemma4_runtime.release import SpeculativeAlgorithm
-from gemma4_runtime.release.arguments import attention_backends, settled, supports_spec_v2
+from gemma4_runtime.release.arguments import attention_backends, decodes_in_graphs, settled, supports_spec_v2
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,11 @@ def _has_mtp_v1(arguments: Any) -> bool:
     return algorithm.is_frozen_kv_mtp() and not supports_spec_v2(algorithm)
 
 
+def _verifies_outside_graphs(arguments: Any) -> bool:
+    # A server without MTP verifies nothing, which the need "mtp" is about.
+    return not (_has_mtp(arguments) and decodes_in_graphs(arguments))
+
+
 def _pages_of_several(arguments: Any) -> bool:
     return (arguments.page_size or 1) > 1
 
@@ -68,6 +73,9 @@ def _has_trtllm_mha(arguments: Any) -> bool:
 NEEDS: Mapping[str, Need] = {
     "mtp": Need(_has_mtp, "MTP", "name an assistant as the draft model", refused=False),
     "mtp-v1": Need(_has_mtp_v1, "MTP without spec v2", "name an assistant as the draft model, and leave mtp-v2 out"),
+    "verify-outside-graphs": Need(
+        _verifies_outside_graphs, "verifications outside CUDA graphs", "set --disable-cuda-graph"
+    ),
     "overlap": Need(
         lambda arguments: not arguments.disable_overlap_schedule,
         "overlap scheduling",

@@ -35,6 +35,19 @@ def attention_backends(arguments: Any) -> tuple[str | None, str | None]:
     return attention_backends_of(settled(arguments))
 
 
+def decodes_in_graphs(arguments: Any) -> bool:
+    """Returns whether decoding, and the verification of drafts, replay CUDA graphs, as they do on a GPU by default.
+
+    Args:
+        arguments: `ServerArgs`.
+    """
+    arguments = settled(arguments)
+    # Later releases settle it by the phase.
+    decode = getattr(getattr(arguments, "cuda_graph_config", None), "decode", None)
+    disabled = arguments.disable_cuda_graph or getattr(decode, "backend", None) == "disabled"
+    return arguments.device == "cuda" and not disabled
+
+
 def supports_spec_v2(algorithm: Any) -> bool:
     """Returns whether speculation takes part in overlap scheduling; from 0.5.14 on there is no other.
 
