@@ -61,6 +61,9 @@ def lines(
     if settings.leak is not Leak.OFF:
         audits = _names(patch for patch in of[Kind.PROBE] if patch.asked_by == "leak")
         yield Line(f"leak audit: {audits} ({settings.leak_text})")
+    if settings.pool_seed:
+        ages = _names(patch for patch in of[Kind.PROBE] if patch.asked_by == "age")
+        yield Line(f"pools hand out their ids in shuffled orders: {ages} (seed {settings.pool_seed})")
     if settings.include:
         yield Line(f"DUMPS WILL HOLD {settings.include_text} of requests: treat them as confidential", loud=True)
     if settings.cost:

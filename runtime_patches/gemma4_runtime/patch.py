@@ -101,7 +101,7 @@ class Patch:
     but that its tests have not run after `until`.
     `self_test` ("module:function") makes a probe prove in the serving process that it can still fire.
     `asked_by` says which setting attaches a probe: `mode` SGLANG_TRTLLM_MHA_DEBUG, `leak` GEMMA4_TRIAGE_LEAK, `cost`
-    GEMMA4_TRIAGE_COST.
+    GEMMA4_TRIAGE_COST, `age` GEMMA4_TRIAGE_POOL_SEED.
     `own_paths`: under which names it counts in /server_info that it did its work; empty if it counts nothing.
     `last_rows_only`: it serves a prefill without the prompt's logprobs, and steps aside where they are asked for.
     `meant_to_change`: which of the release's right-looking answers it changes, because they are wrong; empty: none.
@@ -126,7 +126,7 @@ class Patch:
     not_ported: str = ""
     default: bool = False
     self_test: str | None = None
-    asked_by: Literal["mode", "leak", "cost"] = "mode"
+    asked_by: Literal["mode", "leak", "cost", "age"] = "mode"
     synchronises: bool = False
     own_paths: tuple[str, ...] = ()
     last_rows_only: bool = False
@@ -147,8 +147,8 @@ class Patch:
 
     @property
     def finds(self) -> bool:
-        """Say whether it is a probe that can find a violation; one only measures what the others take."""
-        return self.kind is Kind.PROBE and self.asked_by != "cost"
+        """Say whether it is a probe that can find a violation; one measures what the others take, one helps them."""
+        return self.kind is Kind.PROBE and self.asked_by in ("mode", "leak")
 
     def __post_init__(self) -> None:
         if self.kind is Kind.FAULT and self.default:

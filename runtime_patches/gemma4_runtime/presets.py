@@ -36,8 +36,14 @@ PRESETS: tuple[Preset, ...] = (
         "Probes stop the server before a bad access, or make it harmless inside CUDA graphs, and pages are audited for "
         "leaks; both write dumps.",
         "For a server that crashes, leaks or answers wrongly. Probes wait for the device, so steps take longer, and "
-        "the first violation outside CUDA graphs ends the server.",
-        {"GEMMA4_TRIAGE_PATCHES": "default", "SGLANG_TRTLLM_MHA_DEBUG": "1", "GEMMA4_TRIAGE_LEAK": "dump"},
+        "the first violation outside CUDA graphs ends the server. Both pools hand out their ids in shuffled orders, so "
+        "that a wrong translation shows at once.",
+        {
+            "GEMMA4_TRIAGE_PATCHES": "default",
+            "SGLANG_TRTLLM_MHA_DEBUG": "1",
+            "GEMMA4_TRIAGE_LEAK": "dump",
+            "GEMMA4_TRIAGE_POOL_SEED": "24",
+        },
     ),
     Preset(
         "production",

@@ -51,6 +51,8 @@ def select(settings: Settings, catalog: Iterable[Patch] = CATALOG, release: str 
         chosen |= {patch.id for patch in catalog if patch.kind is Kind.PROBE and patch.asked_by == "leak"}
     if settings.cost:
         chosen |= {patch.id for patch in catalog if patch.kind is Kind.PROBE and patch.asked_by == "cost"}
+    if settings.pool_seed:
+        chosen |= {patch.id for patch in catalog if patch.kind is Kind.PROBE and patch.asked_by == "age"}
     chosen -= _absorbed(settings, catalog, release)
     chosen -= {patch.id for patch in not_ported(settings, release, catalog) if patch.id in chosen}
     chosen -= _displaced(chosen, catalog, settings)

@@ -118,6 +118,7 @@ def _number(allowed: str) -> BeforeValidator:
 
 
 _STEPS = _number("a number of scheduler steps, 1 or more; 0 for none")
+_SEED = _number("a seed, 1 or more; 0 for SGLang's own order")
 _MIB = _number("a number of MiB, 1 or more; 0 for what memory allows")
 
 
@@ -176,6 +177,7 @@ class Settings(BaseSettings):
     include: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_included)] = Field((), validation_alias=INCLUDE)
     leak: Annotated[Leak, _word(_LEAK_WORDS)] = Field(Leak.OFF, validation_alias="GEMMA4_TRIAGE_LEAK")
     leak_every: Annotated[int, _STEPS] = Field(0, validation_alias="GEMMA4_TRIAGE_LEAK_EVERY")
+    pool_seed: Annotated[int, _SEED] = Field(0, validation_alias="GEMMA4_TRIAGE_POOL_SEED")
     cost: Annotated[bool, _word(_YES_OR_NO)] = Field(False, validation_alias="GEMMA4_TRIAGE_COST")
     host_engine: Annotated[HostEngine, _word(_HOST_WORDS)] = Field(
         HostEngine.OFF, validation_alias="GEMMA4_TRIAGE_HOST_ENGINE"
@@ -225,6 +227,7 @@ class Settings(BaseSettings):
             and self.host_engine is HostEngine.OFF
             # Refused where patches are selected, which an unset GEMMA4_TRIAGE_PATCHES must not skip.
             and not self.vision_budget_mb
+            and not self.pool_seed
             and self.drafts == "auto"
         )
 

@@ -11,6 +11,26 @@ _AT = "gemma4_runtime.probes"
 
 PROBES: tuple[Patch, ...] = (
     Patch(
+        id="aged-pools",
+        kind=Kind.PROBE,
+        title="both KV pools hand out their ids in shuffled orders, so that equal ids hide no wrong translation",
+        origin="this project: in a young server both pools hand out equal ids, and a wrong translation looks right",
+        upstream=NO_UPSTREAM,
+        until="0.5.23",
+        asked_by="age",
+        # First, and so innermost: every other probe sees the lists as they are afterwards.
+        about=About(
+            why="As long as full and sliding-window pools hand out equal ids, a page table that was not translated, or "
+            "twice, reads the right pages. The fault shows when the ids have parted, an hour later.",
+            eligibility="SWATokenToKVPoolAllocator, at its start and after each flush of the cache.",
+            fallback="A server with one pool for all layers translates nothing, and nothing is shuffled. Where SGLang "
+            "sorts its lists of free pages, the orders last until the first sort.",
+            proof=("tests/unit/test_aged_pools.py", "tests/engine/test_aged_pools_live.py"),
+        ),
+        attachments=(Hook("swa.clear", How.AFTER, f"{_AT}.aged_pools:after_clear"),),
+        self_test=f"{_AT}.aged_pools:self_test",
+    ),
+    Patch(
         id="page-table",
         kind=Kind.PROBE,
         title="page ids, token slots and write locations lie in the buffer, and belong to the pool, that layers use",

@@ -57,6 +57,7 @@ PATHS: dict[str, str] = {
     "server_args.post_init": f"{_SRT}.server_args.ServerArgs.__post_init__",
     "server_args.last_check": f"{_SRT}.server_args.ServerArgs._handle_other_validations",
     "swa.pool_init": f"{_SRT}.mem_cache.swa_memory_pool.SWAKVPool.__init__",
+    "swa.clear": f"{_SWA_ALLOCATOR}.clear",
     "swa.alloc": f"{_SWA_ALLOCATOR}.alloc",
     "swa.alloc_extend": f"{_SWA_ALLOCATOR}.alloc_extend",
     "swa.alloc_extend_tail": f"{_SWA_ALLOCATOR}.alloc_extend_swa_tail",

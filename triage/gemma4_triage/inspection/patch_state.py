@@ -10,6 +10,7 @@ from gemma4_runtime.selection import select
 from gemma4_runtime.settings import Mode, Settings, knob_variables
 
 _MODE, _LEAK, _COST = "SGLANG_TRTLLM_MHA_DEBUG", "GEMMA4_TRIAGE_LEAK", "GEMMA4_TRIAGE_COST"
+_SEED = "GEMMA4_TRIAGE_POOL_SEED"
 _PATCHES, _PROBES, _FAULTS = "GEMMA4_TRIAGE_PATCHES", "GEMMA4_TRIAGE_PROBES", "GEMMA4_TRIAGE_FAULTS"
 _HOST = "GEMMA4_TRIAGE_HOST_ENGINE"
 
@@ -23,7 +24,7 @@ def variables_of(patch: Patch) -> tuple[str, ...]:
     """Return every variable that can choose it or that it reads, the deciding one first."""
     own = (*knob_variables(patch.knob), *(patch.about.switches if patch.about else ()))
     if patch.kind is Kind.PROBE:
-        shared = {"mode": (_MODE, _PROBES), "leak": (_LEAK,), "cost": (_COST,)}[patch.asked_by]
+        shared = {"mode": (_MODE, _PROBES), "leak": (_LEAK,), "cost": (_COST,), "age": (_SEED,)}[patch.asked_by]
     else:
         shared = ({Kind.FAULT: _FAULTS, Kind.HOST_LEAF: _HOST}.get(patch.kind, _PATCHES),)
     return tuple(dict.fromkeys((*shared, *own)))
@@ -32,8 +33,12 @@ def variables_of(patch: Patch) -> tuple[str, ...]:
 def switch_on(patch: Patch) -> str:
     """Return a setting that chooses it, and as little else as can be."""
     if patch.kind is Kind.PROBE:
-        asked = {"mode": f"{_MODE}=log {_PROBES}={patch.id}", "leak": f"{_LEAK}=dump", "cost": f"{_COST}=1"}
-        return asked[patch.asked_by]
+        return {
+            "mode": f"{_MODE}=log {_PROBES}={patch.id}",
+            "leak": f"{_LEAK}=dump",
+            "cost": f"{_COST}=1",
+            "age": f"{_SEED}=24",
+        }[patch.asked_by]
     if patch.kind is Kind.FAULT:
         return f"{_FAULTS}={patch.id}"
     if patch.knob:
@@ -97,7 +102,12 @@ def _names(settings: Settings, patch: Patch) -> bool:
 
 
 def _of_probe(patch: Patch, settings: Settings, chosen: bool) -> str:
-    value = {"mode": settings.mode.value, "leak": settings.leak.value, "cost": "1" if settings.cost else "unset"}
+    value = {
+        "mode": settings.mode.value,
+        "leak": settings.leak.value,
+        "cost": "1" if settings.cost else "unset",
+        "age": str(settings.pool_seed or "unset"),
+    }
     decides = f"{variables_of(patch)[0]} is {value[patch.asked_by]}"
     if patch.asked_by != "mode" or settings.mode is Mode.OFF or (chosen and not settings.probes):
         return decides

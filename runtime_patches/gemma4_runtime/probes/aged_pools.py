@@ -1,0 +1,51 @@
+"""Patch `aged-pools`: both KV pools hand out their ids in shuffled orders from the start, as after hours of serving.
+
+A new pair of pools hands out equal ids: page 3 of the full pool is served by page 3 of the sliding-window pool. While
+that lasts, a table that was not translated looks right, and one that was translated twice too. Nothing is checked here;
+the probes see a wrong translation in its first step, and not an hour later.
+
+The orders are of one seed, so every rank and every start with that seed has the same ones. SGLang sorts a list of free
+pages where its arguments say so, and the ids that were given out before stay as they are.
+
+Cost: two permutations at the start and after each flush of the cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gemma4_runtime import current
+from gemma4_runtime.errors import VerificationFailed
+
+PATCH = "aged-pools"
+
+
+def after_clear(result: Any, allocator: Any, **_unknown: Any) -> None:
+    """Run after `SWATokenToKVPoolAllocator.clear`, which its constructor calls too: every page is free then."""
+    seed = current.settings().pool_seed
+    # The pools of one pair have orders of their own, because one order would keep their ids equal.
+    for number, name in enumerate(("full_attn_allocator", "swa_attn_allocator")):
+        pages = getattr(getattr(allocator, name, None), "free_pages", None)
+        if isinstance(pages, torch.Tensor):
+            getattr(allocator, name).free_pages = shuffled(pages, seed, number)
+    current.note_decision(PATCH, f"the ids of both pools are shuffled, seed {seed}")
+
+
+def shuffled(pages: torch.Tensor, seed: int, pool: int) -> torch.Tensor:
+    """Return a list of free pages in an order that follows from the seed and the pool's number alone."""
+    generator = torch.Generator().manual_seed(2 * seed + pool)
+    return pages[torch.randperm(pages.numel(), generator=generator).to(pages.device)]
+
+
+def self_test() -> None:
+    """Shuffle a list: nothing is lost, and the two pools get orders of their own.
+
+    Raises:
+        VerificationFailed: a page is missing, or the orders are equal.
+    """
+    pages = torch.arange(1, 65)
+    full, swa = shuffled(pages, 1, 0), shuffled(pages, 1, 1)
+    if not all(torch.equal(order.sort().values, pages) for order in (full, swa)) or torch.equal(full, swa):
+        raise VerificationFailed(f"{PATCH}: self test: the shuffled lists are {full.tolist()} and {swa.tolist()}")
