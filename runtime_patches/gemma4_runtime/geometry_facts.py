@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from gemma4_runtime.checks.geometry import NO_WINDOW, Layer, Node, Pool, Shared, SubPool, SwaRoom
+from gemma4_runtime.pools.kv_owners import own_kv
 
 _TYPES = {"sliding_attention": "sliding", "full_attention": "full"}
 
@@ -33,7 +34,7 @@ def shared_facts(runner: Any) -> Shared:
 
 
 def layer_facts(model: Any) -> tuple[Layer, ...]:
-    """Every RadixAttention of `model`. Type and configured window are known for Gemma-4's layers, from its config."""
+    """Every RadixAttention of `model`. Type, window and scale are known for Gemma-4's layers, from its config."""
     from gemma4_runtime.release import Gemma4Attention, RadixAttention
 
     owners: dict[int, tuple[str, int]] = {}
@@ -57,9 +58,36 @@ def layer_facts(model: Any) -> tuple[Layer, ...]:
                 v_dim=int(layer.v_head_dim),
                 window_left=window_left,
                 config_window=None if config_window is None else int(config_window),
+                scaling=float(layer.scaling),
+                # Gemma-4 norms queries and keys, and scales no score; its configuration has no field for it.
+                config_scaling=1.0 if id(layer) in owners else None,
+                kv_scales=_kv_scales(layer),
             )
         )
     return tuple(found)
+
+
+def _kv_scales(layer: Any) -> tuple[float, float]:
+    keys, values = (getattr(layer, name, None) for name in ("k_scale_float", "v_scale_float"))
+    return 1.0 if keys is None else float(keys), 1.0 if values is None else float(values)
+
+
+def kv_owners(target: Any, layers: tuple[Layer, ...]) -> dict[str, Layer]:
+    """Return by type the target's layer that owns the KV of its last layer of that type, as its configuration says.
+
+    A frozen draft reads these. Empty for a model whose configuration has no types of layers.
+
+    Args:
+        target: Its ModelRunner.
+        layers: Of its model.
+    """
+    config = getattr(target.model_config, "hf_text_config", None)
+    kinds = [_TYPES.get(kind) for kind in getattr(config, "layer_types", None) or ()]
+    with_kv = own_kv(range(len(kinds)), len(kinds), int(getattr(config, "num_kv_shared_layers", 0) or 0))
+    last = {kinds[layer]: layer for layer in with_kv}
+    # In reverse: layers that share another's KV are bound to its id, and come behind it.
+    owned = {layer.layer_id: layer for layer in reversed(layers) if last.get(layer.type) == layer.layer_id}
+    return {kind: owned[layer] for kind, layer in last.items() if kind is not None and layer in owned}
 
 
 def pool_facts(pool: Any) -> Pool:

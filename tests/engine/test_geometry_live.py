@@ -9,6 +9,8 @@ import pytest
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_repro.corpus.case import corrected
+from gemma4_triage.diagnose.conclude import conclude
+from gemma4_triage.diagnose.grouping import group
 
 pytestmark = pytest.mark.engine
 both_releases = pytest.mark.releases("0.5.13.post1", "0.5.23")
@@ -74,6 +76,27 @@ def test_with_the_fix_a_hybrid_draft_backend_is_silent(run_engine, hybrid_argume
     assert run.returncode == 0, run.log[-4000:]
     assert dumps_in(tmp_path) == []
     assert {severity for severity, _ in findings(tmp_path)} <= {"note"}
+
+
+@both_releases
+@pytest.mark.parametrize(
+    ("before", "summary"),
+    [
+        ("another", "draft bound_layer, layers 3: found 3, expected 4, whose KV the target's last sliding layer reads"),
+        ("wider", "draft window_left, layers 4: found 32, expected 31, as the other layers have it"),
+    ],
+)
+def test_a_draft_layer_that_is_bound_wrongly_but_in_range_stops_the_start(
+    run_engine, mtp_arguments, tmp_path, before, summary
+):
+    settings, spoilt = environment(tmp_path, "trap", corrected()), f"bound_layer:{before}"
+    run = run_engine(settings, engines=[mtp_arguments], before=spoilt, **START_ONLY)
+    assert run.returncode == 1
+    (found,) = dumps_in(tmp_path)
+    assert (found.summary, found.action) == (summary, "trapped")
+    (incident,) = group([read_dump(entry.path) for entry in DumpStore(tmp_path).list()])
+    cause = conclude(incident)[0]
+    assert (cause.rule, cause.structure, cause.defect) == ("parts-disagree", "draft binding", "off by one")
 
 
 @pytest.mark.parametrize("before", [{}, {"before": "small_draft_pool:halve"}], ids=["as-shipped", "halved"])

@@ -16,8 +16,10 @@ from gemma4_runtime.checks.geometry import (
     Shared,
     SubPool,
     SwaRoom,
+    check_bindings,
     check_layers,
     check_nodes,
+    check_scales,
     check_shared,
     check_swa_room,
     check_windows,
@@ -126,8 +128,45 @@ class TestWindows:
             (found,) = check_windows("draft", [replace(FULL, window_left=window_left)])
             assert (found.severity, found.expected) == (Severity.FATAL, "-1")
 
+    def test_one_key_more_in_some_layers_is_no_property_of_the_release(self):
+        wider = replace(SLIDING, window_left=W)
+        for layers, beside in (([SLIDING, wider], []), ([wider], [SLIDING]), ([wider, SLIDING], [wider])):
+            (found,) = check_windows("draft", layers, beside)
+            assert (found.severity, found.found) == (Severity.FATAL, W)
+            assert found.expected == f"{W - 1}, as the other layers have it"
+        (found,) = check_windows("draft", [wider], [wider, FULL])
+        assert found.severity is Severity.ADVICE
+
     def test_a_model_whose_convention_is_unknown_is_not_judged(self):
         assert list(check_windows("target", [replace(SLIDING, window_left=5, config_window=None)])) == []
+
+
+OWNERS = {"sliding": SLIDING, "full": FULL}
+
+
+class TestBindings:
+    def test_what_the_configurations_say_is_silent(self):
+        assert list(check_bindings([SLIDING, SLIDING, FULL], OWNERS)) == []
+        assert list(check_bindings([replace(SLIDING, layer_id=9)], {})) == [], "nothing is known of the target"
+
+    def test_another_layer_of_the_right_type_is_fatal(self):
+        other = replace(SLIDING, layer_id=0)
+        (found,) = check_bindings([other, SLIDING, other, FULL], OWNERS)
+        assert (found.severity, found.what, found.found, found.layers) == (Severity.FATAL, "bound_layer", 0, (0,))
+        assert found.expected == "1, whose KV the target's last sliding layer reads"
+        assert "2 sliding layers of the draft" in found.why
+
+    def test_other_scales_of_keys_and_values_are_advice(self):
+        (found,) = check_bindings([SLIDING, FULL], OWNERS | {"full": replace(FULL, kv_scales=(0.5, 2.0))})
+        assert (found.severity, found.what, found.layers) == (Severity.ADVICE, "kv_scales", (2,))
+        assert (found.found, found.expected) == ("1 and 1", "0.5 and 2, as the target writes them")
+
+    def test_another_scale_of_scores_is_fatal_and_one_that_is_not_known_is_not_judged(self):
+        known = replace(SLIDING, config_scaling=1.0)
+        assert list(check_scales("target", [known, replace(SLIDING, scaling=0.3)])) == []
+        (found,) = check_scales("draft", [known, replace(known, scaling=0.25, layer_id=0)])
+        assert (found.severity, found.what, found.layers) == (Severity.FATAL, "scaling", (0,))
+        assert (found.found, found.expected) == ("0.25", "1")
 
 
 class TestNodes:

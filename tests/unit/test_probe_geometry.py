@@ -198,6 +198,24 @@ class TestTheFrozenDraft:
         worker.init_cuda_graphs()
         assert [found.scalars["what"] for found in dumps_in(folder)] == [what]
 
+    @pytest.mark.parametrize("shared", [0, 1])
+    def test_a_layer_bound_to_another_of_its_type(self, attach, worker, shared):
+        target, folder = worker.target_worker.model_runner, attach("log", "geometry")
+        kinds = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"][: 3 + shared]
+        target.model_config = SimpleNamespace(
+            context_len=4096, hf_text_config=SimpleNamespace(layer_types=kinds, num_kv_shared_layers=shared)
+        )
+        if shared:
+            # A layer without KV of its own, bound to the last sliding one that has some.
+            target.model = Gemma4Layers(("sliding", 0), ("sliding", 1), ("full", 2), ("sliding", 1))
+        worker.init_cuda_graphs()
+        assert dumps_in(folder) == []
+        worker.draft_model_runner.model = Gemma4Layers(("sliding", 0), ("full", FULL))
+        worker.init_cuda_graphs()
+        (found,) = dumps_in(folder)
+        assert (found.scalars["what"], found.scalars["found"], found.role) == ("bound_layer", 0, "draft")
+        assert found.scalars["expected"] == "1, whose KV the target's last sliding layer reads"
+
     def test_the_stale_swa_state_is_advice_and_stops_nothing(self, attach, worker, dummy_pool):
         worker.draft_attn_backend = trtllm(dummy_pool)
         folder = attach("trap", "geometry")

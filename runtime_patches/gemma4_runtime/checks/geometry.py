@@ -8,7 +8,10 @@
 | a layer's KV heads and K and V head dims are the pool's                                   | geometry_mismatch |
 | every node of a draft's backend reads the pool that it is meant to read                   | geometry_mismatch |
 | ... and translates page ids exactly if that pool is an SWA pool (advice)                  | swa_state         |
-| a sliding layer sees W keys, a full layer all (one key more, as shipped: advice)          | window_width      |
+| a sliding layer sees W keys, a full layer all (one key more in all of them: advice)       | window_width      |
+| a draft layer is bound to the target's layer that its configuration says                  | geometry_mismatch |
+| a layer's scores are scaled as the model's configuration says                             | geometry_mismatch |
+| a draft layer reads keys and values at the scales that they were written with (advice)    | geometry_mismatch |
 | a pool that a draft reads has a slot for whatever the allocator hands out                 | pool_too_small    |
 | the SWA pool can admit a request at all, and the longest one (note)                       | pool_too_small    |
 | the SWA pool is no larger than the full pool (note)                                       | geometry_mismatch |
@@ -18,7 +21,7 @@ What names no severity is fatal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
@@ -73,6 +76,8 @@ class Layer:
 
     window_left: keys before the query's own that the kernel shows, -1 for all of them. config_window: keys that the
     model's configuration shows, the query's own included; None if this model's convention is not known.
+    scaling: of the scores; config_scaling: what the model's configuration says, None if it is not known. kv_scales: at
+    which keys and values are read, 1.0 where nothing else is said.
     """
 
     layer_id: int
@@ -82,6 +87,9 @@ class Layer:
     v_dim: int
     window_left: int
     config_window: int | None
+    scaling: float = 1.0
+    config_scaling: float | None = None
+    kv_scales: tuple[float, float] = (1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -167,11 +175,20 @@ def _layer_differences(layer: Layer, pool: Pool) -> Iterator[tuple[str, int | st
             yield name, found, f"{wanted}, as {pool.name} ({place}) has it", "the kernel would read across rows"
 
 
-def check_windows(role: str, layers: Iterable[Layer]) -> Iterator[Finding]:
+def check_windows(role: str, layers: Iterable[Layer], beside: Iterable[Layer] = ()) -> Iterator[Finding]:
     """Whether each layer sees the keys that its configuration says, in the kernels' convention: W - 1 before its own.
 
-    One key too many is what SGLang up to 0.5.22 ships for Gemma-4 (fix `swa-window-width`), hence advice.
+    One key too many in every sliding layer is what SGLang up to 0.5.22 ships for Gemma-4 (fix `swa-window-width`),
+    hence advice; in some of them it is a fault of this server.
+
+    Args:
+        role: `target` or `draft`.
+        layers: of this model.
+        beside: of the model that it is served with.
     """
+    layers = tuple(layers)
+    sliding = [layer for layer in (*layers, *beside) if layer.config_window is not None and layer.type == "sliding"]
+    alike = len({layer.window_left for layer in sliding}) == 1
     groups: dict[tuple[int, int], list[int]] = {}
     for layer in layers:
         if layer.config_window is not None:
@@ -179,17 +196,73 @@ def check_windows(role: str, layers: Iterable[Layer]) -> Iterator[Finding]:
             if layer.window_left != wanted:
                 groups.setdefault((layer.window_left, wanted), []).append(layer.layer_id)
     for (found, wanted), ids in groups.items():
-        shipped = wanted != NO_WINDOW and found == wanted + 1
+        one_more = wanted != NO_WINDOW and found == wanted + 1
+        shipped = one_more and alike
         yield Finding(
             verdict="window_width",
             severity=Severity.ADVICE if shipped else Severity.FATAL,
             what="window_left",
             found=found,
-            expected=str(wanted),
+            expected=f"{wanted}, as the other layers have it" if one_more and not shipped else str(wanted),
             why=f"kernels show window_left + 1 keys: {_keys(found)} here, {_keys(wanted)} in the model's configuration",
             role=role,
             layers=tuple(sorted(set(ids))),
         )
+
+
+def check_scales(role: str, layers: Iterable[Layer]) -> Iterator[Finding]:
+    """Whether each layer scales its scores as its configuration says."""
+    groups: dict[tuple[float, float], list[int]] = {}
+    for layer in layers:
+        if layer.config_scaling is not None and layer.scaling != layer.config_scaling:
+            groups.setdefault((layer.scaling, layer.config_scaling), []).append(layer.layer_id)
+    for (found, wanted), ids in groups.items():
+        why = "every score of these layers is multiplied by another number than the model was trained with"
+        yield _mismatch("scaling", f"{found:g}", f"{wanted:g}", why, role, tuple(sorted(set(ids))))
+
+
+def check_bindings(layers: Iterable[Layer], owners: Mapping[str, Layer]) -> Iterator[Finding]:
+    """Whether each layer of a frozen draft reads the layer of the target that the two configurations say, as written.
+
+    A wrong one of the right type stays in range, and fewer drafts are accepted.
+
+    Args:
+        layers: of the draft.
+        owners: by type, the target's layer that owns the keys of its last layer of that type.
+    """
+    layers = tuple(layers)
+    groups: dict[tuple[int, int, str], int] = {}
+    for layer in layers:
+        if (owner := owners.get(layer.type)) is not None and layer.layer_id != owner.layer_id:
+            group = (layer.layer_id, owner.layer_id, layer.type)
+            groups[group] = groups.get(group, 0) + 1
+    for (found, wanted, kind), count in groups.items():
+        yield _mismatch(
+            "bound_layer",
+            found,
+            f"{wanted}, whose KV the target's last {kind} layer reads",
+            f"{count} {kind} {'layer' if count == 1 else 'layers'} of the draft would read another layer's keys and "
+            "values: in range they only lower the accept length",
+            "draft",
+            (found,),
+        )
+    for layer in layers:
+        owner = owners.get(layer.type)
+        if owner is not None and layer.layer_id == owner.layer_id and layer.kv_scales != owner.kv_scales:
+            yield Finding(
+                verdict="geometry_mismatch",
+                severity=Severity.ADVICE,
+                what="kv_scales",
+                found=_scales(layer),
+                expected=f"{_scales(owner)}, as the target writes them",
+                why="the draft reads the target's keys and values at other scales; fewer drafts are accepted",
+                role="draft",
+                layers=(layer.layer_id,),
+            )
+
+
+def _scales(layer: Layer) -> str:
+    return " and ".join(f"{scale:g}" for scale in layer.kv_scales)
 
 
 def _keys(window_left: int) -> str:

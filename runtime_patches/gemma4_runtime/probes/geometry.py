@@ -62,8 +62,10 @@ def before_draft_graphs(worker: Any, **_unknown: Any) -> None:
     """Run before the frozen draft captures its graphs: a pool left behind would end the capture in IndexError."""
     target, draft = worker.target_worker.model_runner, worker.draft_model_runner
     found = list(geometry.check_shared(facts.shared_facts(target), facts.shared_facts(draft), True))
-    layers = facts.layer_facts(draft.model)
-    found += geometry.check_windows("draft", layers)
+    layers, read = facts.layer_facts(draft.model), facts.layer_facts(target.model)
+    found += geometry.check_bindings(layers, facts.kv_owners(target, read))
+    found += geometry.check_windows("draft", layers, read)
+    found += geometry.check_scales("draft", layers)
     if worker.kv_context is not None:
         meant = facts.pool_facts(worker.kv_context.target_token_to_kv_pool)
         slots = facts.slots_to_hand_out(target.token_to_kv_pool_allocator)
@@ -77,6 +79,7 @@ def after_model_workers(result: Any, scheduler: Any, **_unknown: Any) -> None:
     layers = facts.layer_facts(target.model)
     found = list(geometry.check_layers("target", layers, facts.pool_facts(target.token_to_kv_pool)))
     found += geometry.check_windows("target", layers)
+    found += geometry.check_scales("target", layers)
     room = facts.swa_room(target, settled(scheduler.server_args).chunked_prefill_size, int(scheduler.max_req_input_len))
     if room is not None:
         found += geometry.check_swa_room(room)

@@ -9,7 +9,7 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.rules.probe_stopped import shows_one_key_more
 
 ID = "parts-disagree"
-_OF_DRAFT_LAYERS = ("draft layer_id", "draft window_left", "draft sub_pool")
+_OF_DRAFT_LAYERS = ("draft layer_id", "draft bound_layer", "draft window_left", "draft sub_pool")
 
 
 def find(incident: Incident) -> Finding | None:
@@ -60,17 +60,30 @@ def _defect(incident: Incident) -> Defect | None:
             # The other pool's layers begin with the first.
             return Defect.ZERO if scalars.get("layers") == "0" else Defect.OTHER_SPACE
         found, what = scalars.get("found"), scalars.get("what")
-        if what in ("layer_id", "window_left") and isinstance(found, int):
+        if what == "bound_layer" and "draft layer_id" not in said:
+            return _of_binding(found, str(scalars.get("expected")))
+        if what in ("bound_layer", "layer_id", "window_left") and isinstance(found, int):
             if found < 0:
                 return Defect.NEGATIVE
-            return Defect.PAST_END if what == "layer_id" else _of_window(found, str(scalars.get("expected")))
+            return Defect.PAST_END if what != "window_left" else _of_window(found, str(scalars.get("expected")))
     return None
+
+
+def _of_binding(found: object, expected: str) -> Defect | None:
+    """Return in which way a draft layer is bound to another layer of the target, which has KV of its type."""
+    wanted = expected.partition(",")[0]
+    if not isinstance(found, int) or not wanted.isdecimal():
+        return None
+    if found == 0:
+        return Defect.ZERO
+    return Defect.OFF_BY_ONE if abs(found - int(wanted[:12])) == 1 else Defect.FOREIGN
 
 
 def _of_window(found: int, expected: str) -> Defect | None:
     if found == 0:
         return Defect.ZERO
-    return Defect.OFF_BY_ONE if expected.isdecimal() and abs(found - int(expected[:12])) == 1 else None
+    wanted = expected.partition(",")[0]
+    return Defect.OFF_BY_ONE if wanted.isdecimal() and abs(found - int(wanted[:12])) == 1 else None
 
 
 RULE = Rule(ID, find, explains=("index-outside-buffer", "table-too-narrow"), leads_to=LEAVES_BUFFERS)

@@ -1,0 +1,24 @@
+"""Spoils how the layers of a frozen draft are bound to the target's, as in a defect of SGLang's binding."""
+
+from sglang import __version__
+
+from gemma4_runtime.targets import dotted_path
+
+
+def another() -> None:
+    """Bind the draft's first sliding layer to the target's sliding layer before the right one."""
+    _after_binding(lambda attention: setattr(attention, "layer_id", attention.layer_id - 1))
+
+
+def wider() -> None:
+    """Show the draft's first sliding layer one key more than all others."""
+    _after_binding(lambda attention: setattr(attention, "sliding_window_size", attention.sliding_window_size + 1))
+
+
+def _after_binding(spoil) -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def after(result, worker, *args, **kwargs) -> None:
+        spoil(worker.draft_model_runner.model.model.layers[0].self_attn.attn)
+
+    HookRegistry.register(dotted_path(__version__, "mtp.bind_context"), after, HookType.AFTER)
