@@ -21,7 +21,7 @@ def name_of(thing: Any) -> str:
 
 
 def shared_facts(runner: Any) -> Shared:
-    """Of a ModelRunner, target's or draft's."""
+    """Return what a ModelRunner, target's or draft's, has in common with the other."""
     window = runner.sliding_window_size
     return Shared(
         allocator=name_of(runner.token_to_kv_pool_allocator),
@@ -34,7 +34,7 @@ def shared_facts(runner: Any) -> Shared:
 
 
 def layer_facts(model: Any) -> tuple[Layer, ...]:
-    """Every RadixAttention of `model`. Type, window and scale are known for Gemma-4's layers, from its config."""
+    """Return every RadixAttention of `model`. Type, window and scale are known for Gemma-4's layers."""
     from gemma4_runtime.release import Gemma4Attention, RadixAttention
 
     owners: dict[int, tuple[str, int]] = {}
@@ -91,7 +91,7 @@ def kv_owners(target: Any, layers: tuple[Layer, ...]) -> dict[str, Layer]:
 
 
 def pool_facts(pool: Any) -> Pool:
-    """Of a KV pool; the layers of pools that are neither SWA nor plain multi-head pools are left unknown."""
+    """Return what a KV pool is; layers of pools that are neither SWA nor plain multi-head pools are left unknown."""
     from gemma4_runtime.release import MHATokenToKVPool, SWAKVPool
 
     if isinstance(pool, SWAKVPool):
@@ -168,7 +168,7 @@ def frozen_nodes(worker: Any) -> tuple[Node, ...]:
 
 
 def swa_room(runner: Any, chunk: int | None, longest_input: int) -> SwaRoom | None:
-    """Of the target's allocator; None without an SWA pool."""
+    """Return what the target's allocator has; None without an SWA pool."""
     from gemma4_runtime.release import SWATokenToKVPoolAllocator
 
     allocator = runner.token_to_kv_pool_allocator

@@ -1,5 +1,6 @@
-"""The geometry probe while the real engine starts. That a clean run leaves no dump:
-test_parity_with_transformers.py.
+"""The geometry probe while the real engine starts.
+
+That a clean run leaves no dump: test_parity_with_transformers.py.
 """
 
 import json
@@ -27,7 +28,7 @@ def environment(folder, mode, patches):
 
 
 def findings(folder):
-    """Of the one process that had something to look at, the scheduler: [(severity, verdict), ...]."""
+    """Return [(severity, verdict), ...] of the one process that had something to look at, the scheduler."""
     manifests = [json.loads(path.read_text()) for path in (folder / "guards").glob("*.json")]
     rows = [row for manifest in manifests for row in manifest["patches"] if row["id"] == "geometry"]
     (row,) = [row for row in rows if "findings" in row]

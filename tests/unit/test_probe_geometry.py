@@ -27,7 +27,10 @@ SLIDING, FULL = 1, 2
 
 
 class Gemma4Layers(torch.nn.Module):
-    """SGLang's attention layers without their projections, which want a process group. [(type, bound id), ...]"""
+    """Hold SGLang's attention layers without their projections, which want a process group.
+
+    bound: [(type, bound id), ...].
+    """
 
     def __init__(self, *bound: tuple[str, int], window_left: int = W - 1):
         super().__init__()
@@ -225,7 +228,7 @@ class TestTheFrozenDraft:
 
 
 def start(worker, draft=None, chunk=512, longest=4000):
-    """What the hook does with a Scheduler whose workers exist; `init_model_worker` itself loads checkpoints."""
+    """Do what the hook does with a Scheduler whose workers exist; `init_model_worker` itself loads checkpoints."""
     scheduler = object.__new__(Scheduler)
     vars(scheduler).update(
         tp_worker=worker.target_worker,

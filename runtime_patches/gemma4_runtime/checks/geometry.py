@@ -29,7 +29,9 @@ NO_WINDOW = -1
 
 
 class Severity(StrEnum):
-    """`fatal` stops a server in trap mode, `advice` does not: a release ships it, or another probe traps the access.
+    """How much a finding matters.
+
+    `fatal` stops a server in trap mode, `advice` does not: a release ships it, or another probe traps the access.
     `note` is no defect of the server: what some requests will meet with the sizes that were chosen.
     """
 
@@ -72,12 +74,20 @@ class Shared:
 
 @dataclass(frozen=True)
 class Layer:
-    """One attention layer. layer_id: as bound, the id that it indexes its pool with; type: `sliding` or `full`.
+    """One attention layer.
 
-    window_left: keys before the query's own that the kernel shows, -1 for all of them. config_window: keys that the
-    model's configuration shows, the query's own included; None if this model's convention is not known.
-    scaling: of the scores; config_scaling: what the model's configuration says, None if it is not known. kv_scales: at
-    which keys and values are read, 1.0 where nothing else is said.
+    Attributes:
+        layer_id: As bound: the id that it indexes its pool with.
+        type: `sliding` or `full`.
+        kv_heads: How many key heads it has.
+        k_dim: Of a key.
+        v_dim: Of a value.
+        window_left: Keys before the query's own that the kernel shows, -1 for all of them.
+        config_window: Keys that the model's configuration shows, the query's own included; None if this model's
+            convention is not known.
+        scaling: Of the scores.
+        config_scaling: What the model's configuration says of it; None if that is not known.
+        kv_scales: At which keys and values are read, 1.0 where nothing else is said.
     """
 
     layer_id: int
@@ -104,8 +114,13 @@ class SubPool:
 
 @dataclass(frozen=True)
 class Pool:
-    """name: "Type@id". parts: `sliding` and `full` of an SWA pool, `all` of a plain one. places: layer id to part;
-    None for a kind of pool whose layers are not known here."""
+    """One KV pool.
+
+    Attributes:
+        name: "Type@id".
+        parts: `sliding` and `full` of an SWA pool, `all` of a plain one.
+        places: Layer id to part; None for a kind of pool whose layers are not known here.
+    """
 
     name: str
     parts: dict[str, SubPool]
@@ -118,8 +133,15 @@ class Pool:
 
 @dataclass(frozen=True)
 class Node:
-    """One node of an attention backend, as it stands at `site`. swa_state: the pool that it translates page ids
-    for, "" if it translates none, None if this kind of backend keeps no such state."""
+    """One node of an attention backend, as it stands at `site`.
+
+    Attributes:
+        site: Where it was looked at.
+        path: Its place in the backend.
+        pool: What it reads.
+        swa_state: The pool that it translates page ids for, "" if it translates none, None if this kind of backend
+            keeps no such state.
+    """
 
     site: str
     path: str
@@ -129,8 +151,16 @@ class Node:
 
 @dataclass(frozen=True)
 class SwaRoom:
-    """Tokens. window: as the prefix cache counts it. chunk: the largest prefill at once, None for unlimited.
-    longest_input: the longest prompt that the server accepts."""
+    """What an SWA pool has and what requests need of it, in tokens.
+
+    Attributes:
+        swa_slots: Of the SWA pool.
+        full_slots: Of the full pool.
+        page_size: Of both.
+        window: As the prefix cache counts it.
+        chunk: The largest prefill at once, None for unlimited.
+        longest_input: The longest prompt that the server accepts.
+    """
 
     swa_slots: int
     full_slots: int
@@ -149,7 +179,7 @@ def check_shared(target: Shared, draft: Shared, reads_target_kv: bool) -> Iterat
 
 
 def check_layers(role: str, layers: Iterable[Layer], pool: Pool) -> Iterator[Finding]:
-    """Whether `pool` has every layer, in the sub-pool of its type, with its heads and dims. Alike findings are one."""
+    """Check that `pool` has each layer, in its type's sub-pool, with its heads and dims; alike ones are one finding."""
     if pool.places is None:
         return
     groups: dict[tuple[str, int | str, str, str], list[int]] = {}
@@ -176,7 +206,7 @@ def _layer_differences(layer: Layer, pool: Pool) -> Iterator[tuple[str, int | st
 
 
 def check_windows(role: str, layers: Iterable[Layer], beside: Iterable[Layer] = ()) -> Iterator[Finding]:
-    """Whether each layer sees the keys that its configuration says, in the kernels' convention: W - 1 before its own.
+    """Check that each layer sees the keys that its configuration says, in kernels' convention: W - 1 before its own.
 
     One key too many in every sliding layer is what SGLang up to 0.5.22 ships for Gemma-4 (fix `swa-window-width`),
     hence advice; in some of them it is a fault of this server.
@@ -211,7 +241,7 @@ def check_windows(role: str, layers: Iterable[Layer], beside: Iterable[Layer] = 
 
 
 def check_scales(role: str, layers: Iterable[Layer]) -> Iterator[Finding]:
-    """Whether each layer scales its scores as its configuration says."""
+    """Check that each layer scales its scores as its configuration says."""
     groups: dict[tuple[float, float], list[int]] = {}
     for layer in layers:
         if layer.config_scaling is not None and layer.scaling != layer.config_scaling:
@@ -222,7 +252,7 @@ def check_scales(role: str, layers: Iterable[Layer]) -> Iterator[Finding]:
 
 
 def check_bindings(layers: Iterable[Layer], owners: Mapping[str, Layer]) -> Iterator[Finding]:
-    """Whether each layer of a frozen draft reads the layer of the target that the two configurations say, as written.
+    """Check that each layer of a frozen draft reads what the configurations say, at the scales of whoever writes it.
 
     A wrong one of the right type stays in range, and fewer drafts are accepted.
 
@@ -272,7 +302,7 @@ def _keys(window_left: int) -> str:
 def check_nodes(
     nodes: Iterable[Node], meant: Pool, layers: Iterable[Layer], slots: dict[str, int]
 ) -> Iterator[Finding]:
-    """Whether every node of a draft's backend reads the pool that it is meant to, and that pool serves the draft.
+    """Check that every node of a draft's backend reads the pool that it is meant to, and that this serves the draft.
 
     Args:
         nodes: of all sites.
@@ -340,7 +370,7 @@ def _check_slots(pool: Pool, slots: dict[str, int]) -> Iterator[Finding]:
 
 
 def check_swa_room(room: SwaRoom) -> Iterator[Finding]:
-    """Whether SGLang's admission test, `max(input of this step, window) + page < free SWA slots`, can ever hold."""
+    """Check that SGLang's admission test, `max(input of a step, window) + page < free SWA slots`, can hold."""
     least = room.window + room.page_size
     step = room.longest_input if room.chunk is None else min(room.chunk, room.longest_input)
     longest = max(step, room.window) + room.page_size
