@@ -17,6 +17,7 @@ GOLDEN = Path(__file__).with_name("golden")
 ROOT = Path(__file__).parents[2]
 # Beside the dumps lie traces: test_trace_samples.py.
 SAMPLES = sorted(path.name for path in (ROOT / "dumps" / "samples").iterdir() if path.is_dir())
+EVIDENCE = sorted(path.name for path in (ROOT / "tests" / "data" / "evidence").iterdir() if path.is_dir())
 AUDITS = [name for name in SAMPLES if "_leak-audit_" in name]
 ATTENTION = [name for name in SAMPLES if "_page-table-bounds_" in name]
 REPORTED = [
@@ -149,6 +150,13 @@ def test_diagnose_with_a_log():
     done = run("diagnose", "tests/data/corpus_dumps/swa-state-stale", "--log", "tests/data/logs/illegal-access.log")
     assert (done.returncode, done.stderr) == (1, "")
     compare("diagnose_with_log.txt", done.stdout)
+
+
+@pytest.mark.parametrize("folder", EVIDENCE)
+def test_diagnose_what_else_a_server_left(folder):
+    done = run("diagnose", f"tests/data/evidence/{folder}")
+    assert (done.stderr, done.returncode) == ("", 0 if folder == "stacks" else 1)
+    compare(f"diagnose_evidence_{folder}.txt", done.stdout)
 
 
 def test_diagnose_a_log_alone(tmp_path):

@@ -21,8 +21,8 @@ SHOWN = sorted(
         for line in _LINE.findall(path.read_text())
     }
 )
-# What runs for minutes is parsed, and so is what only shows a log or dump of another machine.
-_TOO_LONG = ("repro", "audit --live")
+# What runs for minutes is parsed, and so is what asks a server that is not there.
+_PARSED = ("repro", "audit --live", "collect")
 
 
 def plans(cli, *words) -> list[list[str]]:
@@ -35,12 +35,12 @@ def test_every_line_that_is_shown_runs(cli, line, monkeypatch):
     monkeypatch.chdir(ROOT)
     parse_command(line)
     words = shlex.split(line)[1:]
-    if " ".join(words).startswith(_TOO_LONG):
+    if " ".join(words).startswith(_PARSED):
         return
     if words[0] == "serve":
         words.insert(1, "--dry-run")
-    if "CONFIG" in words:
-        words[words.index("CONFIG")] = "tests/data/configs/e4b.json"
+    known = {"CONFIG": "tests/data/configs/e4b.json", "SERVER_LOG": "tests/data/logs/illegal-access.log"}
+    words = [known.get(word, word) for word in words]
     code, _, err = cli(*words)
     assert code in (0, 1), err
     # The machine that shows it need have no SGLang to serve; nothing else may be missing.
@@ -50,6 +50,16 @@ def test_every_line_that_is_shown_runs(cli, line, monkeypatch):
 def test_there_are_lines_of_every_kind():
     verbs = {line.split()[1] for line in SHOWN}
     assert {"serve", "repro", "pools", "audit"} <= verbs
+
+
+def test_a_server_that_does_not_answer_is_asked_again_and_one_that_is_gone_is_started_again(cli, tmp_path):
+    hanging = ROOT / "tests" / "data" / "evidence" / "hanging"
+    assert plans(cli, hanging) == [["gemma4-triage collect http://127.0.0.1:21000"]]
+    fields = json.loads((hanging / "collect.json").read_text()) | {"processes": [], "was_running": False, "http": []}
+    (tmp_path / "collect.json").write_text(json.dumps(fields))
+    ((line,),) = plans(cli, tmp_path)
+    assert line.startswith("gemma4-triage serve --debug 1 -- --model-path repro/toys/toy-e4b --device cpu ")
+    assert line.endswith('--api-key "$API_KEY" --enable-metrics')
 
 
 class TestWhatALineCannotKnow:

@@ -126,7 +126,7 @@ class TestServers:
         assert (code, json.loads(document)["exit_code"]) == (0, 0)
         (incident,) = json.loads(document)["incidents"]
         assert incident["title"].startswith(f"a bundle of {server.url}")
-        assert incident["notes"][0].startswith(f"{without_logs(out)}/collect.json: a bundle of")
+        assert incident["readings"][0].startswith(f"{without_logs(out)}/collect.json: a bundle of")
 
     def test_one_whose_scheduler_hangs(self, cli, serve, tmp_path):
         let_go = threading.Event()

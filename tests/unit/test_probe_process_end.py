@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from array import array
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,8 @@ from gemma4_runtime.release.requests import held
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.process_state import State, state_of
+from gemma4_triage.diagnose.process_state import State, state_of, state_of_incident
+from gemma4_triage.readers.reading import Identity, Reading
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
@@ -219,6 +221,17 @@ class TestDiagnosis:
         found = conclude(of(bad, death))
         assert "scheduler-exception" not in [finding.rule for finding in found]
         assert "death" in [piece.source for piece in found[0].evidence]
+
+    def test_what_a_bundle_saw_running_has_not_ended_for_all_that_the_bundle_says(self):
+        gone = guards(start_ticks=1)
+        (finding,) = conclude(Incident(guards=(gone,)))
+        assert finding.next_commands[0] == "gemma4-triage diagnose --log SERVER_LOG"
+        bundle = Reading("collect.json", "collection", "a bundle", Identity(pids=(gone.pid,), running=(gone.pid,)))
+        incident = Incident(guards=(gone,), readings=(bundle,))
+        assert state_of_incident(incident) is State.SEEN
+        assert conclude(incident) == ()
+        other = replace(bundle, identity=Identity(pids=(gone.pid,)))
+        assert state_of_incident(replace(incident, readings=(other,))) is State.GONE
 
     @pytest.mark.parametrize("one", [guards(), guards(mark("stopped"), start_ticks=1), guards(boot_id="another")])
     def test_one_that_serves_was_stopped_or_is_elsewhere_is_no_incident(self, one):

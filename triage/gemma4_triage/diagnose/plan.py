@@ -2,7 +2,7 @@
 
 | order | what                                                   | why there                             |
 |-------|--------------------------------------------------------|---------------------------------------|
-| 1     | look: `dumps show`, `audit DUMP`, `known show`, `logs` | costs nothing, and is here            |
+| 1     | look: `dumps show`, `audit DUMP`, `logs`, `collect`    | costs nothing, and is here            |
 | 2     | `pools`                                                | sizes, before the server starts again |
 | 3     | `serve`, once: as the most certain finding asks        | two starts contradict each other      |
 | 4     | `doctor`, `patches`                                    | if that does not start, or to read up |
@@ -30,7 +30,7 @@ from gemma4_triage.pools.arithmetic import KV_DTYPE_BYTES, token_bytes
 from gemma4_triage.pools.model_shape import read_shape
 
 _SERVE, _POOLS, _LATEST = "gemma4-triage serve ", "gemma4-triage pools ", "gemma4-triage audit latest"
-_LOOKS = ("dumps", "audit", "known", "logs", "replay", "diagnose", "profile")
+_LOOKS = ("dumps", "audit", "known", "logs", "replay", "diagnose", "profile", "collect")
 _ORDER = {"pools": 1, "serve": 2, "doctor": 3, "patches": 3, "repro": 4}
 _POOL_OPTIONS = (
     ("--page-size", "page_size"),

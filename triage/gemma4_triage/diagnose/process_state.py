@@ -5,6 +5,7 @@
 | `exception`, `child failed`                    | it failed                                                           |
 | else `stopped` or `exit` of any process        | it was stopped: SGLang kills its workers then, which leave none     |
 | none, and a process of it still runs           | it serves                                                           |
+| none, and a bundle was made while it ran       | it served then; what became of it is not said by what was collected |
 | none, and all of them are gone                 | it was killed, and did not say why                                  |
 | none, of another machine or container          | nothing                                                             |
 """
@@ -13,11 +14,12 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 
 from gemma4_triage.diagnose.guards import Guards
+from gemma4_triage.diagnose.incident import Incident
 
 _PROC = Path("/proc")
 
@@ -29,12 +31,23 @@ class State(Enum):
     FAILED = "failed"
     STOPPED = "stopped"
     RUNNING = "still running"
+    SEEN = "running when the bundle was made"
     GONE = "gone without saying why"
     UNKNOWN = "without a mark of their end; whether they still run cannot be told from here"
 
 
-def state_of(guards: Iterable[Guards]) -> State:
-    """Return what became of the processes of a launch, from their guard manifests and this machine's process table."""
+def state_of_incident(incident: Incident) -> State:
+    """Return what became of the processes of an incident; a bundle of it says which of them ran when it was made."""
+    return state_of(incident.guards, {pid for reading in incident.readings for pid in reading.identity.running})
+
+
+def state_of(guards: Iterable[Guards], seen: Collection[int] = ()) -> State:
+    """Return what became of the processes of a launch, from their guard manifests and this machine's process table.
+
+    Args:
+        guards: Of the launch.
+        seen: Processes that something else shows while they ran.
+    """
     marking = [one for one in guards if one.marks_its_end]
     hows = {one.ended[0] for one in marking if one.ended is not None}
     if not marking:
@@ -46,6 +59,8 @@ def state_of(guards: Iterable[Guards]) -> State:
     runs = [_runs(one) for one in marking]
     if True in runs:
         return State.RUNNING
+    if any(one.pid in seen for one in marking):
+        return State.SEEN
     return State.UNKNOWN if None in runs else State.GONE
 
 

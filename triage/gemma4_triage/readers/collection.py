@@ -6,6 +6,7 @@ Dumps, manifests, logs and stacks in it are read as what they are; this reader s
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +19,7 @@ from gemma4_dumps.safe_file import read_regular
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.rules.hang import where
 from gemma4_triage.readers import py_spy
-from gemma4_triage.readers.reading import Identity, Moment, NotThis, Reading, cut
+from gemma4_triage.readers.reading import SERVE_GUARDED, Identity, Moment, NotThis, Reading, cut
 from gemma4_triage.readers.text_file import Lines
 
 KIND, NAME = "collection", "collect.json"
@@ -63,6 +64,7 @@ def _read(path: Path) -> Reading:
         title=f"a bundle of {cut(str(fields.get('url') or fields.get('pid')))}, {len(running)} processes",
         identity=Identity(
             pids=tuple(pids),
+            running=tuple(pid for one in running if isinstance(pid := one.get("pid"), int)),
             host=str(fields.get("host") or ""),
             command=tuple(map(str, command)) if isinstance(command, list) else (),
             settings={name: value for name, value in settings.items() if len(value) <= 200},
@@ -111,25 +113,26 @@ def _findings(path: Path, fields: Mapping[str, Any], running: Sequence[Mapping[s
     silent = [one for one in waiting if one.get("status") is None or one.get("status") == 503]
     answered = [one for one in asked if one.get("status") is not None]
     name = str(path)
+    again = f"gemma4-triage collect {shlex.quote(str(fields.get('url') or fields.get('pid')))}"
     if not running and fields.get("was_running") is False:
         cause = "The server was gone when the bundle was made: there was no such process."
         piece = Evidence(source=name, field="was_running", value=False, meaning=f"process {fields.get('pid')}")
-        yield _finding(cause, [piece], ("its log says what it died of: add it with --log",))
+        yield _finding(cause, [piece], ("its log says what it died of: add it with --log",), SERVE_GUARDED)
     elif asked and not answered:
         cause = "Nothing answered at that address when the bundle was made."
-        yield _finding(cause, [_evidence(name, at, one) for at, one in enumerate(asked)][:2], _LOOK)
+        yield _finding(cause, [_evidence(name, at, one) for at, one in enumerate(asked)][:2], _LOOK, again)
     elif silent and len(silent) == len(waiting):
         stands = list(_stands(path.parent / "stacks"))
         told = f": {stands[0].meaning}" if stands else ", by what it was asked"
         cause = f"The HTTP process answers and the scheduler does not{told}."
         pieces = [_evidence(name, at, one) for at, one in enumerate(asked) if one in silent]
-        yield _finding(cause, [*pieces, *stands], _LOOK)
+        yield _finding(cause, [*pieces, *stands], _LOOK, again)
 
 
 _LOOK = ("collect twice, some seconds apart: a stack that does not move is where it hangs",)
 
 
-def _finding(cause: str, evidence: Sequence[Evidence], advice: tuple[str, ...]) -> Finding:
+def _finding(cause: str, evidence: Sequence[Evidence], advice: tuple[str, ...], command: str) -> Finding:
     return Finding(
         rule=RULE,
         cause=cause,
@@ -137,6 +140,7 @@ def _finding(cause: str, evidence: Sequence[Evidence], advice: tuple[str, ...]) 
         evidence=tuple(evidence),
         ruled_out_if=("the server was still loading its weights, or was busy for longer than `collect` waited",),
         advice=advice,
+        next_commands=(command,),
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
-from gemma4_triage.readers.reading import MAX_FACTS, Identity, Moment, NotThis, Reading, cut
+from gemma4_triage.readers.reading import MAX_FACTS, SERVE_GUARDED, Identity, Moment, NotThis, Reading, cut
 from gemma4_triage.readers.text_file import Lines
 
 LOG_KIND, DUMPS_KIND = "flashinfer-log", "flashinfer-dumps"
@@ -159,6 +159,7 @@ def _page_outside(name: str, call: _Call) -> Finding | None:
         ),
         ruled_out_if=("the entry lies beyond its row's length, where nothing is read",),
         advice=("Serve it guarded: the probe page-table checks every entry that is read, and says whose id it is.",),
+        next_commands=(SERVE_GUARDED,),
     )
 
 

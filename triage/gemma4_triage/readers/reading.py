@@ -11,6 +11,8 @@ from gemma4_triage.finding import Finding
 MAX_MOMENTS = 64
 MAX_FACTS = 24
 LONGEST_TEXT = 400
+SERVE_GUARDED = "gemma4-triage serve --debug 1 -- --model-path MODEL"
+"""What starts the server again under probes; its own arguments are put in where something says them."""
 MAX_SECONDS = 20.0
 """How long a reader works on one file before it says what it has so far."""
 
@@ -36,6 +38,7 @@ class Identity:
 
     Attributes:
         pids: processes of the server.
+        running: those of them that are known to have run when the file was written.
         host: the machine; "" if the file does not say.
         command: the launch command, a word each; secrets are redacted.
         settings: SGLang's arguments by name, as its log prints them.
@@ -44,6 +47,7 @@ class Identity:
     """
 
     pids: tuple[int, ...] = ()
+    running: tuple[int, ...] = ()
     host: str = ""
     command: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)

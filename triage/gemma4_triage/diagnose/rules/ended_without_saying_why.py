@@ -3,18 +3,22 @@
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import guarded
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.process_state import State, state_of
+from gemma4_triage.diagnose.process_state import State, state_of_incident
 from gemma4_triage.diagnose.rule import Rule
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "ended-without-saying-why"
 
 
+_GIVE_LOG = "Give diagnose the server's log with --log: a traceback, a signal or an exit code says more."
+_ASK_KERNEL = "Ask the kernel's log (dmesg) or the container's exit code whether it was killed: 137 is SIGKILL."
+
+
 def find(incident: Incident) -> Finding | None:
     """Return a finding where the manifests' marks leave the end of the server open."""
     if incident.dumps or incident.crashed:
         return None
-    state = state_of(incident.guards)
+    state = state_of_incident(incident)
     marking = [one for one in incident.guards if one.marks_its_end]
     if state is State.GONE:
         cause = (
@@ -40,11 +44,11 @@ def find(incident: Incident) -> Finding | None:
         confidence=Confidence.POSSIBLE,
         evidence=tuple(evidence),
         ruled_out_if=("the dumps of this run are in another folder: see --dir", "it was stopped before it served"),
-        advice=(
-            "Give diagnose the server's log: a traceback, a signal or an exit code says more.",
-            "Ask the kernel's log (dmesg) or the container's exit code whether it was killed: 137 is SIGKILL.",
+        advice=(*(() if incident.logs else (_GIVE_LOG,)), _ASK_KERNEL),
+        next_commands=(
+            *(() if incident.logs else ("gemma4-triage diagnose --log SERVER_LOG",)),
+            commands.serve(incident, "--debug 1"),
         ),
-        next_commands=("gemma4-triage diagnose --log server.log", commands.DOCTOR),
     )
 
 
