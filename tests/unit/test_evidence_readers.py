@@ -1,11 +1,13 @@
 """Readers of what else a server leaves: real samples, and files that want to harm or are torn."""
 
+import contextlib
 import json
 import pickle
 import pickletools
 import random
 import shutil
 import time
+import zipfile
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,9 +15,11 @@ from hypothesis import strategies as st
 
 from diagnose_examples import ROOT
 from gemma4_dumps.errors import DumpError, DumpUnreadable
+from gemma4_triage.readers import cuda_gdb, flashinfer_log, py_spy
 from gemma4_triage.readers.catalog import READERS, head_of, reader_of
 from gemma4_triage.readers.opcodes import Blob, Name, Thing, read_pickle
 from gemma4_triage.readers.reading import Clock, NotThis, Reading
+from gemma4_triage.readers.text_file import Lines
 
 SAMPLES = ROOT / "tests" / "data" / "evidence"
 (SNAPSHOT,) = (SAMPLES / "crash" / "vm").iterdir()
@@ -116,6 +120,63 @@ class TestCudaGdb:
         _, found = document(cli, SAMPLES / "crash", SAMPLES / "cuda-gdb")
         assert found["incidents"][1]["readings"][0]["relation"] == "apart"
 
+    @pytest.mark.parametrize(
+        ("frame", "kernel"),
+        [
+            (
+                "#0  0x7f0 in void (anonymous namespace)::gather<Half, 8>(Half*, int)<<<(8,1,1),(32,4,1)>>> ()",
+                "(anonymous namespace)::gather<Half, 8>",
+            ),
+            ("#0  0x7f0 in flash_fwd<...><<<(2048,1,1),(256,1,1)>>> ()", "flash_fwd<...>"),
+            (
+                "0x7f0 in void convert<float, __half>(void const*, long)<<<(32,1,1),(256,1,1)>>> ()",
+                "convert<float, __half>",
+            ),
+            ("#1  0x7f0 in attend<<<(1,1,1),(64,1,1)>>> (p=0x7f) at /a/b.cu:17", "attend"),
+            ("#0  0x7f0 in triton_kernel () at window.py:31", "triton_kernel"),
+        ],
+    )
+    @pytest.mark.parametrize("focus", ["Current focus set", "Switching focus"])
+    def test_kernels_of_every_form(self, tmp_path, frame, kernel, focus):
+        text = tmp_path / "core.txt"
+        place = "kernel 0, grid 9, block (3,0,0), thread (64,0,0), device 1, sm 1, warp 2, lane 0]"
+        text.write_text(f"CUDA Exception: Warp Illegal Address\n[{focus} to CUDA {place}\n{frame}\n")
+        (reading,) = readings(text)
+        assert reading.title == f"a GPU core dump as cuda-gdb shows it: Warp Illegal Address in {kernel}"
+        assert ("focus", "kernel 0, block (3,0,0), thread (64,0,0), device 1") in reading.facts
+
+    @pytest.mark.parametrize(
+        ("exception", "rule"),
+        [
+            ("CUDA_EXCEPTION_5, Warp Out-of-range Address", "illegal-access"),
+            ("CUDA_EXCEPTION_6, Warp Misaligned Address", "illegal-access"),
+            ("CUDA_EXCEPTION_2, Lane User Stack Overflow", "kernel-failed"),
+            ("CUDA_EXCEPTION_9, Warp Hardware Stack Overflow", "kernel-failed"),
+            ("CUDA_EXCEPTION_12, Warp Assert", "kernel-failed"),
+        ],
+    )
+    def test_only_an_address_of_data_is_an_illegal_access(self, tmp_path, exception, rule):
+        text = tmp_path / "core.txt"
+        text.write_text(
+            f"Opening GPU coredump: /a/x\nThread 1 received signal {exception}.\n#0  0x1 in f<<<(1,1,1)>>> ()\n"
+        )
+        (finding,) = readings(text)[0].findings
+        assert (finding.rule, bool(finding.next_commands)) == (rule, rule == "illegal-access")
+
+    def test_one_that_was_asked_for_shows_where_a_gpu_hangs(self, tmp_path):
+        text = tmp_path / "core.txt"
+        text.write_text(
+            "Opening GPU coredump: /tmp/d/cuda_coredump_node.7.1799919.1764236276\n"
+            "[Current focus set to CUDA kernel 0, grid 53, block (0,0,0), thread (0,0,0), device 0, sm 4, lane 0]\n"
+            "#0  0x7f0 in ncclDevKernel_AllGather_RING_LL(ncclArgs<4096ul>)<<<(24,1,1),(512,1,1)>>> ()\n"
+        )
+        (reading,) = readings(text)
+        assert (reading.identity.pids, reading.times_s) == ((1799919,), (1764236276.0,))
+        (finding,) = reading.findings
+        assert (finding.rule, finding.confidence) == ("hang", "possible")
+        assert "ncclDevKernel_AllGather_RING_LL" in finding.cause
+        assert "waits for other ranks" in finding.cause
+
 
 class TestFlightRecorder:
     @pytest.mark.parametrize("folder", ["flight-recorder", "flight-recorder-json"])
@@ -158,6 +219,54 @@ class TestFlashInfer:
         code, found = document(cli, tmp_path)
         (finding,) = found["incidents"][0]["findings"]
         assert (code, finding["evidence"][0]["value"]) == (1, "b")
+
+    def test_a_real_folder_of_dumps_is_one_reading_with_its_index_and_without(self, cli, tmp_path):
+        for at, (call, states) in enumerate({"a": ["inputs_saved", "completed"], "b": ["inputs_saved"]}.items()):
+            folder = tmp_path / "d" / f"20261125_180738_{at}_pid9770_{call}_call0001"
+            folder.mkdir(parents=True)
+            record = {"function_name": call, "process_id": 9770, "dump_dir": f"/srv/d/{folder.name}"}
+            lines = [json.dumps(record | {"execution_status": state}) + "\n" for state in states]
+            (folder / "metadata.jsonl").write_text("".join(lines))
+            with (tmp_path / "d" / "session.jsonl").open("a") as index:
+                index.writelines(lines)
+            # torch.save writes a zip; this one would be refused.
+            with zipfile.ZipFile(folder / "inputs.pt", "w") as tensors:
+                tensors.writestr("../x", b"0")
+        for _ in range(2):
+            code, found = document(cli, tmp_path / "d")
+            (incident,) = found["incidents"]
+            (reading,) = incident["readings"]
+            assert (code, reading["title"]) == (1, "FlashInfer's dumps of 2 calls, 1 without outputs")
+            assert incident["findings"][0]["evidence"][0]["value"] == "b"
+            (tmp_path / "d" / "session.jsonl").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("reader", "begins", "line"),
+    [
+        (cuda_gdb.read, b"", b"Current focus set to CUDA kernel 1, block (1,1) "),
+        (cuda_gdb.read, b"CUDA Exception: Warp Assert\n#0 0x1 in a", b"<(<(:"),
+        (flashinfer_log.read_logs, b"FlashInfer API Call: f\n", b"[2025-11-11"),
+        (flashinfer_log.read_logs, b"FlashInfer API Call: f\n  a=\n", b"FlashInfer API Call: "),
+        (py_spy.read, b'Process 1: x\nPython v3.1\nThread 1 (idle): "MainThread"\n  ', b"a ("),
+    ],
+)
+def test_lines_that_take_a_pattern_long_take_no_time(tmp_path, reader, begins, line):
+    path = tmp_path / "x"
+    path.write_bytes(begins + (line * 2000)[:16000].join([b"\n"] * 100))
+    begin = time.process_time()
+    with contextlib.suppress(NotThis):
+        list(reader([path]))
+    assert time.process_time() - begin < 3
+
+
+def test_time_is_looked_at_in_long_lines_too(tmp_path, monkeypatch):
+    path = tmp_path / "x"
+    path.write_bytes(b"a" * 10**6)
+    monkeypatch.setattr(Clock, "is_over", True)
+    lines = Lines(path)
+    assert len(list(lines)) < 10
+    assert lines.problem == "ends early: it took too long"
 
 
 class Exploit:

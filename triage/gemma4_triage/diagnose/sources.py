@@ -35,7 +35,7 @@ from gemma4_triage.diagnose.incident import Ledger
 from gemma4_triage.diagnose.material import GUARDS, LEDGERS, Material, Unreadable, joined, read_fields, read_store
 from gemma4_triage.errors import NothingChecked, UsageMistake
 from gemma4_triage.logs.source import STDIN, Source
-from gemma4_triage.readers import collection
+from gemma4_triage.readers import collection, flashinfer_log
 from gemma4_triage.readers.catalog import Reader, head_of, reader_of
 from gemma4_triage.readers.reading import NotThis, Reading
 
@@ -179,10 +179,15 @@ class _Finder:
         names = {entry.name for entry in folders}
         if names & {GUARDS, LEDGERS} or any(time_key(name) for name in names):
             self._parts.append(read_store(DumpStore(path), self._limit))
+        indexed = any(entry.name == flashinfer_log.SESSION for entry in entries)
+        one_call = any(entry.name == flashinfer_log.ONE_CALL for entry in entries)
         bundled = collection.FOLDERS if any(entry.name == collection.NAME for entry in entries) else frozenset()
         for entry in folders:
             below = Path(entry.path)
             if time_key(entry.name) or entry.name in (GUARDS, LEDGERS, *bundled):
+                continue
+            # What an index of FlashInfer's names is in it, and may be thousands of folders.
+            if indexed and flashinfer_log.CALL_FOLDER.search(entry.name):
                 continue
             if _is_dump(below):
                 self._dump(below)
@@ -191,9 +196,9 @@ class _Finder:
                     self.folder(below, depth + 1, in_zip)
                 except DumpUnreadable as error:
                     self._parts.append(Material(unreadable=(Unreadable(below, str(error)),)))
-        session = any(entry.name == "session.jsonl" for entry in entries)
         for entry in entries:
-            if entry.is_file(follow_symlinks=False) and not (session and entry.name == "metadata.jsonl"):
+            # torch's files of tensors are zips, of any size.
+            if entry.is_file(follow_symlinks=False) and not (one_call and entry.name.endswith(".pt")):
                 self._file(Path(entry.path), in_zip)
         return True
 
@@ -261,7 +266,8 @@ class _Finder:
         reader = reader_of(head)
         if reader is None:
             return False
-        self._by_reader.setdefault((reader.id, path.parent), (reader, []))[1].append(path)
+        folder = path.parent.parent if path.name == flashinfer_log.ONE_CALL else path.parent
+        self._by_reader.setdefault((reader.id, folder), (reader, []))[1].append(path)
         return True
 
     def _read(self, reader: Reader, paths: list[Path]) -> None:

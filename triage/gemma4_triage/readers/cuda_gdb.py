@@ -1,7 +1,8 @@
 """What cuda-gdb prints of a GPU core dump: which kernel met which exception, where.
 
-SGLang has CUDA write `core.cuda.TIME.PID` (server_args.py, _handle_crash_dump_env); cuda-gdb makes text of it. The text
-is read, never the core file.
+SGLang has CUDA write `core.cuda.TIME.PID` (server_args.py, _handle_crash_dump_env) or `cuda_coredump_HOST.PID.TIME`
+(debug_utils/cuda_coredump.py of 0.5.23); cuda-gdb makes text of it. The text is read, never the core file. A core dump
+may also be asked for while a kernel hangs: then it has a focus and no exception.
 """
 
 from __future__ import annotations
@@ -9,26 +10,44 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
-from gemma4_triage.readers.reading import MAX_FACTS, MAX_MOMENTS, Identity, Moment, NotThis, Reading, cut
+from gemma4_triage.readers.reading import MAX_FACTS, MAX_MOMENTS, SERVE_GUARDED, Identity, Moment, NotThis, Reading, cut
 from gemma4_triage.readers.text_file import Lines
 
 KIND = "cuda-gdb"
 MAX_BYTES = 64 * 1024**2
-_HEAD = re.compile(rb"Opening GPU coredump|CUDA_EXCEPTION_\d+|CUDA Exception:|\[Current focus set to CUDA kernel")
-_CORE = re.compile(r"Opening GPU coredump:? +(\S+)")
-_CORE_NAME = re.compile(r"core\.cuda\.(\d{9,11})\.(\d{1,10})\b")
-_EXCEPTION = re.compile(r"CUDA_EXCEPTION_(\d+)\W+([A-Z][\w ]{3,60})|CUDA Exception: ([A-Z][\w ]{3,60})")
-_FOCUS = re.compile(
-    r"Current focus set to CUDA kernel (\d+).*?block (\([\d,]+\)).*?thread (\([\d,]+\))(?:.*?device (\d+))?"
+MATCHED = 1000
+"""How much of a line is held against a pattern that looks back, which takes the square of it."""
+_HEAD = re.compile(
+    rb"Opening GPU coredump|CUDA_EXCEPTION_\d+|CUDA Exception:|(?:Current|Switching) focus (?:set )?to CUDA"
 )
-_KERNEL = re.compile(r"\bin ([\w:~<>, ]{1,300}?)(?:<<<|\()|^\*?\s*#0\s+(?:0x[0-9a-f]+ in )?([\w:]{1,300})")
+_CORE = re.compile(r"Opening GPU coredump:? +(\S+)")
+_CORE_NAME = re.compile(
+    r"core\.cuda\.(?P<time>\d{9,11})\.(?P<pid>\d{1,10})$|\.(?P<pid2>\d{1,10})\.(?P<time2>\d{9,11})$"
+)
+_EXCEPTION = re.compile(r"CUDA_EXCEPTION_\d+\W+([A-Z][\w -]{3,60})|CUDA Exception: ([A-Z][\w -]{3,60})")
+_FOCUS = re.compile(
+    r"(?:Current focus set|Switching focus) to CUDA kernel (\d+)"
+    r".*?block (\([\d,]+\)).*?thread (\([\d,]+\))(?:.*?device (\d+))?"
+)
+# A frame of a kernel: "#0  0x7f.. in NAME<<<(grid),(block)>>> ()", of the call stack or alone.
+_FRAME = re.compile(r"^[\s*]*(?:#\d+\s+)?(?:0x[0-9a-f]+ in )?(\S.{0,2000}?) ?(?:<<<|\(\) at |\(\)$)")
 _AT = re.compile(r" at (\S+:\d+)")
 _PC = re.compile(r"exception was triggered at PC (0x[0-9a-f]+)(?: \(?(.{1,200}?)\)?)?$")
-# Ids of NVIDIA's cuda-gdb manual, "CUDA Exception Codes": those of an address that a kernel may not touch.
-_ADDRESS = frozenset({1, 2, 6, 9, 10, 14, 15})
-_ADDRESS_WORDS = re.compile(r"(?i)illegal address|out[- ]of[- ]range address|misaligned|address space|outside")
+# Of the exceptions in NVIDIA's cuda-gdb manual those of an address of data; stacks and asserts are others.
+_ADDRESS_WORDS = re.compile(
+    r"(?i)illegal address|out[- ]of[- ]range address|misaligned address|address space|MMU fault"
+)
+_COLLECTIVE = re.compile(r"nccl|allreduce|all_reduce|allgather|all_gather|nvshmem|one_shot|two_shot")
+
+
+class _At(NamedTuple):
+    """Something that the text says, and its line."""
+
+    text: str
+    line: int
 
 
 def takes(head: bytes) -> bool:
@@ -44,65 +63,115 @@ def read(paths: Sequence[Path]) -> Iterator[Reading]:
 
 def _read(path: Path) -> Reading:
     lines = Lines(path, MAX_BYTES)
-    exception: tuple[int, str, int] | None = None
-    focus: tuple[int, str] | None = None
-    kernel: tuple[int, str] | None = None
+    exception: _At | None = None
+    focus: _At | None = None
+    kernel: _At | None = None
     pids: list[int] = []
     moments: list[Moment] = []
     facts: list[tuple[str, str]] = []
     for number, line in lines:
         if (match := _CORE.search(line)) and (named := _CORE_NAME.search(match[1])):
-            pids.append(int(named[2]))
-            moments.append(Moment(float(named[1]), f"process {named[2]} wrote a GPU core dump", f"line {number}"))
+            pid, time = named["pid"] or named["pid2"], named["time"] or named["time2"]
+            pids.append(int(pid))
+            moments.append(Moment(float(time), f"process {pid} wrote a GPU core dump", f"line {number}"))
         if exception is None and (match := _EXCEPTION.search(line)):
-            exception = int(match[1] or -1), (match[2] or match[3]).strip(), number
+            exception = _At((match[1] or match[2]).strip(), number)
         if match := _PC.search(line):
             facts.append(("raised at", cut(f"{match[1]} {match[2] or ''}".strip())))
-        if focus is None and (match := _FOCUS.search(line)):
+        if focus is None and "focus" in line and (match := _FOCUS.search(line[:MATCHED])):
             device = f", device {match[4]}" if match[4] else ""
-            focus = number, f"kernel {match[1]}, block {match[2]}, thread {match[3]}{device}"
-        if kernel is None and ("<<<" in line or line.lstrip("* ").startswith("#0")) and (match := _KERNEL.search(line)):
-            name = (match[1] or match[2] or "").strip()
-            kernel = (number, cut(name)) if name and name != "??" else None
+            focus = _At(f"kernel {match[1]}, block {match[2]}, thread {match[3]}{device}", number)
+        shows_frame = "<<<" in line or ((focus or exception) and line.lstrip("* ").startswith("#0"))
+        if kernel is None and shows_frame and (match := _FRAME.match(line)):
+            name = _function(match[1])
+            kernel = _At(cut(name), number) if name and name != "??" else None
             if kernel and (at := _AT.search(line)):
                 facts.append(("in source", cut(at[1])))
     if exception is None and kernel is None and not pids:
         raise NotThis
     if focus:
-        facts.append(("focus", focus[1]))
-    what = "no exception" if exception is None else exception[1]
+        facts.append(("focus", focus.text))
+    what = "no exception" if exception is None else exception.text
+    findings = []
+    if exception is not None:
+        findings.append(_raised(str(path), exception, kernel, focus))
+    elif kernel is not None:
+        findings.append(_was_running(str(path), kernel, focus))
     return Reading(
         name=str(path),
         kind=KIND,
-        title=f"a GPU core dump as cuda-gdb shows it: {what}" + (f" in {kernel[1]}" if kernel else ""),
+        title=f"a GPU core dump as cuda-gdb shows it: {what}" + (f" in {kernel.text}" if kernel else ""),
         identity=Identity(pids=tuple(dict.fromkeys(pids))),
         moments=tuple(moments[:MAX_MOMENTS]),
         facts=tuple(facts[:MAX_FACTS]),
-        findings=() if exception is None else (_finding(str(path), exception, kernel, focus),),
+        findings=tuple(findings),
         problem=lines.problem,
     )
 
 
-def _finding(
-    name: str, exception: tuple[int, str, int], kernel: tuple[int, str] | None, focus: tuple[int, str] | None
-) -> Finding:
-    code, words, line = exception
-    of_address = code in _ADDRESS or bool(_ADDRESS_WORDS.search(words))
-    who = f"The kernel {kernel[1]}" if kernel else "A kernel, which the text does not name,"
-    evidence = [Evidence(source=name, field=f"line {line}", value=words, meaning="the exception that the GPU raised")]
-    if kernel:
-        meaning = "the kernel that raised it"
-        evidence.append(Evidence(source=name, field=f"line {kernel[0]}", value=kernel[1], meaning=meaning))
-    if focus:
-        evidence.append(Evidence(source=name, field=f"line {focus[0]}", value=focus[1], meaning="where in its grid"))
-    cause = f"{who} touched an address that is not its own" if of_address else f"{who} was ended by the GPU"
+def _function(frame: str) -> str:
+    """Return a kernel's name without its return type and its parameters."""
+    name, depth = frame.strip(), 0
+    if name.endswith(")"):
+        for at in range(len(name) - 1, -1, -1):
+            depth += {")": 1, "(": -1}.get(name[at], 0)
+            if depth == 0:
+                name = name[:at]
+                break
+    return name.removeprefix("void ").strip()
+
+
+def _evidence(name: str, found: _At | None, meaning: str) -> list[Evidence]:
+    return (
+        [] if found is None else [Evidence(source=name, field=f"line {found.line}", value=found.text, meaning=meaning)]
+    )
+
+
+def _raised(name: str, exception: _At, kernel: _At | None, focus: _At | None) -> Finding:
+    of_address = bool(_ADDRESS_WORDS.search(exception.text))
+    who = f"The kernel {kernel.text}" if kernel else "A kernel, which the text does not name,"
+    if of_address:
+        cause = f"{who} touched an address that is not its own ({exception.text}); who gave it that address is not in "
+        advice, commands = (
+            "Serve it guarded: a probe stops before the kernel and says whose index is wrong.",
+            SERVE_GUARDED,
+        )
+    else:
+        cause = f"{who} was ended by the GPU ({exception.text}); why is not in "
+        advice, commands = (
+            "Give diagnose the server's log of that time: an assert of a kernel says there what failed.",
+            "",
+        )
     return Finding(
         rule="illegal-access" if of_address else "kernel-failed",
-        cause=f"{cause} ({words}); who gave it that address is not in the dump.",
+        cause=f"{cause}the dump.",
         confidence=Confidence.LIKELY if kernel else Confidence.POSSIBLE,
-        evidence=tuple(evidence),
-        ruled_out_if=(
-            "the core dump was asked for by a signal: then the focus is on any kernel, and none is at fault",
+        evidence=(
+            *_evidence(name, exception, "the exception that the GPU raised"),
+            *_evidence(name, kernel, "the kernel that raised it"),
+            *_evidence(name, focus, "where in its grid"),
         ),
-        advice=("Serve it guarded: a probe stops before the kernel and says whose index is wrong.",),
+        ruled_out_if=("the exception is a consequence of another process's, which the first core dump in time tells",),
+        advice=(advice,),
+        next_commands=(commands,) if commands else (),
+    )
+
+
+def _was_running(name: str, kernel: _At, focus: _At | None) -> Finding:
+    collective = bool(_COLLECTIVE.search(kernel.text))
+    what = "a collective, in which it waits for other ranks" if collective else "a kernel"
+    return Finding(
+        rule="hang",
+        cause=f"The GPU was in {kernel.text} when the core dump was asked for, and had raised no exception: {what}.",
+        confidence=Confidence.POSSIBLE,
+        evidence=(
+            *_evidence(name, kernel, "the kernel that ran"),
+            *_evidence(name, focus, "the thread that the debugger chose"),
+        ),
+        ruled_out_if=("the server went on: a core dump of a busy GPU shows a kernel too",),
+        advice=(
+            ("Look at the rank that is not in this collective: its stack or its exception is the cause.",)
+            if collective
+            else ("Ask for two core dumps some seconds apart: the same kernel and thread in both hang.",)
+        ),
     )

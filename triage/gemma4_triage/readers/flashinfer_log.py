@@ -7,6 +7,7 @@ Sources: flashinfer/api_logging.py (_log_function_inputs, _dump_function_inputs)
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from gemma4_dumps.wording import number_of
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.readers.reading import MAX_FACTS, SERVE_GUARDED, Identity, Moment, NotThis, Reading, cut
 from gemma4_triage.readers.text_file import Lines
@@ -25,7 +27,10 @@ UNFINISHED, UNFINISHED_TITLE = "flashinfer-call-unfinished", "FlashInfer began a
 PAGE_RULE, PAGE_TITLE = "flashinfer-page-outside", "a call of FlashInfer was given a page that its cache does not have"
 NAN_RULE, NAN_TITLE = "flashinfer-nan", "a call of FlashInfer had NaN in its tensors"
 _MOST_FOUND = 8
-_CALL = re.compile(r"\[?(\d{4}-\d\d-\d\d[T ][\d:.,]+)?\]?.*FlashInfer API Call: (\S{1,300})")
+_BEGINS = "FlashInfer API Call: "
+# A search for a time before it takes the square of a line.
+_MATCHED = 1000
+_CALL = re.compile(r"\[?(\d{4}-\d\d-\d\d[T ][\d:.,]+)?\]?.*?FlashInfer API Call: (\S{1,300})")
 _ARGUMENT = re.compile(r"  (arg\[\d+\]|\w{1,80})[:=]")
 _SHAPE = re.compile(r"\s+shape=\(([\d, ]*)\)")
 _STATISTIC = re.compile(r"\s+(min|max|nan_count|inf_count)=(-?[\d.]+(?:e[+-]?\d+)?|nan|inf|-inf)\b")
@@ -68,7 +73,7 @@ def _read_log(path: Path) -> Reading:
     versions: list[tuple[str, str]] = []
     outputs = False
     for number, line in lines:
-        if match := _CALL.search(line):
+        if _BEGINS in line and (match := _CALL.search(line[:_MATCHED])):
             calls += 1
             call = _Call(match[2], number, match[1] or "")
             first_time = first_time or call.time
@@ -87,7 +92,9 @@ def _read_log(path: Path) -> Reading:
         _look_at(name, call, findings)
         if outputs and not lines.problem:
             findings[UNFINISHED] = _unfinished(name, call)
-    title = f"FlashInfer's log of {calls} calls" + (f", the last one of {call.name} without output" if call else "")
+    title = f"FlashInfer's log of {number_of(calls, 'call')}" + (
+        f", the last one of {call.name} without output" if call else ""
+    )
     moments = [Moment(_seconds(first_time), "FlashInfer's first call in it", "line 1")] if first_time else []
     if call is not None and call.time:
         moments.append(Moment(_seconds(call.time), f"FlashInfer began {call.name}", f"line {call.line}"))
@@ -181,6 +188,11 @@ def _unfinished(name: str, call: _Call) -> Finding:
     )
 
 
+SESSION, ONE_CALL = "session.jsonl", "metadata.jsonl"
+"""The index of all dumps of a folder, and the same of one call in a folder of its own beside its tensors."""
+CALL_FOLDER = re.compile(r"_pid\d+_.+_call\d+$")
+
+
 def takes_dumps(head: bytes) -> bool:
     """Return whether a file is an index of FlashInfer's dumps: one JSON object a line."""
     return head[:1] == b"{" and b'"function_name"' in head and b'"execution_status"' in head
@@ -213,7 +225,7 @@ def _record(line: str) -> dict[str, Any] | None:
 
 
 def _of_states(paths: Sequence[Path], states: dict[str, dict[str, Any]], problem: str) -> Reading:
-    name = str(paths[0] if len(paths) == 1 else paths[0].parent)
+    name = str(paths[0]) if len(paths) == 1 else os.path.commonpath([str(path.parent) for path in paths])
     begun = [one for one in states.values() if one.get("execution_status") == "inputs_saved"]
     pids = {pid for one in states.values() if isinstance(pid := one.get("process_id"), int)}
     times = [time for one in states.values() if (time := _seconds(str(one.get("timestamp")))) is not None]
@@ -224,7 +236,7 @@ def _of_states(paths: Sequence[Path], states: dict[str, dict[str, Any]], problem
     return Reading(
         name=name,
         kind=DUMPS_KIND,
-        title=f"FlashInfer's dumps of {len(states)} calls, {len(begun)} without outputs",
+        title=f"FlashInfer's dumps of {number_of(len(states), 'call')}, {len(begun)} without outputs",
         identity=Identity(pids=tuple(sorted(pids)[:64])),
         moments=tuple(Moment(time, "FlashInfer's first dump in it") for time in sorted(times)[:1]),
         facts=tuple(_names(states.values())),
@@ -237,7 +249,10 @@ def _names(states: Iterable[dict[str, Any]]) -> list[tuple[str, str]]:
     counts: dict[str, int] = {}
     for one in states:
         counts[cut(one["function_name"])] = counts.get(cut(one["function_name"]), 0) + 1
-    return [(name, f"{count} calls") for name, count in sorted(counts.items(), key=lambda pair: -pair[1])[:MAX_FACTS]]
+    return [
+        (name, number_of(count, "call"))
+        for name, count in sorted(counts.items(), key=lambda pair: -pair[1])[:MAX_FACTS]
+    ]
 
 
 def _unfinished_dump(name: str, record: dict[str, Any]) -> Finding:

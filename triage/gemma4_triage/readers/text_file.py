@@ -10,6 +10,7 @@ from gemma4_triage.readers.reading import Clock
 
 MAX_TEXT_BYTES = 512 * 1024**2
 LONGEST_LINE = 16 * 1024
+_BYTES_BETWEEN_LOOKS = 64 * 1024
 
 
 class Lines:
@@ -21,11 +22,15 @@ class Lines:
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         """Yield the number and the text of each line, cut at LONGEST_LINE. Raises DumpUnreadable."""
-        number = 0
+        number = unseen = 0
         with as_unreadable(self._path), open(self._path, "rb") as file:
             while line := file.readline(LONGEST_LINE):
                 self._left -= len(line)
-                if self._left < 0 or (number % 4096 == 0 and self._clock.is_over):
+                unseen += len(line)
+                # By bytes, because a few long lines may cost as much as many short ones.
+                looks = unseen > _BYTES_BETWEEN_LOOKS
+                unseen = 0 if looks else unseen
+                if self._left < 0 or (looks and self._clock.is_over):
                     self.problem = "ends early: too large" if self._left < 0 else "ends early: it took too long"
                     return
                 number += 1
