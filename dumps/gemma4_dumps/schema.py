@@ -29,6 +29,8 @@ VERDICTS: Mapping[str, str] = {
     "stale_mapping": "a full-to-SWA mapping entry outlived the page that it points to",
     "pool_leak": "pages belong to nobody and are not free",
     "pool_alias": "a page has two owners",
+    "held_out_of_range": "a request or the prefix cache holds page 0, or what is no page of the pool",
+    "pool_unbalanced": "every page of a pool is in one place, and what SGLang counts of it does not add up",
     "geometry_mismatch": "two parts of a server that must agree do not: a draft and its target, a layer and its pool",
     "swa_state": "a backend's SWA state is not that of the pool it reads: page ids go untranslated, or twice",
     "window_width": "attention layers show another number of keys than the model's configuration says",

@@ -113,6 +113,8 @@ OTHERS: dict[str, Incident] = {
     "page-freed-twice": allocator("free-of-page-zero", "free_out_of_range", "swa-double-free", "double_free"),
     "swa-page-shared": allocator("stale-mapping", "stale_mapping", "swa-mapping-alias", "pool_alias", site="x"),
     "freed-while-held": allocator("double-bookkeeping", "pool_leak", "leak-audit", "freed_in_use"),
+    "held-outside-pool": allocator("double-bookkeeping", "pool_leak", "leak-audit", "held_out_of_range"),
+    "pool-count-wrong": allocator("double-bookkeeping", "pool_leak", "leak-audit", "pool_unbalanced"),
     "pages-lost-between-calls": allocator(
         "alloc-on-one-pool", "pool_leak", "swa-lost-pages", "pool_leak", site="SWATokenToKVPoolAllocator.restore_state"
     ),

@@ -114,7 +114,7 @@ def test_it_agrees_with_brute_force(page_size):
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.integers(-1, 8), max_size=10), st.lists(st.lists(st.integers(1, 6), max_size=4), max_size=4))
+@given(st.lists(st.integers(-1, 8), max_size=10), st.lists(st.lists(st.integers(-1, 8), max_size=4), max_size=4))
 def test_the_census_agrees_with_counting(free, held):
     where = Whereabouts("full", 6, np.array(free, np.int64), held=[np.unique(np.array(h, np.int64)) for h in held])
     found = {finding.fault: finding.pages.tolist() for finding in check_census(where)}
@@ -132,6 +132,10 @@ def test_the_census_agrees_with_counting(free, held):
     strangers = sorted({page for page in free if not 1 <= page <= 6})
     if strangers:
         expected[Fault.OUT_OF_RANGE] = strangers
+    if any(0 in h for h in held):
+        expected[Fault.HELD_NULL] = [0]
+    if outside := sorted({page for h in held for page in h if not 0 <= page <= 6}):
+        expected[Fault.HELD_OUTSIDE] = outside
     assert found == expected
 
 

@@ -20,6 +20,8 @@ from gemma4_runtime.leak.report import report
 from gemma4_runtime.patch import ATTACH_ORDER
 from gemma4_runtime.session import Session
 from gemma4_runtime.settings import Leak, Mode, read_settings
+from gemma4_triage.diagnose.conclude import conclude
+from gemma4_triage.diagnose.grouping import group
 
 KINDS = [(16, True, True), (1, True, True), (16, False, True), (1, False, True), (16, True, False), (16, False, False)]
 NAMES = ["swa-16", "swa-1", "plain-16", "plain-1", "swa-chunk-16", "plain-chunk-16"]
@@ -246,6 +248,33 @@ def test_balanced_sums_do_not_hide_it(swa):
     found = swa.audit()
     assert {finding.fault.name for finding in found.findings} == {"NOWHERE", "FREE_TWICE"}
     assert all(equation.holds for equation in found.equations)
+
+
+def test_page_0_in_a_row_and_a_page_beyond_the_pool_are_findings(swa):
+    request = swa.start(prompt(1, 40))
+    slots = swa.rows.req_to_token[request.req_pool_idx]
+    # What comes before is the prefix cache's.
+    own = slots[32:40].clone()
+    for value, fault in ((0, "HELD_NULL"), (16 * 4000, "HELD_OUTSIDE")):
+        slots[32:40] = torch.arange(value, value + 8)
+        assert swa.faults()[(fault, "full")] == [value // 16]
+    slots[32:40] = own
+    assert swa.faults() == {}
+
+
+def test_counters_that_do_not_add_up_are_a_finding_of_their_own(swa, guard):
+    swa.finish(swa.start(prompt(1, 40)))
+    assert swa.faults() == {}
+    swa.tree.full_evictable_size_ += 16
+    found = swa.audit()
+    assert [(finding.fault.name, finding.pool) for finding in found.findings] == [("UNBALANCED", "full")]
+    report(found, found.findings, "idle", Leak.DUMP, guard)
+    (entry,) = DumpStore(guard.root).list()
+    dump = read_dump(entry.path)
+    assert (dump.manifest.verdict, dump.damage) == ("pool_unbalanced", ())
+    (incident,) = group([dump])
+    (cause,) = conclude(incident)
+    assert cause.rule == "pool-count-wrong"
 
 
 def test_a_pending_group_is_a_place(world):

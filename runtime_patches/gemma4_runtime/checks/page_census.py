@@ -23,6 +23,9 @@ class Fault(IntEnum):
     FREED_AGAIN = 9
     HANDED_OUT_IN_USE = 10
     FREED_BY_OTHER = 11
+    HELD_NULL = 12
+    HELD_OUTSIDE = 13
+    UNBALANCED = 14
 
 
 VERDICT_OF = {
@@ -37,6 +40,9 @@ VERDICT_OF = {
     Fault.OUT_OF_RANGE: "free_out_of_range",
     Fault.UNMAPPED: "null_page_live",
     Fault.STALE_MAPPING: "stale_mapping",
+    Fault.HELD_NULL: "held_out_of_range",
+    Fault.HELD_OUTSIDE: "held_out_of_range",
+    Fault.UNBALANCED: "pool_unbalanced",
 }
 """The dump's verdict for each fault."""
 
@@ -96,3 +102,9 @@ def check_census(where: Whereabouts) -> Iterator[Finding]:
             yield Finding(fault, where.pool, pages, places[pages])
     if strangers.size:
         yield Finding(Fault.OUT_OF_RANGE, where.pool, strangers, np.ones_like(strangers))
+    null = np.count_nonzero(held_pages == 0)
+    if null:
+        yield Finding(Fault.HELD_NULL, where.pool, np.array([0]), np.array([null]))
+    outside = np.unique(held_pages[(held_pages < 0) | (held_pages >= rows)])
+    if outside.size:
+        yield Finding(Fault.HELD_OUTSIDE, where.pool, outside, np.ones_like(outside))

@@ -56,7 +56,15 @@ def audit(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Ite
         found.append(Finding(Fault.LOCKED_AT_IDLE, "full", reading.locked, np.ones_like(reading.locked)))
     found += _anomalies(ledger)
     sums = equations(allocator, req_to_token_pool, tree_cache, reading)
-    return Audit(tuple(_each_page_once(found)), sums, ledger, reading)
+    once = tuple(_each_page_once(found))
+    return Audit(once or tuple(_unbalanced(sums)), sums, ledger, reading)
+
+
+def _unbalanced(sums: Iterable[Equation]) -> Iterable[Finding]:
+    """Yield a finding for each pool whose pages are all in their places, and whose counters say otherwise."""
+    for equation in sums:
+        if not equation.holds:
+            yield Finding(Fault.UNBALANCED, equation.pool, np.array([0]), np.array([0]))
 
 
 def _anomalies(ledger: LeakLedger) -> list[Finding]:

@@ -35,6 +35,7 @@ _WORDS = {
     Fault.FREED_AGAIN: "were freed while they were free",
     Fault.HANDED_OUT_IN_USE: "were handed out while in use",
     Fault.FREED_BY_OTHER: "were given back by a request that they were not of",
+    Fault.HELD_OUTSIDE: "are held by somebody and are no pages of this pool",
 }
 
 
@@ -92,6 +93,10 @@ def _draft(audit: Audit, group: list[Finding], violation: Violation, table: np.n
 
 
 def _sentence(finding: Finding, audit: Audit) -> str:
+    if finding.fault is Fault.UNBALANCED:
+        return f"every page of the {finding.pool} pool is in one place, and what SGLang counts of it does not add up"
+    if finding.fault is Fault.HELD_NULL:
+        return f"page 0, which is for padding, is held in {int(finding.places[0])} places of the {finding.pool} pool"
     (row,) = suspects([Finding(finding.fault, finding.pool, finding.pages[:1], finding.places[:1])], audit.ledger)
     first = dict(zip(COLUMNS, row.tolist(), strict=True))
     count, noun = finding.pages.size, "request slot" if finding.pool == REQUEST_SLOTS else f"{finding.pool} page"
@@ -99,7 +104,7 @@ def _sentence(finding: Finding, audit: Audit) -> str:
     if finding.fault is Fault.NOWHERE and first["last_event"] == LastEvent.FREED:
         words = "were given back, and no free list has them"
     said = f"{count} {noun}{'s' if count > 1 else ''}, first {first['page']}: {words}"
-    if finding.pool == REQUEST_SLOTS or finding.fault is Fault.OUT_OF_RANGE:
+    if finding.pool == REQUEST_SLOTS or finding.fault in (Fault.OUT_OF_RANGE, Fault.HELD_OUTSIDE):
         return said
     owner = "owner unknown"
     if first["owner_slot"] > 0:

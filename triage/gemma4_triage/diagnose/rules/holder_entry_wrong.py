@@ -11,6 +11,7 @@ from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, L
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "holder-entry-wrong"
+HELD_OUT_OF_RANGE = "held_out_of_range"
 _HOLDER = 1
 
 
@@ -69,6 +70,7 @@ def _finding(incident: Incident, census: Census, lost: Listed, stranger: Holder)
             cell(dump, "holders", (stranger.row, 0), "what stands in its place"),
             cell(dump, "holders", (stranger.row, _HOLDER), "who has that; 0: the prefix cache"),
             said(lost.dump, "step", "the step of the audit that saw it first"),
+            *(said(one, "verdict", "the same page, as the holder's") for one in incident.of(verdict=HELD_OUT_OF_RANGE)),
         ),
         ruled_out_if=("the events show that the page was asked back",),
         advice=(
