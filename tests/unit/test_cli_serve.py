@@ -19,6 +19,7 @@ from gemma4_runtime.presets import PRESETS
 from gemma4_triage.cli import check_start, server_start
 from gemma4_triage.cli.app import main
 from gemma4_triage.cli.server_arguments import CPU_ARGUMENTS, missing_cpu_arguments
+from gemma4_triage.cli.sglang_options import sglang_options
 from gemma4_triage.errors import UsageMistake
 
 SERVER = [sys.executable, "-m", "sglang.launch_server"]
@@ -124,10 +125,10 @@ class TestWhatIsEffective:
         assert list(tmp_path.iterdir()) == []
 
     def test_json_is_exactly_one_document(self):
-        found = document("--debug", "1", "--", "x")
+        found = document("--debug", "1", "--", "--config", "x")
         assert (found["schema_version"], found["kind"]) == ("1.0", "serve")
-        assert found["command"] == [*SERVER, "x"]
-        assert shlex.split(found["shell_line"])[-4:] == found["command"]
+        assert found["command"] == [*SERVER, "--config", "x"]
+        assert shlex.split(found["shell_line"])[-5:] == found["command"]
 
 
 class TestHostEngine:
@@ -163,7 +164,7 @@ class TestHostEngine:
         ids=["word", "equals", "abbreviation"],
     )
     def test_what_was_given_is_not_added(self, given):
-        done = run("--dry-run", "--host-engine", "--", *given)
+        done = run("--dry-run", "--host-engine", "--", "--model-path", "m", *given)
         assert "float32" not in done.stdout
         assert "arguments added for the CPU: --device cpu --disable-cuda-graph " in done.stderr
 
@@ -340,13 +341,14 @@ class TestBecomingTheServer:
         monkeypatch.setattr(os, "execvpe", lambda *words: calls.append(words))
         return calls
 
-    def test_it_replaces_itself(self, executed):
+    def test_it_replaces_itself(self, executed, tmp_path):
         with socket.socket() as one:
             one.bind(("127.0.0.1", 0))
             free = str(one.getsockname()[1])
-        assert main(["serve", "--debug", "1", "--", "--port", free]) == 0
+        asked = ["--config", "x", "--port", free]
+        assert main(["serve", "--debug", "1", "--dir", str(tmp_path), "--", *asked]) == 0
         ((file, words, environment),) = executed
-        assert (file, *words) == (sys.executable, *SERVER, "--port", free)
+        assert (file, *words) == (sys.executable, *SERVER, *asked)
         assert environment["SGLANG_TRTLLM_MHA_DEBUG"] == "1"
         assert environment["PATH"] == os.environ["PATH"]
 
@@ -434,15 +436,70 @@ class TestBeforeTheStart:
         assert (done.returncode, done.stderr.splitlines()[0]) == (2, f"error: {said}")
         assert run("--dry-run", "--model-path", "m", "--chunked-prefill-size", "-1").returncode == 0
 
+    @pytest.mark.parametrize(
+        ("words", "said", "hint"),
+        [
+            (["--attention-backend", "trtllm"], "--attention-backend 'trtllm' is no choice", "near it: trtllm_m"),
+            (["--attention-backend=trtllm"], "--attention-backend 'trtllm' is no choice", "near it: trtllm_m"),
+            (["--dtype", "float31"], "--dtype 'float31' is no choice", "float32"),
+            (["--kv-cache-dtype", "x"], "--kv-cache-dtype 'x' is no choice", "takes auto, "),
+            (["--attention-back", "x"], "--attention-back 'x' is no choice", "triton"),
+            (["--attention-backend"], "--attention-backend has no value", "it takes triton, "),
+            (["--log-level", "--port", "1"], "--log-level has no value", "it takes a value"),
+            (["--trust-remote-code=yes"], "--trust-remote-code takes no value", "write --trust-remote-code alone"),
+            (["--trust-remote-code", "yes"], "'yes' is no option, and no value of one", "--trust-remote-code, takes"),
+            (["--tp", "2", "3"], "'3' is no option, and no value of one", "--tp, takes"),
+            (["--port", "65536"], "--port '65536' is no port", "from 1 to 65535"),
+        ],
+    )
+    def test_a_value_that_sglang_would_refuse(self, words, said, hint):
+        done = run("--dry-run", "--model-path", "m", *words)
+        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 2)
+        assert said in done.stderr.splitlines()[0]
+        assert hint in done.stderr.splitlines()[1]
+
+    def test_values_that_look_odd_are_sglangs(self):
+        words = ["--lora-paths", "a=b", "c", "--json-model-override-args", '{"a": -1}', "--served-model-name", "a b"]
+        words += ["--model-type", "llm"]
+        assert document("--model-path", "m", *words)["command"][4:] == words
+
+    def test_no_model_at_all(self):
+        done = run("--attention-backend", "triton")
+        assert (done.returncode, done.stderr.splitlines()[0]) == (2, "error: no model is named")
+        assert run("--dry-run", "--config", "a.yaml").returncode == 0
+
+    def test_a_model_that_stands_alone_as_for_sglang_serve(self):
+        assert document("org/m", "--tp", "2")["command"][2:] == ["--model-path", "org/m", "--tp", "2"]
+        assert run("--dry-run", "org/m", "--model-path", "n").returncode == 2
+
+    def test_another_plugin_may_add_to_the_choices(self, monkeypatch):
+        monkeypatch.setattr(check_start, "other_plugins", lambda: True)
+        words = ["--model-path", "m", "--attention-backend", "mine"]
+        check_start.check_arguments(words, (), sglang_options())
+
+    def test_a_dump_folder_that_cannot_be(self, tmp_path):
+        done = run("--dir", "/proc/dumps", "--model-path", "m", "--port", "34567")
+        assert (done.returncode, done.stdout) == (3, "")
+        assert done.stderr.startswith("error: dump folder: /proc/dumps cannot be written: ")
+
     def test_the_options_are_those_of_sglangs_own_parser(self):
         from sglang.srt.server_args import ServerArgs
 
-        found = check_start.sglang_options()
+        found = sglang_options()
         parser = argparse.ArgumentParser()
         ServerArgs.add_cli_args(parser)
         actions = parser._option_string_actions
         assert set(actions) - {"-h", "--help"} <= found.keys()
-        numbers = {name: kind for name, kind in found.items() if kind and name in actions}
+        numbers = {name: one.kind for name, one in found.items() if one.kind in ("int", "float") and name in actions}
         assert {name: actions[name].type.__name__ for name in numbers} == numbers
-        assert len(numbers) > 80
+        switches = {name for name, one in found.items() if one.kind == "switch" and name in actions}
+        single = {name for name, one in found.items() if one.kind in ("int", "float", "text") and name in actions}
+        choices = {name: one.choices for name, one in found.items() if one.choices and name in actions}
+        assert {name for name in switches if actions[name].nargs != 0} == set()
+        assert {name for name in single if actions[name].nargs is not None} == set()
+        assert {name: sorted(map(str, actions[name].choices)) for name in choices} == {
+            name: sorted(values) for name, values in choices.items()
+        }
+        assert (len(numbers), len(switches), len(choices)) > (80, 100, 50)
+        assert "--model-type" in found
         assert not found.keys() & {"--debug", "--patches", "--probes", "--faults", "--preset", "--dump-dir", "--json"}

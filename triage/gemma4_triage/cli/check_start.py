@@ -5,75 +5,39 @@ SGLang reports a misspelt argument after it has been imported, and a port in use
 
 from __future__ import annotations
 
-import ast
 import errno
 import os
 import re
 import socket
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
-from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import NamedTuple
 
-from gemma4_triage.errors import UsageMistake
+from gemma4_triage.cli.sglang_options import Option, other_plugins
+from gemma4_triage.errors import EnvironmentCannot, UsageMistake
 
 PORT, HOST = 30000, "127.0.0.1"
 """SGLang's defaults, in each release that is supported."""
 
 _CONFIGS = ("config.json", "params.json")
-_SURE = frozenset({"--model-path", "--port", "--host", "--attention-backend"})
-_OPTION = re.compile(r"--[a-z][a-z0-9_-]*")
-_FIELD = re.compile(r"A(?:nnotated)?\[(?:Optional\[)?(int|float|[A-Za-z]+)\b")
+_MOST_CHOICES = 16
 
 
-def sglang_options() -> dict[str, str]:
-    """Return the options of the installed SGLang's server, from its source; empty if they are not found there.
-
-    The source is not imported, which takes many seconds. Both forms are read: calls of add_argument (0.5.13), and
-    fields of which SGLang makes options (0.5.23). There may be a few too many, and none too few. The value is "int" or
-    "float" where an option takes one such number, else "".
-    """
-    # find_spec of a submodule would import SGLang.
-    found = PathFinder.find_spec("sglang")
-    if found is None or not found.submodule_search_locations:
-        return {}
-    server = Path(next(iter(found.submodule_search_locations))) / "srt"
-    kinds: dict[str, set[str | None]] = {}
-    for path in (server / "server_args.py", *sorted((server / "arg_groups").rglob("*.py"))):
-        try:
-            tree = ast.parse(path.read_text())
-        except (OSError, UnicodeDecodeError, SyntaxError):
-            continue
-        for node in ast.walk(tree):
-            for name, kind in _declared(node):
-                kinds.setdefault(name, set()).add(kind)
-    # Of what is said of an option only calls and fields say its type; where they disagree it is none.
-    said = {name: [kind for kind in found if kind is not None] for name, found in kinds.items()}
-    options = {name: found[0] if len(found) == 1 else "" for name, found in said.items()}
-    if not options.keys() >= _SURE:
-        return {}
-    # argparse.BooleanOptionalAction makes a second option of one.
-    return {f"--no-{name.removeprefix('--')}": "" for name in options} | options
+def with_model(arguments: Sequence[str]) -> list[str]:
+    """Return SGLang's arguments with a model that stands first and alone, as in `sglang serve MODEL`, by its option."""
+    if arguments and not arguments[0].startswith("-") and not named(arguments, "--model-path", "--model"):
+        return ["--model-path", *arguments]
+    return list(arguments)
 
 
-def _declared(node: ast.AST) -> Iterator[tuple[str, str | None]]:
-    """Yield the options that a node of SGLang's source names, with the kind of number; None if it does not say."""
-    if isinstance(node, ast.Call):
-        named = {keyword.arg: keyword.value for keyword in node.keywords}
-        kind = ast.unparse(named["type"]) if "type" in named and "nargs" not in named else ""
-        for one in node.args:
-            if isinstance(one, ast.Constant) and isinstance(one.value, str) and _OPTION.fullmatch(one.value):
-                yield one.value, kind if kind in ("int", "float") else ""
-    elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-        text = ast.unparse(node.annotation)
-        found = _FIELD.match(text)
-        kind = None if found is None else found[1] if found[1] in ("int", "float") else ""
-        yield f"--{node.target.id.replace('_', '-')}", "" if "type_parser" in text or "nargs" in text else kind
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _OPTION.fullmatch(node.value):
-        yield node.value, None
+def named(arguments: Sequence[str], *options: str) -> bool:
+    """Return whether one of the options stands on a command line."""
+    return any(word.partition("=")[0] in options for word in arguments)
 
 
-def check_arguments(arguments: Sequence[str], ours: Collection[str], options: Mapping[str, str]) -> None:
+def check_arguments(arguments: Sequence[str], ours: Collection[str], options: Mapping[str, Option]) -> None:
     """Refuse arguments that SGLang's parser would not take.
 
     Args:
@@ -82,36 +46,98 @@ def check_arguments(arguments: Sequence[str], ours: Collection[str], options: Ma
         options: SGLang's, as sglang_options; without any nothing is refused but what is ours.
 
     Raises:
-        UsageMistake: An argument is an option of `serve` behind `--`, or no option of either, or lacks its number.
+        UsageMistake: An argument is an option of `serve` behind `--`, or no option of either and no value of one, or
+            its value is missing or is none that it takes; or no model is named.
     """
+    taken = _TAKES_NOTHING
     for at, word in enumerate(arguments):
+        if not _looks_like_an_option(word):
+            if taken.values == 0 and options:
+                raise UsageMistake(f"{word!r} is no option, and no value of one", _WHOSE.format(taken.name))
+            taken = _Taken(taken.name, max(0, taken.values - 1))
+            continue
         name, equals, value = word.partition("=")
-        if name in options:
-            _check_number(name, value if equals else "".join(arguments[at + 1 : at + 2]), options[name])
+        option = options.get(name) or _abbreviated(name, options)
+        if option is None:
+            _check_known(name, ours, options)
+            taken = _Taken(name, _ANY)
             continue
-        if not name.startswith("--") or len(name) == 2:
-            continue
-        if name in ours:
-            raise UsageMistake(f"{name} is an option of serve and stands behind --", f"put {name} before the --")
-        # argparse takes the beginning of an option, and says itself if it is that of several.
-        if not options or any(one.startswith(name) for one in options):
-            continue
-        near_ours = get_close_matches(name, ours, 1, 0.75)
-        near = [*near_ours, *get_close_matches(name, options, 3 - len(near_ours), 0.7)]
-        hint = f"near it: {', '.join(near)}" if near else "sglang serve --help lists SGLang's"
-        raise UsageMistake(f"{name} is an option neither of serve nor of the installed SGLang", hint)
+        if not equals:
+            value = "".join(one for one in arguments[at + 1 : at + 2] if not _looks_like_an_option(one))
+        _check_value(name, value, bool(equals), option)
+        taken = _Taken(name, 0 if equals else {"switch": 0, "": _ANY}.get(option.kind, 1))
+    asks = named(arguments, "--model-path", "--model", "--config", "--help", "-h")
+    if options and not asks and not any(word.startswith("--mod") for word in arguments):
+        raise UsageMistake("no model is named", "add --model-path MODEL, a folder or a name on Hugging Face")
 
 
-def _check_number(name: str, value: str, kind: str) -> None:
-    if not kind:
+class _Taken(NamedTuple):
+    """The option that stood last, and how many more values it takes."""
+
+    name: str
+    values: int
+
+
+_ANY = 10**6
+_TAKES_NOTHING = _Taken("", 0)
+_WHOSE = "what stands before it, {0}, takes no such value"
+
+
+def _looks_like_an_option(word: str) -> bool:
+    """Return what argparse does: a negative number is a value, and so is what has a space in it."""
+    return word.startswith("-") and len(word) > 1 and " " not in word and not _NEGATIVE.fullmatch(word)
+
+
+_NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
+
+
+def _abbreviated(name: str, options: Mapping[str, Option]) -> Option | None:
+    """Return the option that a beginning of its name means; None for none, and for several."""
+    found = [one for one in options if one.startswith(name)] if len(name) > 2 else []
+    return options[found[0]] if len(found) == 1 else None
+
+
+def _check_known(name: str, ours: Collection[str], options: Mapping[str, Option]) -> None:
+    if not name.startswith("--") or len(name) == 2:
         return
-    what = "a whole number" if kind == "int" else "a number"
-    if not value or value.startswith("--"):
-        raise UsageMistake(f"{name} has no value", f"it takes {what}")
+    if name in ours:
+        raise UsageMistake(f"{name} is an option of serve and stands behind --", f"put {name} before the --")
+    # argparse takes the beginning of an option, and says itself if it is that of several.
+    if not options or any(one.startswith(name) for one in options):
+        return
+    near_ours = get_close_matches(name, ours, 1, 0.75)
+    near = [*near_ours, *get_close_matches(name, options, 3 - len(near_ours), 0.7)]
+    hint = f"near it: {', '.join(near)}" if near else "sglang serve --help lists SGLang's"
+    raise UsageMistake(f"{name} is an option neither of serve nor of the installed SGLang", hint)
+
+
+def _check_value(name: str, value: str, given: bool, option: Option) -> None:
+    """Refuse a value that the option does not take. given: it stands behind an equals sign."""
+    if option.kind == "switch":
+        if given:
+            raise UsageMistake(f"{name} takes no value", f"write {name} alone")
+        return
+    if not option.kind:
+        return
+    what = _KINDS[option.kind]
+    if not value and not (given and option.kind == "text"):
+        hint = f"it takes {_listed(option.choices)}" if option.choices else f"it takes {what}"
+        raise UsageMistake(f"{name} has no value", hint)
     try:
-        int(value) if kind == "int" else float(value)
+        int(value) if option.kind == "int" else float(value) if option.kind == "float" else None
     except ValueError:
         raise UsageMistake(f"{name} {value!r} is not {what}", f"{name} takes {what}") from None
+    if option.choices and value not in option.choices and not other_plugins():
+        near = get_close_matches(value, option.choices, 2, 0.6)
+        hint = f"near it: {', '.join(near)}; " if near else ""
+        raise UsageMistake(f"{name} {value!r} is no choice", f"{hint}{name} takes {_listed(option.choices)}")
+
+
+_KINDS = {"int": "a whole number", "float": "a number", "text": "a value"}
+
+
+def _listed(choices: Sequence[str]) -> str:
+    return ", ".join(choices[:_MOST_CHOICES]) + (", …" if len(choices) > _MOST_CHOICES else "")
 
 
 def check_model(arguments: Sequence[str]) -> None:
@@ -129,6 +155,20 @@ def check_model(arguments: Sequence[str]) -> None:
                 raise UsageMistake(f"{option} {path} holds no config.json", "name the folder of the model itself")
 
 
+def port_of(arguments: Sequence[str]) -> int:
+    """Return the port that the server will listen on, SGLang's default if none is named.
+
+    Raises:
+        UsageMistake: It is no port.
+    """
+    text = value_of(arguments, "--port")
+    if text is None:
+        return PORT
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise UsageMistake(f"--port {text!r} is no port", "name a number from 1 to 65535")
+    return int(text)
+
+
 def check_port(arguments: Sequence[str]) -> None:
     """Bind the port that the server will listen on, and let it go again.
 
@@ -140,11 +180,7 @@ def check_port(arguments: Sequence[str]) -> None:
     text, node = value_of(arguments, "--port"), value_of(arguments, "--node-rank")
     if (text is None and value_of(arguments, "--config") is not None) or node not in (None, "0"):
         return
-    host, port = value_of(arguments, "--host") or HOST, PORT
-    if text is not None:
-        if not text.isdecimal() or not 0 < int(text) < 65536:
-            raise UsageMistake(f"--port {text!r} is no port", "name a number from 1 to 65535")
-        port = int(text)
+    host, port = value_of(arguments, "--host") or HOST, port_of(arguments)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as listener:
@@ -159,6 +195,20 @@ def check_port(arguments: Sequence[str]) -> None:
             raise UsageMistake(f"port {port} of {host} is in use", hint) from None
         hint = "name another one with --host and --port"
         raise UsageMistake(f"port {port} of {host} cannot be had: {error.strerror}", hint) from None
+
+
+def check_dump_folder(folder: Path) -> None:
+    """Make the folder that dumps will be written to, and write into it.
+
+    Raises:
+        EnvironmentCannot: One of both is not possible.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        what = f"dump folder: {folder} cannot be written: {error.strerror or error}"
+        raise EnvironmentCannot(what, "name another one with --dir") from None
 
 
 def value_of(arguments: Sequence[str], option: str) -> str | None:

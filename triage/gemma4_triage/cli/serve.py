@@ -113,6 +113,7 @@ def serve(
     from gemma4_runtime.settings import HostEngine
     from gemma4_triage.cli import check_start
     from gemma4_triage.cli.server_start import is_sglang_installed, plan_for_user
+    from gemma4_triage.cli.sglang_options import sglang_options
 
     if not arguments:
         raise UsageMistake("no arguments for SGLang", f"they come after --, for example: {_EXAMPLE}")
@@ -134,13 +135,17 @@ def serve(
     options |= {name: value for name, value in given.items() if value is not None}
     ours = {name for parameter in context.command.params for name in parameter.opts if name.startswith("--")}
     ours |= other_names(list(ours))
-    check_start.check_arguments(arguments, ours, check_start.sglang_options())
+    arguments = check_start.with_model(arguments)
+    check_start.check_arguments(arguments, ours, sglang_options())
+    check_start.port_of(arguments)
     start = plan_for_user(options, arguments, elsewhere=dry_run)
     if device_model is not None and start.settings.host_engine is HostEngine.OFF:
         raise UsageMistake("--device-model is the host engine's, and that is off", "add --host-engine")
     if not dry_run:
         check_start.check_model(arguments)
         check_start.check_port(arguments)
+        if start.patches:
+            check_start.check_dump_folder(start.dump_folder)
     if dry_run and not is_sglang_installed():
         say("gemma4-triage: SGLang is not installed here; the line is for a machine that has it")
     for line in _effective(start):
