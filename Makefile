@@ -50,7 +50,7 @@ test-engine: setup
 # The tests that say that they are for RELEASE, the engine's included: reproductions, contracts, the probes' self tests in an
 # attached process, the corpus' sample. Of the corpus all cases: gemma4-triage repro corpus, in that environment.
 test-release: setup
-	$(PYTEST) -m "not gpu"
+	$(PYTEST)
 
 test-releases:
 	@for release in $(filter-out $(DEFAULT),$(RELEASES)); do \

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import settings
 
 from gemma4_runtime.host_environment import STAND_INS, with_stand_ins
-from gemma4_runtime.releases import BASE, installed_or_base
+from gemma4_runtime.releases import installed_or_base
 from gemma4_runtime.settings import VARIABLES
+from release_marks import DEFAULT, releases_of
 
 # A deadline per example fails where the machine is busy, and tells nothing of the code.
 settings.register_profile("no-deadline", deadline=None)
@@ -47,16 +48,16 @@ def repository() -> Path:
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Leave out files that are not for the installed release: they import what it does not have."""
-    if installed_or_base() == BASE or collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+    if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
         return None
-    return True if "mark.releases(" not in collection_path.read_text(encoding="utf-8") else None
+    return None if installed_or_base() in releases_of(collection_path) else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     installed = installed_or_base()
     for item in items:
         marker = item.get_closest_marker("releases")
-        releases = marker.args if marker else (BASE,)
+        releases = marker.args if marker else (DEFAULT,)
         if installed not in releases:
             item.add_marker(pytest.mark.skip(reason=f"for SGLang {', '.join(releases)}; {installed} is installed"))
     if not any(item.get_closest_marker("gpu") for item in items):

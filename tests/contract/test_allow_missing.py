@@ -22,7 +22,7 @@ FIXES = tuple(patch for patch in CATALOG if patch.kind is Kind.FIX and patch.def
 GONE = "sglang.srt.mem_cache.allocator.swa.SWATokenToKVPoolAllocator.no_such_method"
 
 
-pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+pytestmark = [pytest.mark.usefixtures("nothing_left_behind"), pytest.mark.releases("0.5.13.post1")]
 
 
 @pytest.fixture

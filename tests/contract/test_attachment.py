@@ -213,7 +213,7 @@ class TestRefusals:
             Attachment((patch(Hook("gone", How.AFTER, "m:f")),), RELEASE).register()
         monkeypatch.delitem(TARGETS[RELEASE], "gone")
 
-    @pytest.mark.releases(BASE)
+    @pytest.mark.releases("0.5.13.post1")
     def test_an_undeclared_release_names_both(self):
         with pytest.raises(UnsupportedRelease, match=r"test-patch supports SGLang 0\.5\.23, and 0\.5\.13\.post1"):
             Attachment(
@@ -224,7 +224,7 @@ class TestRefusals:
         with pytest.raises(UnsupportedRelease, match=r"0\.4\.0"):
             Attachment((patch(Hook("swa.alloc", How.AFTER, "m:f"), since="0.4.0", until="0.4.0"),), "0.4.0").register()
 
-    @pytest.mark.releases(BASE)
+    @pytest.mark.releases("0.5.13.post1")
     def test_a_changed_source_line_names_the_function(self):
         edit = Edit("runner.forward_decode", "this line is not there", "pass")
         with pytest.raises(PatchTargetMissing, match=r"test-patch.*forward_decode has changed"):
@@ -242,7 +242,7 @@ class TestRefusals:
                 (patch(Bind("logits.softcap", bind)), patch(Bind("logits.softcap", bind), id="b")), RELEASE
             ).register()
 
-    @pytest.mark.releases(BASE)
+    @pytest.mark.releases("0.5.13.post1")
     def test_a_failure_half_way_takes_off_the_first_half(self):
         good = Bind("logits.softcap", "gemma4_runtime.host.softcap:softcap_inplace")
         bad = Edit("runner.forward_decode", "this line is not there", "pass")

@@ -23,6 +23,8 @@ from gemma4_runtime.targets.deltas import DELTAS
 from gemma4_runtime.vision.eligible import BATCHED, PACKED
 from gemma4_runtime.yoco.short_prefill import SKIPPED
 
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
 FOLDERS = {
     Kind.HOST_LEAF: "host",
     Kind.FAULT: "faults",

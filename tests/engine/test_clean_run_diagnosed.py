@@ -6,7 +6,7 @@ import pytest
 
 from gemma4_repro.toys.language import held_out_prompts
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
 SMALL = {"max_total_tokens": 1024, "max_running_requests": 4}
 BACKENDS = {

@@ -14,7 +14,7 @@ import pytest
 from gemma4_repro.engine.host_environment import REQUIRED
 from server_process import flags, free_port, running_server, session_members
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
 COMMAND = Path(sys.executable).with_name("gemma4-triage")
 KEY = "a-key-of-this-test-0123456789"

@@ -19,7 +19,7 @@ from gemma4_dumps.store import DumpStore
 from gemma4_repro.workloads import SWA_PRESSURE
 from server_process import flags, free_port, running_server
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from gemma4_repro.parity.judge import against_base, against_transformers, exit_c
 from gemma4_repro.parity.runner import Options, run_sides
 from gemma4_repro.parity.side import Side
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
 WINDOW = 32
 WIDTH, TRITON_DECODE = "swa-window-width", "triton-decode-window"

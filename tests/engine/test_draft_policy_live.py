@@ -8,7 +8,7 @@ import pytest
 from gemma4_repro.toys.language import EOS, held_out_prompts, token_id
 from lifecycle_load import assert_nothing_is_left, constrained, mixed_requests
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
 LIMIT_S = 240
 PROMPTS = [prompt[:n] for prompt, n in zip(held_out_prompts(40, 60, seed=7), [60, 17, 33, 5, 48] * 8, strict=True)]

@@ -13,8 +13,7 @@ from gemma4_repro.corpus.case import corrected
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.grouping import group
 
-pytestmark = pytest.mark.engine
-both_releases = pytest.mark.releases("0.5.13.post1", "0.5.23")
+pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1", "0.5.23")]
 
 START_ONLY = {"prompts": [], "new_tokens": 1}
 
@@ -44,6 +43,7 @@ def hybrid_arguments(mtp_arguments):
     return mtp_arguments | {"prefill_attention_backend": "triton", "decode_attention_backend": "trtllm_mha"}
 
 
+@pytest.mark.releases("0.5.13.post1")
 def test_without_its_fix_the_releases_window_is_found_on_both_sides(run_engine, mtp_arguments, tmp_path):
     run = run_engine(environment(tmp_path, "log", "default"), engines=[mtp_arguments], **START_ONLY)
     assert run.returncode == 0, run.log[-4000:]
@@ -56,7 +56,6 @@ def test_without_its_fix_the_releases_window_is_found_on_both_sides(run_engine, 
     assert [severity for severity, verdict in findings(tmp_path) if verdict == "window_width"] == ["advice", "advice"]
 
 
-@both_releases
 def test_without_the_fix_a_hybrid_draft_backend_stops_the_start(run_engine, hybrid_arguments, tmp_path):
     patches = "default,-swa-state-swap"
     run = run_engine(environment(tmp_path, "trap", patches), engines=[hybrid_arguments], **START_ONLY)
@@ -70,7 +69,6 @@ def test_without_the_fix_a_hybrid_draft_backend_stops_the_start(run_engine, hybr
     assert ("fatal", "geometry_mismatch") in findings(tmp_path)
 
 
-@both_releases
 def test_with_the_fix_a_hybrid_draft_backend_is_silent(run_engine, hybrid_arguments, tmp_path):
     patches = corrected()
     run = run_engine(environment(tmp_path, "log", patches), engines=[hybrid_arguments], **START_ONLY)
@@ -79,7 +77,6 @@ def test_with_the_fix_a_hybrid_draft_backend_is_silent(run_engine, hybrid_argume
     assert {severity for severity, _ in findings(tmp_path)} <= {"note"}
 
 
-@both_releases
 @pytest.mark.parametrize(
     ("before", "summary"),
     [
@@ -100,6 +97,7 @@ def test_a_draft_layer_that_is_bound_wrongly_but_in_range_stops_the_start(
     assert (cause.rule, cause.structure, cause.defect) == ("parts-disagree", "draft binding", "off by one")
 
 
+@pytest.mark.releases("0.5.13.post1")
 @pytest.mark.parametrize("before", [{}, {"before": "small_draft_pool:halve"}], ids=["as-shipped", "halved"])
 def test_a_draft_pool_smaller_than_the_targets_stops_the_start(run_engine, engine_arguments, tmp_path, before):
     standalone = engine_arguments | {

@@ -10,7 +10,7 @@ import pytest
 from gemma4_repro.toys.language import EOS, token_id
 from lifecycle_load import assert_nothing_is_left, mixed_requests
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
 REQUESTS = int(os.environ.get("LIFECYCLE_REQUESTS", "300"))
 # Served again, each alone: among greedy requests nothing of a neighbour may show.

@@ -11,7 +11,7 @@ from gemma4_repro.parity.load import asks_for_prompts
 from gemma4_repro.parity.runner import Options, run_sides
 from gemma4_repro.parity.side import Side
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
 
 @pytest.fixture(scope="module", params=LOGIT_FAULTS, ids=lambda case: case.id)

@@ -9,7 +9,7 @@ from gemma4_dumps.store import DumpStore
 from gemma4_repro.toys.language import held_out_prompts
 from gemma4_runtime.optimisations.pool_decisions import KEY
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
 RATIO, PAGE = 0.5, 16
 # float32 keys and values of toy-e4b, of one token: 2 full and 6 sliding layers, of which one each shares its KV.

@@ -10,7 +10,7 @@ import pytest
 from gemma4_repro.mutations.rows_file import RowsFile
 from gemma4_repro.mutations.truth import read_truth
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
 ROOT = Path(__file__).parents[2]
 SEED, NUMBERS = 2411, (1, 8)

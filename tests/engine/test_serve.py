@@ -20,7 +20,7 @@ from gemma4_runtime.patch import Kind
 from gemma4_triage.cli.server_arguments import CPU_ARGUMENTS
 from server_process import flags, free_port, running_server, session_members
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
 COMMAND = Path(sys.executable).with_name("gemma4-triage")
 STOP_LIMIT_S = 60

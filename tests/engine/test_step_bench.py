@@ -5,7 +5,7 @@ import pytest
 from gemma4_repro.step_bench.plan import SEVERAL
 from toy_arguments import ENGINE
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
 EXPERTS = {
     "enable_moe_block": True,

@@ -10,7 +10,7 @@ import pytest
 from gemma4_repro.toys.language import held_out_prompts
 from gemma4_runtime.pools.serving import Serving
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
 WINDOW, CHUNK, RUNNING, DRAFTS = 32, 128, 8, 4
 POOL = 4096

@@ -10,7 +10,7 @@ from gemma4_runtime.pools.arithmetic import TokenBytes
 from gemma4_runtime.pools.ratio_policy import Start, choose
 from gemma4_runtime.pools.serving import Serving
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
 POOL_BYTES = 20_000_000
 POOLS = re.compile(r"full_layer_tokens=(\d+), swa_layer_tokens=(\d+)")

@@ -13,7 +13,7 @@ from gemma4_repro.engine.host_environment import REQUIRED
 from gemma4_triage.cli.server_arguments import CPU_ARGUMENTS
 from server_process import flags, free_port, running_server
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
 COMMAND = Path(sys.executable).with_name("gemma4-triage")
 WAITS_S = 20

@@ -4,7 +4,7 @@ import pytest
 
 from gemma4_repro.toys.vision import picture
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
 ID, EXACT = "vision-batching", "vision-hf-exact"
 SIZES = [(300, 200), (320, 320), (100, 400), (64, 64), (500, 120), (200, 300), (240, 240)]

@@ -8,7 +8,7 @@ from gemma4_repro.toys.locate import toy_path
 from gemma4_repro.toys.vision import make_toy, picture
 from yoco_rounds import CHUNK, ROUNDS, TOKENS, spec
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.releases("0.5.13.post1")]
 
 ENGINE = {
     "attention_backend": "triton",

@@ -12,7 +12,7 @@ import torch
 
 from trtllm_world import PAGE, SLIDING, attention, batch, fill, trtllm_backend
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.releases("0.5.13.post1")]
 
 LENGTHS = [60, 100]
 ROWS = 2

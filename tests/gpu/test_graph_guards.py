@@ -14,7 +14,7 @@ from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_repro.toys.locate import toy_path
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.releases("0.5.13.post1")]
 
 START_LIMIT_S = 300
 

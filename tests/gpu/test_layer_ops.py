@@ -6,7 +6,7 @@ import engine_process
 from gemma4_repro.toys.locate import toy_path
 from layer_op_parity import NEW_TOKENS, PROMPTS, assert_parity
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.releases("0.5.13.post1")]
 
 OPS_OF = {
     "toy-26b": ("cross-layer-norm", "qk-norm-rope", "routing", "triple-rmsnorm"),

@@ -17,7 +17,7 @@ from gemma4_triage.step_profile.trace_file import TraceFile
 from gemma4_triage.step_profile.trace_tables import read_tables
 from lifecycle_load import constrained, mixed_requests
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.releases("0.5.13.post1")]
 
 GRAMMARS = find_spec("xgrammar") is not None
 ENGINE = {

@@ -7,7 +7,7 @@ import torch
 
 from gemma4_runtime.optimisations import schedule_stream
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.releases("0.5.13.post1")]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from gemma4_kernels.qk_norm_rope import spec
 from gemma4_kernels.qk_norm_rope.launch import _launcher, qk_norm_rope
 from gemma4_kernels.rounding import Rounding
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.releases("0.5.13.post1", "0.5.23")]
 DECODE = spec.Case("decode", 5, 8, 2, 256)
 
 

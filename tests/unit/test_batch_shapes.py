@@ -1,9 +1,12 @@
 """The checks behind the probe `batch-shapes`, on SGLang's own speculative states."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gemma4_runtime.checks.batch_shapes import check_row_ends, check_write_rows, filter_problem, merge_problem
+
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
 
 @given(st.integers(0, 500), st.integers(0, 500))

@@ -21,6 +21,8 @@ from gemma4_repro.bench.server_arguments import command_words, cuda_arguments, h
 from gemma4_repro.bench.server_environment import server_environment
 from gemma4_runtime.settings import Settings, read_settings
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 BY_ID = {arm.id: arm for arm in ARMS}
 PLAN = Plan(ARMS, (1, 16, 64), (False,), 10, False, 540, **CUDA_SIZES)
 IDS = tuple(BY_ID)

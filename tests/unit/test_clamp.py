@@ -26,6 +26,8 @@ from gemma4_runtime.settings import read_settings
 from gemma4_runtime.steps import Concerned, Running, Step
 from trtllm_world import PAGE, STAND_INS, batch, build, fill, trtllm_backend
 
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
 
 def request(name, **more):
     parameters = SamplingParams(max_new_tokens=8)
@@ -58,6 +60,7 @@ def backend(swa_allocator):
     return trtllm_backend(swa_allocator)
 
 
+@pytest.mark.releases("0.5.13.post1")
 class TestEntries:
     """SGLang's own backend on real pools: request b of three has two entries past the end, the others are right."""
 
@@ -231,7 +234,6 @@ class TestMarks:
         assert marks.document()["findings"] == 100
 
 
-@pytest.mark.releases("0.5.13.post1", "0.5.23")
 class TestRanks:
     MODEL = str(toy_path("toy-e4b"))
 

@@ -22,6 +22,8 @@ from gemma4_triage.cli.server_arguments import CPU_ARGUMENTS, missing_cpu_argume
 from gemma4_triage.cli.sglang_options import sglang_options
 from gemma4_triage.errors import UsageMistake
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 SERVER = [sys.executable, "-m", "sglang.launch_server"]
 PREFIXES = ("GEMMA4_", "SGLANG_")
 

@@ -15,6 +15,8 @@ from gemma4_repro.crash.outcome import Dies, LeavesDump, LeavesNoDump
 from gemma4_repro.errors import UnknownName
 from gemma4_repro.step_bench.model_sizes import SIZES
 
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
 SMALL = Gpu("a small one", 9, 0, 16 * 10**9)
 AMPERE = Gpu("an A100", 8, 0, 80 << 30)
 TURING = Gpu("a T4", 7, 5, 16 * 10**9)

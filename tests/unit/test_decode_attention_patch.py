@@ -9,6 +9,8 @@ from sglang.srt.layers.attention.triton_ops.decode_attention import decode_atten
 from gemma4_runtime.fusion.paths import FUSED, PATHS
 from gemma4_runtime.optimisations import decode_attention as patch
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 
 class Backend:
     """What SGLang's `__init__` leaves of itself."""

@@ -18,6 +18,8 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from trtllm_world import FULL, PAGE, SLIDING, STAND_INS, attention, batch, fill, trtllm_backend
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 FIX, FAULT = "swa-state-swap", "swa-state-stale"
 TABLES = ("swa_page_table", "swa_page_table_draft_decode")
 LENGTHS = [60, 100]

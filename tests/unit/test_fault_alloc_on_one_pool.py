@@ -1,8 +1,11 @@
 """The fault `alloc-on-one-pool`: once, on whole pages."""
 
+import pytest
 import torch
 
 from swa_pools import make_swa_allocator
+
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
 
 def decode(allocator, length):

@@ -18,6 +18,8 @@ from gemma4_runtime.release.arguments import decodes_in_graphs
 from swa_pools import make_swa_allocator
 from toy_arguments import ENGINE, ENGINE_26B, MTP
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 HOST = ("host-sm100-check", "host-cpu-config")
 # trtllm_mha has no pages of one token.
 SINGLE_SLOTS = {"page_size": 1, "attention_backend": "triton"}

@@ -19,6 +19,8 @@ from gemma4_runtime.fusion.small_linear import OP
 from gemma4_runtime.session import Session
 from gemma4_runtime.settings import read_settings
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 DEPTH, COLUMNS = 64, 96
 PLAN = Plan(16, 16, 64, 1, 3, 2, False)
 

@@ -5,8 +5,11 @@ That the engine dies without the fix is shown in tests/engine/test_repro_corpus.
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 from sglang.srt.speculative.frozen_kv_mtp_worker import FrozenKVMTPWorker
+
+pytestmark = pytest.mark.releases("0.5.13.post1")
 
 
 def expand(batch):

@@ -21,6 +21,8 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from gemma4_runtime.errors import UnusableSpecInfo
 from gemma4_runtime.fixes import spec_info_guards
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 TENSORS = ("bonus_tokens", "hidden_states", "topk_p", "topk_index")
 
 

@@ -11,6 +11,8 @@ from sglang.srt.speculative import frozen_kv_mtp_cuda_graph_runner, frozen_kv_mt
 
 from gemma4_runtime.fixes.swa_state_swap import iter_leaves, unwrap_hybrid
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 SLIDING = 1
 
 

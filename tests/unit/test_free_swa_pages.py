@@ -6,6 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_swa_pools import extend, make_allocator
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 PAGE = 16
 
 

@@ -23,6 +23,8 @@ from gemma4_runtime.patch import Kind
 from gemma4_runtime.session import Session
 from gemma4_runtime.settings import read_settings
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 OPS = [patch for patch in CATALOG if patch.kind is Kind.OPTIMISATION]
 

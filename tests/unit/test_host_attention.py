@@ -10,6 +10,8 @@ from gemma4_runtime.host.arena import lay_in_arena
 from gemma4_runtime.host.paged_attention import IllegalAddress
 from gemma4_runtime.settings import DeviceModel
 
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
 PAGE = 16
 
 

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from gemma4_runtime.host import alloc_kernels, speculative_tree
 from gemma4_runtime.host.softcap import softcap_inplace
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 PAGE = 4
 
 

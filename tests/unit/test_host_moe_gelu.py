@@ -7,6 +7,8 @@ import torch
 
 from gemma4_runtime.host import moe_gelu
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 EXPERTS, TOP_K, HIDDEN, INTERMEDIATE, TOKENS = 5, 2, 16, 8, 7
 
 

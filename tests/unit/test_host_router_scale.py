@@ -7,6 +7,8 @@ import torch
 
 from gemma4_runtime.host import router_scale
 
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
 HIDDEN, EXPERTS, TOKENS = 16, 5, 7
 
 

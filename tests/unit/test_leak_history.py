@@ -15,6 +15,8 @@ from gemma4_runtime.checks.page_ledger import LIVES
 from gemma4_runtime.leak import event_log
 from gemma4_runtime.leak.ledger import BY, SITE, LeakLedger, Site
 
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
 PAGES = {"full": 6, "swa": 4}
 NAMES = ("full", "swa")
 IN_USE, FREE = ("handed_out", "owned", "free_asked", "given"), ("freed", "cleared")

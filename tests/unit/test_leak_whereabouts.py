@@ -10,6 +10,8 @@ import torch
 
 from gemma4_runtime.leak.whereabouts import read
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 WIDTH = 48
 
 

@@ -17,6 +17,8 @@ from gemma4_runtime.selection import select
 from gemma4_runtime.settings import read_settings
 from toy_arguments import ENGINE, MTP
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 FROZEN = SpeculativeAlgorithm.FROZEN_KV_MTP
 HOST = ("host-sm100-check", "host-cpu-config")
 FIXES = {"spec-v2-row-width", "spec-v2-stop-window", "spec-v2-grammar-end", "spec-v2-hidden-rows", "free-swa-pages"}

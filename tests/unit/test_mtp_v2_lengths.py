@@ -10,6 +10,8 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from gemma4_runtime.optimisations import mtp_v2_lengths
 from trtllm_world import PAGE, batch, fill, trtllm_backend
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 LENGTHS = [60, 17, 33]
 CONTEXT = 256
 

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 from sglang.srt.managers.scheduler_components.metrics_reporter import SchedulerMetricsReporter
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
@@ -9,6 +10,8 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from gemma4_runtime.mtp_v2.draft_policy import Verified
 from gemma4_runtime.mtp_v2.plain_step import PlainStep, verified_by
 from gemma4_runtime.mtp_v2.worker import FrozenKVMTPWorkerV2
+
+pytestmark = pytest.mark.releases("0.5.13.post1")
 
 ROWS = torch.arange(1000, 1060).reshape(3, 20)
 

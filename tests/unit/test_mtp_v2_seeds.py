@@ -7,6 +7,8 @@ import torch
 
 from gemma4_runtime.mtp_v2.draft_worker import FrozenKVMTPDraftWorkerV2
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 WIDTH, NODES = 6, 4
 
 

@@ -12,6 +12,8 @@ from gemma4_runtime.mtp_v2.draft_worker import FrozenKVMTPDraftWorkerV2
 from slot_list_runner import batch, fill
 from trtllm_world import trtllm_backend
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 ROWS, NODES = 4, 4
 # A row of slots: the context, and what spec v2 allocates ahead.
 CONTEXT, WIDTH = 256, 268

@@ -15,6 +15,8 @@ from gemma4_repro.mutations.entry import Entry, corrupt
 from gemma4_repro.mutations.live_state import LiveState
 from gemma4_repro.request_ids import request_id
 
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
 PAGE, WINDOW = 16, 8
 
 

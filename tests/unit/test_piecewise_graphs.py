@@ -21,6 +21,8 @@ from gemma4_runtime.optimisations.piecewise_multimodal import SIZES
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import read_settings
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 OP = "piecewise-multimodal"
 
 

@@ -18,6 +18,8 @@ from gemma4_triage.pools.arithmetic import KV_DTYPE_BYTES, token_bytes
 from gemma4_triage.pools.model_shape import ModelShape, read_shape
 from gemma4_triage.pools.plan import make_plan
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 TOY = Path(__file__).parents[2] / "repro" / "toys" / "toy-e4b"
 NAMES = ("26b-a4b", "31b", "e4b", "e2b")

@@ -17,6 +17,8 @@ from gemma4_dumps.store import DumpStore
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.probes import batch_shapes
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 
 def idle_input():
     return FrozenKVMTPDraftInput.create_idle_input(

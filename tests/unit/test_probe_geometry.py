@@ -21,6 +21,8 @@ from gemma4_runtime import geometry_facts as facts
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.probes.geometry import after_model_workers
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 W = 32
 # The pools of the fixture `swa_allocator`: layers 0 and 1 sliding, 2 full, 2 heads of 8.
 SLIDING, FULL = 1, 2

@@ -23,6 +23,8 @@ from gemma4_runtime.settings import Leak, Mode, read_settings
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.grouping import group
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 KINDS = [(16, True, True), (1, True, True), (16, False, True), (1, False, True), (16, True, False), (16, False, False)]
 NAMES = ["swa-16", "swa-1", "plain-16", "plain-1", "swa-chunk-16", "plain-chunk-16"]
 

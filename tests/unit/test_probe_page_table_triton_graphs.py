@@ -20,6 +20,8 @@ from slot_list_runner import (
     slots_of,
 )
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 
 @pytest.fixture
 def make(swa_allocator, monkeypatch):

@@ -12,6 +12,8 @@ from gemma4_runtime.indices import owner, watch
 from gemma4_runtime.probes import page_table
 from trtllm_world import FULL, PAGE, SLIDING, STAND_INS, attention, batch, build, dispatch, fill, trtllm_backend
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 
 @pytest.fixture
 def backend(swa_allocator):

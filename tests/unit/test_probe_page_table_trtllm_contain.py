@@ -7,6 +7,8 @@ from gemma4_dumps.reader import read_dump
 from gemma4_runtime.errors import TrappedViolation
 from trtllm_world import PAGE, STAND_INS, batch, build, fill, trtllm_backend
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 
 @pytest.fixture
 def backend(swa_allocator):

@@ -12,6 +12,8 @@ from gemma4_runtime.fixes.swa_state_swap import lock_step
 from gemma4_runtime.indices import watch
 from trtllm_world import FULL, PAGE, SLIDING, STAND_INS, batch, dispatch, fill, trtllm_backend
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 
 @pytest.fixture
 def backend(swa_allocator):

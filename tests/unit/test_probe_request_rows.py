@@ -15,6 +15,8 @@ from gemma4_dumps.store import DumpStore
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.probes import request_rows
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 PROMPT = list(range(1, 41))
 DRAFTS = 3
 """Tokens of a verification, its root included."""

@@ -10,6 +10,8 @@ from gemma4_dumps.store import DumpStore
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.faults import swa_alloc_oob
 
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
 PAGE = 16
 
 

@@ -4,6 +4,8 @@ import pytest
 import torch
 from small_swa_pools import FULL_PAGES, SWA_PAGES, OnSmallPools, caught, decode, extend, says
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 
 class TestDoubleFree(OnSmallPools):
     def test_a_second_call(self, dumps, allocator, page):

@@ -9,6 +9,8 @@ from gemma4_dumps.structures import Structure
 from gemma4_runtime.probes.swa_allocator_state import _BOOKS
 from gemma4_triage.diagnose.hand_out import hand_out_wrong
 
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
 LISTS = {"full": Structure.FULL_FREE_LIST, "swa": Structure.SWA_FREE_LIST}
 
 

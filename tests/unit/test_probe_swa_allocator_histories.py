@@ -22,6 +22,8 @@ from gemma4_dumps.store import DumpStore
 from gemma4_runtime.checks.slot_ledger import UNKNOWN
 from gemma4_runtime.probes.swa_allocator_state import books_of, free_lists
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 
 class Lives(RuleBasedStateMachine):
     """requests: the node whose slots it shares, its own slots, how many of those have left the window. nodes: whole

@@ -1,9 +1,12 @@
 """Full slots that lead to a wrong SWA slot, planted on SGLang's own allocator: caught at the call, with its dump."""
 
+import pytest
 import torch
 from small_swa_pools import OnSmallPools, caught, decode, extend, says
 
 from gemma4_dumps.store import DumpStore
+
+pytestmark = pytest.mark.releases("0.5.13.post1")
 
 
 class TestStaleMapping(OnSmallPools):

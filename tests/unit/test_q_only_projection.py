@@ -22,6 +22,8 @@ from gemma4_runtime.fusion.projection import OP, project
 from gemma4_runtime.session import Session
 from gemma4_runtime.settings import read_settings
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 OWNER, SLIDING, FULL = 0, 6, 7
 TOKENS, WIDTH = 5, 64
 

@@ -20,6 +20,8 @@ from gemma4_runtime.indices.check import Checker, check_build
 from gemma4_runtime.probes import page_table_steps
 from gemma4_runtime.steps import Running, Step
 
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
 PAGES = 5
 
 

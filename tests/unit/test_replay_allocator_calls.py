@@ -19,6 +19,8 @@ from gemma4_triage.replay.allocator_replay import replay_allocator
 from gemma4_triage.replay.reference_allocator import expand
 from gemma4_triage.replay.reference_pool import CHANGED_BETWEEN
 
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
 FIELDS = ("full", "swa", "need", "last_loc", "left", "lists", "free_after")
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats() | st.text(max_size=3),

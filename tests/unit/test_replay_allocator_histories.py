@@ -11,6 +11,8 @@ from test_probe_swa_allocator_histories import Lives
 from gemma4_runtime.probes.swa_allocator_state import books_of
 from gemma4_triage.replay.allocator_replay import replay_allocator
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 
 @pytest.mark.parametrize(
     ("page", "need_sort"),

@@ -9,6 +9,8 @@ from sglang.srt.managers.scheduler import Scheduler
 
 from gemma4_repro.request_ids import prompt_of, request_id
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 PROMPTS = range(120)
 
 

@@ -10,6 +10,8 @@ from gemma4_repro.serving_bench.agree import difference
 from gemma4_repro.serving_bench.loads import ENCODER_FILE, LOADS
 from gemma4_repro.serving_bench.plan import LOADERS
 
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
 VISION = ("vision_tower", "embed_vision")
 
 

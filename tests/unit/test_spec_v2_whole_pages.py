@@ -11,6 +11,8 @@ from test_probe_batch_shapes import AHEAD, idle_input
 
 from swa_pools import make_swa_allocator
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 HOST = ("host-alloc-kernels", "host-verify-slots")
 PATCH = "spec-v2-whole-pages"
 RESERVE = 16

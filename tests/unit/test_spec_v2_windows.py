@@ -25,6 +25,8 @@ from xgrammar import GrammarCompiler, GrammarMatcher, TokenizerInfo
 from gemma4_repro.toys.language import EOS, token_id, vocabulary
 from gemma4_repro.toys.locate import toy_path
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 TOKENIZER = get_tokenizer(str(toy_path("toy-e4b")))
 WORDS = vocabulary()
 PLAIN = range(200, 216)

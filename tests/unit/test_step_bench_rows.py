@@ -16,6 +16,8 @@ from gemma4_repro.step_bench.plan import MARGIN, MOST_RELATIVE, StepPlan
 from gemma4_repro.step_bench.rows import build_rows, judge_targets, wrong_arms
 from gemma4_repro.step_bench.run_process import Measured, run_plan
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 PLAN = StepPlan(("26b", "e4b"), (1, 16), None, ("none", "shipped", "all"), 5, 60.0)
 ANSWER = {"relative_difference": 0.01, "bit_equal": False, "same_tokens": 1.0, "tolerance": 0.05, "right": True}
 

@@ -11,6 +11,8 @@ from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.probes import page_table_steps
 from gemma4_runtime.steps import defer, fail_requests, step_number
 
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
 
 def request(name):
     parameters = SamplingParams(max_new_tokens=8)

@@ -10,6 +10,8 @@ import pytest
 from gemma4_repro.toys.locate import toy_path
 from gemma4_runtime.optimisations.swa_ratio_policy import GIVEN
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 KEYWORDS = {"model_path": str(toy_path("toy-e4b")), "device": "cpu", "attention_backend": "triton"}
 WORDS = [word for name, value in KEYWORDS.items() for word in (f"--{name.replace('_', '-')}", value)]
 RATIO = ["--swa-full-tokens-ratio", "0.8"]

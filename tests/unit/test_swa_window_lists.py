@@ -14,6 +14,8 @@ from gemma4_runtime.optimisations import swa_window_lists
 from gemma4_runtime.optimisations.swa_window_lists import around_window_buffer
 from slot_list_runner import PAGE, WINDOW, batch, extend, fill, slots_of
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 PATCH = "swa-window-lists"
 OWN_WAY = "a SimpleNamespace that translates in its own way"
 ROWS = 4

@@ -13,6 +13,8 @@ from gemma4_runtime.vision.encode import encode_padded
 from gemma4_runtime.vision.packed import encode_packed
 from vision_world import one_rank
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 WIDTH = 3 * 16 * 16
 # Every layer takes the same, one after the other.
 E2B = Gemma4VisionConfig(num_hidden_layers=1, position_embedding_size=256)

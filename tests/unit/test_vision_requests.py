@@ -9,6 +9,8 @@ from transformers import AutoProcessor
 
 from vision_world import image_item, processed, video_item
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 ID = "vision-batching"
 SIZES = [(300, 200), (320, 320), (100, 400), (64, 64), (500, 120), (200, 300)]
 ROOM = 1 << 26

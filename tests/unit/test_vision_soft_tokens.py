@@ -1,5 +1,6 @@
 """Which soft tokens are real: worked out on the host, and by SGLang's pooler."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,6 +8,8 @@ from sglang.srt.models.gemma4_vision import Gemma4VisionPooler
 from transformers import Gemma4VisionConfig
 
 from gemma4_runtime.vision.soft_tokens import rows_of_real
+
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
 POOLER = Gemma4VisionPooler(Gemma4VisionConfig(hidden_size=4))
 

@@ -21,6 +21,8 @@ from gemma4_runtime.fusion.paths import PATHS
 from gemma4_runtime.optimisations import yoco_prefill
 from gemma4_runtime.yoco import attention_view, eligible
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 LENGTHS = [300, 2]
 ROWS = sum(LENGTHS)
 LEAST = 256

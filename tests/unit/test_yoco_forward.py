@@ -15,6 +15,8 @@ from gemma4_runtime.faults.yoco_stale_cache_loc import as_extend
 from gemma4_runtime.yoco.attention_view import as_decode
 from gemma4_runtime.yoco.short_prefill import forward
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 SGLANGS = Gemma4TextModel.forward
 LENGTHS, WIDTH, PLE, LAYERS, FIRST = [5, 1, 7], 8, 4, 5, 3
 ROWS = sum(LENGTHS)

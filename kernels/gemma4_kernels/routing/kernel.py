@@ -60,8 +60,9 @@ def chosen_of_wide(keys, expert, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
 def chosen_of_narrow(keys, expert, TOP_K: tl.constexpr, DTYPE: tl.constexpr):
     """The same for keys of bf16 and fp16, whose low bits only repeat the sign: as fp32 they are 0 in every number."""
     UNUSED: tl.constexpr = 16 if tl.bfloat16 == DTYPE else 13
-    # The id from above, so that of two equal values the lower id has the larger key.
-    packed = tl.where(keys == _NONE, _NONE, ((keys >> UNUSED) << _ID_BITS) | (_LAST_ID - expert))
+    # The id from above, so that of two equal values the lower id has the larger key: `^ _LAST_ID` is _LAST_ID less the
+    # id, with the tensor first, because Triton 3.8's interpreter makes a constant of what begins with one.
+    packed = tl.where(keys == _NONE, _NONE, ((keys >> UNUSED) << _ID_BITS) | (expert ^ _LAST_ID))
     chosen, largest = packed, packed
     for place in tl.static_range(TOP_K):
         key = tl.max(packed, axis=1)[:, None]
@@ -69,7 +70,7 @@ def chosen_of_narrow(keys, expert, TOP_K: tl.constexpr, DTYPE: tl.constexpr):
             largest = tl.broadcast_to(key, packed.shape)
         chosen = tl.where(expert == place, key, chosen)
         packed = tl.where(packed == key, _NONE, packed)
-    return unpacked_key(chosen, UNUSED), _LAST_ID - (chosen & _LAST_ID), unpacked_key(largest, UNUSED)
+    return unpacked_key(chosen, UNUSED), (chosen & _LAST_ID) ^ _LAST_ID, unpacked_key(largest, UNUSED)
 
 
 @triton.jit

@@ -1,0 +1,104 @@
+"""Every test runs somewhere: in one of the runs of continuous integration, on a release that it is for."""
+
+import ast
+import itertools
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+from _pytest.mark.expression import Expression
+
+from gemma4_runtime.releases import RUNNABLE
+from release_marks import DEFAULT, releases_of
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = ROOT / "tests"
+FILES = sorted(TESTS.rglob("test_*.py"))
+MODULES = {path.stem: path for path in TESTS.rglob("*.py") if path not in FILES}
+"""What tests import of each other's set-up, by the name under which they do."""
+
+FIXTURES = {"attach", "engine_forks", "quick_hooks", "run_engine", "swa_allocator", "vision_model", "vision_toy"}
+"""Of the conftest files, what imports SGLang or starts it."""
+
+
+def commands(target: str) -> str:
+    return subprocess.run(
+        ["make", "--dry-run", "--no-print-directory", target], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def selection(target: str) -> Expression:
+    (found,) = re.findall(r'-m "(.*?)"\n', commands(target).replace("test_release_marks", ""))
+    return Expression.compile(found)
+
+
+@cache
+def imported(path: Path) -> frozenset[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {name.name.partition(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.partition(".")[0])
+    return frozenset(found)
+
+
+def imports_sglang(path: Path) -> bool:
+    """Say whether a test file, or set-up of tests that it imports, has an import of SGLang."""
+    seen, ahead = set(), [path]
+    while ahead:
+        names = imported(ahead.pop())
+        if "sglang" in names:
+            return True
+        ahead += [MODULES[name] for name in names & MODULES.keys() if name not in seen]
+        seen |= names
+    return False
+
+
+def asks_for_sglang(path: Path) -> bool:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    arguments = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    return bool(arguments & FIXTURES) or path.parent.name in ("engine", "gpu")
+
+
+def test_there_is_an_environment_for_every_release_that_a_server_may_run_on():
+    found = re.findall(r"^EXTRA-(\S+)\s+:=", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert sorted(found) == sorted(RUNNABLE)
+    assert re.search(r"^DEFAULT := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1] == DEFAULT
+
+
+def test_every_file_is_for_releases_that_there_are():
+    elsewhere = {path.name: releases for path in FILES if not (releases := releases_of(path)) <= set(RUNNABLE)}
+    assert elsewhere == {}
+    assert all(map(releases_of, FILES))
+
+
+@pytest.mark.parametrize("marks", itertools.product([False, True], repeat=4), ids=str)
+def test_of_the_default_release_a_test_is_in_one_of_two_runs(marks):
+    marked = dict(zip(("engine", "gpu", "slow", "smoke"), marks, strict=True))
+    runs = [selection(target).evaluate(lambda name, **_: marked[name]) for target in ("test", "test-engine")]
+    assert sum(runs) == 1
+
+
+def test_of_the_others_all_tests_are_run():
+    runs = [line for line in commands("test-releases").splitlines() if "pytest" in line]
+    assert len(runs) == len(RUNNABLE) - 1
+    assert all(f".venv-{release}/" in " ".join(runs) for release in set(RUNNABLE) - {DEFAULT})
+    assert not any(re.search(r"-m (?!pytest)|-k |tests/", run) for run in runs)
+
+
+def test_continuous_integration_has_all_three():
+    ran = re.findall(r"^part .* make (.*)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    assert {"test", "test-engine", "test-releases"} <= set(ran)
+
+
+def test_a_file_that_needs_sglang_says_for_which_releases_it_is():
+    """What it has at hand differs by release; other tests run once, on the default release."""
+    silent = [
+        str(path.relative_to(TESTS))
+        for path in FILES
+        if "pytest.mark.releases(" not in path.read_text() and (imports_sglang(path) or asks_for_sglang(path))
+    ]
+    assert silent == []
