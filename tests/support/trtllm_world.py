@@ -9,6 +9,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from gemma4_runtime.indices import owner
+from published import IN_A_CONTEXT, bind, translator_of
 from slot_list_runner import FULL, PAGE, SLIDING, allocate, use_up_full_pages
 
 STAND_INS = ("host-paged-attention", "host-alloc-kernels")
@@ -55,6 +56,8 @@ def trtllm_backend(swa_allocator):
         "is_xqa_impl": False,
         "target_verify_metadata": {},
     }
+    if IN_A_CONTEXT:
+        fields |= _of_later_releases(swa_allocator, rows)
     # What the probe keeps from the constructor's model runner.
     runner = Runner()
     owner.remember_owner(made, runner)
@@ -62,6 +65,28 @@ def trtllm_backend(swa_allocator):
     for name, value in fields.items():
         setattr(made, name, value)
     return made
+
+
+def _of_later_releases(allocator, rows):
+    pools = SimpleNamespace(
+        req_to_token_pool=SimpleNamespace(req_to_token=rows),
+        token_to_kv_pool_allocator=allocator,
+        token_to_kv_pool=allocator.get_kvcache(),
+        page_size=PAGE,
+        device=allocator.device,
+    )
+    return {
+        "kv_index_translator": translator_of(pools),
+        "decode_seq_len_splits": 1,
+        "max_num_pages": rows.shape[1] // PAGE,
+        "use_fmha_v2": False,
+        "is_nvfp4_kvcache": False,
+        "decode_uses_native_fp4": False,
+        "prefill_uses_native_fp4": False,
+        "uses_trtllm_gen_native_fp4": False,
+        "expand_encoder_only_verify": False,
+        "_multi_ctas_kv_counter_buffer": None,
+    }
 
 
 def fill(backend, allocator, lengths):
@@ -94,4 +119,4 @@ def dispatch(backend, layer_id, forward_batch):
 
 
 def build(backend, forward_batch):
-    backend.init_forward_metadata(forward_batch)
+    backend.init_forward_metadata(bind(backend, forward_batch))

@@ -60,7 +60,6 @@ def backend(swa_allocator):
     return trtllm_backend(swa_allocator)
 
 
-@pytest.mark.releases("0.5.13.post1")
 class TestEntries:
     """SGLang's own backend on real pools: request b of three has two entries past the end, the others are right."""
 

@@ -22,7 +22,7 @@ from gemma4_triage.replay.options import ReplayOptions
 from gemma4_triage.replay.run import replay
 from trtllm_world import FULL, PAGE, SLIDING, STAND_INS, batch, build, fill, trtllm_backend
 
-pytestmark = pytest.mark.releases("0.5.13.post1")
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
 ALL_OF_THEM = {KEYS, VALUES, PAGE_IDS, TOKEN_IDS, TOKEN_INDPTR, TOKEN_ROWS}
 

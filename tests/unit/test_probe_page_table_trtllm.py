@@ -12,7 +12,7 @@ from gemma4_runtime.indices import owner, watch
 from gemma4_runtime.probes import page_table
 from trtllm_world import FULL, PAGE, SLIDING, STAND_INS, attention, batch, build, dispatch, fill, trtllm_backend
 
-pytestmark = pytest.mark.releases("0.5.13.post1")
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
 
 @pytest.fixture
@@ -115,6 +115,7 @@ class TestEager:
             build(backend, forward_batch)
         assert read_dump(caught.value.dump).manifest.forward_mode == "EXTEND"
 
+    @pytest.mark.releases("0.5.13.post1")  # 0.5.23 makes every table as wide as the longest context.
     def test_a_table_that_ends_before_its_row(self, attach, backend, swa_allocator):
         attach("trap", "page-table", *STAND_INS)
         fill(backend, swa_allocator, [100])

@@ -7,7 +7,7 @@ from gemma4_dumps.reader import read_dump
 from gemma4_runtime.errors import TrappedViolation
 from trtllm_world import PAGE, STAND_INS, batch, build, fill, trtllm_backend
 
-pytestmark = pytest.mark.releases("0.5.13.post1")
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
 
 @pytest.fixture
@@ -54,6 +54,7 @@ class TestContain:
         assert forward_batch.out_cache_loc.tolist() == [0]
         assert locations.tolist() == [170 * PAGE]
 
+    @pytest.mark.releases("0.5.13.post1")  # 0.5.23 fills the tables of a graph in it, after this hook.
     def test_one_is_trap_when_eager_and_contain_in_a_graph(self, attach, backend, swa_allocator):
         attach("1", "page-table", *STAND_INS)
         fill(backend, swa_allocator, [60])

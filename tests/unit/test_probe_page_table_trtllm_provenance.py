@@ -13,7 +13,7 @@ from gemma4_triage.replay.options import ReplayOptions
 from gemma4_triage.replay.run import replay
 from trtllm_world import SLIDING, STAND_INS, attention, batch, build, dispatch, fill, trtllm_backend
 
-pytestmark = pytest.mark.releases("0.5.13.post1")
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
 
 @pytest.fixture
