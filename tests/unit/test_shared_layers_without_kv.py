@@ -24,12 +24,14 @@ LENGTH, PADDED = 20, 24
 @pytest.fixture(scope="module", autouse=True)
 def on_a_cpu():
     """SGLang registers its op for CUDA alone, and keeps no name for the function behind it."""
-    (function,) = [
+    # What another test has frozen is not among the objects.
+    gc.unfreeze()
+    function = next(
         found
         for found in gc.get_objects()
         if isinstance(found, FunctionType)
         and (found.__module__, found.__name__) == (radix_attention.__name__, "unified_attention_with_output")
-    ]
+    )
     library = torch.library.Library("sglang", "IMPL", "CPU")
     library.impl("unified_attention_with_output", function)
     yield
