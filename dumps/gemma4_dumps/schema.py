@@ -42,6 +42,7 @@ VERDICTS: Mapping[str, str] = {
     "row_index": "a batch names another row of req_to_token than its request has",
     "length_differs": "a length that a step goes by is not what its request has",
     "write_misplaced": "a forward is about to write a token's keys to another slot than its request's row has for it",
+    "accept_length_fell": "drafts are accepted far less than before; no index is at fault",
     "exception": "the scheduler raised an exception, which ends the server",
 }
 """The verdicts that this release writes. A manifest may hold others: a newer writer's verdict is still readable."""

@@ -130,6 +130,11 @@ OTHERS: dict[str, Incident] = {
         rule="request-rows",
         scalars={"structure": "req_to_token row", "why": "changed", "value": 70, "expected": 32, "request_slot": 1},
     ),
+    "accept-length-fell": page_table(
+        "accept_length_fell",
+        rule="accept-length",
+        scalars={"accepted_before": 2.6, "verified_before": 90, "accepted_recently": 0.4},
+    ),
     "scheduler-exception": page_table("exception", rule="process-end"),
     "foreign-ids": page_table(
         "wrong_space", "full-draft-through-swa-map", "wrong_space", role="target", layer=Layer(id=5, type="full")

@@ -12,7 +12,7 @@ from typing import Any
 from gemma4_dumps.errors import ExitCode
 from gemma4_dumps.schema import Manifest
 from gemma4_repro.corpus.case import Case, CleanCase, FaultCase
-from gemma4_repro.corpus.rules import DEATH, probe_of
+from gemma4_repro.corpus.rules import OF_ANY_FAULT, probe_of
 
 
 class Cause(StrEnum):
@@ -94,7 +94,7 @@ class FaultRow(Row):
         findings = [finding.contradictions(self.first.manifest) for finding in self.case.findings]
         objections = [] if () in findings else [f"the first dump says otherwise: {'; '.join(min(findings, key=len))}"]
         for sighting in self.evidence.sightings[1:]:
-            known = sighting.kind in (*self.case.consequences, DEATH)
+            known = sighting.kind in (*self.case.consequences, *OF_ANY_FAULT)
             if not known and all(finding.contradictions(sighting.manifest) for finding in self.case.findings):
                 objections.append(f"a later dump names another cause: {', '.join(sighting.kind)}")
         for finding in self.case.findings:

@@ -18,11 +18,12 @@ PROBE_OF_RULE: Mapping[str, str] = {
     "batch-shapes": "batch-shapes",
     "request-rows": "request-rows",
     "process-end": "process-end",
+    "accept-length": "accept-length",
 }
 
-DEATH = ("process-end", "exception")
-"""Rule and verdict of what an engine that dies leaves, whatever it died of: a consequence of every fault."""
-NOT_OF_THE_CORPUS = frozenset({"process-end", "request-rows"})
+OF_ANY_FAULT = (("process-end", "exception"), ("accept-length", "accept_length_fell"))
+"""Rule and verdict of what any fault may lead to: an engine that dies of it, and drafts that are accepted less."""
+NOT_OF_THE_CORPUS = frozenset({"accept-length", "process-end", "request-rows"})
 """Probes that no fault of the corpus has to lead to: they see what others did not, and have tests of their own."""
 
 

@@ -268,6 +268,24 @@ PROBES: tuple[Patch, ...] = (
         synchronises=True,
     ),
     Patch(
+        id="accept-length",
+        kind=Kind.PROBE,
+        title="drafts that are accepted far less than before leave an event: a dump that stops nothing",
+        origin="SGLang 25103: drafts that read wrong pages in range change no answer, only how many are accepted",
+        upstream=NO_UPSTREAM,
+        until="0.5.23",
+        about=About(
+            why="A draft that reads another page of the right pool changes no token, because the target verifies all. "
+            "Only the accept length falls, and nobody sees when.",
+            eligibility="Every verification of a server with MTP, from the requests' own counters: the latest 32 "
+            "beside all before them, of which there must be 64. No device work.",
+            fallback="A change of the text looks alike, so the event says so and stops nothing in any mode.",
+            proof=("tests/unit/test_accept_length.py", "tests/engine/test_accept_length_live.py"),
+        ),
+        attachments=(Hook("results.process_decode", How.AFTER, f"{_AT}.accept_length:after_process_decode"),),
+        self_test=f"{_AT}.accept_length:self_test",
+    ),
+    Patch(
         id="process-end",
         kind=Kind.PROBE,
         title="a scheduler that dies of an exception leaves a dump, and a process that ends says how in its manifest",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gemma4_triage.diagnose.rule import Rule
 from gemma4_triage.diagnose.rules import (
+    accept_length_fell,
     allocator_past_pool_end,
     batch_length_wrong,
     counters_contradict,
@@ -118,6 +119,7 @@ RULES: tuple[Rule, ...] = (
     held_outside_pool.RULE,
     pool_count_wrong.RULE,
     pages_leaked.RULE,
+    accept_length_fell.RULE,
     scheduler_exception.RULE,
     unknown_verdict.RULE,
 )

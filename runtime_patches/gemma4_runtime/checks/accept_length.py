@@ -1,0 +1,70 @@
+"""Whether drafts are accepted far less than they were. Pure: numbers in, a fall or nothing out.
+
+| number  | what                                                                                                    |
+|---------|---------------------------------------------------------------------------------------------------------|
+| RECENT  | the latest verifications, whose mean is held against that of all before them                            |
+| BEFORE  | how many of these there have to be                                                                      |
+| LEAST   | drafts accepted in a verification before, below which there is nothing to lose                          |
+| SHARE   | of what was accepted before, at most which is a fall                                                    |
+| SIGMAS  | how far the recent mean has to be below, in its own standard errors: one hard text is not enough        |
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import sqrt
+
+RECENT, BEFORE = 32, 64
+LEAST, SHARE, SIGMAS = 0.5, 0.4, 6.0
+_LEAST_DEVIATION = 0.5
+
+
+@dataclass(frozen=True)
+class Fall:
+    """Drafts accepted in a verification, on average: before, and in the latest ones.
+
+    Attributes:
+        before: The mean before.
+        verified_before: Of how many verifications.
+        recent: The mean of the latest.
+        samples: The latest: (step, request slot, drafts accepted).
+    """
+
+    before: float
+    verified_before: int
+    recent: float
+    samples: tuple[tuple[int, int, int], ...]
+
+
+@dataclass
+class AcceptHistory:
+    """What one server's drafts have come to so far."""
+
+    _recent: deque[tuple[int, int, int]] = field(default_factory=deque)
+    _count: int = 0
+    _sum: int = 0
+    _squares: int = 0
+
+    def add(self, samples: Iterable[tuple[int, int, int]]) -> Fall | None:
+        """Add verifications, and return the fall if there is one.
+
+        Args:
+            samples: (step, request slot, drafts accepted) of each, in their order.
+        """
+        for sample in samples:
+            self._recent.append(sample)
+            if len(self._recent) > RECENT:
+                accepted = self._recent.popleft()[2]
+                self._count += 1
+                self._sum += accepted
+                self._squares += accepted * accepted
+        if self._count < BEFORE:
+            return None
+        before, recent = self._sum / self._count, sum(one[2] for one in self._recent) / RECENT
+        deviation = max(sqrt(max(self._squares / self._count - before * before, 0.0)), _LEAST_DEVIATION)
+        far = (before - recent) * sqrt(RECENT) >= SIGMAS * deviation
+        if before < LEAST or recent > SHARE * before or not far:
+            return None
+        return Fall(before, self._count, recent, tuple(self._recent))
