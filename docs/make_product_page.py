@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "products.md"
 ROWS = ROOT / "kernels" / "bench" / "rows" / "small_m_linear_h200_2026-11-23.json"
 STEPS = [ROOT / "docs" / "bench" / f"step_products_h200_2026-11-23_{model}.json" for model in ("e4b", "e2b", "26b")]
+GATES = [ROOT / "docs" / "bench" / f"step_gates_h200_2026-11-25_{model}.json" for model in ("e4b", "e2b", "26b")]
 SHOWN = (1, 8, 16)
 LEFT_OUT = "lm-head"
 
@@ -57,6 +58,20 @@ STEP_END = """
 {unequal}
 The experts of 26b are not products of this kind: SGLang's grouped kernel reads them.
 
+## With the gates in the same launch
+
+The gate of an MLP and that of a per-layer embedding are computed by the program that has just made the product: no
+launch and no intermediate tensor of their own, and the bits are those of our two kernels one behind the other. All
+defaults, among them `decode-attention`, which the rows above are without; 768 tokens of context.
+
+```
+{gates_commands}
+```
+
+| model, batch | as shipped, ms | ours, ms | as shipped / ours | kernels as shipped | kernels of ours |
+|---|---|---|---|---|---|
+{gates}
+
 ## Each product
 
 | product | columns, depth | rows | cuBLAS | ours | limit | of limit |
@@ -93,6 +108,17 @@ def step_lines(document: dict[str, Any]) -> Iterator[str]:
         yield f"| {model}, {batch} | {shipped:.2f} | {cublas:.2f} | {ours:.2f} | {ratios} |"
 
 
+def gate_lines(document: dict[str, Any]) -> Iterator[str]:
+    """Yield a line per batch of a step whose gates are part of the products."""
+    rows = {(row["batch"], row["arm"]): row for row in document["rows"]}
+    (model,) = document["models"]
+    for batch in sorted({batch for batch, _ in rows}):
+        shipped, ours = rows[batch, "shipped"], rows[batch, "all"]
+        times = [row["step_us"]["median"] / 1000 for row in (shipped, ours)]
+        counts = f"{shipped['kernels']} | {ours['kernels']}"
+        yield f"| {model}, {batch} | {times[0]:.2f} | {times[1]:.2f} | x{times[0] / times[1]:.3f} | {counts} |"
+
+
 def unequal(documents: list[dict[str, Any]]) -> str:
     """Return a sentence on the two arms that are the same graph, where they differ most."""
     apart = {}
@@ -109,7 +135,7 @@ def unequal(documents: list[dict[str, Any]]) -> str:
     )
 
 
-def markdown(document: dict[str, Any], steps: list[dict[str, Any]]) -> str:
+def markdown(document: dict[str, Any], steps: list[dict[str, Any]], gates: list[dict[str, Any]]) -> str:
     """Return the page."""
     rows = document["rows"]
     head = next(row for row in rows if row["rows"] == 1 and any(use.endswith("e4b.lm-head") for use in row["uses"]))
@@ -128,7 +154,11 @@ def markdown(document: dict[str, Any], steps: list[dict[str, Any]]) -> str:
     text += "".join(f"{line}\n" for line in sums(rows, ("e4b", "e2b", "26b")))
     text += STEP_HEAD.format(commands="\n".join(step["command"] for step in steps))
     text += "".join(f"{line}\n" for step in steps for line in step_lines(step))
-    text += STEP_END.format(unequal=unequal(steps))
+    text += STEP_END.format(
+        unequal=unequal(steps),
+        gates_commands="\n".join(step["command"].replace(" --rounds", " \\\n    --rounds") for step in gates),
+        gates="\n".join(line for step in gates for line in gate_lines(step)),
+    )
     for row in (row for row in rows if row["rows"] in SHOWN):
         ours = row["us"]["ours"]["median"]
         name = ", ".join(use.split(" ")[2] for use in row["uses"])
@@ -137,9 +167,10 @@ def markdown(document: dict[str, Any], steps: list[dict[str, Any]]) -> str:
     return text
 
 
-def read_documents() -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the rows and the steps."""
-    return json.loads(ROWS.read_text()), [json.loads(path.read_text()) for path in STEPS]
+def read_documents() -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the rows, the steps, and the steps with gates in the products."""
+    steps, gates = ([json.loads(path.read_text()) for path in paths] for paths in (STEPS, GATES))
+    return json.loads(ROWS.read_text()), steps, gates
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ class Launcher:
         pointers: Sequence[torch.Tensor],
         strides: tuple[int, ...],
         numbers: tuple[int | float, ...],
-        constants: tuple[int | bool | float, ...],
+        constants: tuple[int | bool | float | str, ...],
         *,
         num_warps: int,
         fuse: bool,

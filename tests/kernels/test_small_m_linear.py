@@ -4,8 +4,9 @@ import pytest
 import torch
 from kernel_paths import DEVICE, PATHS, cases_here, needs_kernel
 
+from gemma4_kernels.gelu_tanh_mul.launch import gelu_tanh_mul
 from gemma4_kernels.small_m_linear import spec
-from gemma4_kernels.small_m_linear.launch import any_plan, small_m_linear
+from gemma4_kernels.small_m_linear.launch import any_plan, small_m_geglu, small_m_gelu_mul, small_m_linear
 from gemma4_kernels.small_m_linear.spec import MAX_ROWS, Plan
 
 # Triton's interpreter cuts bf16 off instead of rounding it.
@@ -30,12 +31,12 @@ def draw(*shape, dtype=torch.float32, seed=0):
 
 
 def rows_of(plan):
-    """As many as the plan holds and one fewer, for which some of what it holds is no row."""
+    """Return as many as the plan holds and one fewer, for which some of what it holds is no row."""
     return {1: (1,), 8: (7, 8), 16: (9, 16)}[plan.block_m]
 
 
 def assert_product(found, x, weight):
-    """Every element is within the spec's share of the magnitudes that were added."""
+    """Hold every element to the spec's share of the magnitudes that were added."""
     x, weight = x.double(), weight.double()
     expected, added = x @ weight.T, x.abs() @ weight.abs().T
     limit = spec.TOLERANCES[str(found.dtype).removeprefix("torch.")].relative
@@ -143,7 +144,62 @@ def test_nothing_beyond_the_last_weight_is_read(plan):
     assert torch.equal(small_m_linear(x, far, plan, path="kernel"), small_m_linear(x, weight, plan, path="kernel"))
 
 
+def gated(value):
+    """Return gelu_tanh in fp64."""
+    inner = (2 / torch.pi) ** 0.5 * (value + 0.044715 * value**3)
+    return 0.5 * value * (1 + inner.tanh())
+
+
+@by_dtype
+@by_path
+def test_gates_are_those_of_fp64(path, dtype):
+    """Within what rounding the product and the result, and fp32's exponential, may take."""
+    x, weight, factor = draw(7, 96, dtype=dtype), draw(66, 96, dtype=dtype, seed=1), draw(7, 66, dtype=dtype, seed=2)
+    x *= 0.2
+    product = x.double() @ weight.double().T
+    unit = torch.finfo(dtype).eps
+    halves = gated(product[:, :33]) * product[:, 33:]
+    limit = 3 * unit * (1 + product[:, :33].abs()) * (1 + product[:, 33:].abs())
+    assert ((small_m_geglu(x, weight, path=path).double() - halves).abs() <= limit).all()
+    limit = 3 * unit * (1 + product.abs()) * (1 + factor.double().abs())
+    found = small_m_gelu_mul(x, weight, factor, path=path).double()
+    assert ((found - gated(product) * factor.double()).abs() <= limit).all()
+
+
+@needs_kernel
+@by_plan
+@by_dtype
+def test_a_gate_in_the_same_launch_has_the_bits_of_one_behind_it(plan, dtype):
+    for rows in rows_of(plan):
+        for columns, depth in ((41, 107), (64, 192)):
+            x, weight = draw(rows, depth, dtype=dtype), draw(2 * columns, depth, dtype=dtype, seed=1)
+            gate, partner = small_m_linear(x, weight, plan, path="kernel").chunk(2, dim=1)
+            out = torch.full((rows, columns), torch.nan, dtype=dtype, device=DEVICE)
+            assert small_m_geglu(x, weight, plan, out=out, path="kernel") is out
+            assert torch.equal(out, gelu_tanh_mul(gate, partner, path="kernel"))
+            # A layer's slice of the per-layer embeddings: its rows lie apart.
+            factor = draw(rows, 3, columns, dtype=dtype, seed=2)[:, 1]
+            found = small_m_gelu_mul(x, weight[:columns], factor, plan, path="kernel")
+            assert torch.equal(found, gelu_tanh_mul(gate.contiguous(), factor, path="kernel"))
+
+
+@by_path
+def test_gates_of_no_rows(path):
+    assert small_m_geglu(draw(0, 32), draw(6, 32), path=path).shape == (0, 3)
+    assert small_m_gelu_mul(draw(0, 32), draw(6, 32), draw(0, 6), path=path).shape == (0, 6)
+
+
 GOOD = draw(2, 32), draw(5, 32)
+
+
+def test_gates_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match=r"weight is \[5, 32\], expected an even number of rows"):
+        small_m_geglu(*GOOD)
+    for factor in (draw(2, 4), draw(2, 5).half(), draw(1, 5)):
+        with pytest.raises(ValueError, match=r"factor is .*, expected \[2, 5\] torch.float32"):
+            small_m_gelu_mul(*GOOD, factor)
+    with pytest.raises(ValueError, match="factor has stride 2 inside a row, expected 1"):
+        small_m_gelu_mul(*GOOD, draw(5, 2).T)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +223,7 @@ def test_what_does_not_fit_is_refused(x, weight, words):
 
 def test_an_output_that_does_not_fit_is_refused():
     for out in (torch.empty(2, 4), torch.empty(2, 5).half(), torch.empty(5, 2).T):
-        with pytest.raises(ValueError, match=r"out is .*, expected \[2, 5\] torch.float32"):
+        with pytest.raises(ValueError, match=r"out is .*, expected \[2, 5\] torch.float32|out has stride 2"):
             small_m_linear(*GOOD, out=out.to(DEVICE))
 
 

@@ -5,8 +5,9 @@ import torch
 from test_small_m_linear import assert_product, draw
 
 from gemma4_kernels import tickets
+from gemma4_kernels.gelu_tanh_mul.launch import gelu_tanh_mul
 from gemma4_kernels.rmsnorm_add.launch import rmsnorm_add
-from gemma4_kernels.small_m_linear.launch import small_m_linear
+from gemma4_kernels.small_m_linear.launch import small_m_geglu, small_m_gelu_mul, small_m_linear
 from gemma4_kernels.small_m_linear.spec import AXES, Plan
 from gemma4_kernels.small_m_linear.tuned import tuned_plans
 
@@ -99,3 +100,25 @@ def test_every_plan_of_this_gpus_table_computes_the_product(rows):
         assert found is not None
         x, weight = matrices(rows, depth), matrices(columns, depth, seed=1)
         assert_product(small_m_linear(x, weight, found[rows]), x, weight)
+
+
+@pytest.mark.parametrize("rows", AXES["rows"])
+def test_a_gate_of_every_plan_has_the_bits_of_two_launches(rows):
+    gpu = torch.cuda.get_device_name()
+    for columns, depth in ((20480, 2560), (12288, 1536), (24576, 1536), (4224, 2816)):
+        plans = tuned_plans(gpu, "bfloat16", columns, depth)
+        plan = plans[rows] if plans else None
+        x, weight = matrices(rows, depth), matrices(columns, depth, seed=1) / 50
+        gate, partner = small_m_linear(x, weight, plan).chunk(2, dim=1)
+        expected = gelu_tanh_mul(gate.contiguous(), partner.contiguous())
+        assert torch.equal(small_m_geglu(x, weight, plan), expected)
+    for columns, depth in ((256, 2560), (256, 1536)):
+        plans = tuned_plans(gpu, "bfloat16", columns, depth)
+        plan = plans[rows] if plans else None
+        x, weight, factor = (
+            matrices(rows, depth),
+            matrices(columns, depth, seed=1) / 50,
+            matrices(rows, 9, columns)[:, 4],
+        )
+        expected = gelu_tanh_mul(small_m_linear(x, weight, plan), factor)
+        assert torch.equal(small_m_gelu_mul(x, weight, factor, plan), expected)

@@ -4,8 +4,10 @@ from contextlib import ExitStack
 
 import pytest
 import torch
+from sglang.srt.layers.activation import GeluAndMul
 from sglang.srt.layers.linear import ReplicatedLinear
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
+from sglang.srt.models.gemma3_causal import Gemma3MLP
 from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.server_args import get_global_server_args
 
@@ -214,3 +216,69 @@ def test_queries_alone_are_a_product_too(layer, table, calls, start, monkeypatch
     bias = torch.ones(COLUMNS)
     assert torch.equal(ops.q_only_projection(rows(3), whole, bias, 48), plain + 1)
     assert paths() == {FUSED: 1}
+
+
+@pytest.fixture
+def mlp(rank):
+    mlp = Gemma3MLP(DEPTH, COLUMNS // 2, "gelu_pytorch_tanh")
+    for seed, parameter in enumerate(mlp.parameters()):
+        parameter.data = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)) / 8
+    return mlp
+
+
+def test_an_mlps_gate_is_part_of_its_product(mlp, table, start):
+    plain = mlp.act_fn.forward_native(mlp.gate_up_proj(rows(3))[0])
+    start(OP)
+    made = small_linear.gated_mlp_input(mlp, rows(3))
+    torch.testing.assert_close(made, plain, rtol=1e-5, atol=1e-5)
+    assert paths() == {FUSED: 1}
+
+
+def test_a_per_layer_embeddings_gate_is_part_of_its_product(layer, table, start):
+    factor = torch.randn(3, 4, COLUMNS)[:, 2]
+    plain = torch.nn.functional.gelu(layer(rows(3))[0], approximate="tanh") * factor
+    start(OP)
+    torch.testing.assert_close(small_linear.gelu_mul(layer, rows(3), factor), plain, rtol=1e-5, atol=1e-5)
+    assert paths() == {FUSED: 1}
+
+
+class OtherMlp(Gemma3MLP):
+    pass
+
+
+def give_other_gate(mlp):
+    mlp.act_fn = GeluAndMul(approximate="none")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda mlp: setattr(mlp, "__class__", OtherMlp),
+        give_other_gate,
+        lambda mlp: setattr(mlp.gate_up_proj, "gather_output", True),
+        lambda mlp: setattr(mlp.gate_up_proj, "quant_method", OtherMethod()),
+        lambda mlp: setattr(mlp.gate_up_proj, "bias", torch.nn.Parameter(torch.ones(COLUMNS))),
+        lambda mlp: mlp.register_forward_hook(lambda *_: None),
+        lambda mlp: mlp.act_fn.register_forward_pre_hook(lambda *_: None),
+    ],
+    ids=["another-class", "another-gate", "gathered", "another-method", "bias", "hook", "hook-of-the-gate"],
+)
+def test_another_mlp_computes_its_own_gate(mlp, table, start, change):
+    change(mlp)
+    start(OP)
+    assert small_linear.gated_mlp_input(mlp, rows(3)) is None
+    assert paths() == {}
+
+
+def test_gates_of_prefills_traces_and_sizes_without_a_plan_are_sglangs_own(mlp, layer, table, start, monkeypatch):
+    session = start(OP)
+    assert small_linear.gated_mlp_input(mlp, rows(MAX_ROWS + 1)) is None
+    assert small_linear.gelu_mul(layer, rows(9), torch.ones(9, COLUMNS)) is None
+    assert paths() == {"cuBLAS is as fast": 1}
+    for factor in (torch.ones(3, 1), torch.ones(3, COLUMNS).half(), torch.ones(COLUMNS, 3).T, torch.ones(COLUMNS)):
+        assert small_linear.gelu_mul(layer, rows(3), factor) is None
+    session.in_force.ids = frozenset()
+    assert small_linear.gated_mlp_input(mlp, rows(3)) is None
+    session.in_force.ids = frozenset({OP})
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert small_linear.gelu_mul(layer, rows(3), torch.ones(3, COLUMNS)) is None

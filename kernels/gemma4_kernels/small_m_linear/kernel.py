@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 
 from gemma4_kernels.early_launch import inputs_are_there
+from gemma4_kernels.gelu_tanh_mul.kernel import gelu_tanh
+from gemma4_kernels.number_formats import narrowed, rounded, widened
 
 
 @triton.jit
@@ -37,16 +39,53 @@ def add_block(total, w, inputs, at, row, rows, depth, BLOCK_M: tl.constexpr, WHO
     return total
 
 
+@triton.jit
+def store_tile(
+    total,
+    out,
+    factor,
+    column,
+    row,
+    rows,
+    columns,
+    out_stride,
+    factor_stride,
+    GATE: tl.constexpr,
+    HELD: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """Store what a program's columns come to: the products, or gelu_tanh(products) times their partners or `factor`.
+
+    total is fp32 [BLOCK_N, BLOCK_M]. With GATE "halves" its rows are a gate and its partner in turns, and HELD half as
+    many columns are stored. A product is rounded before it is gated, as if it had been stored and read again.
+    """
+    DTYPE: tl.constexpr = out.dtype.element_ty
+    stored = (column[:, None] < columns) & (row[None, :] < rows)
+    outputs = out + row[None, :].to(tl.int64) * out_stride + column[:, None]
+    if GATE == "none":
+        made = total
+    elif GATE == "halves":
+        pairs = tl.permute(tl.reshape(total, [HELD, 2, BLOCK_M]), (0, 2, 1))
+        gate, partner = tl.split(pairs)
+        made = gelu_tanh(rounded(gate, DTYPE, True), False) * rounded(partner, DTYPE, True)
+    else:
+        factors = tl.load(factor + row[None, :].to(tl.int64) * factor_stride + column[:, None], mask=stored, other=0.0)
+        made = gelu_tanh(rounded(total, DTYPE, True), False) * widened(factors)
+    tl.store(outputs, narrowed(made, DTYPE), mask=stored)
+
+
 @triton.jit(do_not_specialize=("rows", "columns", "depth", "splits"))
 def small_m_linear_kernel(
     x,  # [rows, depth]
-    weight,  # [columns, depth]
+    weight,  # [columns, depth], or [2 * columns, depth] with GATE "halves"
     out,  # [rows, columns]
+    factor,  # [rows, columns]; unused without GATE "factor"
     partial,  # fp32 [tiles, splits, BLOCK_N, BLOCK_M]; unused without splits
     counters,  # int32 [tiles], 0 before and after; unused without splits
     x_stride: tl.int64,
     weight_stride: tl.int64,
     out_stride: tl.int64,
+    factor_stride: tl.int64,
     rows,
     columns,
     depth,
@@ -58,11 +97,15 @@ def small_m_linear_kernel(
     SPLIT: tl.constexpr,
     AHEAD: tl.constexpr,
     WHOLE_BLOCKS: tl.constexpr,
+    GATE: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
+    # Columns of `out` that a program holds.
+    HELD: tl.constexpr = BLOCK_N // 2 if GATE == "halves" else BLOCK_N
     tile = tl.program_id(0) // splits
     part = tl.program_id(0) % splits
-    column = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    column = tile * HELD + tl.arange(0, HELD)
+    place = tl.arange(0, BLOCK_N)
     row = tl.arange(0, BLOCK_M)
     k = tl.arange(0, BLOCK_K)
     blocks = tl.cdiv(depth, BLOCK_K)
@@ -70,7 +113,11 @@ def small_m_linear_kernel(
     first = part * share
     last = tl.minimum(first + share, blocks)
     # Beyond the last column the last one is read once more, and not stored.
-    weights = weight + tl.minimum(column, columns - 1).to(tl.int64)[:, None] * weight_stride
+    if GATE == "halves":
+        weight_row = tl.minimum(tile * HELD + place // 2, columns - 1) + place % 2 * columns
+    else:
+        weight_row = tl.minimum(tile * HELD + place, columns - 1)
+    weights = weight + weight_row.to(tl.int64)[:, None] * weight_stride
     at = first * BLOCK_K + k
     w = weight_block(weights, at, depth, WHOLE_BLOCKS)
     inputs_are_there(EARLY_LAUNCH)
@@ -85,13 +132,11 @@ def small_m_linear_kernel(
         total = add_block(total, w, inputs, at, row, rows, depth, BLOCK_M, WHOLE_BLOCKS)
     if BLOCK_M == 1:
         total = tl.sum(total, axis=1)[:, None]
-    stored = (column[:, None] < columns) & (row[None, :] < rows)
-    outputs = out + row[None, :].to(tl.int64) * out_stride + column[:, None]
     if not SPLIT:
-        tl.store(outputs, total.to(out.dtype.element_ty), mask=stored)
+        store_tile(total, out, factor, column, row, rows, columns, out_stride, factor_stride, GATE, HELD, BLOCK_M)
     else:
         SIZE: tl.constexpr = BLOCK_N * BLOCK_M
-        cells = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + row[None, :]
+        cells = place[:, None] * BLOCK_M + row[None, :]
         parts = partial + tile.to(tl.int64) * splits * SIZE
         tl.store(parts + part * SIZE + cells, total)
         # All threads' stores come before the one thread's ticket.
@@ -102,5 +147,5 @@ def small_m_linear_kernel(
             whole = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
             for number in range(splits):
                 whole += tl.load(parts + number * SIZE + cells, cache_modifier=".cg")
-            tl.store(outputs, whole.to(out.dtype.element_ty), mask=stored)
+            store_tile(whole, out, factor, column, row, rows, columns, out_stride, factor_stride, GATE, HELD, BLOCK_M)
             tl.store(counters + tile, 0)

@@ -1,8 +1,9 @@
-"""Launch small_m_linear: on CUDA one kernel without synchronisation, elsewhere torch."""
+"""Launch small_m_linear, alone or with a gate: on CUDA one kernel without synchronisation, elsewhere torch."""
 
 from __future__ import annotations
 
 import functools
+from typing import Literal
 
 import torch
 
@@ -12,7 +13,9 @@ from gemma4_kernels.small_m_linear import reference
 from gemma4_kernels.small_m_linear.spec import MAX_ROWS, Plan
 from gemma4_kernels.tickets import MOST, tickets
 
-__all__ = ["any_plan", "small_m_linear"]
+__all__ = ["any_plan", "small_m_geglu", "small_m_gelu_mul", "small_m_linear"]
+
+Gate = Literal["none", "halves", "factor"]
 
 
 def small_m_linear(
@@ -42,36 +45,136 @@ def small_m_linear(
         ValueError: A shape, dtype, device or stride is not as above, the plan does not fit, or this device cannot run
             the path.
     """
+    return _product(x, weight, plan, out, path, early, "none", None)
+
+
+def small_m_geglu(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    plan: Plan | None = None,
+    *,
+    out: torch.Tensor | None = None,
+    path: Path = "auto",
+    early: bool = True,
+) -> torch.Tensor:
+    """Return gelu_tanh of the first half of x @ weight.T, times the second half, in one launch.
+
+    The product is rounded to x's dtype before it is gated: the bits are those of small_m_linear and gelu_tanh_mul.
+
+    Args:
+        x: As `small_m_linear` takes it.
+        weight: [2 * N, K]: the rows of the gate, then those of its partner.
+        plan: Of the whole weight, as for `small_m_linear`.
+        out: [M, N] in x's dtype, new if None. It must not overlap x or weight.
+        path: The kernel or torch; see `takes_kernel`.
+        early: As for `small_m_linear`.
+
+    Returns:
+        [M, N] in x's dtype.
+
+    Raises:
+        ValueError: As `small_m_linear` raises it; or the weight has an odd number of rows.
+    """
+    return _product(x, weight, plan, out, path, early, "halves", None)
+
+
+def small_m_gelu_mul(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    factor: torch.Tensor,
+    plan: Plan | None = None,
+    *,
+    out: torch.Tensor | None = None,
+    path: Path = "auto",
+    early: bool = True,
+) -> torch.Tensor:
+    """Return gelu_tanh(x @ weight.T) * factor, in one launch.
+
+    The product is rounded to x's dtype before it is gated: the bits are those of small_m_linear and gelu_tanh_mul.
+
+    Args:
+        x: As `small_m_linear` takes it.
+        weight: As `small_m_linear` takes it.
+        factor: [M, N] in x's dtype, on its device; rows any distance apart, unit stride inside a row.
+        plan: As for `small_m_linear`.
+        out: [M, N] in x's dtype, new if None. It must not overlap x or weight; it may be factor.
+        path: The kernel or torch; see `takes_kernel`.
+        early: As for `small_m_linear`.
+
+    Returns:
+        [M, N] in x's dtype.
+
+    Raises:
+        ValueError: As `small_m_linear` raises it, of factor too.
+    """
+    return _product(x, weight, plan, out, path, early, "factor", factor)
+
+
+def _product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    plan: Plan | None,
+    out: torch.Tensor | None,
+    path: Path,
+    early: bool,
+    gate: Gate,
+    factor: torch.Tensor | None,
+) -> torch.Tensor:
     _refuse(x, weight)
     (rows, depth), columns = x.shape, weight.shape[0]
+    if gate == "halves":
+        if columns % 2:
+            raise ValueError(f"weight is {list(weight.shape)}, expected an even number of rows")
+        columns //= 2
+    for name, tensor in (("out", out), ("factor", factor)):
+        if tensor is None:
+            continue
+        if tensor.shape != (rows, columns) or tensor.dtype != x.dtype or tensor.device != x.device:
+            have, want = f"{list(tensor.shape)} {tensor.dtype} on {tensor.device}", f"[{rows}, {columns}] {x.dtype}"
+            raise ValueError(f"{name} is {have}, expected {want} on {x.device} with unit stride")
+        if tensor.stride(1) != 1 and columns > 1:
+            raise ValueError(f"{name} has stride {tensor.stride(1)} inside a row, expected 1")
     if out is None:
         out = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
-    elif out.shape != (rows, columns) or out.dtype != x.dtype or out.device != x.device or out.stride(1) != 1:
-        have = f"{list(out.shape)} {out.dtype} on {out.device}"
-        raise ValueError(f"out is {have}, expected [{rows}, {columns}] {x.dtype} on {x.device} with unit stride")
     if rows == 0:
         return out
     if not takes_kernel(x, path):
-        return out.copy_(reference.small_m_linear(x, weight))
+        return out.copy_(_reference(x, weight, gate, factor))
     plan = plan or any_plan(rows, columns, depth)
-    tiles = -(-columns // plan.block_n)
+    tiles = -(-columns // (plan.block_n // 2 if gate == "halves" else plan.block_n))
     _refuse_plan(plan, rows, depth, tiles)
     partial = counters = out
     if plan.splits > 1:
         size = tiles * plan.splits * plan.block_n * plan.block_m
         partial = torch.empty(size, dtype=torch.float32, device=x.device)
         counters = tickets(x.device)
+    factor = out if factor is None else factor
     _launcher().launch(
         tiles * plan.splits,
-        (x, weight, out, partial, counters),
-        (x.stride(0), weight.stride(0), out.stride(0)),
+        (x, weight, out, factor, partial, counters),
+        (x.stride(0), weight.stride(0), out.stride(0), factor.stride(0)),
         (rows, columns, depth, plan.splits),
-        (plan.block_m, plan.block_n, plan.block_k, plan.stages, plan.splits > 1, plan.ahead, depth % plan.block_k == 0),
+        (
+            plan.block_m,
+            plan.block_n,
+            plan.block_k,
+            plan.stages,
+            plan.splits > 1,
+            plan.ahead,
+            depth % plan.block_k == 0,
+            gate,
+        ),
         num_warps=plan.num_warps,
         fuse=True,
         early=early,
     )
     return out
+
+
+def _reference(x: torch.Tensor, weight: torch.Tensor, gate: Gate, factor: torch.Tensor | None) -> torch.Tensor:
+    if factor is not None:
+        return reference.small_m_gelu_mul(x, weight, factor)
+    return reference.small_m_geglu(x, weight) if gate == "halves" else reference.small_m_linear(x, weight)
 
 
 def any_plan(rows: int, columns: int, depth: int) -> Plan:

@@ -189,7 +189,8 @@ LAYER_OPS: tuple[Patch, ...] = (
         own_paths=("fused",),
         about=About(
             why="A decode step is bound by reading its weights, and cuBLAS reads a layer's at about half of the "
-            "bandwidth: each product waits for the end of the kernel ahead, and small ones do not fill the GPU.",
+            "bandwidth: each product waits for the end of the kernel ahead, and small ones do not fill the GPU. Where "
+            "our forward of a layer runs, the gate of its MLP and of its per-layer embedding is part of the product.",
             eligibility="Products without bias of SGLang's unquantised linear layers, of 1 to 16 rows, and of a size, "
             "dtype and GPU that the table has, eager or captured; not traced by torch.compile, with deterministic "
             "inference, with rl_on_policy_target or on ROCm.",
@@ -200,6 +201,7 @@ LAYER_OPS: tuple[Patch, ...] = (
                 "tests/kernels/test_small_m_linear_gpu.py",
                 "kernels/bench/rows/small_m_linear_h200_2026-11-23.json::small_m_linear",
                 "docs/bench/step_products_h200_2026-11-23_e4b.json::all-cublas",
+                "docs/bench/step_gates_h200_2026-11-25_e4b.json::all",
                 "docs/bench/serving_decode_e4b_h200_2026-11-23.json::products",
             ),
         ),

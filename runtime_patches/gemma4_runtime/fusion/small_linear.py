@@ -2,22 +2,31 @@
 
 A decode step reads all weights once and computes little with them. The kernel is launched while the one ahead still
 runs and cuts the product so that all multiprocessors read; which cut is fastest for a size and a number of rows was
-measured (`gemma4_kernels.small_m_linear.tuned`). Whatever is not in the table stays with cuBLAS.
+measured (`gemma4_kernels.small_m_linear.tuned`). Whatever is not in the table stays with cuBLAS. Where a gate follows
+the product, and nothing else reads it, the gate is computed in the same launch.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gemma4_kernels.small_m_linear.launch import small_m_linear
+from gemma4_kernels.small_m_linear.launch import small_m_geglu, small_m_gelu_mul, small_m_linear
 from gemma4_kernels.small_m_linear.spec import MAX_ROWS, Plan
 from gemma4_kernels.small_m_linear.tuned import tables, tuned_plans
 from gemma4_runtime.current import switched_on
 from gemma4_runtime.fusion.eligible import rows_reason, server_reason
 from gemma4_runtime.fusion.paths import PATHS
+from gemma4_runtime.release import (
+    GeluAndMul,
+    Gemma3MLP,
+    MergedColumnParallelLinear,
+    ReplicatedLinear,
+    UnquantizedLinearMethod,
+)
 
 OP = "small-m-linear"
 
@@ -27,14 +36,62 @@ def product(x: Tensor, weight: Tensor) -> Tensor | None:
 
     A product of more rows than the kernel has, as in a prefill, is not recorded as a path, nor is one of no rows.
     """
+    plan = _plan(x, weight)
+    if plan is None:
+        return None
+    PATHS.took(OP)
+    return small_m_linear(x, weight, plan)
+
+
+def gated_mlp_input(mlp: Any, x: Tensor) -> Tensor | None:
+    """Return gelu_tanh(gate) * up of x [M, K], [M, N], or None where the MLP's own lines have to compute it."""
+    if type(mlp) is not Gemma3MLP or type(mlp.act_fn) is not GeluAndMul or mlp.act_fn.approximate != "tanh":
+        return None
+    linear = mlp.gate_up_proj
+    if type(linear) is not MergedColumnParallelLinear or linear.gather_output or _watched(mlp, mlp.act_fn, linear):
+        return None
+    plan = _plan(x, linear.weight) if _plain(linear) else None
+    if plan is None:
+        return None
+    PATHS.took(OP)
+    return small_m_geglu(x, linear.weight, plan)
+
+
+def gelu_mul(linear: Any, x: Tensor, factor: Tensor) -> Tensor | None:
+    """Return gelu_tanh(linear(x)) * factor, [M, N], or None where SGLang's own product has to be made first."""
+    if type(linear) is not ReplicatedLinear or _watched(linear) or not _plain(linear):
+        return None
+    fits = factor.dim() == 2 and factor.shape == (x.shape[0], linear.weight.shape[0]) and factor.stride(1) == 1
+    plan = _plan(x, linear.weight) if fits and factor.dtype is x.dtype and factor.device == x.device else None
+    if plan is None:
+        return None
+    PATHS.took(OP)
+    return small_m_gelu_mul(x, linear.weight, factor, plan)
+
+
+def _plain(linear: Any) -> bool:
+    """Say whether SGLang computes this linear layer as x @ weight.T and nothing else."""
+    return (
+        type(linear.quant_method) is UnquantizedLinearMethod
+        and linear.bias is None
+        and not getattr(linear, "use_intel_amx_backend", False)
+    )
+
+
+def _watched(*modules: torch.nn.Module) -> bool:
+    """Say whether somebody, as SGLang's `--forward-hooks`, has to see what goes in and out of one of these."""
+    return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+
+
+def _plan(x: Tensor, weight: Tensor) -> Plan | None:
+    """Return the plan of a product, or None where SGLang's own has to compute it, and record why."""
     if torch.compiler.is_compiling() or x.dim() != 2 or not 1 <= x.shape[0] <= MAX_ROWS or not switched_on(OP):
         return None
     found = _plan_or_reason(x, weight)
     if isinstance(found, str):
         PATHS.took(OP, found)
         return None
-    PATHS.took(OP)
-    return small_m_linear(x, weight, found)
+    return found
 
 
 def _plan_or_reason(x: Tensor, weight: Tensor) -> Plan | str:

@@ -10,6 +10,8 @@
 |                              | PLE); then the next layer's norm | or rmsnorm-residual-scalar without        |
 | end, experts                 | one; then the next layer's norm  | cross-layer-norm                          |
 
+With small-m-linear a decode step's gates, of the MLP and of PLE, are part of the product ahead of them.
+
 With post-attention-norms or triple-rmsnorm a layer's input is left as it was; SGLang adds into it, which spoils hidden
 states captured there.
 """
@@ -26,6 +28,7 @@ from gemma4_runtime.fusion import ops
 from gemma4_runtime.fusion.eligible import alike, eps_of, rows_reason
 from gemma4_runtime.fusion.layer_plan import ADD, CROSS, GELU, POST_ATTENTION, RESIDUAL_SCALAR, TRIPLE, plan_of
 from gemma4_runtime.fusion.paths import PATHS
+from gemma4_runtime.fusion.small_linear import gated_mlp_input, gelu_mul
 from gemma4_runtime.release import gemma_dual_rmsnorm_residual_scalar, gemma_rmsnorm_residual_scalar
 
 _UNLIKE = "tensors that are not alike"
@@ -51,14 +54,13 @@ def around_layer_forward(
     if layer.enable_moe_block:
         return _experts(layer, plan, attention, hidden_states), None
     residual, mlp_input = _after_attention(layer, plan, attention, hidden_states)
-    mlp = layer.mlp(mlp_input)
+    mlp = _mlp(layer, mlp_input)
     if not layer.has_ple:
         return _end(layer, plan, mlp, layer.post_feedforward_layernorm, residual), None
     hidden = _after_mlp(layer, plan, mlp, residual)
     if per_layer_input is None:
         return hidden * layer.layer_scalar, None
-    gate, _ = layer.per_layer_input_gate(hidden)
-    projected, _ = layer.per_layer_projection(_gated(plan, gate, per_layer_input))
+    projected, _ = layer.per_layer_projection(_gated(layer, plan, hidden, per_layer_input))
     return _end(layer, plan, projected, layer.post_per_layer_input_norm, hidden), None
 
 
@@ -91,12 +93,12 @@ def _experts(layer: Any, plan: Any, attention: Tensor, residual: Tensor) -> Tens
         weights = layer.router.scale, pre.weight, pre_experts.weight
         made = ops.triple_rmsnorm(attention, norm.weight, residual, *weights, eps_of(norm))
         residual, router_input, mlp_input, experts_input = made
-        dense = layer.mlp(mlp_input)
+        dense = _mlp(layer, mlp_input)
         # The router's own forward would norm again, with the scale that it folded once.
         logits, _ = layer.router.proj(router_input)
     else:
         mlp_input, residual = pre(norm(attention), residual)
-        dense = layer.mlp(mlp_input)
+        dense = _mlp(layer, mlp_input)
         logits, experts_input = layer.router(residual), pre_experts(residual)
     return _end_of_experts(layer, plan, dense, layer.moe(experts_input, logits), residual)
 
@@ -108,7 +110,21 @@ def _after_mlp(layer: Any, plan: Any, mlp: Tensor, residual: Tensor) -> Tensor:
     return norm(mlp) + residual
 
 
-def _gated(plan: Any, gate: Tensor, per_layer_input: Tensor) -> Tensor:
+def _mlp(layer: Any, rows: Tensor) -> Tensor:
+    gated = gated_mlp_input(layer.mlp, rows)
+    if gated is None:
+        return layer.mlp(rows)
+    made, _ = layer.mlp.down_proj(gated)
+    return made
+
+
+def _gated(layer: Any, plan: Any, hidden: Tensor, per_layer_input: Tensor) -> Tensor:
+    if GELU in plan.ops:
+        gated = gelu_mul(layer.per_layer_input_gate, hidden, per_layer_input)
+        if gated is not None:
+            PATHS.ran(GELU, hidden)
+            return gated
+    gate, _ = layer.per_layer_input_gate(hidden)
     if _takes(plan, GELU, per_layer_input, gate):
         return ops.gelu_tanh_mul(gate, per_layer_input)
     return torch.nn.functional.gelu(gate, approximate="tanh") * per_layer_input
