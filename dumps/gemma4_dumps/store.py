@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import platformdirs
-
 from .caps import DEFAULT_CAPS, StoreCaps
 from .directory_name import TEMPORARY_PREFIX, is_short_id, short_id
 from .draft import DumpDraft
@@ -19,6 +17,7 @@ from .lock import store_lock
 from .manifest_file import MANIFEST_NAME
 from .removal import remove_dumps
 from .retention import Removal, plan_retention
+from .state_folder import state_folder
 from .unpacked import inside
 from .writer import LOCK_TIMEOUT_S, WriteOutcome, write_dump
 
@@ -31,7 +30,7 @@ __all__ = ["DumpEntry", "DumpStore", "StoreCaps", "default_root"]
 
 def default_root() -> Path:
     """Return where dumps go unless told otherwise: under the platform's user state directory."""
-    return Path(platformdirs.user_state_dir("gemma4-triage")) / "dumps"
+    return state_folder() / "dumps"
 
 
 def _not_found(root: Path, message: str) -> DumpNotFound:

@@ -32,9 +32,37 @@ def installed_or_base() -> str:
         return BASE
 
 
+_RELEASE = re.compile(
+    r"v?(\d{1,9}(?:\.\d{1,9}){0,3})(?:[._-]?(a|b|rc)(\d{0,9}))?(?:[._-]?(post)(\d{0,9}))?(?:[._-]?(dev)(\d{0,9}))?"
+    r"(?:\+[a-z0-9.]+)?",
+    re.IGNORECASE,
+)
+_STAGES = {"a": -3, "b": -2, "rc": -1}
+
+
+def is_release(text: str) -> bool:
+    """Return whether a text is a version as PyPI has them, such as 0.5.13.post1."""
+    return _RELEASE.fullmatch(text.strip()) is not None
+
+
 def order(release: str) -> tuple[int, ...]:
-    """Return a key that sorts releases by age: 0.5.9 before 0.5.13 before 0.5.13.post1 before 0.5.14."""
-    return tuple(int(number) for number in re.findall(r"\d+", release))
+    """Return a key that sorts releases by age: 0.5.9, 0.5.13rc1, 0.5.13, 0.5.13.post1, 0.5.14; () for what is none.
+
+    The same that `packaging` makes of versions with at most four numbers; it is a megabyte for this alone.
+    """
+    found = _RELEASE.fullmatch(release.strip())
+    if found is None:
+        return ()
+    numbers, stage, stage_number, post, post_number, dev, dev_number = found.groups()
+    key = [int(number) for number in numbers.split(".")]
+    key += [0] * (4 - len(key))
+    first = _STAGES[stage.lower()] if stage else -4 if dev and not post else 0
+    return (
+        *key,
+        *(first, int(stage_number or 0)),
+        *(1 + int(post_number or 0) if post else 0,),
+        *(0 if dev else 1, int(dev_number or 0)),
+    )
 
 
 def at_least(release: str, other: str) -> bool:

@@ -9,8 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from gemma4_dumps.included import WORDS, words
 from gemma4_runtime.errors import SettingsError
@@ -149,7 +148,7 @@ def _drafts(value: Any) -> str | tuple[tuple[int, float], ...]:
 
 _DECIMAL = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?", re.ASCII)
 _Knob = Annotated[bool | None, _word(_AS_CHOSEN)]
-_Items = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_items)]
+_Items = Annotated[tuple[str, ...], BeforeValidator(_items)]
 
 ALLOW_MISSING = "GEMMA4_TRIAGE_ALLOW_MISSING"
 ALLOW_UNTESTED = "GEMMA4_TRIAGE_ALLOW_UNTESTED"
@@ -162,10 +161,10 @@ VISION_BUDGET = "GEMMA4_TRIAGE_VISION_BUDGET_MB"
 _INCLUDES = "page-table"
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """Everything that the environment can ask of the runtime. With no variable set, `wants_nothing` is true."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="ignore", case_sensitive=True, populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
     mode: Annotated[Mode, _word(_MODE_WORDS)] = Field(Mode.OFF, validation_alias="SGLANG_TRTLLM_MHA_DEBUG")
     dump_dir: Annotated[Path | None, BeforeValidator(lambda value: value or None)] = Field(
@@ -174,7 +173,7 @@ class Settings(BaseSettings):
     probes: _Items = Field((), validation_alias="GEMMA4_TRIAGE_PROBES")
     patches: _Items = Field((), validation_alias="GEMMA4_TRIAGE_PATCHES")
     faults: _Items = Field((), validation_alias="GEMMA4_TRIAGE_FAULTS")
-    include: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_included)] = Field((), validation_alias=INCLUDE)
+    include: Annotated[tuple[str, ...], BeforeValidator(_included)] = Field((), validation_alias=INCLUDE)
     leak: Annotated[Leak, _word(_LEAK_WORDS)] = Field(Leak.OFF, validation_alias="GEMMA4_TRIAGE_LEAK")
     leak_every: Annotated[int, _STEPS] = Field(0, validation_alias="GEMMA4_TRIAGE_LEAK_EVERY")
     pool_seed: Annotated[int, _SEED] = Field(0, validation_alias="GEMMA4_TRIAGE_POOL_SEED")
@@ -192,7 +191,7 @@ class Settings(BaseSettings):
     piecewise_multimodal: _Knob = Field(None, validation_alias="SGLANG_ENABLE_PIECEWISE_CUDA_GRAPH_FOR_MM")
     mtp_v2: _Knob = Field(None, validation_alias=MTP_V2)
     mtp_v2_alias: _Knob = Field(None, validation_alias=MTP_V2_ALIAS)
-    drafts: Annotated[str | tuple[tuple[int, float], ...], NoDecode, BeforeValidator(_drafts)] = Field(
+    drafts: Annotated[str | tuple[tuple[int, float], ...], BeforeValidator(_drafts)] = Field(
         "auto", validation_alias=DRAFTS
     )
     allow_missing: Annotated[bool, _word(_YES_OR_NO)] = Field(False, validation_alias=ALLOW_MISSING)
@@ -266,7 +265,7 @@ def read_settings() -> Settings:
         known = ", ".join(name for name in VARIABLES if name.startswith(_PREFIX))
         raise SettingsError(f"{', '.join(sorted(strangers))}: no such setting; there are {known}")
     try:
-        settings = Settings()  # pyright: ignore[reportCallIssue]
+        settings = Settings.model_validate({name: os.environ[name] for name in VARIABLES if name in os.environ})
     except ValidationError as error:
         lines = [
             f"{item['loc'][0]}={item['input']!r} cannot be read: {item['msg'].removeprefix('Value error, ')}"

@@ -60,7 +60,7 @@ def test_of_sglangs_arguments_only_the_secrets_are_redacted():
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.name)
 def test_imports_stay_light(path):
-    allowed = set(sys.stdlib_module_names) | {"numpy", "safetensors", "pydantic", "pydantic_core", "platformdirs"}
+    allowed = set(sys.stdlib_module_names) | {"numpy", "safetensors", "pydantic", "pydantic_core"}
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             assert {name.name.partition(".")[0] for name in node.names} <= allowed

@@ -31,8 +31,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from platformdirs import user_cache_path
-
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.release.names import NAMES
 from gemma4_runtime.releases import BASE
@@ -173,7 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("release")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
     parser.add_argument(
-        "--cache", type=Path, default=user_cache_path("gemma4-triage") / "sglang", help="for the wheels"
+        "--cache", type=Path, default=Path.home() / ".cache" / "gemma4-triage" / "sglang", help="for the wheels"
     )
     parser.add_argument("--unpacked", type=Path, help="a folder that holds the release's sglang/; nothing is fetched")
     options = parser.parse_args(arguments)

@@ -92,13 +92,19 @@ def walk(folder: Path) -> list[Step]:
     return steps
 
 
-def page(steps: list[Step]) -> str:
-    """Return the walk as a page of the documentation."""
+def size_mb(folder: Path) -> int:
+    """Return what `du -sm` says of a folder."""
+    return int(subprocess.run(["du", "-sm", folder], capture_output=True, text=True, check=True).stdout.split()[0])
+
+
+def page(steps: list[Step], laptop_mb: int) -> str:
+    """Return the walk as a page of the documentation. laptop_mb: the size of the environment that was made."""
     text = (
         "# The first hour, walked\n\nThree needs, by the lines of the [README](../README.md) alone, in a fresh base "
         "environment. Made by\n`python tests/tools/walk_first_hour.py --output docs/first_hour.md` on "
         f"{os.cpu_count()} cores with Python {platform.python_version()}; wall time, with\nwhat pip fetches. Exit "
-        "code 1 is a finding. Lines that need SGLang or a server's dumps are left out.\n"
+        "code 1 is a finding. Lines that need SGLang or a server's dumps are left out. The environment\n"
+        f"takes {laptop_mb} MB (`du -sm`), with pip and numpy.\n"
     )
     for need in dict.fromkeys(step.need for step in steps):
         rows = [step for step in steps if step.need == need]
@@ -114,8 +120,9 @@ def main() -> int:
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         steps = walk(Path(folder))
+        text = page(steps, size_mb(Path(folder) / "clone" / "laptop"))
     if wanted.output:
-        wanted.output.write_text(page(steps))
+        wanted.output.write_text(text)
     return int(any(step.code not in (0, 1) for step in steps))
 
 

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-import platformdirs
-
+from gemma4_dumps.state_folder import state_folder
 from gemma4_repro.errors import OutputRefused, OutputUnwritable
 
 VERDICT_NAME = "verdict.json"
@@ -20,7 +19,7 @@ NEEDED_BYTES = 64 * 1024**2
 
 def runs_root() -> Path:
     """Say where runs go unless told otherwise: under the platform's user state directory."""
-    return Path(platformdirs.user_state_dir("gemma4-triage")) / "runs"
+    return state_folder() / "runs"
 
 
 def prepare_run_folder(scenario_id: str, arms: tuple[str, ...], output: Path | None, overwrite: bool) -> Path:

@@ -147,7 +147,7 @@ def _named(issue_id: str) -> KnownIssue:
 
 
 def _release(release: str | None, server_info: Path | None) -> str:
-    from gemma4_triage.known_issues.record import parsed
+    from gemma4_runtime.releases import is_release
     from gemma4_triage.known_issues.release import release_of_server_info
 
     if server_info is not None and release is None:
@@ -158,6 +158,6 @@ def _release(release: str | None, server_info: Path | None) -> str:
             raise UsageMistake(f"{server_info} cannot be read: {reason}", "save the answer of /server_info") from error
         if not release:
             raise UsageMistake(f"{server_info} names no release", 'an answer of /server_info has a "version"')
-    if release is not None and parsed(release) is None:
+    if release is not None and not is_release(release):
         raise UsageMistake(f"{release!r} is no release of SGLang", "such as 0.5.13.post1")
     return release or ""

@@ -181,16 +181,15 @@ def _report(
 
 
 def _shrink(dump: "Dump", options: "ReplayOptions", output: Path | None, renumber: bool) -> "Shrunk":
-    import platformdirs
-
     from gemma4_dumps.errors import DumpUnreadable
+    from gemma4_dumps.state_folder import state_folder
     from gemma4_triage.replay.shrink import shrink
 
     if dump.damage:
         raise DumpUnreadable("a damaged dump is not shrunk: the new one's checksums would vouch for what is damaged")
     if output is not None and output.exists() and not output.is_dir():
         raise UsageMistake(f"{output} is not a directory", "--output takes a directory; it is made if it is not there")
-    return shrink(dump, options, output or Path(platformdirs.user_state_dir("gemma4-triage")) / "shrunk", renumber)
+    return shrink(dump, options, output or state_folder() / "shrunk", renumber)
 
 
 def _exit_code(result: "Replay", names: tuple[str, ...]) -> ExitCode:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from gemma4_runtime.releases import is_release, order
 from gemma4_triage.finding import Confidence
 from gemma4_triage.threads import thread_url
 
@@ -14,10 +14,8 @@ _SHORTEST_WORDS = 8
 
 
 def _a_release(text: str) -> str:
-    try:
-        Version(text)
-    except InvalidVersion as error:
-        raise ValueError(f"{text!r} is no release of SGLang, such as 0.5.13.post1") from error
+    if not is_release(text):
+        raise ValueError(f"{text!r} is no release of SGLang, such as 0.5.13.post1")
     return text
 
 
@@ -117,26 +115,18 @@ class KnownIssue(_Strict):
         Args:
             release: That somebody runs; None, or something that is no version, if it is not known.
         """
-        version = parsed(release)
-        if version is None:
+        version = order(release or "")
+        if not version:
             return None
         without = self.fixed or self.gone_by
-        if without is not None and version >= Version(without):
+        if without is not None and version >= order(without):
             return False
         if self.since is not None:
-            return version >= Version(self.since)
-        return True if version in map(Version, self.reported) else None
+            return version >= order(self.since)
+        return True if version in map(order, self.reported) else None
 
     def state(self, release: str | None) -> str:
         """Return name, fix and the release that is run, as one line of a report."""
         fix = f"fixed {self.fix}" if self.fix else "no release with a fix is known here"
-        runs = f"you run {release}" if parsed(release) is not None else "the release that you run is not known"
+        runs = f"you run {release}" if is_release(release or "") else "the release that you run is not known"
         return f"{self.name}, {fix}; {runs}"
-
-
-def parsed(release: str | None) -> Version | None:
-    """Return the version; None for what is none."""
-    try:
-        return None if release is None else Version(release)
-    except InvalidVersion:
-        return None
