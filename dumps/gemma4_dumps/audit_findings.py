@@ -3,12 +3,14 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from .errors import DumpUnreadable
 from .reader import Dump
 
 RULE = "leak-audit"
+EventKind = Literal["handed_out", "owned", "given", "free_asked", "freed", "cleared"]
+"""What an event of an audit's dump is. given: to the prefix cache, beside or instead of the request that had them."""
 TABLE, LIVES = "suspects", "lives"
 MAX_ROWS = 100_000
 """More than fit a dump at its default cap."""

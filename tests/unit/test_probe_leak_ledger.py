@@ -1,5 +1,7 @@
 """The leak audit on SGLang's own pools: silent on what SGLang does, it names page, owner and site of a loss."""
 
+from typing import get_args
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -8,10 +10,11 @@ from pool_world import PoolWorld
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.plugins.hook_registry import HookRegistry
 
-from gemma4_dumps.audit_findings import lives
+from gemma4_dumps.audit_findings import EventKind, lives
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_runtime.catalog import CATALOG
+from gemma4_runtime.checks.page_events import Kind
 from gemma4_runtime.checks.page_ledger import LastEvent, Site
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.guard import Guard
@@ -22,6 +25,7 @@ from gemma4_runtime.session import Session
 from gemma4_runtime.settings import Leak, Mode, read_settings
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.grouping import group
+from gemma4_triage.replay.leak_replay import replay_leak
 
 pytestmark = pytest.mark.releases("0.5.13.post1")
 
@@ -277,6 +281,46 @@ def test_counters_that_do_not_add_up_are_a_finding_of_their_own(swa, guard):
     (incident,) = group([dump])
     (cause,) = conclude(incident)
     assert cause.rule == "pool-count-wrong"
+
+
+def test_readers_know_every_kind_of_event_that_a_dump_may_have():
+    assert set(get_args(EventKind)) == {kind.name.lower() for kind in Kind if kind is not Kind.PAIRED}
+
+
+class TestWhatThePrefixCacheWasGiven:
+    """A page that a node had and lost is the cache's loss, and no call's."""
+
+    @pytest.fixture
+    def node(self, swa):
+        swa.finish(swa.start(prompt(1, 64)))
+        (child,) = swa.tree.root_node.children.values()
+        assert swa.faults() == {}
+        # What is handed out in the step of the audit may be on its way still.
+        ledger_of(swa.allocator).step += 5
+        return child
+
+    def cause(self, swa, guard):
+        """Return the first cause of what an audit finds, after its dumps have been replayed."""
+        found = swa.audit()
+        report(found, found.findings, "idle", Leak.DUMP, guard)
+        dumps = [read_dump(entry.path) for entry in DumpStore(guard.root).list()]
+        for dump in dumps:
+            if dump.manifest.verdict == "pool_leak":
+                replay_leak(dump)
+        (incident,) = group(dumps)
+        return conclude(incident)[0]
+
+    def test_an_entry_that_is_no_page_is_certain(self, swa, guard, node):
+        node.value[16:32] = 16 * 900
+        cause = self.cause(swa, guard)
+        assert (cause.rule, cause.structure, cause.defect) == ("holder-entry-wrong", "radix tree node", "past the end")
+        assert str(cause.confidence) == "certain"
+
+    def test_an_entry_that_is_gone_is_likely(self, swa, guard, node):
+        node.value = node.value[:48]
+        cause = self.cause(swa, guard)
+        assert (cause.rule, cause.structure, cause.defect) == ("pages-leaked", "radix tree node", "lost")
+        assert "the prefix cache was given all of them" in cause.cause
 
 
 def test_a_pending_group_is_a_place(world):

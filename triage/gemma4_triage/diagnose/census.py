@@ -27,7 +27,9 @@ OF_VERIFIES = ("prepare_for_verify", "verify")
 OF_DECODES = ("alloc_for_decode", "spec_v2_decode", *OF_VERIFIES)
 """Sites that hand pages out for a request's answer."""
 _FREE = ("cleared", "freed")
-_TAKEN = ("handed_out", "owned")
+GIVEN = "given"
+"""The last event of a page that the prefix cache was given."""
+_TAKEN = ("handed_out", "owned", GIVEN)
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,11 @@ class Listed:
     def was_taken(self) -> bool:
         """Return whether it had an owner, and nobody had asked to free it."""
         return self.suspect.last_event in _TAKEN
+
+    @property
+    def is_of_cache(self) -> bool:
+        """Return whether the prefix cache was given the page, and that was the last of it."""
+        return self.suspect.last_event == GIVEN
 
     @property
     def was_asked_back(self) -> bool:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, StrictInt, ValidationError
 
-from gemma4_dumps.audit_findings import RULE, PoolEquation, Suspect, equations, suspects
+from gemma4_dumps.audit_findings import RULE, EventKind, PoolEquation, Suspect, equations, suspects
 from gemma4_dumps.errors import DumpUnreadable
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.schema import Record
@@ -30,7 +30,7 @@ _Number = Annotated[StrictInt, Field(ge=-(2**62), le=2**62)]
 class PageEvent(Record):
     """A line of events.jsonl. pages: how many it concerns; first_pages: the first of them; more are not named."""
 
-    kind: Literal["handed_out", "owned", "free_asked", "freed", "cleared"]
+    kind: EventKind
     pool: str
     site: str
     step: _Number

@@ -22,6 +22,10 @@ from gemma4_triage.finding import Confidence, Finding
 
 ID = "free-list-entry-wrong"
 _PAGE, _LAST_EVENT = 0, 11
+_OF_A_HAND_OUT = (
+    "A page that was free is no longer on the free list of the {pool} pool, and another was handed out in its place: "
+    "the list named another page, or the call that hands out returned one. Which of them cannot be told from this."
+)
 
 
 def find(incident: Incident) -> Finding | None:
@@ -51,18 +55,21 @@ def _unasked(one: Listed) -> bool:
 
 def _finding(incident: Incident, census: Census, pool: str, missing: Listed, strange: Listed | None) -> Finding:
     # Handed out in this very step, the stranger may also be what a hand-out was turned into.
-    proven = strange is not None and not census.given_now(strange)
+    now = strange is not None and census.given_now(strange)
+    proven = strange is not None and not now
     other = () if strange is None else (cell(strange.dump, TABLE, (strange.row, _PAGE), "what the list has instead"),)
     return Finding(
         rule=ID,
-        structure=free_list_of_pool(pool),
+        structure=None if now else free_list_of_pool(pool),
         defect=Defect.LOST if strange is None else _defect(missing, strange),
-        cause=(
+        cause=_OF_A_HAND_OUT.format(pool=pool)
+        if now
+        else (
             f"One entry of the free list of the {pool} pool is "
             + ("gone" if strange is None else "another than it was")
             + ": the page was free, nobody took it off the list, and it is no longer there."
         ),
-        confidence=Confidence.CERTAIN if proven else Confidence.LIKELY,
+        confidence=Confidence.CERTAIN if proven else Confidence.POSSIBLE if now else Confidence.LIKELY,
         evidence=(
             cell(missing.dump, TABLE, (missing.row, _PAGE), "the page that is nowhere"),
             cell(missing.dump, TABLE, (missing.row, _LAST_EVENT), f"its last event: {missing.suspect.last_event}"),

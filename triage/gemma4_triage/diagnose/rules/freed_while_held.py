@@ -5,6 +5,7 @@ from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, first_census
 from gemma4_triage.diagnose.concerned import free_list_of_pool
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import LEAK, Incident
@@ -12,7 +13,6 @@ from gemma4_triage.diagnose.rule import Rule
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "freed-while-held"
-_HELD = "free_and_held"
 
 
 def find(incident: Incident) -> Finding | None:
@@ -40,20 +40,33 @@ def find(incident: Incident) -> Finding | None:
 
 
 def _never_freed(incident: Incident, dump: Dump, first: Suspect) -> Finding:
+    now = _was_given_now(incident, first)
     return Finding(
         rule=ID,
-        structure=free_list_of_pool(first.pool),
+        structure=None if now else free_list_of_pool(first.pool),
         cause=(
             f"The free list of the {first.pool} pool holds pages that a request or the prefix cache still reads, and "
-            "nobody gave them back since they were handed out: what is wrong is the list, not a free."
+            "nobody gave them back since they were handed out: what is wrong is the list, "
+            + ("or the hand-out of this very step." if now else "not a free.")
         ),
         # The ledger sees the frees that go through the allocator's own calls.
-        confidence=Confidence.LIKELY,
+        confidence=Confidence.POSSIBLE if now else Confidence.LIKELY,
         evidence=_evidence(dump),
         ruled_out_if=("the audit names a free of the page after its hand-out",),
         advice=("Look at what writes free_pages beside free and alloc: restore_state, clear, a resized pool.",),
         next_commands=(commands.audit(dump), commands.serve(incident, "--debug trap", "--probes swa-allocator")),
     )
+
+
+def _was_given_now(incident: Incident, page: Suspect) -> bool:
+    """Return whether the page may have been handed out in another's place, in the step of the audit.
+
+    That one was free, and is nowhere: the list named another page, or the hand-out did.
+    """
+    census = first_census(incident)
+    if census is None or not any(one.was_free for one in census.of(page.pool, NOWHERE)):
+        return False
+    return any(one.page == page.page and census.given_now(one) for one in census.of(page.pool, FREE_AND_HELD))
 
 
 def _evidence(dump: Dump) -> tuple[Evidence, ...]:
@@ -68,7 +81,7 @@ def _evidence(dump: Dump) -> tuple[Evidence, ...]:
 def _held(dump: Dump) -> list[Suspect]:
     """Return what the audit knows of the pages that are free and held; none if its table cannot be read."""
     try:
-        return [page for page in suspects(dump) if page.fault == _HELD]
+        return [page for page in suspects(dump) if page.fault == FREE_AND_HELD]
     except DumpError:
         return []
 

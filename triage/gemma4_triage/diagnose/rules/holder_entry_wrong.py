@@ -46,10 +46,12 @@ def _strangers(census: Census, lost: Listed) -> list[Holder]:
 def _loser(lost: Listed, of_page: list[Holder]) -> Holder | None:
     """Return which of a page's holders had the lost page; None if that cannot be told.
 
-    A prompt's pages go to the prefix cache, what a request is given while it decodes stays its own.
+    The ledger says whether the prefix cache was given the page. Where it does not, a prompt's pages go to the cache,
+    and what a request is given while it decodes stays its own.
     """
     owner = None if lost.suspect.owner is None else lost.suspect.owner[0]
-    mine = owner if lost.suspect.alloc_site in audit.OF_DECODES else TREE
+    of_request = not lost.is_of_cache and lost.suspect.alloc_site in audit.OF_DECODES
+    mine = owner if of_request else TREE
     return next((one for one in of_page if one.holder == mine), None)
 
 

@@ -5,12 +5,17 @@ from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.census import GIVEN
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Rule
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "pages-leaked"
+_GIVEN = (
+    "the prefix cache was given all of them, nobody has asked for them back, and none of its nodes has them, so it is "
+    "the cache that has lost them"
+)
 _OF_CACHE = (
     "all of them are of prompts, which the prefix cache takes over, and what their owners were given for their answers "
     "was freed, so it is the cache that has lost them"
@@ -39,13 +44,15 @@ def find(incident: Incident) -> Finding | None:
         and first.owner is not None
         and first.last_event in ("owned", "handed_out")
     )
-    of_cache = known and ended is True and _only_prompts(dump)
+    given = _given_to_cache(dump)
+    of_cache = given or (known and ended is True and _only_prompts(dump))
+    why = _GIVEN if given else _OF_CACHE if of_cache else _why(known, ended)
     return Finding(
         rule=ID,
         structure=Structure.TREE_NODE if of_cache else Structure.FREE_CALL if known else None,
         defect=Defect.LOST,
-        cause=f"Pages belong to nobody and are not free{where}: {_OF_CACHE if of_cache else _why(known, ended)}.",
-        confidence=Confidence.LIKELY if known else Confidence.POSSIBLE,
+        cause=f"Pages belong to nobody and are not free{where}: {why}.",
+        confidence=Confidence.LIKELY if known or given else Confidence.POSSIBLE,
         evidence=(said(dump, "offence_count", "pages that are lost"), said(dump, "step", "when it was seen"), *rows),
         ruled_out_if=("a session or a disaggregated transfer still holds them",),
         advice=(
@@ -57,6 +64,15 @@ def find(incident: Incident) -> Finding | None:
         next_commands=(commands.audit(dump),),
         upstream=("SGLang 11970", "SGLang 7130"),
     )
+
+
+def _given_to_cache(dump: Dump) -> bool:
+    """Return whether the cache was given all that is lost of the full pool, and nobody asked for any of it back."""
+    try:
+        lost = [one for one in suspects(dump) if one.fault == "nowhere" and one.pool == "full"]
+    except DumpError:
+        return False
+    return bool(lost) and all(one.last_event == GIVEN for one in lost)
 
 
 def _only_prompts(dump: Dump) -> bool:

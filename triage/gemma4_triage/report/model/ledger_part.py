@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, get_args
 
 from gemma4_dumps import audit_findings
 from gemma4_dumps.errors import DumpError
@@ -14,8 +14,8 @@ from gemma4_dumps.wording import number_of
 from gemma4_triage.report.model.limits import MAX_BARS, MAX_EVENTS, MAX_MARKS, MAX_SUSPECTS, first
 from gemma4_triage.report.model.pictures import Lane, Ledger, Mark, Part, PoolBar, Suspect, Timeline, Tone
 
-_TONES: dict[str, Tone] = {"owned": "ok", "freed": "neutral", "free_asked": "neutral"}
-_KINDS = ("handed_out", "owned", "free_asked", "freed", "cleared")
+_TONES: dict[str, Tone] = {"owned": "ok", "given": "ok", "freed": "neutral", "free_asked": "neutral"}
+_KINDS = get_args(audit_findings.EventKind)
 MAX_LANES = 16
 MAX_PAGES = 16
 """Pages whose lives are shown."""
