@@ -31,10 +31,17 @@ MAX_EVENT_BYTES = 1024**2
 
 @dataclass(frozen=True)
 class Dump:
-    """A dump whose manifest has been read; its tensors and events are read when they are asked for."""
+    """A dump whose manifest has been read; its tensors and events are read when they are asked for.
+
+    Attributes:
+        path: Its folder.
+        manifest: What it says of itself.
+        hash_at_most: Files of more bytes are not held against their hashes, only against their sizes; None for none.
+    """
 
     path: Path
     manifest: Manifest
+    hash_at_most: int | None = None
 
     @property
     def place(self) -> str:
@@ -100,8 +107,15 @@ class Dump:
 
         Its files are read once, the first time that somebody asks.
         """
-        checks = check_files(self.path, self.manifest)
+        checks = check_files(self.path, self.manifest, self.hash_at_most)
         return tuple(f"{check.subject}: {check.detail}" for check in checks if not check.ok)
+
+    @property
+    def not_hashed(self) -> tuple[str, ...]:
+        """Return the files that are too large to be held against their hashes."""
+        most = self.hash_at_most
+        sizes = {name: record.size_bytes for name, record in self.manifest.files.items()}
+        return () if most is None else tuple(name for name in sorted(sizes) if sizes[name] > most)
 
     @cached_property
     def _index(self) -> TensorIndex:
@@ -113,13 +127,18 @@ def _read_line(file: BinaryIO, path: Path) -> bytes:
         return file.readline(MAX_EVENT_BYTES + 1)
 
 
-def read_dump(path: Path | str) -> Dump:
-    """Open the dump in directory `path`. Raises DumpNotFound, DumpUnreadable, DumpIncompatible."""
+def read_dump(path: Path | str, hash_at_most: int | None = None) -> Dump:
+    """Open the dump in directory `path`. Raises DumpNotFound, DumpUnreadable, DumpIncompatible.
+
+    Args:
+        path: Of the directory.
+        hash_at_most: See Dump.
+    """
     directory = Path(path)
     # os.path's predicate, not pathlib's: it also answers for names that no file system accepts.
     if not os.path.isdir(directory):
         raise DumpNotFound(f"{directory!s:.200} is not a directory")
-    return Dump(directory, load_named_manifest(directory))
+    return Dump(directory, load_named_manifest(directory), hash_at_most)
 
 
 def _lay_out(values: np.ndarray, record: TensorRecord, name: str) -> np.ndarray:

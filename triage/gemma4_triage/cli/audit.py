@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemma4_dumps.errors import ExitCode
+from gemma4_triage.cli import completions
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.cli.store_options import SEVERAL_DUMPS, Directory, open_store
 from gemma4_triage.errors import ExpectationFailed, NothingChecked, UsageMistake
@@ -22,7 +23,10 @@ def register(app: typer.Typer) -> None:
 
 
 def audit(
-    dumps: Annotated[list[str] | None, typer.Argument(metavar="[DUMP]...", help=SEVERAL_DUMPS)] = None,
+    dumps: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[DUMP]...", help=SEVERAL_DUMPS, autocompletion=completions.complete_dump),
+    ] = None,
     live: Annotated[
         bool, typer.Option("--live", help="Run a mixed load with MTP on the real engine on this CPU, and audit it.")
     ] = False,

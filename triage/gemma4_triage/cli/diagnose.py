@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemma4_dumps.wording import number_of
+from gemma4_triage.cli import completions
 from gemma4_triage.cli.read_logs import read_logs
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.cli.store_options import Directory, open_store
@@ -30,6 +31,7 @@ def diagnose(
         list[str] | None,
         typer.Argument(
             metavar="[WHATEVER]...",
+            autocompletion=completions.complete_dump,
             help="Dumps, folders at any depth, run folders, zips, logs and what else a server left, told apart by "
             'content; short ids, names or beginnings of names of dumps, "latest"; - reads a log on stdin. Without any: '
             "the newest incident of this machine.",

@@ -1,12 +1,12 @@
 """`gemma4-triage diff`: hold one dump against another, or one live run against another."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from gemma4_dumps.errors import ExitCode
-from gemma4_triage.cli import diff_live
+from gemma4_triage.cli import completions, diff_live
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.cli.store_options import ONE_DUMP, Directory, open_store
 from gemma4_triage.terminal import emit_json, stdout_console
@@ -40,9 +40,13 @@ def register(app: typer.Typer) -> None:
     app.add_typer(verbs, name="diff")
 
 
+def _dump(name: str, said: str) -> Any:
+    return typer.Argument(metavar=name, help=said, show_default=False, autocompletion=completions.complete_dump)
+
+
 def dumps(
-    dump_a: Annotated[str, typer.Argument(metavar="DUMP_A", help=ONE_DUMP, show_default=False)],
-    dump_b: Annotated[str, typer.Argument(metavar="DUMP_B", help="The same.", show_default=False)],
+    dump_a: Annotated[str, _dump("DUMP_A", ONE_DUMP)],
+    dump_b: Annotated[str, _dump("DUMP_B", "The same.")],
     directory: Directory = None,
     rows: Annotated[
         int, typer.Option(min=1, max=1_000_000, help="How many differences to show of each section and tensor.")

@@ -30,6 +30,7 @@ def dump(found: Dump, rows: int) -> dict[str, Any]:
     return {
         "path": str(found.path),
         "damage": list(found.damage),
+        "not_hashed": list(found.not_hashed),
         "provenance_sentence": provenance_sentence(found.manifest),
         "included": list(sensitive(found.manifest)),
         "offending_rows": plain([asdict(row) for row in offending_rows(found, rows)]),

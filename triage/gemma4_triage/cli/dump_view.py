@@ -31,6 +31,11 @@ def print_dump(dump: Dump, rows: int) -> None:
     """Show a dump with at most `rows` offending rows."""
     console, manifest = stdout_console(), dump.manifest
     print_damage(dump)
+    if dump.not_hashed:
+        said = (
+            f"not hashed, for their size: {', '.join(dump.not_hashed)}; nothing that rests on this dump is certain here"
+        )
+        print_line(console, said, style="yellow")
     _headline(console, manifest)
     if held := sensitive(manifest):
         print_line(console, f"holds {words(held)} of requests: confidential", style="bold yellow")

@@ -4,26 +4,14 @@ from typing import Annotated
 
 import typer
 
-from gemma4_dumps.directory_name import short_id
-from gemma4_dumps.errors import ExitCode, UserError
+from gemma4_dumps.errors import ExitCode
 from gemma4_dumps.wording import number_of
+from gemma4_triage.cli import completions
 from gemma4_triage.cli.age import parse_age
 from gemma4_triage.cli.dumps_export import export
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.cli.store_options import ONE_DUMP, Directory, open_store
 from gemma4_triage.terminal import MANNER, emit_json, printable, say, size_text
-
-
-def _complete_dump(context: typer.Context, incomplete: str) -> list[str]:
-    """Return names of dumps for a shell; none where a folder cannot be read, since a shell shows no error."""
-    try:
-        store = open_store(context.params.get("directory"))
-        names = [*store.names(), *store.renamed()]
-        ids = map(short_id, names) if incomplete else ()
-        return [name for name in ("latest", *names, *ids) if name.startswith(incomplete)]
-    except UserError:
-        return []
-
 
 DumpName = Annotated[
     str,
@@ -31,7 +19,7 @@ DumpName = Annotated[
         metavar="DUMP",
         help=ONE_DUMP,
         show_default=False,
-        autocompletion=_complete_dump,
+        autocompletion=completions.complete_dump,
     ),
 ]
 
@@ -93,6 +81,9 @@ def _not_kept(dropped: dict[str, int]) -> str:
     return f"; {number_of(sum(dropped.values()), 'more was', 'more were')} not kept ({reasons})"
 
 
+_HASHED_BYTES = 256 * 1024**2
+
+
 def show_dump(
     dump: DumpName,
     directory: Directory = None,
@@ -103,12 +94,13 @@ def show_dump(
 
     For example: gemma4-triage dumps show latest
 
-    Exits 4 if its files are damaged; its manifest is shown nevertheless.
+    Exits 4 if its files are damaged; its manifest is shown nevertheless. Files of more than 256 MiB are held against
+    their size alone; `dumps verify` and `diagnose` hash them too.
     """
     from gemma4_dumps.reader import read_dump
     from gemma4_triage.cli import dump_documents, dump_view
 
-    found = read_dump(open_store(directory).resolve(dump))
+    found = read_dump(open_store(directory).resolve(dump), _HASHED_BYTES)
     if as_json:
         emit_json("dump", dump_documents.dump(found, rows))
     else:

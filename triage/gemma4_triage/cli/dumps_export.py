@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gemma4_dumps.wording import number_of
+from gemma4_triage.cli import completions
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.cli.store_options import SEVERAL_DUMPS, Directory, open_store
 from gemma4_triage.errors import EnvironmentCannot, ExpectationFailed, UsageMistake
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 def export(
     dumps: Annotated[
         list[str],
-        typer.Argument(metavar="DUMP...", help=SEVERAL_DUMPS, show_default=False),
+        typer.Argument(
+            metavar="DUMP...", help=SEVERAL_DUMPS, show_default=False, autocompletion=completions.complete_dump
+        ),
     ],
     out: Annotated[Path, typer.Option("--output", "-o", help="The zip to write.", show_default=False)],
     directory: Directory = None,

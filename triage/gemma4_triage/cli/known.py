@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemma4_dumps.errors import ExitCode
+from gemma4_triage.cli import completions
 from gemma4_triage.cli.read_logs import read_logs
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.errors import NothingChecked, UsageMistake
@@ -34,7 +35,14 @@ def register(app: typer.Typer) -> None:
 
 
 def list_known(
-    topic: Annotated[str | None, typer.Option("--topic", help="Only of this part of the engine, such as lora.")] = None,
+    topic: Annotated[
+        str | None,
+        typer.Option(
+            "--topic",
+            help="Only of this part of the engine, such as lora.",
+            autocompletion=completions.words(completions.topics),
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the known issues: id, thread, topic, the first release without it, what happens.
@@ -58,7 +66,14 @@ def list_known(
 
 
 def show_known(
-    issue_id: Annotated[str, typer.Argument(metavar="ID", help="As `known list` shows it, or a thread's number.")],
+    issue_id: Annotated[
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="As `known list` shows it, or a thread's number.",
+            autocompletion=completions.words(completions.known_issues),
+        ),
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Show one known issue: cause, releases, workaround, signature, threads and a log of it.

@@ -33,6 +33,7 @@ Color = Annotated[
     typer.Option(
         "--color",
         metavar="auto|always|never",
+        autocompletion=lambda incomplete: [word for word in COLORS if word.startswith(incomplete)],
         callback=_color,
         expose_value=False,
         help="Whether results have colours and links; auto: on a terminal without NO_COLOR.",

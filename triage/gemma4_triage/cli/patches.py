@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.core import TyperGroup
 
+from gemma4_triage.cli import completions
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.errors import UsageMistake
 from gemma4_triage.terminal import MANNER, add_row, emit_json, plain_table, print_line, say, stdout_console
@@ -53,7 +54,12 @@ def register(app: typer.Typer) -> None:
 
 def list_patches(
     kind: Annotated[
-        str | None, typer.Option("--kind", help="Only probe, fix, optimisation, fault or 'host leaf'.")
+        str | None,
+        typer.Option(
+            "--kind",
+            help="Only probe, fix, optimisation, fault or 'host leaf'.",
+            autocompletion=completions.words(completions.kinds),
+        ),
     ] = None,
     sglang: Annotated[
         str | None,
@@ -110,13 +116,6 @@ def list_patches(
     say("GEMMA4_TRIAGE_FAULTS=ID faults (they break a server on purpose)")
 
 
-def _complete_patch(incomplete: str) -> list[str]:
-    from gemma4_runtime.catalog import CATALOG
-    from gemma4_runtime.presets import PRESETS
-
-    return [one.id for one in (*PRESETS, *CATALOG) if one.id.startswith(incomplete)]
-
-
 def explain_patch(
     patch_id: Annotated[
         str,
@@ -124,7 +123,7 @@ def explain_patch(
             metavar="ID",
             help="As `patches list` shows it, a preset of `serve`, default or none.",
             show_default=False,
-            autocompletion=_complete_patch,
+            autocompletion=completions.words(completions.explained),
         ),
     ],
     as_json: AsJson = False,

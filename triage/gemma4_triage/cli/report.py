@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gemma4_triage.cli import completions
 from gemma4_triage.cli.read_logs import read_logs
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.cli.store_options import Directory, open_store
@@ -32,6 +33,7 @@ def report(
         list[str] | None,
         typer.Argument(
             metavar="[RUN_OR_WHATEVER]...",
+            autocompletion=completions.complete_dump,
             help="The folder of a run of repro, diff backends or diff patches; or dumps, folders, zips, logs and what "
             'else `diagnose` takes; names of dumps, "latest". Without one: all that --dir holds.',
         ),

@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from gemma4_dumps.errors import ExitCode
-from gemma4_triage.cli import repro_corpus, repro_crash, repro_mutations
+from gemma4_triage.cli import completions, repro_corpus, repro_crash, repro_mutations
 from gemma4_triage.cli.finished_run import finish
 from gemma4_triage.cli.include_options import IncludeKv, IncludeTokens, include_value
 from gemma4_triage.cli.shared_options import AsJson, Force, Output
@@ -46,6 +46,7 @@ def repro(
         str | None,
         typer.Argument(
             metavar="[SCENARIO]",
+            autocompletion=completions.words(completions.scenarios),
             help="What to reproduce. Without it: a list of them. `corpus`: every known fault, and which probe sees it. "
             "`crash CELL`: a published crash on real weights, see repro crash --help. "
             "`mutations`: what diagnose makes of corruptions that no rule was written for, see repro mutations --help.",
@@ -67,7 +68,15 @@ def repro(
     time_limit: Annotated[
         float | None, typer.Option("--timeout", metavar="SECONDS", min=1, help="For each arm, instead of its own.")
     ] = None,
-    only: Annotated[str | None, typer.Option("--only", metavar="ID[,ID]", help="corpus: run these cases only.")] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            "--only",
+            metavar="ID[,ID]",
+            help="corpus: run these cases only.",
+            autocompletion=completions.words(completions.corpus_cases),
+        ),
+    ] = None,
     list_cases: Annotated[bool, typer.Option("--list", help="corpus: list its cases and run none.")] = False,
     unguarded: Annotated[
         bool, typer.Option("--unguarded", help="corpus: run each fault without probes too, to see what it does.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemma4_dumps.errors import ExitCode
+from gemma4_triage.cli import completions
 from gemma4_triage.cli.finished_run import show
 from gemma4_triage.cli.shared_options import AsJson, Force, Output
 from gemma4_triage.errors import EnvironmentCannot, UsageMistake
@@ -27,7 +28,12 @@ _HIGHEST_PORT = 55535
 
 def crash(
     cell: Annotated[
-        str | None, typer.Argument(metavar="CELL", help="Which cell, such as e4b_trtllm_v1_bounds; --matrix lists all.")
+        str | None,
+        typer.Argument(
+            metavar="CELL",
+            help="Which cell, such as e4b_trtllm_v1_bounds; --matrix lists all.",
+            autocompletion=completions.words(completions.crash_cells),
+        ),
     ] = None,
     arguments: Annotated[
         list[str] | None,

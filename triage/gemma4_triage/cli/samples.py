@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from gemma4_triage.cli import completions
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.errors import EnvironmentCannot, UsageMistake
 from gemma4_triage.terminal import MANNER, emit_json, print_line, say, stdout_console
@@ -22,7 +23,12 @@ def register(app: typer.Typer) -> None:
 
 def samples(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Samples by name. Default: all of them.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME]...",
+            help="Samples by name. Default: all of them.",
+            autocompletion=completions.words(completions.samples),
+        ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Copy them into this folder.")

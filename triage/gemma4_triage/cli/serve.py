@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from gemma4_triage.cli import completions
 from gemma4_triage.cli.include_options import IncludeKv, IncludeTokens, include_value
 from gemma4_triage.cli.option_names import other_names
 from gemma4_triage.errors import EnvironmentCannot, UsageMistake
@@ -41,27 +42,45 @@ def serve(
         typer.Option(
             "--preset",
             metavar="speed|debug|production",
+            autocompletion=completions.words(completions.presets),
             help="Patches and probes by use; options win over it. gemma4-triage patches explain speed says what it is.",
         ),
     ] = None,
     debug: Annotated[
         str | None,
-        typer.Option("--debug", metavar="off|log|contain|trap|1", help="Probe mode: SGLANG_TRTLLM_MHA_DEBUG."),
+        typer.Option(
+            "--debug",
+            metavar="off|log|contain|trap|1",
+            help="Probe mode: SGLANG_TRTLLM_MHA_DEBUG.",
+            autocompletion=completions.words(lambda: ("off", "log", "contain", "trap", "1")),
+        ),
     ] = None,
     patches: Annotated[
         str | None,
         typer.Option(
             "--patches",
             metavar="IDS",
+            autocompletion=completions.words(completions.patch_sets),
             help="Fixes, such as default,+swa-window-width or none: GEMMA4_TRIAGE_PATCHES, or default if unset.",
         ),
     ] = None,
     probes: Annotated[
-        str | None, typer.Option("--probes", metavar="IDS", help="Only these probes: GEMMA4_TRIAGE_PROBES.")
+        str | None,
+        typer.Option(
+            "--probes",
+            metavar="IDS",
+            help="Only these probes: GEMMA4_TRIAGE_PROBES.",
+            autocompletion=completions.words(completions.patches("probe")),
+        ),
     ] = None,
     faults: Annotated[
         str | None,
-        typer.Option("--fault", metavar="IDS", help="Break the server on purpose: GEMMA4_TRIAGE_FAULTS."),
+        typer.Option(
+            "--fault",
+            metavar="IDS",
+            help="Break the server on purpose: GEMMA4_TRIAGE_FAULTS.",
+            autocompletion=completions.words(completions.patches("fault")),
+        ),
     ] = None,
     dump_dir: Annotated[
         str | None,
@@ -77,7 +96,12 @@ def serve(
     ] = False,
     device_model: Annotated[
         str | None,
-        typer.Option("--device-model", metavar="sm100|sm90", help="Of the host engine: GEMMA4_TRIAGE_DEVICE_MODEL."),
+        typer.Option(
+            "--device-model",
+            metavar="sm100|sm90",
+            help="Of the host engine: GEMMA4_TRIAGE_DEVICE_MODEL.",
+            autocompletion=completions.words(lambda: ("sm100", "sm90")),
+        ),
     ] = None,
     allow_missing: Annotated[
         bool,

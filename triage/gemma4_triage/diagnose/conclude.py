@@ -197,6 +197,6 @@ def hold_against_each_other(found: list[Finding], incident: Incident) -> list[Fi
 
 
 def rests_on_damage(piece: Evidence, incident: Incident) -> bool:
-    """Return whether a piece of evidence is of a dump whose files are not what its manifest says."""
+    """Return whether a piece of evidence is of a dump whose files are not what its manifest says, or may not be."""
     dump = incident.dump(piece.source)
-    return dump is not None and bool(dump.damage)
+    return dump is not None and bool(dump.damage or dump.not_hashed)

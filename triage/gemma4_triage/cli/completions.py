@@ -1,0 +1,110 @@
+"""What a shell completes: names of dumps, and the words that an option or argument takes."""
+
+from collections.abc import Callable, Iterable
+
+import typer
+
+from gemma4_dumps.errors import UserError
+from gemma4_triage.cli.store_options import open_store
+
+
+def complete_dump(context: typer.Context, incomplete: str) -> list[str]:
+    """Return names of dumps for a shell; none where a folder cannot be read, since a shell shows no error."""
+    from gemma4_dumps.directory_name import short_id
+
+    try:
+        store = open_store(context.params.get("directory"))
+        names = [*store.names(), *store.renamed()]
+        ids = map(short_id, names) if incomplete else ()
+        return [name for name in ("latest", *names, *ids) if name.startswith(incomplete)]
+    except UserError:
+        return []
+
+
+def words(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Return what completes one word, or the last of several with commas between; `+` and `-` may stand before one."""
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        sign = last[:1] if last[:1] in ("+", "-") else ""
+        start = f"{before}{comma}{sign}"
+        return [f"{start}{word}" for word in known() if word.startswith(last.removeprefix(sign))]
+
+    return complete
+
+
+def presets() -> list[str]:
+    """Return what `serve --preset` takes."""
+    from gemma4_runtime.presets import PRESETS
+
+    return [one.id for one in PRESETS]
+
+
+def kinds() -> list[str]:
+    """Return the kinds of patches."""
+    from gemma4_runtime.patch import Kind
+
+    return [kind.value for kind in Kind]
+
+
+def patches(*kinds: str) -> Callable[[], list[str]]:
+    """Return what names the patches of these kinds; of all of them if none is named."""
+
+    def ids() -> list[str]:
+        from gemma4_runtime.catalog import CATALOG
+
+        return [one.id for one in CATALOG if not kinds or one.kind.value in kinds]
+
+    return ids
+
+
+def patch_sets() -> list[str]:
+    """Return what a list of patches begins with, and the patches that may stand in it."""
+    return ["default", "none", *patches("fix", "optimisation")()]
+
+
+def explained() -> list[str]:
+    """Return what `patches explain` takes."""
+    return ["default", "none", *presets(), *patches()()]
+
+
+def known_issues() -> list[str]:
+    """Return the ids of the known issues."""
+    from gemma4_triage.known_issues.catalog import known_issues as every
+
+    return [issue.id for issue in every()]
+
+
+def topics() -> list[str]:
+    """Return the topics of the known issues."""
+    from gemma4_triage.known_issues.catalog import known_issues as every
+
+    return sorted({issue.topic for issue in every()})
+
+
+def samples() -> list[str]:
+    """Return the names of the samples."""
+    from gemma4_triage.samples import SAMPLES
+
+    return [sample.id for sample in SAMPLES]
+
+
+def scenarios() -> list[str]:
+    """Return what `repro` takes."""
+    from gemma4_repro.catalog import SCENARIOS
+
+    return ["corpus", "crash", "mutations", *(one.id for one in SCENARIOS)]
+
+
+def corpus_cases() -> list[str]:
+    """Return the cases of the corpus."""
+    from gemma4_repro.corpus.catalog import CASES
+
+    return [one.id for one in CASES]
+
+
+def crash_cells() -> list[str]:
+    """Return the cells of the published crashes."""
+    from gemma4_repro.crash.cells import CELLS
+
+    return [one.id for one in CELLS]
