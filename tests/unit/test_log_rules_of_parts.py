@@ -1,7 +1,7 @@
 """What a log says of parts around the scheduler, and of failures that a server survives: each once, and once silent."""
 
 import pytest
-from made_logs import BOOTSTRAP, found_in, started
+from made_logs import ASSERTION, BOOTSTRAP, found_in, started
 from serving_log_lines import death, decode, prefill, stamp, steady
 
 from gemma4_triage.finding import Confidence
@@ -54,6 +54,17 @@ def weights(second, model, before, after):
         f"{stamp(second, 'TP0')} Load weight end. type={model}, avail mem={after:.2f} GB, "
         f"mem usage={before - after:.2f} GB.\n"
     )
+
+
+EFAULT = "E0612 14:05:26.176716 92 tcp_transport.cpp:136] Session::writeBody failed. Error: Bad address (value: 14)\n"
+NOBODY = (
+    '{"error":{"type":"Service Unavailable","code":"server_selection_failed",'
+    '"message":"No available servers: No available decode workers (all circuits open or unhealthy)"}}\n'
+)
+HEARTBEAT = (
+    f"{stamp(330)} Health check failed. Server couldn't get a response from detokenizer for last 20 seconds. "
+    "tic start time: {}. last_heartbeat time: {}\n"
+)
 
 
 # Name: lines, the rule that leads, and words of its cause or advice.
@@ -270,6 +281,31 @@ CASES = {
         [started(speculative_algorithm="EAGLE", speculative_draft_model_path="a/b-EAGLE3"), *steady(9, 1, accept=1.0)],
         ("drafts-never-accepted", "--speculative-algorithm EAGLE3"),
     ),
+    "GPU memory over TCP": ([*steady(3), EFAULT, BOOTSTRAP], ("kv-transfer", "built for CUDA")),
+    "a router's answer": ([NOBODY], ("router", "GET /workers")),
+    "a position beyond the angles of a draft": (
+        [*LOADED, death(3, ASSERTION, frame="rotary_embedding.py").replace("in step", "in forward_draft")],
+        ("index-outside-tensor", "config.json of the draft"),
+    ),
+    "a position beyond the angles": (
+        [
+            *steady(3),
+            death(4, "IndexError: index 8192 is out of bounds for dimension 0 with size 8192", frame="rope.py"),
+        ],
+        ("index-outside-tensor", "max_position_embeddings"),
+    ),
+    "a scheduler that was silent long before": (
+        [*steady(3), HEARTBEAT.format("00:05:10", "00:00:03")],
+        ("unexplained-line", "nothing for 307 s"),
+    ),
+    "a scheduler that was silent shortly before": (
+        [*steady(3), HEARTBEAT.format("00:00:01", "23:59:58")],
+        ("unexplained-line", "worked until then"),
+    ),
+    "a transfer from the host, before any batch line": (
+        [death(1, "AssertionError", frame="swa_component.py").replace("in step", "in build_hicache_transfers")],
+        ("other-crash", "--enable-hierarchical-cache"),
+    ),
     "a queue that stands": (
         [prefill(1, queued=2), *(answer(second, "GET /health", "200 OK") for second in range(20, 120, 20))],
         ("queue-stands", "no batch has run for 99 s"),
@@ -352,3 +388,13 @@ def test_suspects_of_a_hang_are_named():
     told = " ".join(finding.advice)
     for switch in ("--enable-hierarchical-cache", "--speculative-algorithm", "--enable-dp-attention", "--pp-size"):
         assert switch in told
+
+
+def test_what_died_in_its_loop_had_started():
+    """A log that was cut has no batch line, and its traceback still tells of a scheduler that served."""
+    loop = '  File "/srv/sglang/scheduler.py", line 9, in event_loop_overlap\n    self.run()\n'
+    begun = death(1, "KeyError: 7").replace('  File "/srv', f'{loop}  File "/srv', 1)
+    (finding,) = found_in([begun])
+    assert "one at a time" in finding.advice[0]
+    (finding,) = found_in([death(1, "KeyError: 7")])
+    assert "the arguments of the start" in finding.advice[0]

@@ -63,7 +63,8 @@ _HARD = {
     rb"Los(?:t|ing) connection with (?:prefill|decode) instance|"
     rb"\bNIXL_ERR_\w+",
     # Of SGLang's router, which is another program.
-    "router": rb"[Nn]o[ _]available[ _]workers|[Ff]ailed to select (?:a |PD )?\w*(?:worker|pair)|"
+    "router": rb"[Nn]o[ _]available[ _](?:\w+ )?(?:workers|servers)|all circuits open|server_selection_failed|"
+    rb"[Ff]ailed to select (?:a |PD )?\w*(?:worker|pair)|"
     rb"without boo?t?strap room|[Cc]ircuit ?[Bb]reaker\b.{0,120}(?:\bto=Open|-> Open\b|\b[Oo]pened\b|\bis open\b)",
     "adapter": rb"[Ff]ailed to load LoRA adapter|LoRA adapter \S+ .{0,60}is incompatible",
     "image-tokens": rb"Number of tokens in multimodal embedding does not match|Insufficient multimodal embedding|"
@@ -190,7 +191,16 @@ _TRIGGERS = (
         b"timeout",
     ),
     *(b"mismatch", b"giving up", b"not enough", b"unexpected", b"unrecoverable"),
-    *(b"available workers", b"available_workers", b"circuit", b"connection with", b"incompatible"),
+    *(
+        b"available workers",
+        b"available_workers",
+        b"e workers",
+        b"available servers",
+        b"selection_failed",
+        b"circuit",
+        b"connection with",
+        b"incompatible",
+    ),
     *(b"to select ", b"strap room", b"panicked at", b"nixl_err", b"queue is full"),
     *(b"shared object", b"panicked", b"corrupt", b"interrupt", b"violation", b"invariant-check", b"outofres"),
 )

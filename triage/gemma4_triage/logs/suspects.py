@@ -171,7 +171,10 @@ PARTS: tuple[Part, ...] = (
         "to another prompt, in prefixes that had been evicted",
         ("SGLang 22811", "SGLang 30321", "SGLang 39830"),
         on=lambda start: start.on("enable_hierarchical_cache"),
-        files=re.compile(r"(?:hiradix|hicache|cache_controller|memory_pool_host|hybrid_cache)\w*\.py"),
+        files=re.compile(
+            r"(?:hiradix|hicache|cache_controller|memory_pool_host|hybrid_cache)\w*\.py|"
+            r"[\w.]+:\d+ \w*(?:hicache|load_back|write_backup|host_leaf|evict_host|to_host)\w*$"
+        ),
     ),
     Part(
         "mixed-chunk",

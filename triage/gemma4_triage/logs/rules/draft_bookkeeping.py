@@ -23,9 +23,19 @@ _MISFIT = re.compile(
 _INNER = 5  # frames
 
 
+_ROTATES = re.compile(r"(?:rotary_embedding|rope\w*)\.py:|.* \w*(?:rotary|rope)\w*$")
+
+
+def rotates(death: Death) -> bool:
+    """Say whether it was raised where positions look up their angles: a position is too large, whoever gave it."""
+    return any(map(_ROTATES.match, death.frames[-2:]))
+
+
 def of_drafts(death: Death) -> bool:
     """Say whether it was raised in speculative decoding, on sizes or indices."""
     inner = death.frames[-_INNER:]
+    if rotates(death):
+        return False
     return any(_DRAFTS.match(frame) for frame in inner) and _MISFIT.search(death.message) is not None
 
 

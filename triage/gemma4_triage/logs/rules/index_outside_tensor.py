@@ -24,6 +24,8 @@ def _explains(death: Death) -> bool:
 def _tell(facts: LogFacts, death: Death) -> Finding:
     if any(_WRITES_KV.match(frame) for frame in death.frames[-3:]):
         return _of_a_pool(facts, death)
+    if draft_bookkeeping.rotates(death):
+        return _of_a_table(facts, death)
     what = f"what the process died of{on_rank(death.rank)}{f', in {death.frame}' if death.frame else ''}"
     return Finding(
         rule=_OF_DEATH.id,
@@ -32,6 +34,37 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         confidence=Confidence.POSSIBLE,
         evidence=(at(facts, death.place, exception_text(death), what),),
         ruled_out_if=("the probes trap nothing before the same crash",),
+        next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",),
+    )
+
+
+_SHORTER_DRAFT = (
+    "--context-length no longer than max_position_embeddings in the config.json of the draft, or serve without drafts"
+)
+
+
+def _of_a_table(facts: LogFacts, death: Death) -> Finding:
+    drafts = facts.settings.get("speculative_algorithm", "None") != "None" or any(
+        "eagle" in frame or "draft" in frame for frame in death.frames
+    )
+    whose = "the model, or its draft, has" if drafts else "the model has"
+    # A device reports late, wherever the host is by then.
+    asserted = "device-side" in death.message
+    late = " Unless an earlier kernel asserted: CUDA_LAUNCH_BLOCKING=1 would name it." if asserted else ""
+    return Finding(
+        rule=_OF_DEATH.id,
+        cause=f"A position was beyond the table of angles: a request grew longer than {whose} positions for.{late}",
+        confidence=Confidence.POSSIBLE if late else Confidence.LIKELY,
+        evidence=(
+            *of_failure(facts, death),
+            *of_settings(facts, "context_length", "speculative_draft_model_path", "json_model_override_args"),
+        ),
+        ruled_out_if=("requests that stay far below max_position_embeddings die alike",),
+        advice=(
+            *((_SHORTER_DRAFT,) if drafts else ()),
+            "--context-length no longer than max_position_embeddings in the model's config.json, or a rope_scaling "
+            "that covers it; SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN takes that check away",
+        ),
         next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",),
     )
 

@@ -45,6 +45,15 @@ _TRANSPORTS = (
         ),
     ),
     (
+        "transport_no_gpu",
+        "Mooncake's TCP transport was given memory of a GPU, which the socket of this build cannot read (EFAULT)",
+        (
+            "give it RDMA: --disaggregation-ib-device, /dev/infiniband in the container",
+            "or a mooncake that was built for CUDA, whose TCP transport copies by way of the host",
+            "once with --disaggregation-transfer-backend nixl",
+        ),
+    ),
+    (
         "transport_refused",
         "the other side refused the connection: its transport does not listen at the address and port that were tried",
         (

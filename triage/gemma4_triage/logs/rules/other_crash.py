@@ -61,6 +61,7 @@ def _only_waited(death: Death) -> bool:
     return bool(_GONE.search(death.message)) or any(map(_WAITED.match, death.frames[-1:]))
 
 
+_SERVED = re.compile(r".* (?:\w*event_loop\w*|process_input_requests|run_batch)$")
 _OTHER_BUILD = (
     "take another release or image of SGLang, or another backend than the one whose file stands in the traceback"
 )
@@ -100,7 +101,7 @@ def _next_step(death: Death, beginning: Death | None) -> str:
         return f"begin with line {beginning.place.line}, where the first failure is: this one may follow from it"
     if death.frame.endswith("_execute_server_warmup"):
         return "the server's own first request failed: its exception stands above, in the log of a scheduler"
-    if death.usage is None:
+    if death.usage is None and not any(map(_SERVED.match, death.frames)):
         return "it died before its first batch: check versions, the checkpoint and the arguments of the start"
     return "send the last requests before it again, one at a time, until one of them ends the server"
 
@@ -130,4 +131,4 @@ def _stands_in(death: Death) -> str:
 def _commands(death: Death) -> tuple[str, ...]:
     if probe_could_see(death):
         return ("gemma4-triage serve --debug 1 -- --model-path MODEL",)
-    return ("gemma4-triage doctor",) if death.usage is None else ()
+    return ("gemma4-triage doctor",) if death.usage is None and not any(map(_SERVED.match, death.frames)) else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ class _Kind:
     look: tuple[str, ...]
 
 
+_STACKS = "py-spy dump --pid of the scheduler while it does not answer"
 _FIRST_EXCEPTION = "find the first exception before it, in the logs of all ranks and nodes: this line only passes it on"
 _CORE = (
     "look above it for a stack that faulthandler or c10 printed, and for the first rank that ended",
@@ -72,7 +74,7 @@ _KINDS = {
         "the server did not answer its health check",
         (
             "look at what ran in the seconds before: a long prefill, a compilation, a request that waits for room",
-            "py-spy dump --pid of the scheduler while it does not answer",
+            _STACKS,
         ),
     ),
     "no-start": _Kind("the server did not start", ("read the first error before it, of every rank",)),
@@ -151,6 +153,8 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
     life = last_sign_of_life(facts, lead.place)
     busy = _busy(facts, lead)
     what, look = kind.what, kind.look
+    if lead.kind == "health" and (silent := _silent_for(lead.text)) is not None:
+        what, look = silent
     if busy is not None:
         what = f"{what}, and the last that it began and did not end is: {_without_stamp(busy.text)}"
         look = (_BALANCES if "EPLB" in busy.text else _COMPILES, *look)
@@ -167,6 +171,31 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
     )
 
 
+_HEARTBEAT = re.compile(r"tic start time: (\d\d):(\d\d):(\d\d)\. last_heartbeat time: (\d\d):(\d\d):(\d\d)")
+
+
+def _silent_for(text: str) -> tuple[str, tuple[str, ...]] | None:
+    """Return what SGLang's own line says of how long no answer had come, and what to do; None if it says nothing."""
+    found = _HEARTBEAT.search(text)
+    if found is None:
+        return None
+    hours = [int(part) for part in found.groups()]
+    asked, heard = (60 * (60 * hour + minute) + second for hour, minute, second in (hours[:3], hours[3:]))
+    silent = (asked - heard) % 86400
+    what = (
+        f"the server did not answer its health check, and when that was asked its scheduler had said nothing "
+        f"for {silent} s"
+    )
+    if silent > _LONG_SILENCE:
+        return what, ("it hung, or was idle, before it was asked: look at its last line of work", _STACKS)
+    return what, (
+        "it worked until then: look for a long prefill, a compilation, or a request that waits for room",
+        "a prefill of many long prompts says nothing until it ends: SGLANG_HEALTH_CHECK_TIMEOUT above its time",
+        _STACKS,
+    )
+
+
+_LONG_SILENCE = 60
 _BALANCES = (
     "once without --enable-eplb: experts are moved between GPUs, and a rank that does not take part holds up all"
 )
