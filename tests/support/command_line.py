@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 from gemma4_triage.cli import app
+from gemma4_triage.cli.option_names import in_todays_words
 
 
 def run_command(words: tuple[str, ...], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
@@ -26,7 +27,7 @@ def find_command(line: str) -> tuple[Any, Any, list[str]]:
 
     `line` begins with the program's name.
     """
-    program, *words = shlex.split(line)
+    program, *words = in_todays_words(shlex.split(line))
     assert program == "gemma4-triage", line
     command = app.command_tree()
     parent = _open(command, program, None)

@@ -122,4 +122,4 @@ def test_a_time_that_is_none_is_refused(cli, verb, minutes):
     code, out, err = cli("bench", verb, "--max-minutes", minutes)
     assert (code, out) == (2, "")
     assert minutes in err
-    assert "a number of minutes from 1 on" in err
+    assert "from 1m to 7d" in err

@@ -244,7 +244,7 @@ class TestRefusals:
             ((), "there is nothing to ask"),
             (("--colours",), "no arguments for SGLang"),
             (("--colours", "--api", "grpc", *URLS), "--api 'grpc' is not known"),
-            (("--colours", "--timeout", "nan", *URLS), "Invalid value for '--timeout'"),
+            (("--colours", "--timeout", "nan", *URLS), "--timeout 'nan' cannot be read"),
             (("--colours", "--examples", "x", *URLS), "--examples come before questions"),
             (("--colours", "--base", "none", *URLS), "--base is for servers that quality starts"),
             (("--colours", *URLS, "--", "--model-path", "x"), "-- SGLANG_ARGUMENTS is for servers"),

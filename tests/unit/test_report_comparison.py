@@ -196,7 +196,7 @@ def test_who_died_under_pressure_is_in_every_form(edited):
     assert ("more than 85% of the SWA pool in use", "peak 94%", "ok") in checks(report, dead.id)
     assert report.run.causes[0] == "trtllm_mha-mtp-on (94%) dies; triton-mtp-on (94%) comes to the end."
     assert any("swa-state-swap" in cause for cause in report.run.causes)
-    assert "--scenario 26b --load pressure" in report.commands[0].line
+    assert "diff backends 26b --load pressure" in report.commands[0].line
     assert "--fault swa-state-stale" in report.commands[0].line
     for text in (render_html(report), render_markdown(report)):
         assert "trtllm_mha-mtp-on (94%) dies" in text

@@ -88,7 +88,7 @@ def test_without_an_argument_the_scenarios_are_listed(cli):
         (("repro", "e4b"), "e4b-trtllm"),
         (("repro", "e4b-trtllm", "--arm", "silent"), "fault-silent"),
         (("repro", "--arm", "fault"), "lists the scenarios"),
-        (("repro", "e4b-trtllm", "--time-limit", "0"), "--help"),
+        (("repro", "e4b-trtllm", "--time-limit", "0"), "from 1s on"),
     ],
 )
 def test_a_usage_mistake_says_what_there_is(cli, words, known):

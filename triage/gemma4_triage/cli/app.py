@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 from gemma4_dumps.errors import ExitCode, UserError
 from gemma4_triage.cli.help_text import tidy_help
 from gemma4_triage.cli.manner_options import Color, Quiet, Verbose, take_manner_everywhere
-from gemma4_triage.cli.option_names import take_other_names
+from gemma4_triage.cli.option_names import in_todays_words, take_other_names
 from gemma4_triage.cli.streams import abandon_stdout, prepare_streams, stdout_is_lost
 from gemma4_triage.errors import Interrupted, UsageMistake
 from gemma4_triage.terminal import MANNER, emit_json, warn
@@ -115,7 +115,7 @@ def build_app(verbs: Sequence[str] = VERBS) -> typer.Typer:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is returned. arguments: without the program's name; None: sys.argv's."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = in_todays_words(list(sys.argv[1:] if arguments is None else arguments))
     # Imports make many objects and no cycles: looking for some takes a tenth of a short command.
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
     prepare_streams()

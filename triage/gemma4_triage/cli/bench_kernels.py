@@ -9,8 +9,8 @@ import typer
 
 from gemma4_triage.cli.bench_options import (
     Force,
-    MaxMinutes,
     Out,
+    Timeout,
     deliver,
     exit_code,
     need_cuda,
@@ -50,7 +50,7 @@ def kernels(
         typer.Option("--compile-cache", metavar="DIR", help="Keep compiled code there, for the next run to load."),
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=5, help="Samples per arm and cell, as far as time goes.")] = 50,
-    max_minutes: MaxMinutes = 9.0,
+    timeout_s: Timeout = 540.0,
     out: Out = None,
     force: Force = False,
     as_json: AsJson = False,
@@ -66,7 +66,7 @@ def kernels(
     """
     from gemma4_triage.report.kernel_bench_view import print_kernel_bench
 
-    plan = _plan(ops, models, tokens, arms, rounds, max_minutes, vllm_router)
+    plan = _plan(ops, models, tokens, arms, rounds, timeout_s, vllm_router)
     refuse_existing(out, force)
     _refuse_no_folder(compile_cache)
     _need_cuda()
@@ -81,7 +81,7 @@ def _plan(
     tokens: str | None,
     arms: str | None,
     rounds: int,
-    max_minutes: float,
+    timeout_s: float,
     vllm_router: Path | None,
 ) -> KernelPlan:
     from gemma4_repro.kernel_bench.plan import MAX_TOKENS, MODELS, OPS, TOKENS, KernelPlan, choose
@@ -93,7 +93,7 @@ def _plan(
         TOKENS if tokens is None else read_counts("--tokens", tokens, MAX_TOKENS, "1,64,4096"),
         ("ours", *(arm for arm in chosen if arm != "ours")),
         rounds,
-        60 * max_minutes,
+        timeout_s,
         str(vllm_router.absolute()) if vllm_router is not None and "vllm" in chosen else "",
     )
     if not plan.cells():

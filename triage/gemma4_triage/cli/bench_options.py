@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gemma4_dumps.errors import ExitCode
+from gemma4_triage.cli.durations import METAVAR, time_from
 from gemma4_triage.errors import EnvironmentCannot, UsageMistake
 from gemma4_triage.output_file import write_output
 from gemma4_triage.terminal import emit_json, stdout_console
@@ -18,23 +18,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def _minutes(text: str | float) -> float:
-    try:
-        minutes = float(text)
-    except ValueError:
-        minutes = math.nan
-    # An infinity is none: a device is lent for a time, and a bench that is cut off has no rows.
-    if not 1 <= minutes < math.inf:
-        raise UsageMistake(f"--max-minutes {text!r} cannot be read", "a number of minutes from 1 on")
-    return minutes
-
-
-MaxMinutes = Annotated[
+# An infinity is none: a device is lent for a time, and a bench that is cut off has no rows.
+Timeout = Annotated[
     float,
     typer.Option(
-        "--max-minutes",
-        parser=_minutes,
-        metavar="MINUTES",
+        "--timeout",
+        parser=time_from(60, 7 * 86400),
+        metavar=METAVAR,
+        show_default="9m",
         help="For everything; then report what there is, as partial.",
     ),
 ]

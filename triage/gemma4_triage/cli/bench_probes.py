@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gemma4_dumps.errors import ExitCode
-from gemma4_triage.cli.bench_options import Force, MaxMinutes, Out, deliver, need_cuda, read_counts
+from gemma4_triage.cli.bench_options import Force, Out, Timeout, deliver, need_cuda, read_counts
 from gemma4_triage.cli.bench_servers import measure_with_servers
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.errors import UsageMistake
@@ -48,7 +48,7 @@ def probes(
     copies: Annotated[
         int, typer.Option("--copies", min=1, max=8, help="Servers of each arm: equal programs differ in speed.")
     ] = 1,
-    max_minutes: MaxMinutes = 9.0,
+    timeout_s: Timeout = 540.0,
     run_folder: Annotated[
         Path | None,
         typer.Option("--run-folder", metavar="DIR", help="For logs, instead of one below the state directory."),
@@ -69,7 +69,7 @@ def probes(
     """
     from gemma4_triage.report.bench_view import print_bench
 
-    plan = _plan(arms, batches, mtp, rounds, model, copies, max_minutes, host_engine)
+    plan = _plan(arms, batches, mtp, rounds, model, copies, timeout_s, host_engine)
     refuse_existing(out, force)
     if not host_engine:
         _need_cuda()
@@ -85,7 +85,7 @@ def _plan(
     rounds: int | None,
     model: str,
     copies: int,
-    max_minutes: float,
+    timeout_s: float,
     host_engine: bool,
 ) -> Plan:
     from gemma4_repro.bench.arms import choose
@@ -105,7 +105,7 @@ def _plan(
     )
     lengths = HOST_SIZES if host_engine else CUDA_SIZES
     rounds = rounds or (1 if host_engine else 10)
-    return Plan(chosen, sizes, _MTP[mtp], rounds, host_engine, 60 * max_minutes, size=model, copies=copies, **lengths)
+    return Plan(chosen, sizes, _MTP[mtp], rounds, host_engine, timeout_s, size=model, copies=copies, **lengths)
 
 
 def _need_cuda() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gemma4_triage.cli.bench_options import Force, MaxMinutes, Out, deliver, exit_code, need_cuda, read_words
+from gemma4_triage.cli.bench_options import Force, Out, Timeout, deliver, exit_code, need_cuda, read_words
 from gemma4_triage.cli.bench_servers import measure_with_servers
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.errors import UsageMistake
@@ -36,7 +36,7 @@ def serving(
         typer.Option("--arms", metavar="IDS", help="Of the load's; default: all of them. none is always measured."),
     ] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=3, help="Bursts per arm and shape; default: 7.")] = None,
-    max_minutes: MaxMinutes = 9.0,
+    timeout_s: Timeout = 540.0,
     host_engine: Annotated[
         bool,
         typer.Option("--host-engine", help="Try the command out on this CPU, on a toy, one round: no measurement."),
@@ -70,7 +70,7 @@ def serving(
         _refuse_ignored({"--model": model, "--arms": arms, "--rounds": rounds, "--also-sglang": also_sglang})
     also = () if also_sglang is None else (other_release(also_sglang),)
     chosen = (tuple(read_words("--model", model)), tuple(read_words("--arms", arms)))
-    plan = make_plan(load, chosen[0], rounds or 7, host_engine, 60 * max_minutes, also, chosen[1])
+    plan = make_plan(load, chosen[0], rounds or 7, host_engine, timeout_s, also, chosen[1])
     refuse_existing(out, force)
     if not host_engine:
         need_cuda(

@@ -8,8 +8,8 @@ import typer
 
 from gemma4_triage.cli.bench_options import (
     Force,
-    MaxMinutes,
     Out,
+    Timeout,
     deliver,
     exit_code,
     need_cuda,
@@ -44,7 +44,7 @@ def step(
     context: Annotated[
         int, typer.Option("--context", min=1, max=32768, help="Tokens of each request before the step.")
     ] = 768,
-    max_minutes: MaxMinutes = 9.0,
+    timeout_s: Timeout = 540.0,
     out: Out = None,
     force: Force = False,
     as_json: AsJson = False,
@@ -61,7 +61,7 @@ def step(
     """
     from gemma4_triage.report.step_bench_view import print_step_bench
 
-    plan = _plan(model, batch, layers, arms, rounds, max_minutes, context)
+    plan = _plan(model, batch, layers, arms, rounds, timeout_s, context)
     refuse_existing(out, force)
     _need_cuda()
     document, interrupted = _measure(plan)
@@ -75,7 +75,7 @@ def _plan(
     layers: int | None,
     arms: str | None,
     rounds: int,
-    max_minutes: float,
+    timeout_s: float,
     context: int,
 ) -> StepPlan:
     from gemma4_repro.kernel_bench.plan import choose
@@ -89,7 +89,7 @@ def _plan(
         layers,
         chosen if NONE in chosen else (NONE, *chosen),
         rounds,
-        60 * max_minutes,
+        timeout_s,
         context,
     )
     for one in plan.models:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import typer
 
 from gemma4_dumps.wording import number_of
+from gemma4_triage.cli.durations import METAVAR, time_from
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.cli.store_options import Directory, open_store
 from gemma4_triage.errors import EnvironmentCannot, NothingChecked, UsageMistake
@@ -45,7 +46,14 @@ def collect(
     ] = None,
     directory: Directory = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", min=0.1, max=60, metavar="SECONDS", help="How long to wait for an answer.")
+        float,
+        typer.Option(
+            "--timeout",
+            parser=time_from(0.1, 60),
+            metavar=METAVAR,
+            show_default="5s",
+            help="How long to wait for an answer.",
+        ),
     ] = 5.0,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
     as_json: AsJson = False,

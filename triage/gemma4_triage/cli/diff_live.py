@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gemma4_triage.cli.durations import METAVAR, time_from
 from gemma4_triage.cli.finished_run import finish
 from gemma4_triage.cli.shared_options import AsJson, Force, Output
 from gemma4_triage.errors import UsageMistake
@@ -24,12 +25,14 @@ if TYPE_CHECKING:
 
 Scenario = Annotated[
     str,
-    typer.Option(
-        "--scenario",
-        metavar="NAME",
+    typer.Argument(
+        metavar="[SCENARIO]",
         help="Which model: e4b, the toy pair; 26b, the toy with experts; pictures, a toy with a vision tower, made for "
         "the run, and prompts with no picture, one and three.",
     ),
+]
+OldScenario = Annotated[
+    str | None, typer.Option("--scenario", hidden=True, help="The scenario, as it was named before.")
 ]
 LoadName = Annotated[
     str,
@@ -58,7 +61,8 @@ Keep = Annotated[
     bool, typer.Option("--keep", help="Keep logprobs, hidden states, prompts and drafts too, not only logs and dumps.")
 ]
 TimeLimit = Annotated[
-    float | None, typer.Option("--timeout", metavar="SECONDS", min=1, help="For each side, instead of its own.")
+    float | None,
+    typer.Option("--timeout", parser=time_from(1), metavar=METAVAR, help="For each side, instead of its own."),
 ]
 
 _PROBES, _DEVICES = ("off", "log", "trap"), ("sm100", "sm90")
@@ -67,6 +71,7 @@ _BOTH, _OFF_AND_ON = "triton,trtllm_mha", "off,on"
 
 def backends(
     scenario: Scenario = "e4b",
+    named: OldScenario = None,
     backends: Backends = _BOTH,
     mtp: Mtp = _OFF_AND_ON,
     load: LoadName = "prompts",
@@ -131,6 +136,7 @@ def backends(
 
     _check_words(probes, device_model)
     _check_finite(tolerance)
+    scenario = named or scenario
     _check_load(load, scenario)
     options = _options(scenario, output, force, keep, time_limit, faults, load)
     raise typer.Exit(_compare("diff-backends", sides, judge, options, tolerance, as_json))
@@ -144,6 +150,7 @@ def patches(
         typer.Option("--fault", metavar="ID", help="Inject this fault on the --with side. Repeatable."),
     ] = None,
     scenario: Scenario = "e4b",
+    named: OldScenario = None,
     backends: Backends = _BOTH,
     mtp: Mtp = _OFF_AND_ON,
     probes: Probes = "log",
@@ -205,6 +212,7 @@ def patches(
 
     _check_words(probes, device_model)
     _check_finite(tolerance)
+    scenario = named or scenario
     options = _options(scenario, output, force, keep, time_limit, compared)
     raise typer.Exit(_compare("diff-patches", sides, judge, options, tolerance, as_json))
 

@@ -7,8 +7,8 @@ import typer
 from gemma4_dumps.errors import ExitCode
 from gemma4_dumps.wording import number_of
 from gemma4_triage.cli import completions
-from gemma4_triage.cli.age import parse_age
 from gemma4_triage.cli.dumps_export import export
+from gemma4_triage.cli.durations import parse_age
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.cli.store_options import ONE_DUMP, Directory, open_store
 from gemma4_triage.terminal import MANNER, emit_json, printable, say, size_text
@@ -128,8 +128,12 @@ def verify(dump: DumpName, directory: Directory = None, as_json: AsJson = False)
 
 def prune(
     directory: Directory = None,
-    older_than: Annotated[str | None, typer.Option(help="Remove what is older: 90s, 30m, 12h, 14d, 2w.")] = None,
-    keep: Annotated[int | None, typer.Option(min=0, help="Remove all but this many of the newest.")] = None,
+    older_than: Annotated[
+        str | None, typer.Option(metavar="AGE", help="Remove what is older: 90s, 30m, 12h, 14d, 2w.")
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option("--keep-newest", min=0, help="Remove all but this many of the newest.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -11,9 +11,30 @@ SAME: tuple[frozenset[str], ...] = (
     frozenset({"--backend", "--backends"}),
     frozenset({"--model", "--models"}),
     frozenset({"--batch", "--batches"}),
-    frozenset({"--timeout", "--time-limit"}),
+    frozenset({"--timeout", "--time-limit", "--timeout-s"}),
 )
 """Names of one thing each: an option that has one of them is found by the others, where they are no other option's."""
+
+
+OF_A_VERB = {"prune": (frozenset({"--keep-newest", "--keep"}),)}
+"""The same of one verb: elsewhere one of the names is of something else."""
+
+
+def in_todays_words(words: list[str]) -> list[str]:
+    """Return a command line in which minutes of before are times of today: `--max-minutes 5` as `--timeout 5m`."""
+    found: list[str] = []
+    for at, word in enumerate(words):
+        if word == "--":
+            return [*found, *words[at:]]
+        name, equals, value = word.partition("=")
+        if name == _MINUTES:
+            found.append(f"--timeout={value}m" if equals else "--timeout")
+        else:
+            found.append(f"{word}m" if at and words[at - 1] == _MINUTES else word)
+    return found
+
+
+_MINUTES = "--max-minutes"
 
 
 def take_other_names(command: Any) -> None:
@@ -22,13 +43,13 @@ def take_other_names(command: Any) -> None:
         take_other_names(below)
     taken = {name for parameter in command.params for name in parameter.opts}
     for parameter in command.params:
-        if others := other_names(parameter.opts) - taken:
+        if others := other_names(parameter.opts, OF_A_VERB.get(command.name or "", ())) - taken:
             _also(parameter, sorted(others))
 
 
-def other_names(names: list[str]) -> set[str]:
-    """Return the other names of what has these."""
-    return {name for same in SAME if same & set(names) for name in same - set(names)}
+def other_names(names: list[str], also: tuple[frozenset[str], ...] = ()) -> set[str]:
+    """Return the other names of what has these. also: names of one thing beside SAME."""
+    return {name for same in (*SAME, *also) if same & set(names) for name in same - set(names)}
 
 
 def _also(parameter: Any, names: list[str]) -> None:

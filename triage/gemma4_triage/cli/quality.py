@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gemma4_triage.cli.durations import METAVAR, time_from
 from gemma4_triage.cli.quality_sides import Server, own_servers, running_servers
 from gemma4_triage.cli.shared_options import AsJson, Force, Output
 from gemma4_triage.errors import EnvironmentCannot, UsageMistake
@@ -95,12 +96,23 @@ def quality(
         int, typer.Option("--parallel", min=1, max=256, help="How many requests are under way at a time.")
     ] = 8,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.1, max=86400, help="How long one request may take.")
+        float,
+        typer.Option(
+            "--timeout",
+            parser=time_from(0.1, 86400),
+            metavar=METAVAR,
+            show_default="2m",
+            help="How long one request may take.",
+        ),
     ] = 120,
     start_timeout_s: Annotated[
         float,
         typer.Option(
-            "--start-timeout", metavar="SECONDS", min=1, max=86400, help="How long a server may take to start."
+            "--start-timeout",
+            parser=time_from(1, 86400, "--start-timeout"),
+            metavar=METAVAR,
+            show_default="30m",
+            help="How long a server may take to start.",
         ),
     ] = 1800,
     host_engine: Annotated[

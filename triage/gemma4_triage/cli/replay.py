@@ -13,6 +13,7 @@ import typer
 
 from gemma4_dumps.errors import ExitCode
 from gemma4_triage.cli.dumps import DumpName
+from gemma4_triage.cli.durations import METAVAR, time_from
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.cli.store_options import Directory, open_store
 from gemma4_triage.errors import EnvironmentCannot, NothingChecked, UsageMistake
@@ -56,7 +57,16 @@ def replay(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of keys, values and queries that the dump does not hold.")] = 0,
     cap_mib: Annotated[int, typer.Option(min=1, help="How much the keys and values may take.")] = 256,
-    timeout_s: Annotated[float, typer.Option(min=1, help="Per backend. The first run may compile kernels.")] = 300.0,
+    timeout_s: Annotated[
+        float,
+        typer.Option(
+            "--timeout",
+            parser=time_from(1),
+            metavar=METAVAR,
+            show_default="5m",
+            help="Per backend. The first run may compile kernels.",
+        ),
+    ] = 300.0,
     rows: Annotated[int, typer.Option(min=1, help="How many rows, calls or pages to show.")] = 8,
     shrink: Annotated[
         bool, typer.Option("--shrink", help="First cut it down to the smallest dump that still fails; replay that.")

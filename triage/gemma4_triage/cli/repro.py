@@ -8,6 +8,7 @@ from typer.core import TyperGroup
 
 from gemma4_dumps.errors import ExitCode
 from gemma4_triage.cli import completions, repro_corpus, repro_crash, repro_mutations
+from gemma4_triage.cli.durations import METAVAR, time_from
 from gemma4_triage.cli.finished_run import finish
 from gemma4_triage.cli.include_options import IncludeKv, IncludeTokens, include_value
 from gemma4_triage.cli.shared_options import AsJson, Force, Output
@@ -66,7 +67,8 @@ def repro(
     output: Output = None,
     force: Force = False,
     time_limit: Annotated[
-        float | None, typer.Option("--timeout", metavar="SECONDS", min=1, help="For each arm, instead of its own.")
+        float | None,
+        typer.Option("--timeout", parser=time_from(1), metavar=METAVAR, help="For each arm, instead of its own."),
     ] = None,
     only: Annotated[
         str | None,

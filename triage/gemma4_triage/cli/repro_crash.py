@@ -10,6 +10,7 @@ import typer
 
 from gemma4_dumps.errors import ExitCode
 from gemma4_triage.cli import completions
+from gemma4_triage.cli.durations import METAVAR, time_from
 from gemma4_triage.cli.finished_run import show
 from gemma4_triage.cli.shared_options import AsJson, Force, Output
 from gemma4_triage.errors import EnvironmentCannot, UsageMistake
@@ -96,7 +97,8 @@ def crash(
     output: Output = None,
     force: Force = False,
     time_limit: Annotated[
-        float | None, typer.Option("--timeout", metavar="SECONDS", min=1, help="How long each load may take.")
+        float | None,
+        typer.Option("--timeout", parser=time_from(1), metavar=METAVAR, help="How long each load may take."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the shell lines of the server and its clients, and stop.")

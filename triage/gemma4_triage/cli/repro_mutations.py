@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemma4_dumps.errors import ExitCode
+from gemma4_triage.cli.durations import METAVAR, time_from
 from gemma4_triage.cli.shared_options import AsJson, Force, Output
 from gemma4_triage.errors import NothingChecked
 from gemma4_triage.terminal import emit_document, say, stdout_console
@@ -41,7 +42,8 @@ def mutations(
     ] = True,
     keep: Annotated[bool, typer.Option("--keep", help="Keep request.json and phase.txt of every engine too.")] = False,
     time_limit: Annotated[
-        float | None, typer.Option("--timeout", metavar="SECONDS", min=1, help="For each engine, instead of 120.")
+        float | None,
+        typer.Option("--timeout", parser=time_from(1), metavar=METAVAR, help="For each engine, instead of 2m."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -155,7 +155,7 @@ def _repeat(record: ComparisonRun) -> str:
     """Return the command, as far as the sides tell it."""
     first, last = record.sides[0], record.sides[-1]
     words = ["gemma4-triage", *record.kind.split("-")]
-    words += ["--scenario", record.scenario] if record.scenario != "e4b" else []
+    words += [record.scenario] if record.scenario != "e4b" else []
     words += ["--load", record.load.name] if record.load.name != "prompts" else []
     if record.kind == "diff-backends":
         words += ["--patches", first.patches]
