@@ -398,3 +398,10 @@ def test_what_died_in_its_loop_had_started():
     assert "one at a time" in finding.advice[0]
     (finding,) = found_in([death(1, "KeyError: 7")])
     assert "the arguments of the start" in finding.advice[0]
+
+
+def test_a_compilers_words_below_the_source_that_it_quotes():
+    words = "triton.compiler.errors.CompilationError: at 3:4:\n    q = tl.load(x)\n    ^\nUnsupported rhs dtype fp8e5"
+    (finding,) = found_in([*steady(3), death(4, words, frame="another.py")])
+    assert "Unsupported rhs dtype fp8e5" in finding.evidence[0].value
+    assert "tl.load" not in finding.evidence[0].value

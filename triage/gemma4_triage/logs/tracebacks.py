@@ -36,6 +36,8 @@ _OF_SGLANG = re.compile(rb'\s*File "[^"]*/sglang/(?:srt/)?([^"]+)"')
 _FRAME = re.compile(r'\s*File "([^"]*)", line (\d+), in (.*)')
 # An exception whose message begins below it lists what was tried, each with an exception of its own: "- OSError: ...".
 _ATTEMPT = re.compile(r"\s*- \w+(?:Error|Exception): \S")
+# Triton's compiler quotes its source, indented, before it says what is wrong with it.
+_QUOTES = re.compile(r"at \d+:\d+:")
 _GROUP = re.compile(rb" {2,}(?:\| ?|\+[-+].*)")
 _STOPPED = frozenset({"KeyboardInterrupt", "CancelledError", "GeneratorExit"})
 _LONGEST_TRACEBACK = 2000  # lines
@@ -141,7 +143,11 @@ class TracebackReader:
         self._details = 0 if line.startswith(CHAIN) else self._details - 1
         text = line.decode(errors="replace").strip()
         known = self._last.message
-        if not text or not self._details or (known and not _ATTEMPT.match(text)):
+        if _QUOTES.fullmatch(known):
+            if not text or line[:1].isspace():
+                return None
+            self._details = 0
+        elif not text or not self._details or (known and not _ATTEMPT.match(text)):
             return None
         self._last = replace(self._last, message=f"{known} {text}".strip()[:_LONGEST_MESSAGE])
         return self._last
@@ -172,7 +178,8 @@ class TracebackReader:
             return None
         frames, path = tuple(map(_frame_text, self._frames)), path_of(self._frames[-1]) if self._frames else ""
         self._last = Death(self._begin, self._rank, match[1], message, frames, path=path)
-        self._details = 0 if message.strip() or b":" not in line else _MOST_DETAILS
+        begins_below = not message.strip() or _QUOTES.fullmatch(message)
+        self._details = _MOST_DETAILS if begins_below and b":" in line else 0
         return self._last
 
     def _frame(self, line: bytes) -> None:
