@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from diagnose_examples import allocator, corpus_dump, of, offence, rewritten
+from diagnose_examples import allocator, altered, corpus_dump, of, offence, rewritten, start_up
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.finding import Confidence, Finding
@@ -69,3 +69,25 @@ def test_a_slot_is_beyond_below_or_was_never_handed_out(table: str, value: int, 
     assert words in finding.cause
     assert finding.defect is (Defect.PAST_END if value == 2576 else None)
     assert finding.structure is None, "the list and the call look alike once the slot has been handed out"
+
+
+@pytest.mark.parametrize(
+    ("what", "found", "expected", "defect"),
+    [
+        ("window_left", 4096, "31", Defect.PAST_END),
+        ("window_left", 32, "31, as the other layers have it", Defect.OFF_BY_ONE),
+        ("window_left", 0, "31", Defect.ZERO),
+        ("bound_layer", 0, "4, whose KV the target's last sliding layer reads", Defect.ZERO),
+        ("bound_layer", 3, "4, whose KV the target's last sliding layer reads", Defect.OFF_BY_ONE),
+        ("bound_layer", 2, "4, whose KV the target's last sliding layer reads", Defect.FOREIGN),
+        ("bound_layer", -1, "4, whose KV the target's last sliding layer reads", Defect.NEGATIVE),
+    ],
+)
+def test_how_a_draft_layer_is_bound_wrongly(what, found, expected, defect):
+    verdict = "window_width" if what == "window_left" else "geometry_mismatch"
+    incident = start_up(verdict, f"draft {what}, layers 4: found {found}, expected {expected}")
+    (dump,) = incident.dumps
+    scalars = {"severity": "fatal", "found": found, "expected": expected, "what": what}
+    incident = of(altered(dump, scalars=scalars, extents={"context_length": 4096}))
+    finding = conclude(incident)[0]
+    assert (finding.structure, finding.defect) == (Structure.DRAFT_BINDING, defect)

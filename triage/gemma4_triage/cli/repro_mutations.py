@@ -52,7 +52,7 @@ def mutations(
     For example: gemma4-triage repro mutations --seed 7 --count 25
 
     Each mutation is of one structure, in one way, in one phase of serving, drawn by --seed, with probes that trap and
-    an audit after every step. docs/mutations.md says what is drawn, how it is scored, and what a run of 48 showed.
+    an audit after every step. docs/mutations.md says what is drawn, how it is scored, and what runs of it showed.
 
     Exits 0 if every aim of the matrix is met, 1 if not, 2 for a folder that cannot be resumed or written over, 3 if
     this machine cannot run the engine, 5 if no mutation acted.

@@ -65,7 +65,9 @@ def _defect(incident: Incident) -> Defect | None:
         if what in ("bound_layer", "layer_id", "window_left") and isinstance(found, int):
             if found < 0:
                 return Defect.NEGATIVE
-            return Defect.PAST_END if what != "window_left" else _of_window(found, str(scalars.get("expected")))
+            if what != "window_left" or found >= dump.manifest.extents.get("context_length", found + 1):
+                return Defect.PAST_END
+            return _of_window(found, str(scalars.get("expected")))
     return None
 
 
@@ -74,8 +76,8 @@ def _of_binding(found: object, expected: str) -> Defect | None:
     wanted = expected.partition(",")[0]
     if not isinstance(found, int) or not wanted.isdecimal():
         return None
-    if found == 0:
-        return Defect.ZERO
+    if found <= 0:
+        return Defect.NEGATIVE if found else Defect.ZERO
     return Defect.OFF_BY_ONE if abs(found - int(wanted[:12])) == 1 else Defect.FOREIGN
 
 
