@@ -54,6 +54,12 @@ def finished(tmp_path, monkeypatch):
     return make
 
 
+def test_quiet_lists_names_alone(cli):
+    lines = cli("repro", "corpus", "--list", "-q")[1].splitlines()
+    assert {"swa-state-stale", "clean-aborts"} <= set(lines)
+    assert not any(" " in line for line in lines)
+
+
 def test_the_list_names_every_case_and_where_it_comes_from(cli):
     code, out, _ = cli("repro", "corpus", "--list")
     assert code == 0

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from gemma4_triage.cli.finished_run import finish
-from gemma4_triage.terminal import emit_json, say, stdout_console
+from gemma4_triage.terminal import MANNER, emit_json, say, stdout_console
 
 if TYPE_CHECKING:
     from gemma4_repro.corpus.runner import CorpusRun, Options
@@ -12,7 +12,7 @@ NAME = "corpus"
 
 
 def list_cases(as_json: bool) -> None:
-    """`repro corpus --list`."""
+    """Print what `repro corpus --list` shows."""
     from gemma4_repro.corpus.clean import CLEAN
     from gemma4_repro.corpus.faults import FAULTS
     from gemma4_repro.corpus.logit import LOGIT_FAULTS
@@ -22,6 +22,8 @@ def list_cases(as_json: bool) -> None:
     cases = case_list(FAULTS, CLEAN, LOGIT_FAULTS)
     if as_json:
         emit_json("corpus-list", cases.model_dump(mode="json"))
+    elif MANNER.quiet:
+        print("\n".join(case.id for case in (*FAULTS, *CLEAN)))
     else:
         print_cases(stdout_console(), cases)
         say("gemma4-triage repro corpus runs all of them; --only ID[,ID] some")
