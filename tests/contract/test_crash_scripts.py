@@ -25,7 +25,14 @@ def test_a_script_is_what_its_record_says(cell):
     assert path.stat().st_mode & 0o111 == 0o111
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.id)
+@pytest.mark.parametrize(
+    "cell",
+    [
+        # 0.5.23 has no V2 of ours: it has its own.
+        pytest.param(cell, marks=pytest.mark.releases("0.5.13.post1") if "_v2" in cell.id else (), id=cell.id)
+        for cell in CELLS
+    ],
+)
 def test_the_lines_that_it_shows_are_those_of_a_dry_run(cell, cli):
     code, out, _ = cli("repro", "crash", cell.id, "--dry-run")
     shown = [line.removeprefix("#").strip().removesuffix("\\").strip() for line in script_text(cell).splitlines()]

@@ -65,6 +65,7 @@ class Case:
         code: The exit code.
         name: Of the golden files, if the command has several cases.
         stand_in: What is put in the place of an engine, a GPU or a server: a key of STAND_INS.
+        of_base: Whether it plays back or asks for what SGLang 0.5.13.post1 alone has.
         timed: Whether it was made just now, and has a date, a commit and seconds.
         view_code: The exit code without --json, where the view is of other evidence.
     """
@@ -74,6 +75,7 @@ class Case:
     code: int = 0
     name: str = ""
     stand_in: str = ""
+    of_base: bool = False
     timed: bool = False
     view_code: int | None = None
 
@@ -84,12 +86,13 @@ class Case:
 
 CASES = (
     Case("repro", name="repro list"),
-    Case("repro", ("e4b-trtllm", "--output", "FOLDER/run"), stand_in="e4b-trtllm", timed=True),
+    Case("repro", ("e4b-trtllm", "--output", "FOLDER/run"), stand_in="e4b-trtllm", of_base=True, timed=True),
     Case(
         "repro",
         ("e4b-trtllm", "--arm", "fault-silent", "--output", "FOLDER/run"),
         name="repro one arm",
         stand_in="e4b-trtllm",
+        of_base=True,
         timed=True,
     ),
     Case("repro", ("corpus", "--list"), name="repro corpus list"),
@@ -98,11 +101,19 @@ CASES = (
         ("corpus", "--only", "full-draft-through-swa-map,double-bookkeeping,clean-retraction", "-o", "FOLDER/run"),
         name="repro corpus",
         stand_in="corpus",
+        of_base=True,
         timed=True,
     ),
     Case("repro crash", ("--matrix",), name="repro crash matrix"),
-    Case("repro crash", ("e4b_trtllm_v1", "--toy", "--dry-run"), name="repro crash dry run"),
-    Case("repro crash", ("e4b_trtllm_v1", "--toy", "-o", "FOLDER/run"), 1, stand_in="small_crash", timed=True),
+    Case("repro crash", ("e4b_trtllm_v1", "--toy", "--dry-run"), name="repro crash dry run", of_base=True),
+    Case(
+        "repro crash",
+        ("e4b_trtllm_v1", "--toy", "-o", "FOLDER/run"),
+        1,
+        stand_in="small_crash",
+        of_base=True,
+        timed=True,
+    ),
     Case(
         "repro mutations",
         ("--seed", "2411", "--count", "6", "--resume", "-o", "FOLDER/run"),
@@ -116,7 +127,15 @@ CASES = (
     Case("doctor"),
     Case("samples"),
     Case("audit", (LEAK,), 1),
-    Case("audit", ("--live", "--fault", "double-bookkeeping"), 1, name="audit live", stand_in="audit-live", timed=True),
+    Case(
+        "audit",
+        ("--live", "--fault", "double-bookkeeping"),
+        1,
+        name="audit live",
+        stand_in="audit-live",
+        of_base=True,
+        timed=True,
+    ),
     Case("diagnose", (f"{CORPUS}/swa-state-stale", "--log", f"{LOGS}/illegal-access.log"), 1),
     Case("diagnose", (LEAK, SHAPES, STALE), 1, name="diagnose several"),
     Case("report", (FIRST,), 1),
@@ -148,7 +167,7 @@ CASES = (
     Case("bench serving", ("prefill", "--model", "e2b"), stand_in="serving", timed=True),
     Case("diff dumps", (FIRST, CONTAINED), 1),
     Case("diff backends", ("--backends", "triton,trtllm_mha", "--mtp", "off"), 1, stand_in="backends"),
-    Case("diff patches", ("--with", "default,+swa-window-width", "--mtp", "off"), 1, stand_in="patches"),
+    Case("diff patches", ("--with", "default,+swa-window-width", "--mtp", "off"), 1, stand_in="patches", of_base=True),
     Case("quality", ("--colours", "--output", "FOLDER/run"), 1, stand_in="servers", timed=True),
     Case("dumps show", ("no-such-dump", "--dir", SAMPLES), 2, name="error"),
 )
@@ -351,7 +370,13 @@ def said(monkeypatch, tmp_path, capsys):
     return run
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.slug)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.releases("0.5.13.post1") if case.of_base else (), id=case.slug)
+        for case in CASES
+    ],
+)
 class TestEveryCommand:
     def test_json(self, case, said):
         code, out, err, replaced = said(case, True)

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from gemma4_repro.toys.language import held_out_prompts
+from gemma4_runtime.releases import BASE, installed_or_base
 
-pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
+pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1", "0.5.23")]
 
 SMALL = {"max_total_tokens": 1024, "max_running_requests": 4}
 BACKENDS = {
@@ -41,10 +42,10 @@ def test_a_clean_load_ends_in_a_note_and_exit_0(run_engine, mtp_arguments, tmp_p
     document = json.loads(out)
     assert (code, document["clean"]) == (0, True), out
     findings = [finding for incident in document["incidents"] for finding in incident["findings"]]
-    assert [(finding["kind"], finding["rule"], finding["fix"]) for finding in findings] == [
-        ("note", "window-one-too-wide", "swa-window-width")
-    ]
-    assert sum(len(incident["dumps"]) for incident in document["incidents"]) == dumps
+    # Later releases have the right window.
+    known = [("note", "window-one-too-wide", "swa-window-width")] if installed_or_base() == BASE else []
+    assert [(finding["kind"], finding["rule"], finding["fix"]) for finding in findings] == known
+    assert sum(len(incident["dumps"]) for incident in document["incidents"]) == (dumps if known else 0)
     code, out, _ = cli("diagnose", "--dir", tmp_path)
     assert code == 0
     assert "nothing wrong here" in out

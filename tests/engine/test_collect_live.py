@@ -12,9 +12,13 @@ from pathlib import Path
 import pytest
 
 from gemma4_repro.engine.host_environment import REQUIRED
+from gemma4_runtime.releases import BASE, installed_or_base
 from server_process import flags, free_port, running_server, session_members
 
-pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
+pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1", "0.5.23")]
+
+# The window that is a key too wide; later releases have the right one.
+NOTES = ["note"] if installed_or_base() == BASE else []
 
 COMMAND = Path(sys.executable).with_name("gemma4-triage")
 KEY = "a-key-of-this-test-0123456789"
@@ -61,7 +65,7 @@ def test_live_hanging_and_killed(mtp_arguments, tmp_path, cli, monkeypatch):
             assert secret.encode() not in everything
         code, found = diagnosed("live")
         (incident,) = found["incidents"]
-        assert (code, [finding["kind"] for finding in incident["findings"]]) == (0, ["note"])
+        assert (code, [finding["kind"] for finding in incident["findings"]]) == (0, NOTES)
         assert [one["relation"] for one in incident["logs"]] == ["names"]
         assert {one["kind"]: one["relation"] for one in incident["readings"]} == {
             "collection": "names",

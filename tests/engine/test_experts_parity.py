@@ -7,16 +7,17 @@ so they do with MTP drafts, of `toy-26b-assistant`.
 import pytest
 import torch
 
+from gemma4_repro.corpus.case import corrected
 from gemma4_repro.toys.language import held_out_prompts
 
-pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
+pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1", "0.5.23")]
 
 NEW_TOKENS = 16
 # Tokens all over the vocabulary: the greedy token of a well trained toy has logprob ~0 whatever the experts did.
 WATCHED = list(range(0, 512, 8))
 # fp32 on both sides, different summation order; logits are of the order of 10.
 ROUND_OFF = 1e-3
-RIGHT = {"GEMMA4_TRIAGE_PATCHES": "default,+swa-window-width"}
+RIGHT = {"GEMMA4_TRIAGE_PATCHES": corrected()}
 PLAIN, MTP = 0, 1  # places in `run.outputs`
 
 
@@ -88,6 +89,7 @@ def test_logprobs_of_prefill_and_decode_are_equal(run, oracle, prompts, side):
         assert (torch.cat(found) - expected).abs().max() < ROUND_OFF
 
 
+@pytest.mark.releases("0.5.13.post1")
 def test_drafts_are_accepted_under_both_workers(run, run_engine, experts_mtp_arguments, prompts, oracle):
     overlapped = run_engine(
         RIGHT | {"SGLANG_FROZEN_KV_MTP_V2": "1"},

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from gemma4_dumps.store import DumpStore
+from gemma4_repro.corpus.case import corrected
 from gemma4_repro.toys.language import held_out_prompts
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind
 
-pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
+pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1", "0.5.23")]
 
 NEW_TOKENS = 16
 # Tokens all over the vocabulary: the greedy token of a well trained toy has logprob ~0 whatever the attention did.
@@ -91,7 +92,7 @@ def test_tokens_and_logprobs_are_equal_and_a_clean_run_leaves_no_dump(
 ):
     environment = {
         # Without it the release's window is a finding of `geometry`.
-        "GEMMA4_TRIAGE_PATCHES": "default,+swa-window-width",
+        "GEMMA4_TRIAGE_PATCHES": corrected(),
         "SGLANG_TRTLLM_MHA_DEBUG": "log",
         "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(tmp_path),
     }
@@ -109,6 +110,7 @@ def test_tokens_and_logprobs_are_equal_and_a_clean_run_leaves_no_dump(
     assert {row["id"] for manifest in manifests for row in manifest["patches"] if row["attached"]} >= PROBES
 
 
+@pytest.mark.releases("0.5.13.post1")
 def test_without_the_window_fix_logprobs_differ(bare, oracle):
     """W1: past the window the release attends to one key more than transformers."""
     plain, _ = bare

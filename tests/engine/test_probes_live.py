@@ -11,7 +11,7 @@ from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_repro.toys.language import held_out_prompts
 
-pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
+pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1", "0.5.23")]
 
 
 def load(arguments):

@@ -17,10 +17,11 @@ from gemma4_repro.engine.host_environment import REQUIRED
 from gemma4_repro.toys.language import held_out_prompts
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind
+from gemma4_runtime.releases import BASE, installed_or_base
 from gemma4_triage.cli.server_arguments import CPU_ARGUMENTS
 from server_process import flags, free_port, running_server, session_members
 
-pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
+pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1", "0.5.23")]
 
 COMMAND = Path(sys.executable).with_name("gemma4-triage")
 STOP_LIMIT_S = 60
@@ -65,19 +66,20 @@ def test_it_serves_guarded_and_stops_on_sigterm(serving, tmp_path):
     assert answer.choices[0].text
     # Which path the ops took: counted in /server_info, and below in the scheduler's manifest.
     (state,) = json.loads(urlopen(url.removesuffix("/v1") + "/server_info").read())["internal_states"]
-    counted = state["gemma4_triage_paths"]
+    counted = state.get("gemma4_triage_paths", {})
     # SGLang warms up with a picture, which is long enough; the prompt is not.
     others = {"yoco": ["fused", "fewer than 256 rows to save"], "vision-batching": ["batched"]}
     # On this CPU a kernel's torch reference runs. A product of fewer rows has no kernel of ours.
     others |= {"q-only-projection": ["fused"], "small-m-linear": ["no plan was measured on cpu with float32"]}
     wanted = {op: others.get(op, ["reference"]) for op in counted}
     assert {op: list(paths) for op, paths in counted.items()} == wanted
-    assert others.keys() < counted.keys()
-    assert counted["gelu-tanh-mul"]["reference"] > 24
+    # No optimisation attaches to 0.5.23 yet.
+    assert others.keys() < counted.keys() if installed_or_base() == BASE else not counted
+    assert not counted or counted["gelu-tanh-mul"]["reference"] > 24
 
     said = (tmp_path / "server.log").read_text(errors="replace")
     assert f"gemma4-triage: probes: {', '.join(PROBES)} (mode 1: trap, and contain in CUDA graphs)" in said
-    assert "gemma4-triage: fixes: swa-state-swap, eager-out-cache-loc" in said
+    assert "gemma4-triage: fixes: swa-state-swap" in said
     assert "arguments added for the CPU: --device cpu --dtype float32" in said
 
     process.send_signal(signal.SIGTERM)
@@ -105,6 +107,7 @@ def test_it_serves_guarded_and_stops_on_sigterm(serving, tmp_path):
     assert [path.name for path in (tmp_path / "dumps").iterdir() if path.name != "guards"] == []
 
 
+@pytest.mark.releases("0.5.13.post1")
 def test_an_argument_that_a_patch_does_not_serve_is_a_usage_error(given, environment):
     """Found by SGLang's own check of its arguments, in the server's process, where nothing catches it."""
     command = [COMMAND, "serve", "--host-engine", "--", *given, "--enable-custom-logit-processor"]

@@ -21,7 +21,7 @@ from gemma4_repro.bench.server_arguments import command_words, cuda_arguments, h
 from gemma4_repro.bench.server_environment import server_environment
 from gemma4_runtime.settings import Settings, read_settings
 
-pytestmark = pytest.mark.releases("0.5.13.post1")
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
 BY_ID = {arm.id: arm for arm in ARMS}
 PLAN = Plan(ARMS, (1, 16, 64), (False,), 10, False, 540, **CUDA_SIZES)
@@ -92,6 +92,7 @@ class TestEnvironment:
 
 
 class TestArguments:
+    @pytest.mark.releases("0.5.13.post1")
     def test_sglang_can_read_them(self, tmp_path):
         from sglang.srt.server_args import ServerArgs
 
@@ -120,6 +121,7 @@ class TestArguments:
 
 
 class TestCheckpoint:
+    @pytest.mark.releases("0.5.13.post1")
     @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
     def test_transformers_reads_the_pair_as_e4b_in_larger(self, tmp_path, size):
         from transformers import AutoConfig, AutoTokenizer

@@ -121,6 +121,7 @@ class TestDoctor:
         (check,) = [one for one in json.loads(done.stdout)["checks"] if one["name"] == "KV pools of the last server"]
         assert check["detail"] == "pid 7; owner-only-kv: in force: 6 of 8 layers have KV buffers"
 
+    @pytest.mark.releases("0.5.13.post1")
     @pytest.mark.parametrize(
         "row", [{"paths": 5}, {"id": "routing", "paths": 5}, {"id": "routing", "paths": [5]}, {"paths": ["fused"]}]
     )
@@ -132,6 +133,7 @@ class TestDoctor:
         assert done.returncode == 0, done.stderr
         assert "none has run" in " ".join(done.stdout.split())
 
+    @pytest.mark.releases("0.5.13.post1")
     def test_ops_that_no_server_has_run(self, tmp_path):
         done = run("doctor", SGLANG_TRTLLM_MHA_DEBUG_DIR=str(tmp_path), GEMMA4_TRIAGE_PATCHES="default")
         assert "none has run" in " ".join(done.stdout.split())
@@ -157,6 +159,7 @@ class TestPatches:
         assert [row["id"] for row in rows] == [patch.id for patch in CATALOG]
         assert not any(row["selected"] for row in rows)
 
+    @pytest.mark.releases("0.5.13.post1")
     def test_selection_follows_the_environment(self):
         rows = json.loads(run("patches", "--json", GEMMA4_TRIAGE_PATCHES="default").stdout)["patches"]
         assert [row["id"] for row in rows if row["selected"]] == [row["id"] for row in rows if row["default"]]

@@ -48,7 +48,6 @@ def test_the_list_has_every_patch(capsys):
     ("patch", "variables", "state"),
     [
         ("yoco", {}, "off: GEMMA4_TRIAGE_PATCHES is unset; `gemma4-triage serve` sets default, which has it"),
-        ("yoco", {"GEMMA4_TRIAGE_PATCHES": "default"}, "on: GEMMA4_TRIAGE_PATCHES=default has it"),
         ("yoco", {"GEMMA4_TRIAGE_PATCHES": "default,-yoco"}, "off: GEMMA4_TRIAGE_PATCHES=default,-yoco leaves it out"),
         (
             "yoco",
@@ -81,6 +80,24 @@ def test_the_list_has_every_patch(capsys):
         ),
         ("leak-ledger", {"GEMMA4_TRIAGE_LEAK": "dump"}, "on: GEMMA4_TRIAGE_LEAK is dump"),
         ("swa-state-stale", {"GEMMA4_TRIAGE_FAULTS": "swa-state-stale"}, "on: GEMMA4_TRIAGE_FAULTS names it"),
+        ("host-softcap", {}, "off: GEMMA4_TRIAGE_HOST_ENGINE is off"),
+    ],
+)
+def test_the_state_names_the_variable_that_decides(capsys, monkeypatch, patch, variables, state):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    explained = document(capsys, "explain", patch)["patch"]
+    assert explained["state"] == state
+    assert explained["selected"] == state.startswith("on")
+    (row,) = [row for row in document(capsys)["patches"] if row["id"] == patch]
+    assert row["state"] == state
+
+
+@pytest.mark.releases("0.5.13.post1")
+@pytest.mark.parametrize(
+    ("patch", "variables", "state"),
+    [
+        ("yoco", {"GEMMA4_TRIAGE_PATCHES": "default"}, "on: GEMMA4_TRIAGE_PATCHES=default has it"),
         (
             "piecewise-ple",
             {"GEMMA4_TRIAGE_PATCHES": "default,-piecewise-multimodal"},
@@ -104,17 +121,10 @@ def test_the_list_has_every_patch(capsys):
             {"GEMMA4_TRIAGE_PATCHES": "default,mtp-v2", "SGLANG_FROZEN_KV_MTP_V2": "0"},
             "off: SGLANG_FROZEN_KV_MTP_V2=0 leaves mtp-v2 out, which would bring it along",
         ),
-        ("host-softcap", {}, "off: GEMMA4_TRIAGE_HOST_ENGINE is off"),
     ],
 )
-def test_the_state_names_the_variable_that_decides(capsys, monkeypatch, patch, variables, state):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    explained = document(capsys, "explain", patch)["patch"]
-    assert explained["state"] == state
-    assert explained["selected"] == state.startswith("on")
-    (row,) = [row for row in document(capsys)["patches"] if row["id"] == patch]
-    assert row["state"] == state
+def test_the_state_of_what_sglang_0_5_13_alone_takes(capsys, monkeypatch, patch, variables, state):
+    test_the_state_names_the_variable_that_decides(capsys, monkeypatch, patch, variables, state)
 
 
 def test_everything_about_one(capsys):

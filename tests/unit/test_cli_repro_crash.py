@@ -277,6 +277,7 @@ def test_a_dry_run_shows_no_server_that_would_not_start(refused, toy):
     assert "names yocoo, which this version does not have" in refused(ExitCode.USAGE, *words)
 
 
+@pytest.mark.releases("0.5.13.post1")
 def test_the_server_that_a_dry_run_shows_is_one_that_serve_takes(cli, machine):
     """`serve` reads the very words, and its own settings say what the cell is."""
     import shlex
@@ -318,6 +319,7 @@ def ran(cli, monkeypatch, tmp_path):
     return run
 
 
+@pytest.mark.releases("0.5.13.post1")
 def test_as_expected_it_exits_with_0_and_leaves_a_verdict_and_a_report(ran, cli, tmp_path):
     code, out, err = ran(small_server.DONE % small_server.LOAD.toy.requests)
     assert code == ExitCode.OK
@@ -332,6 +334,7 @@ def test_as_expected_it_exits_with_0_and_leaves_a_verdict_and_a_report(ran, cli,
     assert json.loads((folder / "verdict.json").read_text())["exit_code"] == 0
 
 
+@pytest.mark.releases("0.5.13.post1")
 def test_a_surprise_is_exit_1_with_the_same_evidence(ran, tmp_path):
     code, out, _ = ran(small_server.DONE % 1, "--json")
     document = json.loads(out)
@@ -340,6 +343,7 @@ def test_a_surprise_is_exit_1_with_the_same_evidence(ran, tmp_path):
     assert (tmp_path / "run" / "TRIAGE_REPORT.md").is_file()
 
 
+@pytest.mark.releases("0.5.13.post1")
 def test_a_server_that_dies_at_its_start_shows_the_end_of_its_log(ran):
     code, out, _ = ran("", server="import sys; print('no such device here'); sys.exit(3)")
     assert code == ExitCode.VIOLATION
@@ -347,6 +351,7 @@ def test_a_server_that_dies_at_its_start_shows_the_end_of_its_log(ran):
     assert "  no such device here" in out
 
 
+@pytest.mark.releases("0.5.13.post1")
 def test_forced_it_takes_only_its_own_files_away(ran, tmp_path):
     folder = tmp_path / "run"
     ran(small_server.DONE % small_server.LOAD.toy.requests)

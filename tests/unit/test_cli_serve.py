@@ -22,7 +22,7 @@ from gemma4_triage.cli.server_arguments import CPU_ARGUMENTS, missing_cpu_argume
 from gemma4_triage.cli.sglang_options import sglang_options
 from gemma4_triage.errors import UsageMistake
 
-pytestmark = pytest.mark.releases("0.5.13.post1")
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
 SERVER = [sys.executable, "-m", "sglang.launch_server"]
 PREFIXES = ("GEMMA4_", "SGLANG_")
@@ -44,6 +44,7 @@ def document(*words, **environment):
 
 
 class TestTheShellLine:
+    @pytest.mark.releases("0.5.13.post1")
     def test_default_fixes_and_nothing_else(self):
         done = run("--dry-run", "--", "--model-path", "m")
         assert done.returncode == 0, done.stderr
@@ -85,6 +86,7 @@ class TestPrecedence:
         assert found["overridden"] == {"SGLANG_TRTLLM_MHA_DEBUG": "trap"}
         assert not [patch for patch in found["patches"] if patch["kind"] == "probe"]
 
+    @pytest.mark.releases("0.5.13.post1")
     def test_a_variable_holds_where_no_option_is_given(self):
         found = document("--", "x", SGLANG_TRTLLM_MHA_DEBUG="log", GEMMA4_TRIAGE_PATCHES="eager-out-cache-loc")
         assert found["settings"]["mode"] == "log"

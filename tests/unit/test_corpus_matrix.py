@@ -199,6 +199,7 @@ class TestRecords:
         with pytest.raises(ValueError, match="names a folder"):
             fault(id="../f")
 
+    @pytest.mark.releases("0.5.13.post1")
     def test_what_a_run_sets(self):
         plain = fault().environment(guarded=True)
         assert plain["GEMMA4_TRIAGE_FAULTS"] == "swa-state-stale"

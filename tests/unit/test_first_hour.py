@@ -39,6 +39,7 @@ def test_a_misspelt_patch_is_told_what_is_near_it(cli):
     assert err.splitlines()[0].endswith("near it: yoco")
 
 
+@pytest.mark.releases("0.5.13.post1")
 @pytest.mark.parametrize(("name", "said"), [("default", "yoco"), ("none", "sets: GEMMA4_TRIAGE_PATCHES=none")])
 def test_the_sets_of_patches_are_explained(cli, name, said):
     code, out, _ = cli("patches", "explain", name)

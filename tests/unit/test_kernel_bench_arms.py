@@ -57,6 +57,7 @@ def flat(result):
     return (result,) if isinstance(result, torch.Tensor) else tuple(result)
 
 
+@pytest.mark.releases("0.5.13.post1")
 @pytest.mark.parametrize("layer", [1, 2])
 @pytest.mark.parametrize(("op", "model"), CELLS)
 def test_ours_eager_and_the_releases_agree(op, model, layer):

@@ -13,6 +13,15 @@ from gemma4_runtime.leak.auditor import Auditor
 from gemma4_runtime.leak.whereabouts import Reading
 from gemma4_runtime.probes import leak_audit
 from gemma4_runtime.settings import Leak
+from published import published
+
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
+
+@pytest.fixture(autouse=True)
+def one_rank():
+    with published(SimpleNamespace()):
+        yield
 
 
 def lost(*pages, fault=Fault.NOWHERE, pool="full"):
@@ -42,6 +51,7 @@ class World:
             running_batch=None,
             last_batch=None,
             cur_batch=None,
+            cur_batch_for_debug=None,
             chunked_req=None,
             waiting_queue=[],
             is_fully_idle=lambda: True,

@@ -23,13 +23,9 @@ def test_a_request_that_claims_more_than_its_row_has_is_read_as_far_as_that(
 ) -> None:
     rows = torch.zeros(2, WIDTH, dtype=torch.int32)
     rows[1] = torch.arange(16, 16 + WIDTH)
-    request = SimpleNamespace(
-        req_pool_idx=1,
-        kv_committed_freed=False,
-        cache_protected_len=start,
-        kv_allocated_len=end,
-        swa_evicted_seqlen=0,
-    )
+    # The same under the names of both releases.
+    held = {"req_pool_idx": 1, "cache_protected_len": start, "kv_allocated_len": end, "swa_evicted_seqlen": 0}
+    request = SimpleNamespace(kv_committed_freed=False, **held, kv=SimpleNamespace(is_kv_released=False, **held))
     pool = SimpleNamespace(req_to_token=rows, free_slots=[], size=1)
     tree = SimpleNamespace(root_node=SimpleNamespace(children={}, value=None))
     assert read(swa_allocator, pool, tree, [request]).private_pages["full"] == pages

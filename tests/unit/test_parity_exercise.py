@@ -27,6 +27,7 @@ def found(folder, *arms, compared=("yoco",), prompt_logprobs=False):
     return said, nothing_exercised(run, said)
 
 
+@pytest.mark.releases("0.5.13.post1")
 class TestWhatDiffers:
     def test_patches_and_faults_of_one_side_alone(self):
         assert differing(side(), side()) == ()
@@ -79,6 +80,7 @@ class TestPrompts:
         assert (differs.agrees, differs.first_over, differs.worst_position) == (False, PROMPT - 1, PROMPT - 1)
 
 
+@pytest.mark.releases("0.5.13.post1")
 class TestExercise:
     def test_of_a_patch_that_counts_its_own_path_counts(self, tmp_path):
         (yoco,), nothing = found(tmp_path, arm(tmp_path, track(), paths=FUSED), arm(tmp_path, column=WITHOUT))

@@ -141,6 +141,7 @@ class TestPatches:
         assert (chosen.ids, chosen.left_out, chosen.added) == ("default,-swa-state-swap", ("swa-state-swap",), ())
         assert "swa-state-swap" not in attached(chosen.ids, ("swa-state-stale",))
 
+    @pytest.mark.releases("0.5.13.post1")
     def test_under_pressure_the_window_is_right(self):
         chosen = patches_for(PRESSURE, ())
         assert chosen.ids == "default,+swa-window-width,+triton-decode-window"

@@ -18,7 +18,7 @@ from gemma4_triage.pools.arithmetic import KV_DTYPE_BYTES, token_bytes
 from gemma4_triage.pools.model_shape import ModelShape, read_shape
 from gemma4_triage.pools.plan import make_plan
 
-pytestmark = pytest.mark.releases("0.5.13.post1")
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 TOY = Path(__file__).parents[2] / "repro" / "toys" / "toy-e4b"
@@ -165,6 +165,7 @@ def sglang_sizes(tmp_path_factory):
     return sizes
 
 
+@pytest.mark.releases("0.5.13.post1")
 class TestAgainstSglang:
     @pytest.mark.parametrize("name", [*NAMES, "toy"])
     def test_the_same_tokens(self, sglang_sizes, name):

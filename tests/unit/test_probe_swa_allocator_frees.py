@@ -4,7 +4,7 @@ import pytest
 import torch
 from small_swa_pools import FULL_PAGES, SWA_PAGES, OnSmallPools, caught, decode, extend, says
 
-pytestmark = pytest.mark.releases("0.5.13.post1")
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
 
 class TestDoubleFree(OnSmallPools):
@@ -24,6 +24,7 @@ class TestDoubleFree(OnSmallPools):
         assert dump.manifest.offences[0].row == 3
         assert "is named twice" in dump.manifest.summary
 
+    @pytest.mark.releases("0.5.13.post1")
     def test_two_calls_of_one_free_group(self, dumps, allocator):
         slots, other = extend(allocator, 3), extend(allocator, 3)
         allocator.free_group_begin()
@@ -52,6 +53,7 @@ class TestDoubleFree(OnSmallPools):
         dump = caught(lambda: allocator.free_swa(torch.cat((slots, slots[:1]))))
         assert says(dump, "double_free", "free_swa", int(slots[0]), "full")
 
+    @pytest.mark.releases("0.5.13.post1")
     def test_a_dead_slot_of_a_draft_that_was_rolled_back(self, dumps, allocator):
         state = allocator.backup_state()
         draft = extend(allocator, 4)
@@ -101,6 +103,7 @@ class TestRange(OnSmallPools):
         assert says(caught(lambda: decode(paged, [slots])), "alloc_out_of_range", "alloc_decode", 1, "swa")
 
 
+@pytest.mark.releases("0.5.13.post1")
 class TestLostPages(OnSmallPools):
     def test_swa_pages_freed_since_the_backup(self, dumps, allocator, page):
         slots = extend(allocator, 2 * page)

@@ -50,6 +50,7 @@ class TestTorch:
 
 
 @pytest.mark.slow
+@pytest.mark.releases("0.5.13.post1", "0.5.23")
 class TestTriton:
     def test_a_far_page_ends_the_process_and_is_a_result(self, tmp_path):
         """SGLang's own kernel under the interpreter, which follows page ids by address: a real fault."""

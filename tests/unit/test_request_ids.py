@@ -9,7 +9,7 @@ from sglang.srt.managers.scheduler import Scheduler
 
 from gemma4_repro.request_ids import prompt_of, request_id
 
-pytestmark = pytest.mark.releases("0.5.13.post1")
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
 PROMPTS = range(120)
 
@@ -23,6 +23,10 @@ def aborted_by_sglang(named: str, ids: list[str]) -> list[str]:
         disaggregation_mode=DisaggregationMode.NULL,
         running_batch=SimpleNamespace(reqs=running),
         cur_batch=None,
+        chunked_req=None,
+        mm_receiver=None,
+        dllm_config=None,
+        collect_inflight_reqs=lambda: running,
     )
     Scheduler.abort_request(scheduler, AbortReq(rid=named))
     return [request.rid for request in running if request.to_finish is not None]

@@ -8,6 +8,8 @@ import pytest
 
 from gemma4_repro.toys.locate import ASSISTANT_NAME, EXPERTS_ASSISTANT_NAME, EXPERTS_NAME, TARGET_NAME
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 SEED = 5
 
 

@@ -13,6 +13,8 @@ from gemma4_repro.parity.runner import ArmRun, LiveRun
 from gemma4_repro.parity.window_evidence import SLIDING, KeysSeen, WindowCause
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.patch import Kind
+from gemma4_runtime.releases import installed_or_base
+from gemma4_runtime.standing import releases_of
 
 _PHASES = {"EXTEND": "prefill", "DECODE": "decode", "TARGET_VERIFY": "verify"}
 
@@ -64,7 +66,9 @@ def crash_hint(verdict: SideVerdict) -> str | None:
     if verdict.completed:
         return None
     attached = verdict.arm.side.attached
-    off = [patch.id for patch in CATALOG if patch.kind is Kind.FIX and patch.default and patch.id not in attached]
+    # What the release has itself, or cannot have, is not off.
+    fixes = [patch for patch in CATALOG if patch.kind is Kind.FIX and installed_or_base() in releases_of(patch)]
+    off = [patch.id for patch in fixes if patch.default and patch.id not in attached]
     if not off:
         return None
     return f"fixes of the default set that were off here: {', '.join(off)}"

@@ -20,7 +20,15 @@ _SPLITS = 8
 
 
 def prepare(call: BackendCall) -> Attention:
-    from sglang.srt.layers.attention.triton_ops.decode_attention import decode_attention_fwd
+    try:
+        from sglang.srt.layers.attention.triton_ops.decode_attention import (  # pyright: ignore[reportMissingImports]
+            decode_attention_fwd,
+        )
+    except ModuleNotFoundError:
+        # Where SGLang 0.5.17 and later have it.
+        from sglang.kernels.ops.attention.decode_attention import (  # pyright: ignore[reportMissingImports]
+            decode_attention_fwd,
+        )
 
     on_gpu = torch.cuda.is_available()
     here = to_device(call, "cuda" if on_gpu else "cpu", None if on_gpu else "float32")

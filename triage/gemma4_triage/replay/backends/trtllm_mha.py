@@ -32,7 +32,11 @@ def prepare(call: BackendCall) -> Attention:
     # [pages, kv_heads, page_size, head_dim], a view as SGLang passes it.
     caches = (here.keys.permute(0, 2, 1, 3), here.values.permute(0, 2, 1, 3))
     if here.keys.shape[2] == 1:
-        from sglang.srt.layers.attention.utils import canonicalize_stride
+        try:
+            from sglang.srt.layers.attention.utils import canonicalize_stride  # pyright: ignore[reportMissingImports]
+        except ModuleNotFoundError:
+            # Where SGLang 0.5.17 and later have it.
+            from sglang.kernels.ops.attention.utils import canonicalize_stride  # pyright: ignore[reportMissingImports]
 
         caches = (canonicalize_stride(caches[0]), canonicalize_stride(caches[1]))
     workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
