@@ -13,7 +13,7 @@ from gemma4_repro.catalog import choose_arms
 from gemma4_repro.engine.arm_request import ArmRequest
 from gemma4_repro.engine.outcome import Outcome
 from gemma4_repro.engine.readiness import model_arguments
-from gemma4_repro.engine.run_folder import disk_is_full
+from gemma4_repro.engine.run_folder import FREE_SPACE, disk_is_full
 from gemma4_repro.errors import OutputUnwritable
 from gemma4_repro.parity.pictures import make_pictures, remove_pictures
 from gemma4_repro.recorders.traces import remove_traces
@@ -164,5 +164,5 @@ def _refuse_full_disk(folder: Path, verdicts: tuple[ArmVerdict, ...]) -> None:
         if verdict.surprised and (full or disk_is_full(folder)):
             raise OutputUnwritable(
                 f"{folder}: the disk became full while arm {verdict.arm.id} ran, so nothing can be said about it",
-                "free some space or name another --output",
+                FREE_SPACE,
             )

@@ -1,6 +1,7 @@
 """The published schema, the redaction list and the install boundary are promises; these tests hold them."""
 
 import ast
+import dataclasses
 import json
 import subprocess
 import sys
@@ -12,8 +13,10 @@ import pytest
 import gemma4_dumps
 from gemma4_dumps.draft import DumpDraft, TensorPayload
 from gemma4_dumps.redaction import names_a_secret
-from gemma4_dumps.schema import Manifest, manifest_json_schema
+from gemma4_dumps.schema import Manifest, Offence, manifest_json_schema
 from gemma4_dumps.writer import write_dump
+from gemma4_runtime.checks.violation import BadIndex
+from gemma4_triage.report.model.records import Offence as ReportedOffence
 
 PACKAGE = Path(gemma4_dumps.__file__).parent
 
@@ -43,6 +46,17 @@ def test_every_manifest_field_that_a_probe_knows_is_in_the_draft():
     draft_fields = set(DumpDraft.__dataclass_fields__)
     assert set(Manifest.model_fields) - from_the_writer <= draft_fields
     assert draft_fields - set(Manifest.model_fields) == {"events", "dropped_events", "rank"}
+
+
+def test_a_field_of_a_bad_entry_has_one_name_from_the_kernel_to_the_report():
+    """So that each record is filled from the one before field by field of the same name."""
+    findings = pytest.importorskip("gemma4_kernels.page_guard.findings")
+    checked = {field.name for field in dataclasses.fields(BadIndex)}
+    assert checked == {"row", "column", "value", "lower", "upper"}
+    assert set(findings.Offence._fields) == checked | {"array", "row_count"}
+    assert set(findings.Overflow._fields) == checked | {"array"}
+    assert set(Offence.model_fields) == checked | {"table", "request_slot"}
+    assert set(ReportedOffence.model_fields) == set(Offence.model_fields)
 
 
 @pytest.mark.releases("0.5.13.post1", "0.5.23")

@@ -15,6 +15,7 @@ from gemma4_repro.errors import OutputRefused, OutputUnwritable
 
 VERDICT_NAME = "verdict.json"
 NEEDED_BYTES = 64 * 1024**2
+FREE_SPACE = "free some space or name another --output"
 
 
 def runs_root() -> Path:
@@ -68,7 +69,7 @@ def _require_space(folder: Path) -> None:
     if free < NEEDED_BYTES:
         raise OutputUnwritable(
             f"{folder} has {free // 1024**2} MiB left on its disk and a run needs {NEEDED_BYTES // 1024**2} MiB",
-            "free some space or name another --output",
+            FREE_SPACE,
         )
 
 
@@ -84,5 +85,5 @@ def _remove_previous(folder: Path, arms: tuple[str, ...]) -> None:
 
 def _hint(number: int | None) -> str:
     if number == errno.ENOSPC:
-        return "the disk is full: free some space or name another --output"
+        return f"the disk is full: {FREE_SPACE}"
     return "name a directory that you may write with --output"
