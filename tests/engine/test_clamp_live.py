@@ -200,7 +200,7 @@ class TestRetractedRequests:
         requests = [{"prompt": prompt, "sampling": sampling} for prompt in self.PROMPTS]
         spec = {
             "engine": engine,
-            "before": "clamp_child:retract_while_decodes_are_clamped",
+            "before": "engine_changes:retract_while_decodes_are_clamped",
             "rounds": [{"requests": requests, "concurrency": len(requests)}],
         }
         done = engine_forks.run_child("lifecycle_child", folder, environment, LIMIT_S, spec)

@@ -98,7 +98,7 @@ def test_a_draft_layer_that_is_bound_wrongly_but_in_range_stops_the_start(
 
 
 @pytest.mark.releases("0.5.13.post1")
-@pytest.mark.parametrize("before", [{}, {"before": "small_draft_pool:halve"}], ids=["as-shipped", "halved"])
+@pytest.mark.parametrize("before", [{}, {"before": "engine_changes:halve_draft_pool"}], ids=["as-shipped", "halved"])
 def test_a_draft_pool_smaller_than_the_targets_stops_the_start(run_engine, engine_arguments, tmp_path, before):
     standalone = engine_arguments | {
         "attention_backend": "triton",

@@ -9,8 +9,7 @@ import os
 import pytest
 import torch
 
-import draft_inputs
-import length_bounds
+from engine_records import FILE, read, read_draft_inputs
 from gemma4_repro.toys.language import EOS, held_out_prompts, token_id
 from lifecycle_load import assert_nothing_is_left, constrained, mixed_requests
 
@@ -31,7 +30,7 @@ REQUESTS = int(os.environ.get("LIFECYCLE_REQUESTS", "100"))
 def sides(engine_arguments, mtp_arguments, run_engine, tmp_path_factory):
     """sides["overlap"] -> [{tokens, meta} per prompt] of an engine; also "none", "v1" and "sync".
 
-    sides["overlap drafts"] -> what its assistant drafted from, as draft_inputs.py reads it; of "none" nothing.
+    sides["overlap drafts"] -> what its assistant drafted from, as engine_records.py reads it; of "none" nothing.
     """
     default = {"GEMMA4_TRIAGE_PATCHES": "default"}
     asked = {
@@ -46,15 +45,15 @@ def sides(engine_arguments, mtp_arguments, run_engine, tmp_path_factory):
         path = tmp_path_factory.mktemp("drafts") / "inputs.jsonl"
         path.touch()
         run = run_engine(
-            environment | {draft_inputs.FILE: str(path)},
+            environment | {FILE: str(path)},
             engines=[engine],
             prompts=PROMPTS,
             new_tokens=NEW_TOKENS,
-            before="draft_inputs:record",
+            before="engine_records:record_draft_inputs",
         )
         assert run.returncode == 0, run.log[-4000:]
         assert run.outputs is not None
-        found[f"{name} drafts"] = draft_inputs.read(path)
+        found[f"{name} drafts"] = read_draft_inputs(path)
         assert ("MTP under spec v2, overlap" in run.log) == (name in ("sync", "overlap"))
         found[name] = run.outputs[0]
     return found
@@ -111,16 +110,16 @@ def test_trtllm_is_given_a_bound_where_it_would_read_lengths(sides, mtp_argument
     engine = mtp_arguments | OVERLAP | changes
     ahead = 2 * engine["speculative_num_draft_tokens"] + engine["page_size"]
     run = run_engine(
-        V2 | {length_bounds.FILE: str(path)},
+        V2 | {FILE: str(path)},
         engines=[engine],
         prompts=PROMPTS[:count],
         new_tokens=NEW_TOKENS,
-        before="length_bounds:record",
+        before="engine_records:record_length_bounds",
     )
     assert run.returncode == 0, run.log[-4000:]
     assert run.outputs is not None
     assert [one["tokens"] for one in run.outputs[0]] == [one["tokens"] for one in sides["none"][:count]]
-    found = length_bounds.read(path)
+    found = read(path)
     assert len(found) > 5
     assert all(one["longest"] < one["bound"] <= one["longest"] + ahead for one in found)
 
@@ -281,7 +280,7 @@ def test_a_grammar_holds_to_its_end(load, lived):
 
 
 def test_logprobs_are_those_of_the_answers_tokens(load, alone, lived):
-    """Of those served alone: overlapped, SGLang loses logprobs of a request that it retracts, without MTP too."""
+    """They are those of a run alone: overlapped, SGLang loses those of a request that it retracts, without MTP too."""
     name, life, _ = lived
     served = zip((load[i] for i in alone), life.outputs["rounds"][1], strict=True)
     asked = [(request, one) for request, one in served if "logprobs" in request]

@@ -40,9 +40,9 @@ def test_clean_loads_are_silent(serve, engine_arguments, mtp_arguments, kind):
     assert dumps == []
 
 
-@pytest.mark.parametrize(("spoil", "why"), [("own", "changed"), ("cached", "prefix")])
+@pytest.mark.parametrize(("spoil", "why"), [("take_own_page", "changed"), ("take_cached_page", "prefix")])
 def test_a_page_of_another_request_is_trapped_before_it_is_read(serve, mtp_arguments, spoil, why):
-    code, log, dumps = serve(mtp_arguments, before=f"spoilt_row:{spoil}")
+    code, log, dumps = serve(mtp_arguments, before=f"engine_changes:{spoil}")
     assert code != 0
     assert "TrappedViolation: request-rows" in log
     (found,) = [one for one in dumps if one.rule == "request-rows"]

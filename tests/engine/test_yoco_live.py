@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-import row_logits
+from engine_records import FILE, read_row_logits
 from gemma4_repro.toys.locate import toy_path
-from yoco_rounds import CHUNK, LONG, ROUNDS, SHORT, TOKENS, spec
+from yoco_child import CHUNK, LONG, ROUNDS, SHORT, TOKENS, all_rounds
 
 pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
@@ -36,7 +36,7 @@ def served(request, tmp_path_factory, engine_forks, engine_arguments, mtp_argume
             "GEMMA4_TRIAGE_PATCHES": "default" + WINDOW_FIXES * (arm == "triton"),
         }
         folder = tmp_path_factory.mktemp("yoco")
-        done = engine_forks.run_child("yoco_child", folder, environment, 240, spec(arguments | more))
+        done = engine_forks.run_child("yoco_child", folder, environment, 240, all_rounds(arguments | more))
         assert done.returncode == 0, done.log[-4000:]
         found.append(done.outputs)
     return arm, *found
@@ -97,11 +97,13 @@ def test_a_mixed_batch_has_the_logits_that_it_has_without(engine_arguments, run_
             "SGLANG_GEMMA4_YOCO": asked,
             "GEMMA4_TRIAGE_YOCO_ROWS": "1",
             "GEMMA4_TRIAGE_PATCHES": "default" + WINDOW_FIXES,
-            row_logits.FILE: str(path),
+            FILE: str(path),
         }
-        run = run_engine(environment, engines=[engine], prompts=prompts, new_tokens=8, before="row_logits:record")
+        run = run_engine(
+            environment, engines=[engine], prompts=prompts, new_tokens=8, before="engine_records:record_row_logits"
+        )
         assert run.returncode == 0, run.log[-4000:]
-        rows = row_logits.read(path).items()
+        rows = read_row_logits(path).items()
         # A chunk that is not its prompt's last is sampled from nowhere.
         found.append({key: row for key, row in rows if key[1] >= len(prompts[int(key[0])])})
     plain, fast = found

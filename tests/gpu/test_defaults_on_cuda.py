@@ -6,7 +6,7 @@ import torch
 import engine_process
 from gemma4_repro.toys.locate import toy_path
 from gemma4_repro.toys.vision import make_toy, picture
-from yoco_rounds import CHUNK, ROUNDS, TOKENS, spec
+from yoco_child import CHUNK, ROUNDS, TOKENS, all_rounds
 
 pytestmark = [pytest.mark.gpu, pytest.mark.releases("0.5.13.post1")]
 
@@ -52,7 +52,7 @@ MODES = {"plain": {}, "mtp": MTP, "piecewise": PIECEWISE, "piecewise-mtp": PIECE
 @pytest.fixture(scope="module", params=list(MODES))
 def served(request, tmp_path_factory):
     """Return the mode, what SGLang served, and the patched runtime; in piecewise graphs the latter alone."""
-    what = spec(ENGINE | TEXT | MODES[request.param])
+    what = all_rounds(ENGINE | TEXT | MODES[request.param])
     patches = EAGER
     if "piecewise" in request.param:
         without_hidden_states(what)
@@ -108,7 +108,7 @@ def test_sglangs_own_piecewise_graphs_read_the_per_layer_inputs_of_their_capture
     """The fault that piecewise-ple mends: enforced graphs of the release, and the same with the fix."""
     found = {}
     for patches, enforced in (("none", False), ("none", True), ("piecewise-ple", True)):
-        what = spec(ENGINE | TEXT | PIECEWISE | {"enforce_piecewise_cuda_graph": enforced})
+        what = all_rounds(ENGINE | TEXT | PIECEWISE | {"enforce_piecewise_cuda_graph": enforced})
         without_hidden_states(what)
         folder = tmp_path / f"{patches}-{enforced}"
         folder.mkdir()
