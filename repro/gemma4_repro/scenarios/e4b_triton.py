@@ -25,7 +25,7 @@ SCENARIO = Scenario(
     id="e4b-triton",
     symptom="control: the load and fault that crash trtllm_mha leave Triton attention unharmed, tokens equal",
     hardware="CPU (host engine)",
-    expected_s=75,
+    expected_s=50,
     toys=E4B_TOYS,
     arms=(
         Arm(

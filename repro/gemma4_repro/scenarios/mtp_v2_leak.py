@@ -43,7 +43,7 @@ SCENARIO = Scenario(
     id="mtp-v2-leak",
     symptom="MTP with overlap scheduling: pool memory leak detected, 24 tokens for each request that ends",
     hardware="CPU (host engine)",
-    expected_s=190,
+    expected_s=100,
     toys=E4B_TOYS,
     arms=(
         Arm(

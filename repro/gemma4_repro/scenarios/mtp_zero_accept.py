@@ -56,7 +56,7 @@ SCENARIO = Scenario(
     id="mtp-zero-accept",
     symptom="MTP: 'FrozenKVMTPVerifyInput' object has no attribute 'merge_batch' after a round that ends all requests",
     hardware="CPU (host engine)",
-    expected_s=100,
+    expected_s=35,
     toys=E4B_TOYS,
     arms=(
         _arm("fault", "no empty draft input is left behind, fix off", _UNGUARDED | _FAULT, _DIES),
