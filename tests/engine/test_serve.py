@@ -84,8 +84,8 @@ def test_it_serves_guarded_and_stops_on_sigterm(serving, tmp_path):
 
     process.send_signal(signal.SIGTERM)
     code = process.wait(STOP_LIMIT_S)
-    # SGLang's own end: it drains, then kills its whole tree, itself included (kill_process_tree, include_parent).
-    # 0.5.13.post1 kills its own processes, and itself with them; 0.5.23 ends them and says 0.
+    # SGLang's own end: it drains; then 0.5.13.post1 kills its whole tree, itself included (kill_process_tree,
+    # include_parent), and 0.5.23 ends its processes and exits with 0.
     assert code == (-signal.SIGKILL if installed_or_base() == BASE else 0)
     # Not of a process that verified them before SGLang had set up its log, and once of any other.
     assert 1 <= said.count("patches verified") <= len(list((tmp_path / "dumps" / "guards").glob("*.json")))
