@@ -70,8 +70,11 @@ KERNELS = [
     ("ple_front_end", TILE | {"LAYERS": 35, "HAS_PLE": True}),
     ("qk_norm_rope", HEADS | {"TILE": 1, "EAGER": False}),
     ("qk_norm_rope", HEADS | {"TILE": 8, "EAGER": True}),
-    ("small_m_linear", PRODUCT | {"BLOCK_M": 1, "SPLIT": False}),
-    ("small_m_linear", PRODUCT | {"BLOCK_M": 8, "SPLIT": True}),
+    ("small_m_linear", PRODUCT | {"BLOCK_M": 1, "SPLIT": False, "GATE": "none"}),
+    ("small_m_linear", PRODUCT | {"BLOCK_M": 8, "SPLIT": True, "GATE": "none"}),
+    ("small_m_linear", PRODUCT | {"BLOCK_M": 8, "SPLIT": False, "GATE": "halves"}),
+    ("small_m_linear", PRODUCT | {"BLOCK_M": 1, "SPLIT": True, "GATE": "halves"}),
+    ("small_m_linear", PRODUCT | {"BLOCK_M": 8, "SPLIT": True, "GATE": "factor"}),
     ("decode_attention", ATTENTION | {"HEAD_DIM": 256}),
     ("decode_attention", ATTENTION | {"HEAD_DIM": 512}),
     ("routing", {"EXPERTS": 128, "TOP_K": 8, "BLOCK": 128, "TILE": 4, "EAGER": False}),
@@ -89,8 +92,9 @@ def before_the_wait(ptx):
 for op, constants in KERNELS:
     constants = constants | {"EARLY_LAUNCH": True}
     kernel = getattr(importlib.import_module(f"gemma4_kernels.{op}.kernel"), f"{op}_kernel")
+    types = TYPES | ({"factor": "*bf16"} if op == "small_m_linear" else {})
     signature = {
-        name: "constexpr" if name in constants else TYPES.get(name, "i64" if name.endswith("_stride") else "*bf16")
+        name: "constexpr" if name in constants else types.get(name, "i64" if name.endswith("_stride") else "*bf16")
         for name in kernel.arg_names
     }
     aligned = {
@@ -112,7 +116,7 @@ for op, constants in KERNELS:
 def test_each_compiles_for_hopper_and_blackwell_with_vector_loads_and_without_local_memory(tmp_path):
     out = run(COMPILE, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     lines = [line.split() for line in out.splitlines()]
-    assert len(lines) == 28
+    assert len(lines) == 34
     for op, capability, vectors, local, redux, shared, ahead in lines:
         loads, stores = map(int, ahead.split("+"))
         # Weights and lists only, of which gelu_tanh_mul has none.
