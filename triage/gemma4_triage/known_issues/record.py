@@ -125,8 +125,13 @@ class KnownIssue(_Strict):
             return version >= order(self.since)
         return True if version in map(order, self.reported) else None
 
+    @property
+    def fix_told(self) -> str:
+        """Return the release with the fix, or that none is known."""
+        return self.fix or "no release with a fix is known here"
+
     def state(self, release: str | None) -> str:
         """Return name, fix and the release that is run, as one line of a report."""
-        fix = f"fixed {self.fix}" if self.fix else "no release with a fix is known here"
+        fix = f"fixed {self.fix}" if self.fix else self.fix_told
         runs = f"you run {release}" if is_release(release or "") else "the release that you run is not known"
         return f"{self.name}, {fix}; {runs}"

@@ -31,7 +31,7 @@ def print_issue(console: Console, issue: KnownIssue) -> None:
     rows = (
         ("reported for", ", ".join(issue.reported)),
         ("since", issue.since or ""),
-        ("fixed", issue.fix or "no release with a fix is known here"),
+        ("fixed", issue.fix_told),
         ("workaround", issue.workaround),
         ("our patch", issue.patch or ""),
         ("exception", signature.exception),

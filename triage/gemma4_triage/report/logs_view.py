@@ -11,7 +11,7 @@ from gemma4_triage.finding import Finding, causes
 from gemma4_triage.finding_view import print_finding
 from gemma4_triage.logs.facts import LogFacts, RankFacts
 from gemma4_triage.logs.suspects import suspects
-from gemma4_triage.report.scheduler_words import prefill_text, retractions_text
+from gemma4_triage.report.log_words import pools_text, prefill_text, problem_text, retractions_text, time_text
 from gemma4_triage.sparkline import sparkline
 from gemma4_triage.terminal import print_line, size_text
 
@@ -66,15 +66,14 @@ def _print_log(console: Console, facts: LogFacts) -> None:
 def _remarks(facts: LogFacts) -> list[str]:
     remarks = []
     if facts.first_time:
-        remarks.append(f"{facts.first_time} to {facts.last_time}, {number_of(facts.starts, 'server start')}")
+        remarks.append(time_text(facts))
     if facts.pool_tokens:
-        pools = ", ".join(f"{pool} {number_of(tokens, 'token')}" for pool, tokens in facts.pool_tokens.items())
         ratio = facts.settings.get("swa_full_tokens_ratio")
-        remarks.append(f"pools: {pools}{f', ratio {ratio}' if ratio else ''}")
+        remarks.append(f"pools: {pools_text(facts)}{f', ratio {ratio}' if ratio else ''}")
     if facts.faults:
         remarks.append(f"faults injected on purpose: {', '.join(facts.faults)}")
     if facts.problem:
-        remarks.append(f"the file {facts.problem}; what came before is counted")
+        remarks.append(f"the file {problem_text(facts)}")
     if facts.understood_lines and not facts.served:
         remarks.append("no batch line: nothing here says that the server served a request")
     if facts.torn_last_line:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gemma4_dumps.wording import number_of
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Alarm, LogFacts, Place, RankFacts
 from gemma4_triage.logs.remarks import number_in
@@ -51,7 +52,7 @@ def _orphaned(facts: LogFacts, alarm: Alarm) -> Finding:
         confidence=Confidence.LIKELY,
         evidence=(
             *remarked(facts, "orphan", "an output of a request that nobody waits for, the last such line"),
-            at(facts, alarm.place, alarm.text, f"the health check; {alarm.count} such lines"),
+            at(facts, alarm.place, alarm.text, f"the health check; {number_of(alarm.count, 'such line')}"),
         ),
         ruled_out_if=("such lines end by themselves long before the first health check fails",),
         advice=(
@@ -105,7 +106,7 @@ def _prefills(facts: LogFacts, rank: RankFacts, last: dict, alarm: Alarm) -> Fin
 
 
 def _evidence(facts: LogFacts, last: dict, alarm: Alarm) -> list[Evidence]:
-    many = f"; {alarm.count} such lines" if alarm.count > 1 else ""
+    many = f"; {number_of(alarm.count, 'such line')}" if alarm.count > 1 else ""
     return [
         at(facts, alarm.place, alarm.text, f"the health check{many}"),
         at(facts, Place(last["line"], last["time"]), last["running_max"], "requests running before it (#running-req)"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from gemma4_dumps.wording import number_of
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Alarm, LogFacts
 from gemma4_triage.logs.rule import Rule, at, remarked
@@ -67,7 +68,10 @@ def _no_worker(facts: LogFacts, alarm: Alarm) -> Finding:
         rule=RULE.id,
         cause=cause,
         confidence=confidence,
-        evidence=(at(facts, alarm.place, alarm.text, f"what the router said; {alarm.count} such lines"), *refused),
+        evidence=(
+            at(facts, alarm.place, alarm.text, f"what the router said; {number_of(alarm.count, 'such line')}"),
+            *refused,
+        ),
         ruled_out_if=("the worker's own log has an exception or a start at that time",),
         advice=advice,
     )

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from gemma4_dumps.wording import number_of
 from gemma4_triage import finding as diagnosed
 from gemma4_triage.logs.facts import LogFacts, RankFacts
+from gemma4_triage.report.log_words import pools_text, prefill_text, problem_text, retractions_text, time_text
 from gemma4_triage.report.model.finding_part import finding_part
 from gemma4_triage.report.model.limits import MAX_LINES, MAX_RANKS, first
 from gemma4_triage.report.model.pairs import pairs_of
 from gemma4_triage.report.model.pictures import Chart, Series
 from gemma4_triage.report.model.records import Log, Scheduler
-from gemma4_triage.report.scheduler_words import prefill_text, retractions_text
 from gemma4_triage.terminal import size_text
 
 
@@ -34,15 +34,15 @@ def log_part(facts: LogFacts, label: str, findings: Sequence[diagnosed.Finding],
 def _facts(facts: LogFacts) -> dict[str, str]:
     found = {"lines": f"{facts.understood_lines} of {facts.lines} understood, {size_text(facts.size_bytes)}"}
     if facts.first_time:
-        found["time"] = f"{facts.first_time} to {facts.last_time}, {number_of(facts.starts, 'server start')}"
+        found["time"] = time_text(facts)
     if facts.pool_tokens:
-        found["pools"] = ", ".join(f"{pool} {number_of(tokens, 'token')}" for pool, tokens in facts.pool_tokens.items())
+        found["pools"] = pools_text(facts)
     if facts.settings:
         found["settings"] = ", ".join(f"{name}={value}" for name, value in facts.settings.items())
     if facts.faults:
         found["injected on purpose"] = ", ".join(facts.faults)
     if facts.problem:
-        found["file"] = f"{facts.problem}; what came before is counted"
+        found["file"] = problem_text(facts)
     return found
 
 
