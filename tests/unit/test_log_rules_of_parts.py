@@ -405,3 +405,9 @@ def test_a_compilers_words_below_the_source_that_it_quotes():
     (finding,) = found_in([*steady(3), death(4, words, frame="another.py")])
     assert "Unsupported rhs dtype fp8e5" in finding.evidence[0].value
     assert "tl.load" not in finding.evidence[0].value
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "1 such line"), (2, "2 such lines")])
+def test_how_often_the_router_said_it(count, said):
+    (finding,) = found_in([SMG.format(second, "ERROR", "No available workers") for second in range(count)])
+    assert finding.evidence[0].meaning.endswith(f"; {said}")

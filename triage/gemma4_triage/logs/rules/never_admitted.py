@@ -106,7 +106,7 @@ def _prefills(facts: LogFacts, rank: RankFacts, last: dict, alarm: Alarm) -> Fin
 
 
 def _evidence(facts: LogFacts, last: dict, alarm: Alarm) -> list[Evidence]:
-    many = f"; {number_of(alarm.count, 'such line')}" if alarm.count > 1 else ""
+    many = f"; {alarm.count} such lines" if alarm.count > 1 else ""
     return [
         at(facts, alarm.place, alarm.text, f"the health check{many}"),
         at(facts, Place(last["line"], last["time"]), last["running_max"], "requests running before it (#running-req)"),

@@ -1,0 +1,140 @@
+"""`serve` refuses before it starts what SGLang says after half a minute of imports, or after the model is loaded."""
+
+import argparse
+import socket
+
+import pytest
+from test_cli_serve import document, run
+
+from gemma4_triage.cli import check_start
+from gemma4_triage.cli.sglang_options import sglang_options
+from gemma4_triage.errors import UsageMistake
+
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
+
+@pytest.fixture
+def taken():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        one.listen()
+        yield str(one.getsockname()[1])
+
+
+def test_a_port_in_use(taken):
+    for host in ("127.0.0.1", "localhost", "0.0.0.0"):
+        done = run("--model-path", "m", "--host", host, f"--port={taken}")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"error: port {taken} of {host} is in use\n")
+        assert len(done.stderr.splitlines()) == 2
+
+
+def test_nothing_is_bound_where_it_would_serve_elsewhere(taken, tmp_path):
+    assert run("--dry-run", "--model-path", "m", "--port", taken).returncode == 0
+    check_start.check_port(["--port", taken, "--node-rank", "1"])
+    check_start.check_port(["--config", str(tmp_path / "x.yaml")])
+
+
+@pytest.mark.parametrize("port", ["x", "0", "65536", "-1", ""])
+def test_what_is_no_port(port):
+    with pytest.raises(UsageMistake, match="is no port"):
+        check_start.check_port([f"--port={port}"])
+
+
+def test_a_path_that_leads_nowhere(tmp_path):
+    for path, said in ((tmp_path / "none", "is not there"), (tmp_path, "holds no config.json")):
+        done = run("--model-path", str(path))
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 2)
+        assert said in done.stderr
+    for name in ("google/gemma-4-E4B-it", "m", "s3://a/b/c"):
+        check_start.check_model(["--model-path", name])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--page-size", "big"], "--page-size 'big' is not a whole number"),
+        (["--mem-fraction-static=most"], "--mem-fraction-static 'most' is not a number"),
+        (["--page-size"], "--page-size has no value"),
+        (["--chunked-prefill-size", "--trust-remote-code"], "--chunked-prefill-size has no value"),
+    ],
+)
+def test_a_number_that_is_none(words, said):
+    done = run("--model-path", "m", *words)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, f"error: {said}")
+    assert run("--dry-run", "--model-path", "m", "--chunked-prefill-size", "-1").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "hint"),
+    [
+        (["--attention-backend", "trtllm"], "--attention-backend 'trtllm' is no choice", "near it: trtllm_m"),
+        (["--attention-backend=trtllm"], "--attention-backend 'trtllm' is no choice", "near it: trtllm_m"),
+        (["--dtype", "float31"], "--dtype 'float31' is no choice", "float32"),
+        (["--kv-cache-dtype", "x"], "--kv-cache-dtype 'x' is no choice", "takes auto, "),
+        (["--attention-back", "x"], "--attention-back 'x' is no choice", "triton"),
+        (["--attention-backend"], "--attention-backend has no value", "it takes triton, "),
+        (["--log-level", "--port", "1"], "--log-level has no value", "it takes a value"),
+        (["--trust-remote-code=yes"], "--trust-remote-code takes no value", "write --trust-remote-code alone"),
+        (["--trust-remote-code", "yes"], "'yes' is no option, and no value of one", "--trust-remote-code, takes"),
+        (["--tp", "2", "3"], "'3' is no option, and no value of one", "--tp, takes"),
+        (["--port", "65536"], "--port '65536' is no port", "from 1 to 65535"),
+    ],
+)
+def test_a_value_that_sglang_would_refuse(words, said, hint):
+    done = run("--dry-run", "--model-path", "m", *words)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 2)
+    assert said in done.stderr.splitlines()[0]
+    assert hint in done.stderr.splitlines()[1]
+
+
+def test_values_that_look_odd_are_sglangs():
+    words = ["--lora-paths", "a=b", "c", "--json-model-override-args", '{"a": -1}', "--served-model-name", "a b"]
+    words += ["--model-type", "llm"]
+    assert document("--model-path", "m", *words)["command"][4:] == words
+
+
+def test_no_model_at_all():
+    done = run("--attention-backend", "triton")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, "error: no model is named")
+    assert run("--dry-run", "--config", "a.yaml").returncode == 0
+
+
+def test_a_model_that_stands_alone_as_for_sglang_serve():
+    assert document("org/m", "--tp", "2")["command"][2:] == ["--model-path", "org/m", "--tp", "2"]
+    assert run("--dry-run", "org/m", "--model-path", "n").returncode == 2
+
+
+def test_another_plugin_may_add_to_the_choices(monkeypatch):
+    monkeypatch.setattr(check_start, "other_plugins", lambda: True)
+    words = ["--model-path", "m", "--attention-backend", "mine"]
+    check_start.check_arguments(words, (), sglang_options())
+
+
+def test_a_dump_folder_that_cannot_be(tmp_path):
+    done = run("--dir", "/proc/dumps", "--model-path", "m", "--port", "34567")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("error: dump folder: /proc/dumps cannot be written: ")
+
+
+def test_the_options_are_those_of_sglangs_own_parser():
+    from sglang.srt.server_args import ServerArgs
+
+    found = sglang_options()
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    actions = parser._option_string_actions
+    assert set(actions) - {"-h", "--help"} <= found.keys()
+    numbers = {name: one.kind for name, one in found.items() if one.kind in ("int", "float") and name in actions}
+    assert {name: actions[name].type.__name__ for name in numbers} == numbers
+    switches = {name for name, one in found.items() if one.kind == "switch" and name in actions}
+    single = {name for name, one in found.items() if one.kind in ("int", "float", "text") and name in actions}
+    choices = {name: one.choices for name, one in found.items() if one.choices and name in actions}
+    assert {name for name in switches if actions[name].nargs != 0} == set()
+    assert {name for name in single if actions[name].nargs is not None} == set()
+    assert {name: sorted(map(str, actions[name].choices)) for name in choices} == {
+        name: sorted(values) for name, values in choices.items()
+    }
+    assert (len(numbers), len(switches), len(choices)) > (80, 100, 50)
+    assert "--model-type" in found
+    assert not found.keys() & {"--debug", "--patches", "--probes", "--faults", "--preset", "--dump-dir", "--json"}
