@@ -3,11 +3,10 @@
 # repro_31b_hybrid_v1_bounds.sh --model DIR --draft-model DIR   or, on a CPU: repro_31b_hybrid_v1_bounds.sh --toy
 #
 # Server:
-#   gemma4-triage serve --patches none --debug 1 --dump-dir RUN/31b_hybrid_v1_bounds/dumps -- \
-#     --model-path MODEL --host 127.0.0.1 --port 30000 --prefill-attention-backend triton \
-#     --decode-attention-backend trtllm_mha --page-size 64 --speculative-draft-model-path DRAFT_MODEL \
-#     --speculative-algorithm NEXTN --speculative-num-steps 3 --speculative-eagle-topk 1 \
-#     --speculative-num-draft-tokens 4
+#   gemma4-triage serve --patches none --debug 1 --dir RUN/31b_hybrid_v1_bounds/dumps -- --model-path MODEL \
+#     --host 127.0.0.1 --port 30000 --prefill-attention-backend triton --decode-attention-backend trtllm_mha \
+#     --page-size 64 --speculative-draft-model-path DRAFT_MODEL --speculative-algorithm NEXTN \
+#     --speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4
 #
 # Client, load summarisation:
 #   (8000 tokens in, 1000 out, 80 requests, 64 at a time: dies about 30 s in, at about 85% of the SWA

@@ -3,8 +3,8 @@
 # repro_31b_trtllm_off_bounds.sh --model DIR   or, on a CPU: repro_31b_trtllm_off_bounds.sh --toy
 #
 # Server:
-#   gemma4-triage serve --patches none --debug 1 --dump-dir RUN/31b_trtllm_off_bounds/dumps -- \
-#     --model-path MODEL --host 127.0.0.1 --port 30000 --attention-backend trtllm_mha --page-size 64
+#   gemma4-triage serve --patches none --debug 1 --dir RUN/31b_trtllm_off_bounds/dumps -- --model-path MODEL \
+#     --host 127.0.0.1 --port 30000 --attention-backend trtllm_mha --page-size 64
 #
 # Client, load summarisation:
 #   (8000 tokens in, 1000 out, 80 requests, 64 at a time: dies about 30 s in, at about 85% of the SWA

@@ -3,7 +3,7 @@
 # repro_31b_trtllm_v2_bounds.sh --model DIR --draft-model DIR   or, on a CPU: repro_31b_trtllm_v2_bounds.sh --toy
 #
 # Server:
-#   gemma4-triage serve --patches none,+mtp-v2 --debug 1 --dump-dir RUN/31b_trtllm_v2_bounds/dumps -- \
+#   gemma4-triage serve --patches none,+mtp-v2 --debug 1 --dir RUN/31b_trtllm_v2_bounds/dumps -- \
 #     --model-path MODEL --host 127.0.0.1 --port 30000 --attention-backend trtllm_mha --page-size 64 \
 #     --speculative-draft-model-path DRAFT_MODEL --speculative-algorithm NEXTN --speculative-num-steps 3 \
 #     --speculative-eagle-topk 1 --speculative-num-draft-tokens 4

@@ -3,7 +3,7 @@
 # repro_e2b_hybrid_off.sh --model DIR   or, on a CPU: repro_e2b_hybrid_off.sh --toy
 #
 # Server:
-#   gemma4-triage serve --patches none --dump-dir RUN/e2b_hybrid_off/dumps -- --model-path MODEL --host 127.0.0.1 \
+#   gemma4-triage serve --patches none --dir RUN/e2b_hybrid_off/dumps -- --model-path MODEL --host 127.0.0.1 \
 #     --port 30000 --prefill-attention-backend triton --decode-attention-backend trtllm_mha --page-size 64
 #
 # Client, load summarisation:

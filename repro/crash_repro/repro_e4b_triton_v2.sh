@@ -3,8 +3,8 @@
 # repro_e4b_triton_v2.sh --model DIR --draft-model DIR   or, on a CPU: repro_e4b_triton_v2.sh --toy
 #
 # Server:
-#   gemma4-triage serve --patches none,+mtp-v2 --dump-dir RUN/e4b_triton_v2/dumps -- --model-path MODEL \
-#     --host 127.0.0.1 --port 30000 --attention-backend triton --speculative-draft-model-path DRAFT_MODEL \
+#   gemma4-triage serve --patches none,+mtp-v2 --dir RUN/e4b_triton_v2/dumps -- --model-path MODEL --host 127.0.0.1 \
+#     --port 30000 --attention-backend triton --speculative-draft-model-path DRAFT_MODEL \
 #     --speculative-algorithm NEXTN --speculative-num-steps 3 --speculative-eagle-topk 1 \
 #     --speculative-num-draft-tokens 4
 #

@@ -3,8 +3,8 @@
 # repro_e4b_trtllm_v1_bounds.sh --model DIR --draft-model DIR   or, on a CPU: repro_e4b_trtllm_v1_bounds.sh --toy
 #
 # Server:
-#   gemma4-triage serve --patches none --debug 1 --dump-dir RUN/e4b_trtllm_v1_bounds/dumps -- \
-#     --model-path MODEL --host 127.0.0.1 --port 30000 --attention-backend trtllm_mha --page-size 64 \
+#   gemma4-triage serve --patches none --debug 1 --dir RUN/e4b_trtllm_v1_bounds/dumps -- --model-path MODEL \
+#     --host 127.0.0.1 --port 30000 --attention-backend trtllm_mha --page-size 64 \
 #     --speculative-draft-model-path DRAFT_MODEL --speculative-algorithm NEXTN --speculative-num-steps 3 \
 #     --speculative-eagle-topk 1 --speculative-num-draft-tokens 4
 #

@@ -166,7 +166,7 @@ CASES = (
     Case("bench step", ("--model", "e2b", "--batch", "1"), stand_in="step", timed=True),
     Case("bench serving", ("prefill", "--model", "e2b"), stand_in="serving", timed=True),
     Case("diff dumps", (FIRST, CONTAINED), 1),
-    Case("diff backends", ("--backends", "triton,trtllm_mha", "--mtp", "off"), 1, stand_in="backends"),
+    Case("diff backends", ("--backend", "triton,trtllm_mha", "--mtp", "off"), 1, stand_in="backends"),
     Case("diff patches", ("--with", "default,+swa-window-width", "--mtp", "off"), 1, stand_in="patches", of_base=True),
     Case("quality", ("--colours", "--output", "FOLDER/run"), 1, stand_in="servers", timed=True),
     Case("dumps show", ("no-such-dump", "--dir", SAMPLES), 2, name="error"),

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1", "0.5.23")
 
 
 def test_a_smoke_run(tmp_path):
-    words = ["--host-engine", "--arms", "off,log", "--mtp", "off", "--batches", "2", "--max-minutes", "5", "--json"]
+    words = ["--host-engine", "--arm", "off,log", "--mtp", "off", "--batch", "2", "--max-minutes", "5", "--json"]
     folder, rows = tmp_path / "run", tmp_path / "rows.json"
     command = [sys.executable, "-m", "gemma4_triage", "bench", "probes", *words, "--run-folder", folder, "--out", rows]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

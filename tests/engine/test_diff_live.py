@@ -154,7 +154,7 @@ def test_traces_are_removed_and_logs_stay(run):
 
 
 def test_the_command_line_runs_it(tmp_path):
-    command = [Path(sys.executable).with_name("gemma4-triage"), "diff", "backends", "--backends", "trtllm_mha"]
+    command = [Path(sys.executable).with_name("gemma4-triage"), "diff", "backends", "--backend", "trtllm_mha"]
     done = subprocess.run(
         [*command, "--mtp", "on", "--patches", RIGHT, "--json", "--output", str(tmp_path / "run")],
         capture_output=True,

@@ -83,11 +83,11 @@ def test_names_of_paths(tmp_path, monkeypatch):
 
 
 def test_only_the_paths_of_a_command_are_changed(tmp_path):
-    words = ["bench", "probes", "--arms", "off", "--out", f"{tmp_path}/a b.json", f"--run-folder={tmp_path}/r_off"]
+    words = ["bench", "probes", "--arm", "off", "--out", f"{tmp_path}/a b.json", f"--run-folder={tmp_path}/r_off"]
     words += ["--also-sglang", f"{tmp_path}/s14"]
     line = portable_command(words)
     assert shlex.split(line) == [
         "gemma4-triage",
-        *("bench", "probes", "--arms", "off", "--out", "a b.json", "--run-folder=r_off"),
+        *("bench", "probes", "--arm", "off", "--out", "a b.json", "--run-folder=r_off"),
         *("--also-sglang", "s14"),
     ]

@@ -118,11 +118,11 @@ class TestProbes:
     @pytest.mark.parametrize(
         ("words", "said"),
         [
-            (("--arms", "none,trapp"), "there is no arm 'trapp'"),
+            (("--arm", "none,trapp"), "there is no arm 'trapp'"),
             (("--model", "12b"), "--model '12b' cannot be read"),
             (("--mtp", "maybe"), "--mtp 'maybe' cannot be read"),
-            (("--batches", "1,x"), "--batches '1,x' cannot be read"),
-            (("--batches", "0"), "--batches '0' cannot be read"),
+            (("--batch", "1,x"), "--batch '1,x' cannot be read"),
+            (("--batch", "0"), "--batch '0' cannot be read"),
             (("--out", "no/such/folder/rows.json"), "cannot be a file here"),
             (("--rounds", "0"), "--rounds"),
         ],

@@ -52,7 +52,7 @@ def test_targets_met(cli, measured, tmp_path):
 
 def test_json_is_the_only_thing_on_stdout(cli, measured):
     measured()
-    code, out, _ = cli("bench", "kernels", "--json", "--ops", "routing", "--tokens", "8,1", "--arms", "copy,ours")
+    code, out, _ = cli("bench", "kernels", "--json", "--ops", "routing", "--tokens", "8,1", "--arm", "copy,ours")
     document = json.loads(out)
     assert code == 0
     assert {(row["op"], row["tokens"]) for row in document["rows"]} == {("routing", 1), ("routing", 8)}
@@ -88,15 +88,15 @@ def test_what_was_lost_or_interrupted_is_said(cli, measured):
     [
         (("--ops", "routin"), "there is no op 'routin'"),
         (("--ops", ","), "--ops ',' names nothing"),
-        (("--models", "12b"), "there is no model '12b'"),
-        (("--arms", "cuda"), "there is no arm 'cuda'"),
+        (("--model", "12b"), "there is no model '12b'"),
+        (("--arm", "cuda"), "there is no arm 'cuda'"),
         (("--tokens", "1,x"), "--tokens '1,x' cannot be read"),
         (("--tokens", "0"), "--tokens '0' cannot be read"),
         (("--tokens", "999999"), "cannot be read"),
-        (("--ops", "routing", "--models", "e2b"), "none of e2b has routing"),
+        (("--ops", "routing", "--model", "e2b"), "none of e2b has routing"),
         (("--rounds", "1"), "--rounds"),
         (("--out", "no/such/folder/rows.json"), "cannot be a file here"),
-        (("--arms", "vllm"), "the arm vllm needs a file of vLLM's"),
+        (("--arm", "vllm"), "the arm vllm needs a file of vLLM's"),
         (("--vllm-router", "no/such/gemma4.py"), "no/such/gemma4.py is no file"),
         (("--compile-cache", "/dev/null"), "/dev/null is no folder"),
     ],

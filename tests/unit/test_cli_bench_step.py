@@ -46,7 +46,7 @@ def test_targets_met(cli, measured, tmp_path):
 
 def test_json_is_the_only_thing_on_stdout(cli, measured):
     measured()
-    code, out, _ = cli("bench", "step", "--json", "--model", "e2b", "--batch", "4,1", "--layers", "5", "--arms", "all")
+    code, out, _ = cli("bench", "step", "--json", "--model", "e2b", "--batch", "4,1", "--layers", "5", "--arm", "all")
     document = json.loads(out)
     assert code == 0
     assert [(row["batch"], row["arm"], row["layers"]) for row in document["rows"]] == [
@@ -86,8 +86,8 @@ def test_what_was_lost_or_interrupted_is_said(cli, measured):
     [
         (("--model", "12b"), "there is no model '12b'"),
         (("--model", ","), "--model ',' names nothing"),
-        (("--arms", "cuda"), "there is no arm 'cuda'"),
-        (("--model", "31b", "--arms", "routing"), "31b has none of routing"),
+        (("--arm", "cuda"), "there is no arm 'cuda'"),
+        (("--model", "31b", "--arm", "routing"), "31b has none of routing"),
         (("--batch", "0"), "--batch '0' cannot be read"),
         (("--batch", "999"), "cannot be read"),
         (("--layers", "7"), "26b cannot have 7 layers"),

@@ -69,12 +69,12 @@ def test_agreement_is_0_in_one_table(cli, finished, tmp_path):
 def test_a_window_is_named_with_its_evidence_and_its_fix(cli, finished, tmp_path):
     other, said = wide()
     finished(arm(tmp_path, other), said=said)
-    code, out, _ = cli("diff", "backends", "--backends", "triton", "--mtp", "off")
+    code, out, _ = cli("diff", "backends", "--backend", "triton", "--mtp", "off")
     assert code == 1
     assert "prompt 0, position 5 (decode), layer 0 (sliding) is the first that differs from transformers" in out
     assert "saw 5 keys where the window holds 4" in out
     assert "Fix: swa-window-width." in out
-    code, out, _ = cli("diff", "backends", "--backends", "triton", "--mtp", "off", "--json")
+    code, out, _ = cli("diff", "backends", "--backend", "triton", "--mtp", "off", "--json")
     document = json.loads(out)
     assert (code, document["kind"], document["exit_code"], document["fixes"]) == (
         1,
@@ -99,7 +99,7 @@ def test_where_the_width_shows_first_is_said(cli, finished, tmp_path):
     for keys, row, first in ((5, 4, True), (5, 6, False), (3, 3, True), (3, 4, False)):
         other, said = wide(keys, row)
         finished(arm(tmp_path, other), said=said)
-        _, out, _ = cli("diff", "backends", "--backends", "triton", "--mtp", "off")
+        _, out, _ = cli("diff", "backends", "--backend", "triton", "--mtp", "off")
         assert ("It begins where it must" in out) is first
 
 
@@ -109,11 +109,11 @@ def test_a_near_tie_is_shown_with_both_tokens_and_logprobs(cli, finished, tmp_pa
     second = int(base.logprobs[row].argsort()[-2])
     base.logprobs[row, second] = base.logprobs[row].max() - 1e-5
     finished(arm(tmp_path, changed(base, row, token=second)), said=oracle(base))
-    code, out, _ = cli("diff", "backends", "--backends", "triton", "--mtp", "off")
+    code, out, _ = cli("diff", "backends", "--backend", "triton", "--mtp", "off")
     assert code == 0
     assert f"says {base.tokens[row + 1]} (logprob {base.logprobs[row].max():.6f})" in out
     assert "a near-tie" in out
-    code, out, _ = cli("diff", "backends", "--backends", "triton", "--mtp", "off", "--tolerance", "1e-6")
+    code, out, _ = cli("diff", "backends", "--backend", "triton", "--mtp", "off", "--tolerance", "1e-6")
     assert code == 1
     assert "no near-tie" in out
 
@@ -264,7 +264,7 @@ def test_a_fault_that_no_side_came_to_is_said(cli, finished, tmp_path):
 def test_cells_of_many_prompts_are_cut(cli, finished, tmp_path):
     said = oracle(*(track(prompt) for prompt in range(9)))
     finished(arm(tmp_path, *(changed(one, 5, logprob=0.25) for one in said.tracks)), said=said)
-    code, out, _ = cli("diff", "backends", "--backends", "triton", "--mtp", "off")
+    code, out, _ = cli("diff", "backends", "--backend", "triton", "--mtp", "off")
     words = " ".join(out.split())
     assert code == 1
     assert "prompt 0, position 5; prompt 1, position 5; prompt 2, position 5; and 6 more" in words
@@ -279,7 +279,7 @@ def pair(tmp_path, base, other, paths=None, reached=("gemma4.attention_init",), 
     )
 
 
-PATCHES = ("diff", "patches", "--with", "default,+swa-window-width", "--backends", "triton", "--mtp", "off")
+PATCHES = ("diff", "patches", "--with", "default,+swa-window-width", "--backend", "triton", "--mtp", "off")
 
 
 @pytest.mark.releases("0.5.13.post1")
@@ -348,7 +348,7 @@ def test_that_sides_agree_says_nothing_where_no_patch_did_its_work(cli, finished
     assert cli(*PATCHES)[0] == 1
 
 
-YOCO = ("diff", "patches", "--base", "default,-yoco", "--with", "default", "--backends", "triton", "--mtp", "off")
+YOCO = ("diff", "patches", "--base", "default,-yoco", "--with", "default", "--backend", "triton", "--mtp", "off")
 
 
 @pytest.mark.releases("0.5.13.post1")
@@ -384,7 +384,7 @@ def test_without_a_base_nothing_was_checked(cli, finished, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("backends", "--backends", "triton,fa3"), "fa3"),
+        (("backends", "--backend", "triton,fa3"), "fa3"),
         (("backends", "--mtp", "maybe"), "maybe"),
         (("backends", "--patches", "default,+banana"), "banana"),
         (("backends", "--scenario", "e5b"), "e5b"),

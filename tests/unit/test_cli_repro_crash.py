@@ -264,7 +264,7 @@ def test_a_dry_run_needs_no_gpu_and_takes_arguments_for_the_server(cli, machine)
     code, out, _ = cli("repro", "crash", "e4b", "--model", "/a b", "--dry-run", "--load", "all", "--", "--tp", "2")
     server, *clients = out.splitlines()
     assert code == ExitCode.OK
-    assert server.startswith("gemma4-triage serve --patches none --dump-dir RUN/e4b_trtllm_v1/dumps -- ")
+    assert server.startswith("gemma4-triage serve --patches none --dir RUN/e4b_trtllm_v1/dumps -- ")
     assert "--model-path '/a b'" in server
     assert server.endswith(" --tp 2")
     assert len(clients) == 8

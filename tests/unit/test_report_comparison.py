@@ -66,7 +66,7 @@ def test_backends_that_differ_say_where_why_and_what_helps():
     assert "Its sliding layers saw 31 keys where the window holds 32" in said
     assert f"Fixes that this asks for: {DECODE}, {WIDTH}; as a patch set: default,+{DECODE},+{WIDTH}" in said
     assert report.commands[0].line == (
-        "gemma4-triage diff backends --patches default --backends triton,trtllm_mha --mtp off,on"
+        "gemma4-triage diff backends --patches default --backend triton,trtllm_mha --mtp off,on"
     )
     assert {incident.label for incident in report.incidents} == {arm.id for arm in report.run.arms}
 
@@ -80,7 +80,7 @@ def test_a_patch_set_is_held_against_its_base():
     assert checks(report, other)[-1][:2] == ("no more than 2 dumps, as the base", "0 dumps")
     assert failures(report) == 2
     assert report.commands[0].line == (
-        f"gemma4-triage diff patches --base default --with default,+{WIDTH} --backends trtllm_mha --mtp on"
+        f"gemma4-triage diff patches --base default --with default,+{WIDTH} --backend trtllm_mha --mtp on"
     )
 
 

@@ -182,4 +182,4 @@ class LogitFault:
     def command(self) -> str:
         """Exits 1."""
         faults = " ".join(f"--fault {fault}" for fault in self.inject)
-        return f"gemma4-triage diff patches --with default {faults} --backends {self.backend} --mtp off"
+        return f"gemma4-triage diff patches --with default {faults} --backend {self.backend} --mtp off"

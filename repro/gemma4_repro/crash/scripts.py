@@ -39,7 +39,7 @@ def script_text(cell: Cell) -> str:
 def _parts(cell: Cell) -> Iterator[list[str]]:
     draft = "DRAFT_MODEL" if cell.mtp.drafts else None
     words = ["gemma4-triage", "serve", "--patches", cell.patches(toy=False), *(["--debug", "1"] if cell.bounds else [])]
-    words += ["--dump-dir", f"RUN/{cell.id}/dumps", "--", *command_words(cell.server_arguments("MODEL", draft, _PORT))]
+    words += ["--dir", f"RUN/{cell.id}/dumps", "--", *command_words(cell.server_arguments("MODEL", draft, _PORT))]
     yield ["# Server:", *_command(words)]
     first = LOADS[0]
     yield [

@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 from gemma4_dumps.errors import ExitCode, UserError
 from gemma4_triage.cli.help_text import tidy_help
 from gemma4_triage.cli.manner_options import Color, Quiet, Verbose, take_manner_everywhere
-from gemma4_triage.cli.option_names import in_todays_words, take_other_names
+from gemma4_triage.cli.option_names import in_todays_words, take_one_form
 from gemma4_triage.cli.streams import abandon_stdout, prepare_streams, stdout_is_lost
 from gemma4_triage.errors import Interrupted, UsageMistake
 from gemma4_triage.terminal import MANNER, emit_json, warn
@@ -139,7 +139,7 @@ def command_tree(verb: str | None = None) -> Any:
     """Return click's tree of all verbs, or of one, made once a process: typer evaluates every annotation to make it."""
     tree = typer.main.get_command(build_app(VERBS if verb is None else (verb,)))
     take_manner_everywhere(tree)
-    take_other_names(tree)
+    take_one_form(tree)
     tidy_help(tree)
     return tree
 

@@ -31,13 +31,13 @@ KIND = "bench-kernels"
 def kernels(
     ops: Annotated[str | None, typer.Option("--ops", metavar="IDS", help="Comma-separated. Default: all.")] = None,
     models: Annotated[
-        str | None, typer.Option("--models", metavar="IDS", help="Of 26b, e2b, e4b, 31b. Default: all.")
+        str | None, typer.Option("--model", metavar="IDS", help="Of 26b, e2b, e4b, 31b. Default: all.")
     ] = None,
     tokens: Annotated[
         str | None, typer.Option("--tokens", metavar="COUNTS", help="Default: 1,8,64,512,4096,32768.")
     ] = None,
     arms: Annotated[
-        str | None, typer.Option("--arms", metavar="IDS", help="Comma-separated; ours is always measured.")
+        str | None, typer.Option("--arm", metavar="IDS", help="Comma-separated; ours is always measured.")
     ] = None,
     vllm_router: Annotated[
         Path | None,
@@ -89,7 +89,7 @@ def _plan(
     chosen = _arms(arms, vllm_router)
     plan = KernelPlan(
         choose("op", read_words("--ops", ops), OPS),
-        choose("model", read_words("--models", models), tuple(model.id for model in MODELS)),
+        choose("model", read_words("--model", models), tuple(model.id for model in MODELS)),
         TOKENS if tokens is None else read_counts("--tokens", tokens, MAX_TOKENS, "1,64,4096"),
         ("ours", *(arm for arm in chosen if arm != "ours")),
         rounds,
@@ -107,7 +107,7 @@ def _plan(
 def _arms(arms: str | None, vllm_router: Path | None) -> tuple[str, ...]:
     from gemma4_repro.kernel_bench.plan import ARMS, choose
 
-    words = read_words("--arms", arms)
+    words = read_words("--arm", arms)
     chosen = choose("arm", words, tuple(ARMS))
     if vllm_router is None:
         if "vllm" in words:

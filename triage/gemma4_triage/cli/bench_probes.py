@@ -27,11 +27,11 @@ def probes(
     out: Out = None,
     force: Force = False,
     arms: Annotated[
-        str | None, typer.Option("--arms", metavar="IDS", help="Comma-separated; none is always measured.")
+        str | None, typer.Option("--arm", metavar="IDS", help="Comma-separated; none is always measured.")
     ] = None,
     batches: Annotated[
         str | None,
-        typer.Option("--batches", metavar="SIZES", help="Requests at once. Default: 1,16,64, on the host engine 1,2."),
+        typer.Option("--batch", metavar="SIZES", help="Requests at once. Default: 1,16,64, on the host engine 1,2."),
     ] = None,
     mtp: Annotated[str, typer.Option("--mtp", metavar="on|off|both", help="Speculative decoding.")] = "both",
     rounds: Annotated[
@@ -98,10 +98,10 @@ def _plan(
         raise UsageMistake(f"--model {model!r} cannot be read", f"allowed: {', '.join(SIZES)}")
     ids = tuple(id.strip() for id in (arms or "").split(",") if id.strip())
     if arms is not None and not ids:
-        raise UsageMistake(f"--arms {arms!r} names no arm", "leave it out for all of them")
+        raise UsageMistake(f"--arm {arms!r} names no arm", "leave it out for all of them")
     chosen = choose(ids, smoke=host_engine)
     sizes = read_counts(
-        "--batches", batches if batches is not None else "1,2" if host_engine else "1,16,64", 128, "1,16,64"
+        "--batch", batches if batches is not None else "1,2" if host_engine else "1,16,64", 128, "1,16,64"
     )
     lengths = HOST_SIZES if host_engine else CUDA_SIZES
     rounds = rounds or (1 if host_engine else 10)

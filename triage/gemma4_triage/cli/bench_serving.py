@@ -33,7 +33,7 @@ def serving(
     ] = None,
     arms: Annotated[
         str | None,
-        typer.Option("--arms", metavar="IDS", help="Of the load's; default: all of them. none is always measured."),
+        typer.Option("--arm", metavar="IDS", help="Of the load's; default: all of them. none is always measured."),
     ] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=3, help="Bursts per arm and shape; default: 7.")] = None,
     timeout_s: Timeout = 540.0,
@@ -67,9 +67,9 @@ def serving(
     from gemma4_triage.report.serving_bench_view import print_serving_bench
 
     if host_engine:
-        _refuse_ignored({"--model": model, "--arms": arms, "--rounds": rounds, "--also-sglang": also_sglang})
+        _refuse_ignored({"--model": model, "--arm": arms, "--rounds": rounds, "--also-sglang": also_sglang})
     also = () if also_sglang is None else (other_release(also_sglang),)
-    chosen = (tuple(read_words("--model", model)), tuple(read_words("--arms", arms)))
+    chosen = (tuple(read_words("--model", model)), tuple(read_words("--arm", arms)))
     plan = make_plan(load, chosen[0], rounds or 7, host_engine, timeout_s, also, chosen[1])
     refuse_existing(out, force)
     if not host_engine:

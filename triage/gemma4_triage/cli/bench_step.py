@@ -38,7 +38,7 @@ def step(
         int | None, typer.Option("--layers", min=1, help="Of each model, whole groups. Default: all that it has.")
     ] = None,
     arms: Annotated[
-        str | None, typer.Option("--arms", metavar="IDS", help="Comma-separated; none is always measured.")
+        str | None, typer.Option("--arm", metavar="IDS", help="Comma-separated; none is always measured.")
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=5, help="Samples per arm and batch.")] = 20,
     context: Annotated[
@@ -82,7 +82,7 @@ def _plan(
     from gemma4_repro.step_bench.model_sizes import SIZES
     from gemma4_repro.step_bench.plan import ARMS, BATCHES, MAX_BATCH, MODELS, NONE, StepPlan
 
-    chosen = choose("arm", read_words("--arms", arms), tuple(ARMS))
+    chosen = choose("arm", read_words("--arm", arms), tuple(ARMS))
     plan = StepPlan(
         choose("model", read_words("--model", model), tuple(SIZES)) if model is not None else MODELS,
         BATCHES if batch is None else read_counts("--batch", batch, MAX_BATCH, "1,16,64"),

@@ -132,11 +132,11 @@ def serve_words(asked: Asked, checkpoints: Checkpoints, port: int, dumps: str) -
     """Return the words behind `gemma4-triage serve`."""
     cell = asked.cell
     words = ["--patches", asked.chosen_patches, *(["--debug", "1"] if cell.bounds else [])]
-    words += ["--faults", asked.fault] if asked.fault else []
+    words += ["--fault", asked.fault] if asked.fault else []
     if asked.toy:
         words += ["--host-engine", "--device-model", asked.device_model or SM100]
     arguments = cell.server_arguments(checkpoints.target, checkpoints.assistant, port, asked.toy)
-    return [*words, "--dump-dir", dumps, "--", *command_words(arguments), *asked.more]
+    return [*words, "--dir", dumps, "--", *command_words(arguments), *asked.more]
 
 
 def shown_lines(asked: Asked, checkpoints: Checkpoints, port: int, folder: str) -> list[str]:

@@ -43,9 +43,7 @@ LoadName = Annotated[
         "for e4b and 26b.",
     ),
 ]
-Backends = Annotated[
-    str, typer.Option("--backends", metavar="NAME[,NAME]", help="Attention backends: triton, trtllm_mha.")
-]
+Backends = Annotated[str, typer.Option("--backend", metavar="NAMES", help="Attention backends: triton, trtllm_mha.")]
 Mtp = Annotated[str, typer.Option("--mtp", metavar="off[,on]", help="Without and with MTP drafts.")]
 Probes = Annotated[
     str, typer.Option("--probes", metavar="off|log|trap", help="What probes do; with log they only leave dumps.")
@@ -77,7 +75,7 @@ def backends(
     load: LoadName = "prompts",
     fault: Annotated[
         list[str] | None,
-        typer.Option("--fault", metavar="ID", help="Inject this fault on every side. Repeatable."),
+        typer.Option("--fault", metavar="IDS", help="Inject these faults on every side."),
     ] = None,
     patches: Annotated[
         str | None,
@@ -101,7 +99,7 @@ def backends(
 ) -> None:
     """Run the same prompts on each attention backend, with and without MTP, and on transformers.
 
-    For example: gemma4-triage diff backends --backends triton,trtllm_mha
+    For example: gemma4-triage diff backends --backend triton,trtllm_mha
 
     One table: outcome, tokens, logprobs, where and in which layer they part first, accept length, pool usage,
     violations, and where a side died. Exits 0 if all agree with transformers, 1 if one differs, crashes or leaves a
@@ -147,7 +145,7 @@ def patches(
     base: Annotated[str, typer.Option("--base", metavar="IDS", help="The patch set that is the measure.")] = "default",
     fault: Annotated[
         list[str] | None,
-        typer.Option("--fault", metavar="ID", help="Inject this fault on the --with side. Repeatable."),
+        typer.Option("--fault", metavar="IDS", help="Inject these faults on the --with side."),
     ] = None,
     scenario: Scenario = "e4b",
     named: OldScenario = None,

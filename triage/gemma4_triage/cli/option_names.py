@@ -1,4 +1,7 @@
-"""One name for one thing on the command line: what an option was called elsewhere or before is taken too, unseen."""
+"""One form of one thing on the command line: what an option was called elsewhere or before is taken too, unseen.
+
+And what takes several values takes them alike everywhere: the option may be repeated, and commas may stand between.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ SAME: tuple[frozenset[str], ...] = (
     frozenset({"--backend", "--backends"}),
     frozenset({"--model", "--models"}),
     frozenset({"--batch", "--batches"}),
+    frozenset({"--arm", "--arms"}),
     frozenset({"--timeout", "--time-limit", "--timeout-s"}),
 )
 """Names of one thing each: an option that has one of them is found by the others, where they are no other option's."""
@@ -18,6 +22,10 @@ SAME: tuple[frozenset[str], ...] = (
 
 OF_A_VERB = {"prune": (frozenset({"--keep-newest", "--keep"}),)}
 """The same of one verb: elsewhere one of the names is of something else."""
+
+
+SEVERAL = frozenset({"IDS", "NAMES", "SIZES", "COUNTS", "off[,on]"})
+"""How help shows an option that takes several values."""
 
 
 def in_todays_words(words: list[str]) -> list[str]:
@@ -37,10 +45,13 @@ def in_todays_words(words: list[str]) -> list[str]:
 _MINUTES = "--max-minutes"
 
 
-def take_other_names(command: Any) -> None:
-    """Let every option of a click command, and of those below it, be given by the other names of the same thing."""
+def take_one_form(command: Any) -> None:
+    """Let options of a click command, and of those below it, have all names of a thing and take several values alike."""
     for below in getattr(command, "commands", {}).values():
-        take_other_names(below)
+        take_one_form(below)
+    for parameter in command.params:
+        if parameter.param_type_name == "option" and parameter.metavar in SEVERAL:
+            _take_several(parameter)
     taken = {name for parameter in command.params for name in parameter.opts}
     for parameter in command.params:
         if others := other_names(parameter.opts, OF_A_VERB.get(command.name or "", ())) - taken:
@@ -65,3 +76,24 @@ def _also(parameter: Any, names: list[str]) -> None:
             parameter.opts = shown
 
     parameter.add_to_parser = add
+
+
+def _take_several(parameter: Any) -> None:
+    """Let an option be repeated, with commas in each value: the command is told a list, or one text with commas."""
+    add_to_parser, consume_value, is_list = parameter.add_to_parser, parameter.consume_value, parameter.multiple
+
+    def add(parser: Any, ctx: Any) -> None:
+        parameter.multiple = True
+        try:
+            add_to_parser(parser, ctx)
+        finally:
+            parameter.multiple = is_list
+
+    def consume(ctx: Any, opts: Any) -> tuple[Any, Any]:
+        value, source = consume_value(ctx, opts)
+        if not isinstance(value, list | tuple):
+            return value, source
+        joined = ",".join(value)
+        return ([word.strip() for word in joined.split(",") if word.strip()] if is_list else joined), source
+
+    parameter.add_to_parser, parameter.consume_value = add, consume

@@ -74,7 +74,12 @@ def replay(
     renumber: Annotated[bool, typer.Option("--renumber", help="With --shrink: number the pages anew, from 1.")] = False,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="With --shrink: where the new dump goes. Default: the user state directory."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="With --shrink: where the new dump goes. Default: the user state directory.",
+        ),
     ] = None,
     directory: Directory = None,
     as_json: AsJson = False,

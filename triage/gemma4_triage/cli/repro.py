@@ -53,9 +53,7 @@ def repro(
             "`mutations`: what diagnose makes of corruptions that no rule was written for, see repro mutations --help.",
         ),
     ] = None,
-    arm: Annotated[
-        list[str] | None, typer.Option("--arm", metavar="NAME", help="Run this arm only. Repeatable.")
-    ] = None,
+    arm: Annotated[list[str] | None, typer.Option("--arm", metavar="NAMES", help="Run these arms only.")] = None,
     keep: Annotated[
         bool,
         typer.Option(
@@ -74,7 +72,7 @@ def repro(
         str | None,
         typer.Option(
             "--only",
-            metavar="ID[,ID]",
+            metavar="IDS",
             help="corpus: run these cases only.",
             autocompletion=completions.words(completions.corpus_cases),
         ),

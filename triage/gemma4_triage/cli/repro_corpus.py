@@ -26,7 +26,7 @@ def list_cases(as_json: bool) -> None:
         print("\n".join(case.id for case in (*FAULTS, *CLEAN)))
     else:
         print_cases(stdout_console(), cases)
-        say("gemma4-triage repro corpus runs all of them; --only ID[,ID] some")
+        say("gemma4-triage repro corpus runs all of them; --only IDS some")
 
 
 def run_and_report(options: "Options", as_json: bool) -> int:

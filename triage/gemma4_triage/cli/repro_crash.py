@@ -64,8 +64,8 @@ def crash(
         list[str] | None,
         typer.Option(
             "--load",
-            metavar="ID|all",
-            help="Which published load to send. Default: summarisation, which crashed. Repeatable.",
+            metavar="IDS",
+            help="Which published loads to send, or all. Default: summarisation, which crashed.",
         ),
     ] = None,
     patches: Annotated[
@@ -78,7 +78,9 @@ def crash(
     ] = None,
     fault: Annotated[
         str | None,
-        typer.Option("--fault", metavar="ID", help="Inject swa-state-stale, the published bug; this release lacks it."),
+        typer.Option(
+            "--fault", metavar="IDS", help="Inject swa-state-stale, the published bug; this release lacks it."
+        ),
     ] = None,
     device_model: Annotated[
         str | None,
@@ -129,7 +131,7 @@ def crash(
             "--port": port,
             "--output": output,
             "--force": force,
-            "--time-limit": time_limit,
+            "--timeout": time_limit,
             "-- SGLANG_ARGUMENTS": arguments,
         }
         _refuse_beside_matrix([str(name) for name, value in given.items() if value])

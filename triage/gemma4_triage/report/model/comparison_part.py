@@ -162,7 +162,7 @@ def _repeat(record: ComparisonRun) -> str:
     else:
         words += ["--base", first.patches, "--with", last.patches]
     words += [word for fault in last.faults for word in ("--fault", fault)]
-    words += ["--backends", ",".join(dict.fromkeys(side.backend for side in record.sides))]
+    words += ["--backend", ",".join(dict.fromkeys(side.backend for side in record.sides))]
     words += ["--mtp", ",".join(dict.fromkeys("on" if side.mtp else "off" for side in record.sides))]
     words += ["--probes", first.probes] if first.probes else []
     words += ["--device-model", first.device_model] if first.device_model else []
