@@ -53,7 +53,7 @@ def parsed(path, words):
 
 def test_the_table_is_the_one_that_is_in_force():
     assert {frozenset({name, *others}) for name, others in NAMES.items()} == set(SAME)
-    assert OF_A_VERB == {"prune": (frozenset({"--keep-newest", "--keep"}),)}
+    assert {"prune": (frozenset({"--keep-newest", "--keep"}),)} == OF_A_VERB
 
 
 @pytest.mark.parametrize(("path", "option"), OPTIONS)

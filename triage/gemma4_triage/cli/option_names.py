@@ -46,7 +46,7 @@ _MINUTES = "--max-minutes"
 
 
 def take_one_form(command: Any) -> None:
-    """Let options of a click command, and of those below it, have all names of a thing and take several values alike."""
+    """Let every option of a click command, and of those below it, have all its names and take several values alike."""
     for below in getattr(command, "commands", {}).values():
         take_one_form(below)
     for parameter in command.params:
