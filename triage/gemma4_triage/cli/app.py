@@ -48,6 +48,9 @@ VERBS: tuple[str, ...] = (
 SHELLS = ("bash", "zsh", "fish")
 COMPLETE_VARIABLE = "_GEMMA4_TRIAGE_COMPLETE"
 
+# A zsh whose start-up file is new knows no completion yet.
+_ZSH_BEFORE = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }"
+
 OBJECTS_BETWEEN_COLLECTIONS = 50_000
 
 TRACEBACK_VARIABLE = "GEMMA4_TRIAGE_TRACEBACK"
@@ -150,6 +153,7 @@ def _run(words: list[str]) -> int:
         if COMPLETE_VARIABLE in os.environ:
             from typer._completion_classes import completion_init
 
+            _join_words_of_bash()
             completion_init()
         # A line that begins with a verb needs no other.
         verb = words[0] if words and words[0] in VERBS and COMPLETE_VARIABLE not in os.environ else None
@@ -208,6 +212,14 @@ def _fail_usage(error: Exception, words: Sequence[str]) -> int:
     return _fail(message, f"{command} --help shows the usage", ExitCode.USAGE, words)
 
 
+def _join_words_of_bash() -> None:
+    """Take the equals signs out of what bash asks about: it makes three words of `--patches=default`."""
+    words, at = os.environ.get("COMP_WORDS", "").split("\n"), os.environ.get("COMP_CWORD", "")
+    if at.isdecimal():
+        os.environ["COMP_WORDS"] = "\n".join(word for word in words if word != "=")
+        os.environ["COMP_CWORD"] = str(int(at) - words[: int(at)].count("="))
+
+
 def _print_completion(shell: str | None) -> None:
     if shell is None:
         return
@@ -215,6 +227,8 @@ def _print_completion(shell: str | None) -> None:
 
     if shell not in SHELLS:
         raise UsageMistake(f"there is no completion for {shell!r}", f"shells: {', '.join(SHELLS)}")
+    if shell == "zsh":
+        print(_ZSH_BEFORE)
     print(get_completion_script(prog_name="gemma4-triage", complete_var=COMPLETE_VARIABLE, shell=shell))
     raise typer.Exit
 
