@@ -127,7 +127,7 @@ def test_fish_completes(start_file):
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
 def test_zsh_completes(start_file):
-    """zsh completes at its prompt alone, so it gets a terminal."""
+    """Only at a prompt does zsh complete, so it gets a terminal."""
     variables = start_file("zsh") | {"PS1": "ready> ", "COLUMNS": "300"}
     pid, terminal = pty.fork()
     if pid == 0:
