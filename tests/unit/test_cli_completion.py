@@ -94,9 +94,7 @@ def start_file(tmp_path):
         program = Path(sys.executable).parent
         variables = {"HOME": str(tmp_path), "PATH": f"{program}:/usr/bin:/bin", "TERM": "dumb", "LC_ALL": "C.UTF-8"}
         page = Path(__file__).parents[2] / "docs/settings.md"
-        line = next(
-            line for line in page.read_text().splitlines() if line.startswith(f"gemma4-triage --completion {shell}")
-        )
+        line = next(line for line in page.read_text().splitlines() if line.startswith(f"| {shell} | `")).split("`")[1]
         (tmp_path / ".config/fish").mkdir(parents=True)
         subprocess.run(["bash", "-c", line], env=variables, check=True)
         return variables
