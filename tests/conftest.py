@@ -19,7 +19,7 @@ settings.register_profile("no-deadline", deadline=None)
 settings.load_profile("no-deadline")
 
 # Modules of set-up whose assertions should show values when they fail, as a test's own do.
-pytest.register_assert_rewrite("page_guard_runs", "row_op_tests", "routing_by_hand", "small_swa_pools")
+pytest.register_assert_rewrite("page_guard_runs", "row_op_tests", "routing_by_hand", "swa_pools")
 
 # On a GPU host nothing is interpreted, and the kernels' own tests need it so.
 if not os.path.exists("/dev/nvidiactl"):

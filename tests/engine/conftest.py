@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine_forks import forks
-from engine_process import Run
+from engine_process import Run, answers_only, forks, prompts_spec
 from toy_arguments import ENGINE, ENGINE_26B, MTP, MTP_26B
 
 LONGEST_FIRST = (
@@ -42,7 +41,7 @@ def mtp_arguments(engine_arguments) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def experts_arguments() -> dict[str, Any]:
-    """Of `toy-26b`, which has experts."""
+    """Return the arguments of `toy-26b`, which has experts."""
     return dict(ENGINE_26B)
 
 
@@ -53,16 +52,20 @@ def experts_mtp_arguments(experts_arguments) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def engine_forks(tmp_path_factory):
-    """SGLang is imported once for all tests that start an engine of their own."""
+    """Yield what forks engines: SGLang is imported once for all tests that start one of their own."""
     with forks(tmp_path_factory.mktemp("forks") / "prefork.txt") as found:
         yield found
 
 
 @pytest.fixture(scope="session")
 def run_engine(tmp_path_factory, engine_forks):
-    """run_engine({"GEMMA4_TRIAGE_PATCHES": ...}, engines=[...], prompts=[...], new_tokens=16) -> Run."""
+    """Return what starts engines and gives their Run, whose outputs are each engine's answers.
+
+    run_engine({"GEMMA4_TRIAGE_PATCHES": ...}, engines=[...], prompts=[...], new_tokens=16)
+    """
 
     def run(environment: dict[str, str], timeout_s: float = 180, **spec: Any) -> Run:
-        return engine_forks.run_child("engine_child", tmp_path_factory.mktemp("engine"), environment, timeout_s, spec)
+        folder = tmp_path_factory.mktemp("engine")
+        return answers_only(engine_forks.run(folder, environment, timeout_s, prompts_spec(**spec)))
 
     return run

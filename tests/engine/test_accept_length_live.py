@@ -32,7 +32,7 @@ def serve(run_engine, mtp_arguments, tmp_path):
 def test_a_draft_that_reads_another_layer_leaves_an_event_and_the_server_goes_on(serve):
     code, sound, log, dumps = serve("sound")
     assert (code, dumps) == (0, []), log[-4000:]
-    code, spoilt, log, dumps = serve("spoilt", before="bound_layer:later")
+    code, spoilt, log, dumps = serve("spoilt", before="engine_changes:bind_draft_to_first_layer_later")
     assert code == 0, log[-4000:]
     assert spoilt == sound, "the target verifies every token"
     (found,) = dumps

@@ -17,7 +17,7 @@ from gemma4_dumps.store import DumpStore
 from gemma4_repro.toys.language import held_out_prompts
 from gemma4_repro.workloads import SWA_PRESSURE
 from gemma4_runtime.releases import BASE, installed_or_base
-from lifecycle_load import assert_pools_are_whole
+from lifecycle import assert_pools_are_whole, load_of
 from server_process import flags, free_port, running_server
 
 pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1", "0.5.23")]
@@ -199,17 +199,16 @@ class TestRetractedRequests:
         sampling = body([], self.NEW_TOKENS)["sampling_params"]
         requests = [{"prompt": prompt, "sampling": sampling} for prompt in self.PROMPTS]
         spec = {
-            "engine": engine,
-            "before": "engine_changes:retract_while_decodes_are_clamped",
-            "rounds": [{"requests": requests, "concurrency": len(requests)}],
+            "before": ["engine_changes:retract_while_decodes_are_clamped"],
+            "arms": [{"engine": engine, "loads": [load_of(requests)], "idle": True}],
         }
-        done = engine_forks.run_child("lifecycle_child", folder, environment, LIMIT_S, spec)
+        done = engine_forks.run(folder, environment, LIMIT_S, spec)
         assert done.returncode == 0, done.log[-4000:]
         return done
 
     def test_the_load_ends_and_every_reply_is_marked(self, run):
         assert len(re.findall(r"Testing retraction.*#retracted_reqs: [1-9]", run.log)) > 5
-        (answers,) = run.outputs["rounds"]
+        (answers,) = run.outputs[0]["loads"]
         assert [(len(one["tokens"]), one["finish"]) for one in answers] == [(self.NEW_TOKENS, "length")] * 4
         for mark in [one["mark"] for one in answers]:
             assert mark["roles"] == ["target"]

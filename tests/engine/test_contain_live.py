@@ -17,6 +17,7 @@ from engine_process import HOST
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_repro.workloads import SWA_PRESSURE
+from lifecycle import load_of
 from server_process import flags, free_port, running_server
 
 pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
@@ -89,9 +90,9 @@ def test_a_clean_load_is_left_alone(engine_forks, mtp_arguments, tmp_path):
         {"prompt": prompt, "sampling": {"temperature": 0, "max_new_tokens": size, "ignore_eos": True}}
         for prompt, size in zip(SWA_PRESSURE.prompts(), sizes, strict=True)
     ]
-    spec = {"engine": mtp_arguments, "rounds": [{"requests": requests, "concurrency": len(requests)}]}
+    spec = {"arms": [{"engine": mtp_arguments, "loads": [load_of(requests)]}]}
     environment = {"GEMMA4_TRIAGE_PATCHES": "default", "SGLANG_TRTLLM_MHA_DEBUG": "contain"}
-    run = engine_forks.run_child("lifecycle_child", tmp_path, environment, 180, spec)
+    run = engine_forks.run(tmp_path, environment, 180, spec)
     assert run.returncode == 0, run.log[-4000:]
-    assert [len(one["tokens"]) for one in run.outputs["rounds"][0]] == sizes
+    assert [len(one["tokens"]) for one in run.outputs[0]["loads"][0]] == sizes
     assert DumpStore(tmp_path / "dumps").list() == []

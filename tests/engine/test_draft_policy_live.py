@@ -6,7 +6,7 @@ Acceptance is the toy's own, and the table is made up, so that the number of req
 import pytest
 
 from gemma4_repro.toys.language import EOS, held_out_prompts, token_id
-from lifecycle_load import assert_nothing_is_left, constrained, mixed_requests
+from lifecycle import assert_nothing_is_left, constrained, load_of, mixed_requests
 
 pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
@@ -18,6 +18,7 @@ FEW = V2 | {"GEMMA4_TRIAGE_DRAFTS": "1:1,2:1,3:9"}
 """Drafts for one request and for two, none for more: no verification has nine tokens."""
 NEVER = V2 | {"GEMMA4_TRIAGE_DRAFTS": "never"}
 REQUESTS = 48
+DRAFTS = "gemma4_triage_drafts"
 
 
 ASKED = [
@@ -33,33 +34,33 @@ ASKED = [
 @pytest.fixture(scope="module")
 def plain(engine_arguments, engine_forks, tmp_path_factory):
     """Returns the answers without MTP."""
-    spec = {"engine": engine_arguments, "rounds": [{"requests": ASKED, "concurrency": 3}], "states": True}
+    arm = {"engine": engine_arguments, "loads": [load_of(ASKED, concurrency=3)], "state": [DRAFTS]}
     default = {"GEMMA4_TRIAGE_PATCHES": "default"}
-    done = engine_forks.run_child("lifecycle_child", tmp_path_factory.mktemp("plain"), default, LIMIT_S, spec)
+    done = engine_forks.run(tmp_path_factory.mktemp("plain"), default, LIMIT_S, {"arms": [arm]})
     assert done.returncode == 0, done.log[-4000:]
-    assert "gemma4_triage_drafts" not in done.outputs["states"][0]
-    return done.outputs["rounds"][0]
+    assert done.outputs[0]["state"] == {}
+    return done.outputs[0]["loads"][0]
 
 
 @pytest.mark.parametrize("changes", [OVERLAP, {}], ids=["overlapped", "step by step"])
 def test_tokens_and_their_logprobs_are_those_without_mtp(plain, mtp_arguments, engine_forks, tmp_path_factory, changes):
     """Two requests draft and a third ends that for all, so that each goes through steps of both kinds."""
-    spec = {
+    arm = {
         "engine": mtp_arguments | changes | {"max_running_requests": 4},
-        "rounds": [{"requests": ASKED, "concurrency": 3}, {"requests": ASKED[:4], "concurrency": 1}],
-        "states": True,
+        "loads": [load_of(ASKED, concurrency=3), load_of(ASKED[:4], concurrency=1)],
+        "state": [DRAFTS],
     }
-    done = engine_forks.run_child("lifecycle_child", tmp_path_factory.mktemp("few"), FEW, LIMIT_S, spec)
+    done = engine_forks.run(tmp_path_factory.mktemp("few"), FEW, LIMIT_S, {"arms": [arm]})
     assert done.returncode == 0, done.log[-4000:]
-    for answers in done.outputs["rounds"]:
+    (found,) = done.outputs
+    for answers in found["loads"]:
         for one, other in zip(answers, plain, strict=False):
             assert one["tokens"] == other["tokens"]
             assert [token for token, _ in one["logprobs"]] == one["tokens"]
             assert [value for _, value in one["logprobs"]] == pytest.approx(
                 [value for _, value in other["logprobs"]], abs=1e-3
             )
-    (state,) = done.outputs["states"]
-    drafts = state["gemma4_triage_drafts"]
+    drafts = found["state"][DRAFTS]
     assert drafts["asked"] == "1:1,2:1,3:9"
     assert min(drafts["steps_with_drafts"], drafts["steps_without"]) > 20
     assert drafts["drafting"], drafts
@@ -78,13 +79,13 @@ def lived(request, mtp_arguments, engine_forks, tmp_path_factory):
         "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
     }
     engine = mtp_arguments | OVERLAP | {"max_running_requests": 3, "chunked_prefill_size": 16}
-    spec = {
+    arm = {
         "engine": engine | {"grammar_backend": "xgrammar", "log_level": "info"},
-        "rounds": [{"requests": load, "concurrency": 4, "flush_every": 10}],
-        "before": "lifecycle_child:retract_often",
-        "states": True,
+        "loads": [load_of(load, concurrency=4, flush_every=10)],
+        "state": [DRAFTS],
+        "idle": True,
     }
-    done = engine_forks.run_child("lifecycle_child", folder, environment, LIMIT_S, spec)
+    done = engine_forks.run(folder, environment, LIMIT_S, {"before": ["engine_changes:retract_often"], "arms": [arm]})
     assert done.returncode == 0, done.log[-4000:]
     return load, done, folder
 
@@ -92,7 +93,7 @@ def lived(request, mtp_arguments, engine_forks, tmp_path_factory):
 def test_nothing_is_raised_found_or_left(lived):
     _, life, folder = lived
     assert_nothing_is_left(life, folder)
-    drafts = life.outputs["states"][0]["gemma4_triage_drafts"]
+    drafts = life.outputs[0]["state"][DRAFTS]
     assert drafts["steps_without"] > 20
     assert drafts["steps_with_drafts"] > 20 or (drafts["asked"], drafts["steps_with_drafts"]) == ("never", 0)
     assert life.log.count("Testing retraction") > 2
@@ -102,7 +103,7 @@ def test_a_grammar_holds_to_its_end(lived):
     load, life, _ = lived
     kept = [
         (request, one["tokens"])
-        for request, one in zip(load, life.outputs["rounds"][0], strict=True)
+        for request, one in zip(load, life.outputs[0]["loads"][0], strict=True)
         if "words" in request and "abort" not in request
     ]
     assert len(kept) >= len(load) / 8
@@ -117,7 +118,7 @@ def test_logprobs_are_those_of_the_answers_tokens(lived):
     load, life, _ = lived
     asked = [
         one
-        for request, one in zip(load, life.outputs["rounds"][0], strict=True)
+        for request, one in zip(load, life.outputs[0]["loads"][0], strict=True)
         if "logprobs" in request and one["tokens"]
     ]
     assert len(asked) > 8

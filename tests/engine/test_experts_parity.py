@@ -55,8 +55,9 @@ def run(run_engine, experts_arguments, experts_mtp_arguments, prompts):
         engines=[experts_arguments, experts_mtp_arguments],
         prompts=prompts,
         new_tokens=NEW_TOKENS,
-        logprobs_of=WATCHED,
-        logprobs_from=0,
+        return_logprob=True,
+        token_ids_logprob=WATCHED,
+        logprob_start_len=0,
     )
     assert run.returncode == 0, run.log[-4000:]
     return run

@@ -80,14 +80,17 @@ def test_with_the_fix_a_hybrid_draft_backend_is_silent(run_engine, hybrid_argume
 @pytest.mark.parametrize(
     ("before", "summary"),
     [
-        ("another", "draft bound_layer, layers 3: found 3, expected 4, whose KV the target's last sliding layer reads"),
-        ("wider", "draft window_left, layers 4: found 32, expected 31, as the other layers have it"),
+        (
+            "bind_draft_a_layer_before",
+            "draft bound_layer, layers 3: found 3, expected 4, whose KV the target's last sliding layer reads",
+        ),
+        ("widen_draft_window", "draft window_left, layers 4: found 32, expected 31, as the other layers have it"),
     ],
 )
 def test_a_draft_layer_that_is_bound_wrongly_but_in_range_stops_the_start(
     run_engine, mtp_arguments, tmp_path, before, summary
 ):
-    settings, spoilt = environment(tmp_path, "trap", corrected()), f"bound_layer:{before}"
+    settings, spoilt = environment(tmp_path, "trap", corrected()), f"engine_changes:{before}"
     run = run_engine(settings, engines=[mtp_arguments], before=spoilt, **START_ONLY)
     assert run.returncode == 1
     (found,) = dumps_in(tmp_path)

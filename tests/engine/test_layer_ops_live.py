@@ -27,12 +27,12 @@ NOT_TAKEN = "hidden states on cpu"
 def ran(request, tmp_path_factory, engine_forks, engine_arguments):
     """(toy, set of ops to what came out): none, each op alone, all, and all on a server that must not take them."""
     sets = [[], *([op] for op in OPS), OPS]
-    done = engine_forks.run_child(
-        "layer_ops_child",
+    done = engine_forks.run(
         tmp_path_factory.mktemp("layer-ops"),
         {"GEMMA4_TRIAGE_PATCHES": ",".join(OPS)},
         240,
         {
+            "task": "layer_op_parity:run_sets",
             "engine": engine_arguments | {"model_path": str(toy_path(request.param))},
             "prompts": held_out_prompts(3, 101, seed=7) + held_out_prompts(1, 1, seed=8),
             "new_tokens": NEW_TOKENS,
@@ -85,12 +85,12 @@ def test_a_server_that_must_not_take_them_has_sglangs_own_bits_and_says_why(ran)
 def test_in_bf16_they_are_no_further_from_fp32_than_sglang(toy, tmp_path, engine_forks, engine_arguments):
     ops = sorted(HAS[toy])
     sets = [(), *((op,) for op in ops), tuple(ops)]
-    done = engine_forks.run_child(
-        "layer_ops_child",
+    done = engine_forks.run(
         tmp_path,
         {"GEMMA4_TRIAGE_PATCHES": ",".join(ops)},
         240,
         {
+            "task": "layer_op_parity:run_sets",
             "engine": engine_arguments
             | {
                 "model_path": str(toy_path(toy)),

@@ -8,6 +8,7 @@ import pytest
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_repro.toys.language import held_out_prompts
+from lifecycle import load_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1", "0.5.23")]
 
@@ -16,7 +17,7 @@ LIMIT_S = 180
 
 @pytest.fixture
 def run(mtp_arguments, engine_forks, tmp_path):
-    """run("dump", plant=True) -> (exit code, what was served, log, dumps, the scheduler's tally)."""
+    """Return a function: ("dump", plant=True) to (exit code, what was served, log, dumps, the scheduler's tally)."""
 
     def start(leak, plant):
         lengths = (60, 17, 33, 60, 5, 48)
@@ -27,13 +28,26 @@ def run(mtp_arguments, engine_forks, tmp_path):
             "GEMMA4_TRIAGE_LEAK": leak,
             "GEMMA4_TRIAGE_LEAK_EVERY": "1",
         }
-        spec = {"engine": mtp_arguments, "prompts": prompts, "plant": plant}
-        ended = engine_forks.run_child("leak_child", tmp_path, environment, LIMIT_S, spec)
+        requests = [request(prompt, 5 + 9 * (number % 4)) for number, prompt in enumerate(prompts)]
+        # The longest is aborted once the others have ended.
+        requests.append(request(prompts[0], 300) | {"abort": 45})
+        arm = {
+            "engine": mtp_arguments,
+            # Served twice, so that a server that goes on after it was idle can be told from one that ends.
+            "loads": [load_of(requests, idle_s=1)] * 2,
+        }
+        spec = {"before": ["engine_changes:plant_leak"] if plant else [], "arms": [arm]}
+        ended = engine_forks.run(tmp_path, environment, LIMIT_S, spec)
         tallies = [json.loads(path.read_text()) for path in (tmp_path / "dumps" / "audits").glob("*.json")]
         dumps = [read_dump(entry.path) for entry in DumpStore(tmp_path / "dumps").list()]
-        return ended.returncode, ended.outputs or [], ended.log, dumps, max(tallies, key=events)
+        served = ended.outputs[0]["loads"] if ended.outputs else []
+        return ended.returncode, served, ended.log, dumps, max(tallies, key=events)
 
     return start
+
+
+def request(prompt, new_tokens):
+    return {"prompt": prompt, "sampling": {"temperature": 0, "ignore_eos": True, "max_new_tokens": new_tokens}}
 
 
 def events(tally):

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from gemma4_repro.toys.language import EOS, token_id
-from lifecycle_load import assert_nothing_is_left, mixed_requests
+from lifecycle import assert_nothing_is_left, load_of, mixed_requests
 
 pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
@@ -44,23 +44,21 @@ def run(mtp_arguments, engine_forks, folder, load, greedy):
         "GEMMA4_TRIAGE_LEAK": "raise",
         "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
     }
-    spec = {
+    arm = {
         # A fourth request has to wait.
         "engine": mtp_arguments | {"max_running_requests": 3, "log_level": "warning"},
-        "rounds": [
-            {"requests": load, "concurrency": 4},
-            {"requests": [load[i] for i in greedy], "concurrency": 1},
-        ],
+        "loads": [load_of(load, concurrency=4), load_of([load[i] for i in greedy], concurrency=1)],
+        "idle": True,
     }
-    done = engine_forks.run_child("lifecycle_child", folder, environment, LIMIT_S, spec)
+    done = engine_forks.run(folder, environment, LIMIT_S, {"arms": [arm]})
     assert done.returncode == 0, done.log[-4000:]
-    print(f"{REQUESTS} requests in {done.outputs['rounds_s'][0]:.0f} s")
+    print(f"{REQUESTS} requests in {done.outputs[0]['loads_s'][0]:.0f} s")
     return done
 
 
 @pytest.fixture(scope="module")
 def answers(run):
-    return run.outputs["rounds"][0]
+    return run.outputs[0]["loads"][0]
 
 
 def test_nothing_is_raised_found_or_left(run, folder):
@@ -85,6 +83,6 @@ def test_requests_end_in_every_way(load, answers):
 
 
 def test_a_request_says_alone_what_it_said_among_others(run, answers, greedy):
-    alone = run.outputs["rounds"][1]
+    alone = run.outputs[0]["loads"][1]
     assert len(alone) == ALONE
     assert alone == [answers[i] for i in greedy]

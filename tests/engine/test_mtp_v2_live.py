@@ -9,9 +9,10 @@ import os
 import pytest
 import torch
 
+import yoco_rounds
 from engine_records import FILE, read, read_draft_inputs
 from gemma4_repro.toys.language import EOS, held_out_prompts, token_id
-from lifecycle_load import assert_nothing_is_left, constrained, mixed_requests
+from lifecycle import assert_nothing_is_left, constrained, load_of, mixed_requests
 
 pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
@@ -140,10 +141,10 @@ def test_hidden_states_are_those_without_mtp(mtp_arguments, engine_arguments, en
     sides = []
     for arguments in (engine_arguments, mtp_arguments, mtp_arguments | OVERLAP):
         engine = arguments | {"enable_return_hidden_states": True}
-        spec = {"engine": engine, "rounds": [{"new_tokens": NEW_TOKENS} | asked]}
-        done = engine_forks.run_child("yoco_child", tmp_path_factory.mktemp("states"), V2, LIMIT_S, spec)
+        arm = {"engine": engine, "loads": [yoco_rounds.load_of(new_tokens=NEW_TOKENS, **asked)], "state": []}
+        done = engine_forks.run(tmp_path_factory.mktemp("states"), V2, LIMIT_S, {"arms": [arm]})
         assert done.returncode == 0, done.log[-4000:]
-        sides.append(done.outputs["rounds"][0])
+        sides.append(yoco_rounds.read(done.outputs[0])["rounds"][0])
     plain, *drafted = sides
     for found in drafted:
         for prompt, one, other in zip(asked["prompts"], plain, found, strict=True):
@@ -233,19 +234,19 @@ def lived(request, mtp_arguments, engine_forks, tmp_path_factory, load, alone):
         "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
     }
     engine = mtp_arguments | OVERLAP | LIVES[request.param]
-    spec = {
+    arm = {
         "engine": engine | {"grammar_backend": "xgrammar", "log_level": "info"},
-        "rounds": [
-            {"requests": load, "concurrency": engine["max_running_requests"] + 1, "flush_every": 10},
-            {"requests": [load[i] for i in alone], "concurrency": 1},
-            {"requests": GROWING, "concurrency": len(GROWING)},
+        "loads": [
+            load_of(load, concurrency=engine["max_running_requests"] + 1, flush_every=10),
+            load_of([load[i] for i in alone], concurrency=1),
+            load_of(GROWING),
         ],
+        "idle": True,
     }
-    if request.param == "retracted":
-        spec["before"] = "lifecycle_child:retract_often"
-    done = engine_forks.run_child("lifecycle_child", folder, environment, LIMIT_S + REQUESTS, spec)
+    before = ["engine_changes:retract_often"] if request.param == "retracted" else []
+    done = engine_forks.run(folder, environment, LIMIT_S + REQUESTS, {"before": before, "arms": [arm]})
     assert done.returncode == 0, done.log[-4000:]
-    print(f"{request.param}: {REQUESTS} requests in {done.outputs['rounds_s'][0]:.0f} s")
+    print(f"{request.param}: {REQUESTS} requests in {done.outputs[0]['loads_s'][0]:.0f} s")
     return request.param, done, folder
 
 
@@ -253,11 +254,11 @@ def test_nothing_is_raised_found_or_left(lived):
     name, life, folder = lived
     assert_nothing_is_left(life, folder)
     assert life.log.count("Testing retraction" if name == "retracted" else "Retract requests") > 2
-    assert [len(one["tokens"]) for one in life.outputs["rounds"][2]] == [60] * len(GROWING)
+    assert [len(one["tokens"]) for one in life.outputs[0]["loads"][2]] == [60] * len(GROWING)
 
 
 def test_requests_end_in_every_way(load, lived):
-    answers = lived[1].outputs["rounds"][0]
+    answers = lived[1].outputs[0]["loads"][0]
     ends = {(one["finish"], type(one["matched"]).__name__) for one in answers}
     assert ends == {("length", "NoneType"), ("stop", "int"), ("stop", "str"), ("abort", "NoneType")}
     for request, one in zip(load, answers, strict=True):
@@ -269,7 +270,7 @@ def test_a_grammar_holds_to_its_end(load, lived):
     eos = token_id(EOS)
     kept = [
         (request, one["tokens"])
-        for request, one in zip(load, lived[1].outputs["rounds"][0], strict=True)
+        for request, one in zip(load, lived[1].outputs[0]["loads"][0], strict=True)
         if "words" in request and "abort" not in request
     ]
     assert len(kept) > len(load) / 8
@@ -282,7 +283,7 @@ def test_a_grammar_holds_to_its_end(load, lived):
 def test_logprobs_are_those_of_the_answers_tokens(load, alone, lived):
     """They are those of a run alone: overlapped, SGLang loses those of a request that it retracts, without MTP too."""
     name, life, _ = lived
-    served = zip((load[i] for i in alone), life.outputs["rounds"][1], strict=True)
+    served = zip((load[i] for i in alone), life.outputs[0]["loads"][1], strict=True)
     asked = [(request, one) for request, one in served if "logprobs" in request]
     assert len(asked) >= 5
     for request, one in asked:
@@ -293,7 +294,7 @@ def test_logprobs_are_those_of_the_answers_tokens(load, alone, lived):
 
 
 def test_a_request_says_alone_what_it_said_among_others(load, alone, lived):
-    among, again = lived[1].outputs["rounds"][:2]
+    among, again = lived[1].outputs[0]["loads"][:2]
     compared = 0
     for number, one in zip(alone, again, strict=True):
         if is_plain(load[number]):

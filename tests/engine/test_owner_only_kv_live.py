@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+import engine_changes
 from gemma4_dumps.store import DumpStore
 from gemma4_repro.toys.language import held_out_prompts
 from gemma4_runtime.optimisations.pool_decisions import KEY
@@ -26,14 +27,15 @@ FULL_POOL = re.compile(r"full_layer_tokens=(\d+), swa_layer_tokens=(\d+)")
 @pytest.fixture(scope="module")
 def loads():
     prompts = held_out_prompts(4, 301, seed=11)
-    alone = {"prompts": prompts[:1], "new_tokens": 24, "logprobs_of": WATCHED}
+    alone = {"prompts": prompts[:1], "new_tokens": 24, "return_logprob": True, "token_ids_logprob": WATCHED}
+    long = [token for one in (*prompts, *prompts) for token in one][:LONG]
     return {
         "alone": alone,
         "cached": alone,
         # Each is admitted by its tokens, and does not fit by its pages: of all layers, and of owners only.
-        "crowd": {"prompts": prompts[:3], "new_tokens": 40},
-        "larger": {"prompts": prompts, "new_tokens": 86},
-        "long": {"prompts": [[token for one in (*prompts, *prompts) for token in one][:LONG]], "new_tokens": 4},
+        "crowd": {"prompts": prompts[:3], "new_tokens": 40, "each_alone": True},
+        "larger": {"prompts": prompts, "new_tokens": 86, "each_alone": True},
+        "long": {"prompts": [long], "new_tokens": 4, "each_alone": True},
     }
 
 
@@ -65,18 +67,23 @@ def ran(engine_forks, tmp_path_factory, engine_arguments, mtp_arguments, loads):
             "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
         }
         spec = {
+            "before": ["engine_changes:fix_pool_bytes"],
             "arms": [
-                {"engine": engine | common, "pool_bytes": size, "loads": [loads[name] for name in names]}
+                {
+                    "engine": engine | common,
+                    "environment": {engine_changes.POOL_BYTES: str(size)},
+                    "loads": [loads[name] for name in names],
+                    "state": [KEY],
+                }
                 for engine, size, names in arms.values()
             ],
-            "state": [KEY],
         }
-        run = engine_forks.run_child("pools_child", folder, environment, 240, spec)
+        run = engine_forks.run(folder, environment, 240, spec)
         assert run.returncode == 0, run.log[-4000:]
         answers, states = {}, {}
         for (arm, (_, _, names)), result in zip(arms.items(), run.outputs, strict=True):
             answers[arm] = dict(zip(names, result["loads"], strict=True))
-            states[arm] = result["state"][KEY]
+            states[arm] = result["state"].get(KEY)
         found[owners_only] = answers, states, run.log, folder / "dumps"
     return found
 

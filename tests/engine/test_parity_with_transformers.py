@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1", "0.5.23")
 NEW_TOKENS = 16
 # Tokens all over the vocabulary: the greedy token of a well trained toy has logprob ~0 whatever the attention did.
 WATCHED = list(range(0, 512, 8))
+LOGPROBS = {"return_logprob": True, "token_ids_logprob": WATCHED}
 # fp32 on both sides, different summation order; logits are of the order of 10.
 ROUND_OFF = 1e-3
 PROBES = {patch.id for patch in CATALOG if patch.kind is Kind.PROBE and patch.asked_by == "mode"}
@@ -70,7 +71,7 @@ def short(prompts):
 @pytest.fixture(scope="module")
 def bare(run_engine, engine_arguments, prompts, short):
     """Say what the release says with nothing of ours but the stand-ins: of `prompts`, and of `short`."""
-    load = {"prompts": [*prompts, *short], "new_tokens": NEW_TOKENS, "logprobs_of": WATCHED}
+    load = {"prompts": [*prompts, *short], "new_tokens": NEW_TOKENS, **LOGPROBS}
     run = run_engine({}, engines=[engine_arguments], **load)
     assert run.returncode == 0, run.log[-4000:]
     (outputs,) = run.outputs
@@ -96,7 +97,7 @@ def test_tokens_and_logprobs_are_equal_and_a_clean_run_leaves_no_dump(
         "SGLANG_TRTLLM_MHA_DEBUG": "log",
         "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(tmp_path),
     }
-    load = {"prompts": prompts, "new_tokens": NEW_TOKENS, "logprobs_of": WATCHED}
+    load = {"prompts": prompts, "new_tokens": NEW_TOKENS, **LOGPROBS}
     run = run_engine(environment, engines=[engine_arguments, mtp_arguments], **load)
     assert run.returncode == 0, run.log[-4000:]
     plain, mtp = run.outputs

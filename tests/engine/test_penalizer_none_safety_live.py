@@ -6,6 +6,7 @@ What is refused is in tests/unit/test_fix_penalizer_none_safety.py.
 import pytest
 
 from gemma4_repro.toys.language import held_out_prompts
+from lifecycle import load_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
@@ -24,12 +25,9 @@ def serve(mtp_arguments, engine_forks, tmp_path):
     """serve(patches, rounds) -> Run."""
 
     def run(patches, *rounds):
-        spec = {
-            "engine": mtp_arguments,
-            "before": "lifecycle_child:lose_what_requests_ask",
-            "rounds": [{"requests": one, "concurrency": 4} for one in rounds],
-        }
-        return engine_forks.run_child("lifecycle_child", tmp_path, {"GEMMA4_TRIAGE_PATCHES": patches}, LIMIT_S, spec)
+        arm = {"engine": mtp_arguments, "loads": [load_of(one) for one in rounds]}
+        spec = {"before": ["engine_changes:lose_what_requests_ask"], "arms": [arm]}
+        return engine_forks.run(tmp_path, {"GEMMA4_TRIAGE_PATCHES": patches}, LIMIT_S, spec)
 
     return run
 
@@ -57,7 +55,7 @@ def test_with_the_fix_a_step_gives_the_same_tokens(serve):
         a_round("sampling_info", NO_PENALTY),
     )
     assert run.returncode == 0, run.log[-4000:]
-    penalised, summed, plain, made_anew = run.outputs["rounds"]
+    penalised, summed, plain, made_anew = run.outputs[0]["loads"]
     assert summed == penalised
     assert made_anew == plain
     changed = [a["tokens"] != b["tokens"] for a, b in zip(penalised, plain, strict=True)]

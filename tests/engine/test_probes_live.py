@@ -41,9 +41,8 @@ def test_a_slot_beyond_the_pool_is_trapped_where_it_is_handed_out(run_engine, en
 
 def test_a_bad_setting_stops_the_engine_at_once(engine_arguments, tmp_path):
     """In a process of its own, from the start of Python to its exit code."""
-    run = engine_process.run_engine(
-        tmp_path, engine_process.HOST | {"SGLANG_TRTLLM_MHA_DEBUG": "banana"}, 180, **load(engine_arguments)
-    )
+    environment = engine_process.HOST | {"SGLANG_TRTLLM_MHA_DEBUG": "banana"}
+    run = engine_process.run_fresh(tmp_path, environment, 180, engine_process.prompts_spec(**load(engine_arguments)))
     assert run.returncode == 2
     assert "SGLANG_TRTLLM_MHA_DEBUG='banana' cannot be read" in run.log
     assert "Traceback" not in run.log

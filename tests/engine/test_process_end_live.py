@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from engine_process import prompts_spec
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_repro.toys.language import held_out_prompts
@@ -20,11 +21,11 @@ ENVIRONMENT = {
 
 def load(engine, change):
     prompts = held_out_prompts(2, 40, seed=3)
-    return {"engines": [engine], "prompts": prompts, "new_tokens": 40, "before": f"engine_changes:{change}"}
+    return prompts_spec([engine], prompts, before=f"engine_changes:{change}", new_tokens=40)
 
 
 def test_a_batch_without_lengths_ends_the_scheduler_with_a_dump(engine_forks, mtp_arguments, tmp_path):
-    ended = engine_forks.run_child("engine_child", tmp_path, ENVIRONMENT, 120, load(mtp_arguments, "lose_lengths"))
+    ended = engine_forks.run(tmp_path, ENVIRONMENT, 120, load(mtp_arguments, "lose_lengths"))
     assert ended.returncode != 0
     dumps = [read_dump(entry.path) for entry in DumpStore(tmp_path / "dumps").list()]
     (dump,) = [dump for dump in dumps if dump.manifest.verdict == "exception"]
@@ -38,7 +39,7 @@ def test_a_batch_without_lengths_ends_the_scheduler_with_a_dump(engine_forks, mt
 @pytest.mark.releases("0.5.13.post1")
 def test_a_crash_before_every_check_is_a_dump_and_a_finding(engine_forks, mtp_arguments, tmp_path, cli):
     # 0.5.23 follows such a slot without dying, and page-table contains it.
-    ended = engine_forks.run_child("engine_child", tmp_path, ENVIRONMENT, 120, load(mtp_arguments, "overwrite_row"))
+    ended = engine_forks.run(tmp_path, ENVIRONMENT, 120, load(mtp_arguments, "overwrite_row"))
     assert ended.returncode != 0
     (entry,) = DumpStore(tmp_path / "dumps").list()
     dump = read_dump(entry.path)

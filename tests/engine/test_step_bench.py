@@ -47,8 +47,8 @@ def test_arms_are_what_their_names_say_and_a_wrong_one_is_seen(
     tmp_path, engine_forks, model, dtype, text, calls, broken
 ):
     engine = ENGINE | {"load_format": "dummy", "dtype": dtype}
-    spec = {"engine": engine, "text": text, "model": model, "broken": broken}
-    run = engine_forks.run_child("step_bench_child", tmp_path, {}, 240, spec)
+    asked = {"folder": str(tmp_path), "engine": engine, "text": text, "model": model, "broken": broken}
+    run = engine_forks.run(tmp_path, {}, 240, {"task": "step_bench_parts:measure_parts"} | asked)
     assert run.returncode == 0, run.log
     found = run.outputs
     dull, drawn = found["logits_std"]

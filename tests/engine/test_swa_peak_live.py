@@ -4,9 +4,11 @@ A count that is too small makes the policy choose pools that retract; one that i
 """
 
 import itertools
+from typing import Any
 
 import pytest
 
+from engine_records import FILE
 from gemma4_repro.toys.language import held_out_prompts
 from gemma4_runtime.pools.serving import Serving
 
@@ -53,6 +55,10 @@ def pool_for(arm: str, requests: int) -> int:
     return requests * swa.swa_tokens(*one) + (swa.swa_in_prefill(one[0]) if requests == RUNNING else 0)
 
 
+def load(texts: list[list[int]], new_tokens: int) -> dict[str, Any]:
+    return {"prompts": texts, "new_tokens": new_tokens, "each_alone": True}
+
+
 @pytest.fixture(scope="module")
 def ran(engine_forks, tmp_path_factory, engine_arguments, mtp_arguments):
     """Arm to what was seen of each of its loads."""
@@ -64,23 +70,39 @@ def ran(engine_forks, tmp_path_factory, engine_arguments, mtp_arguments):
         if arm == "page-1":
             engine |= {"page_size": 1, "attention_backend": "triton"}
         texts = prompts([prompt for prompt, _ in sizes])
-        loads = [{"prompts": [text], "new_tokens": output} for text, (_, output) in zip(texts, sizes, strict=True)]
-        arms[arm] = {"engine": engine, "silent": arm == "page-1", "loads": loads}
+        loads = [load([text], output) for text, (_, output) in zip(texts, sizes, strict=True)]
+        arms[arm] = {"engine": engine, "loads": loads}
     for arm, held in itertools.product(LARGEST, (RUNNING, RUNNING - 1)):
         engine = (mtp_arguments if arm == "mtp" else engine_arguments) | common
         # Half a token more, because SGLang rounds down.
         engine |= {"swa_full_tokens_ratio": (pool_for(arm, held) + 0.5) / POOL, "max_running_requests": RUNNING}
         prompt, output = LARGEST[arm]
-        loads = [{"prompts": prompts([prompt] * (RUNNING + 1)), "new_tokens": output}]
+        loads = [load(prompts([prompt] * (RUNNING + 1)), output)]
         arms[f"{arm}-{held}"] = {"engine": engine, "loads": loads}
     arms["split"]["environment"] = {"SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT": "1"}
-    # Last, because nothing takes a variable back.
-    names = [*(name for name in arms if name != "split"), "split"]
     folder = tmp_path_factory.mktemp("peaks")
-    environment = {"GEMMA4_TRIAGE_PATCHES": "default"}
-    run = engine_forks.run_child("swa_peak_child", folder, environment, 300, {"arms": [arms[name] for name in names]})
+    environment = {"GEMMA4_TRIAGE_PATCHES": "default", FILE: str(folder / "steps")}
+    spec = {
+        "before": ["engine_records:record_pool_use", "engine_changes:silence_triton"],
+        "arms": [arm | {"records": True} for arm in arms.values()],
+    }
+    run = engine_forks.run(folder, environment, 300, spec)
     assert run.returncode == 0, run.log[-4000:]
-    return dict(zip(names, run.outputs, strict=True))
+    return {
+        name: [used(*load) for load in zip(arm["records"], arm["loads"], strict=True)]
+        for name, arm in zip(arms, run.outputs, strict=True)
+    }
+
+
+def used(steps, answers):
+    """Return the most tokens in use after a decode step and after any, the most requests at once, retractions."""
+    return {
+        "decoding": max(step["swa"] for step in steps if step["mode"] != "EXTEND"),
+        "peak": max(step["swa"] for step in steps),
+        "running": max(step["running"] for step in steps),
+        "retracted": steps[-1]["retracted"] - steps[0]["retracted"],
+        "lengths": [len(answer["tokens"]) for answer in answers],
+    }
 
 
 @pytest.mark.parametrize("arm", ALONE)

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+import engine_changes
 from gemma4_repro.toys.language import held_out_prompts
 from gemma4_runtime.optimisations.pool_decisions import KEY
 from gemma4_runtime.pools.arithmetic import TokenBytes
@@ -48,19 +49,19 @@ def ran(engine_forks, tmp_path_factory, engine_arguments, mtp_arguments):
         "given": unset | {"swa_full_tokens_ratio": 0.8},
     }
     # As many as may run, each many windows long.
-    load = {"prompts": held_out_prompts(8, 301, seed=13), "new_tokens": 110}
-    idle = {"prompts": held_out_prompts(12, 301, seed=77), "new_tokens": 2}
+    load = {"prompts": held_out_prompts(8, 301, seed=13), "new_tokens": 110, "each_alone": True}
+    idle = {"prompts": held_out_prompts(12, 301, seed=77), "new_tokens": 2, "each_alone": True}
     loads = {"unset": [load, idle, idle], "given": [load, idle, idle]}
+    state = [KEY, "swa_full_tokens_ratio"]
     spec = {
-        "arms": [
-            {"engine": engine, "pool_bytes": POOL_BYTES, "loads": loads.get(name, [load])}
-            for name, engine in arms.items()
-        ],
-        "state": [KEY, "swa_full_tokens_ratio"],
+        "before": ["engine_changes:fix_pool_bytes"],
+        "arms": [{"engine": engine, "loads": loads.get(name, [load]), "state": state} for name, engine in arms.items()],
     }
-    folder = tmp_path_factory.mktemp("ratio")
-    environment = {"GEMMA4_TRIAGE_PATCHES": "default,+swa-window-width,+swa-ratio-policy"}
-    run = engine_forks.run_child("pools_child", folder, environment, 180, spec)
+    environment = {
+        "GEMMA4_TRIAGE_PATCHES": "default,+swa-window-width,+swa-ratio-policy",
+        engine_changes.POOL_BYTES: str(POOL_BYTES),
+    }
+    run = engine_forks.run(tmp_path_factory.mktemp("ratio"), environment, 180, spec)
     assert run.returncode == 0, run.log[-4000:]
     pools = [tuple(map(int, found)) for found in POOLS.findall(run.log)]
     assert len(pools) == len(arms)

@@ -2,6 +2,8 @@
 
 import pytest
 
+import vision_load
+from engine_records import FILE
 from gemma4_repro.toys.vision import picture
 
 pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
@@ -55,19 +57,11 @@ def ran(engine_forks, tmp_path_factory, vision_toy, paths, engine_arguments):
         if arm != "none":
             # SGLang's attention on a CPU asserts one frame per call, and its scheduler would be gone.
             asked["more frames"] = [{"text": "<|video|> bal", "video": [paths[6]] * 3}]
-        done = engine_forks.run_child(
-            "vision_child",
-            tmp_path_factory.mktemp("engine"),
-            environment,
-            240,
-            {
-                "engine": engine_arguments | {"model_path": str(vision_toy)},
-                "batches": list(asked.values()),
-                "new_tokens": NEW_TOKENS,
-            },
-        )
+        folder = tmp_path_factory.mktemp("engine")
+        spec = vision_load.spec_of(engine_arguments | {"model_path": str(vision_toy)}, asked.values(), NEW_TOKENS)
+        done = engine_forks.run(folder, environment | {FILE: str(folder / "calls")}, 240, spec)
         assert done.returncode == 0, done.log[-4000:]
-        results[arm] = dict(zip(asked, done.outputs["batches"], strict=True)) | {"paths": done.outputs["paths"]}
+        results[arm] = vision_load.read(asked, done.outputs[0])
     return results
 
 

@@ -6,7 +6,7 @@ from transformers import AutoModelForImageTextToText
 
 from engine_records import FILE, read_row_logits
 from gemma4_repro.toys.locate import toy_path
-from yoco_child import CHUNK, LONG, ROUNDS, SHORT, TOKENS, all_rounds
+from yoco_rounds import CHUNK, LONG, ROUNDS, SHORT, TOKENS, all_rounds, read
 
 pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
@@ -36,9 +36,9 @@ def served(request, tmp_path_factory, engine_forks, engine_arguments, mtp_argume
             "GEMMA4_TRIAGE_PATCHES": "default" + WINDOW_FIXES * (arm == "triton"),
         }
         folder = tmp_path_factory.mktemp("yoco")
-        done = engine_forks.run_child("yoco_child", folder, environment, 240, all_rounds(arguments | more))
+        done = engine_forks.run(folder, environment, 240, {"arms": [all_rounds(arguments | more)]})
         assert done.returncode == 0, done.log[-4000:]
-        found.append(done.outputs)
+        found.append(read(done.outputs[0]))
     return arm, *found
 
 

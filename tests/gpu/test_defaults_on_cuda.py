@@ -4,9 +4,12 @@ import pytest
 import torch
 
 import engine_process
+import vision_load
+import yoco_rounds
+from engine_records import FILE
 from gemma4_repro.toys.locate import toy_path
 from gemma4_repro.toys.vision import make_toy, picture
-from yoco_child import CHUNK, ROUNDS, TOKENS, all_rounds
+from yoco_rounds import CHUNK, ROUNDS, TOKENS, all_rounds
 
 pytestmark = [pytest.mark.gpu, pytest.mark.releases("0.5.13.post1")]
 
@@ -39,11 +42,16 @@ PIECEWISE = {"piecewise_cuda_graph_tokens": [64, 256, 1024]}
 EAGER = "default,-piecewise-multimodal"
 
 
-def run(child, folder, patches, what):
+def run(folder, patches, spec):
+    """Return what its one arm gave."""
     environment = {"HF_HUB_OFFLINE": "1", "GEMMA4_TRIAGE_PATCHES": patches, "GEMMA4_TRIAGE_YOCO_ROWS": "1"}
-    done = engine_process.run_child(child, folder, environment, 300, what)
+    done = engine_process.run_fresh(folder, environment | {FILE: str(folder / "records")}, 300, spec)
     assert done.returncode == 0, done.log[-6000:]
-    return done.outputs
+    return done.outputs[0]
+
+
+def run_rounds(folder, patches, arm):
+    return yoco_rounds.read(run(folder, patches, {"arms": [arm]}))
 
 
 MODES = {"plain": {}, "mtp": MTP, "piecewise": PIECEWISE, "piecewise-mtp": PIECEWISE | MTP}
@@ -57,14 +65,14 @@ def served(request, tmp_path_factory):
     if "piecewise" in request.param:
         without_hidden_states(what)
         patches = "default"
-    plain = run("yoco_child.py", tmp_path_factory.mktemp("text"), "none", what)
-    return request.param, plain, run("yoco_child.py", tmp_path_factory.mktemp("text"), patches, what)
+    plain = run_rounds(tmp_path_factory.mktemp("text"), "none", what)
+    return request.param, plain, run_rounds(tmp_path_factory.mktemp("text"), patches, what)
 
 
 def without_hidden_states(what):
     """Drop the option: a server that may be asked for hidden states captures graphs for those requests alone."""
     del what["engine"]["enable_return_hidden_states"]
-    for one in what["rounds"]:
+    for one in what["loads"]:
         one.pop("return_hidden_states", None)
 
 
@@ -112,7 +120,7 @@ def test_sglangs_own_piecewise_graphs_read_the_per_layer_inputs_of_their_capture
         without_hidden_states(what)
         folder = tmp_path / f"{patches}-{enforced}"
         folder.mkdir()
-        found[patches, enforced] = run("yoco_child.py", folder, patches, what)["rounds"]
+        found[patches, enforced] = run_rounds(folder, patches, what)["rounds"]
     right = found["none", False]
     shipped = [worst_error(plain, other) for plain, other in zip(right, found["none", True], strict=True)]
     fixed = [worst_error(plain, other) for plain, other in zip(right, found["piecewise-ple", True], strict=True)]
@@ -126,25 +134,23 @@ def test_pictures(tmp_path):
     paths = [str(tmp_path / f"{number}.png") for number in range(len(PICTURES))]
     for seed, (path, size) in enumerate(zip(paths, PICTURES, strict=True)):
         picture(*size, seed).save(path)
-    what = {
-        "engine": ENGINE | {"model_path": str(toy), "mm_attention_backend": "triton_attn"} | PIECEWISE,
-        "batches": [
-            [{"text": "<|image|> bal bel <|image|> bil", "images": paths[:2]}],
-            [
-                {"text": "bal <|image|>", "images": paths[2:3]},
-                {"text": "bal bel <|image|> <|image|>", "images": paths[2:4]},
-            ],
+    batches = {
+        "one": [{"text": "<|image|> bal bel <|image|> bil", "images": paths[:2]}],
+        "two": [
+            {"text": "bal <|image|>", "images": paths[2:3]},
+            {"text": "bal bel <|image|> <|image|>", "images": paths[2:4]},
         ],
-        "new_tokens": 1,
     }
+    engine = ENGINE | {"model_path": str(toy), "mm_attention_backend": "triton_attn"} | PIECEWISE
+    what = vision_load.spec_of(engine, batches.values(), new_tokens=1)
     found = {}
     for patches in ("none", EAGER, "default", f"{EAGER},vision-hf-exact"):
         folder = tmp_path / patches.replace(",", "-")
         folder.mkdir()
-        found[patches] = run("vision_child.py", folder, patches, what)
+        found[patches] = vision_load.read(batches, run(folder, patches, what))
     for name in list(found)[1:]:
-        for plain, ours in zip(found["none"]["batches"], found[name]["batches"], strict=True):
-            for one, other in zip(plain["answers"], ours["answers"], strict=True):
+        for batch in batches:
+            for one, other in zip(found["none"][batch]["answers"], found[name][batch]["answers"], strict=True):
                 assert "tokens" in one, one
                 assert "tokens" in other, other
                 if "vision-hf-exact" not in name:

@@ -9,7 +9,7 @@ import torch
 
 from gemma4_dumps.reader import read_dump
 from gemma4_runtime.errors import TrappedViolation
-from slot_list_runner import FULL, PAGE, SLIDING, SWA_SLOTS, Runner, attention, batch, found_in, rows_of, slots_of
+from slot_list_backends import FULL, PAGE, SLIDING, SWA_SLOTS, Runner, attention, batch, found_in, rows_of, slots_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.releases("0.5.13.post1")]
 

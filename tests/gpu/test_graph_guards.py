@@ -68,15 +68,8 @@ def run(tmp_path):
         prompts = [[2, *range(20 + i, 20 + i + 400)] for i in range(8)]
         prompts = [[token % 490 + 10 for token in prompt] for prompt in prompts]
         settings = {"HF_HUB_OFFLINE": "1"} | environment
-        return engine_process.run_engine(
-            tmp_path,
-            settings,
-            START_LIMIT_S,
-            engines=[arguments],
-            prompts=prompts,
-            new_tokens=200,
-            each_alone=each_alone,
-        )
+        spec = engine_process.prompts_spec([arguments], prompts, new_tokens=200, each_alone=each_alone)
+        return engine_process.answers_only(engine_process.run_fresh(tmp_path, settings, START_LIMIT_S, spec))
 
     return run_once
 

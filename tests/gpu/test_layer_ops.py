@@ -63,12 +63,12 @@ def ran(request, tmp_path_factory):
     sets = [every] if mode == "piecewise" else sets
     runs = {}
     for patches in [(), every] if mode == "piecewise" else [every]:
-        done = engine_process.run_child(
-            "layer_ops_child.py",
+        done = engine_process.run_fresh(
             tmp_path_factory.mktemp("layer-ops"),
             {"HF_HUB_OFFLINE": "1", "GEMMA4_TRIAGE_PATCHES": ",".join((*patches, *ALWAYS))},
             400,
             {
+                "task": "layer_op_parity:run_sets",
                 "engine": ENGINE | MODES[mode] | {"model_path": str(toy_path(toy))},
                 "prompts": PROMPTS,
                 "new_tokens": NEW_TOKENS,

@@ -15,7 +15,7 @@ from gemma4_repro.toys.locate import toy_path
 from gemma4_triage.logs.source import Source
 from gemma4_triage.step_profile.trace_file import TraceFile
 from gemma4_triage.step_profile.trace_tables import read_tables
-from lifecycle_load import constrained, mixed_requests
+from lifecycle import constrained, load_of, mixed_requests
 
 pytestmark = [pytest.mark.gpu, pytest.mark.releases("0.5.13.post1")]
 
@@ -69,9 +69,9 @@ SIDES = {
 LIMIT_S = 300
 
 
-def start(script, folder, environment, spec):
+def start(folder, environment, arm):
     folder.mkdir()
-    return engine_process.run_child(script, folder, environment, LIMIT_S, spec)
+    return engine_process.run_fresh(folder, environment, LIMIT_S, {"arms": [arm]})
 
 
 def succeeded(done):
@@ -79,24 +79,24 @@ def succeeded(done):
     return done
 
 
-def run(script, folder, environment, spec):
-    return succeeded(start(script, folder, environment, spec))
+def run(folder, environment, arm):
+    """Return what the arm gave and the log."""
+    done = succeeded(start(folder, environment, arm))
+    return done.outputs[0], done.log
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """served(side) -> [{tokens, meta} per prompt]; each engine once."""
+    """Return a function of a side to [{tokens, meta} per prompt], which starts each engine once."""
     folder, found = tmp_path_factory.mktemp("sides"), {}
 
     def serve(side):
         if side not in found:
             environment, changes = SIDES[side]
-            spec = {"engines": [ENGINE | changes], "prompts": PROMPTS, "new_tokens": NEW_TOKENS}
+            arm = {"engine": ENGINE | changes, "loads": [{"prompts": PROMPTS, "new_tokens": NEW_TOKENS}]}
             # Kept before it is looked at: an engine that fails is not started once more for the next test.
-            found[side] = start(
-                "engine_child.py", folder / side.replace(", ", "-").replace(" ", "-"), environment, spec
-            )
-        return succeeded(found[side]).outputs[0]
+            found[side] = start(folder / side.replace(", ", "-").replace(" ", "-"), environment, arm)
+        return succeeded(found[side]).outputs[0]["loads"][0]
 
     return serve
 
@@ -112,11 +112,11 @@ def test_greedy_tokens_are_those_without_mtp(served, side):
 def test_requests_that_begin_alike_in_one_prefill_keep_their_keys(tmp_path, changes):
     """What all but the first have of the prefix is freed while the next step reads; see schedule_stream.py."""
     alike = [prompt for prompt in held_out_prompts(8, 90, seed=8) for _ in range(8)]
-    spec = {"prompts": alike, "new_tokens": NEW_TOKENS}
+    load = {"prompts": alike, "new_tokens": NEW_TOKENS}
     found = []
     for name, environment, more in (("none", V1, {}), ("overlap", V2, MTP | changes)):
-        done = run("engine_child.py", tmp_path / name, environment, spec | {"engines": [ENGINE | more]})
-        found.append([one["tokens"] for one in done.outputs[0]])
+        served, _ = run(tmp_path / name, environment, {"engine": ENGINE | more, "loads": [load]})
+        found.append([one["tokens"] for one in served["loads"][0]])
     wanted, answers = found
     assert all(tokens == wanted[8 * (number // 8)] for number, tokens in enumerate(wanted))
     assert answers == wanted
@@ -142,12 +142,12 @@ def test_a_mixed_load_leaves_nothing_behind(tmp_path, changes):
         "SGLANG_TEST_RETRACT_INTERVAL": "7",
     }
     engine = ENGINE | MTP | changes | {"max_running_requests": 6, "chunked_prefill_size": 64, "log_level": "info"}
-    spec = {"engine": engine, "rounds": [{"requests": load, "concurrency": 8, "flush_every": 10}]}
-    done = run("lifecycle_child.py", tmp_path / "life", environment, spec)
-    assert exceptions_in(done.log.splitlines()) == ()
-    assert done.log.count("Testing retraction") > 5
-    assert done.outputs["idle"]["leak_checker_ran"]
-    assert done.outputs["idle"]["used_tokens_after_flush"] == 0
+    arm = {"engine": engine, "loads": [load_of(load, concurrency=8, flush_every=10)], "idle": True}
+    served, log = run(tmp_path / "life", environment, arm)
+    assert exceptions_in(log.splitlines()) == ()
+    assert log.count("Testing retraction") > 5
+    assert served["idle"]["leak_checker_ran"]
+    assert served["idle"]["used_tokens_after_flush"] == 0
     folders = [path.name for path in (tmp_path / "life" / "dumps").iterdir()]
     assert sorted(folders) == ["audits", "guards"], "and no dump"
     tallies = [json.loads(path.read_text()) for path in (tmp_path / "life" / "dumps" / "audits").iterdir()]
@@ -155,16 +155,17 @@ def test_a_mixed_load_leaves_nothing_behind(tmp_path, changes):
 
 
 def traced(folder, environment, changes):
-    """(verifications, trace) of one request."""
+    """Return (verifications, trace) of one request."""
     traces = folder / "traces"
-    spec = {"engine": ENGINE | changes, "prompt": PROMPTS[0], "new_tokens": 200, "traces": str(traces)}
-    done = run("sync_count_child.py", folder, environment, spec)
+    load = {"prompts": PROMPTS[:1], "new_tokens": 200}
+    profiled = load | {"serve": "engine_child:serve_profiled", "traces": str(traces)}
+    found, _ = run(folder, environment, {"engine": ENGINE | changes, "loads": [load, profiled]})
     (path,) = traces.rglob("*.trace.json.gz")
-    return done.outputs["verify_rounds"], TraceFile(Source(str(path)))
+    return found["loads"][1][0]["meta"]["spec_verify_ct"], TraceFile(Source(str(path)))
 
 
 def waits_by_round(trace):
-    """How often the scheduler's host waits for the device, by call, in each round from the second draft to the last."""
+    """Return how often the scheduler's host waits for the device, by call, in each round but the first."""
     tables = read_tables(trace.events())
     begins = [span.start_us for span in tables.spans if span.name.startswith("step[DRAFT_LOOP") and span.device is None]
     return [
@@ -193,7 +194,7 @@ WAITING = {
 
 @pytest.fixture(scope="module")
 def waits(tmp_path_factory):
-    """waits(side) -> [{call: how often} per verification]; all engines are started at once."""
+    """Return a function of a side to [{call: how often} per verification]; all engines are started at once."""
     folder = tmp_path_factory.mktemp("waits")
 
     def watch(side):

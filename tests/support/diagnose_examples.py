@@ -1,21 +1,26 @@
-"""Incidents for the tests of diagnosis: the corpus' own dumps, and such with a few fields changed."""
+"""Incidents for the tests of diagnosis, dumps of the corpus and such with a few fields changed, and their evidence."""
 
+import json
+import re
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from safetensors.numpy import load_file
+
 from gemma4_dumps.reader import Dump, read_dump
 from gemma4_dumps.schema import FileRecord, Layer, Offence
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident, Ledger
-from gemma4_triage.finding import Finding
+from gemma4_triage.finding import Evidence, Finding
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.read import read_log
 
 ROOT = Path(__file__).parents[2]
 CORPUS = ROOT / "tests" / "data" / "corpus_dumps"
 LEAK_SAMPLE = "20261121T133240.124588Z_vm_r0_p8843_leak-audit_0001"
+_ENTRY = re.compile(r"(\w+)\[([\d, ]+)\]")
 
 
 def evidence_text(found: Iterable[tuple[str, Sequence[Finding]]]) -> str:
@@ -26,6 +31,34 @@ def evidence_text(found: Iterable[tuple[str, Sequence[Finding]]]) -> str:
             lines.append(f"{case}: {finding.rule}, {finding.confidence.name}")
             lines += [f"  {piece.field} = {piece.value}" for piece in finding.evidence]
     return "\n".join(lines) + "\n"
+
+
+def stands_there(evidence: Evidence, root: Path) -> bool:
+    """Return whether the named field of the named source below `root` holds `evidence.value`: no reader is asked."""
+    dump = root / evidence.source
+    if not dump.is_dir():
+        (file,) = root.rglob(evidence.source)
+        return _same(_dotted(json.loads(file.read_text()), evidence.field), evidence.value)
+    entry = _ENTRY.fullmatch(evidence.field)
+    if entry is not None:
+        index = tuple(int(number) for number in entry[2].split(","))
+        return _same(load_file(dump / "tensors.safetensors")[entry[1]][index].item(), evidence.value)
+    if evidence.field.startswith("events."):
+        events = [json.loads(line) for line in (dump / "events.jsonl").read_text().splitlines()]
+        return _same(_dotted(events, evidence.field.removeprefix("events.")), evidence.value)
+    return _same(_dotted(json.loads((dump / "manifest.json").read_text()), evidence.field), evidence.value)
+
+
+def _dotted(fields: Any, path: str) -> Any:
+    for name in path.split("."):
+        fields = fields[int(name)] if isinstance(fields, list) else fields.get(name)
+        if fields is None:
+            break
+    return fields
+
+
+def _same(found: Any, claimed: Any) -> bool:
+    return type(found) is type(claimed) and found == claimed
 
 
 def corpus_dump(case: str, verdict: str) -> Dump:

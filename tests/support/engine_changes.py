@@ -1,14 +1,37 @@
-"""What a child's `before` changes in SGLang's engine, so that it goes wrong where a test wants it to."""
+"""What an engine's `before` changes in SGLang, so that it goes wrong, or its way, where a test wants it to."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from gemma4_runtime.release.requests import held
-from lifecycle_child import retract_often
+from gemma4_runtime.releases import BASE, installed_or_base
+from gemma4_runtime.targets import dotted_path
 
 AT_STEP = 6
 FAR_AWAY = 1 << 20
+SOUND_DRAFTS = 20
+LOST = "lost"
+POOL_BYTES = "POOL_BYTES"
+"""The variable that `fix_pool_bytes` reads."""
+
+
+def fix_pool_bytes() -> None:
+    """Let SGLang find as many bytes for its pools as the variable POOL_BYTES says."""
+    from sglang.srt.model_executor.model_runner_kv_cache_mixin import ModelRunnerKVCacheMixin
+
+    ModelRunnerKVCacheMixin._profile_available_bytes = lambda *_: int(os.environ[POOL_BYTES])
+
+
+def silence_triton() -> None:
+    """Let Triton's attention say zeros: interpreted, its kernels take seconds a step. What it says changes no pool."""
+    from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
+
+    def attend(backend, q, k, v, layer, forward_batch, **kwargs):
+        return q.new_zeros(q.shape[0], layer.tp_q_head_num * layer.v_head_dim)
+
+    TritonAttnBackend.forward_extend = TritonAttnBackend.forward_decode = attend
 
 
 def halve_draft_pool() -> None:
@@ -28,6 +51,43 @@ def halve_draft_pool() -> None:
         original(self, *args)
 
     ModelRunner.init_memory_pool = init_memory_pool
+
+
+def bind_draft_a_layer_before() -> None:
+    """Bind the draft's first sliding layer to the target's sliding layer before the right one."""
+    _after_binding(lambda attention: setattr(attention, "layer_id", attention.layer_id - 1))
+
+
+def widen_draft_window() -> None:
+    """Show the draft's first sliding layer one key more than all others."""
+    _after_binding(lambda attention: setattr(attention, "sliding_window_size", attention.sliding_window_size + 1))
+
+
+def _after_binding(spoil) -> None:
+    from sglang import __version__
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def after(result, worker, *args, **kwargs) -> None:
+        spoil(worker.draft_model_runner.model.model.layers[0].self_attn.attn)
+
+    HookRegistry.register(dotted_path(__version__, "mtp.bind_context"), after, HookType.AFTER)
+
+
+def bind_draft_to_first_layer_later() -> None:
+    """Bind the draft's sliding layers to the target's first one in the middle of the load, as a stray write would."""
+    from sglang import __version__
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    forwards = 0
+
+    def before(worker, *args, **kwargs) -> None:
+        nonlocal forwards
+        forwards += 1
+        for layer in worker.draft_model_runner.model.model.layers if forwards == SOUND_DRAFTS else ():
+            attention = layer.self_attn.attn
+            attention.layer_id = 0 if attention.sliding_window_size > 0 else attention.layer_id
+
+    HookRegistry.register(dotted_path(__version__, "mtp.draft"), before, HookType.BEFORE)
 
 
 def overwrite_row() -> None:
@@ -93,6 +153,14 @@ def _mix_rows(ready: Any, column: Any) -> None:
     Scheduler.process_batch_result = process_batch_result
 
 
+def retract_often() -> None:
+    """Retract a request every few steps. SGLang reads its own variables for that when it is imported."""
+    from sglang.srt.managers import scheduler
+
+    scheduler.TEST_RETRACT = True
+    scheduler.TEST_RETRACT_INTERVAL = 7
+
+
 def retract_while_decodes_are_clamped() -> None:
     """Retract a request every few steps, and let all decodes of all requests read a page that is not there."""
     retract_often()
@@ -110,3 +178,70 @@ def retract_while_decodes_are_clamped() -> None:
         metadata.swa_page_table.scatter_(1, last[:, None], pages_in_buffer)
 
     TRTLLMHAAttnBackend.init_forward_metadata = point_past_the_end  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def lose_what_requests_ask() -> None:
+    """Run a step of requests with the custom parameter `lost` without what that names, and then give it back.
+
+    `orchestrator`: on the copy that SGLang isolates forwards with, whose penalties are summed up, this round's bonus
+    tokens counted. `sampling_info`: without any.
+    """
+    from sglang.srt.speculative.frozen_kv_mtp_worker import FrozenKVMTPWorker
+
+    original = FrozenKVMTPWorker.forward_batch_generation
+
+    def generate(worker: Any, batch: Any) -> Any:
+        whole = batch.sampling_info
+        lost = {(request.sampling_params.custom_params or {}).get(LOST) for request in batch.reqs}
+        if not batch.forward_mode.is_decode() or lost == {None}:
+            return original(worker, batch)
+        (lost,) = lost
+        if lost == "orchestrator":
+            whole.penalizer_orchestrator.cumulate_output_tokens(batch.spec_info.bonus_tokens)
+        batch.sampling_info = whole.copy_for_forward() if lost == "orchestrator" else None
+        try:
+            return original(worker, batch)
+        finally:
+            batch.sampling_info = whole
+
+    FrozenKVMTPWorker.forward_batch_generation = generate  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def plant_leak() -> None:
+    """Let the second request that ends free nothing of what it holds beyond the prefix cache."""
+    if installed_or_base() != BASE:
+        plant_leak_in_unified_cache()
+        return
+    from sglang.srt.mem_cache.swa_radix_cache import SWARadixCache
+
+    original = SWARadixCache.cache_finished_req
+    ended = []
+
+    def lose_tail(cache, req, is_insert=True):
+        ended.append(req.rid)
+        if len(ended) != 2:
+            original(cache, req, is_insert=is_insert)
+            return
+        allocator = cache.token_to_kv_pool_allocator
+        allocator.free = lambda slots: None
+        try:
+            original(cache, req, is_insert=is_insert)
+        finally:
+            del allocator.free
+
+    SWARadixCache.cache_finished_req = lose_tail
+
+
+def plant_leak_in_unified_cache() -> None:
+    """Do as `plant_leak` where a release hands the rest of a row to the cache's `free_kv_row`."""
+    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+    original = UnifiedRadixCache.free_kv_row
+    ended = []
+
+    def lose_tail(cache, record, ranges, *args, **kwargs):
+        ended.append(record.req_pool_idx)
+        if len(ended) != 2:
+            original(cache, record, ranges, *args, **kwargs)
+
+    UnifiedRadixCache.free_kv_row = lose_tail

@@ -1,6 +1,6 @@
-"""What a child's `before` puts on record while its engine serves, and what a test reads of it.
+"""What an engine's `before` puts on record while the engine serves, and what a test reads of it.
 
-Each record is a line of JSON in the file that the variable FILE names; a child keeps one kind of record.
+Each record is a line of JSON in the file that the variable FILE names; an engine keeps one kind of record.
 """
 
 import functools
@@ -90,11 +90,59 @@ def record_length_bounds() -> None:
     mtp_v2_lengths.bounded = bounded
 
 
+def record_pool_use() -> None:
+    """Record what of the sliding-window pool is in use after each step.
+
+    One line per step: {mode: the forward's, swa: tokens in use as SGLang counts them, running: requests, retracted: how
+    often any has been}.
+    """
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from gemma4_runtime.targets import dotted_path
+
+    retractions: dict[str, int] = {}
+
+    def after(result: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        retractions.update({request.rid: request.retraction_count for request in batch.reqs})
+        line = {
+            "mode": batch.forward_mode.name,
+            "swa": scheduler.pool_stats_observer.get_pool_stats().swa_num_used,
+            "running": len(scheduler.running_batch.reqs),
+            "retracted": sum(retractions.values()),
+        }
+        _write([line])
+
+    HookRegistry.register(dotted_path("0.5.13.post1", "scheduler.run_batch"), after, HookType.AFTER)
+
+
+def record_frames_of_calls() -> None:
+    """Record how many frames each call of the vision tower's layers has: {frames}."""
+    from sglang.srt.models.gemma4_vision import Gemma4VisionTransformer
+
+    original = Gemma4VisionTransformer.forward
+
+    def forward(tower: Any, inputs_embeds: Any, attention_mask: Any, patch_positions: Any) -> Any:
+        _write([{"frames": len(inputs_embeds)}])
+        return original(tower, inputs_embeds, attention_mask, patch_positions)
+
+    Gemma4VisionTransformer.forward = forward
+
+
+def record_file() -> Path:
+    """Return the file of this engine's records."""
+    return Path(os.environ[FILE])
+
+
+def forget() -> None:
+    """Empty the file of this engine's records."""
+    record_file().write_text("")
+
+
 def read(path: Path) -> list[dict[str, Any]]:
     """Return the records as they were written."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def _write(rows: Iterable[dict[str, Any]]) -> None:
-    with Path(os.environ[FILE]).open("a") as file:
+    with record_file().open("a") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)

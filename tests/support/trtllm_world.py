@@ -10,7 +10,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from gemma4_runtime.indices import owner
 from published import IN_A_CONTEXT, bind, translator_of
-from slot_list_runner import FULL, PAGE, SLIDING, allocate, use_up_full_pages
+from slot_list_backends import FULL, PAGE, SLIDING, allocate, use_up_full_pages
 
 STAND_INS = ("host-paged-attention", "host-alloc-kernels")
 

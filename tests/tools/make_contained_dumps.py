@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine_child import generate_each
+from engine_child import generate
 from engine_process import HOST
 from gemma4_repro.toys.language import held_out_prompts
 from toy_arguments import ENGINE, MTP
@@ -54,7 +54,7 @@ def serve(load: Load) -> None:
     engine = Engine(**ENGINE, **MTP)
     prompts = iter(held_out_prompts(sum(map(len, load.rounds)), 60, 5))
     for lengths in load.rounds:
-        generate_each(engine, {"prompts": [next(prompts)[:n] for n in lengths], "new_tokens": NEW_TOKENS})
+        generate(engine, [next(prompts)[:n] for n in lengths], NEW_TOKENS, each_alone=True)
         time.sleep(IDLE_S)
     engine.shutdown()
 

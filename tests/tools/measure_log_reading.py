@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
-from serving_log_lines import decode, prefill, stamp
+from made_logs import decode, prefill, stamp
 
 PERIOD_S = 20000  # of the server's clock, in one block
 

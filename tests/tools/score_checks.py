@@ -19,8 +19,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
-from made_logs import found_in, started
-from serving_log_lines import death, stamp, steady
+from made_logs import death, found_in, stamp, started, steady
 
 FLOOR = ("other-crash", "unexplained-line")
 _STARTS = (

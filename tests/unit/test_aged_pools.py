@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
-from small_swa_pools import extend, make_allocator
 
 from gemma4_runtime import current
 from gemma4_runtime.errors import SettingsError
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import read_settings
+from swa_pools import extend, make_allocator
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from serving_log_lines import death, decode, prefill, retraction, stamp
 
 from gemma4_triage.logs.batch_line import find_batch
 from gemma4_triage.logs.batch_table import VALUES, TableReader, single, time_code, time_text
 from gemma4_triage.logs.lines import Block
 from gemma4_triage.logs.read import read_log
 from gemma4_triage.logs.stamp import StampReader
+from made_logs import death, decode, prefill, retraction, stamp
 
 SAMPLES = sorted((Path(__file__).parents[1] / "data" / "logs").glob("*.log"))
 LINES = [

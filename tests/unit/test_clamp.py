@@ -9,9 +9,8 @@ from sglang.srt.disaggregation.utils import FAKE_BOOTSTRAP_HOST
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs
-from slot_list_backends import triton_backends
 
-import slot_list_runner
+import slot_list_backends
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_repro.toys.locate import toy_path
@@ -24,6 +23,7 @@ from gemma4_runtime.indices import report
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import read_settings
 from gemma4_runtime.steps import Concerned, Running, Step
+from slot_list_backends import triton_backends
 from trtllm_world import PAGE, STAND_INS, batch, build, fill, trtllm_backend
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
@@ -144,11 +144,11 @@ def test_a_drafts_candidates_are_rows_of_one_request(attach, swa_allocator, mark
     attach("off", "clamp", "host-alloc-kernels")
     with triton_backends(swa_allocator, monkeypatch) as make, Running(step := Step(7, (request("a"), request("b")))):
         backend = make(is_draft_worker=True, topk=2)
-        slot_list_runner.fill(backend, [100, 100])
-        table = slot_list_runner.rows_of(backend)
+        slot_list_backends.fill(backend, [100, 100])
+        table = slot_list_backends.rows_of(backend)
         # Before the window: one read per row, by a full layer.
         table[1, 3] = table[2, 3] = table[2, 5] = -1
-        backend.init_forward_metadata(slot_list_runner.batch([100] * 4, rows=[1, 1, 2, 2]))
+        backend.init_forward_metadata(slot_list_backends.batch([100] * 4, rows=[1, 1, 2, 2]))
         step.settle()
     marks.outputs(sent := payload(a=0, b=0))
     assert {name: mark["clamped_entries"] for name, mark in marks_of(sent).items()} == {"a": 2, "b": 4}

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dump_examples import seed_bug_draft
-from file_changes import flip
 
+from dump_examples import flip, seed_bug_draft
 from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.store import DumpStore
 

@@ -4,9 +4,9 @@ import json
 from xml.etree import ElementTree
 
 import pytest
-from dump_examples import seed_bug_draft
 
 from bench_examples import FACTORS, HOOKS_US, INSTALLATION, PROJECT, probes_document
+from dump_examples import seed_bug_draft
 from gemma4_dumps.writer import write_dump
 from gemma4_repro.bench.arms import ARMS, choose
 from gemma4_triage.cli import bench_probes

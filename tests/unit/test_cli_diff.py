@@ -5,10 +5,9 @@ import shutil
 
 import numpy as np
 import pytest
-from big_dumps import measured_cli, sparse_dump
-from dump_examples import seed_bug_draft
-from file_changes import flip, renew_hashes
 
+from big_dumps import measured_cli, sparse_dump
+from dump_examples import flip, renew_hashes, seed_bug_draft
 from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.schema import Provenance
 from gemma4_dumps.store import DumpStore

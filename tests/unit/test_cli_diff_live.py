@@ -9,8 +9,8 @@ from importlib.metadata import PackageNotFoundError
 
 import numpy as np
 import pytest
-from dump_examples import seed_bug_draft
 
+from dump_examples import seed_bug_draft
 from gemma4_dumps.store import DumpStore
 from gemma4_repro.engine import readiness
 from gemma4_repro.engine.outcome import Ending

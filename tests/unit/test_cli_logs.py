@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from serving_log_lines import steady
+
+from made_logs import steady
 
 SAMPLES = Path(__file__).parents[1] / "data" / "logs"
 SCRIPT = Path(__file__).parents[1] / "tools" / "measure_log_reading.py"

@@ -6,9 +6,8 @@ from pathlib import Path
 from shutil import copytree
 
 import pytest
-from file_changes import flip
-from replay_dumps import offence, paged_draft
 
+from dump_examples import flip, offence, paged_draft
 from gemma4_dumps.store import DumpStore
 from gemma4_triage.cli import app
 

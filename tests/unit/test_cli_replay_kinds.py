@@ -5,8 +5,8 @@ from pathlib import Path
 from shutil import copytree
 
 import pytest
-from file_changes import flip, renew_hashes
 
+from dump_examples import flip, renew_hashes
 from gemma4_triage.cli import app
 
 CORPUS = Path(__file__).parents[1] / "data" / "corpus_dumps"

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from diagnose_examples import altered, of
-from evidence_lookup import stands_there
+from diagnose_examples import altered, of, stands_there
 from gemma4_dumps.audit_findings import TABLE
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.store import DumpStore

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from diagnose_examples import evidence_text
-from evidence_lookup import stands_there
+from diagnose_examples import evidence_text, stands_there
 from gemma4_dumps.store import DumpStore
 from gemma4_dumps.verify import verify_dump
 from gemma4_repro.corpus.clean import CLEAN

@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serving_log_lines import death, decode, prefill, stamp, steady
 
 from diagnose_examples import CORPUS, OTHERS, ROOT, altered, corpus_dump, crash_log, guards_only, of
 from gemma4_dumps.store import DumpStore
@@ -19,6 +18,7 @@ from gemma4_triage.finding import Confidence, Evidence, Finding, Kind
 from gemma4_triage.logs.catalog import findings
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.read import read_log
+from made_logs import death, decode, prefill, stamp, steady
 
 ILLEGAL = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
 LEAK = "ValueError: pool memory leak detected! [swa] total=1024, available=752, evictable=256, protected=0"

@@ -10,19 +10,19 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from dump_examples import seed_bug_draft
 
+from dump_examples import seed_bug_draft
 from gemma4_dumps.caps import StoreCaps
 from gemma4_dumps.reader import verify_dump
 from gemma4_dumps.store import DumpStore
 
-HERE = Path(__file__).parent
+SUPPORT = Path(__file__).parents[1] / "support"
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def child(*words: object) -> str:
     done = subprocess.run(
-        [sys.executable, HERE / "dump_writer_child.py", *map(str, words)],
+        [sys.executable, SUPPORT / "dump_writer_child.py", *map(str, words)],
         capture_output=True,
         text=True,
         env=ENVIRONMENT,
@@ -48,7 +48,7 @@ def test_killed_by_the_clock(tmp_path):
     code = "from dump_writer_child import *\nwhile True: write(Path(sys.argv[1]))"
     random_ = random.Random(0)
     for _ in range(8):
-        with subprocess.Popen([sys.executable, "-c", code, tmp_path], cwd=HERE, env=ENVIRONMENT) as writer:
+        with subprocess.Popen([sys.executable, "-c", code, tmp_path], cwd=SUPPORT, env=ENVIRONMENT) as writer:
             before = len(DumpStore(tmp_path).names())
             while len(DumpStore(tmp_path).names()) == before == 0:
                 time.sleep(0.01)

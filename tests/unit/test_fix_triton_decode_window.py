@@ -6,9 +6,8 @@ That the engine then agrees with transformers is shown in tests/engine/test_diff
 import pytest
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from slot_list_backends import triton_backends
 
-from slot_list_runner import PAGE, WINDOW, batch, extend, fill, replay_batch, slots_of
+from slot_list_backends import PAGE, WINDOW, batch, extend, fill, replay_batch, slots_of, triton_backends
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_swa_pools import extend, make_allocator
+
+from swa_pools import extend, make_allocator
 
 pytestmark = pytest.mark.releases("0.5.13.post1")
 

@@ -1,11 +1,11 @@
 """The floor under "no findings": what says that something failed is told; what a healthy server writes is not."""
 
 import pytest
-from serving_log_lines import death, decode, prefill, stamp
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.catalog import findings
 from gemma4_triage.logs.read import read_log
+from made_logs import death, decode, prefill, stamp
 
 SIGQUIT = f"{stamp(9)} SIGQUIT received. signum=None, frame=None. It usually means one child failed.\n"
 ALARMS = {

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from serving_log_lines import death, decode, prefill, retraction, stamp, steady
 
 from gemma4_triage.errors import UsageMistake
 from gemma4_triage.logs.batch_line import find_batch
@@ -23,6 +22,7 @@ from gemma4_triage.logs.series import COLUMNS
 from gemma4_triage.logs.source import Source
 from gemma4_triage.report.logs_document import logs_document
 from gemma4_triage.sparkline import sparkline
+from made_logs import death, decode, prefill, retraction, stamp, steady
 
 SAMPLES = sorted((Path(__file__).parents[1] / "data" / "logs").glob("*.log"))
 TEXTS = [path.read_bytes() for path in SAMPLES]

@@ -3,8 +3,6 @@
 from pathlib import Path
 
 import pytest
-from made_logs import ASSERTION, ILLEGAL, MADE, TRACEBACK, found_in, only, started
-from serving_log_lines import death, decode, prefill, retraction, stamp, steady
 
 from command_line import parse_command
 from gemma4_runtime.errors import TrappedViolation
@@ -14,6 +12,21 @@ from gemma4_triage.logs.catalog import ENDINGS, LOADS, findings
 from gemma4_triage.logs.read import read_source
 from gemma4_triage.logs.rules import known_issue, other_crash, refused_by_check, unexplained_line
 from gemma4_triage.logs.source import Source
+from made_logs import (
+    ASSERTION,
+    ILLEGAL,
+    MADE,
+    TRACEBACK,
+    death,
+    decode,
+    found_in,
+    only,
+    prefill,
+    retraction,
+    stamp,
+    started,
+    steady,
+)
 
 SAMPLES = Path(__file__).parents[1] / "data" / "logs"
 

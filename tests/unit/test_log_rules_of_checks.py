@@ -4,10 +4,9 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from made_logs import found_in, only, started
-from serving_log_lines import death, stamp, steady
 
 from gemma4_triage.finding import Confidence
+from made_logs import death, found_in, only, stamp, started, steady
 from score_checks import judged, reports
 
 RULE = "refused-by-check"

@@ -1,12 +1,11 @@
 """What findings on the end of a server say beyond their rule: numbers, switches by name, and who waits for whom."""
 
 import pytest
-from made_logs import CANARY, COLLECTIVE, MADE, found_in, only, started
-from serving_log_lines import death, decode, stamp
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.catalog import findings
 from gemma4_triage.logs.read import read_log
+from made_logs import CANARY, COLLECTIVE, MADE, death, decode, found_in, only, stamp, started
 
 
 class TestWhatIsComputed:

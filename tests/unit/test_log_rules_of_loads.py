@@ -1,8 +1,8 @@
 """What a log says of how a server served, and of starts that were ended: where each rule is silent."""
 
 import pytest
-from made_logs import MADE, found_in, only, starved
-from serving_log_lines import death, decode, prefill, stamp, steady
+
+from made_logs import MADE, death, decode, found_in, only, prefill, stamp, starved, steady
 
 READY = f"{stamp(300)} The server is fired up and ready to roll!\n"
 

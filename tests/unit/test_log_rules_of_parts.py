@@ -1,10 +1,9 @@
 """What a log says of parts around the scheduler, and of failures that a server survives: each once, and once silent."""
 
 import pytest
-from made_logs import ASSERTION, BOOTSTRAP, found_in, started
-from serving_log_lines import death, decode, prefill, stamp, steady
 
 from gemma4_triage.finding import Confidence
+from made_logs import ASSERTION, BOOTSTRAP, death, decode, found_in, prefill, stamp, started, steady
 
 
 def answer(second, what, status):

@@ -1,8 +1,8 @@
 """What findings say of starts that fail: the GPU, its driver, the system's libraries, the disk and the network."""
 
 import pytest
-from made_logs import MADE, TRACEBACK, found_in, only, started
-from serving_log_lines import death, decode, stamp
+
+from made_logs import MADE, TRACEBACK, death, decode, found_in, only, stamp, started
 
 CAPTURE = "Exception: Capture cuda graph failed: "
 NO_IMAGE = "RuntimeError: RMSNorm failed with error code no kernel image is available for execution on the device"

@@ -3,12 +3,12 @@
 import json
 
 import pytest
-from serving_log_lines import decode
 
 from gemma4_triage.logs.catalog import findings
 from gemma4_triage.logs.read import read_log
 from gemma4_triage.logs.started import _PARSERS
 from gemma4_triage.logs.suspects import MOST_SHOWN, PARTS, of_files, suspects
+from made_logs import decode
 
 GEMMA = "model_path='google/gemma-4-E4B-it', tool_call_parser='gemma4', reasoning_parser='gemma4'"
 

@@ -6,10 +6,9 @@ import pytest
 import torch
 from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from slot_list_backends import triton_backends
 
 from gemma4_runtime.mtp_v2.draft_worker import FrozenKVMTPDraftWorkerV2
-from slot_list_runner import batch, fill
+from slot_list_backends import batch, fill, triton_backends
 from trtllm_world import trtllm_backend
 
 pytestmark = pytest.mark.releases("0.5.13.post1")

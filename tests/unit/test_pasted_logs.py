@@ -8,7 +8,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from serving_log_lines import decode
 
 from clean_logs import CLEAN
 from gemma4_triage.errors import UsageMistake
@@ -17,6 +16,7 @@ from gemma4_triage.logs.catalog import findings
 from gemma4_triage.logs.read import MAX_RANKS, read_log, read_source
 from gemma4_triage.logs.source import Source
 from log_wrappers import WRAPPERS
+from made_logs import decode
 
 SAMPLES = {path.stem: path.read_text() for path in (Path(__file__).parents[1] / "data" / "logs").glob("*.log")}
 

@@ -9,15 +9,15 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative.frozen_kv_mtp_info import FrozenKVMTPVerifyInput
 from sglang.srt.speculative.spec_info import SpecInputType
-from slot_list_backends import KEPT, flashinfer_backends
 
 from gemma4_dumps.reader import read_dump
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.indices.flashinfer import flashinfer_build
-from slot_list_runner import (
+from slot_list_backends import (
     ATTACHED,
     DECODE_USES,
     FULL_SLOTS,
+    KEPT,
     PAGE,
     SLIDING,
     SWA_SLOTS,
@@ -27,6 +27,7 @@ from slot_list_runner import (
     capture_batch,
     extend,
     fill,
+    flashinfer_backends,
     found_in,
     replay_batch,
     rows_of,

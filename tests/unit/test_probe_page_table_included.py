@@ -5,9 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from slot_list_backends import triton_backends
 
-import slot_list_runner
+import slot_list_backends
 from gemma4_dumps.caps import StoreCaps
 from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.included import KEYS, PAGE_IDS, TOKEN_IDS, TOKEN_INDPTR, TOKEN_ROWS, VALUES
@@ -20,6 +19,7 @@ from gemma4_runtime.probes import page_table
 from gemma4_runtime.steps import Running, Step
 from gemma4_triage.replay.options import ReplayOptions
 from gemma4_triage.replay.run import replay
+from slot_list_backends import triton_backends
 from trtllm_world import FULL, PAGE, SLIDING, STAND_INS, batch, build, fill, trtllm_backend
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
@@ -247,10 +247,10 @@ class TestKeysAndValues:
         attach("trap", "page-table", *STAND_INS)
         with triton_backends(swa_allocator, monkeypatch) as make:
             triton = make()
-            slot_list_runner.fill(triton, [33, 50])
-            swa_allocator.full_to_swa_index_mapping[slot_list_runner.slots_of(triton, 2, 45)] = 65 * PAGE
+            slot_list_backends.fill(triton, [33, 50])
+            swa_allocator.full_to_swa_index_mapping[slot_list_backends.slots_of(triton, 2, 45)] = 65 * PAGE
             with pytest.raises(TrappedViolation) as caught:
-                triton.init_forward_metadata(slot_list_runner.batch([33, 50]))
+                triton.init_forward_metadata(slot_list_backends.batch([33, 50]))
         dump = read_dump(caught.value.dump)
         offence = dump.manifest.offences[0]
         indptr = dump.tensor(f"{offence.table}_indptr")

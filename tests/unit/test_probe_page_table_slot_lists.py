@@ -1,11 +1,10 @@
 """The page-table probe on both backends that read lists of slots: what is the same on Triton and FlashInfer."""
 
 import pytest
-from slot_list_backends import KINDS
 
 from gemma4_dumps.reader import read_dump
 from gemma4_runtime.errors import TrappedViolation
-from slot_list_runner import ATTACHED, FULL, FULL_SLOTS, SWA_SLOTS, batch, fill, found_in, rows_of, slots_of
+from slot_list_backends import ATTACHED, FULL, FULL_SLOTS, KINDS, SWA_SLOTS, batch, fill, found_in, rows_of, slots_of
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 

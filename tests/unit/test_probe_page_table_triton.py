@@ -5,14 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from slot_list_backends import triton_backends
 
 from gemma4_dumps.reader import read_dump
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.indices import owner
 from gemma4_runtime.indices.triton import triton_build
 from gemma4_runtime.probes import page_table_triton
-from slot_list_runner import (
+from slot_list_backends import (
     ATTACHED,
     DECODE_USES,
     FULL,
@@ -27,6 +26,7 @@ from slot_list_runner import (
     fill,
     found_in,
     slots_of,
+    triton_backends,
     uses_of,
 )
 

@@ -4,11 +4,10 @@ import pytest
 import torch
 from sglang.srt.model_executor import cuda_graph_runner
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from slot_list_backends import triton_backends
 
 from gemma4_dumps.reader import read_dump
 from gemma4_runtime.errors import TrappedViolation
-from slot_list_runner import (
+from slot_list_backends import (
     ATTACHED,
     FULL_SLOTS,
     SWA_SLOTS,
@@ -18,6 +17,7 @@ from slot_list_runner import (
     found_in,
     replay_batch,
     slots_of,
+    triton_backends,
 )
 
 pytestmark = pytest.mark.releases("0.5.13.post1")

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from small_swa_pools import FULL_PAGES, SWA_PAGES, OnSmallPools, caught, decode, extend, says
+
+from swa_pools import FULL_PAGES, SWA_PAGES, OnSmallPools, caught, decode, extend, says
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 

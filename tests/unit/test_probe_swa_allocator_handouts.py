@@ -1,13 +1,13 @@
 """What is handed out wrongly, planted on SGLang's own allocator: caught at the call, with its dump."""
 
 import pytest
-from small_swa_pools import FULL_PAGES, PROBE, SWA_PAGES, OnSmallPools, caught, decode, extend, make_allocator, says
 
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_dumps.structures import Structure
 from gemma4_runtime.probes.swa_allocator_state import _BOOKS
 from gemma4_triage.diagnose.hand_out import hand_out_wrong
+from swa_pools import FULL_PAGES, PROBE, SWA_PAGES, OnSmallPools, caught, decode, extend, make_allocator, says
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 

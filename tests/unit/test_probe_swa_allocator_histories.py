@@ -16,11 +16,11 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from small_swa_pools import PROBE, decode, extend, make_allocator
 
 from gemma4_dumps.store import DumpStore
 from gemma4_runtime.checks.slot_ledger import UNKNOWN
 from gemma4_runtime.probes.swa_allocator_state import books_of, free_lists
+from swa_pools import PROBE, decode, extend, make_allocator
 
 pytestmark = pytest.mark.releases("0.5.13.post1")
 

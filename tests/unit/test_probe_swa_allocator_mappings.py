@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from small_swa_pools import OnSmallPools, caught, decode, extend, says
 
 from gemma4_dumps.store import DumpStore
+from swa_pools import OnSmallPools, caught, decode, extend, says
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 

@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from allocator_dumps import draft_of, lived, with_calls, write
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from small_swa_pools import PROBE, extend, make_allocator
 
+from allocator_dumps import draft_of, lived, with_calls, write
 from gemma4_dumps.allocator_calls import runs_of
 from gemma4_dumps.errors import DumpError, DumpUnreadable
 from gemma4_runtime import allocator_history
@@ -18,6 +17,7 @@ from gemma4_triage.errors import EnvironmentCannot, NothingChecked
 from gemma4_triage.replay.allocator_replay import replay_allocator
 from gemma4_triage.replay.reference_allocator import expand
 from gemma4_triage.replay.reference_pool import CHANGED_BETWEEN
+from swa_pools import PROBE, extend, make_allocator
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 

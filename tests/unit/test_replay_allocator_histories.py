@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from allocator_dumps import draft_of, write
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
-from small_swa_pools import PROBE, extend, make_allocator
 from test_probe_swa_allocator_histories import Lives
 
+from allocator_dumps import draft_of, write
 from gemma4_runtime.probes.swa_allocator_state import books_of
 from gemma4_triage.replay.allocator_replay import replay_allocator
+from swa_pools import PROBE, extend, make_allocator
 
 pytestmark = pytest.mark.releases("0.5.13.post1")
 

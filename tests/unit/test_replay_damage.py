@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
-from replay_dumps import list_draft, offence, paged_draft, written
 
+from dump_examples import list_draft, offence, paged_draft, written
 from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.errors import DumpError, UserError
 from gemma4_dumps.schema import Provenance

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replay_dumps import list_draft, offence, paged_draft, written
 
+from dump_examples import list_draft, offence, paged_draft, written
 from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.errors import DumpUnreadable
 from gemma4_dumps.reader import read_dump

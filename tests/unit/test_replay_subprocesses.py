@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from replay_dumps import list_draft, paged_draft, written
 
+from dump_examples import list_draft, paged_draft, written
 from gemma4_triage.replay.backend_run import backend_call
 from gemma4_triage.replay.exchange import read_call, read_output, write_call, write_output
 from gemma4_triage.replay.options import ReplayOptions

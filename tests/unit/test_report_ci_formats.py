@@ -11,8 +11,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 from lxml import etree
-from replay_dumps import written
 
+from dump_examples import written
 from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.report.triage_junit import render_junit
 from gemma4_triage.report.triage_sarif import FINGERPRINT, render_sarif

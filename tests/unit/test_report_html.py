@@ -7,8 +7,8 @@ from pathlib import Path
 
 import html5lib
 import pytest
-from replay_dumps import written
 
+from dump_examples import written
 from gemma4_triage.report.html.render import render_html
 from gemma4_triage.report.triage_markdown import render_markdown
 from report_examples import (

@@ -4,11 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-from dump_examples import seed_bug_draft
 from hypothesis import given
 from hypothesis import strategies as st
-from replay_dumps import list_draft, offence, paged_draft, written
 
+from dump_examples import list_draft, offence, paged_draft, seed_bug_draft, written
 from gemma4_dumps.caps import StoreCaps
 from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.reader import read_dump

@@ -7,12 +7,11 @@ import torch
 from sglang.srt.layers.attention import triton_backend
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from slot_list_backends import triton_backends
 
 from gemma4_runtime.fusion.paths import PATHS
 from gemma4_runtime.optimisations import swa_window_lists
 from gemma4_runtime.optimisations.swa_window_lists import around_window_buffer
-from slot_list_runner import PAGE, WINDOW, batch, extend, fill, slots_of
+from slot_list_backends import PAGE, WINDOW, batch, extend, fill, slots_of, triton_backends
 
 pytestmark = pytest.mark.releases("0.5.13.post1")
 

@@ -1,16 +1,26 @@
-"""What a slot-list backend is built from in a unit test: a runner of two sliding layers and a full one, and batches."""
+"""SGLang's own Triton and FlashInfer backends on real pools, what each is built from, and batches for them.
 
+A runner has two sliding layers and a full one, and each backend is built by its own constructor. Of FlashInfer only the
+wrappers, which need CUDA, are stand-ins.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from sglang.srt.configs.model_config import AttentionArch
+from sglang.srt.layers.attention import flashinfer_backend, triton_backend
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from torch.overrides import TorchFunctionMode
 
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
-from published import IN_A_CONTEXT, translator_of
+from published import IN_A_CONTEXT, bind, published, translator_of
 
 # What a test of the page-table probe on such a backend attaches.
 ATTACHED = ("page-table", "host-alloc-kernels")
@@ -90,7 +100,7 @@ def server_arguments(topk=1):
 
 
 def allocate(allocator, tokens):
-    """Slots for a prompt of one request, [tokens]."""
+    """Return slots for a prompt of one request, [tokens]."""
     on_host = (False, True, False, True, False)
     lens = [
         torch.tensor([x], device="cpu" if host else allocator.device)
@@ -144,7 +154,7 @@ def batch(lengths, mode=ForwardMode.DECODE, rows=None, locations=None):
 
 
 def extend(backend, prefix, new):
-    """Request 1 has `prefix` tokens and gets `new` more."""
+    """Return a batch in which request 1 has `prefix` tokens and gets `new` more."""
     forward_batch = batch([prefix + new], ForwardMode.EXTEND)
     forward_batch.out_cache_loc = rows_of(backend)[1, prefix : prefix + new].to(torch.int64)
     forward_batch.extend_prefix_lens = torch.tensor([prefix])
@@ -171,3 +181,100 @@ def replay_batch(backend, live):
     if live.out_cache_loc is not None:
         static[: live.out_cache_loc.shape[0]].copy_(live.out_cache_loc)
     backend.init_forward_metadata_out_graph(live)
+
+
+KEPT = ("_paged_kv_indices_buf", "_paged_kv_indptr_buf", "_qo_indptr_buf")
+
+
+class Wrapper:
+    """Keeps of a plan what FlashInfer's wrappers keep, where they keep it. Runs no kernel."""
+
+    def __init__(self, *args, use_cuda_graph=False, **buffers):
+        self.is_cuda_graph_enabled = use_cuda_graph
+        for kept in KEPT:
+            name = kept.removeprefix("_")
+            setattr(self, kept, buffers.get(name, buffers.get(f"{name}fer")))
+
+    def keep(self, **plan):
+        for kept, tensor in plan.items():
+            if self.is_cuda_graph_enabled:
+                buffer = getattr(self, kept)
+                buffer[: len(tensor)].copy_(tensor)
+            else:
+                setattr(self, kept, tensor)
+
+
+class DecodeWrapper(Wrapper):
+    def begin_forward(self, indptr, indices, *args, **kwargs):
+        self.keep(_paged_kv_indptr_buf=indptr, _paged_kv_indices_buf=indices)
+
+
+class PrefillWrapper(Wrapper):
+    def begin_forward(self, qo_indptr, indptr, indices, *args, **kwargs):
+        self.keep(_qo_indptr_buf=qo_indptr, _paged_kv_indptr_buf=indptr, _paged_kv_indices_buf=indices)
+
+    def forward(self, query, *args, **kwargs):
+        return torch.zeros_like(query)
+
+
+class OnThisCpu(TorchFunctionMode):
+    """SGLang names the device of some of the backend's buffers itself."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        return function(*args, **(kwargs | {"device": "cpu"} if kwargs.get("device") == "cuda" else kwargs))
+
+
+@contextmanager
+def triton_backends(allocator, monkeypatch):
+    """Yield what makes a Triton backend for a `Runner` of these options. Enter it after `attach`: hooks see it then."""
+    use_up_full_pages(allocator)
+    monkeypatch.setattr(triton_backend, "get_attention_tp_size", lambda: 1, raising=False)
+    monkeypatch.setattr(triton_backend, "get_device_core_count", lambda _: 0)
+    with published(server_arguments()):
+        yield _maker(triton_backend.TritonAttnBackend, allocator)
+
+
+@contextmanager
+def flashinfer_backends(allocator, monkeypatch):
+    """Yield what makes a FlashInfer backend, which can be made and used inside the context alone."""
+    use_up_full_pages(allocator)
+    leaves = {
+        "BatchDecodeWithPagedKVCacheWrapper": DecodeWrapper,
+        "BatchPrefillWithPagedKVCacheWrapper": PrefillWrapper,
+        "BatchPrefillWithRaggedKVCacheWrapper": Wrapper,
+        "fast_decode_plan": lambda wrapper, *args, **kwargs: None,
+        "global_workspace_buffer": torch.empty(0),
+        "get_attention_tp_size": lambda: 1,
+    }
+    for name, leaf in leaves.items():
+        monkeypatch.setattr(flashinfer_backend, name, leaf, raising=False)
+    with published(server_arguments()), OnThisCpu():
+        yield _maker(flashinfer_backend.FlashInferAttnBackend, allocator)
+
+
+def _maker(backend, allocator):
+    def make(**options):
+        runner = Runner(allocator, **options)
+        made = backend(runner)
+        made.kept_runner = runner
+        if IN_A_CONTEXT:
+            # A batch comes with its plan there, which ForwardBatch.init_new makes.
+            for name in ("init_forward_metadata", "init_forward_metadata_out_graph"):
+                build = getattr(made, name)
+                setattr(made, name, lambda fb, *a, _build=build, **k: _build(bind(made, fb), *a, **k))
+        return made
+
+    return make
+
+
+@dataclass(frozen=True)
+class SlotLists:
+    """An attention backend that reads lists of slots, whose sliding layers list `window_keys` of a row."""
+
+    name: str
+    backends: Callable[..., AbstractContextManager[Callable[..., Any]]]
+    window_keys: int
+
+
+KINDS = (SlotLists("triton", triton_backends, WINDOW), SlotLists("flashinfer", flashinfer_backends, WINDOW + 1))

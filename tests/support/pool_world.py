@@ -34,7 +34,7 @@ def server_arguments(page_size):
 
 
 class PoolWorld:
-    """requests: those that are running. `make_pools` decides: hybrid or plain, page size, prefix cache or none."""
+    """The pools of one server, and the `requests` that are running: hybrid or plain, with a prefix cache or none."""
 
     def __init__(self, monkeypatch, page_size=16, hybrid=True, cached=True):
         arguments = server_arguments(page_size)
@@ -57,7 +57,7 @@ class PoolWorld:
         self.count = 0
 
     def start(self, tokens):
-        """Prefill a request with these token ids; returns it, or None if there is no room."""
+        """Prefill a request with these token ids and return it, or None if there is no room."""
         request = Req(f"request-{self.count}", "", array("q", tokens), SamplingParams(max_new_tokens=64))
         self.count += 1
         if not self.rows.available_size() or self.allocator.available_size() < len(tokens) + self.page:
@@ -79,7 +79,7 @@ class PoolWorld:
         return request
 
     def decode(self):
-        """One token for every running request; nothing if there is no room."""
+        """Give every running request a token; do nothing if there is no room."""
         if not self.requests or self.allocator.available_size() < len(self.requests) * self.page:
             return
         batch = self._batch(self.requests, ForwardMode.DECODE)
@@ -93,7 +93,7 @@ class PoolWorld:
             request.kv_allocated_len += 1
 
     def finish(self, request):
-        """What the scheduler does with a request that has ended."""
+        """Do what the scheduler does with a request that has ended."""
         self.requests.remove(request)
         common.release_kv_cache(request, self.tree)
 
@@ -107,7 +107,7 @@ class PoolWorld:
         return audit(self.allocator, self.rows, self.tree, self.requests, idle=not self.requests)
 
     def faults(self):
-        """{(fault, pool): pages} of an audit."""
+        """Return {(fault, pool): pages} of an audit."""
         return {(finding.fault.name, finding.pool): finding.pages.tolist() for finding in self.audit().findings}
 
     def _batch(self, requests, mode):

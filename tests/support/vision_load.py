@@ -1,57 +1,41 @@
-"""Run inside a fresh process: start SGLang's engine, answer requests with pictures, write what came out as JSON.
+"""Requests with pictures: how an engine serves a batch of them, and what is kept of the answers.
 
-The spec: engine (keyword arguments), batches (each a list of requests that are prefilled together: text, images
-(paths), video (paths of its frames), as (a format of SGLang's in which images come: "processor_output",
-"precomputed_embedding")), new_tokens. The result: per batch the requests' {tokens, logprobs} or {error}, and how many
-frames each call of the tower's layers had; and the paths that the patches took.
+A request is {text, images (paths), video (paths of its frames), as (a format of SGLang's in which images come:
+"processor_output", "precomputed_embedding")}, and its answer {tokens, prompt: how many tokens it has, logprobs, top} or
+{error}.
 """
 
 import asyncio
-import json
-import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
+import engine_records
 
-def main(spec_path: str, result_path: str) -> None:
-    with open(spec_path) as file:
-        spec = json.load(file)
-    from sglang.srt.entrypoints.engine import Engine
-
-    calls, together = Path(result_path).with_name("calls"), Path(result_path).with_name("together")
-    # The scheduler is forked from here and inherits both.
-    write_frames_of_each_call(calls)
-    prefill_together(together)
-    engine = Engine(**spec["engine"])
-    batches = []
-    for batch in spec["batches"]:
-        calls.write_text("")
-        together.write_text(str(len(batch)))
-        answers = engine.loop.run_until_complete(answer_all(engine, batch, spec))
-        batches.append({"answers": answers, "calls": [int(line) for line in calls.read_text().split()]})
-    (state,) = engine.get_server_info()["internal_states"]
-    engine.shutdown()
-    with open(result_path, "w") as file:
-        json.dump({"batches": batches, "paths": state.get("gemma4_triage_paths", {})}, file)
+PATHS = "gemma4_triage_paths"
 
 
-def write_frames_of_each_call(path):
-    from sglang.srt.models.gemma4_vision import Gemma4VisionTransformer
-
-    own = Gemma4VisionTransformer.forward
-
-    def forward(self, inputs_embeds, attention_mask, patch_positions):
-        with path.open("a") as file:
-            file.write(f"{len(inputs_embeds)}\n")
-        return own(self, inputs_embeds, attention_mask, patch_positions)
-
-    Gemma4VisionTransformer.forward = forward
+def spec_of(engine: dict[str, Any], batches: Iterable[list[dict[str, Any]]], new_tokens: int) -> dict[str, Any]:
+    """Return what `engine_child` is told to serve batches of requests, each of which is prefilled together."""
+    loads = [{"serve": "vision_load:serve_load", "requests": batch, "new_tokens": new_tokens} for batch in batches]
+    arm = {"engine": engine, "loads": loads, "records": True, "state": [PATHS]}
+    return {"before": ["engine_records:record_frames_of_calls", "vision_load:prefill_together"], "arms": [arm]}
 
 
-def prefill_together(path):
+def read(names: Iterable[str], arm: dict[str, Any]) -> dict[str, Any]:
+    """Return what an arm gave: name to {answers, calls: how many frames each call of the tower had}, and "paths"."""
+    batches = {
+        name: {"answers": answers, "calls": [call["frames"] for call in calls]}
+        for name, answers, calls in zip(names, arm["loads"], arm["records"], strict=True)
+    }
+    return batches | {"paths": arm["state"].get(PATHS, {})}
+
+
+def prefill_together():
     """Prefill nothing until all requests of a batch have come, and then the shortest first.
 
     Requests come in the order in which their pictures are ready, so two runs of one batch can differ in it, and with it
@@ -59,12 +43,12 @@ def prefill_together(path):
     the scalar tanh of the C library and all others with a vector's. A gate of the per-layer inputs has 8 elements per
     token in this toy, so with AVX-512 the last (tokens mod 4) rows of a prefill are computed so, whose ever they are.
 
-    Args:
-        path: holds how many requests to wait for; written by the parent, 0 once they are prefilled.
+    A file beside that of the records holds how many requests to wait for: `serve_load` writes it, and 0 stands there
+    once they are prefilled.
     """
     from sglang.srt.managers.scheduler import Scheduler
 
-    own, met = Scheduler.get_new_batch_prefill, set()
+    own, met, path = Scheduler.get_new_batch_prefill, set(), _awaited()
 
     def get_new_batch_prefill(self):
         wanted = int(path.read_text() or 0) if path.exists() else 0
@@ -81,17 +65,28 @@ def prefill_together(path):
     Scheduler.get_new_batch_prefill = get_new_batch_prefill
 
 
-async def answer_all(engine, batch, spec):
-    answers = [
-        engine.async_generate(
-            **prompt_of(request, spec["engine"]["model_path"]),
-            sampling_params={"temperature": 0, "ignore_eos": True, "max_new_tokens": spec["new_tokens"]},
-            return_logprob=True,
-            top_logprobs_num=5,
-        )
-        for request in batch
-    ]
-    return [result(one) for one in await asyncio.gather(*answers, return_exceptions=True)]
+def _awaited() -> Path:
+    return engine_records.record_file().with_name("awaited")
+
+
+def serve_load(engine: Any, load: dict[str, Any]) -> list[dict[str, Any]]:
+    """Serve what `load_of` made and return an answer for each request."""
+    _awaited().write_text(str(len(load["requests"])))
+    folder = engine.server_args.model_path
+
+    async def gather():
+        answers = [
+            engine.async_generate(
+                **prompt_of(request, folder),
+                sampling_params={"temperature": 0, "ignore_eos": True, "max_new_tokens": load["new_tokens"]},
+                return_logprob=True,
+                top_logprobs_num=5,
+            )
+            for request in load["requests"]
+        ]
+        return await asyncio.gather(*answers, return_exceptions=True)
+
+    return [result(one) for one in engine.loop.run_until_complete(gather())]
 
 
 def prompt_of(request, folder):
@@ -122,7 +117,3 @@ def result(answer):
         "logprobs": [one[0] for one in meta["output_token_logprobs"]],
         "top": [[one[:2] for one in step] for step in meta["output_top_logprobs"]],
     }
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from dump_examples import seed_bug_draft
 
+from dump_examples import seed_bug_draft
 from gemma4_dumps.caps import StoreCaps
 from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.reader import verify_dump

@@ -1,21 +1,23 @@
-"""A child of engine_process.py: the parts of `bench step` on the host engine, where a step runs eagerly.
+"""The parts of `bench step` on the host engine, where a step runs eagerly: a task for `engine_child`.
 
-The spec: engine (arguments of ServerArgs), text (what differs from the toy's text_config), model (whose arms), broken
-(an op whose kernel is to be wrong in the end; rmsnorm-residual-scalar then leaves out the scalar). The result:
-logits_std before and after the weights are redrawn; shipped and arms: what `answers` says of each; fused: arms to ops
-to calls; broken: the answers of these arms.
+The spec: folder (for the model), engine (arguments of ServerArgs), text (what differs from the toy's text_config),
+model (whose arms), broken (an op whose kernel is to be wrong in the end; rmsnorm-residual-scalar then leaves out the
+scalar). The result: logits_std before and after the weights are redrawn; shipped and arms: what `answers` says of
+each; fused: arms to ops to calls; broken: the answers of these arms.
 """
 
-import json
-import sys
 from pathlib import Path
+from typing import Any
 
 CONTEXT = 40
 
 
 def let_experts_run() -> None:
-    """SGLang's CPU path of the experts refuses gelu, which its own native function computes; and the native norm of the
-    router leaves out the scale that SGLang folds into it, which the CUDA norm applies."""
+    """Replace what does not run on a CPU by what SGLang has for it.
+
+    SGLang's CPU path of the experts refuses gelu, which its own native function computes; and the native norm of the
+    router leaves out the scale that SGLang folds into it, which the CUDA norm applies.
+    """
     from sglang.srt.layers.moe.fused_moe_native import moe_forward_native
     from sglang.srt.layers.moe.token_dispatcher import StandardCombineInput
     from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod
@@ -34,7 +36,8 @@ def let_experts_run() -> None:
     Gemma4Router.forward = route
 
 
-def main(spec_path: str, result_path: str) -> None:
+def measure_parts(spec: dict[str, Any]) -> dict[str, Any]:
+    """Answer a step with every arm, and with one whose kernel is wrong."""
     import torch
     from sglang.srt.plugins import load_plugins
 
@@ -50,9 +53,8 @@ def main(spec_path: str, result_path: str) -> None:
     from gemma4_repro.step_bench.weights import redraw
     from gemma4_runtime.fusion import ops
 
-    spec = json.loads(Path(spec_path).read_text())
-    model, folder = spec["model"], Path(result_path).with_name("model")
-    checkpoint = write_checkpoint("toy-e4b", folder, spec["text"], {})
+    model = spec["model"]
+    checkpoint = write_checkpoint("toy-e4b", Path(spec["folder"]) / "model", spec["text"], {})
     loaded = LoadedModel(spec["engine"] | {"model_path": str(checkpoint)})
     dull = loaded.step(loaded.begin(2, CONTEXT), loaded.shipped, attached=False)
     redraw(loaded.model)
@@ -82,8 +84,4 @@ def main(spec_path: str, result_path: str) -> None:
         "broken": last,
     }
     only((), loaded.model)
-    Path(result_path).write_text(json.dumps(result))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return result

@@ -1,16 +1,50 @@
-"""Dumps for the replay's tests: page tables and slot lists with what stands around them, written and read back."""
+"""Dumps that tests write, the seed bug, page tables and slot lists, and changes to the files of a written one."""
 
 import dataclasses
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-from dump_examples import seed_bug_draft
 
-from gemma4_dumps.draft import TensorPayload
+from gemma4_dumps.draft import DumpDraft, TensorPayload
 from gemma4_dumps.reader import read_dump
-from gemma4_dumps.schema import Offence, Provenance
+from gemma4_dumps.schema import Layer, Offence, Provenance
 from gemma4_dumps.store import DumpStore
 
 SMALL = {"q_heads": 4, "kv_heads": 2, "head_dim": 8, "max_seq_len_q": 1, "window_left": -1}
+
+
+def seed_bug_draft(**changes: Any) -> DumpDraft:
+    """Page 70 of the full pool (161 pages) in a table that indexes the SWA pool's buffer (65 pages)."""
+    table = (np.arange(80, dtype=np.int32) % 60).reshape(4, 20)
+    table[2, 7] = 70
+    draft = DumpDraft(
+        rule="page-table-bounds",
+        verdict="out_of_range",
+        summary="1 page id is at or above 65.",
+        mode="trap",
+        action="trapped",
+        site="TRTLLMHAAttnBackend.init_forward_metadata",
+        layer=Layer(id=4, type="sliding"),
+        pool_kind="swa",
+        provenance=Provenance(table_space="full", buffer_space="swa", table_origin="req_to_token"),
+        role="draft",
+        backend="trtllm_mha",
+        forward_mode="DECODE",
+        step=88,
+        page_size=64,
+        extents={"pages_in_buffer": 65, "pages_full_pool": 161, "pages_swa_pool": 65},
+        scalars={"window": 512},
+        offences=[Offence(table="page_table", row=2, column=7, value=70, lower=0, upper=65, request_slot=9)],
+        versions={"sglang": "0.5.13.post1"},
+        guards={"attached": ["page-table-bounds"], "verified": True},
+        launch_args=["--model-path", "toy", "--api-key", "hunter2"],
+        tensors={"page_table": TensorPayload.from_array(table)},
+        events=[{"event": "alloc", "step": 87}],
+    )
+    return dataclasses.replace(draft, **changes)
 
 
 def offence(row, column, value, table="page_table", bound=65):
@@ -60,3 +94,19 @@ def written(root, draft):
     outcome = DumpStore(root).write(draft)
     assert outcome.path is not None, outcome
     return read_dump(outcome.path)
+
+
+def flip(file: Path, at: int = -1) -> None:
+    """Flip the lowest bit of a byte, the last one unless told."""
+    data = bytearray(file.read_bytes())
+    data[at] ^= 1
+    file.write_bytes(data)
+
+
+def renew_hashes(folder: Path) -> None:
+    """Write the sizes and SHA-256 of the dump's files into its manifest anew."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for name, record in manifest["files"].items():
+        data = (folder / name).read_bytes()
+        record |= {"sha256": sha256(data).hexdigest(), "size_bytes": len(data)}
+    (folder / "manifest.json").write_text(json.dumps(manifest))

@@ -31,7 +31,7 @@ def request(rid: str, finished: bool = False, **sampling: Any) -> Req:
 
 
 def batch(requests: list[Req], state: Any) -> ScheduleBatch:
-    """Of requests with 3 tokens each, as a decode leaves it. Needs ARGUMENTS in force."""
+    """Return a batch of requests with 3 tokens each, as a decode leaves it. Needs ARGUMENTS in force."""
     count = len(requests)
     made = ScheduleBatch(
         reqs=list(requests),
@@ -52,7 +52,7 @@ def batch(requests: list[Req], state: Any) -> ScheduleBatch:
 
 
 def draft_input(*bonus: int) -> FrozenKVMTPDraftInput:
-    """As a seed step leaves it for as many requests; no tokens: the empty one."""
+    """Return the draft's input as a seed step leaves it for as many requests; the empty one for none."""
     state = FrozenKVMTPDraftInput.create_idle_input(
         device="cpu", hidden_size=HIDDEN, dtype=torch.float32, topk=1, capture_hidden_mode=CaptureHiddenMode.LAST
     )

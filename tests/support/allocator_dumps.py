@@ -5,11 +5,11 @@ import random
 from dataclasses import replace
 
 import torch
-from small_swa_pools import decode, extend, make_allocator
 
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.writer import write_dump
 from gemma4_runtime.probes import swa_allocator_state
+from swa_pools import decode, extend, make_allocator
 
 _numbers = itertools.count()
 
@@ -29,14 +29,14 @@ def write(root, draft):
 
 
 def with_calls(draft, calls):
-    """The draft with other calls, numbered as they come; what the dump says of the end is left out."""
+    """Return the draft with other calls, numbered as they come, and without what the dump says of the end."""
     numbered = [call | {"number": at} for at, call in enumerate(calls)]
     tensors = {name: value for name, value in draft.tensors.items() if not name.startswith("free_pages")}
     return replace(draft, events=numbered, tensors=tensors)
 
 
 def lived(seed, page=16, need_sort=False):
-    """An allocator after some forty legal calls: requests begin, decode, leave the window and end."""
+    """Return an allocator after some forty legal calls: requests begin, decode, leave the window and end."""
     random_, allocator, requests = random.Random(seed), make_allocator(page, need_sort), []
     for _ in range(40):
         match random_.randrange(5):

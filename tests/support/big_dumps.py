@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dump_examples import seed_bug_draft
-
 from gemma4_dumps.writer import write_dump
 
 MAX_LINKS = 30_000
 
 
 def sparse_dump(root: Path, cache_bytes: int, hashed: bool = False) -> Path:
-    """Return the seed bug with a KV cache of `cache_bytes` zeros behind its page table; the file takes no room on disk.
+    """Write the seed bug with a KV cache of zeros behind its page table; the file takes no room on disk.
 
-    hashed: with the SHA-256 that such a file has, else with a wrong one.
+    Args:
+        root: the store.
+        cache_bytes: how large the KV cache is.
+        hashed: whether the manifest has the SHA-256 of such a file, else a wrong one.
     """
     path = write_dump(root, seed_bug_draft()).path
     assert path is not None
@@ -46,7 +48,7 @@ def sparse_dump(root: Path, cache_bytes: int, hashed: bool = False) -> Path:
 
 
 def crowd(root: Path, count: int) -> None:
-    """`count` whole dumps, a second apart, all the same event again."""
+    """Write `count` whole dumps, a second apart, all the same event again."""
     original = write_dump(root.parent / "original", seed_bug_draft()).path
     assert original is not None
     root.mkdir()
@@ -65,7 +67,7 @@ def crowd(root: Path, count: int) -> None:
 
 
 class Measured(NamedTuple):
-    """One run of the command line in a process of its own. peak_mb: its resident memory at most."""
+    """One run of the command line in a process of its own, whose resident memory was `peak_mb` at most."""
 
     code: int
     out: str
