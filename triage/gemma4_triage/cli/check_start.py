@@ -6,12 +6,14 @@ SGLang reports a misspelt argument after it has been imported, and a port in use
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import socket
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,10 +64,11 @@ def check_arguments(arguments: Sequence[str], ours: Collection[str], options: Ma
             _check_known(name, ours, options)
             taken = _Taken(name, _ANY)
             continue
-        if not equals:
-            value = "".join(one for one in arguments[at + 1 : at + 2] if not _looks_like_an_option(one))
-        _check_value(name, value, bool(equals), option)
-        taken = _Taken(name, 0 if equals else {"switch": 0, "": _ANY}.get(option.kind, 1))
+        values = [value] if equals else list(takewhile(lambda one: not _looks_like_an_option(one), arguments[at + 1 :]))
+        for value in values[: None if option.many else 1] or [""]:
+            _check_value(name, value, bool(equals), option)
+        many = _ANY if option.many or not option.kind else int(option.kind != "switch")
+        taken = _Taken(name, 0 if equals else many)
     asks = named(arguments, "--model-path", "--model", "--config", "--help", "-h")
     if options and not asks and not any(word.startswith("--mod") for word in arguments):
         raise UsageMistake("no model is named", "add --model-path MODEL, a folder or a name on Hugging Face")
@@ -124,7 +127,7 @@ def _check_value(name: str, value: str, given: bool, option: Option) -> None:
         hint = f"it takes {_listed(option.choices)}" if option.choices else f"it takes {what}"
         raise UsageMistake(f"{name} has no value", hint)
     try:
-        int(value) if option.kind == "int" else float(value) if option.kind == "float" else None
+        _READERS.get(option.kind, str)(value)
     except ValueError:
         raise UsageMistake(f"{name} {value!r} is not {what}", f"{name} takes {what}") from None
     if option.choices and value not in option.choices and not other_plugins():
@@ -133,7 +136,29 @@ def _check_value(name: str, value: str, given: bool, option: Option) -> None:
         raise UsageMistake(f"{name} {value!r} is no choice", f"{hint}{name} takes {_listed(option.choices)}")
 
 
-_KINDS = {"int": "a whole number", "float": "a number", "text": "a value"}
+def _read_count(value: str) -> None:
+    """Raises ValueError for what is neither a whole number nor one with a unit, of which Ki and its like take no parts.
+
+    These are the units of SGLang's human_readable_int.
+    """
+    if not _COUNT.fullmatch(value.strip()):
+        int(value)
+
+
+_COUNT = re.compile(r"\d+(\.\d+)?[kMGT]|\d+[KMGT]i")
+_READERS: Mapping[str, Callable[[str], object]] = {
+    "int": int,
+    "float": float,
+    "count": _read_count,
+    "json": json.loads,
+}
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "count": "a whole number, as 131072, 128k or 128Ki",
+    "json": "JSON",
+    "text": "a value",
+}
 
 
 def _listed(choices: Sequence[str]) -> str:

@@ -14,11 +14,14 @@ from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, entry_points, requires
 from pathlib import Path
 
+from gemma4_triage.cli.sglang_source import Module
+
 _SURE = frozenset({"--model-path", "--port", "--host", "--attention-backend"})
 _OPTION = re.compile(r"--[a-z][a-z0-9_-]*")
 _SWITCHES = ("store_true", "store_false", "store_const", "argparse.BooleanOptionalAction")
 _FIELD = re.compile(r"A(?:nnotated)?\[(?:Optional\[)?(\w+)(?: \| None)?\b(\[[^\]]*\])?")
-_LEFT_OPEN = ("type_parser", "nargs", "action")
+_TYPES = {"int": "int", "float": "float", "json.loads": "json", "json_list_type": "json", "human_readable_int": "count"}
+"""What functions that SGLang reads a value by take, by their names in its source; any other takes a text."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,15 @@ class Option:
     """What an option takes.
 
     Attributes:
-        kind: "int", "float" or "text" for one such value, "switch" for none, "" where the source leaves it open.
-        choices: the values that it takes; empty where the source does not list them.
+        kind: "int", "float", "count" (a whole number such as 128k), "json" or "text" for such values, "switch" for
+            none, "" where the source leaves it open.
+        choices: the values that it takes; empty where it takes any, and where the source does not say which.
+        many: it takes several, a word each.
     """
 
     kind: str = ""
     choices: tuple[str, ...] = ()
+    many: bool = False
 
 
 def sglang_options() -> dict[str, Option]:
@@ -43,15 +49,14 @@ def sglang_options() -> dict[str, Option]:
     package = Path(next(iter(found.submodule_search_locations)))
     server = package / "srt"
     files = (server / "server_args.py", package / "cli" / "serve.py", *sorted((server / "arg_groups").rglob("*.py")))
-    trees = [tree for path in files if (tree := _parsed(path)) is not None]
-    lists: dict[str, tuple[str, ...]] = {}
-    for tree in trees:
-        lists |= _lists(tree, lists)
+    modules: dict[Path, Module] = {}
     said: dict[str, set[Option]] = {}
-    for node in (node for tree in trees for node in ast.walk(tree)):
-        for name, option in _declared(node, lists):
-            # A mere mention of a name says nothing of its type; where two places disagree it is left open.
-            said.setdefault(name, set()).update(() if option is None else (option,))
+    for path in files:
+        module = modules.setdefault(path, Module(path, package, modules))
+        for node in ast.walk(module.tree):
+            for name, option in _declared(node, module):
+                # A mere mention of a name says nothing of its type; where two places disagree it is left open.
+                said.setdefault(name, set()).update(() if option is None else (option,))
     options = {name: next(iter(found)) if len(found) == 1 else Option() for name, found in said.items()}
     if not options.keys() >= _SURE:
         return {}
@@ -76,73 +81,64 @@ def _plain_name(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", name[0] if name else "").lower()
 
 
-def _parsed(path: Path) -> ast.Module | None:
-    try:
-        return ast.parse(path.read_text())
-    except (OSError, UnicodeDecodeError, SyntaxError):
-        return None
-
-
-def _lists(tree: ast.Module, known: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Return the lists of constants that a module names at its top, by name. known: those of others."""
-    found: dict[str, tuple[str, ...]] = {}
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            values = _choices(node.value, {**known, **found})
-            found |= {node.targets[0].id: values} if values else {}
-    return found
-
-
-def _choices(node: ast.AST | None, lists: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the values of a list; empty if the source does not hold all of them."""
-    if isinstance(node, ast.Name):
-        return lists.get(node.id, ()) if node.id.isupper() else ()
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        parts = _choices(node.left, lists), _choices(node.right, lists)
-        return parts[0] + parts[1] if all(parts) else ()
-    if not isinstance(node, ast.List | ast.Tuple | ast.Set):
-        return ()
-    values = [one.value for one in node.elts if isinstance(one, ast.Constant) and isinstance(one.value, str | int)]
-    return tuple(map(str, values)) if len(values) == len(node.elts) else ()
-
-
-def _declared(node: ast.AST, lists: Mapping[str, tuple[str, ...]]) -> Iterator[tuple[str, Option | None]]:
+def _declared(node: ast.AST, module: Module) -> Iterator[tuple[str, Option | None]]:
     """Yield the options that a node of SGLang's source names, with what they take; None if it does not say."""
     if isinstance(node, ast.Call):
-        option = _of_call({keyword.arg: keyword.value for keyword in node.keywords}, lists)
+        option = _of_call({keyword.arg: keyword.value for keyword in node.keywords}, module)
         for one in node.args:
             if isinstance(one, ast.Constant) and isinstance(one.value, str) and _OPTION.fullmatch(one.value):
                 yield one.value, option
     elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-        yield f"--{node.target.id.replace('_', '-')}", _of_field(node.annotation, lists)
+        words = _words_of_field(node.annotation)
+        option = _of_field(node.annotation, words, module)
+        name = words.get("cli_name")
+        yield module.text(name) or f"--{node.target.id.replace('_', '-')}", option
+        yield from ((alias, option) for alias in module.values(words.get("aliases")))
     elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _OPTION.fullmatch(node.value):
         yield node.value, None
 
 
-def _of_call(words: Mapping[str | None, ast.expr], lists: Mapping[str, tuple[str, ...]]) -> Option:
-    if "action" in words:
+def _of_call(words: Mapping[str | None, ast.expr], module: Module) -> Option:
+    if "action" in words and "choices" not in words:
         action = words["action"]
         text = action.value if isinstance(action, ast.Constant) else ast.unparse(action)
         return Option("switch") if text in _SWITCHES else Option()
     # Such a call may be of anything; of an option only type, choices or a default say that it takes one value.
-    if "nargs" in words or not words.keys() & {"type", "choices", "default"}:
+    if module.text(words.get("nargs")) not in ("", "+", "*") or not words.keys() & {"type", "choices", "default"}:
         return Option()
-    kind = ast.unparse(words["type"]) if "type" in words else "str"
-    return Option({"int": "int", "float": "float"}.get(kind, "text"), _choices(words.get("choices"), lists))
+    if "nargs" in words and not words.keys() & {"type", "choices"}:
+        return Option()
+    return Option(_kind(words.get("type")), module.values(words.get("choices")), bool(module.text(words.get("nargs"))))
 
 
-def _of_field(annotation: ast.expr, lists: Mapping[str, tuple[str, ...]]) -> Option | None:
-    text = ast.unparse(annotation)
-    found = _FIELD.match(text)
+def _kind(function: ast.expr | None) -> str:
+    return "text" if function is None else _TYPES.get(ast.unparse(function), "text")
+
+
+def _words_of_field(annotation: ast.expr) -> dict[str | None, ast.expr]:
+    """Return what SGLang's `Arg(...)` says of a field."""
+    calls = [one for one in ast.walk(annotation) if isinstance(one, ast.Call) and ast.unparse(one.func) == "Arg"]
+    return {keyword.arg: keyword.value for call in calls[:1] for keyword in call.keywords}
+
+
+def _of_field(annotation: ast.expr, words: Mapping[str | None, ast.expr], module: Module) -> Option | None:
+    found = _FIELD.match(ast.unparse(annotation))
     if found is None:
         return None
-    if any(f"{word}=" in text for word in _LEFT_OPEN) or found[1] in ("List", "list", "Union", "Dict", "dict"):
+    if "no_cli" in words:
+        return None
+    if "action" in words or (found[1] in ("Dict", "dict") and "type_parser" not in words):
         return Option()
+    choices = module.values(words.get("choices"))
+    if found[1] == "Literal":
+        choices = choices or module.values(ast.parse(found[2] or "[]", mode="eval").body)
+        return Option("int" if all(word.isdecimal() for word in choices) else "text", choices)
+    if "type_parser" in words:
+        return Option(_kind(words["type_parser"]), choices) if "nargs" not in words else Option()
+    if found[1] in ("List", "list"):
+        return Option(_TYPES.get((found[2] or "").strip("[]"), "text"), choices, True)
+    if "nargs" in words or found[1] == "Union":
+        return Option("text", choices, True) if module.text(words.get("nargs")) == "*" and choices else Option()
     if found[1] == "bool":
         return Option("switch")
-    if found[1] == "Literal":
-        values = ast.parse(found[2] or "[]", mode="eval").body
-        return Option("text", _choices(values, {}))
-    named = next((one for one in ast.walk(annotation) if isinstance(one, ast.keyword) and one.arg == "choices"), None)
-    kind = {"int": "int", "float": "float"}.get(found[1], "text")
-    return Option(kind, _choices(named.value, lists) if named else ())
+    return Option(_TYPES.get(found[1], "text"), choices)
