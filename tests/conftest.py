@@ -1,9 +1,12 @@
 """Environment of the in-process tests: SGLang's modules must import on a machine without a GPU."""
 
+import importlib
 import os
 import signal
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -53,6 +56,38 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return None if installed_or_base() in releases_of(collection_path) else True
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """Skip a file whose imports a base install does not have: its tests are of the runtime."""
+    report = yield
+    if report.failed and (missing := _missing(str(report.longrepr))):
+        report.outcome, report.longrepr = "skipped", (str(collector.path), 0, f"Skipped: {missing} is not installed")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Iterator[None]:
+    """Skip a test that imports, in its own body or in a fixture, what a base install does not have."""
+    report = yield
+    error = call.excinfo.value if call.excinfo else None
+    if isinstance(error, ModuleNotFoundError) and (missing := _missing(str(error))):
+        report.outcome, report.longrepr = "skipped", (str(item.path), 0, f"Skipped: {missing} is not installed")
+    return report
+
+
+# Of what SGLang brings, what this environment is without; an empty list where SGLang is installed.
+_NOT_HERE = [
+    name
+    for name in ("torch", "sglang", "triton", "transformers", "tokenizers", "scipy", "PIL", "pyarrow", "psutil")
+    if find_spec("sglang") is None and find_spec(name) is None
+]
+
+
+def _missing(text: str) -> str | None:
+    """Return the module that an error says is missing, if this environment is known to be without it."""
+    return next((name for name in _NOT_HERE if f"No module named {name!r}" in text), None)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     installed = installed_or_base()
     for item in items:
@@ -60,11 +95,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         releases = marker.args if marker else (DEFAULT,)
         if installed not in releases:
             item.add_marker(pytest.mark.skip(reason=f"for SGLang {', '.join(releases)}; {installed} is installed"))
+        elif marker and "sglang" in _NOT_HERE:
+            item.add_marker(pytest.mark.skip(reason="SGLang is not installed, and this is of its releases"))
     if not any(item.get_closest_marker("gpu") for item in items):
         return
-    import torch
-
-    if torch.cuda.is_available():
+    if "torch" not in _NOT_HERE and importlib.import_module("torch").cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device, and this machine has none")
     for item in items:

@@ -4,6 +4,7 @@ import ast
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from importlib.metadata import packages_distributions, requires
@@ -15,6 +16,7 @@ from packaging.utils import canonicalize_name
 
 from gemma4_runtime.releases import BASE, RUNNABLE, installed_or_base
 from gemma4_triage.cli.doctor import LOCKS
+from gemma4_triage.samples import SAMPLES
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
@@ -164,3 +166,56 @@ def test_the_toys_wheel_holds_every_toy(tmp_path):
     with zipfile.ZipFile(tmp_path / done.stdout.splitlines()[-1]) as wheel:
         held = {Path(name).parts[-2] for name in wheel.namelist() if name.endswith("config.json")}
     assert held == {path.name for path in (ROOT / "repro" / "toys").iterdir() if path.is_dir()}
+
+
+@pytest.fixture(scope="module")
+def tracked_files():
+    """Return the names of what git has; of an sdist's, all that it has."""
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip("no checkout of git")
+    return [name for name in done.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+@pytest.fixture(scope="module")
+def copied(tracked_files, tmp_path_factory):
+    """Return a copy of what git has, to build in."""
+    copy = tmp_path_factory.mktemp("copy") / "copy"
+    for name in tracked_files:
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, copy / name)
+    return copy
+
+
+def built(copy: Path, kind: str) -> Path:
+    build = f"from setuptools.build_meta import build_{kind}; import sys; print(build_{kind}(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", build, str(copy.parent)], cwd=copy, capture_output=True, text=True, check=True
+    )
+    return copy.parent / done.stdout.splitlines()[-1]
+
+
+def test_an_sdist_holds_all_that_git_has(copied, tracked_files):
+    """So the tests run from it, and it installs with its own constraints: CONTRIBUTING.md has the commands."""
+    with tarfile.open(built(copied, "sdist")) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    assert set(tracked_files) - held == set()
+    assert {"constraints.txt", "constraints-0.5.23.txt", "CHANGELOG.md", "tests/conftest.py"} <= held
+    assert not [name for name in held if "__pycache__" in name]
+
+
+def test_a_wheel_says_where_sglang_is_and_carries_types_samples_and_constraints(copied):
+    with zipfile.ZipFile(built(copied, "wheel")) as wheel:
+        held = wheel.namelist()
+        metadata = next(name for name in held if name.endswith(".dist-info/METADATA"))
+        lines = wheel.read(metadata).decode().splitlines()
+    assert [line for line in lines if line.startswith("Project-URL: ")] == [
+        f"Project-URL: {name}, {address}" for name, address in PROJECT["urls"].items()
+    ]
+    packages = [path.parent for folder in FOLDERS for path in (ROOT / folder).glob("gemma4_*/__init__.py")]
+    assert {f"{package.name}/py.typed" for package in packages} <= set(held)
+    shared = {name.partition("/share/gemma4-triage/")[2] for name in held}
+    assert {f"constraints/{lock}" for lock in LOCKS.values()} <= shared
+    assert {f"samples/{sample.file}" for sample in SAMPLES if sample.is_log} <= shared
+    assert {f"samples/{sample.file}/manifest.json" for sample in SAMPLES if not sample.is_log} <= shared
+    assert not [name for name in held if "toys" in name and name.endswith(".safetensors")]

@@ -13,6 +13,8 @@ from gemma4_repro.crash.machine import BLACKWELL, HOPPER, Gpu
 from gemma4_repro.toys.locate import toy_path
 from gemma4_triage.cli import crash_plan
 
+pytestmark = pytest.mark.releases("0.5.13.post1")
+
 TARGET, ASSISTANT = toy_path("toy-e4b"), toy_path("toy-e4b-assistant")
 SHARD = "model-00001-of-00002.safetensors"
 
