@@ -47,6 +47,12 @@ CASES = {
     "window-and-layer-swapped": ("parts-disagree", S.DRAFT_BINDING, D.SWAPPED, C.CERTAIN),
     "batch-length-negative": ("batch-length-wrong", S.BATCH_LENGTHS, D.NEGATIVE, C.LIKELY),
     "asked-for-length-zero": ("allocator-past-pool-end", S.BATCH_LENGTHS, D.ZERO, C.LIKELY),
+    "kernel-lengths-swapped": ("null-page-in-live-column", S.KERNEL_LENGTHS, D.SWAPPED, C.CERTAIN),
+    "row-behind-a-node": ("request-state-differs", S.REQUEST_ROW, D.SWAPPED, C.CERTAIN),
+    "node-stale-behind-a-row": ("request-state-differs", S.TREE_NODE, D.STALE, C.LIKELY),
+    "full-table-duplicate": ("request-state-differs", S.FULL_TABLE, D.DUPLICATE, C.CERTAIN),
+    "node-page-twice": ("holder-entry-wrong", S.TREE_NODE, D.DUPLICATE, C.LIKELY),
+    "protected-of-another": ("request-state-differs", S.REQUEST_COUNTERS, D.FOREIGN, C.CERTAIN),
     "length-past-the-table": ("table-too-narrow", S.KERNEL_LENGTHS, D.PAST_END, C.LIKELY),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""
@@ -240,3 +246,9 @@ def test_of_one_step_no_two_structures_are_certain(step, confidence):
 def test_a_rule_that_explains_names_rules_that_exist():
     known = {rule.id for rule in RULES}
     assert not {name for rule in RULES for name in rule.explains} - known
+
+
+def test_without_the_batchs_lengths_a_kernels_is_not_accused(tmp_path):
+    (dump,) = dumps_of("kernel-lengths-swapped")
+    first = named_of(changed(tmp_path, dump, believed_lengths=None))[0]
+    assert (first.structure, first.confidence) == (None, C.POSSIBLE)

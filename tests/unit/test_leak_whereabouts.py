@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from gemma4_runtime.checks.page_census import check_census
 from gemma4_runtime.leak.whereabouts import read
 
 pytestmark = pytest.mark.releases("0.5.13.post1")
@@ -29,3 +30,24 @@ def test_a_request_that_claims_more_than_its_row_has_is_read_as_far_as_that(
     pool = SimpleNamespace(req_to_token=rows, free_slots=[], size=1)
     tree = SimpleNamespace(root_node=SimpleNamespace(children={}, value=None))
     assert read(swa_allocator, pool, tree, [request]).private_pages["full"] == pages
+
+
+def test_a_page_that_one_holder_has_in_two_places_is_held_twice(swa_allocator: Any) -> None:
+    value = torch.cat([torch.arange(16, 32), torch.arange(48, 64), torch.arange(16, 32)])
+    node = SimpleNamespace(children={}, value=value, lock_ref=0)
+    pool = SimpleNamespace(req_to_token=torch.zeros(2, WIDTH, dtype=torch.int32), free_slots=[1], size=1)
+    tree = SimpleNamespace(root_node=SimpleNamespace(children={0: node}, value=None))
+    swa_allocator.full_attn_allocator.free_pages = torch.arange(4, swa_allocator.full_attn_allocator.size // 16 + 1)
+    where = read(swa_allocator, pool, tree, []).pools[0]
+    found = {one.fault.name: one.pages.tolist() for one in check_census(where)}
+    assert found["HELD_TWICE"] == [1]
+
+
+@pytest.mark.parametrize("locked", ["full_lock_ref", "swa_lock_ref"])
+def test_a_node_that_either_pool_has_locked_is_locked(swa_allocator: Any, locked: str) -> None:
+    node = SimpleNamespace(
+        children={}, value=torch.arange(16, 32), **{"full_lock_ref": 0, "swa_lock_ref": 0, locked: 1}
+    )
+    pool = SimpleNamespace(req_to_token=torch.zeros(2, WIDTH, dtype=torch.int32), free_slots=[1], size=1)
+    tree = SimpleNamespace(root_node=SimpleNamespace(children={0: node}, value=None))
+    assert read(swa_allocator, pool, tree, []).locked.tolist() == [1]

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from pool_world import PoolWorld
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
@@ -14,6 +13,7 @@ from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.probes import request_rows
+from pool_world import PoolWorld
 
 pytestmark = pytest.mark.releases("0.5.13.post1")
 
@@ -42,8 +42,25 @@ class Server:
         self.scheduler.running_batch = SimpleNamespace(reqs=self.world.requests)
         request_rows.before_next_batch(self.scheduler)
 
-    def forward(self, change=lambda made: None, mode=ForwardMode.DECODE, draft=False):
-        """Run a step of all requests up to the metadata, the draft model's or not; `change` alters its batch."""
+    def _backend(self, made):
+        """Make tables as TRTLLMHAAttnBackend.init_forward_metadata does, of rows as they are."""
+        world = self.world
+        slots = world.rows.req_to_token[made.req_pool_indices, : int(made.given.max()) : world.page]
+        mapping = world.allocator.full_to_swa_index_mapping
+        metadata = SimpleNamespace(
+            cache_seqlens_int32=made.given,
+            page_table=slots // world.page,
+            swa_page_table=mapping[slots.long()] // world.page,
+        )
+        return SimpleNamespace(
+            forward_metadata=metadata, speculative_step_id=0, page_size=world.page, req_to_token_pool=world.rows
+        )
+
+    def forward(self, change=lambda made: None, mode=ForwardMode.DECODE, draft=False, spoil=lambda metadata: None):
+        """Run a step of all requests up to the metadata, the draft model's or not.
+
+        `change` alters its batch, `spoil` what kernels are to follow.
+        """
         self.next_batch()
         if mode.is_decode():
             self.world.decode()
@@ -60,8 +77,8 @@ class Server:
         batch = SimpleNamespace(reqs=requests)
         request_rows.before_run_batch(self.scheduler, batch)
         request_rows.after_init_new(made, object, batch, SimpleNamespace(is_draft_worker=draft))
-        given = SimpleNamespace(cache_seqlens_int32=made.given)
-        backend = SimpleNamespace(forward_metadata=given, speculative_step_id=0)
+        backend = self._backend(made)
+        spoil(backend.forward_metadata)
         if not draft:
             request_rows.after_trtllm_metadata(None, backend, made)
 
@@ -115,9 +132,9 @@ def server(attach, monkeypatch):
     return Server(monkeypatch, attach("trap", "request-rows", "host-alloc-kernels"))
 
 
-def trapped(server, change=lambda made: None, mode=ForwardMode.DECODE):
+def trapped(server, change=lambda made: None, mode=ForwardMode.DECODE, **more):
     with pytest.raises(TrappedViolation):
-        server.forward(change, mode)
+        server.forward(change, mode, **more)
     (entry,) = DumpStore(server.dumps).list()
     return read_dump(entry.path).manifest
 
@@ -256,3 +273,113 @@ def test_a_request_that_counts_wrongly_is_told_from_its_batch(server):
 
     said = trapped(server, change)
     assert said.scalars["structure"] == "request counters"
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+@pytest.mark.parametrize(
+    ("name", "structure"), [("page_table", "full page table"), ("swa_page_table", "swa page table")]
+)
+@pytest.mark.parametrize(
+    ("change", "defect"),
+    [
+        (lambda table: table[0, -1].copy_(table[1, 1]), "foreign"),
+        (lambda table: table[:2, 1].copy_(table[:2, 1].flip(0)), "swapped"),
+    ],
+    ids=["foreign", "swapped"],
+)
+def test_a_table_that_names_another_page_in_range(server, mode, name, structure, change, defect):
+    # The last of three requests has the first one's prompt, and with that its pages.
+    server.world.finish(server.world.requests[-1])
+    said = trapped(server, mode=mode, spoil=lambda metadata: change(getattr(metadata, name)))
+    assert (said.verdict, said.scalars["structure"], said.scalars["defect"]) == ("table_entry", structure, defect)
+    assert said.site == "TRTLLMHAAttnBackend.init_forward_metadata"
+
+
+def test_behind_a_request_and_where_the_window_has_passed_tables_may_hold_anything(server):
+    def spoil(metadata):
+        behind = torch.arange(metadata.page_table.shape[1]) * server.world.page >= metadata.cache_seqlens_int32[:, None]
+        metadata.page_table[behind] = 7
+
+    server.world.start(list(range(200, 330)))
+    for _ in range(3):
+        server.forward(spoil=spoil)
+    assert list(DumpStore(server.dumps).list()) == []
+
+
+def test_a_length_of_the_forward_before_is_stale(server):
+    server.forward()
+    before = server.world.requests[0].kv_committed_len
+    for _ in range(3):
+        # Nothing is looked at in a draft model's.
+        server.forward(draft=True)
+    said = trapped(server, lambda made: made.given.select(0, 0).fill_(before))
+    assert (said.scalars["structure"], said.scalars["defect"]) == ("kernel lengths", "stale")
+
+
+def test_writes_of_an_earlier_forward_are_stale(server):
+    for _ in range(3):
+        server.forward()
+    # Behind the prompt, which another request has too.
+    earlier = int(server.world.rows.req_to_token[server.world.requests[0].req_pool_idx, len(PROMPT)])
+
+    def change(made):
+        made.out_cache_loc[0] = earlier
+
+    assert trapped(server, change).scalars["defect"] == "stale"
+
+
+@pytest.mark.parametrize(
+    ("by", "defect"), [(16, "off by one"), (5, None), (-1000, "negative"), (1 << 20, "past the end")]
+)
+def test_a_request_that_counts_other_tokens_as_the_caches_than_its_nodes_have(server, by, defect):
+    server.forward()
+    server.world.requests[0].cache_protected_len += by
+    said = trapped(server)
+    assert (said.verdict, said.scalars["structure"], said.scalars["defect"]) == (
+        "counter_wrong",
+        "request counters",
+        defect,
+    )
+
+
+def test_a_request_that_counts_more_tokens_than_its_row_has_columns(server):
+    server.forward()
+    server.world.requests[0].kv_allocated_len = 1 << 20
+    said = trapped(server)
+    assert (said.verdict, said.scalars["defect"]) == ("counter_wrong", "past the end")
+
+
+def test_what_has_left_the_window_does_not_come_back(server):
+    request = server.world.requests[0]
+    request.swa_evicted_seqlen = 32
+    server.forward()
+    request.swa_evicted_seqlen = 16
+    said = trapped(server)
+    assert (said.scalars["why"], said.scalars["defect"], said.scalars["expected"]) == ("fell", "off by one", 32)
+
+
+@pytest.mark.parametrize("of_row", [True, False])
+def test_of_a_row_and_a_node_that_differ_the_one_that_changed_is_wrong(server, of_row):
+    """The request has given tokens to the cache since the check before, where both may change."""
+    server.forward()
+    request, page = server.world.requests[0], server.world.page
+    row = server.world.rows.req_to_token[request.req_pool_idx]
+    was, stranger = int(row[0]), server.free_slot() // page * page + torch.arange(page)
+    request.cache_protected_len, request.last_node = _first_page_alone(request, page)
+    if of_row:
+        row[:page] = stranger.to(row.dtype)
+    else:
+        request.last_node.value[:page] = stranger
+    said = trapped(server)
+    assert (said.scalars["why"], said.scalars["row_had"]) == ("prefix", was)
+    assert said.scalars["as_before"] is not of_row
+    assert said.scalars["defect"] == "stale"
+
+
+def _first_page_alone(request, page):
+    """Return a node that holds the first page of a request's prompt, as if the cache had divided its own there."""
+    node = request.last_node
+    while node.parent.parent is not None:
+        node = node.parent
+    first = SimpleNamespace(parent=node.parent, value=node.value[:page].clone())
+    return page, first

@@ -51,6 +51,8 @@ _READERS: dict[Structure, frozenset[str]] = {
     Structure.SWA_MAPPING: _ROWS_READ,
     Structure.FULL_FREE_LIST: _ROWS_READ | {"scheduler.on_idle"},
     Structure.SWA_FREE_LIST: _ROWS_READ | {"scheduler.on_idle"},
+    # Where a request has ended its length is taken out of the batch before a forward is made of that.
+    Structure.BATCH_LENGTHS: frozenset({"forward_batch.init_new"}),
 }
 """Calls after which an entry may have been read. Of any other structure the very next reader follows at once."""
 
@@ -139,6 +141,7 @@ class Mutator(Recorder):
             self._try("mtp.bind_context", lambda: self._corrupt(standing_state.binding_entries(worker)))
 
     def _after_forward_batch(self, result: Any, *args: Any, **kwargs: Any) -> None:
+        self._follow("forward_batch.init_new")
         if self._scheduler is None or self._batch is None or self._now is Phase.DRAFT:
             return
         if (now := self._of_target(result)) is None:
@@ -279,6 +282,7 @@ class Mutator(Recorder):
                     "after": self._change.after,
                     "prompt": entry.prompt,
                     "row": entry.row,
+                    "partner_row": None if self._change.partner is None else self._change.partner.row,
                 }
             )
         self._truth.write(self._folder)

@@ -188,7 +188,7 @@ def _owner(truth: Truth, named: Sequence[Named]) -> Owner:
         return Owner.UNJUDGED
     if not named or named[0].owner is None:
         return Owner.NOT_NAMED
-    return Owner.RIGHT if named[0].owner == truth.row else Owner.WRONG
+    return Owner.RIGHT if named[0].owner in (truth.row, truth.partner_row) else Owner.WRONG
 
 
 def effect_of(outcome: Outcome, clean: Clean) -> Effect:

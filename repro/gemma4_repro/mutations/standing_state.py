@@ -5,7 +5,8 @@ Runs inside the engine's processes; harness, not part of the patched runtime. Na
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from gemma4_dumps.structures import Structure
@@ -101,8 +102,17 @@ def _batch_length_entries(live: LiveState) -> list[Entry]:
         # The scheduler keeps the same numbers twice, on the device and on the host.
         batch.seq_lens, batch.seq_lens_cpu = lengths, lengths.to("cpu").clone()
 
+    def reader(request: Any) -> Callable[[], int | None]:
+        def read() -> int | None:
+            at = next((place for place, other in enumerate(batch.reqs) if other is request), None)
+            return None if at is None or at >= len(batch.seq_lens) else int(batch.seq_lens[at])
+
+        return read
+
     rows = [int(request.req_pool_idx or 0) for request in batch.reqs]
-    return list_entries(batch.seq_lens, put, live.rows.shape[1] + 1, batch, rows)
+    entries = list_entries(batch.seq_lens, put, live.rows.shape[1] + 1, batch, rows)
+    # A batch keeps its requests' lengths in their order, without those that have ended.
+    return [replace(one, read=reader(request)) for one, request in zip(entries, batch.reqs, strict=True)]
 
 
 def binding_entries(worker: Any) -> list[Entry]:

@@ -33,6 +33,7 @@ class Truth(BaseModel):
         after: The wrong one; None for an entry that was taken away.
         prompt: Whose the entry is.
         row: The owner's row of req_to_token.
+        partner_row: That of the entry that it was exchanged with.
         read: The first call afterwards that may have read the entry.
         overwritten: The call before which the entry had another value again, and nothing had read it until then.
         problem: What went wrong in the mutator; such a run shows nothing.
@@ -47,6 +48,7 @@ class Truth(BaseModel):
     after: int | None = None
     prompt: int | None = None
     row: int | None = None
+    partner_row: int | None = None
     read: Moment | None = None
     overwritten: Moment | None = None
     problem: str | None = None

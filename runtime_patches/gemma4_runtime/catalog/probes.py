@@ -239,7 +239,7 @@ PROBES: tuple[Patch, ...] = (
     Patch(
         id="request-rows",
         kind=Kind.PROBE,
-        title="rows, lengths and write locations of a batch are those of its requests, before SGLang indexes with them",
+        title="rows, lengths, writes and page tables of a batch are those of its requests, before they are followed",
         origin="corrupted rows and lengths that stay in range, or crash inside SGLang's own indexing",
         upstream=NO_UPSTREAM,
         until="0.5.23",
@@ -247,8 +247,9 @@ PROBES: tuple[Patch, ...] = (
             why="A row that names another request's page, a length that is one too long or a key that is written to "
             "another slot is in range, and kernels follow it in silence. One that is out of range ends the server "
             "inside SGLang's own indexing. The request, the prefix cache and the ledger know what it should be.",
-            eligibility="Every forward of the target, with and without MTP, and the rows of all running requests "
-            "before each batch is chosen; the kernel's lengths on trtllm_mha. It copies rows to the host and waits "
+            eligibility="Every forward of the target, with and without MTP, and the rows and counters of all running "
+            "requests before each batch is chosen; the kernel's lengths and page tables on trtllm_mha, the draft's "
+            "too. It copies rows to the host and waits "
             "for the device, so contain leaves it out unless it is named.",
             fallback="Without the leak ledger the owners of pages are not asked, and the dump says so. With overlap "
             "lengths are not held against the requests' own counts, which lag behind.",

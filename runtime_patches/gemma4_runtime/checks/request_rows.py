@@ -32,6 +32,7 @@ class Row:
         before: The same at the check before, [any], if nothing has written them since; None if that is not known.
         prefix: What the prefix cache's nodes hold for the first tokens, [protected]; None if it has none.
         owners: Request slot by page, [pages + 1], -1 for nobody; None without a ledger.
+        earlier: Its entries at the check before, [any], whatever has been written since; None if that is not known.
     """
 
     slot: int
@@ -40,6 +41,7 @@ class Row:
     before: np.ndarray | None = None
     prefix: np.ndarray | None = None
     owners: np.ndarray | None = None
+    earlier: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,16 @@ _BELONG = {("full", "full"), ("swa", "swa"), ("full", "draft"), ("draft", "draft
 
 @dataclass(frozen=True)
 class IndexArray:
-    """values: page ids [rows, columns] if `paged`, else token slots [rows, per row], or [any] with `indptr` [> rows].
+    """Ids that kernels will follow.
 
-    space: the pool whose ids the backend means these to be. origin: the attribute that holds them. may_be_null: a slot
-    of the null page may stand in any row, not in padded rows only; for slots.
+    Attributes:
+        name: The array's name in dumps.
+        values: Page ids [rows, columns] if `paged`, else token slots [rows, per row], or [any] with `indptr`.
+        space: The pool whose ids the backend means these to be.
+        origin: The attribute that holds them.
+        paged: Whether these are page ids.
+        indptr: Where each row begins, [more than rows].
+        may_be_null: Whether a slot of the null page may stand in any row, not in padded rows only.
     """
 
     name: str
@@ -37,10 +43,15 @@ class IndexArray:
 
 @dataclass(frozen=True)
 class Use:
-    """Layers that follow `array` into one buffer. buffer_space None: the pool in force has no such layer.
+    """Layers that follow one array into one buffer.
 
-    bound: ids must be below it; pages of the buffer for page ids, slots for slots. layer_id: the first such layer.
-    window_left: as the kernel gets it, -1 for full attention.
+    Attributes:
+        array: Name of the array.
+        buffer_space: Whose buffer it is; None: the pool in force has no such layer.
+        bound: Ids must be below it; pages of the buffer for page ids, slots for slots.
+        layer_id: The first such layer.
+        window_left: As the kernel gets it, -1 for full attention.
+        writes: Whether it is written, not read.
     """
 
     array: str
@@ -57,8 +68,25 @@ class Use:
 
 @dataclass(frozen=True)
 class Build:
-    """cache_seqlens, request_slots: [rows]. window_keys: keys before the last one that a sliding row still needs, -1 if
-    a null page may stand anywhere. rows_per_request: above 1 where a draft expands its rows for top-k.
+    """All arrays and uses of one metadata build, with what a report about it needs.
+
+    Attributes:
+        backend: The backend whose build it is.
+        backend_name: Its name in dumps.
+        role: Whose forward it serves: "target" or "draft".
+        site: The function of SGLang's that built it.
+        forward_mode: Name of the forward's mode.
+        bucket: Rows of the CUDA graph that will read it; None if none will.
+        page_size: Tokens of a page.
+        arrays: What kernels will follow.
+        uses: Which layers follow which array.
+        pool: The KV pool in force.
+        cache_seqlens: Keys of each row as the kernels are told, [rows].
+        request_slots: Request slot of each row, [rows].
+        query_tokens: Queries of a row.
+        window_keys: Keys before the last one that a sliding row still needs, -1 if a null page may stand anywhere.
+        rows_per_request: Above 1 where a draft expands its rows for top-k.
+        believed_lengths: What `cache_seqlens` has to be, by the batch, [rows]; None where that is not told.
     """
 
     backend: Any
@@ -76,6 +104,7 @@ class Build:
     query_tokens: int
     window_keys: int = -1
     rows_per_request: int = 1
+    believed_lengths: torch.Tensor | None = None
 
     @property
     def in_graph(self) -> bool:

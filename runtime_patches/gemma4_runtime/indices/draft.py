@@ -185,6 +185,8 @@ def _tensors(build: Build, use: Use, held: tuple[BadIndex, ...]) -> dict[str, An
     tensors = {array.name: _used(build, array) for array in build.arrays}
     tensors |= {f"{array.name}_indptr": array.indptr for array in build.arrays if array.indptr is not None}
     tensors |= {"cache_seqlens": build.cache_seqlens, "request_slots": build.request_slots}
+    if build.believed_lengths is not None:
+        tensors["believed_lengths"] = build.believed_lengths
     found = {}
     for name, tensor in tensors.items():
         try:

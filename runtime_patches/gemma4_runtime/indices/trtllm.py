@@ -6,18 +6,25 @@ from typing import Any
 
 import torch
 
+from gemma4_runtime.indices.act import act_at
 from gemma4_runtime.indices.build import Build, IndexArray, Use
 from gemma4_runtime.indices.owner import role_of, window_is_strict, writes_kv
 from gemma4_runtime.indices.uses import extends, location_arrays, read_use, read_uses, write_uses
+from gemma4_runtime.settings import Mode
 
 BACKEND = "trtllm_mha"
 _ATTRIBUTE = "TRTLLMHAAttnBackend.forward_metadata"
 
 
 def trtllm_build(backend: Any, forward_batch: Any, site: str, in_graph: bool, new_slots: torch.Tensor | None) -> Build:
-    """Return the build that `backend.forward_metadata` holds. The pool in force is the one that the kernels will see.
+    """Return the build that `backend.forward_metadata` holds; the pool in force is the one that the kernels will see.
 
-    new_slots: the list that the kernels will read, [tokens or more] full-pool slots.
+    Args:
+        backend: The leaf backend.
+        forward_batch: The forward's batch.
+        site: The function of SGLang's that built the metadata.
+        in_graph: Whether a CUDA graph will read it.
+        new_slots: The list that the kernels will read, [tokens or more] full-pool slots.
     """
     metadata, mode = backend.forward_metadata, forward_batch.forward_mode
     rows = metadata.page_table.shape[0]
@@ -53,7 +60,19 @@ def trtllm_build(backend: Any, forward_batch: Any, site: str, in_graph: bool, ne
         request_slots=forward_batch.req_pool_indices[:rows],
         query_tokens=int(metadata.max_seq_len_q),
         window_keys=_window_keys(backend, uses, forward_batch),
+        # Read later than now they would be the next step's.
+        believed_lengths=believed_lengths(backend, forward_batch) if act_at(in_graph) is Mode.TRAP else None,
     )
+
+
+def believed_lengths(backend: Any, forward_batch: Any) -> torch.Tensor:
+    """Return the keys of each row by the batch, int [rows], as the kernels are to be told them, a draft's included."""
+    mode, lengths = forward_batch.forward_mode, forward_batch.seq_lens
+    if mode.is_target_verify():
+        return lengths + forward_batch.input_ids.shape[0] // lengths.shape[0]
+    if mode.is_decode() and forward_batch.spec_info is not None:
+        return lengths + backend.speculative_step_id + 1
+    return lengths
 
 
 def use_of(backend: Any, layer: Any) -> Use:

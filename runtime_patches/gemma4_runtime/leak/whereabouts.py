@@ -95,6 +95,7 @@ def read(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iter
     node_slots = _to_host([node.value for node in nodes])
     row_slots = _to_host([table[row.slot, row.start : row.end] for row in rows])
     holding = [np.unique(slots // page) for slots in (*node_slots, *row_slots)]
+    repeated = [_repeated(slots[::page] // page) for slots in (*node_slots, *row_slots)]
     inner = _full(allocator)
     pending = _to_host(pending_slots(allocator))
     full = Whereabouts(
@@ -102,7 +103,7 @@ def read(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iter
         inner.size // page,
         _free(inner),
         np.unique(np.concatenate([np.empty(0, np.int64), *pending]) // page),
-        holding,
+        [np.concatenate(parts) if parts[1].size else parts[0] for parts in zip(holding, repeated, strict=True)],
     )
     pools, pairs, mapping, private_swa, session_swa = [full], None, None, 0, 0
     if isinstance(allocator, SWATokenToKVPoolAllocator):
@@ -206,6 +207,12 @@ def _join(one: SlotPairs, other: SlotPairs) -> SlotPairs:
 
 def _only(pairs: SlotPairs, chosen: np.ndarray) -> SlotPairs:
     return SlotPairs(pairs.full[chosen], pairs.swa[chosen], pairs.live[chosen])
+
+
+def _repeated(pages: np.ndarray) -> np.ndarray:
+    """Return each page once for every further place that it has in the order of one holder's tokens."""
+    _, first = np.unique(pages, return_index=True)
+    return np.delete(pages, first)
 
 
 def _count(rows: Sequence[Row], pages: Sequence[np.ndarray], session: bool) -> int:

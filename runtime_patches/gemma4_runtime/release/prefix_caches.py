@@ -58,7 +58,7 @@ def runs_of(cache: Any) -> list[CachedRun]:
 def path_slots(cache: Any, request: Any) -> torch.Tensor | None:
     """Return the slots that a prefix cache's nodes hold for the first tokens of a request, in their order, int64 [n].
 
-    None where the request has no node, or one that the cache has given up.
+    Empty where it holds the root alone; None where the request has no node, or one that the cache has given up.
 
     Args:
         cache: One of READABLE, without the wrapper of streaming sessions.
@@ -69,17 +69,16 @@ def path_slots(cache: Any, request: Any) -> torch.Tensor | None:
         return None
     if getattr(cache, "tree_core", None) is not None:
         try:
-            slots = _flat(cache.path_device_indices(node))
+            return _flat(cache.path_device_indices(node))
         except KeyError:
             return None
-        return slots if slots.numel() else None
     parts = []
     while getattr(node, "parent", None) is not None:
         if node.value is None:
             return None
         parts.append(node.value)
         node = node.parent
-    return _flat(torch.cat(parts[::-1])) if parts else None
+    return _flat(torch.cat(parts[::-1])) if parts else torch.empty(0, dtype=torch.int64)
 
 
 def swa_evicted_of(params: Any) -> int:
@@ -127,8 +126,8 @@ def _nodes(cache: Any) -> Iterator[CachedRun]:
         node = waiting.pop()
         waiting.extend(node.children.values())
         if node.value is not None:
-            locks = node.full_lock_ref if hasattr(node, "full_lock_ref") else node.lock_ref
-            yield CachedRun(node.value, getattr(node, "swa_tombstone", False), bool(locks))
+            locks = (node.full_lock_ref, node.swa_lock_ref) if hasattr(node, "full_lock_ref") else (node.lock_ref,)
+            yield CachedRun(node.value, getattr(node, "swa_tombstone", False), any(locks))
 
 
 def _walked(core: Any) -> Iterator[CachedRun]:

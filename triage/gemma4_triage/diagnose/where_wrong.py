@@ -9,8 +9,9 @@
 | out_cache_loc             | the row's page for that token                 | the list, where the row says otherwise |
 | swa_out_cache_loc         | out_cache_loc                                 | that, where it is no slot of a page    |
 
-A request slot that is none of the table's, or one that two requests of a batch have, comes before all of these. Where
-a source is not in the dump, or the entry is where a row ends, nothing is said.
+A request slot that is none of the table's, or one that two requests of a batch have, comes before all of these, and
+then a length of the row that is not what the batch says. Where a source is not in the dump, or the entry is where a row
+ends, nothing is said.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from gemma4_triage.finding import Evidence
 
 FULL, WRITES = "page_table", "out_cache_loc"
 TRANSLATED, ROWS, SLOTS, LENGTHS = "translated_page_table", "request_rows", "request_slots", "cache_seqlens"
+BELIEVED = "believed_lengths"
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,9 @@ class _Source:
         of_slot = self._of_request_slot()
         if of_slot is not None:
             return of_slot
+        of_length = self._of_length()
+        if of_length is not None:
+            return of_length
         match self._bad.table:
             case "swa_page_table":
                 return self._of_swa_table()
@@ -90,6 +95,30 @@ class _Source:
             said = (cell(self._dump, SLOTS, (row,), "the request slot of this row, whose row holds nothing at all"),)
             return Wrong(Structure.ROW_INDICES, Defect.STALE, said)
         return None
+
+    def _of_length(self) -> Wrong | None:
+        told, believed = tensor_or_none(self._dump, LENGTHS), tensor_or_none(self._dump, BELIEVED)
+        row = self._bad.row
+        if told is None or believed is None or told.shape != believed.shape or not 0 <= row < told.shape[0]:
+            return None
+        given, expected = told.tolist(), believed.tolist()
+        if given[row] == expected[row]:
+            return None
+        proof = (
+            cell(self._dump, LENGTHS, (row,), "keys of that row, as the kernel is told"),
+            cell(self._dump, BELIEVED, (row,), "keys of that row by the batch"),
+        )
+        others = [number for number, value in enumerate(expected) if number != row and value == given[row]]
+        defect = None
+        if given[row] <= 0:
+            defect = Defect.NEGATIVE if given[row] else Defect.ZERO
+        elif any(given[number] == expected[row] for number in others):
+            defect = Defect.SWAPPED
+        elif abs(given[row] - expected[row]) == 1:
+            defect = Defect.OFF_BY_ONE
+        elif others:
+            defect = Defect.FOREIGN
+        return Wrong(Structure.KERNEL_LENGTHS, defect, proof)
 
     def _of_swa_table(self) -> Wrong:
         to, full = self._at(TRANSLATED), self._at(FULL)

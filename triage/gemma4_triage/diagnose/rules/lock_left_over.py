@@ -18,6 +18,8 @@ def find(incident: Incident) -> Finding | None:
     if census is None or not census.listed or any(one.suspect.fault != LOCKED for one in census.listed):
         return None
     first = census.listed[0]
+    # A node's two counts are told apart by whose pool has locked tokens left.
+    pool = "full" if first.dump.manifest.scalars.get("full_protected") else "swa"
     return Finding(
         rule=ID,
         structure=Structure.TREE_LOCK,
@@ -31,7 +33,7 @@ def find(incident: Incident) -> Finding | None:
         evidence=(
             said(first.dump, "offence_count", "pages of such nodes"),
             cell(first.dump, TABLE, (first.row, 0), "the first of them"),
-            said(first.dump, "scalars.full_protected", "tokens locked in the prefix cache, with no request left"),
+            said(first.dump, f"scalars.{pool}_protected", "tokens locked in the prefix cache, with no request left"),
             said(first.dump, "site", "when the audit ran"),
         ),
         ruled_out_if=("a request slot is taken too: then its request was never released",),

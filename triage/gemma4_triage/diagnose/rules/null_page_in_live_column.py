@@ -22,6 +22,7 @@ _CAUSES: dict[Structure | None, str] = {
     Structure.FULL_TABLE: "The full layers' table has the null page where the request's own row has a real one.",
     Structure.REQUEST_ROW: "The request's row of req_to_token has the null page at a place that the request needs.",
     Structure.WRITE_LOCATIONS: "A token's keys and values are to be written to the null page; its row has a real one.",
+    Structure.KERNEL_LENGTHS: "The kernel is told of more keys than the request has: its row has no page for them.",
     Structure.ROW_INDICES: "The batch reads a row of req_to_token that is not the request's: it holds nothing.",
 }
 
@@ -69,7 +70,7 @@ def _confidence(wrong: Wrong) -> Confidence:
     """Return how sure it is: two structures that contradict each other leave the derived one."""
     if wrong.structure is None:
         return Confidence.POSSIBLE
-    derived = (Structure.SWA_TABLE, Structure.FULL_TABLE, Structure.WRITE_LOCATIONS)
+    derived = (Structure.SWA_TABLE, Structure.FULL_TABLE, Structure.WRITE_LOCATIONS, Structure.KERNEL_LENGTHS)
     return Confidence.CERTAIN if wrong.proof and wrong.structure in derived else Confidence.LIKELY
 
 

@@ -14,10 +14,10 @@ from gemma4_triage.finding import Confidence, Evidence, Finding
 
 _Words = TypeVar("_Words", bound=StrEnum)
 ID = "request-state-differs"
-_BOTH_SIDES = ("changed", "unlike")
+_BOTH_SIDES = ("changed", "unlike", "fell")
 """Why an entry is wrong, where the dump has what it should be as well."""
 _PREFIX = "prefix"
-"""The row and the nodes that its request holds differ: which of the two changed, the row as it was before says."""
+"""The row and the nodes that its request holds differ: which of the two changed, what the row had before says."""
 
 
 def find(incident: Incident) -> Finding | None:
@@ -28,10 +28,16 @@ def find(incident: Incident) -> Finding | None:
     scalars = dump.manifest.scalars
     structure = _word(Structure, scalars.get("structure"))
     why, slot, expected = scalars.get("why"), scalars.get("request_slot"), scalars.get("expected")
-    known = why in _BOTH_SIDES and isinstance(expected, int)
     # A row that is as it was is not what changed: its page went to somebody else.
     elsewhere = scalars.get("as_before") is True
-    defect = None if elsewhere or why == _PREFIX else _word(Defect, scalars.get("defect"))
+    of_tree = why == _PREFIX and elsewhere
+    had = scalars.get("row_had")
+    of_row = why == _PREFIX and isinstance(had, int) and had == expected
+    known = (why in _BOTH_SIDES and isinstance(expected, int)) or of_row
+    unsure = elsewhere or (why == _PREFIX and not of_row)
+    # Dumps without `row_had` have the way in which the row would be wrong.
+    way_is_told = not unsure or (of_tree and had is not None)
+    defect = _word(Defect, scalars.get("defect")) if way_is_told else None
     if elsewhere:
         cause = (
             f"A page of the running request in slot {slot} is no longer its own, by the ledger, while its row is as it "
@@ -42,13 +48,11 @@ def find(incident: Incident) -> Finding | None:
         should = f" where {expected} belongs" if known else ""
         way = "" if defect is None else f" ({defect.value})"
         cause = f"The request in slot {slot} has a wrong value in {named}: {scalars.get('value')}{should}{way}."
-    of_tree = why == _PREFIX and elsewhere
-    if why == _PREFIX:
+    if why == _PREFIX and not of_row:
         cause = (
             f"The row of the running request in slot {slot} and the nodes of the prefix cache that it holds have other "
             f"slots: {'the row is as it was, the node is not' if of_tree else 'which of them is wrong is not known'}."
         )
-    unsure = elsewhere or why == _PREFIX
     confidence = Confidence.CERTAIN if known else Confidence.LIKELY
     return Finding(
         rule=ID,
@@ -71,7 +75,9 @@ def _evidence(dump: Dump) -> Iterator[Evidence]:
     yield said(dump, "scalars.expected", "what should, by the request; empty where only its shape or owner is wrong")
     yield said(dump, "scalars.why", "how it is known to be wrong")
     yield said(dump, "scalars.request_slot", "whose it is")
-    yield said(dump, "scalars.token", "which token of the request")
+    if dump.manifest.scalars.get("row_had") is not None:
+        yield said(dump, "scalars.row_had", "what the row had there at the check before")
+    yield said(dump, "scalars.token", "which token of the request, or which column of the table")
     yield said(dump, "site", "where it was looked at, before SGLang indexed with it")
     yield said(dump, "scalars.owners", "whether the leak ledger was asked whose pages they are")
 
