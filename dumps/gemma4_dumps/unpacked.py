@@ -20,6 +20,8 @@ from .safe_file import CHUNK_BYTES, DIRECTORY_MODE, as_unreadable, write_chunks
 
 MAX_ENTRIES = 20_000
 MAX_TOTAL_BYTES = 4 * 1024**3
+MAX_ALL_BYTES = 8 * 1024**3
+"""Of all zips of one command together: somebody may send thousands."""
 MAX_DEPTH = 16
 MAX_NAME_BYTES = 240
 MAX_RATIO = 500
@@ -32,6 +34,8 @@ _ENCRYPTED = 0x1
 
 _folders: dict[tuple[str, int, int], Path] = {}
 _origins: dict[str, str] = {}
+_sizes: list[int] = []
+"""Of what was unpacked of each zip, in bytes."""
 
 
 class ArchiveRefused(DumpUnreadable):
@@ -55,8 +59,9 @@ def unpack(path: Path | str) -> Path:
     """Return the folder that holds what is in the zip; the same zip is unpacked once.
 
     Raises:
-        ArchiveRefused: It is damaged or encrypted, unpacks to more than MAX_TOTAL_BYTES or MAX_RATIO times its size, or
-            names a path outside, a link or the same file twice. Nothing of it is left.
+        ArchiveRefused: It is damaged or encrypted, unpacks to more than MAX_TOTAL_BYTES or MAX_RATIO times its size,
+            with all before it to more than MAX_ALL_BYTES, or names a path outside, a link or the same file twice.
+            Nothing of it is left.
         DumpUnreadable: It cannot be read, or the temporary folder cannot be written.
     """
     zip_path = Path(path)
@@ -98,7 +103,12 @@ def _unpack(path: Path) -> Path:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     try:
         with zipfile.ZipFile(path) as archive:
-            _extract(archive, _checked(archive, path), folder, path)
+            entries = _checked(archive, path)
+            size = sum(info.file_size for info, _ in entries)
+            if sum(_sizes) + size > MAX_ALL_BYTES:
+                raise ArchiveRefused(f"{path} and the zips before it unpack to more than {MAX_ALL_BYTES} bytes")
+            _sizes.append(size)
+            _extract(archive, entries, folder)
     except ArchiveRefused:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -151,9 +161,7 @@ def _place(info: zipfile.ZipInfo, path: Path) -> PurePosixPath:
     return place
 
 
-def _extract(
-    archive: zipfile.ZipFile, entries: list[tuple[zipfile.ZipInfo, PurePosixPath]], folder: Path, path: Path
-) -> None:
+def _extract(archive: zipfile.ZipFile, entries: list[tuple[zipfile.ZipInfo, PurePosixPath]], folder: Path) -> None:
     for info, place in entries:
         target = folder / place
         target.parent.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)

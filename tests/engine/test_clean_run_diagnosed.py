@@ -9,6 +9,7 @@ from gemma4_runtime.releases import BASE, installed_or_base
 
 pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1", "0.5.23")]
 
+TOYS = {"e4b": "mtp_arguments", "26b": "experts_mtp_arguments"}
 SMALL = {"max_total_tokens": 1024, "max_running_requests": 4}
 BACKENDS = {
     "trtllm_mha": {"attention_backend": "trtllm_mha"},
@@ -18,24 +19,27 @@ BACKENDS = {
 
 
 @pytest.mark.parametrize(
-    ("backend", "mode", "dumps"),
+    ("toy", "backend", "mode", "dumps"),
     # `log` writes a dump of what the release is known for, too; the others write a line of the guard manifest.
     [
-        pytest.param("trtllm_mha", "1", 0, marks=pytest.mark.smoke),
-        ("trtllm_mha", "trap", 0),
-        ("trtllm_mha", "log", 2),
-        ("triton", "1", 0),
-        ("hybrid", "1", 0),
+        pytest.param("e4b", "trtllm_mha", "1", 0, marks=pytest.mark.smoke),
+        ("e4b", "trtllm_mha", "trap", 0),
+        ("e4b", "trtllm_mha", "log", 2),
+        ("e4b", "triton", "1", 0),
+        ("e4b", "hybrid", "1", 0),
+        ("26b", "trtllm_mha", "1", 0),
+        ("26b", "triton", "1", 0),
+        ("26b", "hybrid", "1", 0),
     ],
 )
-def test_a_clean_load_ends_in_a_note_and_exit_0(run_engine, mtp_arguments, tmp_path, cli, backend, mode, dumps):
+def test_a_clean_load_ends_in_a_note_and_exit_0(run_engine, request, tmp_path, cli, toy, backend, mode, dumps):
     environment = {
         "GEMMA4_TRIAGE_PATCHES": "default",
         "SGLANG_TRTLLM_MHA_DEBUG": mode,
         "SGLANG_TRTLLM_MHA_DEBUG_DIR": str(tmp_path),
     }
-    engine = mtp_arguments | SMALL | BACKENDS[backend]
-    # The toy's window is 32.
+    engine = request.getfixturevalue(TOYS[toy]) | SMALL | BACKENDS[backend]
+    # The window of both toys is 32.
     run = run_engine(environment, engines=[engine], prompts=held_out_prompts(2, 40, seed=3), new_tokens=6)
     assert run.returncode == 0, run.log[-4000:]
     code, out, _ = cli("diagnose", "--dir", tmp_path, "--json")

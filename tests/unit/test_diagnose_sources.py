@@ -3,16 +3,26 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
+import time
 import zipfile
 
 import pytest
 
 from diagnose_examples import CORPUS, ROOT
+from gemma4_dumps import unpacked
+from gemma4_dumps.errors import DumpUnreadable
+from gemma4_triage.diagnose import material, sources
 from gemma4_triage.logs import source
+from gemma4_triage.logs.read import read_source
+from gemma4_triage.readers.opcodes import read_pickle
+from gemma4_triage.time_limit import until
 
 SAMPLES = ROOT / "dumps" / "samples"
 LOGS = ROOT / "tests" / "data" / "logs"
+EVIDENCE = ROOT / "tests" / "data" / "evidence"
 RUNS = ROOT / "tests" / "data" / "finished_runs"
 SEED = CORPUS / "swa-state-stale"
 CPU = "20261121T103430.648335Z_vm_r0_p24275_page-table-bounds_0001"
@@ -240,3 +250,115 @@ class TestPipesAndMissingFiles:
             code, out, err = cli("diagnose", name)
             assert (code, out) == (2, "")
             assert err.startswith(f"error: there is no file {name}\n")
+
+
+class TestFarTooMuch:
+    """What somebody sends may be thousands of files: all of it together has limits, and what is beyond is said."""
+
+    def many(self, tmp_path, count: int) -> None:
+        for at in range(count):
+            shutil.copytree(SAMPLES / CPU, tmp_path / f"{at}" / "renamed")
+
+    def test_pieces(self, cli, tmp_path, monkeypatch):
+        monkeypatch.setattr(material, "MAX_PIECES", 2)
+        self.many(tmp_path, 5)
+        shutil.copy(EVIDENCE / "cuda-gdb" / "core.txt", tmp_path)
+        code, _, document = rules(cli, tmp_path)
+        (incident,) = document["incidents"]
+        assert (code, len(incident["dumps"]), document["files_not_read"]) == (1, 2, 4)
+        assert "not read: 4 files and folders: reading ends after 2 pieces of evidence" in document["err"]
+        assert "--limit 0 for all" in document["err"]
+        _, _, document = rules(cli, tmp_path, "--limit", "0")
+        assert (document["files_not_read"], len(document["incidents"][0]["dumps"])) == (0, 5)
+        report = tmp_path / "report.html"
+        cli("report", tmp_path, "-o", report)
+        assert "4 files and folders: reading ends" in report.read_text()
+
+    def test_memory_that_manifests_take(self, cli, tmp_path, monkeypatch):
+        monkeypatch.setattr(material, "MAX_PARSED_BYTES", (SAMPLES / CPU / "manifest.json").stat().st_size * 2)
+        self.many(tmp_path, 3)
+        for limit in ("200", "0"):
+            _, _, document = rules(cli, tmp_path, "--limit", limit)
+            assert (document["files_not_read"], len(document["incidents"][0]["dumps"])) == (1, 2)
+
+    def test_what_hostile_json_takes_in_memory_is_bounded(self, tmp_path):
+        (guards,) = EVIDENCE.glob("hanging/dumps/guards/*.json")
+        hostile = guards.read_text().rstrip()[:-1] + ', "x": [' + "[]," * 690_000 + "0]}"
+        for at in range(40):
+            (tmp_path / f"{at}.json").write_text(hostile)
+        begin = (
+            "import resource, sys; from gemma4_triage.cli.app import main; sys.argv = ['x', 'diagnose', sys.argv[1]]\n"
+            "try:\n    main()\nfinally:\n    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", begin, tmp_path], capture_output=True, text=True, check=False)
+        assert "reading ends after 32 MiB of manifests" in done.stderr
+        # 40 of them would take 2 GiB.
+        assert int(done.stdout.split()[-1]) < 1.3 * 1024**2
+
+    def test_time(self, cli, tmp_path, monkeypatch):
+        monkeypatch.setattr(material, "MAX_SECONDS", -1.0)
+        self.many(tmp_path, 1)
+        shutil.copy(LOGS / "pool-leak.log", tmp_path)
+        code, _, document = rules(cli, tmp_path)
+        assert (code, document["kind"]) == (5, "error")
+        assert "reading ends after -1 s" in document["err"]
+        # A log that was named itself is read to its end.
+        code, found, document = rules(cli, LOGS / "pool-leak.log", tmp_path)
+        assert (code, found[0][0]) == (1, "pool-leak")
+        assert "not read: 1 file or folder: reading ends after -1 s" in document["err"]
+
+    def test_time_of_logs_and_of_readers_together(self, tmp_path):
+        (tmp_path / "a.log").write_text("a\n" * 10)
+        with until(time.monotonic() - 1):
+            facts = read_source(source.Source(str(tmp_path / "a.log")))
+            with pytest.raises(DumpUnreadable, match="it took too long"):
+                read_pickle(EVIDENCE / "flight-recorder" / "nccl_trace_rank_0")
+        assert facts.problem == "ends early: it took too long"
+
+    def test_logs_of_folders_that_come_too_late(self, cli, tmp_path, monkeypatch):
+        for name in ("a.log", "b.log"):
+            shutil.copy(LOGS / "pool-leak.log", tmp_path / name)
+        real = sources._Finder.result
+
+        def late(finder):
+            found = real(finder)
+            found.end_s = time.monotonic() - 1
+            return found
+
+        monkeypatch.setattr(sources._Finder, "result", late)
+        code, _, err = cli("diagnose", tmp_path)
+        assert code == 5
+        assert "not read: 2 logs: reading took too long" in err
+
+    def test_files_and_folders(self, cli, tmp_path, monkeypatch):
+        monkeypatch.setattr(sources, "MAX_FILES", 5)
+        for at in range(9):
+            (tmp_path / f"{at}.bin").write_bytes(b"\1")
+        shutil.copy(LOGS / "pool-leak.log", tmp_path / "0.log")
+        code, _, document = rules(cli, tmp_path, LOGS / "pool-leak.log")
+        assert code == 1
+        assert document["files_not_read"] == 6
+
+    def test_zips_together(self, cli, tmp_path, monkeypatch):
+        path = exported(cli, tmp_path, SAMPLES / CPU)
+        monkeypatch.setattr(unpacked, "MAX_ALL_BYTES", 10)
+        code, _, document = rules(cli, path)
+        assert code == 4
+        assert "and the zips before it unpack to more than 10 bytes" in document["message"]
+
+    def test_thousands_of_torn_files_end_in_a_count(self, cli, tmp_path):
+        whole = (EVIDENCE / "flight-recorder" / "nccl_trace_rank_0").read_bytes()
+        (guards,) = EVIDENCE.glob("hanging/dumps/guards/*.json")
+        for at in range(1500):
+            folder = tmp_path / f"{at}"
+            folder.mkdir()
+            (folder / "a").write_bytes(whole[: 100 + at])
+            (folder / "b.json").write_bytes(guards.read_bytes()[: -1 - at % 20])
+            (folder / "c.zip").write_bytes(b"PK\3\4" + bytes(at))
+            (folder / "d").symlink_to("/etc/passwd")
+            os.mkfifo(folder / "e")
+        begin = time.monotonic()
+        code, out, err = cli("diagnose", tmp_path)
+        assert time.monotonic() - begin < 60
+        assert (code, out.count("\n") < 1000, err.count("\n") < 10) == (4, True, True)
+        assert "2000 files and folders: reading ends after 1000 pieces of evidence" in err

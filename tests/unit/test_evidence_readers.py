@@ -18,8 +18,9 @@ from gemma4_dumps.errors import DumpError, DumpUnreadable
 from gemma4_triage.readers import cuda_gdb, flashinfer_log, py_spy
 from gemma4_triage.readers.catalog import READERS, head_of, reader_of
 from gemma4_triage.readers.opcodes import Blob, Name, Thing, read_pickle
-from gemma4_triage.readers.reading import Clock, NotThis, Reading
+from gemma4_triage.readers.reading import NotThis, Reading
 from gemma4_triage.readers.text_file import Lines
+from gemma4_triage.time_limit import Clock
 
 SAMPLES = ROOT / "tests" / "data" / "evidence"
 (SNAPSHOT,) = (SAMPLES / "crash" / "vm").iterdir()

@@ -9,7 +9,7 @@ import typer
 
 from gemma4_dumps.wording import number_of
 from gemma4_triage.cli import completions
-from gemma4_triage.cli.read_logs import read_logs
+from gemma4_triage.cli.read_logs import read_evidence, read_logs
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.cli.store_options import Directory, open_store
 from gemma4_triage.errors import NothingChecked
@@ -71,7 +71,7 @@ def diagnose(
     named_logs = read_logs(log or [])
     evidence = _evidence(sources or [], directory, limit or None, named_logs)
     material = evidence.material
-    logs = [*named_logs, *read_logs(evidence.logs, quiet=len(evidence.logs) > 1, but=log or ())]
+    logs = [*named_logs, *read_evidence(evidence, but=log or ())]
     diagnoses = _diagnoses(evidence, logs)
     newest_only = not (sources or log or directory is not None)
     others = _all_but_the_newest(diagnoses) if newest_only else []
@@ -90,14 +90,14 @@ def diagnose(
     if as_json:
         for line in damage_lines([dump for diagnosis in diagnoses for dump in diagnosis.damaged]):
             warn(line)
-        emit_json("diagnosis", diagnosis_document(diagnoses, material, code, evidence.left_alone))
+        emit_json("diagnosis", diagnosis_document(diagnoses, evidence, code))
     else:
         print_diagnoses(stdout_console(), diagnoses, evidence.left_alone)
     raise typer.Exit(code)
 
 
 def _evidence(names: list[str], directory: Path | None, limit: int | None, logs: list[LogFacts]) -> Evidence:
-    from gemma4_triage.diagnose.material import read_store
+    from gemma4_triage.diagnose.material import Budget, read_store
     from gemma4_triage.diagnose.sources import Evidence, gather, gather_folder
 
     # A log alone is judged alone: what the default folder holds may be another server's.
@@ -108,7 +108,9 @@ def _evidence(names: list[str], directory: Path | None, limit: int | None, logs:
         return gather(store, names, limit)
     if directory is not None:
         return gather_folder(directory, limit)
-    return Evidence(material=read_store(store, limit))
+    budget = Budget(limit is not None)
+    material = read_store(store, limit, budget)
+    return Evidence(material, not_read=budget.skipped, remarks=[budget.remark] if budget.remark else [])
 
 
 def _diagnoses(evidence: Evidence, logs: list[LogFacts]) -> list[Diagnosis]:
@@ -117,6 +119,8 @@ def _diagnoses(evidence: Evidence, logs: list[LogFacts]) -> list[Diagnosis]:
 
     incidents = incidents_of(evidence.material, logs, evidence.readings)
     if not incidents and not evidence.material.unreadable:
+        for remark in evidence.remarks:
+            say(remark)
         raise NothingChecked(
             "neither a dump nor a guard manifest there"
             + (", and no line of SGLang's scheduler in the logs" if logs else ""),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,40 @@ from gemma4_dumps.unpacked import origin
 from gemma4_dumps.wording import number_of
 from gemma4_triage.errors import UsageMistake
 from gemma4_triage.terminal import say
+from gemma4_triage.time_limit import until
 
 if TYPE_CHECKING:
+    from gemma4_triage.diagnose.sources import Evidence
     from gemma4_triage.logs.facts import LogFacts
 
 STDIN = "-"
+
+
+def read_evidence(evidence: Evidence, points: int = 2, but: Iterable[str] = ()) -> list[LogFacts]:
+    """Read the logs among what was named; those that lie in folders only as long as all of that may take.
+
+    Args:
+        evidence: what was found.
+        points: of each time series at most.
+        but: names of logs that were read before.
+
+    Raises UsageMistake.
+    """
+    quiet, already = len(evidence.logs) > 1, list(but)
+    read: list[LogFacts] = []
+    late = 0
+    for name in evidence.logs:
+        if name not in evidence.found_logs:
+            read += read_logs([name], points, quiet, already)
+        elif time.monotonic() > evidence.end_s:
+            late += 1
+        else:
+            with until(evidence.end_s):
+                read += read_logs([name], points, quiet, already)
+        already.append(name)
+    if late:
+        say(f"not read: {number_of(late, 'log')}: reading took too long; name a part of it, or --limit 0 for all")
+    return read
 
 
 def read_logs(names: Iterable[str], points: int = 2, quiet: bool = False, but: Iterable[str] = ()) -> list[LogFacts]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemma4_triage.cli import completions
-from gemma4_triage.cli.read_logs import read_logs
+from gemma4_triage.cli.read_logs import read_evidence, read_logs
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.cli.store_options import Directory, open_store
 from gemma4_triage.errors import UsageMistake
@@ -95,7 +95,7 @@ def _build(names: list[str], directory: Path | None, limit: int | None, names_of
     if logs and not names and directory is None:
         return build_report(nothing_but_logs(), logs)
     source = read_run_or_dumps(open_store(directory), names, limit)
-    found = read_logs(source.logs, MAX_POINTS, quiet=len(source.logs) > 1, but=names_of_logs)
+    found = read_evidence(source.found, MAX_POINTS, but=names_of_logs)
     return build_report(source, [*logs, *found])
 
 

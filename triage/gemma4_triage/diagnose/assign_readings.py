@@ -66,8 +66,13 @@ def _with(incident: Incident, reading: Reading, link: LogLink) -> Incident:
 
 
 def _among(reading: Reading, alone: Sequence[Incident]) -> int | None:
-    """Return which run of only readings it belongs to."""
-    return next((at for at, run in enumerate(alone) if _is_proof(_hold(reading, run))), None)
+    """Return which run of only readings it belongs to; what says nothing of whose it is belongs to none."""
+    identity = reading.identity
+    bundled = any(other.identity.folder for run in alone for other in run.readings)
+    if not (identity.pids or identity.command or identity.settings or identity.folder or bundled):
+        return None
+    near = (at for at, run in enumerate(alone) if _near(reading, run) is not False or bundled)
+    return next((at for at in near if _is_proof(_hold(reading, alone[at]))), None)
 
 
 def _link(reading: Reading, incidents: Sequence[Incident]) -> tuple[LogLink, int | None]:

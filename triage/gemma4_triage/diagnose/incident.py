@@ -121,11 +121,15 @@ class Incident:
 
     def without(self, explained: frozenset[str]) -> Incident:
         """Return the same without these dumps (ids) and without repetitions of them."""
-        return replace(self, dumps=tuple(dump for dump in self.dumps if not self.is_again(dump, explained)))
+        kinds = self._kinds(explained)
+        return replace(self, dumps=tuple(dump for dump in self.dumps if _kind(dump) not in kinds))
 
     def is_again(self, dump: Dump, explained: frozenset[str]) -> bool:
         """Return whether `dump` is one of these, or the same again: at another step, rank or site."""
-        return _kind(dump) in {_kind(other) for other in self.dumps if other.manifest.dump_id in explained}
+        return _kind(dump) in self._kinds(explained)
+
+    def _kinds(self, explained: frozenset[str]) -> set[tuple[str | None, ...]]:
+        return {_kind(other) for other in self.dumps if other.manifest.dump_id in explained}
 
 
 def _says(dump: Dump, name: str, value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,15 +11,79 @@ from pathlib import Path
 from pydantic_core import from_json
 
 from gemma4_dumps.errors import DumpError
-from gemma4_dumps.manifest_file import MAX_MANIFEST_BYTES
+from gemma4_dumps.manifest_file import MANIFEST_NAME, MAX_MANIFEST_BYTES
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.safe_file import json_files, read_regular
 from gemma4_dumps.store import DumpStore
 from gemma4_dumps.unpacked import origin
+from gemma4_dumps.wording import number_of
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Ledger
 
 GUARDS, LEDGERS = "guards", "audits"
+MAX_PIECES = 1000
+"""Pieces are held against each other, which takes the square of their number."""
+MAX_PARSED_BYTES = 32 * 1024**2
+"""A thousand real manifests have a third of it. Parsed, hostile JSON takes fifty times its size in memory."""
+MAX_SECONDS = 120.0
+
+
+class Budget:
+    """What all that was named may cost together. What is beyond is counted and not read.
+
+    Attributes:
+        end_s: when the time is up, of time.monotonic().
+        skipped: how many files and folders were not read.
+    """
+
+    def __init__(self, limited: bool = True) -> None:
+        """limited: False for as many pieces as there are, however long it takes; memory has a limit all the same."""
+        self.end_s = time.monotonic() + MAX_SECONDS if limited else float("inf")
+        self.skipped = 0
+        self._pieces = MAX_PIECES if limited else None
+        self._bytes = MAX_PARSED_BYTES
+        self._reached = ""
+
+    def admits(self, parsed: Path | None = None) -> bool:
+        """Return whether one more piece may be read, and count it; `parsed` is its file of JSON."""
+        size = 0
+        if parsed is not None:
+            try:
+                size = min(os.path.getsize(parsed), MAX_MANIFEST_BYTES)
+            except OSError:
+                size = 0
+        if self._pieces is not None and self._pieces <= 0:
+            return self._skip(f"after {MAX_PIECES} pieces of evidence")
+        if size > self._bytes:
+            return self._skip(f"after {MAX_PARSED_BYTES // 1024**2} MiB of manifests")
+        if self.is_over:
+            return False
+        self._pieces = None if self._pieces is None else self._pieces - 1
+        self._bytes -= size
+        return True
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the time is up, and count what is not read for that."""
+        return time.monotonic() > self.end_s and not self._skip(f"after {MAX_SECONDS:g} s")
+
+    def leave(self, count: int, why: str) -> None:
+        """Count what is not read for another limit."""
+        self.skipped += count
+        self._reached = self._reached or why
+
+    def _skip(self, why: str) -> bool:
+        self.leave(1, why)
+        return False
+
+    @property
+    def remark(self) -> str:
+        """Return what was not read and why, in a sentence; "" if everything was."""
+        if not self.skipped:
+            return ""
+        what = number_of(self.skipped, "file or folder", "files and folders")
+        more = ", or --limit 0 for all" if self._pieces is not None else ""
+        return f"not read: {what}: reading ends {self._reached}; name a part of it{more}"
 
 
 @dataclass(frozen=True)
@@ -53,24 +118,26 @@ class Material:
     hidden: int = 0
 
 
-def read_store(store: DumpStore, limit: int | None) -> Material:
-    """Return the newest `limit` dumps below the store's root, or all, and what else is there.
+def read_store(store: DumpStore, limit: int | None, budget: Budget | None = None) -> Material:
+    """Return the newest `limit` dumps below the store's root, or all, and what else is there, within a budget.
 
     Raises DumpUnreadable if that cannot be listed.
     """
     dumps: list[Dump] = []
     unreadable: list[Unreadable] = []
     names = store.names()
-    for entry in store.describe(names[:limit]):
+    costs = Budget(limit is not None) if budget is None else budget
+    admitted = [name for name in names[:limit] if costs.admits(store.root / name / MANIFEST_NAME)]
+    for entry in store.describe(admitted):
         if entry.manifest is not None:
             dumps.append(Dump(entry.path, entry.manifest))
         elif entry.state != "writing":
             unreadable.append(Unreadable(entry.path, entry.problem or entry.state))
     guards, ledgers = [], []
-    for path in json_files(store.root / GUARDS):
+    for path in filter(costs.admits, json_files(store.root / GUARDS)):
         fields = read_fields(path, unreadable)
         guards += [] if fields is None else [Guards(path.name, "", fields)]
-    for path in json_files(store.root / LEDGERS):
+    for path in filter(costs.admits, json_files(store.root / LEDGERS)):
         fields = read_fields(path, unreadable)
         ledgers += [] if fields is None else [Ledger(path.name, fields)]
     hidden = 0 if limit is None else max(0, len(names) - limit)

@@ -9,6 +9,8 @@
 | text with lines that a server writes                  | a serving log                                               |
 | any other file in a folder                            | counted, not read; named by itself it is taken for a log    |
 
+What all of it may cost together is a Budget (material.py); what is beyond that is counted, and said.
+
 Symbolic links in folders are not followed: what somebody sends may lead to anybody's files.
 """
 
@@ -18,6 +20,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 from gemma4_dumps.directory_name import time_key
@@ -32,16 +35,27 @@ from gemma4_dumps.unpacked import inside, is_zip, origin, unpack
 from gemma4_dumps.wording import number_of
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Ledger
-from gemma4_triage.diagnose.material import GUARDS, LEDGERS, Material, Unreadable, joined, read_fields, read_store
+from gemma4_triage.diagnose.material import (
+    GUARDS,
+    LEDGERS,
+    Budget,
+    Material,
+    Unreadable,
+    joined,
+    read_fields,
+    read_store,
+)
 from gemma4_triage.errors import NothingChecked, UsageMistake
 from gemma4_triage.logs.source import STDIN, Source
 from gemma4_triage.readers import collection, flashinfer_log
 from gemma4_triage.readers.catalog import Reader, head_of, reader_of
 from gemma4_triage.readers.reading import NotThis, Reading
+from gemma4_triage.time_limit import until
 
 MAX_FILES = 50_000
 MAX_LOGS = 64
 MAX_DEPTH = 24
+_TOO_MANY = f"after {MAX_FILES} files and folders"
 _LOG_MARKS = re.compile(
     rb"server_args=|Prefill batch|Decode batch|Traceback \(most recent call last\)|CUDA error: |Uvicorn running|"
     rb"gemma4-triage: |NCCL (?:WARN|error)|^Killed$|Segmentation fault|Scheduler hit an exception|; dump: /",
@@ -58,15 +72,21 @@ class Evidence:
     Attributes:
         material: dumps, guard manifests, ledgers, and what could not be read.
         logs: paths of serving logs, or "-".
+        found_logs: those of them that were found in folders; they are read until `end_s` and no longer.
+        end_s: when reading has taken long enough, of time.monotonic().
         readings: what the readers made of other files.
         left_alone: how many files of folders are no evidence.
+        not_read: how many files and folders were beyond a limit.
         remarks: what a reader has to know of it, a sentence each.
     """
 
     material: Material = field(default_factory=Material)
     logs: list[str] = field(default_factory=list)
+    found_logs: set[str] = field(default_factory=set)
+    end_s: float = float("inf")
     readings: list[Reading] = field(default_factory=list)
     left_alone: int = 0
+    not_read: int = 0
     remarks: list[str] = field(default_factory=list)
 
 
@@ -91,7 +111,7 @@ def gather(store: DumpStore, names: Iterable[str], limit: int | None) -> Evidenc
         before = found.count
         path = _path(store, name)
         if os.path.isdir(path):
-            if found.folder(path, in_zip=not os.path.isdir(name)) and found.count == before:
+            if found.folder(path, in_zip=not os.path.isdir(name)) and found.is_empty_since(before):
                 raise NothingChecked(_nothing_in(path, name), "name dumps, logs, zips, or folders that hold some")
         else:
             found.named_file(path)
@@ -138,6 +158,8 @@ class _Finder:
     def __init__(self, limit: int | None) -> None:
         self.evidence = Evidence()
         self._limit = limit
+        self._budget = Budget(limit is not None)
+        self.evidence.end_s = self._budget.end_s
         self._parts: list[Material] = []
         self._seen: set[str] = set()
         self._files = 0
@@ -151,16 +173,24 @@ class _Finder:
         )
         return pieces + len(self.evidence.logs) + len(self._by_reader) + len(self.evidence.readings)
 
+    def is_empty_since(self, before: int) -> bool:
+        """Return whether there are as many pieces as there were, and nothing was left for a limit."""
+        return self.count == before and not self._budget.skipped
+
     def result(self) -> Evidence:
         """Read what is left to read, and return everything."""
-        for reader, paths in self._by_reader.values():
-            self._read(reader, paths)
-        logs = self.evidence.logs
-        if len(logs) > MAX_LOGS:
-            newest = sorted(logs, key=_changed_s, reverse=True)[:MAX_LOGS]
-            self.evidence.remarks.append(f"not read: {number_of(len(logs) - MAX_LOGS, 'older log')}")
-            self.evidence.logs = [log for log in logs if log in newest]
+        with until(self._budget.end_s):
+            for reader, paths in self._by_reader.values():
+                self._read(reader, paths)
+        found = self.evidence.found_logs
+        if len(found) > MAX_LOGS:
+            self.evidence.found_logs = set(sorted(found, key=_changed_s, reverse=True)[:MAX_LOGS])
+            self.evidence.remarks.append(f"not read: {number_of(len(found) - MAX_LOGS, 'older log')}")
+            left = found - self.evidence.found_logs
+            self.evidence.logs = [log for log in self.evidence.logs if log not in left]
         self.evidence.material = joined(self._parts)
+        self.evidence.not_read = self._budget.skipped
+        self.evidence.remarks += [self._budget.remark] if self._budget.remark else []
         return self.evidence
 
     def folder(self, path: Path, depth: int = 0, in_zip: bool = False) -> bool:
@@ -173,12 +203,14 @@ class _Finder:
         if depth == 0 and (_is_dump(path) or time_key(path.name)):
             self._parts.append(Material(dumps=(read_dump(path),)))
             return True
-        with as_unreadable(path):
-            entries = sorted(os.scandir(path), key=lambda entry: entry.name)
+        self._files += 1
+        if self._is_too_much():
+            return True
+        entries = self._entries(path)
         folders = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
         names = {entry.name for entry in folders}
         if names & {GUARDS, LEDGERS} or any(time_key(name) for name in names):
-            self._parts.append(read_store(DumpStore(path), self._limit))
+            self._parts.append(read_store(DumpStore(path), self._limit, self._budget))
         indexed = any(entry.name == flashinfer_log.SESSION for entry in entries)
         one_call = any(entry.name == flashinfer_log.ONE_CALL for entry in entries)
         bundled = collection.FOLDERS if any(entry.name == collection.NAME for entry in entries) else frozenset()
@@ -202,6 +234,15 @@ class _Finder:
                 self._file(Path(entry.path), in_zip)
         return True
 
+    def _entries(self, path: Path) -> list[os.DirEntry[str]]:
+        """Return what lies in a folder, by name: the first MAX_FILES that the system lists, and counts the others."""
+        with as_unreadable(path), os.scandir(path) as listed:
+            entries = sorted(islice(listed, MAX_FILES), key=lambda entry: entry.name)
+            more = sum(1 for _ in listed)
+        if more:
+            self._budget.leave(more, _TOO_MANY)
+        return entries
+
     def named_file(self, path: Path) -> None:
         """Take a file that was named; what no reader takes is a log, and says itself if it cannot be one."""
         if not self._is_new(path):
@@ -217,6 +258,13 @@ class _Finder:
                 raise UsageMistake(f"{path} is {what[0]}", what[1].format(path))
             self.evidence.logs.append(str(path))
 
+    def _is_too_much(self) -> bool:
+        """Return whether one more file or folder is beyond a limit, and count it then."""
+        if self._files > MAX_FILES:
+            self._budget.leave(1, _TOO_MANY)
+            return True
+        return self._budget.is_over
+
     def _is_new(self, path: Path) -> bool:
         place = os.path.realpath(path)
         if place in self._seen:
@@ -225,7 +273,7 @@ class _Finder:
         return True
 
     def _dump(self, path: Path) -> None:
-        if not self._is_new(path):
+        if not self._is_new(path) or not self._budget.admits(path / MANIFEST_NAME):
             return
         try:
             self._parts.append(Material(dumps=(read_dump(path),)))
@@ -234,7 +282,9 @@ class _Finder:
 
     def _file(self, path: Path, in_zip: bool) -> None:
         self._files += 1
-        if self._files > MAX_FILES or not self._is_new(path):
+        if self._is_too_much():
+            return
+        if not self._is_new(path):
             self.evidence.left_alone += 1
             return
         if is_zip(path):
@@ -255,22 +305,29 @@ class _Finder:
             return
         if _is_log(path):
             self.evidence.logs.append(str(path))
+            self.evidence.found_logs.add(str(path))
         else:
             self.evidence.left_alone += 1
 
     def _takes(self, path: Path, head: bytes) -> bool:
         """Take the file and say so if it is a guard manifest, a ledger, or of a reader."""
-        if head.lstrip()[:1] == b"{" and (made := _fields(path, head)) is not None:
-            self._parts.append(made)
+        if head.lstrip()[:1] == b"{" and (kind := _kind(head)) is not None:
+            if self._budget.admits(path):
+                self._parts.append(_fields(path, kind))
             return True
         reader = reader_of(head)
         if reader is None:
             return False
+        if not self._budget.admits():
+            return True
         folder = path.parent.parent if path.name == flashinfer_log.ONE_CALL else path.parent
         self._by_reader.setdefault((reader.id, folder), (reader, []))[1].append(path)
         return True
 
     def _read(self, reader: Reader, paths: list[Path]) -> None:
+        if self._budget.is_over:
+            self._budget.skipped += len(paths) - 1
+            return
         try:
             for reading in reader.read(paths):
                 self.evidence.readings.append(_named(reading))
@@ -311,17 +368,21 @@ def _is_dump(path: Path) -> bool:
     return b'"dump_id"' in head or b'"verdict"' in head
 
 
-def _fields(path: Path, head: bytes) -> Material | None:
-    """Return a guard manifest or a ledger that lies alone; None if the file is neither."""
+def _kind(head: bytes) -> str | None:
+    """Return GUARDS or LEDGERS for a guard manifest or a ledger that lies alone; None if the file is neither."""
     is_guard = all(key in head for key in (b'"patches"', b'"pid"', b'"settings"', b'"created_utc"'))
     is_ledger = all(key in head for key in (b'"equations"', b'"audits"', b'"pid"'))
     if not (is_guard or is_ledger) or b'"dump_id"' in head:
         return None
+    return GUARDS if is_guard else LEDGERS
+
+
+def _fields(path: Path, kind: str) -> Material:
     unreadable: list[Unreadable] = []
     fields = read_fields(path, unreadable)
     if fields is None:
         return Material(unreadable=tuple(unreadable))
-    if is_guard:
+    if kind == GUARDS:
         return Material(guards=(Guards(path.name, "", fields),))
     return Material(ledgers=(Ledger(path.name, fields),))
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from gemma4_triage.errors import UsageMistake
+from gemma4_triage.time_limit import Clock
 
 CHUNK_BYTES = 1 << 20
 STDIN = "-"
@@ -62,7 +63,7 @@ class Source:
             # read1: read would fill its chunk, and lose what it had when the data turns out to be torn.
             read = getattr(stream, "read1", stream.read)
             decoder: codecs.IncrementalDecoder | None = None
-            size = 0
+            size, clock = 0, Clock()
             while True:
                 try:
                     chunk = read(CHUNK_BYTES)
@@ -77,6 +78,9 @@ class Source:
                     else:
                         self._need_text(chunk)
                 size += len(chunk)
+                if clock.is_over:
+                    self.problem = "ends early: it took too long"
+                    return
                 yield chunk if decoder is None else decoder.decode(chunk).encode(errors="replace")
                 if size > _BOMB_BYTES and self._packed is not None and size > _BOMB_RATIO * self._packed.tell():
                     self.problem = f"ends early: unpacked it is more than {_BOMB_RATIO} times as large, as no log is"

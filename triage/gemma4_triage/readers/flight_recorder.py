@@ -22,7 +22,8 @@ from gemma4_triage.readers.reading import MAX_FACTS, Moment, NotThis, Reading, c
 
 KIND = "flight-recorder"
 RULE = "collective-timeout"
-MAX_JSON_BYTES = 128 * 1024**2
+MAX_JSON_BYTES = 16 * 1024**2
+"""An entry has half a KiB and a recorder 2000 of them. Parsed, hostile JSON takes thirty times its size in memory."""
 MAX_RANKS = 256
 _RANK = re.compile(r"(\d{1,6})(?:\.\w+)?$")
 _NS = 10**9

@@ -15,7 +15,8 @@ from typing import Any
 
 from gemma4_dumps.errors import DumpUnreadable
 from gemma4_dumps.safe_file import as_unreadable
-from gemma4_triage.readers.reading import Clock
+from gemma4_triage.readers.reading import MAX_SECONDS
+from gemma4_triage.time_limit import Clock
 
 MAX_FILE_BYTES = 256 * 1024**2
 MAX_OPCODES = 5_000_000
@@ -83,7 +84,7 @@ def read_pickle(path: Path, clock: Clock | None = None) -> Unpickled:
         data = path.read_bytes()
     machine = _Machine()
     try:
-        problem = machine.run(data, clock or Clock())
+        problem = machine.run(data, clock or Clock(MAX_SECONDS))
     except (ValueError, IndexError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         problem = f"ends early: {type(error).__name__}: {error}"[:200]
     value = machine.best

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -87,18 +86,6 @@ class Reading:
 
 class NotThis(Exception):
     """A file is not what its beginning looked like; another reader may take it."""
-
-
-class Clock:
-    """Says when a reader has worked long enough on one file."""
-
-    def __init__(self, seconds: float = MAX_SECONDS) -> None:
-        self._end = time.monotonic() + seconds
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether the time is up."""
-        return time.monotonic() > self._end
 
 
 def cut(text: str) -> str:

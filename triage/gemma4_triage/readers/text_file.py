@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gemma4_dumps.safe_file import as_unreadable
-from gemma4_triage.readers.reading import Clock
+from gemma4_triage.readers.reading import MAX_SECONDS
+from gemma4_triage.time_limit import Clock
 
 MAX_TEXT_BYTES = 512 * 1024**2
 LONGEST_LINE = 16 * 1024
@@ -18,7 +19,7 @@ class Lines:
 
     def __init__(self, path: Path, max_bytes: int = MAX_TEXT_BYTES) -> None:
         self.problem = ""
-        self._path, self._left, self._clock = path, max_bytes, Clock()
+        self._path, self._left, self._clock = path, max_bytes, Clock(MAX_SECONDS)
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         """Yield the number and the text of each line, cut at LONGEST_LINE. Raises DumpUnreadable."""

@@ -13,8 +13,8 @@ from gemma4_dumps.wording import number_of
 from gemma4_triage.diagnose.conclude import rests_on_damage
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.material import Material
 from gemma4_triage.diagnose.plan import plan
+from gemma4_triage.diagnose.sources import Evidence
 from gemma4_triage.diagnose.timeline import timeline
 from gemma4_triage.finding import Confidence, Finding, causes
 from gemma4_triage.logs.facts import LogFacts
@@ -119,16 +119,13 @@ def damage_lines(dumps: Sequence[Dump]) -> list[str]:
     return [damage_line(dumps[0]), f"damaged: {len(dumps) - 1} more dumps; --json has them all"]
 
 
-def diagnosis_document(
-    diagnoses: Sequence[Diagnosis], material: Material, exit_code: int, left_alone: int = 0
-) -> dict[str, Any]:
+def diagnosis_document(diagnoses: Sequence[Diagnosis], evidence: Evidence, exit_code: int) -> dict[str, Any]:
     """Return every incident, the newest first, with its findings, the most certain first.
 
     Args:
         diagnoses: of the incidents that are shown.
-        material: what was read of dumps.
+        evidence: what was read.
         exit_code: of the command.
-        left_alone: how many files of folders are no evidence.
     """
     return {
         "clean": exit_code == 0,
@@ -136,9 +133,10 @@ def diagnosis_document(
         "summary": summary(diagnoses).document,
         "incidents": [_incident(diagnosis) for diagnosis in diagnoses],
         "damaged": damaged_document([dump for diagnosis in diagnoses for dump in diagnosis.damaged]),
-        "unreadable": [{"path": item.place, "problem": item.problem} for item in material.unreadable],
-        "older_dumps_not_read": material.hidden,
-        "files_left_alone": left_alone,
+        "unreadable": [{"path": item.place, "problem": item.problem} for item in evidence.material.unreadable],
+        "older_dumps_not_read": evidence.material.hidden,
+        "files_left_alone": evidence.left_alone,
+        "files_not_read": evidence.not_read,
     }
 
 

@@ -117,7 +117,7 @@ def _diagnose(source: Source, logs: Sequence[LogFacts]) -> tuple[list[_Labelled]
         incidents = group(material.dumps, material.guards, material.ledgers)
         # An arm has a log of its own, and its verdict has read it.
         if source.verdict is None:
-            assigned = incidents_of(material, logs, source.readings)
+            assigned = incidents_of(material, logs, source.found.readings)
             for link in (link for incident in assigned for link in incident.log_links):
                 # Of several folders that were named, the one that a log is evidence in has it.
                 if link.is_evidence or link.log not in links:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemma4_dumps.manifest_file import MANIFEST_NAME
@@ -12,9 +12,8 @@ from gemma4_dumps.store import DumpStore
 from gemma4_dumps.wording import number_of
 from gemma4_repro.engine.run_folder import VERDICT_NAME
 from gemma4_triage.diagnose.material import Material, read_store
-from gemma4_triage.diagnose.sources import gather
+from gemma4_triage.diagnose.sources import Evidence, gather
 from gemma4_triage.errors import UsageMistake
-from gemma4_triage.readers.reading import Reading
 from gemma4_triage.runs.record_file import RunRecord, read_record
 
 DUMPS, LOG = "dumps", "log.txt"
@@ -39,8 +38,7 @@ class Source:
         pieces: dumps and what lies beside them, by arm.
         arm_logs: the logs of a run's arms, those that are there.
         notes: what a reader has to know.
-        logs: serving logs that were found in what was named.
-        readings: what readers made of other files.
+        found: serving logs, and what readers made of other files, in what was named.
     """
 
     names: tuple[str, ...]
@@ -48,8 +46,7 @@ class Source:
     pieces: tuple[Piece, ...]
     arm_logs: tuple[tuple[str, Path], ...] = ()
     notes: tuple[str, ...] = ()
-    logs: tuple[str, ...] = ()
-    readings: tuple[Reading, ...] = ()
+    found: Evidence = field(default_factory=Evidence)
 
 
 def read_run_or_dumps(store: DumpStore, names: Sequence[str], limit: int | None) -> Source:
@@ -78,7 +75,7 @@ def read_run_or_dumps(store: DumpStore, names: Sequence[str], limit: int | None)
     notes = (f"{number_of(found.left_alone, 'file')} that are no evidence",) if found.left_alone else ()
     piece = Piece("", False, found.material)
     notes = (*found.remarks, *notes)
-    return Source(tuple(names), None, (piece,), (), notes, tuple(found.logs), tuple(found.readings))
+    return Source(tuple(names), None, (piece,), (), notes, found)
 
 
 def nothing_but_logs() -> Source:
