@@ -85,7 +85,10 @@ def test_live_hanging_and_killed(mtp_arguments, tmp_path, cli, monkeypatch):
         (incident,) = found["incidents"]
         finding = incident["findings"][0]
         assert (code, finding["rule"], finding["confidence"]) == (1, "server-not-answering", "likely")
-        assert f"process {hung} stood in" in finding["cause"]
+        assert finding["cause"].startswith(f"Process {hung}, sglang::scheduler")
+        assert "is stopped by a signal" in finding["cause"]
+        assert f"kill -CONT {hung} on its machine lets it go on" in finding["advice"]
+        assert any(f"process {hung} stood in" in piece["meaning"] for piece in finding["evidence"])
 
         for member in session_members(server.pid):
             with contextlib.suppress(ProcessLookupError):

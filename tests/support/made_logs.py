@@ -123,7 +123,7 @@ MADE = {
     "graph-capture": [
         death(1, "Exception: Capture cuda graph failed: CUDA out of memory. Tried to allocate 2.00 GiB.")
     ],
-    "drafts-never-accepted": steady(20, accept=1.0),
+    "drafts-never-accepted": [*steady(20, accept=1.0)],
     "kernel-failed": [decode(1), death(2, "torch.AcceleratorError: CUDA error: misaligned address")],
     "token-outside-vocabulary": [death(2, "OverflowError: out of range integral type conversion attempted")],
     "uneven-split": [death(1, "AssertionError: 10 is not divisible by 4", frame="parallel_state.py")],
@@ -156,7 +156,7 @@ MADE = {
     "torch-compile": [death(1, "torch._dynamo.exc.InternalTorchDynamoError: AssertionError: ", frame="lists.py")],
     "router": ["2026-01-01 00:00:01 ERROR smg::routers: No available workers\n"],
     "start-refused": ["launch_server.py: error: unrecognized arguments: --gemma\n"],
-    "swa-not-evicted": steady(20, running=1, full=0.2, swa=0.97, queued=3),
+    "swa-not-evicted": [*steady(20, running=1, full=0.2, swa=0.97, queued=3)],
     "weights-missing": [death(1, "RuntimeError: Cannot find any model weights with `google/gemma-4-26b-it`")],
     "no-kernel-image": [death(1, "RuntimeError: RMSNorm failed: no kernel image is available for execution")],
     "kernel-too-large": [

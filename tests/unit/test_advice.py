@@ -9,6 +9,11 @@ import pytest
 
 from command_line import parse_command
 from diagnose_examples import CORPUS, ROOT
+from gemma4_triage.diagnose.catalog import RULES
+from gemma4_triage.diagnose.nothing_to_run import REASONS
+from gemma4_triage.logs.catalog import ENDINGS, LOADS
+from gemma4_triage.readers.catalog import TITLES
+from made_logs import MADE, started
 
 GOLDEN = ROOT / "tests" / "contract" / "golden"
 LOGS = ROOT / "tests" / "data" / "logs"
@@ -21,8 +26,8 @@ SHOWN = sorted(
         for line in _LINE.findall(path.read_text())
     }
 )
-# What runs for minutes is parsed, and so is what asks a server that is not there.
-_PARSED = ("repro", "audit --live", "collect")
+# What runs for minutes is parsed here, and run by tests/engine.
+_LONG = ("repro", "audit --live")
 
 
 def plans(cli, *words) -> list[list[str]]:
@@ -30,26 +35,71 @@ def plans(cli, *words) -> list[list[str]]:
     return [[step["command"] for step in incident["plan"]] for incident in found["incidents"]]
 
 
-@pytest.mark.parametrize("line", SHOWN)
-def test_every_line_that_is_shown_runs(cli, line, monkeypatch):
-    monkeypatch.chdir(ROOT)
+def run_line(cli, line: str, tmp_path) -> None:
+    """Run a line as it is shown; a server is not started, and one that is asked need not be there."""
     parse_command(line)
     words = shlex.split(line)[1:]
-    if " ".join(words).startswith(_PARSED):
+    if " ".join(words).startswith(_LONG):
+        scenarios = {one["id"] for one in json.loads(cli("repro", "--json")[1])["scenarios"]} | {"corpus"}
+        assert words[0] == "audit" or words[1] in scenarios
         return
+    known = {
+        "CONFIG": "tests/data/configs/e4b.json",
+        "SERVER_LOG": "tests/data/logs/illegal-access.log",
+        "URL": "http://127.0.0.1:9",
+    }
+    words = [known.get(word, word) for word in words]
     if words[0] == "serve":
         words.insert(1, "--dry-run")
-    known = {"CONFIG": "tests/data/configs/e4b.json", "SERVER_LOG": "tests/data/logs/illegal-access.log"}
-    words = [known.get(word, word) for word in words]
+    expected = {0, 1}
+    if words[0] == "collect":
+        words += ["-o", str(tmp_path / "bundle.zip"), "--force", "--timeout", "0.2"]
+        expected = {0, 5} if "--log" not in words else {0}
     code, _, err = cli(*words)
-    assert code in (0, 1), err
+    assert code in expected, err
     # The machine that shows it need have no SGLang to serve; nothing else may be missing.
-    assert "error" not in err
+    assert "error" not in err or code == 5
+
+
+@pytest.mark.parametrize("line", SHOWN)
+def test_every_line_that_is_shown_runs(cli, line, monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    run_line(cli, line, tmp_path)
+
+
+STARTED = started(model_path="org/m", port=31000, tp_size=2, speculative_algorithm="EAGLE")
+
+
+def test_every_rule_over_logs_has_a_line_that_runs_or_says_why_not(cli, monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    lines, silent = set(), set()
+    for rule, log in MADE.items():
+        path = tmp_path / f"{rule}.log"
+        path.write_text("".join([STARTED, *log]))
+        (incident,) = json.loads(cli("diagnose", path, "--json")[1])["incidents"]
+        # As `logs` judges it.
+        found = [finding["rule"] for finding in incident["findings"]]
+        told = [finding["rule"] for finding in json.loads(cli("logs", path, "--json")[1])["findings"]]
+        assert (rule in found, set(told) - set(found)) == (True, set())
+        steps = [step["command"] for step in incident["plan"]]
+        lines |= set(steps)
+        if not steps:
+            silent.add(rule)
+            assert f"   next          nothing to run: {REASONS[rule]}" in cli("diagnose", path)[1]
+    assert {rule for rule in REASONS if rule in MADE} >= silent
+    assert "gemma4-triage serve --debug 1 -- --model-path org/m --tp-size 2 --speculative-algorithm EAGLE" in lines
+    assert f"gemma4-triage collect http://127.0.0.1:31000 --log {tmp_path / 'hang.log'}" in lines
+    for line in sorted(lines):
+        run_line(cli, line, tmp_path)
+
+
+def test_reasons_are_of_rules_that_there_are():
+    assert set(REASONS) <= set(TITLES) | {rule.id for rule in (*ENDINGS, *LOADS, *RULES)} | set(MADE)
 
 
 def test_there_are_lines_of_every_kind():
     verbs = {line.split()[1] for line in SHOWN}
-    assert {"serve", "repro", "pools", "audit"} <= verbs
+    assert {"serve", "repro", "pools", "audit", "collect"} <= verbs
 
 
 def test_a_server_that_does_not_answer_is_asked_again_and_one_that_is_gone_is_started_again(cli, tmp_path):

@@ -4,6 +4,7 @@ import http.server
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -237,6 +238,63 @@ class TestProcesses:
         assert files["logs/0_server.log"].startswith(b"Prefill batch, api_key=[redacted]")
         everything = b"".join(files.values())
         assert not any(secret in everything for secret in (b"abcdefgh", b"yyyy", b"dear diary"))
+
+    def test_one_that_a_signal_stopped(self, cli, tmp_path):
+        code = (
+            "import http.server, sys\n"
+            "server = http.server.HTTPServer(('127.0.0.1', 0), http.server.BaseHTTPRequestHandler)\n"
+            "print(server.server_address[1], flush=True)\nserver.serve_forever()\n"
+        )
+        child = subprocess.Popen([sys.executable, "-c", code, "launch_server"], stdout=subprocess.PIPE, text=True)
+        try:
+            url = f"http://127.0.0.1:{child.stdout.readline().strip()}"
+            os.kill(child.pid, signal.SIGSTOP)
+            assert os.WIFSTOPPED(os.waitpid(child.pid, os.WUNTRACED)[1])
+            assert cli("collect", url, "-o", tmp_path / "a.zip", "--timeout", "0.3")[0] == 0
+        finally:
+            child.kill()
+            child.wait()
+            child.stdout.close()
+        code, out, _ = cli("diagnose", tmp_path / "a.zip", "--json")
+        (finding,) = json.loads(out)["incidents"][0]["findings"]
+        assert (code, finding["rule"], finding["confidence"]) == (1, "server-not-answering", "likely")
+        assert finding["cause"].startswith(f"Process {child.pid}, ")
+        assert finding["cause"].endswith("is stopped by a signal and computes nothing until it goes on.")
+        assert finding["advice"][0] == f"kill -CONT {child.pid} on its machine lets it go on"
+        assert ("status.State", "T (stopped)") in [(one["field"], one["value"]) for one in finding["evidence"]]
+        assert finding["next_commands"] == [f"gemma4-triage collect {url}"]
+
+    @pytest.mark.parametrize(
+        ("state", "said"),
+        [
+            ("t (tracing stop)", "is held by a debugger"),
+            ("D (disk sleep)", "waits inside the kernel"),
+            ("Z (zombie)", "has ended, and its parent has not noticed"),
+            ("S (sleeping)", "The HTTP process answers and the scheduler does not"),
+        ],
+    )
+    def test_the_state_of_a_process_says_why_nothing_answers(self, cli, tmp_path, state, said):
+        bundle = shutil.copytree(ROOT / "tests" / "data" / "evidence" / "hanging", tmp_path / "a")
+        (bundle / "process").mkdir()
+        for pid, its in ((31344, state), (31345, "S (sleeping)"), (31426, "T (stopped)")):
+            fields = {"pid": pid, "status": {"State": its, "wchan": "rpc_wait_bit_killable"}}
+            (bundle / "process" / f"{pid}.json").write_text(json.dumps(fields))
+        code, out, _ = cli("diagnose", bundle)
+        assert (code, said in out) == (1, True)
+        assert ("in rpc_wait_bit_killable" in out) == (state[0] == "D")
+
+    def test_a_state_of_one_that_answers_is_no_finding(self, cli, tmp_path):
+        bundle = shutil.copytree(ROOT / "tests" / "data" / "evidence" / "hanging", tmp_path / "a")
+        fields = json.loads((bundle / "collect.json").read_text())
+        fields["http"] = [one | {"status": 200, "problem": None} for one in fields["http"]]
+        fields["processes"].append({"pid": [], "title": {}})
+        (bundle / "collect.json").write_text(json.dumps(fields))
+        (bundle / "process").mkdir()
+        (bundle / "process" / "31344.json").write_text('{"pid": 31344, "status": {"State": "T (stopped)"}}')
+        (bundle / "process" / "1.json").write_text('{"pid": [], "status": []}')
+        (bundle / "process" / "2.json").write_text("[")
+        code, out, _ = cli("diagnose", bundle)
+        assert (code, "process 31344: T (stopped)" in out) == (0, True)
 
     @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
     def test_one_of_another_user_says_so(self, tmp_path):

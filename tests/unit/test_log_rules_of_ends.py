@@ -232,4 +232,4 @@ class TestHangs:
     def test_without_stacks_nothing_is_claimed(self):
         finding = only(MADE["hang"])
         assert "does not say where" in finding.cause
-        assert finding.next_commands == ()
+        assert finding.next_commands == ("gemma4-triage collect URL",)

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 STDIN = "-"
 
 
-def read_evidence(evidence: Evidence, points: int = 2, but: Iterable[str] = ()) -> list[LogFacts]:
+def read_evidence(evidence: Evidence, points: int | None = None, but: Iterable[str] = ()) -> list[LogFacts]:
     """Read the logs among what was named; those that lie in folders only as long as all of that may take.
 
     Args:
         evidence: what was found.
-        points: of each time series at most.
+        points: of each time series at most; None for as many as `logs` keeps.
         but: names of logs that were read before.
 
     Raises UsageMistake.
@@ -49,12 +49,14 @@ def read_evidence(evidence: Evidence, points: int = 2, but: Iterable[str] = ()) 
     return read
 
 
-def read_logs(names: Iterable[str], points: int = 2, quiet: bool = False, but: Iterable[str] = ()) -> list[LogFacts]:
+def read_logs(
+    names: Iterable[str], points: int | None = None, quiet: bool = False, but: Iterable[str] = ()
+) -> list[LogFacts]:
     """Read each log once, in the order given; say on stderr where one ended early or no line was understood.
 
     Args:
         names: paths; "-" is stdin.
-        points: of each time series at most.
+        points: of each time series at most; None for as many as `logs` keeps.
         quiet: leave out what is said of a log in which no line was understood, as many files of a folder are.
         but: names of logs that were read before.
 
@@ -83,10 +85,12 @@ def _place(name: str) -> str:
         return name
 
 
-def _read(name: str, points: int) -> LogFacts:
-    from gemma4_triage.logs.read import read_source
+def _read(name: str, points: int | None) -> LogFacts:
+    from gemma4_triage.logs.read import DEFAULT_POINTS, read_source
     from gemma4_triage.logs.source import Source
 
+    # Rules look at the series too: with few points a log would be judged otherwise than `logs` judges it.
+    points = DEFAULT_POINTS if points is None else points
     facts = read_source(Source(name), points - points % 2)
     # What lies in a zip is named by the zip, not by where it was unpacked.
     return replace(facts, name=origin(Path(name)))

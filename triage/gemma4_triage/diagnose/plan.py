@@ -26,6 +26,7 @@ from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.launch import ANY_MODEL, on_host_engine, server_arguments, settings_of
 from gemma4_triage.finding import Finding, causes
 from gemma4_triage.logs.remarks import number_in
+from gemma4_triage.logs.rule import COLLECT
 from gemma4_triage.pools.arithmetic import KV_DTYPE_BYTES, token_bytes
 from gemma4_triage.pools.model_shape import read_shape
 
@@ -44,6 +45,8 @@ _POOL_OPTIONS = (
 )
 
 
+# What a server listens on at every address is asked on its own machine.
+_LOCAL = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}
 _GUESSES = ("--kv-mem 40GiB", "--gpu-mem 80GiB", "--weights 20GiB", "--workload 64x8000+1000")
 
 
@@ -98,6 +101,8 @@ def _complete(command: str, incident: Incident) -> str:
     if command == _LATEST:
         leak = incident.first(rule="leak-audit")
         return "" if leak is None else f"gemma4-triage audit {path_of(leak)}"
+    if command == COLLECT:
+        return _collect(incident)
     if command.startswith(_POOLS):
         return _pools(command, incident)
     if command.startswith(_SERVE) and command.endswith(ANY_MODEL):
@@ -105,6 +110,16 @@ def _complete(command: str, incident: Incident) -> str:
     if command.startswith(_SERVE) and on_host_engine(incident) and "--host-engine" not in command:
         command = command.replace(_SERVE, f"{_SERVE}--host-engine ", 1)
     return command
+
+
+def _collect(incident: Incident) -> str:
+    """Return what asks the server, at the address that its arguments say, and adds its log."""
+    settings = settings_of(incident)
+    host, port = settings.get("host", "127.0.0.1"), settings.get("port", "30000")
+    host = _LOCAL.get(host, f"[{host}]" if ":" in host else host)
+    url = f"http://{host}:{port}" if settings and port.isdecimal() else "URL"
+    logs = [shlex.quote(facts.name) for facts in incident.logs if os.path.isfile(facts.name)]
+    return " ".join(("gemma4-triage collect", shlex.quote(url), *(f"--log {name}" for name in logs)))
 
 
 def _pools(command: str, incident: Incident) -> str:

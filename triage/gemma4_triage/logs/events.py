@@ -39,7 +39,7 @@ _SETTINGS = (
     *("model_path", "speculative_draft_model_path", "speculative_eagle_topk", "speculative_num_draft_tokens"),
     *("dtype", "trust_remote_code", "enable_multimodal", "pp_size", "ep_size"),
     *("enable_mixed_chunk", "enable_piecewise_cuda_graph", "enforce_piecewise_cuda_graph", "enable_memory_saver"),
-    *("max_prefill_tokens", "disable_hybrid_swa_memory"),
+    *("max_prefill_tokens", "disable_hybrid_swa_memory", "host", "port"),
 )
 _SETTING = re.compile(rf"\b({'|'.join(_SETTINGS)})=('[^']{{0,200}}'|[\w.+-]{{1,40}})")
 _RETRACTED = re.compile(rb"#retracted_reqs: (\d{1,9})")

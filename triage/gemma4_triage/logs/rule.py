@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, Drop, LogFacts, Place, RankFacts
 
+COLLECT = "gemma4-triage collect URL"
+"""What shows where a server that hangs stands; its address is put in where something says it."""
 _LONGEST_EXCEPTION = 300
 
 

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
@@ -28,6 +28,22 @@ FOLDERS = frozenset({"http", "process", "gpu"})
 """Folders of a bundle that hold nothing but what this reader looks at."""
 MAX_BYTES = 16 * 1024**2
 _WAITS_FOR_SCHEDULER = ("/server_info", "/health")
+_MAX_PROCESSES = 256
+
+
+class _State(NamedTuple):
+    """What the kernel said of a process that neither ran nor slept: its letter, and its words with where it waited."""
+
+    path: Path
+    pid: int
+    title: str
+    letter: str
+    words: str
+
+    @property
+    def who(self) -> str:
+        """Return it as a sentence begins."""
+        return f"Process {self.pid}, {self.title}," if self.title else f"Process {self.pid}"
 
 
 def takes(head: bytes) -> bool:
@@ -49,6 +65,7 @@ def _read(path: Path) -> Reading:
     info = _object(folder / "http" / "server_info.json") or {}
     model = _object(folder / "http" / "model_info.json") or {}
     created = _seconds(fields.get("created_utc"))
+    states = _states(folder, [one for one in fields.get("processes", []) if isinstance(one, dict)])
     running = [one for one in fields.get("processes", []) if isinstance(one, dict)]
     pids = [pid for one in running if isinstance(pid := one.get("pid"), int)]
     pids += [pid for pid in (fields.get("pid"),) if isinstance(pid, int) and pid not in pids]
@@ -72,8 +89,8 @@ def _read(path: Path) -> Reading:
             folder=str(folder),
         ),
         moments=tuple(moments),
-        facts=tuple(_facts(fields)),
-        findings=tuple(_findings(path, fields, running)),
+        facts=(*_facts(fields), *((f"process {one.pid}", one.words) for one in states[:8])),
+        findings=tuple(_findings(path, fields, running, states)),
     )
 
 
@@ -97,6 +114,27 @@ def _requests(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
+def _states(folder: Path, running: Sequence[Mapping[str, Any]]) -> list[_State]:
+    """Return the processes of the bundle that neither ran nor slept, by what it has of each."""
+    titles = {pid: str(one.get("title") or "") for one in running if isinstance(pid := one.get("pid"), int)}
+    found = []
+    for path in sorted((folder / "process").glob("*.json"))[:_MAX_PROCESSES]:
+        fields = _object(path) or {}
+        status, pid = fields.get("status"), fields.get("pid")
+        said = str(status.get("State") or "") if isinstance(status, dict) else ""
+        if not isinstance(pid, int) or said[:1] not in ("T", "t", "D", "Z", "X"):
+            continue
+        # Python's helper beside each server holds up nobody.
+        if "resource_tracker" in titles.get(pid, ""):
+            continue
+        place = str(status.get("wchan") or "") if isinstance(status, dict) else ""
+        words = f"{said}, in {place}" if said[0] == "D" and place not in ("", "0") else said
+        # Of a launcher's whole command its first words tell which process it is.
+        title = " ".join(titles.get(pid, "").strip("()").split()[:3])
+        found.append(_State(path, pid, cut(title), said[0], cut(words)))
+    return found
+
+
 def _facts(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for one in _requests(fields):
         said = one.get("problem") or f"HTTP {one.get('status')} in {one.get('took_s')} s"
@@ -107,7 +145,9 @@ def _facts(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"not in it: {cut(str(one.get('name')))}", cut(str(one.get("problem")))
 
 
-def _findings(path: Path, fields: Mapping[str, Any], running: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+def _findings(
+    path: Path, fields: Mapping[str, Any], running: Sequence[Mapping[str, Any]], states: Sequence[_State]
+) -> Iterator[Finding]:
     asked = _requests(fields)
     waiting = [one for one in asked if one.get("path") in _WAITS_FOR_SCHEDULER]
     silent = [one for one in waiting if one.get("status") is None or one.get("status") == 503]
@@ -118,6 +158,11 @@ def _findings(path: Path, fields: Mapping[str, Any], running: Sequence[Mapping[s
         cause = "The server was gone when the bundle was made: there was no such process."
         piece = Evidence(source=name, field="was_running", value=False, meaning=f"process {fields.get('pid')}")
         yield _finding(cause, [piece], ("its log says what it died of: add it with --log",), SERVE_GUARDED)
+    elif (silent or (asked and not answered)) and (held := _held_up(states)) is not None:
+        cause, advice, state = held
+        pieces = [Evidence(source=str(state.path), field="status.State", value=state.words, meaning="its state then")]
+        pieces += [_evidence(name, at, one) for at, one in enumerate(asked) if one in silent or not answered][:2]
+        yield _finding(cause, [*pieces, *_stands(path.parent / "stacks")], advice, again)
     elif asked and not answered:
         cause = "Nothing answered at that address when the bundle was made."
         yield _finding(cause, [_evidence(name, at, one) for at, one in enumerate(asked)][:2], _LOOK, again)
@@ -127,6 +172,47 @@ def _findings(path: Path, fields: Mapping[str, Any], running: Sequence[Mapping[s
         cause = f"The HTTP process answers and the scheduler does not{told}."
         pieces = [_evidence(name, at, one) for at, one in enumerate(asked) if one in silent]
         yield _finding(cause, [*pieces, *stands], _LOOK, again)
+
+
+def _held_up(states: Sequence[_State]) -> tuple[str, tuple[str, ...], _State] | None:
+    """Return what the state of a process says of a silence, and what to do; of one that was stopped first."""
+    for letters, tell in (("Tt", _stopped), ("ZX", _ended), ("D", _in_the_kernel)):
+        for state in states:
+            if state.letter in letters:
+                return *tell(state), state
+    return None
+
+
+def _stopped(state: _State) -> tuple[str, tuple[str, ...]]:
+    if state.letter == "t":
+        return (
+            f"{state.who} is held by a debugger and computes nothing meanwhile.",
+            ("end or continue the debugger (TracerPid in /proc/PID/status names it): gdb, strace, py-spy",),
+        )
+    return (
+        f"{state.who} is stopped by a signal and computes nothing until it goes on.",
+        (
+            f"kill -CONT {state.pid} on its machine lets it go on",
+            "SIGSTOP, Ctrl-Z in its shell, a debugger or a container that was paused stop one so",
+        ),
+    )
+
+
+def _ended(state: _State) -> tuple[str, tuple[str, ...]]:
+    return (
+        f"{state.who} has ended, and its parent has not noticed: the server is without it.",
+        ("its log says what it died of; then start the server again: nothing brings a single process back",),
+    )
+
+
+def _in_the_kernel(state: _State) -> tuple[str, tuple[str, ...]]:
+    return (
+        f"{state.who} waits inside the kernel, which no signal ends: for a disk, a network's file system or a driver.",
+        (
+            "collect again: for a moment any process may wait so; dmesg -T names a disk or a driver that hangs",
+            *_LOOK,
+        ),
+    )
 
 
 _LOOK = ("collect twice, some seconds apart: a stack that does not move is where it hangs",)

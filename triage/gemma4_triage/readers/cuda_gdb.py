@@ -8,11 +8,14 @@ may also be asked for while a kernel hangs: then it has a focus and no exception
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from gemma4_dumps.unpacked import origin
 from gemma4_triage.finding import Confidence, Evidence, Finding
+from gemma4_triage.logs.rule import COLLECT
 from gemma4_triage.readers.reading import MAX_FACTS, MAX_MOMENTS, SERVE_GUARDED, Identity, Moment, NotThis, Reading, cut
 from gemma4_triage.readers.text_file import Lines
 
@@ -132,15 +135,15 @@ def _raised(name: str, exception: _At, kernel: _At | None, focus: _At | None) ->
     who = f"The kernel {kernel.text}" if kernel else "A kernel, which the text does not name,"
     if of_address:
         cause = f"{who} touched an address that is not its own ({exception.text}); who gave it that address is not in "
-        advice, commands = (
+        advice, command = (
             "Serve it guarded: a probe stops before the kernel and says whose index is wrong.",
             SERVE_GUARDED,
         )
     else:
         cause = f"{who} was ended by the GPU ({exception.text}); why is not in "
-        advice, commands = (
+        advice, command = (
             "Give diagnose the server's log of that time: an assert of a kernel says there what failed.",
-            "",
+            f"gemma4-triage diagnose {shlex.quote(origin(Path(name)))} SERVER_LOG",
         )
     return Finding(
         rule="illegal-access" if of_address else "kernel-failed",
@@ -153,7 +156,7 @@ def _raised(name: str, exception: _At, kernel: _At | None, focus: _At | None) ->
         ),
         ruled_out_if=("the exception is a consequence of another process's, which the first core dump in time tells",),
         advice=(advice,),
-        next_commands=(commands,) if commands else (),
+        next_commands=(command,),
     )
 
 
@@ -174,4 +177,5 @@ def _was_running(name: str, kernel: _At, focus: _At | None) -> Finding:
             if collective
             else ("Ask for two core dumps some seconds apart: the same kernel and thread in both hang.",)
         ),
+        next_commands=(COLLECT,),
     )

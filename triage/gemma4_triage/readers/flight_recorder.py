@@ -17,6 +17,7 @@ from pydantic_core import from_json
 
 from gemma4_dumps.safe_file import read_regular
 from gemma4_triage.finding import Confidence, Evidence, Finding
+from gemma4_triage.logs.rule import COLLECT
 from gemma4_triage.readers.opcodes import read_pickle
 from gemma4_triage.readers.reading import MAX_FACTS, Moment, NotThis, Reading, cut
 
@@ -202,4 +203,5 @@ def _of_group(name: str, group: str, members: Sequence[tuple[int, Last]]) -> Fin
         ),
         ruled_out_if=("the files were written at different times",),
         advice=(advice,),
+        next_commands=(COLLECT,),
     )

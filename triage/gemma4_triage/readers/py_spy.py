@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Place, Stack
+from gemma4_triage.logs.rule import COLLECT
 from gemma4_triage.logs.rules.hang import judge, where
 from gemma4_triage.readers.reading import MAX_FACTS, Identity, NotThis, Reading, cut
 from gemma4_triage.readers.text_file import Lines
@@ -132,4 +133,5 @@ def _findings(name: str, schedulers: Sequence[Process]) -> Iterator[Finding]:
         ),
         ruled_out_if=("the server answers: ranks of a healthy one stand in different places too",),
         advice=advice,
+        next_commands=(COLLECT,),
     )

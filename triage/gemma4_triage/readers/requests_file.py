@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gemma4_dumps.redaction import redact_launch_args
+from gemma4_dumps.unpacked import origin
 from gemma4_dumps.wording import number_of
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.readers.opcodes import Blob, Thing, read_pickle
@@ -123,4 +124,5 @@ def _finding(path: Path, requests: Sequence[tuple], open_ones: Sequence[tuple]) 
         ),
         ruled_out_if=("somebody stopped the server: SGLang writes this on SIGTERM too",),
         advice=("The server's log of that time says why: give it to diagnose together with this file.",),
+        next_commands=(f"gemma4-triage diagnose {shlex.quote(origin(path))} SERVER_LOG",),
     )

@@ -9,6 +9,7 @@ from rich.console import Console
 from gemma4_dumps.wording import number_of
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.next_steps import fix_line
+from gemma4_triage.diagnose.nothing_to_run import why_nothing
 from gemma4_triage.diagnose.plan import plan
 from gemma4_triage.diagnose.process_state import State, state_of_incident
 from gemma4_triage.diagnose.timeline import joint_timeline
@@ -159,6 +160,8 @@ def _finding(console: Console, finding: Finding, rank: int, numbers: dict[str, s
 def _plan(console: Console, diagnosis: Diagnosis) -> None:
     """Show what to run, in the order in which to do it; whose advice a line is stands behind it, as a comment."""
     steps = plan(diagnosis.findings)
+    if not steps and (why := why_nothing(diagnosis.causes)):
+        print_line(console, f"   {'next':<13} nothing to run: {why}", style="cyan")
     if steps:
         console.print()
     several = len({rule for step in steps for rule in step.rules}) > 1

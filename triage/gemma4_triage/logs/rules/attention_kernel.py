@@ -56,6 +56,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         evidence=(*of_failure(facts, death), *of_settings(facts, *names)),
         ruled_out_if=("the same server dies alike with --attention-backend triton",),
         advice=_SERVED,
+        next_commands=("gemma4-triage doctor",),
     )
 
 

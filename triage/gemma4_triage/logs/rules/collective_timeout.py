@@ -6,7 +6,7 @@ import re
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, on_rank, over
+from gemma4_triage.logs.rule import COLLECT, of_death, of_failure, on_rank, over
 
 _TIMEOUT = re.compile(
     r"Watchdog caught collective operation timeout|ran for \d+ milliseconds before timing out|"
@@ -94,11 +94,12 @@ def _timeout(facts: LogFacts, death: Death) -> Finding:
         ),
         ruled_out_if=("an exception of some rank stands before the first timeout: that is the cause",),
         advice=(
-            "py-spy dump --pid of every scheduler before the timeout: the rank that is not in a collective is the one",
+            "collect, before the timeout, has every process's stack: the rank that is not in a collective is the one",
             "several nodes: the first error of the silent ones, and their network (NCCL_DEBUG=INFO); "
             "--dist-timeout waits longer",
             "once with --disable-custom-all-reduce, once without overlap (--disable-overlap-schedule): one at a time",
         ),
+        next_commands=(COLLECT,),
     )
 
 

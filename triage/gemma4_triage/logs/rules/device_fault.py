@@ -77,6 +77,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         evidence=tuple(of_failure(facts, death, "what was reported")),
         ruled_out_if=("dmesg shows no Xid at that time, and the same GPU runs other work",),
         advice=advice,
+        next_commands=("gemma4-triage doctor",),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts, Stack
-from gemma4_triage.logs.rule import at, of_death, on_rank, says, usage_text
+from gemma4_triage.logs.rule import COLLECT, at, of_death, on_rank, says, usage_text
 
 _WORDS = re.compile(r"[Ww]atchdog [Tt]imeout")
 _SHOWN = 8
@@ -60,13 +60,14 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         evidence=(*evidence, *_stacks(facts, places)),
         ruled_out_if=("another rank died before: look for its exception",),
         advice=tuple(dict.fromkeys((*advice, *switches))),
+        next_commands=(COLLECT,),
     )
 
 
 def _verdict(
     stacks: Sequence[Stack], odd: list[Stack], places: dict[int, str], switches: tuple[str, ...] = ()
 ) -> tuple[str, Confidence, tuple[str, ...]]:
-    ask = "py-spy dump --pid of every scheduler while it hangs: the one whose stack differs holds up the others"
+    ask = "collect, while it hangs, has the stack of every process: the one that differs holds up the others"
     if not places:
         return (
             "A scheduler made no progress until its watchdog fired; the log does not say where.",

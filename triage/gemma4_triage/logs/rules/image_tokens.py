@@ -47,6 +47,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "the processor counts the placeholders: install the transformers that SGLang asks for",
             "a prompt near the context length is cut: shorten it, or raise --context-length",
         ),
+        next_commands=("gemma4-triage doctor",),
     )
 
 

@@ -53,6 +53,7 @@ _OF_WORDINGS = of_wordings(
     _WORDINGS,
     Confidence.POSSIBLE,
     settings=("attention_backend", "quantization", "kv_cache_dtype"),
+    next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",),
     advice=("the first rank and the first such line count: later ones follow from it",),
     alarms=("device", "signalled"),
 )

@@ -51,6 +51,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "traceback names",
             "or a GPU with more of it (A100, H100); --mem-fraction-static and --disable-cuda-graph do not help",
         ),
+        next_commands=("gemma4-triage doctor",),
         upstream=("SGLang 3370",) if experts else ("SGLang 256",) if attention else (),
     )
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import at, last_sign_of_life, of_death, of_failure, of_settings
+from gemma4_triage.logs.rule import COLLECT, at, last_sign_of_life, of_death, of_failure, of_settings
 
 _OF_MEMORY = re.compile(r"OOMKilled|[Oo]om[-_]kill|Out of memory: Killed process|Memory cgroup out of memory")
 _CODE = re.compile(
@@ -40,7 +40,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             *_of_the_host_cache(facts),
             "dmesg -T | grep -i oom on the host; docker inspect, kubectl describe pod: OOMKilled; free -g meanwhile",
             "more host memory or shared memory for the container; a smaller --hicache-size; fewer loaders at once",
+            "collect, while the next one runs, has the memory of each process, now and at its most",
         ),
+        next_commands=(COLLECT,),
     )
 
 

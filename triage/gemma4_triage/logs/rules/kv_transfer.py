@@ -9,7 +9,7 @@ import re
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings, over, remarked
+from gemma4_triage.logs.rule import COLLECT, of_death, of_failure, of_settings, over, remarked
 
 _WORDS = re.compile(
     r"(?:KVTransferError|[Tt]ransfer failed for request)(?!.*Aborted by AbortReq)|"
@@ -137,6 +137,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ),
         ruled_out_if=("the other server's log has an exception before it: then that is the beginning",),
         advice=advice,
+        next_commands=(COLLECT,),
     )
 
 

@@ -35,6 +35,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
             "another GPU, or a checkpoint in bfloat16, INT8, AWQ or GPTQ in place of one in FP8",
             "--kv-cache-dtype auto, or fp8_e5m2, if the KV cache alone is to be FP8",
         ),
+        next_commands=("gemma4-triage doctor",),
     )
 
 

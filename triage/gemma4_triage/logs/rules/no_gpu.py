@@ -44,6 +44,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
             "container",
             "python -c 'import torch; print(torch.version.cuda)': None is a build of torch for the CPU",
         ),
+        next_commands=("gemma4-triage doctor",),
     )
 
 

@@ -45,6 +45,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         confidence=Confidence.CERTAIN,
         evidence=(*evidence, *of_settings(facts, *_SUSPECTS)),
         advice=_advice(facts),
+        next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",),
     )
 
 

@@ -34,7 +34,7 @@ _OF_PINNED = (
 )
 _PROCESS = re.compile(r"Process (\d+) has (\d+\.\d+) GiB memory in use")
 _LOGITS = re.compile(r"logits_processor\.py:")
-_PLAN = "gemma4-triage pools --config CONFIG --gpu-mem 80GiB --weights 20GiB --workload 64x8000+1000"
+PLAN = "gemma4-triage pools --config CONFIG --gpu-mem 80GiB --weights 20GiB --workload 64x8000+1000"
 _ASKED = re.compile(
     r"Tried to allocate (\d+(?:\.\d+)?) ([MG])iB.*?total capacity of (\d+(?:\.\d+)?) GiB of which "
     r"(\d+(?:\.\d+)?) ([MG])iB"
@@ -76,7 +76,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         evidence=(*of_memory(facts, death), *_memory_lines(facts)),
         ruled_out_if=("another process used the same device",) if not too_small else (),
         advice=advice,
-        next_commands=(_PLAN,),
+        next_commands=(PLAN,),
         upstream=("SGLang 4330",) if too_small else (),
     )
 

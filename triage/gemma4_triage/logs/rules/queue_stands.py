@@ -7,7 +7,7 @@ from datetime import datetime
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import LogFacts, Place, RankFacts
-from gemma4_triage.logs.rule import Rule, at, of_settings, on_rank, over
+from gemma4_triage.logs.rule import COLLECT, Rule, at, of_settings, on_rank, over
 
 LONG_S = 60.0
 """Without a batch, while requests wait. The longest steps and compilations that a sound server has end before."""
@@ -56,7 +56,7 @@ def _tell(facts: LogFacts, rank: RankFacts, last: dict, seconds: float) -> Findi
         ),
         ruled_out_if=("the log was cut there, or the requests that waited were aborted",),
         advice=(
-            "py-spy dump --pid of the scheduler: it shows whether it computes, waits or turns in its loop",
+            "collect, while it stands, shows whether the scheduler computes, waits or turns in its loop",
             *(
                 ("a server that only prefills: --disable-overlap-schedule, or --max-running-requests above the peak",)
                 if embeds
@@ -64,6 +64,7 @@ def _tell(facts: LogFacts, rank: RankFacts, last: dict, seconds: float) -> Findi
             ),
             "restart it: the health check does not see this; /health_generate does",
         ),
+        next_commands=(COLLECT,),
     )
 
 

@@ -26,5 +26,6 @@ RULE = of_wordings(
     Confidence.LIKELY,
     settings=("speculative_algorithm", "quantization", "disable_overlap_schedule"),
     ruled_out_if=("a client sent token ids of its own (input_ids, skip_tokenizer_init)",),
+    next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",),
     advice=("once without drafts, once with --disable-overlap-schedule: a value that is read before it is written",),
 )

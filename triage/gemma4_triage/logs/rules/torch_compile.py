@@ -35,6 +35,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "take torch and triton of the releases that SGLang pins; then a later release; rm -r of the caches "
             "(TORCHINDUCTOR_CACHE_DIR, ~/.triton) if it worked before",
         ),
+        next_commands=("gemma4-triage doctor",),
     )
 
 
