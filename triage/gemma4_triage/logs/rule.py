@@ -11,6 +11,8 @@ from gemma4_triage.logs.facts import Death, Drop, LogFacts, Place, RankFacts
 
 COLLECT = "gemma4-triage collect URL"
 """What shows where a server that hangs stands; its address is put in where something says it."""
+PLAN_POOLS = "gemma4-triage pools --config CONFIG --gpu-mem 80GiB --weights 20GiB --workload 64x8000+1000"
+"""What plans the pools; config, sizes and load are put in where something says them."""
 _LONGEST_EXCEPTION = 300
 
 

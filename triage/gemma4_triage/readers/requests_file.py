@@ -122,7 +122,7 @@ def _finding(path: Path, requests: Sequence[tuple], open_ones: Sequence[tuple]) 
             Evidence(source=name, field="requests", value=len(requests), meaning="requests of the last five minutes"),
             Evidence(source=name, field="unfinished", value=len(open_ones), meaning="of them without an end"),
         ),
-        ruled_out_if=("somebody stopped the server: SGLang writes this on SIGTERM too",),
+        ruled_out_if=("somebody stopped the server while its health check failed: SGLang writes this then, too",),
         advice=("The server's log of that time says why: give it to diagnose together with this file.",),
         next_commands=(f"gemma4-triage diagnose {shlex.quote(origin(path))} SERVER_LOG",),
     )

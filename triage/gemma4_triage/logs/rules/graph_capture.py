@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure, of_settings, remarked, says
-from gemma4_triage.logs.rules import kernel_too_large, no_kernel_image, out_of_memory
+from gemma4_triage.logs.rule import PLAN_POOLS, of_death, of_failure, of_settings, remarked, says
+from gemma4_triage.logs.rules import kernel_too_large, no_kernel_image
 
 _FAILED = re.compile(r"Capture (?:\w+ )*graph failed: ?(.*)")
 _IN_CAPTURE = re.compile(
@@ -71,7 +71,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         if not no_memory
         else ("another process used the device",),
         advice=memory if no_memory else (*saver, *_HANDLES) if handles else code,
-        next_commands=(out_of_memory.PLAN,) if no_memory else (),
+        next_commands=(PLAN_POOLS,) if no_memory else (),
     )
 
 

@@ -8,7 +8,7 @@ import re
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.remarks import number_in
-from gemma4_triage.logs.rule import cause_in, of_death, of_memory, of_settings, over, remarked
+from gemma4_triage.logs.rule import PLAN_POOLS, cause_in, of_death, of_memory, of_settings, over, remarked
 
 _CAUSES = {
     "Decode out of memory": "A decode step found no slot in one of the pools, and there was nothing to retract.",
@@ -23,7 +23,6 @@ _ADVICE = (
 )
 _ROWS = re.compile(r"available_size\(\)=(\d+).*num_reqs=(\d+)")
 _ROOMY = 0.8  # a fuller pool may have had no slot for a batch; an emptier one should have
-_PLAN = "gemma4-triage pools --config CONFIG --gpu-mem 80GiB --weights 20GiB --workload 64x8000+1000"
 _SERVE = "gemma4-triage serve --debug 1 -- --model-path MODEL"
 
 
@@ -52,7 +51,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         confidence=Confidence.POSSIBLE if roomy else Confidence.LIKELY,
         evidence=(*of_memory(facts, death), *_numbers(facts, counted)),
         advice=advice,
-        next_commands=(_SERVE,) if roomy else (_PLAN,),
+        next_commands=(_SERVE,) if roomy else (PLAN_POOLS,),
         upstream=("SGLang 7909",) if roomy else (),
     )
 

@@ -7,7 +7,7 @@ import re
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.remarks import number_in
-from gemma4_triage.logs.rule import cause_in, of_death, of_memory, remarked
+from gemma4_triage.logs.rule import PLAN_POOLS, cause_in, of_death, of_memory, remarked
 from gemma4_triage.logs.rules import graph_capture
 
 _ON_THE_DEVICE = "CUDA out of memory"
@@ -34,7 +34,6 @@ _OF_PINNED = (
 )
 _PROCESS = re.compile(r"Process (\d+) has (\d+\.\d+) GiB memory in use")
 _LOGITS = re.compile(r"logits_processor\.py:")
-PLAN = "gemma4-triage pools --config CONFIG --gpu-mem 80GiB --weights 20GiB --workload 64x8000+1000"
 _ASKED = re.compile(
     r"Tried to allocate (\d+(?:\.\d+)?) ([MG])iB.*?total capacity of (\d+(?:\.\d+)?) GiB of which "
     r"(\d+(?:\.\d+)?) ([MG])iB"
@@ -76,7 +75,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         evidence=(*of_memory(facts, death), *_memory_lines(facts)),
         ruled_out_if=("another process used the same device",) if not too_small else (),
         advice=advice,
-        next_commands=(PLAN,),
+        next_commands=(PLAN_POOLS,),
         upstream=("SGLang 4330",) if too_small else (),
     )
 
