@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import zipfile
 from pathlib import Path
@@ -24,6 +25,35 @@ COMMAND = Path(sys.executable).with_name("gemma4-triage")
 KEY = "a-key-of-this-test-0123456789"
 
 
+def cpu_seconds(pids: list[int]) -> float:
+    """Return what these processes have computed so far, in seconds of one core."""
+    spent = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        spent += int(fields[11]) + int(fields[12])
+    return spent / os.sysconf("SC_CLK_TCK")
+
+
+def states_during(pids: list[int], work) -> set[str]:
+    """Return the states that the kernel shows of these processes while `work` runs."""
+    seen: set[str] = set()
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            seen.update(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in pids)
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        work()
+    finally:
+        done.set()
+        thread.join()
+    return seen
+
+
 def scheduler_of(server: int) -> int:
     named = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in session_members(server)}
     return next(pid for pid, command in named.items() if b"sglang::scheduler" in command)
@@ -35,6 +65,8 @@ def test_live_hanging_and_killed(mtp_arguments, tmp_path, cli, monkeypatch):
     monkeypatch.setenv("GEMMA4_TRIAGE_API_KEY", KEY)
     port, log, dumps = free_port(), tmp_path / "server.log", tmp_path / "dumps"
     words = [*flags(mtp_arguments), "--host", "127.0.0.1", "--port", str(port), "--api-key", KEY, "--enable-metrics"]
+    # A scheduler that does not turn while it has nothing to do: what it computes is then what it was asked for.
+    words.append("--sleep-on-idle")
     command = [COMMAND, "serve", "--host-engine", "--debug", "1", "--dump-dir", str(dumps), "--", *words]
     url = f"http://127.0.0.1:{port}"
 
@@ -53,6 +85,18 @@ def test_live_hanging_and_killed(mtp_arguments, tmp_path, cli, monkeypatch):
         return code, json.loads(out)
 
     with running_server(command, port, environment, log) as server:
+        # The first time a thing is asked for is not what it costs.
+        collected(url, "first")
+        members = session_members(server.pid)
+        before, begin = cpu_seconds(members), time.monotonic()
+        seen = states_during(members, lambda: collected(url, "cost"))
+        after, took_s = cpu_seconds(members), time.monotonic() - begin
+        told = f"collect took {took_s:.1f} s, in which the server's processes computed {after - before:.2f} s"
+        print(told, file=sys.__stderr__)
+        assert after - before < 1.0
+        # Neither stopped nor traced for a moment.
+        assert not seen & {"T", "t"}
+
         document, names, everything, _ = collected(url, "live")
         assert [(one["path"], one["status"]) for one in document["http"]] == [
             *(("/model_info", 200), ("/v1/models", 200), ("/metrics", 200), ("/server_info", 200), ("/health", 200))

@@ -239,6 +239,22 @@ class TestProcesses:
         everything = b"".join(files.values())
         assert not any(secret in everything for secret in (b"abcdefgh", b"yyyy", b"dear diary"))
 
+    def test_a_containers_first_process_stands_for_the_server_below_it_and_for_nothing_else(self, cli, tmp_path):
+        code = (
+            "import subprocess, sys\n"
+            "sleep = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
+            "below = [subprocess.Popen([*sleep, word]) for word in ('launch_' + 'server', 'other')]\n"
+            "print(*(one.pid for one in below), flush=True)\nsys.stdin.read()\n[one.kill() for one in below]\n"
+        )
+        words = [sys.executable, "-c", code]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+            server, other = map(int, first.stdout.readline().split())
+            assert cli("collect", first.pid, "-o", tmp_path / "a.zip", "--timeout", "0.2")[0] == 0
+            first.stdin.close()
+        names = opened(tmp_path / "a.zip")
+        assert f"process/{server}.json" in names
+        assert not {f"process/{other}.json", f"process/{first.pid}.json"} & set(names)
+
     def test_one_that_a_signal_stopped(self, cli, tmp_path):
         code = (
             "import http.server, sys\n"

@@ -224,8 +224,21 @@ class TestWhichIncident:
     def test_the_one_whose_dump_it_names(self, two):
         named = two[1].dumps[0].manifest.dump_id
         guard = f"{stamp(2)} page-table-bounds: x [logged; seen 1 times; dump: /d/{named}]\n"
-        counts, link = self.placed(two, log_of(decode(1), guard))
+        counts, link = self.placed(two, log_of(ON_CPU, guard))
         assert (counts, link.relation, link.incident) == ([0, 1], "names", named)
+
+    def test_a_name_that_was_pasted_into_another_servers_log_is_no_proof(self, two):
+        named = two[0].dumps[0].manifest.dump_id
+        guard = f"{stamp(2)} page-table-bounds: x [logged; seen 1 times; dump: /d/{named}]\n"
+        start = "server_args=ServerArgs(page_size={}, model_path='a')\n"
+        for lines, said in (
+            ([decode(1), guard], "the log has device cuda, the dump cpu"),
+            ([start.format(64), guard], "the log has page size 64, the dump 16"),
+        ):
+            counts, link = self.placed(two, log_of(*lines))
+            assert (counts, link.relation, link.incident) == ([0, 0, 1], "apart", two[0].name)
+            assert f"the log names {named}" in link.text
+            assert said in link.text
 
     def test_nearness_in_time_is_a_guess(self, two):
         counts, link = self.placed(two, self.at("2026-11-21 16:51:40"))

@@ -252,6 +252,47 @@ class TestPipesAndMissingFiles:
             assert err.startswith(f"error: there is no file {name}\n")
 
 
+class TestNamedFiles:
+    def test_one_that_only_begins_as_evidence_is_named(self, cli, tmp_path):
+        (tmp_path / "a.json").write_text('{"kind": "collection", "processes": 3}')
+        code, _, err = cli("diagnose", tmp_path / "a.json")
+        assert code == 5
+        assert f"{tmp_path / 'a.json'} begins as a bundle of collect does, and holds nothing of it" in err
+        assert "nothing there can be read" in err
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
+    def test_what_another_user_may_not_read(self, cli, tmp_path):
+        (tmp_path / "closed").mkdir(mode=0)
+        (tmp_path / "closed.log").touch(mode=0)
+        (tmp_path / "half" / "closed").mkdir(parents=True)
+        shutil.copy(LOGS / "pool-leak.log", tmp_path / "half")
+        (tmp_path / "half" / "closed").chmod(0)
+        for folder in (tmp_path, *tmp_path.parents[:-2]):
+            folder.chmod(0o755)
+        cli("diagnose", LOGS / "pool-leak.log")
+        expected = {
+            "closed": (4, "closed cannot be read: Permission denied"),
+            "closed/a.log": (4, "closed cannot be read: Permission denied"),
+            "closed.log": (2, "closed.log cannot be read: Permission denied"),
+            "half": (1, "closed cannot be read: Permission denied"),
+        }
+        for name, (code, said) in expected.items():
+            reads, writes = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+                found = cli("diagnose", tmp_path / name)
+                os.write(writes, json.dumps([found[0], found[2]]).encode())
+                os._exit(0)
+            os.close(writes)
+            os.waitpid(child, 0)
+            with open(reads) as told:
+                got, err = json.loads(told.read())
+            assert (got, said in err) == (code, True), err
+
+
 class TestFarTooMuch:
     """What somebody sends may be thousands of files: all of it together has limits, and what is beyond is said."""
 

@@ -165,6 +165,76 @@ class TestCudaGdb:
         serves = finding.next_commands[0].startswith("gemma4-triage serve ")
         assert (finding.rule, serves) == (rule, rule == "illegal-access")
 
+    # Every exception of NVIDIA's cuda-gdb manual.
+    @pytest.mark.parametrize(
+        ("exception", "of_an_address"),
+        [
+            *(("Device Unknown Exception", False), ("Lane Illegal Address", True), ("Lane User Stack Overflow", False)),
+            *(("Device Hardware Stack Overflow", False), ("Warp Illegal Instruction", False)),
+            *(("Warp Out-of-range Address", True), ("Warp Misaligned Address", True)),
+            *(("Warp Invalid Address Space", True), ("Warp Invalid PC", False)),
+            *(("Warp Hardware Stack Overflow", False), ("Device Illegal Address", True)),
+            *(("Lane Misaligned Address", True), ("Warp Assert", False), ("Lane Syscall Error", False)),
+            *(("Warp Illegal Address", True), ("Invalid Managed Memory Access", False)),
+            *(("Cluster Out-of-range Address", True), ("Cluster Target Block Not Present", False)),
+            ("Warp MMU Fault", True),
+        ],
+    )
+    def test_every_exception_that_is_documented(self, tmp_path, exception, of_an_address):
+        text = tmp_path / "core.txt"
+        text.write_text(f"Opening GPU coredump: /a/x\n\nCUDA Exception: {exception}\n#0  0x1 in f<<<(1,1,1)>>> ()\n")
+        (finding,) = readings(text)[0].findings
+        assert (finding.rule, exception in finding.cause) == (
+            "illegal-access" if of_an_address else "kernel-failed",
+            True,
+        )
+
+    # Forms that transcripts of cuda-gdb have; names and numbers are made up.
+    @pytest.mark.parametrize(
+        ("lines", "kernel", "raised_at"),
+        [
+            (
+                "The exception was triggered at PC 0x7f1  scale_rows(int*, int)\n"
+                "[Current focus set to CUDA kernel 0, grid 1, block (0,0,0), thread (0,0,0), device 0, sm 1, lane 0]\n"
+                "#0  0x00007f2 in scale_rows(int*, int)<<<(1,1,1),(256,1,1)>>> ()\n",
+                "scale_rows",
+                "0x7f1 scale_rows(int*, int)",
+            ),
+            (
+                "The exception was triggered at PC 0x62f  gather_kernel  (window.py:245)\n\n"
+                'Thread 1 "python" received signal CUDA_EXCEPTION_4, Warp Illegal Address.\n'
+                "[Switching focus to CUDA kernel 0, grid 9, block (0,0,0), thread (96,0,0), device 0, sm 1, lane 0]\n"
+                "0x00062f in gather_kernel<<<(1,1,1),(128,1,1)>>> () at /a/window.py:245\n245\t    load(p)\n",
+                "gather_kernel",
+                "0x62f gather_kernel window.py:245",
+            ),
+            (
+                f"The exception was triggered at PC 0x7ff  attend<64>({', '.join(['char const*'] * 60)})  (c.cuh:692)\n"
+                "[Switching focus to CUDA kernel 0, grid 13, block (0,1,1), thread (0,3,0), device 0, sm 0, lane 0]\n"
+                "0x00007ff in _INTERNAL_7b::copy_1<16, 0>\n   <<<(1,3,28),(32,4,1)>>> (dst=0x7f, src=0x7f)\n"
+                "    at /a/c.cuh:682\n",
+                "_INTERNAL_7b::copy_1<16, 0>",
+                "0x7ff attend<64>(char const*",
+            ),
+            (
+                "The exception was triggered at PC 0x5ff (grad.jl:14)\n#0  0x5fd in grad_kernel () at /a/grad.jl:14\n",
+                "grad_kernel",
+                "0x5ff grad.jl:14",
+            ),
+            # The warp had ended: only the exception is left of it.
+            ("The exception was triggered at PC 0x7c9  embed_gather(int)\n", "embed_gather", "0x7c9 embed_gather(int)"),
+        ],
+    )
+    def test_published_forms(self, tmp_path, lines, kernel, raised_at):
+        text = tmp_path / "core.txt"
+        head = "Opening GPU coredump: core_1665152103_node_165521.nvcudmp\n\nCUDA Exception: Warp Illegal Address\n"
+        text.write_text(head + lines)
+        (reading,) = readings(text)
+        assert reading.title == f"a GPU core dump as cuda-gdb shows it: Warp Illegal Address in {kernel}"
+        assert (reading.identity.pids, reading.times_s) == ((165521,), (1665152103.0,))
+        assert dict(reading.facts)["raised at"].startswith(raised_at)
+        assert reading.findings[0].confidence == "likely"
+
     def test_one_that_was_asked_for_shows_where_a_gpu_hangs(self, tmp_path):
         text = tmp_path / "core.txt"
         text.write_text(
@@ -248,6 +318,7 @@ class TestFlashInfer:
     [
         (cuda_gdb.read, b"", b"Current focus set to CUDA kernel 1, block (1,1) "),
         (cuda_gdb.read, b"CUDA Exception: Warp Assert\n#0 0x1 in a", b"<(<(:"),
+        (cuda_gdb.read, b"CUDA Exception: Warp Assert\n", b"<<<("),
         (flashinfer_log.read_logs, b"FlashInfer API Call: f\n", b"[2025-11-11"),
         (flashinfer_log.read_logs, b"FlashInfer API Call: f\n  a=\n", b"FlashInfer API Call: "),
         (py_spy.read, b'Process 1: x\nPython v3.1\nThread 1 (idle): "MainThread"\n  ', b"a ("),

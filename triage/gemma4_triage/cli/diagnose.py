@@ -121,6 +121,8 @@ def _diagnoses(evidence: Evidence, logs: list[LogFacts]) -> list[Diagnosis]:
     if not incidents and not evidence.material.unreadable:
         for remark in evidence.remarks:
             say(remark)
+        if evidence.remarks:
+            raise NothingChecked("nothing there can be read", "name dumps, logs, zips, or folders that hold some")
         raise NothingChecked(
             "neither a dump nor a guard manifest there"
             + (", and no line of SGLang's scheduler in the logs" if logs else ""),

@@ -62,7 +62,8 @@ def process(pid: int) -> Process | None:
 def server_of(pid: int) -> list[Process]:
     """Return the launcher that a process belongs to, with everything below it; empty if the process is not there.
 
-    A parent is the launcher as long as its command is SGLang's too.
+    A parent is the launcher as long as its command is SGLang's too. Below a process that is none of SGLang's, such as a
+    container's first one, only what is SGLang's and what that started belong to a server.
     """
     top = process(pid)
     while top is not None and (above := process(top.parent)) is not None and _is_sglang(above):
@@ -74,7 +75,11 @@ def server_of(pid: int) -> list[Process]:
     for one in found:
         if len(found) < MAX_PROCESSES:
             found += [other for other in every if other.parent == one.pid and other not in found]
-    return found
+    kept: list[Process] = []
+    for one in found:
+        if serves([one]) or any(one.parent == other.pid for other in kept):
+            kept.append(one)
+    return kept or found
 
 
 def serves(found: Iterable[Process]) -> bool:

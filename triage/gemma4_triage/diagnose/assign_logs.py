@@ -2,8 +2,8 @@
 
 | the log                                            | relation  | stands                                              |
 |----------------------------------------------------|-----------|-----------------------------------------------------|
-| names a dump of an incident, or was taken from its | `names`   | with that incident, as evidence                     |
-| server by `collect`                                |           |                                                     |
+| names a dump of an incident and contradicts no     | `names`   | with that incident, as evidence                     |
+| fact of it; or `collect` took it from its server   |           |                                                     |
 | begins and ends with an incident, has facts in     | `agrees`  | with that incident, as evidence                     |
 | common with it, and contradicts none               |           |                                                     |
 | contradicts no fact of an incident, so that it is  | `guess`   | alone. That they belong together is said to be a    |
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from gemma4_triage.diagnose.compare_log import NEAR_S, Comparison, compare
+from gemma4_triage.diagnose.compare_log import NEAR_S, Comparison, compare, compare_facts
 from gemma4_triage.diagnose.incident import Incident, LogLink
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.rules.probe_stopped import dump_names
@@ -66,6 +66,11 @@ def _link(facts: LogFacts, incidents: list[Incident]) -> tuple[LogLink, int]:
     for name in dump_names(facts):
         at = next((at for at, incident in enumerate(incidents) if incident.dump(name) is not None), None)
         if at is not None:
+            # Whoever pastes the name of a dump into another server's log makes it no evidence.
+            _, contradictions = compare_facts(facts, incidents[at])
+            if contradictions:
+                reasons = (f"the log names {name}", *contradictions)
+                return LogLink(facts.name, "apart", incidents[at].name, reasons), at
             return LogLink(facts.name, "names", incidents[at].name, (f"the log names {name}",)), at
     compared = [(compare(facts, incident), at) for at, incident in enumerate(incidents)]
     if not compared:

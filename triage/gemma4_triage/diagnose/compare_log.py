@@ -62,6 +62,17 @@ class Comparison:
 
 def compare(facts: LogFacts, incident: Incident) -> Comparison:
     """Hold a log that names no dump of `incident` against it."""
+    agreements, contradictions = compare_facts(facts, incident)
+    contradictions += _unnamed(facts, incident)
+    away = _away_s(facts, incident.times_s)
+    in_zones = (_away_s(facts, incident.times_s, zone) for zone in _ZONES_S)
+    if away is not None and not any(gap is not None and gap <= NEAR_S for gap in in_zones):
+        contradictions.append(f"in no time zone are they within {NEAR_S / 60:.0f} minutes of each other")
+    return Comparison(tuple(agreements), tuple(contradictions), away, _together(facts, incident))
+
+
+def compare_facts(facts: LogFacts, incident: Incident) -> tuple[list[str], list[str]]:
+    """Return what a log and an incident say alike of the server, and what they say otherwise; of time nothing."""
     agreements: list[str] = []
     contradictions: list[str] = []
     for what, theirs, ours in _facts(facts, incident):
@@ -71,12 +82,7 @@ def compare(facts: LogFacts, incident: Incident) -> Comparison:
             agreements.append(f"both have {what} {theirs}")
         else:
             contradictions.append(f"the log has {what} {theirs}, {_who(incident)} {' or '.join(map(str, ours))}")
-    contradictions += _unnamed(facts, incident)
-    away = _away_s(facts, incident.times_s)
-    in_zones = (_away_s(facts, incident.times_s, zone) for zone in _ZONES_S)
-    if away is not None and not any(gap is not None and gap <= NEAR_S for gap in in_zones):
-        contradictions.append(f"in no time zone are they within {NEAR_S / 60:.0f} minutes of each other")
-    return Comparison(tuple(agreements), tuple(contradictions), away, _together(facts, incident))
+    return agreements, contradictions
 
 
 def _who(incident: Incident) -> str:

@@ -16,6 +16,7 @@ Symbolic links in folders are not followed: what somebody sends may lead to anyb
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -130,6 +131,8 @@ def _path(store: DumpStore, name: str) -> Path:
     unpacked = inside(name)
     if unpacked is None:
         if not os.path.lexists(name) and name.lower().endswith(_FILE_ENDINGS):
+            with as_unreadable(Path(name).parent), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                os.stat(name)
             raise UsageMistake(f"there is no file {name:.200}", "check the path; a dump is named by its folder")
         # os.path says no of what it may not look at; the store says why.
         return Path(name) if os.path.isfile(name) or is_special(name) else store.resolve(name)
@@ -162,6 +165,7 @@ class _Finder:
         self.evidence.end_s = self._budget.end_s
         self._parts: list[Material] = []
         self._seen: set[str] = set()
+        self._named: set[Path] = set()
         self._files = 0
         self._by_reader: dict[tuple[str, Path], tuple[Reader, list[Path]]] = {}
 
@@ -247,14 +251,19 @@ class _Finder:
         """Take a file that was named; what no reader takes is a log, and says itself if it cannot be one."""
         if not self._is_new(path):
             return
+        self._named.add(path)
         if is_zip(path):
             self.folder(unpack(path), 1, in_zip=True)
             return
         if is_special(str(path)) or not os.path.exists(path):
             self.evidence.logs.append(str(path))
             return
-        if not self._takes(path, _head(path)):
-            if (what := _binary(_head(path))) is not None:
+        try:
+            head = head_of(path)
+        except OSError as error:
+            raise UsageMistake(f"{path} cannot be read: {error.strerror}", "check who may read it") from error
+        if not self._takes(path, head):
+            if (what := _binary(head)) is not None:
                 raise UsageMistake(f"{path} is {what[0]}", what[1].format(path))
             self.evidence.logs.append(str(path))
 
@@ -333,6 +342,8 @@ class _Finder:
                 self.evidence.readings.append(_named(reading))
         except NotThis:
             self.evidence.left_alone += len(paths)
+            named = [origin(path) for path in paths if path in self._named]
+            self.evidence.remarks += [f"{name} begins as {reader.what} does, and holds nothing of it" for name in named]
         except DumpError as error:
             self._parts.append(Material(unreadable=(Unreadable(paths[0], str(error)),)))
 

@@ -19,24 +19,31 @@ class Reader:
 
     Attributes:
         id: names the kind.
+        what: names it to a reader, with an article.
         takes: says by the first bytes of a file whether it may be of this kind.
         read: reads all files of this kind that lie in one folder, each named by its path; raises NotThis for a first
             file that only looked like one.
     """
 
     id: str
+    what: str
     takes: Callable[[bytes], bool]
     read: Callable[[Sequence[Path]], Iterable[Reading]]
 
 
 READERS: tuple[Reader, ...] = (
-    Reader(collection.KIND, collection.takes, collection.read),
-    Reader(requests_file.KIND, requests_file.takes, requests_file.read),
-    Reader(flight_recorder.KIND, flight_recorder.takes, flight_recorder.read),
-    Reader(flashinfer_log.DUMPS_KIND, flashinfer_log.takes_dumps, flashinfer_log.read_dumps),
-    Reader(flashinfer_log.LOG_KIND, flashinfer_log.takes_log, flashinfer_log.read_logs),
-    Reader(py_spy.KIND, py_spy.takes, py_spy.read),
-    Reader(cuda_gdb.KIND, cuda_gdb.takes, cuda_gdb.read),
+    Reader(collection.KIND, "a bundle of collect", collection.takes, collection.read),
+    Reader(requests_file.KIND, "a crash snapshot of SGLang", requests_file.takes, requests_file.read),
+    Reader(flight_recorder.KIND, "torch's flight recorder", flight_recorder.takes, flight_recorder.read),
+    Reader(
+        flashinfer_log.DUMPS_KIND,
+        "an index of FlashInfer's dumps",
+        flashinfer_log.takes_dumps,
+        flashinfer_log.read_dumps,
+    ),
+    Reader(flashinfer_log.LOG_KIND, "a log of FlashInfer", flashinfer_log.takes_log, flashinfer_log.read_logs),
+    Reader(py_spy.KIND, "a stack of py-spy", py_spy.takes, py_spy.read),
+    Reader(cuda_gdb.KIND, "a text of cuda-gdb", cuda_gdb.takes, cuda_gdb.read),
 )
 TITLES: dict[str, str] = {
     collection.RULE: collection.TITLE,

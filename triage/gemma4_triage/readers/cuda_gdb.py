@@ -1,8 +1,10 @@
 """What cuda-gdb prints of a GPU core dump: which kernel met which exception, where.
 
 SGLang has CUDA write `core.cuda.TIME.PID` (server_args.py, _handle_crash_dump_env) or `cuda_coredump_HOST.PID.TIME`
-(debug_utils/cuda_coredump.py of 0.5.23); cuda-gdb makes text of it. The text is read, never the core file. A core dump
-may also be asked for while a kernel hangs: then it has a focus and no exception.
+(debug_utils/cuda_coredump.py of 0.5.23), CUDA by itself `core_TIME_HOST_PID.nvcudmp`; cuda-gdb makes text of it. The
+text is read, never the core file. A core dump may also be asked for while a kernel hangs: then it has a focus and no
+exception. Sources: NVIDIA's cuda-gdb manual (exception codes, focus) and transcripts that people published of its
+releases 11 to 13.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ _HEAD = re.compile(
 )
 _CORE = re.compile(r"Opening GPU coredump:? +(\S+)")
 _CORE_NAME = re.compile(
-    r"core\.cuda\.(?P<time>\d{9,11})\.(?P<pid>\d{1,10})$|\.(?P<pid2>\d{1,10})\.(?P<time2>\d{9,11})$"
+    r"core\.cuda\.(?P<time>\d{9,11})\.(?P<pid>\d{1,10})$|\.(?P<pid2>\d{1,10})\.(?P<time2>\d{9,11})$|"
+    r"core_(?P<time3>\d{9,11})_.{1,200}_(?P<pid3>\d{1,10})\.nvcudmp$"
 )
 _EXCEPTION = re.compile(r"CUDA_EXCEPTION_\d+\W+([A-Z][\w -]{3,60})|CUDA Exception: ([A-Z][\w -]{3,60})")
 _FOCUS = re.compile(
@@ -38,7 +41,9 @@ _FOCUS = re.compile(
 # A frame of a kernel: "#0  0x7f.. in NAME<<<(grid),(block)>>> ()", of the call stack or alone.
 _FRAME = re.compile(r"^[\s*]*(?:#\d+\s+)?(?:0x[0-9a-f]+ in )?(\S.{0,2000}?) ?(?:<<<|\(\) at |\(\)$)")
 _AT = re.compile(r" at (\S+:\d+)")
-_PC = re.compile(r"exception was triggered at PC (0x[0-9a-f]+)(?: \(?(.{1,200}?)\)?)?$")
+# "PC 0x7f.. (a.cu:14)", and later releases "PC 0x7f..  KERNEL(ARGUMENTS)  (a.cu:14)".
+_PC = re.compile(r"exception was triggered at PC (0x[0-9a-f]+)(.*)")
+_PLACE = re.compile(r" ?\(([^()\s]+:\d+)\)$")
 # Of the exceptions in NVIDIA's cuda-gdb manual those of an address of data; stacks and asserts are others.
 _ADDRESS_WORDS = re.compile(
     r"(?i)illegal address|out[- ]of[- ]range address|misaligned address|address space|MMU fault"
@@ -69,27 +74,37 @@ def _read(path: Path) -> Reading:
     exception: _At | None = None
     focus: _At | None = None
     kernel: _At | None = None
+    raiser: _At | None = None
+    before = ""
     pids: list[int] = []
     moments: list[Moment] = []
     facts: list[tuple[str, str]] = []
     for number, line in lines:
         if (match := _CORE.search(line)) and (named := _CORE_NAME.search(match[1])):
-            pid, time = named["pid"] or named["pid2"], named["time"] or named["time2"]
+            pid = named["pid"] or named["pid2"] or named["pid3"]
+            time = named["time"] or named["time2"] or named["time3"]
             pids.append(int(pid))
             moments.append(Moment(float(time), f"process {pid} wrote a GPU core dump", f"line {number}"))
         if exception is None and (match := _EXCEPTION.search(line)):
             exception = _At((match[1] or match[2]).strip(), number)
-        if match := _PC.search(line):
-            facts.append(("raised at", cut(f"{match[1]} {match[2] or ''}".strip())))
+        if match := _PC.search(line[: 2 * MATCHED]):
+            place = _PLACE.search(match[2])
+            name = (match[2][: place.start()] if place else match[2]).strip()
+            facts.append(("raised at", cut(" ".join(filter(None, (match[1], name, place[1] if place else ""))))))
+            raiser = raiser or (_At(cut(_function(name)), number) if name else None)
         if focus is None and "focus" in line and (match := _FOCUS.search(line[:MATCHED])):
             device = f", device {match[4]}" if match[4] else ""
             focus = _At(f"kernel {match[1]}, block {match[2]}, thread {match[3]}{device}", number)
+        # A long frame is broken ahead of its grid.
+        whole = f"{before.rstrip()} {line.lstrip()}" if line.lstrip().startswith("<<<") else line
+        before, line = line, whole
         shows_frame = "<<<" in line or ((focus or exception) and line.lstrip("* ").startswith("#0"))
         if kernel is None and shows_frame and (match := _FRAME.match(line)):
             name = _function(match[1])
             kernel = _At(cut(name), number) if name and name != "??" else None
             if kernel and (at := _AT.search(line)):
                 facts.append(("in source", cut(at[1])))
+    kernel = kernel or raiser
     if exception is None and kernel is None and not pids:
         raise NotThis
     if focus:
