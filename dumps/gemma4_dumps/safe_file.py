@@ -69,7 +69,8 @@ def read_regular(path: Path | str, max_bytes: int) -> bytes:
 
 def _unreadable(name: str, error: OSError | ValueError) -> DumpUnreadable:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return DumpUnreadable(f"{name} cannot be read: {reason}")
+    hint = "have somebody who may read it give you a copy" if isinstance(error, PermissionError) else ""
+    return DumpUnreadable(f"{name} cannot be read: {reason}", hint)
 
 
 def json_files(folder: Path) -> list[Path]:

@@ -171,6 +171,29 @@ class TestPaths:
         code, _, err = cli(*verb, store / dump if how == "dump" else store)
         assert (code, "Permission denied" in err) == (4, True)
 
+    def test_a_log_that_may_not_be_read_is_a_log(self, cli, tmp_path, unreadable):
+        log = unreadable[0] / "server.log"
+        for verb in ("diagnose", "logs", "report"):
+            code, _, err = cli(verb, log)
+            assert (code, err.splitlines()[0]) == (2, f"error: {log} cannot be read: Permission denied"), verb
+
+    @pytest.mark.parametrize("verb", [("logs",), ("known", "check"), ("diagnose",)])
+    def test_what_is_to_be_unpacked_comes_back_to_the_same_command(self, cli, tmp_path, verb):
+        (tmp_path / "x.tar").write_bytes(b"\0" * 257 + b"ustar" + b"\0" * 1000)
+        assert f"FILE | gemma4-triage {' '.join(verb)} -\n" in cli(*verb, tmp_path / "x.tar")[2]
+        if verb != ("diagnose",):
+            assert f"hint: {' '.join(verb)} takes files" in cli(*verb, tmp_path)[2]
+        assert "hint: profile takes files" in cli("profile", tmp_path)[2]
+
+    def test_a_hint_looks_where_the_line_did(self, cli, tmp_path):
+        (tmp_path / "a b").mkdir()
+        shutil.copytree(DUMP, tmp_path / "a b" / DUMP.name)
+        (tmp_path / "a b" / DUMP.name / "tensors.safetensors").write_bytes(b"")
+        for words in (("--dir", tmp_path / "a b"), (f"--dir={tmp_path / 'a b'}",)):
+            hint = cli("replay", "latest", *words)[2].splitlines()[-1]
+            assert f"dumps verify DUMP --dir '{tmp_path}/a b' shows" in hint
+            assert f"dumps list --dir '{tmp_path}/a b' which" in hint
+
     @pytest.mark.parametrize("verb", [("audit",), ("replay",), ("dumps", "show"), ("dumps", "verify")])
     def test_a_folder_that_is_no_dump_is_named(self, cli, tmp_path, verb):
         code, _, err = cli(*verb, tmp_path)

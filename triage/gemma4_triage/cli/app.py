@@ -8,6 +8,8 @@ import functools
 import gc
 import importlib
 import os
+import re
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -193,12 +195,26 @@ def _began_with_an_interrupt(error: BaseException) -> bool:
 
 def _fail(message: str, hint: str, code: int, words: Sequence[str]) -> int:
     warn(f"error: {message}")
+    hint = _with_folder(hint, words)
     if hint:
         warn(f"hint: {hint}")
     if "--json" in words:
         # Whoever parses stdout gets a document in every case.
         emit_json("error", {"message": message, "hint": hint, "exit_code": int(code)})
     return int(code)
+
+
+def _with_folder(hint: str, words: Sequence[str]) -> str:
+    """Return a hint whose commands look for dumps where this line did, so that they can be pasted."""
+    given = [
+        after if not equals else value
+        for word, after in zip(words, [*words[1:], ""], strict=True)
+        for name, equals, value in [word.partition("=")]
+        if name in ("--dir", "--dump-dir")
+    ]
+    if not given or not given[-1]:
+        return hint
+    return re.sub(r"gemma4-triage dumps (list|verify DUMP)(?! --dir)", rf"\g<0> --dir {shlex.quote(given[-1])}", hint)
 
 
 def _fail_usage(error: Exception, words: Sequence[str]) -> int:

@@ -68,7 +68,7 @@ def diagnose(
     from gemma4_triage.report.diagnosis_view import print_diagnoses
 
     # First, so that a wrong path costs no reading of dumps.
-    named_logs = read_logs(log or [])
+    named_logs = read_logs(log or [], verb="diagnose")
     evidence = _evidence(sources or [], directory, limit or None, named_logs)
     material = evidence.material
     logs = [*named_logs, *read_evidence(evidence, but=log or ())]

@@ -120,7 +120,7 @@ def check_known(
     from gemma4_triage.report.known_view import print_matches
 
     given = _release(release, server_info)
-    read = [replace(facts, release=given or facts.release) for facts in read_logs(files or [])]
+    read = [replace(facts, release=given or facts.release) for facts in read_logs(files or [], verb="known check")]
     if not any(facts.understood_lines for facts in read):
         raise NothingChecked("no line of SGLang's in the logs", "give the server's stdout and stderr")
     found = [(facts, facts.release or None, matches_in(facts, _known())) for facts in read]

@@ -57,7 +57,7 @@ def profile(
         raise UsageMistake(f"--steps is {steps!r}", f"one of {', '.join(METHODS)}")
     if _is_named_pipe(trace):
         raise UsageMistake(f"{trace} is a pipe", "name a file, or read a pipe as stdin: - < PIPE")
-    source = TraceFile(Source(trace))
+    source = TraceFile(Source(trace, "profile"))
     tables = _read(source)
     profiles = analyse(tables, layers, steps)
     if as_json:

@@ -37,12 +37,12 @@ def read_evidence(evidence: Evidence, points: int | None = None, but: Iterable[s
     late = 0
     for name in evidence.logs:
         if name not in evidence.found_logs:
-            read += read_logs([name], points, quiet, already)
+            read += read_logs([name], points, quiet, already, "diagnose")
         elif time.monotonic() > evidence.end_s:
             late += 1
         else:
             with until(evidence.end_s):
-                read += read_logs([name], points, quiet, already)
+                read += read_logs([name], points, quiet, already, "diagnose")
         already.append(name)
     if late:
         say(f"not read: {number_of(late, 'log')}: reading took too long; name a part of it, or --limit 0 for all")
@@ -50,7 +50,11 @@ def read_evidence(evidence: Evidence, points: int | None = None, but: Iterable[s
 
 
 def read_logs(
-    names: Iterable[str], points: int | None = None, quiet: bool = False, but: Iterable[str] = ()
+    names: Iterable[str],
+    points: int | None = None,
+    quiet: bool = False,
+    but: Iterable[str] = (),
+    verb: str = "logs",
 ) -> list[LogFacts]:
     """Read each log once, in the order given; say on stderr where one ended early or no line was understood.
 
@@ -59,6 +63,7 @@ def read_logs(
         points: of each time series at most; None for as many as `logs` keeps.
         quiet: leave out what is said of a log in which no line was understood, as many files of a folder are.
         but: names of logs that were read before.
+        verb: the command that reads them, for hints.
 
     Raises UsageMistake.
     """
@@ -67,7 +72,7 @@ def read_logs(
     if listed.count(STDIN) > 1 or (STDIN in listed and STDIN in before):
         raise UsageMistake("- is given twice", "stdin can be read once")
     once = {place: name for name in reversed(listed) if (place := _place(name)) not in before}
-    read = [_read(name, points) for name in reversed(once.values())]
+    read = [_read(name, points, verb) for name in reversed(once.values())]
     for facts in read:
         if facts.problem:
             say(f"{facts.name} {facts.problem}")
@@ -85,12 +90,12 @@ def _place(name: str) -> str:
         return name
 
 
-def _read(name: str, points: int | None) -> LogFacts:
+def _read(name: str, points: int | None, verb: str) -> LogFacts:
     from gemma4_triage.logs.read import DEFAULT_POINTS, read_source
     from gemma4_triage.logs.source import Source
 
     # Rules look at the series too: with few points a log would be judged otherwise than `logs` judges it.
     points = DEFAULT_POINTS if points is None else points
-    facts = read_source(Source(name), points - points % 2)
+    facts = read_source(Source(name, verb), points - points % 2)
     # What lies in a zip is named by the zip, not by where it was unpacked.
     return replace(facts, name=origin(Path(name)))

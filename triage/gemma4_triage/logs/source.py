@@ -30,10 +30,10 @@ PIPE_WAIT_S = 5.0
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _ARCHIVES = {
-    b"PK\x03\x04": ("a zip archive", "unzip -p {} LOG | gemma4-triage logs -"),
-    b"\xfd7zXZ\x00": ("xz-compressed", "xz -dc {} | gemma4-triage logs -"),
-    b"BZh": ("bzip2-compressed", "bzip2 -dc {} | gemma4-triage logs -"),
-    b"7z\xbc\xaf": ("a 7z archive", "7z e -so {} | gemma4-triage logs -"),
+    b"PK\x03\x04": ("a zip archive", "unzip -p {} FILE | gemma4-triage {} -"),
+    b"\xfd7zXZ\x00": ("xz-compressed", "xz -dc {} | gemma4-triage {} -"),
+    b"BZh": ("bzip2-compressed", "bzip2 -dc {} | gemma4-triage {} -"),
+    b"7z\xbc\xaf": ("a 7z archive", "7z e -so {} | gemma4-triage {} -"),
 }
 _TAR_AT = 257  # where "ustar" stands in a tar archive
 _MOST_NUL = 0.05  # of the bytes of a text; none has more
@@ -41,13 +41,18 @@ _BOMB_BYTES, _BOMB_RATIO = 1 << 30, 500  # real logs shrink to a tenth or a hund
 
 
 class Source:
-    """One log. Iterate over `chunks()` once; `problem` then says why it ended before its end, if it did.
+    """One log, or another text of any length.
 
-    name: a path, or "-" for stdin.
+    Iterate over `chunks()` once; `problem` then says why it ended before its end, if it did.
+
+    Args:
+        name: A path, or "-" for stdin.
+        verb: The command that reads it, for hints.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, verb: str = "logs") -> None:
         self.name = name
+        self.verb = verb
         self.problem: str | None = None
         self._packed: BinaryIO | None = None
 
@@ -90,9 +95,9 @@ class Source:
         """Refuse what is no text by its first bytes, packed or not."""
         for magic, (kind, command) in _ARCHIVES.items():
             if start.startswith(magic):
-                raise UsageMistake(f"{self.name} is {kind}", f"unpack it: {command.format(self.name)}")
+                raise UsageMistake(f"{self.name} is {kind}", f"unpack it: {command.format(self.name, self.verb)}")
         if start.startswith(b"ustar", _TAR_AT):
-            hint = f"unpack it: tar -xOf {self.name} LOG | gemma4-triage logs -"
+            hint = f"unpack it: tar -xOf {self.name} FILE | gemma4-triage {self.verb} -"
             raise UsageMistake(f"{self.name} is a tar archive", hint)
         if start.count(0) > _MOST_NUL * len(start) and len(start) > 100:
             raise UsageMistake(f"{self.name} is no text", "give the server's stdout and stderr, as text or gzip")
@@ -117,7 +122,7 @@ class Source:
         if not self.name:
             raise UsageMistake("'' is no path", "name a file; - reads stdin")
         if os.path.isdir(self.name):
-            raise UsageMistake(f"{self.name} is a folder", "name the log files in it, oldest first")
+            raise UsageMistake(f"{self.name} is a folder", f"{self.verb} takes files: name those in it, oldest first")
         path = Path(self.name)
         try:
             raw = stack.enter_context(_open_pipe(path) if path.is_fifo() else path.open("rb"))
