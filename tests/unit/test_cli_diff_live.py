@@ -445,6 +445,7 @@ def test_an_oracle_that_fails_is_3_with_the_end_of_its_log(tmp_path):
         run.wait()
 
 
+@pytest.mark.releases("0.5.13.post1")
 def test_pictures_that_cannot_be_made_are_3_and_leave_no_toy(tmp_path):
     from gemma4_repro.parity.pictures import make_pictures, remove_pictures
 

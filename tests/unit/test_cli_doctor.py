@@ -16,6 +16,7 @@ def run(*words, **environment):
 
 
 class TestDoctor:
+    @pytest.mark.releases("0.5.13.post1")
     def test_a_healthy_environment(self, tmp_path):
         done = run("doctor", "--json", XDG_STATE_HOME=str(tmp_path))
         assert done.returncode == 0, done.stderr
@@ -143,6 +144,7 @@ class TestDoctor:
         assert done.returncode == 3
         assert "SGLANG_USE_CPU_ENGINE=1" in done.stdout
 
+    @pytest.mark.releases("0.5.13.post1")
     def test_it_shows_what_is_asked_for(self):
         done = run("doctor", SGLANG_TRTLLM_MHA_DEBUG="1", GEMMA4_TRIAGE_PATCHES="default")
         assert done.returncode == 0

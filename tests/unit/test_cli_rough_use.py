@@ -171,12 +171,6 @@ class TestPaths:
         code, _, err = cli(*verb, store / dump if how == "dump" else store)
         assert (code, "Permission denied" in err) == (4, True)
 
-    def test_a_log_that_may_not_be_read_is_a_log(self, cli, tmp_path, unreadable):
-        log = unreadable[0] / "server.log"
-        for verb in ("diagnose", "logs", "report"):
-            code, _, err = cli(verb, log)
-            assert (code, err.splitlines()[0]) == (2, f"error: {log} cannot be read: Permission denied"), verb
-
     @pytest.mark.parametrize("verb", [("logs",), ("known", "check"), ("diagnose",)])
     def test_what_is_to_be_unpacked_comes_back_to_the_same_command(self, cli, tmp_path, verb):
         (tmp_path / "x.tar").write_bytes(b"\0" * 257 + b"ustar" + b"\0" * 1000)

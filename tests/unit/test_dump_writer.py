@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dump_examples import seed_bug_draft
 
+from dump_examples import seed_bug_draft
 from gemma4_dumps.caps import StoreCaps
 from gemma4_dumps.directory_name import TEMPORARY_PREFIX, parse_name
 from gemma4_dumps.draft import TensorPayload
@@ -22,7 +22,7 @@ from gemma4_dumps.reader import read_dump, verify_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_dumps.writer import write_dump
 
-HERE = str(Path(__file__).parent)
+HERE = str(Path(__file__).parents[1] / "support")
 
 
 def written(root, draft, **options) -> Path:
