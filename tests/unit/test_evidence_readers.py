@@ -58,16 +58,27 @@ class TestCrashSnapshot:
         assert b"six seven eight" in SNAPSHOT.read_bytes()
         assert "six seven" not in repr(reading)
 
-    def test_it_its_log_and_its_manifests_are_one_incident(self, cli):
-        code, found = document(cli, SAMPLES / "crash")
+    @pytest.mark.parametrize("sample", ["crash", "crash-0.5.23"])
+    def test_it_its_log_and_its_manifests_are_one_incident(self, cli, sample):
+        code, found = document(cli, SAMPLES / sample)
         (incident,) = found["incidents"]
         assert code == 1
         assert [len(incident[name]) for name in ("guards", "logs", "readings")] == [3, 1, 1]
-        assert incident["readings"][0]["relation"] == "agrees"
-        assert "both have model repro/toys/toy-e4b" in incident["readings"][0]["reasons"]
-        assert [one["rule"] for one in incident["findings"] if one["kind"] == "cause"] == ["killed-from-outside"]
-        texts = [entry["text"] for entry in incident["timeline"]]
-        assert texts[-1] == "SGLang wrote down its requests and ended"
+        assert (incident["logs"][0]["relation"], incident["readings"][0]["relation"]) == ("names", "names")
+        assert "the log names 2026112" in incident["logs"][0]["reasons"][0]
+        assert incident["readings"][0]["reasons"][0] == "its log names it"
+        asked = next(step["command"] for step in incident["plan"] if " collect " in step["command"])
+        assert asked.startswith("gemma4-triage collect http://127.0.0.1:21")
+        models = [reason for reason in incident["readings"][0]["reasons"] if reason.startswith("both have model ")]
+        assert [name.endswith("repro/toys/toy-e4b") for name in models] == [True]
+        assert incident["findings"][0]["rule"] == "killed-from-outside"
+        assert "SGLang wrote down its requests and ended" in [entry["text"] for entry in incident["timeline"]]
+
+    def test_a_snapshot_that_a_log_names_is_not_anothers_of_another_host(self, cli, tmp_path):
+        shutil.copytree(SAMPLES / "crash", tmp_path / "a")
+        (tmp_path / "a" / "vm").rename(tmp_path / "a" / "elsewhere")
+        _, found = document(cli, tmp_path)
+        assert [one["relation"] for incident in found["incidents"] for one in incident["readings"]] == ["apart"]
 
     def test_alone_it_does_not_know_why(self, cli):
         code, found = document(cli, SNAPSHOT)

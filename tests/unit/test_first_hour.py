@@ -1,5 +1,7 @@
 """What a newcomer types first, and what they were told wrongly once: each command with what it has to say."""
 
+import json
+import shutil
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -108,3 +110,65 @@ def test_the_walk_that_is_written_down_is_of_the_readme_as_it_is():
     ]
     assert walked == [line for need in lines.values() for line in need]
     assert len(walked) > 10
+
+
+class TestWhatWasToldWrongly:
+    """The first commands of somebody whose server crashed, or who was sent a dump, with what they say now."""
+
+    def test_1_a_log_of_another_server_is_a_run_of_its_own_and_no_evidence(self, cli):
+        words = ("diagnose", "--dir", "dumps/samples", "--log", "tests/data/logs/illegal-access.log")
+        code, out, _ = cli(*words)
+        incidents, _, run = out.partition("RUN WITHOUT DUMPS")
+        assert (code, "[L1]" in incidents) == (1, False)
+        assert "a run of its own, not that of 2026" in run
+        alone = cli("diagnose", "--dir", "dumps/samples", "--json")[1]
+        joined = cli(*words, "--json")[1]
+        sure = [[finding["confidence"] for finding in one["findings"]] for one in json.loads(alone)["incidents"]]
+        assert [[finding["confidence"] for finding in one["findings"]] for one in json.loads(joined)["incidents"]][
+            : len(sure)
+        ] == sure
+
+    def test_2_a_healthy_server_is_one_whose_release_has_a_note(self, cli):
+        # tests/engine/test_clean_run_diagnosed.py has it of live servers, every backend and both toys.
+        code, out, _ = cli("diagnose", "tests/data/corpus_dumps/window-one-too-wide")
+        assert (code, out.count("NOTE  window-one-too-wide")) == (0, 1)
+        assert "nothing wrong here" in out
+        assert "The fix is `swa-window-width`" in out
+        assert "CERTAIN" not in out
+
+    @pytest.mark.parametrize("verb", ["dumps show", "replay", "report", "diagnose"])
+    def test_3_a_torn_file_is_a_first_line_and_exit_4(self, cli, tmp_path, verb):
+        dump = shutil.copytree(ROOT / DUMP, tmp_path / Path(DUMP).name)
+        with (dump / "tensors.safetensors").open("r+b") as file:
+            file.truncate(700)
+        code, out, err = cli(*verb.split(), dump)
+        assert code == 4
+        assert "damaged" in (out + err).splitlines()[0]
+        assert "CERTAIN" not in out
+
+    def test_6_a_renamed_dump_and_an_export_are_read(self, cli, tmp_path):
+        shutil.copytree(ROOT / DUMP, tmp_path / "two" / "from bob")
+        code, out, _ = cli("dumps", "list", "--dir", tmp_path / "two")
+        assert (code, "from bob" in out) == (0, True)
+        assert cli("dumps", "export", DUMP, "-o", tmp_path / "sent.zip")[0] == 0
+        for words in (("--dir", tmp_path / "two"), (tmp_path / "two",), (tmp_path / "sent.zip",)):
+            code, out, _ = cli("diagnose", *words)
+            assert (code, "1. CERTAIN  draft-swa-state-stale" in out) == (1, True)
+
+    def test_7_a_log_alone_is_judged_alone(self, cli, monkeypatch):
+        monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", "dumps/samples")
+        code, out, _ = cli("diagnose", "--log", "tests/data/logs/swa-starved.log")
+        assert (code, "INCIDENT" in out, "2026112" in out) == (1, False, False)
+
+    def test_8_what_to_run_is_one_plan_with_what_the_log_says(self, cli):
+        _, out, _ = cli("diagnose", "--log", "tests/data/logs/illegal-access.log")
+        plan = [
+            line.split("#")[0] for line in out.splitlines() if "gemma4-triage serve" in line and "next: " not in line
+        ]
+        assert len(plan) == 1
+        assert "--attention-backend trtllm_mha --page-size 16" in plan[0]
+        assert "--speculative-algorithm NEXTN" in plan[0]
+        _, out, _ = cli("diagnose", "--log", "tests/data/logs/swa-starved.log")
+        pools = next(line for line in out.splitlines() if "gemma4-triage pools" in line)
+        assert "64x8000+1000" not in pools
+        assert "--page-size 16" in pools

@@ -83,6 +83,29 @@ class TestAnyBytes:
         assert all(line in block.text for block in blocks for line in block.lines)
 
 
+class TestStarts:
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            "ServerArgs(model_path='a/b', page_size=64, port=31000)",
+            "{'model_path': 'a/b', 'page_size': 64, 'port': 31000}",
+        ],
+    )
+    def test_arguments_are_read_as_each_release_prints_them(self, arguments):
+        facts = read_log("x", [f"[2026-01-01 00:00:00] server_args={arguments}\n".encode()])
+        assert (facts.starts, facts.understood_lines) == (1, 1)
+        assert dict(facts.settings) == {"model_path": "a/b", "page_size": "64", "port": "31000"}
+
+    def test_files_that_the_server_names_are_kept_by_name(self):
+        lines = (
+            "[2026-01-01 00:00:00] gemma4-triage: 9 patches verified, guard manifest /a/guards/20260101T0_vm_p7.json\n"
+            "Dumped 4 finished and 0 unfinished requests before crash to /a/vm/crash_dump_2026-01-01_00-00-00.pkl\n"
+            "x, guard manifest /../../etc/passwd\n, guard manifest /" + "a/" * 9000 + "b.json\n"
+        )
+        facts = read_log("x", [lines.encode()])
+        assert facts.named_files == ("20260101T0_vm_p7.json", "crash_dump_2026-01-01_00-00-00.pkl")
+
+
 class TestLongAndTornLines:
     def test_a_line_without_end_is_cut_and_counted(self):
         chunks = [b"x" * 1000] * 2000 + [b"\n", decode(1).encode()]

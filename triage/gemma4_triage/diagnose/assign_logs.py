@@ -2,8 +2,9 @@
 
 | the log                                            | relation  | stands                                              |
 |----------------------------------------------------|-----------|-----------------------------------------------------|
-| names a dump of an incident and contradicts no     | `names`   | with that incident, as evidence                     |
-| fact of it; or `collect` took it from its server   |           |                                                     |
+| names a dump or a guard manifest of an incident    | `names`   | with that incident, as evidence                     |
+| and contradicts no fact of it; or `collect` took   |           |                                                     |
+| it from the same server                            |           |                                                     |
 | begins and ends with an incident, has facts in     | `agrees`  | with that incident, as evidence                     |
 | common with it, and contradicts none               |           |                                                     |
 | contradicts no fact of an incident, so that it is  | `guess`   | alone. That they belong together is said to be a    |
@@ -63,8 +64,8 @@ def _bundled(facts: LogFacts, incidents: Sequence[Incident], bundles: Sequence[I
 
 def _link(facts: LogFacts, incidents: list[Incident]) -> tuple[LogLink, int]:
     """Say how the log stands, and to which incident, by its place among them."""
-    for name in dump_names(facts):
-        at = next((at for at, incident in enumerate(incidents) if incident.dump(name) is not None), None)
+    for name in (*dump_names(facts), *facts.named_files):
+        at = next((at for at, incident in enumerate(incidents) if _has(incident, name)), None)
         if at is not None:
             # Whoever pastes the name of a dump into another server's log makes it no evidence.
             _, contradictions = compare_facts(facts, incidents[at])
@@ -82,6 +83,11 @@ def _link(facts: LogFacts, incidents: list[Incident]) -> tuple[LogLink, int]:
         reasons = (*found.agreements, "the log begins and ends with it")
         return LogLink(facts.name, "agrees", incidents[at].name, reasons), at
     return LogLink(facts.name, "guess", incidents[at].name, (_why_guess(found), *found.agreements)), at
+
+
+def _has(incident: Incident, name: str) -> bool:
+    """Return whether a dump or a guard manifest of the incident has this name."""
+    return incident.dump(name) is not None or any(guards.source == name for guards in incident.guards)
 
 
 def _distance(found: Comparison) -> float:

@@ -3,7 +3,8 @@
 | the file                                                       | relation | stands                                |
 |----------------------------------------------------------------|----------|---------------------------------------|
 | names a process of the incident on the same host, at a time    | `names`  | with that incident, as evidence       |
-| that fits to minutes; or lies in a bundle of that server       |          |                                       |
+| that fits to minutes; is named by its log; or lies in a bundle |          |                                       |
+| of that server                                                 |          |                                       |
 | has the very launch command, or arguments that agree, and a    | `agrees` | with that incident, as evidence       |
 | time within NEAR_S                                             |          |                                       |
 | contradicts no fact of it, and says too little                 | `guess`  | alone; it is evidence of nothing else |
@@ -14,6 +15,7 @@ Process ids come again after hours, and every container has a process 1: without
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -117,6 +119,8 @@ def _hold(reading: Reading, incident: Incident) -> _Held:
         return _Held(f"collect took both from one server, in {bundle}", tuple(agreements), (), True)
     shared = sorted(set(reading.identity.pids) & set(processes_of(incident)))
     process = f"process {', '.join(map(str, shared[:3]))} is in both" if shared else ""
+    if any(os.path.basename(reading.name) in facts.named_files for facts in incident.logs):
+        process = "its log names it"
     return _Held(process, tuple(agreements), tuple(contradictions), near)
 
 

@@ -12,7 +12,9 @@ from gemma4_triage.logs.facts import Death, GuardLine, LeakLine, Place, Pool
 
 RETRACTION = b"KV cache pool is full. Retract requests."
 POOL_SIZES = b"Use sliding window memory pool"
-SERVER_ARGS = b"server_args=ServerArgs("
+SERVER_ARGS = (b"server_args=ServerArgs(", b"server_args={'")
+"""How a release prints its arguments: up to 0.5.13 as an object, 0.5.23 as a dict."""
+NAMES_A_FILE = (b", guard manifest /", b" requests before crash to /")
 LEAK_MARKS = (b"memory leak detected!", b"Mem Leak Detected!", b"] total=")
 GUARD_MARK = b"; dump: "
 FAULT_MARK = b"gemma4-triage: FAULT INJECTED: "
@@ -41,7 +43,7 @@ _SETTINGS = (
     *("enable_mixed_chunk", "enable_piecewise_cuda_graph", "enforce_piecewise_cuda_graph", "enable_memory_saver"),
     *("max_prefill_tokens", "disable_hybrid_swa_memory", "host", "port"),
 )
-_SETTING = re.compile(rf"\b({'|'.join(_SETTINGS)})=('[^']{{0,200}}'|[\w.+-]{{1,40}})")
+_SETTING = re.compile(rf"\b({'|'.join(_SETTINGS)})(?:=|': )('[^']{{0,200}}'|[\w.+-]{{1,40}})")
 _RETRACTED = re.compile(rb"#retracted_reqs: (\d{1,9})")
 _POOL_TOKENS = re.compile(rb"\b(full|swa)_layer_tokens=(\d{1,18})")
 _EQUATION = re.compile(
@@ -71,8 +73,20 @@ def pool_tokens(line: bytes) -> dict[Pool, int]:
 
 def settings(line: bytes) -> dict[str, str]:
     """Return the settings of pools, attention and drafts that a line with SERVER_ARGS names."""
-    text = line[line.find(SERVER_ARGS) :].decode(errors="replace")
+    text = line[line.find(b"server_args=") :].decode(errors="replace")
     return {name: value.strip("'") for name, value in _SETTING.findall(text)}
+
+
+_FILE = re.compile(
+    rb", guard manifest /(?:[^\s/]{1,200}/){0,40}([^\s/]{1,200}\.json)|"
+    rb" requests before crash to /(?:[^\s/]{1,200}/){0,40}([^\s/]{1,200}\.pkl)"
+)
+
+
+def named_file(line: bytes) -> str | None:
+    """Return the name of the guard manifest or crash snapshot that a line with one of NAMES_A_FILE names."""
+    found = _FILE.search(line)
+    return (found[1] or found[2]).decode(errors="replace") if found else None
 
 
 def injected_fault(line: bytes) -> str | None:

@@ -290,6 +290,7 @@ class LogFacts:
         remarks: the last line of each kind that explains others; see remarks.py.
         stacks: where schedulers stood when py-spy looked.
         errors: the last exceptions that no process is known to have died of.
+        named_files: guard manifests and crash snapshots that the server names, by their file's name.
         program_lines: how many lines that were not understood look like a Python program's: a level, a stamp, a frame.
     """
 
@@ -318,6 +319,7 @@ class LogFacts:
     release: str = ""
     end_time: str = ""
     alarms: tuple[Alarm, ...] = ()
+    named_files: tuple[str, ...] = ()
     program_lines: int = 0
     remarks: Mapping[str, Remark] = field(default_factory=dict)
     stacks: tuple[Stack, ...] = ()

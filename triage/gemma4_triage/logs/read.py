@@ -24,6 +24,8 @@ from gemma4_triage.logs.unwrap import Unwrapper
 DEFAULT_POINTS = 240
 MAX_RANKS = 64
 MAX_KEPT = 32
+MAX_NAMED = 512
+"""Files that a log may name: a guard manifest for each process of every start, and snapshots."""
 
 # In the order in which they are looked for; a line is of the first kind that it fits.
 _MARKS = (
@@ -32,7 +34,8 @@ _MARKS = (
     (events.GUARD_MARK, "guard"),
     *((mark, "leak") for mark in events.LEAK_MARKS),
     *((mark, "death") for mark in events.DEATH_MARKS),
-    (events.SERVER_ARGS, "start"),
+    *((mark, "start") for mark in events.SERVER_ARGS),
+    *((mark, "named_file") for mark in events.NAMES_A_FILE),
     (events.POOL_SIZES, "pool_sizes"),
     (events.FAULT_MARK, "fault"),
     *((mark, f"remark {name}") for mark, name in remarks.MARKS),
@@ -113,6 +116,7 @@ class LogReading:
         self._streams: dict[bytes, TracebackReader] = {}
         self._deaths, self._leaks, self._guards = _Kept(), _Kept(), _Kept()
         self._faults: dict[str, None] = {}
+        self._named_files: dict[str, None] = {}
         self._starts = 0
         self._settings: dict[str, str] = {}
         self._pool_tokens: dict[Pool, int] = {}
@@ -316,6 +320,11 @@ class LogReading:
             self._settings = events.settings(line)
             for name in remarks.FIRST_TOO:
                 self._remarks.pop(f"first_{name}", None)
+        elif kind == "named_file":
+            if (named := events.named_file(line)) and len(self._named_files) < MAX_NAMED:
+                self._named_files[named] = None
+            # What else such a line says is looked at as before.
+            return False
         elif kind == "pool_sizes":
             self._pool_tokens = events.pool_tokens(line)
         elif kind == "fault" and (fault := events.injected_fault(line)) and len(self._faults) < MAX_KEPT:
@@ -410,6 +419,7 @@ class LogReading:
             settings=self._settings,
             pool_tokens=self._pool_tokens,
             faults=tuple(self._faults),
+            named_files=tuple(self._named_files),
             ranks=tuple(rank.facts() for rank in self._ranks.values()),
             dropped_rank_lines=self._dropped_rank_lines,
             deaths=tuple(deaths.items),
