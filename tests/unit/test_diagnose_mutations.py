@@ -53,6 +53,7 @@ CASES = {
     "full-table-duplicate": ("request-state-differs", S.FULL_TABLE, D.DUPLICATE, C.CERTAIN),
     "node-page-twice": ("holder-entry-wrong", S.TREE_NODE, D.DUPLICATE, C.LIKELY),
     "protected-of-another": ("request-state-differs", S.REQUEST_COUNTERS, D.FOREIGN, C.CERTAIN),
+    "continued-in-the-neighbour": ("page-given-twice", S.ALLOCATION, D.OFF_BY_ONE, C.CERTAIN),
     "length-past-the-table": ("table-too-narrow", S.KERNEL_LENGTHS, D.PAST_END, C.LIKELY),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""

@@ -38,7 +38,13 @@ class Server:
         world.start(PROMPT)
 
     def next_batch(self):
-        """Do what SGLang does before it chooses a batch."""
+        """Do what SGLang does before it chooses a batch; between steps the last token sampled has no KV."""
+        for request in self.world.requests:
+            known = request.kv_committed_len + bool(request.output_ids) - len(request.output_ids)
+            request.origin_input_ids = array("q", range(known))
+        self.check_between_steps()
+
+    def check_between_steps(self):
         self.scheduler.running_batch = SimpleNamespace(reqs=self.world.requests)
         request_rows.before_next_batch(self.scheduler)
 
@@ -383,3 +389,15 @@ def _first_page_alone(request, page):
         node = node.parent
     first = SimpleNamespace(parent=node.parent, value=node.value[:page].clone())
     return page, first
+
+
+def test_a_request_that_counts_more_tokens_than_it_has(server):
+    server.forward()
+    server.next_batch()
+    server.world.requests[0].kv_committed_len += 5
+    with pytest.raises(TrappedViolation):
+        server.check_between_steps()
+    (entry,) = DumpStore(server.dumps).list()
+    said = read_dump(entry.path).manifest
+    # Behind its tokens the row has nothing, which is not what is wrong.
+    assert (said.verdict, said.scalars["structure"]) == ("counter_wrong", "request counters")

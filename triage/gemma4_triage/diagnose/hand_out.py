@@ -23,6 +23,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose.census import invalid_defect
 from gemma4_triage.diagnose.concerned import free_list_of_pool
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, tensor_or_none
+from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.where_wrong import Wrong
 from gemma4_triage.finding import Evidence
 
@@ -36,6 +37,14 @@ def hand_out_wrong(dump: Dump) -> Wrong:
         return Wrong(None)
     call = _Call(dump, bad)
     return call.find() if call.is_known else Wrong(None)
+
+
+def strayed_hand_out(incident: Incident) -> Dump | None:
+    """Return the dump of a mapping to a free page that a hand-out of that very call made; None if there is none."""
+    dump = incident.first(rule="swa-stale-mapping")
+    if dump is None or ".alloc" not in dump.manifest.site:
+        return None
+    return dump if hand_out_wrong(dump).structure is Structure.ALLOCATION else None
 
 
 def asked_wrong(dump: Dump) -> Wrong:

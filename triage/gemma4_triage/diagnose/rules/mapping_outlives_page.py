@@ -4,6 +4,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import NOWHERE, first_census
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
+from gemma4_triage.diagnose.hand_out import strayed_hand_out
 from gemma4_triage.diagnose.incident import LEAK, Incident
 from gemma4_triage.diagnose.rule import Rule
 from gemma4_triage.finding import Confidence, Evidence, Finding
@@ -12,7 +13,7 @@ ID = "mapping-outlives-page"
 
 
 def find(incident: Incident) -> Finding | None:
-    at_free = incident.first(rule="swa-stale-mapping")
+    at_free = incident.first(rule="swa-stale-mapping") if strayed_hand_out(incident) is None else None
     at_audit = incident.first(rule=LEAK, verdict="stale_mapping")
     if at_audit is not None and _leads_to_lost_pages(incident):
         at_audit = None

@@ -1,9 +1,9 @@
-"""An allocator hands out a page that somebody still owns."""
+"""An allocator hands out a page that somebody still owns, or that it did not take off its list."""
 
 from gemma4_dumps.structures import Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
-from gemma4_triage.diagnose.hand_out import hand_out_wrong
+from gemma4_triage.diagnose.hand_out import hand_out_wrong, strayed_hand_out
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.rule import Rule
 from gemma4_triage.diagnose.where_wrong import Wrong
@@ -23,7 +23,8 @@ _CAUSES: dict[Structure | None, str] = {
 
 
 def find(incident: Incident) -> Finding | None:
-    dump = incident.first(verdict="alloc_overlap")
+    """Return a finding where a page that was handed out is in use, or is free after the hand-out too."""
+    dump = incident.first(verdict="alloc_overlap") or strayed_hand_out(incident)
     if dump is None:
         return None
     states, offences = tensor_or_none(dump, "page_states"), dump.manifest.offences
