@@ -326,6 +326,29 @@ class TestProcesses:
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
+    @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
+    def test_the_zip_says_what_a_process_of_another_user_hides(self, cli, tmp_path):
+        words = [sys.executable, "-c", "import time; time.sleep(60)", "launch_server"]
+        with subprocess.Popen(words, env={"SGLANG_X": "hidden"}) as server:
+            # What a stranger may not read of this installation is loaded before it becomes one.
+            assert cli("collect", server.pid, "-o", tmp_path / "mine.zip", "--timeout", "0.2")[0] == 0
+            for folder in (tmp_path, *tmp_path.parents[:-2]):
+                folder.chmod(0o777 if folder == tmp_path else 0o755)
+            child = os.fork()
+            if child == 0:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+                os._exit(cli("collect", server.pid, "-o", tmp_path / "a.zip", "--timeout", "0.2")[0])
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            server.kill()
+        assert code == 0
+        files = opened(tmp_path / "a.zip")
+        problems = {one["name"]: one["problem"] for one in json.loads(files["collect.json"])["items"] if not one["ok"]}
+        assert problems[f"process/{server.pid}.json: environment"] == "Permission denied: of another user, or gone"
+        assert problems["logs/"] == "stdout: Permission denied; name the log with --log"
+        assert b"hidden" not in b"".join(files.values())
+
 
 class TestBadInput:
     @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ class TestCrashSnapshot:
         assert asked.startswith("gemma4-triage collect http://127.0.0.1:21")
         models = [reason for reason in incident["readings"][0]["reasons"] if reason.startswith("both have model ")]
         assert [name.endswith("repro/toys/toy-e4b") for name in models] == [True]
-        assert incident["findings"][0]["rule"] == "killed-from-outside"
+        assert [one["rule"] for one in incident["findings"] if one["kind"] == "cause"] == ["killed-from-outside"]
         assert "SGLang wrote down its requests and ended" in [entry["text"] for entry in incident["timeline"]]
 
     def test_a_snapshot_that_a_log_names_is_not_anothers_of_another_host(self, cli, tmp_path):
@@ -89,6 +89,18 @@ class TestCrashSnapshot:
         log = ROOT / "tests" / "data" / "logs" / "healthy.log"
         _, found = document(cli, SNAPSHOT, log)
         assert [one["readings"][0]["relation"] for one in found["incidents"] if one["readings"]] == ["apart"]
+
+
+class TestRequestDump:
+    def test_what_a_server_was_asked_is_no_fault_and_no_word_of_it_is_kept(self, cli):
+        code, found = document(cli, SAMPLES / "requests")
+        (incident,) = found["incidents"]
+        assert (code, incident["findings"]) == (0, [])
+        (reading,) = incident["readings"]
+        assert reading["title"] == "a dump of requests of SGLang, 3 finished and 0 unfinished requests"
+        (path,) = (SAMPLES / "requests").iterdir()
+        assert b"one two three" in path.read_bytes()
+        assert "one two three" not in json.dumps(found)
 
 
 class TestStacks:

@@ -16,6 +16,7 @@ error. Layout of the zip:
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -223,7 +224,9 @@ class _Collector:
             for path in files:
                 wanted.setdefault(str(path), path)
             if others and not files and one is found[0]:
-                self._lacks("logs/", f"stdout goes to {', '.join(others)[:200]}: name the log with --log")
+                place = ", ".join(others)[:200]
+                seen = f"stdout goes to {place}" if os.strerror(errno.EACCES) not in others else f"stdout: {place}"
+                self._lacks("logs/", f"{seen}; name the log with --log")
         for path in self._target.logs:
             wanted[str(path)] = path
         for at, path in enumerate(wanted.values()):

@@ -12,7 +12,8 @@ from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.material import Material
 from gemma4_triage.diagnose.plan import completed
-from gemma4_triage.finding import Finding, causes
+from gemma4_triage.diagnose.rules import ended_without_saying_why
+from gemma4_triage.finding import Finding
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.readers import collection, py_spy, requests_file
 from gemma4_triage.readers.reading import Reading
@@ -32,9 +33,19 @@ def incidents_of(material: Material, logs: Sequence[LogFacts], readings: Iterabl
 def findings_of(incident: Incident) -> tuple[Finding, ...]:
     """Return what an incident comes to, of all its evidence; the most certain first."""
     found = conclude(incident, [*_from_logs(incident), *_from_readings(incident)])
-    # That requests were there is no cause where something else says why the server ended.
-    others = [finding for finding in found if finding.rule != requests_file.RULE]
-    return completed(others if causes(others) else found, incident)
+    # That requests were there, or that no process said why it ended, is no cause where something else says why.
+    others = [finding for finding in found if finding.rule not in (requests_file.RULE, ended_without_saying_why.ID)]
+    told = any(not finding.is_note and not _is_load(finding, incident) for finding in others)
+    return completed(others if told else found, incident)
+
+
+def _is_load(finding: Finding, incident: Incident) -> bool:
+    """Return whether it is about how the server served, which only logs say."""
+    if not incident.logs:
+        return False
+    from gemma4_triage.logs.catalog import is_load
+
+    return is_load(finding)
 
 
 def _from_readings(incident: Incident) -> list[Finding]:
