@@ -18,7 +18,7 @@ from gemma4_dumps.errors import DumpError, DumpUnreadable
 from gemma4_triage.readers import cuda_gdb, flashinfer_log, py_spy
 from gemma4_triage.readers.catalog import READERS, head_of, reader_of
 from gemma4_triage.readers.opcodes import Blob, Name, Thing, read_pickle
-from gemma4_triage.readers.reading import NotThis, Reading
+from gemma4_triage.readers.reading import Moment, NotThis, Reading
 from gemma4_triage.readers.text_file import Lines
 from gemma4_triage.time_limit import Clock
 
@@ -483,6 +483,64 @@ def test_a_damaged_sample_is_a_reading_or_an_error_in_a_line(tmp_path, path, see
                 assert isinstance(reading, Reading)
         except (DumpError, NotThis):
             pass
+
+
+# What a field may hold instead of what it should.
+ODD = (
+    None,
+    True,
+    -1,
+    1e308,
+    float("inf"),
+    10**400,
+    2**63,
+    "x",
+    "",
+    "0001-01-01",
+    [],
+    {},
+    [[]],
+    {"a": 1},
+    "--port",
+    "\x1b[31m",
+)
+
+
+def bent(value, dice: random.Random, share: float):
+    """Return a JSON value with some of its parts, at any depth, replaced by odd ones or left out."""
+    if dice.random() < share:
+        return dice.choice(ODD)
+    if isinstance(value, dict):
+        return {name: bent(part, dice, share) for name, part in value.items() if dice.random() > share / 2}
+    return [bent(part, dice, share) for part in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_odd_values_in_any_field_end_in_no_error_of_ours(cli, tmp_path, seed):
+    dice = random.Random(seed)
+    sample = dice.choice(("hanging", "crash", "crash-0.5.23", "flight-recorder-json"))
+    folder = shutil.copytree(SAMPLES / sample, tmp_path / "x")
+    for path in folder.rglob("*.json"):
+        known = json.loads(path.read_text())
+        # JSON has no infinity; Python writes one all the same.
+        path.write_text(json.dumps(bent(known, dice, dice.choice((0.02, 0.1, 0.3))), indent=1))
+    requests = [(dice.choice(ODD), dice.choice(ODD), dice.choice((*ODD, 1.7e9)), dice.choice(ODD)) for _ in range(3)]
+    snapshot = {"server_args": dice.choice(ODD), "requests": requests, "launch_command": dice.choice(ODD)}
+    (folder / "crash_dump_x.pkl").write_bytes(pickle.dumps(snapshot))
+    entries = [{"collective_seq_id": 1, "time_created_ns": dice.choice(ODD), "frames": dice.choice(ODD)}]
+    for rank in range(2):
+        trace = {"pg_config": {}, "rank": dice.choice(ODD), "entries": [*entries, dice.choice(ODD)]}
+        (folder / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(trace))
+    for words in (("diagnose", folder), ("diagnose", folder, "--json"), ("report", folder, "--json")):
+        code, _, err = cli(*words)
+        assert code in (0, 1, 4, 5), err
+
+
+def test_a_time_that_no_calendar_has_is_none():
+    assert [Moment(time, "x").time_s for time in (0, 1.5, None, -1, 1e12, float("nan"), float("inf"), 10**400)] == [
+        *(0.0, 1.5),
+        *[None] * 6,
+    ]
 
 
 def test_what_a_file_says_cannot_command_the_terminal(cli, tmp_path):

@@ -70,7 +70,7 @@ def _read(path: Path) -> Reading:
     pids = [pid for one in running if isinstance(pid := one.get("pid"), int)]
     pids += [pid for pid in (fields.get("pid"),) if isinstance(pid, int) and pid not in pids]
     begins = [time for one in running if isinstance(time := one.get("started_s"), int | float)]
-    moments = [Moment(float(min(begins)), "the server's first process started", "processes")] if begins else []
+    moments = [Moment(min(begins), "the server's first process started", "processes")] if begins else []
     moments.append(Moment(created, "this bundle was made", "created_utc"))
     settings = {str(name): str(value) for name, value in info.items() if isinstance(value, str | int | float | bool)}
     settings |= {"model_path": str(model["model_path"])} if isinstance(model.get("model_path"), str) else {}
@@ -105,7 +105,7 @@ def _object(path: Path) -> dict[str, Any] | None:
 def _seconds(time: Any) -> float | None:
     try:
         return datetime.fromisoformat(str(time)).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 

@@ -274,5 +274,5 @@ def _unfinished_dump(name: str, record: dict[str, Any]) -> Finding:
 def _seconds(time: str) -> float | None:
     try:
         return datetime.fromisoformat(time.strip("[] ").replace(",", ".")).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return None

@@ -139,7 +139,7 @@ def _last(number: int, entry: dict[Any, Any]) -> Last:
         operation=cut(str(entry.get("profiling_name", "?"))),
         state=cut(str(entry.get("state", "?"))),
         sizes=cut(str(entry.get("input_sizes", ""))),
-        time_s=time / _NS if isinstance(time, int | float) and time > 0 else None,
+        time_s=time / _NS if isinstance(time, int | float) and 0 < time < 2**63 else None,
         frame=cut(where),
     )
 

@@ -10,6 +10,8 @@ from gemma4_triage.finding import Finding
 MAX_MOMENTS = 64
 MAX_FACTS = 24
 LONGEST_TEXT = 400
+_LAST_S = 253_402_300_799.0
+"""The last second of the year 9999, behind which Python has no date."""
 SERVE_GUARDED = "gemma4-triage serve --debug 1 -- --model-path MODEL"
 """What starts the server again under probes; its own arguments are put in where something says them."""
 MAX_SECONDS = 20.0
@@ -21,7 +23,7 @@ class Moment:
     """Something that happened at a time.
 
     Attributes:
-        time_s: since the epoch; None where the file gives no time.
+        time_s: since the epoch; None where the file gives no time, or one that no calendar has.
         text: what happened, in a clause.
         field: where the file says so.
     """
@@ -29,6 +31,12 @@ class Moment:
     time_s: float | None
     text: str
     field: str = ""
+
+    def __post_init__(self) -> None:
+        """Believe no time that cannot be shown; such a number is not one of a server either."""
+        # What is no number compares to nothing, and NaN is in no range.
+        known = self.time_s is not None and 0 <= self.time_s <= _LAST_S
+        object.__setattr__(self, "time_s", float(self.time_s) if known and self.time_s is not None else None)
 
 
 @dataclass(frozen=True)
