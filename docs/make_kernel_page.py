@@ -30,7 +30,7 @@ _ROTATION = "qk_norm_rope"
 
 
 def documents() -> dict[str, dict[str, Any]]:
-    """By file name: every run whose rows are committed."""
+    """Return every run whose rows are committed, by file name."""
     return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(ROWS.glob("kernels_*.json"))}
 
 
@@ -234,7 +234,7 @@ def _lost(runs: Mapping[str, Mapping[str, Any]], found: KernelRows) -> str:
 
 
 def _plain(text: str) -> str:
-    """For a table's cell."""
+    """Return the text as a table's cell holds it."""
     return " ".join(text.replace("|", "/").replace("<", "(").replace(">", ")").split())
 
 

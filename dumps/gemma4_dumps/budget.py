@@ -104,7 +104,7 @@ def _dense_values(payload: TensorPayload) -> np.ndarray:
 
 
 def _whole_shape(payload: TensorPayload, values: np.ndarray) -> tuple[int, ...]:
-    """As it was before the probe cut it."""
+    """Return the shape as it was before the probe cut it."""
     if payload.cut_from is None or not values.ndim:
         return values.shape
     return (max(payload.cut_from, values.shape[0]), *values.shape[1:])

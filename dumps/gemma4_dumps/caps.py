@@ -7,9 +7,12 @@ MIB = 1024**2
 
 @dataclass(frozen=True, kw_only=True)
 class StoreCaps:
-    """bytes_per_dump, total_bytes and count are never exceeded; age_days spares the first and latest of a signature.
+    """Caps of a store; age_days alone spares the first and latest of a signature.
 
-    logged_per_minute: how many dumps one process may write while it serves on; more violations than that are counted.
+    Attributes:
+        bytes_per_dump: never exceeded, as are total_bytes and count.
+        logged_per_minute: how many dumps one process may write while it serves on; more violations than that are
+            counted.
     """
 
     bytes_per_dump: int = 10 * MIB

@@ -14,11 +14,12 @@ from .schema import Graph, Layer, Offence, Provenance
 class TensorPayload:
     """Values of one tensor, copied to the host, and the layout that it had on the device.
 
-    data: the values densely in C order, as bytes or as an array (of `shape`, bits where NumPy lacks the type).
-    dtype: torch's name without its prefix, for example "int32", "bfloat16", "float8_e4m3fn".
-    stride, storage_offset: in elements; stride None means contiguous.
-    cut_from: how long dimension 0 was, if the probe left out its end to stay within the dump's cap.
-    cut_with: tensors with the same word here are as long as each other, and stay so if the cap cuts them.
+    Attributes:
+        data: the values densely in C order, as bytes or as an array (of `shape`, bits where NumPy lacks the type).
+        dtype: torch's name without its prefix, for example "int32", "bfloat16", "float8_e4m3fn".
+        stride, storage_offset: in elements; stride None means contiguous.
+        cut_from: how long dimension 0 was, if the probe left out its end to stay within the dump's cap.
+        cut_with: tensors with the same word here are as long as each other, and stay so if the cap cuts them.
     """
 
     data: bytes | bytearray | memoryview | np.ndarray
@@ -37,7 +38,9 @@ class TensorPayload:
     def from_array(cls, array: np.ndarray, storage_offset: int | None = None) -> "TensorPayload":
         """Describe a NumPy array; its stride is recorded when it is a whole number of elements.
 
-        storage_offset: in elements; None: the smallest with which no stride reaches below the storage's start.
+        Args:
+            array: the values.
+            storage_offset: in elements; None: the smallest with which no stride reaches below the storage's start.
         """
         stride: tuple[int, ...] | None = None
         if array.itemsize and all(step % array.itemsize == 0 for step in array.strides):
@@ -55,11 +58,12 @@ class TensorPayload:
 class DumpDraft:
     """Everything a probe knows about a violation. Fields mean what they mean in `schema.Manifest`.
 
-    mode, action: the guard says what was done. A draft without them makes no dump.
-    tensors: by name. An offence's `table` should be one of these names, so that its row can be shown.
-    events: what led here, oldest first; the latest are kept when there are too many.
-    offence_count: all offences, also those not listed; None: as many as listed.
-    dropped_events: events that the probe's own ring had already lost.
+    Attributes:
+        mode, action: the guard says what was done. A draft without them makes no dump.
+        tensors: by name. An offence's `table` should be one of these names, so that its row can be shown.
+        events: what led here, oldest first; the latest are kept when there are too many.
+        offence_count: all offences, also those not listed; None: as many as listed.
+        dropped_events: events that the probe's own ring had already lost.
     """
 
     rule: str

@@ -25,8 +25,9 @@ _EXIT_LOCK_TIMEOUT_S = 5.0
 
 
 def load_counters(root: Path) -> Counter[str]:
-    """Dumps that were not kept, by reason. A file that cannot be read counts as none: it must not stand in a dump's
-    way.
+    """Return how many dumps were not kept, by reason.
+
+    A file that cannot be read counts as none: it must not stand in a dump's way.
     """
     try:
         stored = json.loads(read_regular(root / COUNTERS_NAME, _MAX_BYTES))
@@ -68,7 +69,7 @@ def count_dropped(root: Path, reason: str, number: int = 1) -> None:
 
 
 def dropped_so_far(root: Path) -> int:
-    """In the file and waiting."""
+    """Return how many were dropped, in the file and waiting."""
     with _pending.guard:
         waiting = _pending.counts.get(root, Counter[str]()).total()
     return load_counters(root).total() + waiting
@@ -82,7 +83,7 @@ def flush_dropped(root: Path, lock_timeout_s: float) -> None:
 
 
 def add_pending(root: Path) -> None:
-    """The same for a caller who holds the store's lock. A count is never worth a dump: raises nothing."""
+    """Do the same for a caller who holds the store's lock. A count is never worth a dump: raises nothing."""
     with _pending.guard:
         waiting = _pending.counts.pop(root, None)
     if not waiting:

@@ -39,8 +39,8 @@ REMOVED_PER_WRITE = 256
 def crowd_out(root: Path, names: Sequence[str], caps: StoreCaps) -> list[Removal]:
     """Return the removals for one write into a store that holds a crowd; nothing if it holds none.
 
-    names: newest first. A process that is crashing cannot look at 10^5 dumps, so the oldest few go unread, whatever
-    their signature, and more of them than are written: the store shrinks with every write.
+    A process that is crashing cannot look at 10^5 dumps, so the oldest few of `names`, which has the newest first, go
+    unread, whatever their signature, and more of them than are written: the store shrinks with every write.
     """
     if len(names) <= caps.count + CROWD:
         return []

@@ -42,8 +42,15 @@ class StagedDump:
 def stage_dump(root: Path, draft: DumpDraft, bytes_cap: int, dropped_dumps: int) -> StagedDump:
     """Write everything under the temporary name, durably; nothing is left behind when that fails.
 
-    bytes_cap: for the whole dump. dropped_dumps: how many this store has dropped so far.
-    Raises OSError (no room, no permission), ValueError (a draft that no manifest can carry, or a cap too small).
+    Args:
+        root: the store.
+        draft: what the probe knows.
+        bytes_cap: for the whole dump.
+        dropped_dumps: how many this store has dropped so far.
+
+    Raises:
+        OSError: no room, or no permission.
+        ValueError: a draft that no manifest can carry, or a cap too small.
     """
     base = _manifest_without_tensors(draft, dropped_dumps)
     events, dropped_events = _encode_events(draft.events, bytes_cap // 10)

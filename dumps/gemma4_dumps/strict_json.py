@@ -13,8 +13,13 @@ from .errors import DumpUnreadable
 def strict_json(data: bytes, source: str, unique_keys: bool = True) -> Any:
     """Parse; nesting is bounded, NaN and lone surrogates are refused, and so is an object that has a key twice.
 
-    source: the file's name, for the error. unique_keys: False leaves out the last check, two thirds of the time.
-    Raises DumpUnreadable.
+    Args:
+        data: the document.
+        source: the file's name, for the error.
+        unique_keys: False leaves out the last check, two thirds of the time.
+
+    Raises:
+        DumpUnreadable: it is no such document.
     """
     try:
         # pydantic's parser, not json's: it bounds nesting.

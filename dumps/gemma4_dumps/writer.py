@@ -24,9 +24,13 @@ LOCK_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True)
 class WriteOutcome:
-    """Exactly one is set: path of the dump; dropped_reason, if the caps refused it; error, if it failed.
+    """What became of a write; exactly one of path, dropped_reason and error is set.
 
-    cause: the exception that `error` names, for a caller who raises and wants it in the chain.
+    Attributes:
+        path: of the dump.
+        dropped_reason: set if the caps refused it.
+        error: set if it failed.
+        cause: the exception that `error` names, for a caller who raises and wants it in the chain.
     """
 
     path: Path | None = None
@@ -81,7 +85,7 @@ def _removals(root: Path, staged: StagedDump, caps: StoreCaps) -> list[Removal]:
 
 
 def _admit_unlocked(root: Path, staged: StagedDump, caps: StoreCaps, lock_timeout_s: float) -> WriteOutcome:
-    """Without the lock nothing may be removed, but evidence is still worth keeping while there is room for it.
+    """Admit the dump without the lock: nothing may be removed, but evidence is kept while there is room for it.
 
     What is still being written counts too, this dump included, so several processes here never exceed the caps.
     """

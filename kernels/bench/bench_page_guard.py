@@ -168,7 +168,7 @@ Arm = Callable[[int], Any]
 
 
 def make_arms(rows: int, columns: int) -> tuple[dict[str, Arm], dict[str, Arm]]:
-    """Per clock and arm a function of the build's number, which picks the set of tables."""
+    """Return per clock and arm a function of the build's number, which picks the set of tables."""
     shape = (rows, columns)
     clean = [
         [torch.randint(PAGE_SIZE, BOUND, shape, dtype=torch.int32, device="cuda") for _ in range(TABLES)]
@@ -249,7 +249,7 @@ def capture(arm: Callable[[int], Any]) -> torch.cuda.CUDAGraph:
 
 
 def host_us(arm: Callable[[int], Any], build: int) -> float:
-    """The caller's time for one call, the GPU idle: a metadata build runs outside the graph."""
+    """Return the caller's time for one call, the GPU idle: a metadata build runs outside the graph."""
     torch.cuda.synchronize()
     start = time.perf_counter_ns()
     arm(build)

@@ -14,8 +14,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def inputs_are_there(EARLY_LAUNCH: tl.constexpr):
-    """Before the first access to what another kernel reads or writes: wait for the end of the kernel ahead, and let the
-    one behind start."""
+    """Wait for the end of the kernel ahead, and let the one behind start.
+
+    It stands before the first access to what another kernel reads or writes.
+    """
     if EARLY_LAUNCH:
         gdc_wait()
         gdc_launch_dependents()

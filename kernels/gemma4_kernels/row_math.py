@@ -17,7 +17,7 @@ def inverse_rms(value, eps, WIDTH: tl.constexpr):
 
 @triton.jit
 def rms_normed(value, weight, eps, WIDTH: tl.constexpr):
-    """value / rms(value) * weight, the products in eager's order."""
+    """Return value / rms(value) * weight, the products in eager's order."""
     return value * inverse_rms(value, eps, WIDTH) * weight
 
 

@@ -22,8 +22,11 @@ class RowPlan(NamedTuple):
 
 
 def plan_rows(width: int, rows: int) -> RowPlan:
-    """For rows of `width` elements: 16 elements per thread while rows are few and each is waited for; 32 from there on,
-    where fewer warps meet at each barrier. 8 warps at most."""
+    """Plan rows of `width` elements.
+
+    A thread has 16 elements while rows are few and each is waited for; 32 from there on, where fewer warps meet at each
+    barrier. There are 8 warps at most.
+    """
     return _plan_rows(width, rows < EARLY_BELOW)
 
 
@@ -42,7 +45,7 @@ class TilePlan(NamedTuple):
 
 
 def plan_tiles(width: int, rows: int, elements: int) -> TilePlan:
-    """For short rows, several to a program once there are enough for all SMs: as many as make `elements`."""
+    """Plan short rows, several to a program once there are enough for all SMs: as many as make `elements`."""
     return _plan_tiles(width, elements if rows >= _TILED_FROM else 1)
 
 

@@ -13,7 +13,7 @@ def rounded(value: torch.Tensor, dtype: torch.dtype, rounding: Rounding) -> torc
 
 
 def rms_normed(value: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """value / rms(value) * weight over the last dimension, in fp32, or fp64 if `value` is."""
+    """Return value / rms(value) * weight over the last dimension, in fp32, or fp64 if `value` is."""
     value = value if value.dtype == torch.float64 else value.float()
     normed = value * torch.pow(value.pow(2).mean(-1, keepdim=True) + eps, -0.5)
     return normed if weight is None else normed * weight.to(value.dtype)

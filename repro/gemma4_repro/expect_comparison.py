@@ -65,7 +65,7 @@ class SameOutputs(Expectation):
 
 @dataclass(frozen=True)
 class DraftsDiffer(Expectation):
-    """Of the draft tokens at equal prompt and position, at least this share differs from the reference arm's."""
+    """At least this share of the draft tokens at equal prompt and position differs from the reference arm's."""
 
     against: str
     at_least_share: float

@@ -39,8 +39,8 @@ def run_measuring(
 ) -> Ended:
     """Start it with `task` on its stdin; `heard` gets each result, with its kind, as soon as it is there.
 
-    It is to look at the clock by itself; Ctrl-C ends it with what there is. environment: this process's if None.
-    silence_s: how long it may say nothing.
+    It is to look at the clock by itself; Ctrl-C ends it with what there is. Its environment is this process's if None;
+    `silence_s` is how long it may say nothing.
     """
     parent, ended = os.getpid(), Ended()
     with tempfile.TemporaryFile("w+") as errors:

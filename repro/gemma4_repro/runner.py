@@ -36,10 +36,14 @@ class Listener(Protocol):
 
 @dataclass(frozen=True)
 class Options:
-    """arms: by id, all if empty. time_limit_s: per arm, None for each arm's own.
+    """How a scenario is run.
 
-    typed: what a user types to run the arm, if that is not `repro`. include: GEMMA4_TRIAGE_INCLUDE of arms with probes.
-    side_by_side: see run_engines.Options.
+    Attributes:
+        arms: by id, all if empty.
+        time_limit_s: per arm, None for each arm's own.
+        typed: what a user types to run the arm, if that is not `repro`.
+        include: GEMMA4_TRIAGE_INCLUDE of arms with probes.
+        side_by_side: see run_engines.Options.
     """
 
     arms: tuple[str, ...] = ()
@@ -158,7 +162,7 @@ def _environment(arm: Arm, folder: Path, include: str | None) -> dict[str, str]:
 
 
 def _refuse_full_disk(folder: Path, verdicts: tuple[ArmVerdict, ...]) -> None:
-    """A surprise on a full disk says nothing about the engine. Raises OutputUnwritable."""
+    """Refuse a verdict on a full disk, where a surprise says nothing about the engine. Raises OutputUnwritable."""
     for verdict in verdicts:
         full = any("No space left on device" in raised.message for raised in verdict.outcome.raised)
         if verdict.surprised and (full or disk_is_full(folder)):

@@ -37,7 +37,7 @@ class StagedWorkload:
         return [count for stage in self.stages for load in stage for count in load.new_tokens()]
 
     def stage_of(self) -> list[int]:
-        """Per prompt, the number of its stage."""
+        """Return the number of each prompt's stage."""
         return [number for number, stage in enumerate(self.stages) for load in stage for _ in range(load.prompt_count)]
 
 

@@ -37,7 +37,7 @@ class Workload:
         return held_out_prompts(self.prompt_count, self.prompt_tokens, self.seed)
 
     def new_tokens(self) -> Sequence[int | None]:
-        """How many tokens each prompt is continued for, evenly spread, shortest first; None: to the context's end."""
+        """Say how many tokens each prompt is continued for, evenly spread; None: to the context's end."""
         steps = max(self.prompt_count - 1, 1)
         span = self.longest_new_tokens - self.shortest_new_tokens
         return [self.shortest_new_tokens + round(span * i / steps) for i in range(self.prompt_count)]

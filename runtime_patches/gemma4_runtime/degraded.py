@@ -38,9 +38,13 @@ _MARK = "_gemma4_mark"
 
 @dataclass
 class Mark:
-    """clamped_entries: over all metadata builds of all steps. roles: whose reads, `target` or `draft`.
-    from_prefix_cache: the request began with cached tokens while the cache may hold keys of a clamped prefill.
-    kept_from_cache: it was told to skip the prefix cache here, and not by SGLang, which tells some requests itself.
+    """What is known of a request that read replaced entries.
+
+    Attributes:
+        clamped_entries: over all metadata builds of all steps.
+        roles: whose reads, `target` or `draft`.
+        from_prefix_cache: the request began with cached tokens while the cache may hold keys of a clamped prefill.
+        kept_from_cache: it was told to skip the prefix cache here, and not by SGLang, which tells some requests itself.
     """
 
     clamped_entries: int = 0
@@ -91,7 +95,7 @@ class Degraded:
         self._say(f"{said}; replaced by the null page, DEGRADED: {', '.join(dict.fromkeys(ids)) or 'no request'}")
 
     def outputs(self, payload: Any) -> None:
-        """A BatchTokenIDOutput takes the marks of its requests along."""
+        """Have a BatchTokenIDOutput take the marks of its requests along."""
         if not self._marked and not self._cache_is_suspect:
             return
         marks = [self._mark_of(rid, cached) for rid, cached in zip(payload.rids, payload.cached_tokens, strict=True)]
@@ -100,7 +104,7 @@ class Degraded:
             payload.customized_info = {**(payload.customized_info or {}), KEY: [[m] if m else [] for m in marks]}
 
     def computed_anew(self, request: Any) -> None:
-        """What a retracted request computes from now on may be cached, if nobody but us was against it."""
+        """Let what a retracted request computes from now on be cached, if nobody but us was against it."""
         mark = getattr(request, _MARK, None)
         if mark is not None and mark.kept_from_cache:
             request.skip_radix_cache_insert = mark.kept_from_cache = False
@@ -109,7 +113,7 @@ class Degraded:
         self._cache_is_suspect = False
 
     def document(self) -> dict[str, Any]:
-        """For /server_info. requests: whose own entries were replaced; of a cached prefix, see `Mark`."""
+        """Return it for /server_info; `requests` are those whose own entries were replaced, of a prefix see `Mark`."""
         return {
             "requests": self._requests,
             "clamped_entries": self._entries,

@@ -56,6 +56,9 @@ class Guard:
         """Write a dump; in `trap` mode raise before the kernel runs, in the others go on.
 
         Args:
+            violation: what the check found.
+            rule: the probe's.
+            site: where in SGLang it was found.
             describe: collects the evidence, as a draft without what holds for every dump: mode and action, versions,
                 how the process was started. Whatever it meets must neither replace the trap nor stop a server in `log`.
             act: `log`, `contain` or `trap`; by default what the mode says outside CUDA graphs.
@@ -63,7 +66,8 @@ class Guard:
             key: with rule, verdict and site, what makes it the same violation again: layer and role, say.
             once: of a violation that is not trapped, the first is enough.
 
-        Returns: the dump's directory, or None if this violation was only counted or no dump could be written.
+        Returns:
+            The dump's directory, or None if this violation was only counted or no dump could be written.
 
         Raises:
             TrappedViolation: in trap mode, always, also when the dump could not be written. What went wrong with the
@@ -89,7 +93,10 @@ class Guard:
         return dump
 
     def _only_counted(self, seen: int, once: bool) -> bool:
-        """Where the server goes on, a fault repeats every step; the 1st, 2nd, 4th, 8th ... show that well enough."""
+        """Say whether this one is only counted.
+
+        Where the server goes on, a fault repeats every step; the 1st, 2nd, 4th, 8th ... show that well enough.
+        """
         if (once and seen > 1) or seen & (seen - 1):
             count_dropped(self.root, "repeated")
         elif not self._rate.admits():
@@ -108,7 +115,7 @@ class Guard:
         act: Mode,
         action: Action,
     ) -> tuple[DumpDraft, WriteOutcome]:
-        """The dump with all evidence, else with what the check itself found, else an outcome that says why not."""
+        """Store the dump with all evidence, else with what the check itself found, else return why there is none."""
         try:
             draft = describe()
             return draft, write_dump(self.root, self._filled(draft, violation, seen, act, action), self._caps)

@@ -66,7 +66,7 @@ _latest: Step | None = None
 
 
 def step_number() -> int | None:
-    """Of the step whose results are being read, else of the running one; None outside a scheduler."""
+    """Return the step whose results are being read, else the running one; None outside a scheduler."""
     step = _reading or running
     return None if step is None else step.number
 
@@ -123,8 +123,9 @@ class InHand:
 
 
 def request_of(row: int) -> Any:
-    """The request in a row of the step whose results are being read, else of the running one; None for padding, or
-    outside a scheduler.
+    """Return the request in a row of the step whose results are being read, else of the running one.
+
+    None stands for padding, and for a process outside a scheduler.
     """
     step = _reading or running
     return next(iter(step.requests_of((row,))), None) if step is not None else None
@@ -155,10 +156,9 @@ def settle_at_once(step: Step) -> None:
 def fail_requests(rows: tuple[int, ...], reason: str, dump: str | None, and_next: bool = False) -> None:
     """End the requests of these rows with an error that says why; the others go on.
 
-    Their keys and values stem from neutralised reads and must not reach the prefix cache.
-
-    and_next: the step after the one being read has launched the same check, and its requests in these rows end too:
-    it cannot be told which of the two it was, and none that may be wrong goes on.
+    Their keys and values stem from neutralised reads and must not reach the prefix cache. With `and_next` the step
+    after the one being read has launched the same check, and its requests in these rows end too: it cannot be told
+    which of the two it was, and none that may be wrong goes on.
 
     Raises:
         TrappedViolation: it cannot be done for single requests: outside a scheduler step; on several ranks, where one
@@ -211,7 +211,7 @@ def concerned(rows: Iterable[int], and_next: bool = False) -> Concerned:
 
 
 def _settle_after_a_crash(*crashed: Step | None) -> None:
-    """A step that raised may have raised because of what its checks found. Pinned memory outlives the CUDA context."""
+    """Read what a step that raised has found, because that may be why. Pinned memory outlives the CUDA context."""
     unread = [step for step in crashed if step is not None and step.unread]
     if not unread:
         return

@@ -28,12 +28,12 @@ def page() -> ModuleType:
 
 
 def test_the_page_is_the_rows(page):
-    """If this fails: python docs/make_kernel_page.py"""
+    """If this fails, run: python docs/make_kernel_page.py."""
     assert (ROOT / "docs" / "kernels.md").read_text() == page.markdown(page.documents(), SOURCES)
 
 
 def test_the_picture_is_drawn_from_the_rows(page):
-    """If this fails: python docs/make_kernel_page.py"""
+    """If this fails, run: python docs/make_kernel_page.py."""
     assert (ROOT / "docs" / "kernels.svg").read_text() == draw_kernels(list(page.documents().values()))
 
 

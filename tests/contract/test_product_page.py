@@ -24,7 +24,7 @@ def page() -> ModuleType:
 
 
 def test_the_page_is_the_rows(page):
-    """If this fails: python docs/make_product_page.py"""
+    """If this fails, run: python docs/make_product_page.py."""
     assert (ROOT / "docs" / "products.md").read_text() == page.markdown(*page.read_documents())
 
 

@@ -115,7 +115,7 @@ def test_what_is_said_of_a_step_with_mtp():
 
 
 def test_the_picture_is_drawn_from_the_traces(monkeypatch):
-    """If this fails: python docs/make_mtp_timeline.py"""
+    """If this fails, run: python docs/make_mtp_timeline.py."""
     monkeypatch.syspath_prepend(FOLDER.parents[1] / "docs")
     from make_mtp_timeline import PICTURE, draw
 

@@ -70,7 +70,7 @@ def running(folder, arguments, variables):
 
 
 def test_with_the_seed_bug_exactly_the_affected_requests_are_marked(run_engine, mtp_arguments):
-    """As in test_contain_live.py, where these requests end. `log` beside it writes dumps of what was replaced."""
+    """These requests end in test_contain_live.py. `log` beside it writes dumps of what was replaced."""
     done = run_engine(
         {
             "GEMMA4_TRIAGE_FAULTS": "swa-state-stale",
@@ -188,7 +188,7 @@ class TestRetractedRequests:
 
     @pytest.fixture(scope="class")
     def run(self, engine_arguments, engine_forks, folder):
-        """A prefill that did not go on from its first chunk would fill the pools, and the load would never end."""
+        """Serve a load that would fill the pools and never end if a prefill did not go on from its first chunk."""
         environment = CLAMP | {"GEMMA4_TRIAGE_LEAK": "raise", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
         engine = engine_arguments | {
             "disable_overlap_schedule": False,

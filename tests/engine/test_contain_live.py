@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
 @pytest.fixture
 def serve(mtp_arguments, tmp_path):
-    """serve({variable: value}) is a context that yields ask(prompt, new_tokens) -> (HTTP status, answer)."""
+    """Return a context that takes {variable: value} and yields ask(prompt, new_tokens) -> (HTTP status, answer)."""
     port = free_port()
 
     def ask(prompt, new_tokens):
@@ -84,7 +84,7 @@ def test_only_the_affected_requests_end_and_the_server_serves_on(serve, tmp_path
 
 
 def test_a_clean_load_is_left_alone(engine_forks, mtp_arguments, tmp_path):
-    """Of an engine without its HTTP server: what would be contained is stopped below both."""
+    """The engine has no HTTP server: what would be contained is stopped below both."""
     sizes = SWA_PRESSURE.new_tokens()
     requests = [
         {"prompt": prompt, "sampling": {"temperature": 0, "max_new_tokens": size, "ignore_eos": True}}

@@ -53,7 +53,7 @@ def verdicts(run):
 
 
 def told(verdict):
-    """Per cause: prompt, position, layer, layer type, mode, keys, fix."""
+    """Return what is told of each cause: prompt, position, layer, layer type, mode, keys, fix."""
     return [
         (
             cause.prompt,
@@ -69,7 +69,7 @@ def told(verdict):
 
 
 def first_over(verdict):
-    """By prompt, of those that pass the tolerance. The third never comes to the window's end."""
+    """Return the first over the tolerance by prompt. The third never comes to the window's end."""
     return {c.prompt: c.first_over for c in verdict.comparisons if c.first_over is not None}
 
 

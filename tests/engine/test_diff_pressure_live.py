@@ -1,4 +1,4 @@
-"""Under pressure and the seed fault trtllm_mha dies with MTP, and Triton does not; without the fault nobody does.
+"""The seed fault under pressure: trtllm_mha dies of it with MTP, and Triton does not; without it nobody does.
 
 The command's own runs, once: its sides and one without the fault share one import of SGLang. Triton takes most of the
 time, and never comes to what the fault changes, so its run with the fault is its run without.

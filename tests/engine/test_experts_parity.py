@@ -1,5 +1,6 @@
-"""`toy-26b`: experts, keys as values, layer scalars and router scales give in the engine what transformers gives, and
-so they do with MTP drafts, of `toy-26b-assistant`.
+"""`toy-26b` gives in the engine what transformers gives: experts, keys as values, layer scalars and router scales.
+
+So it does with MTP drafts, of `toy-26b-assistant`.
 
 `tests/unit/test_toy_experts.py` shows what each of these is worth in its logits.
 """
@@ -23,13 +24,13 @@ PLAIN, MTP = 0, 1  # places in `run.outputs`
 
 @pytest.fixture(scope="module")
 def prompts():
-    """Three times the window. How many drafts are accepted differs much from prompt to prompt; of these 2 and more."""
+    """Return prompts of three times the window. Of these at least 2 drafts are accepted; others differ much."""
     return held_out_prompts(6, 101, seed=9)
 
 
 @pytest.fixture(scope="module")
 def oracle(prompts, experts_arguments):
-    """Per prompt: greedy tokens, and the logprobs of WATCHED behind every position but the last, from transformers."""
+    """Return of each prompt greedy tokens, and the logprobs of WATCHED at every position but the last."""
     from transformers import Gemma4ForConditionalGeneration
 
     model = Gemma4ForConditionalGeneration.from_pretrained(
@@ -49,7 +50,7 @@ def oracle(prompts, experts_arguments):
 
 @pytest.fixture(scope="module")
 def run(run_engine, experts_arguments, experts_mtp_arguments, prompts):
-    """Without and with MTP. The window is as wide as transformers' only with the fix for it."""
+    """Run it without and with MTP. The window is as wide as transformers' only with the fix for it."""
     run = run_engine(
         RIGHT | {"SGLANG_TRTLLM_MHA_DEBUG": "1"},
         engines=[experts_arguments, experts_mtp_arguments],

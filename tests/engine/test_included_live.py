@@ -93,7 +93,7 @@ def test_its_replay_reads_the_dumps_values(dump):
 
 
 def test_a_wrong_page_shows_in_its_row_alone(dump):
-    """Of a right table, row 3's last page is row 5's: what fp64 makes of it is what the other request's values give."""
+    """Row 3's last page is row 5's in the table: what fp64 makes of it is what the other request's values give."""
     call = rebuild(dump, OPTIONS)
     table = dump.tensor("translated_page_table").copy()
     column = (int(call.key_counts[3]) - 1) // dump.manifest.page_size

@@ -36,7 +36,7 @@ def transformers_model(engine_arguments):
 
 @pytest.fixture(scope="module")
 def ask(transformers_model):
-    """ask(prompts) -> per prompt: 16 greedy tokens, and the logprobs of WATCHED at each, from transformers."""
+    """Return a function of prompts to, per prompt, 16 greedy tokens and the logprobs of WATCHED at each."""
 
     def generate(prompts):
         return [one(prompt) for prompt in prompts]
@@ -64,7 +64,7 @@ def oracle(ask, prompts):
 
 @pytest.fixture(scope="module")
 def short(prompts):
-    """With what is generated they stay inside the window, of 32."""
+    """Return prompts that stay inside the window, of 32, with what is generated."""
     return [prompt[:12] for prompt in prompts]
 
 

@@ -22,7 +22,7 @@ PENALTIES = (
 
 @pytest.fixture
 def serve(mtp_arguments, engine_forks, tmp_path):
-    """serve(patches, rounds) -> Run."""
+    """Return a function of patches and rounds to a Run."""
 
     def run(patches, *rounds):
         arm = {"engine": mtp_arguments, "loads": [load_of(one) for one in rounds]}

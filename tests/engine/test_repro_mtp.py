@@ -14,7 +14,7 @@ LIMIT_S = 600
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """run(scenario) -> the document of `repro --json`; every arm was as expected."""
+    """Return a function of a scenario to the document of `repro --json`; every arm was as expected."""
 
     def run(scenario):
         folder = tmp_path_factory.mktemp(scenario) / "run"

@@ -19,7 +19,7 @@ OWNERS, ALL = TokenBytes(512, 1280), TokenBytes(1024, 1536)
 
 
 def expected(cell, **changes):
-    """Of toy-e4b on a server like the arms below."""
+    """Return the choice for toy-e4b on a server like the arms below."""
     serving = Serving(window=32, page_size=16, chunk=128, chunks_in_flight=1)
     start = {
         "available_bytes": POOL_BYTES,

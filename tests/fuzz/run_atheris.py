@@ -1,6 +1,8 @@
 # pyright: reportAttributeAccessIssue=false
-"""The same with coverage guidance, by Atheris: `uv pip install atheris`, then
-`python tests/fuzz/run_atheris.py -runs=100000`. Options are libFuzzer's.
+"""The fuzzer with coverage guidance, by Atheris.
+
+It is installed by `uv pip install atheris`, and run by `python tests/fuzz/run_atheris.py -runs=100000`. Options are
+libFuzzer's.
 
 An input is four bytes of length, so many bytes of manifest.json, then tensors.safetensors.
 """

@@ -1,5 +1,7 @@
-"""What the fuzzers begin with: the samples, two small dumps of what no sample holds (KV values, a slot list), and real
-dumps of each kind that `replay` takes beside attention.
+"""What the fuzzers begin with: samples, small dumps and real ones.
+
+These are the samples, two small dumps of what no sample holds (KV values, a slot list), and real dumps of each kind
+that `replay` takes beside attention.
 """
 
 import tempfile

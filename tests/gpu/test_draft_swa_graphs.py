@@ -1,5 +1,4 @@
-"""Regression tests of feature rows F6, F7 and F10 under real CUDA graphs, on SGLang's own backend, pools and op; and
-of the SWA allocator's fix on a device.
+"""A draft's SWA state under real CUDA graphs, on SGLang's own backend, pools and op; and the allocator's fix there.
 
 Their host side is in tests/unit/test_draft_swa_state.py and test_shared_layers_without_kv.py; the whole server under
 graphs, with the hybrid backend, in test_graph_guards.py.
@@ -41,7 +40,7 @@ def allocator():
 
 @pytest.fixture
 def draft(attach, allocator):
-    """A draft's backend as FROZEN_KV_MTP makes it, with the seed bug in force: without an SWA state of its own."""
+    """Return a draft's backend as FROZEN_KV_MTP makes it, with the seed bug: without an SWA state of its own."""
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
     attach("off", "swa-state-swap", "swa-state-stale")

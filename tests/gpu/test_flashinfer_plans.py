@@ -39,7 +39,7 @@ def allocator():
 
 @pytest.fixture
 def make(allocator, monkeypatch):
-    """make() -> the backend, with request 1 of LENGTH tokens: after `attach`, so hooks see its constructor."""
+    """Return what makes the backend, with request 1 of LENGTH tokens: after `attach`, so hooks see its constructor."""
     from sglang.srt.layers.attention import flashinfer_backend
 
     monkeypatch.setattr(flashinfer_backend, "get_attention_tp_size", lambda: 1)

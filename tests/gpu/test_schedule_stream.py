@@ -1,4 +1,4 @@
-"""With overlap the scheduler's stream waits, on the device, for what a forward has read of SGLang's tables."""
+"""The scheduler's stream waits with overlap, on the device, for what a forward has read of SGLang's tables."""
 
 from types import SimpleNamespace
 

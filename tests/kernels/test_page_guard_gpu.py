@@ -30,7 +30,7 @@ def test_neither_preparing_nor_launching_synchronises():
 
 
 def test_a_finding_arrives_in_pinned_memory_when_the_stream_gets_there():
-    """Behind a long wait on the stream nothing has arrived, so the launch did not wait; no copy follows it."""
+    """Nothing has arrived behind a long wait on the stream, so the launch did not wait; no copy follows it."""
     pages = torch.tensor([[1, 2], [3, -5]], dtype=torch.int32, device="cuda")
     prepared = PageGuard("cuda").prepare(one(pages), torch.tensor([2, 2], device="cuda"), 1, contain=True)
     assert prepared.result.is_pinned()

@@ -26,7 +26,7 @@ def bench():
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_table_is_made_of_the_rows(bench, file):
-    """If this fails: python kernels/bench/bench_small_m_linear.py --table FILE"""
+    """If this fails, run: python kernels/bench/bench_small_m_linear.py --table FILE."""
     document = json.loads(file.read_text())
     assert (FOLDER / bench.table_name(document)).read_text() == bench.table_text(document, file)
 

@@ -56,7 +56,7 @@ def table(rows, tokens, slots=1000):
 
 
 def pool_mapping(slots=1000):
-    """As SGLang has it: a slot per full slot, 0 where there is none, and a last -1 for the slot -1."""
+    """Return the mapping as SGLang has it: a slot per full slot, 0 where there is none, a last -1 for the slot -1."""
     made = torch.randint(0, 300, (slots + 1,), generator=GENERATOR)
     made[-1] = -1
     return made

@@ -64,8 +64,12 @@ def fused(layers: int = 4) -> list[str]:
 
 @dataclass
 class TraceMaker:
-    """launch_us: of every kernel. gap_us: between two of a graph. pid: of the GPU; rank: before every pid, as in a
-    merged trace."""
+    """Makes the events of a trace.
+
+    Attributes:
+        gap_us: between two of a graph. pid: of the GPU;
+        rank: before every pid, as in a merged trace.
+    """
 
     kernel_us: float = 3.0
     gap_us: float = 1.0
@@ -76,14 +80,14 @@ class TraceMaker:
     correlation: int = 100
 
     def graph(self, names: list[str], label: str = "", stream: int = 7) -> None:
-        """One cudaGraphLaunch, called a little before its first kernel."""
+        """Make one cudaGraphLaunch, called a little before its first kernel."""
         self._next_call("cudaGraphLaunch", label)
         for place, name in enumerate(names):
             self.now_us += self.gap_us if place else 0
             self._gpu(name, stream)
 
     def eager(self, names: list[str], label: str = "", late_us: float = 0, stream: int = 7) -> None:
-        """A call each; late_us: between the end of a kernel and that of the next one's call."""
+        """Make a call each, `late_us` after the end of the kernel before."""
         if label:
             width = len(names) * (self.kernel_us + late_us + self.gap_us)
             self.host(label, "user_annotation", self.now_us - 6 + late_us, width)

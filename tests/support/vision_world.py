@@ -44,7 +44,7 @@ def one_rank(folder: Path, device: str = "cpu") -> Iterator[ModelConfig]:
 
 
 def load_model(config: ModelConfig) -> Gemma4ForConditionalGeneration:
-    """Within `one_rank`, which gives the config."""
+    """Load it within `one_rank`, which gives the config."""
     model = Gemma4ForConditionalGeneration(config.hf_config)
     model.load_weights(load_file(Path(config.model_path) / "model.safetensors").items())
     return model.eval()
@@ -52,7 +52,7 @@ def load_model(config: ModelConfig) -> Gemma4ForConditionalGeneration:
 
 @contextmanager
 def count_calls(model: Gemma4ForConditionalGeneration) -> Iterator[Counter[str]]:
-    """Of the tower's layers as a whole, which the exact form has in common with SGLang's, and of the embedder."""
+    """Count calls of the tower's layers as a whole, which the exact form has too, and of the embedder."""
     counted: Counter[str] = Counter()
     modules = {"tower": model.vision_tower.encoder, "embedder": model.embed_vision}
     handles = [
@@ -64,7 +64,7 @@ def count_calls(model: Gemma4ForConditionalGeneration) -> Iterator[Counter[str]]
 
 
 def processed(folder: Path, sizes: list[tuple[int, int]], **kwargs: Any) -> list[MultimodalDataItem]:
-    """An item per picture of these widths and heights, as SGLang's scheduler gets them from Gemma-4's processor."""
+    """Return an item per picture of these sizes, as SGLang's scheduler gets them from Gemma-4's processor."""
     found = AutoProcessor.from_pretrained(folder).image_processor(
         [picture(*size, seed) for seed, size in enumerate(sizes)], return_tensors="pt", **kwargs
     )

@@ -83,7 +83,7 @@ class Load:
         self.run_batch = timed("leak-ledger", How.BEFORE, before_run_batch)
 
     def step(self) -> None:
-        """One decode step with MTP: every request is given DRAFT_TOKENS slots, and keeps 1 to DRAFT_TOKENS of them."""
+        """Run one decode step with MTP: every request gets DRAFT_TOKENS slots, and keeps 1 to DRAFT_TOKENS of them."""
         self.next_batch(self.scheduler)
         for request in self.requests:
             request.decode_batch_idx += 1
@@ -128,7 +128,7 @@ class Load:
 
 
 def release_rejected(verify_input, batch, page_size: int, kept: list[int]) -> None:
-    """What `EagleVerifyInput.verify` does to the pools: whole pages beyond the kept tokens are freed."""
+    """Do what `EagleVerifyInput.verify` does to the pools: whole pages beyond the kept tokens are freed."""
     position = batch.seq_lens_cpu[:, None] + torch.arange(DRAFT_TOKENS)
     end = batch.seq_lens_cpu + torch.tensor(kept)
     rejected = position >= ((end + page_size - 1) // page_size * page_size)[:, None]

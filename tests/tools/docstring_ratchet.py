@@ -1,12 +1,4 @@
-"""Hold docstrings to the project's rules, file by file; files that broke them at the freeze stand on a list.
-
-    python tests/tools/docstring_ratchet.py             say which files break a rule, or have to leave the list
-    python tests/tools/docstring_ratchet.py --update    take files off the list that are in line, gone or moved
-    python tests/tools/docstring_ratchet.py --freeze    write the list anew from the tree as it is
-
-A file stays on the list as long as nothing changes that its docstrings are about: names, arguments, fields, and the
-docstrings themselves. Imports and bodies of functions may change, and the file may move. `--update` never adds a file.
-`--freeze` does, and is refused where a list exists, unless `--again` is given too.
+"""Hold the docstrings of every file to the rules: `python tests/tools/docstring_ratchet.py` says what breaks one.
 
 Rules are ruff's, in the convention "google" of pyproject.toml, and two that ruff does not have:
 
@@ -22,18 +14,15 @@ convention): "Return the rows" and "Returns the rows" are both complete sentence
 
 from __future__ import annotations
 
-import argparse
 import ast
-import hashlib
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LIST = ROOT / "tests/data/docstrings_before.json"
 RUFF_RULES = "D100,D104,D2,D3,D4"
 # A summary that begins with one of these has had no verb in this project.
 PREPOSITION = re.compile(r"(Of|As|With|By|Under|Behind|Between|In the order) ")
@@ -85,19 +74,6 @@ def begins_with_a_verb(node: Documented) -> bool:
     return not any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
 
 
-def fingerprint(text: str) -> str:
-    """Digest what docstrings are about: the digest outlives changes of imports and of the bodies of functions."""
-    about = [
-        (
-            name,
-            ast.get_docstring(node),
-            names_of(node) if isinstance(node, ast.ClassDef) else ast.unparse(getattr(node, "args", [])),
-        )
-        for name, node in documented(ast.parse(text))
-    ]
-    return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
-
-
 def own_findings(text: str) -> Iterator[str]:
     """Yield what breaks the two rules that ruff does not have, as "LINE: RULE: what is wrong"."""
     for name, node in documented(ast.parse(text)):
@@ -142,78 +118,10 @@ def findings(root: Path = ROOT) -> dict[str, list[str]]:
     return found
 
 
-def read_list() -> dict[str, str]:
-    """Return the fingerprint of each listed file at the freeze, by path."""
-    return json.loads(LIST.read_text(encoding="utf-8"))
-
-
-def write_list(listed: dict[str, str]) -> None:
-    """Write the list, a file to a line, so that a change shows which files leave."""
-    LIST.write_text(json.dumps(dict(sorted(listed.items())), indent=0) + "\n", encoding="utf-8")
-
-
-def fingerprints(paths: Iterable[str]) -> dict[str, str]:
-    """Return the fingerprint of each of these files that exists, by path."""
-    texts = {path: ROOT / path for path in paths}
-    return {path: fingerprint(file.read_text(encoding="utf-8")) for path, file in texts.items() if file.is_file()}
-
-
-def problems(listed: dict[str, str], found: dict[str, list[str]], now: dict[str, str]) -> list[str]:
-    """Say what has to be done before the tree is in line with the rules and the list.
-
-    Args:
-        listed: the list, fingerprints at the freeze by path.
-        found: what breaks a rule, by path.
-        now: the fingerprint of each file as it is, by path.
-    """
-    said = [f"{path}:{line}" for path, lines in found.items() if path not in listed for line in lines]
-    for path, then in listed.items():
-        if path not in now:
-            said.append(f"{path}: is on the list and gone: --update")
-        elif path not in found:
-            said.append(f"{path}: is on the list and breaks no rule any more: --update")
-        elif now[path] != then:
-            said.append(f"{path}: has changed: bring its docstrings in line, then --update:")
-            said += [f"  {path}:{line}" for line in found[path]]
-    return said
-
-
-def updated(listed: dict[str, str], found: dict[str, list[str]], now: dict[str, str]) -> dict[str, str]:
-    """Return the list without files that are in line or gone; one that has moved unchanged is listed where it is now.
-
-    Args:
-        listed: the list, fingerprints at the freeze by path.
-        found: what breaks a rule, by path.
-        now: the fingerprint of each file as it is, by path.
-    """
-    gone = sorted(then for path, then in listed.items() if path not in now)
-    kept = {path: then for path, then in listed.items() if path in now and path in found}
-    for path in found:
-        if path not in listed and now[path] in gone:
-            gone.remove(now[path])
-            kept[path] = now[path]
-    return kept
-
-
 def main() -> int:
-    """Check, update or freeze, as the command line says; 1 if something has to be done by hand."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--update", action="store_true")
-    parser.add_argument("--freeze", action="store_true")
-    parser.add_argument("--again", action="store_true")
-    asked = parser.parse_args()
-    found = findings()
-    if asked.freeze:
-        if LIST.exists() and not asked.again:
-            parser.error(f"{LIST.name} exists, and only shrinks from here: --update. To start anew: --freeze --again")
-        write_list(fingerprints(found))
-    listed = read_list()
-    now = fingerprints({*listed, *found})
-    if asked.update:
-        listed = updated(listed, found, now)
-        write_list(listed)
-    said = problems(listed, found, now)
-    print("\n".join(said) if said else f"docstrings are in line; {len(listed)} files are still on the list")
+    """Print what breaks a rule; 1 if anything does."""
+    said = [f"{path}:{line}" for path, lines in findings().items() for line in lines]
+    print("\n".join(said) or "docstrings are in line")
     return 1 if said else 0
 
 

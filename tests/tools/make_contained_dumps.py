@@ -32,9 +32,11 @@ IDLE_S = 1.5
 
 @dataclass(frozen=True)
 class Load:
-    """rounds: the lengths of the prompts that are sent at once. Between two rounds the server is idle, and audited.
+    """What is served. Between two rounds the server is idle, and audited.
 
-    every: steps between two audits while it is busy, 0 for none.
+    Attributes:
+        rounds: the lengths of the prompts that are sent at once.
+        every: steps between two audits while it is busy, 0 for none.
     """
 
     rounds: tuple[tuple[int, ...], ...]
@@ -48,7 +50,7 @@ LOADS = {
 
 
 def serve(load: Load) -> None:
-    """One engine, one round after the other. Requests of the later ones are ended by containment."""
+    """Have one engine serve one round after the other. Requests of the later ones are ended by containment."""
     from sglang.srt.entrypoints.engine import Engine
 
     engine = Engine(**ENGINE, **MTP)

@@ -56,7 +56,7 @@ def rope(kind=RotaryEmbedding, rotary_dim=SIZE, neox=True, **more):
 
 
 def attention_of(shared=False, rotary=None):
-    """What Gemma4Attention.forward reads of an attention block; `seen` is what its attention layer was called with."""
+    """Return what Gemma4Attention.forward reads of a block; `seen` is what its attention layer was called with."""
     projection = torch.randn(WIDTH, (HEADS + 2 * KV_HEADS) * SIZE)
     back, seen = torch.randn(HEADS * SIZE, WIDTH), []
 

@@ -1,4 +1,4 @@
-"""Of which commit a bench document is, and its command without this machine's paths."""
+"""The commit of a bench document, and its command without this machine's paths."""
 
 import json
 import shlex

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
 
 class State:
-    """As SGLang's ReqState, it can be referred to weakly."""
+    """A state that can be referred to weakly, as SGLang's ReqState can."""
 
 
 class TestReplies:

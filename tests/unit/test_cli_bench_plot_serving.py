@@ -11,7 +11,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture
 def rows(repository):
-    """rows(load) -> the document of one committed run, to be changed."""
+    """Return a function of a load to the document of one committed run, to be changed."""
 
     def read(load):
         return json.loads(min((repository / "docs" / "bench").glob(f"serving_{load}_*.json")).read_text())
@@ -21,7 +21,7 @@ def rows(repository):
 
 @pytest.fixture
 def draw(cli, tmp_path):
-    """draw(document, ...) -> (exit code, stderr, the picture or None)."""
+    """Return a function of a document, ... to (exit code, stderr, the picture or None)."""
 
     def run(*documents):
         paths = [tmp_path / f"{number}.json" for number, _ in enumerate(documents)]
@@ -39,7 +39,7 @@ def texts(picture):
 
 
 def dots(picture):
-    """cx of each arm's dot, from the top."""
+    """Return cx of each arm's dot, from the top."""
     return [float(element.get("cx")) for element in ElementTree.fromstring(picture).iter(f"{SVG}circle")]
 
 

@@ -23,7 +23,7 @@ from parity_examples import WINDOW, arm, changed, live_run, oracle, side, track
 
 @pytest.fixture
 def finished(tmp_path, monkeypatch):
-    """finished(arm, ...): the command reports these instead of running. Returns the sides that it would have run."""
+    """Have the command report these arms instead of running. Returns the sides that it would have run."""
     asked = []
 
     def make(*arms, said=None):

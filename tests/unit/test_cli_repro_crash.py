@@ -21,7 +21,7 @@ SHARD = "model-00001-of-00002.safetensors"
 
 @pytest.fixture
 def machine(monkeypatch):
-    """machine(gpu, ...) has the driver show these devices."""
+    """Return a function that has the driver show these devices."""
 
     def show(*gpus):
         monkeypatch.setattr(crash_plan, "cuda_devices", lambda: gpus)
@@ -32,7 +32,7 @@ def machine(monkeypatch):
 
 @pytest.fixture
 def refused(cli, machine, tmp_path):
-    """refused(code, *words) -> the error's line; nothing may be written, and stdout stays empty."""
+    """Return a function of (code, *words) to the error's line; nothing may be written, and stdout stays empty."""
 
     def run(code, *words):
         found, out, err = cli("repro", "crash", *words, "--output", tmp_path / "run")
@@ -309,7 +309,7 @@ def test_a_target_that_drafts_nothing_passes_over_the_assistant_aloud():
 
 @pytest.fixture
 def ran(cli, monkeypatch, tmp_path):
-    """ran(client source, ...) -> what the command did with a small server and this client in the place of SGLang's."""
+    """Return a function of (client source, ...) to what the command did with a small server and this client."""
 
     def run(client, *words, server=small_server.SERVER):
         def make_plan(asked, checkpoints, port, folder, time_limit_s):

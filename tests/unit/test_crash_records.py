@@ -84,7 +84,7 @@ def test_the_parameters_are_those_of_the_models_shape(model):
 
 
 def test_kv_bytes_are_those_of_the_planner():
-    """Of 26B's published pools: 20,480 bytes per token in full layers and 204,800 in sliding ones."""
+    """26B's published pools take 20,480 bytes per token in full layers and 204,800 in sliding ones."""
     assert needs_of_model(find_cell("26b").model).token_bytes == 20_480 + 204_800
 
 

@@ -15,7 +15,7 @@ from small_server import DONE, LOAD, PATIENT, SERVER, small_plan
 
 @pytest.fixture
 def run(tmp_path):
-    """run(client source, server source) -> the outcome."""
+    """Return a function of (client source, server source) to the outcome."""
 
     def start(client, server=SERVER, limits=PATIENT):
         plan = small_plan(tmp_path, client, server, limits)

@@ -57,7 +57,7 @@ def hybrid(draft):
 
 @pytest.fixture
 def in_target(swa_allocator):
-    """in_target(batch, backend): SGLang's own swap of the draft's pool for the target's, as the worker calls it."""
+    """Return SGLang's own swap of the draft's pool for the target's, of (batch, backend), as the worker calls it."""
     context = SimpleNamespace(target_token_to_kv_pool=swa_allocator.get_kvcache())
     return lambda forward_batch, backend: frozen_kv_mtp_worker.frozen_kv_target_view(forward_batch, context, backend)
 
@@ -69,7 +69,7 @@ def draft_batch(lengths, rows=None):
 
 
 def assert_translated(backend, allocator, lengths=LENGTHS):
-    """Every live page that a sliding layer will follow is the SWA page of its tokens, a full layer's the full page."""
+    """Assert that live pages of a sliding layer are its tokens' SWA pages, and a full layer's the full pages."""
     tables = {layer_id: backend._get_layer_page_table(attention(layer_id), None) for layer_id in (SLIDING, FULL)}
     for row, length in enumerate(lengths):
         slots = backend.req_to_token[row + 1, 0:length:PAGE].long()
@@ -189,7 +189,7 @@ class TestLockStep:
 
 
 def assert_translated_after(backend, allocator):
-    """As `assert_translated`, outside the swap: the tables are what the build has left."""
+    """Assert the same outside the swap: the tables are what the build has left."""
     stale, backend._swa_kv_pool = backend._swa_kv_pool, allocator.get_kvcache()
     assert_translated(backend, allocator)
     backend._swa_kv_pool = stale

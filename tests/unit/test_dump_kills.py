@@ -84,7 +84,7 @@ def test_sixty_four_processes_at_once(tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """small_disk(options) mounts a tmpfs: a real file system that really runs full. Unmounted after the test."""
+    """Return what mounts a tmpfs with options: a real file system that really runs full. Unmounted after the test."""
     mounted = []
 
     def mount(options: str) -> Path:

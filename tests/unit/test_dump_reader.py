@@ -1,3 +1,5 @@
+"""A reader of dumps meets whole, torn, damaged and newer ones."""
+
 import json
 import os
 import shutil
@@ -5,10 +7,10 @@ import struct
 from datetime import UTC
 
 import pytest
-from dump_examples import seed_bug_draft
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dump_examples import seed_bug_draft
 from gemma4_dumps.errors import DumpError, DumpIncompatible, DumpNotFound, DumpUnreadable
 from gemma4_dumps.manifest_file import encode_manifest, parse_manifest
 from gemma4_dumps.reader import read_dump, verify_dump

@@ -1,3 +1,5 @@
+"""What must not leave the machine is taken out of a dump."""
+
 import json
 
 import pytest

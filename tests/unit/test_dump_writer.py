@@ -1,3 +1,5 @@
+"""A dump is written whole, within its cap, or not at all."""
+
 import json
 import os
 import resource

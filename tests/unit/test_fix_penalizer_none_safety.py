@@ -10,13 +10,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from mtp_batches import ARGUMENTS, VOCABULARY, batch, draft_input, request, verify_input
 from sglang.srt import server_args
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative.frozen_kv_mtp_worker import FrozenKVMTPWorker
 
 from gemma4_runtime.errors import PenaltiesLost
 from gemma4_runtime.fixes.penalizer_none_safety import SummedPenalties, around_step
+from mtp_batches import ARGUMENTS, VOCABULARY, batch, draft_input, request, verify_input
 
 pytestmark = pytest.mark.releases("0.5.13.post1")
 
@@ -102,12 +102,12 @@ class TestStep:
 
 
 class TestCallsOnTheOrchestrator:
-    """Of SGLang's own sampling_info, on the sums in the orchestrator's place."""
+    """SGLang's own sampling_info calls the sums in the orchestrator's place."""
 
     PENALTIES = ({"frequency_penalty": 1.5}, {}, {"repetition_penalty": 1.5})
 
     def copied(self, *penalties):
-        """As overlap scheduling copies it, and the batch that it is of."""
+        """Return a copy as overlap scheduling makes it, and the batch that it is of."""
         one = batch([request(str(i), **each) for i, each in enumerate(penalties)], verify_input())
         if one.sampling_info.penalizer_orchestrator.is_required:
             one.sampling_info.penalizer_orchestrator.cumulate_output_tokens(torch.full((len(penalties),), 3))

@@ -24,7 +24,7 @@ def pages_of_live_entries(allocator):
 
 @pytest.mark.parametrize("tokens", [20, 60], ids=["few slots", "as many that the whole mapping is looked through"])
 def test_slots_behind_the_last_token_lead_nowhere(attach, tokens):
-    """As a request leaves them that had slots allocated ahead of its last token."""
+    """A request that had slots allocated ahead of its last token leaves them so."""
 
     def left():
         allocator = make_allocator(PAGE)

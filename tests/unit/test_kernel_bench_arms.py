@@ -26,13 +26,13 @@ def rmsnorm(x, weight, eps):
 
 
 def fused_add_rmsnorm(x, residual, weight, eps):
-    """As sgl_kernel documents it: both in place."""
+    """Do as sgl_kernel documents it: both in place."""
     residual.copy_(x + residual)
     x.copy_(rmsnorm(residual, weight, eps))
 
 
 def qkv_rmsnorm(q, k, v, q_weight, k_weight, num_q_heads, num_kv_heads, head_dim, eps):
-    """As SGLang documents it: in place, V without a weight."""
+    """Do as SGLang documents it: in place, V without a weight."""
     heads = {"q": (q, q_weight, num_q_heads), "k": (k, k_weight, num_kv_heads), "v": (v, None, num_kv_heads)}
     for rows, weight, count in heads.values():
         if rows is not None:
@@ -41,7 +41,7 @@ def qkv_rmsnorm(q, k, v, q_weight, k_weight, num_q_heads, num_kv_heads, head_dim
 
 
 def rope(q, k, cos_sin_cache, positions, *, is_neox):
-    """As SGLang documents it: [T, heads, D] each, in place."""
+    """Do as SGLang documents it: [T, heads, D] each, in place."""
     assert is_neox
     cos, sin = cos_sin_cache[positions][:, None].chunk(2, dim=-1)
     for rows in (q, k):

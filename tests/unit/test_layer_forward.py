@@ -132,7 +132,7 @@ def test_a_layer_computes_what_sglangs_does(turn_on, kind, ids):
 
 @pytest.mark.parametrize("kind", ["dense", "experts"])
 def test_the_norm_behind_a_tail_is_computed_once(turn_on, kind):
-    """By the tail. Logits are right without that too, only not sooner."""
+    """The tail computes it. Logits are right without that too, only not sooner."""
     turn_on("cross-layer-norm")
     torch.manual_seed(0)
     layers, last, computed = [layer_of(kind) for _ in range(3)], norm(), []

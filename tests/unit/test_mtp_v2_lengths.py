@@ -32,7 +32,7 @@ def scheduled(allocated, verifies=True, known=None):
 
 @pytest.fixture
 def resolve(attach):
-    """resolve(batch) as the scheduler does before it runs the batch; afterwards no batch is left."""
+    """Return what resolves a batch as the scheduler does before it runs it; afterwards no batch is left."""
     attach("off", "host-alloc-kernels", "mtp-v2")
 
     def resolve(given, needs=False):
@@ -135,7 +135,7 @@ def test_a_request_that_ends_at_the_contexts_end_is_read_whole(backend, resolve)
 
 @pytest.mark.parametrize("known", [True, False])
 def test_the_schedulers_stream_waits_for_every_build_but_a_captures(backend, resolve, monkeypatch, known):
-    """With lengths on the host too: the tables are made on the device, behind what it still has to do."""
+    """It waits with lengths on the host too: the tables are made on the device, behind what it still has to do."""
     calls = []
     monkeypatch.setattr(mtp_v2_lengths, "scheduler_comes_later", lambda: calls.append(1))
     resolve(scheduled([72, 29, 45]), needs=known)

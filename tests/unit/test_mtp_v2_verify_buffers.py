@@ -1,4 +1,4 @@
-"""Under spec v2 a draft writes its mask to where SGLang's Triton backend, alone or in a hybrid, verifies from."""
+"""A draft writes its mask under spec v2 to where SGLang's Triton backend, alone or in a hybrid, verifies from."""
 
 from types import SimpleNamespace
 

@@ -56,7 +56,7 @@ class Model(torch.nn.Module):
 
 @pytest.fixture
 def runner_of(tmp_path):
-    """runner_of("e4b", device="cpu", ...): a runner with SGLang's own ModelConfig, as it is before pools are sized."""
+    """Return what makes a runner of a model with SGLang's own ModelConfig, as it is before pools are sized."""
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
@@ -77,7 +77,7 @@ def runner_of(tmp_path):
 
 
 def per_token(runner, monkeypatch):
-    """SGLang's own count of bytes, and the layers that it counts."""
+    """Return SGLang's own count of bytes, and the layers that it counts."""
     from sglang.srt.model_executor import pool_configurator
 
     monkeypatch.setattr(pool_configurator, "get_attention_tp_size", lambda: 1)

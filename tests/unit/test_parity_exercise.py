@@ -123,7 +123,7 @@ class TestStatesOfAShortPrefill:
 
     @pytest.fixture
     def after(self, tmp_path):
-        """after(layer, rows, batch, positions): the recorder's hook, of four layers."""
+        """Return the recorder's hook, of four layers, as a function of layer, rows, batch and positions."""
         torch = pytest.importorskip("torch")
         recorder = LayerRecorder(tmp_path)
 

@@ -20,7 +20,7 @@ PROMPT, OUTPUT, VOCABULARY, LAYERS, HIDDEN = [5, 6], [7, 8], 9, 2, 3
 
 
 def reply():
-    """As SGLang gives it: nothing is said of the first token."""
+    """Return an answer as SGLang gives it: nothing is said of the first token."""
     steps = [[(-0.1 * position, token, None) for token in range(VOCABULARY)] for position in range(3)]
     return {"meta_info": {"input_token_ids_logprobs": [None, steps[0]], "output_token_ids_logprobs": steps[1:]}}
 

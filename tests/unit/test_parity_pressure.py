@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from dump_examples import seed_bug_draft
 
+from dump_examples import seed_bug_draft
 from gemma4_dumps.schema import Offence
 from gemma4_dumps.store import DumpStore
 from gemma4_repro.engine.outcome import Ending
@@ -100,7 +100,7 @@ def replace_slot(offence, slot):
 
 
 def unasked(base):
-    """As `read_finished` gives it: tokens and states alone."""
+    """Return a track as `read_finished` gives it: tokens and states alone."""
     return replace(base, logprobs=np.full(base.logprobs.shape, np.nan), asked_from=len(base.tokens) - 1)
 
 

@@ -133,7 +133,7 @@ class TestRecommendation:
 
 @pytest.fixture(scope="module")
 def sglang_sizes(tmp_path_factory):
-    """sglang_sizes(config, bytes, ratio, page, tp, dtype): SGLang's own ModelConfig and configurator."""
+    """Return SGLang's own ModelConfig and configurator as a function of (config, bytes, ratio, page, tp, dtype)."""
     torch = pytest.importorskip("torch")
     configurator = pytest.importorskip("sglang.srt.model_executor.pool_configurator")
     from sglang.srt.configs.model_config import ModelConfig

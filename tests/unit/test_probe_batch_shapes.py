@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import mtp_batches
 import pytest
 import torch
 from sglang.srt import server_args
@@ -12,6 +11,7 @@ from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang.srt.speculative.eagle_info_v2 import EagleDraftInputV2Mixin
 from sglang.srt.speculative.frozen_kv_mtp_info import FrozenKVMTPDraftInput, FrozenKVMTPVerifyInput
 
+import mtp_batches
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_runtime.errors import TrappedViolation
@@ -55,7 +55,7 @@ def eager_batch(tokens, rows):
 
 @pytest.fixture
 def runner():
-    """A runner without a model: the probe reads three attributes of it, and SGLang's view then fails on its own."""
+    """Return a runner without a model: the probe reads three attributes, and SGLang's view then fails on its own."""
     runner = ModelRunner.__new__(ModelRunner)
     runner.is_draft_worker, runner.forward_pass_id, runner.page_size = True, 7, 16
     return runner
@@ -182,7 +182,7 @@ class TestWithTheFix:
 
     @pytest.fixture(params=["filter", "merge"])
     def act(self, request):
-        """act(a batch): filter it, or merge a prefill into it."""
+        """Return what is done to a batch: filter it, or merge a prefill into it."""
         joins = mtp_batches.batch([mtp_batches.request("joins")], mtp_batches.draft_input(7))
         return (lambda one: one.filter_batch()) if request.param == "filter" else lambda one: one.merge_batch(joins)
 

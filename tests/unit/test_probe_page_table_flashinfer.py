@@ -54,7 +54,7 @@ def verify(lengths, locations=None):
 
 
 def test_the_installed_flashinfer_keeps_its_plans_where_the_probe_looks():
-    """By its source: importing its wrappers builds CUDA modules."""
+    """Its source is read: importing its wrappers builds CUDA modules."""
     folder = Path(importlib.util.find_spec("flashinfer").submodule_search_locations[0])
     for file, name, attributes in (
         ("decode.py", "BatchDecodeWithPagedKVCacheWrapper", KEPT[:2]),

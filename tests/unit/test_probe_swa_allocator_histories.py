@@ -26,8 +26,10 @@ pytestmark = pytest.mark.releases("0.5.13.post1")
 
 
 class Lives(RuleBasedStateMachine):
-    """requests: the node whose slots it shares, its own slots, how many of those have left the window. nodes: whole
-    pages of the prefix cache, with or without SWA slots. A node that is shared is not evicted.
+    """Requests that come and go, and a prefix cache.
+
+    A request is the node whose slots it shares, its own slots, and how many of those have left the window. Nodes are
+    whole pages of the prefix cache, with or without SWA slots. A node that is shared is not evicted.
     """
 
     allocator = None
@@ -154,7 +156,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule(tokens=st.integers(1, 40), pick=st.integers(0, 9))
     def roll_back(self, tokens, pick):
-        """A draft block: allocate, look, restore."""
+        """Allocate a draft block, look, and restore."""
         held = self.held(self.requests[pick % len(self.requests)]) if self.requests else []
         if self.room(tokens):
             state = self.allocator.backup_state()

@@ -40,9 +40,9 @@ def start(**changes) -> Start:
 
 
 def formula(one: Start, window: int | None = None) -> tuple[float, float]:
-    """(R, r*) of the specification, in its own words: no whole requests, no steps of a ratio.
+    """Return (R, r*) of the specification, in its own words: no whole requests, no steps of a ratio.
 
-    window: SWA tokens of one request; None: as the serving arguments say.
+    A request has `window` SWA tokens, or as many as the serving arguments say.
     """
     serving, length = one.serving, one.context
     window = window or serving.swa_tokens(*serving.worst_split(length))

@@ -189,7 +189,7 @@ class TestClamp:
         return made
 
     def entries(self, marks, *requests):
-        """Of each marked request."""
+        """Return the entries of each marked request."""
         rids = [one.rid for one in requests]
         sent = SimpleNamespace(rids=rids, cached_tokens=[0] * len(rids), customized_info={})
         marks.outputs(sent)
@@ -227,7 +227,7 @@ def die():
 
 
 class TestCrashes:
-    """With overlap a step that the device died of comes to light later; what it left is read then."""
+    """A step that the device died of comes to light later with overlap; what it left is read then."""
 
     def test_while_its_result_is_processed(self, checker, recorded, table, store):
         server = Server()

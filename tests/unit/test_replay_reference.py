@@ -195,7 +195,7 @@ class TestValuesFromTheDump:
         assert np.array_equal(image.values[int(image.stored(np.array([6]))[0])], made["value"][0])
 
     def test_more_values_than_the_cap_are_not_read(self, tmp_path):
-        """Of 3000 pages two are wanted."""
+        """Two of 3000 pages are wanted."""
         draft, _ = self.draft([*range(5, 3005)])
         found = replay(written(tmp_path, draft), ReplayOptions(cap_bytes=10_000))
         assert found.values_from.startswith("from the dump for 2 pages")

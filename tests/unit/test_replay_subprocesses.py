@@ -21,7 +21,7 @@ FAR = 2**30
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
-    """What a GPU does is in tests/gpu."""
+    """Have no GPU: what one does is in tests/gpu."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 

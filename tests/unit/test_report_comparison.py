@@ -17,7 +17,7 @@ WIDTH, DECODE = "swa-window-width", "triton-decode-window"
 
 @pytest.fixture
 def edited(tmp_path):
-    """edited(run, change): a report of the run's verdict alone, after `change` of its document."""
+    """Return a function of (run, change) to a report of the run's verdict alone, after `change` of its document."""
 
     def make(run, change):
         verdict = json.loads((run / "verdict.json").read_text())
@@ -39,7 +39,7 @@ def failures(report):
 
 
 def agree(verdict):
-    """As it would be with every fix on."""
+    """Make the verdict as it would be with every fix on."""
     verdict["exit_code"], verdict["fixes"] = 0, []
     for side in verdict["sides"]:
         side["dumps"] = []
@@ -166,7 +166,7 @@ def test_numbers_that_json_has_none_for(edited):
 
 
 def pressed(verdict):
-    """As `diff backends --load pressure --fault swa-state-stale` writes it: the last side dies."""
+    """Make the verdict of `diff backends --load pressure --fault swa-state-stale`: the last side dies."""
     verdict |= {
         "scenario": "26b",
         "load": {"name": "pressure", "requests": 24, "swa_peak_above": 0.85},

@@ -1,10 +1,12 @@
+"""Each kind of expectation is met, failed, and not compared."""
+
 import json
 import shutil
 from pathlib import Path
 
 import pytest
-from dump_examples import seed_bug_draft
 
+from dump_examples import seed_bug_draft
 from gemma4_dumps.schema import Provenance
 from gemma4_dumps.store import DumpStore
 from gemma4_repro.draft_comparison import compare_drafts, read_drafts

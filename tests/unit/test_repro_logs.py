@@ -1,3 +1,5 @@
+"""What a log of a reproduction raised is found in it."""
+
 from gemma4_repro.engine.log_exceptions import exceptions_in, exceptions_in_file, last_lines
 
 SCHEDULER_DIES = """\

@@ -1,3 +1,5 @@
+"""A run has a folder of its own, which no other run writes into."""
+
 import errno
 import shutil
 from collections import namedtuple

@@ -16,7 +16,7 @@ PAGES = 4
 
 @st.composite
 def scenes(draw):
-    """page size, ledger, and a call's full and SWA slots, some of them wild."""
+    """Draw a page size, a ledger, and a call's full and SWA slots, some of them wild."""
     page = draw(st.sampled_from([1, 4]))
     upper = (PAGES + 1) * page
     live = [False, *draw(st.lists(st.booleans(), min_size=PAGES, max_size=PAGES))]

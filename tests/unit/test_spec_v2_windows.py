@@ -6,7 +6,6 @@ Requests, batches, the result processor and the grammar are SGLang's own; pools,
 from array import array
 from types import SimpleNamespace
 
-import mtp_batches
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -22,6 +21,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.utils.hf_transformers_utils import get_tokenizer
 from xgrammar import GrammarCompiler, GrammarMatcher, TokenizerInfo
 
+import mtp_batches
 from gemma4_repro.toys.language import EOS, token_id, vocabulary
 from gemma4_repro.toys.locate import toy_path
 
@@ -57,7 +57,7 @@ def in_one(made: Req, window) -> Req:
 
 
 def one_by_one(made: Req, window) -> Req:
-    """As V1's verification does it: tokens after the end are never seen."""
+    """Do as V1's verification does: tokens after the end are never seen."""
     for token in window:
         made.output_ids.append(token)
         made.update_reasoning_tokens(token, THINK_END)
@@ -130,7 +130,7 @@ def spec_v2_fixes(attach):
 
 @pytest.fixture
 def process(monkeypatch):
-    """process(requests, windows, hidden=None): what SGLang aborts on one step's result under spec v2."""
+    """Return a function of (requests, windows, hidden=None) to what SGLang aborts on a step's result in spec v2."""
     monkeypatch.setattr(batch_result_processor, "release_kv_cache", lambda *args, **kwargs: None)
     monkeypatch.setattr(batch_result_processor, "get_global_server_args", lambda: ARGUMENTS)
     monkeypatch.setattr(batch_result_processor, "get_global_experts_capturer", lambda: None)
@@ -193,7 +193,7 @@ A, B = b"ab"
 
 
 def with_grammar(pattern, **sampling) -> Req:
-    """Its tokens are bytes."""
+    """Return a request whose tokens are bytes."""
     made = request(**sampling)
     made.eos_token_ids = {BYTES.eos_token}
     made.grammar = GuidanceGrammar(BYTES, LLMatcher.grammar_from_regex(pattern))
@@ -258,7 +258,7 @@ def test_a_token_that_the_grammar_refuses_aborts_as_before(attach, process):
 
 
 def test_a_refused_token_is_not_taken_on_a_second_reading_of_its_step(attach, process):
-    """Of `aab` the grammar has had `a`. The step again from its start would be `ab`, which is the rest of it."""
+    """The grammar has had `a` of `aab`. The step again from its start would be `ab`, which is the rest of it."""
     attach("off", "mtp-v2", "spec-v2-grammar-end")
     made = with_grammar("unused")
     tokens = TokenizerInfo([bytes([byte]) for byte in range(256)] + [b"</s>"], stop_token_ids=[256])

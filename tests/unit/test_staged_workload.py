@@ -1,3 +1,5 @@
+"""A staged workload's prompts come in stages, in order."""
+
 import pytest
 
 from gemma4_repro.staged_workload import StagedWorkload, at_once

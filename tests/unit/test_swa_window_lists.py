@@ -29,7 +29,7 @@ def make(swa_allocator, monkeypatch):
 
 @pytest.fixture
 def both(attach, make, monkeypatch):
-    """both(use): what `use(backend)` returns with SGLang's lines and with ours, on one backend."""
+    """Return a function of `use` to what use(backend) returns with SGLang's lines and with ours, on one backend."""
     monkeypatch.setenv("GEMMA4_TRIAGE_HOST_ENGINE", "1")
     attach("off", "host-alloc-kernels", PATCH)
     backend, ours = make(), triton_backend.update_sliding_window_buffer

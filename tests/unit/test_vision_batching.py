@@ -17,7 +17,7 @@ SAME = [(300, 200), (320, 320), (100, 400), (64, 64), (500, 120), (200, 300)]
 
 @pytest.fixture
 def batching(attach):
-    """In force until the test ends, and nothing counted yet."""
+    """Have it in force until the test ends, and nothing counted yet."""
     attach("off", ID)
     PATHS.__init__()
     yield

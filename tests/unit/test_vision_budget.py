@@ -62,7 +62,7 @@ def test_a_frame_takes_no_more_than_it_is_counted_as(rank, attach, name, patches
     tower = Gemma4VisionEncoder(CONFIGS[name]).to(dtype)
 
     def run(frames):
-        """As `features` does it: frames are stacked for the call."""
+        """Do as `features` does: frames are stacked for the call."""
         pixels, positions = torch.zeros(patches, WIDTH), grid(frames, patches)
         return peak_bytes(lambda: encode(tower, torch.stack([pixels] * frames).to(dtype), positions))
 

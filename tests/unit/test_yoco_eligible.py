@@ -70,7 +70,7 @@ def model(**changes):
 
 @pytest.fixture
 def server(attach, monkeypatch):
-    """server(name=value): this process's server arguments, with yoco attached."""
+    """Return a function that sets this process's server arguments by name, with yoco attached."""
     attach("off", "yoco")
     arguments = SimpleNamespace(
         enable_lora=False,

@@ -77,7 +77,7 @@ def made():
 
 @pytest.fixture
 def backend():
-    """As much of a real backend as its plan of a decode reads."""
+    """Return as much of a real backend as its plan of a decode reads."""
     made = TRTLLMHAAttnBackend.__new__(TRTLLMHAAttnBackend)
     made.req_to_token_pool = SimpleNamespace(req_to_token=torch.zeros(4, 32, dtype=torch.int32))
     made.page_size, made.use_sliding_window_kv_pool, made._swa_kv_pool = 1, False, None
@@ -136,7 +136,7 @@ def test_it_is_planned_before_any_layer_is_launched(made, backend):
 
 
 def test_per_layer_inputs_are_made_of_what_is_read_alone(made, backend, monkeypatch):
-    """Of the owners for every row, of the shared layers for the rows that are left."""
+    """They are made of the owners for every row, of the shared layers for the rows that are left."""
     model, _ = made
     products, linear = [], torch.nn.functional.linear
 

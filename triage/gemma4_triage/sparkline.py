@@ -9,9 +9,9 @@ _GAP = " "
 
 
 def sparkline(values: Sequence[float | None], width: int, top: float | None = None) -> str:
-    """At most `width` characters, each the largest of its share of the values; a gap where there are none.
+    """Return at most `width` characters, each the largest of its share of the values; a gap where there are none.
 
-    top: what a full block stands for; by default the largest value.
+    A full block stands for `top`, by default the largest value.
     """
     count = min(width, len(values))
     cells = [_largest(values[i * len(values) // count : (i + 1) * len(values) // count]) for i in range(count)]

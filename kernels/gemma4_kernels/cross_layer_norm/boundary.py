@@ -16,8 +16,12 @@ class NextNorm(Enum):
 
 
 class Boundary(NamedTuple):
-    """next_norm: whose norm to apply. hidden: is the un-normed result read by anyone, so that it has to be stored?
-    last_rows_only: from here on only each request's last row goes on, so only those are computed.
+    """What stands between two layers.
+
+    Attributes:
+        next_norm: whose norm to apply.
+        hidden: is the un-normed result read by anyone, so that it has to be stored?
+        last_rows_only: from here on only each request's last row goes on, so only those are computed.
     """
 
     next_norm: NextNorm

@@ -57,17 +57,22 @@ def cross_layer_norm(
     out: CrossLayer | None = None,
     path: Path = "auto",
 ) -> CrossLayer:
-    """hidden = (rms(x) * weight + residual) * scalar, and rms(hidden) * next_weight.
+    """Return hidden = (rms(x) * weight + residual) * scalar, and rms(hidden) * next_weight.
 
     The tail of a layer without experts. Where per-layer embeddings end a layer, x is their projection.
 
     Args:
-        x, residual: [T, H] bf16, fp16 or fp32, T >= 0; rows any distance apart, unit stride inside a row.
-        weight, next_weight: [H] bf16, fp16 or fp32, contiguous. next_weight None: hidden only.
+        x: [T, H] bf16, fp16 or fp32, T >= 0; rows any distance apart, unit stride inside a row.
+        weight: [H] bf16, fp16 or fp32, contiguous.
+        residual: as x.
         scalar: one element, bf16, fp16 or fp32, on the device.
+        next_weight: as weight; None: hidden only.
+        eps: of the norms.
         with_hidden: False if nobody reads hidden: it is then not stored.
         row_ids: [B] int64, contiguous, each 0..T-1: compute these rows only, in this order. Not checked, which would
             take a synchronisation. None: all rows.
+        rounding: where values are rounded, see Rounding.
+        path: which implementation to run; "auto" for the one that this device takes.
         out: where to store, [rows, H] each; a new tensor for None. Without row_ids they may be x and residual
             themselves, in either order; any other overlap is undefined.
 
@@ -95,9 +100,9 @@ def moe_cross_layer_norm(
     out: CrossLayer | None = None,
     path: Path = "auto",
 ) -> CrossLayer:
-    """As `cross_layer_norm`, with x = rms(dense) * dense_weight + rms(experts) * experts_weight.
+    """Return what `cross_layer_norm` does, with x = rms(dense) * dense_weight + rms(experts) * experts_weight.
 
-    The tail of a layer with experts. dense, experts: as x there; dense_weight, experts_weight: as weight.
+    The tail of a layer with experts. Of these, dense and experts are as x there, and their weights as weight.
     """
     branches = ((dense, dense_weight), (experts, experts_weight))
     return _run(branches, weight, residual, scalar, next_weight, eps, with_hidden, row_ids, rounding, out, path)

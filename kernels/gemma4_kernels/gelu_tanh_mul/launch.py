@@ -25,10 +25,13 @@ def gelu_tanh_mul(
     out: torch.Tensor | None = None,
     path: Path = "auto",
 ) -> torch.Tensor:
-    """gelu_tanh(gate) * ple.
+    """Return gelu_tanh(gate) * ple.
 
     Args:
-        gate, ple: [T, P] bf16, fp16 or fp32, T >= 0; rows any distance apart, unit stride inside a row.
+        gate: [T, P] bf16, fp16 or fp32, T >= 0; rows any distance apart, unit stride inside a row.
+        ple: as gate.
+        rounding: where values are rounded, see Rounding.
+        path: which implementation to run; "auto" for the one that this device takes.
         out: [T, P]; new if None. May be gate or ple itself; any other overlap with them is undefined.
 
     Returns:

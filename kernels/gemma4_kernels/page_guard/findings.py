@@ -29,9 +29,11 @@ class Offence(NamedTuple):
 class Overflow(NamedTuple):
     """A row of an array uses more than there is: of the rows that do, the first of those that need most.
 
-    column: the first that the array does not have, in ragged slots the first slot behind its last. value: columns that
-    the row uses, in ragged slots the end of its range; spec.NO_SIZE_WOULD_DO if no row needs too much but this one's
-    range starts below slot 0 or runs backwards. It should have been lower or more, and less than upper.
+    Attributes:
+        column: the first that the array does not have, in ragged slots the first slot behind its last.
+        value: columns that the row uses, in ragged slots the end of its range; spec.NO_SIZE_WOULD_DO if no row needs
+            too much but this one's range starts below slot 0 or runs backwards. It should have been lower or more, and
+            less than upper.
     """
 
     array: int
@@ -50,8 +52,11 @@ class Overflow(NamedTuple):
 class Findings(NamedTuple):
     """All that a check found.
 
-    offences: by (array, row), the first of each row. counts: offences per array. overflows: by array, one each.
-    rows: rows with an offence or an overflow in any array.
+    Attributes:
+        offences: by (array, row), the first of each row.
+        counts: offences per array.
+        overflows: by array, one each.
+        rows: rows with an offence or an overflow in any array.
     """
 
     offences: tuple[Offence, ...]

@@ -166,7 +166,7 @@ class PreparedCheck:
 
 
 def _nothing() -> None:
-    """The launch of a check without rows."""
+    """Launch nothing: the check has no rows."""
 
 
 def _load_kernel(cuda: bool) -> Any:
@@ -181,7 +181,7 @@ def _load_kernel(cuda: bool) -> Any:
 
 
 def _bind(runner: Any, arguments: Sequence[Any], constants: dict[str, Any], device: torch.device) -> Callable[[], None]:
-    """A call of a compiled kernel's own launcher, past Triton's binder and its look-up of the compiled kernel.
+    """Return a call of a compiled kernel's own launcher, past Triton's binder and its look-up of the compiled kernel.
 
     Addresses are taken now: for an integer the launcher asks neither the tensor nor the driver. They stay right because
     the arguments, and so their storages, live as long as the function that is returned.
@@ -206,7 +206,7 @@ def _kernel_arguments(
     page_size: int,
     padding: Padding | None,
 ) -> tuple[Any, ...]:
-    """In the order of the kernel's parameters; `result` stands for a tensor that no program reads."""
+    """Return them in the order of the kernel's parameters; `result` stands for a tensor that no program reads."""
     lengths = (cache_seqlens, cache_seqlens.stride(0)) if cache_seqlens is not None else (result, 0)
     rows = (padding.seq_lens, padding.seq_lens.stride(0), padding.fill) if padding is not None else (result, 0, 0)
     absent = (result, result, 0, 0, 0, 0, 1, 0, -1) * (spec.MAX_ARRAYS - len(arrays))
@@ -230,6 +230,6 @@ def _array_arguments(result: torch.Tensor, array: Guarded) -> tuple[Any, ...]:
 
 
 def _kernel_constants(arrays: Sequence[Guarded], contain: bool) -> dict[str, Any]:
-    """In the order of the kernel's parameters, after the arguments."""
+    """Return them in the order of the kernel's parameters, after the arguments."""
     kinds = [kind_of(array) for array in arrays] + [Kind.ABSENT] * (spec.MAX_ARRAYS - len(arrays))
     return {f"KIND_{index}": int(kind) for index, kind in enumerate(kinds)} | {"CONTAIN": contain, "BLOCK": spec.BLOCK}

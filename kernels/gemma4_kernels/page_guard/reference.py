@@ -14,8 +14,12 @@ from gemma4_kernels.page_guard.spec import Guarded, GuardedTable, NullPage, Padd
 class _Rows(NamedTuple):
     """What the rows of one array use.
 
-    first: [rows, 1] position in `entries` of each row's first live entry. live: [rows, 1] columns. needed: [rows], see
-    spec.py. real_from: [rows, 1], columns below it may be the null page. null_slots: entries of the null page.
+    Attributes:
+        first: [rows, 1] position in `entries` of each row's first live entry.
+        live: [rows, 1] columns.
+        needed: [rows], see spec.py.
+        real_from: [rows, 1], columns below it may be the null page.
+        null_slots: entries of the null page.
     """
 
     first: torch.Tensor

@@ -74,9 +74,11 @@ class Kind(IntEnum):
 class GuardedTable(NamedTuple):
     """A page table and what its entries must satisfy. A row uses ceil(cache_seqlens[row] / page_size) columns.
 
-    pages: [rows, columns] int32 or int64, any strides. bound: entries must be below it, 1..MAX_BOUND. window_keys: if 0
-    or more, page 0 is legal in columns below max(0, cache_seqlens[row] - window_keys) // page_size, which the window
-    has left; `null_page` rules the live columns after these.
+    Attributes:
+        pages: [rows, columns] int32 or int64, any strides.
+        bound: entries must be below it, 1..MAX_BOUND.
+        window_keys: if 0 or more, page 0 is legal in columns below max(0, cache_seqlens[row] - window_keys) //
+            page_size, which the window has left; `null_page` rules the live columns after these.
     """
 
     pages: torch.Tensor
@@ -88,10 +90,11 @@ class GuardedTable(NamedTuple):
 class GuardedSlots(NamedTuple):
     """Token slots and what they must satisfy. The null page is slots 0..page_size-1.
 
-    slots: int32 or int64, any strides: [rows, per_row], every column live, or [n] with `indptr`. bound: slots must be
-    below it, 1..MAX_BOUND. indptr: [rows + 1 or more] int32 or int64: row r uses slots[indptr[r]:indptr[r + 1]]. It may
-    be corrupt: a range is cut to the slots that there are, and a row that is cut, or whose range runs backwards, is an
-    overflow.
+    Attributes:
+        slots: int32 or int64, any strides: [rows, per_row], every column live, or [n] with `indptr`.
+        bound: slots must be below it, 1..MAX_BOUND.
+        indptr: [rows + 1 or more] int32 or int64: row r uses slots[indptr[r]:indptr[r + 1]]. It may be corrupt: a range
+            is cut to the slots that there are, and a row that is cut, or whose range runs backwards, is an overflow.
     """
 
     slots: torch.Tensor
@@ -106,7 +109,8 @@ Guarded = GuardedTable | GuardedSlots
 class Padding(NamedTuple):
     """Which rows only pad a graph batch: those with seq_lens[row] == fill.
 
-    seq_lens: [rows] int32 or int64, any stride. Not always cache_seqlens: verify adds the query's length to those.
+    Attributes:
+        seq_lens: [rows] int32 or int64, any stride. Not always cache_seqlens: verify adds the query's length to those.
     """
 
     seq_lens: torch.Tensor

@@ -32,13 +32,16 @@ def ple_front_end(
     out: torch.Tensor | None = None,
     path: Path = "auto",
 ) -> torch.Tensor:
-    """(rms(projection * hidden_size^-0.5) * weight + ple) * 2^-0.5; without ple the norm alone.
+    """Return (rms(projection * hidden_size^-0.5) * weight + ple) * 2^-0.5; without ple the norm alone.
 
     Args:
         projection: [T, L, P] bf16, fp16 or fp32, T >= 0, T * L below 2^31; any strides, the last one 1.
         weight: [P] bf16, fp16 or fp32, contiguous.
         ple: as projection, the scaled embedding of the tokens; None if there are no token ids for it.
         hidden_size: H of the model.
+        eps: of the norm.
+        rounding: where values are rounded, see Rounding.
+        path: which implementation to run; "auto" for the one that this device takes.
         out: as projection; new and contiguous if None. May be projection or ple itself; any other overlap is undefined.
 
     Returns:

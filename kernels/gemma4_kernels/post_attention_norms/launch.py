@@ -36,11 +36,16 @@ def post_attention_norms(
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
     path: Path = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """residual' = rms(attention) * weight + residual, and rms(residual') * next_weight.
+    """Return residual' = rms(attention) * weight + residual, and rms(residual') * next_weight.
 
     Args:
-        attention, residual: [T, H] bf16, fp16 or fp32, T >= 0; rows any distance apart, unit stride inside a row.
-        weight, next_weight: [H] bf16, fp16 or fp32, contiguous.
+        attention: [T, H] bf16, fp16 or fp32, T >= 0; rows any distance apart, unit stride inside a row.
+        weight: [H] bf16, fp16 or fp32, contiguous.
+        residual: as attention.
+        next_weight: as weight.
+        eps: of the norms.
+        rounding: where values are rounded, see Rounding.
+        path: which implementation to run; "auto" for the one that this device takes.
         out: (residual', normed), each [T, H]; new if None, so that who holds `residual` keeps it as it was. They may be
             attention and residual themselves, in either order; any other overlap is undefined.
 

@@ -36,15 +36,20 @@ def qk_norm_rope(
     out: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None] | None = None,
     path: Path = "auto",
 ) -> Roped:
-    """rope(rms(q) * q_weight), rope(rms(k) * k_weight) and rms(v), head by head.
+    """Return rope(rms(q) * q_weight), rope(rms(k) * k_weight) and rms(v), head by head.
 
     Args:
         q: [T, heads * D] bf16, fp16 or fp32, T >= 0; rows any distance apart, unit stride inside a row, so that a slice
             of the projection's output will do. D is a power of two, 2..1024.
-        k, v: [T, KV heads * D], as q; None, both, in a layer that reads another layer's.
-        q_weight, k_weight: [D] bf16, fp16 or fp32, contiguous. k_weight is not read without k, and may be None.
+        k: [T, KV heads * D], as q; None in a layer that reads another layer's.
+        v: as k; None if k is.
+        q_weight: [D] bf16, fp16 or fp32, contiguous.
+        k_weight: as q_weight; not read without k, and may be None.
         cos_sin_cache: [P, D] bf16, fp16 or fp32, contiguous: for each position D/2 cosines, then D/2 sines.
         positions: [T] int32 or int64, contiguous, each 0..P-1. Not checked, which would take a synchronisation.
+        eps: of the norms.
+        rounding: where values are rounded, see Rounding.
+        path: which implementation to run; "auto" for the one that this device takes.
         out: as q, k and v; new and contiguous if None. Each may be its own input; any other overlap is undefined.
 
     Returns:
@@ -103,8 +108,11 @@ def qk_norm_rope(
 
 
 def _plan(tokens: int, q_heads: int, kv_heads: int, head_dim: int) -> tuple[int, int]:
-    """(heads per program, warps): one head and a warp while heads are few, as `plan_tiles` has it; then tiles, in which
-    the heads of a token share their sines and cosines."""
+    """Return (heads per program, warps).
+
+    It is one head and a warp while heads are few, as `plan_tiles` has it; then tiles, in which the heads of a token
+    share their sines and cosines.
+    """
     plan = plan_tiles(head_dim, tokens * (q_heads + 2 * kv_heads), _TILE)
     tile = min(plan.tile, 1 << (q_heads - 1).bit_length())
     # No more threads than pairs: two threads with one element would make an output that is an input a race.

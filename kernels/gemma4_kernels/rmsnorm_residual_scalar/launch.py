@@ -37,12 +37,16 @@ def rmsnorm_residual_scalar(
     out: torch.Tensor | None = None,
     path: Path = "auto",
 ) -> torch.Tensor:
-    """(rms(x) * weight + residual) * scalar.
+    """Return (rms(x) * weight + residual) * scalar.
 
     Args:
-        x, residual: [T, H] bf16, fp16 or fp32, T >= 0; rows any distance apart, unit stride inside a row.
+        x: [T, H] bf16, fp16 or fp32, T >= 0; rows any distance apart, unit stride inside a row.
         weight: [H] bf16, fp16 or fp32, contiguous.
+        residual: as x.
         scalar: one element, bf16, fp16 or fp32, on the device.
+        eps: of the norm.
+        rounding: where values are rounded, see Rounding.
+        path: which implementation to run; "auto" for the one that this device takes.
         out: [T, H]; new if None. May be x or residual itself; any other overlap with them is undefined.
 
     Returns:

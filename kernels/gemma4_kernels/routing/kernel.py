@@ -40,8 +40,10 @@ def values_of(keys):
 
 @triton.jit
 def chosen_of_wide(keys, expert, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
-    """Keys and ids of the TOP_K largest, in columns 0..TOP_K-1 of [TILE, BLOCK], and the largest key in all columns;
-    keys of 32 bits."""
+    """Return keys and ids of the TOP_K largest, and the largest key in all columns; keys have 32 bits.
+
+    The TOP_K are in columns 0..TOP_K-1 of [TILE, BLOCK].
+    """
     # Place j is column j, and not a narrower tile's, so that nothing moves between threads.
     chosen_key, chosen_id, largest = keys, keys, keys
     for place in tl.static_range(TOP_K):
@@ -58,7 +60,7 @@ def chosen_of_wide(keys, expert, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def chosen_of_narrow(keys, expert, TOP_K: tl.constexpr, DTYPE: tl.constexpr):
-    """The same for keys of bf16 and fp16, whose low bits only repeat the sign: as fp32 they are 0 in every number."""
+    """Do the same for keys of bf16 and fp16, whose low bits only repeat the sign: they are 0 in fp32."""
     UNUSED: tl.constexpr = 16 if tl.bfloat16 == DTYPE else 13
     # The id from above, so that of two equal values the lower id has the larger key: `^ _LAST_ID` is _LAST_ID less the
     # id, with the tensor first, because Triton 3.8's interpreter makes a constant of what begins with one.

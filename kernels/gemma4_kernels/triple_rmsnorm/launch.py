@@ -39,14 +39,20 @@ def triple_rmsnorm(
     out: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
     path: Path = "auto",
 ) -> TripleNormed:
-    """residual' = rms(attention) * weight + residual, and its norm with three weights.
+    """Return residual' = rms(attention) * weight + residual, and its norm with three weights.
 
     Args:
-        attention, residual: [T, H] bf16, fp16 or fp32, T >= 0; rows any distance apart, unit stride inside a row.
-        weight, dense_weight, experts_weight: [H] bf16, fp16 or fp32, contiguous.
+        attention: [T, H] bf16, fp16 or fp32, T >= 0; rows any distance apart, unit stride inside a row.
+        weight: [H] bf16, fp16 or fp32, contiguous.
+        residual: as attention.
         router_scale: as weight, the checkpoint's own: H^-0.5 comes in here, in fp32. SGLang 0.5.13.post1 folds it in at
             the first forward and in the model's dtype, where H^-0.5 is a bf16: at H = 2816 all logits are 0.24% low,
             and weights that are updated later leave the old scale behind.
+        dense_weight: as weight.
+        experts_weight: as weight.
+        eps: of the norms.
+        rounding: where values are rounded, see Rounding.
+        path: which implementation to run; "auto" for the one that this device takes.
         out: four of [T, H]; new if None, so that who holds `residual` keeps it as it was. Any two of them may be
             attention and residual themselves; any other overlap is undefined.
 

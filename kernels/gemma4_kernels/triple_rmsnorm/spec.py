@@ -1,4 +1,6 @@
-"""residual' = rms(attention) * weight + residual; u = residual' / rms(residual'), and of it, rows of [T, H]:
+"""One op: residual' = rms(attention) * weight + residual; u = residual' / rms(residual'), and three products of u.
+
+Rows of [T, H]:
 
 router   u * s, for the router's projection. s is the router's scale times H^-0.5, in fp32
 dense    u * dense_weight, for the dense MLP

@@ -27,7 +27,7 @@ def window_lists(
     *,
     path: Path = "auto",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The slots of each request's last `window` tokens. What becomes of slots that the mapping lacks: see spec.py.
+    """Return the slots of each request's last `window` tokens. What becomes of slots without a mapping: see spec.py.
 
     Args:
         req_to_token: [R, C] int32, rows any distance apart, unit stride inside a row.
@@ -37,6 +37,7 @@ def window_lists(
         mapping: [M] int64, or None: slots stay those of `req_to_token`.
         starts: [N + 1 or more] int32; [0] must be 0, [1:N + 1] is written.
         slots: [N * window or more] int64; new if None. Behind starts[N] nothing is written.
+        path: which implementation to run; "auto" for the one that this device takes.
 
     Returns:
         (slots, kept [N], first [N]): how many tokens of each request are listed, from which on; as `lengths`.

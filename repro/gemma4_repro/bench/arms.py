@@ -17,11 +17,13 @@ WITHOUT_PLUGIN = {"SGLANG_PLUGINS": "no-plugin"}
 
 @dataclass(frozen=True)
 class BenchArm:
-    """`{folder}` in a value of `environment` is the arm's folder.
+    """An arm of `bench probes`. `{folder}` in a value of `environment` is the arm's folder.
 
-    share_limit: of the reference's step, what its probes' own code may take at most; None: for comparison only.
-    identity: SGLang's functions have to be the very objects that it shipped. smoke: runs on the host engine as well.
-    arguments: of SGLang, in place of the run's.
+    Attributes:
+        share_limit: of the reference's step, what its probes' own code may take at most; None: for comparison only.
+        identity: SGLang's functions have to be the very objects that it shipped.
+        smoke: runs on the host engine as well.
+        arguments: of SGLang, in place of the run's.
     """
 
     id: str

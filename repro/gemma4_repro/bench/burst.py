@@ -23,10 +23,16 @@ FIRST_TOKEN, LAST_TOKEN = 16, 511  # words of the toys' language; below are spec
 
 @dataclass(frozen=True)
 class Burst:
-    """copy: which of the arm's servers, from 1. step_ms: one value per window. tokens_per_s: output tokens by the
-    client's clock, prefill included. tokens_per_step: of one request; 1 without MTP. hooks_us: per
-    "probe.hook" the microseconds that its own code took of a decode step, on average; empty without
-    GEMMA4_TRIAGE_COST."""
+    """What one burst took.
+
+    Attributes:
+        copy: which of the arm's servers, from 1.
+        step_ms: one value per window.
+        tokens_per_s: output tokens by the client's clock, prefill included.
+        tokens_per_step: of one request; 1 without MTP.
+        hooks_us: per "probe.hook" the microseconds that its own code took of a decode step, on average; empty without
+            GEMMA4_TRIAGE_COST.
+    """
 
     arm: str
     copy: int

@@ -93,9 +93,10 @@ def geometry(size: Size) -> dict[str, Any]:
 
 
 def write_checkpoint(toy: str, folder: Path, text: dict[str, Any], top: dict[str, Any]) -> Path:
-    """The toy's tokenizer and its configuration, with `text` of its text model and `top` changed. Without weights.
+    """Write the toy's tokenizer and configuration, with `text` of its text model and `top` changed. Without weights.
 
-    Raises FileNotFoundError without the toys.
+    Raises:
+        FileNotFoundError: there are no toys.
     """
     folder.mkdir(parents=True)
     source = toy_path(toy)

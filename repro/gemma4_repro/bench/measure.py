@@ -32,8 +32,13 @@ the reference's time in all: it would leave the others none."""
 
 @dataclass
 class Measured:
-    """lost: per MTP setting ("mtp on", "mtp off") and server why it did not finish. partial: why rounds are missing, or
-    empty. idle_cores: per burst, cores' worth of CPU time that all other servers took together."""
+    """What was measured.
+
+    Attributes:
+        lost: per MTP setting ("mtp on", "mtp off") and server why it did not finish.
+        partial: why rounds are missing, or empty.
+        idle_cores: per burst, cores' worth of CPU time that all other servers took together.
+    """
 
     bursts: list[Burst] = field(default_factory=list)
     lost: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -148,7 +153,7 @@ class _Phase:
             self._measured.idle_cores.append(idle)
 
     def _warm_up(self) -> None:
-        """All servers at once: what is compiled now is compiled by each process for itself."""
+        """Warm all servers at once: what is compiled now is compiled by each process for itself."""
         with ThreadPoolExecutor(len(self._fleet.servers) or 1) as pool:
             list(pool.map(self._warm_one, list(self._fleet.servers.values())))
 

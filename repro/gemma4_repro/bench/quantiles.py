@@ -44,7 +44,7 @@ def spread(values: Sequence[float]) -> dict[str, float | int]:
 
 
 def ratio_by_round(arm: Mapping[int, float], reference: Mapping[int, float]) -> Ratio | None:
-    """Of the rounds that both have; None without one.
+    """Return the ratio in the rounds that both have; None without one.
 
     Pairing by round takes out what drifts from round to round. The interval is the percentile bootstrap of the median
     over rounds, from a fixed seed.

@@ -27,9 +27,9 @@ IDENTITY_TEST = "tests/contract/test_attachment.py::test_switched_off_attaches_n
 def judge_targets(
     arms: Iterable[BenchArm], rows: Sequence[dict[str, Any]], identity: dict[str, Any] | None
 ) -> list[dict[str, Any]]:
-    """One entry per arm with a target. A limit has to hold in every cell.
+    """Return one entry per arm with a target. A limit has to hold in every cell.
 
-    identity: `compared` and `changed` of installation.py, or None if it could not be asked.
+    `identity` is `compared` and `changed` of installation.py, or None if it could not be asked.
     """
     found = []
     for arm in arms:
@@ -67,7 +67,7 @@ def _held(row: dict[str, Any], limit: float, noise: float | None) -> dict[str, A
 
 
 def _noise(row: dict[str, Any]) -> float | None:
-    """The end of `off`'s interval that is farther from 1."""
+    """Return the end of `off`'s interval that is farther from 1."""
     ratio = row["step_ratio_to_none"]
     if ratio is None or ratio["low"] is None:
         return None

@@ -40,8 +40,13 @@ class Sighting:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one guarded run left. unreadable: dumps that nobody can read. incomplete: why the load was not served whole,
-    None if it was. missing: texts that its log should hold and does not. ending: in words.
+    """What one guarded run left.
+
+    Attributes:
+        unreadable: dumps that nobody can read.
+        incomplete: why the load was not served whole, None if it was.
+        missing: texts that its log should hold and does not.
+        ending: in words.
     """
 
     sightings: tuple[Sighting, ...]

@@ -44,7 +44,8 @@ class IdleCheck(_Record):
 class ArmResult(_Record):
     """What an arm's own process wrote at its very end: result.json.
 
-    paths: per patch that counts which path its calls took, calls by path; recorded for comparisons.
+    Attributes:
+        paths: per patch that counts which path its calls took, calls by path; recorded for comparisons.
     """
 
     schema_version: Literal["1.0"] = RESULT_SCHEMA_VERSION
@@ -110,7 +111,7 @@ class Outcome:
         return next((raised for raised in self.raised if raised.type_name == type_name), None)
 
     def how_it_ended(self) -> dict[str, Any]:
-        """For reports: ending, exit code or signal, and what was raised, each message once."""
+        """Say it for reports: ending, exit code or signal, and what was raised, each message once."""
         seen = dict.fromkeys(self.raised)
         return {
             "ending": self.ending.value,

@@ -72,7 +72,7 @@ class Cell:
                     )
 
     def call_of(self, arm: str) -> Call:
-        """The arm as a function of the call's number. Raises whatever the arm's library raises while it is set up."""
+        """Return the arm as a function of the call's number. Raises whatever its library raises while it is set up."""
         if arm in ("ours", "ours-eager"):
             rounding = Rounding.FP32 if arm == "ours" else Rounding.EAGER
             return lambda call: self.arms.ours(*self.arguments(call), rounding=rounding)
@@ -154,7 +154,7 @@ def _check(cell: Cell) -> None:
 
 
 def library_norms() -> Norms:
-    """Of sgl_kernel and SGLang. Raises ImportError."""
+    """Return those of sgl_kernel and SGLang. Raises ImportError."""
     from sgl_kernel import fused_add_rmsnorm, rmsnorm
     from sglang.jit_kernel.rope import apply_rope_with_cos_sin_cache_inplace
     from sglang.srt.layers.gemma4_fused_ops import gemma_qkv_rmsnorm
@@ -186,8 +186,10 @@ def _flat(result: Any) -> tuple[torch.Tensor, ...]:
 def _of_the_same_experts(
     found: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...], rounding: Rounding
 ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-    """(weights, ids) of both, in EAGER mode without the few places where a probability on a rounding boundary has
-    changed places with its neighbour."""
+    """Return (weights, ids) of both, in EAGER mode without the few places that changed with their neighbour.
+
+    There a probability is on a rounding boundary.
+    """
     same = found[1] == wanted[1]
     if rounding is Rounding.EAGER and same.double().mean() >= SAME_EXPERTS:
         return tuple(one[same] for one in found), tuple(one[same] for one in wanted)

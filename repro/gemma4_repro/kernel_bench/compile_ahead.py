@@ -53,7 +53,7 @@ class Ahead:
 
 
 def compiler_environment(folder: Path) -> dict[str, str]:
-    """For every process that compiles, or loads what others have. One thread each: there are several processes.
+    """Return the environment of processes that compile, or load what others have. One thread each: there are several.
 
     Dynamo is on, whatever the user's environment says: off, the arm would be eager under another name.
     """

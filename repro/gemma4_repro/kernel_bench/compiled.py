@@ -21,8 +21,10 @@ MODE = "max-autotune-no-cudagraphs"
 
 
 def compiled(arms: OpArms) -> Callable[..., Any]:
-    """Return the eager lines for these very shapes; the first call compiles, or loads what another process left in the
-    folder TORCHINDUCTOR_CACHE_DIR."""
+    """Return the eager lines for these very shapes.
+
+    The first call compiles, or loads what another process left in the folder TORCHINDUCTOR_CACHE_DIR.
+    """
     return torch.compile(arms.eager, mode=MODE, dynamic=False)
 
 

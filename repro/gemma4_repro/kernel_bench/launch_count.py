@@ -25,8 +25,9 @@ def count_launches(call: Callable[[int], Any], calls: int) -> int:
 
 
 def kernels_in(run: Callable[[], Any]) -> Counter[str]:
-    """Kernels on the device in one run, by name; a graph that is replayed there counts each of its kernels. Copies and
-    fills that are no kernels are left out.
+    """Count the kernels on the device in one run, by name; a graph that is replayed there counts each of its kernels.
+
+    Copies and fills that are no kernels are left out.
 
     Raises:
         RuntimeError: the trace has none, because the profiler sees no device activity here.

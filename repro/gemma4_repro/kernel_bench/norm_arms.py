@@ -100,7 +100,7 @@ class TripleRmsnorm(RmsnormAdd):
 
 
 class CrossLayerNorm(RmsnormResidualScalar):
-    """Of a layer without experts."""
+    """The tail of a layer without experts."""
 
     def weights(self):
         return self.weight(), self.scalar(), self.weight()
@@ -122,7 +122,7 @@ class CrossLayerNorm(RmsnormResidualScalar):
 
 
 class MoeCrossLayerNorm(OpArms):
-    """Of a layer with experts."""
+    """The tail of a layer with experts."""
 
     def activations(self) -> Tensors:
         return self.hidden_rows(), self.hidden_rows(), self.hidden_rows()

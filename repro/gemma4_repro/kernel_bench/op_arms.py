@@ -52,16 +52,16 @@ class OpArms(ABC):
 
     @property
     def row_bytes(self) -> int:
-        """Of one tensor [T, H]."""
+        """Return the bytes of one tensor [T, H]."""
         return 2 * self.tokens * self.model.hidden
 
     @abstractmethod
     def activations(self) -> Tensors:
-        """A new set of what differs from step to step."""
+        """Return a new set of what differs from step to step."""
 
     @abstractmethod
     def weights(self) -> tuple[Any, ...]:
-        """A new set of what differs from layer to layer."""
+        """Return a new set of what differs from layer to layer."""
 
     @property
     @abstractmethod
@@ -73,12 +73,12 @@ class OpArms(ABC):
 
     @abstractmethod
     def ours(self, *arguments: Any, rounding: Rounding, path: Any = "auto") -> Any:
-        """Our op."""
+        """Run our op."""
 
     @abstractmethod
     def eager(self, *arguments: Any) -> Any:
-        """The same in eager torch, in Hugging Face's order."""
+        """Do the same in eager torch, in Hugging Face's order."""
 
     @abstractmethod
     def released(self, norms: Norms, *arguments: Any) -> Any:
-        """What SGLang 0.5.13.post1 launches in its place."""
+        """Run what SGLang 0.5.13.post1 launches in its place."""

@@ -92,8 +92,11 @@ class PleFrontEnd(OpArms):
 
 
 class QkNormRope(OpArms):
-    """A sliding layer's; layers without keys of their own are the ones behind the first, so that the two calls before a
-    capture are one of either kind."""
+    """A sliding layer's norms and rotation.
+
+    Layers without keys of their own are the ones behind the first, so that the two calls before a capture are one of
+    either kind.
+    """
 
     _PLACES = 8192
 

@@ -10,8 +10,15 @@ from gemma4_repro.errors import UnknownName
 
 
 class ModelShape(NamedTuple):
-    """hidden: H. experts, top_k: 0 without a mixture of experts. ple: P, 0 without per-layer embeddings. heads,
-    kv_heads, head_dim: of a sliding layer, which most are. shared_layers: those that read another layer's keys."""
+    """Sizes of a model.
+
+    Attributes:
+        hidden: H.
+        experts, top_k: 0 without a mixture of experts.
+        ple: P, 0 without per-layer embeddings.
+        heads, kv_heads, head_dim: of a sliding layer, which most are.
+        shared_layers: those that read another layer's keys.
+    """
 
     id: str
     hidden: int
@@ -88,8 +95,14 @@ def applies(op: str, model: ModelShape) -> bool:
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """ops, models, arms: ids. rounds: samples per arm and cell. limit_s: for everything. vllm_router: for the arm
-    `vllm`, the file."""
+    """What is measured.
+
+    Attributes:
+        ops, models, arms: ids.
+        rounds: samples per arm and cell.
+        limit_s: for everything.
+        vllm_router: for the arm `vllm`, the file.
+    """
 
     ops: tuple[str, ...]
     models: tuple[str, ...]

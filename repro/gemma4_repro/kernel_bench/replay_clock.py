@@ -50,8 +50,11 @@ def sets_for(moved_bytes: int, calls: int) -> int:
 
 
 def capture(call: Call, calls: int, sets: int) -> Recorded:
-    """A graph of call(0) .. call(calls - 1). Results live until as many as there are sets have followed, so that an arm
-    that allocates its outputs rotates them too."""
+    """Capture a graph of call(0) .. call(calls - 1).
+
+    Results live until as many as there are sets have followed, so that an arm that allocates its outputs rotates them
+    too.
+    """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -70,9 +73,9 @@ def capture(call: Call, calls: int, sets: int) -> Recorded:
 def interleaved(
     graphs: Mapping[str, torch.cuda.CUDAGraph], rounds: int, limit_s: float, replays: int = 1
 ) -> dict[str, list[float]]:
-    """Microseconds of a replay per arm and round, in rotating order; fewer rounds if `limit_s` is over.
+    """Return microseconds of a replay per arm and round, in rotating order; fewer rounds if `limit_s` is over.
 
-    replays: see replay_us.
+    What `replays` does says replay_us.
 
     Raises:
         DeviceLost: a replay failed. Each is waited for, so it is that arm's.
@@ -101,10 +104,10 @@ def first_line(error: Exception) -> str:
 
 
 def replay_us(graph: torch.cuda.CUDAGraph, replays: int = 1) -> float:
-    """Microseconds of one replay, waited for.
+    """Return the microseconds of one replay, waited for: the mean of so many `replays` in a row.
 
-    replays: in a row, whose mean it is. With more than one, another goes before them, so that the host launches the
-    first of them while the device is at work.
+    With more than one, another goes before them, so that the host launches the first of them while the device is at
+    work.
     """
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     if replays > 1:

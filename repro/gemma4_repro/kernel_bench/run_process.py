@@ -25,8 +25,13 @@ _COMPILING_SHARE = 0.4
 
 @dataclass
 class Measured:
-    """What came back. about: versions and GPU. partial: why it is not all, or empty. compiling: see Ahead.as_dict, None
-    without the arm."""
+    """What came back.
+
+    Attributes:
+        about: versions and GPU.
+        partial: why it is not all, or empty.
+        compiling: see Ahead.as_dict, None without the arm.
+    """
 
     about: dict[str, Any] = field(default_factory=dict)
     compiling: dict[str, Any] | None = None
@@ -51,8 +56,13 @@ class Measured:
 
 @dataclass
 class _Task:
-    """What the next process is to do. first: a cell's number. left_out: (op, model, arm) that lost the device.
-    not_compiled: (op, model, tokens)."""
+    """What the next process is to do.
+
+    Attributes:
+        first: a cell's number.
+        left_out: (op, model, arm) that lost the device.
+        not_compiled: (op, model, tokens).
+    """
 
     first: int = 0
     not_compiled: list[Key] = field(default_factory=list)
@@ -97,7 +107,11 @@ def run_plan(
     process that ends or hangs for another reason loses the cell that it was at; the next one goes on behind it.
 
     Args:
+        plan: what is asked for.
+        say: takes a line.
+        command: of the measuring process.
         compile_cache: a folder in which compiled code of an earlier run may lie, and stays; None: a temporary one.
+        compiler: compiles what the arm `compile` needs.
 
     Raises:
         EnvironmentLacks: nothing was measured, and no cell was begun.

@@ -63,10 +63,10 @@ class LayerDifference:
 
 @dataclass(frozen=True)
 class PromptComparison:
-    """rows: how many positions were compared, whose logprobs both were asked for. worst_*: the largest difference in
-    logprobs, and where.
+    """How the tracks of one prompt compare.
 
-    first_over: the first position whose logprobs differ by more than the tolerance.
+    Of the `rows` positions whose logprobs both were asked for, the largest difference in logprobs, and where;
+    `first_over` is the first position whose logprobs differ by more than the tolerance.
     """
 
     prompt: int
@@ -107,7 +107,7 @@ def compare_tracks(reference: Track, other: Track, tolerances: Tolerances) -> Pr
 
 
 def _logprob_differences(reference: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Per row [rows] the largest difference over the reference's TOP_TOKENS."""
+    """Return per row [rows] the largest difference over the reference's TOP_TOKENS."""
     count = min(TOP_TOKENS, reference.shape[1])
     top = np.argsort(-reference, axis=1, kind="stable")[:, :count]
     return np.abs(np.take_along_axis(other - reference, top, axis=1)).max(axis=1, initial=0.0)

@@ -23,10 +23,12 @@ _STATE = "scheduler.internal_state"
 
 @dataclass(frozen=True)
 class Exercise:
-    """One patch in which the sides differ. sides: ids of those that have it and on which it did its work.
+    """One patch in which the sides differ.
 
-    counted: it says so itself; otherwise a function that it hooks was called, which is all that is known. reasons: why
-    not, of the other sides, each once.
+    Attributes:
+        sides: ids of those that have it and on which it did its work.
+        counted: it says so itself; otherwise a function that it hooks was called, which is all that is known.
+        reasons: why not, of the other sides, each once.
     """
 
     patch: str
@@ -52,7 +54,7 @@ def watched(compared: Iterable[str]) -> tuple[str, ...]:
 
 
 def exercises(run: LiveRun) -> tuple[Exercise, ...]:
-    """Of each patch in which the sides of `run` differ."""
+    """Return each patch in which the sides of `run` differ."""
     found = []
     for patch in _patches(run.compared):
         having = [arm for arm in run.arms if patch.id in arm.side.chosen]
@@ -63,7 +65,7 @@ def exercises(run: LiveRun) -> tuple[Exercise, ...]:
 
 
 def nothing_exercised(run: LiveRun, found: Sequence[Exercise]) -> bool:
-    """Whether agreement would say nothing: no patch did its work, or none of those for which prompts were left out."""
+    """Say whether agreement would say nothing: no patch did its work, or none for which prompts were left out."""
     left_out = () if run.prompt_logprobs else hides_prompts(run.compared)
     deciding = [one for one in found if not left_out or one.patch in left_out]
     return bool(deciding) and not any(one.done for one in deciding)

@@ -20,9 +20,11 @@ TRANSFORMERS = "transformers"
 
 @dataclass(frozen=True)
 class Cause:
-    """Where a side first parts from its reference, once per cause. prompts: all that show the same.
+    """Where a side first parts from its reference, once per cause.
 
-    widths_tried: whether the oracle has tried other widths of the sliding window.
+    Attributes:
+        prompts: all that show the same.
+        widths_tried: whether the oracle has tried other widths of the sliding window.
     """
 
     prompt: int
@@ -35,9 +37,12 @@ class Cause:
 
 @dataclass(frozen=True)
 class SideVerdict:
-    """One column. reference: TRANSFORMERS or a side's id. comparisons: one per prompt, none if a run gave no answers.
+    """One column.
 
-    more_violations: the side left dumps, and more of them than its reference.
+    Attributes:
+        reference: TRANSFORMERS or a side's id.
+        comparisons: one per prompt, none if a run gave no answers.
+        more_violations: the side left dumps, and more of them than its reference.
     """
 
     arm: ArmRun
@@ -74,9 +79,12 @@ class SideVerdict:
 
 @dataclass(frozen=True)
 class Column:
-    """One engine run. oracle: against transformers, always. gate: what decides; None for a base, the measure.
+    """One engine run.
 
-    death: how far it came, if not to its end.
+    Attributes:
+        oracle: against transformers, always.
+        gate: what decides; None for a base, the measure.
+        death: how far it came, if not to its end.
     """
 
     arm: ArmRun
@@ -92,8 +100,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What both `diff backends` and `diff patches` end in. exercises: of the patches in which sides differ, or of the
-    faults that all have. chosen: the patches of every side, where they are the same.
+    """What both `diff backends` and `diff patches` end in.
+
+    Attributes:
+        exercises: of the patches in which sides differ, or of the faults that all have.
+        chosen: the patches of every side, where they are the same.
     """
 
     run: LiveRun
@@ -129,10 +140,11 @@ def against_base(run: LiveRun, pairs: Sequence[tuple[str, str]], tolerances: Tol
 def exit_code(
     verdicts: Sequence[SideVerdict], bases: Sequence[ArmRun] = (), nothing_exercised: bool = False
 ) -> ExitCode:
-    """0 all agree, 1 something differs, 5 nothing was compared: no base came to its end, or nothing was exercised.
+    """Return 0: all agree, 1: something differs, 5: nothing was compared.
 
-    bases: of a comparison of patch sets; one that crashed says nothing against the other side. nothing_exercised: the
-    patches in which the sides differ never did their work, so that agreement says nothing.
+    Nothing was compared if no base came to its end; of a comparison of patch sets, a base that crashed says nothing
+    against the other side. Nor was it if `nothing_exercised`: the patches in which the sides differ never did their
+    work, so that agreement says nothing.
     """
     if bases and not any(base.tracks for base in bases):
         return ExitCode.NOTHING_CHECKED
@@ -171,7 +183,7 @@ def _cause(
 
 
 def _once_each(causes: Sequence[Cause]) -> tuple[Cause, ...]:
-    """Those of the same width and fix are one, shown where it comes first; others count by themselves."""
+    """Merge those of the same width and fix into one, shown where it comes first; others count by themselves."""
     kept: dict[object, Cause] = {}
     for cause in sorted(causes, key=lambda cause: (cause.place.position, cause.prompt)):
         window = cause.window

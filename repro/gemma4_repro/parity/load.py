@@ -86,11 +86,15 @@ def hides_prompts(compared: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Load:
-    """prompts: token ids of each. new_tokens: how many each is continued for.
+    """What is asked of each side.
 
-    texts, pictures: what is sent in the place of the ids, and each prompt's files; empty where ids are sent.
-    engine: engine arguments of its own. tries_widths: have transformers try other widths of the sliding window.
-    swa_above: the share of the SWA pool that it is there to exceed; None: none.
+    Attributes:
+        prompts: token ids of each.
+        new_tokens: how many each is continued for.
+        texts, pictures: what is sent in the place of the ids, and each prompt's files; empty where ids are sent.
+        engine: engine arguments of its own.
+        tries_widths: have transformers try other widths of the sliding window.
+        swa_above: the share of the SWA pool that it is there to exceed; None: none.
     """
 
     prompts: list[list[int]]

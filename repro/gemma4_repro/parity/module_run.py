@@ -1,5 +1,7 @@
-"""A module of ours in a process of its own beside the engine's, which writes files. Imports neither torch nor
-transformers."""
+"""A module of ours in a process of its own beside the engine's, which writes files.
+
+Imports neither torch nor transformers.
+"""
 
 from __future__ import annotations
 

@@ -8,8 +8,12 @@ REQUEST_NAME, ARRAYS_NAME, LOG_NAME = "oracle_request.json", "oracle.npz", "orac
 
 
 class OracleRequest(BaseModel):
-    """windows: numbers of keys to try on sliding layers instead of the model's own. pictures: per prompt the files of
-    those that its ids have places for; empty: none."""
+    """What transformers is asked.
+
+    Attributes:
+        windows: numbers of keys to try on sliding layers instead of the model's own.
+        pictures: per prompt the files of those that its ids have places for; empty: none.
+    """
 
     model_config = ConfigDict(frozen=True)
 

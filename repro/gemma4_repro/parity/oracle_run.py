@@ -43,7 +43,7 @@ class OracleRun:
         self._run.__exit__(*exception)
 
     def remove_files(self) -> None:
-        """The request with its prompts, and the answer. The log stays."""
+        """Remove the request with its prompts, and the answer. The log stays."""
         for name in (REQUEST_NAME, ARRAYS_NAME):
             (self._folder / name).unlink(missing_ok=True)
 

@@ -36,12 +36,16 @@ class Listener(Protocol):
 
 @dataclass(frozen=True)
 class Options:
-    """scenario, load_name: keys of `load.SCENARIOS` and `load.LOADS`. typed: what the user typed. time_limit_s: per
-    side, None: its own.
+    """How a comparison is run.
 
-    compared: ids of the patches in which the sides differ, if that is the question, or of the faults that all have.
-    watched: target keys of which to record whether a side came to them. prompt_logprobs: ask for those of prompts too.
-    side_by_side: see run_engines.Options.
+    Attributes:
+        scenario, load_name: keys of `load.SCENARIOS` and `load.LOADS`.
+        typed: what the user typed.
+        time_limit_s: per side, None: its own.
+        compared: ids of the patches in which the sides differ, if that is the question, or of the faults that all have.
+        watched: target keys of which to record whether a side came to them.
+        prompt_logprobs: ask for those of prompts too.
+        side_by_side: see run_engines.Options.
     """
 
     scenario: str
@@ -59,9 +63,12 @@ class Options:
 
 @dataclass(frozen=True)
 class ArmRun:
-    """One side's engine run. tracks: one per prompt; empty if it did not come to its end. reached: of those watched.
+    """One side's engine run.
 
-    finished: of a run that did not, the answers that it had finished, without logprobs.
+    Attributes:
+        tracks: one per prompt; empty if it did not come to its end.
+        reached: of those watched.
+        finished: of a run that did not, the answers that it had finished, without logprobs.
     """
 
     side: Side

@@ -20,10 +20,12 @@ from gemma4_repro.recorders.usage import FINISHED_NAME, read_finished_answers
 class Track:
     """One prompt and its greedy continuation, n tokens. Row p belongs to the query at position p, counted from 0.
 
-    tokens: [n], the prompt's first prompt_length. logprobs: float64 [n - 1, vocabulary], of what follows token p; from
-    row asked_from on, and NaN before it.
-    states: float32 [n - 1, layers, hidden], behind each decoder layer; NaN where nothing was recorded. modes: the
-    forward mode in which row p was computed, such as EXTEND, DECODE or TARGET_VERIFY; empty where nobody knows.
+    Attributes:
+        tokens: [n], the prompt's first prompt_length.
+        logprobs: float64 [n - 1, vocabulary], of what follows token p; from row asked_from on, and NaN before it.
+        states: float32 [n - 1, layers, hidden], behind each decoder layer; NaN where nothing was recorded.
+        modes: the forward mode in which row p was computed, such as EXTEND, DECODE or TARGET_VERIFY; empty where nobody
+            knows.
     """
 
     prompt: int
@@ -45,10 +47,13 @@ class Track:
 
 @dataclass(frozen=True)
 class Oracle:
-    """What transformers says. window: keys that a sliding layer sees. layer_types: as in the model's config.
+    """What transformers says.
 
-    varied: prompt -> number of keys -> states [n - 1, layers, hidden]: row p as it would be if its sliding layers saw
-    that many keys, and all rows before it the right ones.
+    Attributes:
+        window: keys that a sliding layer sees.
+        layer_types: as in the model's config.
+        varied: prompt -> number of keys -> states [n - 1, layers, hidden]: row p as it would be if its sliding layers
+            saw that many keys, and all rows before it the right ones.
     """
 
     tracks: tuple[Track, ...]

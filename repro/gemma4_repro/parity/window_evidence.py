@@ -28,9 +28,11 @@ class KeysSeen:
 
 @dataclass(frozen=True)
 class WindowCause:
-    """Both sides' keys at the row where they part; window: as many as the model's config says.
+    """Both sides' keys at the row where they part.
 
-    fix: the catalog id of what repairs the side that is wrong; None if this project has nothing for it.
+    Attributes:
+        window: as many as the model's config says.
+        fix: the catalog id of what repairs the side that is wrong; None if this project has nothing for it.
     """
 
     reference: KeysSeen
@@ -45,7 +47,7 @@ def tried_windows(window: int) -> tuple[int, ...]:
 
 
 def keys_seen(oracle: Oracle, track: Track, row: int, tolerances: Tolerances) -> KeysSeen | None:
-    """The number of keys with which transformers gives the track's row in every layer; None if none of the tried does.
+    """Return the number of keys with which transformers gives the track's row in every layer; None if none tried does.
 
     Of several, which a sequence that has no more tokens cannot tell apart, the nearest to the model's window.
     """
@@ -64,7 +66,10 @@ def keys_seen(oracle: Oracle, track: Track, row: int, tolerances: Tolerances) ->
 def window_cause(
     oracle: Oracle, reference: Track, other: Track, difference: LayerDifference, backend: str, tolerances: Tolerances
 ) -> WindowCause | None:
-    """None if the first layer that differs is no sliding one, or widths of the window do not explain the difference."""
+    """Return the width of the window as the cause of a difference.
+
+    None if the first layer that differs is no sliding one, or widths of the window do not explain the difference.
+    """
     if oracle.layer_types[difference.layer] != SLIDING:
         return None
     seen = [keys_seen(oracle, track, difference.position, tolerances) for track in (reference, other)]

@@ -16,8 +16,13 @@ HOST_TOLERANCE = 0.001
 
 @dataclass(frozen=True)
 class Told:
-    """What an answer begins with. tokens: chosen ones. logprobs: of some tokens of the vocabulary at each place; of the
-    encoder, which chooses no tokens, values in one place."""
+    """What an answer begins with.
+
+    Attributes:
+        tokens: chosen ones.
+        logprobs: of some tokens of the vocabulary at each place; of the encoder, which chooses no tokens, values in one
+            place.
+    """
 
     tokens: tuple[int, ...]
     logprobs: tuple[tuple[float, ...], ...]

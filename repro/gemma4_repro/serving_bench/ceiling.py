@@ -6,8 +6,11 @@ from gemma4_repro.step_bench.model_sizes import PLE, ModelSize
 
 
 def gemm_ceiling(size: ModelSize) -> float:
-    """Weights of all layers' matrices over those of the layers that have KV of their own; a prefill with YOCO runs the
-    others for one row. The release projects K and V in KV-shared layers too, so they count."""
+    """Return the weights of all layers' matrices over those of the layers that have KV of their own.
+
+    A prefill with YOCO runs the others for one row. The release projects K and V in KV-shared layers too, so they
+    count.
+    """
     text = size.text_config(size.layers)
     first_shared = size.layers - text["num_kv_shared_layers"]
     weights = [

@@ -30,9 +30,15 @@ _NO_TENSORS = base64.b64encode(pickle.dumps([])).decode()
 
 @dataclass(frozen=True)
 class Burst:
-    """ttft_s: of each request, from the burst's start to its first token. tokens: of all prompts and answers. tpot_s:
-    of each request, from its first token to its last, per token after the first; empty where no answer has two.
-    accepted: tokens per verification, mean of the requests; None without MTP."""
+    """What one burst took.
+
+    Attributes:
+        ttft_s: of each request, from the burst's start to its first token.
+        tokens: of all prompts and answers.
+        tpot_s: of each request, from its first token to its last, per token after the first; empty where no answer has
+            two.
+        accepted: tokens per verification, mean of the requests; None without MTP.
+    """
 
     model: str
     shape: str
@@ -110,10 +116,12 @@ def bodies_of(shape: Shape, number: int, folder: Path) -> list[dict[str, Any]]:
 def told_of(
     server: BenchServer, shape: Shape, bodies: list[dict[str, Any]], vocabulary: int, limit_s: float
 ) -> list[Told]:
-    """Per request the first tokens of its answer, and the log probabilities of some tokens, spread over the vocabulary,
-    in their places; of the encoder some values of its soft tokens.
+    """Return per request the first tokens of its answer, and log probabilities of some tokens in their places.
 
-    Raises ServerLost.
+    These are spread over the vocabulary; of the encoder it is some values of its soft tokens.
+
+    Raises:
+        ServerLost: it does not answer.
     """
     if shape.encoder:
         return [Told((), (tuple(_encode(server, shape, limit_s)["values"]),))]

@@ -43,8 +43,14 @@ _HOST_VOCABULARY = 512
 
 @dataclass
 class Measured:
-    """answers: of agree.answer_record. servers: per model and arm what its server says of itself. lost: per model and
-    arm why it did not finish. partial: why rounds are missing, or empty."""
+    """What was measured.
+
+    Attributes:
+        answers: of agree.answer_record.
+        servers: per model and arm what its server says of itself.
+        lost: per model and arm why it did not finish.
+        partial: why rounds are missing, or empty.
+    """
 
     bursts: list[Burst] = field(default_factory=list)
     answers: list[dict[str, Any]] = field(default_factory=list)
@@ -203,7 +209,7 @@ class _Model:
         }
 
     def _everywhere(self, call: Callable[[BenchServer], None]) -> None:
-        """On all servers at once; those that do not get through it are lost."""
+        """Call it on all servers at once; those that do not get through it are lost."""
 
         def one(server: BenchServer) -> ServerLost | None:
             try:

@@ -10,9 +10,12 @@ from gemma4_repro.step_bench.plan import MARGIN, MOST_RELATIVE
 
 
 def compare(logits: torch.Tensor, reference: torch.Tensor) -> dict[str, Any]:
-    """Of [B, V] fp32 each. max_abs_difference; relative_difference: its root mean square over the reference's standard
-    deviation; bit_equal; same_tokens: the share of rows whose greedy token is the reference's; logits_std: of the
-    reference. The first two are None where something is not finite, or the reference has no spread."""
+    """Compare [B, V] fp32 with a reference.
+
+    max_abs_difference; relative_difference: its root mean square over the reference's standard deviation; bit_equal;
+    same_tokens: the share of rows whose greedy token is the reference's; logits_std: of the reference. The first two
+    are None where something is not finite, or the reference has no spread.
+    """
     spread = reference.std().item()
     finite = bool(torch.isfinite(logits).all() and torch.isfinite(reference).all())
     difference = (logits - reference).abs()
@@ -27,7 +30,7 @@ def compare(logits: torch.Tensor, reference: torch.Tensor) -> dict[str, Any]:
 
 
 def tolerance(moved: dict[str, Any]) -> float | None:
-    """Of relative_difference. moved: what `compare` says of a step with moved norms; None if it says nothing."""
+    """Return the tolerance of relative_difference, from what moved norms make of it; None if that says nothing."""
     found = moved["relative_difference"]
     return None if found is None else min(MARGIN * found, MOST_RELATIVE)
 

@@ -28,8 +28,9 @@ _OURS = (FUSED, REFERENCE)
 
 
 def attach(ops: Sequence[str], model: torch.nn.Module, backend: Any = None) -> None:
-    """Attach these ops, in place of what the environment asked for, and give the model and its attention
-    backend, if that is Triton's, what their making would have.
+    """Attach these ops, in place of what the environment asked for.
+
+    The model and its attention backend, if that is Triton's, are given what their making would have.
 
     Raises:
         SystemExit: as the plugin does when something of it cannot be attached.

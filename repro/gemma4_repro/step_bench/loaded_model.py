@@ -26,8 +26,14 @@ class NotAsCaptured(RuntimeError):
 
 @dataclass
 class Arm:
-    """ops: in force in it. graphs: SGLang's graph runner, whose graphs and buffers live as long as this does; None
-    without CUDA, where a step runs eagerly. fused: how often each op ran as our kernel while graphs were captured."""
+    """A set of ops as it is run.
+
+    Attributes:
+        ops: in force in it.
+        graphs: SGLang's graph runner, whose graphs and buffers live as long as this does; None without CUDA, where a
+            step runs eagerly.
+        fused: how often each op ran as our kernel while graphs were captured.
+    """
 
     name: str
     ops: tuple[str, ...]
@@ -77,8 +83,10 @@ class LoadedModel:
 
     @torch.no_grad()
     def step(self, batch: ScheduleBatch, arm: Arm, attached: bool = True) -> torch.Tensor:
-        """[requests, vocabulary] fp32: the logits of this arm's step. It writes the same KV at the same place each
-        time, so it may be repeated. attached: False before the plugin is.
+        """Return the logits of this arm's step, [requests, vocabulary] fp32.
+
+        It writes the same KV at the same place each time, so it may be repeated. Before the plugin is attached,
+        `attached` is False.
 
         Raises:
             NotAsCaptured: SGLang took another way than the arm's graph.

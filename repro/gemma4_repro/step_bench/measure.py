@@ -22,7 +22,7 @@ Result = tuple[str, dict[str, Any]]
 
 
 def answers(loaded: LoadedModel, arms: Sequence[Arm], requests: Any) -> Iterator[tuple[Arm, dict[str, Any]]]:
-    """Every arm with what `compare` says of it beside the first, which is `none`; tolerance; right.
+    """Yield every arm with what `compare` says of it beside the first, which is `none`; tolerance; right.
 
     The tolerance is a multiple of what `none` differs from itself by when each norm's weights move by one or two units
     in the last place: more than the roundings that a fused op leaves out, and far less than a wrong weight.
@@ -38,12 +38,12 @@ def answers(loaded: LoadedModel, arms: Sequence[Arm], requests: Any) -> Iterator
 def measure_batch(
     loaded: LoadedModel, arms: Sequence[Arm], batch: int, context: int, rounds: int, count_all: bool
 ) -> Iterator[Result]:
-    """("answers" | "samples" | "launches" | "lost", fields) of every arm; a wrong one is not timed.
+    """Yield ("answers" | "samples" | "launches" | "lost", fields) of every arm; a wrong one is not timed.
 
-    count_all: kernels of every arm, and not only of the three that the targets are about.
+    With `count_all` the kernels of every arm are counted, and not only of the three that the targets are about.
 
     Raises:
-        DeviceLost.
+        DeviceLost: the device is lost.
     """
     only((), loaded.model)
     requests = loaded.begin(batch, context)

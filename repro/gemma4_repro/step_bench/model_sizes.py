@@ -12,8 +12,14 @@ PLE = 256
 
 @dataclass(frozen=True)
 class ModelSize:
-    """group: layers of which the last has full attention and the others slide. groups: how many of them, at most.
-    shared_groups: those at the end without KV of their own. text: what else differs from the toy's text_config."""
+    """The sizes of a model.
+
+    Attributes:
+        group: layers of which the last has full attention and the others slide.
+        groups: how many of them, at most.
+        shared_groups: those at the end without KV of their own.
+        text: what else differs from the toy's text_config.
+    """
 
     id: str
     group: int
@@ -34,12 +40,15 @@ class ModelSize:
         return self.text["hidden_size_per_layer_input"] > 0
 
     def shared_layers(self, layers: int) -> int:
-        """Of so many layers, whole groups of them: those at the end without KV of their own, in the same proportion."""
+        """Return how many of so many layers, whole groups of them, have no KV of their own.
+
+        They are those at the end, in the same proportion.
+        """
         groups = layers // self.group
         return min(groups - 1, round(groups * self.shared_groups / self.groups)) * self.group
 
     def text_config(self, layers: int) -> dict[str, Any]:
-        """With this many layers, whole groups of them."""
+        """Return it with this many layers, whole groups of them."""
         groups = layers // self.group
         types = ["sliding_attention"] * (self.group - 1) + ["full_attention"]
         return _COMMON | {
@@ -96,7 +105,9 @@ ASSISTANT_HIDDEN = 256
 
 
 def assistant_text(target: Mapping[str, Any]) -> dict[str, Any]:
-    """Say what an MTP assistant's text_config has of a target's; its four layers read the target's KV. Its own width is
-    ours: enough that a draft costs what its launches cost."""
+    """Return what an MTP assistant's text_config has of a target's; its four layers read the target's KV.
+
+    Its own width is ours: enough that a draft costs what its launches cost.
+    """
     own = {"hidden_size": ASSISTANT_HIDDEN, "intermediate_size": 4 * ASSISTANT_HIDDEN}
     return {name: target[name] for name in _OF_THE_TARGET} | own

@@ -54,8 +54,15 @@ def has(op: str, size: ModelSize, layers: int | None = None) -> bool:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """models, arms: ids. layers: of every model, None for all that it has. rounds: samples per arm. limit_s: for
-    everything. context: tokens of each request before the step."""
+    """What is measured.
+
+    Attributes:
+        models, arms: ids.
+        layers: of every model, None for all that it has.
+        rounds: samples per arm.
+        limit_s: for everything.
+        context: tokens of each request before the step.
+    """
 
     models: tuple[str, ...]
     batches: tuple[int, ...]

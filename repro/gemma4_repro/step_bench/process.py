@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def cuda_arguments(checkpoint: Path, plan: StepPlan) -> dict[str, Any]:
-    """Of SGLang's ServerArgs. Triton's attention takes a head dim of 512 on Hopper; XQA does not."""
+    """Return SGLang's ServerArgs. Triton's attention takes a head dim of 512 on Hopper; XQA does not."""
     most, tokens = max(plan.batches), plan.context + _SPARE_TOKENS
     return {
         "model_path": str(checkpoint),

@@ -74,7 +74,7 @@ def next_token_accuracy(target: Gemma4ForConditionalGeneration, seed: int) -> di
 
 
 def gaps(scores: torch.Tensor, chosen: int) -> dict[str, float]:
-    """Of the last dimension: how far the `chosen` highest are above the next, over all rows."""
+    """Return how far the `chosen` highest of the last dimension are above the next, over all rows."""
     top = scores.topk(chosen + 1, dim=-1).values
     gap = (top[..., chosen - 1] - top[..., chosen]).flatten()
     return {"p01": gap.quantile(0.01).item(), "median": gap.median().item(), "min": gap.min().item()}

@@ -22,7 +22,7 @@ class Routed:
 
     @property
     def shares(self) -> torch.Tensor:
-        """Of all the places that N * K tokens take, the share of each expert: float32 [E]."""
+        """Return the share of each expert of all the places that N * K tokens take: float32 [E]."""
         count = torch.bincount(self.experts.flatten(), minlength=self.probabilities.shape[1])
         return count / count.sum()
 
@@ -47,7 +47,7 @@ def watched(model: Gemma4ForConditionalGeneration) -> Iterator[list[Routed]]:
 
 @contextmanager
 def experts_exchanged(model: Gemma4ForConditionalGeneration, by: int = 1) -> Iterator[None]:
-    """Every token goes to the experts `by` places behind those that were chosen for it, with the weights of those."""
+    """Send every token to the experts `by` places behind those that were chosen for it, with the weights of those."""
 
     def shift(_module: Any, _inputs: Any, output: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         probabilities, weights, experts = output

@@ -14,9 +14,11 @@ def check_write_rows(rows: int, tokens: int) -> Violation | None:
     """Report write locations that no token of the batch has: they are left from an earlier step.
 
     Args:
-        rows: entries of out_cache_loc. tokens: rows of input_ids.
+        rows: entries of out_cache_loc.
+        tokens: rows of input_ids.
 
-    Returns: the violation (value: rows, upper: tokens + 1) or None.
+    Returns:
+        The violation (value: rows, upper: tokens + 1) or None.
     """
     if rows <= tokens:
         return None
@@ -27,10 +29,13 @@ def check_row_ends(slots: Sequence[int], allocated: Sequence[int], width: int) -
     """Report requests that have more slots than a row of req_to_token has columns.
 
     Args:
-        slots: the row of each request. allocated: how many KV slots each has.
+        slots: the row of each request.
+        allocated: how many KV slots each has.
+        width: columns of a row.
 
-    Returns: the violation (row: the request's, column: the first that the row lacks, value: allocated, upper: width
-    + 1) or None.
+    Returns:
+        The violation (row: the request's, column: the first that the row lacks, value: allocated, upper: width + 1) or
+            None.
     """
     bad = tuple(
         BadIndex(slot, width, have, 0, width + 1) for slot, have in zip(slots, allocated, strict=True) if have > width
@@ -63,8 +68,10 @@ def kept_by_filter(batch: Any, chunked_req_to_exclude: Any, keep_indices: list[i
 
 
 def stranded(*batches: Any) -> list[Any]:
-    """Of two batches to be merged, those with unfinished requests that no draft can start from: no state, or one of
-    another step."""
+    """Return those of two batches to be merged with unfinished requests that no draft can start from.
+
+    They have no state, or one of another step.
+    """
     return [one for one in batches if (one.spec_info is None or cannot(MERGE, one.spec_info)) and unfinished(one.reqs)]
 
 

@@ -14,12 +14,16 @@ def check_failed_allocation(
 ) -> Violation | None:
     """Report pages that an allocation took although it then gave nothing.
 
+    Synchronises only if pages are missing.
+
     Args:
-        before, after: the lists of free page ids, [any] each. Only their lengths are looked at if nothing is missing.
+        before: the lists of free page ids before it, [any] each. Only their lengths are looked at if nothing is
+            missing.
+        after: the lists after it.
         count: pages in the pool, dummy page 0 included.
 
-    Returns: the violation (row: position in the missing pages, column 0, value: page id) or None. No synchronisation
-    unless pages are missing.
+    Returns:
+        The violation (row: position in the missing pages, column 0, value: page id) or None.
     """
     if sum(pages.numel() for pages in after) >= sum(pages.numel() for pages in before):
         return None

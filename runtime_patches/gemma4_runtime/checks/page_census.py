@@ -49,10 +49,12 @@ VERDICT_OF = {
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """Where the pages of one pool are, as SGLang's own structures say.
+    """Where the pages of one pool are, as SGLang's own structures say. Page ids, [any] each.
 
-    free: free list and release list together; pending: handed in to an open free group; held: one array of distinct
-    pages per holder (a tree node, a request's private row range, a session slot). Page ids, [any] each.
+    Attributes:
+        free: free list and release list together.
+        pending: handed in to an open free group.
+        held: one array of distinct pages per holder (a tree node, a request's private row range, a session slot).
     """
 
     pool: str

@@ -26,12 +26,15 @@ def check_free(
     Two slots of one page in one call are legal: the page is freed once.
 
     Args:
-        full: [n] full-pool slots. swa: [n] what they map to, 0 where the SWA slot was evicted.
+        full: [n] full-pool slots.
+        swa: [n] what they map to, 0 where the SWA slot was evicted.
         ledger: the pages in use before this call.
-        full_upper, swa_upper: pool size in tokens + page size.
+        full_upper: size of the full pool in tokens + page size.
+        swa_upper: likewise of the SWA pool.
         keeps_full: only the SWA slots are freed. A full slot without one does nothing then, slot 0 included.
 
-    Returns: the violation (row: position, column: 0 full, 1 SWA) or None. One device synchronisation.
+    Returns:
+        The violation (row: position, column: 0 full, 1 SWA) or None. One device synchronisation.
     """
     page = ledger.page_size
     mapped = swa > 0
@@ -64,13 +67,18 @@ def check_repeats(full: torch.Tensor, page_size: int, full_upper: int) -> Violat
 
 
 def leftover_mappings(full: torch.Tensor, swa: torch.Tensor, mapping: torch.Tensor, page_size: int) -> torch.Tensor:
-    """[m, 2] full and SWA slots: entries of `mapping` that still lead into an SWA page which was just released.
-
-    Args:
-        full: [n] the slots that were named in the call. swa: [n] what they mapped to, 0 for nothing.
-        mapping: [full slots] the full-to-SWA mapping after the call.
+    """Return the entries of `mapping` that still lead into an SWA page which was just released.
 
     Looks at all slots of the full pages that were named, nowhere else: O(pages * page_size). Synchronises.
+
+    Args:
+        full: [n] the slots that were named in the call.
+        swa: [n] what they mapped to, 0 for nothing.
+        mapping: [full slots] the full-to-SWA mapping after the call.
+        page_size: slots of a page.
+
+    Returns:
+        [m, 2] full and SWA slots.
     """
     named = full[swa > 0]
     pages = torch.unique(named.to(torch.int64) // page_size)

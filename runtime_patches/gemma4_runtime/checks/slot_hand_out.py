@@ -28,12 +28,15 @@ def check_hand_out(
     | pool_alias         | -                                   | its page serves another full page; other offset  |
 
     Args:
-        full: [n] full-pool slots. swa: [n] what they map to.
+        full: [n] full-pool slots.
+        swa: [n] what they map to.
         ledger: the pages in use before this call.
-        full_upper, swa_upper: pool size in tokens + page size.
+        full_upper: size of the full pool in tokens + page size.
+        swa_upper: likewise of the SWA pool.
         unmapped: the first so many entries have no SWA slot.
 
-    Returns: the violation (row: position, column: 0 full, 1 SWA) or None. One device synchronisation.
+    Returns:
+        The violation (row: position, column: 0 full, 1 SWA) or None. One device synchronisation.
     """
     page = ledger.page_size
     position = torch.arange(full.numel(), device=full.device)

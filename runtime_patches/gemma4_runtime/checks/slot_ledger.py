@@ -16,8 +16,11 @@ UNKNOWN = -1
 
 @dataclass
 class SlotLedger:
-    """full_live: [full pages + 1] bool. swa_owner: [SWA pages + 1] int32, 0 for a free page, else the full page whose
-    slots map there, or UNKNOWN. Entry 0 is the dummy page, which nobody holds.
+    """Which pages of the two pools are in use. Entry 0 is the dummy page, which nobody holds.
+
+    Attributes:
+        full_live: [full pages + 1] bool.
+        swa_owner: [SWA pages + 1] int32, 0 for a free page, else the full page whose slots map there, or UNKNOWN.
     """
 
     full_live: torch.Tensor
@@ -38,7 +41,7 @@ class SlotLedger:
         self.pair(full, swa)
 
     def pair(self, full: torch.Tensor, swa: torch.Tensor) -> None:
-        """The SWA pages of `swa` [n] serve the full pages of `full` [n]; swa 0 is skipped."""
+        """Note that the SWA pages of `swa` [n] serve the full pages of `full` [n]; swa 0 is skipped."""
         # Entries without an SWA slot write 0 to the dummy page, which saves a mask and its synchronisation.
         owners = torch.where(swa > 0, self._pages(full), 0)
         self.swa_owner[self._pages(swa)] = owners.to(self.swa_owner.dtype)

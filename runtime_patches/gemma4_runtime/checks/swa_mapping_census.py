@@ -13,7 +13,8 @@ from gemma4_runtime.checks.page_census import Fault, Finding
 class SlotPairs:
     """Full slots that somebody holds and what the mapping has for them, [n] each.
 
-    live: False where the SWA side was given up: a tombstoned tree node, or below a request's swa_evicted_seqlen.
+    Attributes:
+        live: False where the SWA side was given up: a tombstoned tree node, or below a request's swa_evicted_seqlen.
     """
 
     full: np.ndarray

@@ -1,6 +1,8 @@
-"""Fault: the draft's trtllm_mha backend takes its SWA state from its own pool, as before SGLang resolved it from the
-allocator. The draft's pool is a non-SWA dummy, so the backend believes that there is nothing to translate, and the
-assistant's sliding layers read the sliding-window buffer with full-pool page ids: the seed bug.
+"""Fault: the draft's trtllm_mha backend takes its SWA state from its own pool, and not from the allocator.
+
+So it was before SGLang resolved it from the allocator. The draft's pool is a non-SWA dummy, so the backend believes
+that there is nothing to translate, and the assistant's sliding layers read the sliding-window buffer with full-pool
+page ids: the seed bug.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ FAULT = "swa-state-stale"
 
 
 def resolve_from_active_pool(model_runner: Any) -> Any:
-    """In place of `TRTLLMHAAttnBackend._resolve_swa_kv_pool`: the active pool if it is an SWA pool, else None."""
+    """Return the active pool if it is an SWA pool, in place of `TRTLLMHAAttnBackend._resolve_swa_kv_pool`."""
     from gemma4_runtime.release import SWAKVPool
 
     pool = model_runner.token_to_kv_pool

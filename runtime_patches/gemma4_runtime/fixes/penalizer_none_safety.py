@@ -38,7 +38,7 @@ class SummedPenalties:
         info.acc_additive_penalties = info.acc_scaling_penalties = None
 
     def give_back(self, info: SamplingBatchInfo) -> None:
-        """To info, of as many requests as are left."""
+        """Give them to info, of as many requests as are left."""
         info.acc_additive_penalties, info.acc_scaling_penalties = self._additive, self._scaling
 
     @property
@@ -57,17 +57,17 @@ class SummedPenalties:
         return {}
 
     def cumulate_output_tokens(self, output_ids: torch.Tensor) -> None:
-        """Nothing: whoever summed them up counts tokens."""
+        """Do nothing: whoever summed them up counts tokens."""
 
     def apply(self, logits: torch.Tensor, repeat: int | None = None) -> None:
-        """To logits [requests * repeat, vocabulary], in place; one row per request if repeat is None."""
+        """Add them to logits [requests * repeat, vocabulary], in place; one row per request if repeat is None."""
         if self._additive is not None:
             logits.add_(_rows(self._additive, repeat))
         if self._scaling is not None:
             apply_scaling_penalties(logits, _rows(self._scaling, repeat))
 
     def accumulate_additive_penalties(self, logits: torch.Tensor) -> None:
-        """To logits [requests, vocabulary], in place."""
+        """Add them to logits [requests, vocabulary], in place."""
         if self._additive is not None:
             logits.add_(self._additive)
 
@@ -85,7 +85,7 @@ class SummedPenalties:
             self._scaling = self._scaling[keep_indices]
 
     def merge(self, their: Any) -> None:
-        """Nothing, where neither side has penalties.
+        """Do nothing, where neither side has penalties.
 
         Raises:
             PenaltiesLost: one has.

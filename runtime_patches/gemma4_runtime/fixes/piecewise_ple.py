@@ -19,8 +19,9 @@ _SLOT = "gemma4_triage_per_layer_inputs"
 
 
 def around_per_layer_inputs(original: Callable[..., Any], model: Any, input_ids: Tensor) -> Tensor | None:
-    """Around `Gemma4ForConditionalGeneration.get_per_layer_inputs`: [T] ids to [T, L, P], in one buffer of the model if
-    a piecewise graph is to read it; None for a model without them.
+    """Turn [T] ids into [T, L, P], in one buffer of the model if a piecewise graph is to read it; None without them.
+
+    Stands around `Gemma4ForConditionalGeneration.get_per_layer_inputs`.
 
     The runner pads T to a captured size and the padded ids to 0, so no row of the buffer that is read is an old one.
     """

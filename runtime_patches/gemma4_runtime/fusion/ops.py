@@ -94,7 +94,7 @@ def qk_norm_rope(
 
 
 def q_only_projection(x: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> Tensor:
-    """x [T, H] times the first `rows` rows of weight [N, H], plus as much of bias [N], to [T, rows]."""
+    """Multiply x [T, H] by the first `rows` rows of weight [N, H], and add as much of bias [N], to [T, rows]."""
     if torch.compiler.is_compiling():
         return _q_only_projection(x, weight, bias, rows)
     return _first_rows(x, weight, bias, rows)

@@ -55,7 +55,7 @@ def project(attention: Any, hidden_states: Tensor) -> Projected:
 
 
 def reads_others_keys(attention: Any) -> bool:
-    """Whether K and V of this layer go nowhere. A draft model learns after it was made that it reads the target's."""
+    """Say whether K and V of this layer go nowhere. A draft learns after it was made that it reads the target's."""
     return attention.is_kv_shared_layer and attention.kv_shared_layer_index is not None
 
 

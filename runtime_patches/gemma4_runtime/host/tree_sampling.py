@@ -10,13 +10,13 @@ import torch
 
 
 def top_k_renorm(probs: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
-    """probs [rows, vocabulary], top_k [rows]: all but the likeliest are zero, and each row adds up to 1 again."""
+    """Zero all but the top_k [rows] likeliest of probs [rows, vocabulary], and have each row add up to 1 again."""
     ranks = probs.argsort(dim=-1, descending=True).argsort(dim=-1)
     return _renormed(probs.masked_fill(ranks >= top_k.to(ranks.dtype)[:, None], 0.0))
 
 
 def top_p_renorm(probs: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """probs [rows, vocabulary], top_p [rows]: the fewest that reach top_p together are kept."""
+    """Keep of probs [rows, vocabulary] the fewest that reach top_p [rows] together."""
     ordered, order = probs.sort(dim=-1, descending=True)
     ahead = ordered.cumsum(dim=-1) - ordered
     kept = torch.zeros_like(probs).scatter(-1, order, ordered.masked_fill(ahead >= top_p[:, None], 0.0))

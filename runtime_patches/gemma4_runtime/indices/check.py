@@ -177,6 +177,7 @@ def check_build(checker: Checker, live: bool = True) -> None:
     """Check every array of a build that a layer follows.
 
     Args:
+        checker: of this build.
         live: false at a capture, whose rows belong to no request. Nothing is launched then, and ids of another pool are
             reported without stopping the capture: the first live build stops, with a row to show.
 

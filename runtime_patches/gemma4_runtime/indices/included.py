@@ -34,8 +34,9 @@ def included(
 ) -> tuple[_Tensors, tuple[str, ...]]:
     """Return the tensors that the settings ask for, named as in `gemma4_dumps.included`, and notes about them.
 
-    evidence: what the dump holds anyhow. rows: whose requests are concerned; none at a capture. offences: the bad
-    entries of `use.array`: pages nearest to them come first; with none, those nearest to the first row's first.
+    `evidence` is what the dump holds anyhow; `rows` are those whose requests are concerned, none at a capture;
+    `offences` are the bad entries of `use.array`: pages nearest to them come first; with none, those nearest to the
+    first row's first.
     """
     asked = current.settings().include
     found: _Tensors = {}
@@ -80,7 +81,7 @@ def _token_ids(
 def _keys_and_values(
     build: Build, use: Use, evidence: _Tensors, rows: Sequence[int], offences: Sequence[BadIndex]
 ) -> _Tensors:
-    """Of the layer that the dump names, as many pages as fit into the dump."""
+    """Return keys and values of the layer that the dump names, as many pages as fit into the dump."""
     if use.writes:
         raise _NotHere(f"{use.array} says where keys are written, and attention reads nothing through it")
     buffers = None if use.layer_id is None else layer_buffers(build.pool, use.layer_id)
@@ -139,7 +140,7 @@ def _nearest_of(row: int, offences: Sequence[BadIndex]) -> list[BadIndex]:
 
 
 def _distance(columns: int, row: int, bad: BadIndex) -> tuple[np.ndarray, np.ndarray]:
-    """Of each entry of `row`, in rows and in columns, both [columns]."""
+    """Return how far each entry of `row` is away, in rows and in columns, both [columns]."""
     return np.full(columns, abs(bad.row - row)), np.abs(np.arange(columns) - bad.column)
 
 

@@ -39,7 +39,7 @@ def step_of(backend: Any) -> int | None:
 
 
 def attention_layers(backend: Any) -> tuple[Any, ...]:
-    """The model's RadixAttention layers. Their layer_id is read anew each time: frozen-KV binding changes it once."""
+    """Return the model's RadixAttention layers. Their layer_id is read anew: frozen-KV binding changes it once."""
     runner = runner_of(backend)
     if runner is None:
         return ()
@@ -59,7 +59,10 @@ def writes_kv(backend: Any) -> bool:
 
 
 def window_is_strict(backend: Any) -> bool:
-    """With overlap, a request may end while its next step is built; a null page in its window then means nothing."""
+    """Say whether a null page in a live window is wrong.
+
+    With overlap, a request may end while its next step is built; a null page in its window then means nothing.
+    """
     runner = runner_of(backend)
     return runner is not None and bool(settled(runner.server_args).disable_overlap_schedule)
 

@@ -24,7 +24,7 @@ def report_findings(
 ) -> None:
     """Report what page_guard found: one violation per array, with the first bad entry of each row.
 
-    and_next: the step after the one that is being read may have found it, see `fail_requests`.
+    If `and_next` is set, the step after the one that is being read may have found it, see `fail_requests`.
 
     Raises:
         TrappedViolation: in trap mode; in contain mode if the requests cannot be ended one by one.
@@ -77,8 +77,10 @@ def _report(
     action: Literal["logged", "contained"],
     and_next: bool,
 ) -> None:
-    """rows: whose requests contain mode ends and clamp marks, to the entries that were bad. action: what was done to
-    them; a row beyond its table cannot be undone.
+    """Report one violation.
+
+    `rows` are those whose requests contain mode ends and clamp marks, to the entries that were bad; `action` is what
+    was done to them. A row beyond its table cannot be undone.
     """
     describe = partial(bounds_draft, build, use, violation, RULE)
     value, layer = violation.first.value, f"{build.role} layer {use.layer_id}"
@@ -115,7 +117,7 @@ def _of_array(index: int, found: Iterable[Offence | Overflow]) -> tuple[BadIndex
 
 
 def _culprit(build: Build, name: str, value: int) -> Use:
-    """Of the uses of an array the one that `value` harms: the first whose bound it breaks."""
+    """Return the use of an array that `value` harms: the first whose bound it breaks."""
     uses = build.uses_of(name)
     return next((use for use in uses if use.buffer_space is not None and value >= use.bound), uses[0])
 

@@ -15,9 +15,12 @@ FULL_LIST, WINDOW_LIST = "kv_indices", "window_kv_indices"
 
 
 class NewSlots(NamedTuple):
-    """Where new keys go, in the lists that the kernels will read. full, swa: as ids of these pools, [tokens or more] or
-    None; `swa_origin` holds the latter. per_row: tokens of each row. query_indptr: [rows + 1], where rows begin and end
-    in an extend, else None.
+    """Where new keys go, in the lists that the kernels will read.
+
+    Attributes:
+        full, swa: as ids of these pools, [tokens or more] or None; `swa_origin` holds the latter.
+        per_row: tokens of each row.
+        query_indptr: [rows + 1], where rows begin and end in an extend, else None.
     """
 
     full: torch.Tensor | None

@@ -33,7 +33,7 @@ def has_lists_of_its_own(forward_batch: Any, in_capture: bool = False) -> bool:
 
 
 def triton_build(backend: Any, forward_batch: Any, site: str, in_graph: bool, new_slots: torch.Tensor | None) -> Build:
-    """The build that the kernels will see: `forward_metadata`'s, or at replay, where that is a capture's, the buffers'.
+    """Return the build that kernels will see: `forward_metadata`'s, or the buffers' at replay if that is a capture's.
 
     The pool in force translates the window's list if it can, as `update_sliding_window_buffer` does.
     """

@@ -33,9 +33,10 @@ def read_use(backend: Any, layer: Any, array: str, paged: bool) -> Use:
 def read_uses(
     backend: Any, use_of: Callable[[Any, Any], Use], variant: Any = None, holds: tuple[Any, ...] = ()
 ) -> tuple[Use, ...]:
-    """One use per pair of array and buffer, with its first layer. Kept for as long as the pools are the same.
+    """Return one use per pair of array and buffer, with its first layer. Kept for as long as the pools are the same.
 
-    variant: the kind of build, where the choice of array goes by it. holds: what else the choice goes by, by identity.
+    `variant` is the kind of build, where the choice of array goes by it; `holds` is what else the choice goes by, by
+    identity.
     """
     holds = (backend.token_to_kv_pool, *holds)
     kept = vars(backend).setdefault(_KEPT, {}).get(variant)
@@ -50,7 +51,10 @@ def read_uses(
 
 
 def write_uses(backend: Any, reads: tuple[Use, ...], arrays: tuple[IndexArray, ...]) -> tuple[Use, ...]:
-    """Each buffer that is read is written through the list of its own space; without a split there is one list."""
+    """Return the uses through which buffers are written: through the list of their own space, or the one list.
+
+    There is one list without a split; every buffer that is read is written.
+    """
     names = {array.name for array in arrays}
     uses: dict[str, Use] = {}
     for read in reads:

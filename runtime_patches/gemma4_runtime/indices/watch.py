@@ -34,8 +34,10 @@ Gather = Callable[[torch.Tensor | None], Build]
 
 
 class _DefectsOfOurs:
-    """A context manager. In trap mode whatever a check meets stops the server. In the others a defect of ours must not:
-    it is named, and the build goes unchecked. A class, because a generator would cost each build microseconds.
+    """A context manager in which whatever a check meets stops the server in trap mode.
+
+    In the other modes a defect of ours must not: it is named, and the build goes unchecked. A class, because a
+    generator would cost each build microseconds.
     """
 
     __slots__ = ("_in_graph",)
@@ -93,9 +95,9 @@ def watch_graph(
     The batch of a capture brings the static list of new slots, which the graph will read; a replay's brings the list
     that it was filled from.
 
-    pool: what decides, besides the pool in force, whose ids the arrays hold; by identity. addresses: of arrays that a
-    check which is launched from here has bound. If either is another one, a new checker is made of what `gather`
-    returns. covered: as for `watch_eager`.
+    `pool` is what decides, besides the pool in force, whose ids the arrays hold, by identity; `addresses` are those of
+    arrays that a check which is launched from here has bound. If either is another one, a new checker is made of what
+    `gather` returns. `covered` is as for `watch_eager`.
     """
     if in_capture:
         _to_record.pop(id(backend), None)
@@ -142,8 +144,9 @@ def _replayed(backend: Any, key: Any, state: _State, forward_batch: Any, gather:
 
 
 def leave_to_graph(backend: Any, forward_batch: Any, pool: Any) -> bool:
-    """Whether the graph that is about to be replayed holds its own check, captured with these pools. Then that will be
-    read, and `watch_graph` has nothing to do. Once per build and replay: as little as possible.
+    """Say whether the graph that is about to be replayed holds its own check, captured with these pools.
+
+    Then that will be read, and `watch_graph` has nothing to do. Asked once per build and replay: as little as possible.
     """
     captured = backend.__dict__.get(_CAPTURED)
     found = captured.get((forward_batch.batch_size, int(forward_batch.forward_mode))) if captured else None
@@ -157,7 +160,7 @@ def leave_to_graph(backend: Any, forward_batch: Any, pool: Any) -> bool:
 
 
 def record_checks(*backends: Any) -> None:
-    """If a CUDA graph is being captured: put the checks of these backends' metadata builds into it, here.
+    """Put the checks of these backends' metadata builds into the CUDA graph that is being captured, if one is.
 
     Called where a graph begins, or else where its first attention layer does.
     """
@@ -171,7 +174,7 @@ def record_checks(*backends: Any) -> None:
 
 
 def _prepare_for(backend: Any, checker: Checker) -> None:
-    """All that could make a replay wait, or that a capture does not allow."""
+    """Do all that could make a replay wait, or that a capture does not allow."""
     if act_at(in_graph=True) is Mode.TRAP or not checker.build.request_slots.is_cuda:
         checker.warm_up()
     elif (recorded := checker.prepare_recording()) is not None:
@@ -194,7 +197,7 @@ class _Kept:
 
 
 def _same(old: Any, new: Any) -> bool:
-    """By identity; lists, which SGLang makes anew, by what they hold."""
+    """Compare by identity; lists, which SGLang makes anew, by what they hold."""
     if isinstance(old, list | tuple):
         return isinstance(new, list | tuple) and len(old) == len(new) and all(map(operator.is_, old, new))
     return old is new

@@ -33,7 +33,7 @@ class FrozenKVMTPDraftWorkerV2(FrozenKVMTPWorker, BaseDraftWorker):
         return self.model_runner
 
     def init_cuda_graphs(self) -> None:
-        """As V1, which leaves drafts of one step eager, as if they had no forward; they have the seed's."""
+        """Do as V1, which leaves drafts of one step eager, as if they had no forward; they have the seed's."""
         super().init_cuda_graphs()
         eager = self.server_args.disable_cuda_graph or self.target_worker.device != "cuda"
         if self.cuda_graph_runner is None and not eager:
@@ -48,10 +48,10 @@ class FrozenKVMTPDraftWorkerV2(FrozenKVMTPWorker, BaseDraftWorker):
         raise TypeError("FrozenKVMTPDraftWorkerV2 only drafts; FrozenKVMTPWorkerV2 verifies")
 
     def draft_extend(self) -> None:
-        """Nothing to extend: the assistant has no KV of its own."""
+        """Do nothing: there is nothing to extend, because the assistant has no KV of its own."""
 
     def draft(self, batch: Any) -> FrozenKVMTPVerifyInput:
-        """One tree of draft tokens per request. batch.spec_info is where it starts: see `seed`.
+        """Return one tree of draft tokens per request. batch.spec_info is where it starts: see `seed`.
 
         Writes only fields of `batch` that the scheduler puts back after a forward.
         """
@@ -141,7 +141,7 @@ class FrozenKVMTPDraftWorkerV2(FrozenKVMTPWorker, BaseDraftWorker):
         return self.draft_forward(forward_batch)
 
     def _init_frozen_kv_metadata(self, forward_batch: ForwardBatch) -> None:
-        """As V1, which asks the device for the sum of lengths where the host does not have them."""
+        """Do as V1, which asks the device for the sum of lengths where the host does not have them."""
         with self._frozen_kv_target_view(forward_batch):
             self.draft_attn_backend.init_forward_metadata(forward_batch)
         forward_batch.mark_forward_metadata_ready()
@@ -177,7 +177,7 @@ class FrozenKVMTPDraftWorkerV2(FrozenKVMTPWorker, BaseDraftWorker):
         )
 
     def no_seed(self) -> FrozenKVMTPDraftInput:
-        """Of a batch without requests."""
+        """Return the seed of a batch without requests."""
         hidden = torch.empty((0, self._recurrent_hidden_size), dtype=self.model_config.dtype, device=self.device)
         return self.seed(torch.empty((0,), dtype=torch.int64, device=self.device), hidden)
 

@@ -9,10 +9,10 @@ from typing import Any
 def judge_in_turn(
     original: Callable[..., None], request: Any, accepted: int, after_each: Callable[[int], bool] | None = None
 ) -> None:
-    """`Req.update_finish_state` for each of the last `accepted` output ids, until one ends the request.
+    """Run `Req.update_finish_state` for each of the last `accepted` output ids, until one ends the request.
 
     The request keeps all of its output ids, because its KV holds them; finished_len says how many are its answer.
-    after_each: given a token that did not end the request; true asks about that token once more.
+    `after_each` is given a token that did not end the request; true asks about that token once more.
     """
     window = request.output_ids[-accepted:]
     del request.output_ids[-accepted:]

@@ -1,4 +1,4 @@
-"""Under spec v2 trtllm_mha needs no lengths from the device: a bound that the host knows sizes what it sizes.
+"""trtllm_mha needs no lengths from the device under spec v2: a bound that the host knows sizes what it sizes.
 
 In a decode trtllm_mha of this release reads the largest length on the host, for nothing but how many columns of page
 tables it fills; lengths themselves go to the kernels on the device. SGLang therefore copies every length to the host
@@ -68,5 +68,5 @@ def around_metadata(original: Callable[..., None], backend: Any, forward_batch: 
 
 
 def bounded(lengths: torch.Tensor, bound: int) -> torch.Tensor:
-    """On the host, as many as there are lengths. Their values are not read: they lie on the device."""
+    """Return as many bounds as there are lengths, on the host. Lengths are not read: they lie on the device."""
     return torch.full((lengths.shape[0],), bound, dtype=torch.int64)

@@ -23,8 +23,11 @@ def decide(patch: str, text: str) -> None:
 
 
 def draft_reason(runner: Any) -> str | None:
-    """Say why more tokens might not fit; None if they do. A draft with KV of its own gets as many tokens as its target,
-    from memory that SGLang leaves out of the bytes of a token. MTP's frozen draft reads the target's KV."""
+    """Say why more tokens might not fit; None if they do.
+
+    A draft with KV of its own gets as many tokens as its target, from memory that SGLang leaves out of the bytes of a
+    token. MTP's frozen draft reads the target's KV.
+    """
     kind = runner.spec_algorithm
     if kind.is_none() or kind.is_frozen_kv_mtp() or kind.is_ngram():
         return None

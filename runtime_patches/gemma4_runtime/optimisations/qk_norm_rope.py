@@ -62,7 +62,7 @@ def _attend(attention: Any, heads: tuple[Tensor, Tensor | None, Tensor | None], 
 
 
 def _heads(attention: Any, projected: Projected, positions: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """q [T, heads, D], and k and v [T, KV heads, D] or None."""
+    """Return q [T, heads, D], and k and v [T, KV heads, D] or None."""
     size = attention.head_dim
     q, k, v = projected
     shared = reads_others_keys(attention)
@@ -83,8 +83,11 @@ def _heads(attention: Any, projected: Projected, positions: Tensor) -> tuple[Ten
 
 
 def _table(rotary: Any, dtype: torch.dtype) -> Tensor:
-    """As SGLang's own forward leaves it. Heads of other sizes than the models' have another kernel there, for which the
-    table is replaced by one of the queries' dtype: at the first forward, before a graph has its address."""
+    """Return the table as SGLang's own forward leaves it.
+
+    Heads of other sizes than the models' have another kernel there, for which the table is replaced by one of the
+    queries' dtype: at the first forward, before a graph has its address.
+    """
     if rotary.use_fallback_kernel and rotary.cos_sin_cache.dtype is not dtype:
         rotary.cos_sin_cache = rotary.cos_sin_cache.to(dtype)
     return rotary.cos_sin_cache

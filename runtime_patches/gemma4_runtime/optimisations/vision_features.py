@@ -46,8 +46,8 @@ def around_position_embeddings(
 ) -> Tensor:
     """Run around `_position_embeddings`: rows of the table picked, where SGLang multiplies it by a one-hot of 10240.
 
-    patch_positions: [F, P, 2]; padding_positions: [F, P] bool. [F, P, h], to the bit: a product with 1 and sums with
-    0 are exact.
+    From patch_positions [F, P, 2] and padding_positions [F, P] bool to [F, P, h], to the bit: a product with 1 and sums
+    with 0 are exact.
     """
     if not switched_on(BATCHING):
         return original(embedder, patch_positions, padding_positions)

@@ -100,7 +100,7 @@ def _missing(requests: Iterable[Request]) -> list[Any]:
 
 
 def _of_request(items: list[Any], offsets: list[tuple[int, int]], prefix: int, extend: int) -> list[Any]:
-    """Of split items those in this chunk that are not in the cache, of others all or none."""
+    """Return those of split items in this chunk that are not in the cache, of others all or none."""
     cache: Any = mm_utils.embedding_cache
     if not _is_split(items):
         return items if cache.get([item.hash for item in items]) is None else []

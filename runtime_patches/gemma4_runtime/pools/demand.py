@@ -15,7 +15,7 @@ Binding = Literal["full", "swa", "both"]
 
 @dataclass(frozen=True)
 class Demand:
-    """Of all requests at once, in tokens. swa_fixed: for the whole server, a chunk that is being prefilled."""
+    """What all requests need at once, in tokens; `swa_fixed` is for the whole server, a chunk in prefill."""
 
     requests: int
     full: int
@@ -49,7 +49,7 @@ class Fit:
 
 
 def demand(workloads: Sequence[Workload], serving: Serving) -> Demand:
-    """Of workloads that run at the same time."""
+    """Return what workloads need that run at the same time."""
     longest = max(load.prompt_tokens for load in workloads)
     return Demand(
         requests=sum(load.requests for load in workloads),
@@ -62,6 +62,6 @@ def demand(workloads: Sequence[Workload], serving: Serving) -> Demand:
 
 
 def fit(sizes: PoolSizes, need: Demand) -> Fit:
-    """Of a mix, so many requests in its proportions, rounded down."""
+    """Say how many requests of a mix fit, in its proportions, rounded down."""
     usable = max(0, sizes.swa_tokens - need.swa_fixed) if sizes.swa_tokens >= need.swa_least else 0
     return Fit(sizes, sizes.full_tokens * need.requests // need.full, usable * need.requests // need.swa)

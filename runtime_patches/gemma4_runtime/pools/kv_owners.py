@@ -1,5 +1,8 @@
-"""Which layers of a Gemma-4 have KV of their own. The last `num_kv_shared_layers` read an earlier layer's, see
-models/gemma4_causal.py, Gemma4Attention, which binds them to that layer's id."""
+"""Which layers of a Gemma-4 have KV of their own.
+
+The last `num_kv_shared_layers` read an earlier layer's, see models/gemma4_causal.py, Gemma4Attention, which binds them
+to that layer's id.
+"""
 
 from __future__ import annotations
 

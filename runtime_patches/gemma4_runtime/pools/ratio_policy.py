@@ -33,9 +33,16 @@ SGLANG_MOST_REQUESTS = 2048
 
 @dataclass(frozen=True)
 class Start:
-    """available_bytes: for both pools on one GPU. context: tokens of the longest request that is accepted.
-    context_given: by --context-length, and not the model's own. requests: that may run at once, None if nothing says.
-    most_tokens: --max-total-tokens. ratio: in the arguments. ratio_given: by the user, None if nobody can tell.
+    """What a server knows of itself when it sizes its pools.
+
+    Attributes:
+        available_bytes: for both pools on one GPU.
+        context: tokens of the longest request that is accepted.
+        context_given: by --context-length, and not the model's own.
+        requests: that may run at once, None if nothing says.
+        most_tokens: --max-total-tokens.
+        ratio: in the arguments.
+        ratio_given: by the user, None if nobody can tell.
     """
 
     available_bytes: int

@@ -20,11 +20,11 @@ def fits_at_each_ratio(
 
 
 def recommend(fits: Sequence[Fit], need: Demand) -> Fit:
-    """Most requests of the load; among equals the full pool is the one that ends first, because SGLang's admission
-    counts what running requests will still write of that one only (schedule_policy.py, `rem_total_token_offset`), and
-    what is left over is left over in both pools.
+    """Return the fit with most requests of the load, of one or more.
 
-    fits: one or more.
+    Among equals the full pool is the one that ends first, because SGLang's admission counts what running requests will
+    still write of that one only (schedule_policy.py, `rem_total_token_offset`), and what is left over is left over in
+    both pools.
     """
     wanted = need.requests
     best = max(min(one.requests, wanted) for one in fits)
@@ -34,6 +34,6 @@ def recommend(fits: Sequence[Fit], need: Demand) -> Fit:
 
 
 def _ideal(need: Demand, requests: int) -> float:
-    """The ratio of what so many requests need of each pool."""
+    """Return the ratio of what so many requests need of each pool."""
     share = max(1, requests) / need.requests
     return min(1.0, (need.swa * share + need.swa_fixed) / (need.full * share))

@@ -28,12 +28,16 @@ ENDLESS = 1 << 62
 class Serving:
     """What of the launch arguments decides how long sliding-window KV is kept.
 
-    window: W, `sliding_window` of the config. chunk: --chunked-prefill-size. chunks_in_flight: 2 with overlap
-    scheduling, else 1. draft_tokens: --speculative-num-draft-tokens, 0 without MTP. evict_multiplier:
-    SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER, in windows. prefix_cache: no --disable-radix-cache. split_leaf:
-    SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT, which cuts the last node of a prompt to a window. release_leaf_lock,
-    drop_page_margin: SGLANG_OPT_SWA_RELEASE_LEAF_LOCK_AFTER_WINDOW and SGLANG_OPT_SWA_EVICT_DROP_PAGE_MARGIN, which
-    give back earlier: not counted, but remarked on.
+    Attributes:
+        window: W, `sliding_window` of the config.
+        chunk: --chunked-prefill-size.
+        chunks_in_flight: 2 with overlap scheduling, else 1.
+        draft_tokens: --speculative-num-draft-tokens, 0 without MTP.
+        evict_multiplier: SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER, in windows.
+        prefix_cache: no --disable-radix-cache.
+        split_leaf: SGLANG_OPT_SWA_SPLIT_LEAF_ON_INSERT, which cuts the last node of a prompt to a window.
+        release_leaf_lock, drop_page_margin: SGLANG_OPT_SWA_RELEASE_LEAF_LOCK_AFTER_WINDOW and
+            SGLANG_OPT_SWA_EVICT_DROP_PAGE_MARGIN, which give back earlier: not counted, but remarked on.
     """
 
     window: int
@@ -48,7 +52,7 @@ class Serving:
     drop_page_margin: bool = False
 
     def swa_tokens(self, prompt: int, output: int) -> int:
-        """The most that one request holds from its last chunk on, in whole pages; all of a load may do so at once.
+        """Return the most that one request holds from its last chunk on, in whole pages; all may do so at once.
 
         With reach = W - 1, which is SGLang's sliding_window_size, step = the most tokens of a decode step, p the page,
         interval as `maybe_evict_swa` rounds it, and each line rounded up to whole pages:
@@ -67,7 +71,7 @@ class Serving:
         return self._locked(protected) + min(self.own_most, end - protected)
 
     def full_tokens(self, length: int) -> int:
-        """Of a request at its end, whole pages, with the drafts of its last step."""
+        """Return what a request holds at its end, whole pages, with the drafts of its last step."""
         return self.whole_pages(length + self._step - 1)
 
     def worst_split(self, length: int) -> tuple[int, int]:

@@ -43,7 +43,7 @@ def around_run_batch(original: Callable[..., Any], scheduler: Any, batch: Any, *
 
 
 def _ways_of(scheduler: Any) -> tuple[str | None, bool]:
-    """Why no request of this server can be ended alone, and whether results have to be read before a step returns."""
+    """Say why no request of this server can be ended alone, and whether results are read before a step returns."""
     arguments = scheduler.server_args
     ranks, sends = arguments.tp_size * arguments.pp_size, arguments.disaggregation_mode == "prefill"
     together = f"on one of {ranks} ranks" if ranks > 1 else "in a prefill server" if sends else None

@@ -32,10 +32,10 @@ def asked_budget_bytes() -> int:
 
 
 def frame_bytes(config: Any, patches: int, patch_width: int, element_size: int, masked: bool) -> int:
-    """An upper bound on what one more frame adds to the peak of a call. Weights and what comes out are not in it.
+    """Return an upper bound on what one more frame adds to the peak of a call, without weights and what comes out.
 
-    config: the vision config. masked: attention reads the mask of every pair of patches (the SDPA backend); SGLang
-    makes one for any backend. The peak is in a layer's attention, in its MLP or in the pooling;
+    `config` is the vision config; `masked` says that attention reads the mask of every pair of patches (the SDPA
+    backend); SGLang makes one for any backend. The peak is in a layer's attention, in its MLP or in the pooling;
     `tests/unit/test_vision_budget.py` holds the bound against measured peaks.
     """
     heads = config.num_attention_heads * config.head_dim

@@ -41,7 +41,7 @@ def tower_reason(tower: Any) -> str | None:
 
 
 def batching_reason(tower: Any) -> str | None:
-    """Why its frames must go through one by one. Ranks have to cut a batch alike, and each has memory of its own."""
+    """Say why its frames must go one by one. Ranks have to cut a batch alike, and each has memory of its own."""
     if reason := tower_reason(tower) or server_reason():
         return reason
     if attention_ranks() > 1 and not asked_budget_bytes():

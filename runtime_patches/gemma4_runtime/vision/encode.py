@@ -22,7 +22,7 @@ Limit = Callable[[Frame], int]
 
 
 def slots_for(op: str, reason_of: Callable[[Any], str | None], model: Any, items: list[Any]) -> list[Slot] | None:
-    """What the patch `op` has to encode; None where SGLang's own function is to do it, with the reason on record."""
+    """Return what the patch `op` has to encode; None where SGLang's own function is to do it, the reason on record."""
     if not switched_on(op):
         return None
     if reason := reason_of(model.vision_tower):

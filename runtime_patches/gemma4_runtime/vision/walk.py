@@ -36,7 +36,7 @@ class NoPositions(ValueError):
 def walk(items: Iterable[Any], hidden_size: int) -> list[Slot]:
     """Say what stands where, as `Gemma4ForConditionalGeneration.get_image_feature` and `get_video_feature` find it.
 
-    hidden_size: of the language model; a tensor of this width is taken for embedded, as in SGLang.
+    A tensor of the language model's width, `hidden_size`, is taken for embedded, as in SGLang.
 
     Raises:
         NoPositions: pixels have none.

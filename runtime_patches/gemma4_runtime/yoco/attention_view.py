@@ -59,10 +59,7 @@ def as_decode(forward_batch: Any, rows: torch.Tensor, positions: torch.Tensor, w
 
 
 def decode_batch(forward_batch: Any, rows: torch.Tensor, positions: torch.Tensor) -> Any:
-    """Return a copy of the batch that decodes those rows; seq_lens count the prefix and the prompt already.
-
-    rows: [B]. positions: [B].
-    """
+    """Return a copy of the batch that decodes these rows and positions, both [B]; seq_lens count the prompt already."""
     batch = copy.copy(forward_batch)
     batch.forward_mode = ForwardMode.DECODE
     batch.positions = positions
@@ -78,7 +75,8 @@ def decode_batch(forward_batch: Any, rows: torch.Tensor, positions: torch.Tensor
 def cross_decoder_view(batch: Any, window: int | None) -> Any:
     """Return a planned copy of the attention backend in force, for `batch`, which decode_batch made.
 
-    window: the distance to the oldest key that sliding layers see, `RadixAttention.sliding_window_size`; None without.
+    The distance to the oldest key that sliding layers see, `RadixAttention.sliding_window_size`, is `window`; None
+    without.
     """
     view = backend_copy()
     if isinstance(view, TritonAttnBackend) and view.window_kv_indptr is not None and window is not None:

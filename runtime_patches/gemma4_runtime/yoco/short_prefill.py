@@ -42,9 +42,9 @@ def short_prefill(
     inputs: tuple[Tensor | None, Tensor, Any, Tensor | None, Tensor | None],
     more: dict[str, Any],
 ) -> Any:
-    """Hidden states [T, H] in the place of `original`'s, where the batch is eligible; which it was is counted for `op`.
+    """Return hidden states [T, H] in the place of `original`'s, where the batch is eligible; `op` counts which it was.
 
-    inputs: input_ids, positions, forward_batch, input_embeds, per_layer_inputs. more: its keyword arguments.
+    `inputs` are input_ids, positions, forward_batch, input_embeds, per_layer_inputs; `more` are its keyword arguments.
     """
     if torch.compiler.is_compiling():
         return original(model, *inputs, **more)

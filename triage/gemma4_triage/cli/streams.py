@@ -42,7 +42,7 @@ def stdout_is_lost(error: OSError) -> bool:
 
 
 def abandon_stdout() -> None:
-    """Nothing more can be said there, not even by the flush at exit."""
+    """Say nothing more there, not even by the flush at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

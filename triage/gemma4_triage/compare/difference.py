@@ -41,9 +41,12 @@ class EntryDifference:
 class TensorDifference:
     """What differs between two tensors of one name.
 
-    only_in: the one side that has it, else None. layout: of shape, dtype, stride, storage offset and truncation.
-    not_compared: why the values were not, else "". differing: entries out of `size`; entries: the first of them, in the
-    order of the flattened tensor.
+    Attributes:
+        only_in: the one side that has it, else None.
+        layout: of shape, dtype, stride, storage offset and truncation.
+        not_compared: why the values were not, else "".
+        differing: entries out of `size`;
+        entries: the first of them, in the order of the flattened tensor.
     """
 
     name: str
@@ -71,8 +74,12 @@ class EventsDifference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """sections: differences of the manifests, by the names of `sections.SECTIONS`, none empty. tensors: those that
-    differ, of tensor_count names. volatile: what any two dumps differ in.
+    """What differs between two dumps.
+
+    Attributes:
+        sections: differences of the manifests, by the names of `sections.SECTIONS`, none empty.
+        tensors: those that differ, of tensor_count names.
+        volatile: what any two dumps differ in.
     """
 
     sections: Mapping[str, tuple[FieldDifference, ...]]

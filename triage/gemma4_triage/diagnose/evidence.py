@@ -15,7 +15,10 @@ Value = str | int | float | bool | None
 
 
 def said(dump: Dump, field: str, meaning: str) -> Evidence:
-    """A field of the manifest, dotted; a number counts in a list: "offences.0.value". None if it is not there."""
+    """Return a field of the manifest, dotted, as evidence; None if it is not there.
+
+    A number counts in a list: "offences.0.value".
+    """
     return Evidence(source=dump.manifest.dump_id, field=field, value=plain_value(dump.manifest, field), meaning=meaning)
 
 

@@ -29,8 +29,13 @@ START_WINDOW_S = 120.0
 
 @dataclass
 class _Process:
-    """rank: None for a process that wrote no dump. started_s: since the epoch, of its guard manifest, else its first
-    dump. family: what processes of one launch have in common."""
+    """A process that left something.
+
+    Attributes:
+        rank: None for a process that wrote no dump.
+        started_s: since the epoch, of its guard manifest, else its first dump.
+        family: what processes of one launch have in common.
+    """
 
     host: str
     pid: int

@@ -22,8 +22,11 @@ _BY_ID = {rule.id: rule for rule in RULES}
 
 
 def join_logs(found: Sequence[Finding], from_logs: Iterable[Finding], incident: Incident) -> list[Finding]:
-    """found: of dumps, guard manifests and ledgers, in the order in which a log's finding looks for its cause. What
-    only logs say comes first."""
+    """Return all findings, with what only logs say first.
+
+    Those in `found` are of dumps, guard manifests and ledgers, in the order in which a log's finding looks for its
+    cause.
+    """
     grown = list(found)
     alone: dict[tuple[str, str], Finding] = {}
     for theirs in from_logs:

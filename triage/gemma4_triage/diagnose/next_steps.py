@@ -15,13 +15,13 @@ PROGRAM = "gemma4-triage"
 
 
 def first_finding(dump: Dump) -> Finding:
-    """The likeliest cause of a single dump. There is always one: the last fallback takes every dump."""
+    """Return the likeliest cause of a single dump. There is always one: the last fallback takes every dump."""
     (incident,) = group((dump,))
     return completed(conclude(incident)[:1], incident)[0]
 
 
 def next_steps(dump: Dump, on_screen: str = "dumps show") -> list[str]:
-    """The lines to show under "what to do next", most useful first. on_screen: the verb that shows them."""
+    """Return the lines to show under "what to do next", most useful first; `on_screen` is the verb that shows them."""
     found, path = first_finding(dump), shlex.quote(dump.place)
     return [
         f"{found.cause} ({found.label})",

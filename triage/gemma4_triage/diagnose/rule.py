@@ -31,12 +31,15 @@ FOLLOWS_FROM_AN_ENTRY = (
 
 @dataclass(frozen=True)
 class Rule:
-    """find: pure; None where the incident does not show this cause.
+    """A rule, whose `find` is pure and gives None where the incident does not show this cause.
 
-    in_logs: rules over logs (logs/catalog.py) that find this very cause there. leads_to: such as find what this cause
-    leads to. injected_by: faults of the catalog that put this cause into a server. explains: rules whose findings are
-    consequences of this one, or say less about the same dumps. fallback: is asked last, and sees only dumps that no
-    other finding has explained.
+    Attributes:
+        find: pure; None where the incident does not show this cause.
+        in_logs: rules over logs (logs/catalog.py) that find this very cause there.
+        leads_to: such as find what this cause leads to.
+        injected_by: faults of the catalog that put this cause into a server.
+        explains: rules whose findings are consequences of this one, or say less about the same dumps.
+        fallback: is asked last, and sees only dumps that no other finding has explained.
     """
 
     id: str

@@ -40,7 +40,7 @@ class OffendingRow:
 
 
 def offending_rows(dump: Dump, limit: int) -> list[OffendingRow]:
-    """At most `limit` rows, in the order in which the probe listed them."""
+    """Return at most `limit` rows, in the order in which the probe listed them."""
     by_row: dict[tuple[str, int], list[Offence]] = {}
     for offence in dump.manifest.offences:
         by_row.setdefault((offence.table, offence.row), []).append(offence)
@@ -67,8 +67,13 @@ def _row(dump: Dump, offences: Sequence[Offence]) -> OffendingRow:
 
 
 def row_span(dump: Dump, table: str, row: int) -> tuple[int, int]:
-    """Where a row begins in the flattened table, and how many columns it has; none if it is not in the saved part. A
-    table of any size is not read for it. Raises LookupError for a tensor that is no table, DumpError.
+    """Return where a row begins in the flattened table, and how many columns it has; none if it is not saved.
+
+    A table of any size is not read for it.
+
+    Raises:
+        LookupError: the tensor is no table.
+        DumpError: it cannot be read.
     """
     record = dump.record(table)
     if not holds_indices(record):
@@ -114,9 +119,10 @@ def _cells(dump: Dump, first: Offence, offending_columns: set[int]) -> tuple[Cel
 
 
 def _before_containment(cells: tuple[Cell, ...], offences: Sequence[Offence]) -> tuple[Cell, ...]:
-    """The table was saved with its bad entries replaced by 0; the probe kept what the listed ones held.
+    """Return the cells as they were before containment, as far as the dump knows.
 
-    A translation of such a 0 says nothing about the entry.
+    The table was saved with its bad entries replaced by 0; the probe kept what the listed ones held. A translation of
+    such a 0 says nothing about the entry.
     """
     held = {offence.column: offence.value for offence in offences}
     return tuple(

@@ -19,10 +19,15 @@ CURVE_STEPS = 100
 
 @dataclass(frozen=True)
 class Plan:
-    """need, recommended, asked, default, split and curve are None or empty without a workload.
+    """Sizes of the pools, and what of a workload fits in them.
 
-    available_bytes: for both pools, on one GPU. asked: at the ratio that was asked about. sizes: at `asked_ratio`.
-    split: what would be recommended with `split_leaf`, None if that holds no more.
+    Without a workload need, recommended, asked, default, split and curve are None or empty.
+
+    Attributes:
+        available_bytes: for both pools, on one GPU.
+        asked: at the ratio that was asked about.
+        sizes: at `asked_ratio`.
+        split: what would be recommended with `split_leaf`, None if that holds no more.
     """
 
     shape: ModelShape

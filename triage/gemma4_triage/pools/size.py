@@ -22,7 +22,7 @@ _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,12})?)\s*([A-Za-z]{0,3})")
 
 
 def parse_size(text: str, option: str) -> int:
-    """ "80GiB" -> bytes, rounded down. option: for the message.
+    """Turn "80GiB" into bytes, rounded down; `option` is for the message.
 
     Raises:
         UsageMistake: it has no unit, is no amount, or is zero.

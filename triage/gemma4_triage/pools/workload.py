@@ -11,7 +11,7 @@ _WORKLOAD = re.compile(r"([0-9]{1,7})\s*[xX*]\s*([0-9]{1,9})\s*\+\s*([0-9]{1,9})
 
 
 def parse_workload(text: str) -> Workload:
-    """ "80x8000+1000".
+    """Read a workload such as "80x8000+1000".
 
     Raises:
         UsageMistake: it is not written like that, or has no request or no prompt.

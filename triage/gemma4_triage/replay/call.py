@@ -25,13 +25,17 @@ MAX_QUERIES_PER_ROW = 16
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """Arrays are int64 unless said otherwise; everything about entries is [rows, columns].
+    """A call of attention. Arrays are int64 unless said otherwise; everything about entries is [rows, columns].
 
-    ids: as the kernel would have met them: what containment replaced is put back as far as the dump knows.
-    translated: what they should have been, or None. listed: bool, the probe named this entry.
-    key_counts, query_counts, request_slots: [rows]; slot -1 if unknown, 0 in padded rows. bound: exclusive, in entries.
-    foreign: the ids are another pool's than the buffer's. notes: what a reader of the result has to know.
-    columns: which of the table's columns these are, ascending; None: all from the first.
+    Attributes:
+        ids: as the kernel would have met them: what containment replaced is put back as far as the dump knows.
+        translated: what they should have been, or None.
+        listed: bool, the probe named this entry.
+        key_counts, query_counts, request_slots: [rows]; slot -1 if unknown, 0 in padded rows.
+        bound: exclusive, in entries.
+        foreign: the ids are another pool's than the buffer's.
+        notes: what a reader of the result has to know.
+        columns: which of the table's columns these are, ascending; None: all from the first.
     """
 
     dump_id: str

@@ -14,9 +14,14 @@ the products add up."""
 
 @dataclass(frozen=True)
 class Difference:
-    """max_abs, relative (to the largest expected), None if an output is not finite. cosine: the least of all heads.
+    """How far outputs are from what was expected.
 
-    bad_rows: rows that differ by more than the tolerance. first_bad: row and head, None if none does.
+    Attributes:
+        max_abs: the largest difference, None if an output is not finite.
+        relative: to the largest expected, None if an output is not finite.
+        cosine: the least of all heads.
+        bad_rows: rows that differ by more than the tolerance.
+        first_bad: row and head, None if none does.
     """
 
     max_abs: float | None

@@ -41,10 +41,15 @@ OUTSIDE = (Kind.MISSING, Kind.NEGATIVE, Kind.OUT_OF_RANGE)
 
 @dataclass(frozen=True)
 class RowDamage:
-    """One row. columns: the first and the last that are read. counts: of read entries, by kind, RIGHT left out.
+    """What one row reads that it should not.
 
-    outside: reads outside the buffer. hidden: bad entries in live columns that the window hides from all queries.
-    first: column, entry and kind of the worst read entry, the first of its kind; entry None if it is not in the dump.
+    Attributes:
+        columns: the first and the last that are read.
+        counts: of read entries, by kind, RIGHT left out.
+        outside: reads outside the buffer.
+        hidden: bad entries in live columns that the window hides from all queries.
+        first: column, entry and kind of the worst read entry, the first of its kind; entry None if it is not in the
+            dump.
     """
 
     row: int
@@ -92,7 +97,10 @@ def is_null(call: AttentionCall) -> np.ndarray:
 
 
 def _must_not_be_null(call: AttentionCall) -> np.ndarray:
-    """In a translated table the window leaves null pages behind; in padded rows all are."""
+    """Return which entries must not be the null page.
+
+    In a translated table the window leaves null pages behind; in padded rows all are.
+    """
     if call.table_space == "swa":
         return call.listed
     return call.listed | (call.request_slots != 0)[:, None]

@@ -19,9 +19,12 @@ from gemma4_triage.replay.integers import integers
 
 @dataclass(frozen=True)
 class DumpedValues:
-    """places: page id -> place in the dump's keys and values. shape: of one page, [page_size, kv_heads, head_dim].
+    """Keys and values that a dump holds.
 
-    query: [queries, q_heads, head_dim] float32, or None.
+    Attributes:
+        places: page id -> place in the dump's keys and values.
+        shape: of one page, [page_size, kv_heads, head_dim].
+        query: [queries, q_heads, head_dim] float32, or None.
     """
 
     dump: Dump

@@ -29,11 +29,15 @@ _FACTS = ("variants", "before", "inside", "page_size", "paged", "window_left", "
 
 @dataclass(frozen=True)
 class BackendCall:
-    """keys, values: [before + inside + after pages, page_size, kv_heads, head_dim] float32; the buffer is `inside`.
+    """A call that a process of its own makes.
 
-    queries: [rows, q_heads, head_dim] float32. lengths: [rows] int64, keys that a row sees or the window hides.
-    tables: a variant's name -> entries [rows, columns] int64, in places from the buffer's start: pages if `paged`,
-    else slots. Outside the buffer they keep their distance from it; what the window hides is 0 unless it is outside.
+    Attributes:
+        keys, values: [before + inside + after pages, page_size, kv_heads, head_dim] float32; the buffer is `inside`.
+        queries: [rows, q_heads, head_dim] float32.
+        lengths: [rows] int64, keys that a row sees or the window hides.
+        tables: a variant's name -> entries [rows, columns] int64, in places from the buffer's start: pages if `paged`,
+            else slots. Outside the buffer they keep their distance from it; what the window hides is 0 unless it is
+            outside.
     """
 
     variants: tuple[str, ...]
@@ -64,7 +68,7 @@ class BackendCall:
 
 
 def write_call(folder: Path, call: BackendCall) -> None:
-    """For the parent. Raises OSError."""
+    """Write it for the child. Raises OSError."""
     tensors = {"keys": call.keys, "values": call.values, "queries": call.queries, "lengths": call.lengths}
     tensors |= {f"table.{number}": call.tables[name] for number, name in enumerate(call.variants)}
     save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, folder / f"{CALL}.safetensors")
@@ -72,7 +76,7 @@ def write_call(folder: Path, call: BackendCall) -> None:
 
 
 def read_call(folder: Path) -> BackendCall:
-    """For the child."""
+    """Read it, in the child."""
     facts = json.loads((folder / f"{CALL}.json").read_text())
     tensors = load_file(folder / f"{CALL}.safetensors")
     names = tuple(facts.pop("variants"))

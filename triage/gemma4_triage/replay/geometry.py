@@ -16,10 +16,13 @@ MAX_WINDOW = 2**31 - 1
 
 @dataclass(frozen=True)
 class Geometry:
-    """window_left: keys at a distance of at most this are seen, -1 for all. scaling: of the layer, None if unknown.
+    """What a layer's attention is like.
 
-    dtype: of the KV buffer, in torch's words, None if unknown. assumed: what neither the dump nor an option gives, in
-    words with the value taken.
+    Attributes:
+        window_left: keys at a distance of at most this are seen, -1 for all.
+        scaling: of the layer, None if unknown.
+        dtype: of the KV buffer, in torch's words, None if unknown.
+        assumed: what neither the dump nor an option gives, in words with the value taken.
     """
 
     q_heads: int
@@ -73,7 +76,7 @@ def read_geometry(manifest: Manifest, options: ReplayOptions) -> Geometry:
 
 
 def _count(value: Any, limit: int) -> int | None:
-    """A dump may say anything: what is no plausible count is as good as unsaid."""
+    """Return it if it is a plausible count: a dump may say anything, and what is none is as good as unsaid."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= limit else None
 
 

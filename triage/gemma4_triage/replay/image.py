@@ -46,7 +46,7 @@ class Image:
         return self.before + self.inside.shape[0] + self.after
 
     def places(self, pages: np.ndarray) -> np.ndarray:
-        """Where a kernel looks for `pages`, in pages from the buffer's start; negative or beyond its end if outside."""
+        """Return where a kernel looks for `pages`, in pages from the buffer's start, which may be outside of it."""
         outside = np.where(pages < 0, pages, self.inside.shape[0] + pages - self.bound)
         return np.where(self._is_inside(pages), np.searchsorted(self.inside, pages), outside)
 

@@ -49,10 +49,14 @@ class SeenEvent(Record):
 
 
 class PageHistory(Record):
-    """One page of the audit. events: those that name it, the latest. unnamed: later ones that may concern it as well.
+    """One page of the audit.
 
-    break_line: of the event after which its books do not close; None if that event is not in the dump. break_step: of
-    that event, from the audit's table where the event itself is gone. text: what does not close, in a sentence.
+    Attributes:
+        events: those that name it, the latest.
+        unnamed: later ones that may concern it as well.
+        break_line: of the event after which its books do not close; None if that event is not in the dump.
+        break_step: of that event, from the audit's table where the event itself is gone.
+        text: what does not close, in a sentence.
     """
 
     pool: str
@@ -218,7 +222,7 @@ def _break(one: Suspect, named: Sequence[_Line], lines: Sequence[_Line]) -> tupl
 
 
 def _without_it(one: Suspect, named: Sequence[_Line], lines: Sequence[_Line]) -> _Line | None:
-    """The first release of a page's counterpart in the other pool since this page was handed out last."""
+    """Return the first release of a page's counterpart in the other pool since this page was handed out last."""
     if one.peer is None:
         return None
     since = max((line.number for line in named if line.event.kind == "handed_out"), default=None)

@@ -10,9 +10,12 @@ DEFAULT_CAP_MIB = 256
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """heads: query heads, KV heads. window_left: -1 for none. Each None: as the dump says, else an assumption.
+    """What is told about a call. None: as the dump says, else an assumption.
 
-    cap_bytes: what the replay's keys and values may take, as float32.
+    Attributes:
+        heads: query heads, KV heads.
+        window_left: -1 for none. Each None: as the dump says, else an assumption.
+        cap_bytes: what the replay's keys and values may take, as float32.
     """
 
     heads: tuple[int, int] | None = None

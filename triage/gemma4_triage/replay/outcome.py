@@ -25,8 +25,12 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class VariantOutcome:
-    """detail: of what is not `ran`. from_table: against fp64 on the same table, whether the backend reads what the
-    table says; from_intended: against fp64 on the table as it should have been.
+    """What a backend made of one variant of a table.
+
+    Attributes:
+        detail: of what is not `ran`.
+        from_table: against fp64 on the same table, whether the backend reads what the table says;
+        from_intended: against fp64 on the table as it should have been.
     """
 
     variant: str
@@ -47,9 +51,12 @@ class VariantOutcome:
 
 @dataclass(frozen=True)
 class BackendOutcome:
-    """refusal: why nothing was run, None if something was. missing: the environment lacks it.
+    """What became of a backend.
 
-    last_lines: of its stderr, if a variant failed.
+    Attributes:
+        refusal: why nothing was run, None if something was.
+        missing: the environment lacks it.
+        last_lines: of its stderr, if a variant failed.
     """
 
     backend: str
@@ -69,10 +76,13 @@ class BackendOutcome:
 
 @dataclass(frozen=True)
 class Replay:
-    """reference: each variant but the intended one in fp64, against the intended one.
+    """What a replay of attention says.
 
-    unknown_intentions: read entries of which the dump does not say what they should have been.
-    pages: that were materialised. worst: what a kernel reads.
+    Attributes:
+        reference: each variant but the intended one in fp64, against the intended one.
+        unknown_intentions: read entries of which the dump does not say what they should have been.
+        pages: that were materialised.
+        worst: what a kernel reads.
     """
 
     call: AttentionCall

@@ -25,9 +25,13 @@ MAX_PRODUCTS = 32 * 1024**3
 
 @dataclass(frozen=True)
 class Prepared:
-    """variants: entries by name. queries: [queries, q_heads, head_dim] float32. reference: fp64 outputs by variant.
+    """A call with its variants and what is expected of each.
 
-    values_from: in words.
+    Attributes:
+        variants: entries by name.
+        queries: [queries, q_heads, head_dim] float32.
+        reference: fp64 outputs by variant.
+        values_from: in words.
     """
 
     call: AttentionCall

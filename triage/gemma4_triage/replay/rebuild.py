@@ -32,7 +32,7 @@ BELONG = {("full", "full"), ("swa", "swa"), ("full", "draft"), ("draft", "draft"
 
 
 def rebuild(dump: Dump, options: ReplayOptions) -> AttentionCall:
-    """The call whose table the dump's offences are in.
+    """Return the call whose table the dump's offences are in.
 
     Raises:
         NothingChecked: the dump has no table that attention reads, or not its lengths or its buffer's size.
@@ -105,7 +105,7 @@ def buffer_bound(manifest: Manifest, noun: str) -> int:
 
 
 def _paged(dump: Dump, name: str, unit: int, notes: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """ids [rows, columns that a row needs or has], key counts [rows]."""
+    """Return ids [rows, columns that a row needs or has], key counts [rows]."""
     table, counts = integers(dump, name, 2), np.maximum(integers(dump, "cache_seqlens", 1), 0)
     rows = _row_count(min(table.shape[0], counts.shape[0]))
     if rows < counts.shape[0]:
@@ -125,7 +125,7 @@ def _paged(dump: Dump, name: str, unit: int, notes: list[str]) -> tuple[np.ndarr
 
 
 def _ragged(dump: Dump, name: str, notes: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """As `_paged`, of a list. An indptr may be what is wrong: a row that ends before it begins has no keys."""
+    """Do as `_paged`, for a list. An indptr may be what is wrong: a row that ends before it begins has no keys."""
     slots, indptr = integers(dump, name, 1), np.maximum(integers(dump, f"{name}_indptr", 1), 0)
     counts = np.maximum(np.diff(indptr), 0)
     if (np.diff(indptr) < 0).any():

@@ -12,9 +12,10 @@ _CHUNK_KEYS, _CHUNK_BYTES = 4096, 32 * 1024**2
 
 
 def attend(call: AttentionCall, image: Image, entries: np.ndarray, queries: np.ndarray, scale: float) -> np.ndarray:
-    """queries [queries, q_heads, head_dim], those of `call.queries`; entries [rows, columns], one variant's table.
+    """Attend with queries [queries, q_heads, head_dim], those of `call.queries`, by one variant's table of entries.
 
-    Returns [queries, q_heads, head_dim] float64. Values that a dump brings along need not be finite.
+    The entries are [rows, columns], the result [queries, q_heads, head_dim] float64. Values that a dump brings along
+    need not be finite.
     """
     with np.errstate(all="ignore"):
         return _attend(call, image, entries, queries, scale)

@@ -33,10 +33,13 @@ _KEPT += ("graph", "step", "page_size", "versions", "gpu", "launch_args", "guard
 
 
 def shrunk_draft(dump: Dump, whole: AttentionCall, cut: Cut, kind: Kind, same_pages: bool) -> DumpDraft:
-    """kind: the worst that is read, by which the verdict goes. same_pages: page ids are still those of `dump`, and so
-    are the values that it may hold of them.
+    """Return the draft of a smaller dump.
 
-    Raises DumpError if values cannot be read.
+    `kind` is the worst that is read, by which the verdict goes; `same_pages` says that page ids are still those of
+    `dump`, and so are the values that it may hold of them.
+
+    Raises:
+        DumpError: values cannot be read.
     """
     manifest, call = dump.manifest, cut.call
     tensors = _tensors(call)
@@ -90,7 +93,7 @@ def _tensors(call: AttentionCall) -> dict[str, np.ndarray]:
 
 
 def _values(dump: Dump, call: AttentionCall) -> dict[str, TensorPayload]:
-    """Of the pages that are left, as they are stored."""
+    """Return the values of the pages that are left, as they are stored."""
     dumped = read_dumped_values(dump, call)
     if dumped is None:
         return {}

@@ -53,7 +53,7 @@ def _described(root: Path) -> str | None:
 
 
 def _installed_commit(direct_url: str | None) -> str | None:
-    """Of direct_url.json (PEP 610), which installers write for what does not come from an index."""
+    """Return the commit in direct_url.json (PEP 610), which installers write for what does not come from an index."""
     try:
         found: Any = json.loads(direct_url or "{}")
         return str(found["vcs_info"]["commit_id"])

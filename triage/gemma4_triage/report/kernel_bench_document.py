@@ -34,6 +34,8 @@ def kernel_bench_document(
     """Say what `bench kernels` prints and writes.
 
     Args:
+        plan: what was asked for.
+        measured: what came back.
         project: of project_origin, from before the run.
         router: of file_identity, from before the run; None without the arm `vllm`.
     """
@@ -69,6 +71,6 @@ def file_identity(path: Path) -> dict[str, str]:
 
 
 def _place(row: dict[str, Any]) -> tuple[int, int, int]:
-    """By op, model and size; cells are measured in another order."""
+    """Return the place by op, model and size; cells are measured in another order."""
     models = [model.id for model in MODELS]
     return OPS.index(row["op"]), models.index(row["model"]), row["tokens"]

@@ -28,11 +28,13 @@ class KernelRows:
 
 
 def gather(documents: Sequence[Mapping[str, Any]]) -> KernelRows:
-    """documents: of one device and the same versions. A cell that was measured again is the later run's, all its arms:
-    arms are compared within a run.
+    """Return the rows of all documents, which are of one device and the same versions.
+
+    A cell that was measured again is the later run's, all its arms: arms are compared within a run.
 
     Raises:
-        KeyError, TypeError: rows are not as the bench writes them.
+        KeyError: rows are not as the bench writes them.
+        TypeError: likewise.
         ValueError: an arm of a cell is in one document twice, or there is no row.
     """
     dated = sorted(documents, key=lambda document: document["date"])

@@ -14,8 +14,10 @@ from gemma4_triage.report.pools_view import server_flag
 
 
 def pools_document(plan: Plan, memory: Memory, owner_only: bool, start: AtStart) -> dict[str, Any]:
-    """Bytes and tokens are of one GPU. Without a workload load and fits are null and curve is empty; policy is null
-    without a start."""
+    """Return the document. Bytes and tokens are of one GPU.
+
+    Without a workload load and fits are null and curve is empty; policy is null without a start.
+    """
     shape, cell, serving = plan.shape, plan.cell, plan.serving
     return {
         "model": {

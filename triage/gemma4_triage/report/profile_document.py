@@ -28,7 +28,7 @@ def profile_document(trace: TraceFile, counts: Counts, profiles: Sequence[Device
 
 
 def device_names(trace: TraceFile) -> list[str]:
-    """As the profiler wrote them; none if it did not."""
+    """Return them as the profiler wrote them; none if it did not."""
     found = trace.header.get("deviceProperties")
     named = [one.get("name") for one in found if isinstance(one, dict)] if isinstance(found, list) else []
     return [str(name)[:100] for name in named[:64] if name]

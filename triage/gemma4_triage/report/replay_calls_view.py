@@ -15,7 +15,7 @@ from gemma4_triage.terminal import add_row, plain_table, print_line, print_title
 
 
 def print_allocator(console: Console, result: AllocatorReplay, path: Path, rows: int) -> None:
-    """The first failing call among the `rows` calls around it, and the pages that it names. path: of the dump."""
+    """Print the dump's first failing call among the `rows` calls around it, and the pages that it names."""
     _headline(console, result.fine, "every invariant holds", _first_invariant(result), result.dump)
     full, swa = result.pages
     known = "from a known state" if result.start_known else "from a state that is not known"
@@ -83,7 +83,7 @@ def _page(change: PageChange) -> tuple[str, ...]:
 
 
 def _around(calls: Sequence[ReplayedCall], first: int | None, rows: int) -> Sequence[ReplayedCall]:
-    """The `rows` calls that end shortly after the first failing one, or the last ones."""
+    """Return the `rows` calls that end shortly after the first failing one, or the last ones."""
     numbers = [call.number for call in calls]
     at = numbers.index(first) if first in numbers else (0 if first == -1 else len(calls) - 1)
     stop = min(len(calls), max(at + 1 + rows // 4, rows))
@@ -91,7 +91,7 @@ def _around(calls: Sequence[ReplayedCall], first: int | None, rows: int) -> Sequ
 
 
 def print_leak(console: Console, result: LeakReplay, path: Path, rows: int) -> None:
-    """The listed pages, the one whose books stop closing first on top. path: of the dump."""
+    """Print the listed pages of the dump at `path`, the one whose books stop closing first on top."""
     _headline(console, False, "", result.verdict, result.dump)
     since = "" if result.first_step is None else f" from step {result.first_step} on"
     print_line(console, f"{number_of(len(result.pages), 'page')}, {number_of(result.events, 'event')}{since}")
@@ -127,7 +127,7 @@ def _events(console: Console, page: PageHistory) -> None:
 
 
 def print_shapes(console: Console, result: ShapesReplay, path: Path) -> None:
-    """What was found beside what it should have been. path: of the dump."""
+    """Print what was found in the dump at `path` beside what it should have been."""
     _headline(console, result.fine, "every shape is as it should be", result.verdict, result.dump)
     parts = [result.site, result.role and f"the {result.role}", result.step is not None and f"step {result.step}"]
     print_line(console, ", ".join(part for part in parts if part))

@@ -22,7 +22,7 @@ _VERDICTS = {
 
 
 def print_replay(console: Console, result: Replay, rows: int) -> None:
-    """result with at most `rows` damaged rows."""
+    """Print the result with at most `rows` damaged rows."""
     verdict = "reads the right pages by chance" if result.by_chance else _VERDICTS[result.worst]
     right = result.reads_right and not result.by_chance
     print_line(console, f"{verdict.upper()}  {result.call.dump_id}", style="bold green" if right else "bold red")
@@ -39,7 +39,7 @@ def print_replay(console: Console, result: Replay, rows: int) -> None:
 
 
 def shrunk_text(shrunk: Shrunk) -> str:
-    """For example "32 rows x 64 columns -> 1 x 1, 9000 keys -> 1, 8.1 KiB of tensors -> 312 B"."""
+    """Return for example "32 rows x 64 columns -> 1 x 1, 9000 keys -> 1, 8.1 KiB of tensors -> 312 B"."""
     before, after = shrunk.before, shrunk.after
     return (
         f"shrunk: {number_of(before[0], 'row')} x {number_of(before[1], 'column')} -> {after[0]} x {after[1]}, "

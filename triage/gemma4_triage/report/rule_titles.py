@@ -11,7 +11,7 @@ from gemma4_triage.readers.catalog import TITLES
 
 
 def rule_titles() -> dict[str, str]:
-    """By rule id. A rule of `diagnose` is named by the first line of its module's docstring."""
+    """Return titles by rule id. A rule of `diagnose` is named by the first line of its module's docstring."""
     diagnosed = {rule.id: (sys.modules[rule.find.__module__].__doc__ or rule.id) for rule in RULES}
     titles = {rule: text.strip().splitlines()[0] for rule, text in diagnosed.items()}
     titles |= {rule.ID: rule.TITLE for rule in (known_issue, other_crash, unexplained_line)}

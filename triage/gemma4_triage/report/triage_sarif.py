@@ -40,7 +40,7 @@ _ENTRY = re.compile(r"[A-Za-z_]\w*\[")
 
 
 def render_sarif(report: Report) -> str:
-    """One JSON document. Equal reports give equal text."""
+    """Return one JSON document. Equal reports give equal text."""
     titles = rule_titles() | {EXPECTATION: "A reproduction was not as its scenario expects"}
     results = list(_results(report))
     used = [rule for rule in titles if any(result["ruleId"] == rule for result in results)]

@@ -48,8 +48,13 @@ class FamilyUse:
 
 @dataclass(frozen=True)
 class NamedGap:
-    """largest_us: one gap; idle_us: of all `count` per step between launches of these two names. after: "" where the
-    trace ends."""
+    """Gaps between launches of two names.
+
+    Attributes:
+        largest_us: one gap;
+        idle_us: of all `count` per step between launches of these two names.
+        after: "" where the trace ends.
+    """
 
     largest_us: float
     count: float
@@ -60,8 +65,13 @@ class NamedGap:
 
 @dataclass(frozen=True)
 class IdleUse:
-    """host_share: of the steps' wall time. known: share of the gaps whose cause's call is in the trace. largest: one
-    per pair of neighbours."""
+    """How long a device was idle.
+
+    Attributes:
+        host_share: of the steps' wall time.
+        known: share of the gaps whose cause's call is in the trace.
+        largest: one per pair of neighbours.
+    """
 
     idle_us: float
     host_us: float
@@ -74,7 +84,7 @@ class IdleUse:
 
 @dataclass(frozen=True)
 class HostWait:
-    """Of one call: how often the host waited for a GPU in it, and for how long, per step."""
+    """One call's name: how often the host waited for a GPU in it, and for how long, per step."""
 
     name: str
     count: float
@@ -83,8 +93,13 @@ class HostWait:
 
 @dataclass(frozen=True)
 class ReplaceableUse:
-    """Of one op. matches, launches, gpu_us: of SGLang's own launches. present, present_us: launches of our kernel.
-    saved_launches: all but one per match."""
+    """What one op would replace.
+
+    Attributes:
+        matches, launches, gpu_us: of SGLang's own launches.
+        present, present_us: launches of our kernel.
+        saved_launches: all but one per match.
+    """
 
     op: str
     what: str
@@ -100,8 +115,12 @@ class ReplaceableUse:
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """kernel_us: the GPU time of all launches; above busy_us where they run at the same time. replaceable_us: of every
-    launch that an op would replace, none twice."""
+    """What a device did.
+
+    Attributes:
+        kernel_us: the GPU time of all launches; above busy_us where they run at the same time.
+        replaceable_us: of every launch that an op would replace, none twice.
+    """
 
     device: str
     launches_in_trace: int
@@ -123,8 +142,11 @@ class DeviceProfile:
 
 
 def analyse(tables: TraceTables, layers: int | None = None, method: str | None = None) -> list[DeviceProfile]:
-    """One per device, in the order of ranks and numbers. layers: of the model, where the caller knows. method: of
-    anchors.METHODS; None: the best that there is."""
+    """Return one profile per device, in the order of ranks and numbers.
+
+    The model's `layers` are given where the caller knows them; `method` is one of anchors.METHODS, or None for the best
+    that there is.
+    """
     return [_analyse_device(tables, device, layers, method) for device in tables.devices]
 
 
@@ -172,7 +194,10 @@ def _analyse_device(tables: TraceTables, device: Device, layers: int | None, met
 
 
 def _waits(tables: TraceTables, device: Device, steps: Sequence[Step]) -> tuple[HostWait, ...]:
-    """Those that began while a step ran, whichever step they were for: the host is ahead. The most frequent first."""
+    """Return the waits that began while a step ran, the most frequent first.
+
+    Which step they were for does not matter: the host is ahead.
+    """
     starts = [step.start_us for step in steps]
     counts: Counter[str] = Counter()
     times: defaultdict[str, float] = defaultdict(float)
@@ -191,7 +216,10 @@ def _spread(values: Sequence[float]) -> Spread:
 
 
 def _families(launches: Launches, steps: Sequence[Step], names: Sequence[str]) -> tuple[FamilyUse, ...]:
-    """Every launch of the steps is in one of them. By GPU time; families without a launch are left out."""
+    """Return the families by GPU time; those without a launch are left out.
+
+    Every launch of the steps is in one of them.
+    """
     counts, times = np.zeros(len(names)), np.zeros(len(names))
     for step in steps:
         part = launches.part(slice(step.first, step.last))

@@ -19,7 +19,7 @@ _TAKEN = chr(_FIRST_CHARACTER - 1)
 
 @dataclass
 class Found:
-    """Of all steps together. gpu_us: of the launches that would go, each by itself."""
+    """What was found in all steps together. gpu_us is of the launches that would go, each by itself."""
 
     op: str
     what: str
@@ -39,7 +39,7 @@ class Replaced:
 
 
 def find_sequences(launches: Launches, steps: Iterable[Step], names: Sequence[str]) -> Replaced:
-    """A sequence does not go over the end of a step."""
+    """Find them inside steps: a sequence does not go over the end of one."""
     alphabet: dict[str, str] = {}
     characters = [_character(role_of(name), alphabet) for name in names]
     patterns = {op.op: [_compile(sequence, alphabet) for sequence in op.sequences] for op in REPLACEABLE}
@@ -73,7 +73,7 @@ def _search(text: str, durations: Numbers, patterns: dict[str, list[re.Pattern[s
 
 
 def _matches(text: str, patterns: Iterable[re.Pattern[str]]) -> list[list[int]]:
-    """Per match the places of its launches; no place is in two matches of one op."""
+    """Return per match the places of its launches; no place is in two matches of one op."""
     found = []
     for pattern in patterns:
         here = [[match.start(group) for group in range(1, pattern.groups + 1)] for match in pattern.finditer(text)]

@@ -39,8 +39,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Cut:
-    """chosen: steps of one kind, which everything is said about. left_out: why, and how many steps. before, after:
-    launches outside every whole step; the last step has no end, so it is not whole."""
+    """A trace cut into steps.
+
+    Attributes:
+        chosen: steps of one kind, which everything is said about.
+        left_out: why, and how many steps.
+        before, after: launches outside every whole step; the last step has no end, so it is not whole.
+    """
 
     method: str
     chosen: tuple[Step, ...]

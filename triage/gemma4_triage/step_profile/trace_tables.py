@@ -75,8 +75,11 @@ class Span(NamedTuple):
 class Launches:
     """What one device ran, by start. Columns of equal length.
 
-    name: into TraceTables.names. correlation: NO_CORRELATION if the trace does not say. called_from_us, called_us: when
-    the host's call that caused it began and ended; NaN if that is not in the trace. graph: by cudaGraphLaunch.
+    Attributes:
+        name: into TraceTables.names.
+        correlation: NO_CORRELATION if the trace does not say.
+        called_from_us, called_us: when the host's call that caused it began and ended; NaN if that is not in the trace.
+        graph: by cudaGraphLaunch.
     """
 
     start_us: Numbers
@@ -93,7 +96,7 @@ class Launches:
 
     @property
     def busy_us(self) -> float:
-        """Of each launch by itself; those that run at the same time count twice."""
+        """Return each launch's time by itself; those that run at the same time count twice."""
         return float((self.end_us - self.start_us).sum())
 
     def part(self, chosen: Numbers | slice) -> Launches:
@@ -101,8 +104,11 @@ class Launches:
 
 
 class Wait(NamedTuple):
-    """The host waited for a GPU, in a call of this name; in a read of a value, by the read's name; for a copy to memory
-    that is not pinned, from the copy's beginning: in the call after it, or if there is none as COPY."""
+    """A wait of the host for a GPU, in a call of this name.
+
+    In a read of a value the name is the read's. For a copy to memory that is not pinned the wait is from the copy's
+    beginning: in the call after it, or if there is none as COPY.
+    """
 
     name: str
     rank: str
@@ -155,7 +161,7 @@ class _Calls:
 
 
 def read_tables(events: Iterable[Any]) -> TraceTables:
-    """In any order of events. Raises TooManyEvents."""
+    """Read events in any order. Raises TooManyEvents."""
     builder = _Builder()
     for event in events:
         builder.add(event)
@@ -267,7 +273,7 @@ class _Builder:
             yield wait._replace(name=_READ) if inside else wait
 
     def _blocking_copies(self, names: tuple[str, ...], devices: dict[Device, Launches]) -> list[tuple[_Thread, Wait]]:
-        """The calls that copied to memory that is not pinned."""
+        """Return the calls that copied to memory that is not pinned."""
         blocking = [number for number, name in enumerate(names) if _BLOCKING_COPY.search(name)]
         threads, found = list(self._threads), []
         for device, launches in devices.items():
@@ -330,7 +336,7 @@ def _launches(columns: _Columns, calls: _Calls, name_places: Numbers, stream_pla
 
 
 def _called(correlation: Numbers, calls: _Calls) -> tuple[Numbers, Numbers, Numbers]:
-    """Per launch (begin, end, by a graph launch) of the call with its correlation; NaN, NaN, False without one."""
+    """Return per launch (begin, end, by a graph launch) of the call of its correlation; NaN, NaN, False if none."""
     known = np.array(calls.correlation, np.int64)
     nothing = np.full(len(correlation), np.nan)
     if not len(known):
@@ -376,6 +382,6 @@ def _rank(event: dict[str, Any]) -> str:
 
 
 def _device(event: dict[str, Any], arguments: dict[str, Any]) -> Device:
-    """A GPU's events have the device's number as their pid, and as an argument."""
+    """Return the device: a GPU's events have its number as their pid, and as an argument."""
     pid = str(event.get("pid", "")).removeprefix(_rank(event)).strip()
     return Device(_rank(event), str(arguments.get("device", pid))[:40])

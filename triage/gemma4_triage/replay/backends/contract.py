@@ -20,9 +20,12 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Attention:
-    """run: a variant's name -> outputs [rows, q_heads, head_dim] float32, after a synchronisation.
+    """Attention as a backend computes it.
 
-    dtype: what keys, values and outputs are rounded to. note: what a reader has to know, may be empty.
+    Attributes:
+        run: a variant's name -> outputs [rows, q_heads, head_dim] float32, after a synchronisation.
+        dtype: what keys, values and outputs are rounded to.
+        note: what a reader has to know, may be empty.
     """
 
     run: Callable[[str], np.ndarray]

@@ -16,9 +16,12 @@ HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 @dataclass(frozen=True)
 class DeviceCall:
-    """keys, values: the buffer inside its arena, [pages, page_size, kv_heads, head_dim]. queries: [rows, heads, dim].
+    """A call whose tensors are on the device.
 
-    dtype: the KV buffer's own if kernels take it, else bfloat16.
+    Attributes:
+        keys, values: the buffer inside its arena, [pages, page_size, kv_heads, head_dim].
+        queries: [rows, heads, dim].
+        dtype: the KV buffer's own if kernels take it, else bfloat16.
     """
 
     keys: torch.Tensor
@@ -27,7 +30,7 @@ class DeviceCall:
     dtype: str
 
     def lists(self, slots: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
-        """indptr [rows + 1] and indices [any], both int32: slots that leave int32 go as far as it reaches."""
+        """Return indptr [rows + 1] and indices [any], both int32: slots that leave int32 go as far as it reaches."""
         indptr = [0, *accumulate(len(row) for row in slots)]
         limits = np.iinfo(np.int32)
         indices = np.clip(np.concatenate(slots), limits.min, limits.max).astype(np.int32)

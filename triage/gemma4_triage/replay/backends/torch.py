@@ -31,7 +31,7 @@ def prepare(call: BackendCall) -> Attention:
 def _row(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """query [q_heads, d]; keys, values [slots, kv_heads, d]; slots [n] -> [q_heads, d]."""
+    """Attend with query [q_heads, d] over keys, values [slots, kv_heads, d] at slots [n], to [q_heads, d]."""
     seen, held = keys.index_select(0, slots), values.index_select(0, slots)
     grouped = query.unflatten(0, (keys.shape[1], -1))
     weights = torch.softmax(torch.einsum("hgd,nhd->hgn", grouped, seen) * scale, dim=-1)

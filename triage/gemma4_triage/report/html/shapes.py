@@ -39,7 +39,7 @@ def lines(series: Series, top: float) -> list[str]:
 
 
 def gaps(columns: Sequence[int]) -> list[bool]:
-    """For each of ascending numbers whether some are left out before it."""
+    """Say for each of ascending numbers whether some are left out before it."""
     return [at > 0 and number != columns[at - 1] + 1 for at, number in enumerate(columns)]
 
 

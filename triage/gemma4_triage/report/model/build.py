@@ -106,7 +106,7 @@ def _run(record: RunRecord) -> Run:
 
 
 def _diagnose(source: Source, logs: Sequence[LogFacts]) -> tuple[list[_Labelled], dict[str, LogLink]]:
-    """Every incident with its findings, and with what its own logs say of the same causes; how each log stands to them.
+    """Return every incident with its findings and what its logs say of them, and how each log stands to them.
 
     A run of which there is nothing but a log is among the logs, and no incident.
     """
@@ -129,7 +129,10 @@ def _diagnose(source: Source, logs: Sequence[LogFacts]) -> tuple[list[_Labelled]
 
 
 def _worth_telling(found: list[_Labelled], source: Source) -> list[_Labelled]:
-    """Of a run, what left dumps: processes of arms without one are in the table of arms, which knows what was meant."""
+    """Return what left dumps, of a run.
+
+    Processes of arms without one are in the table of arms, which knows what was meant.
+    """
     if source.verdict is None and not source.arm_logs:
         return found
     return [one for one in found if one.diagnosis.incident.dumps]

@@ -12,7 +12,7 @@ from gemma4_triage.report.model.records import Group, Run
 
 
 def incident_environment(incident: Incident) -> tuple[Group, ...]:
-    """Of the incident's first dump, else of its first guard manifest."""
+    """Return the environment of the incident's first dump, else of its first guard manifest."""
     groups = []
     if incident.dumps:
         manifest = incident.dumps[0].manifest

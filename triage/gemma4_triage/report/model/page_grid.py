@@ -95,7 +95,7 @@ def _upper(manifest: Manifest, window: Window, offences: Sequence[Offence]) -> i
 
 
 def _states(dump: Dump, window: Window, upper: int) -> tuple[list[list[CellState]], bool, str]:
-    """Of each cell; whether the ids are another pool's; what is known of the attention window, in words."""
+    """Return each cell's state; whether the ids are another pool's; what is known of the attention window, in words."""
     manifest = dump.manifest
     call = _call(dump, window, upper)
     if call is None:
@@ -137,7 +137,7 @@ def _state(kind: Kind, live: bool, read: bool, null: bool, foreign: bool) -> Cel
 
 
 def _plain_states(window: Window, lower: int | None, upper: int) -> list[list[CellState]]:
-    """Without lengths: only whether an entry is outside what the probe held it against."""
+    """Say without lengths only whether an entry is outside what the probe held it against."""
     if lower is None:
         return [[CellState.ENTRY] * len(window.columns) for _ in window.rows]
     outside = (window.ids != UNKNOWN) & ((window.ids < lower) | (window.ids >= upper))
@@ -145,7 +145,7 @@ def _plain_states(window: Window, lower: int | None, upper: int) -> list[list[Ce
 
 
 def _call(dump: Dump, window: Window, upper: int) -> AttentionCall | None:
-    """The part of the attention call that is shown; None if the dump lacks lengths, page size or a buffer."""
+    """Return the part of the attention call that is shown; None if the dump lacks lengths, page size or a buffer."""
     manifest = dump.manifest
     if any(keys is None for keys in window.keys) or is_written(window.table) or upper <= 0:
         return None

@@ -26,8 +26,12 @@ class NoPicture(Exception):
 
 @dataclass(frozen=True)
 class Window:
-    """What is shown of a table. ids: [rows, columns] int64, UNKNOWN where the dump has none. keys, slots: per row, None
-    where unknown."""
+    """What is shown of a table.
+
+    Attributes:
+        ids: [rows, columns] int64, UNKNOWN where the dump has none.
+        keys, slots: per row, None where unknown.
+    """
 
     table: str
     ragged: bool
@@ -133,7 +137,10 @@ def _listed(manifest: Manifest, table: str, rows: Sequence[int], columns: Sequen
 def _before_containment(
     ids: np.ndarray, manifest: Manifest, table: str, rows: Sequence[int], columns: Sequence[int]
 ) -> np.ndarray:
-    """The table was saved with its bad entries replaced by 0; the probe kept what the listed ones held."""
+    """Return the ids as they were before containment.
+
+    The table was saved with its bad entries replaced by 0; the probe kept what the listed ones held.
+    """
     if manifest.action == "contained":
         for offence in manifest.offences:
             if offence.table == table and offence.row in rows and offence.column in columns:
@@ -143,7 +150,7 @@ def _before_containment(
 
 
 def around(points: Iterable[int], count: int, limit: int) -> tuple[int, ...]:
-    """At most `limit` of range(count): the points that are in it and as much of what surrounds them as fits."""
+    """Return at most `limit` of range(count): the points that are in it and as much of what surrounds them as fits."""
     inside = sorted({point for point in points if 0 <= point < count})[:limit] or ([0] if count else [])
     if count <= limit:
         return tuple(range(count))
