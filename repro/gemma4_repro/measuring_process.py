@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemma4_repro.engine.parent_death import die_with_parent
+from gemma4_repro.errors import EnvironmentLacks
 from gemma4_repro.marked_lines import last_error, marked
 
 # One that has said nothing for so long, or is that far past the end, is ended.
@@ -21,12 +22,28 @@ Say = Callable[[str], None]
 
 @dataclass
 class Ended:
-    """How a process ended. last_words: the line that says why. tail: the end of its stderr."""
+    """How a process ended.
+
+    Attributes:
+        code: its exit code.
+        last_words: the line that says why.
+        tail: the end of its stderr.
+        interrupted: whether Ctrl-C ended it.
+    """
 
     code: int = 0
     last_words: str = ""
     tail: str = ""
     interrupted: bool = False
+
+    def why(self) -> str:
+        """Say how it ended, for what is lost by that."""
+        return f"the measuring process ended with {self.code}: {self.last_words}"
+
+    def nothing_measured(self) -> EnvironmentLacks:
+        """Return what to raise where this is all that there is."""
+        hint = "the last lines above are the measuring process's"
+        return EnvironmentLacks(f"nothing was measured\n{self.tail}", hint)
 
 
 def run_measuring(

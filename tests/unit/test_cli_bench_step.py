@@ -62,7 +62,7 @@ def test_json_is_the_only_thing_on_stdout(cli, measured):
     ("changes", "said"),
     [
         ({"us": 101.0}, "faster: missed"),
-        ({"right": False}, "wrong answer: 26b, batch 1, all: logits differ by 0.0100, tolerance 0.0500"),
+        ({"right": False}, "wrong answers: 26b, batch 1, all: logits differ by 0.0100, tolerance 0.0500"),
     ],
 )
 def test_what_is_not_as_it_should_be_exits_1(cli, measured, changes, said):

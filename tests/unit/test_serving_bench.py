@@ -277,7 +277,7 @@ class TestCommand:
         measured({"yoco": 0.5}, right=False)
         code, out, _ = cli("bench", "serving", "prefill", "--model", "e4b")
         assert code == 1
-        assert "wrong answers: e4b, 16 x 7000/10, yoco: they differ by 0.9000, tolerance 0.0500" in out
+        assert "wrong answers: e4b, 16 x 7000/10, yoco: log probabilities differ by 0.9000, tolerance 0.0500" in out
 
     @pytest.mark.parametrize(
         ("words", "said"),

@@ -10,6 +10,7 @@ from typing import Any
 from gemma4_repro.errors import UnknownName
 
 REFERENCE = "none"
+REFERENCE_LOST = f"the arm {REFERENCE!r} is lost, and nothing can be compared without it"
 OFF = "off"
 # SGLang takes SGLANG_PLUGINS for a list of those to load: with a name that nobody has, ours is not even imported.
 WITHOUT_PLUGIN = {"SGLANG_PLUGINS": "no-plugin"}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemma4_dumps.wording import number_of
-from gemma4_repro.bench.arms import REFERENCE
+from gemma4_repro.bench.arms import REFERENCE, REFERENCE_LOST
 from gemma4_repro.bench.burst import Burst, run_burst
 from gemma4_repro.bench.checkpoint import SIZES, make_pair
 from gemma4_repro.bench.cores import split_cores
@@ -116,7 +116,7 @@ class _Phase:
         # Round 0 is thrown away: each arm alone for the first time. It tells which arms are slow.
         for number in range(self._plan.rounds + 1):
             if REFERENCE not in self._fleet.servers:
-                self._stop(f"the arm {REFERENCE!r} is lost, and nothing can be compared without it")
+                self._stop(REFERENCE_LOST)
                 return
             for batch, name in schedule(self._plan, self._servers_of(number), number):
                 if time.monotonic() + self._wall_s.get((name, batch), 0) > self._deadline:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from gemma4_dumps.wording import number_of
-from gemma4_repro.errors import EnvironmentLacks
 from gemma4_repro.kernel_bench.compile_ahead import Ahead, Key, compile_ahead, compiler_environment
 from gemma4_repro.kernel_bench.plan import KernelPlan
 from gemma4_repro.measuring_process import Ended, Say, run_measuring
@@ -152,13 +151,11 @@ def _measure_cells(
         if ended.interrupted or ended.code == 0:
             break
         if heard.cell is None:
-            measured.partial = measured.partial or f"the measuring process ended with {ended.code}: {ended.last_words}"
+            measured.partial = measured.partial or ended.why()
         else:
             _lose(ended, heard, heard.cell, task, measured)
     if not (measured.interrupted or measured.samples or measured.wrong):
-        raise EnvironmentLacks(
-            f"nothing was measured\n{ended.tail}", "the last lines above are the measuring process's"
-        )
+        raise ended.nothing_measured()
 
 
 def _lose(ended: Ended, heard: _Heard, cell: dict[str, Any], task: _Task, measured: Measured) -> None:
@@ -168,7 +165,7 @@ def _lose(ended: Ended, heard: _Heard, cell: dict[str, Any], task: _Task, measur
         task.first = cell["number"]
         task.left_out.add((cell["op"], cell["model"], arm))
     else:
-        arm, why = "all", f"the measuring process ended with {ended.code}: {ended.last_words}"
+        arm, why = "all", ended.why()
         task.first = cell["number"] + 1
     heard.say(f"lost: {arm} {why}")
     measured.lost.append(where | {"arm": arm, "why": why})

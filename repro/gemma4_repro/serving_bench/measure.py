@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gemma4_dumps.wording import number_of
-from gemma4_repro.bench.arms import REFERENCE
+from gemma4_repro.bench.arms import REFERENCE, REFERENCE_LOST
 from gemma4_repro.bench.checkpoint import write_checkpoint
 from gemma4_repro.bench.cores import split_cores
 from gemma4_repro.bench.device_memory import device_memory_of
@@ -138,7 +138,7 @@ class _Model:
         # Round 0 is thrown away: what is compiled at the first request of a size is compiled then.
         for number in range(self._plan.rounds + 1):
             if REFERENCE not in self._fleet.servers:
-                self._stop(f"the arm {REFERENCE!r} is lost, and nothing can be compared without it")
+                self._stop(REFERENCE_LOST)
                 break
             if not self._round(number):
                 self._stop(f"time is up in round {number} of {self._plan.rounds}")

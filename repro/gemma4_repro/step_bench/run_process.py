@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gemma4_repro.bench.server_environment import clean_environment
-from gemma4_repro.errors import EnvironmentLacks
 from gemma4_repro.measuring_process import Ended, Say, run_measuring
 from gemma4_repro.step_bench.plan import StepPlan
 
@@ -79,10 +78,7 @@ def run_plan(
                 measured.interrupted, measured.partial = True, "interrupted"
                 break
             if ended.code != 0:
-                why = f"the measuring process ended with {ended.code}: {ended.last_words}"
-                heard({"kind": "lost", "model": model, "arm": "every arm", "why": why})
+                heard({"kind": "lost", "model": model, "arm": "every arm", "why": ended.why()})
     if not (measured.interrupted or measured.samples or measured.answers):
-        raise EnvironmentLacks(
-            f"nothing was measured\n{ended.tail}", "the last lines above are the measuring process's"
-        )
+        raise ended.nothing_measured()
     return measured

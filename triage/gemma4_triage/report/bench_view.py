@@ -8,23 +8,21 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from gemma4_triage.report.bench_text import STATUS_STYLES, print_origin, print_partial
 from gemma4_triage.terminal import print_line
-
-_STYLES = {"met": "green", "missed": "bold red", "not measured": "bold red", "not judged": "yellow"}
 
 
 def print_bench(console: Console, document: dict[str, Any]) -> None:
     if not document["measurement"]:
         print_line(console, "host engine: a smoke run; these numbers are no measurement", style="bold yellow")
-    print_line(console, _about(document))
+    print_origin(console, document, ("sglang", "torch", "flashinfer-python"), _idle_servers(document))
     console.print(_rows(document["rows"]))
     for target in document["targets"]:
         print_line(console, *_target(target))
     for phase, lost in document["lost"].items():
         for text in lost.values():
             print_line(console, f"{phase}: lost {text}", style="red")
-    if document["partial"]:
-        print_line(console, f"partial: {document['partial']}", style="yellow")
+    print_partial(console, document)
 
 
 def ratio_text(ratio: dict[str, Any] | None) -> str:
@@ -47,11 +45,9 @@ def _percent(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f}"
 
 
-def _about(document: dict[str, Any]) -> str:
-    versions = [f"{name} {document['versions'].get(name, '?')}" for name in ("sglang", "torch", "flashinfer-python")]
+def _idle_servers(document: dict[str, Any]) -> str:
     idle = document["method"]["idle_servers_cores"]
-    took = "" if idle is None else f"; idle servers took {idle['median']:.2f} cores together (median)"
-    return f"{document['device']}, {', '.join(versions)}{took}"
+    return "" if idle is None else f"; idle servers took {idle['median']:.2f} cores together (median)"
 
 
 def _rows(rows: list[dict[str, Any]]) -> Table:
@@ -96,4 +92,4 @@ def _target(target: dict[str, Any]) -> tuple[str | tuple[str, str], ...]:
             longer = max(cell["step_at_most"] for cell in hidden)
             text += f"; in {len(hidden)} of {len(target['cells'])} cells above that, where the step is at most "
             text += f"{share_text(longer)} longer, noise included"
-    return f"{target['arm']}: ", (target["status"], _STYLES[target["status"]]), f": {text}"
+    return f"{target['arm']}: ", (target["status"], STATUS_STYLES[target["status"]]), f": {text}"

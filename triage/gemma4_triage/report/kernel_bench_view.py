@@ -9,14 +9,12 @@ from rich.console import Console
 from rich.table import Table
 
 from gemma4_dumps.wording import number_of
+from gemma4_triage.report.bench_text import STATUS_STYLES, print_lost, print_origin, print_partial
 from gemma4_triage.terminal import print_line
-
-_STYLES = {"met": "green", "missed": "bold red", "not measured": "bold red"}
 
 
 def print_kernel_bench(console: Console, document: dict[str, Any]) -> None:
-    versions = [f"{name} {document['versions'].get(name, '?')}" for name in ("sglang", "torch", "triton")]
-    print_line(console, f"{document['device']}, {', '.join(versions)}")
+    print_origin(console, document)
     for op in dict.fromkeys(row["op"] for row in document["rows"]):
         console.print(_table(op, [row for row in document["rows"] if row["op"] == op], list(document["arms"])))
     for entry in _launches(document["launches"]):
@@ -27,14 +25,13 @@ def print_kernel_bench(console: Console, document: dict[str, Any]) -> None:
         print_line(console, f"wrong answer: {wrong['what']}", style="bold red")
     for lost in document["lost"]:
         where = f"{lost['op']}, {lost['model']}, {number_of(lost['tokens'], 'token')}, {lost['arm']}"
-        print_line(console, f"lost: {where}: {lost['why']}", style="yellow")
+        print_lost(console, where, lost["why"])
     cells = document["cells"]
     said = f"{cells['measured']} of {cells['planned']} cells in {document['took_s']:.0f} s"
     if compiling := document["compiling"]:
         said += f", of which {compiling['took_s']:.0f} s to compile {compiling['compiled']} of {compiling['of']} cells"
     print_line(console, said)
-    if document["partial"]:
-        print_line(console, f"partial: {document['partial']}", style="yellow")
+    print_partial(console, document)
 
 
 def _table(op: str, rows: list[dict[str, Any]], arms: list[str]) -> Table:
@@ -67,4 +64,4 @@ def _target(target: dict[str, Any]) -> tuple[str | tuple[str, str], ...]:
         where = f"{worst['op']}, {worst['model']}, {number_of(worst['tokens'], 'token')}"
         text += f"; worst {worst['value']:.2f} ({where}); missed in {target['missed_in']} of "
         text += number_of(target["measured"], "cell")
-    return f"{target['target']}: ", (target["status"], _STYLES[target["status"]]), text
+    return f"{target['target']}: ", (target["status"], STATUS_STYLES[target["status"]]), text

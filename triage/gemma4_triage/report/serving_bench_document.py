@@ -16,8 +16,8 @@ from gemma4_repro.serving_bench.measure import Measured
 from gemma4_repro.serving_bench.plan import ACCEPTED, ServingPlan, server_arguments
 from gemma4_repro.serving_bench.rows import build_rows, judge_targets, wrong_arms
 from gemma4_repro.step_bench.model_sizes import SIZES
-from gemma4_repro.step_bench.plan import MARGIN, MOST_RELATIVE
 from gemma4_triage.report.bench_origin import portable_command, portable_name
+from gemma4_triage.report.step_bench_document import SPEEDUP, TOLERANCE
 
 _METHOD = {
     "servers": "one SGLang server per arm, all on one GPU at once, one at work at a time; the same random weights in "
@@ -31,22 +31,29 @@ _METHOD = {
     "accepted": "tokens of an answer after its first, per verification. Drawn weights would have every draft refused, "
     f"so SGLang settles by lot how many are taken, {ACCEPTED} on average (SGLANG_SIMULATE_ACC_LEN); all arms alike",
     "tokens_per_s": "of all prompts and answers, over the burst's time",
-    "speedup": "the time of none over the arm's in the same round: median over rounds, 95% bootstrap interval",
+    "speedup": SPEEDUP,
     "better_speedup": "likewise of the load's `better_of`, of which the faster arm counts, shape by shape",
     "difference": "before an arm is timed, the log probabilities of tokens spread over the vocabulary, in the first "
     "place of each answer, are compared with those of none: root mean square difference over the standard deviation",
     "encoder": "an encoder's row has no requests: pictures of 2520 patches, 126 of them padding, from host memory "
     "through SGLang's get_image_feature in the scheduler's process, median of 5; values of soft tokens are compared",
     "gemm_ceiling": "what a prefill could gain at most by its matrices if KV-shared layers ran for no row at all",
-    "tolerance": f"{MARGIN:.0f} times what none differs from itself by when every norm's weights move by one or two "
-    f"units in the last place of bf16, at most {MOST_RELATIVE}",
+    "tolerance": TOLERANCE,
 }
 
 
 def serving_bench_document(
     plan: ServingPlan, measured: Measured, installation: dict[str, Any], project: dict[str, str | None], folder: Path
 ) -> dict[str, Any]:
-    """installation: of InstallationQuestion. project: of project_origin. folder: the run's."""
+    """Return what `bench serving` prints and writes.
+
+    Args:
+        plan: what was asked for.
+        measured: what came back.
+        installation: of InstallationQuestion.
+        project: of project_origin.
+        folder: the run's.
+    """
     gpu = None if plan.host_engine else installation["gpu"]
     device = HOST_DEVICE if plan.host_engine else (gpu or {}).get("name", "unknown GPU")
     rows = build_rows(plan, measured, device)

@@ -8,7 +8,14 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from gemma4_triage.report.bench_text import STATUS_STYLES, print_origin, print_partial, ratio_cells
+from gemma4_triage.report.bench_text import (
+    print_lost,
+    print_origin,
+    print_partial,
+    print_wrong,
+    ratio_cells,
+    target_line,
+)
 from gemma4_triage.terminal import print_line
 
 
@@ -20,12 +27,12 @@ def print_serving_bench(console: Console, document: dict[str, Any]) -> None:
         if rows := [row for row in document["rows"] if row["model"] == model]:
             console.print(_table(model, rows, document["servers"].get(model, {})))
     for target in document["targets"]:
-        print_line(console, *_target(target))
+        print_line(console, *target_line(target, _where))
     for wrong in document["wrong"]:
-        print_line(console, _wrong(wrong), style="bold red")
+        print_wrong(console, _where(wrong), "log probabilities", wrong["difference"], wrong["tolerance"])
     for model, lost in document["lost"].items():
         for arm, why in lost.items():
-            print_line(console, f"lost: {model}, {arm}: {why}", style="yellow")
+            print_lost(console, f"{model}, {arm}", why)
     print_partial(console, document)
 
 
@@ -53,20 +60,6 @@ def _table(model: str, rows: list[dict[str, Any]], servers: dict[str, Any]) -> T
             "" if row["difference"] is None else f"{row['difference']:.4f}",
         )
     return table
-
-
-def _target(target: dict[str, Any]) -> tuple[str | tuple[str, str], ...]:
-    text = f": {target['title']}"
-    if target["missed_in"]:
-        text += f"; missed in {', '.join(map(_where, target['missed_in']))}"
-    return f"{target['target']}: ", (target["status"], STATUS_STYLES[target["status"]]), text
-
-
-def _wrong(answer: dict[str, Any]) -> str:
-    found, limit = answer["difference"], answer["tolerance"]
-    if found is None or limit is None:
-        return f"wrong answers: {_where(answer)}: log probabilities that cannot be compared"
-    return f"wrong answers: {_where(answer)}: they differ by {found:.4f}, tolerance {limit:.4f}"
 
 
 def _where(entry: dict[str, Any]) -> str:

@@ -12,17 +12,21 @@ from gemma4_repro.step_bench.rows import build_rows, judge_targets, wrong_arms
 from gemma4_repro.step_bench.run_process import Measured
 from gemma4_triage.report.bench_origin import portable_command
 
+SPEEDUP = "the time of none over the arm's in the same round: median over rounds, 95% bootstrap interval"
+TOLERANCE = (
+    f"{MARGIN:.0f} times what none differs from itself by when every norm's weights move by one or two units in the "
+    f"last place of bf16, at most {MOST_RELATIVE}"
+)
 _METHOD = {
     "step": "SGLang's model runner without a scheduler, in one process per model: an arm is the decode graph that "
     "SGLang captures while the arm's ops are in force; all arms have the same weights, inputs and attention metadata",
     "step_us": "graphs are replayed arm by arm, round by round, in rotating order; a sample is the mean of 5 replays "
     "in a row by CUDA events, after one that is not counted; from token ids to logits, without sampling and host work",
-    "speedup": "the time of none over the arm's in the same round: median over rounds, 95% bootstrap interval",
+    "speedup": SPEEDUP,
     "kernels": "of one replay in a profiler's trace; against_none: how many more or fewer, by name",
     "answers": "before an arm is timed, its logits are compared with those of none in the same step; "
     "relative_difference is the root mean square difference over the logits' standard deviation",
-    "tolerance": f"{MARGIN:.0f} times what none differs from itself by when every norm's weights move by one or two "
-    f"units in the last place of bf16, at most {MOST_RELATIVE}; an arm beyond it is wrong and not timed",
+    "tolerance": f"{TOLERANCE}; an arm beyond it is wrong and not timed",
 }
 
 

@@ -8,7 +8,14 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from gemma4_triage.report.bench_text import STATUS_STYLES, print_origin, print_partial, ratio_cells
+from gemma4_triage.report.bench_text import (
+    print_lost,
+    print_origin,
+    print_partial,
+    print_wrong,
+    ratio_cells,
+    target_line,
+)
 from gemma4_triage.terminal import print_line
 
 
@@ -18,12 +25,12 @@ def print_step_bench(console: Console, document: dict[str, Any]) -> None:
         if rows := [row for row in document["rows"] if row["model"] == model]:
             console.print(_table(rows))
     for target in document["targets"]:
-        print_line(console, *_target(target))
+        print_line(console, *target_line(target, _where, _worst(target)))
     for wrong in document["wrong"]:
-        print_line(console, _wrong(wrong), style="bold red")
+        where = f"{_where(wrong)}, {wrong['arm']}"
+        print_wrong(console, where, "logits", wrong["relative_difference"], wrong["tolerance"])
     for lost in document["lost"]:
-        where = f"{_where(lost)}, {lost['arm']}"
-        print_line(console, f"lost: {where}: {lost['why']}", style="yellow")
+        print_lost(console, f"{_where(lost)}, {lost['arm']}", lost["why"])
     print_partial(console, document)
 
 
@@ -47,21 +54,10 @@ def _table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _target(target: dict[str, Any]) -> tuple[str | tuple[str, str], ...]:
-    text = f": {target['title']}"
-    if target["target"] == "faster" and target["worst"]:
-        worst = target["worst"]
-        text += f"; worst {worst['value']:.4f} ({_where(worst)})"
-    if target["missed_in"]:
-        text += f"; missed in {', '.join(map(_where, target['missed_in']))}"
-    return f"{target['target']}: ", (target["status"], STATUS_STYLES[target["status"]]), text
-
-
-def _wrong(answer: dict[str, Any]) -> str:
-    found, limit = answer["relative_difference"], answer["tolerance"]
-    if found is None or limit is None:
-        return f"wrong answer: {_where(answer)}, {answer['arm']}: logits that cannot be compared"
-    return f"wrong answer: {_where(answer)}, {answer['arm']}: logits differ by {found:.4f}, tolerance {limit:.4f}"
+def _worst(target: dict[str, Any]) -> str:
+    if target["target"] != "faster" or not target["worst"]:
+        return ""
+    return f"; worst {target['worst']['value']:.4f} ({_where(target['worst'])})"
 
 
 def _where(entry: dict[str, Any]) -> str:
