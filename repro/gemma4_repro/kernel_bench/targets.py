@@ -23,7 +23,7 @@ RIVALS = ("sglang", "vllm", "compile", "eager")
 # Without one of these a cell cannot be said to meet `peers`; vLLM's file is not always at hand.
 _NEEDED = ("sglang", "compile", "eager")
 # The rows of a cell by arm.
-CellRows = Mapping[str, dict[str, Any]]
+CellRows = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
