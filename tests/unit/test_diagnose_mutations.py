@@ -54,6 +54,7 @@ CASES = {
     "node-page-twice": ("holder-entry-wrong", S.TREE_NODE, D.DUPLICATE, C.LIKELY),
     "protected-of-another": ("request-state-differs", S.REQUEST_COUNTERS, D.FOREIGN, C.CERTAIN),
     "continued-in-the-neighbour": ("page-given-twice", S.ALLOCATION, D.OFF_BY_ONE, C.CERTAIN),
+    "continued-in-a-new-page": ("page-given-twice", S.ALLOCATION, D.DUPLICATE, C.CERTAIN),
     "length-past-the-table": ("table-too-narrow", S.KERNEL_LENGTHS, D.PAST_END, C.LIKELY),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""
@@ -162,13 +163,22 @@ def test_without_the_lists_before_the_call_no_structure_is_accused(tmp_path, nam
     assert first.confidence is not C.CERTAIN
 
 
-def test_a_page_that_the_call_took_off_the_list_accuses_the_list(tmp_path):
+@pytest.mark.parametrize(
+    ("continues", "told"), [(False, (S.FULL_FREE_LIST, C.LIKELY)), (True, (S.ALLOCATION, C.CERTAIN))]
+)
+def test_a_page_that_the_call_took_off_accuses_the_list_where_it_continues_no_request(tmp_path, continues, told):
     (dump,) = dumps_of("hand-out-of-the-neighbour")
     page = dump.manifest.offences[0].value // 16
     after = dump.tensor("free_pages_full").copy()
     after[after == page] = after[after != page][0]
-    first = named_of(changed(tmp_path, dump, free_pages_full=after))[0]
-    assert (first.structure, first.confidence) == (S.FULL_FREE_LIST, C.LIKELY)
+    made = changed(tmp_path, dump, free_pages_full=after)
+    if not continues:
+        *earlier, call = (json.loads(line) for line in (made.path / "events.jsonl").read_text().splitlines())
+        call["last_loc"] = [-1] * len(call["last_loc"])
+        (made.path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in (*earlier, call)))
+        made = rewritten(made.path, made)
+    first = named_of(made)[0]
+    assert (first.structure, first.confidence) == told
 
 
 def test_where_the_lengths_grew_the_row_is_what_named_the_slot(tmp_path):

@@ -401,3 +401,10 @@ def test_a_request_that_counts_more_tokens_than_it_has(server):
     said = read_dump(entry.path).manifest
     # Behind its tokens the row has nothing, which is not what is wrong.
     assert (said.verdict, said.scalars["structure"]) == ("counter_wrong", "request counters")
+
+
+def test_a_request_that_has_less_allocated_than_it_has_committed(server):
+    server.forward()
+    server.world.requests[0].kv_allocated_len -= 1
+    said = trapped(server)
+    assert (said.verdict, said.scalars["defect"]) == ("counter_wrong", "off by one")

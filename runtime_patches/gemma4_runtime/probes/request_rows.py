@@ -250,6 +250,11 @@ def _check_counters(scheduler: Any, requests: Sequence[Any]) -> None:
             others = [held(other).kv_committed_len for other in live if other is not request]
             wrong.append(WrongEntry("unlike", number, 0, committed, tokens))
             kinds.append(defect_of(committed, tokens, width + 1, foreign=set(others)))
+        allocated = held(request).kv_allocated_len
+        if 0 <= allocated < committed:
+            # Without drafts the two are alike, with them there may be more allocated.
+            wrong.append(WrongEntry("unlike", number, 0, allocated, committed))
+            kinds.append(defect_of(allocated, committed, width + 1))
         for count in (held(request).kv_committed_len, held(request).kv_allocated_len):
             if not 0 <= count <= width:
                 wrong.append(WrongEntry("outside", number, 0, count))

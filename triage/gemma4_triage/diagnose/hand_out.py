@@ -3,9 +3,9 @@
 | the page                                                            | is wrong               |
 |---------------------------------------------------------------------|------------------------|
 | came in place of one that the call took off and did not return      | what the call returned |
-| was on the list, and the call took it off                           | the list               |
 | continues a request, and is not the page of the request's last slot | what the call returned |
 | ... of the sliding-window pool, where the mapping leads there        | the mapping            |
+| was on the list, and the call took it off                           | the list               |
 | is of the full pool, and on no list or still on one after the call  | what the call returned |
 
 Dumps of a release that does not keep the lists before the call say nothing of it.
@@ -116,12 +116,13 @@ class _Call:
                 "before", before, unreturned[0], "the call took it off the list, and did not return it"
             )
             return Wrong(Structure.ALLOCATION, self._defect(self._page, unreturned, taken), proof)
+        strayed = next(self._strayed(), None)
+        if strayed is not None:
+            # What continues a page does not come off a list, even if the call took this page off for another request.
+            return self._of_request(*strayed, taken)
         if taken[self._page]:
             proof = self._on_list("before", before, self._page, "the list had it before the call")
             return Wrong(free_list_of_pool(self._pool), self._defect_of_list(before), proof)
-        strayed = next(self._strayed(), None)
-        if strayed is not None:
-            return self._of_request(*strayed, taken)
         if self._pool != "full" or self._expected(self._bad.row, 0) is not None:
             # The call did what it was asked: whoever named that slot is wrong, or two did.
             return Wrong(None)
