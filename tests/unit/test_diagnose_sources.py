@@ -311,6 +311,10 @@ class TestFarTooMuch:
         assert "--limit 0 for all" in document["err"]
         _, _, document = rules(cli, tmp_path, "--limit", "0")
         assert (document["files_not_read"], len(document["incidents"][0]["dumps"])) == (0, 5)
+        # A store by itself has the same limits.
+        monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", str(SAMPLES))
+        assert rules(cli)[2]["files_not_read"] == len(list(SAMPLES.glob("2*"))) - 2
+        assert "files and folders: reading ends after 2 pieces" in cli("report")[1]
         report = tmp_path / "report.html"
         cli("report", tmp_path, "-o", report)
         assert "4 files and folders: reading ends" in report.read_text()

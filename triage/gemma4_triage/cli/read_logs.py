@@ -32,18 +32,17 @@ def read_evidence(evidence: Evidence, points: int | None = None, but: Iterable[s
 
     Raises UsageMistake.
     """
-    quiet, already = len(evidence.logs) > 1, list(but)
-    read: list[LogFacts] = []
+    quiet, before = len(evidence.logs) > 1, list(but)
+    named = [name for name in evidence.logs if name not in evidence.found_logs]
+    already = [*before, *named]
+    read = read_logs(named, points, quiet, before, "diagnose")
     late = 0
-    for name in evidence.logs:
-        if name not in evidence.found_logs:
-            read += read_logs([name], points, quiet, already, "diagnose")
-        elif time.monotonic() > evidence.end_s:
+    for name in (one for one in evidence.logs if one in evidence.found_logs):
+        if time.monotonic() > evidence.end_s:
             late += 1
-        else:
-            with until(evidence.end_s):
-                read += read_logs([name], points, quiet, already, "diagnose")
-        already.append(name)
+            continue
+        with until(evidence.end_s):
+            read += read_logs([name], points, quiet, already, "diagnose")
     if late:
         say(f"not read: {number_of(late, 'log')}: reading took too long; name a part of it, or --limit 0 for all")
     return read

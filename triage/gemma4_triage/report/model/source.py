@@ -11,7 +11,7 @@ from gemma4_dumps.manifest_file import MANIFEST_NAME
 from gemma4_dumps.store import DumpStore
 from gemma4_dumps.wording import number_of
 from gemma4_repro.engine.run_folder import VERDICT_NAME
-from gemma4_triage.diagnose.material import Material, read_store
+from gemma4_triage.diagnose.material import Budget, Material, read_store
 from gemma4_triage.diagnose.sources import Evidence, gather
 from gemma4_triage.errors import UsageMistake
 from gemma4_triage.runs.record_file import RunRecord, read_record
@@ -60,7 +60,9 @@ def read_run_or_dumps(store: DumpStore, names: Sequence[str], limit: int | None)
     Raises UsageMistake, NothingChecked for an empty folder, DumpError for what was named and cannot be read.
     """
     if not names:
-        return Source((str(store.root),), None, (Piece("", False, read_store(store, limit)),))
+        budget = Budget(limit is not None)
+        piece = Piece("", False, read_store(store, limit, budget))
+        return Source((str(store.root),), None, (piece,), (), (budget.remark,) if budget.remark else ())
     folders = [Path(name) for name in names if os.path.lexists(Path(name) / VERDICT_NAME)]
     if folders:
         if len(names) > 1:
