@@ -1,9 +1,10 @@
 """Walks the three needs of a newcomer by the README alone, in a fresh base environment, and writes down the times.
 
-Usage: python tests/tools/walk_first_hour.py [--output docs/first_hour.md]
+Usage: python tests/tools/walk_first_hour.py [--runtime .venv] [--output docs/first_hour.md]
 
 What is run are the lines of the README's own blocks, in a copy of what git has, so that nothing of this checkout helps.
-A line that serves, reproduces or measures needs SGLang, and is left to the other ways to install.
+The line that compares patches needs SGLang, and is run in the environment that --runtime names, as `make setup` makes
+it; what serves a real model is left out.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -24,9 +26,10 @@ NEEDS = {
     "Install": "Install, on a laptop",
     "My server crashed": "A crashed server's log",
     "I was given a dump": "Somebody's dump",
-    "I want it faster": "The faster runtime: what it is, before SGLang is there",
+    "I want it faster": "The faster runtime",
 }
-NEED_SGLANG = ("gemma4-triage serve", "gemma4-triage diff patches", "gemma4-triage dumps export latest")
+LEFT_OUT = ("gemma4-triage serve", "gemma4-triage dumps export latest")
+NEED_SGLANG = "gemma4-triage diff patches"
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Step:
 
 
 def commands(readme: str) -> dict[str, list[str]]:
-    """Return the lines of the README that a base install can run, by section; of the ways to install the first."""
+    """Return the lines of the README that are walked, by section; of the ways to install the first."""
     found: dict[str, list[str]] = {}
     for section in readme.split("\n## ")[1:]:
         title, _, body = section.partition("\n")
@@ -59,15 +62,18 @@ def commands(readme: str) -> dict[str, list[str]]:
             for block in blocks[: 1 if title == "Install" else None]
             for line in block.splitlines()
         ]
-        kept = [
-            line for line in lines if line and not line.startswith(NEED_SGLANG) and line != "gemma4-triage diagnose"
-        ]
+        kept = [line for line in lines if line and not line.startswith(LEFT_OUT) and line != "gemma4-triage diagnose"]
         found[NEEDS[title]] = kept
     return found
 
 
-def walk(folder: Path) -> list[Step]:
-    """Run every line in a copy of what git has, one shell line each, in the environment that the first lines make."""
+def walk(folder: Path, runtime: Path | None) -> list[Step]:
+    """Run every line in a copy of what git has, one shell line each, in the environment that the first lines make.
+
+    Args:
+        folder: where the copy is made.
+        runtime: the environment with SGLang; without it no line is run that needs one.
+    """
     names = (
         subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0")
     )
@@ -81,6 +87,10 @@ def walk(folder: Path) -> list[Step]:
     for need, lines in commands((ROOT / "README.md").read_text()).items():
         for line in lines:
             before = "" if line.startswith("python3 -m venv") else ". laptop/bin/activate && "
+            if line.startswith(NEED_SGLANG):
+                if runtime is None:
+                    continue
+                before = f". {shlex.quote(str(runtime.resolve()))}/bin/activate && "
             begin = time.monotonic()
             done = subprocess.run(
                 ["bash", "-c", before + line], cwd=clone, env=environment, capture_output=True, text=True
@@ -101,10 +111,11 @@ def page(steps: list[Step], laptop_mb: int) -> str:
     """Return the walk as a page of the documentation. laptop_mb: the size of the environment that was made."""
     text = (
         "# The first hour, walked\n\nThree needs, by the lines of the [README](../README.md) alone, in a fresh base "
-        "environment. Made by\n`python tests/tools/walk_first_hour.py --output docs/first_hour.md` on "
+        "environment. Made by\n`python tests/tools/walk_first_hour.py --runtime .venv --output docs/first_hour.md` on "
         f"{os.cpu_count()} cores with Python {platform.python_version()}; wall time, with\nwhat pip fetches. Exit "
-        "code 1 is a finding. Lines that need SGLang or a server's dumps are left out. The environment\n"
-        f"takes {laptop_mb} MB (`du -sm`), with pip and numpy.\n"
+        "code 1 is a finding. Lines that serve a real model or need its dumps are left out. The environment\n"
+        f"takes {laptop_mb} MB (`du -sm`), with pip and numpy. `diff patches` runs in that of `make setup`, which has "
+        "SGLang.\n"
     )
     for need in dict.fromkeys(step.need for step in steps):
         rows = [step for step in steps if step.need == need]
@@ -117,9 +128,10 @@ def page(steps: list[Step], laptop_mb: int) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", type=Path, help="write the page there")
+    parser.add_argument("--runtime", type=Path, help="an environment with SGLang, for the line that needs it")
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        steps = walk(Path(folder))
+        steps = walk(Path(folder), wanted.runtime)
         text = page(steps, size_mb(Path(folder) / "clone" / "laptop"))
     if wanted.output:
         wanted.output.write_text(text)

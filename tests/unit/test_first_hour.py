@@ -1,6 +1,10 @@
-"""What a newcomer types first, and what they were told wrongly once: each command with what it has to say."""
+"""What a newcomer types first, and what they were told wrongly once: each command with what it has to say.
+
+TESTS names, for each group of what was met, the tests that hold it; those without a file are here.
+"""
 
 import json
+import re
 import shutil
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -14,6 +18,75 @@ from walk_first_hour import NEEDS, commands
 ROOT = Path(__file__).parents[2]
 DUMP = "dumps/samples/20261121T103430.648335Z_vm_r0_p24275_page-table-bounds_0001"
 FEW_LINES = 2
+TESTS = {
+    "1 a log of another run is no evidence": (
+        "test_a_log_of_another_run_stands_alone",
+        "test_cli_diagnose.py::test_a_foreign_log_is_a_run_of_its_own_and_says_what_parts_them",
+        "test_diagnose_logs.py::test_no_foreign_log_changes_what_is_found",
+    ),
+    "2 nothing wrong is exit code 0": (
+        "test_nothing_wrong_is_exit_code_0",
+        "test_cli_diagnose.py::test_nothing_wrong",
+        "test_diagnose_logs.py::test_a_line_about_the_releases_window_is_a_note_too",
+    ),
+    "3 a torn file is said first, and is exit code 4": ("test_a_torn_file_is_said_first_by_every_verb",),
+    "4 SIGTERM ends a server that was used": (
+        "engine/test_unsent_requests_live.py::test_",
+        "test_fix_unsent_requests.py::test_what_was_not_sent_goes",
+        "engine/test_serve.py::test_it_serves_guarded_and_stops_on_sigterm",
+    ),
+    "5 a port in use and a bad argument end the start at once": (
+        "test_cli_serve_before_start.py::test_a_port_in_use",
+        "test_cli_serve_before_start.py::test_a_value_that_sglang_would_refuse",
+    ),
+    "6 a renamed dump and an export are found": (
+        "test_a_renamed_dump_and_an_export_are_dumps",
+        "test_cli_dumps.py::test_a_renamed_dump_has_one_too",
+    ),
+    "7 a log alone speaks of that log": ("test_diagnose_sources.py::test_a_log_alone_speaks_of_that_log_only",),
+    "8 advice can be pasted": (
+        "test_a_log_fills_in_the_command_that_its_findings_name",
+        "test_advice.py::test_every_line_that_is_shown_runs",
+    ),
+    "9 SGLang's arguments need no dashes": ("test_cli_serve.py::test_sglangs_arguments_need_no_dashes",),
+    "10 shells complete": (
+        "test_cli_completion.py::test_bash_completes",
+        "test_cli_completion.py::test_zsh_completes",
+        "test_cli_completion.py::test_fish_completes",
+    ),
+    "11 names": (
+        "test_a_misspelt_patch_is_told_what_is_near_it",
+        "test_the_sets_of_patches_are_explained",
+        "test_the_american_spelling_of_a_kind_is_one",
+        "test_a_source_has_no_number_of_a_list_that_nobody_has",
+        "test_patches_begin_with_what_a_server_is_given",
+    ),
+    "12 a replay that cannot run": ("test_a_replay_that_no_backend_can_do_says_so_beside_its_code",),
+    "13 terminals, names, hints, links, pipes": (
+        "test_a_hint_repeats_the_folder_that_was_named",
+        "test_a_runs_folder_is_diagnosed",
+        "test_a_laptop_sees_what_serve_would_start_and_that_it_cannot",
+        "test_a_laptops_doctor_does_not_say_that_sglang_will_load_anything",
+        "test_terminal_width.py::test_a_narrow_terminal_loses_no_word",
+        "test_terminal_width.py::test_a_thread_of_sglang_is_a_link_on_a_terminal",
+        "test_cli_dumps.py::test_the_beginning_of_several_names_them",
+        "test_cli_help.py::test_there_is_one_example_and_the_command_takes_it",
+        "test_cli_rough_use.py::test_a_pipe_that_nobody_writes_to_is_not_waited_for",
+        "test_cli_rough_use.py::test_a_hint_looks_where_the_line_did",
+        "test_diagnose_sources.py::test_thousands_of_torn_files_end_in_a_count",
+    ),
+    "14 the README's lines run": ("test_the_walk_that_is_written_down_is_of_the_readme_as_it_is",),
+    "15 the package": (
+        "contract/test_packaging.py::test_an_sdist_holds_all_that_git_has",
+        "contract/test_packaging.py::test_a_wheel_says_where_sglang_is_and_carries_types_samples_and_constraints",
+        "contract/test_base_install.py::test_constraints_come_with_it_by_the_extra",
+    ),
+    "one name for one thing": (
+        "contract/test_option_names.py::test_an_option_is_shown_by_todays_name",
+        "contract/test_option_names.py::test_an_old_name_does_the_same_and_is_hidden",
+        "contract/test_option_names.py::test_several_values_are_repeated_or_stand_between_commas",
+    ),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +106,53 @@ def without_sglang(monkeypatch):
 
     monkeypatch.setattr(server_start, "version", version)
     monkeypatch.setattr(environment, "version", version)
+
+
+def test_each_group_has_its_tests():
+    for name in (name for names in TESTS.values() for name in names):
+        file, _, test = name.rpartition("::")
+        path = ROOT / "tests" / (file if "/" in file else f"unit/{file or Path(__file__).name}")
+        assert re.search(rf"def {test}\w*\(" if test == "test_" else rf"def {test}\(", path.read_text()), name
+
+
+def test_a_log_of_another_run_stands_alone(cli):
+    _, out, _ = cli("diagnose", "--dir", "dumps/samples", "--log", "tests/data/logs/illegal-access.log")
+    with_dumps, _, alone = out.partition("\nRUN WITHOUT DUMPS")
+    assert "CERTAIN  draft-swa-state-stale" in with_dumps
+    assert "[L1]" not in with_dumps.rpartition("\nINCIDENT")[2]
+    assert "[L1]  tests/data/logs/illegal-access.log" in alone
+
+
+def test_nothing_wrong_is_exit_code_0(cli):
+    code, out, _ = cli("diagnose", "tests/data/logs/healthy.log")
+    assert (code, "nothing wrong in the log" in out) == (0, True)
+
+
+@pytest.mark.parametrize("verb", ["dumps show", "replay", "report", "diagnose", "diff", "dumps verify"])
+def test_a_torn_file_is_said_first_by_every_verb(cli, tmp_path, verb):
+    torn = tmp_path / Path(DUMP).name
+    shutil.copytree(DUMP, torn)
+    (torn / "tensors.safetensors").write_bytes((torn / "tensors.safetensors").read_bytes()[:200])
+    code, out, err = cli(*verb.split(), torn, *([DUMP] if verb == "diff" else []))
+    if verb == "dumps verify":
+        assert (code, "it ends 96 bytes too early" in out) == (1, True)
+    else:
+        assert (code, "CERTAIN" in out) == (4, False)
+        assert out.startswith("damaged: ") or err.startswith("damaged: ")
+
+
+def test_a_renamed_dump_and_an_export_are_dumps(cli, tmp_path):
+    shutil.copytree(DUMP, tmp_path / "two" / "mine")
+    assert "mine" in cli("dumps", "list", "--dir", tmp_path / "two")[1]
+    assert cli("dumps", "export", tmp_path / "two" / "mine", "-o", tmp_path / "a.zip")[0] == 0
+    for words in (
+        ("--dir", tmp_path / "two"),
+        (tmp_path / "two",),
+        (tmp_path / "two" / "mine",),
+        (tmp_path / "a.zip",),
+    ):
+        code, out, _ = cli("diagnose", *words)
+        assert (code, "CERTAIN  draft-swa-state-stale" in out) == (1, True), words
 
 
 def test_a_misspelt_patch_is_told_what_is_near_it(cli):
