@@ -101,3 +101,8 @@ def test_old_lines_of_the_table_still_run():
         "gemma4-triage serve --dump-dir d --faults clamp --model-path m",
     ):
         assert parse_command(line)
+
+
+def test_a_misspelt_option_is_told_todays_names(cli):
+    _, _, err = cli("bench", "kernels", "--outp", "x")
+    assert err.splitlines()[0].endswith("(Possible options: --ops, --output)")

@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,16 +108,23 @@ def size_mb(folder: Path) -> int:
     return int(subprocess.run(["du", "-sm", folder], capture_output=True, text=True, check=True).stdout.split()[0])
 
 
-def page(steps: list[Step], laptop_mb: int) -> str:
-    """Return the walk as a page of the documentation. laptop_mb: the size of the environment that was made."""
-    text = (
-        "# The first hour, walked\n\nThree needs, by the lines of the [README](../README.md) alone, in a fresh base "
-        "environment. Made by\n`python tests/tools/walk_first_hour.py --runtime .venv --output docs/first_hour.md` on "
-        f"{os.cpu_count()} cores with Python {platform.python_version()}; wall time, with\nwhat pip fetches. Exit "
-        "code 1 is a finding. Lines that serve a real model or need its dumps are left out. The environment\n"
-        f"takes {laptop_mb} MB (`du -sm`), with pip and numpy. `diff patches` runs in that of `make setup`, which has "
-        "SGLang.\n"
+def page(steps: list[Step], laptop_mb: int, load: float) -> str:
+    """Return the walk as a page of the documentation.
+
+    Args:
+        steps: all that was run.
+        laptop_mb: the size of the environment that was made.
+        load: the load average of the machine before the walk.
+    """
+    about = (
+        "Three needs, by the lines of the [README](../README.md) alone, in a fresh base environment. Made by "
+        "`python tests/tools/walk_first_hour.py --runtime .venv --output docs/first_hour.md` on "
+        f"{os.cpu_count()} cores with Python {platform.python_version()}; wall time, with what pip fetches, on a "
+        f"machine with a load average of {load:.1f} before it began. Exit code 1 is a finding. Lines that serve a real "
+        "model or need its dumps are left out. The environment takes "
+        f"{laptop_mb} MB (`du -sm`), with pip and numpy. `diff patches` runs in that of `make setup`, which has SGLang."
     )
+    text = "# The first hour, walked\n\n" + textwrap.fill(about, 119, break_on_hyphens=False) + "\n"
     for need in dict.fromkeys(step.need for step in steps):
         rows = [step for step in steps if step.need == need]
         text += f"\n## {need}\n\n| line | exit code | seconds |\n|---|---|---|\n"
@@ -130,9 +138,10 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="write the page there")
     parser.add_argument("--runtime", type=Path, help="an environment with SGLang, for the line that needs it")
     wanted = parser.parse_args()
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         steps = walk(Path(folder), wanted.runtime)
-        text = page(steps, size_mb(Path(folder) / "clone" / "laptop"))
+        text = page(steps, size_mb(Path(folder) / "clone" / "laptop"), load)
     if wanted.output:
         wanted.output.write_text(text)
     return int(any(step.code not in (0, 1) for step in steps))

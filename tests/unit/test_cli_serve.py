@@ -346,7 +346,8 @@ class TestBecomingTheServer:
         with socket.socket() as one:
             one.bind(("127.0.0.1", 0))
             free = str(one.getsockname()[1])
-        asked = ["--config", "x", "--port", free]
+        (tmp_path / "x.yaml").write_text("model-path: m\n")
+        asked = ["--config", str(tmp_path / "x.yaml"), "--port", free]
         assert main(["serve", "--debug", "1", "--dir", str(tmp_path), "--", *asked]) == 0
         ((file, words, environment),) = executed
         assert (file, *words) == (sys.executable, *SERVER, *asked)

@@ -47,6 +47,8 @@ def test_a_path_that_leads_nowhere(tmp_path):
         done = run("--model-path", str(path))
         assert (done.returncode, len(done.stderr.splitlines())) == (2, 2)
         assert said in done.stderr
+    done = run("--config", str(tmp_path / "none.yaml"))
+    assert (done.returncode, done.stderr.splitlines()[0]) == (2, f"error: --config {tmp_path}/none.yaml is no file")
     for name in ("google/gemma-4-E4B-it", "m", "s3://a/b/c"):
         check_start.check_model(["--model-path", name])
 

@@ -217,13 +217,17 @@ def _with_folder(hint: str, words: Sequence[str]) -> str:
     return re.sub(r"gemma4-triage dumps (list|verify DUMP)(?! --dir)", rf"\g<0> --dir {shlex.quote(given[-1])}", hint)
 
 
-def _fail_usage(error: Exception, words: Sequence[str]) -> int:
+def _fail_usage(error: Any, words: Sequence[str]) -> int:
+    context = getattr(error, "ctx", None)
+    if context is not None and getattr(error, "possibilities", None):
+        # Names that an option once had are taken, and shown nowhere.
+        shown = {name for parameter in context.command.params for name in parameter.opts}
+        error.possibilities = [name for name in error.possibilities if name in shown]
     message = getattr(error, "format_message", error.__str__)()
     if type(error).__name__ == "NoArgsIsHelpError":
         # Asking for nothing gets the help, and is still not a successful run.
         print(message)
         return ExitCode.USAGE
-    context = getattr(error, "ctx", None)
     command = getattr(context, "command_path", "gemma4-triage")
     return _fail(message, f"{command} --help shows the usage", ExitCode.USAGE, words)
 

@@ -166,7 +166,9 @@ def _listed(choices: Sequence[str]) -> str:
 
 
 def check_model(arguments: Sequence[str]) -> None:
-    """Refuse a model path that is plainly a path and leads nowhere; anything else may be a name on a hub.
+    """Refuse a file of settings, and a model path that is plainly a path, if it leads nowhere.
+
+    Anything else may be a model's name on a hub.
 
     Raises:
         UsageMistake: Nothing is there.
@@ -178,6 +180,9 @@ def check_model(arguments: Sequence[str]) -> None:
                 raise UsageMistake(f"{option} {path} is not there", "name a folder that holds a config.json")
             if os.path.isdir(path) and not any(os.path.isfile(os.path.join(path, name)) for name in _CONFIGS):
                 raise UsageMistake(f"{option} {path} holds no config.json", "name the folder of the model itself")
+    settings = value_of(arguments, "--config")
+    if settings is not None and not os.path.isfile(os.path.expanduser(settings)):
+        raise UsageMistake(f"--config {settings} is no file", "name a file of SGLang's arguments, in YAML")
 
 
 def port_of(arguments: Sequence[str]) -> int:
