@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -124,7 +125,9 @@ def page(steps: list[Step], laptop_mb: int, load: float) -> str:
         "model or need its dumps are left out. The environment takes "
         f"{laptop_mb} MB (`du -sm`), with pip and numpy. `diff patches` runs in that of `make setup`, which has SGLang."
     )
-    text = "# The first hour, walked\n\n" + textwrap.fill(about, 119, break_on_hyphens=False) + "\n"
+    # Code that a line break parts could not be pasted.
+    whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\0"), about)
+    text = "# The first hour, walked\n\n" + textwrap.fill(whole, 119, break_on_hyphens=False).replace("\0", " ") + "\n"
     for need in dict.fromkeys(step.need for step in steps):
         rows = [step for step in steps if step.need == need]
         text += f"\n## {need}\n\n| line | exit code | seconds |\n|---|---|---|\n"
