@@ -64,7 +64,7 @@ class PlainHistory:
     def apply(self, kind, pool, site, step, slots, *about):
         by = about[0] if kind in ("freed", "free_asked") else None
         if by is not None:
-            self.strangers(slots, by[0], pool)
+            self.strangers(slots, by[0], pool, site)
         getattr(self, kind)(pool, site, step, slots, *([] if kind in ("freed", "free_asked") else about))
         if kind == "paired":
             return
@@ -74,15 +74,21 @@ class PlainHistory:
         said |= {} if by is None else {"by_request_slot": by[0]}
         self.recent.append(said | ({"request_slots": about[0][:8]} if kind == "owned" else {}))
 
-    def strangers(self, slots, slot, pool):
+    def strangers(self, slots, slot, pool, site):
+        inserting = site in (Site.CACHE_UNFINISHED_REQ, Site.CACHE_FINISHED_REQ)
         if pool == "full":
             for page in self.named(pool, slots):
-                if self.pages[pool][page]["owner"] not in (-1, slot):
+                facts = self.pages[pool][page]
+                of_the_cache = inserting and facts["given_step"] != -1
+                if facts["owner"] not in (-1, slot) and not of_the_cache:
                     self.anomalies.append(("FREED_BY_OTHER", pool, page))
 
     def given(self, pool, site, step, slots):
         for page in self.named(pool, slots):
-            self.pages[pool][page] |= {"given_step": step, "last_event": "given"}
+            facts = self.pages[pool][page]
+            facts["last_event"] = "given"
+            if facts["given_step"] == -1:
+                facts["given_step"] = step
 
     def end_life(self, pool, page):
         facts = self.pages[pool][page]

@@ -84,3 +84,31 @@ def test_the_path_of_a_request_is_what_its_nodes_hold_in_the_order_of_its_tokens
     assert slots_of(range(5000, 5000 + PAGE)) is None
     assert path_slots(cache, SimpleNamespace(last_node=None)) is None
     assert path_slots(cache, SimpleNamespace(last_node=1 << 40)) is None
+
+
+def test_what_the_cache_gives_back_as_it_takes_newer_pages_is_nobodys_loss(cache, swa_allocator, attach, monkeypatch):
+    """The window's side of the cached pages is gone: a request that has these tokens anew brings pages for them."""
+    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+    from gemma4_runtime.checks.page_ledger import LastEvent, Site
+    from gemma4_runtime.leak.ledger import BY, SITE, ledger_of
+    from gemma4_runtime.release.prefix_caches import runs_of
+
+    monkeypatch.setenv("GEMMA4_TRIAGE_LEAK", "dump")
+    attach("log", "leak-ledger", "host-alloc-kernels")
+    ledger = ledger_of(swa_allocator)
+    for request in (1, 2, 3):
+        slots = pages(swa_allocator, 4)
+        ledger.owned(slots, [request], [1], [slots.numel()])
+        who, site = BY.set((request, 1)), SITE.set(Site.CACHE_UNFINISHED_REQ)
+        put(cache, range(4 * PAGE), slots)
+        BY.reset(who)
+        SITE.reset(site)
+        ledger.log.drain()
+        assert not ledger.anomalies
+        cached = torch.cat([run.value[::PAGE] // PAGE for run in runs_of(cache)])
+        assert (ledger.pools["full"].last_event[cached] == LastEvent.GIVEN).all()
+        freed = [event for event in ledger.recent if event.get("by_request_slot") == request]
+        assert [event["kind"] for event in freed] == ["freed"] * (request > 1)
+        # The leaf loses both sides of its second half, the first half that of the window.
+        cache.evict(EvictParams(num_tokens=0, swa_num_tokens=4 * PAGE))

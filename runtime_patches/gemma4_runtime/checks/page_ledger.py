@@ -50,6 +50,7 @@ LIFE_COLUMNS = ("owner_slot", "owner_generation", "alloc_site", "alloc_step", "f
 """What is kept of a life, from the hand-out of a page until the next one. -1 for what did not happen."""
 
 
+_INSERTING = (Site.CACHE_UNFINISHED_REQ, Site.CACHE_FINISHED_REQ)
 _BECOMES = np.array([LastEvent[kind.name] if kind is not Kind.PAIRED else 0 for kind in Kind], np.int8)
 _IS_FREE = np.isin(np.arange(len(LastEvent)), (LastEvent.FREED, LastEvent.CLEARED))
 _IN_USE = ~_IS_FREE & (np.arange(len(LastEvent)) != LastEvent.NONE)
@@ -133,24 +134,31 @@ class PageLedger:
             # Above page size 1 SGLang frees a page once, however many of its slots a call names.
             wrong |= freed & again
         owned = self._peers(rows, number, first, opens)
+        cached = self._cached(page, kind, opens, first)
+        given = real & (kind == Kind.GIVEN) & ~cached
         back = (freed | asked) & (rows.owner[number] != NOBODY)
+        back &= ~(cached & np.isin(site[event], _INSERTING))
         strangers = self._strangers(rows, number, first, opens, event, page, kind, back) if back.any() else ()
         gone = asked | (freed & (was != LastEvent.FREE_ASKED))
         if opens.any():
-            self._end_lives(rows, number, first, opens, gone, was, site, step)
+            self._end_lives(rows, number, first, opens, gone, given, was, site, step)
 
         self.last_event[page[acts]] = _BECOMES[kind[acts]]
         own = opens | (real & (kind == Kind.OWNED))
         self.owner[page[own]], self.generation[page[own]] = rows.owner[number[own]], rows.generation[number[own]]
         self.alloc_site[page[opens]], self.alloc_step[page[opens]] = site[event[opens]], step[event[opens]]
         self.free_site[page[gone]], self.free_step[page[gone]] = site[event[gone]], step[event[gone]]
-        given = real & (kind == Kind.GIVEN)
         fresh = opens | given
         self.given_step[page[fresh]] = np.where(given[fresh], step[event[fresh]], NOBODY)
 
         found = np.flatnonzero(wrong)
         found = found[np.argsort(event[found], kind="stable")]
         return Folded(event[found], page[found], owned, strangers)
+
+    def _cached(self, page: np.ndarray, kind: np.ndarray, opens: np.ndarray, first: np.ndarray) -> np.ndarray:
+        """Return of each row whether the prefix cache was given its page before, in the life that it has: bool [n]."""
+        latest = _latest_before(opens | (kind == Kind.GIVEN), first)
+        return np.where(latest >= 0, kind[latest] == Kind.GIVEN, self.given_step[page] != NOBODY)
 
     def _strangers(
         self,
@@ -165,8 +173,10 @@ class PageLedger:
     ) -> tuple[tuple[int, int], ...]:
         """Return (event, page) of each page that was given back by a request that is not its owner, `back` rows only.
 
-        An owner that is not known, and one of an earlier generation of the same slot, is no stranger's: the latter has
-        ended, and its page is a leak or the prefix cache's.
+        What the prefix cache was given it may give back as it takes in another request: new pages in place of old ones
+        whose sliding window was evicted. So `back` leaves that out; the census sees a page that is still held. An owner
+        that is not known, and one of an earlier generation of the same slot, is no stranger's: the latter has ended,
+        and its page is a leak or the prefix cache's.
         """
         at = np.flatnonzero(back)
         latest = _latest_before(opens | (kind == Kind.OWNED), first)[at]
@@ -181,6 +191,7 @@ class PageLedger:
         first: np.ndarray,
         opens: np.ndarray,
         gone: np.ndarray,
+        given_now: np.ndarray,
         was: np.ndarray,
         site: np.ndarray,
         step: np.ndarray,
@@ -194,7 +205,7 @@ class PageLedger:
             return _latest_before(marked, first)[at]
 
         owner, opened = before(opens | (kind == Kind.OWNED)), before(opens)
-        freed, given = before(gone), before(kind == Kind.GIVEN)
+        freed, given = before(gone), before(given_now)
         life = np.full((at.size, len(LIFE_COLUMNS)), NOBODY, np.int64)
         life[:, 0] = np.where(owner >= 0, rows.owner[number[owner]], self.owner[pages])
         life[:, 1] = np.where(owner >= 0, rows.generation[number[owner]], self.generation[pages])

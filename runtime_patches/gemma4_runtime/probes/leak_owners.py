@@ -20,6 +20,7 @@ from typing import Any
 
 from gemma4_runtime.checks.page_ledger import Site
 from gemma4_runtime.leak.ledger import BY, SITE, generations_of, ledger_of
+from gemma4_runtime.release.prefix_caches import inserted_path
 from gemma4_runtime.release.requests import held
 
 
@@ -109,11 +110,21 @@ def around_evict(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 
 
 def around_insert(original: Callable[..., Any], cache: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
-    """Note which slots `insert(params)` of a prefix cache took: those behind what it had already."""
+    """Note which slots `insert(params)` of a prefix cache took: those behind what it had already.
+
+    If it gave some back meanwhile, 0.5.23 may have taken others in their place: then all that it has of these tokens is
+    noted, and what it had before keeps the step at which it was given that.
+    """
+    if params.value is None or cache.disable:
+        return original(cache, params, *args, **kwargs)
+    ledger = ledger_of(cache.token_to_kv_pool_allocator)
+    events = ledger.log.count
     result = original(cache, params, *args, **kwargs)
-    taken = None if params.value is None or cache.disable else params.value[result.prefix_len :]
-    if taken is not None and taken.numel():
-        ledger_of(cache.token_to_kv_pool_allocator).given(taken)
+    taken = params.value[result.prefix_len :]
+    if ledger.log.count != events and (path := inserted_path(cache, result)) is not None:
+        taken = path
+    if taken.numel():
+        ledger.given(taken)
     return result
 
 

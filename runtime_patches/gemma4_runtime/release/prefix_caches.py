@@ -81,6 +81,20 @@ def path_slots(cache: Any, request: Any) -> torch.Tensor | None:
     return _flat(torch.cat(parts[::-1])) if parts else torch.empty(0, dtype=torch.int64)
 
 
+def inserted_path(cache: Any, result: Any) -> torch.Tensor | None:
+    """Return the slots that a prefix cache has for the tokens that were just put into it, where they lie: int64 [n].
+
+    None of the caches before 0.5.23, whose insert does not say where it ended.
+
+    Args:
+        cache: A prefix cache, without the wrapper of streaming sessions.
+        result: `InsertResult`.
+    """
+    if getattr(cache, "tree_core", None) is None:
+        return None
+    return cache.path_device_indices(result.last_device_node)
+
+
 def swa_evicted_of(params: Any) -> int:
     """Return how many of the first tokens that are put into a cache have no slot of the sliding window any more.
 
