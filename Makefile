@@ -2,13 +2,13 @@
 #   make repro      the Gemma-4 SWA page-table crash on this CPU, on today's SGLang: reproduced, trapped, fixed
 #   make test       lint, types, import rules, and the tests that answer within minutes
 #   make test-all   these, and every other test that this machine can run
-#   make test-releases   what differs on the other releases of SGLang
+#   make test-releases   on the other releases of SGLang: types, and every test that asks for SGLang
 # Each takes RELEASE=..., 0.5.13.post1 or 0.5.23, to run on that release of SGLang, in an environment of its own.
 SHELL   := /bin/bash
 PYTHON  ?= python3
-# The release that has all patches, and most tests: see the README. Reproductions run on the newest, unless RELEASE says.
-DEFAULT := 0.5.13.post1
-REPRO   := $(or $(RELEASE),0.5.23)
+# The newest release, in .venv; the others' environments are named after them. The patches were written for the base.
+DEFAULT := 0.5.23
+BASE    := 0.5.13.post1
 RELEASE ?= $(DEFAULT)
 # By release, the extra of pyproject.toml and the lock.
 EXTRA-0.5.13.post1 := sglang-0.5.13
@@ -22,12 +22,9 @@ VENV    ?= $(if $(filter-out $(DEFAULT),$(RELEASE)),.venv-$(RELEASE),.venv)
 BIN     := $(VENV)/bin
 STAMP   := $(VENV)/.installed-$(shell cat $(LOCK) pyproject.toml Makefile </dev/null | sha256sum | cut -c1-16)
 
-.PHONY: repro repro-release test test-all test-engine test-release test-releases test-crash fuzz targets mutants coverage coverage-release lint format setup lock clean
+.PHONY: repro test test-all test-engine test-release test-releases test-crash fuzz targets mutants coverage coverage-release lint types format setup lock clean
 
-repro:
-	@$(MAKE) --no-print-directory repro-release RELEASE=$(REPRO)
-
-repro-release: setup
+repro: setup
 	$(BIN)/gemma4-triage repro e4b-trtllm
 
 # Two processes, a file to each: an engine keeps one core busy, and a file's tests share what they started. Files are taken
@@ -48,9 +45,11 @@ test-engine: setup
 	$(PYTEST) -m "($(SLOW)) and not smoke"
 
 # The tests that say that they are for RELEASE, the engine's included: reproductions, contracts, the probes' self tests in an
-# attached process, the corpus' sample. Of the corpus all cases: gemma4-triage repro corpus, in that environment.
-test-release: setup
-	$(PYTEST)
+# attached process, the corpus' sample. Of the corpus all cases: gemma4-triage repro corpus, in that environment. The other
+# files ask nothing of SGLang, and make test has them once.
+MARKED := -m releases $$(grep -rl --include='test_*.py' 'mark\.releases(' tests | sort)
+test-release: types
+	$(PYTEST) $(MARKED)
 
 test-releases:
 	@for release in $(filter-out $(DEFAULT),$(RELEASES)); do \
@@ -67,12 +66,17 @@ fuzz: setup
 
 # What became of every function we attach to, in a release that is unpacked and not installed: make targets RELEASE=0.5.23
 targets:
-	$(MAKE) --no-print-directory setup RELEASE=$(DEFAULT)
-	.venv/bin/python tests/tools/compare_targets.py $(RELEASE)
+	$(MAKE) --no-print-directory setup RELEASE=$(BASE)
+	.venv-$(BASE)/bin/python tests/tools/compare_targets.py $(RELEASE)
+
+# Each release's types differ, and its libraries'; pyproject.toml says what only an older release has.
+PYRIGHT = $(BIN)/pyright $(addprefix --project ,$(wildcard pyright-$(RELEASE).json))
+types: setup
+	$(PYRIGHT)
 
 lint: setup
 	@TIMEFORMAT="lint, types and import rules took %0R s"; time { $(BIN)/ruff check . && \
-	  $(BIN)/ruff format --check . && $(BIN)/pyright && $(BIN)/lint-imports && \
+	  $(BIN)/ruff format --check . && $(PYRIGHT) && $(BIN)/lint-imports && \
 	  $(BIN)/python tests/tools/docstring_ratchet.py; }
 
 format: setup
@@ -83,10 +87,12 @@ setup: $(STAMP)
 
 # uv keeps every wheel in its own cache outside the checkout and links it into $(VENV): the 10 GB are fetched once per machine,
 # and what two releases have alike lies on the disk once.
+# One that holds another release is made anew.
 # Sources are compiled here, a minute, and not by every process that imports SGLang where Python may not write bytecode.
 $(STAMP): $(LOCK) pyproject.toml
 	$(if $(EXTRA),,$(error there is no environment for SGLang $(RELEASE); there is one for $(RELEASES)))
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	ls -d $(VENV)/lib/python3*/site-packages/sglang-$(RELEASE).dist-info >/dev/null 2>&1 || \
+	  $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(LOCK) uv
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint $(LOCK) --editable '.[$(EXTRA),dev]'
 	$(BIN)/uv pip check --python $(BIN)/python
@@ -113,7 +119,8 @@ coverage:
 coverage-release: setup
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint $(LOCK) --editable '.[$(EXTRA),dev,measure]'
 	$(MEASURED) COVERAGE_FILE=$(CURDIR)/build/coverage/data \
-	  $(BIN)/python -m coverage run -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	  $(BIN)/python -m coverage run -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+	  $(if $(filter-out $(DEFAULT),$(RELEASE)),$(MARKED))
 
 # Resolves the lock of RELEASE anew after a change to pyproject.toml. Pins that still fit stay; make lock UPGRADE=--upgrade
 # takes the newest of everything. Run make test-all afterwards.

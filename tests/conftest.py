@@ -15,7 +15,7 @@ from hypothesis import settings
 from gemma4_runtime.host_environment import STAND_INS, with_stand_ins
 from gemma4_runtime.releases import installed_or_base
 from gemma4_runtime.settings import VARIABLES
-from release_marks import DEFAULT, releases_of
+from release_marks import releases_of
 
 # A deadline per example fails where the machine is busy, and tells nothing of the code.
 settings.register_profile("no-deadline", deadline=None)
@@ -92,9 +92,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     installed = installed_or_base()
     for item in items:
         marker = item.get_closest_marker("releases")
-        releases = marker.args if marker else (DEFAULT,)
-        if installed not in releases:
-            item.add_marker(pytest.mark.skip(reason=f"for SGLang {', '.join(releases)}; {installed} is installed"))
+        if marker and installed not in marker.args:
+            item.add_marker(pytest.mark.skip(reason=f"for SGLang {', '.join(marker.args)}; {installed} is installed"))
         elif marker and "sglang" in _NOT_HERE:
             item.add_marker(pytest.mark.skip(reason="SGLang is not installed, and this is of its releases"))
     if not any(item.get_closest_marker("gpu") for item in items):

@@ -37,6 +37,7 @@ from gemma4_repro import run_engines
 from gemma4_repro.bench.arms import choose
 from gemma4_repro.engine import supervisor
 from gemma4_repro.engine.outcome import Ending
+from gemma4_runtime.releases import RUNNABLE
 from gemma4_triage.cli import app, bench_kernels, bench_probes, bench_serving, bench_step, crash_plan, diff_live
 from gemma4_triage.report.kernel_bench_document import kernel_bench_document
 from gemma4_triage.report.serving_bench_document import serving_bench_document
@@ -66,6 +67,7 @@ class Case:
         name: Of the golden files, if the command has several cases.
         stand_in: What is put in the place of an engine, a GPU or a server: a key of STAND_INS.
         of_base: Whether it plays back or asks for what SGLang 0.5.13.post1 alone has.
+        by_release: Whether what it says depends on the installed release, and each has golden files of its own.
         timed: Whether it was made just now, and has a date, a commit and seconds.
         view_code: The exit code without --json, where the view is of other evidence.
     """
@@ -76,12 +78,19 @@ class Case:
     name: str = ""
     stand_in: str = ""
     of_base: bool = False
+    by_release: bool = False
     timed: bool = False
     view_code: int | None = None
 
     @property
     def slug(self) -> str:
         return (self.name or self.command).replace(" ", "_")
+
+    @property
+    def marks(self) -> tuple[pytest.MarkDecorator, ...]:
+        if self.of_base:
+            return (pytest.mark.releases("0.5.13.post1"),)
+        return (pytest.mark.releases("0.5.13.post1", "0.5.23"),) if self.by_release else ()
 
 
 CASES = (
@@ -120,11 +129,15 @@ CASES = (
         1,
         stand_in="mutation_rows",
     ),
-    Case("serve", ("--dry-run", "--debug", "trap", "--host-engine", "--dump-dir", "d", "--", "--model-path", "m")),
+    Case(
+        "serve",
+        ("--dry-run", "--debug", "trap", "--host-engine", "--dump-dir", "d", "--", "--model-path", "m"),
+        by_release=True,
+    ),
     Case("patches list", ("--kind", "probe")),
     Case("patches list", ("--sglang", "0.5.23", "--kind", "fix"), name="patches list of a release"),
-    Case("patches explain", ("swa-state-swap",)),
-    Case("doctor"),
+    Case("patches explain", ("swa-state-swap",), by_release=True),
+    Case("doctor", by_release=True),
     Case("samples"),
     Case("audit", (LEAK,), 1),
     Case(
@@ -166,7 +179,7 @@ CASES = (
     Case("bench step", ("--model", "e2b", "--batch", "1"), stand_in="step", timed=True),
     Case("bench serving", ("prefill", "--model", "e2b"), stand_in="serving", timed=True),
     Case("diff dumps", (FIRST, CONTAINED), 1),
-    Case("diff backends", ("--backend", "triton,trtllm_mha", "--mtp", "off"), 1, stand_in="backends"),
+    Case("diff backends", ("--backend", "triton,trtllm_mha", "--mtp", "off"), 1, stand_in="backends", by_release=True),
     Case("diff patches", ("--with", "default,+swa-window-width", "--mtp", "off"), 1, stand_in="patches", of_base=True),
     Case("quality", ("--colours", "--output", "FOLDER/run"), 1, stand_in="servers", timed=True),
     Case("dumps show", ("no-such-dump", "--dir", SAMPLES), 2, name="error"),
@@ -370,24 +383,18 @@ def said(monkeypatch, tmp_path, capsys):
     return run
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, marks=pytest.mark.releases("0.5.13.post1") if case.of_base else (), id=case.slug)
-        for case in CASES
-    ],
-)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=case.marks, id=case.slug) for case in CASES])
 class TestEveryCommand:
     def test_json(self, case, said):
         code, out, err, replaced = said(case, True)
         assert code == case.code, err
-        compare(f"json_{case.slug}.json", neutral_json(out, replaced, case.timed))
+        compare(f"json_{case.slug}.json", neutral_json(out, replaced, case.timed), case.by_release)
 
     def test_view(self, case, said):
         code, out, err, replaced = said(case, False)
         assert code == (case.code if case.view_code is None else case.view_code), err
         text = f"{out}[stderr]\n{err}" if err else out
-        compare(f"view_{case.slug}.txt", neutral_text(text, replaced, case.timed))
+        compare(f"view_{case.slug}.txt", neutral_text(text, replaced, case.timed), case.by_release)
 
 
 def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[str]:
@@ -411,8 +418,14 @@ def test_every_command_has_a_document_and_a_view():
 
 def test_every_golden_file_belongs_to_a_case():
     named = {f"json_{case.slug}.json" for case in CASES} | {f"view_{case.slug}.txt" for case in CASES}
-    assert {path.name for path in [*GOLDEN.glob("json_*"), *GOLDEN.glob("view_*")]} == named
+    assert {path.name for path in [*GOLDEN.rglob("json_*"), *GOLDEN.rglob("view_*")]} == named
     assert len(named) == 2 * len(CASES)
+    for case in CASES:
+        folders = [GOLDEN / release for release in RUNNABLE] if case.by_release else [GOLDEN]
+        found = {
+            path.parent for form in (f"json_{case.slug}.json", f"view_{case.slug}.txt") for path in GOLDEN.rglob(form)
+        }
+        assert found == set(folders), case.slug
 
 
 @pytest.mark.parametrize("form", ["junit", "sarif", "html"])

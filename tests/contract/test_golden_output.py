@@ -192,10 +192,3 @@ def test_patches_of_a_kind():
     done = run("patches", "list", "--kind", "probe")
     assert done.returncode == 0
     compare("patches_list_probes.txt", done.stdout)
-
-
-def test_a_patch_explained(tmp_path):
-    # An empty store: what the last process here made of it is no part of the words.
-    done = run("patches", "explain", "swa-state-swap", SGLANG_TRTLLM_MHA_DEBUG_DIR=str(tmp_path))
-    assert (done.returncode, done.stderr) == (0, "")
-    compare("patches_explain_swa-state-swap.txt", done.stdout)

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gemma4_runtime.releases import installed_or_base
+
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "contract" / "golden"
 
@@ -34,9 +36,15 @@ _DIGITS = 6
 _ROUND_OFF = 1e-12
 
 
-def compare(name: str, text: str) -> None:
-    """Hold `text` against the golden file of this name; `UPDATE_GOLDEN=1` writes the file first."""
-    path = GOLDEN / name
+def compare(name: str, text: str, by_release: bool = False) -> None:
+    """Hold `text` against the golden file of this name; `UPDATE_GOLDEN=1` writes the file first.
+
+    Args:
+        name: Of the file.
+        text: What was said now.
+        by_release: Whether each release of SGLang has its own, in a folder of its name.
+    """
+    path = GOLDEN / installed_or_base() / name if by_release else GOLDEN / name
     if os.environ.get("UPDATE_GOLDEN") == "1":
         path.write_text(text, encoding="utf-8")
     assert text == path.read_text(encoding="utf-8"), f"{path} differs; UPDATE_GOLDEN=1 rewrites it"

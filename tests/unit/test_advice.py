@@ -9,6 +9,7 @@ import pytest
 
 from command_line import parse_command
 from diagnose_examples import CORPUS, ROOT
+from gemma4_runtime.releases import BASE, installed_or_base
 from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.diagnose.nothing_to_run import REASONS
 from gemma4_triage.logs.catalog import ENDINGS, LOADS
@@ -56,12 +57,19 @@ def run_line(cli, line: str, tmp_path) -> None:
         words += ["-o", str(tmp_path / "bundle.zip"), "--force", "--timeout", "0.2"]
         expected = {0, 5} if "--log" not in words else {0}
     code, _, err = cli(*words)
+    if "mtp-v2" in line and installed_or_base() != BASE:
+        # The advice for a log of 0.5.13.post1 names a patch that later releases have themselves.
+        assert (code, "has itself" in err) == (2, True)
+        return
     assert code in expected, err
     # The machine that shows it need have no SGLang to serve; nothing else may be missing.
     assert "error" not in err or code == 5
 
 
-@pytest.mark.parametrize("line", SHOWN)
+@pytest.mark.parametrize(
+    "line",
+    [pytest.param(line, marks=pytest.mark.releases("0.5.13.post1") if "mtp-v2" in line else ()) for line in SHOWN],
+)
 def test_every_line_that_is_shown_runs(cli, line, monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     run_line(cli, line, tmp_path)

@@ -9,13 +9,14 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
-from dump_examples import seed_bug_draft
 
+from dump_examples import seed_bug_draft
 from gemma4_dumps.schema import Provenance
 from gemma4_dumps.store import DumpStore
 from gemma4_repro.catalog import SCENARIOS
 from gemma4_repro.engine import readiness
 from gemma4_repro.engine.outcome import Answer, ArmResult, Ending, IdleCheck, Outcome, Raised
+from gemma4_repro.expect_evidence import WritesDump
 from gemma4_repro.runner import Run
 from gemma4_repro.verdict import judge
 from gemma4_triage.cli import repro as verb
@@ -24,6 +25,10 @@ from gemma4_triage.runs.record_file import read_record
 from gemma4_triage.runs.root_cause import root_cause
 
 TRTLLM = SCENARIOS[0]
+# It depends on the installed release.
+(FIRST_WRONG,) = {
+    wanted.verdict for arm in TRTLLM.arms for wanted in arm.expectations if isinstance(wanted, WritesDump)
+}
 
 
 @pytest.fixture
@@ -39,7 +44,7 @@ def finished(tmp_path, monkeypatch):
             (folder / "drafts.jsonl").write_text(json.dumps([0, 1, [1 if arm == "fixed" else 2]]) + "\n")
             outcomes[arm] = _outcome(arm, folder)
         if "fault-probes" in arms:
-            DumpStore(tmp_path / "fault-probes" / "dumps").write(seed_bug_draft(verdict="wrong_space", **changes))
+            DumpStore(tmp_path / "fault-probes" / "dumps").write(seed_bug_draft(verdict=FIRST_WRONG, **changes))
         run = Run(TRTLLM, tmp_path, "0.5.13.post1", 42.0, 9.0, judge(TRTLLM, outcomes))
         monkeypatch.setattr(verb, "_run", lambda scenario, options: run)
         return run
