@@ -21,7 +21,7 @@ def published(arguments: SimpleNamespace) -> Iterator[None]:
     from sglang.srt.server_args import ServerArgs
 
     known = {name: value for name, value in vars(arguments).items() if name in ServerArgs.__struct_fields__}
-    with get_context().override_server_args(device="cpu", **known), get_parallel().override(attn_dcp_rank=0):
+    with get_context().override_server_args(device="cpu", **known), get_parallel().override(tp_rank=0, attn_dcp_rank=0):
         yield
 
 

@@ -4,11 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from sglang.srt import server_args
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.model_executor.model_runner import ModelRunner
-from sglang.srt.speculative.eagle_info_v2 import EagleDraftInputV2Mixin
 from sglang.srt.speculative.frozen_kv_mtp_info import FrozenKVMTPDraftInput, FrozenKVMTPVerifyInput
 
 import mtp_batches
@@ -16,8 +14,13 @@ from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.probes import batch_shapes
+from published import IN_A_CONTEXT, published
 
-pytestmark = pytest.mark.releases("0.5.13.post1")
+if IN_A_CONTEXT:
+    from sglang.srt.model_executor.runner.eager_runner import EagerRunner
+    from sglang.srt.speculative.eagle_utils import eagle_prepare_for_decode
+
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
 
 def idle_input():
@@ -55,10 +58,21 @@ def eager_batch(tokens, rows):
 
 @pytest.fixture
 def runner():
-    """Return a runner without a model: the probe reads three attributes, and SGLang's view then fails on its own."""
+    """Return a runner without a model: the probe reads three attributes of it."""
     runner = ModelRunner.__new__(ModelRunner)
     runner.is_draft_worker, runner.forward_pass_id, runner.page_size = True, 7, 16
     return runner
+
+
+@pytest.fixture
+def view(runner):
+    """Return what copies an eager forward's inputs; without a model it fails on its own, behind the probe."""
+    if not IN_A_CONTEXT:
+        return lambda made: runner._eager_fb_view(made)
+    eager = EagerRunner.__new__(EagerRunner)
+    eager.model_runner = runner
+    # Looked up when it is called: the hook comes after this.
+    return lambda made: eager.load_batch(made)
 
 
 def the_dump(folder):
@@ -67,13 +81,14 @@ def the_dump(folder):
 
 
 class TestWriteRows:
-    def test_rows_of_an_earlier_step_are_trapped_before_the_copy(self, attach, runner):
+    def test_rows_of_an_earlier_step_are_trapped_before_the_copy(self, attach, view):
         dumps = attach("trap", "batch-shapes")
         with pytest.raises(TrappedViolation, match="2 tokens and 29 write locations"):
-            runner._eager_fb_view(eager_batch(2, 29))
+            view(eager_batch(2, 29))
         found = the_dump(dumps)
         assert (found.manifest.rule, found.manifest.verdict) == ("batch-shapes", "stale_write_rows")
         assert (found.manifest.role, found.manifest.step) == ("draft", 7)
+        assert found.manifest.site == ("EagerRunner.load_batch" if IN_A_CONTEXT else "ModelRunner._eager_fb_view")
         assert found.manifest.scalars["rows"] == 29
         assert found.tensor("out_cache_loc").tolist() == list(range(29))
 
@@ -83,10 +98,10 @@ class TestWriteRows:
         batch_shapes.before_eager_view(runner, eager_batch(2, rows))
         assert DumpStore(dumps).list() == []
 
-    def test_log_goes_on_into_sglangs_own_code(self, attach, runner):
+    def test_log_goes_on_into_sglangs_own_code(self, attach, view):
         dumps = attach("log", "batch-shapes")
         with pytest.raises(AttributeError):
-            runner._eager_fb_view(eager_batch(2, 29))
+            view(eager_batch(2, 29))
         assert the_dump(dumps).manifest.action == "logged"
 
 
@@ -94,32 +109,45 @@ AHEAD = SimpleNamespace(
     speculative_algorithm="FROZEN_KV_MTP",
     speculative_num_steps=7,
     speculative_eagle_topk=1,
+    speculative_num_draft_tokens=8,
     max_speculative_num_draft_tokens=8,
     page_size=16,
 )
 """Of these arguments SGLang allocates 16 slots ahead."""
 
 
+@pytest.fixture(autouse=True)
+def server_arguments(monkeypatch):
+    if not IN_A_CONTEXT:
+        monkeypatch.setattr("sglang.srt.server_args._global_server_args", AHEAD)
+    with published(AHEAD):
+        yield
+
+
 class Running:
     """A batch as far as the probe reads it. requests: (committed, allocated) slots of each."""
 
-    forward_mode = ForwardMode.DECODE
+    forward_mode, spec_info = ForwardMode.DECODE, None
     token_to_kv_pool_allocator = SimpleNamespace(page_size=16)
 
     def __init__(self, width, *requests):
         self.req_to_token_pool = SimpleNamespace(req_to_token=torch.zeros(4, width))
-        self.reqs = [
+        self.held = [
             SimpleNamespace(req_pool_idx=2 + i, kv_committed_len=committed, kv_allocated_len=allocated)
             for i, (committed, allocated) in enumerate(requests)
         ]
+        self.reqs = [SimpleNamespace(kv=one) if IN_A_CONTEXT else one for one in self.held]
+
+    def prepare(self):
+        """Allocate what the next drafts need, as SGLang does."""
+        if IN_A_CONTEXT:
+            self.spec_info = idle_input()
+            return eagle_prepare_for_decode(self)
+        return FrozenKVMTPDraftInput.prepare_for_decode(idle_input(), self)
 
 
 class TestRows:
     """What the live engine allocates so is a case of the corpus, `row-too-short`."""
-
-    @pytest.fixture(autouse=True)
-    def server_arguments(self, monkeypatch):
-        monkeypatch.setattr(server_args, "_global_server_args", AHEAD)
 
     def test_slots_behind_a_rows_end_are_trapped_before_they_are_written(self, attach):
         dumps = attach("trap", "batch-shapes")
@@ -127,8 +155,8 @@ class TestRows:
         with pytest.raises(
             TrappedViolation, match="slot 3 is to have 126 KV slots and its row of req_to_token has 116"
         ):
-            EagleDraftInputV2Mixin.prepare_for_decode(idle_input(), asked)
-        assert [request.kv_allocated_len for request in asked.reqs] == [116, 116, 117]
+            asked.prepare()
+        assert [request.kv_allocated_len for request in asked.held] == [116, 116, 117]
         manifest = the_dump(dumps).manifest
         assert (manifest.rule, manifest.verdict) == ("batch-shapes", "row_overflow")
         assert (manifest.offence_count, manifest.scalars["longest"], manifest.scalars["width"]) == (2, 126, 116)
@@ -137,7 +165,7 @@ class TestRows:
     @pytest.mark.parametrize("requests", [(), ((100, 116),), ((1, 1), (100, 100))])
     def test_slots_up_to_its_end_pass(self, attach, requests):
         dumps = attach("trap", "batch-shapes")
-        batch_shapes.before_spec_v2_decode(idle_input(), Running(116, *requests))
+        batch_shapes.before_eagle_decode(Running(116, *requests))
         assert DumpStore(dumps).list() == []
 
 
@@ -163,9 +191,10 @@ class TestSpeculativeState:
         with pytest.raises(TrappedViolation, match="has no speculative state"):
             batch(idle_input()).merge_batch(batch(None))
 
-    @pytest.mark.parametrize("state", [None, idle_input()])
-    def test_what_can_follow_is_silent(self, attach, state):
+    @pytest.mark.parametrize("drafts", [False, True])
+    def test_what_can_follow_is_silent(self, attach, drafts):
         dumps = attach("trap", "batch-shapes")
+        state = idle_input() if drafts else None
         kept = batch(state, [Finished()])
         kept.filter_batch()
         assert kept.reqs == []
@@ -173,16 +202,17 @@ class TestSpeculativeState:
         assert DumpStore(dumps).list() == []
 
 
+@pytest.mark.releases("0.5.13.post1")
 class TestWithTheFix:
-    """`spec-info-guards`; batches of mtp_batches, which SGLang can really merge."""
+    """The fix is `spec-info-guards`, which later releases have themselves; SGLang can really merge these batches."""
 
     @pytest.fixture(autouse=True)
-    def server_arguments(self, monkeypatch):
-        monkeypatch.setattr(server_args, "_global_server_args", mtp_batches.ARGUMENTS)
+    def arguments_of_the_batches(self, monkeypatch, server_arguments):
+        monkeypatch.setattr("sglang.srt.server_args._global_server_args", mtp_batches.ARGUMENTS)
 
     @pytest.fixture(params=["filter", "merge"])
     def act(self, request):
-        """Return what is done to a batch: filter it, or merge a prefill into it."""
+        """Return what filters a batch, or merges a prefill into it."""
         joins = mtp_batches.batch([mtp_batches.request("joins")], mtp_batches.draft_input(7))
         return (lambda one: one.filter_batch()) if request.param == "filter" else lambda one: one.merge_batch(joins)
 

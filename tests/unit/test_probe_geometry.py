@@ -13,15 +13,20 @@ from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.models.gemma4_causal import Gemma4Attention
-from sglang.srt.speculative.frozen_kv_mtp_worker import FrozenKVMTPWorker
 
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_runtime import geometry_facts as facts
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.probes.geometry import after_model_workers
+from published import IN_A_CONTEXT, published
 
-pytestmark = pytest.mark.releases("0.5.13.post1")
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
+if IN_A_CONTEXT:
+    from sglang.srt.speculative.frozen_kv_mtp_worker_v2 import FrozenKVMTPDraftWorker as FrozenWorker
+else:
+    from sglang.srt.speculative.frozen_kv_mtp_worker import FrozenKVMTPWorker as FrozenWorker
 
 W = 32
 # The pools of the fixture `swa_allocator`: layers 0 and 1 sliding, 2 full, 2 heads of 8.
@@ -75,13 +80,23 @@ def dummy_pool():
     return MHATokenToKVPool(64, 16, torch.float32, 2, 8, 1, "cpu", False)
 
 
+@pytest.fixture(autouse=True)
+def rank():
+    """Say which rank this process is and how its drafts attend, where SGLang asks a context."""
+    with published(SimpleNamespace(speculative_attention_mode="prefill")):
+        yield
+
+
 @pytest.fixture
-def worker(swa_allocator, dummy_pool):
-    """Return a FrozenKVMTPWorker as it stands when it begins to capture. Its constructor wants two checkpoints."""
+def worker(swa_allocator, dummy_pool, monkeypatch):
+    """Return the frozen draft's worker as it stands when it begins to capture; its constructor wants checkpoints."""
+    if IN_A_CONTEXT:
+        # It enters groups of processes before it returns at once.
+        monkeypatch.setattr(FrozenWorker, "init_cuda_graphs", lambda self: None)
     pool, table = swa_allocator.get_kvcache(), SimpleNamespace()
     target = runner(swa_allocator, pool, Gemma4Layers(("sliding", 0), ("sliding", 1), ("full", 2)), table)
     draft = runner(swa_allocator, dummy_pool, Gemma4Layers(("sliding", SLIDING), ("full", FULL)), table)
-    made = object.__new__(FrozenKVMTPWorker)
+    made = object.__new__(FrozenWorker)
     vars(made).update(
         target_worker=SimpleNamespace(model_runner=target),
         _model_runner=draft,
@@ -95,7 +110,13 @@ def worker(swa_allocator, dummy_pool):
 
 
 def hybrid(pool, swa_pool):
-    stub = SimpleNamespace(kv_cache_dtype=torch.float32, token_to_kv_pool=pool, req_to_token_pool=None)
+    stub = SimpleNamespace(
+        kv_cache_dtype=torch.float32,
+        token_to_kv_pool=pool,
+        req_to_token_pool=None,
+        kv_index_translator=None,
+        model_config=SimpleNamespace(context_len=4096),
+    )
     return HybridAttnBackend(stub, trtllm(pool, swa_pool), trtllm(pool, swa_pool))
 
 

@@ -4,6 +4,7 @@
 |-----------------------------------|--------------------|-------------------------------------------------------|
 | before prepare_for_decode, spec v2| row_overflow       | write them into another request's row                 |
 | before ModelRunner._eager_fb_view | stale_write_rows   | copy out_cache_loc into a shorter buffer, and die     |
+|   from 0.5.23 EagerRunner.load_batch|                  |                                                       |
 | before ScheduleBatch.merge_batch  | unusable_spec_info | AttributeError, or a draft from nothing a step later  |
 | before ScheduleBatch.filter_batch | unusable_spec_info | AttributeError here, or at the merge after it         |
 
@@ -40,6 +41,7 @@ from gemma4_runtime.release.requests import held
 
 RULE = "batch-shapes"
 _VIEW = "ModelRunner._eager_fb_view"
+_LATER_VIEW = "EagerRunner.load_batch"
 _MERGE = "ScheduleBatch.merge_batch"
 _FILTER = "ScheduleBatch.filter_batch"
 _AHEAD = "EagleDraftInputV2Mixin.prepare_for_decode"
@@ -49,6 +51,15 @@ _GUARDS = "spec-info-guards"
 
 def before_eager_view(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
     """Run before the inputs of an eager forward are copied into the runner's buffers."""
+    _check_rows(runner, forward_batch, _VIEW)
+
+
+def before_load_batch(eager: Any, forward_batch: Any, **_unknown: Any) -> None:
+    """Run before `EagerRunner.load_batch`, which copies an eager forward's inputs in later releases."""
+    _check_rows(eager.model_runner, forward_batch, _LATER_VIEW)
+
+
+def _check_rows(runner: Any, forward_batch: Any, site: str) -> None:
     if forward_batch.out_cache_loc is None or forward_batch.input_ids is None:
         return
     rows, tokens = forward_batch.out_cache_loc.shape[0], forward_batch.input_ids.shape[0]
@@ -63,7 +74,7 @@ def before_eager_view(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any
     def draft() -> DumpDraft:
         return DumpDraft(
             rule=RULE,
-            site=_VIEW,
+            site=site,
             summary=summary,
             verdict=violation.verdict,
             provenance=Provenance(table_origin="ForwardBatch.out_cache_loc", explanation=summary),
@@ -76,12 +87,7 @@ def before_eager_view(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any
             tensors={"out_cache_loc": payload(forward_batch.out_cache_loc)},
         )
 
-    current.guard().report(violation, RULE, _VIEW, draft)
-
-
-def before_load_batch(eager: Any, forward_batch: Any, **_unknown: Any) -> None:
-    """Run before `EagerRunner.load_batch`, which copies an eager forward's inputs in later releases."""
-    before_eager_view(eager.model_runner, forward_batch)
+    current.guard().report(violation, RULE, site, draft)
 
 
 def before_merge(batch: Any, other: Any, **_unknown: Any) -> None:
