@@ -1,4 +1,4 @@
-"""Docstrings follow the rules in every file."""
+"""Docstrings follow the rules in every file; those that have arguments inline are listed, and become fewer."""
 
 import importlib.util
 import textwrap
@@ -59,3 +59,34 @@ def test_ruff_follows_the_convention_of_the_project(ratchet, tmp_path, repositor
     ratchet.subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
     codes = {path: {line.split(": ")[1] for line in lines} for path, lines in ratchet.findings(tmp_path).items()}
     assert codes == {"a.py": {"D403", "D415", "D417"}}
+
+
+@pytest.mark.parametrize(
+    "docstring",
+    ["width: of a cell.", "Return the row. width: of a cell.", "Return it.\n\nIt is wide. width, height: of a cell."],
+)
+def test_an_argument_inline_is_found(ratchet, docstring):
+    text = f'def row(width, height):\n    """{textwrap.indent(docstring, "    ").lstrip()}\n    """\n'
+    assert list(ratchet.described_inline(text)) == [(1, "row")]
+
+
+def test_no_other_colon_is_an_argument(ratchet):
+    docstring = "Return the row: one. Raises: none.\n\n    Args:\n        width: of it. width: twice.\n    "
+    text = f'def row(width):\n    """{docstring}"""\n'
+    assert list(ratchet.described_inline(text)) == []
+
+
+def test_the_list_of_arguments_inline_only_shrinks(ratchet, tmp_path, repository):
+    (tmp_path / "pyproject.toml").write_bytes((repository / "pyproject.toml").read_bytes())
+    (tmp_path / "a.py").write_text(
+        '"""Say it."""\n\n\ndef old(a):\n    """Say it. a: one."""\n\n\ndef new(a):\n    """Say it. a: one."""\n'
+    )
+    before = tmp_path / ratchet.BEFORE
+    before.parent.mkdir(parents=True)
+    before.write_text("a.py gone\na.py old\n")
+    ratchet.subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    said = ratchet.findings(tmp_path)
+    assert [("of new " in line) for line in said["a.py"]] == [True]
+    assert [("a.py gone" in line) for line in said[ratchet.BEFORE]] == [True]
+    ratchet.update(tmp_path)
+    assert before.read_text() == "a.py old\n"

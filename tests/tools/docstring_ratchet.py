@@ -1,11 +1,14 @@
 """Hold the docstrings of every file to the rules: `python tests/tools/docstring_ratchet.py` says what breaks one.
 
-Rules are ruff's, in the convention "google" of pyproject.toml, and two that ruff does not have:
+Rules are ruff's, in the convention "google" of pyproject.toml, and three that ruff does not have:
 
     fragment     the first line begins in mid-sentence ("Of a line with ...", "As of the last line."), or that of a
                  function does not begin with its verb ("The exit code.", "Why it is 5.", "None if it has none."). A
                  module, a class and a property may be a noun, and a test's docstring may state what is tested.
     args         an argument or a field is described outside the list `Args:` or `Attributes:`
+    inline       the same behind a sentence, or in place of one ("A dump of a run. rule: None if it has no manifest.",
+                 "label: of the arm."). Docstrings that did so when the rule was made are named in
+                 tests/data/docstrings_before.txt, which only shrinks: `--update` takes out those that no longer do
 
 No rule asks for a docstring of a class or a function (D101 to D107): where the name and the types say everything, a
 docstring would only repeat them. Every module has one (D100, D104). The mood of the verb is free (D401 is not in the
@@ -33,6 +36,8 @@ NO_VERB = re.compile(
     r"|Everything|Not|Without|At|In|On|From|To|For|Like|Up|If|When|After|Before|Around|Until|Once|While|Instead|Beside"
     r"|Within|Other|Our|SGLang's|True|False|Per|Also)(?=[\s,:;.`-])"
 )
+BEFORE = "tests/data/docstrings_before.txt"
+INLINE = re.compile(r"(?:^|[.;,] )((?:\w+, )*\w+): ")
 LISTED = ("Args:", "Arguments:", "Attributes:", "Keyword Args:")
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -74,8 +79,24 @@ def begins_with_a_verb(node: Documented) -> bool:
     return not any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
 
 
+def described_inline(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the qualified name of what has a docstring that breaks the rule "inline", each name once."""
+    seen: set[str] = set()
+    for name, node in documented(ast.parse(text)):
+        in_list, known = False, set(names_of(node))
+        for number, row in enumerate((ast.get_docstring(node) or "").splitlines()):
+            if row and not row[0].isspace():
+                in_list = row.strip() in LISTED
+            words = (
+                word for found in INLINE.finditer(row) if found.start() or not number for word in found[1].split(", ")
+            )
+            if not in_list and known.intersection(words) and name not in seen:
+                seen.add(name)
+                yield getattr(node, "lineno", 1), name
+
+
 def own_findings(text: str) -> Iterator[str]:
-    """Yield what breaks the two rules that ruff does not have, as "LINE: RULE: what is wrong"."""
+    """Yield what breaks the rules "fragment" and "args", as "LINE: RULE: what is wrong"."""
     for name, node in documented(ast.parse(text)):
         words = ast.get_docstring(node)
         if words is None:
@@ -112,14 +133,42 @@ def findings(root: Path = ROOT) -> dict[str, list[str]]:
     for one in json.loads(done.stdout):
         path = str(Path(one["filename"]).relative_to(root))
         found.setdefault(path, []).append(f"{one['location']['row']}: {one['code']}: {one['message']}")
+    before = names_before(root)
+    inline: set[str] = set()
     for path in files:
-        if own := list(own_findings((root / path).read_text(encoding="utf-8"))):
+        text = (root / path).read_text(encoding="utf-8")
+        if own := list(own_findings(text)):
             found.setdefault(path, []).extend(own)
+        for line, name in described_inline(text):
+            inline.add(f"{path} {name}")
+            if f"{path} {name}" not in before:
+                say = f"{line}: inline: the docstring of {name} describes an argument or a field outside its list"
+                found.setdefault(path, []).append(say)
+    if gone := sorted(before - inline):
+        found[BEFORE] = [f"1: inline: {one} is in line or gone: run this with --update" for one in gone]
     return found
+
+
+def names_before(root: Path = ROOT) -> set[str]:
+    """Return what may still break the rule "inline", each as "PATH NAME"."""
+    path = root / BEFORE
+    return set(path.read_text(encoding="utf-8").splitlines()) if path.exists() else set()
+
+
+def update(root: Path = ROOT) -> None:
+    """Take out of the list what no longer breaks the rule "inline"; nothing is ever added."""
+    inline = {
+        f"{path} {name}"
+        for path in python_files(root)
+        for _, name in described_inline((root / path).read_text(encoding="utf-8"))
+    }
+    (root / BEFORE).write_text("".join(f"{one}\n" for one in sorted(names_before(root) & inline)), encoding="utf-8")
 
 
 def main() -> int:
     """Print what breaks a rule; 1 if anything does."""
+    if "--update" in sys.argv[1:]:
+        update()
     said = [f"{path}:{line}" for path, lines in findings().items() for line in lines]
     print("\n".join(said) or "docstrings are in line")
     return 1 if said else 0
