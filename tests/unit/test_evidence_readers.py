@@ -448,6 +448,24 @@ class TestOpcodes:
         assert self.read(tmp_path, pickle.dumps(laughs)).problem == ""
         assert time.monotonic() - begin < 2
 
+    @pytest.mark.parametrize("field", [None, b"input_sizes", b"process_group", b"state", b"profiling_name"])
+    def test_what_is_short_here_and_endless_as_text_is_not_written_out(self, cli, tmp_path, field):
+        twice_what_was_twice = b")" + b"2\x86" * 40
+        if field is None:
+            data = b"\x80\x04}(\x8c\x0bserver_argsN\x8c\x01x" + twice_what_was_twice + b"2\x93u."
+        else:
+            data = b"\x80\x04}(\x8c\x09pg_configN\x8c\x07entries]}(\x8c\x11collective_seq_idK\x01\x8c"
+            data += bytes([len(field)]) + field + b"](" + twice_what_was_twice + b"euau."
+        (tmp_path / "nccl_trace_rank_0").write_bytes(data)
+        begin = time.monotonic()
+        code, _, err = cli("diagnose", tmp_path / "nccl_trace_rank_0")
+        assert (code in (0, 5), time.monotonic() - begin < 10) == (True, True), err
+
+    def test_a_mark_costs_what_stands_above_it(self, tmp_path):
+        begin = time.monotonic()
+        self.read(tmp_path, b"\x80\x04](" + b"N" * 500_000 + b"(1" * 500_000 + b"e.")
+        assert time.monotonic() - begin < 15
+
     def test_time_and_size_have_limits(self, tmp_path, monkeypatch):
         path = tmp_path / "x"
         path.write_bytes(pickle.dumps(list(range(20_000))))

@@ -8,6 +8,7 @@ torch/csrc/distributed/c10d/FlightRecorderDetail.hpp, torch/distributed/flight_r
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from gemma4_dumps.safe_file import read_regular
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.rule import COLLECT
 from gemma4_triage.readers.opcodes import read_pickle
-from gemma4_triage.readers.reading import MAX_FACTS, Moment, NotThis, Reading, cut
+from gemma4_triage.readers.reading import LONGEST_TEXT, MAX_FACTS, Moment, NotThis, Reading, cut
 
 KIND = "flight-recorder"
 RULE = "collective-timeout"
@@ -28,6 +29,9 @@ MAX_JSON_BYTES = 16 * 1024**2
 MAX_RANKS = 256
 _RANK = re.compile(r"(\d{1,6})(?:\.\w+)?$")
 _NS = 10**9
+# In a pickle a value may hold another one twice, and that one again: what is written out has an end.
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxtuple, _SHORT.maxlist = 3, 32, 32
 
 
 @dataclass(frozen=True)
@@ -123,8 +127,12 @@ def _fields(path: Path) -> tuple[dict[Any, Any], str]:
 def _group(entry: dict[Any, Any]) -> str:
     group = entry.get("process_group")
     if isinstance(group, tuple | list) and group:
-        return cut(" ".join(str(part) for part in group[:2]))
-    return str(entry.get("pg_name", entry.get("pg_id", "?")))[:100]
+        return cut(" ".join(_text(part) for part in group[:2]))
+    return _text(entry.get("pg_name", entry.get("pg_id", "?")))[:100]
+
+
+def _text(value: Any) -> str:
+    return cut(value if isinstance(value, str) else _SHORT.repr(value))
 
 
 def _last(number: int, entry: dict[Any, Any]) -> Last:
@@ -132,13 +140,13 @@ def _last(number: int, entry: dict[Any, Any]) -> Last:
     frames = entry.get("frames")
     first = frames[0] if isinstance(frames, list) and frames and isinstance(frames[0], dict) else {}
     # Of a path its last parts tell where it is.
-    file = "/".join(str(first.get("filename")).split("/")[-2:])
-    where = f"{file}:{first.get('line')} {first.get('name')}" if first else ""
+    file = "/".join(_text(first.get("filename")).split("/")[-2:])
+    where = f"{file}:{_text(first.get('line'))} {_text(first.get('name'))}" if first else ""
     return Last(
         number=number,
-        operation=cut(str(entry.get("profiling_name", "?"))),
-        state=cut(str(entry.get("state", "?"))),
-        sizes=cut(str(entry.get("input_sizes", ""))),
+        operation=_text(entry.get("profiling_name", "?")),
+        state=_text(entry.get("state", "?")),
+        sizes=_text(entry.get("input_sizes", "")),
         time_s=time / _NS if isinstance(time, int | float) and 0 < time < 2**63 else None,
         frame=cut(where),
     )

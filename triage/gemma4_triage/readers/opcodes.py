@@ -43,8 +43,8 @@ class Thing:
     """
 
     made_by: str
-    args: Any = ()
-    state: Any = None
+    args: Any = field(default=(), repr=False)
+    state: Any = field(default=None, repr=False)
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return an attribute by name, from a dict of state or the dict part of a pair; `default` if it has none."""
@@ -126,7 +126,10 @@ class _Machine:
         return "ends early"
 
     def _marked(self) -> list[Any]:
-        at = len(self.stack) - 1 - self.stack[::-1].index(_MARK)
+        # From the top, so that a mark costs what stands above it, however much lies below.
+        at = len(self.stack) - 1
+        while self.stack[at] is not _MARK:
+            at -= 1
         values = self.stack[at + 1 :]
         del self.stack[at:]
         return values
@@ -239,6 +242,9 @@ class _Machine:
 
     def _stack_global(self, _: Any) -> None:
         name, module = self.stack.pop(), self.stack.pop()
+        # A tuple that holds another one twice, and so on, is short here and endless as text.
+        if not (isinstance(name, str) and isinstance(module, str)):
+            raise TypeError("a class whose name is no text")
         self.stack.append(Name(f"{module}.{name}"[:LONGEST_STRING]))
 
     def _reduce(self, _: Any) -> None:
