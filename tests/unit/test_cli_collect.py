@@ -220,7 +220,7 @@ class TestProcesses:
         code = "import sys, time; print('Prefill batch, api_key=abcdefgh', flush=True); time.sleep(60)"
         with log.open("w") as file:
             child = subprocess.Popen(
-                [sys.executable, "-c", code, "launch_server", "--api-key", "abcdefgh"],
+                [sys.executable, "-c", code, "launch_server", "--any", f"sk-{'z' * 30}", "--api-key", "abcdefgh"],
                 stdout=file,
                 env=environment,
             )
@@ -237,7 +237,7 @@ class TestProcesses:
         assert fields["environment"] == {"HF_TOKEN": "[redacted]", "SGLANG_X": "1"}
         assert files["logs/0_server.log"].startswith(b"Prefill batch, api_key=[redacted]")
         everything = b"".join(files.values())
-        assert not any(secret in everything for secret in (b"abcdefgh", b"yyyy", b"dear diary"))
+        assert not any(secret in everything for secret in (b"abcdefgh", b"yyyy", b"zzzz", b"dear diary"))
 
     def test_a_containers_first_process_stands_for_the_server_below_it_and_for_nothing_else(self, cli, tmp_path):
         code = (
@@ -279,6 +279,18 @@ class TestProcesses:
         assert finding["advice"][0] == f"kill -CONT {child.pid} on its machine lets it go on"
         assert ("status.State", "T (stopped)") in [(one["field"], one["value"]) for one in finding["evidence"]]
         assert finding["next_commands"] == [f"gemma4-triage collect {url}"]
+
+    def test_one_that_has_ended_and_that_its_parent_has_not_noticed_is_not_healthy(self, cli, tmp_path):
+        child = subprocess.Popen([sys.executable, "-c", "", "launch_server"])
+        try:
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+            words = ("collect", child.pid, "-o", tmp_path / "a.zip", "--log", LOGS / "healthy.log")
+            assert cli(*words)[0] == 0
+        finally:
+            child.wait()
+        code, out, _ = cli("diagnose", tmp_path / "a.zip")
+        assert (code, "LIKELY  server-not-answering" in out) == (1, True)
+        assert "has ended, and its parent has not noticed" in out
 
     @pytest.mark.parametrize(
         ("state", "said"),
@@ -419,6 +431,11 @@ class TestSecrets:
             "args='--model-path m --api-key=hunter2 --port 1'",
             "['--trust-remote-code', '--api-key', 'hunter2']",
             "_TOKEN=hunter2",
+            r'{"password": "a\"hunter2", "port": 1}',
+            f"api_key='{'a' * 500}hunter2'",
+            f"api_key={'a' * 500}hunter2",
+            "password='hunter2",
+            "GET https://bucket/m?X-Amz-Expires=9&X-Amz-Signature=hunter2 200",
         ],
     )
     def test_a_name_is_enough(self, line):

@@ -155,12 +155,12 @@ class _Collector:
                 {
                     "pid": one.pid,
                     "parent": one.parent,
-                    "title": clean_line(" ".join(redact_launch_args(one.command))[:200] or one.title),
+                    "title": clean_line(" ".join(redact_launch_args(one.command)) or one.title)[:200],
                     "started_s": one.started_s,
                 }
                 for one in found
             ],
-            "command": redact_launch_args(found[0].command) if found else [],
+            "command": clean_json(list(found[0].command)) if found else [],
             "http": [
                 {"path": one.path, "status": one.status, "took_s": round(one.took_s, 3), "problem": one.problem or None}
                 for one in answers

@@ -19,7 +19,9 @@ _USERINFO = re.compile(r"(?<=://)[^/@\s'\"]{1,200}@")
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 _NAME = re.compile(r"(?<![\w-])-{0,2}[A-Za-z_][\w-]{0,60}")
 _BETWEEN = re.compile(r"""["']?(?:\s{0,2}[=:]\s{0,2}|\s{1,3}|\s?,\s{0,2})""")
-_VALUE = re.compile(r"""'[^'\n]{1,400}'|"[^"\n]{1,400}"|[^\s,;'")}\]]{1,400}""")
+# A quote that is not closed is taken as far as it goes: what is behind it may be the rest of the secret.
+_VALUE = re.compile(r"""\[redacted\]|'(?:[^'\\\n]|\\.){1,4000}'?|"(?:[^"\\\n]|\\.){1,4000}"?|[^\s,;'")}\]]{1,4000}""")
+_SIGNED = re.compile(r"(?i)(?<=[?&])((?:x-(?:amz|goog)-)?sig(?:nature)?=)[^&\s'\"]+")
 _FLAG = re.compile(r"""["']?--?[A-Za-z]""")
 _HARMLESS_VALUES = frozenset({"none", "null", "true", "false", "auto", "[redacted]", "'[redacted]'", '"[redacted]"'})
 _SECRET_WORD = re.compile(r"(?i)key|token|passw|secret|credential")
@@ -32,6 +34,7 @@ def clean_line(line: str) -> str:
     line = _SHAPES.sub(REDACTED, line)
     line = _BEARER.sub(rf"\1 {REDACTED}", line)
     line = _USERINFO.sub(f"{REDACTED}@", line)
+    line = _SIGNED.sub(rf"\1{REDACTED}", line)
     return _by_name(line) if _SECRET_WORD.search(line) else line
 
 

@@ -158,9 +158,14 @@ def _findings(
         cause = "The server was gone when the bundle was made: there was no such process."
         piece = Evidence(source=name, field="was_running", value=False, meaning=f"process {fields.get('pid')}")
         yield _finding(cause, [piece], ("its log says what it died of: add it with --log",), SERVE_GUARDED)
+    elif not asked and states and len(ended := [one for one in states if one.letter in "ZX"]) == len(running):
+        # Such a process has no command any more, so nobody knows at which address to ask it.
+        cause, advice = _ended(ended[0])
+        pieces = [_state_of(one) for one in ended[:2]]
+        yield _finding(cause, pieces, advice, SERVE_GUARDED)
     elif (silent or (asked and not answered)) and (held := _held_up(states)) is not None:
         cause, advice, state = held
-        pieces = [Evidence(source=str(state.path), field="status.State", value=state.words, meaning="its state then")]
+        pieces = [_state_of(state)]
         pieces += [_evidence(name, at, one) for at, one in enumerate(asked) if one in silent or not answered][:2]
         yield _finding(cause, [*pieces, *_stands(path.parent / "stacks")], advice, again)
     elif asked and not answered:
@@ -172,6 +177,10 @@ def _findings(
         cause = f"The HTTP process answers and the scheduler does not{told}."
         pieces = [_evidence(name, at, one) for at, one in enumerate(asked) if one in silent]
         yield _finding(cause, [*pieces, *stands], _LOOK, again)
+
+
+def _state_of(state: _State) -> Evidence:
+    return Evidence(source=str(state.path), field="status.State", value=state.words, meaning="its state then")
 
 
 def _held_up(states: Sequence[_State]) -> tuple[str, tuple[str, ...], _State] | None:

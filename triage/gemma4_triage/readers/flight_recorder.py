@@ -20,7 +20,7 @@ from gemma4_dumps.safe_file import read_regular
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.rule import COLLECT
 from gemma4_triage.readers.opcodes import read_pickle
-from gemma4_triage.readers.reading import LONGEST_TEXT, MAX_FACTS, Moment, NotThis, Reading, cut
+from gemma4_triage.readers.reading import MAX_FACTS, Moment, NotThis, Reading, cut
 
 KIND = "flight-recorder"
 RULE = "collective-timeout"
