@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-from dump_examples import seed_bug_draft
 
+from dump_examples import seed_bug_draft
 from gemma4_dumps.draft import DumpDraft, TensorPayload
 from gemma4_dumps.schema import Layer, Offence, Provenance
 from gemma4_dumps.store import DumpStore

@@ -11,8 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from dump_examples import seed_bug_draft
 
+from dump_examples import seed_bug_draft
 from gemma4_dumps.directory_name import short_id
 from gemma4_dumps.schema import VERDICTS, Provenance
 from gemma4_dumps.store import DumpStore

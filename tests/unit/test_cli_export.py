@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from big_dumps import measured_cli, sparse_dump
 from dump_examples import seed_bug_draft
-
 from gemma4_dumps.archive import examine, write_archive
 from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.errors import DumpUnreadable

@@ -5,9 +5,9 @@ import zipfile
 
 import numpy as np
 import pytest
-from dump_examples import seed_bug_draft
 from test_cli_serve import document
 
+from dump_examples import seed_bug_draft
 from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.store import DumpStore
 from gemma4_repro.catalog import find_scenario

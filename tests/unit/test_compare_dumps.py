@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dump_examples import seed_bug_draft
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from dump_examples import seed_bug_draft
 from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.errors import DumpUnreadable
 from gemma4_dumps.schema import Provenance

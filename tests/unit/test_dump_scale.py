@@ -13,9 +13,9 @@ import time
 
 import numpy as np
 import pytest
+
 from big_dumps import crowd, measured_cli, sparse_dump
 from dump_examples import seed_bug_draft
-
 from gemma4_dumps.caps import StoreCaps
 from gemma4_dumps.errors import DumpUnreadable
 from gemma4_dumps.reader import read_dump, verify_dump

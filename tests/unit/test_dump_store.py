@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
+
 from big_dumps import crowd
 from dump_examples import seed_bug_draft
-
 from gemma4_dumps.caps import StoreCaps
 from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.errors import DumpNotFound, DumpUnreadable

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from dump_examples import seed_bug_draft
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from dump_examples import seed_bug_draft
 from gemma4_dumps.budget import fit_tensors
 from gemma4_dumps.caps import StoreCaps
 from gemma4_dumps.draft import TensorPayload

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from mtp_batches import ARGUMENTS, HIDDEN, batch, draft_input, request, verify_input
 from sglang.srt import server_args
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
 from sglang.srt.speculative.frozen_kv_mtp_info import (
@@ -20,6 +19,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from gemma4_runtime.errors import UnusableSpecInfo
 from gemma4_runtime.fixes import spec_info_guards
+from mtp_batches import ARGUMENTS, HIDDEN, batch, draft_input, request, verify_input
 
 pytestmark = pytest.mark.releases("0.5.13.post1")
 

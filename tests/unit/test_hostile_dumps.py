@@ -6,9 +6,9 @@ import shutil
 import zipfile
 
 import pytest
-from dump_examples import seed_bug_draft
 
 from diagnose_examples import CORPUS
+from dump_examples import seed_bug_draft
 from gemma4_dumps.store import DumpStore
 from gemma4_triage.diagnose.material import read_store
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from dump_examples import seed_bug_draft
 
+from dump_examples import seed_bug_draft
 from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.schema import Offence

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pool_world import PoolWorld
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.plugins.hook_registry import HookRegistry
 
@@ -26,6 +25,7 @@ from gemma4_runtime.settings import Leak, Mode, read_settings
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.replay.leak_replay import replay_leak
+from pool_world import PoolWorld
 
 pytestmark = pytest.mark.releases("0.5.13.post1")
 

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from dump_examples import seed_bug_draft
 
+from dump_examples import seed_bug_draft
 from gemma4_dumps.store import DumpStore
 from gemma4_repro.corpus.case import CleanCase
 from gemma4_repro.corpus.clean import CLEAN
