@@ -153,9 +153,14 @@ def _named(variable: str, names: tuple[str, ...], known: dict[str, Patch]) -> se
     return set(names)
 
 
+_MOST_NAMED = 8
+
+
 def _unknown(variable: str, items: tuple[str, ...], unknown: list[str], known: dict[str, Patch]) -> SettingsError:
     near = [name for one in unknown for name in get_close_matches(one.casefold(), known, 3, 0.6)]
-    said = f"near it: {', '.join(dict.fromkeys(near))}" if near else f"allowed: {', '.join(known) or 'none'}"
+    more = ", …; gemma4-triage patches list has all" if len(known) > _MOST_NAMED else ""
+    allowed = f"allowed: {', '.join([*known][:_MOST_NAMED]) or 'none'}{more}"
+    said = f"near it: {', '.join(dict.fromkeys(near))}" if near else allowed
     return SettingsError(
         f"{variable}={','.join(items)!r} names {', '.join(unknown)}, which this version does not have; {said}"
     )

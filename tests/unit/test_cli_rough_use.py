@@ -92,6 +92,30 @@ class TestOutputs:
         assert done.stdout in ("{\n141\n", "{\n1\n")
         assert done.stderr == ""
 
+    @pytest.mark.parametrize("line", ["--help", "serve --help", "samples --json", "patches --json", "samples"])
+    def test_a_reader_that_has_left_is_no_violation(self, line):
+        done = shell(f"{{ sleep 0.5; $G {line}; echo $? >&2; }} | true")
+        assert done.stderr == "141\n"
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ("dumps", "show"),
+            ("known", "show"),
+            ("patches", "explain"),
+            ("logs",),
+            ("diff", "patches", "--with"),
+            ("samples", "--color"),
+        ],
+    )
+    def test_a_name_of_thousands_of_characters_is_not_said_in_full(self, cli, words):
+        code, _, err = cli(*words, "x" * 5000)
+        assert (code, len(err.splitlines())) == (2, 2)
+        assert "x" * 90 in err
+        assert "… (500" in err
+        assert len(err) < 800
+        assert "x" * 5000 in cli("-v", *words, "x" * 5000)[2]
+
     def test_a_device_is_not_replaced_by_a_file(self, cli, tmp_path):
         pipe = tmp_path / "pipe"
         os.mkfifo(pipe)

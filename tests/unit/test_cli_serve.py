@@ -230,11 +230,15 @@ class TestUsage:
         [
             (
                 ["--debug", "banana"],
-                "SGLANG_TRTLLM_MHA_DEBUG='banana' cannot be read: allowed: 0, off, log, contain, trap, 1",
+                "error: --debug 'banana' cannot be read: allowed: 0, off, log, contain, trap, 1",
             ),
-            (["--patches", "yoko"], "yoko"),
+            (
+                ["--patches", "yoko"],
+                "error: --patches 'yoko' names yoko, which this version does not have; near it: yoco",
+            ),
+            (["--patches", "nonsense"], "gemma4-triage patches list has all"),
             (["--patches", "default,-swa-window-width"], "nothing before it chooses"),
-            (["--faults", "page-table"], "GEMMA4_TRIAGE_FAULTS"),
+            (["--faults", "page-table"], "error: --fault 'page-table' names page-table"),
             (["--faults", "swa-alloc-oob,swa-alloc-oob"], "named twice"),
             (["--probes", "page-table"], "SGLANG_TRTLLM_MHA_DEBUG is off"),
             (["--debug", "1", "--probes", "nope"], "allowed: page-table, "),

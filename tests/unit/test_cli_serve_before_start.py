@@ -174,3 +174,12 @@ def test_the_options_are_those_of_sglangs_own_parser():
     assert len(actions) - len(sure) < 40
     assert "--model-type" in found
     assert not found.keys() & {"--debug", "--patches", "--probes", "--faults", "--preset", "--dump-dir", "--json"}
+
+
+def test_a_word_before_every_option_where_the_model_is_named_too():
+    done = run("--dry-run", "extra", "--model-path", "m")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "error: 'extra' is no option, and no value of one",
+        "hint: name the model once, by --model-path MODEL or first and alone, and write all else as options",
+    ]

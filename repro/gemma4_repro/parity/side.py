@@ -84,7 +84,9 @@ def attached(patches: str, faults: tuple[str, ...] = ()) -> tuple[str, ...]:
         # Constructed, not read: the user's environment has no say.
         chosen = select(Settings.model_construct(patches=items, faults=faults), release=installed_or_base())
     except SettingsError as error:
-        raise UnknownName(str(error), "gemma4-triage patches lists what there is") from error
+        # What is read here is an option's value.
+        said = str(error).replace("GEMMA4_TRIAGE_PATCHES=", "").replace("GEMMA4_TRIAGE_FAULTS=", "")
+        raise UnknownName(said, "gemma4-triage patches lists what there is") from error
     return tuple(patch.id for patch in chosen if patch.kind in (Kind.FIX, Kind.OPTIMISATION))
 
 

@@ -162,6 +162,9 @@ def _run(words: list[str]) -> int:
         code = command_tree(verb).main(args=words, prog_name="gemma4-triage", standalone_mode=False)
         return int(code or 0)
     except SystemExit as done:
+        # click ends so with 1, which is a violation here, if the reader of stdout has gone.
+        if isinstance(done.__context__, BrokenPipeError):
+            raise done.__context__ from None
         # How a completion ends.
         return int(done.code or 0)
     except UserError as error:
@@ -194,7 +197,7 @@ def _began_with_an_interrupt(error: BaseException) -> bool:
 
 
 def _fail(message: str, hint: str, code: int, words: Sequence[str]) -> int:
-    warn(f"error: {message}")
+    warn(f"error: {message if MANNER.verbose else _LONG_WORD.sub(_shortened, message)}")
     hint = _with_folder(hint, words)
     if hint:
         warn(f"hint: {hint}")
@@ -202,6 +205,13 @@ def _fail(message: str, hint: str, code: int, words: Sequence[str]) -> int:
         # Whoever parses stdout gets a document in every case.
         emit_json("error", {"message": message, "hint": hint, "exit_code": int(code)})
     return int(code)
+
+
+_LONG_WORD = re.compile(r"\S{301,}")
+
+
+def _shortened(word: re.Match[str]) -> str:
+    return f"{word[0][:100]}… ({len(word[0])} characters)"
 
 
 def _with_folder(hint: str, words: Sequence[str]) -> str:

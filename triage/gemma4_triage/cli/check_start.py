@@ -55,7 +55,8 @@ def check_arguments(arguments: Sequence[str], ours: Collection[str], options: Ma
     for at, word in enumerate(arguments):
         if not _looks_like_an_option(word):
             if taken.values == 0 and options:
-                raise UsageMistake(f"{word!r} is no option, and no value of one", _WHOSE.format(taken.name))
+                hint = _WHOSE.format(taken.name) if taken.name else _FIRST
+                raise UsageMistake(f"{word!r} is no option, and no value of one", hint)
             taken = _Taken(taken.name, max(0, taken.values - 1))
             continue
         name, equals, value = word.partition("=")
@@ -84,6 +85,7 @@ class _Taken(NamedTuple):
 _ANY = 10**6
 _TAKES_NOTHING = _Taken("", 0)
 _WHOSE = "what stands before it, {0}, takes no such value"
+_FIRST = "name the model once, by --model-path MODEL or first and alone, and write all else as options"
 
 
 def _looks_like_an_option(word: str) -> bool:

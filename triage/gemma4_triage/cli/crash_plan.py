@@ -17,7 +17,7 @@ from gemma4_repro.crash.machine import Gpu, needs_of_model, obstacle
 from gemma4_repro.crash.runner import REAL, TOY, Client, Limits, Plan
 from gemma4_repro.engine.host_environment import hermetic_environment
 from gemma4_repro.toys.locate import toy_path
-from gemma4_triage.cli.server_start import HOST_ENGINE, Start, plan_for_user
+from gemma4_triage.cli.server_start import HOST_ENGINE, PATCHES, Start, plan_for_user
 from gemma4_triage.errors import EnvironmentCannot, UsageMistake
 from gemma4_triage.inspection.checkpoint import check_assistant, check_target
 from gemma4_triage.inspection.cuda_presence import cuda_devices
@@ -177,7 +177,7 @@ def check_start(asked: Asked, checkpoints: Checkpoints, port: int) -> Start:
     # The server will not see a GPU that this process may see.
     options |= {HOST_ENGINE: "force"} if asked.toy else {}
     arguments = command_words(asked.cell.server_arguments(checkpoints.target, checkpoints.assistant, port, asked.toy))
-    return plan_for_user(options, arguments, _environment(asked.toy))
+    return plan_for_user(options, arguments, _environment(asked.toy), typed={PATCHES: "--patches"})
 
 
 def expect(asked: Asked, start: Start, gpus: Sequence[Gpu]) -> Expected:
@@ -189,7 +189,7 @@ def expect(asked: Asked, start: Start, gpus: Sequence[Gpu]) -> Expected:
 
 def settings_of(asked: Asked) -> dict[str, str]:
     """Return the variables that the options of `serve` stand for."""
-    settings = {"GEMMA4_TRIAGE_PATCHES": asked.chosen_patches}
+    settings = {PATCHES: asked.chosen_patches}
     settings |= {"SGLANG_TRTLLM_MHA_DEBUG": "1"} if asked.cell.bounds else {}
     return settings | ({"GEMMA4_TRIAGE_FAULTS": asked.fault} if asked.fault else {})
 

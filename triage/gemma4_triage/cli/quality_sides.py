@@ -89,7 +89,7 @@ def own_servers(
     servers = []
     for (name, patches), port in zip(((BASE, base), (WITH, with_)), free_ports(2), strict=True):
         words = [*arguments, "--host", "127.0.0.1", "--port", str(port)]
-        start = plan_for_user({_PATCHES: patches, **host}, words)
+        start = plan_for_user({_PATCHES: patches, **host}, words, typed={_PATCHES: f"--{name}"})
         servers.append(Server(name, patches, start=start, port=port))
     first, second = servers
     if first.chosen == second.chosen:

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from gemma4_triage.cli.server_start import Start
 
 _EXAMPLE = "gemma4-triage serve --debug 1 -- --model-path MODEL"
+_OPTIONS = {
+    "SGLANG_TRTLLM_MHA_DEBUG": "--debug",
+    "GEMMA4_TRIAGE_PATCHES": "--patches",
+    "GEMMA4_TRIAGE_PROBES": "--probes",
+    "GEMMA4_TRIAGE_FAULTS": "--fault",
+    "GEMMA4_TRIAGE_DEVICE_MODEL": "--device-model",
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -162,7 +169,8 @@ def serve(
     arguments = check_start.with_model(arguments)
     check_start.check_arguments(arguments, ours, sglang_options())
     check_start.port_of(arguments)
-    start = plan_for_user(options, arguments, elsewhere=dry_run)
+    typed = {variable: option for variable, option in _OPTIONS.items() if given[variable] is not None}
+    start = plan_for_user(options, arguments, elsewhere=dry_run, typed=typed)
     if device_model is not None and start.settings.host_engine is HostEngine.OFF:
         raise UsageMistake("--device-model is the host engine's, and that is off", "add --host-engine")
     if not dry_run:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 
 from gemma4_dumps.errors import ExitCode
 from gemma4_dumps.store import default_root
@@ -74,8 +75,16 @@ def plan_for_user(
     arguments: Sequence[str],
     inherited: Mapping[str, str] = os.environ,
     elsewhere: bool = False,
+    typed: Mapping[str, str] = MappingProxyType({}),
 ) -> Start:
     """Return what `plan_start` does, and say what it refuses in a command's own words.
+
+    Args:
+        options: as for plan_start.
+        arguments: as for plan_start.
+        inherited: as for plan_start.
+        elsewhere: as for plan_start.
+        typed: variable to the option that was written for it, which is then named in its place.
 
     Raises:
         SettingsError: A setting cannot be read, or names a patch that does not exist.
@@ -86,6 +95,8 @@ def plan_for_user(
         return plan_start(options, arguments, inherited, elsewhere)
     except RuntimePatchError as error:
         if error.exit_code == ExitCode.USAGE:
+            for variable, option in typed.items():
+                error.message = error.message.replace(f"{variable}=", f"{option} ")
             error.hint = "correct the option or the variable; --help says which belongs to which"
         else:
             error.hint = "gemma4-triage doctor shows what can be had here"

@@ -100,7 +100,8 @@ class Source:
             hint = f"unpack it: tar -xOf {self.name} FILE | gemma4-triage {self.verb} -"
             raise UsageMistake(f"{self.name} is a tar archive", hint)
         if start.count(0) > _MOST_NUL * len(start) and len(start) > 100:
-            raise UsageMistake(f"{self.name} is no text", "give the server's stdout and stderr, as text or gzip")
+            wanted = "a Chrome trace, as JSON" if self.verb == "profile" else "the server's stdout and stderr, as text"
+            raise UsageMistake(f"{self.name} is no text", f"give {wanted} or gzip")
 
     def _open(self, stack: ExitStack) -> BinaryIO:
         raw = self._raw(stack)
