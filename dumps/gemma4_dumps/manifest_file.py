@@ -96,7 +96,7 @@ def load_signature(dump_directory: Path) -> Signature:
 def _fields(data: bytes, unique_keys: bool = True) -> dict[str, Any]:
     fields = strict_json(data, MANIFEST_NAME, unique_keys)
     if not isinstance(fields, dict):
-        raise DumpUnreadable(f"{MANIFEST_NAME} holds a {type(fields).__name__}, not an object")
+        raise DumpUnreadable(f"{MANIFEST_NAME} holds no JSON object")
     _require_same_major(fields.get("schema_version"))
     return fields
 

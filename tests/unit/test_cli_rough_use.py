@@ -212,6 +212,13 @@ class TestPaths:
             assert f"dumps verify DUMP --dir '{tmp_path}/a b' shows" in hint
             assert f"dumps list --dir '{tmp_path}/a b' which" in hint
 
+    def test_a_dump_that_cannot_be_read_is_named_once(self, cli, tmp_path):
+        for name in ("good", "bad"):
+            shutil.copytree(DUMP, tmp_path / name)
+        (tmp_path / "bad" / "manifest.json").write_text("5")
+        _, _, err = cli("diagnose", tmp_path)
+        assert err.splitlines()[0] == f"not read: {tmp_path / 'bad'}: manifest.json holds no JSON object"
+
     @pytest.mark.parametrize("verb", [("audit",), ("replay",), ("dumps", "show"), ("dumps", "verify")])
     def test_a_folder_that_is_no_dump_is_named(self, cli, tmp_path, verb):
         code, _, err = cli(*verb, tmp_path)

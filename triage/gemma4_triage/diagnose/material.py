@@ -93,6 +93,11 @@ class Unreadable:
     path: Path
     problem: str
 
+    def __post_init__(self) -> None:
+        # What could not be read is named by its reader too.
+        said = self.problem.removeprefix(f"{self.path}: ").removeprefix(f"{self.place}: ")
+        object.__setattr__(self, "problem", said)
+
     @property
     def place(self) -> str:
         """Return how to name it to a reader, as Dump.place."""
@@ -152,7 +157,7 @@ def read_fields(path: Path, unreadable: list[Unreadable]) -> dict | None:
         unreadable.append(Unreadable(path, str(error)))
         return None
     if not isinstance(fields, dict):
-        unreadable.append(Unreadable(path, f"holds a {type(fields).__name__}, not an object"))
+        unreadable.append(Unreadable(path, "it holds no JSON object"))
         return None
     return fields
 
