@@ -183,6 +183,16 @@ class TestLog:
         assert [len(incident["logs"]) for incident in document(out)["incidents"]] == [0, 1]
         assert err == ""
 
+    @pytest.mark.parametrize(
+        ("log", "patches"),
+        [("stale-write-rows", "default"), ("hybrid-draft-pool", "default"), ("pool-leak", "none")],
+    )
+    def test_a_crash_without_a_dump_does_not_leave_out_the_fix_of_its_cause(self, cli, log, patches):
+        _, out, _ = cli("diagnose", "--log", LOGS / f"{log}.log", "--json")
+        (incident,) = document(out)["incidents"]
+        (serve,) = [step["command"] for step in incident["plan"] if " serve " in step["command"]]
+        assert f" --patches {patches} --debug 1 -- " in serve
+
     def test_alone_it_is_a_run(self, cli, tmp_path):
         code, out, _ = cli("diagnose", "--dir", tmp_path, "--log", LOGS / "pool-leak.log")
         assert code == 1

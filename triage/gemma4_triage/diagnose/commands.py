@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from gemma4_dumps.reader import Dump
+from gemma4_runtime.catalog import CATALOG
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.launch import on_host_engine, server_arguments
 
@@ -16,6 +17,11 @@ def serve(incident: Incident, *options: str) -> str:
     """Start the server of this incident again, with its own arguments where anything says them."""
     engine = ("--host-engine",) if on_host_engine(incident) else ()
     return " ".join(("gemma4-triage serve", *engine, *options, "--", server_arguments(incident)))
+
+
+def patches_with(fix: str) -> str:
+    """Name the set of patches that has this fix: the default one, or that one with it."""
+    return "default" if any(patch.id == fix and patch.default for patch in CATALOG) else f"default,+{fix}"
 
 
 def corpus(fault: str) -> str:

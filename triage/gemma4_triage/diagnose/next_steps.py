@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from gemma4_dumps.reader import Dump
-from gemma4_runtime.catalog import CATALOG
+from gemma4_triage.diagnose.commands import patches_with
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.plan import completed
@@ -35,6 +35,4 @@ def next_steps(dump: Dump, on_screen: str = "dumps show") -> list[str]:
 
 def fix_line(found: Finding) -> str:
     """Say which patch of ours repairs it, and how to attach it."""
-    default = any(patch.id == found.fix and patch.default for patch in CATALOG)
-    asked = "default" if default else f"default,+{found.fix}"
-    return f"The fix is `{found.fix}`: serve with GEMMA4_TRIAGE_PATCHES={asked}"
+    return f"The fix is `{found.fix}`: serve with GEMMA4_TRIAGE_PATCHES={patches_with(found.fix or '')}"

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemma4_dumps.errors import UserError
-from gemma4_triage.diagnose.commands import path_of
+from gemma4_triage.diagnose.commands import patches_with, path_of
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.launch import ANY_MODEL, on_host_engine, server_arguments, settings_of
 from gemma4_triage.finding import Finding, causes
@@ -47,6 +47,7 @@ _POOL_OPTIONS = (
 
 # What a server listens on at every address is asked on its own machine.
 _LOCAL = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}
+_NO_PATCHES = " --patches none "
 _GUESSES = ("--kv-mem 40GiB", "--gpu-mem 80GiB", "--weights 20GiB", "--workload 64x8000+1000")
 
 
@@ -61,12 +62,20 @@ class Step:
 def completed(findings: Iterable[Finding], incident: Incident) -> tuple[Finding, ...]:
     """Return the findings with commands that can be pasted, as far as the incident says what belongs into them."""
     found = []
+    fix = ""
     for finding in findings:
-        commands = [line for command in finding.next_commands if (line := _complete(command, incident))]
+        lines = (command.replace(_NO_PATCHES, _patches(fix)) for command in finding.next_commands)
+        commands = [line for command in lines if (line := _complete(command, incident))]
+        fix = fix or finding.fix or ""
         asked = tuple(said for line in commands if (said := _asks(line)))
         update = {"next_commands": tuple(dict.fromkeys(commands)), "advice": (*finding.advice, *asked)}
         found.append(finding.model_copy(update=update))
     return tuple(found)
+
+
+def _patches(fix: str) -> str:
+    """Return what a start without patches becomes where a cause before it has a fix: that is not left out again."""
+    return f" --patches {patches_with(fix)} " if fix else _NO_PATCHES
 
 
 def _asks(command: str) -> str:
