@@ -193,6 +193,17 @@ class TestLog:
         (serve,) = [step["command"] for step in incident["plan"] if " serve " in step["command"]]
         assert f" --patches {patches} --debug 1 -- " in serve
 
+    def test_a_replica_that_starts_and_ends_beside_it_on_another_port_is_another_server(self, cli, tmp_path):
+        crash = ROOT / "tests" / "data" / "evidence" / "crash"
+        lines = [line for line in (crash / "server.log").read_text().splitlines() if "guards" not in line]
+        relations = []
+        for port in ("21000", "21001"):
+            log = tmp_path / f"{port}.log"
+            log.write_text("\n".join(lines).replace("21000", port))
+            _, out, _ = cli("diagnose", crash / "guards", log, "--json")
+            relations += [one["relation"] for each in document(out)["incidents"] for one in each["logs"]]
+        assert relations == ["agrees", "apart"]
+
     def test_alone_it_is_a_run(self, cli, tmp_path):
         code, out, _ = cli("diagnose", "--dir", tmp_path, "--log", LOGS / "pool-leak.log")
         assert code == 1

@@ -38,7 +38,7 @@ LAST_LINES_S = 10.0
 _ZONES_S = tuple(900 * quarters for quarters in (*range(-48, 57, 4), -38, -14, 14, 18, 22, 23, 26, 35, 38, 42, 51))
 ARGUMENTS = (
     *("attention_backend", "prefill_attention_backend", "decode_attention_backend", "tp_size", "dp_size"),
-    *("max_total_tokens", "swa_full_tokens_ratio", "kv_cache_dtype", "speculative_num_steps"),
+    *("max_total_tokens", "swa_full_tokens_ratio", "kv_cache_dtype", "speculative_num_steps", "port"),
 )
 _BACKENDS = ("trtllm_mha", "triton", "flashinfer")
 
