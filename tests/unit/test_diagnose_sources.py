@@ -384,6 +384,14 @@ class TestFarTooMuch:
         assert code == 1
         assert document["files_not_read"] == 6
 
+    def test_folders_inside_one_another(self, cli, tmp_path):
+        folder = tmp_path.joinpath(*["d"] * 30)
+        folder.mkdir(parents=True)
+        shutil.copy(LOGS / "pool-leak.log", folder)
+        code, _, err = cli("diagnose", tmp_path)
+        assert (code, "not read: 1 file or folder: reading ends at 24 folders inside one another" in err) == (5, True)
+        assert cli("diagnose", tmp_path / "d/d/d/d/d/d/d")[0] == 1
+
     def test_zips_together(self, cli, tmp_path, monkeypatch):
         path = exported(cli, tmp_path, SAMPLES / CPU)
         monkeypatch.setattr(unpacked, "MAX_ALL_BYTES", 10)

@@ -57,6 +57,7 @@ MAX_FILES = 50_000
 MAX_LOGS = 64
 MAX_DEPTH = 24
 _TOO_MANY = f"after {MAX_FILES} files and folders"
+_TOO_DEEP = f"at {MAX_DEPTH} folders inside one another"
 _LOG_MARKS = re.compile(
     rb"server_args=|Prefill batch|Decode batch|Traceback \(most recent call last\)|CUDA error: |Uvicorn running|"
     rb"gemma4-triage: |NCCL (?:WARN|error)|^Killed$|Segmentation fault|Scheduler hit an exception|; dump: /",
@@ -232,6 +233,8 @@ class _Finder:
                     self.folder(below, depth + 1, in_zip)
                 except DumpUnreadable as error:
                     self._parts.append(Material(unreadable=(Unreadable(below, str(error)),)))
+            else:
+                self._budget.leave(1, _TOO_DEEP)
         for entry in entries:
             # torch's files of tensors are zips, of any size.
             if entry.is_file(follow_symlinks=False) and not (one_call and entry.name.endswith(".pt")):
