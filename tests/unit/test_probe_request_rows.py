@@ -408,3 +408,15 @@ def test_a_request_that_has_less_allocated_than_it_has_committed(server):
     server.world.requests[0].kv_allocated_len -= 1
     said = trapped(server)
     assert (said.verdict, said.scalars["defect"]) == ("counter_wrong", "off by one")
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_page_that_no_pool_has_is_left_to_the_probe_of_page_tables(attach, monkeypatch, alone):
+    probes = ("request-rows",) if alone else ("request-rows", "page-table")
+    server = Server(monkeypatch, attach("trap", *probes, "host-alloc-kernels"))
+    if alone:
+        said = trapped(server, spoil=lambda metadata: metadata.page_table[0, 0].fill_(1 << 20))
+        assert said.scalars["defect"] == "past the end"
+    else:
+        server.forward(spoil=lambda metadata: metadata.page_table[0, 0].fill_(1 << 20))
+        assert list(DumpStore(server.dumps).list()) == []

@@ -287,7 +287,8 @@ def _check_tables(
 ) -> None:
     """Hold each page that a kernel will follow against the row that the table was made of.
 
-    A place that the map has nothing for is left to `page-table`, which knows what the window still needs.
+    A place that the map has nothing for is left to `page-table`, which knows what the window still needs; where it is
+    on, a value that is no page of the pool is too.
     """
     metadata, allocator = backend.forward_metadata, scheduler.token_to_kv_pool_allocator
     entries = scheduler.req_to_token_pool.req_to_token
@@ -308,6 +309,9 @@ def _check_tables(
     for structure, made, expected, pool in checks:
         found = made[:, : expected.shape[1]].cpu().numpy().astype(np.int64)
         followed = live & (expected > 0)
+        if current.switched_on("page-table"):
+            # What is no page of the pool is that probe's to report, whichever of the two looks first.
+            followed &= (found > 0) & (found <= pool.size // page)
         bad = np.argwhere(followed & (found != expected))
         if not len(bad):
             continue
