@@ -1,0 +1,88 @@
+"""What `request-rows` asks of counts: lengths of a batch, and what each request counts, fit its tokens and nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gemma4_dumps.structures import Defect, Structure
+from gemma4_runtime.checks.request_rows import WrongEntry, check_values
+from gemma4_runtime.defects import defect_of
+from gemma4_runtime.probes.request_rows_report import (
+    COUNTER,
+    INIT,
+    LENGTH,
+    NEXT,
+    or_swapped,
+    report_wrong,
+)
+from gemma4_runtime.probes.request_rows_seen import evicted_before, seen_of
+from gemma4_runtime.release.prefix_caches import path_slots
+from gemma4_runtime.release.requests import committed_freed, held, prefilled_until, swa_evicted
+
+
+def check_lengths(scheduler: Any, batch: Any, made: Any) -> None:
+    """Hold the batch's lengths against the tokens and the counters of its requests."""
+    if scheduler.enable_overlap:
+        return
+    mode, lengths = made.forward_mode, made.seq_lens.tolist()
+    if mode.is_target_verify():
+        tokens = [len(request.origin_input_ids) + len(request.output_ids) - 1 for request in batch.reqs]
+    elif mode.is_decode():
+        tokens = [len(request.origin_input_ids) + len(request.output_ids) for request in batch.reqs]
+    else:
+        tokens = [prefilled_until(request) for request in batch.reqs]
+    committed = [held(request).kv_committed_len for request in batch.reqs]
+    width = scheduler.req_to_token_pool.req_to_token.shape[1]
+    rows = [held(request).req_pool_idx for request in batch.reqs]
+    for given, structure in ((lengths, Structure.BATCH_LENGTHS), (committed, Structure.REQUEST_COUNTERS)):
+        if wrong := check_values(given, tokens):
+            kinds = [defect_of(w.value, w.expected, width + 1, foreign=set(tokens)) for w in wrong]
+            report_wrong(scheduler, wrong, LENGTH, INIT, structure, or_swapped(wrong, kinds), made, rows)
+
+
+def check_counters(scheduler: Any, requests: Sequence[Any]) -> None:
+    """Hold what each request counts against the columns of its row, and against the nodes that it holds."""
+    width = scheduler.req_to_token_pool.req_to_token.shape[1]
+    cache = getattr(scheduler.tree_cache, "inner", scheduler.tree_cache)
+    live = [r for r in requests if held(r).req_pool_idx is not None and not r.finished() and not committed_freed(r)]
+    wrong, kinds, seen = [], [], seen_of(scheduler)
+    for number, request in enumerate(live):
+        had = evicted_before(seen, request)
+        evicted = swa_evicted(request)
+        if had is not None and evicted is not None and evicted < had:
+            wrong.append(WrongEntry("fell", number, 0, evicted, had))
+            kinds.append(_count_defect(scheduler, evicted, had, [swa_evicted(r) for r in live if r is not request]))
+        path = path_slots(cache, request)
+        protected = held(request).cache_protected_len
+        if path is not None and protected != path.numel():
+            others = [held(other).cache_protected_len for other in live if other is not request]
+            wrong.append(WrongEntry("unlike", number, 0, protected, path.numel()))
+            kinds.append(_count_defect(scheduler, protected, path.numel(), others))
+        committed, tokens = held(request).kv_committed_len, len(request.origin_input_ids) + len(request.output_ids) - 1
+        # The token that was sampled last has no KV yet. With overlap the request does not know of it.
+        if request.output_ids and not scheduler.enable_overlap and committed != tokens:
+            others = [held(other).kv_committed_len for other in live if other is not request]
+            wrong.append(WrongEntry("unlike", number, 0, committed, tokens))
+            kinds.append(defect_of(committed, tokens, width + 1, foreign=set(others)))
+        allocated = held(request).kv_allocated_len
+        if 0 <= allocated < committed:
+            # Without drafts the two are alike, with them there may be more allocated.
+            wrong.append(WrongEntry("unlike", number, 0, allocated, committed))
+            kinds.append(defect_of(allocated, committed, width + 1))
+        for count in (held(request).kv_committed_len, held(request).kv_allocated_len):
+            if not 0 <= count <= width:
+                wrong.append(WrongEntry("outside", number, 0, count))
+                kinds.append(defect_of(count, None, width + 1))
+    if wrong:
+        seen.evicted = {}
+        slots = [held(request).req_pool_idx for request in live]
+        report_wrong(scheduler, wrong, COUNTER, NEXT, Structure.REQUEST_COUNTERS, kinds, None, slots)
+
+
+def _count_defect(scheduler: Any, value: int, expected: int, others: Sequence[int | None]) -> Defect | None:
+    """Return in which way a count of tokens is wrong, in pages where all of them are whole pages."""
+    counts = [value, expected, *(one for one in others if one is not None)]
+    unit = scheduler.page_size if not any(one % scheduler.page_size for one in counts) else 1
+    end = scheduler.req_to_token_pool.req_to_token.shape[1] // unit + 1
+    return defect_of(value // unit, expected // unit, end, foreign={one // unit for one in counts[2:]})

@@ -1,0 +1,143 @@
+"""What `request-rows` asks of a forward's places: pages of tables and slots to write are what rows say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gemma4_dumps.draft import TensorPayload
+from gemma4_dumps.structures import Structure
+from gemma4_runtime import current
+from gemma4_runtime.checks.request_rows import WrongEntry
+from gemma4_runtime.checks.violation import MAX_LISTED
+from gemma4_runtime.defects import defect_of
+from gemma4_runtime.indices.owner import role_of
+from gemma4_runtime.probes.request_rows_report import (
+    INIT,
+    METADATA,
+    TABLE,
+    WRITE,
+    or_swapped,
+    report_wrong,
+)
+from gemma4_runtime.probes.request_rows_seen import seen_of
+from gemma4_runtime.release.allocators import free_page_lists
+from gemma4_runtime.release.requests import held, write_slots
+
+
+def check_tables(scheduler: Any, backend: Any, forward_batch: Any, rows: Sequence[int], lengths: Sequence[int]) -> None:
+    """Hold each page that a kernel will follow against the row that the table was made of.
+
+    A place that the map has nothing for is left to `page-table`, which knows what the window still needs; where it is
+    on, a value that is no page of the pool is too.
+    """
+    metadata, allocator = backend.forward_metadata, scheduler.token_to_kv_pool_allocator
+    entries = scheduler.req_to_token_pool.req_to_token
+    table, page = metadata.page_table, backend.page_size
+    if table is None or backend.req_to_token_pool is not scheduler.req_to_token_pool:
+        return
+    if table.shape[0] != len(rows) or not all(0 <= row < entries.shape[0] for row in rows):
+        return
+    slots = entries[rows, ::page][:, : table.shape[1]].cpu().numpy().astype(np.int64)
+    live = np.arange(slots.shape[1]) * page < np.asarray(lengths)[:, None]
+    full, swa = getattr(allocator, "full_attn_allocator", allocator), getattr(allocator, "swa_attn_allocator", None)
+    checks = [(Structure.FULL_TABLE, table, slots // page, full)]
+    mapping = getattr(allocator, "full_to_swa_index_mapping", None)
+    if metadata.swa_page_table is not None and mapping is not None and swa is not None:
+        inside = (slots >= 0) & (slots < mapping.numel())
+        mapped = np.where(inside, mapping.cpu().numpy()[np.where(inside, slots, 0)], 0) // page
+        checks.append((Structure.SWA_TABLE, metadata.swa_page_table, mapped, swa))
+    for structure, made, expected, pool in checks:
+        found = made[:, : expected.shape[1]].cpu().numpy().astype(np.int64)
+        followed = live & (expected > 0)
+        if current.switched_on("page-table"):
+            # What is no page of the pool is that probe's to report, whichever of the two looks first.
+            followed &= (found > 0) & (found <= pool.size // page)
+        bad = np.argwhere(followed & (found != expected))
+        if not len(bad):
+            continue
+        wrong = tuple(
+            WrongEntry("unlike", int(row), int(column), int(found[row, column]), int(expected[row, column]))
+            for row, column in bad[:MAX_LISTED]
+        )
+        other = checks[structure is Structure.FULL_TABLE and len(checks) > 1][2]
+        free = {number for pages in free_page_lists(pool) for number in pages.tolist()}
+        kinds = []
+        for one in wrong:
+            own = set(expected[one.row][followed[one.row]].tolist())
+            foreign = set(np.delete(expected, one.row, 0)[np.delete(followed, one.row, 0)].tolist())
+            twin = int(other[one.row, one.column]) if len(checks) > 1 else None
+            kinds.append(defect_of(one.value, one.expected, pool.size // page + 1, own, foreign, free, twin))
+        shown = {"table": TensorPayload.from_array(found), "expected_table": TensorPayload.from_array(expected)}
+        kinds, role = or_swapped(wrong, kinds), role_of(backend)
+        report_wrong(scheduler, wrong, TABLE, METADATA, structure, kinds, forward_batch, rows, shown, role=role)
+
+
+def check_writes(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
+    """Hold each slot that a forward of the target will write against the entry of its token."""
+    mode, locations = made.forward_mode, write_slots(made)
+    if locations is None:
+        return
+    lengths = made.seq_lens.tolist()
+    if mode.is_target_verify():
+        count = made.input_ids.shape[0] // len(lengths)
+        spans = [(length, length + count) for length in lengths]
+    elif mode.is_decode():
+        spans = [(length - 1, length) for length in lengths]
+    elif mode.is_extend():
+        counted = zip(made.extend_prefix_lens_cpu, made.extend_seq_lens_cpu, strict=True)
+        spans = [(int(start), int(start + more)) for start, more in counted]
+    else:
+        return
+    table = scheduler.req_to_token_pool.req_to_token
+    slots = [held(request).req_pool_idx for request in requests]
+    spans = [(start, min(stop, table.shape[1])) for start, stop in spans]
+    found = locations.cpu().numpy()
+    seen = seen_of(scheduler)
+    before, seen.written = seen.written, set(found.tolist())
+    ends = np.cumsum([stop - start for start, stop in spans])
+    if found.size < ends[-1]:
+        return
+    # One that has ended since its step was prepared, as with a grammar beside overlap, has no row any more.
+    expected = np.concatenate(
+        [
+            found[end - (stop - start) : end] if slot is None else table[slot, start:stop].cpu().numpy()
+            for slot, (start, stop), end in zip(slots, spans, ends, strict=True)
+        ]
+    )
+    at = np.flatnonzero(found[: expected.size] != expected)
+    if not at.size:
+        return
+    owner = np.repeat(np.arange(len(slots)), [stop - start for start, stop in spans])
+    column = np.concatenate([np.arange(start, stop) for start, stop in spans])
+    wrong = tuple(
+        WrongEntry("unlike", int(owner[i]), int(column[i]), int(found[i]), int(expected[i])) for i in at[:MAX_LISTED]
+    )
+    allocator = scheduler.token_to_kv_pool_allocator
+    inner = getattr(allocator, "full_attn_allocator", allocator)
+    whose = {int(value): number for value, number in zip(expected, owner, strict=True)}
+    kinds = []
+    for one in wrong:
+        own = {value for value, number in whose.items() if number == one.row}
+        foreign = {
+            value
+            for number, slot in enumerate(slots)
+            if number != one.row and slot is not None
+            for value in table[slot, : spans[number][1]].tolist()
+        }
+        pages = set(inner.free_pages.tolist())
+        earlier = before | set(table[slots[one.row], : one.column].tolist())
+        free = {one.value} if one.value // allocator.page_size in pages or one.value in earlier else set()
+        twin = twin_of(allocator, one.expected)
+        end = inner.size + allocator.page_size
+        kinds.append(defect_of(one.value, one.expected, end, own, foreign, free, twin))
+    kinds = or_swapped(wrong, kinds)
+    report_wrong(scheduler, wrong, WRITE, INIT, Structure.WRITE_LOCATIONS, kinds, made, slots)
+
+
+def twin_of(allocator: Any, slot: int | None) -> int | None:
+    """Return what the mapping has for a full slot; None without a second pool."""
+    mapping = getattr(allocator, "full_to_swa_index_mapping", None)
+    return int(mapping[slot]) if mapping is not None and slot is not None and 0 <= slot < mapping.numel() else None

@@ -1,0 +1,106 @@
+"""What the checks of `request-rows` find, as a report and a dump."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gemma4_dumps.draft import DumpDraft, TensorPayload
+from gemma4_dumps.schema import Provenance
+from gemma4_dumps.structures import Defect, Structure
+from gemma4_runtime import current
+from gemma4_runtime.checks.request_rows import WrongEntry
+from gemma4_runtime.checks.violation import MAX_LISTED, BadIndex, Violation
+from gemma4_runtime.evidence import offences
+
+RULE = "request-rows"
+ROW, ROW_INDEX, LENGTH, WRITE = "row_entry", "row_index", "length_differs", "write_misplaced"
+TABLE, COUNTER = "table_entry", "counter_wrong"
+NEXT = "Scheduler.get_next_batch_to_run"
+INIT = "ForwardBatch.init_new"
+METADATA = "TRTLLMHAAttnBackend.init_forward_metadata"
+
+
+def or_swapped(wrong: Sequence[WrongEntry], kinds: list[Defect | None]) -> list[Defect | None]:
+    """Return `kinds`, with SWAPPED for each of two wrong entries that have each other's value."""
+    pairs = {(one.value, one.expected) for one in wrong}
+    return [
+        Defect.SWAPPED if one.expected is not None and (one.expected, one.value) in pairs else kind
+        for one, kind in zip(wrong, kinds, strict=True)
+    ]
+
+
+def _bad(one: WrongEntry) -> BadIndex:
+    """Return it as an index that had to be one value; where that is not known, as one that had to be above 0."""
+    lower, upper = (1, 1 << 62) if one.expected is None else (one.expected, one.expected + 1)
+    return BadIndex(one.row, one.column, one.value, lower, upper)
+
+
+def report_wrong(
+    scheduler: Any,
+    wrong: Sequence[WrongEntry],
+    verdict: str,
+    site: str,
+    structure: Structure,
+    kinds: Sequence[Defect | None],
+    made: Any,
+    slots: Sequence[int | None],
+    tensors: Mapping[str, TensorPayload] | None = None,
+    had: Mapping[str, Any] | None = None,
+    role: str | None = "target",
+) -> None:
+    """Report wrong entries of one structure, with a dump.
+
+    Args:
+        scheduler: Whose requests they are.
+        wrong: The entries, the first of which the summary names.
+        verdict: One of the names above.
+        site: The function of SGLang's at which they were seen.
+        structure: Which one is wrong.
+        kinds: In which way, of each entry; None where that is not known.
+        made: The forward's batch; None between forwards.
+        slots: Request slot of each row.
+        tensors: What the dump shows of it.
+        had: What the first entry's place had at the check before.
+        role: Whose forward it is.
+    """
+    first = wrong[0]
+    kind = kinds[0]
+    listed = tuple(map(_bad, wrong[:MAX_LISTED]))
+    violation = Violation(verdict, listed, len(wrong))
+    should = "" if first.expected is None else f", and should have {first.expected}"
+    place = {ROW: "token {}", WRITE: "token {}", TABLE: "column {}"}.get(verdict, "its entry").format(first.column)
+    summary = (
+        f"{structure.value}: {place} of request slot {slots[first.row]} has {first.value}{should} "
+        f"({first.why}; {len(wrong)} entries)"
+    )
+    mode = getattr(made, "forward_mode", None)
+    owners = "checked" if current.switched_on("leak-ledger") else "not checked: ledger off"
+
+    def draft() -> DumpDraft:
+        return DumpDraft(
+            rule=RULE,
+            site=site,
+            summary=summary,
+            verdict=verdict,
+            provenance=Provenance(table_origin=structure.value, explanation=summary),
+            forward_mode=getattr(mode, "name", None),
+            role=role if made is not None else None,
+            step=int(scheduler.forward_ct),
+            page_size=int(scheduler.page_size),
+            scalars={
+                "structure": structure.value,
+                "defect": None if kind is None else kind.value,
+                "why": first.why,
+                "value": first.value,
+                "expected": first.expected,
+                "token": first.column,
+                "request_slot": slots[first.row],
+                **(had or {"as_before": None}),
+                "owners": owners,
+            },
+            offences=offences(listed, "rows" if verdict == ROW else structure.value, tuple(slots)),
+            tensors=dict(tensors or {}),
+        )
+
+    current.guard().report(violation, RULE, site, draft, key=(structure.value,))

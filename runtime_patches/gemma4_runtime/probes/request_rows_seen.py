@@ -1,0 +1,48 @@
+"""What the checks of `request-rows` had seen of one scheduler's requests when they last looked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gemma4_runtime.leak.by_identity import ByIdentity
+from gemma4_runtime.release.requests import held, swa_evicted
+
+
+class Seen:
+    """What one scheduler's requests had at the check before.
+
+    Attributes:
+        rows: By request slot: its stay there, the node of the prefix cache that it held, and its row's entries.
+        evicted: By request slot: its stay there, and how many of its first tokens had left the sliding window.
+        written: Where the target's forward before this one wrote.
+        lengths: What its kernels were told of each request slot.
+        batch: The batch that runs.
+        scheduler: The scheduler.
+    """
+
+    def __init__(self) -> None:
+        self.rows: dict[int, tuple[tuple[Any, ...], Any, np.ndarray]] = {}
+        self.evicted: dict[int, tuple[tuple[Any, ...], int]] = {}
+        self.written: set[int] = set()
+        self.lengths: dict[int, int] = {}
+        self.batch: Any = None
+        self.scheduler: Any = None
+
+
+_SEEN: ByIdentity[Seen] = ByIdentity()
+
+
+def seen_of(scheduler: Any) -> Seen:
+    """Return what the checks of this scheduler had seen; nothing yet at its first."""
+    return _SEEN.get(scheduler) or _SEEN.put(scheduler, Seen())
+
+
+def evicted_before(seen: Seen, request: Any) -> int | None:
+    """Return how many tokens of a request had left the window when it was last looked at, and note that for now."""
+    slot, stay, evicted = held(request).req_pool_idx, (request.rid, request.retraction_count), swa_evicted(request)
+    known = seen.evicted.get(slot)
+    if evicted is not None:
+        seen.evicted[slot] = (stay, evicted)
+    return known[1] if known is not None and known[0] == stay else None
