@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,9 @@ def main(words: list[str]) -> int:
     chosen = [one for one in asked.ops.split(",") if one]
     if strangers := sorted(set(chosen) - set(OPS)):
         parser.error(f"there is no op {strangers[0]!r}; ops: {', '.join(OPS)}")
+    if find_spec("sglang.srt.layers.gemma4_fused_ops") is None:
+        print(f"SGLang {version('sglang')} has no gemma4_fused_ops to compare with; 0.5.13.post1 has", file=sys.stderr)
+        return 3
     pretend_cuda()
     known = cases()
     draw, rows = random.Random(0), []
