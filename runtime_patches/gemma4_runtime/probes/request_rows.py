@@ -34,9 +34,12 @@ from gemma4_runtime.defects import defect_of
 from gemma4_runtime.errors import VerificationFailed
 from gemma4_runtime.indices.trtllm import believed_lengths
 from gemma4_runtime.leak.ledger import generations_of, ledger_of
-from gemma4_runtime.probes.request_rows_counts import check_counters, check_lengths
-from gemma4_runtime.probes.request_rows_places import check_tables, check_writes, twin_of
-from gemma4_runtime.probes.request_rows_report import (
+from gemma4_runtime.release.allocators import free_page_lists
+from gemma4_runtime.release.prefix_caches import path_slots
+from gemma4_runtime.release.requests import committed_freed, held
+from gemma4_runtime.rows.counts import check_counters, check_lengths
+from gemma4_runtime.rows.places import check_tables, check_writes, twin_of
+from gemma4_runtime.rows.report import (
     INIT,
     LENGTH,
     METADATA,
@@ -47,10 +50,7 @@ from gemma4_runtime.probes.request_rows_report import (
     or_swapped,
     report_wrong,
 )
-from gemma4_runtime.probes.request_rows_seen import Seen, evicted_before, seen_of
-from gemma4_runtime.release.allocators import free_page_lists
-from gemma4_runtime.release.prefix_caches import path_slots
-from gemma4_runtime.release.requests import committed_freed, held
+from gemma4_runtime.rows.seen import Seen, evicted_before, seen_of
 
 _NO_ROW = -1
 

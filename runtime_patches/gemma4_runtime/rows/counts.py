@@ -8,7 +8,9 @@ from typing import Any
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.checks.request_rows import WrongEntry, check_values
 from gemma4_runtime.defects import defect_of
-from gemma4_runtime.probes.request_rows_report import (
+from gemma4_runtime.release.prefix_caches import path_slots
+from gemma4_runtime.release.requests import committed_freed, held, prefilled_until, swa_evicted
+from gemma4_runtime.rows.report import (
     COUNTER,
     INIT,
     LENGTH,
@@ -16,9 +18,7 @@ from gemma4_runtime.probes.request_rows_report import (
     or_swapped,
     report_wrong,
 )
-from gemma4_runtime.probes.request_rows_seen import evicted_before, seen_of
-from gemma4_runtime.release.prefix_caches import path_slots
-from gemma4_runtime.release.requests import committed_freed, held, prefilled_until, swa_evicted
+from gemma4_runtime.rows.seen import evicted_before, seen_of
 
 
 def check_lengths(scheduler: Any, batch: Any, made: Any) -> None:

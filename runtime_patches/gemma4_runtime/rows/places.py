@@ -14,7 +14,9 @@ from gemma4_runtime.checks.request_rows import WrongEntry
 from gemma4_runtime.checks.violation import MAX_LISTED
 from gemma4_runtime.defects import defect_of
 from gemma4_runtime.indices.owner import role_of
-from gemma4_runtime.probes.request_rows_report import (
+from gemma4_runtime.release.allocators import free_page_lists
+from gemma4_runtime.release.requests import held, write_slots
+from gemma4_runtime.rows.report import (
     INIT,
     METADATA,
     TABLE,
@@ -22,9 +24,7 @@ from gemma4_runtime.probes.request_rows_report import (
     or_swapped,
     report_wrong,
 )
-from gemma4_runtime.probes.request_rows_seen import seen_of
-from gemma4_runtime.release.allocators import free_page_lists
-from gemma4_runtime.release.requests import held, write_slots
+from gemma4_runtime.rows.seen import seen_of
 
 
 def check_tables(scheduler: Any, backend: Any, forward_batch: Any, rows: Sequence[int], lengths: Sequence[int]) -> None:
