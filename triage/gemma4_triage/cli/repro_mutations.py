@@ -45,6 +45,15 @@ def mutations(
         float | None,
         typer.Option("--timeout", parser=time_from(1), metavar=METAVAR, help="For each engine, instead of 2m."),
     ] = None,
+    side_by_side: Annotated[
+        int | None,
+        typer.Option(
+            "--side-by-side",
+            min=1,
+            metavar="N",
+            help="How many engines run at once, instead of 2 where there is room. Each takes a core and 2 GiB.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Corrupt one entry of the live engine at a time, and score what diagnose says of it against the truth.
@@ -59,7 +68,7 @@ def mutations(
     """
     from gemma4_repro.mutations.runner import Options
 
-    options = Options(seed, count, output, force, resume, bare, time_limit, keep)
+    options = Options(seed, count, output, force, resume, bare, time_limit, keep, side_by_side)
     matrix = _run(options)
     _write(matrix, Path(matrix.folder))
     if as_json:
