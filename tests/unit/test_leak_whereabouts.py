@@ -10,8 +10,9 @@ import torch
 
 from gemma4_runtime.checks.page_census import check_census
 from gemma4_runtime.leak.whereabouts import read
+from gemma4_runtime.releases import at_least, installed_or_base
 
-pytestmark = pytest.mark.releases("0.5.13.post1")
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
 WIDTH = 48
 
@@ -24,9 +25,12 @@ def test_a_request_that_claims_more_than_its_row_has_is_read_as_far_as_that(
 ) -> None:
     rows = torch.zeros(2, WIDTH, dtype=torch.int32)
     rows[1] = torch.arange(16, 16 + WIDTH)
-    # The same under the names of both releases.
-    held = {"req_pool_idx": 1, "cache_protected_len": start, "kv_allocated_len": end, "swa_evicted_seqlen": 0}
-    request = SimpleNamespace(kv_committed_freed=False, **held, kv=SimpleNamespace(is_kv_released=False, **held))
+    request = SimpleNamespace(req_pool_idx=1, cache_protected_len=start, kv_allocated_len=end, swa_evicted_seqlen=0)
+    request.kv_committed_freed = False
+    if at_least(installed_or_base(), "0.5.23"):
+        from sglang.srt.managers.schedule_batch import ReqKvInfo
+
+        request = SimpleNamespace(kv=ReqKvInfo(req_pool_idx=1, cache_protected_len=start, kv_allocated_len=end))
     pool = SimpleNamespace(req_to_token=rows, free_slots=[], size=1)
     tree = SimpleNamespace(root_node=SimpleNamespace(children={}, value=None))
     assert read(swa_allocator, pool, tree, [request]).private_pages["full"] == pages

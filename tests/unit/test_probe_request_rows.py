@@ -7,15 +7,18 @@ from typing import Any
 import pytest
 import torch
 from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.probes import request_rows
+from gemma4_runtime.release.requests import held
 from pool_world import PoolWorld
 
-pytestmark = pytest.mark.releases("0.5.13.post1")
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
 PROMPT = list(range(1, 41))
 DRAFTS = 3
@@ -40,7 +43,7 @@ class Server:
     def next_batch(self):
         """Do what SGLang does before it chooses a batch; between steps the last token sampled has no KV."""
         for request in self.world.requests:
-            known = request.kv_committed_len + bool(request.output_ids) - len(request.output_ids)
+            known = held(request).kv_committed_len + bool(request.output_ids) - len(request.output_ids)
             request.origin_input_ids = array("q", range(known))
         self.check_between_steps()
 
@@ -77,7 +80,7 @@ class Server:
             ForwardMode.TARGET_VERIFY: self._verification,
         }[mode](requests)
         made.forward_mode, made.spec_info = mode, None
-        made.req_pool_indices = torch.tensor([request.req_pool_idx for request in requests])
+        made.req_pool_indices = torch.tensor([held(request).req_pool_idx for request in requests])
         made.given = made.seq_lens + (DRAFTS if mode.is_target_verify() else 0)
         change(made)
         batch = SimpleNamespace(reqs=requests)
@@ -96,13 +99,13 @@ class Server:
     def _lengths(self, requests, beyond=0):
         """Return how many tokens each has committed, of which `beyond` more are known."""
         for request in requests:
-            known = request.kv_committed_len + beyond - len(request.output_ids)
+            known = held(request).kv_committed_len + beyond - len(request.output_ids)
             request.origin_input_ids = array("q", range(known))
-        return torch.tensor([request.kv_committed_len for request in requests])
+        return torch.tensor([held(request).kv_committed_len for request in requests])
 
     def _decode(self, requests):
         lengths, rows = self._lengths(requests), self.world.rows.req_to_token
-        slots = [request.req_pool_idx for request in requests]
+        slots = [held(request).req_pool_idx for request in requests]
         written = rows[slots, lengths - 1].clone()
         return SimpleNamespace(seq_lens=lengths, out_cache_loc=written, input_ids=torch.zeros(len(requests)))
 
@@ -110,9 +113,11 @@ class Server:
         lengths = self._lengths(requests)
         return SimpleNamespace(
             seq_lens=lengths,
-            extend_prefix_lens_cpu=[request.cache_protected_len for request in requests],
-            extend_seq_lens_cpu=[request.kv_committed_len - request.cache_protected_len for request in requests],
-            out_cache_loc=self._written((r, r.cache_protected_len, r.kv_committed_len) for r in requests),
+            extend_prefix_lens_cpu=[held(request).cache_protected_len for request in requests],
+            extend_seq_lens_cpu=[
+                held(request).kv_committed_len - held(request).cache_protected_len for request in requests
+            ],
+            out_cache_loc=self._written((r, held(r).cache_protected_len, held(r).kv_committed_len) for r in requests),
             input_ids=torch.zeros(int(lengths.sum())),
         )
 
@@ -121,16 +126,16 @@ class Server:
         lengths, rows = self._lengths(requests, beyond=1), self.world.rows.req_to_token
         for request, length in zip(requests, lengths.tolist(), strict=True):
             # The prompts end in mid-page, where there is room.
-            last = int(rows[request.req_pool_idx, length - 1])
+            last = int(rows[held(request).req_pool_idx, length - 1])
             more = torch.arange(last + 1, last + 1 + DRAFTS, dtype=rows.dtype)
-            rows[request.req_pool_idx, length : length + DRAFTS] = more
-        spans = ((r, r.kv_committed_len, r.kv_committed_len + DRAFTS) for r in requests)
+            rows[held(request).req_pool_idx, length : length + DRAFTS] = more
+        spans = ((r, held(r).kv_committed_len, held(r).kv_committed_len + DRAFTS) for r in requests)
         written, count = self._written(spans), DRAFTS * len(requests)
         return SimpleNamespace(seq_lens=lengths, out_cache_loc=written, input_ids=torch.zeros(count))
 
     def _written(self, spans):
         rows = self.world.rows.req_to_token
-        return torch.cat([rows[request.req_pool_idx, start:stop] for request, start, stop in spans])
+        return torch.cat([rows[held(request).req_pool_idx, start:stop] for request, start, stop in spans])
 
 
 @pytest.fixture
@@ -157,7 +162,7 @@ def test_silent_over_steps_prefixes_and_ends(server):
 
 def test_an_entry_that_changed_in_range_is_named_with_what_it_was(server):
     server.forward()
-    first, second = (request.req_pool_idx for request in server.world.requests[:2])
+    first, second = (held(request).req_pool_idx for request in server.world.requests[:2])
     rows, page = server.world.rows.req_to_token, server.world.page
     was = int(rows[first, page])
     rows[first, page : 2 * page] = rows[second, page : 2 * page]
@@ -172,10 +177,10 @@ def test_a_request_that_was_retracted_may_hold_other_pages_at_its_slot(server, r
     """SGLang gives it the same slot again, and the nodes of the prefix cache may be the same too."""
     server.forward()
     request, page = server.world.requests[0], server.world.page
-    begin, rows = request.cache_protected_len, server.world.rows.req_to_token
+    begin, rows = held(request).cache_protected_len, server.world.rows.req_to_token
     other = int(server.world.allocator.full_attn_allocator.free_pages[-1]) * page
-    count = request.kv_committed_len - begin
-    rows[request.req_pool_idx, begin : begin + count] = torch.arange(other, other + count, dtype=rows.dtype)
+    count = held(request).kv_committed_len - begin
+    rows[held(request).req_pool_idx, begin : begin + count] = torch.arange(other, other + count, dtype=rows.dtype)
     request.retraction_count += int(retracted)
     if retracted:
         server.next_batch()
@@ -185,13 +190,13 @@ def test_a_request_that_was_retracted_may_hold_other_pages_at_its_slot(server, r
 
 def test_an_entry_past_the_end_is_found_before_sglang_translates_it(server):
     server.forward()
-    server.world.rows.req_to_token[server.world.requests[0].req_pool_idx, 0] = 1 << 20
+    server.world.rows.req_to_token[held(server.world.requests[0]).req_pool_idx, 0] = 1 << 20
     assert trapped(server).scalars["defect"] == "past the end"
 
 
 def test_two_rows_that_were_exchanged(server):
     server.forward()
-    first, second = (request.req_pool_idx for request in server.world.requests[:2])
+    first, second = (held(request).req_pool_idx for request in server.world.requests[:2])
     rows, page = server.world.rows.req_to_token, server.world.page
     rows[first, :page], rows[second, :page] = rows[second, :page].clone(), rows[first, :page].clone()
     assert trapped(server).scalars["defect"] == "swapped"
@@ -275,7 +280,7 @@ def test_with_overlap_a_requests_own_counts_lag_behind_and_are_not_compared(serv
 
 def test_a_request_that_counts_wrongly_is_told_from_its_batch(server):
     def change(made):
-        server.world.requests[0].kv_committed_len -= 2
+        held(server.world.requests[0]).kv_committed_len -= 2
 
     said = trapped(server, change)
     assert said.scalars["structure"] == "request counters"
@@ -314,7 +319,7 @@ def test_behind_a_request_and_where_the_window_has_passed_tables_may_hold_anythi
 
 def test_a_length_of_the_forward_before_is_stale(server):
     server.forward()
-    before = server.world.requests[0].kv_committed_len
+    before = held(server.world.requests[0]).kv_committed_len
     for _ in range(3):
         # Nothing is looked at in a draft model's.
         server.forward(draft=True)
@@ -326,7 +331,7 @@ def test_writes_of_an_earlier_forward_are_stale(server):
     for _ in range(3):
         server.forward()
     # Behind the prompt, which another request has too.
-    earlier = int(server.world.rows.req_to_token[server.world.requests[0].req_pool_idx, len(PROMPT)])
+    earlier = int(server.world.rows.req_to_token[held(server.world.requests[0]).req_pool_idx, len(PROMPT)])
 
     def change(made):
         made.out_cache_loc[0] = earlier
@@ -339,7 +344,7 @@ def test_writes_of_an_earlier_forward_are_stale(server):
 )
 def test_a_request_that_counts_other_tokens_as_the_caches_than_its_nodes_have(server, by, defect):
     server.forward()
-    server.world.requests[0].cache_protected_len += by
+    held(server.world.requests[0]).cache_protected_len += by
     said = trapped(server)
     assert (said.verdict, said.scalars["structure"], said.scalars["defect"]) == (
         "counter_wrong",
@@ -350,16 +355,16 @@ def test_a_request_that_counts_other_tokens_as_the_caches_than_its_nodes_have(se
 
 def test_a_request_that_counts_more_tokens_than_its_row_has_columns(server):
     server.forward()
-    server.world.requests[0].kv_allocated_len = 1 << 20
+    held(server.world.requests[0]).kv_allocated_len = 1 << 20
     said = trapped(server)
     assert (said.verdict, said.scalars["defect"]) == ("counter_wrong", "past the end")
 
 
 def test_what_has_left_the_window_does_not_come_back(server):
     request = server.world.requests[0]
-    request.swa_evicted_seqlen = 32
+    server.world.left_the_window(request, 32)
     server.forward()
-    request.swa_evicted_seqlen = 16
+    server.world.left_the_window(request, 16)
     said = trapped(server)
     assert (said.scalars["why"], said.scalars["defect"], said.scalars["expected"]) == ("fell", "off by one", 32)
 
@@ -367,34 +372,36 @@ def test_what_has_left_the_window_does_not_come_back(server):
 @pytest.mark.parametrize("of_row", [True, False])
 def test_of_a_row_and_a_node_that_differ_the_one_that_changed_is_wrong(server, of_row):
     """The request has given tokens to the cache since the check before, where both may change."""
+    world, page = server.world, server.world.page
+    while len(world.requests) > 1:
+        world.finish(world.requests[-1])
     server.forward()
-    request, page = server.world.requests[0], server.world.page
-    row = server.world.rows.req_to_token[request.req_pool_idx]
+    (request,) = world.requests
+    row = world.rows.req_to_token[held(request).req_pool_idx]
     was, stranger = int(row[0]), server.free_slot() // page * page + torch.arange(page)
-    request.cache_protected_len, request.last_node = _first_page_alone(request, page)
+    held(request).cache_protected_len, request.last_node = page, _node_of_the_first_page(world)
     if of_row:
         row[:page] = stranger.to(row.dtype)
     else:
-        request.last_node.value[:page] = stranger
+        world.value_of(request.last_node)[:] = stranger
     said = trapped(server)
     assert (said.scalars["why"], said.scalars["row_had"]) == ("prefix", was)
     assert said.scalars["as_before"] is not of_row
     assert said.scalars["defect"] == "stale"
 
 
-def _first_page_alone(request, page):
-    """Return a node that holds the first page of a request's prompt, as if the cache had divided its own there."""
-    node = request.last_node
-    while node.parent.parent is not None:
-        node = node.parent
-    first = SimpleNamespace(parent=node.parent, value=node.value[:page].clone())
-    return page, first
+def _node_of_the_first_page(world):
+    """Return a node that holds the first page of a prompt alone: another prompt goes on otherwise from there."""
+    branch = [*PROMPT[: world.page], *range(900, 900 + world.page)]
+    world.finish(world.start(branch))
+    matched = world.tree.match_prefix(MatchPrefixParams(key=RadixKey(array("q", PROMPT[: world.page]), None)))
+    return matched.last_device_node
 
 
 def test_a_request_that_counts_more_tokens_than_it_has(server):
     server.forward()
     server.next_batch()
-    server.world.requests[0].kv_committed_len += 5
+    held(server.world.requests[0]).kv_committed_len += 5
     with pytest.raises(TrappedViolation):
         server.check_between_steps()
     (entry,) = DumpStore(server.dumps).list()
@@ -405,7 +412,7 @@ def test_a_request_that_counts_more_tokens_than_it_has(server):
 
 def test_a_request_that_has_less_allocated_than_it_has_committed(server):
     server.forward()
-    server.world.requests[0].kv_allocated_len -= 1
+    held(server.world.requests[0]).kv_allocated_len -= 1
     said = trapped(server)
     assert (said.verdict, said.scalars["defect"]) == ("counter_wrong", "off by one")
 
