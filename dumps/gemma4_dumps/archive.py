@@ -9,10 +9,9 @@ from pathlib import Path
 
 from .directory_name import parse_name, safe_part
 from .errors import DumpError, DumpUnreadable
-from .manifest_file import MANIFEST_NAME
+from .manifest_file import EVENTS_NAME, MANIFEST_NAME
 from .safe_file import FILE_MODE, open_regular, read_chunks
 from .schema import FileRecord, Manifest
-from .staging import EVENTS_NAME
 from .tensor_file import TENSORS_NAME
 from .verify import verify_dump
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from .safe_file import FILE_MODE
 
 LOCK_NAME = ".lock"
+LOCK_TIMEOUT_S = 2.0
+"""How long whoever writes or removes dumps waits for the lock."""
 _POLL_S = 0.01
 
 

@@ -12,6 +12,8 @@ from .schema import SCHEMA_VERSION, Heading, Manifest
 from .strict_json import strict_json
 
 MANIFEST_NAME = "manifest.json"
+EVENTS_NAME = "events.jsonl"
+"""The name of the events beside it. Here and not where they are written: whoever reads a dump writes none."""
 MAX_MANIFEST_BYTES = 2 * 1024**2
 """Real ones have some 10 KiB. Parsed, hostile JSON takes fifty times its size in memory."""
 

@@ -12,10 +12,9 @@ import numpy as np
 
 from .dtypes import storage_dtype, to_float32
 from .errors import DumpNotFound, DumpUnreadable
-from .manifest_file import load_named_manifest
+from .manifest_file import EVENTS_NAME, load_named_manifest
 from .safe_file import as_unreadable, open_regular
 from .schema import Manifest, TensorRecord
-from .staging import EVENTS_NAME
 from .strict_json import strict_json
 from .tensor_file import TENSORS_NAME, TensorIndex, index_tensors
 from .unpacked import origin

@@ -16,14 +16,13 @@ from .budget import FittedTensors, fit_tensors
 from .directory_name import TEMPORARY_PREFIX, format_name
 from .draft import DumpDraft
 from .included import included_in
-from .manifest_file import MANIFEST_NAME, MAX_MANIFEST_BYTES, encode_manifest
+from .manifest_file import EVENTS_NAME, MANIFEST_NAME, MAX_MANIFEST_BYTES, encode_manifest
 from .plain_json import plain
 from .redaction import redact_command, redact_fields, redact_launch_args
 from .safe_file import DIRECTORY_MODE, sync_directory, write_private
 from .schema import Dropped, FileRecord, Host, Manifest
 from .tensor_file import TENSORS_NAME, encode_tensors
 
-EVENTS_NAME = "events.jsonl"
 MAX_OFFENCES = 256
 
 _sequence = itertools.count(1)

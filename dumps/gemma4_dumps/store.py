@@ -6,20 +6,23 @@ import time
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .caps import DEFAULT_CAPS, StoreCaps
 from .directory_name import TEMPORARY_PREFIX, is_short_id, short_id
-from .draft import DumpDraft
 from .drop_counters import load_counters
 from .errors import DumpNotFound, DumpUnreadable, StoreUnreadable
 from .listing import DumpEntry, ListedDump, describe, dump_names, renamed_dumps, show, show_renamed, survey
-from .lock import store_lock
+from .lock import LOCK_TIMEOUT_S, store_lock
 from .manifest_file import MANIFEST_NAME
 from .removal import remove_dumps
 from .retention import Removal, plan_retention
 from .state_folder import state_folder
 from .unpacked import inside
-from .writer import LOCK_TIMEOUT_S, WriteOutcome, write_dump
+
+if TYPE_CHECKING:
+    from .draft import DumpDraft
+    from .writer import WriteOutcome
 
 REMOVED_PER_LOCK = 256
 PAUSE_S = 0.03
@@ -70,8 +73,11 @@ class DumpStore:
         self.root = Path(root) if root is not None else default_root()
         self.caps = caps
 
-    def write(self, draft: DumpDraft) -> WriteOutcome:
+    def write(self, draft: "DumpDraft") -> "WriteOutcome":
         """Store a dump, making room as the caps demand. Raises nothing, see `write_dump`."""
+        # Loaded here: most of what opens a store only reads.
+        from .writer import write_dump
+
         return write_dump(self.root, draft, self.caps)
 
     def names(self) -> "list[str]":

@@ -10,7 +10,7 @@ from .caps import DEFAULT_CAPS, StoreCaps
 from .draft import DumpDraft, TensorPayload
 from .drop_counters import add_pending, count_dropped, dropped_so_far
 from .listing import dump_names, survey
-from .lock import store_lock
+from .lock import LOCK_TIMEOUT_S, store_lock
 from .manifest_file import signature_of
 from .removal import remove_dumps
 from .retention import Incoming, Removal, crowd_out, plan_retention
@@ -18,8 +18,6 @@ from .safe_file import sync_directory
 from .staging import StagedDump, stage_dump
 
 __all__ = ["LOCK_TIMEOUT_S", "DumpDraft", "TensorPayload", "WriteOutcome", "write_dump"]
-
-LOCK_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,9 @@ from pathlib import Path
 
 from gemma4_dumps.directory_name import time_key
 from gemma4_dumps.errors import DumpError, DumpUnreadable
-from gemma4_dumps.manifest_file import MANIFEST_NAME
+from gemma4_dumps.manifest_file import EVENTS_NAME, MANIFEST_NAME
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.safe_file import as_unreadable
-from gemma4_dumps.staging import EVENTS_NAME
 from gemma4_dumps.store import DumpStore
 from gemma4_dumps.tensor_file import TENSORS_NAME
 from gemma4_dumps.unpacked import inside, is_zip, origin, unpack

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from gemma4_dumps.errors import DumpUnreadable
 from gemma4_dumps.reader import Dump, read_dump
-from gemma4_dumps.staging import TENSORS_NAME
 from gemma4_dumps.store import DumpStore
+from gemma4_dumps.tensor_file import TENSORS_NAME
 from gemma4_triage.errors import EnvironmentCannot, NothingChecked
 from gemma4_triage.replay.call import AttentionCall
 from gemma4_triage.replay.cut import Cut, keep_columns, keep_keys, keep_rows, renumbered, whole

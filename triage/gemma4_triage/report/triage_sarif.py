@@ -23,8 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
-from gemma4_dumps.manifest_file import MANIFEST_NAME
-from gemma4_dumps.staging import EVENTS_NAME
+from gemma4_dumps.manifest_file import EVENTS_NAME, MANIFEST_NAME
 from gemma4_dumps.tensor_file import TENSORS_NAME
 from gemma4_triage.report.model.records import Evidence, Finding, Incident, Log, Report, Run
 from gemma4_triage.report.rule_titles import rule_titles
