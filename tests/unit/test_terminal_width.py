@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gemma4_triage.cli import app
-from gemma4_triage.terminal import _COMMAND, MANNER, break_line
+from gemma4_triage.terminal import MANNER, break_line, ending_command
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = "dumps/samples"
@@ -17,6 +17,7 @@ LOGS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "data" /
 RUNS = sorted(path.name for path in (ROOT / "tests" / "data" / "finished_runs").iterdir())
 CONFIG = "tests/data/configs/26b-a4b.json"
 VIEWS = [
+    *("patches", "dumps show 2026 --dir dumps/samples", "known show 1", "audit", "repro no-such"),
     *("samples", "doctor", "repro", "repro corpus --list", "repro crash --matrix", f"dumps list --dir {SAMPLES}"),
     *("known list", "known show 29616", "known check", f"diagnose {SAMPLES}", "diagnose tests/data/evidence"),
     *(
@@ -65,7 +66,7 @@ def shown(monkeypatch, tmp_path):
 def cannot_be_broken(line: str, columns: int) -> bool:
     """Return whether a line is a command to paste, or a word too long for the terminal behind at most a label."""
     before, _, word = line.rstrip().rpartition(" ")
-    return bool(_COMMAND.search(line)) or (len(word) + 2 > columns - len(before) and len(before) <= columns // 2)
+    return bool(ending_command(line)) or (len(word) + 2 > columns - len(before) and len(before) <= columns // 2)
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
@@ -105,6 +106,18 @@ class TestLines:
         assert text[slice(*break_line(text, 40)[-1][:2])] == command
         text = "The evidence lies in /a/very/long/path/of/a/folder/of/dumps as before"
         assert "/a/very/long/path/of/a/folder/of/dumps" in [text[start:end] for start, end, _ in break_line(text, 30)]
+
+    def test_a_sentence_about_a_command_is_broken_behind_it(self):
+        text = "gemma4-triage dumps list --dir a/b shows the dumps; gemma4-triage repro corpus runs all of them"
+        pieces = [text[start:end] for start, end, _ in break_line(text, 40)]
+        assert pieces == [
+            "gemma4-triage dumps list --dir a/b shows",
+            "the dumps; gemma4-triage repro corpus",
+            "runs all of them",
+        ]
+        # A folder of that name is none of the sentence's words.
+        command = "gemma4-triage report --dir runs --markdown report.md a/long/path/of/a/run"
+        assert break_line(command, 40) == [(0, len(command), 0)]
 
     def test_a_short_line_is_left_alone(self):
         assert break_line("  short  line", 13) == [(0, 13, 0)]

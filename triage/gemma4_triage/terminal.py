@@ -80,18 +80,28 @@ def warn(text: str) -> None:
 _COMMAND = re.compile(
     r"(?:^|\s{2,}|: )((?:[A-Z][A-Z0-9_]*=\S+ )*(?:gemma4-triage|python[0-9.]*|pip|curl|kill|make|docker) \S.*)$"
 )
+# A sentence that begins with a command goes on with one of these, before a word that is neither a path nor an option.
+_GOES_ON = r" (?:has|injects|lists|names|reads|runs|says|shows|writes)(?= [a-z]+(?:[ ,;.:]|$))"
+_WORD = re.compile(rf"gemma4-triage (?:(?!; ).)*?(?={_GOES_ON})|\S+")
 _LABEL = re.compile(r"\s*(?:\S+(?: \S+)*?\s{2,})?")
+
+
+def ending_command(text: str) -> re.Match[str] | None:
+    """Return the command that a line ends with, as its group 1; None if a sentence goes on behind it."""
+    command = _COMMAND.search(text)
+    return None if command and re.search(_GOES_ON, command[1]) else command
 
 
 def break_line(text: str, width: int) -> list[tuple[int, int, int]]:
     """Return the pieces of a line that a terminal has room for: where each begins, where it ends, and its indent.
 
-    Words are not cut, since a word that is too long is a path to copy; nor is a command at the end of the line. What
-    goes on stands below the value of a line that begins with a label, else a little to the right.
+    Words are not cut, since a word that is too long is a path to copy; nor is a command at the end of the line, or one
+    that a sentence is about. What goes on stands below the value of a line that begins with a label, else a little to
+    the right.
     """
     if len(text) <= width:
         return [(0, len(text), 0)]
-    command = _COMMAND.search(text)
+    command = ending_command(text)
     prose_end = command.start(1) if command else len(text)
     label = _LABEL.match(text)
     below = label.end() if label and label.group().strip() else 0
@@ -99,7 +109,7 @@ def break_line(text: str, width: int) -> list[tuple[int, int, int]]:
     if not 0 < below <= width // 2:
         below = right
     pieces, start, end, indent = [], 0, 0, 0
-    words = [match.span() for match in re.finditer(r"\S+", text[:prose_end])]
+    words = [match.span() for match in _WORD.finditer(text[:prose_end])]
     for word_start, word_end in [*words, *([command.span(1)] if command else [])]:
         room = width - (word_end - word_start)
         # Where a word is too long wherever it stands, it stays behind its label.
