@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gemma4_triage.cli.option_names import todays_line
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "attention.md"
 ROWS = ROOT / "kernels" / "bench" / "rows" / "decode_attention_h200_2026-11-23.json"
@@ -86,7 +88,7 @@ def cells(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], float, f
 
 def broken(command: str) -> str:
     """Return the command on two lines."""
-    return command.replace(" --rounds", " \\\n    --rounds")
+    return todays_line(command).replace(" --rounds", " \\\n    --rounds")
 
 
 def step_lines(document: dict[str, Any]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import Any
 from gemma4_repro.bench.targets import MET, MISSED, NOT_MEASURED
 from gemma4_repro.kernel_bench.plan import ARMS, MODELS, OPS, TOKENS, KernelPlan
 from gemma4_repro.kernel_bench.targets import TARGETS, judge
+from gemma4_triage.cli.option_names import todays_line
 from gemma4_triage.report.kernel_bench_plot import draw_kernels
 from gemma4_triage.report.kernel_rows import KernelRows, Key, gather
 
@@ -103,7 +104,7 @@ def _runs(runs: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         whole = run["partial"] or ("yes" if not run["lost"] else f"but for {len(run['lost'])} lost arms, below")
         yield _row((link, run["date"][:10], commit, run["device"], versions, planned_cells, minutes, whole))
     yield ""
-    yield from (f"- `{run['command']}`" for run in runs.values())
+    yield from (f"- `{todays_line(run['command'])}`" for run in runs.values())
 
 
 def _against_other_copies(found: KernelRows) -> Iterator[str]:

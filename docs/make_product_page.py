@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gemma4_triage.cli.option_names import todays_line
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "products.md"
 ROWS = ROOT / "kernels" / "bench" / "rows" / "small_m_linear_h200_2026-11-23.json"
@@ -152,11 +154,13 @@ def markdown(document: dict[str, Any], steps: list[dict[str, Any]], gates: list[
         head=head["limit_us"] / cublas_us(head),
     )
     text += "".join(f"{line}\n" for line in sums(rows, ("e4b", "e2b", "26b")))
-    text += STEP_HEAD.format(commands="\n".join(step["command"] for step in steps))
+    text += STEP_HEAD.format(commands="\n".join(todays_line(step["command"]) for step in steps))
     text += "".join(f"{line}\n" for step in steps for line in step_lines(step))
     text += STEP_END.format(
         unequal=unequal(steps),
-        gates_commands="\n".join(step["command"].replace(" --rounds", " \\\n    --rounds") for step in gates),
+        gates_commands="\n".join(
+            todays_line(step["command"]).replace(" --rounds", " \\\n    --rounds") for step in gates
+        ),
         gates="\n".join(line for step in gates for line in gate_lines(step)),
     )
     for row in (row for row in rows if row["rows"] in SHOWN):

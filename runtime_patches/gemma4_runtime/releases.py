@@ -15,6 +15,12 @@ RUNNABLE = (BASE, "0.5.23")
 """Releases on which patches attach to a server today."""
 
 
+HOW_TO_INSTALL = (
+    f"in a clone, make setup installs SGLang {RUNNABLE[-1]}, and "
+    f"pip install -c constraints.txt '.[runtime]' ./repro/toys installs {BASE}"
+)
+
+
 def nearest_runnable(release: str) -> str:
     """Return the latest release up to this one on which patches attach; the first of them where none is older.
 

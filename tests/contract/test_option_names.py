@@ -1,11 +1,15 @@
 """One vocabulary of options over all verbs: one name for one thing, old names that work unseen, lists taken alike."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from command_line import parse_command
 from gemma4_triage.cli.app import command_tree
-from gemma4_triage.cli.option_names import OF_A_VERB, SAME, SEVERAL
+from gemma4_triage.cli.option_names import OF_A_VERB, SAME, SEVERAL, todays_line
 
+ROOT = Path(__file__).parents[2]
 NAMES = {
     "--output": {"--out"},
     "--dir": {"--dump-dir"},
@@ -52,8 +56,17 @@ def parsed(path, words):
 
 
 def test_the_table_is_the_one_that_is_in_force():
-    assert {frozenset({name, *others}) for name, others in NAMES.items()} == set(SAME)
-    assert {"prune": (frozenset({"--keep-newest", "--keep"}),)} == OF_A_VERB
+    assert {same[0]: set(same[1:]) for same in SAME} == NAMES
+    assert OF_A_VERB == {"prune": (("--keep-newest", "--keep"),)}
+
+
+def test_pages_name_options_as_they_are_called_today():
+    old = re.compile(rf"(?<!\S)({'|'.join(sorted(set().union(*NAMES.values(), {'--max-minutes'})))})(?![\w-])")
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
+        whole = page.read_text().replace("\\\n", " ")
+        commands = [line for line in whole.splitlines() if re.match(r"(?:- `)?gemma4-triage ", line)]
+        assert [line for line in commands if old.search(line)] == [], page.name
+    assert todays_line("step --arms a --out x --max-minutes 2.5") == "step --arm a --output x --timeout 2.5m"
 
 
 @pytest.mark.parametrize(("path", "option"), OPTIONS)

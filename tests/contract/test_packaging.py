@@ -1,6 +1,7 @@
 """What an installation looks like from outside."""
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from gemma4_runtime.releases import BASE, RUNNABLE, installed_or_base
+from gemma4_runtime.releases import BASE, HOW_TO_INSTALL, RUNNABLE, installed_or_base
 from gemma4_triage.cli.doctor import LOCKS
 from gemma4_triage.samples import SAMPLES
 
@@ -94,6 +95,14 @@ def test_every_release_that_a_server_may_run_on_has_an_extra_and_the_first_is_th
     }
     assert asked == set(RUNNABLE)
     assert PROJECT["optional-dependencies"]["runtime"] == ["gemma4-triage[sglang-0.5.13]"]
+
+
+def test_who_lacks_sglang_is_told_the_release_that_each_way_installs():
+    default = re.search(r"^DEFAULT := (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert default is not None
+    assert f"make setup installs SGLang {default[1]}," in HOW_TO_INSTALL
+    assert HOW_TO_INSTALL.endswith(f"pip install -c constraints.txt '.[runtime]' ./repro/toys installs {BASE}")
+    assert f"\nsglang=={BASE}" in (ROOT / "constraints.txt").read_text()
 
 
 def test_the_base_install_asks_for_nothing_heavy():

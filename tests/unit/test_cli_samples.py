@@ -63,4 +63,4 @@ def test_help_shows_one_name_of_each_thing():
 
     shown = set(options(command_tree()))
     assert not shown & {"--out", "--dump-dir", "--time-limit"}
-    assert all(shown & same for same in SAME)
+    assert all(shown & {*same} for same in SAME)

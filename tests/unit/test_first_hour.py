@@ -71,6 +71,8 @@ TESTS = {
         "test_terminal_width.py::test_a_thread_of_sglang_is_a_link_on_a_terminal",
         "test_cli_dumps.py::test_the_beginning_of_several_names_them",
         "test_cli_help.py::test_there_is_one_example_and_the_command_takes_it",
+        "test_a_thing_where_a_command_has_to_stand_is_told_what_reads_it",
+        "test_an_option_without_its_value_is_its_commands",
         "test_cli_rough_use.py::test_a_pipe_that_nobody_writes_to_is_not_waited_for",
         "test_cli_rough_use.py::test_a_hint_looks_where_the_line_did",
         "test_diagnose_sources.py::test_thousands_of_torn_files_end_in_a_count",
@@ -216,6 +218,33 @@ def test_a_laptops_doctor_does_not_say_that_sglang_will_load_anything(cli, witho
     assert code == 0
     assert "SGLang will load" not in out
     assert "registered: an SGLang that is installed here will load" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("known", "tests/data/logs/swa-starved.log"), "known check tests/data/logs/swa-starved.log"),
+        (("known", "no-such.log"), "known check no-such.log"),
+        (("dumps", DUMP), f"dumps show {DUMP}"),
+        (("patches", "yoco"), "patches explain yoco"),
+        (("server log",), None),
+        (("dumps/samples",), "diagnose dumps/samples"),
+        (("known", "chekc"), None),
+    ],
+)
+def test_a_thing_where_a_command_has_to_stand_is_told_what_reads_it(cli, words, hint):
+    code, _, err = cli(*words)
+    assert (code, len(err.splitlines())) == (2, FEW_LINES)
+    line = err.splitlines()[1]
+    assert line == f"hint: to read it: gemma4-triage {hint}" if hint else line.endswith("--help shows the usage")
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [(("report", "-o"), "report"), (("dumps", "export", "x", "-o"), "dumps export"), (("report", "--log"), "report")],
+)
+def test_an_option_without_its_value_is_its_commands(cli, words, command):
+    assert cli(*words)[2].splitlines()[1] == f"hint: gemma4-triage {command} --help shows the usage"
 
 
 def test_a_runs_folder_is_diagnosed(cli):

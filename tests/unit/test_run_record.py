@@ -197,7 +197,9 @@ def test_a_later_minor_version_is_read_without_what_is_not_known():
     ("text", "said"),
     [
         ("", "not JSON"),
-        ("[]", "it holds a list"),
+        ("[]", "it holds an array, not an object"),
+        ("7", "it holds a number, not an object"),
+        ("null", "it holds null, not an object"),
         ('{"kind": "repro", "exit_code": 0}', "schema_version"),
         ('{"schema_version": 1.0, "kind": "repro", "exit_code": 0}', "schema_version"),
         ('{"schema_version": "1.0", "kind": ["repro"], "exit_code": 0}', "kind"),

@@ -9,9 +9,7 @@ from typing import Any
 from gemma4_repro.engine.host_environment import host_engine_is_forced
 from gemma4_repro.errors import EnvironmentLacks
 from gemma4_repro.toys import toy_path
-from gemma4_runtime.releases import RUNNABLE
-
-_HOW_TO_INSTALL = "in a clone: make setup, or pip install -c constraints.txt '.[runtime]' ./repro/toys"
+from gemma4_runtime.releases import HOW_TO_INSTALL, RUNNABLE
 
 
 def check_sglang() -> str:
@@ -20,11 +18,11 @@ def check_sglang() -> str:
     try:
         installed = version("sglang")
     except PackageNotFoundError:
-        raise EnvironmentLacks("SGLang is not installed, and a reproduction runs its engine", _HOW_TO_INSTALL) from None
+        raise EnvironmentLacks("SGLang is not installed, and a reproduction runs its engine", HOW_TO_INSTALL) from None
     if installed not in RUNNABLE:
         raise EnvironmentLacks(
             f"SGLang {installed} is installed, and the patched runtime knows {known}",
-            _HOW_TO_INSTALL,
+            HOW_TO_INSTALL,
         )
     return installed
 

@@ -241,8 +241,39 @@ def _fail_usage(error: Any, words: Sequence[str]) -> int:
         # Asking for nothing gets the help, and is still not a successful run.
         print(message)
         return ExitCode.USAGE
-    command = getattr(context, "command_path", "gemma4-triage")
-    return _fail(message, f"{command} --help shows the usage", ExitCode.USAGE, words)
+    command = getattr(context, "command_path", None) or _command_of(words)
+    meant = _meant_to_read(message, command, words) if command in _READERS else None
+    return _fail(message, meant or f"{command} --help shows the usage", ExitCode.USAGE, words)
+
+
+def _command_of(words: Sequence[str]) -> str:
+    """Return the command that a line begins with; an option without its value says of no command that it is its."""
+    tree, names = command_tree(words[0] if words and words[0] in VERBS else None), ["gemma4-triage"]
+    for word in words:
+        if word not in getattr(tree, "commands", {}):
+            break
+        tree = tree.commands[word]
+        names.append(word)
+    return " ".join(names)
+
+
+# What reads a thing that was named where a command has to stand.
+_READERS = {
+    "gemma4-triage": "gemma4-triage diagnose",
+    "gemma4-triage known": "gemma4-triage known check",
+    "gemma4-triage dumps": "gemma4-triage dumps show",
+    "gemma4-triage patches": "gemma4-triage patches explain",
+}
+
+
+def _meant_to_read(message: str, command: str, words: Sequence[str]) -> str | None:
+    """Return a hint for a thing that stands where a command has to; None where none does, or one is like it."""
+    named = next((word for word in words if message.startswith(f"No such command {word!r}.")), "")
+    # Names of dumps and patches look like any word; a log is a file.
+    is_like_one = "Did you mean" in message or not (command.endswith((" dumps", " patches")) or "." in named)
+    if not named or (is_like_one and not os.path.lexists(named)):
+        return None
+    return f"to read it: {_READERS[command]} {shlex.quote(named)}"
 
 
 def _join_words_of_bash() -> None:

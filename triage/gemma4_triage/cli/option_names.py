@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from typing import Any
 
-SAME: tuple[frozenset[str], ...] = (
-    frozenset({"--output", "--out"}),
-    frozenset({"--dir", "--dump-dir"}),
-    frozenset({"--fault", "--faults"}),
-    frozenset({"--backend", "--backends"}),
-    frozenset({"--model", "--models"}),
-    frozenset({"--batch", "--batches"}),
-    frozenset({"--arm", "--arms"}),
-    frozenset({"--timeout", "--time-limit", "--timeout-s"}),
+SAME: tuple[tuple[str, ...], ...] = (
+    ("--output", "--out"),
+    ("--dir", "--dump-dir"),
+    ("--fault", "--faults"),
+    ("--backend", "--backends"),
+    ("--model", "--models"),
+    ("--batch", "--batches"),
+    ("--arm", "--arms"),
+    ("--timeout", "--time-limit", "--timeout-s"),
 )
-"""Names of one thing each: an option that has one of them is found by the others, where they are no other option's."""
+"""Names of one thing each, today's first: an option that has one is found by the others, unless they are another's."""
 
 
-OF_A_VERB = {"prune": (frozenset({"--keep-newest", "--keep"}),)}
+OF_A_VERB = {"prune": (("--keep-newest", "--keep"),)}
 """The same of one verb: elsewhere one of the names is of something else."""
 
 
@@ -45,6 +45,12 @@ def in_todays_words(words: list[str]) -> list[str]:
 _MINUTES = "--max-minutes"
 
 
+def todays_line(command: str) -> str:
+    """Return a command that was run once, such as a bench's, with the names that its options have today."""
+    today = {old: names[0] for names in SAME for old in names[1:]}
+    return " ".join(today.get(word, word) for word in in_todays_words(command.split(" ")))
+
+
 def take_one_form(command: Any) -> None:
     """Let every option of a click command, and of those below it, have all its names and take several values alike."""
     for below in getattr(command, "commands", {}).values():
@@ -58,9 +64,9 @@ def take_one_form(command: Any) -> None:
             _also(parameter, sorted(others))
 
 
-def other_names(names: list[str], also: tuple[frozenset[str], ...] = ()) -> set[str]:
+def other_names(names: list[str], also: tuple[tuple[str, ...], ...] = ()) -> set[str]:
     """Return the other names of what has these. also: names of one thing beside SAME."""
-    return {name for same in (*SAME, *also) if same & set(names) for name in same - set(names)}
+    return {name for same in (*SAME, *also) if {*same} & {*names} for name in {*same} - {*names}}
 
 
 def _also(parameter: Any, names: list[str]) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gemma4_runtime.releases import HOW_TO_INSTALL
 from gemma4_triage.cli.durations import METAVAR, time_from
 from gemma4_triage.cli.quality_sides import Server, own_servers, running_servers
 from gemma4_triage.cli.shared_options import AsJson, Force, Output
@@ -175,7 +176,7 @@ def _need_packages() -> None:
     if missing:
         raise EnvironmentCannot(
             f"quality needs {', '.join(missing)}, which SGLang brings",
-            "in a clone: make setup, or pip install -c constraints.txt '.[runtime]'",
+            HOW_TO_INSTALL,
         )
 
 

@@ -19,7 +19,7 @@ from gemma4_runtime.claims import check_conflicts
 from gemma4_runtime.errors import HostEngineRefused, RuntimePatchError, UnsupportedRelease
 from gemma4_runtime.host_environment import NEEDED, with_stand_ins
 from gemma4_runtime.patch import Kind, Patch
-from gemma4_runtime.releases import installed_or_base
+from gemma4_runtime.releases import HOW_TO_INSTALL, installed_or_base
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import VARIABLES, HostEngine, Settings, read_settings
 from gemma4_runtime.standing import attaches_untested, refusal
@@ -185,7 +185,6 @@ def _entry_point(arguments: Sequence[str]) -> tuple[str, ...]:
 
 
 _ASK_DOCTOR = "gemma4-triage doctor shows everything that is checked"
-_HOW_TO_INSTALL = "in a clone: make setup, or pip install -c constraints.txt '.[runtime]' ./repro/toys"
 
 
 def _check_release(settings: Settings, patches: Sequence[Patch]) -> dict[str, str]:
@@ -193,7 +192,7 @@ def _check_release(settings: Settings, patches: Sequence[Patch]) -> dict[str, st
     try:
         installed = version("sglang")
     except PackageNotFoundError:
-        raise EnvironmentCannot("SGLang is not installed, and serve starts its server", _HOW_TO_INSTALL) from None
+        raise EnvironmentCannot("SGLang is not installed, and serve starts its server", HOW_TO_INSTALL) from None
     tested = (p for p in patches if not (settings.allow_untested and attaches_untested(p, installed)))
     foreign = {patch: reason for patch in tested if (reason := refusal(patch, installed))}
     for patch, reason in foreign.items():

@@ -20,7 +20,7 @@ from gemma4_dumps.store import default_root
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.host_environment import missing_from_environment
 from gemma4_runtime.patch import Kind
-from gemma4_runtime.releases import RUNNABLE, installed_or_base
+from gemma4_runtime.releases import HOW_TO_INSTALL, RUNNABLE, installed_or_base
 from gemma4_runtime.selection import select
 from gemma4_runtime.settings import HostEngine, Settings
 from gemma4_runtime.standing import counts, standing
@@ -87,8 +87,7 @@ def _version(name: str) -> str | None:
 def _sglang(needed: bool) -> Check:
     found, known = _version("sglang"), ", ".join(RUNNABLE)
     if found is None:
-        how = f"not installed: in a clone, make setup or pip install -c constraints.txt '.[runtime]' brings {known}"
-        return Check("sglang", MISSING if needed else NOTE, how, needed)
+        return Check("sglang", MISSING if needed else NOTE, f"not installed: {HOW_TO_INSTALL}", needed)
     if found not in RUNNABLE:
         return Check("sglang", MISSING if needed else NOTE, f"{found}; patches are written for {known}", needed)
     total = counts(standing(patch, found) for patch in CATALOG)

@@ -67,7 +67,7 @@ def decode_record(data: bytes) -> RunRecord:
     """Return the record that these bytes hold. Raises like `read_record`, without naming a file."""
     fields = strict_json(data, "it")
     if not isinstance(fields, dict):
-        raise DumpUnreadable(f"it holds a {type(fields).__name__}, not an object")
+        raise DumpUnreadable(f"it holds {_named(fields)}, not an object")
     _require_same_major(fields.get("schema_version"))
     model = _model_of(fields)
     try:
@@ -77,6 +77,13 @@ def decode_record(data: bytes) -> RunRecord:
         where = ".".join(str(part) for part in first["loc"])
         raise DumpUnreadable(f"{where}: {first['msg']}"[:300]) from error
     return _since_1_1(record) if fields["schema_version"] == "1.0" else record
+
+
+def _named(value: object) -> str:
+    """Return what JSON calls a value that is no object, with an article."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return {str: "a string", list: "an array"}.get(type(value), "a number")
 
 
 def _require_same_major(version: object) -> None:
