@@ -104,6 +104,13 @@ class TestPlan:
         assert ids(*reversed(three)) == (["none", *three], ["never-slower", "faster-than-v1"])
         assert ids() == ids("none", "no-mtp", "default-v2-sglang-attention", *three)
 
+    def test_some_numbers_of_requests_are_measured_alone(self):
+        plan = make_plan("mtp-batches", ("26b",), 5, False, 60, requests=(64, 1))
+        assert [shape.requests for shape in plan.shapes] == [1, 64]
+        assert {aim.shapes for aim in plan.load.aims} == {tuple(shape.id for shape in plan.shapes)}
+        with pytest.raises(UnknownName, match="never has 3 requests at once"):
+            make_plan("mtp-batches", (), 5, False, 60, requests=(1, 3))
+
     def test_on_the_host_engine_drafts_are_the_toys_own(self):
         plan = plan_of("mtp", host=True)
         assert [arm.id for arm in plan.arms_of("toy-e4b")] == ["none", "v2"]

@@ -294,7 +294,7 @@ LOADS = {
         Load(
             "mtp-batches",
             "chats with MTP and without, one to 128 at once: from which batch on drafts cost more than they bring",
-            ("e2b", "e4b"),
+            ("e2b", "e4b", "26b"),
             (
                 _V1,
                 _SHIPPED_NO_MTP,
@@ -336,7 +336,7 @@ LOADS = {
                     "default-policy",
                     BETTER,
                     tuple(shape.id for shape in _BATCHES),
-                    dict.fromkeys(("e2b", "e4b"), 0.98),
+                    dict.fromkeys(("e2b", "e4b", "26b"), 0.98),
                     # A burst's time scatters by more than that.
                     end="median",
                 ),
@@ -350,6 +350,7 @@ LOADS = {
                 ),
             ),
             assistant=True,
+            layers={"26b": 12},
             better_of=("default-v2", "default-no-mtp"),
             host=(Shape("1 x 60/24", 1, 60, 24), Shape("4 x 60/24", 4, 60, 24)),
         ),

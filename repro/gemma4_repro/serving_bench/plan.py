@@ -107,8 +107,9 @@ def make_plan(
     limit_s: float,
     also: tuple[BenchArm, ...] = (),
     arms: tuple[str, ...] = (),
+    requests: tuple[int, ...] = (),
 ) -> ServingPlan:
-    """Return what is measured, of the load's own models and arms.
+    """Return what is measured, of the load's own models, arms and shapes.
 
     Args:
         load: Its id.
@@ -119,13 +120,14 @@ def make_plan(
         also: Arms beside the load's own.
         arms: Ids; empty for all of the load's. The reference is always among them, and an aim of an arm that is left
             out is left out with it.
+        requests: Of the load's shapes, those of so many at once; empty for all of them.
 
     Raises:
-        UnknownName: no such load, model or arm, or a load that the host engine cannot serve.
+        UnknownName: no such load, model, arm or number of requests, or a load that the host engine cannot serve.
     """
     if load not in LOADS:
         raise UnknownName(f"there is no load {load!r}", f"loads: {', '.join(LOADS)}")
-    found = _with_arms(LOADS[load], arms)
+    found = _with_requests(_with_arms(LOADS[load], arms), requests)
     if host_engine:
         if not found.host:
             able = ", ".join(one.id for one in LOADS.values() if one.host)
@@ -153,6 +155,21 @@ def _with_arms(load: Load, arms: tuple[str, ...]) -> Load:
         arms=tuple(arm for arm in load.arms if arm.id in kept),
         aims=tuple(aim for aim, needed in needed_by if needed <= kept),
     )
+
+
+def _with_requests(load: Load, requests: tuple[int, ...]) -> Load:
+    """Return the load with its shapes of so many requests at once; all of them if no number is named."""
+    own = sorted({shape.requests for shape in load.shapes})
+    strangers = [number for number in requests if number not in own]
+    if strangers:
+        numbers = ", ".join(map(str, own))
+        raise UnknownName(f"the load {load.id!r} never has {strangers[0]} requests at once", f"it has: {numbers}")
+    if not requests:
+        return load
+    shapes = tuple(shape for shape in load.shapes if shape.requests in requests)
+    kept = {shape.id for shape in shapes}
+    aims = (replace(aim, shapes=tuple(id for id in aim.shapes if id in kept)) for aim in load.aims)
+    return replace(load, shapes=shapes, aims=tuple(aim for aim in aims if aim.shapes))
 
 
 def schedule(plan: ServingPlan, servers: tuple[str, ...], number: int) -> Iterator[tuple[Shape, str]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gemma4_triage.cli.bench_options import Force, Out, Timeout, deliver, exit_code, need_cuda, read_words
+from gemma4_triage.cli.bench_options import Force, Out, Timeout, deliver, exit_code, need_cuda, read_counts, read_words
 from gemma4_triage.cli.bench_servers import measure_with_servers
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.errors import UsageMistake
@@ -34,6 +34,10 @@ def serving(
     arms: Annotated[
         str | None,
         typer.Option("--arm", metavar="IDS", help="Of the load's; default: all of them. none is always measured."),
+    ] = None,
+    requests: Annotated[
+        str | None,
+        typer.Option("--requests", metavar="NUMBERS", help="Of its shapes those of so many at once; default: all."),
     ] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=3, help="Bursts per arm and shape; default: 7.")] = None,
     timeout_s: Timeout = 540.0,
@@ -67,10 +71,13 @@ def serving(
     from gemma4_triage.report.serving_bench_view import print_serving_bench
 
     if host_engine:
-        _refuse_ignored({"--model": model, "--arm": arms, "--rounds": rounds, "--also-sglang": also_sglang})
+        _refuse_ignored(
+            {"--model": model, "--arm": arms, "--requests": requests, "--rounds": rounds, "--also-sglang": also_sglang}
+        )
     also = () if also_sglang is None else (other_release(also_sglang),)
     chosen = (tuple(read_words("--model", model)), tuple(read_words("--arm", arms)))
-    plan = make_plan(load, chosen[0], rounds or 7, host_engine, timeout_s, also, chosen[1])
+    numbers = () if requests is None else read_counts("--requests", requests, 1024, "1,64")
+    plan = make_plan(load, chosen[0], rounds or 7, host_engine, timeout_s, also, chosen[1], numbers)
     refuse_existing(out, force)
     if not host_engine:
         need_cuda(
