@@ -11,6 +11,15 @@ IN_A_CONTEXT = at_least(installed_or_base(), "0.5.23")
 """Whether arguments and ranks are published to the process, not read from the runner and from functions."""
 
 
+def in_capture_mode() -> Any:
+    """Return SGLang's own context manager that tells its parts that a CUDA graph is being captured."""
+    if IN_A_CONTEXT:
+        from sglang.srt.model_executor.runner_utils.capture_mode import model_capture_mode
+    else:
+        from sglang.srt.model_executor.cuda_graph_runner import model_capture_mode
+    return model_capture_mode()
+
+
 @contextmanager
 def published(arguments: SimpleNamespace) -> Iterator[None]:
     """Publish the arguments that the release knows for one rank; nothing where a runner's own are read."""

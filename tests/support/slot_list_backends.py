@@ -22,6 +22,11 @@ from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from published import IN_A_CONTEXT, bind, published, translator_of
 
+if IN_A_CONTEXT:
+    pass
+else:
+    pass
+
 # What a test of the page-table probe on such a backend attaches.
 ATTACHED = ("page-table", "host-alloc-kernels")
 PAGE = 16

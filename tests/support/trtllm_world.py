@@ -1,16 +1,18 @@
 """SGLang's own trtllm_mha backend on real pools: a model of two sliding layers and a full one, batches."""
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import torch
+from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
 from sglang.srt.layers.attention.trtllm_mha_backend import TRTLLMHAAttnBackend
 from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from gemma4_runtime.indices import owner
-from published import IN_A_CONTEXT, bind, translator_of
-from slot_list_backends import FULL, PAGE, SLIDING, allocate, use_up_full_pages
+from published import IN_A_CONTEXT, bind, published, translator_of
+from slot_list_backends import FULL, PAGE, SLIDING, allocate, server_arguments, use_up_full_pages
 
 STAND_INS = ("host-paged-attention", "host-alloc-kernels")
 
@@ -77,6 +79,8 @@ def _of_later_releases(allocator, rows):
     )
     return {
         "kv_index_translator": translator_of(pools),
+        "_swa_full_to_swa_mapping": allocator.full_to_swa_index_mapping,
+        "draft_extend_metadata": {},
         "decode_seq_len_splits": 1,
         "max_num_pages": rows.shape[1] // PAGE,
         "use_fmha_v2": False,
@@ -86,7 +90,17 @@ def _of_later_releases(allocator, rows):
         "uses_trtllm_gen_native_fp4": False,
         "expand_encoder_only_verify": False,
         "_multi_ctas_kv_counter_buffer": None,
+        "_xqa_spec_dec_mask": None,
     }
+
+
+@contextmanager
+def hybrid_of(pool, prefill, decode):
+    """Yield a backend that prefills with one child and decodes with another, on a draft's own pool."""
+    runner = SimpleNamespace(kv_cache_dtype=torch.float32, token_to_kv_pool=pool, req_to_token_pool=None)
+    runner.kv_index_translator, runner.model_config = None, SimpleNamespace(context_len=256)
+    with published(server_arguments()):
+        yield HybridAttnBackend(runner, prefill, decode)
 
 
 def fill(backend, allocator, lengths):
@@ -120,3 +134,9 @@ def dispatch(backend, layer_id, forward_batch):
 
 def build(backend, forward_batch):
     backend.init_forward_metadata(bind(backend, forward_batch))
+
+
+def replay(backend, forward_batch):
+    """Fill a graph's tables as its replay does: what SGLang does ahead of it, and what it has put into the graph."""
+    backend.init_forward_metadata_out_graph(forward_batch)
+    backend.init_forward_metadata_in_graph(forward_batch)

@@ -10,15 +10,26 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
 from sglang.srt.layers.attention.trtllm_mha_backend import TRTLLMHAAttnBackend
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
-from sglang.srt.speculative import frozen_kv_mtp_worker
+from sglang.srt.speculative import frozen_kv_mtp_utils
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-from trtllm_world import FULL, PAGE, SLIDING, STAND_INS, attention, batch, fill, trtllm_backend
+from trtllm_world import (
+    FULL,
+    PAGE,
+    SLIDING,
+    STAND_INS,
+    attention,
+    batch,
+    build,
+    fill,
+    hybrid_of,
+    replay,
+    trtllm_backend,
+)
 
-pytestmark = pytest.mark.releases("0.5.13.post1")
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
 FIX, FAULT = "swa-state-swap", "swa-state-stale"
 TABLES = ("swa_page_table", "swa_page_table_draft_decode")
@@ -49,17 +60,15 @@ def draft(swa_allocator):
 @pytest.fixture
 def hybrid(draft):
     leaf = draft()
-    runner = SimpleNamespace(
-        kv_cache_dtype=torch.float32, token_to_kv_pool=leaf.token_to_kv_pool, req_to_token_pool=None
-    )
-    return HybridAttnBackend(runner, draft(), leaf)
+    with hybrid_of(leaf.token_to_kv_pool, draft(), leaf) as made:
+        yield made
 
 
 @pytest.fixture
 def in_target(swa_allocator):
     """Return SGLang's own swap of the draft's pool for the target's, of (batch, backend), as the worker calls it."""
     context = SimpleNamespace(target_token_to_kv_pool=swa_allocator.get_kvcache())
-    return lambda forward_batch, backend: frozen_kv_mtp_worker.frozen_kv_target_view(forward_batch, context, backend)
+    return lambda forward_batch, backend: frozen_kv_mtp_utils.frozen_kv_target_view(forward_batch, context, backend)
 
 
 def draft_batch(lengths, rows=None):
@@ -117,7 +126,7 @@ class TestBuffer:
         for lengths in (LENGTHS, [40, 70], LENGTHS):
             forward_batch = make(lengths)
             with in_target(forward_batch, backend):
-                backend.init_forward_metadata_out_graph(forward_batch)
+                replay(backend, forward_batch)
                 assert backend.forward_metadata.swa_page_table.data_ptr() == captured
                 assert_translated(backend, swa_allocator, lengths)
 
@@ -131,7 +140,7 @@ class TestLockStep:
         fill(backend, swa_allocator, LENGTHS)
         forward_batch = batch(LENGTHS)
         with in_target(forward_batch, backend):
-            backend.init_forward_metadata(forward_batch)
+            build(backend, forward_batch)
             assert_translated(backend, swa_allocator)
 
     @pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
@@ -183,9 +192,9 @@ class TestLockStep:
             if graph:
                 leaf.init_cuda_graph_state(2, 2)
                 leaf.init_forward_metadata_out_graph(batch([1, 1], rows=[0, 0]), in_capture=True)
-                leaf.init_forward_metadata_out_graph(forward_batch)
+                replay(leaf, forward_batch)
             else:
-                leaf.init_forward_metadata(forward_batch)
+                build(leaf, forward_batch)
 
 
 def assert_translated_after(backend, allocator):

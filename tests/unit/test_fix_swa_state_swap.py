@@ -4,14 +4,22 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
 from sglang.srt.layers.attention.trtllm_mha_backend import TRTLLMHAAttnBackend
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
-from sglang.srt.speculative import frozen_kv_mtp_cuda_graph_runner, frozen_kv_mtp_utils, frozen_kv_mtp_worker
+from sglang.srt.speculative import frozen_kv_mtp_cuda_graph_runner, frozen_kv_mtp_utils
 
 from gemma4_runtime.fixes.swa_state_swap import iter_leaves, unwrap_hybrid
+from published import IN_A_CONTEXT, published
+from trtllm_world import hybrid_of
 
-pytestmark = pytest.mark.releases("0.5.13.post1")
+if IN_A_CONTEXT:
+    from sglang.srt.speculative import frozen_kv_mtp_worker_v2 as worker_module
+    from sglang.srt.speculative.frozen_kv_mtp_worker_v2 import FrozenKVMTPDraftWorker as Worker
+else:
+    from sglang.srt.speculative import frozen_kv_mtp_worker as worker_module
+    from sglang.srt.speculative.frozen_kv_mtp_worker import FrozenKVMTPWorker as Worker
+
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
 SLIDING = 1
 
@@ -30,9 +38,11 @@ def trtllm(pool, **fields):
     return made
 
 
-def hybrid(pool):
-    runner = SimpleNamespace(kv_cache_dtype=torch.float32, token_to_kv_pool=pool, req_to_token_pool=None)
-    return HybridAttnBackend(runner, trtllm(pool), trtllm(pool))
+@pytest.fixture
+def mixed(dummy_pool):
+    """Return a backend that prefills with one child and decodes with another."""
+    with hybrid_of(dummy_pool, trtllm(dummy_pool), trtllm(dummy_pool)) as made:
+        yield made
 
 
 def state(backend):
@@ -48,13 +58,12 @@ def context(swa_allocator):
 @pytest.fixture(params=["frozen_kv_target_view", "target_kv_pool_view"])
 def view(request):
     # Called through the worker module, which imported it by name: that is the binding the engine uses.
-    return lambda *args: getattr(frozen_kv_mtp_worker, request.param)(*args)
+    return lambda *args: getattr(worker_module, request.param)(*args)
 
 
-def test_leaves_are_found_once_and_kernel_names_are_not_leaves(dummy_pool):
+def test_leaves_are_found_once_and_kernel_names_are_not_leaves(dummy_pool, mixed):
     leaf = trtllm(dummy_pool)
     assert list(iter_leaves(leaf)) == [leaf]
-    mixed = hybrid(dummy_pool)
     assert list(iter_leaves(mixed)) == [mixed.prefill_backend, mixed.decode_backend]
     mixed.decode_backend = mixed.prefill_backend
     assert list(iter_leaves(mixed)) == [mixed.prefill_backend]
@@ -70,17 +79,16 @@ def test_every_way_of_holding_a_child(dummy_pool, name, in_list):
     assert list(iter_leaves(parent)) == [child]
 
 
-def test_without_the_fix_leaves_keep_the_dummy_pool(view, dummy_pool, context):
-    backend = hybrid(dummy_pool)
-    with view(SimpleNamespace(spec_info="kept"), context, backend):
-        assert backend.token_to_kv_pool is context.target_token_to_kv_pool
+def test_without_the_fix_leaves_keep_the_dummy_pool(view, mixed, context):
+    with view(SimpleNamespace(spec_info="kept"), context, mixed):
+        assert mixed.token_to_kv_pool is context.target_token_to_kv_pool
         with pytest.raises(IndexError):
-            backend.decode_backend.token_to_kv_pool.get_kv_buffer(SLIDING)
+            mixed.decode_backend.token_to_kv_pool.get_kv_buffer(SLIDING)
 
 
-def test_with_the_fix_every_leaf_follows_and_comes_back(attach, view, dummy_pool, context):
+def test_with_the_fix_every_leaf_follows_and_comes_back(attach, view, mixed, context):
     attach("off", "swa-state-swap")
-    backend = hybrid(dummy_pool)
+    backend = mixed
     before = state(backend)
     target = context.target_token_to_kv_pool
     batch = SimpleNamespace(spec_info="kept")
@@ -93,9 +101,9 @@ def test_with_the_fix_every_leaf_follows_and_comes_back(attach, view, dummy_pool
     assert batch.spec_info == "kept"
 
 
-def test_an_exception_inside_restores_too(attach, view, dummy_pool, context):
+def test_an_exception_inside_restores_too(attach, view, dummy_pool, mixed, context):
     attach("off", "swa-state-swap")
-    backend = hybrid(dummy_pool)
+    backend = mixed
     with pytest.raises(RuntimeError, match="from inside"), view(SimpleNamespace(spec_info=None), context, backend):
         raise RuntimeError("from inside")
     assert {id(pool) for pool, _ in state(backend)} == {id(dummy_pool)}
@@ -117,9 +125,9 @@ def test_an_unbound_model_is_still_sglangs_error(attach, view, dummy_pool):
         view(SimpleNamespace(spec_info=None), None, trtllm(dummy_pool)).__enter__()
 
 
-def test_the_draft_uses_the_decode_child_of_a_hybrid(attach, dummy_pool):
-    backend = hybrid(dummy_pool)
-    worker = object.__new__(frozen_kv_mtp_worker.FrozenKVMTPWorker)
+def test_the_draft_uses_the_decode_child_of_a_hybrid(attach, mixed):
+    backend = mixed
+    worker = object.__new__(Worker)
     worker.topk = 1
     vars(worker)["_model_runner"] = SimpleNamespace(attn_backend=backend)
     assert worker._init_draft_attn_backend() is backend
@@ -161,12 +169,14 @@ def test_graph_capture_runs_inside_the_swap(attach, dummy_pool, context, monkeyp
     runner = SimpleNamespace(
         server_args=arguments, tp_size=1, dp_size=1, req_to_token_pool=SimpleNamespace(size=8), spec_algorithm=None
     )
+    runner.device = "cpu"
     worker = SimpleNamespace(draft_model_runner=runner, draft_attn_backend=backend, kv_context=context)
     monkeypatch.setattr(frozen_kv_mtp_cuda_graph_runner, "get_batch_sizes_to_capture", lambda *_: ([1, 2], []))
+    monkeypatch.setattr(frozen_kv_mtp_cuda_graph_runner, "resolve_num_tokens_per_req", lambda **_: 1, raising=False)
     for name in ("require_gathered_buffer", "require_mlp_tp_gather", "require_mlp_sync", "require_attn_tp_gather"):
-        monkeypatch.setattr(frozen_kv_mtp_cuda_graph_runner, name, lambda _: False)
+        monkeypatch.setattr(frozen_kv_mtp_cuda_graph_runner, name, lambda *_: False)
     for _ in range(2):
-        with pytest.raises(Stop):
+        with published(arguments), pytest.raises(Stop):
             runner_class(worker)
         attach("off", "swa-state-swap") if len(seen) == 1 else None
     target = context.target_token_to_kv_pool
@@ -178,6 +188,6 @@ def test_fix_sites_are_those_that_sglang_has():
     """A new place that swaps the pool by hand would need the fix too; this fails when SGLang grows one."""
     import inspect
 
-    text = inspect.getsource(frozen_kv_mtp_utils) + inspect.getsource(frozen_kv_mtp_worker)
+    text = inspect.getsource(frozen_kv_mtp_utils) + inspect.getsource(worker_module)
     text += inspect.getsource(frozen_kv_mtp_cuda_graph_runner)
     assert text.count("draft_attn_backend.token_to_kv_pool = ") == 6

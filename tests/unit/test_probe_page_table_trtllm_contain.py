@@ -5,7 +5,7 @@ import torch
 
 from gemma4_dumps.reader import read_dump
 from gemma4_runtime.errors import TrappedViolation
-from trtllm_world import PAGE, STAND_INS, batch, build, fill, trtllm_backend
+from trtllm_world import PAGE, STAND_INS, batch, build, fill, replay, trtllm_backend
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
@@ -54,7 +54,6 @@ class TestContain:
         assert forward_batch.out_cache_loc.tolist() == [0]
         assert locations.tolist() == [170 * PAGE]
 
-    @pytest.mark.releases("0.5.13.post1")  # 0.5.23 fills the tables of a graph in it, after this hook.
     def test_one_is_trap_when_eager_and_contain_in_a_graph(self, attach, backend, swa_allocator):
         attach("1", "page-table", *STAND_INS)
         fill(backend, swa_allocator, [60])
@@ -62,9 +61,9 @@ class TestContain:
         backend.init_forward_metadata_out_graph(batch([1], rows=[0]), in_capture=True)
         backend.req_to_token[1, 16:32] = 0
         for start, action in (
-            (backend.init_forward_metadata, "trapped"),
-            (backend.init_forward_metadata_out_graph, "contained"),
+            (build, "trapped"),
+            (replay, "contained"),
         ):
             with pytest.raises(TrappedViolation, match="page_table") as caught:
-                start(batch([60]))
+                start(backend, batch([60]))
             assert read_dump(caught.value.dump).manifest.action == action

@@ -4,7 +4,8 @@ FROZEN_KV_MTP lets the assistant read the target's KV by setting `token_to_kv_po
 That leaves two things behind:
 
   * `_swa_kv_pool`, from which trtllm_mha decides whether sliding layers need translated page ids. Stale, it sends
-    full-pool page ids into the sliding-window buffer: the seed crash.
+    full-pool page ids into the sliding-window buffer: the seed crash. In 0.5.23 the mapping by which graphs translate
+    is kept beside it.
   * the children of a HybridAttnBackend, which hold pools of their own. Unswapped, a target layer id indexes the
     assistant's dummy pool: IndexError (SGLang up to 0.5.23).
 
@@ -61,7 +62,12 @@ def lock_step(backend: Any, pool: Any) -> Iterator[None]:
     saved: list[tuple[Any, str, Any]] = []
     try:
         for leaf in iter_leaves(backend):
-            for name, value in (("token_to_kv_pool", pool), ("_swa_kv_pool", swa_pool)):
+            state = {
+                "token_to_kv_pool": pool,
+                "_swa_kv_pool": swa_pool,
+                "_swa_full_to_swa_mapping": _mapping_of(swa_pool, leaf),
+            }
+            for name, value in state.items():
                 if hasattr(leaf, name):
                     saved.append((leaf, name, getattr(leaf, name)))
                     setattr(leaf, name, value)
@@ -69,6 +75,14 @@ def lock_step(backend: Any, pool: Any) -> Iterator[None]:
     finally:
         for leaf, name, value in reversed(saved):
             setattr(leaf, name, value)
+
+
+def _mapping_of(swa_pool: Any, leaf: Any) -> Any:
+    """Return what a leaf's graphs translate slots by; None where the release translates a batch's slots as a whole."""
+    translator = getattr(leaf, "kv_index_translator", None)
+    if swa_pool is None or getattr(translator, "is_translating", False):
+        return None
+    return swa_pool.full_to_swa_index_mapping
 
 
 @contextmanager

@@ -43,15 +43,26 @@ def after_metadata(result: Any, backend: Any, forward_batch: Any, **_unknown: An
 def after_graph_metadata(
     result: Any, backend: Any, forward_batch: Any, in_capture: bool = False, **_unknown: Any
 ) -> None:
-    """Run after `TRTLLMHAAttnBackend.init_forward_metadata_out_graph`: the arrays hold the ids, the graph waits."""
+    """Run after `TRTLLMHAAttnBackend.init_forward_metadata_out_graph`: the graph waits.
+
+    In 0.5.23 the arrays still hold the ids of the replay before: the graph itself begins with the kernel that fills
+    them. A check that the graph holds comes behind that. For one that is launched from here the kernel is run here,
+    which changes nothing: the replay writes the same again.
+    """
     pool = backend._swa_kv_pool
     if in_capture or not leave_to_graph(backend, forward_batch, pool):
+        if not in_capture:
+            backend.init_forward_metadata_in_graph(forward_batch)
         site = "TRTLLMHAAttnBackend.init_forward_metadata_out_graph"
         watch_graph(backend, forward_batch, partial(trtllm_build, backend, forward_batch, site, True), in_capture, pool)
 
 
 def before_in_graph(backend: Any, forward_batch: Any, **_unknown: Any) -> None:
-    """Run before `AttentionBackend.init_forward_metadata_in_graph`, with which SGLang begins a graph of the target."""
+    """Run before `AttentionBackend.init_forward_metadata_in_graph`, with which SGLang begins a graph of the target.
+
+    Backends that fill their arrays there have their own, which does not come here: their check begins with the first
+    layer's dispatch.
+    """
     # A hybrid backend does not pass the call on.
     record_checks(backend, getattr(backend, "decode_backend", None), getattr(backend, "prefill_backend", None))
 
