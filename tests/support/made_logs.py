@@ -163,6 +163,7 @@ MADE = {
         death(1, "OutOfResources: out of resource: shared memory, Required: 131072, Hardware limit: 101376.")
     ],
     "no-gpu": [death(1, "RuntimeError: No CUDA GPUs are available")],
+    "no-prefix-cache": [death(1, "AttributeError: 'ChunkCache' object has no attribute 'check_hicache_events'")],
     "disk-full": [death(1, "OSError: [Errno 28] No space left on device", frame="file_download.py")],
     "wheels-do-not-fit": [death(1, "ImportError: libnvrtc.so.12: cannot open shared object file: No such file")],
     "no-slot": [decode(1, swa=0.99), death(2, NO_SLOT)],

@@ -98,7 +98,7 @@ class TestLeaksOfOtherReleases:
 
     def test_words_without_an_equation_are_still_a_death(self):
         finding = only([decode(1), death(2, "ValueError: pool memory leak detected! see above")])
-        assert finding.rule == "other-crash"
+        assert (finding.rule, finding.confidence) == ("pool-leak", Confidence.LIKELY)
 
 
 class TestStartsThatDoNotFit:

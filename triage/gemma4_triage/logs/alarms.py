@@ -47,13 +47,13 @@ _HARD = {
     rb"[Ff]ailed to (?:start|launch|initialize) (?:the )?(?:server|engine|scheduler|worker)",
     "child": rb"(?:crashed|exited|terminated|died|ended) \(?with (?:exit ?code |code |status )?(?!13[04-79]\b|143\b)"
     rb"[1-9]|died \(exitcode|[Ee]xit ?code[ :=]+(?!13[04-79]\b|143\b)[1-9]\d{0,2}\b|"
-    rb"process (?:has )?(?:died|crashed)\b|ActorDiedError|RayActorError|Back-off restarting failed container|"
+    rb"process (?:has )?(?:died|crashed)\b|Back-off restarting failed container|"
     rb"CrashLoopBackOff",
+    "ray": rb"ActorDiedError|RayActorError|ActorUnavailableError|Worker exit detail",
     "sigquit": rb"[Rr]eceived sigquit from a child|SIGQUIT received",
     "exception": rb"hit an exception\b",
     "refused": rb"The request queue is full",
     "thread": rb"^Exception in thread |\] Exception in thread ",
-    "panic": rb"\bpanicked at\b",
     "leak": rb"[Ll]eak [Dd]etected|[Mm]emory leak\b|leaked (?:semaphore|page|token|slot)",
     "own-check": rb"kv_canary violation: |KV cache canary violation detected|invariant-check (?:FAILED )?\[",
     "stopped-answering": rb"\b(?:deadlock(?:ed)?|hung|not responding|unresponsive|stopped responding)\b",
@@ -61,11 +61,15 @@ _HARD = {
     "transfer": rb"(?:KVTransferError|[Tt]ransfer failed for request)(?!.*Aborted by AbortReq)|"
     rb"(?:bootstrap|handshake) (?:failed|timed out)|failed to register to bootstrap|"
     rb"Los(?:t|ing) connection with (?:prefill|decode) instance|"
-    rb"\bNIXL_ERR_\w+",
+    rb"\bNIXL_ERR_\w+|Failed to register memory\b|[Mm]ooncake (?:batch )?memory registration failed|"
+    rb"[Mm]ooncake [Tt]ransfer [Ee]ngine initialization failed",
     # Of SGLang's router, which is another program.
     "router": rb"[Nn]o[ _]available[ _](?:\w+ )?(?:workers|servers)|all circuits open|server_selection_failed|"
     rb"[Ff]ailed to select (?:a |PD )?\w*(?:worker|pair)|"
-    rb"without boo?t?strap room|[Cc]ircuit ?[Bb]reaker\b.{0,120}(?:\bto=Open|-> Open\b|\b[Oo]pened\b|\bis open\b)",
+    rb"without boo?t?strap room|[Rr]emoving failed worker|waiting for workers .{0,400}to become healthy|"
+    rb"\bpanicked at \S*\b(?:routers?|server|core|policies|tree|worker|middleware|service_discovery)\b\S*\.rs|"
+    rb"[Cc]ircuit ?[Bb]reaker\b.{0,120}(?:\bto=[Oo]pen\b|-> Open\b|\b[Oo]pened\b|\bis open\b)",
+    "panic": rb"\bpanicked at\b",
     "adapter": rb"[Ff]ailed to load LoRA adapter|LoRA adapter \S+ .{0,60}is incompatible",
     "image-tokens": rb"Number of tokens in multimodal embedding does not match|Insufficient multimodal embedding|"
     rb"[Ii]mage features and image tokens do not match",
@@ -80,7 +84,8 @@ _HARD = {
     rb"is required|not found|does not exist|[Uu]nknown|\b4\d\d Client Error|HTTP Error 4\d\d))",
 }
 FATAL = frozenset(
-    {"killed", "signalled", "nccl", "device", "watchdog", "no-start", "child", "sigquit", "exception"} | {"nvshmem"}
+    {"killed", "signalled", "nccl", "device", "watchdog", "no-start", "child", "sigquit", "exception"}
+    | {"nvshmem", "ray"}
 )
 """Kinds that end a server: what stands behind one of them is taken to follow from it."""
 OF_REQUESTS = frozenset(
@@ -93,11 +98,14 @@ _SOFT = {
     "library": rb"cannot open shared object file",
     "error": rb"^(?:[\w.]+\.)?(?!CancelledError)\w*(?:Error|Exception|Violation|Failure|OutOfResources)(?:: |$)",
     "unhealthy": rb'"GET /health\w* HTTP/\d(?:\.\d)?" 503\b',
-    "timeout": rb"\b(?:[Tt]imed out|Timeout!|[Tt]ime-?out (?:waiting|after|expired|exceeded|while|when))\b",
+    "timeout": rb"\b(?:[Tt]imed out|Timeout!|[Tt]imeout \d+ ?s\b|"
+    rb"[Tt]ime-?out (?:waiting|after|expired|exceeded|while|when))\b",
     "trouble": rb"\b[Ee]rror (?!in request)(?:in|while|when|during|on|processing|fetching|querying|reading|"
     rb"writing|converting|submitting|preparing|handling|loading)\b|\b[Uu]nexpected(?:ly)? (?:\w+ )?(?:error|not ready)|"
     rb"\b[Uu]nrecoverable\b|\b[Gg]iving up\b|\b[Nn]ot enough (?:host |GPU )?memory|[Mm]ismatch(?:ed)?\b",
-    "failed": rb"\b(?:[Ff]ailed|[Ff]ailure|FAILED|[Cc]rashed|[Pp]anicked|[Cc]orrupt(?:ed|ion)?|[Ff]atal|FATAL|died)\b",
+    "failed": rb"^\W*(?:Router \(Rust\)\W+)?\d{4}-\d\d-\d\d[T ][\d:.Z]+ (?:- )? *(?:ERROR|CRITICAL)\b|"
+    rb"^E\d{4} \d\d:\d\d|"
+    rb"\b(?:[Ff]ailed|[Ff]ailure|FAILED|[Cc]rashed|[Pp]anicked|[Cc]orrupt(?:ed|ion)?|[Ff]atal|FATAL|died)\b",
 }
 SURVIVABLE = frozenset(_SOFT)
 """Kinds that stand only where no work follows."""
@@ -202,7 +210,19 @@ _TRIGGERS = (
         b"incompatible",
     ),
     *(b"to select ", b"strap room", b"panicked at", b"nixl_err", b"queue is full"),
-    *(b"shared object", b"panicked", b"corrupt", b"interrupt", b"violation", b"invariant-check", b"outofres"),
+    *(
+        b"actor",
+        b"worker exit",
+        b"critical",
+        b".cpp:",
+        b"shared object",
+        b"panicked",
+        b"corrupt",
+        b"interrupt",
+        b"violation",
+        b"invariant-check",
+        b"outofres",
+    ),
 )
 _PROGRAM = re.compile(rb"(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\b|\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d|Traceback |  File ")
 _FRAME = re.compile(r'\s*File "([^"]+)", line (\d+), in (.+)')

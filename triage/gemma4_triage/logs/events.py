@@ -51,6 +51,7 @@ _EQUATION = re.compile(
     r"(?:, session_held=(-?\d{1,18}))?(?:, uncached=(-?\d{1,18}))?"
 )
 # Releases before 0.5.13 name the sides as their code does, in an order of their own.
+_SUM = re.compile(r"\btotal_tokens=(\d{1,18}) vs (?:self\.)?max_total_num_tokens=(\d{1,18})")
 _SIDES = re.compile(r"\b([\w.]{0,60}(?:max_total_num_tokens|_size))(?:\(\))?=(-?\d{1,18})")
 _OLD_LEAK = "memory leak detected!"
 _GUARD = re.compile(r"([\w-]{1,60}): (.*) \[(trapped|contained|logged); seen \d+ times; dump: (.*)\]")
@@ -107,15 +108,22 @@ def leaks(text: str, place: Place) -> list[LeakLine]:
 
 def _older_leak(text: str, place: Place) -> list[LeakLine]:
     """Return the leak of the only pool, by the sides that releases before 0.5.13 print."""
+    if found := _SUM.search(text):
+        there, total = int(found[1]), int(found[2])
+        return [LeakLine(place, "full", found[0], total, total - there, negative=False)] if there != total else []
     at = text.find(_OLD_LEAK)
     if at < 0:
         return []
     said = text[at + len(_OLD_LEAK) :][:_LONGEST_TEXT]
     sides = {name.rsplit(".", 1)[-1]: int(number) for name, number in _SIDES.findall(said)}
     total = sides.pop("max_total_num_tokens", None)
-    if total is None or "available_size" not in sides or "evictable_size" not in sides:
+    if total is None or "available_size" not in sides:
         return []
-    missing = total - sum(sides.values())
+    # Up to 0.4.7 what can be evicted is part of what is available, and only HiCache counts what is protected.
+    known = sum(sides.values()) if "evictable_size" in sides else sides["available_size"]
+    missing = total - known
+    if "evictable_size" not in sides and missing == sides.get("protected_size"):
+        return []
     if not missing and min(sides.values()) >= 0:
         return []
     return [LeakLine(place, "full", said.strip(), total, missing, min(sides.values()) < 0)]

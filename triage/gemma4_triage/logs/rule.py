@@ -14,6 +14,7 @@ COLLECT = "gemma4-triage collect URL"
 PLAN_POOLS = "gemma4-triage pools --config CONFIG --gpu-mem 80GiB --weights 20GiB --workload 64x8000+1000"
 """What plans the pools; config, sizes and load are put in where something says them."""
 _LONGEST_EXCEPTION = 300
+_INNERMOST = 3  # frames
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,21 @@ class Wording:
         words: Stand in its type and message. A named group stands for its text, as {name}, in cause and advice.
         cause: What that says.
         advice: What to do about it.
+        frames: One of the innermost frames has to match it, too; None if any will do.
+        confidence: Where it is not the rule's.
     """
 
     words: re.Pattern[str]
     cause: str
     advice: str
+    frames: re.Pattern[str] | None = None
+    confidence: Confidence | None = None
+
+    def fits(self, death: Death) -> bool:
+        """Say whether a failure is worded so, and stands where it has to."""
+        if self.words.search(f"{death.type_name}: {death.message}") is None:
+            return False
+        return self.frames is None or any(map(self.frames.match, death.frames[-_INNERMOST:]))
 
 
 def of_wordings(
@@ -114,8 +125,7 @@ def of_wordings(
     def wording_of(death: Death) -> Wording | None:
         if of_types and death.type_name not in of_types:
             return None
-        said = f"{death.type_name}: {death.message}"
-        return next((wording for wording in known if wording.words.search(said)), None)
+        return next((wording for wording in known if wording.fits(death)), None)
 
     def find(facts: LogFacts) -> Iterator[Finding]:
         for death in facts.failures:
@@ -125,7 +135,7 @@ def of_wordings(
                 yield Finding(
                     rule=rule_id,
                     cause=wording.cause.format_map(named) if named else wording.cause,
-                    confidence=confidence,
+                    confidence=wording.confidence or confidence,
                     evidence=(*of_failure(facts, death, what), *of_settings(facts, *names)),
                     ruled_out_if=ruled_out_if,
                     advice=(wording.advice.format_map(named) if named else wording.advice, *advice),

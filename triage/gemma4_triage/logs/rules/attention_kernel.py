@@ -17,6 +17,7 @@ _HEADS = re.compile(
     r"(?i)head[ _]?(?:dim(?:ension)?s?|size)\W.{0,80}?(?:not supported|unsupported|only support|at most|must be|"
     r"<=|divis)|"
     r"(?:unsupported|not supported|only supports?|invalid|no kernel).{0,60}head[ _]?(?:dim|size)|"
+    r"failed to dispatch head_dim|"
     r"This flash attention build does not support|Unsupported max_mma_kv|Invalid configuration\s*:\s*NUM_MMA"
 )
 _GPU = re.compile(

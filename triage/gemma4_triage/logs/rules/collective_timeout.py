@@ -21,6 +21,7 @@ _BEGIN = re.compile(
     r"clients? (?:has|have) (?:not )?joined|connectFullMesh|waiting for clients"
 )
 _NCCL = re.compile(r"(?i)\bnccl|gloo|Dist(?:Backend|Network|Store)Error|ProcessGroup|collective")
+_JOINED = re.compile(r"(\d+)/(\d+) clients joined")
 _RANK = re.compile(r"\[[Rr]ank ?(\d+)\]")
 _WORK = re.compile(r"SeqNum=(\d+), OpType=(\w+)")
 
@@ -55,6 +56,20 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         advice = (
             "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME of the interface that reaches the other nodes, on every node",
             "/etc/hosts must not map the node's own name to 127.0.0.1; containers: --network host",
+        )
+    elif joined := _JOINED.search(said):
+        cause = f"Only {joined[1]} of {joined[2]} nodes or ranks came to the first one's meeting point in time: the "
+        cause += "others were not started, died, or cannot reach it."
+        advice = (
+            "the logs of the nodes that are missing; one --node-rank each, the same --nnodes and --dist-init-addr",
+            "from them: nc -vz the address and port of --dist-init-addr; containers: --network host",
+        )
+    elif "trying to connect" in said:
+        cause = "This node could not reach the first one at --dist-init-addr in time: it is not started, died, or a "
+        cause += "network stands between."
+        advice = (
+            "the first node's log; then nc -vz address port from here: the port of --dist-init-addr has to be open",
+            "containers: --network host; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME of the interface that reaches it",
         )
     else:
         cause = "The group of ranks could not be formed, or NCCL met an error of CUDA or of the system."

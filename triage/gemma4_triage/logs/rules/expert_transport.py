@@ -34,6 +34,14 @@ _WORDINGS = (
         "none",
     ),
     Wording(
+        re.compile(r"(?i)DeepEP (?:error: )?timeout|deep_ep.{0,80}timed? ?out"),
+        "Ranks waited in DeepEP, which carries tokens to the experts of other GPUs, for one that did not come in time: "
+        "it died, hangs, or compiles a kernel (DeepGEMM) that the others have.",
+        "the log of every rank and node at that time: the first other exception, or a rank that compiles. Compile "
+        "before serving (python3 -m sglang.compile_deep_gemm with the same arguments, ~/.cache on a volume); once with "
+        "--moe-a2a-backend none",
+    ),
+    Wording(
         re.compile(
             r"(?i)deep_?ep\.cpp|DeepEP (?:error|timeout)|deep_ep.{0,80}(?:timed? ?out|fail)|rocshmem.{0,80}fail"
         ),

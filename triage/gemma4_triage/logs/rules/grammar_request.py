@@ -11,7 +11,7 @@ from gemma4_triage.logs.rule import Rule, at, of_failure, of_settings
 
 _FRAME = re.compile(
     r"\w*(?:grammar|xgrammar|outlines|llguidance)\w*\.py:|.* (?:compile_(?:json_schema|grammar|regex|structural_tag)|"
-    r"accept_token|fill_vocab_mask|fill_next_token_bitmask|try_jump_forward)$"
+    r"accept_token|\w*vocab_mask|\w*token_bitmask\w*|try_jump_forward)$"
 )
 _SPECULATIVE = re.compile(r"(?:eagle|spec|mtp)\w*\.py:")
 _INNER = 4  # frames
@@ -37,6 +37,13 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         what = "A request's schema or grammar does not compile, and nothing caught the error: it ended the scheduler"
     elif deep:
         what = "A request's grammar recurses deeper than its matcher allows, and the error was not caught"
+    elif launched := _not_launched(death):
+        what = f"The kernel that applies the mask of structured output could not be {launched}: its backend does not "
+        what += "fit this GPU or this Triton. No schema is at fault"
+    elif death.type_name == "TypeError":
+        what = "SGLang hands the backend of structured output another argument than it takes"
+        what += ", where drafts are verified" if drafts else ""
+        what += ": two releases that do not fit, or a path that this one does not serve. No schema is at fault"
     elif drafts:
         what = (
             "Drafts were fed to a request's grammar past its end: its matcher refused a token, and the error was not "
@@ -54,13 +61,22 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "take a later release: there such a request alone is aborted"
             if compiling or deep
             else "take a later release of SGLang and of the grammar's backend, or another --grammar-backend",
-            "until then serve requests with a grammar without --speculative-algorithm"
+            "until then --grammar-backend outlines or llguidance, or requests without response_format"
+            if _not_launched(death)
+            else "until then serve requests with a grammar without --speculative-algorithm"
             if drafts
             else "bound the recursion of schemas and max_tokens"
             if deep
             else "check schemas before they reach the server",
         ),
     )
+
+
+def _not_launched(death: Death) -> str:
+    """Return "launched" or "compiled" if a kernel was at fault, and not what a grammar says; else ""."""
+    if re.search(r"Triton Error|CUDA error|HIP error|no kernel image", death.message):
+        return "launched"
+    return "compiled" if death.type_name in ("CompilationError", "OutOfResources", "PTXASError") else ""
 
 
 def _mask(facts: LogFacts, death: Death) -> Finding:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import PLAN_POOLS, of_death, of_failure, of_settings, remarked, says
-from gemma4_triage.logs.rules import kernel_too_large, no_kernel_image
+from gemma4_triage.logs.rules import attention_kernel, collective_timeout, kernel_too_large, no_kernel_image
 
 _FAILED = re.compile(r"Capture (?:\w+ )*graph failed: ?(.*)")
 _IN_CAPTURE = re.compile(
@@ -32,6 +32,8 @@ _HANDLES = (
 
 def _explains(death: Death) -> bool:
     if any(says(words)(death) for words in (*_OWN_CAUSES, _OF_ROCM)):
+        return False
+    if any(rule.explains(death) for rule in (attention_kernel.RULE, collective_timeout.RULE)):
         return False
     if "out of memory" in death.message:
         return bool(_FAILED.search(death.message))

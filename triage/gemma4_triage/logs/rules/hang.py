@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from gemma4_triage.finding import Confidence, Evidence, Finding
-from gemma4_triage.logs.facts import Death, LogFacts, Stack
-from gemma4_triage.logs.rule import COLLECT, at, of_death, on_rank, says, usage_text
+from gemma4_triage.logs.facts import Death, LogFacts, Remark, Stack
+from gemma4_triage.logs.rule import COLLECT, at, of_death, on_rank, remarked, says, usage_text
 
 _WORDS = re.compile(r"[Ww]atchdog [Tt]imeout")
 _SHOWN = 8
@@ -53,15 +53,41 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     odd = [facts.stacks[index] for index, place in places.items() if place not in _WAITS]
     switches = _switches(facts)
     cause, confidence, advice = _verdict(facts.stacks, odd, places, switches)
+    missing = [] if places else remarked(facts, "no_pyspy", "why the log has no stacks")
+    lacks = (_NO_PYSPY,) if missing else ()
+    if not places and (busy := _compiles(facts, death)) is not None:
+        cause = "A scheduler compiled kernels as its watchdog fired: it did not hang, and would have gone on."
+        confidence, advice = Confidence.LIKELY, (_ADVICE["a compilation"], _BEFOREHAND)
+        missing = [at(facts, busy.place, busy.text, "what it had begun, and no end of it is here")]
     return Finding(
         rule=RULE.id,
         cause=cause,
         confidence=confidence,
-        evidence=(*evidence, *_stacks(facts, places)),
+        evidence=(*evidence, *missing, *_stacks(facts, places)),
         ruled_out_if=("another rank died before: look for its exception",),
-        advice=tuple(dict.fromkeys((*advice, *switches))),
+        advice=tuple(dict.fromkeys((*advice, *lacks, *switches))),
         next_commands=(COLLECT,),
     )
+
+
+_BEFOREHAND = (
+    "python3 -m sglang.compile_deep_gemm with the same arguments, and ~/.cache on a volume; until then a longer "
+    "--watchdog-timeout"
+)
+_NO_PYSPY = (
+    "pip install py-spy in the server's environment (containers: --cap-add SYS_PTRACE): the watchdog then prints where "
+    "each rank stands"
+)
+
+
+def _compiles(facts: LogFacts, death: Death) -> Remark | None:
+    """Return what a scheduler had begun to compile before the watchdog fired and not ended; None if it had not."""
+    busy, done = facts.remarks.get("busy"), facts.remarks.get("busy_no_more")
+    if busy is None or "EPLB" in busy.text or busy.place.line > death.place.line:
+        return None
+    worked = max((int(rank.series["line"][-1]) for rank in facts.ranks if len(rank.series["line"])), default=0)
+    ended = done is not None and done.place.line > busy.place.line
+    return None if ended or worked > busy.place.line else busy
 
 
 def _verdict(

@@ -20,6 +20,16 @@ _WORDINGS = (
         "ulimit -u, pids.max of the cgroup (docker: --pids-limit -1); OMP_NUM_THREADS=1 starts fewer",
     ),
     Wording(
+        re.compile(
+            r"(?:FileNotFoundError|OSError|FileExistsError|BlockingIOError).{0,200}(?:\.triton|torchinductor|/triton/|"
+            r"cached_ops|tvm_ffi|deep_gemm)|Stale file handle"
+        ),
+        "Processes wrote and removed files of one cache of compiled kernels at the same time, as on a volume that "
+        "several of them or several hosts share.",
+        "a cache of its own for each server, on a local disk: TRITON_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR, "
+        "FLASHINFER_WORKSPACE_BASE, SGLANG_DG_CACHE_DIR; remove what is half written there, then start again",
+    ),
+    Wording(
         re.compile(r"(?i)memlock|ibv_reg_mr.{0,60}(?:fail|ENOMEM|Cannot allocate)|cannot lock memory|mlock.{0,40}fail"),
         "Memory could not be locked for a network card or a GPU: the limit of locked memory is too small.",
         "ulimit -l unlimited (docker: --ulimit memlock=-1, and the capability IPC_LOCK)",

@@ -24,9 +24,24 @@ _WORDS = re.compile(
 )
 
 
+_POSITIONS = re.compile(r".* (?:get_rope_index\w*|get_input_positions|_?compute_\w*mrope_positions)$|mrope\w*\.py:")
+
+
+def _of_positions(death: Death) -> bool:
+    """Say whether positions of an image's tokens could not be laid out along the prompt."""
+    misfit = death.type_name in ("ValueError", "IndexError", "RuntimeError", "StopIteration", "AssertionError")
+    return misfit and any(map(_POSITIONS.match, death.frames[-3:]))
+
+
+def _explains(death: Death) -> bool:
+    return says(_WORDS)(death) or _of_positions(death)
+
+
 def _tell(facts: LogFacts, death: Death) -> Finding:
     counts = next((found for words in _COUNTS if (found := words.search(death.message))), None)
-    if counts is None:
+    if counts is None and _of_positions(death):
+        said, cause = "", "the prompt was cut, has a placeholder of its own, or lacks one, as positions were laid out"
+    elif counts is None:
         said, cause = "", "the processor and the encoder disagree"
     elif int(counts["text"]) > int(counts["made"]):
         said = f": {counts['text']} placeholders, {counts['made']} embeddings"
@@ -52,5 +67,5 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
 
 
 RULE = of_death(
-    "image-tokens", "placeholders and embeddings differ in number", says(_WORDS), _tell, alarms=("image-tokens",)
+    "image-tokens", "placeholders and embeddings differ in number", _explains, _tell, alarms=("image-tokens",)
 )

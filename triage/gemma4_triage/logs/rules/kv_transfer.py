@@ -14,7 +14,8 @@ from gemma4_triage.logs.rule import COLLECT, of_death, of_failure, of_settings, 
 _WORDS = re.compile(
     r"(?:KVTransferError|[Tt]ransfer failed for request)(?!.*Aborted by AbortReq)|"
     r"(?:bootstrap|handshake) (?:failed|timed out)|"
-    r"Los(?:t|ing) connection with (?:prefill|decode) instance|NIXL_ERR_"
+    r"Los(?:t|ing) connection with (?:prefill|decode) instance|NIXL_ERR_|"
+    r"Failed to register memory\b|(?i:mooncake (?:\w+ ){1,3}(?:registration|initialization) failed)"
 )
 _STATES = {
     "Bootstrapping": (
@@ -91,6 +92,16 @@ _TRANSPORTS = (
         ),
     ),
 )
+_REGISTERS = (
+    "Mooncake could not start on this host's network cards, or not register the KV buffers with them, so that no "
+    "transfer can begin"
+)
+_REGISTER = (
+    "the first line of mooncake itself (E and a date) says why; ulimit -l unlimited, IPC_LOCK and /dev/infiniband in "
+    "the container; lsmod | grep nvidia_peermem (GPUDirect)",
+    "--disaggregation-ib-device with names of ibv_devices, on both servers",
+    "once with --disaggregation-transfer-backend nixl",
+)
 _GONE = re.compile(r"Los(?:t|ing) connection with (prefill|decode) instance")
 _OTHER = (
     "the other server's log at the same time says why: it died, has no room, or its network does not answer",
@@ -112,8 +123,11 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         None,
     )
     why = "the log does not say which side failed"
+    started = re.search(r"(?i)(?:registration|initialization) failed|to register memory", death.message) is not None
     advice, confidence, shown = _OTHER, Confidence.POSSIBLE, []
-    if transport is not None:
+    if started and transport is None:
+        why, confidence, advice = _REGISTERS, Confidence.LIKELY, _REGISTER
+    elif transport is not None:
         (name, why, advice), confidence = transport, Confidence.LIKELY
         shown = remarked(facts, name, "what the transport said")
     elif (gone := _GONE.search(said)) is not None:

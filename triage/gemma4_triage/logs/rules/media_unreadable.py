@@ -33,4 +33,10 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     )
 
 
-RULE = Rule("media-unreadable", "a file of a request cannot be decoded", _find, alarms=frozenset({"answered-500"}))
+RULE = Rule(
+    "media-unreadable",
+    "a file of a request cannot be decoded",
+    _find,
+    lambda death: any(map(_FRAME.match, death.frames)),
+    frozenset({"answered-500"}),
+)

@@ -33,10 +33,13 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
             continue
         seen.add((death.type_name, death.frame))
         first = death is beginning
-        if beginning is not None and not first and _only_waited(death):
+        waited = _only_waited(death)
+        if waited and ((beginning is not None and not first) or any(alarm.kind in _ENDS for alarm in facts.alarms)):
             continue
         # What follows from another failure tells of its handling, and that is seldom what to mend.
         code = _of_the_code(death) if first else ""
+        if waited:
+            code = "another process, which it had started and waited for, ended before it was ready"
         yield Finding(
             rule=ID,
             cause=f"A process died of {death.type_name or 'an error'}{on_rank(death.rank)}"
@@ -44,12 +47,23 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
             f"{code or 'no rule here knows its cause'}.{_stands_in(death)}",
             confidence=Confidence.LIKELY if code else Confidence.POSSIBLE,
             evidence=tuple(_evidence(facts, death, first)),
-            advice=(*((_OTHER_BUILD,) if code else ()), _next_step(death, beginning), *_suspect(facts, death)),
+            advice=(
+                *((_WHERE if waited else _PACKAGES if "imported" in code else _OTHER_BUILD,) if code else ()),
+                _next_step(death, beginning),
+                *_suspect(facts, death),
+            ),
             next_commands=_commands(death),
         )
 
 
 _WAITED = re.compile(r".* _?(?:wait_\w*|launch_(?:server|subprocess|worker)\w*|execute_server_warmup)$")
+_PIPE = re.compile(r"connection\.py:\d+ _?recv")
+_ENDS = frozenset({"killed", "signalled", "device", "nccl"})
+"""Alarms that say of what the other process ended."""
+_WHERE = (
+    "its exception or signal stands above, or in another file: keep all of stdout and stderr of every rank; dmesg -T "
+    "and docker inspect if none does (the host's memory)"
+)
 _GONE = re.compile(
     r"(?i)(?:server|engine|worker|scheduler)s?(?: process\w*)? "
     r"(?:terminated|exited|died|failed|is not (?:healthy|ready))|Initialization failed|failed to start"
@@ -58,16 +72,22 @@ _GONE = re.compile(
 
 def _only_waited(death: Death) -> bool:
     """Say whether a process died because another one, which it had started or asked, did not come up."""
-    return bool(_GONE.search(death.message)) or any(map(_WAITED.match, death.frames[-1:]))
+    pipe = death.type_name == "EOFError" and any(map(_PIPE.match, death.frames[-1:]))
+    return pipe or bool(_GONE.search(death.message)) or any(map(_WAITED.match, death.frames[-1:]))
 
 
 _SERVED = re.compile(r".* (?:\w*event_loop\w*|process_input_requests|run_batch)$")
 _OTHER_BUILD = (
     "take another release or image of SGLang, or another backend than the one whose file stands in the traceback"
 )
+_PACKAGES = (
+    "hold pip list against the releases in SGLang's pyproject, or take a fresh environment or SGLang's image: the "
+    "frames name the packages"
+)
 _NAMES = re.compile(
     r"name '(\w+)' is not defined|cannot access local variable '(\w+)'|local variable '(\w+)' referenced"
 )
+_IMPORTS = re.compile(r"(?!launch_server|__main__|<|serve|cli|run\w*|main|server|app)[\w.]+\.py:\d+ <module>$")
 _ATTRIBUTE = re.compile(r"'(\w+)' object has no attribute '(\w+)'")
 _CALL = re.compile(r"([\w.]+\(\)) (?:got an unexpected keyword|missing \d+ required|takes \d+ positional)")
 
@@ -85,6 +105,8 @@ def _of_the_code(death: Death) -> str:
         return f"{found[1]} has no {found[2]} in this build: a defect of its code, or two packages that do not fit"
     if death.type_name == "NotImplementedError":
         return "this build has no code for that case"
+    if any(map(_IMPORTS.match, death.frames[-3:])):
+        return "a package failed as it was imported: two that do not fit each other, or one that is not whole"
     return ""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gemma4_dumps.wording import number_of
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LeakLine, LogFacts
-from gemma4_triage.logs.rule import Rule, at
+from gemma4_triage.logs.rule import Rule, at, of_failure
 
 _SHOWN = 4
 
@@ -20,20 +20,29 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     first: dict[str, LeakLine] = {}
     for leak in facts.leaks:
         first.setdefault(leak.pool, leak)
+    drafts = facts.settings.get("speculative_algorithm", "None") != "None"
     if not first:
+        death = next(filter(_explains, facts.deaths), None)
+        if death is not None:
+            yield Finding(
+                rule=RULE.id,
+                cause="SGLang's own check ended the server: what a pool holds does not add up to its size.",
+                confidence=Confidence.LIKELY,
+                evidence=tuple(of_failure(facts, death, "what the check said")),
+                advice=_advice(facts, drafts),
+                next_commands=("gemma4-triage audit --live",),
+            )
         return
     what = " and ".join(_sentence(leak) for leak in first.values())
     ends = any(_explains(death) for death in facts.deaths)
     negative = any(leak.negative for leak in facts.leaks)
-    drafts = facts.settings.get("speculative_algorithm", "None") != "None"
     yield Finding(
         rule=RULE.id,
         cause=f"The pools do not add up: {what}{'; the server ended there' if ends else ''}.",
         confidence=Confidence.CERTAIN,
         evidence=tuple(at(facts, leak.place, leak.text, _missing(leak)) for leak in facts.leaks[:_SHOWN]),
         advice=(
-            "this is a defect of the release's accounting and no lack of memory: take another release",
-            f"until then once without {', once without '.join(_suspects(facts, drafts))}",
+            *_advice(facts, drafts),
             *(
                 ("a count below 0 was released twice: two features that end requests do not know of each other",)
                 if negative
@@ -41,6 +50,13 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
             ),
         ),
         next_commands=("gemma4-triage audit --live", "gemma4-triage audit latest"),
+    )
+
+
+def _advice(facts: LogFacts, drafts: bool) -> tuple[str, ...]:
+    return (
+        "this is a defect of the release's accounting and no lack of memory: take another release",
+        f"until then once without {', once without '.join(_suspects(facts, drafts))}",
     )
 
 

@@ -13,6 +13,8 @@ _QUANTISED = re.compile(
     r"(?:w?8a8|fp[48]\w*|mxfp[48]\w*|nvfp4\w*|modelopt\w*|awq\w*|gptq\w*|marlin\w*|int[48]\w*|flashinfer_trtllm|"
     r"compressed_tensors\w*|unquant|quant\w*)\.py:|.* \w*(?:fp[48]|process_weights_after_loading|scaled_mm|mxfp4)\w*$"
 )
+_TOO_OLD = re.compile(r"(?i)min(?:imum)? capability: ?(\d+)\.? current capability: ?(\d+)")
+OF_A_SPLIT = re.compile(r"not divisible by weight quantization block_[nk]")
 _ALIGNED = re.compile(r"(?i)multiple of \d+|must be (?:a )?(?:multiple|divisible)|alignment|not divisible")
 _TOWER = re.compile(r"(?:\w*_)?(?:vision|vit|siglip|clip|audio)\w*\.py:")
 _INNER = 6  # frames
@@ -36,6 +38,11 @@ def _explains(death: Death) -> bool:
     said = f"{death.type_name}: {death.message}"
     if "CUDA error" in said or "out of memory" in said or "Quantization method" in said:
         return False
+    # A width that ranks divide below a block is told as that.
+    if OF_A_SPLIT.search(said):
+        return False
+    if _TOO_OLD.search(said):
+        return True
     return any(_QUANTISED.match(frame) for frame in death.frames[-_INNER:])
 
 
@@ -47,7 +54,14 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     backend = facts.settings.get("moe_runner_backend", "auto")
     advice: tuple[str, ...]
     unsupported = _no_support(death)
-    if unsupported and not wrong_flag:
+    old = _TOO_OLD.search(death.message)
+    if old:
+        cause = f"This quantisation needs a GPU of compute capability {old[1]}, and this one has {old[2]}."
+        advice = (
+            "the same model in a quantisation that this GPU has kernels for (AWQ, GPTQ, int8), or in bfloat16",
+            "a later GPU: FP8 begins at 8.9 (Ada), NVFP4 at 10.0 (Blackwell)",
+        )
+    elif unsupported and not wrong_flag:
         what = death.frame.partition(".py")[0]
         cause = f"This release does not serve the model's layers in this quantisation: {what}, which makes their "
         cause += "parameters, is not given or has not what it needs. The weights are not at fault."
@@ -83,7 +97,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         rule=RULE.id,
         cause=cause,
         confidence=Confidence.LIKELY
-        if wrong_flag or aligned or unsupported or backend not in ("auto", "None")
+        if old or wrong_flag or aligned or unsupported or backend not in ("auto", "None")
         else Confidence.POSSIBLE,
         evidence=(
             *of_failure(facts, death),

@@ -175,6 +175,7 @@ _TELLING = re.compile(
     r"(?i)support|must|require|please|only|mismatch|invalid|incompatible|not compatible|cannot|unknown|should|need|"
     r"not found|missing|exceed|too (?:small|large|long|old)|increase|at least|not enough|expected|--\w"
 )
+_DTYPE = re.compile(r"Supported dtypes: \[torch\.(\w+)")
 _FLAG = re.compile(r"--[a-z][\w-]+[a-z0-9]")
 _ASKED = re.compile(r"(?:[Pp]lease|Consider|Try|Use|Set|Increase|Reduce|Raise|Upgrade|Enable|Disable)\b[^.;]{8,160}")
 _LONGEST = 220
@@ -237,6 +238,7 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
         advice=(
             *((f"what it asks for: {asked[0].strip()}",) if asked else ()),
             *((f"change or leave out {', '.join(flags)}",) if flags else ()),
+            *((f"--dtype {dtype[1]}",) if (dtype := _DTYPE.search(said)) else ()),
             part.look,
         ),
     )

@@ -14,6 +14,7 @@ from gemma4_triage.logs.facts import Alarm, LogFacts
 from gemma4_triage.logs.rule import Rule, at, remarked
 
 _CIRCUIT = re.compile(r"[Cc]ircuit ?[Bb]reaker")
+_STARTING = "to become healthy"
 _ROOM = re.compile(r"without boo?t?strap room")
 _UNREACHABLE = re.compile(r"(?i)timed out|error sending request|connection|resolve|retry|unreachable")
 
@@ -48,6 +49,45 @@ def _no_worker(facts: LogFacts, alarm: Alarm) -> Finding:
         advice = (
             "SGLang's router in its PD mode (--pd-disaggregation, --prefill, --decode) gives each request its room",
             "another gateway has to add bootstrap_host, bootstrap_port and bootstrap_room to each request",
+        )
+    elif _STARTING in alarm.text:
+        refused = []
+        cause = "The router gave up waiting for its workers' first answer to a health check, and does not serve."
+        confidence = Confidence.LIKELY
+        advice = (
+            "if the workers' logs say that they are ready: the router does not reach that address. An HTTP proxy "
+            "(no_proxy of the workers' hosts, 127.0.0.1 too), another host name or a closed port are the usual ones",
+            "if they still load or compile: a larger --worker-startup-timeout-secs "
+            "(--router-worker-startup-timeout-secs of launch_server)",
+        )
+    elif panic := next((text for text in (alarm.text, *alarm.more) if "panicked" in text), ""):
+        gone = any("failed worker" in text for text in (alarm.text, *alarm.more))
+        refused = [at(facts, alarm.place, panic, "where it stood")]
+        cause = "The router itself met a defect in its code and ended a thread"
+        cause += ", after a worker had failed" if gone else ", as releases of it do when workers go away under load"
+        cause += ": workers that still answer get no requests from it."
+        confidence = Confidence.LIKELY
+        advice = (
+            "restart the router; a later release of it (sglang-router) goes on without such a worker",
+            "the log of the worker that failed first says why; its own end is not in this log",
+        )
+    elif "failed worker" in alarm.text:
+        refused = []
+        cause = "A worker answered the router no more, and the router took it out: that worker died, hung, or cannot "
+        cause += "be reached."
+        confidence = Confidence.LIKELY
+        advice = (
+            "that worker's own log at this time: what it died of is not here; GET /health of it from the router's host",
+            "the other workers get its requests: hold their queues against --max-running-requests",
+        )
+    elif circuit:
+        cause = "The router took workers out of service (circuit breaker), by failures that it counted itself: slow or "
+        cause += "refused answers under load count, too, so that the workers may be sound."
+        confidence = Confidence.LIKELY
+        advice = (
+            "GET /health of each worker from the router's host: if they answer, --cb-failure-threshold higher, "
+            "--cb-timeout-duration-secs shorter, or --disable-circuit-breaker",
+            "fewer requests at once, more workers, or --max-concurrent-requests and --queue-size of the router",
         )
     elif "consistent_hash" in alarm.text:
         cause = "The router's policy still names a worker that has gone, and selects nobody for its share of requests."
@@ -101,4 +141,9 @@ def _ended_while_it_fetched(facts: LogFacts) -> Finding | None:
     )
 
 
-RULE = Rule("router", "a router sends requests to nobody", _find, alarms=frozenset({"router", "health", "child"}))
+RULE = Rule(
+    "router",
+    "a router sends requests to nobody",
+    _find,
+    alarms=frozenset({"router", "health", "child", "panic", "timeout", "failed"}),
+)

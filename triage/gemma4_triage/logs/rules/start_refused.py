@@ -15,6 +15,14 @@ _WORDINGS = (
         "net.ipv4.ip_local_port_range",
     ),
     Wording(
+        re.compile(r"(?i)cannot assign requested address"),
+        "The address that the server was told to listen at is none of this host's: mostly --dist-init-addr on a node "
+        "that is not the first one, or a --host of another machine.",
+        "the same --dist-init-addr on every node, with the first node's own address (ip addr there), --node-rank 0 on "
+        "it; --host 0.0.0.0",
+        confidence=Confidence.LIKELY,
+    ),
+    Wording(
         re.compile(
             r"(?i)address already in use|Port (?:\d+ )?is (?:already )?in use|port (?:at \d+ )?is not available in|"
             r"\w*port\w* at \d+ is not available"
@@ -34,6 +42,30 @@ _WORDINGS = (
         re.compile(r"Gemma4AssistantForCausalLM draft requires"),
         "Gemma-4's assistant was given to a kind of speculation that it is not made for.",
         "--speculative-algorithm NEXTN: SGLang makes FROZEN_KV_MTP of it where the draft is Gemma-4's assistant",
+    ),
+    Wording(
+        re.compile(r"^RuntimeError"),
+        "The script that starts the engine has no main guard: each process that it starts runs it anew.",
+        'put what starts the engine below if __name__ == "__main__":',
+        frames=re.compile(r".* _check_not_importing_main$"),
+    ),
+    Wording(
+        re.compile(r"Cannot re-initialize CUDA in forked subprocess"),
+        "The program had used CUDA before it started processes by fork, which cannot use it then.",
+        "start the engine before anything touches the GPU, or set multiprocessing's start method to spawn",
+    ),
+    Wording(
+        re.compile(r"Can't pickle|cannot pickle"),
+        "An object that cannot be sent to another process was handed to the engine or its processes.",
+        "pass paths and plain values, and classes and functions of a module's top level",
+        confidence=Confidence.LIKELY,
+    ),
+    Wording(
+        re.compile(r"HTTPConnectionPool\(host='(?:127\.0\.0\.1|localhost|0\.0\.0\.0|::1?)'.{0,200}Read timed out"),
+        "The server's own first request had no answer in time: a first step compiles for long, or a rank of it hangs.",
+        "py-spy dump --pid of every scheduler while it waits; the last lines of each rank before it. If it compiles: "
+        "python3 -m sglang.compile_deep_gemm beforehand, or --skip-server-warmup",
+        confidence=Confidence.LIKELY,
     ),
     Wording(
         re.compile(r"res=<Response \[(?:502|504|407)\]>"),

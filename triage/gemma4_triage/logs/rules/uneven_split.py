@@ -30,7 +30,10 @@ def _ranks_in(death: Death) -> int:
 
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
-    yield from _OF_DEATH.find(facts)
+    # An assertion without words is about ranks only where there are several.
+    one = facts.settings.get("tp_size") == "1"
+    if not one or any(_of_a_dimension(death) and death.message for death in facts.failures):
+        yield from _OF_DEATH.find(facts)
     for death in facts.deaths:
         ranks = _ranks_in(death)
         if ranks > 1 and facts.settings.get("tp_size") == str(ranks):
@@ -56,17 +59,31 @@ def _explains(death: Death) -> bool:
     if _ranks_in(death) > 1:
         return True
     said = f"{death.type_name}: {death.message}"
-    return bool(_WORDS.search(said) and _OF_A_SPLIT.search(said)) and death.usage is None
+    return (bool(_WORDS.search(said) and _OF_A_SPLIT.search(said)) or _too_many(death)) and death.usage is None
+
+
+_MORE_THAN = re.compile(r"(?i)(?:tensor|expert) parallel size \d+ is greater than")
+_MAKES = re.compile(r"\w+\.py:\d+ __init__$")
+
+
+def _too_many(death: Death) -> bool:
+    """Say whether more ranks were asked for than a model has parts; a model's class asserts that without a word."""
+    if _MORE_THAN.search(death.message):
+        return True
+    silent = death.type_name == "AssertionError" and not death.message
+    return silent and death.path.startswith("models/") and _MAKES.match(death.frame) is not None
 
 
 def _tell(facts: LogFacts, death: Death) -> Finding:
     quantised = _QUANTISED.search(death.message) is not None
-    what = "a block of its quantised weights" if quantised else "its heads or its width"
+    experts = "experts" in death.message
+    what = "a block of its quantised weights" if quantised else "its experts" if experts else "its heads or its width"
     return Finding(
         rule=RULE.id,
         cause=f"The model cannot be split over that many ranks: {what} cannot be divided by them.",
-        confidence=Confidence.LIKELY,
+        confidence=Confidence.LIKELY if death.message else Confidence.POSSIBLE,
         evidence=(*of_failure(facts, death), *of_settings(facts, "tp_size", "dp_size", "quantization")),
+        ruled_out_if=("it dies alike with --tp 1",),
         advice=(
             "a smaller --tp that divides the number in the line; --dp or --enable-dp-attention uses the other GPUs",
             *(("for MoE weights: --ep keeps experts whole",) if quantised else ()),

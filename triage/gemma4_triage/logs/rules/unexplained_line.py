@@ -13,7 +13,7 @@ from gemma4_triage.logs.rule import at, exception_text, last_sign_of_life, on_ra
 ID = "unexplained-line"
 TITLE = "a line says that something failed, and no rule knows why"
 
-CONSEQUENCES = ("sigquit", "child", "exception", "health")
+CONSEQUENCES = ("sigquit", "child", "ray", "exception", "health")
 """Kinds that tell of a failure somewhere else: they lead a finding only where nothing else does."""
 
 
@@ -75,6 +75,14 @@ _KINDS = {
         (
             "look at what ran in the seconds before: a long prefill, a compilation, a request that waits for room",
             _STACKS,
+        ),
+    ),
+    "ray": _Kind(
+        "Ray says that the process of an actor ended, and lists what may have ended it",
+        (
+            "the actor's own output has the cause: ray logs, or logs/worker-*.err of Ray's session on its node; the "
+            "first exception of any rank there",
+            "dmesg -T on that node: out of memory (the host's) is the usual reason where no exception is found",
         ),
     ),
     "no-start": _Kind("the server did not start", ("read the first error before it, of every rank",)),
@@ -153,6 +161,8 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
     life = last_sign_of_life(facts, lead.place)
     busy = _busy(facts, lead)
     what, look = kind.what, kind.look
+    if part := _in_native_code(lead):
+        look = (part, *look)
     if lead.kind == "health" and (silent := _silent_for(lead.text)) is not None:
         what, look = silent
     if busy is not None:
@@ -169,6 +179,43 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         advice=look,
         next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",) if lead.kind in _PROBES_SEE else (),
     )
+
+
+_NATIVE = (
+    (
+        re.compile(
+            r"\w*(?:code_generator|compiler|jit|semantic|driver)\w*\.py:|.* (?:ast_to_ttir|make_\w+ir|compile)$"
+        ),
+        "it was compiling a kernel: rm -r ~/.triton/cache (TRITON_CACHE_DIR), then the triton that the installed torch "
+        "asks for; a kernel of another --attention-backend or --moe-runner-backend if it names this GPU",
+    ),
+    (
+        re.compile(r"\w*(?:pynccl|parallel_state|communicator|all_reduce|symm_mem|deep_?ep|nvshmem)\w*\.py:"),
+        "it was exchanging data between GPUs: once with --disable-custom-all-reduce, then NCCL_P2P_DISABLE=1; "
+        "NCCL_DEBUG=INFO and nvidia-smi topo -m",
+    ),
+    (
+        re.compile(r"\w*(?:mooncake|nixl|conn|transfer_engine|hf3fs|storage)\w*\.py:"),
+        "it was in the transport of KV (Mooncake, NIXL): the release of it that SGLang's image has, and once the other "
+        "of --disaggregation-transfer-backend",
+    ),
+    (
+        re.compile(r"\w*(?:weight_utils|loader|safetensors|torch_load|serialization)\w*\.py:"),
+        "it was reading weights: compare the files with the repository, and look at the volume (dmesg -T: I/O errors)",
+    ),
+    (
+        re.compile(r"(?:_ops|elementwise|gemm|\w*attention\w*|flash_attn\w*|fused_moe\w*|core|moe|\w*graph\w*)\.py:"),
+        "a compiled kernel or library was called there: sglang-kernel, flashinfer and torch of the releases that "
+        "SGLang pins, for this GPU; once with --disable-cuda-graph and another backend of that part",
+    ),
+)
+"""Where a process ended in native code, by its innermost Python frames, and what to do."""
+
+
+def _in_native_code(lead: Alarm) -> str:
+    """Return what to do about a crash in native code by the Python frame that led there; "" if none is known."""
+    frames = [frame for frame in lead.more if ".py:" in frame] if lead.kind == "signalled" else []
+    return next((look for frame in frames for files, look in _NATIVE if files.match(frame)), "")
 
 
 _HEARTBEAT = re.compile(r"tic start time: (\d\d):(\d\d):(\d\d)\. last_heartbeat time: (\d\d):(\d\d):(\d\d)")

@@ -9,7 +9,10 @@ from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import of_death, of_failure, of_settings
 from gemma4_triage.logs.rules import quantised_kernel
 
-_NAME = re.compile(r"'?[\w.]*(?:layers|blocks|experts)\.\d+\.[\w.]+'?")
+_NAME = re.compile(
+    r"'?[\w.]*(?:layers|blocks|experts)\.\d+\.[\w.]+'?|"
+    r"'[\w.]+\.(?:weight|bias|qweight|qzeros|scales|g_idx|\w*_scale\w*|weight_\w+)'"
+)
 _CONFLICT = re.compile(
     r"(?i)Quantization method .{0,80}does not match|Unknown quantization method|Invalid quantization method|"
     r"quantization method .{0,60}is not supported|Cannot find the config file for \w+"
@@ -18,6 +21,9 @@ _SHAPE = re.compile(
     r"(?i)size mismatch for|param.{0,40}shape.{0,40}loaded_weight|loaded_weight.shape|loaded weight .{0,60}shape"
 )
 _LOADS = re.compile(r".*\b(?:load_weights|weight_loader|default_weight_loader|load_column_parallel_weight)\w*$")
+
+
+_TIED = "a later release, which passes that weight over; or a copy whose config.json says tie_word_embeddings false"
 
 
 def _explains(death: Death) -> bool:
@@ -38,6 +44,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     name = _NAME.search(death.message)
     if conflict:
         cause = "How the weights were quantised is not what the arguments say, or nothing that this release reads."
+    elif name and "lm_head" in name[0]:
+        cause = "The checkpoint has an output layer of its own (lm_head), and the model class of this release takes "
+        cause += "the input embeddings for it, so that it has no place for one. Quantised copies keep it often."
     elif name:
         cause = (
             f"The checkpoint has a weight {name[0].strip(chr(39))} that the model class of this release does not know."
@@ -51,6 +60,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         evidence=(*of_failure(facts, death), *of_settings(facts, "quantization", "tp_size")),
         ruled_out_if=("the checkpoint of the model's own publisher, not quantised, fails alike",),
         advice=(
+            *((_TIED,) if name and "lm_head" in name[0] else ()),
             "leave --quantization out where config.json names the method; else name the one that it was made with",
             "try the publisher's own checkpoint: if it loads, the other one was made for another loader or release",
         ),

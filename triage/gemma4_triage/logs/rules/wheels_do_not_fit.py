@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 
-from gemma4_triage.finding import Confidence
-from gemma4_triage.logs.rule import Wording, of_wordings
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.rule import Wording, of_wordings, remarked
 
+BUILDS = re.compile(r"(?i)ninja build failed|Command '\['ninja'|Error building extension")
 _WORDINGS = (
     Wording(
         re.compile(
@@ -32,6 +36,20 @@ _WORDINGS = (
         "The installed transformers is not of the release that this SGLang or this model needs.",
         "pip show transformers sglang; upgrade SGLang together with the transformers that its pyproject pins, "
         "as its images do",
+    ),
+    Wording(
+        re.compile(r"^KeyError: "),
+        "The installed transformers does not know the kind of model that config.json names.",
+        "pip show transformers sglang; upgrade SGLang together with the transformers that its pyproject pins, as its "
+        "images do",
+        frames=re.compile(r"(?:configuration|modeling|processing|tokenization)_auto\.py:"),
+    ),
+    Wording(
+        re.compile(r"^AssertionError"),
+        "Kernels are compiled on this machine, and no CUDA toolkit was found to compile them with.",
+        "install nvcc of torch's CUDA and set CUDA_HOME to its folder, or take SGLang's image; "
+        "SGLANG_ENABLE_JIT_DEEPGEMM=0 leaves DeepGEMM out",
+        frames=re.compile(r".* \w*find_cuda_home$"),
     ),
     Wording(
         re.compile(r"not supported on \.target|Internal Triton PTX codegen error"),
@@ -70,13 +88,21 @@ _WORDINGS = (
     ),
     Wording(
         re.compile(
-            r"(?i)ninja is required|ninja build failed|Command '\['[^']*(?:gcc|g\+\+|cc)'|"
+            r"(?i)ninja is required|Command '\['[^']*(?:gcc|g\+\+|cc)'|"
             r"nvcc.{0,40}(?:not found|No such file)|CUDA_HOME environment variable is not set|"
-            r"Could not find (?:nvcc|CUDA)|Command '\['ninja'|Error building extension|ptxas (?:fatal|error)|"
+            r"Could not find (?:nvcc|CUDA)|ptxas (?:fatal|error)|"
             r"PTXAS error|No such file or directory: '(?:\S*/)?(?:ninja|nvcc|gcc|g\+\+|cc|c\+\+|ptxas)'"
         ),
         "A kernel is compiled on this machine, and its compiler is missing or does not know this GPU.",
         "install nvcc and ninja of torch's CUDA (images bring them), or TRITON_PTXAS_PATH to a newer ptxas",
+    ),
+    Wording(
+        BUILDS,
+        "A kernel that is compiled on this machine did not compile: the CUDA toolkit, torch and the package whose "
+        "source it is do not fit each other, or the compiler lacks headers.",
+        "nvcc --version has to be of torch.version.cuda and know this GPU, with its headers (cuda-toolkit, not the "
+        "runtime alone); then rm -r ~/.cache/flashinfer ~/.cache/torch_extensions, or SGLang's image; another "
+        "--attention-backend (triton) needs no nvcc",
     ),
     Wording(
         re.compile(
@@ -128,7 +154,7 @@ _TYPES = (
     "RuntimeError",
 )
 
-RULE = of_wordings(
+_OF_WORDINGS = of_wordings(
     "wheels-do-not-fit",
     "packages do not fit each other, the model or the GPU",
     _WORDINGS,
@@ -138,3 +164,13 @@ RULE = of_wordings(
     next_commands=("gemma4-triage doctor",),
     alarms=("device", "library"),
 )
+
+
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    for finding in _OF_WORDINGS.find(facts):
+        builds = any(BUILDS.search(str(one.value)) for one in finding.evidence)
+        compiler = remarked(facts, "compiler", "what the compiler said last") if builds else []
+        yield finding.model_copy(update={"evidence": (*finding.evidence, *compiler)})
+
+
+RULE = replace(_OF_WORDINGS, find=_find)

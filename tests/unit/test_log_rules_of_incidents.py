@@ -1,0 +1,218 @@
+"""Classes of public incidents: which rule leads for each, and a word of what it says to do."""
+
+import pytest
+
+from gemma4_triage.finding import Confidence
+from made_logs import death, decode, found_in, only, stamp, started
+
+
+def died(*frames: str, last: str, rank: str = "TP0") -> str:
+    """Return a scheduler's traceback of frames such as "mem_cache/common.py alloc", then its last line."""
+    rows = [f"{stamp(9, rank)} Scheduler hit an exception: Traceback (most recent call last):"]
+    for frame in frames:
+        file, _, function = frame.partition(" ")
+        rows.append(f'  File "{file if file[0] in "/<" else "/srv/sglang/srt/" + file}", line 12, in {function}')
+    return "\n".join([*rows, last, ""])
+
+
+LIST = "AttributeError: 'list' object has no attribute 'tolist'"
+CAPTURE = "Exception: Capture cuda graph failed: "
+HEAD_DIM = "BatchDecodeWithPagedKVCacheWrapper::Plan failed to dispatch head_dim 96"
+GONE = "[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:18312"
+BLOCK = "ValueError: Weight output_partition_size = 320 is not divisible by weight quantization block_n = 128."
+RUST = "[Router (Rust)] 2026-01-01 00:10:00 - {} - {}\n"
+NEVER_HEALTHY = (
+    'Timeout 600s waiting for workers ["http://127.0.0.1:31000"] to become healthy. Please set a larger value'
+)
+SEGFAULT = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f (most recent call first):\n"
+SEGFAULT += '  File "/opt/triton/compiler/code_generator.py", line 1234 in ast_to_ttir\n'
+MASK = ("sampling/sampling_batch_info.py apply_logits_bias", "constrained/xgrammar_backend.py apply_vocab_mask")
+READ_TIMEOUT = "requests.exceptions.ReadTimeout: HTTPConnectionPool(host='127.0.0.1', port=30000): Read timed out.\n"
+LAUNCH = ("<frozen runpy> _run_module_as_main", "/opt/sglang/srt/entrypoints/engine.py _launch_subprocesses")
+PENDING = "Worker http://127.0.0.1:31000 health check is pending with error: error sending request\n"
+ERRORS = '100 errors detected in the compilation of "/root/.cache/flashinfer/batch_prefill.cu".\n'
+NINJA = "subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-zero exit status 1."
+JIT = f"{stamp(2, 'TP0')} Try DeepGEMM JIT Compiling for <GEMM_NT_F8F8BF16> N=1536, K=4096, num_groups=1\n"
+WATCHDOG = f"{stamp(400, 'TP0')} Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)\n"
+BITMASK = "TypeError: Mismatched type on argument #2 when calling: `fill_next_token_bitmask`. Expected `int`"
+ROUTER_PANIC = "thread 'actix-rt|system:0' panicked at src/router.rs:463:40:\n"
+LEADS = {
+    "HiCache at a server without a prefix cache": (
+        [died("managers/scheduler.py get_new_batch", last=f"{LIST[:16]}'ChunkCache' object has no attribute 'evict'")],
+        ("no-prefix-cache", "--disable-radix-cache"),
+    ),
+    "a leak in the words of 0.4.6": (
+        ["ValueError: pool memory leak detected! available_size=90, protected_size=0, max_total_num_tokens=100\n"],
+        ("pool-leak", "10 of 100"),
+    ),
+    "a leak that only a sum tells": (
+        [decode(1), death(2, "AssertionError: Mem Leak Detected! total_tokens=90 vs self.max_total_num_tokens=100")],
+        ("pool-leak", "10 of 100"),
+    ),
+    "blocks that ranks cannot divide": (
+        [died("layers/quantization/fp8.py create_weights", last=BLOCK)],
+        ("uneven-split", "--tp"),
+    ),
+    "a capture that another rank's end broke": ([death(1, CAPTURE + GONE)], ("collective-timeout", "ended first")),
+    "a capture without a kernel for the heads": ([death(1, CAPTURE + HEAD_DIM)], ("attention-kernel", "triton")),
+    "DeepEP waits for a rank": (
+        [died("/opt/deep_ep/buffer.py dispatch", last="RuntimeError: DeepEP error: timeout (dispatch CPU)")],
+        ("expert-transport", "compile_deep_gemm"),
+    ),
+    "an output layer that is tied": (
+        [died("models/llama.py load_weights", last="KeyError: 'lm_head.weight'")],
+        ("weight-names", "tie_word_embeddings"),
+    ),
+    "a prompt without its image's placeholder": (
+        [died("layers/rotary_embedding.py get_input_positions", last="ValueError: 151655 is not in list")],
+        ("image-tokens", "placeholder"),
+    ),
+    "a mask whose kernel cannot be launched": (
+        [decode(1), died(*MASK, last="RuntimeError: Triton Error [HIP]:  Code: 1, Messsage: invalid argument")],
+        ("grammar-request", "--grammar-backend outlines"),
+    ),
+    "a mask that is asked for with another argument": (
+        [decode(1), died("constrained/xgrammar_backend.py fill_vocab_mask", last=BITMASK)],
+        ("grammar-request", "another argument than it takes"),
+    ),
+    "a router whose workers never answer": (
+        [RUST.format("INFO", PENDING.strip()), RUST.format("ERROR", NEVER_HEALTHY)],
+        ("router", "no_proxy"),
+    ),
+    "a router that panics": ([ROUTER_PANIC, "called `Result::unwrap()` on an `Err` value\n"], ("router", "restart")),
+    "a router that loses a worker": (
+        [RUST.format("WARN", "Removing failed worker: http://localhost:8001")],
+        ("router", "that worker's own log"),
+    ),
+    "a router that opens its circuits": (
+        ["2026-01-01 00:00:01  WARN smg::core: Circuit breaker state transition from=closed to=open worker=http://a\n"],
+        ("router", "--cb-failure-threshold"),
+    ),
+    "a cache of kernels that processes share": (
+        [death(1, "FileNotFoundError: [Errno 2] No such file or directory: '/root/.triton/cache/0f/k.tmp'")],
+        ("host-limits", "TRITON_CACHE_DIR"),
+    ),
+    "an address of another host": (
+        [death(1, "zmq.error.ZMQError: Cannot assign requested address (addr='tcp://10.0.0.5:5007')")],
+        ("start-refused", "--dist-init-addr"),
+    ),
+    "nodes that did not come": (
+        [
+            death(
+                1,
+                "torch.distributed.DistStoreError: Timed out after 601 s waiting for clients. 1/2 clients joined.",
+            )
+        ],
+        ("collective-timeout", "1 of 2"),
+    ),
+    "a first node that is not there": (
+        [
+            death(
+                1,
+                "torch.distributed.DistNetworkError: The socket has timed out while trying to connect to (a, 5).",
+            )
+        ],
+        ("collective-timeout", "could not reach the first one"),
+    ),
+    "more ranks than experts": (
+        [
+            died(
+                "models/moe.py __init__",
+                last="AssertionError: Tensor parallel size 16 is greater than the number of experts 8.",
+            )
+        ],
+        ("uneven-split", "experts"),
+    ),
+    "heads that do not divide, without a word": (
+        [started(tp_size=3), died("models/gemma4.py __init__", last="AssertionError")],
+        ("uneven-split", "heads"),
+    ),
+    "a GPU that is too old for a format": (
+        [
+            died(
+                "layers/quantization/fp8.py get",
+                last="RuntimeError: not supported. Min capability: 89. Current capability: 80.",
+            )
+        ],
+        ("quantised-kernel", "needs a GPU of compute capability 89"),
+    ),
+    "buffers that a network card does not take": (
+        [f"{stamp(1)} Mooncake batch memory registration failed.\n"],
+        ("kv-transfer", "ulimit -l unlimited"),
+    ),
+    "a kind of model that transformers lack": (
+        [died("/opt/transformers/models/auto/configuration_auto.py __getitem__", last="KeyError: 'qwen3_5_moe'")],
+        ("wheels-do-not-fit", "upgrade SGLang together with the transformers"),
+    ),
+    "a toolkit that is not there": (
+        [died("/opt/deep_gemm/__init__.py _find_cuda_home", last="AssertionError")],
+        ("wheels-do-not-fit", "CUDA_HOME"),
+    ),
+    "a kernel that does not compile": ([ERRORS, death(1, NINJA)], ("wheels-do-not-fit", "nvcc --version")),
+    "a package that fails as it is imported": (
+        [
+            died(
+                "/opt/transformers/hub_kernels.py <module>",
+                "/opt/kernels/repos.py __init__",
+                last="ValueError: no revision",
+            )
+        ],
+        ("other-crash", "pip list"),
+    ),
+    "a process that waited for one that ended": (
+        [died(*LAUNCH, "/usr/lib/multiprocessing/connection.py _recv", last="EOFError", rank="")],
+        ("other-crash", "another process"),
+    ),
+    "a script without a main guard": (
+        [died("/usr/lib/multiprocessing/spawn.py _check_not_importing_main", last="RuntimeError: ")],
+        ("start-refused", "__main__"),
+    ),
+    "a first request without an answer": ([READ_TIMEOUT], ("start-refused", "py-spy dump")),
+    "a compiler that ends in native code": ([SEGFAULT], ("unexplained-line", "~/.triton/cache")),
+    "an actor that Ray lost": (
+        ["ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n"],
+        ("unexplained-line", "ray logs"),
+    ),
+    "a type that a format does not take": (
+        [
+            died(
+                "configs/model_config.py verify",
+                last="ValueError: bfloat16 is not supported. Supported dtypes: [torch.float16]",
+            )
+        ],
+        ("refused-by-check", "--dtype float16"),
+    ),
+    "a watchdog without py-spy": (
+        [decode(1), f"{stamp(400)} Pyspy failed to dump PID 9. Error: py-spy: command not found\n", WATCHDOG],
+        ("hang", "pip install py-spy"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEADS)
+def test_what_leads(name):
+    lines, (rule, word) = LEADS[name]
+    first = found_in(lines)[0]
+    assert first.rule == rule
+    assert word in " ".join((first.cause, *first.advice))
+
+
+class TestACompilationIsNoHang:
+    def test_while_it_runs(self):
+        finding = only([decode(1, rank="TP0"), JIT, WATCHDOG])
+        assert finding.confidence is Confidence.LIKELY
+        assert "it did not hang" in finding.cause
+
+    def test_once_it_has_ended(self):
+        finding = only([JIT, decode(3, rank="TP0"), WATCHDOG])
+        assert "made no progress" in finding.cause
+
+
+class TestWhatOnlyWaited:
+    def test_is_not_told_beside_the_signal_that_it_waited_for(self):
+        waited = died(*LAUNCH, "/usr/lib/multiprocessing/connection.py _recv", last="EOFError", rank="")
+        assert only([f"{stamp(1)} Exit code: -9\n", waited]).rule == "killed-from-outside"
+
+    def test_an_assertion_of_one_rank_is_no_split(self):
+        finding = only([started(tp_size=1), died("models/gemma4.py __init__", last="AssertionError")])
+        assert finding.rule == "other-crash"
