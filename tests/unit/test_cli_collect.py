@@ -170,8 +170,45 @@ class TestServers:
             handler.send_header("Location", other.url + handler.path)
             handler.end_headers()
 
-        assert cli("collect", serve(elsewhere).url, "-o", tmp_path / "a.zip")[0] == 0
-        assert other.seen == []
+        code, out, err = cli("collect", url := serve(elsewhere).url, "-o", tmp_path / "a.zip")
+        assert (code, out, (tmp_path / "a.zip").exists(), other.seen) == (2, "", False, [])
+        said = f"what answers at {url} is no server of SGLang: it sends every request on to {other.url}/model_info"
+        assert err.splitlines()[0] == f"error: {said}"
+        # With the log of a server that is gone there is something to pack, and the address is told for what it is.
+        words = ("collect", url, "-o", tmp_path / "a.zip", "--log", LOGS / "healthy.log")
+        assert cli(*words)[0] == 0
+        assert not any(name.startswith("process/") for name in opened(tmp_path / "a.zip"))
+        code, out, _ = cli("diagnose", tmp_path / "a.zip")
+        assert (code, "What answered at that address was no server of SGLang: it sends every" in out) == (1, True)
+
+    def test_a_redirect_within_the_server_is_followed_with_its_key(self, cli, serve, tmp_path, monkeypatch):
+        monkeypatch.setenv("GEMMA4_TRIAGE_API_KEY", "key-of-the-server")
+
+        def below_a_prefix(handler):
+            if handler.path.startswith("/v/"):
+                handler.path = handler.path.removeprefix("/v")
+                healthy(handler)
+            else:
+                handler.send_response(307)
+                handler.send_header("Location", f"/v{handler.path}")
+                handler.end_headers()
+
+        server = serve(below_a_prefix)
+        assert cli("collect", server.url, "-o", tmp_path / "a.zip")[0] == 0
+        assert ("/v/server_info", "Bearer key-of-the-server") in server.seen
+        assert b"0.5.13.post1" in opened(tmp_path / "a.zip")["http/server_info.json"]
+
+    @pytest.mark.parametrize(
+        ("status", "body", "code"),
+        [(404, b'{"detail": "Not Found"}', 2), (200, b"<html>sign in</html>", 2), (401, b"", 0), (503, b"", 0)],
+    )
+    def test_another_programs_answers_are_no_servers(self, cli, serve, tmp_path, status, body, code):
+        url = serve(lambda handler: reply(handler, status, body)).url
+        found, _, err = cli("collect", url, "-o", tmp_path / "a.zip")
+        assert found == code
+        assert ("is no server of SGLang: none of its pages is one of SGLang's: /model_info gave HTTP" in err) == bool(
+            code
+        )
 
     def test_an_address_where_nobody_listens(self, cli, tmp_path):
         with socket.socket() as probe:
@@ -291,6 +328,17 @@ class TestProcesses:
         code, out, _ = cli("diagnose", tmp_path / "a.zip")
         assert (code, "LIKELY  server-not-answering" in out) == (1, True)
         assert "has ended, and its parent has not noticed" in out
+
+    def test_one_that_has_ended_and_left_nothing_says_so(self, cli, tmp_path):
+        child = subprocess.Popen([sys.executable, "-c", ""])
+        try:
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+            code, out, err = cli("collect", child.pid, "-o", tmp_path / "a.zip")
+        finally:
+            child.wait()
+        assert (code, out, (tmp_path / "a.zip").exists()) == (5, "", False)
+        ended = f"process {child.pid} has ended, and its parent, process {os.getpid()}, has not noticed"
+        assert err.startswith(f"error: nothing is left of {child.pid}: {ended}: its command can no longer be read")
 
     @pytest.mark.parametrize(
         ("state", "said"),

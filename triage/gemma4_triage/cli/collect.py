@@ -79,6 +79,11 @@ def collect(
         bundle = gather_bundle.collect(wanted, out, open_store(None).root)
     except OSError as error:
         raise EnvironmentCannot(f"{out} cannot be written: {error.strerror or error}", "name another file") from error
+    if bundle.not_sglang and not bundle.pieces:
+        raise UsageMistake(
+            f"what answers at {target} is no server of SGLang: {bundle.not_sglang}",
+            "name the address that the server itself listens on; if it is gone, --log adds its log, --dir its dumps",
+        )
     if not bundle.pieces:
         first = next((item.problem for item in bundle.items if not item.ok), "nothing answered")
         raise NothingChecked(
@@ -103,7 +108,9 @@ def _target(text: str, directory: Path | None, logs: list[str], timeout_s: float
     if text.isdecimal() and 0 < int(text) < 2**31:
         pid = int(text)
         found = processes.server_of(pid)
-        if found and not processes.serves(found) and not logs and store is None:
+        # Of one that has ended there are no words left to tell it by: it may have been the server.
+        foreign = found and not processes.serves(found) and not processes.has_ended(found[0])
+        if foreign and not logs and store is None:
             raise UsageMistake(
                 f"process {pid} is no server of SGLang: {found[0].title[:80]}",
                 "name one of its processes, or its address; if it is gone, its log with --log or its dumps with --dir",

@@ -12,7 +12,11 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import from_json
 
 API_KEY_VARIABLE = "GEMMA4_TRIAGE_API_KEY"
 MAX_BODY_BYTES = 16 * 1024**2
@@ -37,6 +41,7 @@ class Answer:
         body: what was answered, at most MAX_BODY_BYTES.
         took_s: until the answer, or until nobody waited any longer.
         problem: why there is no answer; "" if there is one.
+        location: where an answer that is none sends the request on to; "" for any other.
     """
 
     name: str
@@ -45,18 +50,59 @@ class Answer:
     body: bytes
     took_s: float
     problem: str
+    location: str = ""
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Leaves a redirect as it is: a key goes to the server that was named and to no other."""
+class _SameServer(urllib.request.HTTPRedirectHandler):
+    """Follows a redirect within the server that was named, and to its https: a key goes to no other."""
 
-    def redirect_request(self, *_: object) -> None:
-        return None
+    def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: str) -> Any:
+        asked, answered = _origin(req.full_url), _origin(newurl)
+        to_https = asked[0] == answered[0] and (asked[1:], answered[1:]) == ((80, "http"), (443, "https"))
+        followed = asked == answered or to_https
+        return super().redirect_request(req, fp, code, msg, headers, newurl) if followed else None
+
+
+def _origin(url: str) -> tuple[str, int, str]:
+    parts = urllib.parse.urlsplit(url)
+    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80), parts.scheme
+
+
+def why_not_sglang(answers: Sequence[Answer]) -> str:
+    """Return a clause that says why what answered is no server of SGLang; "" if it is one, or may be one.
+
+    A server that wants a key, is starting or hangs answers less than SGLang's pages, so only a whole set of answers
+    without an error of the server's own says so.
+    """
+    statuses = {one.status for one in answers}
+    if any(status is None or status in (401, 403) or status >= 500 for status in statuses):
+        return ""
+    if any(one.status == 200 and _is_sglangs(one) for one in answers):
+        return ""
+    leads = next((one.location for one in answers if one.location), "")
+    if leads and all(300 <= (status or 0) < 400 for status in statuses):
+        return f"it sends every request on to {leads}"
+    return "none of its pages is one of SGLang's: " + ", ".join(f"{one.path} gave HTTP {one.status}" for one in answers)
+
+
+_KEYS = frozenset({"model_path", "server_args", "internal_states", "weight_version", "max_total_num_tokens"})
+
+
+def _is_sglangs(answer: Answer) -> bool:
+    if answer.path == "/metrics":
+        return b"sglang:" in answer.body
+    try:
+        value = from_json(answer.body)
+    except ValueError:
+        return False
+    if answer.path == "/v1/models":
+        return isinstance(value, dict) and value.get("object") == "list"
+    return isinstance(value, dict) and not _KEYS.isdisjoint(value)
 
 
 def ask(url: str, key: str, timeout_s: float) -> list[Answer]:
     """Return an answer for each of PATHS; all are asked at once and none is waited for beyond timeout_s."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _SameServer)
     answers: dict[str, Answer] = {}
     begin = time.monotonic()
 
@@ -76,12 +122,13 @@ def ask(url: str, key: str, timeout_s: float) -> list[Answer]:
 def _fetch(opener: urllib.request.OpenerDirector, url: str, name: str, path: str, key: str, timeout_s: float) -> Answer:
     begin = time.monotonic()
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    status, body, problem = None, b"", ""
+    status, body, problem, location = None, b"", "", ""
     try:
         with opener.open(urllib.request.Request(url + path, headers=headers), timeout=timeout_s) as reply:
             status, body = reply.status, reply.read(MAX_BODY_BYTES)
     except urllib.error.HTTPError as error:
         status, body = error.code, error.read(MAX_BODY_BYTES)
+        location = error.headers.get("Location", "") if 300 <= status < 400 else ""
     except TimeoutError:
         problem = f"no answer within {timeout_s:g} s"
     except urllib.error.URLError as error:
@@ -91,4 +138,4 @@ def _fetch(opener: urllib.request.OpenerDirector, url: str, name: str, path: str
         problem = f"ended without an answer: {error}"
     except http.client.HTTPException as error:
         problem = f"is no answer of HTTP: {type(error).__name__}"
-    return Answer(name, path, status, body, time.monotonic() - begin, problem)
+    return Answer(name, path, status, body, time.monotonic() - begin, problem, location)

@@ -26,7 +26,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -105,11 +105,13 @@ class Bundle:
         document: collect.json.
         items: in the order in which they were asked for.
         pieces: how many of them are evidence of the server.
+        not_sglang: why what answered is no server of SGLang; "" if it is one, or may be one.
     """
 
     document: dict[str, Any] = field(default_factory=dict)
     items: list[Item] = field(default_factory=list)
     pieces: int = 0
+    not_sglang: str = ""
 
 
 def collect(target: Target, out: Path, default_store: Path) -> Bundle:
@@ -134,7 +136,10 @@ class _Collector:
     def run(self) -> Bundle:
         begin = datetime.now(UTC)
         found = processes.server_of(self._target.pid) if self._target.pid else []
-        answers = self._http()
+        answers = self._http(found)
+        if self._bundle.not_sglang:
+            # Whose address was named by mistake has logs and variables that are nobody's business.
+            found, self._target = [], replace(self._target, pid=None)
         variables = self._processes(found)
         self._logs(found)
         self._stacks(found)
@@ -165,6 +170,7 @@ class _Collector:
                 {"path": one.path, "status": one.status, "took_s": round(one.took_s, 3), "problem": one.problem or None}
                 for one in answers
             ],
+            "not_sglang": self._bundle.not_sglang or None,
             "items": [vars(item) for item in self._bundle.items],
         }
         self._bundle.document = document
@@ -179,17 +185,23 @@ class _Collector:
     def _lacks(self, name: str, problem: str, took_s: float = 0.0) -> None:
         self._bundle.items.append(Item(name, False, clean_line(problem)[:400], round(took_s, 3)))
 
-    def _http(self) -> list[ask_server.Answer]:
+    def _http(self, found: Sequence[processes.Process]) -> list[ask_server.Answer]:
+        if not self._target.url and found and processes.has_ended(found[0]):
+            whose = f"process {found[0].pid} has ended, and its parent, process {found[0].parent}, has not noticed"
+            self._lacks("http/", f"{whose}: its command can no longer be read, nor the port in it")
+            return []
         if not self._target.url:
             self._lacks("http/", "no address: the command of the process names no port of SGLang")
             return []
         answers = ask_server.ask(self._target.url, self._target.key, self._target.timeout_s)
+        if not processes.serves(found):
+            self._bundle.not_sglang = clean_line(ask_server.why_not_sglang(answers))[:400]
         for one in answers:
             if one.status is None:
                 self._lacks(one.name, one.problem, one.took_s)
             else:
                 body = clean_body(one.body) if one.body else f"HTTP {one.status}\n".encode()
-                self._add(one.name, body, one.took_s)
+                self._add(one.name, body, one.took_s, evidence=not self._bundle.not_sglang)
         return answers
 
     def _processes(self, found: Sequence[processes.Process]) -> dict[str, str]:
@@ -214,7 +226,9 @@ class _Collector:
             except OSError as error:
                 fields["problem"] = f"its environment cannot be read: {error.strerror}"
                 self._lacks(f"process/{one.pid}.json: environment", f"{error.strerror}: of another user, or gone")
-            self._add(f"process/{one.pid}.json", json.dumps(clean_json(fields), indent=1).encode())
+            # One that has ended and is not called SGLang may have been anything.
+            told = processes.serves([one]) or not processes.has_ended(one)
+            self._add(f"process/{one.pid}.json", json.dumps(clean_json(fields), indent=1).encode(), evidence=told)
         return first
 
     def _logs(self, found: Sequence[processes.Process]) -> None:

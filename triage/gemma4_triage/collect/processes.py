@@ -87,6 +87,11 @@ def serves(found: Iterable[Process]) -> bool:
     return any(_SGLANG.search(one.title) or _is_sglang(one) for one in found)
 
 
+def has_ended(one: Process) -> bool:
+    """Return whether a process is only an entry that waits for its parent to ask how it ended."""
+    return status_of(one.pid).get("State", "")[:1] in ("Z", "X")
+
+
 def _is_sglang(one: Process) -> bool:
     return bool(_SGLANG.search(" ".join(one.command)))
 

@@ -154,7 +154,11 @@ def _findings(
     answered = [one for one in asked if one.get("status") is not None]
     name = str(path)
     again = f"gemma4-triage collect {shlex.quote(str(fields.get('url') or fields.get('pid')))}"
-    if not running and fields.get("was_running") is False:
+    if isinstance(foreign := fields.get("not_sglang"), str) and foreign:
+        cause = f"What answered at that address was no server of SGLang: {cut(foreign)}."
+        pieces = [_evidence(name, at, one) for at, one in enumerate(asked)][:2]
+        yield _finding(cause, pieces, ("collect from the address that the server itself listens on",), SERVE_GUARDED)
+    elif not running and fields.get("was_running") is False:
         cause = "The server was gone when the bundle was made: there was no such process."
         piece = Evidence(source=name, field="was_running", value=False, meaning=f"process {fields.get('pid')}")
         yield _finding(cause, [piece], ("its log says what it died of: add it with --log",), SERVE_GUARDED)
