@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -15,9 +16,12 @@ from diagnose_examples import CORPUS, ROOT
 from gemma4_dumps import unpacked
 from gemma4_dumps.errors import DumpUnreadable
 from gemma4_triage.diagnose import material, sources
+from gemma4_triage.diagnose.assign_readings import assign_readings
+from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.logs import source
 from gemma4_triage.logs.read import read_source
 from gemma4_triage.readers.opcodes import read_pickle
+from gemma4_triage.readers.reading import Identity, Moment, Reading
 from gemma4_triage.time_limit import until
 
 SAMPLES = ROOT / "dumps" / "samples"
@@ -227,6 +231,46 @@ def test_the_last_line_sums_up(cli):
     assert cli("diagnose", CORPUS / "clean-retraction")[1].endswith("no incident: nothing wrong in 1 run\n")
 
 
+class TestPickles:
+    @pytest.mark.parametrize(
+        "data",
+        [
+            pickle.dumps({"text": "CUDA error: an illegal memory access\nScheduler hit an exception"}),
+            pickle.dumps(["CUDA error: x\n"], protocol=0),
+        ],
+    )
+    @pytest.mark.parametrize("verb", ["diagnose", "logs", "report", "known check"])
+    def test_one_that_no_reader_takes_is_no_log(self, cli, tmp_path, verb, data):
+        (tmp_path / "a.log").write_bytes(data)
+        code, out, err = cli(*verb.split(), tmp_path / "a.log")
+        assert (code, out) == (2, "")
+        assert "a.log is a pickle of no kind that is read, and nothing in it was unpickled" in err.splitlines()[0]
+        assert cli("diagnose", tmp_path)[0] == 5
+
+    def test_one_that_only_begins_as_a_snapshot_is_named_by_a_report_too(self, cli, tmp_path):
+        (tmp_path / "a.pkl").write_bytes(pickle.dumps([("server_args", 1)]))
+        code, _, err = cli("report", tmp_path / "a.pkl")
+        assert (code, "begins as a crash snapshot of SGLang does, and holds nothing of it" in err) == (5, True)
+
+
+def test_a_copy_of_a_dump_is_the_dump(cli, tmp_path):
+    exported(cli, tmp_path, SAMPLES / CPU)
+    shutil.copytree(SAMPLES / CPU, tmp_path / "torn" / CPU)
+    (tmp_path / "torn" / CPU / "tensors.safetensors").write_bytes(b"")
+    shutil.copytree(SAMPLES / CPU, tmp_path / "x" / CPU)
+    code, found, document = rules(cli, tmp_path)
+    assert (code, found) == (1, [["draft-swa-state-stale"]])
+    assert len(document["incidents"][0]["dumps"]) == 1
+    assert "left out: 2 copies of dumps that are here too" in document["err"]
+
+
+def test_a_zip_given_as_a_log_or_a_folder_is_told_what_reads_it(cli, tmp_path):
+    zipped = exported(cli, tmp_path, SAMPLES / CPU).rename(tmp_path / "fd of bob.zip")
+    hint = f"hint: to read all that is in it: gemma4-triage diagnose '{zipped}'"
+    assert cli("logs", zipped)[2].splitlines()[1] == hint
+    assert cli("dumps", "list", "--dir", zipped)[2].splitlines()[1] == hint
+
+
 class TestPipesAndMissingFiles:
     @pytest.mark.parametrize("verb", ["diagnose", "report", "logs"])
     def test_a_pipe_that_nobody_writes_to_is_no_log(self, cli, tmp_path, monkeypatch, verb):
@@ -299,6 +343,9 @@ class TestFarTooMuch:
     def many(self, tmp_path, count: int) -> None:
         for at in range(count):
             shutil.copytree(SAMPLES / CPU, tmp_path / f"{at}" / "renamed")
+            # A copy of a dump is that dump.
+            manifest = tmp_path / f"{at}" / "renamed" / "manifest.json"
+            manifest.write_text(manifest.read_text().replace(CPU, f"{CPU[:-4]}{at:04}"))
 
     def test_pieces(self, cli, tmp_path, monkeypatch):
         monkeypatch.setattr(material, "MAX_PIECES", 2)
@@ -400,6 +447,23 @@ class TestFarTooMuch:
         code, _, document = rules(cli, path)
         assert code == 4
         assert "and the zips before it unpack to more than 10 bytes" in document["message"]
+
+    @pytest.mark.parametrize("pids", ["of one", "of each", "overlapping"])
+    def test_a_thousand_readings_that_name_processes(self, pids):
+        def hostile(at: int) -> Reading:
+            named = {"of one": (7,), "of each": (at,), "overlapping": tuple(range(at, at + 200))}[pids]
+            command = ("sglang", "serve", *(word for number in range(40) for word in (f"--o-{number}", "1")))
+            identity = Identity(named, host=f"h{at}" if pids == "of each" else "vm", command=command, folder=f"/b{at}")
+            moment = Moment(1795257270.0 + at, "it started")
+            return Reading(f"/b{at}/collect.json", "collection", "a bundle", identity=identity, moments=(moment,))
+
+        readings = [hostile(at) for at in range(1000)]
+        begin = time.process_time()
+        found = assign_readings([Incident()], readings)
+        # It took 50 to 100 s while what an incident says was gathered anew for each reading.
+        assert time.process_time() - begin < 20
+        assert sum(len(incident.readings) for incident in found) == 1000
+        assert len(found) == (1001 if pids == "of each" else 2)
 
     def test_thousands_of_torn_files_end_in_a_count(self, cli, tmp_path):
         whole = (EVIDENCE / "flight-recorder" / "nccl_trace_rank_0").read_bytes()

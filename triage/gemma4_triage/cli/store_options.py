@@ -1,6 +1,7 @@
 """The options of every verb that reads dumps, and the store that they name."""
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,7 +42,12 @@ def open_store(directory: Path | None) -> "DumpStore":
 
     if directory is not None:
         if not os.path.isdir(directory):
-            raise UsageMistake(f"{directory} is not a directory", "--dir takes the directory that holds the dumps")
+            from gemma4_dumps.unpacked import is_zip
+
+            hint = "--dir takes the directory that holds the dumps"
+            if is_zip(directory):
+                hint = f"to read all that is in it: gemma4-triage diagnose {shlex.quote(str(directory))}"
+            raise UsageMistake(f"{directory} is not a directory", hint)
         return DumpStore(directory)
     # Unset and empty mean the same to a shell user.
     return DumpStore(os.environ.get(DIRECTORY_VARIABLE) or None)

@@ -162,12 +162,25 @@ def read_fields(path: Path, unreadable: list[Unreadable]) -> dict | None:
     return fields
 
 
+def _without_copies(dumps: Iterable[Dump]) -> tuple[Dump, ...]:
+    """Return the dumps, of copies with one and the same manifest the first whose files are what that says."""
+    by_id: dict[str, list[Dump]] = {}
+    for dump in dumps:
+        alike = by_id.setdefault(dump.manifest.dump_id, [])
+        at = next((at for at, other in enumerate(alike) if other.manifest == dump.manifest), None)
+        if at is None:
+            alike.append(dump)
+        elif alike[at].damage and not dump.damage:
+            alike[at] = dump
+    return tuple(dump for alike in by_id.values() for dump in alike)
+
+
 def joined(parts: Iterable[Material]) -> Material:
-    """Return one material of several, each dump once, by its directory."""
+    """Return one material of several, each dump once: neither a directory nor a copy of it counts twice."""
     listed = list(parts)
     dumps = {os.path.realpath(dump.path): dump for part in listed for dump in part.dumps}
     return Material(
-        tuple(dumps.values()),
+        _without_copies(dumps.values()),
         tuple(guards for part in listed for guards in part.guards),
         tuple(ledger for part in listed for ledger in part.ledgers),
         tuple(problem for part in listed for problem in part.unreadable),

@@ -193,6 +193,9 @@ class _Finder:
             left = found - self.evidence.found_logs
             self.evidence.logs = [log for log in self.evidence.logs if log not in left]
         self.evidence.material = joined(self._parts)
+        places = {os.path.realpath(dump.path) for part in self._parts for dump in part.dumps}
+        if copies := len(places) - len(self.evidence.material.dumps):
+            self.evidence.remarks.append(f"left out: {number_of(copies, 'copy', 'copies')} of dumps that are here too")
         self.evidence.not_read = self._budget.skipped
         self.evidence.remarks += [self._budget.remark] if self._budget.remark else []
         return self.evidence

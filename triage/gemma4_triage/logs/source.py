@@ -10,6 +10,8 @@ import codecs
 import gzip
 import importlib.util
 import os
+import re
+import shlex
 import stat
 import sys
 import threading
@@ -29,12 +31,15 @@ PIPE_WAIT_S = 5.0
 
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
+_ZIP = b"PK\x03\x04"
 _ARCHIVES = {
-    b"PK\x03\x04": ("a zip archive", "unzip -p {} FILE | gemma4-triage {} -"),
+    _ZIP: ("a zip archive", "unzip -p {} FILE | gemma4-triage {} -"),
     b"\xfd7zXZ\x00": ("xz-compressed", "xz -dc {} | gemma4-triage {} -"),
     b"BZh": ("bzip2-compressed", "bzip2 -dc {} | gemma4-triage {} -"),
     b"7z\xbc\xaf": ("a 7z archive", "7z e -so {} | gemma4-triage {} -"),
 }
+# Of protocol 2 and later by its first bytes, of protocol 0 by the mark of the container that it holds.
+_PICKLE = re.compile(rb"\x80[\x02-\x05]|\((?:dp|lp|tp)\d+\n")
 _TAR_AT = 257  # where "ustar" stands in a tar archive
 _MOST_NUL = 0.05  # of the bytes of a text; none has more
 _BOMB_BYTES, _BOMB_RATIO = 1 << 30, 500  # real logs shrink to a tenth or a hundredth
@@ -95,9 +100,17 @@ class Source:
         """Refuse what is no text by its first bytes, packed or not."""
         for magic, (kind, command) in _ARCHIVES.items():
             if start.startswith(magic):
-                raise UsageMistake(f"{self.name} is {kind}", f"unpack it: {command.format(self.name, self.verb)}")
+                hint = f"unpack it: {command.format(shlex.quote(self.name), self.verb)}"
+                if magic == _ZIP and self.verb != "profile" and self.name != STDIN:
+                    hint = f"to read all that is in it: gemma4-triage diagnose {shlex.quote(self.name)}"
+                raise UsageMistake(f"{self.name} is {kind}", hint)
+        if _PICKLE.match(start):
+            raise UsageMistake(
+                f"{self.name} is a pickle of no kind that is read, and nothing in it was unpickled",
+                "diagnose reads SGLang's crash snapshots and request dumps, and torch's flight recorder",
+            )
         if start.startswith(b"ustar", _TAR_AT):
-            hint = f"unpack it: tar -xOf {self.name} FILE | gemma4-triage {self.verb} -"
+            hint = f"unpack it: tar -xOf {shlex.quote(self.name)} FILE | gemma4-triage {self.verb} -"
             raise UsageMistake(f"{self.name} is a tar archive", hint)
         if start.count(0) > _MOST_NUL * len(start) and len(start) > 100:
             wanted = "a Chrome trace, as JSON" if self.verb == "profile" else "the server's stdout and stderr, as text"
@@ -141,7 +154,7 @@ class Source:
     def _zstd(self, raw: BinaryIO, stack: ExitStack) -> BinaryIO:
         # In the standard library from Python 3.14 on.
         if importlib.util.find_spec("compression") is None:
-            hint = f"zstd -dk {self.name} unpacks it"
+            hint = f"zstd -dk {shlex.quote(self.name)} unpacks it"
             raise UsageMistake(f"{self.name} is zstd, which this Python cannot read", hint)
         zstd = importlib.import_module("compression.zstd")
         return stack.enter_context(zstd.ZstdFile(raw))

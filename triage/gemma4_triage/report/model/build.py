@@ -74,7 +74,8 @@ def build_report(source: Source, logs: Sequence[LogFacts]) -> Report:
     unreadable = [item for piece in source.pieces for item in piece.material.unreadable]
     if run is None and not incidents and not unreadable and not any(log.schedulers or log.findings for log in read):
         raise NothingChecked(
-            "neither a run, a dump, a guard manifest nor a line of a serving log there",
+            "neither a run, a dump, a guard manifest nor a line of a serving log there"
+            + "".join(f"; {note}" for note in source.notes[:2]),
             "name a run's folder, dumps, or a folder of dumps; --log takes a server's log",
         )
     damaged = [dump for one in diagnosed for dump in one.diagnosis.damaged]
