@@ -22,6 +22,12 @@ START_LISTS = ("start_free_full", "start_released_full", "start_free_swa", "star
 """int64 [runs, 3] each: page ids in the order of the allocator's own lists, as runs."""
 START_MAPPING = "start_mapping"
 """int64 [entries, 2]: full slot and SWA slot, where the mapping leads somewhere."""
+FREES = ("free", "free_segment", "free_full", "free_full_segment")
+"""What gives back full slots, and with them the SWA slots that the mapping has for them; 0.5.23 has four of it."""
+SWA_FREES = ("free_swa", "free_swa_segment")
+"""What gives back SWA slots alone."""
+SEGMENTS = ("free_segment", "free_full_segment", "free_swa_segment")
+"""Those of both that name a run of a row, whose pages are listed in the row's order."""
 MAX_CALLS = 4096
 
 _FARTHEST = 2**62
@@ -56,12 +62,20 @@ Count = Annotated[StrictInt, Field(ge=0, le=_FARTHEST)]
 
 
 class AllocatorCall(Record):
-    """One call: what was asked, what it gave or took, and how many tokens were free in the full and the SWA pool.
+    """One call: what was asked, what it gave or took, and how many tokens were free in both pools before and after it.
 
-    site, step: who asked and in which scheduler step, if the leak ledger was on. returned: False for the last call of a
-    dump that was written before the allocator did anything. full: the slots handed out, None if it gave none; or those
-    given back. swa: what the mapping had for them. left: full and SWA slots that the mapping still joined after a
-    `free_swa`, in the pages that it released; None where nobody looked. lists: after a `restore_state`, as START_LISTS.
+    Attributes:
+        site: Who asked, if the leak ledger was on.
+        step: In which scheduler step, likewise.
+        returned: False for the last call of a dump that was written before the allocator did anything.
+        full: The slots handed out, None if it gave none; or those given back.
+        swa: What the mapping had for them.
+        grouped: What is given back waits for `free_group_end`.
+        settled: Its SWA slots left the mapping with this call. A `free_group_end` that says so names all of the group,
+            with full slot 0 for an SWA slot that went alone.
+        left: Full and SWA slots that the mapping still joined after one of SWA_FREES, in the pages that it released;
+            None where nobody looked.
+        lists: After a `restore_state`, as START_LISTS.
     """
 
     number: Count
@@ -72,7 +86,11 @@ class AllocatorCall(Record):
         "alloc_decode",
         "set_full_to_swa_mapping",
         "free",
+        "free_segment",
+        "free_full",
+        "free_full_segment",
         "free_swa",
+        "free_swa_segment",
         "free_group_begin",
         "free_group_end",
         "restore_state",
@@ -88,6 +106,7 @@ class AllocatorCall(Record):
     full: Runs | None = None
     swa: Runs | None = None
     grouped: StrictBool = False
+    settled: StrictBool = False
     left: tuple[Runs, Runs] | None = None
     lists: tuple[Runs, Runs, Runs, Runs] | None = None
     free_before: tuple[Count, Count]

@@ -20,9 +20,14 @@ from hypothesis.stateful import (
 from gemma4_dumps.store import DumpStore
 from gemma4_runtime.checks.slot_ledger import UNKNOWN
 from gemma4_runtime.probes.swa_allocator_state import books_of, free_lists
+from gemma4_runtime.release.allocators import in_free_group
+from gemma4_runtime.releases import at_least, installed_or_base
 from swa_pools import PROBE, decode, extend, make_allocator
 
-pytestmark = pytest.mark.releases("0.5.13.post1")
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
+SEGMENTS = at_least(installed_or_base(), "0.5.23")
+"""Whether the release frees runs of a row, says where they begin, and frees each side of them apart."""
 
 
 class Lives(RuleBasedStateMachine):
@@ -36,6 +41,9 @@ class Lives(RuleBasedStateMachine):
 
     @initialize()
     def start(self):
+        # SGLang clears pools between steps, when no group is open.
+        if in_free_group(self.allocator):
+            self.allocator.free_group_end()
         self.allocator.clear()
         self.requests, self.nodes, self.grouped = [], [], False
 
@@ -46,9 +54,18 @@ class Lives(RuleBasedStateMachine):
     def room(self, tokens, requests=1):
         return self.allocator.available_size() >= tokens + requests * self.page
 
-    def free(self, slots):
-        if slots:
-            self.allocator.free(torch.tensor(slots, dtype=torch.int32))
+    def free(self, slots, start, gone=0):
+        """Free a run of a row, whose first token is the row's `start`-th; the first `gone` have left the window."""
+        if not SEGMENTS:
+            if slots:
+                self.allocator.free(torch.tensor(slots, dtype=torch.int32))
+            return
+        for part, begin, free in (
+            (slots[:gone], start, self.allocator.free_full_segment if gone else None),
+            (slots[gone:], start + gone, self.allocator.free_segment),
+        ):
+            if part:
+                free(torch.tensor(part, dtype=torch.int32), start_pos=begin)
 
     def shared(self):
         return {id(request["node"]) for request in self.requests}
@@ -68,6 +85,10 @@ class Lives(RuleBasedStateMachine):
         request = self.requests[pick % len(self.requests)]
         if self.room(tokens):
             request["own"] += extend(self.allocator, tokens, self.held(request)).tolist()
+
+    def own_from(self, request):
+        """Return how many tokens of a request's row come before its own."""
+        return len(request["node"]["slots"]) if request["node"] else 0
 
     def held(self, request):
         return (request["node"]["slots"] if request["node"] else []) + request["own"]
@@ -96,7 +117,7 @@ class Lives(RuleBasedStateMachine):
         row = self.held(request) + new
         first_empty_page = -(-held // self.page) * self.page
         request["own"] += new[: min(kept, drafts)]
-        self.free(row[first_empty_page:])
+        self.free(row[first_empty_page:], first_empty_page)
 
     @precondition(lambda self: self.requests)
     @rule(pick=st.integers(0, 9), pages=st.integers(1, 4))
@@ -104,7 +125,11 @@ class Lives(RuleBasedStateMachine):
         request = self.requests[pick % len(self.requests)]
         end = min(request["gone"] + pages * self.page, (len(request["own"]) - 1) // self.page * self.page)
         if end > request["gone"]:
-            self.allocator.free_swa(torch.tensor(request["own"][request["gone"] : end], dtype=torch.int32))
+            slots = torch.tensor(request["own"][request["gone"] : end], dtype=torch.int32)
+            if SEGMENTS:
+                self.allocator.free_swa_segment(slots, start_pos=self.own_from(request) + request["gone"])
+            else:
+                self.allocator.free_swa(slots)
             request["gone"] = end
 
     @precondition(lambda self: self.requests)
@@ -117,8 +142,9 @@ class Lives(RuleBasedStateMachine):
                 self.nodes.append({"slots": request["own"][: request["gone"]], "swa": False})
             self.nodes.append({"slots": request["own"][request["gone"] : whole], "swa": True})
         else:
-            self.free(request["own"][:whole])
-        self.free(request["own"][whole:])
+            self.free(request["own"][:whole], self.own_from(request), min(request["gone"], whole))
+        rest = max(request["gone"] - whole, 0)
+        self.free(request["own"][whole:], self.own_from(request) + whole, rest)
 
     @precondition(lambda self: self.nodes)
     @rule(pick=st.integers(0, 9), how=st.sampled_from(["evict", "tombstone", "unified"]))
@@ -131,11 +157,12 @@ class Lives(RuleBasedStateMachine):
         if how == "tombstone" or id(node) in self.shared():
             return
         self.nodes.remove(node)
-        if how == "evict":
+        if how == "evict" and (node["swa"] or not SEGMENTS):
             self.allocator.free(slots)
-        else:
+            return
+        if node["swa"] or not SEGMENTS:
             self.allocator.free_swa(slots)
-            self.allocator.full_attn_allocator.free(slots)
+        (self.allocator.free_full if SEGMENTS else self.allocator.full_attn_allocator.free)(slots)
 
     @rule(pages=st.integers(1, 3))
     def load_back(self, pages):
@@ -154,9 +181,10 @@ class Lives(RuleBasedStateMachine):
             self.allocator.set_full_to_swa_mapping(full, swa)
             self.nodes.append({"slots": full.tolist(), "swa": True})
 
+    @precondition(lambda self: not SEGMENTS)
     @rule(tokens=st.integers(1, 40), pick=st.integers(0, 9))
     def roll_back(self, tokens, pick):
-        """Allocate a draft block, look, and restore."""
+        """Allocate a draft block, look, and restore: 0.5.23 takes no allocation back."""
         held = self.held(self.requests[pick % len(self.requests)]) if self.requests else []
         if self.room(tokens):
             state = self.allocator.backup_state()

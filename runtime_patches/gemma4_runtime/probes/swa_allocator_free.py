@@ -101,13 +101,25 @@ def around_free_group_end(original: Callable[..., Any], allocator: Any) -> Any:
     return result
 
 
-def check_call(books: Books, allocator: Any, full: torch.Tensor, entry: str, keeps_full: bool) -> torch.Tensor:
-    """Report what must not be freed. Returns the SWA peers of `full`, as they are before the call."""
+def check_call(
+    books: Books, allocator: Any, full: torch.Tensor, entry: str, keeps_full: bool, settled: bool = False
+) -> torch.Tensor:
+    """Report what must not be freed. Return the SWA peers of `full`, as they are before the call.
+
+    Args:
+        books: Of the allocator.
+        allocator: A pool pair's.
+        full: Full slots [n].
+        entry: The function that is called.
+        keeps_full: Whether the full slots stay in use.
+        settled: Whether the release settles within a group what is freed, also of SWA slots alone, as calls come in.
+    """
     mapping, (full_upper, swa_upper) = allocator.full_to_swa_index_mapping, uppers(allocator)
     # A slot out of range is what is looked for; it must not index the mapping.
     peers = mapping[full.clamp(0, full_upper - 1)]
-    grouped = entry != "free_swa" and in_free_group(allocator)
-    books.history.begin(allocator, entry, {"grouped": grouped}, full=full, swa=peers)
+    grouped = (settled or not keeps_full) and in_free_group(allocator)
+    told = {"grouped": grouped, "settled": grouped and settled}
+    books.history.begin(allocator, entry, told, full=full, swa=peers)
     violation = check_free(full, peers, books.ledger, full_upper, swa_upper, keeps_full)
     if violation is not None:
         describe = partial(_summary, violation, books, allocator, full, entry)

@@ -64,11 +64,16 @@ def around_free_swa_segment(
 def around_free_group_end(original: Callable[..., Any], allocator: Any) -> Any:
     """Run around `free_group_end()` of a pool pair's allocator."""
     books = books_of(allocator)
-    pending, books.pending = books.pending, []
+    pending = books.pending_of(allocator.free_group)
+    books.pending, books.group = [], None
     named = [full for full, _ in pending if full is not None]
+    if pending:
+        # Slot 0 stands for full slots that stay in use.
+        ended = [(torch.zeros_like(peers) if full is None else full, peers) for full, peers in pending]
+        slots, peers = (torch.cat([one.to(torch.int64) for one in side]) for side in zip(*ended, strict=True))
+        books.history.begin(allocator, "free_group_end", {"settled": True}, full=slots, swa=peers)
     if named:
         full = torch.cat(named)
-        books.history.begin(allocator, "free_group_end", full=full)
         # Each call of the group has been checked; what is left is a slot that two of them named.
         violation = check_repeats(full, allocator.page_size, uppers(allocator)[0])
         if violation is not None:
@@ -76,7 +81,7 @@ def around_free_group_end(original: Callable[..., Any], allocator: Any) -> Any:
             report_slots(allocator, violation, full, torch.zeros_like(full), "free_group_end", lambda: summary)
     with books.call():
         result = original(allocator)
-    if named:
+    if pending:
         books.history.end(allocator)
 
     def update() -> None:
@@ -95,7 +100,7 @@ def _give_back(call: Callable[[], Any], allocator: Any, full: torch.Tensor, entr
     if books.inside or full.numel() == 0:
         return call()
     keeps_full = entry.startswith("free_swa")
-    peers = check_call(books, allocator, full, entry, keeps_full=keeps_full)
+    peers = check_call(books, allocator, full, entry, keeps_full=keeps_full, settled=True)
     with books.call():
         result = call()
     books.history.end(allocator)
@@ -104,7 +109,8 @@ def _give_back(call: Callable[[], Any], allocator: Any, full: torch.Tensor, entr
     ledger = books.ledger
     if in_free_group(allocator):
         # A row's entries may be overwritten before the group ends.
-        books.pending.append((None if keeps_full else full.clone(), peers))
+        books.pending = [*books.pending_of(allocator.free_group), (None if keeps_full else full.clone(), peers)]
+        books.group = allocator.free_group
         books.commit(allocator)
     elif keeps_full:
         books.commit(allocator, lambda: ledger.release_swa(peers))

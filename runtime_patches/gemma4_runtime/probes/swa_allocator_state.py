@@ -63,6 +63,7 @@ class Books:
         history: For the dumps.
         pending: Full slots, None where these stay in use, and SWA slots of a group of frees, for releases that settle
             both when they come in.
+        group: SGLang's own list of the group that `pending` is of: `clear` forgets an open one.
     """
 
     ledger: SlotLedger
@@ -72,6 +73,11 @@ class Books:
     before: tuple[torch.Tensor, ...] | None = None
     history: History = field(default_factory=History)
     pending: list[tuple[torch.Tensor | None, torch.Tensor]] = field(default_factory=list)
+    group: Any = None
+
+    def pending_of(self, group: Any) -> list[tuple[torch.Tensor | None, torch.Tensor]]:
+        """Return what waits for the end of an allocator's group, SGLang's own list."""
+        return self.pending if self.group is group else []
 
     @contextmanager
     def call(self):

@@ -13,9 +13,11 @@ import numpy as np
 
 from gemma4_dumps.allocator_calls import (
     FIRST_CALL,
+    FREES,
     NEED_SORT,
     START_LISTS,
     START_MAPPING,
+    SWA_FREES,
     AllocatorCall,
     allocator_calls,
 )
@@ -307,7 +309,7 @@ def _slots(call: AllocatorCall, budget: int) -> tuple[list[int], list[int]]:
 
 
 def _pages_named(call: AllocatorCall, full: Sequence[int], swa: Sequence[int], page_size: int) -> list[tuple[str, int]]:
-    pages = [("full", slot // page_size) for slot in full] if call.call != "free_swa" else []
+    pages = [("full", slot // page_size) for slot in full] if call.call not in SWA_FREES else []
     pages += [(SWA, slot // page_size) for slot in swa if slot > 0]
     return list(dict.fromkeys(pages))
 
@@ -349,7 +351,7 @@ def _changes(
 def _touch(touched: _Touched, call: AllocatorCall, pages: Sequence[tuple[str, int]]) -> None:
     if call.call.startswith("alloc"):
         touched.handed_out.update(dict.fromkeys(pages, call.number))
-    elif call.call in ("free", "free_swa", "free_group_end"):
+    elif call.call in (*FREES, *SWA_FREES, "free_group_end"):
         touched.given_back.update(dict.fromkeys(pages, call.number))
 
 
@@ -441,8 +443,8 @@ def _agreement(
         return "agrees", f"the state that the calls begin with is {verdict} already, as the dump says of the last call"
     if not pair.known:
         return "cannot be judged", "the state before the calls is not in the dump, so only the calls' own slots were"
-    if verdict == "stale_mapping" and last.call == "free_swa" and last.left is None:
-        return "cannot be judged", "the dump does not say what free_swa left in the mapping"
+    if verdict == "stale_mapping" and last.call in SWA_FREES and last.left is None:
+        return "cannot be judged", f"the dump does not say what {last.call} left in the mapping"
     what = f"the replay finds {', '.join(sorted(at_end))}" if at_end else "in the replay it breaks no invariant"
     return "disagrees", f"the dump says {verdict} of its last call, {calls[-1].number}; {what}"
 

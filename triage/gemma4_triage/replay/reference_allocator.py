@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 
-from gemma4_dumps.allocator_calls import AllocatorCall
+from gemma4_dumps.allocator_calls import SEGMENTS, SWA_FREES, AllocatorCall
 from gemma4_triage.replay.reference_pool import (
     CHANGED_BETWEEN,
     FREE,
@@ -79,14 +79,16 @@ class ReferenceAllocator:
                     found += self._hand_out(call, full, swa) if call.full is not None else self._gave_nothing(call)
             case "set_full_to_swa_mapping":
                 found += self._mapping_write(full, swa)
-            case "free" | "free_group_end":
-                found += self._free(call, full, swa)
-            case "free_swa":
-                found += self._free_swa(call, full, swa)
+            case "free_group_end" if call.settled:
+                found += self._end_group(call, full, swa)
             case "free_group_begin":
                 found += self._dropped_group(full)
             case "restore_state":
                 found += self._restore(call)
+            case name if name in SWA_FREES:
+                found += self._free_swa(call, full, swa)
+            case _:
+                found += self._free(call, full, swa)
         return found
 
     def _changed_between(self, call: AllocatorCall) -> Iterable[Broken]:
@@ -241,9 +243,10 @@ class ReferenceAllocator:
     def _free(self, call: AllocatorCall, full: Sequence[int], swa: Sequence[int]) -> list[Broken]:
         found = self._bad_release(call, full, swa, keeps_full=False)
         if call.grouped or not call.returned:
+            self._settle(call, full)
             return found
-        pages = self.full.give(full)
-        released = self._release_swa(full, swa)
+        pages = self.full.give(full, by_row=call.call in SEGMENTS)
+        released = self._release_swa(call, full, swa)
         return found + self._conserved(call, len(pages), len(released))
 
     def _free_swa(self, call: AllocatorCall, full: Sequence[int], swa: Sequence[int]) -> list[Broken]:
@@ -251,9 +254,36 @@ class ReferenceAllocator:
         if not call.returned:
             return found
         named = {slot // self.page_size for slot, peer in zip(full, swa, strict=True) if peer > 0}
-        released = self._release_swa(full, swa)
+        if call.grouped:
+            self._settle(call, full)
+            return found + self._leftovers(call, named, {peer // self.page_size for peer in swa if peer > 0})
+        released = self._release_swa(call, full, swa)
         found += self._conserved(call, 0, len(released))
         return found + self._leftovers(call, named, set(released))
+
+    def _settle(self, call: AllocatorCall, full: Sequence[int]) -> None:
+        """Take out of the mapping what a call of a group gives back, where the release does so at once."""
+        for slot in full if call.settled and call.returned else ():
+            self._map(slot, 0)
+
+    def _end_group(self, call: AllocatorCall, full: Sequence[int], swa: Sequence[int]) -> list[Broken]:
+        """Give back what the calls of a group have named; each has been judged when it came in."""
+        found, seen = Findings(self.page_size), set()
+        named = [slot for slot in full if slot]
+        for slot in named:
+            if slot in seen:
+                found.add("double_free", FULL, slot, f"two calls of the group named full slot {slot}")
+            seen.add(slot)
+        if not call.returned:
+            return found.broken()
+        peers = [peer for peer in swa if peer > 0]
+        gained = len(self.full.give(named)), len(released := self.swa.give(peers))
+        # In which order a group's pages are listed depends on which of its calls named them.
+        for pool, slots in ((self.full, named), (self.swa, peers)):
+            pool.free = None if slots and not pool.need_sort else pool.free
+        for page in released:
+            self.serves.pop(page, None)
+        return found.broken() + self._conserved(call, *gained)
 
     def _leftovers(self, call: AllocatorCall, named: set[int], released: set[int]) -> list[Broken]:
         """Entries of pages that live on, into SWA pages that this call released. What was looked at decides."""
@@ -267,7 +297,7 @@ class ReferenceAllocator:
             for slot, peer in self.mapping.get(here, {}).items():
                 page = peer // self.page_size
                 if page in released:
-                    text = f"free_swa released SWA page {page}, and full slot {slot} still maps to slot {peer} of it"
+                    text = f"{call.call} released SWA page {page}, and full slot {slot} still maps to slot {peer} of it"
                     found.add("stale_mapping", SWA, peer, text)
         return found.broken()
 
@@ -306,8 +336,8 @@ class ReferenceAllocator:
                 found.add("pool_alias", SWA, peer, text)
         return found.broken()
 
-    def _release_swa(self, full: Sequence[int], swa: Sequence[int]) -> list[int]:
-        pages = self.swa.give([peer for peer in swa if peer > 0])
+    def _release_swa(self, call: AllocatorCall, full: Sequence[int], swa: Sequence[int]) -> list[int]:
+        pages = self.swa.give([peer for peer in swa if peer > 0], by_row=call.call in SEGMENTS)
         for page in pages:
             self.serves.pop(page, None)
         for slot in full:

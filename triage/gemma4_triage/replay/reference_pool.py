@@ -93,9 +93,15 @@ class Pool:
             self.free = None
         self._set(pages, USED)
 
-    def give(self, slots: Sequence[int]) -> list[int]:
-        """Free the pages of these slots. Returns them, in the order in which SGLang lists them."""
-        pages = list(slots) if self.page_size == 1 else sorted({slot // self.page_size for slot in slots})
+    def give(self, slots: Sequence[int], by_row: bool = False) -> list[int]:
+        """Free the pages of these slots, and return them in the order in which SGLang lists them.
+
+        Args:
+            slots: Of this pool.
+            by_row: That of the slots; else pages are listed by number.
+        """
+        named = dict.fromkeys(slot // self.page_size for slot in slots)
+        pages = list(slots) if self.page_size == 1 else list(named) if by_row else sorted(named)
         if self.free is not None and pages:
             if self.page_size == 1:
                 (self.released if self.need_sort else self.free).extend(pages)
