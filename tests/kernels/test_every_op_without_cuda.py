@@ -57,7 +57,7 @@ from triton.compiler import ASTSource
 ROW = {"WIDTH": 2816, "BLOCK": 4096, "EAGER": False}
 TILE = {"WIDTH": 256, "BLOCK": 256, "TILE": 16, "EAGER": True}
 CROSS = ROW | {"GATHERS": True, "HAS_HIDDEN": True, "HAS_NEXT": True, "EARLY": False}
-PRODUCT = {"BLOCK_N": 16, "BLOCK_K": 128, "STAGES": 4, "AHEAD": True, "WHOLE_BLOCKS": True, "NEXT": 0}
+PRODUCT = {"BLOCK_N": 16, "BLOCK_K": 128, "STAGES": 4, "AHEAD": True, "WHOLE_BLOCKS": True}
 ATTENTION = {"GROUP": 4, "ROWS": 16, "BLOCK": 32, "STAGES": 5, "LEAST": 32, "MAX_PARTS": 64}
 HEADS = {"Q_HEADS": 8, "KV_HEADS": 2, "HALF": 128}
 KERNELS = [
@@ -75,7 +75,6 @@ KERNELS = [
     ("small_m_linear", PRODUCT | {"BLOCK_M": 8, "SPLIT": False, "GATE": "halves"}),
     ("small_m_linear", PRODUCT | {"BLOCK_M": 1, "SPLIT": True, "GATE": "halves"}),
     ("small_m_linear", PRODUCT | {"BLOCK_M": 8, "SPLIT": True, "GATE": "factor"}),
-    ("small_m_linear", PRODUCT | {"BLOCK_M": 8, "SPLIT": True, "GATE": "none", "NEXT": 264}),
     ("decode_attention", ATTENTION | {"HEAD_DIM": 256}),
     ("decode_attention", ATTENTION | {"HEAD_DIM": 512}),
     ("routing", {"EXPERTS": 128, "TOP_K": 8, "BLOCK": 128, "TILE": 4, "EAGER": False}),
@@ -85,7 +84,6 @@ TYPES = {"row_ids": "*i64", "router_scale": "*fp32", "weights": "*fp32", "ids": 
          "cos_sin_cache": "*fp32", "partial": "*fp32", "counters": "*i32", "columns": "i32", "depth": "i32",
          "splits": "i32", "kv_heads": "i32", "scaling": "fp32", "extremes": "*fp32", "starts": "*i32",
          "slots": "*i64"}
-TYPES |= {f"next_{n}": "i64" for n in range(3)} | {f"next_{n}_size": "i32" for n in range(3)}
 def before_the_wait(ptx):
     assert ptx.count("griddepcontrol.wait") == ptx.count("griddepcontrol.launch_dependents") == 1
     ahead = ptx.split("griddepcontrol.wait")[0]
@@ -110,7 +108,7 @@ for op, constants in KERNELS:
         ptx = compiled.asm["ptx"]
         vectors = re.findall(r"ld[.]global[.a-zA-Z0-9_:]*[.]v[248][.]b(?:32|64)", ptx)
         print(op, capability, len(vectors) > 0, ".local" in ptx, "redux.sync" in ptx, compiled.metadata.shared > 0,
-              before_the_wait(ptx), ptx.count("cp.async.bulk.prefetch.L2.global") == 3 * (constants.get("NEXT", 0) > 0))
+              before_the_wait(ptx))
 """
 
 
@@ -118,9 +116,8 @@ for op, constants in KERNELS:
 def test_each_compiles_for_hopper_and_blackwell_with_vector_loads_and_without_local_memory(tmp_path):
     out = run(COMPILE, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     lines = [line.split() for line in out.splitlines()]
-    assert len(lines) == 36
-    for op, capability, vectors, local, redux, shared, ahead, fetches in lines:
-        assert fetches == "True", op
+    assert len(lines) == 34
+    for op, capability, vectors, local, redux, shared, ahead in lines:
         loads, stores = map(int, ahead.split("+"))
         # Weights and lists only, of which gelu_tanh_mul has none.
         assert stores == 0, op

@@ -7,7 +7,7 @@ from kernel_paths import DEVICE, PATHS, cases_here, needs_kernel
 from gemma4_kernels.gelu_tanh_mul.launch import gelu_tanh_mul
 from gemma4_kernels.small_m_linear import spec
 from gemma4_kernels.small_m_linear.launch import any_plan, small_m_geglu, small_m_gelu_mul, small_m_linear
-from gemma4_kernels.small_m_linear.spec import MAX_ROWS, Piece, Plan
+from gemma4_kernels.small_m_linear.spec import MAX_ROWS, Plan
 
 # Triton's interpreter cuts bf16 off instead of rounding it.
 DTYPES = (torch.float32, torch.float16) + ((torch.bfloat16,) if DEVICE == "cuda" else ())
@@ -190,33 +190,6 @@ def test_gates_of_no_rows(path):
 
 
 GOOD = draw(2, 32), draw(5, 32)
-
-
-@by_path
-def test_what_is_read_ahead_changes_no_value(path):
-    x, weight, next_weight = draw(3, 64), draw(8, 64, seed=1), draw(64, 64, seed=2)
-    pieces = [Piece(next_weight, 0, 4096), Piece(next_weight, 8192, 8192)]
-    plain, gate = small_m_linear(x, weight, path=path), draw(3, 8, seed=3)
-    assert torch.equal(small_m_linear(x, weight, path=path, fetch=pieces), plain)
-    assert torch.equal(small_m_geglu(x, weight, path=path, fetch=pieces), small_m_geglu(x, weight, path=path))
-    found = small_m_gelu_mul(x, weight, gate, path=path, fetch=pieces)
-    assert torch.equal(found, small_m_gelu_mul(x, weight, gate, path=path))
-
-
-@pytest.mark.parametrize(
-    ("pieces", "words"),
-    [
-        ([Piece(GOOD[1], 0, 16)] * 4, "fetch has 4 pieces, at most 3"),
-        ([Piece(GOOD[1].T, 0, 16)], "not contiguous"),
-        ([Piece(GOOD[1].to("meta"), 0, 16)], "on meta or not contiguous"),
-        ([Piece(GOOD[1], 8, 16)], "bytes 8 to 24 of a weight of 640"),
-        ([Piece(GOOD[1], 0, 656)], "bytes 0 to 656 of a weight of 640"),
-        ([Piece(GOOD[1], 16, -16)], "bytes 16 to 0 of a weight of 640"),
-    ],
-)
-def test_what_cannot_be_read_ahead_is_refused(pieces, words):
-    with pytest.raises(ValueError, match=words):
-        small_m_linear(*GOOD, fetch=pieces)
 
 
 def test_gates_that_do_not_fit_are_refused():

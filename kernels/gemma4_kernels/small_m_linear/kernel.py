@@ -6,7 +6,7 @@
 import triton
 import triton.language as tl
 
-from gemma4_kernels.early_launch import ask_cache_for, inputs_are_there
+from gemma4_kernels.early_launch import inputs_are_there
 from gemma4_kernels.gelu_tanh_mul.kernel import gelu_tanh
 from gemma4_kernels.number_formats import narrowed, rounded, widened
 
@@ -74,7 +74,7 @@ def store_tile(
     tl.store(outputs, narrowed(made, DTYPE), mask=stored)
 
 
-@triton.jit(do_not_specialize=("rows", "columns", "depth", "splits", "next_0_size", "next_1_size", "next_2_size"))
+@triton.jit(do_not_specialize=("rows", "columns", "depth", "splits"))
 def small_m_linear_kernel(
     x,  # [rows, depth]
     weight,  # [columns, depth], or [2 * columns, depth] with GATE "halves"
@@ -86,16 +86,10 @@ def small_m_linear_kernel(
     weight_stride: tl.int64,
     out_stride: tl.int64,
     factor_stride: tl.int64,
-    next_0: tl.int64,  # addresses of weights that are read next, and bytes of each; unused without NEXT
-    next_1: tl.int64,
-    next_2: tl.int64,
     rows,
     columns,
     depth,
     splits,
-    next_0_size,
-    next_1_size,
-    next_2_size,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -104,7 +98,6 @@ def small_m_linear_kernel(
     AHEAD: tl.constexpr,
     WHOLE_BLOCKS: tl.constexpr,
     GATE: tl.constexpr,
-    NEXT: tl.constexpr,
     EARLY_LAUNCH: tl.constexpr,
 ):
     # Columns of `out` that a program holds.
@@ -137,13 +130,6 @@ def small_m_linear_kernel(
         at = block * BLOCK_K + k
         w = weight_block(weights, at, depth, WHOLE_BLOCKS)
         total = add_block(total, w, inputs, at, row, rows, depth, BLOCK_M, WHOLE_BLOCKS)
-    if NEXT > 0:
-        # Those that start last ask, once their own weights are here: memory would have nothing to do until then.
-        programs = tl.minimum(tl.num_programs(0), NEXT)
-        number = tl.program_id(0) - (tl.num_programs(0) - programs)
-        ask_cache_for(next_0, next_0_size, number, programs)
-        ask_cache_for(next_1, next_1_size, number, programs)
-        ask_cache_for(next_2, next_2_size, number, programs)
     if BLOCK_M == 1:
         total = tl.sum(total, axis=1)[:, None]
     if not SPLIT:

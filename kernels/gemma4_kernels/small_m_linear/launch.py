@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
 
-from gemma4_kernels.launcher import Launcher, can_launch_early
+from gemma4_kernels.launcher import Launcher
 from gemma4_kernels.row_arguments import DTYPES, Path, takes_kernel
 from gemma4_kernels.small_m_linear import reference
-from gemma4_kernels.small_m_linear.spec import MAX_PIECES, MAX_ROWS, Piece, Plan
+from gemma4_kernels.small_m_linear.spec import MAX_ROWS, Plan
 from gemma4_kernels.tickets import MOST, tickets
 
 __all__ = ["any_plan", "small_m_geglu", "small_m_gelu_mul", "small_m_linear"]
 
-_FETCHING_PROGRAMS = 264
-"""Programs at most that ask for what is read next: two for each multiprocessor of a Hopper GPU."""
 Gate = Literal["none", "halves", "factor"]
 
 
@@ -29,7 +26,6 @@ def small_m_linear(
     out: torch.Tensor | None = None,
     path: Path = "auto",
     early: bool = True,
-    fetch: Sequence[Piece] = (),
 ) -> torch.Tensor:
     """Return x @ weight.T.
 
@@ -41,8 +37,6 @@ def small_m_linear(
         path: The kernel or torch; see `takes_kernel`.
         early: Whether it may start before the kernel ahead has ended, on a device that can. Then `weight` must not be
             what that kernel writes.
-        fetch: What the L2 cache is asked to read behind the product's own weights, on a device that can: at most
-            MAX_PIECES. No value depends on it.
 
     Returns:
         [M, N] in x's dtype.
@@ -51,7 +45,7 @@ def small_m_linear(
         ValueError: A shape, dtype, device or stride is not as above, the plan does not fit, or this device cannot run
             the path.
     """
-    return _product(x, weight, plan, out, path, early, "none", None, fetch)
+    return _product(x, weight, plan, out, path, early, "none", None)
 
 
 def small_m_geglu(
@@ -62,7 +56,6 @@ def small_m_geglu(
     out: torch.Tensor | None = None,
     path: Path = "auto",
     early: bool = True,
-    fetch: Sequence[Piece] = (),
 ) -> torch.Tensor:
     """Return gelu_tanh of the first half of x @ weight.T, times the second half, in one launch.
 
@@ -75,7 +68,6 @@ def small_m_geglu(
         out: [M, N] in x's dtype, new if None. It must not overlap x or weight.
         path: The kernel or torch; see `takes_kernel`.
         early: As for `small_m_linear`.
-        fetch: As for `small_m_linear`.
 
     Returns:
         [M, N] in x's dtype.
@@ -83,7 +75,7 @@ def small_m_geglu(
     Raises:
         ValueError: As `small_m_linear` raises it; or the weight has an odd number of rows.
     """
-    return _product(x, weight, plan, out, path, early, "halves", None, fetch)
+    return _product(x, weight, plan, out, path, early, "halves", None)
 
 
 def small_m_gelu_mul(
@@ -95,7 +87,6 @@ def small_m_gelu_mul(
     out: torch.Tensor | None = None,
     path: Path = "auto",
     early: bool = True,
-    fetch: Sequence[Piece] = (),
 ) -> torch.Tensor:
     """Return gelu_tanh(x @ weight.T) * factor, in one launch.
 
@@ -109,7 +100,6 @@ def small_m_gelu_mul(
         out: [M, N] in x's dtype, new if None. It must not overlap x or weight; it may be factor.
         path: The kernel or torch; see `takes_kernel`.
         early: As for `small_m_linear`.
-        fetch: As for `small_m_linear`.
 
     Returns:
         [M, N] in x's dtype.
@@ -117,7 +107,7 @@ def small_m_gelu_mul(
     Raises:
         ValueError: As `small_m_linear` raises it, of factor too.
     """
-    return _product(x, weight, plan, out, path, early, "factor", factor, fetch)
+    return _product(x, weight, plan, out, path, early, "factor", factor)
 
 
 def _product(
@@ -129,10 +119,8 @@ def _product(
     early: bool,
     gate: Gate,
     factor: torch.Tensor | None,
-    fetch: Sequence[Piece],
 ) -> torch.Tensor:
     _refuse(x, weight)
-    _refuse_pieces(fetch, x.device)
     (rows, depth), columns = x.shape, weight.shape[0]
     if gate == "halves":
         if columns % 2:
@@ -161,16 +149,11 @@ def _product(
         partial = torch.empty(size, dtype=torch.float32, device=x.device)
         counters = tickets(x.device)
     factor = out if factor is None else factor
-    addresses, sizes, most = (0,) * MAX_PIECES, (0,) * MAX_PIECES, 0
-    if fetch and x.is_cuda and can_launch_early(x.get_device()):
-        none = (0,) * (MAX_PIECES - len(fetch))
-        addresses = (*(piece.weight.data_ptr() + piece.first for piece in fetch), *none)
-        sizes, most = (*(piece.size for piece in fetch), *none), _FETCHING_PROGRAMS
     _launcher().launch(
         tiles * plan.splits,
         (x, weight, out, factor, partial, counters),
-        (x.stride(0), weight.stride(0), out.stride(0), factor.stride(0), *addresses),
-        (rows, columns, depth, plan.splits, *sizes),
+        (x.stride(0), weight.stride(0), out.stride(0), factor.stride(0)),
+        (rows, columns, depth, plan.splits),
         (
             plan.block_m,
             plan.block_n,
@@ -180,7 +163,6 @@ def _product(
             plan.ahead,
             depth % plan.block_k == 0,
             gate,
-            most,
         ),
         num_warps=plan.num_warps,
         fuse=True,
@@ -214,17 +196,6 @@ def _refuse(x: torch.Tensor, weight: torch.Tensor) -> None:
     for name, tensor in (("x", x), ("weight", weight)):
         if tensor.stride(1) != 1 and tensor.shape[1] > 1:
             raise ValueError(f"{name} has stride {tensor.stride(1)} inside a row, expected 1")
-
-
-def _refuse_pieces(fetch: Sequence[Piece], device: torch.device) -> None:
-    if len(fetch) > MAX_PIECES:
-        raise ValueError(f"fetch has {len(fetch)} pieces, at most {MAX_PIECES} are possible")
-    for weight, first, size in fetch:
-        if weight.device != device or not weight.is_contiguous():
-            raise ValueError(f"a weight to fetch is on {weight.device} or not contiguous, expected {device}")
-        if first % 16 or size % 16 or not 0 <= first <= first + size <= weight.nbytes:
-            have, most = f"bytes {first} to {first + size}", weight.nbytes
-            raise ValueError(f"{have} of a weight of {most} are to be fetched, expected multiples of 16 inside it")
 
 
 def _refuse_plan(plan: Plan, rows: int, depth: int, tiles: int) -> None:

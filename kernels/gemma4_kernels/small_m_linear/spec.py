@@ -6,7 +6,7 @@ same bits each time. Another number of rows may have another plan and so another
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gemma4_kernels.rounding import Tolerance
 
@@ -34,24 +34,6 @@ class Plan(NamedTuple):
     stages: int
     num_warps: int
     ahead: bool
-
-
-class Piece(NamedTuple):
-    """Bytes of a weight that is read soon after a product.
-
-    Args:
-        weight: contiguous.
-        first: The first byte, a multiple of 16.
-        size: Bytes, a multiple of 16.
-    """
-
-    weight: Any
-    first: int
-    size: int
-
-
-MAX_PIECES = 3
-"""Pieces that a product may have fetched."""
 
 
 class Case(NamedTuple):

@@ -23,7 +23,6 @@ from gemma4_runtime.fusion.paths import FUSED, PATHS, REFERENCE
 from gemma4_runtime.optimisations.decode_attention import after_init as after_triton_init
 from gemma4_runtime.optimisations.moe_routing import after_moe_init
 from gemma4_runtime.optimisations.next_norms import after_text_model_init
-from gemma4_runtime.optimisations.weights_ahead import after_text_model_init as plan_weights_ahead
 
 _OURS = (FUSED, REFERENCE)
 
@@ -47,11 +46,8 @@ def attach(ops: Sequence[str], model: torch.nn.Module, backend: Any = None) -> N
     for module in list(model.modules()):
         if isinstance(module, Gemma4MoE) and "routing" in ops:
             after_moe_init(None, module)
-        elif isinstance(module, Gemma4TextModel):
-            if "cross-layer-norm" in ops:
-                after_text_model_init(None, module)
-            if "weights-ahead" in ops:
-                plan_weights_ahead(None, module)
+        elif isinstance(module, Gemma4TextModel) and "cross-layer-norm" in ops:
+            after_text_model_init(None, module)
 
 
 def only(ops: Iterable[str], model: torch.nn.Module) -> None:

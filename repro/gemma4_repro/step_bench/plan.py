@@ -11,22 +11,15 @@ from gemma4_repro.step_bench.model_sizes import SIZES, ModelSize
 from gemma4_runtime.catalog.layer_ops import LAYER_OPS
 
 NONE, SHIPPED, CUBLAS, ATTENTION, ALL = "none", "shipped", "all-cublas", "all-sglang-attention", "all"
-NOT_AHEAD = "all-not-ahead"
-SEVERAL = (CUBLAS, ATTENTION, NOT_AHEAD, ALL)
+SEVERAL = (CUBLAS, ATTENTION, ALL)
+LEFT_OUT = {CUBLAS: "small-m-linear", ATTENTION: "decode-attention"}
 """Arms of several ops, of which one may take another's place."""
-BROUGHT = {patch.id: patch.brings for patch in LAYER_OPS}
-LEFT_OUT = {
-    CUBLAS: ("small-m-linear", "weights-ahead"),
-    ATTENTION: ("decode-attention",),
-    NOT_AHEAD: ("weights-ahead",),
-}
 OPS = tuple(patch.id for patch in LAYER_OPS)
 ARMS = {
     NONE: "the plugin is loaded, none of the ops is in force: every hook passes on to SGLang's own lines",
     SHIPPED: "captured by SGLang before anything of ours was loaded",
     CUBLAS: "all ops in force but small-m-linear: cuBLAS computes every matrix product",
     ATTENTION: "all ops in force but decode-attention: SGLang's own kernels compute the attention",
-    NOT_AHEAD: "all ops in force but weights-ahead: no weights are read before the product that needs them",
     ALL: "all ops in force",
 } | {patch.id: patch.title for patch in LAYER_OPS}
 MODELS = ("26b", "e4b")
@@ -56,8 +49,7 @@ def has(op: str, size: ModelSize, layers: int | None = None) -> bool:
         return size.has_ple
     if op == "q-only-projection":
         return size.shared_layers(size.layers if layers is None else layers) > 0
-    everywhere = ("cross-layer-norm", "qk-norm-rope", "small-m-linear", "decode-attention", "weights-ahead")
-    return op in everywhere or not size.has_experts
+    return op in ("cross-layer-norm", "qk-norm-rope", "small-m-linear", "decode-attention") or not size.has_experts
 
 
 @dataclass(frozen=True)
@@ -87,8 +79,8 @@ class StepPlan:
 
     def ops_of(self, arm: str, model: str) -> tuple[str, ...]:
         """Return the ids that are in force in this arm."""
-        in_force = set(OPS) if arm in SEVERAL else {arm, *BROUGHT.get(arm, ())}
-        in_force.difference_update(LEFT_OUT.get(arm, ()))
+        in_force = set(OPS) if arm in SEVERAL else {arm}
+        in_force.discard(LEFT_OUT.get(arm, ""))
         return tuple(op for op in OPS if op in in_force and has(op, SIZES[model], self.layers))
 
     def layers_of(self, model: str) -> int:

@@ -231,25 +231,4 @@ LAYER_OPS: tuple[Patch, ...] = (
             ),
         ),
     ),
-    Patch(
-        id="weights-ahead",
-        kind=Kind.OPTIMISATION,
-        title="products of 1 to 16 rows have the L2 cache read the weights that follow, while memory would wait",
-        origin="a kernel of this project",
-        upstream="open up to 0.5.23",
-        brings=("small-m-linear",),
-        attachments=(Hook("gemma4.text_model_init", How.AFTER, f"{_AT}.weights_ahead:after_text_model_init"), PATHS),
-        own_paths=("fused",),
-        about=About(
-            why="While norms and attention of a few requests run, memory has next to nothing to do, and the product "
-            "behind them then waits for its weights.",
-            eligibility="Products that small-m-linear takes, on Hopper and later GPUs, ahead of weights that are where "
-            "they were when the model was made.",
-            fallback="The product runs without reading ahead.",
-            proof=(
-                "tests/kernels/test_small_m_linear_gpu.py",
-                "tests/unit/test_weights_ahead.py",
-            ),
-        ),
-    ),
 )

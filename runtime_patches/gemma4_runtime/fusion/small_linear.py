@@ -20,7 +20,6 @@ from gemma4_kernels.small_m_linear.tuned import tables, tuned_plans
 from gemma4_runtime.current import switched_on
 from gemma4_runtime.fusion.eligible import rows_reason, server_reason
 from gemma4_runtime.fusion.paths import PATHS
-from gemma4_runtime.fusion.weights_ahead import pieces_behind
 from gemma4_runtime.release import (
     GeluAndMul,
     Gemma3MLP,
@@ -41,7 +40,7 @@ def product(x: Tensor, weight: Tensor) -> Tensor | None:
     if plan is None:
         return None
     PATHS.took(OP)
-    return small_m_linear(x, weight, plan, fetch=pieces_behind(weight))
+    return small_m_linear(x, weight, plan)
 
 
 def gated_mlp_input(mlp: Any, x: Tensor) -> Tensor | None:
@@ -55,7 +54,7 @@ def gated_mlp_input(mlp: Any, x: Tensor) -> Tensor | None:
     if plan is None:
         return None
     PATHS.took(OP)
-    return small_m_geglu(x, linear.weight, plan, fetch=pieces_behind(linear.weight))
+    return small_m_geglu(x, linear.weight, plan)
 
 
 def gelu_mul(linear: Any, x: Tensor, factor: Tensor) -> Tensor | None:
