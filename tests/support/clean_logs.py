@@ -4,7 +4,11 @@ Each holds something that looks like trouble to a reader of words: settings with
 that are tried again, optional imports, refused requests, clients that go away, servers that are stopped.
 """
 
+import re
+from pathlib import Path
+
 _DAY = "2026-11-24"
+_BESIDE = Path(__file__).parents[1] / "data" / "clean_logs.txt"
 
 
 def _at(second: int, text: str, rank: str = "", fraction: str = "") -> str:
@@ -230,3 +234,13 @@ CLEAN: dict[str, str] = {
         + _serving(80),
     "decode-with-other-words": _serving(extra="spec_verify_calls: 3, #failed-req: 0, #timeout-req: 0, "),
 }  # fmt: skip
+
+
+def _beside() -> dict[str, str]:
+    """Return the logs of clean_logs.txt by their names."""
+    parts = re.split(r"^=== (\S+)\n", _BESIDE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    texts = (text.replace("@start\n", _START).replace("@serving\n", _serving()) for text in parts[1::2])
+    return dict(zip(parts[::2], texts, strict=True))
+
+
+CLEAN |= _beside()

@@ -110,6 +110,7 @@ class TestMatching:
             Signature(words=("of the words",), arguments={"page_size": ">1"}),
             Signature(words=("of the words",), arguments={"page_size": "set"}),
             Signature(words=("of the words",), arguments={"page_size": "64"}),
+            Signature(words=("of the words",), arguments={"page_size": "<64.5"}),
         ],
     )
     def test_every_part_holds(self, signature):
@@ -124,6 +125,7 @@ class TestMatching:
             Signature(frames=("c.py", "a.py")),
             Signature(frames=("b.py:three",)),
             Signature(words=("of the words",), arguments={"page_size": ">64"}),
+            Signature(words=("of the words",), arguments={"page_size": "<0.5"}),
             Signature(words=("of the words",), arguments={"tp_size": "set"}),
         ],
     )

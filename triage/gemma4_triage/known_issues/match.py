@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from gemma4_triage.known_issues.record import Signature
 
 _ABOVE = re.compile(r">(\d+)")
+_BELOW = re.compile(r"<(\d+(?:\.\d+)?)")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _UNSET = ("None", "False", "")
 
 
@@ -58,4 +60,6 @@ def _argument(value: str | None, wanted: str) -> bool:
         return False
     if above := _ABOVE.fullmatch(wanted):
         return value.isdecimal() and int(value) > int(above[1])
+    if below := _BELOW.fullmatch(wanted):
+        return _NUMBER.fullmatch(value) is not None and float(value) < float(below[1])
     return value not in _UNSET if wanted == "set" else value == wanted

@@ -34,7 +34,7 @@ class Signature(_Strict):
         exception: The class's name, without its module.
         words: Parts of the message, letter by letter.
         frames: Frames in the order of the traceback, as "file.py" or "file.py:function"; others may lie between.
-        arguments: Of the start line: a value, "set" for any but None and False, or ">N" for a number above N.
+        arguments: Of the start line: a value, "set" for any but None and False, ">N" or "<N" for more or less than N.
     """
 
     exception: str = ""
@@ -79,7 +79,7 @@ class KnownIssue(_Strict):
     title: Sentence
     topic: Literal[
         "gemma", "gpt-oss", "sliding-window", "speculative", "hicache", "pd", "dp-attention", "lora", "quantised",
-        "vision", "structured-output", "memory", "start-up",
+        "vision", "structured-output", "requests", "memory", "start-up",
     ]  # fmt: skip
     signature: Signature
     cause: Sentence

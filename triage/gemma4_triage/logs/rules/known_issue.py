@@ -32,6 +32,7 @@ _ASIDE = {
     "vision": "take a later release; until then refuse such images before they reach the server.",
     "structured-output": "take a later release, or another --grammar-backend; refuse such schemas before they "
     "reach it.",
+    "requests": "take a later release; until then keep such requests from the server.",
     "memory": "fewer requests at once (--max-running-requests), or a later release.",
     "start-up": "take a later release, with the packages that its pyproject names.",
 }
