@@ -3,7 +3,7 @@
 import pytest
 
 from gemma4_triage.finding import Confidence
-from made_logs import death, decode, found_in, only, stamp, started
+from made_logs import ILLEGAL, death, decode, found_in, only, stamp, started
 
 
 def died(*frames: str, last: str, rank: str = "TP0") -> str:
@@ -36,6 +36,12 @@ JIT = f"{stamp(2, 'TP0')} Try DeepGEMM JIT Compiling for <GEMM_NT_F8F8BF16> N=15
 WATCHDOG = f"{stamp(400, 'TP0')} Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)\n"
 BITMASK = "TypeError: Mismatched type on argument #2 when calling: `fill_next_token_bitmask`. Expected `int`"
 ROUTER_PANIC = "thread 'actix-rt|system:0' panicked at src/router.rs:463:40:\n"
+WORKSPACE = "Buffer overflow when allocating memory in AlignedAllocator. Increase the workspace buffer size."
+PADDING = "The intermediate size required padding, which gated activations do not support"
+SIZES = "The size of tensor a (6144) must match the size of tensor b (3072) at non-singleton dimension 1"
+NONE = "sequence item 0: expected str instance, NoneType found"
+DIED = "Rank 0 scheduler died during initialization (exit code: -11)."
+TRUTH = "Boolean value of Tensor with more than one value is ambiguous"
 LEADS = {
     "HiCache at a server without a prefix cache": (
         [died("managers/scheduler.py get_new_batch", last=f"{LIST[:16]}'ChunkCache' object has no attribute 'evict'")],
@@ -152,6 +158,7 @@ LEADS = {
     "a package that fails as it is imported": (
         [
             died(
+                "<frozen runpy> _run_module_as_main",
                 "/opt/transformers/hub_kernels.py <module>",
                 "/opt/kernels/repos.py __init__",
                 last="ValueError: no revision",
@@ -181,6 +188,62 @@ LEADS = {
             )
         ],
         ("refused-by-check", "--dtype float16"),
+    ),
+    "a workspace that a long prefill does not fit": (
+        [died("/opt/flashinfer/prefill.py plan", last=f"RuntimeError: {WORKSPACE}")],
+        ("kernel-failed", "--chunked-prefill-size"),
+    ),
+    "a memory saver that cannot resume": (
+        ["[torch_memory_saver.cpp] CUresult error  result=1 file=csrc/torch_memory_saver.cpp func=resume line=206\n"],
+        ("kernel-failed", "resume_memory_occupation"),
+    ),
+    "a memory saver that was not preloaded": (
+        [died("/opt/train.py <module>", last="AssertionError: TorchMemorySaver observes invalid LD_PRELOAD.", rank="")],
+        ("start-refused", "LD_PRELOAD"),
+    ),
+    "a checkpoint without a chat template": (
+        [died("/opt/transformers/base.py get_chat_template", last="ValueError: tokenizer.chat_template is not set")],
+        ("chat-template", "-Instruct"),
+    ),
+    "a server without a parser of tools": (
+        [f"{stamp(1)} Error in request: Unsupported tool_call_parser: None\n"],
+        ("answer-parser", "none was set"),
+    ),
+    "a quantised width that ranks leave unpadded": (
+        [started(tp_size=2), died("layers/quantization/modelopt_quant.py pad", last=f"AssertionError: {PADDING}")],
+        ("quantised-kernel", "--tp 1"),
+    ),
+    "a weight of another format": (
+        [died("layers/moe/layer.py _load_w13", last=f"RuntimeError: {SIZES}")],
+        ("weight-names", "6144 against 3072"),
+    ),
+    "an illegal access under drafts and a MoE backend": (
+        [started(speculative_algorithm="EAGLE", moe_runner_backend="flashinfer_trtllm"), decode(1), death(2, ILLEGAL)],
+        ("illegal-access", "--speculative-moe-runner-backend triton"),
+    ),
+    "a GPU of AMD's that a build leaves out": (
+        [died("layers/quantization/gptq.py process", last="RuntimeError: HIP error: invalid device function")],
+        ("no-kernel-image", "no kernel for this GPU"),
+    ),
+    "an assertion on a GPU of AMD's": (
+        ["Queue aborting with error : HSA_STATUS_ERROR_EXCEPTION\nKernel Name: _assert_async_cuda_kernel\n"],
+        ("device-fault", "--enable-nan-detection"),
+    ),
+    "a request that the detokenizer forgot": (
+        [died("managers/detokenizer_manager.py event_loop", last="KeyError: '6fa7b3aa'", rank="")],
+        ("token-outside-vocabulary", "SGLANG_DETOKENIZER_MAX_STATES"),
+    ),
+    "a tokenizer whose code does not fit": (
+        [died("managers/detokenizer_manager.py run", "/x/tok.py convert_tokens_to_string", last=f"TypeError: {NONE}")],
+        ("token-outside-vocabulary", "transformers"),
+    ),
+    "a scheduler that a signal ended": (
+        [died("entrypoints/engine.py _wait_for_scheduler_ready", last=f"RuntimeError: {DIED}", rank="")],
+        ("other-crash", "segmentation fault"),
+    ),
+    "a tensor where a value was meant": (
+        [decode(1), died("managers/tokenizer_manager.py f", last=f"RuntimeError: {TRUTH}", rank="")],
+        ("other-crash", "a defect of this build"),
     ),
     "a watchdog without py-spy": (
         [decode(1), f"{stamp(400)} Pyspy failed to dump PID 9. Error: py-spy: command not found\n", WATCHDOG],

@@ -33,7 +33,8 @@ _HARD = {
     "nan": rb"contains either `inf`, `nan`|[Nn][Aa][Nn] in the (?:logits|probs)|[Dd]etected (?:NaN|nan|inf)\b|"
     rb"\b(?:NaN|nan|inf) (?:values? )?(?:was |were )?(?:detected|found|happened)|"
     rb"logits (?:are|is|became|contain) (?:all )?(?:NaN|nan|inf)",
-    "device": rb"CUDA error: |CUDA_ERROR_\w|cudaError[A-Z]|(?:CUBLAS|CUDNN|CUSPARSE)_STATUS_(?!SUCCESS)|NVRM: Xid|"
+    "device": rb"CUDA error: |CUresult error|"
+    rb"CUDA_ERROR_\w|cudaError[A-Z]|(?:CUBLAS|CUDNN|CUSPARSE)_STATUS_(?!SUCCESS)|NVRM: Xid|"
     rb"Memory access fault by GPU|HIP error: |HSA_STATUS_ERROR|fallen off the bus|[Uu]ncorrectable ECC",
     "no-memory": rb"\b[Oo]ut [Oo]f [Mm]emory\b|OutOfMemoryError|Cannot allocate memory|No space left on device|"
     rb"insufficient shared memory",
@@ -121,7 +122,7 @@ _SURVIVED = re.compile(
     rb"(?i)\bretry|\bretries|\bignor|fall(?:ing|s)?[ -]?back|\bskip|\boptional|\bwarn|not fatal|non-fatal|harmless|"
     rb"will (?:use|try|continue)|\binstead\b|continu(?:e|ing)\b|using (?:the )?default|"
     rb"\bkeep(?:ing|s)?\b|\bdefaulting\b|\bpreserving\b|\bleaving\b|\boverriding\b|\bstays?\b|\bdisabl(?:ed|ing)\b|"
-    rb"[;,] using\b|import failed|\bderegister|\bunlink|clean(?:er| ?up)\b|peer gone|\bmetrics\b|"
+    rb"[;,] using\b|import failed|\bderegister|\bunlink|clean(?:er| ?up)\b|peer gone|"
     rb"(?:fail(?:ed|ures?)|errors?)\b[\w ]{0,20}[:=]\s*0(?:\.0+)?\s*$|"
     rb"\bfixing\b|\bremoved\b|successfully|manually|"
     rb"failed to import|validation|exceeds the maximum|abort(?:ing|ed)? (?:the |by Abort)?req(?:uests?)?\b"

@@ -48,6 +48,7 @@ MARKS = (
     (b"Try DeepGEMM JIT Compiling", "busy"),
     (b"[EPLBManager] rebalance end", "busy_no_more"),
     (b"Finished loading JIT ops", "busy_no_more"),
+    (b"_assert_async", "device_assert"),
     (b"Pyspy failed to dump", "no_pyspy"),
     (b"errors detected in the compilation", "compiler"),
     (b" fatal error: ", "compiler"),

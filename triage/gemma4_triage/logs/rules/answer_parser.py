@@ -32,6 +32,22 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     many = [over(facts, "such lines", alarm.count, "answers that were not parsed")] if alarm and alarm.count > 1 else []
     if (harmony := _harmony(facts, death)) is not None:
         return harmony
+    if (unset := _NOT_SET.search(death.message)) is not None:
+        named = "none was set" if unset[1] in ("None", None) else f"{unset[1]} is none that this release knows"
+        return Finding(
+            rule=RULE.id,
+            cause=f"A request with tools came to a server without a parser for them: {named}. Only such requests fail.",
+            confidence=Confidence.LIKELY,
+            evidence=(
+                *of_failure(facts, death, "what the server said"),
+                *of_settings(facts, "tool_call_parser", "model_path"),
+            ),
+            ruled_out_if=("the start line has a --tool-call-parser of the model's",),
+            advice=(
+                "start with the model's own --tool-call-parser (gemma4, gpt-oss, qwen3_coder, ...; launch_server "
+                "--help lists them), or leave tools out of the requests",
+            ),
+        )
     return Finding(
         rule=RULE.id,
         cause="A parser could not read what the model wrote, so calls or thoughts are lost or stand in the "
@@ -51,6 +67,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "an answer that max_tokens cuts, or a chat template of another model, breaks the format too",
         ),
     )
+
+
+_NOT_SET = re.compile(r"Unsupported tool_call_parser(?:: (\S+))?")
 
 
 def _harmony(facts: LogFacts, death: Death) -> Finding | None:
@@ -86,5 +105,13 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     yield from found
 
 
-_OF_DEATH = of_death("answer-parser", "a parser could not read an answer", says(_WORDS), _tell)
-RULE = replace(_OF_DEATH, find=_find, alarms=frozenset({"parser", "answered-500"}))
+def _explains(death: Death) -> bool:
+    return says(_WORDS)(death) or says(_NOT_SET)(death)
+
+
+_OF_DEATH = of_death("answer-parser", "a parser could not read an answer", _explains, _tell)
+RULE = replace(
+    _OF_DEATH,
+    find=_find,
+    alarms=frozenset({"parser", "answered-500"}),
+)

@@ -14,6 +14,7 @@ _LACKS = re.compile(
     r"(?i)chat[_ ]template .{0,200}(?:is not a built-in|not found|does not exist)|no chat template|"
     r"chat_template is not set|does not have a chat template"
 )
+_NONE = re.compile(r"(?i)chat_template is not set|does not have a chat template|no chat template")
 _RENDERS = re.compile(
     r"(?:jinja2\.|\b)(?:exceptions\.)?(?:TemplateError|UndefinedError|TemplateSyntaxError|TemplateRuntimeError)\b|"
     r"Object of type Undefined is not JSON serializable|roles must alternate|Failed to render chat template"
@@ -27,7 +28,16 @@ def _explains(death: Death) -> bool:
 
 
 def _tell(facts: LogFacts, death: Death) -> Finding:
-    if _LACKS.search(death.message):
+    if _NONE.search(death.message):
+        cause = (
+            "The checkpoint has no chat template, and none was given: it is no chat model, or its tokenizer's files "
+        )
+        cause += "are older than it. Only chat requests fail."
+        advice = (
+            "serve the instruction-tuned checkpoint (-it, -Instruct), or give --chat-template",
+            "requests to /v1/completions or /generate need no template",
+        )
+    elif _LACKS.search(death.message):
         cause = (
             "The chat template that was asked for is not there: neither a file that the server sees nor a built-in one."
         )

@@ -28,6 +28,8 @@ _WORK = re.compile(r"SeqNum=(\d+), OpType=(\w+)")
 
 def _explains(death: Death) -> bool:
     said = f"{death.type_name}: {death.message}"
+    if "EADDRINUSE" in said:
+        return False
     return bool(_NCCL.search(said)) and any(words.search(said) for words in (_TIMEOUT, _GONE, _BEGIN))
 
 

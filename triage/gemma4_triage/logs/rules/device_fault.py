@@ -6,7 +6,7 @@ import re
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import of_death, of_failure
+from gemma4_triage.logs.rule import of_death, of_failure, remarked
 
 _XID = re.compile(r"Xid(?: \([^)]*\))?: ?(\d+)")
 _HARDWARE = re.compile(
@@ -22,6 +22,8 @@ _PROGRAM = {"13", "31", "32", "43", "45", "69"}
 
 
 def _explains(death: Death) -> bool:
+    if "invalid device function" in death.message:
+        return False
     return bool(_XID.search(death.message) or _HARDWARE.search(death.message) or _ROCM.search(death.message))
 
 
@@ -38,6 +40,23 @@ def _of_rocm(facts: LogFacts, death: Death) -> Finding:
                 "until then --disable-custom-all-reduce, SGLANG_USE_AITER_AR=0 or --disable-cuda-graph",
             ),
             upstream=("SGLang 24011",),
+        )
+    if "device_assert" in facts.remarks:
+        return Finding(
+            rule=RULE.id,
+            cause="An assertion in a kernel ended the process on an AMD GPU; PyTorch's own one is that of sampling, "
+            "that probabilities are finite and not negative.",
+            confidence=Confidence.POSSIBLE,
+            evidence=(
+                *of_failure(facts, death, "what ROCm reported"),
+                *remarked(facts, "device_assert", "the kernel that asserted"),
+            ),
+            ruled_out_if=("--enable-nan-detection reports nothing before the same end",),
+            advice=(
+                "--enable-nan-detection names the step; then once with --kv-cache-dtype auto, once with "
+                "--attention-backend triton, once with SGLANG_USE_AITER=0",
+                "once with --disable-custom-all-reduce",
+            ),
         )
     frames = [frame for alarm in facts.alarms if alarm.kind == "signalled" for frame in alarm.more if ".py:" in frame]
     reduces = next((frame for frame in frames if "all_reduce" in frame), "")

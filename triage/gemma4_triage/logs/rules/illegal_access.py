@@ -7,9 +7,12 @@ hands out ids beyond it, which is when the SWA pool is nearly used up.
 
 from __future__ import annotations
 
+import re
+
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import at, exception_text, of_death, on_rank, over, usage_text
+from gemma4_triage.logs.suspects import of_files
 
 SWA_PRESSED_AT = 0.8
 _SENTENCES = (
@@ -83,10 +86,38 @@ def _of_anything(facts: LogFacts, death: Death) -> Finding:
         rule=RULE.id,
         cause="A kernel left its buffer. The log does not say which: such an error is noticed after the kernel.",
         confidence=Confidence.POSSIBLE,
-        evidence=_evidence(facts, death),
+        evidence=(*_evidence(facts, death), *_settings(facts)),
         ruled_out_if=("the probes trap nothing before the same crash",),
+        advice=_apart(facts, death),
         next_commands=(_SERVE,),
     )
+
+
+def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
+    """Return what to change, one at a time: what the server has switched on, then the backends of its frames."""
+    asked = facts.settings
+    moe = asked.get("moe_runner_backend", "auto")
+    experts = moe not in ("auto", "None", "triton")
+    drafts = asked.get("speculative_algorithm", "None") != "None" or any(map(_DRAFTS.match, death.frames))
+    part = of_files(death.frames[-_INNER:])
+    found = []
+    if drafts:
+        found.append("once without --speculative-algorithm: if it then serves, a draft's step is at fault")
+    if drafts and experts:
+        found.append("once with --speculative-moe-runner-backend triton: the draft's layers are of another type")
+    if experts:
+        found.append(f"once with another --moe-runner-backend than {moe}")
+    if asked.get("enable_hierarchical_cache") == "True":
+        found.append("once without --enable-hierarchical-cache")
+    if part is not None and (drafts is False or part.id != "drafts"):
+        found.append(f"once without {part.without}")
+    if asked.get("disable_cuda_graph") != "True" and (part is None or part.id != "cuda-graphs"):
+        found.append("once with --disable-cuda-graph and CUDA_LAUNCH_BLOCKING=1: the traceback then names the kernel")
+    return tuple(dict.fromkeys(found))
+
+
+_DRAFTS = re.compile(r"\w*(?:eagle|mtp|ngram|draft|nextn|spec_)\w*\.py:")
+_INNER = 5  # frames
 
 
 def _evidence(facts: LogFacts, death: Death) -> tuple[Evidence, ...]:

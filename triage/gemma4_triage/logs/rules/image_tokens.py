@@ -63,6 +63,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "a prompt near the context length is cut: shorten it, or raise --context-length",
         ),
         next_commands=("gemma4-triage doctor",),
+        upstream=("SGLang 40797",) if "Insufficient multimodal" in death.message else (),
     )
 
 

@@ -23,6 +23,21 @@ _WORDINGS = (
         "another --dtype or backend of the quantised GEMM; the frame names the layer",
     ),
     Wording(
+        re.compile(r"AlignedAllocator|[Ii]ncrease the workspace buffer size"),
+        "FlashInfer's workspace is too small for the plan of this batch: its prefill is too long at once. The GPU's "
+        "memory is not full.",
+        "a --chunked-prefill-size (not -1) that cuts long prompts; SGLANG_FLASHINFER_WORKSPACE_SIZE in bytes, above "
+        "what the line asked for; or --attention-backend triton",
+        confidence=Confidence.LIKELY,
+    ),
+    Wording(
+        re.compile(r"\[torch_memory_saver\.cpp\].{0,80}error"),
+        "The memory saver could not give or take back GPU memory behind addresses that stay: on a resume mostly since "
+        "somebody else, such as the trainer, took it meanwhile.",
+        "release the trainer's memory before resume_memory_occupation (nvidia-smi then), a lower "
+        "--mem-fraction-static; one engine per process that preloads the saver; its release as SGLang pins it",
+    ),
+    Wording(
         re.compile(
             r"misaligned address|unspecified launch failure|CUBLAS_STATUS_EXECUTION_FAILED|illegal instruction|"
             r"CUDA_EXCEPTION"

@@ -10,7 +10,8 @@ from gemma4_triage.logs.rule import of_death, of_failure, remarked, says
 
 WORDS = re.compile(
     r"(?i)no (?:CUDA )?kernel image (?:is )?available|sm_?\d+ is not compatible with the current PyTorch|"
-    r"cudaErrorNoKernelImageForDevice|is for sm_?\d+(?:-sm_?\d+)?, but was built for sm_?\d+"
+    r"cudaErrorNoKernelImageForDevice|(?:CUDA|HIP) error: invalid device function|"
+    r"is for sm_?\d+(?:-sm_?\d+)?, but was built for sm_?\d+"
 )
 _OLD, _NEW = 80, 120  # compute capability: the least that SGLang's kernels are built for, and consumer Blackwell
 _CAPABILITY = re.compile(r"(?i)(?:\bsm_?|compute capability[: ]*)(\d+)\.?(\d)?\b")

@@ -40,6 +40,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
         code = _of_the_code(death) if first else ""
         if waited:
             code = "another process, which it had started and waited for, ended before it was ready"
+            code += _of_the_signal(death)
         yield Finding(
             rule=ID,
             cause=f"A process died of {death.type_name or 'an error'}{on_rank(death.rank)}"
@@ -68,6 +69,17 @@ _GONE = re.compile(
     r"(?i)(?:server|engine|worker|scheduler)s?(?: process\w*)? "
     r"(?:terminated|exited|died|failed|is not (?:healthy|ready))|Initialization failed|failed to start"
 )
+
+
+_CODE = re.compile(r"exit code:? ?\(?(-\d+)\b")
+_SIGNALS = {"-9": "SIGKILL: memory of the host", "-11": "a segmentation fault", "-6": "an abort", "-7": "a bus error"}
+_SIGNALS |= {"-4": "an illegal instruction: a build for another CPU"}
+
+
+def _of_the_signal(death: Death) -> str:
+    """Return which signal ended the process that was waited for; "" if the message names none."""
+    code = _CODE.search(death.message)
+    return f", of signal {code[1][1:]} ({_SIGNALS[code[1]]})" if code and code[1] in _SIGNALS else ""
 
 
 def _only_waited(death: Death) -> bool:
@@ -103,9 +115,12 @@ def _of_the_code(death: Death) -> str:
         )
     if death.type_name == "AttributeError" and (found := _ATTRIBUTE.search(death.message)) and found[1] != "NoneType":
         return f"{found[1]} has no {found[2]} in this build: a defect of its code, or two packages that do not fit"
+    if "Boolean value of Tensor" in death.message or "can only concatenate" in death.message:
+        return "its code takes a value of another type than it was given: a defect of this build"
     if death.type_name == "NotImplementedError":
         return "this build has no code for that case"
-    if any(map(_IMPORTS.match, death.frames[-3:])):
+    # The outermost <module> is the program itself.
+    if any(map(_IMPORTS.match, death.frames[1:][-3:])):
         return "a package failed as it was imported: two that do not fit each other, or one that is not whole"
     return ""
 

@@ -50,6 +50,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
             ),
         ),
         next_commands=("gemma4-triage audit --live", "gemma4-triage audit latest"),
+        upstream=("SGLang 11970",) if any("max_total_num_tokens=" in leak.text for leak in facts.leaks) else (),
     )
 
 

@@ -16,8 +16,10 @@ _QUANTISED = re.compile(
 _TOO_OLD = re.compile(r"(?i)min(?:imum)? capability: ?(\d+)\.? current capability: ?(\d+)")
 OF_A_SPLIT = re.compile(r"not divisible by weight quantization block_[nk]")
 _ALIGNED = re.compile(r"(?i)multiple of \d+|must be (?:a )?(?:multiple|divisible)|alignment|not divisible")
+_NEEDS_PADDING = re.compile(r"(?i)padding|padded|intermediate[_ ]size")
 _TOWER = re.compile(r"(?:\w*_)?(?:vision|vit|siglip|clip|audio)\w*\.py:")
 _INNER = 6  # frames
+_QUOTED = 120  # characters
 
 
 _CREATES = re.compile(r".* (?:create_weights|get_quant_method|process_weights_after_loading|create_moe_runner)$")
@@ -36,7 +38,7 @@ def _explains(death: Death) -> bool:
     if death.type_name not in ("AssertionError", "IndexError", "RuntimeError", "ValueError", "NotImplementedError"):
         return False
     said = f"{death.type_name}: {death.message}"
-    if "CUDA error" in said or "out of memory" in said or "Quantization method" in said:
+    if "CUDA error" in said or "HIP error" in said or "out of memory" in said or "Quantization method" in said:
         return False
     # A width that ranks divide below a block is told as that.
     if OF_A_SPLIT.search(said):
@@ -49,7 +51,9 @@ def _explains(death: Death) -> bool:
 def _tell(facts: LogFacts, death: Death) -> Finding:
     tower = next((frame for frame in reversed(death.frames) if _TOWER.match(frame)), "")
     ranks = facts.settings.get("tp_size", "1")
-    aligned = _ALIGNED.search(death.message) is not None
+    aligned = _ALIGNED.search(death.message) is not None or (
+        ranks not in ("1", "None") and _NEEDS_PADDING.search(death.message) is not None
+    )
     wrong_flag = quantised_on_load(facts)
     backend = facts.settings.get("moe_runner_backend", "auto")
     advice: tuple[str, ...]
@@ -84,7 +88,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "or serve it in bfloat16, or take a release that leaves the tower out of --quantization",
         )
     else:
-        cause = "The kernel of a quantised layer does not take this model's shapes, or not on this GPU."
+        said = " ".join(death.message.split())
+        cause = "The kernel of a quantised layer does not take this model's shapes, or not on this GPU"
+        cause += f"; it says: {said[:_QUOTED]}." if said else "."
         advice = (
             f"another --moe-runner-backend than {backend}, if it is a MoE layer; else another --fp4-gemm-backend or "
             "--fp8-gemm-runner-backend"

@@ -68,6 +68,12 @@ _WORDINGS = (
         confidence=Confidence.LIKELY,
     ),
     Wording(
+        re.compile(r"TorchMemorySaver observes invalid LD_PRELOAD"),
+        "The memory saver works in a process only that was started with its library preloaded, and this one was not.",
+        "set LD_PRELOAD to the library that the line names where the process is started, or start it through "
+        "torch_memory_saver's configure_subprocess; or without --enable-memory-saver",
+    ),
+    Wording(
         re.compile(r"res=<Response \[(?:502|504|407)\]>"),
         "The server's own first request was answered by something else than the server, such as an HTTP proxy.",
         "unset http_proxy and https_proxy, or no_proxy=localhost,127.0.0.1,0.0.0.0; --skip-server-warmup passes it by",

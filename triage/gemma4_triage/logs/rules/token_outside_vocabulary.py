@@ -1,10 +1,13 @@
-"""A token id that no vocabulary has reached the detokenizer."""
+"""An answer that cannot be text: an id that no vocabulary has, a forgotten request, a tokenizer that does not fit."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 
-from gemma4_triage.finding import Confidence
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import Wording, of_wordings
 
 _WORDINGS = (
@@ -18,8 +21,26 @@ _WORDINGS = (
         "once with --enable-nan-detection: NaN logits are the usual source",
     ),
 )
+_DETOKENIZES = re.compile(r"detokenizer_manager\.py:")
+_TEXT = (
+    Wording(
+        re.compile(r"^KeyError"),
+        "The detokenizer had forgotten a request: more ran at once than it keeps states of, or one ended there twice.",
+        "SGLANG_DETOKENIZER_MAX_STATES above the requests in flight, or a lower --max-running-requests; then a later "
+        "release",
+        frames=_DETOKENIZES,
+    ),
+    Wording(
+        re.compile(r"^(?:TypeError|UnicodeDecodeError|AttributeError|IndexError)"),
+        "The tokenizer's code could not turn token ids into text: its class, often one that comes with the checkpoint, "
+        "does not fit the installed transformers, or ids beyond its vocabulary were sampled.",
+        "the transformers that SGLang pins, and the checkpoint's newest tokenizer files; once with --tokenizer-mode "
+        "auto; once without --trust-remote-code if the model is built in",
+        frames=re.compile(r".* (?:\w*decode\w*|convert_tokens_to_string|convert_ids_to_tokens)$"),
+    ),
+)
 
-RULE = of_wordings(
+_OUTSIDE = of_wordings(
     "token-outside-vocabulary",
     "a token id that no vocabulary has",
     _WORDINGS,
@@ -29,3 +50,20 @@ RULE = of_wordings(
     next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",),
     advice=("once without drafts, once with --disable-overlap-schedule: a value that is read before it is written",),
 )
+_DETOKENIZER = of_wordings(
+    "token-outside-vocabulary", "answers could not be turned into text", _TEXT, Confidence.LIKELY
+)
+
+
+def _explains(death: Death) -> bool:
+    return _OUTSIDE.explains(death) or (any(map(_DETOKENIZES.match, death.frames)) and _DETOKENIZER.explains(death))
+
+
+def _find(facts: LogFacts) -> Iterator[Finding]:
+    found = list(_OUTSIDE.find(facts))
+    if not found and any(map(_explains, facts.deaths)):
+        found = list(_DETOKENIZER.find(facts))
+    yield from found
+
+
+RULE = replace(_OUTSIDE, find=_find, explains=_explains)

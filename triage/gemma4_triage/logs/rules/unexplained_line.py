@@ -215,7 +215,7 @@ _NATIVE = (
 def _in_native_code(lead: Alarm) -> str:
     """Return what to do about a crash in native code by the Python frame that led there; "" if none is known."""
     frames = [frame for frame in lead.more if ".py:" in frame] if lead.kind == "signalled" else []
-    return next((look for frame in frames for files, look in _NATIVE if files.match(frame)), "")
+    return next((look for files, look in _NATIVE if any(map(files.match, frames))), "")
 
 
 _HEARTBEAT = re.compile(r"tic start time: (\d\d):(\d\d):(\d\d)\. last_heartbeat time: (\d\d):(\d\d):(\d\d)")

@@ -18,9 +18,12 @@ _CONFLICT = re.compile(
     r"quantization method .{0,60}is not supported|Cannot find the config file for \w+"
 )
 _SHAPE = re.compile(
-    r"(?i)size mismatch for|param.{0,40}shape.{0,40}loaded_weight|loaded_weight.shape|loaded weight .{0,60}shape"
+    r"(?i)size mismatch for|param.{0,40}shape.{0,40}loaded_weight|loaded_weight.shape|loaded weight .{0,60}shape|"
+    r"size of tensor a \(\d+\) must match the size of tensor b"
 )
-_LOADS = re.compile(r".*\b(?:load_weights|weight_loader|default_weight_loader|load_column_parallel_weight)\w*$")
+_LOADS = re.compile(
+    r".*\b(?:load_weights|weight_loader|_load_w\d+\w*|_load_\w*weight\w*|default_weight_loader|load_column_parallel_weight)\w*$"
+)
 
 
 _TIED = "a later release, which passes that weight over; or a copy whose config.json says tie_word_embeddings false"
@@ -39,6 +42,9 @@ def _explains(death: Death) -> bool:
     )
 
 
+_SIZES = re.compile(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
+
+
 def _tell(facts: LogFacts, death: Death) -> Finding:
     conflict = _CONFLICT.search(f"{death.type_name}: {death.message}")
     name = _NAME.search(death.message)
@@ -52,7 +58,13 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             f"The checkpoint has a weight {name[0].strip(chr(39))} that the model class of this release does not know."
         )
     else:
-        cause = "A weight of the checkpoint does not fit its place in the model class of this release."
+        cause = "A weight of the checkpoint does not fit its place in the model class of this release"
+        sizes = _SIZES.search(death.message)
+        cause += (
+            f": {sizes[1]} against {sizes[2]}, as a packed format gives, or layers of several formats."
+            if sizes
+            else "."
+        )
     return Finding(
         rule=RULE.id,
         cause=cause,
