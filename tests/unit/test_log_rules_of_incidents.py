@@ -41,6 +41,8 @@ PADDING = "The intermediate size required padding, which gated activations do no
 SIZES = "The size of tensor a (6144) must match the size of tensor b (3072) at non-singleton dimension 1"
 NONE = "sequence item 0: expected str instance, NoneType found"
 DIED = "Rank 0 scheduler died during initialization (exit code: -11)."
+RESET = "('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer'))"
+IMA = "Triton Error [CUDA]: an illegal memory access was encountered"
 TRUTH = "Boolean value of Tensor with more than one value is ambiguous"
 LEADS = {
     "HiCache at a server without a prefix cache": (
@@ -244,6 +246,37 @@ LEADS = {
     "a tensor where a value was meant": (
         [decode(1), died("managers/tokenizer_manager.py f", last=f"RuntimeError: {TRUTH}", rank="")],
         ("other-crash", "a defect of this build"),
+    ),
+    "a download that broke off": (
+        [died("/opt/huggingface_hub/file_download.py http_get", last=f"requests.exceptions.ConnectionError: {RESET}")],
+        ("weights-missing", "HF_HUB_OFFLINE=1"),
+    ),
+    "a proxy before the server": (
+        [died("/opt/requests/models.py json", last="requests.exceptions.JSONDecodeError: Expecting value", rank="")],
+        ("start-refused", "no_proxy"),
+    ),
+    "a library of CUDA that fails inside": (
+        [death(1, "RuntimeError: CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling `cublasGemmEx( handle )`")],
+        ("kernel-failed", "CUDA_LAUNCH_BLOCKING=1"),
+    ),
+    "an illegal access in a kernel of LoRA": (
+        [
+            decode(1),
+            died("lora/backend/triton_backend.py run", "lora/sgemm_lora_a.py fwd", last=f"RuntimeError: {IMA}"),
+        ],
+        ("illegal-access", "the LoRA adapters"),
+    ),
+    "a crash of a server with much switched on": (
+        [started(enable_dp_attention=True, cpu_offload_gb=4), decode(1), died("layers/x.py f", last="TypeError: no")],
+        ("other-crash", "this server has --enable-dp-attention, --cpu-offload-gb"),
+    ),
+    "a transfer of which nothing more is known": (
+        [f"{stamp(1)} Decode transfer failed for request with exception KVTransferError(bootstrap_room=1): no\n"],
+        ("kv-transfer", "--disaggregation-transfer-backend nixl"),
+    ),
+    "a crash in AITER": (
+        ['Fatal Python error: Segmentation fault\n\n  File "/opt/aiter/jit/core.py", line 80 in custom_wrapper\n'],
+        ("unexplained-line", "SGLANG_USE_AITER=0"),
     ),
     "a watchdog without py-spy": (
         [decode(1), f"{stamp(400)} Pyspy failed to dump PID 9. Error: py-spy: command not found\n", WATCHDOG],

@@ -41,6 +41,7 @@ _SETTINGS = (
     *("model_path", "speculative_draft_model_path", "speculative_eagle_topk", "speculative_num_draft_tokens"),
     *("dtype", "trust_remote_code", "enable_multimodal", "pp_size", "ep_size"),
     *("enable_mixed_chunk", "enable_piecewise_cuda_graph", "enforce_piecewise_cuda_graph", "enable_memory_saver"),
+    *("enable_two_batch_overlap", "enable_eplb", "cpu_offload_gb", "moe_a2a_backend"),
     *("max_prefill_tokens", "disable_hybrid_swa_memory", "host", "port"),
 )
 _SETTING = re.compile(rf"\b({'|'.join(_SETTINGS)})(?:=|': )('[^']{{0,200}}'|[\w.+-]{{1,40}})")

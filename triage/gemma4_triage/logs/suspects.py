@@ -182,7 +182,7 @@ PARTS: tuple[Part, ...] = (
         "prefill and decode then share a batch, which answers may show only under load",
         on=lambda start: start.on("enable_mixed_chunk"),
     ),
-    Part("lora", "the LoRA adapters (--enable-lora, --lora-paths)", files=re.compile(r"(?:lora|punica)\w*\.py")),
+    Part("lora", "the LoRA adapters (--enable-lora, --lora-paths)", files=re.compile(r"\w*(?:lora|punica)\w*\.py")),
     Part(
         "drafts",
         "drafts (--speculative-algorithm)",
@@ -262,5 +262,27 @@ def suspects(facts: LogFacts) -> tuple[Suspect, ...]:
 
 def of_files(frames: Iterable[str]) -> Part | None:
     """Return the first part whose file stands in one of these frames; None if there is none."""
-    given = tuple(frames)
-    return next((part for part in PARTS if part.files and any(part.files.match(frame) for frame in given)), None)
+    inner = reversed(tuple(frames))
+    return next((part for frame in inner for part in PARTS if part.files and part.files.match(frame)), None)
+
+
+_SWITCHES = (
+    ("speculative_algorithm", "--speculative-algorithm"),
+    ("enable_hierarchical_cache", "--enable-hierarchical-cache"),
+    ("enable_dp_attention", "--enable-dp-attention"),
+    ("enable_two_batch_overlap", "--enable-two-batch-overlap"),
+    ("enable_lora", "--enable-lora"),
+    ("enable_mixed_chunk", "--enable-mixed-chunk"),
+    ("enable_torch_compile", "--enable-torch-compile"),
+    ("enable_piecewise_cuda_graph", "piecewise CUDA graphs"),
+    ("enable_eplb", "--enable-eplb"),
+    ("cpu_offload_gb", "--cpu-offload-gb"),
+)
+
+
+def switched_on(facts: LogFacts) -> tuple[str, ...]:
+    """Return one line of what this server has switched on beyond plain serving; empty if its start shows nothing."""
+    on = [name for setting, name in _SWITCHES if facts.settings.get(setting, "None") not in ("None", "False", "0")]
+    if not on:
+        return ()
+    return (f"this server has {', '.join(on)}: leave out one at a time, with the same load, until it holds",)

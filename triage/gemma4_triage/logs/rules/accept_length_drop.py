@@ -24,6 +24,11 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         "before, or the text became harder to guess.",
         confidence=Confidence.POSSIBLE,
         evidence=tuple(evidence),
+        advice=(
+            "send one prompt of before again: a length as then says that the prompts are others now",
+            "if it stays low, restart: where weights were updated or memory was released meanwhile "
+            "(release_memory_occupation), the draft's own weights may not have come back",
+        ),
         ruled_out_if=("the prompts changed in kind at that time", "the same prompts give the same accept length again"),
         next_commands=(
             "gemma4-triage serve --debug log -- --model-path MODEL",

@@ -34,7 +34,7 @@ _WORDINGS = (
         "none",
     ),
     Wording(
-        re.compile(r"(?i)DeepEP (?:error: )?timeout|deep_ep.{0,80}timed? ?out"),
+        re.compile(r"(?i)DeepEP (?:error: )?(?:[\w ]{0,30})timeout|deep_ep.{0,80}timed? ?out"),
         "Ranks waited in DeepEP, which carries tokens to the experts of other GPUs, for one that did not come in time: "
         "it died, hangs, or compiles a kernel (DeepGEMM) that the others have.",
         "the log of every rank and node at that time: the first other exception, or a rank that compiles. Compile "

@@ -12,7 +12,7 @@ import re
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import at, exception_text, of_death, on_rank, over, usage_text
-from gemma4_triage.logs.suspects import of_files
+from gemma4_triage.logs.suspects import of_files, switched_on
 
 SWA_PRESSED_AT = 0.8
 _SENTENCES = (
@@ -107,13 +107,14 @@ def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
         found.append("once with --speculative-moe-runner-backend triton: the draft's layers are of another type")
     if experts:
         found.append(f"once with another --moe-runner-backend than {moe}")
-    if asked.get("enable_hierarchical_cache") == "True":
-        found.append("once without --enable-hierarchical-cache")
+    for name in ("enable_hierarchical_cache", "enable_dp_attention"):
+        if asked.get(name) == "True":
+            found.append(f"once without --{name.replace('_', '-')}")
     if part is not None and (drafts is False or part.id != "drafts"):
         found.append(f"once without {part.without}")
     if asked.get("disable_cuda_graph") != "True" and (part is None or part.id != "cuda-graphs"):
         found.append("once with --disable-cuda-graph and CUDA_LAUNCH_BLOCKING=1: the traceback then names the kernel")
-    return tuple(dict.fromkeys(found))
+    return (*dict.fromkeys(found), *switched_on(facts))
 
 
 _DRAFTS = re.compile(r"\w*(?:eagle|mtp|ngram|draft|nextn|spec_)\w*\.py:")

@@ -18,6 +18,13 @@ _WORDINGS = (
         "lower --mem-fraction-static by 0.03 to 0.05",
     ),
     Wording(
+        re.compile(r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_INTERNAL_ERROR"),
+        "A library of CUDA failed inside, for want of memory, for an earlier kernel's error, or for a release of it "
+        "that does not fit this torch or GPU.",
+        "lower --mem-fraction-static by 0.05; CUDA_LAUNCH_BLOCKING=1 shows whether an earlier kernel failed; the "
+        "nvidia-cublas that torch pins, and no LD_LIBRARY_PATH that puts another before it",
+    ),
+    Wording(
         re.compile(r"(?:CUBLAS|CUDNN)_STATUS_(?:NOT_SUPPORTED|INVALID_VALUE|ARCH_MISMATCH)"),
         "A library of CUDA was asked for a product that it does not have for these sizes or types.",
         "another --dtype or backend of the quantised GEMM; the frame names the layer",

@@ -103,6 +103,7 @@ _REGISTER = (
     "once with --disaggregation-transfer-backend nixl",
 )
 _GONE = re.compile(r"Los(?:t|ing) connection with (prefill|decode) instance")
+_NIXL_ONCE = "once with --disaggregation-transfer-backend nixl on both servers: if it then holds, Mooncake is at fault"
 _OTHER = (
     "the other server's log at the same time says why: it died, has no room, or its network does not answer",
     "both have to run the same release and page size",
@@ -111,6 +112,7 @@ _OTHER = (
 
 def _tell(facts: LogFacts, death: Death) -> Finding:
     alarm = next((alarm for alarm in facts.alarms if alarm.kind == "transfer"), None)
+    mooncake = facts.settings.get("disaggregation_transfer_backend", "mooncake") == "mooncake"
     many = [over(facts, "such lines", alarm.count, "transfers that failed")] if alarm and alarm.count > 1 else []
     said = " ".join((death.message, *(alarm.more if alarm else ())))
     state = next((state for state in _STATES if f"KVPoll.{state}" in said), None)
@@ -124,7 +126,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     )
     why = "the log does not say which side failed"
     started = re.search(r"(?i)(?:registration|initialization) failed|to register memory", death.message) is not None
-    advice, confidence, shown = _OTHER, Confidence.POSSIBLE, []
+    advice, confidence, shown = (*_OTHER, *((_NIXL_ONCE,) if mooncake else ())), Confidence.POSSIBLE, []
     if started and transport is None:
         why, confidence, advice = _REGISTERS, Confidence.LIKELY, _REGISTER
     elif transport is not None:

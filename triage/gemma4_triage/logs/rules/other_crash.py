@@ -10,7 +10,7 @@ from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import at, exception_text, on_rank, probe_could_see, usage_text
 from gemma4_triage.logs.rules import collective_timeout
 from gemma4_triage.logs.rules.refused_by_check import part_of
-from gemma4_triage.logs.suspects import of_files
+from gemma4_triage.logs.suspects import of_files, switched_on
 
 ID = "other-crash"
 _INNER = 4  # frames
@@ -52,6 +52,7 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
                 *((_WHERE if waited else _PACKAGES if "imported" in code else _OTHER_BUILD,) if code else ()),
                 _next_step(death, beginning),
                 *_suspect(facts, death),
+                *(switched_on(facts) if first else ()),
             ),
             next_commands=_commands(death),
         )

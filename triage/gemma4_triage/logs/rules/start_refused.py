@@ -74,6 +74,14 @@ _WORDINGS = (
         "torch_memory_saver's configure_subprocess; or without --enable-memory-saver",
     ),
     Wording(
+        re.compile(r"^JSONDecodeError"),
+        "The server's own first request was answered by something that is not the server, such as an HTTP proxy.",
+        "unset http_proxy and https_proxy, or no_proxy=localhost,127.0.0.1,0.0.0.0; see that no other program has the "
+        "port",
+        frames=re.compile(r".* (?:_wait_and_warmup|_execute_server_warmup|json)$"),
+        confidence=Confidence.LIKELY,
+    ),
+    Wording(
         re.compile(r"res=<Response \[(?:502|504|407)\]>"),
         "The server's own first request was answered by something else than the server, such as an HTTP proxy.",
         "unset http_proxy and https_proxy, or no_proxy=localhost,127.0.0.1,0.0.0.0; --skip-server-warmup passes it by",

@@ -21,6 +21,10 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         "largest batch running and no prefill in between.",
         confidence=Confidence.POSSIBLE,
         evidence=tuple(evidence),
+        advice=(
+            "hold accept length, running requests and sequence lengths of before and after against each other",
+            "nvidia-smi dmon meanwhile: clocks (throttling), another process, or memory near its end",
+        ),
         ruled_out_if=(
             "sequences became that much longer",
             "another process took the device or the CPU",

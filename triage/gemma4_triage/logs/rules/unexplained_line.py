@@ -183,6 +183,11 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
 
 _NATIVE = (
     (
+        re.compile(r".*aiter\w*\.py:|core\.py:\d+ (?:custom_)?wrapper$"),
+        "it was in a kernel of AITER (AMD): once with SGLANG_USE_AITER=0, once with --disable-custom-all-reduce and "
+        "SGLANG_USE_AITER_AR=0; then an image whose AITER is built for this GPU and ROCm",
+    ),
+    (
         re.compile(
             r"\w*(?:code_generator|compiler|jit|semantic|driver)\w*\.py:|.* (?:ast_to_ttir|make_\w+ir|compile)$"
         ),

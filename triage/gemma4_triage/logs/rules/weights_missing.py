@@ -26,6 +26,16 @@ _WORDINGS = (
         "accept the licence on the model's page, then set HF_TOKEN in the server's environment (docker: -e HF_TOKEN)",
     ),
     Wording(
+        re.compile(
+            r"^(?:ConnectionError|ProtocolError|ReadTimeout|ReadTimeoutError|SSLError|ChunkedEncodingError|ConnectTimeout|"
+            r"IncompleteRead|ClientPayloadError|ProxyError|MaxRetryError|ConnectionResetError)\b"
+        ),
+        "A download broke off: the network to the host of the checkpoint, or a proxy before it, closed the connection.",
+        "fetch the whole checkpoint beforehand (hf download resumes), give its folder as --model-path and set "
+        "HF_HUB_OFFLINE=1; HF_ENDPOINT names a mirror, HF_HUB_DOWNLOAD_TIMEOUT waits longer",
+        frames=re.compile(r"(?:file_download|_snapshot_download|hf_api|weight_utils|hub|_http)\.py:|.* http_get$"),
+    ),
+    Wording(
         re.compile(r"429 (?:Client Error|Too Many Requests)|Too Many Requests for url|rate.?limit.{0,60}huggingface"),
         "The host of the checkpoint refused a download for too many requests, and a process ended without its file.",
         "a token (HF_TOKEN), or a local folder as --model-path with HF_HUB_OFFLINE=1; then start again",
