@@ -43,6 +43,10 @@ NONE = "sequence item 0: expected str instance, NoneType found"
 DIED = "Rank 0 scheduler died during initialization (exit code: -11)."
 RESET = "('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer'))"
 IMA = "Triton Error [CUDA]: an illegal memory access was encountered"
+WIDTH = "mat1 and mat2 shapes cannot be multiplied (8x5120 and 15360x5120)"
+UNSET = "'>' not supported between instances of 'NoneType' and 'int'"
+OLD = "flashinfer_python is installed with version 0.3.1, which is less than the minimum required version 0.4.0."
+OOM = "CUDA out of memory. Tried to allocate 448.00 MiB. GPU 0 has a total capacity of 21.96 GiB"
 TRUTH = "Boolean value of Tensor with more than one value is ambiguous"
 LEADS = {
     "HiCache at a server without a prefix cache": (
@@ -277,6 +281,38 @@ LEADS = {
     "a crash in AITER": (
         ['Fatal Python error: Segmentation fault\n\n  File "/opt/aiter/jit/core.py", line 80 in custom_wrapper\n'],
         ("unexplained-line", "SGLANG_USE_AITER=0"),
+    ),
+    "a kernel that a build lacks, in one line": (
+        [decode(1), "CUDA error (/opt/flash_fwd.h:166): no kernel image is available for execution on the device\n"],
+        ("no-kernel-image", "no kernel for this GPU"),
+    ),
+    "a runtime of another release on an NPU": (
+        [died("layers/attention/x.py f", last="RuntimeError: NPU function error: call aclnnX failed, error code is 5")],
+        ("kernel-failed", "CANN"),
+    ),
+    "a draft of another width": (
+        [died("models/llama_eagle3.py forward", "layers/linear.py forward", last=f"RuntimeError: {WIDTH}")],
+        ("draft-model", "8x5120 meets weights of 15360x5120"),
+    ),
+    "half of the arguments of drafts": (
+        [died("server_args.py _handle_speculative_decoding", last=f"TypeError: {UNSET}", rank="")],
+        ("start-refused", "--speculative-eagle-topk"),
+    ),
+    "a package that is too old": (
+        [died("utils/common.py assert_pkg_version", last=f"Exception: {OLD}", rank="")],
+        ("wheels-do-not-fit", "flashinfer_python 0.3.1"),
+    ),
+    "weights that no GPU holds": (
+        [
+            died(
+                "model_executor/model_runner.py load_model", "models/llama.py __init__", last=f"OutOfMemoryError: {OOM}"
+            )
+        ],
+        ("out-of-memory", "more GPUs"),
+    ),
+    "a router of a split without servers": (
+        ["2026-01-01 00:00:01 ERROR smg::pd: Failed to select PD pair error=No prefill workers available.\n"],
+        ("router", "--prefill-selector"),
     ),
     "a watchdog without py-spy": (
         [decode(1), f"{stamp(400)} Pyspy failed to dump PID 9. Error: py-spy: command not found\n", WATCHDOG],

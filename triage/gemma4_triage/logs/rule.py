@@ -131,7 +131,7 @@ def of_wordings(
         for death in facts.failures:
             if (wording := wording_of(death)) is not None:
                 found = wording.words.search(f"{death.type_name}: {death.message}")
-                named = found.groupdict() if found else {}
+                named = {name: text or "" for name, text in found.groupdict().items()} if found else {}
                 yield Finding(
                     rule=rule_id,
                     cause=wording.cause.format_map(named) if named else wording.cause,

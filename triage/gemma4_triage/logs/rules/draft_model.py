@@ -15,11 +15,44 @@ _LACKS = re.compile(
 _OF_A_DRAFT = ("set_embed", "set_embed_and_head", "get_hot_token_id", "hot_token_id")
 
 
+_SHAPES = re.compile(r"mat1 and mat2 shapes cannot be multiplied \((\d+x\d+) and (\d+x\d+)\)")
+_DRAFTS = re.compile(r"\w*(?:eagle|draft|mtp|nextn|medusa)\w*\.py:")
+
+
+def _of_a_shape(death: Death) -> bool:
+    """Say whether a draft's first step multiplied what its target hands over by weights of another width."""
+    return _SHAPES.search(death.message) is not None and any(map(_DRAFTS.match, death.frames)) and death.usage is None
+
+
 def _explains(death: Death) -> bool:
-    return death.type_name == "AttributeError" and _LACKS.search(death.message) is not None
+    lacks = death.type_name == "AttributeError" and _LACKS.search(death.message) is not None
+    return lacks or _of_a_shape(death)
+
+
+def _other_shape(facts: LogFacts, death: Death) -> Finding:
+    shapes = _SHAPES.search(death.message)
+    said = f": {shapes[1]} meets weights of {shapes[2]}" if shapes else ""
+    return Finding(
+        rule=RULE.id,
+        cause=f"The draft does not fit this target or this algorithm{said}. What the target hands over has another "
+        "width than the draft was trained for.",
+        confidence=Confidence.LIKELY,
+        evidence=(
+            *of_failure(facts, death),
+            *of_settings(facts, "speculative_algorithm", "model_path", "speculative_draft_model_path"),
+        ),
+        ruled_out_if=("the same draft serves with another target of this width",),
+        advice=(
+            "a draft that was made for this target and this algorithm: EAGLE3 takes states of three layers, EAGLE of "
+            "one; its config.json has to name the target's hidden_size",
+            "serve without --speculative-algorithm meanwhile",
+        ),
+    )
 
 
 def _tell(facts: LogFacts, death: Death) -> Finding:
+    if _of_a_shape(death):
+        return _other_shape(facts, death)
     asked = facts.settings
     lacks = _LACKS.search(death.message)
     model, attribute = (lacks[1], lacks[2]) if lacks else ("", "")

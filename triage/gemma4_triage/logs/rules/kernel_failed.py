@@ -38,6 +38,14 @@ _WORDINGS = (
         confidence=Confidence.LIKELY,
     ),
     Wording(
+        re.compile(r"NPU function error|\baclInit\b|\baclnn\w+ failed|ERR\d{5} (?:PTA|OPS|GRAPH)"),
+        "Ascend's runtime (CANN) refused a call: CANN, the driver, torch_npu and SGLang's kernels for NPUs do not fit "
+        "each other or this NPU, or the container lacks its devices or memory.",
+        "SGLang's image for this NPU (910b, a3) and the CANN that it names; every /dev/davinci device and the driver's "
+        "folder in the container, with memory for its compiler; ASCEND_GLOBAL_LOG_LEVEL=1 says more",
+        confidence=Confidence.LIKELY,
+    ),
+    Wording(
         re.compile(r"\[torch_memory_saver\.cpp\].{0,80}error"),
         "The memory saver could not give or take back GPU memory behind addresses that stay: on a resume mostly since "
         "somebody else, such as the trainer, took it meanwhile.",

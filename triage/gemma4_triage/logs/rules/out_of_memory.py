@@ -24,6 +24,14 @@ _CAUSES = {
 _TOWER = re.compile(r"(?:\w*_)?(?:vision|vit|siglip|clip|audio)\w*\.py:|.* (?:get_image_feature|get_audio_feature)\w*$")
 _PICTURES = re.compile(r"(?:image_process\w*|video_process\w*|processing_\w+|(?!logits_)\w+_processor)\.py:")
 _PINNED = re.compile(r".* \w*(?:offload|pin_memory|host_register|alloc_host|pinned)\w*$|memory_pool_host\.py:")
+_LOADS = re.compile(r".* (?:load_model|_initialize_model|load_weights\w*|process_weights_after_loading)$")
+_OF_WEIGHTS = (
+    "The device's memory ran out while weights were loaded: they alone do not fit on each GPU. No share helps.",
+    (
+        "more GPUs (--tp), a quantised checkpoint, or larger GPUs; --cpu-offload-gb where slow steps do",
+        "nvidia-smi before the start: what another process holds is missing here",
+    ),
+)
 _OF_PINNED = (
     "The host had no memory to pin (CUDA calls that out of memory too): what is kept on the host for the GPU is "
     "more than the host, its container or WSL lets be pinned.",
@@ -53,7 +61,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     too_small = _TOO_SMALL in death.message
     advice = _larger_share(facts) if too_small else _other_advice(death) or _smaller_share(facts, death)
     cause = cause_in(death, _CAUSES) or _CAUSES[_ON_THE_DEVICE]
-    if any(_PINNED.match(frame) for frame in death.frames[-3:]) and _HOST not in death.message:
+    if death.usage is None and any(map(_LOADS.match, death.frames)) and _ON_THE_DEVICE in death.message:
+        cause, advice = _OF_WEIGHTS
+    elif any(_PINNED.match(frame) for frame in death.frames[-3:]) and _HOST not in death.message:
         cause, advice = _OF_PINNED
     elif any(_PICTURES.match(frame) for frame in death.frames[-3:]):
         cause, advice = _of_pictures(death)

@@ -15,6 +15,7 @@ from gemma4_triage.logs.rule import Rule, at, remarked
 
 _CIRCUIT = re.compile(r"[Cc]ircuit ?[Bb]reaker")
 _STARTING = "to become healthy"
+_NONE_OF_A_KIND = re.compile(r"(?i)no (?:prefill|decode) (?:workers|servers)|to select PD pair")
 _ROOM = re.compile(r"without boo?t?strap room")
 _UNREACHABLE = re.compile(r"(?i)timed out|error sending request|connection|resolve|retry|unreachable")
 
@@ -70,6 +71,18 @@ def _no_worker(facts: LogFacts, alarm: Alarm) -> Finding:
         advice = (
             "restart the router; a later release of it (sglang-router) goes on without such a worker",
             "the log of the worker that failed first says why; its own end is not in this log",
+        )
+    elif _NONE_OF_A_KIND.search(alarm.text):
+        refused = []
+        cause = (
+            "The router has no prefill or no decode server to send requests to: none was registered, or none of them "
+        )
+        cause += "is healthy."
+        confidence = Confidence.LIKELY
+        advice = (
+            "its start line shows prefill_urls and decode_urls: give --prefill and --decode, or with service discovery "
+            "labels that --prefill-selector and --decode-selector match, and rights to list pods",
+            "GET /workers of the router; /health of each server from its host",
         )
     elif "failed worker" in alarm.text:
         refused = []

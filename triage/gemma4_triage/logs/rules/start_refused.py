@@ -82,6 +82,14 @@ _WORDINGS = (
         confidence=Confidence.LIKELY,
     ),
     Wording(
+        re.compile(r"^TypeError: .*NoneType"),
+        "Drafts were asked for with only some of the arguments that belong together.",
+        "give --speculative-num-steps, --speculative-eagle-topk and --speculative-num-draft-tokens all, or none of "
+        "them: SGLang then chooses",
+        frames=re.compile(r".* \w*speculative\w*$"),
+        confidence=Confidence.LIKELY,
+    ),
+    Wording(
         re.compile(r"res=<Response \[(?:502|504|407)\]>"),
         "The server's own first request was answered by something else than the server, such as an HTTP proxy.",
         "unset http_proxy and https_proxy, or no_proxy=localhost,127.0.0.1,0.0.0.0; --skip-server-warmup passes it by",

@@ -38,6 +38,15 @@ _WORDINGS = (
         "as its images do",
     ),
     Wording(
+        re.compile(
+            r"(?P<package>[\w.-]+) (?:is installed with version (?P<found>\S+?),|with minimum required version)|"
+            r"No package metadata was found for (?P<lacking>[\w.-]+)"
+        ),
+        "A package is missing or older than this SGLang asks for, as the line says: {package}{lacking} {found}.",
+        "reinstall it in the server's own environment, of the release in SGLang's pyproject (flashinfer has gone by "
+        "the names flashinfer and flashinfer_python); pip list shows who else asks for another one",
+    ),
+    Wording(
         re.compile(r"^KeyError: "),
         "The installed transformers does not know the kind of model that config.json names.",
         "pip show transformers sglang; upgrade SGLang together with the transformers that its pyproject pins, as its "
@@ -136,6 +145,8 @@ _WORDINGS = (
 )
 _TYPES = (
     "",
+    "Exception",
+    "PackageNotFoundError",
     "AcceleratorError",
     "InductorError",
     "ImportError",

@@ -1,0 +1,73 @@
+"""Scores `logs` on logs of public incidents: two points for the cause or the right next step, one for the class.
+
+Usage: python tests/tools/score_incidents.py [--show].
+
+The logs are minimal examples, written by us after the threads that tests/data/public_incidents.json names, in sets,
+each of threads that nobody had looked at before. `first` is what a set scored as it was read for the first time, before
+anything was changed for it: that says what to expect of an incident that is new. `now` is held by
+tests/unit/test_public_incidents.py: a point if the finding that leads is of the rule that was judged right, two if it
+also has the word of the right step. A `word` of null was not reached yet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gemma4_triage.finding import Finding
+from gemma4_triage.logs.catalog import findings
+from gemma4_triage.logs.read import read_log
+
+INCIDENTS = Path(__file__).parents[1] / "data" / "public_incidents.json"
+MOST = 2
+
+
+def incidents() -> list[dict[str, Any]]:
+    """Return every incident: set, thread, truth, first, rule, word, log."""
+    return json.loads(INCIDENTS.read_text(encoding="utf-8"))
+
+
+def leading(incident: Mapping[str, Any]) -> Finding | None:
+    """Return the finding that leads for an incident's log; None if there is none."""
+    return next(iter(findings(read_log(incident["thread"], [incident["log"].encode()]))), None)
+
+
+def points(incident: Mapping[str, Any], finding: Finding | None) -> int:
+    """Return the points of the finding that leads."""
+    if finding is None or finding.rule != incident["rule"]:
+        return 0
+    word = incident["word"]
+    return MOST if word and word in " ".join((finding.cause, *finding.advice)) else 1
+
+
+def table() -> list[str]:
+    """Return a row of Markdown for each set."""
+    judged = [(incident, leading(incident)) for incident in incidents()]
+    rows = []
+    for number in sorted({incident["set"] for incident, _ in judged}):
+        of_set = [(incident, finding) for incident, finding in judged if incident["set"] == number]
+        most = MOST * len(of_set)
+        first = sum(incident["first"] for incident, _ in of_set)
+        now = sum(points(incident, finding) for incident, finding in of_set)
+        silent = sum(finding is None for _, finding in of_set)
+        rows.append(f"| {number} | {len(of_set)} | {first / most:.0%} | {now / most:.0%} | {silent} |")
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--show", action="store_true", help="list what has less than two points now")
+    arguments = parser.parse_args()
+    print("| set | incidents | at first sight | now | without a finding |\n|---|---|---|---|---|")
+    print("\n".join(table()))
+    for incident in incidents() if arguments.show else ():
+        finding = leading(incident)
+        if points(incident, finding) < MOST:
+            print(f"{incident['thread']}: {incident['truth']}: {finding.cause if finding else 'no finding'}")
+
+
+if __name__ == "__main__":
+    main()

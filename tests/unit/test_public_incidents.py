@@ -1,0 +1,25 @@
+"""What `logs` says of public incidents does not get worse than it was judged; docs/logs.md says how good that is."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from score_incidents import MOST, incidents, leading, points, table
+
+INCIDENTS = incidents()
+LOGS_PAGE = (Path(__file__).parents[2] / "docs" / "logs.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: incident["thread"])
+def test_what_leads_is_what_was_judged_right(incident):
+    assert points(incident, leading(incident)) == (MOST if incident["word"] else 1)
+
+
+def test_each_is_named_once():
+    assert len({incident["thread"] for incident in INCIDENTS}) == len(INCIDENTS)
+
+
+def test_the_page_has_the_scores():
+    rows = re.findall(r"^\| \d+ \| \d+ \| \d+% \| \d+% \| \d+ \|$", LOGS_PAGE, re.MULTILINE)
+    assert rows == table()
