@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shlex
 import shutil
 import subprocess
@@ -38,7 +39,7 @@ def base_install(tmp_path_factory) -> Path:
     shutil.copytree(REPOSITORY / "tests" / "data" / "logs", checkout / "tests" / "data" / "logs")
     environment = tmp_path_factory.mktemp("base") / "venv"
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
-    install = [UV, "pip", "install", "--quiet", "--python", environment / "bin" / "python"]
+    install = [UV, "pip", "install", "--quiet", "--compile-bytecode", "--python", environment / "bin" / "python"]
     for command in (
         [UV, "venv", "--quiet", "--python", sys.executable, environment],
         [*install, "--constraint", checkout / "constraints.txt", checkout],
@@ -46,6 +47,14 @@ def base_install(tmp_path_factory) -> Path:
         done = subprocess.run(command, cwd=checkout, env=clean, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     return environment / "bin"
+
+
+MOST_KIB = 141 * 1024
+"""What an environment of `python3 -m venv` and `pip install .` may take, in the sense of `du -sk`."""
+OTHERS_KIB = 127_400
+"""What of it pip and the dependencies take on Python 3.11, rounded up; docs/first_hour.md has the sum of a walk."""
+HEADROOM_KIB = 500
+"""For dependencies that grow."""
 
 
 @pytest.fixture
@@ -71,9 +80,36 @@ def dump_path(tmp_path) -> Path:
     return path
 
 
-def run(*command) -> subprocess.CompletedProcess:
+def run(*command, cwd: Path | None = None) -> subprocess.CompletedProcess:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-    return subprocess.run(list(map(str, command)), env=clean, capture_output=True, text=True, check=False)
+    return subprocess.run(list(map(str, command)), env=clean, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_it_takes_no_more_room_than_at_the_start(base_install):
+    (packages,) = base_install.parent.glob("lib/python3*/site-packages")
+    places = [*packages.glob("gemma4_*"), base_install.parent / "share" / "gemma4-triage"]
+    listed = subprocess.run(["du", "-skc", *places], capture_output=True, text=True, check=True).stdout.splitlines()
+    ours_kib = int(listed[-1].split()[0])
+    assert 10_000 < ours_kib < MOST_KIB - OTHERS_KIB - HEADROOM_KIB
+
+
+@pytest.mark.parametrize(
+    ("line", "most_s"),
+    [
+        ("--help", 0.3),
+        *((f"diagnose tests/data/logs/{log}.log", 0.5) for log in ("probe-logged", "prefix-loss", "illegal-access")),
+        ("dumps show 20261121T103430 --dir dumps/samples", 0.6),
+    ],
+)
+def test_it_answers_at_once(base_install, line, most_s):
+    def cpu_s() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        run(base_install / "gemma4-triage", *line.split(), cwd=REPOSITORY)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    # Processor time; the least of several, since what else runs here takes caches and turns away.
+    assert min(cpu_s() for _ in range(6)) < most_s
 
 
 @pytest.mark.parametrize("package", ["torch", "sglang", "triton", "transformers"])

@@ -107,7 +107,7 @@ def test_who_lacks_sglang_is_told_the_release_that_each_way_installs():
 
 def test_the_base_install_asks_for_nothing_heavy():
     assert {requirement.name for requirement in named("dependencies")} == {
-        *("jinja2", "numpy", "pydantic", "pydantic-core", "rich", "safetensors", "typer"),
+        *("numpy", "pydantic", "pydantic-core", "rich", "safetensors", "typer"),
     }
 
 

@@ -306,7 +306,7 @@ def test_it_is_quick_and_imports_no_torch():
         "import sys; from gemma4_triage.cli.app import main; "
         f"main(['diagnose', {str(SEED)!r}]); print(sorted({{'torch', 'sglang', 'triton'}} & set(sys.modules)))"
     )
-    libraries = "import jinja2, numpy, pydantic.main, rich.table, safetensors.numpy, typer; print([])"
+    libraries = "import numpy, pydantic.main, rich.table, safetensors.numpy, typer; print([])"
     # Processor time, since other tests share this machine, beside that of the libraries alone: machines differ too.
     took_s = {code: min(_took_s(code) for _ in range(3)) for code in (diagnose, libraries)}
     assert took_s[diagnose] < 2.5 * took_s[libraries]

@@ -233,10 +233,11 @@ class TestExitCodes:
         assert (code, "none.log cannot be read" in err) == (2, True)
 
 
-def test_it_imports_no_torch_and_the_terminal_no_jinja():
+def test_it_imports_no_torch_and_the_terminal_no_html():
     code = (
         "import sys; from gemma4_triage.cli.app import main; "
-        f"main(['report', {str(RUN)!r}]); print(sorted({{'torch', 'sglang', 'triton', 'jinja2'}} & set(sys.modules)))"
+        f"main(['report', {str(RUN)!r}]); "
+        "print(sorted({'torch', 'sglang', 'triton', 'gemma4_triage.report.html'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("[]\n")

@@ -67,8 +67,8 @@ def collect(
     requests are sent, of which /health may generate one token. What cannot be had is listed with the reason. Secrets
     are left out by name and by shape; look through the zip before you pass it on: a log may quote prompts.
 
-    A server that wants a key gets it from GEMMA4_TRIAGE_API_KEY. Exits 0 if the zip was written, 5 if nothing is left
-    of such a server.
+    A server that wants a key gets it from GEMMA4_TRIAGE_API_KEY. Exits 0 if the zip was written, 2 if what answers is
+    no server of SGLang, 5 if nothing is left of such a server.
     """
     from gemma4_triage.collect import gather_bundle
 

@@ -1,4 +1,4 @@
-"""Coordinates of the pictures: records to numbers that a template prints into SVG."""
+"""Coordinates of the pictures: records to numbers of SVG."""
 
 from __future__ import annotations
 
