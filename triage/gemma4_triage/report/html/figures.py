@@ -87,7 +87,7 @@ def _rect(
 
 
 def grid(found: Grid, number: int) -> Html:
-    """Return a window of a page table, cells coloured by what they are. number: of the dump."""
+    """Return a window of the page table of a dump of this number, cells coloured by what they are."""
     cuts, row_cuts = gaps(found.columns), gaps([row.row for row in found.rows])
     columns = (
         tag("th", column, scope="col", class_="cut" if cut else None)
