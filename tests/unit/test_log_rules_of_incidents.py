@@ -3,7 +3,7 @@
 import pytest
 
 from gemma4_triage.finding import Confidence
-from made_logs import ILLEGAL, death, decode, found_in, only, stamp, started
+from made_logs import ASSERTION, ILLEGAL, death, decode, found_in, only, stamp, started
 
 
 def died(*frames: str, last: str, rank: str = "TP0") -> str:
@@ -313,6 +313,18 @@ LEADS = {
     "a router of a split without servers": (
         ["2026-01-01 00:00:01 ERROR smg::pd: Failed to select PD pair error=No prefill workers available.\n"],
         ("router", "--prefill-selector"),
+    ),
+    "an index that an assertion stopped": (
+        [started(enable_eplb=True), decode(1), died("layers/moe/topk.py select", last=ASSERTION)],
+        ("index-outside-tensor", "once without the MoE kernels"),
+    ),
+    "a page fault of an AMD GPU": (
+        [decode(1), "Memory access fault by GPU node-2 (Agent handle: 0x5) on address 0x0. Reason: Unknown.\n"],
+        ("device-fault", "SGLANG_USE_AITER=0"),
+    ),
+    "a first request that a proxy refused": (
+        [died("entrypoints/http_server.py _wait_and_warmup", last="AssertionError: res=<Response [503]>", rank="")],
+        ("start-refused", "no_proxy"),
     ),
     "a watchdog without py-spy": (
         [decode(1), f"{stamp(400)} Pyspy failed to dump PID 9. Error: py-spy: command not found\n", WATCHDOG],

@@ -17,7 +17,6 @@ from gemma4_triage.logs.suspects import of_files, switched_on
 SWA_PRESSED_AT = 0.8
 _SENTENCES = (
     "illegal memory access",
-    "Memory access fault by GPU",
     "operation not supported on global/shared address space",
 )
 _SERVE = "gemma4-triage serve --debug 1 -- --model-path MODEL"

@@ -10,10 +10,12 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import at, exception_text, of_death, of_failure, of_settings, on_rank
 from gemma4_triage.logs.rules import draft_bookkeeping
+from gemma4_triage.logs.suspects import of_files, switched_on
 
 _MESSAGE = re.compile(r"device-side assert triggered|index -?\d+ is out of bounds for dimension \d+ with size \d+")
 
 
+_INNER = 4  # frames
 _WRITES_KV = re.compile(r".* \w*(?:set_kv_buffer|store_kvcache|write_kv)\w*$")
 
 
@@ -34,6 +36,15 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         confidence=Confidence.POSSIBLE,
         evidence=(at(facts, death.place, exception_text(death), what),),
         ruled_out_if=("the probes trap nothing before the same crash",),
+        advice=(
+            "CUDA_LAUNCH_BLOCKING=1 and --disable-cuda-graph: the traceback then names the look-up and its tensor",
+            *(
+                (f"once without {part.without}: its file stands in the traceback",)
+                if (part := of_files(death.frames[-_INNER:])) is not None
+                else ()
+            ),
+            *switched_on(facts),
+        ),
         next_commands=("gemma4-triage serve --debug 1 -- --model-path MODEL",),
     )
 

@@ -72,7 +72,7 @@ def _no_worker(facts: LogFacts, alarm: Alarm) -> Finding:
             "restart the router; a later release of it (sglang-router) goes on without such a worker",
             "the log of the worker that failed first says why; its own end is not in this log",
         )
-    elif _NONE_OF_A_KIND.search(alarm.text):
+    elif _NONE_OF_A_KIND.search(alarm.text) and "consistent_hash" not in alarm.text:
         refused = []
         cause = (
             "The router has no prefill or no decode server to send requests to: none was registered, or none of them "

@@ -90,7 +90,7 @@ _WORDINGS = (
         confidence=Confidence.LIKELY,
     ),
     Wording(
-        re.compile(r"res=<Response \[(?:502|504|407)\]>"),
+        re.compile(r"res=<Response \[(?:502|503|504|407)\]>"),
         "The server's own first request was answered by something else than the server, such as an HTTP proxy.",
         "unset http_proxy and https_proxy, or no_proxy=localhost,127.0.0.1,0.0.0.0; --skip-server-warmup passes it by",
     ),

@@ -23,7 +23,11 @@ _WORDINGS = (
         "an SGLang of the transformers that wrote it",
     ),
     Wording(
-        re.compile(r"has no SGlang implementation|Model architectures .{0,200}not supported for now", re.IGNORECASE),
+        re.compile(
+            r"has no SGlang implementation|Unsupported architectures: |"
+            r"Model architectures .{0,200}not supported for now",
+            re.IGNORECASE,
+        ),
         "This release of SGLang has no code for the model's architecture, as its config.json names it.",
         "a later release, or a model of the list of supported ones; a reranker or an embedding model may need "
         "--is-embedding; an adapter or a draft is no model by itself",
