@@ -16,6 +16,7 @@ from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.material import read_store
+from gemma4_triage.finding import Confidence
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(package.__file__).parent
@@ -33,7 +34,7 @@ def test_every_file_in_rules_is_listed_once_under_its_own_name():
 def test_a_rule_is_small_and_says_what_it_is_about(path):
     text = path.read_text()
     assert text.startswith('"""')
-    assert len(text.splitlines()) <= 110
+    assert len(text.splitlines()) <= 130
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
@@ -70,5 +71,6 @@ def test_commands_parse_fixes_exist_and_issues_are_written_alike(finding):
     assert finding.fix in {None, *(patch.id for patch in CATALOG if patch.kind is Kind.FIX)}
     assert all(re.fullmatch(r"(SGLang|TensorRT-LLM|vLLM|FlashInfer) \d+", issue) for issue in finding.upstream)
     assert finding.cause.endswith(".")
-    assert finding.ruled_out_if
+    # What would rule it out is what the evidence leaves open: nothing, where the cause is certain.
+    assert bool(finding.ruled_out_if) is (finding.confidence is not Confidence.CERTAIN)
     assert finding.advice

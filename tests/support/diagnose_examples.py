@@ -2,12 +2,13 @@
 
 import json
 import re
+import shutil
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from gemma4_dumps.reader import Dump, read_dump
 from gemma4_dumps.schema import FileRecord, Layer, Offence
@@ -82,6 +83,23 @@ def rewritten(folder: Path, dump: Dump, **changes: Any) -> Dump:
         for path in folder.iterdir()
     }
     return Dump(folder, altered(dump, files=files, **changes).manifest)
+
+
+def changed(tmp_path: Path, dump: Dump, **tensors: Any) -> Dump:
+    """Return the dump with other tensors; None takes one away."""
+    folder = tmp_path / dump.path.name
+    shutil.copytree(dump.path, folder)
+    values = load_file(folder / "tensors.safetensors") | tensors
+    values = {name: value for name, value in values.items() if value is not None}
+    save_file(values, folder / "tensors.safetensors")
+    layouts = json.loads((folder / "manifest.json").read_text())["tensors"]
+    kept = {
+        name: dump.manifest.tensors[name].model_copy(update={"shape": values[name].shape})
+        for name in layouts
+        if name in values
+    }
+    (folder / "manifest.json").unlink()
+    return rewritten(folder, Dump(folder, dump.manifest), tensors=kept)
 
 
 def of(*dumps: Dump, **more: Any) -> Incident:

@@ -65,7 +65,7 @@ def test_a_clean_run_has_no_finding(case):
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if not rule.fallback], ids=lambda rule: rule.id)
 def test_a_rule_speaks_where_its_cause_is_and_nowhere_else(rule):
-    spoke = {case for case in (*CAUSES, *(case.id for case in CLEAN)) if rule.find(incident_of(case)) is not None}
+    spoke = {case for case in (*CAUSES, *(case.id for case in CLEAN)) if rule.speak(incident_of(case)) is not None}
     expected = {case for case, cause in CAUSES.items() if cause == rule.id}
     if rule.id == injected_fault.ID:
         expected = {case.id for case in FAULTS if case.inject}

@@ -5,9 +5,8 @@ import shutil
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
-from diagnose_examples import ROOT, rewritten
+from diagnose_examples import ROOT, changed, rewritten
 from gemma4_dumps.reader import Dump, read_dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose.catalog import RULES
@@ -67,19 +66,6 @@ def dumps_of(name):
 def named_of(*dumps):
     (incident,) = group(dumps)
     return conclude(incident)
-
-
-def changed(tmp_path, dump, **tensors):
-    """Return the dump with other tensors; None takes one away."""
-    folder = tmp_path / dump.path.name
-    shutil.copytree(dump.path, folder)
-    values = load_file(folder / "tensors.safetensors") | tensors
-    values = {name: value for name, value in values.items() if value is not None}
-    save_file(values, folder / "tensors.safetensors")
-    layouts = json.loads((folder / "manifest.json").read_text())["tensors"]
-    kept = {name: dump.manifest.tensors[name] for name in layouts if name in values}
-    (folder / "manifest.json").unlink()
-    return rewritten(folder, Dump(folder, dump.manifest), tensors=kept)
 
 
 @pytest.mark.parametrize("name", CASES)

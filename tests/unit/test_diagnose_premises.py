@@ -17,23 +17,46 @@ _FAULT, _ALLOC_STEP, _FREE_STEP = 2, 7, 9
 _FREE_AND_HELD = 3
 
 
-def held_page(folder: Path, pool: int, alloc_step: int, free_step: int) -> Finding:
-    """Return the first finding of an audit that saw a page free and held, last handed out and freed at these steps."""
+def held_page(
+    folder: Path, pool: int, alloc_step: int, free_step: int, running: str | None = None
+) -> tuple[Finding, ...]:
+    """Return the findings of an audit that saw a page free and held, last handed out and freed at these steps.
+
+    Request slot 2 holds it, and `running` are those that still run; None: the dump does not say who holds it.
+    """
     dump = corpus_dump("double-bookkeeping", "pool_leak")
     table = np.array(dump.tensor("suspects"))[:1]
     table[0, 1], table[0, _FAULT] = pool, _FREE_AND_HELD
     table[0, _ALLOC_STEP], table[0, _FREE_STEP] = alloc_step, free_step
-    save_file({"suspects": table}, folder / "tensors.safetensors")
-    record = dump.manifest.tensors["suspects"].model_copy(update={"shape": table.shape})
-    listed = {"offences": dump.manifest.offences[:1], "offence_count": 1}
-    held = rewritten(folder, dump, verdict="freed_in_use", tensors={"suspects": record}, **listed)
-    return conclude(of(held))[0]
+    tensors = {"suspects": table, "holders": np.array([[table[0, 0], 2, 1]])}
+    if running is None:
+        del tensors["holders"]
+    save_file(tensors, folder / "tensors.safetensors")
+    layout = dump.manifest.tensors["suspects"]
+    records = {name: layout.model_copy(update={"shape": one.shape}) for name, one in tensors.items()}
+    scalars = dump.manifest.scalars | ({} if running is None else {"running": running})
+    listed = {"offences": dump.manifest.offences[:1], "offence_count": 1, "scalars": scalars}
+    return conclude(of(rewritten(folder, dump, verdict="freed_in_use", tensors=records, **listed)))
 
 
 def test_a_page_that_was_freed_since_its_hand_out_was_freed_too_early(tmp_path: Path) -> None:
-    finding = held_page(tmp_path, pool=0, alloc_step=1, free_step=13)
+    finding = held_page(tmp_path, pool=0, alloc_step=1, free_step=13, running="1,2")[0]
     assert (finding.rule, finding.confidence) == ("freed-while-held", Confidence.CERTAIN)
     assert (finding.structure, finding.defect) == (Structure.FREE_CALL, Defect.EARLY)
+    assert finding.ruled_out_if == ()
+
+
+def test_where_nothing_says_who_holds_a_freed_page_its_holder_may_have_ended(tmp_path: Path) -> None:
+    finding = held_page(tmp_path, pool=0, alloc_step=1, free_step=13)[0]
+    assert (finding.rule, finding.confidence) == ("freed-while-held", Confidence.LIKELY)
+    assert [sentence.partition(":")[0] for sentence in finding.ruled_out_if] == [
+        "the holder is a request that has ended"
+    ]
+
+
+def test_a_page_whose_holder_has_ended_was_not_freed_too_early(tmp_path: Path) -> None:
+    found = held_page(tmp_path, pool=0, alloc_step=1, free_step=13, running="1,3")
+    assert "freed-while-held" not in [finding.rule for finding in found]
 
 
 @pytest.mark.parametrize("free_step", [-1, 5])
@@ -41,7 +64,7 @@ def test_a_page_that_was_freed_since_its_hand_out_was_freed_too_early(tmp_path: 
 def test_a_page_that_nobody_freed_since_accuses_the_list(
     tmp_path: Path, free_step: int, pool: int, structure: Structure
 ) -> None:
-    finding = held_page(tmp_path, pool=pool, alloc_step=62, free_step=free_step)
+    finding = held_page(tmp_path, pool=pool, alloc_step=62, free_step=free_step)[0]
     assert (finding.rule, finding.confidence) == ("freed-while-held", Confidence.LIKELY)
     assert finding.structure is structure
     assert "nobody gave them back" in finding.cause

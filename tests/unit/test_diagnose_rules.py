@@ -47,7 +47,7 @@ def test_what_each_cause_is_proved_by():
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if not rule.fallback], ids=lambda rule: rule.id)
 def test_a_rule_is_silent_about_all_other_causes(rule):
-    spoke = {name for name, incident in OTHERS.items() if rule.find(incident) is not None}
+    spoke = {name for name, incident in OTHERS.items() if rule.speak(incident) is not None}
     # A consequence may speak beside its cause, which is then told alone.
     causes = {cause.id for cause in RULES if rule.id in cause.explains}
     assert spoke - causes == {rule.id} & set(OTHERS)
@@ -93,7 +93,7 @@ class TestConsequences:
         audit = altered(corpus_dump("stale-mapping", "stale_mapping"), rule="leak-audit", offences=(), tensors={})
         incident = of(audit, self.double_free(5))
         cause, later = (
-            rule.find(incident) for rule in RULES if rule.id in ("mapping-outlives-page", "page-freed-twice")
+            rule.speak(incident) for rule in RULES if rule.id in ("mapping-outlives-page", "page-freed-twice")
         )
         assert cause is not None
         assert later is not None

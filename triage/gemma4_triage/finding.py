@@ -65,7 +65,7 @@ class Finding(_Record):
         cause: One sentence.
         confidence: How sure it is.
         evidence: What it rests on.
-        ruled_out_if: Observations that would contradict it.
+        ruled_out_if: Observations that would contradict it, and that the evidence does not decide.
         advice: What to do or to look at, in words.
         next_commands: To run, the first one first.
         fix: Id of a patch of ours, if there is one.

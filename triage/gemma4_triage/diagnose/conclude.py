@@ -1,6 +1,6 @@
 """From an incident to its findings: every rule asked, consequences dropped, the rest ranked.
 
-1. Every rule that is no fallback sees the whole incident.
+1. Every rule that is no fallback sees the whole incident, and speaks if nothing rules its cause out; see rule.py.
 2. A finding is dropped if one that is at least as certain, and began no later, explains its rule. Its dumps become
    evidence of that one.
    The exception that ended the server is evidence of the first cause that was seen before it.
@@ -39,10 +39,10 @@ def conclude(incident: Incident, from_logs: Iterable[Finding] = ()) -> tuple[Fin
         incident: what belongs together.
         from_logs: what logs.catalog.findings made of the incident's logs.
     """
-    asked = [finding for rule in RULES if not rule.fallback and (finding := rule.find(incident)) is not None]
+    asked = [finding for rule in RULES if not rule.fallback and (finding := rule.speak(incident)) is not None]
     found = _with_the_death(list(without_consequences(asked, incident)), incident)
     for rule in RULES:
-        while rule.fallback and (finding := rule.find(incident.without(resting_on(found, incident)))) is not None:
+        while rule.fallback and (finding := rule.speak(incident.without(resting_on(found, incident)))) is not None:
             found.append(finding)
     every = _account_for_faults(join_logs(ranked(found), from_logs, incident))
     held = (_hold_against_fix(finding, incident) for finding in every)

@@ -1,12 +1,25 @@
-"""The record of a rule. A rule is one cause; it may show under several verdicts."""
+"""The record of a rule. A rule is one cause; it may show under several verdicts.
+
+A rule's `find` says what its premises come to. What would rule the cause out stands beside it, as `ruled_out_if`, and
+is asked before the rule speaks:
+
+| the evidence says that it | the rule                                                                             |
+|---------------------------|--------------------------------------------------------------------------------------|
+| holds                     | says nothing                                                                         |
+| does not hold             | may be as certain as its premises are                                                |
+| neither                   | is likely at most, and the sentence stands in the finding: it is what would tell     |
+
+So a certain finding names nothing that would rule it out: all of that was looked at.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gemma4_dumps.reader import Dump
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.finding import Finding
+from gemma4_triage.finding import Confidence, Finding, at_most
 
 # Rules over logs, by what a cause does to the server.
 LEAVES_BUFFERS = ("illegal-access", "index-outside-tensor")
@@ -30,11 +43,47 @@ FOLLOWS_FROM_AN_ENTRY = (
 
 
 @dataclass(frozen=True)
+class Seen:
+    """What a rule has found, and the incident that it found it in."""
+
+    finding: Finding
+    incident: Incident
+
+    @property
+    def dump(self) -> Dump | None:
+        """Return the dump that the finding's first piece of evidence stands in; None if that is no dump."""
+        return self.incident.dump(self.finding.evidence[0].source) if self.finding.evidence else None
+
+
+def _no_dump_says(_: Seen) -> None:
+    """Return None: this is never known from a dump."""
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """What would rule a cause out.
+
+    Attributes:
+        sentence: In words, behind "ruled out if".
+        holds: Whether the evidence says so; None where it does not say. Left out where no dump can say it.
+    """
+
+    sentence: str
+    holds: Callable[[Seen], bool | None] = _no_dump_says
+
+
+def in_dump(says: Callable[[Dump], bool | None]) -> Callable[[Seen], bool | None]:
+    """Return `says` asked of the dump that a finding rests on first; of other evidence it is not known."""
+    return lambda seen: None if seen.dump is None else says(seen.dump)
+
+
+@dataclass(frozen=True)
 class Rule:
     """A rule, whose `find` is pure and gives None where the incident does not show this cause.
 
     Attributes:
-        find: pure; None where the incident does not show this cause.
+        find: pure; None where the incident does not show this cause. It names no exclusions.
+        ruled_out_if: what would rule the cause out, asked of each finding.
         in_logs: rules over logs (logs/catalog.py) that find this very cause there.
         leads_to: such as find what this cause leads to.
         injected_by: faults of the catalog that put this cause into a server.
@@ -44,8 +93,22 @@ class Rule:
 
     id: str
     find: Callable[[Incident], Finding | None]
+    ruled_out_if: tuple[Exclusion, ...] = ()
     injected_by: tuple[str, ...] = ()
     in_logs: tuple[str, ...] = ()
     leads_to: tuple[str, ...] = ()
     explains: tuple[str, ...] = ()
     fallback: bool = False
+
+    def speak(self, incident: Incident) -> Finding | None:
+        """Return what the rule finds, as sure as what would rule it out allows; None if it is ruled out."""
+        found = self.find(incident)
+        if found is None:
+            return None
+        seen = Seen(found, incident)
+        answers = [(one.sentence, one.holds(seen)) for one in self.ruled_out_if]
+        if any(answer is True for _, answer in answers):
+            return None
+        unknown = tuple(sentence for sentence, answer in answers if answer is None)
+        confidence = at_most(found.confidence, Confidence.LIKELY) if unknown else found.confidence
+        return found.model_copy(update={"ruled_out_if": unknown, "confidence": confidence})

@@ -6,11 +6,15 @@ say what some requests will meet with the sizes that were chosen, and every clea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 
 from gemma4_triage.diagnose.evidence import guarded, said
 from gemma4_triage.diagnose.incident import GEOMETRY, Incident
+from gemma4_triage.diagnose.rule import Seen
 from gemma4_triage.finding import Evidence
+
+_LEAST = re.compile(r"(?:at least|more than) (\d{1,18})")
 
 
 def start_up_evidence(
@@ -33,3 +37,27 @@ def start_up_evidence(
         for found in guards.start_up_findings()
         if found.verdict == verdict and found.severity != "note" and about(found.summary)
     )
+
+
+def sides_agree(seen: Seen) -> bool | None:
+    """Return whether both sides of each comparison that a finding rests on say the same; None if none is there."""
+    sides = list(_sides(seen))
+    return all(_agree(found, expected) for found, expected in sides) if sides else None
+
+
+def _sides(seen: Seen) -> Iterator[tuple[str, str]]:
+    for piece in seen.finding.evidence:
+        dump = seen.incident.dump(piece.source)
+        if dump is not None and piece.field == "scalars.found":
+            yield str(piece.value), str(dump.manifest.scalars.get("expected"))
+        elif piece.field.endswith(".summary") and "found " in str(piece.value):
+            found, _, expected = str(piece.value).partition("found ")[2].partition(", expected ")
+            yield found, expected
+
+
+def _agree(found: str, expected: str) -> bool:
+    wanted = expected.partition(",")[0]
+    least = _LEAST.fullmatch(wanted)
+    if least is None or not found.isdecimal():
+        return found in (wanted, expected)
+    return int(found[:18]) >= int(least[1]) + wanted.startswith("more")

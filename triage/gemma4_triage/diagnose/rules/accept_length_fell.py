@@ -3,7 +3,7 @@
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import Exclusion, Rule
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "accept-length-fell"
@@ -28,12 +28,9 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "scalars.accepted_recently", "drafts accepted in the latest ones, on average"),
             said(dump, "step", "when it was seen"),
         ),
-        ruled_out_if=(
-            "the prompts changed in kind at that time",
-            "the tensor `recent` has one request slot only: then it is that request's text",
-        ),
         advice=(
-            "Send prompts that were accepted well before: if they still are, the text is what changed.",
+            "Send prompts that were accepted well before: if they still are, the text is what changed. Where the "
+            "tensor `recent` has one request slot only, it is that request's text.",
             "Look at what the draft reads: page tables and the mapping of its sliding layers.",
         ),
         next_commands=(commands.show(dump), commands.serve(incident, "--debug trap")),
@@ -41,4 +38,10 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, in_logs=("accept-length-drop",), fallback=True)
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(Exclusion("the prompts changed in kind at that time"),),
+    in_logs=("accept-length-drop",),
+    fallback=True,
+)

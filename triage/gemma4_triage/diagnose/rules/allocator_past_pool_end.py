@@ -1,11 +1,13 @@
 """An allocator hands out a slot that its pool does not have; writes and reads outside the buffer follow from it."""
 
+from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.hand_out import asked_wrong, hand_out_wrong
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
-from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, in_dump
+from gemma4_triage.diagnose.where_wrong import Wrong
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "allocator-past-pool-end"
@@ -40,18 +42,16 @@ def find(incident: Incident) -> Finding | None:
         if any(offence.value in given for offence in later.manifest.offences):
             evidence.append(said(later, "offences.0.value", "the same slot, on its way to a kernel"))
             break
-    asked = any(offence.table == _ASKED for offence in dump.manifest.offences)
+    asked = _was_asked(dump)
     beyond = not asked and any(offence.value >= offence.upper for offence in dump.manifest.offences)
-    wrong = asked_wrong(dump) if asked else hand_out_wrong(dump)
+    wrong = _whence(dump)
     return Finding(
         rule=ID,
         structure=wrong.structure,
         defect=wrong.defect or (Defect.PAST_END if beyond else None),
         cause=_cause(asked, beyond) + _WHENCE.get(wrong.structure, ""),
-        # How it came onto a list, by a free or beside all calls, the call that took it off does not say.
-        confidence=Confidence.LIKELY if wrong.structure in _NOT_PROVEN else Confidence.CERTAIN,
+        confidence=Confidence.CERTAIN,
         evidence=(*evidence, *wrong.proof),
-        ruled_out_if=("the slot lies inside the pool",),
         advice=(
             "Look at the free list and at what changed it: a free of foreign slots, a restore_state, a resized pool. "
             "free_pages_full and free_pages_swa are in the dump.",
@@ -76,9 +76,32 @@ def _cause(asked: bool, beyond: bool) -> str:
     return "The allocator handed out a slot below the first of its pool: page 0, which is for padding, or none at all."
 
 
+def _was_asked(dump: Dump) -> bool:
+    return any(offence.table == _ASKED for offence in dump.manifest.offences)
+
+
+def _whence(dump: Dump) -> Wrong:
+    return asked_wrong(dump) if _was_asked(dump) else hand_out_wrong(dump)
+
+
+def _lies_inside(dump: Dump) -> bool:
+    return all(offence.lower <= offence.value < offence.upper for offence in dump.manifest.offences)
+
+
+def _is_from_before(dump: Dump) -> bool | None:
+    """Return None where a list, a row or the mapping had the slot: how it came there, this call does not say."""
+    return None if _whence(dump).structure in _NOT_PROVEN else False
+
+
 RULE = Rule(
     ID,
     find,
+    ruled_out_if=(
+        Exclusion("the slot lies inside the pool", in_dump(_lies_inside)),
+        Exclusion(
+            "a call before this one put the slot there: then that call is what is wrong", in_dump(_is_from_before)
+        ),
+    ),
     injected_by=("swa-alloc-oob",),
     explains=("write-past-buffer", "page-past-pool-end", "index-outside-buffer"),
     leads_to=LEAVES_BUFFERS,

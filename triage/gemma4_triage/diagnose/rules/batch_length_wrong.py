@@ -5,7 +5,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.incident import PROCESS_END, Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "batch-length-wrong"
@@ -16,7 +16,7 @@ _AHEAD = 16
 
 def find(incident: Incident) -> Finding | None:
     """Return a finding where the state at an exception has such a length."""
-    for dump in incident.of(rule=PROCESS_END, forward_mode="DECODE"):
+    for dump in incident.of(rule=PROCESS_END):
         row = _first_wrong(dump)
         if row is not None:
             return _finding(incident, dump, row)
@@ -48,15 +48,13 @@ def _finding(incident: Incident, dump: Dump, row: int) -> Finding:
             "The batch has a length for a request that its own tokens contradict, so that pages were asked for and "
             "looked up for another length than the request has."
         ),
-        # Lengths that were right and a request whose tokens were changed would look alike.
-        confidence=Confidence.LIKELY,
+        confidence=Confidence.CERTAIN,
         evidence=(
             cell(dump, _LENGTHS, (row,), "the length that the batch has"),
             cell(dump, _REQUESTS, (row, _TOKENS), "tokens of that request, prompt and answer"),
             cell(dump, _REQUESTS, (row, 0), "its request slot"),
             said(dump, "scalars.message", "what SGLang died of then"),
         ),
-        ruled_out_if=("the batch was a prefill in chunks, which has a part of its prompt",),
         advice=("Look at what writes seq_lens: prepare_for_decode, filter_batch, merge_batch, the verify of drafts.",),
         next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
     )
@@ -72,4 +70,15 @@ def _defect(dump: Dump, row: int) -> Defect | None:
     return Defect.PAST_END if lengths[row] > max(tokens) + _AHEAD else None
 
 
-RULE = Rule(ID, find, leads_to=("other-crash", "index-outside-tensor"))
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion(
+            "the batch is no decode: a prefill in chunks has a part of its prompt",
+            in_dump(lambda dump: dump.manifest.forward_mode != "DECODE"),
+        ),
+        Exclusion("the lengths are right, and the request's tokens were changed"),
+    ),
+    leads_to=("other-crash", "index-outside-tensor"),
+)

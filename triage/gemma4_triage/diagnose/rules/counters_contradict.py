@@ -1,10 +1,11 @@
 """What a request counts as committed and as allocated does not fit together, and SGLang says so when it ends."""
 
+from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import PROCESS_END, Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "counters-contradict"
@@ -25,13 +26,12 @@ def find(incident: Incident) -> Finding | None:
             "A request that ends counts more tokens as allocated than as committed, and nothing is allocated ahead on "
             "this server: one of the two counters is wrong."
         ),
-        confidence=Confidence.LIKELY,
+        confidence=Confidence.CERTAIN,
         evidence=(
             said(dump, "scalars.message", "SGLang's own assertion, with both counters"),
             said(dump, "scalars.traceback", "where the request ended"),
             said(dump, "step", "in which step"),
         ),
-        ruled_out_if=("the server drafts: then tokens are allocated ahead of what is committed",),
         advice=(
             "Look at what sets kv_committed_len and kv_allocated_len; the tensor `requests` has both of each request.",
         ),
@@ -39,4 +39,17 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, leads_to=("other-crash",))
+def _drafts(dump: Dump) -> bool | None:
+    """Return None where the launch does not say it: a server that was not launched by a command has no arguments."""
+    named = any(argument.startswith("--speculative-algorithm") for argument in dump.manifest.launch_args)
+    return True if named else None
+
+
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion("the server drafts: then tokens are allocated ahead of what is committed", in_dump(_drafts)),
+    ),
+    leads_to=("other-crash",),
+)

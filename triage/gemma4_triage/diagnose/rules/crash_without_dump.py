@@ -2,7 +2,7 @@
 
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import Exclusion, Rule
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.rule import at, exception_text
 from gemma4_triage.logs.rules.probe_stopped import dump_names
@@ -22,10 +22,9 @@ def find(incident: Incident) -> Finding | None:
             for facts in incident.logs
             for death in facts.deaths[:1]
         ),
-        ruled_out_if=("the dumps of this run are in another folder: see --dir",),
         advice=("Serve it guarded and send the same load: a probe stops before the access and writes what it saw.",),
         next_commands=(commands.serve(incident, "--patches none", "--debug 1"), commands.DOCTOR),
     )
 
 
-RULE = Rule(ID, find)
+RULE = Rule(ID, find, ruled_out_if=(Exclusion("the dumps of this run are in another folder: see --dir"),))

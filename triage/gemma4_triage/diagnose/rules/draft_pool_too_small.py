@@ -3,8 +3,8 @@
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
-from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, SPOILS_DRAFTS, Rule
-from gemma4_triage.diagnose.start_up import start_up_evidence
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, SPOILS_DRAFTS, Exclusion, Rule
+from gemma4_triage.diagnose.start_up import sides_agree, start_up_evidence
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "draft-pool-too-small"
@@ -37,7 +37,6 @@ def find(incident: Incident) -> Finding | None:
         ),
         confidence=Confidence.CERTAIN,
         evidence=(*sizes, *reads),
-        ruled_out_if=("the draft's pool has at least as many slots as the allocator",),
         advice=(
             "Do not serve like this: what the draft reads beyond its pool is some other tensor.",
             "Size the draft's pool after the target's, with --max-total-tokens set for both, or without a draft.",
@@ -50,6 +49,7 @@ def find(incident: Incident) -> Finding | None:
 RULE = Rule(
     ID,
     find,
+    ruled_out_if=(Exclusion("the draft's pool has at least as many slots as the allocator", sides_agree),),
     injected_by=("draft-pool-too-small",),
     explains=("page-past-pool-end", "index-outside-buffer"),
     leads_to=(*LEAVES_BUFFERS, *SPOILS_DRAFTS),

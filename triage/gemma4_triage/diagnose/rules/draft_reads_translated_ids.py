@@ -32,7 +32,6 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "provenance.buffer_space", "whose buffer they index"),
             said(dump, "provenance.table_origin", "the table that they are handed"),
         ),
-        ruled_out_if=("provenance.table_space is full",),
         advice=(
             "Nothing crashes, since the SWA pool is the smaller one; outputs stay right, and accept length is too low.",
             "Look at who chooses the page table of a layer: _get_layer_page_table, or what replaces it.",

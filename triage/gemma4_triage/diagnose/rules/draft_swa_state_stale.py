@@ -6,7 +6,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
-from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, SPOILS_DRAFTS, Rule
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, SPOILS_DRAFTS, Exclusion, Rule, Seen
 from gemma4_triage.diagnose.start_up import start_up_evidence
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
@@ -17,17 +17,11 @@ _WOULD_BE = "translated_page_table"
 
 
 def find(incident: Incident) -> Finding | None:
-    untranslated = tuple(incident.of(rule=PAGE_TABLE, role="draft", table_space="full", buffer_space="swa"))
-    state = start_up_evidence(
-        incident,
-        "swa_state",
-        lambda summary: summary.startswith("draft "),
-        "the SWA state of the draft's backend, inside the pool swap",
-    )
+    untranslated = _untranslated(incident, "draft")
+    state = _state(incident)
     if not untranslated and not state:
         return None
     shown = _first_of_each_verdict(untranslated)
-    no_table = any(_TRANSLATED_TABLE not in dump.manifest.tensors for dump in shown)
     return Finding(
         rule=ID,
         structure=Structure.SWA_TABLE,
@@ -36,16 +30,11 @@ def find(incident: Incident) -> Finding | None:
             "The draft's attention backend kept the SWA state of its own pool, which has no sliding-window part, so it "
             "reads the target's sliding-window buffer with full-pool page ids that nobody translated."
         ),
-        # A backend that translates has a second table; without one there was no SWA state.
-        confidence=Confidence.CERTAIN if shown and (state or no_table) else Confidence.LIKELY,
+        confidence=Confidence.CERTAIN,
         evidence=(
             *(evidence for dump in shown[:1] for evidence in _evidence(dump)),
             *(said(dump, "verdict", "the same table, later") for dump in shown[1:]),
             *state,
-        ),
-        ruled_out_if=(
-            "the dump has a swa_page_table that the sliding layers follow",
-            "the same verdict with role target: then the target's own translation is missing",
         ),
         advice=("Outputs stay right, because the target verifies them; accept length falls until a page id crashes.",),
         next_commands=(commands.serve(incident, "--patches default", "--debug 1"), "gemma4-triage repro e4b-trtllm"),
@@ -87,4 +76,39 @@ def _entry(dump: Dump, name: str, first: Offence) -> int | None:
     return table[first.row, first.column].item()
 
 
-RULE = Rule(ID, find, injected_by=("swa-state-stale",), leads_to=(*LEAVES_BUFFERS, *SPOILS_DRAFTS))
+def _untranslated(incident: Incident, role: str) -> tuple[Dump, ...]:
+    return tuple(incident.of(rule=PAGE_TABLE, role=role, table_space="full", buffer_space="swa"))
+
+
+def _state(incident: Incident) -> tuple[Evidence, ...]:
+    return start_up_evidence(
+        incident,
+        "swa_state",
+        lambda summary: summary.startswith("draft "),
+        "the SWA state of the draft's backend, inside the pool swap",
+    )
+
+
+def _has_a_translated_table(seen: Seen) -> bool | None:
+    """Return False where a dump has no second table, which a backend that translates has, or the state is known."""
+    shown = _untranslated(seen.incident, "draft")
+    if any(_TRANSLATED_TABLE in dump.manifest.provenance.table_origin for dump in shown):
+        return True
+    no_table = any(_TRANSLATED_TABLE not in dump.manifest.tensors for dump in shown)
+    return False if shown and (no_table or _state(seen.incident)) else None
+
+
+def _is_of_the_target_too(seen: Seen) -> bool:
+    return bool(_untranslated(seen.incident, "target"))
+
+
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion("the dump has a swa_page_table that the sliding layers follow", _has_a_translated_table),
+        Exclusion("the same is seen of the target: then its own translation is missing", _is_of_the_target_too),
+    ),
+    injected_by=("swa-state-stale",),
+    leads_to=(*LEAVES_BUFFERS, *SPOILS_DRAFTS),
+)

@@ -4,7 +4,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import guarded
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.process_state import State, state_of_incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import Exclusion, Rule
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "ended-without-saying-why"
@@ -43,7 +43,6 @@ def find(incident: Incident) -> Finding | None:
         cause=cause,
         confidence=Confidence.POSSIBLE,
         evidence=tuple(evidence),
-        ruled_out_if=("the dumps of this run are in another folder: see --dir", "it was stopped before it served"),
         advice=(*(() if incident.logs else (_GIVE_LOG,)), _ASK_KERNEL),
         next_commands=(
             *(() if incident.logs else ("gemma4-triage diagnose --log SERVER_LOG",)),
@@ -52,4 +51,11 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find)
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion("the dumps of this run are in another folder: see --dir"),
+        Exclusion("it was stopped before it served"),
+    ),
+)

@@ -1,24 +1,22 @@
 """The prefix cache counts an SWA page as held that the pool has back: the parts exceed the pool."""
 
 from gemma4_dumps.audit_findings import equations
+from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import LEAK, Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "evicted-page-counted"
 
 
 def find(incident: Incident) -> Finding | None:
-    for dump in incident.of(rule=LEAK, verdict="null_page_live"):
-        swa = next((equation for equation in equations(dump) if equation.pool == "swa"), None)
-        if swa is not None and swa.accounted > swa.total:
-            break
-    else:
+    found = [dump for dump in incident.of(rule=LEAK, verdict="null_page_live") if _excess(dump) is not None]
+    if not found:
         return None
-    excess = dump.manifest.offence_count * (dump.manifest.page_size or 1)
+    dump = max(found, key=lambda one: (_excess(one) or 0) > 0)
     return Finding(
         rule=ID,
         structure=Structure.TREE_NODE,
@@ -27,16 +25,14 @@ def find(incident: Incident) -> Finding | None:
             "The prefix cache counts SWA pages as present that were evicted while their request ran: the pool has them "
             "back, so the parts of the SWA pool exceed it."
         ),
-        # The pages without an SWA slot are exactly what is too much.
-        confidence=Confidence.CERTAIN if swa.accounted - swa.total == excess else Confidence.LIKELY,
+        confidence=Confidence.CERTAIN,
         evidence=(
             said(dump, "offence_count", "full pages of live tokens without an SWA slot"),
             said(dump, "scalars.swa_available", "SWA tokens that are free"),
             said(dump, "scalars.swa_evictable", "SWA tokens that the cache says it holds"),
             said(dump, "scalars.swa_protected", "SWA tokens that it says running requests hold"),
-            said(dump, "scalars.swa_total", f"the pool: {swa.accounted - swa.total} tokens less than the parts"),
+            said(dump, "scalars.swa_total", f"the pool: {_excess(dump)} tokens less than the parts"),
         ),
-        ruled_out_if=("the SWA pool's equation holds, or tokens are missing from it",),
         advice=(
             "Compare swa_evicted_seqlen of the request that cached these pages with what free_swa was given: the cache "
             "believes that less was evicted.",
@@ -47,4 +43,26 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, injected_by=("page-over-count",), leads_to=("pool-leak",))
+def _excess(dump: Dump) -> int | None:
+    """Return by how many tokens the parts of the SWA pool exceed it; None where the audit does not say."""
+    return next((one.accounted - one.total for one in equations(dump) if one.pool == "swa"), None)
+
+
+def _is_exact(dump: Dump) -> bool | None:
+    exact = _excess(dump) == dump.manifest.offence_count * (dump.manifest.page_size or 1)
+    return False if exact else None
+
+
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion(
+            "the SWA pool's equation holds, or tokens are missing from it",
+            in_dump(lambda dump: (_excess(dump) or 0) <= 0),
+        ),
+        Exclusion("the pages without an SWA slot are not exactly what is too much", in_dump(_is_exact)),
+    ),
+    injected_by=("page-over-count",),
+    leads_to=("pool-leak",),
+)

@@ -2,10 +2,10 @@
 
 from gemma4_dumps.structures import Defect
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.concerned import free_list
+from gemma4_triage.diagnose.concerned import are_free, free_list
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import LOST_PAGES, Incident
-from gemma4_triage.diagnose.rule import LOSES_PAGES, Rule
+from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "failed-allocation-keeps-pages"
@@ -33,7 +33,6 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "scalars.full_available", "tokens free in the full pool afterwards"),
             said(dump, "scalars.swa_available", "tokens free in the SWA pool afterwards"),
         ),
-        ruled_out_if=("the pages are in the free list again",),
         advice=(
             "These pages stay lost until the pool is cleared. Give the fuller pool more tokens: "
             "--swa-full-tokens-ratio, or --mem-fraction-static for both.",
@@ -47,4 +46,11 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, injected_by=("alloc-on-one-pool",), explains=("pages-leaked",), leads_to=LOSES_PAGES)
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(Exclusion("the pages are in the free list again", in_dump(are_free)),),
+    injected_by=("alloc-on-one-pool",),
+    explains=("pages-leaked",),
+    leads_to=LOSES_PAGES,
+)

@@ -2,11 +2,12 @@
 
 from gemma4_dumps.audit_findings import TABLE, Suspect, suspects
 from gemma4_dumps.errors import DumpError
+from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.incident import LEAK, Incident
-from gemma4_triage.diagnose.rule import LOSES_PAGES, Rule
+from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "finished-requests-not-released"
@@ -27,7 +28,7 @@ def find(incident: Incident) -> Finding | None:
             break
     else:
         return None
-    locked = any(suspect.fault == "locked_at_idle" for suspect in rows)
+    locked = _is_locked(rows)
     return Finding(
         rule=ID,
         structure=Structure.FREE_CALL,
@@ -36,8 +37,7 @@ def find(incident: Incident) -> Finding | None:
             "Requests finished and were never released: their request slots, the pages of their tokens"
             f"{' and their locks in the prefix cache' if locked else ''} are all still taken."
         ),
-        # One of the three alone would be a leak on some path; together they are what one release gives back.
-        confidence=Confidence.CERTAIN if locked else Confidence.LIKELY,
+        confidence=Confidence.CERTAIN,
         evidence=(
             cell(dump, TABLE, (slot, _PAGE), "a request slot that belongs to nobody and is not free"),
             cell(dump, TABLE, (page, _PAGE), "a page that belongs to nobody and is not free"),
@@ -46,7 +46,6 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "scalars.requests_total", "request slots that there are"),
             said(dump, "scalars.full_protected", "tokens locked in the prefix cache, with no request left"),
         ),
-        ruled_out_if=("the events show release_kv_cache for these request slots",),
         advice=(
             "Look for a result path that skips finished requests: V1 verify finishes them inside the forward, and an "
             "overlap scheduler takes them for released already.",
@@ -62,4 +61,30 @@ def _belongs(suspect: Suspect, slot: Suspect) -> bool:
     return suspect.pool == "full" and suspect.fault == "nowhere" and owner == slot.page
 
 
-RULE = Rule(ID, find, injected_by=("double-bookkeeping", "finish-inside-forward"), leads_to=LOSES_PAGES)
+def _is_locked(rows: list[Suspect]) -> bool:
+    return any(suspect.fault == "locked_at_idle" for suspect in rows)
+
+
+def _was_released(dump: Dump) -> bool:
+    """Return whether a page of such a slot was asked back after its hand-out."""
+    rows = suspects(dump)
+    slots = [suspect for suspect in rows if suspect.pool == "requests"]
+    of_slots = [suspect for suspect in rows if any(_belongs(suspect, slot) for slot in slots)]
+    return any((one.free_step or -1) >= (one.alloc_step or 0) for one in of_slots)
+
+
+def _one_path(dump: Dump) -> bool | None:
+    """Return False where locks are left over too: the three together are what one release gives back."""
+    return False if _is_locked(suspects(dump)) else None
+
+
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion("the ledger saw a free of these pages since they were handed out", in_dump(_was_released)),
+        Exclusion("the pages were lost on some path, and the slots on another", in_dump(_one_path)),
+    ),
+    injected_by=("double-bookkeeping", "finish-inside-forward"),
+    leads_to=LOSES_PAGES,
+)

@@ -17,7 +17,7 @@ from gemma4_triage.diagnose.census import (
 from gemma4_triage.diagnose.concerned import free_list_of_pool
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.incident import LOST_PAGES, Incident
-from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Rule
+from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Exclusion, Rule, Seen
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "free-list-entry-wrong"
@@ -31,8 +31,7 @@ _OF_A_HAND_OUT = (
 def find(incident: Incident) -> Finding | None:
     """Return a finding where a page is missing from a free list that nobody took off it."""
     census = first_census(incident)
-    # A call that lost pages has a probe of its own, which names the call.
-    if census is None or incident.first(rule=LOST_PAGES) is not None:
+    if census is None:
         return None
     for pool in ("full", "swa"):
         missing = single(one for one in census.of(pool, NOWHERE) if one.was_free)
@@ -56,7 +55,6 @@ def _unasked(one: Listed) -> bool:
 def _finding(incident: Incident, census: Census, pool: str, missing: Listed, strange: Listed | None) -> Finding:
     # Handed out in this very step, the stranger may also be what a hand-out was turned into.
     now = strange is not None and census.given_now(strange)
-    proven = strange is not None and not now
     other = () if strange is None else (cell(strange.dump, TABLE, (strange.row, _PAGE), "what the list has instead"),)
     return Finding(
         rule=ID,
@@ -69,16 +67,12 @@ def _finding(incident: Incident, census: Census, pool: str, missing: Listed, str
             + ("gone" if strange is None else "another than it was")
             + ": the page was free, nobody took it off the list, and it is no longer there."
         ),
-        confidence=Confidence.CERTAIN if proven else Confidence.POSSIBLE if now else Confidence.LIKELY,
+        confidence=Confidence.POSSIBLE if now else Confidence.CERTAIN,
         evidence=(
             cell(missing.dump, TABLE, (missing.row, _PAGE), "the page that is nowhere"),
             cell(missing.dump, TABLE, (missing.row, _LAST_EVENT), f"its last event: {missing.suspect.last_event}"),
             *other,
             said(missing.dump, "step", "the step of the audit that saw it first"),
-        ),
-        ruled_out_if=(
-            "the events show that the page was handed out",
-            "an allocator dump of the same step: then a call changed the list",
         ),
         advice=(
             "Look at what writes free_pages beside alloc and free: restore_state, clear, merge_and_sort_free.",
@@ -99,4 +93,24 @@ def _defect(missing: Listed, strange: Listed) -> Defect:
     return Defect.DUPLICATE if strange.suspect.fault == TWICE_FREE else Defect.FOREIGN
 
 
-RULE = Rule(ID, find, explains=FOLLOWS_FROM_AN_ENTRY, leads_to=(*LEAVES_BUFFERS, *LOSES_PAGES))
+def _is_open(seen: Seen) -> bool | None:
+    """Return False where the list has another entry in that one's place, and no hand-out of the step can be it."""
+    return None if seen.finding.defect is Defect.LOST or seen.finding.structure is None else False
+
+
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion(
+            "an allocator's dump says which call lost pages",
+            lambda seen: seen.incident.first(rule=LOST_PAGES) is not None,
+        ),
+        Exclusion(
+            "a call that the ledger does not see took the entry off the list, or the hand-out of this step did",
+            _is_open,
+        ),
+    ),
+    explains=FOLLOWS_FROM_AN_ENTRY,
+    leads_to=(*LEAVES_BUFFERS, *LOSES_PAGES),
+)

@@ -16,7 +16,7 @@ from gemma4_triage.diagnose.census import (
 )
 from gemma4_triage.diagnose.evidence import cell
 from gemma4_triage.diagnose.incident import LOST_PAGES, Incident
-from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LOSES_PAGES, Rule
+from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LOSES_PAGES, Exclusion, Rule
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "free-that-loses"
@@ -25,7 +25,7 @@ ID = "free-that-loses"
 def find(incident: Incident) -> Finding | None:
     """Return a finding where the ledger saw a page asked back, no release of it, and the audit has it nowhere."""
     census = first_census(incident)
-    if census is None or incident.first(rule=LOST_PAGES) is not None:
+    if census is None:
         return None
     lost = [one for one in census.of("full", NOWHERE) if one.was_asked_back]
     if not lost:
@@ -58,7 +58,6 @@ def find(incident: Incident) -> Finding | None:
             cell(first.dump, TABLE, (first.row, 4), "the request slot that owned it last"),
             *instead,
         ),
-        ruled_out_if=("a free group was still open at the audit",),
         advice=("Look at what is between the caller's free and free_pages: a filter, a free group, a cut list.",),
         next_commands=(commands.audit(first.dump), commands.serve(incident, "--debug trap", "--probes swa-allocator")),
     )
@@ -75,4 +74,15 @@ def _defect(lost: Listed, other: Listed) -> Defect:
     return Defect.OFF_BY_ONE if abs(other.page - lost.page) == 1 else Defect.EARLY
 
 
-RULE = Rule(ID, find, explains=FOLLOWS_FROM_AN_ENTRY, leads_to=LOSES_PAGES)
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion(
+            "an allocator's dump says which call lost pages",
+            lambda seen: seen.incident.first(rule=LOST_PAGES) is not None,
+        ),
+    ),
+    explains=FOLLOWS_FROM_AN_ENTRY,
+    leads_to=LOSES_PAGES,
+)

@@ -5,11 +5,11 @@ from gemma4_dumps.errors import DumpError
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, first_census
+from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, TREE, first_census
 from gemma4_triage.diagnose.concerned import free_list_of_pool
-from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.evidence import said, tensor_or_none
 from gemma4_triage.diagnose.incident import LEAK, Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "freed-while-held"
@@ -30,10 +30,8 @@ def find(incident: Incident) -> Finding | None:
             "Pages are free although a request or the prefix cache still reads them, so the next owner overwrites "
             "them: somebody freed more than was his."
         ),
-        # Without a row of such a page nothing shows that a free took place.
-        confidence=Confidence.CERTAIN if held else Confidence.LIKELY,
+        confidence=Confidence.CERTAIN,
         evidence=_evidence(dump),
-        ruled_out_if=("the holder is a request that has ended: then it was not released, and nothing reads",),
         advice=("The audit names who freed each page and when: start with free_site of the first row.",),
         next_commands=(commands.audit(dump), commands.serve(incident, "--debug trap", "--probes swa-allocator")),
     )
@@ -49,10 +47,8 @@ def _never_freed(incident: Incident, dump: Dump, first: Suspect) -> Finding:
             "nobody gave them back since they were handed out: what is wrong is the list, "
             + ("or the hand-out of this very step." if now else "not a free.")
         ),
-        # The ledger sees the frees that go through the allocator's own calls.
-        confidence=Confidence.POSSIBLE if now else Confidence.LIKELY,
+        confidence=Confidence.POSSIBLE if now else Confidence.CERTAIN,
         evidence=_evidence(dump),
-        ruled_out_if=("the audit names a free of the page after its hand-out",),
         advice=("Look at what writes free_pages beside free and alloc: restore_state, clear, a resized pool.",),
         next_commands=(commands.audit(dump), commands.serve(incident, "--debug trap", "--probes swa-allocator")),
     )
@@ -91,4 +87,33 @@ def _was_freed(page: Suspect) -> bool:
     return page.free_step is not None and (page.alloc_step is None or page.free_step >= page.alloc_step)
 
 
-RULE = Rule(ID, find, explains=("page-given-twice",), leads_to=("pool-leak",))
+def _has_ended(dump: Dump) -> bool | None:
+    """Return whether no request that runs, nor the cache, holds such a page; None where the dump does not say."""
+    table, running = tensor_or_none(dump, "holders"), dump.manifest.scalars.get("running")
+    pages = {page.page for page in _held(dump) if page.pool == "full"}
+    if table is None or table.ndim != 2 or not isinstance(running, str):
+        return None
+    alive = {str(TREE), *running.split(",")}
+    holders = [str(int(holder)) for page, holder, _ in table.tolist() if page in pages]
+    return not alive & set(holders) if holders else None
+
+
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion(
+            "the holder is a request that has ended: then it was not released, and nothing reads", in_dump(_has_ended)
+        ),
+        Exclusion(
+            "the audit's table of the page shows another free, or none",
+            in_dump(lambda dump: False if _held(dump) else None),
+        ),
+        Exclusion(
+            "the pages were freed beside the allocator's own calls, which the ledger does not see",
+            lambda seen: False if seen.finding.structure is Structure.FREE_CALL else None,
+        ),
+    ),
+    explains=("page-given-twice",),
+    leads_to=("pool-leak",),
+)

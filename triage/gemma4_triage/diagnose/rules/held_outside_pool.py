@@ -6,7 +6,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import NOWHERE, TREE, Census, Listed, first_census, invalid_defect
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.incident import LEAK, Incident
-from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule
 from gemma4_triage.diagnose.rules.holder_entry_wrong import HELD_OUT_OF_RANGE
 from gemma4_triage.finding import Confidence, Finding
 
@@ -29,13 +29,12 @@ def find(incident: Incident) -> Finding | None:
         # Which of its counters is too large, and by how much, the page does not say.
         defect=None if counted or held is None else invalid_defect(held.page),
         cause=_cause(held, holder, lost),
-        confidence=Confidence.LIKELY if counted else Confidence.POSSIBLE,
+        confidence=Confidence.CERTAIN if counted else Confidence.POSSIBLE,
         evidence=(
             said(dump, "summary", "what the audit found"),
             said(dump, "step", "the step of the audit that saw it first"),
             *(() if held is None else (cell(held.dump, TABLE, (held.row, 0), "the page that is held"),)),
         ),
-        ruled_out_if=("a page of the same audit is nowhere: then an entry was replaced",),
         advice=(
             "Whoever reads that place reads the padding's keys, and who gives it back puts it on the free list.",
             "Compare the request's kv_allocated_len with how many slots its row was given.",
@@ -77,4 +76,12 @@ def _cause(held: Listed | None, holder: int | None, lost: bool) -> str:
     )
 
 
-RULE = Rule(ID, find, leads_to=LEAVES_BUFFERS, fallback=True)
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion("the request's row was written there since: then its counters are right, and the row is not"),
+    ),
+    leads_to=LEAVES_BUFFERS,
+    fallback=True,
+)

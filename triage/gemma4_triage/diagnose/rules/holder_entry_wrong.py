@@ -7,7 +7,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import FREE_AND_HELD, HELD_TWICE, NOWHERE, TREE, Census, Holder, Listed, single
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Rule
+from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Exclusion, Rule, Seen
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "holder-entry-wrong"
@@ -20,9 +20,8 @@ def find(incident: Incident) -> Finding | None:
     census = audit.first_census(incident)
     if census is None or not census.holders:
         return None
-    lost = single(one for one in census.of("full", NOWHERE) if one.was_taken and one.never_asked_back)
-    # A page of this very step may never have come to its place: then a length was wrong, and not the place.
-    if lost is None or census.given_now(lost):
+    lost = _lost(census)
+    if lost is None:
         return None
     strangers = _strangers(census, lost)
     if len(strangers) != 1:
@@ -65,7 +64,7 @@ def _finding(incident: Incident, census: Census, lost: Listed, stranger: Holder)
         cause=(
             f"{what} has another page than the one that it was given: that one is nowhere, and nobody gave it back."
         ),
-        confidence=Confidence.CERTAIN if _is_proof(census, lost, stranger) else Confidence.LIKELY,
+        confidence=Confidence.CERTAIN,
         evidence=(
             cell(lost.dump, TABLE, (lost.row, 0), "the page that nobody has"),
             cell(lost.dump, TABLE, (lost.row, 4), "the request slot that owned it"),
@@ -74,7 +73,6 @@ def _finding(incident: Incident, census: Census, lost: Listed, stranger: Holder)
             said(lost.dump, "step", "the step of the audit that saw it first"),
             *(said(one, "verdict", "the same page, as the holder's") for one in incident.of(verdict=HELD_OUT_OF_RANGE)),
         ),
-        ruled_out_if=("the events show that the page was asked back",),
         advice=(
             "Look at who wrote that place since the page was handed out: the node's value, or the request's row.",
             "Whoever reads the prefix or the row reads another's keys.",
@@ -83,11 +81,27 @@ def _finding(incident: Incident, census: Census, lost: Listed, stranger: Holder)
     )
 
 
-def _is_proof(census: Census, lost: Listed, stranger: Holder) -> bool:
-    """Return whether the loser is known: of a page that two hold, it is inferred from where the lost one was given."""
-    if any(one.page == stranger.page for one in census.of("full", HELD_TWICE)):
-        return False
-    return stranger.holder == TREE or (lost.suspect.owner is not None and lost.suspect.owner[0] == stranger.holder)
+def _lost(census: Census | None) -> Listed | None:
+    found = () if census is None else census.of("full", NOWHERE)
+    return single(one for one in found if one.was_taken and one.never_asked_back)
+
+
+def _is_young(seen: Seen) -> bool:
+    census = audit.first_census(seen.incident)
+    lost = _lost(census)
+    return census is not None and lost is not None and census.given_now(lost)
+
+
+def _is_inferred(seen: Seen) -> bool | None:
+    """Return None where the loser is inferred, as of a page that two hold from where the lost one was given."""
+    census = audit.first_census(seen.incident)
+    lost = _lost(census)
+    if census is None or lost is None:
+        return None
+    (stranger,) = _strangers(census, lost)
+    twice = any(one.page == stranger.page for one in census.of("full", HELD_TWICE))
+    owner = None if lost.suspect.owner is None else lost.suspect.owner[0]
+    return None if twice or stranger.holder not in (TREE, owner) else False
 
 
 def _defect(census: Census, lost: Listed, stranger: Holder) -> Defect:
@@ -100,4 +114,16 @@ def _defect(census: Census, lost: Listed, stranger: Holder) -> Defect:
     return audit.shared_defect(lost, single(one for one in census.of("full", HELD_TWICE) if one.page == stranger.page))
 
 
-RULE = Rule(ID, find, explains=FOLLOWS_FROM_AN_ENTRY, leads_to=(*LEAVES_BUFFERS, *LOSES_PAGES))
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion(
+            "the lost page was handed out in the step of the audit: then a length may be wrong, and not the place",
+            _is_young,
+        ),
+        Exclusion("the other of the two that have the page had the lost one", _is_inferred),
+    ),
+    explains=FOLLOWS_FROM_AN_ENTRY,
+    leads_to=(*LEAVES_BUFFERS, *LOSES_PAGES),
+)

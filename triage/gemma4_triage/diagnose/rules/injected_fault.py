@@ -2,7 +2,7 @@
 
 from gemma4_triage.diagnose.evidence import guarded
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import Exclusion, Rule
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.rule import over
 
@@ -28,9 +28,8 @@ def find(incident: Incident) -> Finding | None:
         cause="This server was asked to break itself: a fault was injected, and no dump here shows it.",
         confidence=Confidence.POSSIBLE,
         evidence=tuple(injected.values()),
-        ruled_out_if=("the same happens without GEMMA4_TRIAGE_FAULTS",),
         advice=("Unset GEMMA4_TRIAGE_FAULTS before you look for any other cause.",),
     )
 
 
-RULE = Rule(ID, find)
+RULE = Rule(ID, find, ruled_out_if=(Exclusion("the same happens without GEMMA4_TRIAGE_FAULTS"),))

@@ -3,7 +3,7 @@
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import counted
 from gemma4_triage.diagnose.incident import LEAK, Incident, Ledger
-from gemma4_triage.diagnose.rule import LOSES_PAGES, Rule
+from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "ledger-without-dump"
@@ -21,7 +21,6 @@ def find(incident: Incident) -> Finding | None:
         # That it found them is written down; why they are there is not.
         confidence=Confidence.POSSIBLE,
         evidence=evidence,
-        ruled_out_if=("the dump is in another folder: see --dir",),
         advice=("The store's caps drop the oldest dumps first: copy the folder before the server writes on.",),
         next_commands=(commands.serve(incident, "--debug log"), "gemma4-triage dumps list"),
     )
@@ -36,4 +35,4 @@ def _found(ledger: Ledger) -> tuple[Evidence, ...]:
     return tuple(pieces)
 
 
-RULE = Rule(ID, find, leads_to=LOSES_PAGES)
+RULE = Rule(ID, find, ruled_out_if=(Exclusion("the dump is in another folder: see --dir"),), leads_to=LOSES_PAGES)

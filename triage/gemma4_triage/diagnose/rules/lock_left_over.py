@@ -6,7 +6,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import LOCKED, first_census
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.rule import LOSES_PAGES, Rule
+from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, Seen
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "lock-left-over"
@@ -15,9 +15,10 @@ ID = "lock-left-over"
 def find(incident: Incident) -> Finding | None:
     """Return a finding where an audit found locks at idle and nothing else."""
     census = first_census(incident)
-    if census is None or not census.listed or any(one.suspect.fault != LOCKED for one in census.listed):
+    locked = () if census is None else tuple(one for one in census.listed if one.suspect.fault == LOCKED)
+    if not locked:
         return None
-    first = census.listed[0]
+    first = locked[0]
     # A node's two counts are told apart by whose pool has locked tokens left.
     pool = "full" if first.dump.manifest.scalars.get("full_protected") else "swa"
     return Finding(
@@ -28,15 +29,13 @@ def find(incident: Incident) -> Finding | None:
             "The prefix cache counts one lock too many: every request has ended and given its pages and its slot back, "
             "and nodes are locked all the same."
         ),
-        # A request that never ended its hold and a count that was raised look alike.
-        confidence=Confidence.LIKELY,
+        confidence=Confidence.CERTAIN,
         evidence=(
             said(first.dump, "offence_count", "pages of such nodes"),
             cell(first.dump, TABLE, (first.row, 0), "the first of them"),
             said(first.dump, f"scalars.{pool}_protected", "tokens locked in the prefix cache, with no request left"),
             said(first.dump, "site", "when the audit ran"),
         ),
-        ruled_out_if=("a request slot is taken too: then its request was never released",),
         advice=(
             "Compare inc_lock_ref and dec_lock_ref on the way of the last owner: each hold has to end on the node that "
             "it began on.",
@@ -46,4 +45,20 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, explains=("pages-leaked",), leads_to=LOSES_PAGES)
+def _others_are_wrong(seen: Seen) -> bool:
+    census = first_census(seen.incident)
+    return census is not None and any(one.suspect.fault != LOCKED for one in census.listed)
+
+
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion(
+            "a page or a request slot is out of place too: then its request was never released", _others_are_wrong
+        ),
+        Exclusion("a request never ended its hold, and nobody raised the count"),
+    ),
+    explains=("pages-leaked",),
+    leads_to=LOSES_PAGES,
+)

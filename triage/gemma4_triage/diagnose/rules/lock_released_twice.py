@@ -6,7 +6,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import PROCESS_END, Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import Exclusion, Rule
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "lock-released-twice"
@@ -29,17 +29,20 @@ def find(incident: Incident) -> Finding | None:
             f"A request gives back its hold on a node of the prefix cache that has {count} of them: one was given back "
             "twice, or the count was changed beside it."
         ),
-        # Which of the two the assertion does not say.
-        confidence=Confidence.LIKELY,
+        confidence=Confidence.CERTAIN,
         evidence=(
             said(dump, "scalars.message", "SGLang's own assertion, with the count"),
             said(dump, "scalars.traceback", "who gave the hold back"),
             said(dump, "step", "in which step"),
         ),
-        ruled_out_if=("a clear or a reset of the cache ran while requests held its nodes",),
         advice=("Compare inc_lock_ref and dec_lock_ref on that way: each hold ends once, on the node it began on.",),
         next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
     )
 
 
-RULE = Rule(ID, find, leads_to=("other-crash",))
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(Exclusion("a clear or a reset of the cache ran while requests held its nodes"),),
+    leads_to=("other-crash",),
+)

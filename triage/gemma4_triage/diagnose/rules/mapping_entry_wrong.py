@@ -4,6 +4,7 @@ from gemma4_dumps.audit_findings import TABLE
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import (
+    FREE_AND_HELD,
     HELD_TWICE,
     NOWHERE,
     Census,
@@ -15,7 +16,7 @@ from gemma4_triage.diagnose.census import (
 )
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Rule
+from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Exclusion, Rule, Seen
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "mapping-entry-wrong"
@@ -27,7 +28,7 @@ def find(incident: Incident) -> Finding | None:
     census = first_census(incident)
     if census is None or not census.holders:
         return None
-    lost = single(one for one in census.of("swa", NOWHERE) if one.was_taken and one.never_asked_back)
+    lost = _lost(census)
     if lost is None or lost.suspect.peer is None:
         return None
     held = [one for one in census.holders if one.page == lost.suspect.peer and one.leads_to != lost.page]
@@ -54,7 +55,6 @@ def _finding(incident: Incident, census: Census, lost: Listed, held: Holder) -> 
             cell(lost.dump, TABLE, (lost.row, 4), "the request slot that owned it last"),
             said(lost.dump, "step", "the step of the audit that saw it first"),
         ),
-        ruled_out_if=("the full page has been freed: then the mapping was replaced before the free",),
         advice=("Look at who writes the mapping: set_full_to_swa_mapping, free_swa, tombstone recovery.",),
         next_commands=(commands.audit(lost.dump), commands.serve(incident, "--debug trap")),
     )
@@ -74,4 +74,24 @@ def _defect(census: Census, lost: Listed, held: Holder) -> Defect:
     return shared_defect(lost, shared[0]) if shared else Defect.STALE
 
 
-RULE = Rule(ID, find, explains=FOLLOWS_FROM_AN_ENTRY, leads_to=(*LEAVES_BUFFERS, *LOSES_PAGES))
+def _lost(census: Census) -> Listed | None:
+    return single(one for one in census.of("swa", NOWHERE) if one.was_taken and one.never_asked_back)
+
+
+def _was_freed(seen: Seen) -> bool:
+    """Return whether the full page is free as well as held."""
+    census = first_census(seen.incident)
+    lost = None if census is None else _lost(census)
+    free = () if census is None else census.of("full", FREE_AND_HELD)
+    return lost is not None and any(one.page == lost.suspect.peer for one in free)
+
+
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion("the full page has been freed: then the mapping was replaced before the free", _was_freed),
+    ),
+    explains=FOLLOWS_FROM_AN_ENTRY,
+    leads_to=(*LEAVES_BUFFERS, *LOSES_PAGES),
+)

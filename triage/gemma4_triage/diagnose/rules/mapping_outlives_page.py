@@ -1,12 +1,14 @@
 """The full-to-SWA mapping still leads to SWA pages that were given back."""
 
+from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import NOWHERE, first_census
+from gemma4_triage.diagnose.concerned import are_free
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.hand_out import strayed_hand_out
 from gemma4_triage.diagnose.incident import LEAK, Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "mapping-outlives-page"
@@ -34,8 +36,6 @@ def find(incident: Incident) -> Finding | None:
         ]
     if not evidence:
         return None
-    # The allocator probe compares the mapping with the pages that this very call released.
-    seen_at_release = at_free is not None and at_free.manifest.site.endswith(".free_swa")
     return Finding(
         rule=ID,
         structure=Structure.SWA_MAPPING,
@@ -44,9 +44,8 @@ def find(incident: Incident) -> Finding | None:
             "SWA pages were given back while the full-to-SWA mapping still leads to them; whoever frees these full "
             "slots frees the SWA pages again, which by then may serve another request."
         ),
-        confidence=Confidence.CERTAIN if seen_at_release else Confidence.LIKELY,
+        confidence=Confidence.CERTAIN,
         evidence=tuple(evidence),
-        ruled_out_if=("the page of the SWA slot is not in free_pages_swa",),
         advice=(
             "SGLang 0.5.13 releases SWA pages whole and clears only the mapping entries that it was given; from 0.5.14 "
             "on the whole page is cleared. Look for a caller of free_swa that names part of a page.",
@@ -67,9 +66,23 @@ def _leads_to_lost_pages(incident: Incident) -> bool:
     return bool(lost) and any(one.leads_to in lost for one in (census.holders if census else None) or ())
 
 
+def _is_not_free(dump: Dump) -> bool | None:
+    free = are_free(dump)
+    return None if free is None else not free
+
+
+def _not_at_release(dump: Dump) -> bool | None:
+    """Return False where the probe compared the mapping with the pages that this very call released."""
+    return False if dump.manifest.site.endswith(".free_swa") else None
+
+
 RULE = Rule(
     ID,
     find,
+    ruled_out_if=(
+        Exclusion("the page of the SWA slot is not in free_pages_swa", in_dump(_is_not_free)),
+        Exclusion("another call than the one that released the page left the mapping", in_dump(_not_at_release)),
+    ),
     injected_by=("stale-mapping",),
     explains=("page-freed-twice", "page-given-twice", "swa-page-shared"),
     leads_to=("pool-leak",),

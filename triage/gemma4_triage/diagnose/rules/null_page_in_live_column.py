@@ -1,11 +1,12 @@
 """A column that a request needs holds page 0, the pool's dummy."""
 
+from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
-from gemma4_triage.diagnose.rule import Rule
-from gemma4_triage.diagnose.where_wrong import Wrong, where_wrong
+from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
+from gemma4_triage.diagnose.where_wrong import where_wrong
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "null-page-in-live-column"
@@ -43,7 +44,7 @@ def find(incident: Incident) -> Finding | None:
         structure=wrong.structure,
         defect=wrong.defect if wrong.structure else Defect.ZERO,
         cause=_CAUSES.get(wrong.structure, _UNKNOWN),
-        confidence=_confidence(wrong),
+        confidence=Confidence.CERTAIN if wrong.structure else Confidence.POSSIBLE,
         evidence=(
             said(dump, "offences.0.table", "the table"),
             said(dump, "offences.0.column", "the column"),
@@ -57,7 +58,6 @@ def find(incident: Incident) -> Finding | None:
             ),
             *wrong.proof,
         ),
-        ruled_out_if=("the request had finished or was retracted before this step's result was processed",),
         advice=(
             "Compare the column with the row's length and window: inside, the request's attention is wrong.",
             "If the request had already finished, this is stale metadata and harmless.",
@@ -66,12 +66,19 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-def _confidence(wrong: Wrong) -> Confidence:
-    """Return how sure it is: two structures that contradict each other leave the derived one."""
-    if wrong.structure is None:
-        return Confidence.POSSIBLE
+def _had_ended(dump: Dump) -> bool | None:
+    """Return False where a source still has the page, or the batch another length: then the derived one is wrong."""
+    wrong = where_wrong(dump)
     derived = (Structure.SWA_TABLE, Structure.FULL_TABLE, Structure.WRITE_LOCATIONS, Structure.KERNEL_LENGTHS)
-    return Confidence.CERTAIN if wrong.proof and wrong.structure in derived else Confidence.LIKELY
+    return False if wrong.proof and wrong.structure in derived else None
 
 
-RULE = Rule(ID, find)
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion(
+            "the request had finished or was retracted before this step's result was processed", in_dump(_had_ended)
+        ),
+    ),
+)

@@ -7,7 +7,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import LEAK, Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "page-freed-twice"
@@ -15,7 +15,7 @@ ID = "page-freed-twice"
 
 def find(incident: Incident) -> Finding | None:
     dump = incident.first(verdict="double_free")
-    if dump is None or _nobody_freed(dump):
+    if dump is None:
         return None
     return Finding(
         rule=ID,
@@ -25,14 +25,13 @@ def find(incident: Incident) -> Finding | None:
             "A page was freed that is free already: two owners believe that they hold it, or one owner frees it on two "
             "paths."
         ),
-        confidence=Confidence.LIKELY,
+        confidence=Confidence.CERTAIN,
         evidence=(
             said(dump, "site", "the second free, or the audit that saw it"),
             said(dump, "offences.0.value", "the slot, or in an audit the number of places"),
             said(dump, "offence_count", "so many are freed again"),
             said(dump, "pool_kind", "of which pool"),
         ),
-        ruled_out_if=("the page is not in the dump's free list",),
         advice=(
             "Compare the slots with the prefix cache's insert and the request's release (release_kv_cache).",
             "SGLang hides a double free within one call or one free_group: it frees every page once.",
@@ -55,4 +54,16 @@ def _nobody_freed(dump: Dump) -> bool:
         return False
 
 
-RULE = Rule(ID, find, explains=("page-given-twice",), leads_to=("pool-leak",))
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion(
+            "the ledger of the audit that saw it saw no free of the page: then the list alone is wrong",
+            in_dump(_nobody_freed),
+        ),
+        Exclusion("the earlier free was the wrong one: then somebody still holds the page"),
+    ),
+    explains=("page-given-twice",),
+    leads_to=("pool-leak",),
+)

@@ -1,12 +1,12 @@
 """An allocator hands out a page that somebody still owns, or that it did not take off its list."""
 
+from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.hand_out import hand_out_wrong, strayed_hand_out
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.rule import Rule
-from gemma4_triage.diagnose.where_wrong import Wrong
+from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "page-given-twice"
@@ -38,7 +38,7 @@ def find(incident: Incident) -> Finding | None:
         structure=wrong.structure,
         defect=wrong.defect,
         cause=_CAUSES.get(wrong.structure, _UNKNOWN),
-        confidence=_confidence(wrong),
+        confidence=Confidence.CERTAIN if wrong.structure else Confidence.POSSIBLE,
         evidence=(
             said(dump, "site", "who handed it out, or noticed"),
             said(dump, "offences.0.value", "the slot, or in an audit the number of places"),
@@ -46,16 +46,22 @@ def find(incident: Incident) -> Finding | None:
             *state,
             *wrong.proof,
         ),
-        ruled_out_if=("the free list held the page twice: then see the double free",),
         advice=("Trust no output since. A server in trap mode stops at the free that came too early.",),
         next_commands=(commands.serve(incident, "--debug trap", "--probes swa-allocator"), commands.show(dump)),
     )
 
 
-def _confidence(wrong: Wrong) -> Confidence:
-    if wrong.structure is None:
-        return Confidence.POSSIBLE
-    return Confidence.CERTAIN if wrong.structure is Structure.ALLOCATION and wrong.proof else Confidence.LIKELY
+def _is_from_before(dump: Dump) -> bool | None:
+    """Return False where the lists before and after the call show that its result is wrong, and not the list."""
+    wrong = hand_out_wrong(dump)
+    return False if wrong.structure is Structure.ALLOCATION and wrong.proof else None
 
 
-RULE = Rule(ID, find, leads_to=("pool-leak",))
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion("the page was freed too early, or put on the list beside all calls", in_dump(_is_from_before)),
+    ),
+    leads_to=("pool-leak",),
+)

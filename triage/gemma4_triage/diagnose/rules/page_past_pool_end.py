@@ -4,7 +4,7 @@ from gemma4_dumps.structures import Defect
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
-from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule
 from gemma4_triage.diagnose.where_wrong import where_wrong
 from gemma4_triage.finding import Confidence, Finding
 
@@ -28,8 +28,7 @@ def find(incident: Incident) -> Finding | None:
             "Somebody counts one further than the pool reaches: the table belongs to the pool that it indexes, and the "
             "bad entry is the first page past the end of the buffer."
         ),
-        # A stray value could be this one by chance; no other cause aims at it.
-        confidence=Confidence.LIKELY,
+        confidence=Confidence.CERTAIN,
         evidence=(
             said(dump, "provenance.table_space", "whose page ids the table holds"),
             said(dump, "provenance.buffer_space", "the same pool: nothing was left untranslated"),
@@ -37,11 +36,6 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "offences.0.upper", "the first index that the buffer does not have: the same"),
             said(dump, "offences.0.request_slot", "the request whose row it is in"),
             *wrong.proof,
-        ),
-        ruled_out_if=(
-            "the row equals the full table's row: then it was not translated",
-            "geometry says that this pool is smaller than what the allocator hands out",
-            "an allocator dump of the same run: then the allocator gave the index out",
         ),
         advice=(
             "Compare how the pool counts pages (size / page_size, plus the dummy page 0) with who fills this table: "
@@ -55,4 +49,10 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, injected_by=("page-past-the-end",), leads_to=LEAVES_BUFFERS)
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(Exclusion("a stray value is this one by chance"),),
+    injected_by=("page-past-the-end",),
+    leads_to=LEAVES_BUFFERS,
+)

@@ -8,7 +8,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import GIVEN
 from gemma4_triage.diagnose.evidence import cell, said
 from gemma4_triage.diagnose.incident import LEAK, Incident
-from gemma4_triage.diagnose.rule import LOSES_PAGES, Rule
+from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "pages-leaked"
@@ -52,9 +52,8 @@ def find(incident: Incident) -> Finding | None:
         structure=Structure.TREE_NODE if of_cache else Structure.FREE_CALL if known else None,
         defect=Defect.LOST,
         cause=f"Pages belong to nobody and are not free{where}: {why}.",
-        confidence=Confidence.LIKELY if known or given else Confidence.POSSIBLE,
+        confidence=Confidence.CERTAIN if known or given else Confidence.POSSIBLE,
         evidence=(said(dump, "offence_count", "pages that are lost"), said(dump, "step", "when it was seen"), *rows),
-        ruled_out_if=("a session or a disaggregated transfer still holds them",),
         advice=(
             "Nobody will free these pages: look at what that site does when its request ends, is aborted or retracted.",
             "Audit every few steps to catch the step at which it happens: GEMMA4_TRIAGE_LEAK=raise "
@@ -94,4 +93,10 @@ def _why(known: bool, ended: bool | None) -> str:
     return "whose they were, or what became of them, is not known"
 
 
-RULE = Rule(ID, find, leads_to=LOSES_PAGES, fallback=True)
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(Exclusion("a session or a disaggregated transfer still holds them"),),
+    leads_to=LOSES_PAGES,
+    fallback=True,
+)

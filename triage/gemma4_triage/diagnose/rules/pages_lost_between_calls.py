@@ -2,10 +2,10 @@
 
 from gemma4_dumps.structures import Defect
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.concerned import free_list
+from gemma4_triage.diagnose.concerned import are_free, free_list
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import LOST_PAGES, Incident
-from gemma4_triage.diagnose.rule import LOSES_PAGES, Rule
+from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "pages-lost-between-calls"
@@ -33,7 +33,6 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "offences.0.value", "the first of them"),
             said(dump, "pool_kind", "of which pool"),
         ),
-        ruled_out_if=("they are in a free list of the dump",),
         advice=(
             "The pool stays smaller until it is cleared or the server restarts.",
             "Free nothing between backup and restore." if restored else "End each free group before the next begins.",
@@ -42,4 +41,6 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, leads_to=LOSES_PAGES)
+RULE = Rule(
+    ID, find, ruled_out_if=(Exclusion("they are in a free list of the dump", in_dump(are_free)),), leads_to=LOSES_PAGES
+)

@@ -3,8 +3,8 @@
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.incident import GEOMETRY, Incident
-from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
-from gemma4_triage.diagnose.start_up import start_up_evidence
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule
+from gemma4_triage.diagnose.start_up import sides_agree, start_up_evidence
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.rules.probe_stopped import shows_one_key_more
 
@@ -35,7 +35,6 @@ def find(incident: Incident) -> Finding | None:
         cause="Parts of this server that must agree do not: a draft and its target, or layers and the pool they read.",
         confidence=Confidence.CERTAIN,
         evidence=evidence,
-        ruled_out_if=("both sides name the same value",),
         advice=(
             "If a layer id, head count or head dim differs, draft and target are checkpoints of different models.",
             "Page size, context length and KV dtype come from the launch arguments: see launch_args in the dump.",
@@ -88,4 +87,10 @@ def _of_window(found: int, expected: str) -> Defect | None:
     return Defect.OFF_BY_ONE if wanted.isdecimal() and abs(found - int(wanted[:12])) == 1 else None
 
 
-RULE = Rule(ID, find, explains=("index-outside-buffer", "table-too-narrow"), leads_to=LEAVES_BUFFERS)
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(Exclusion("both sides name the same value", sides_agree),),
+    explains=("index-outside-buffer", "table-too-narrow"),
+    leads_to=LEAVES_BUFFERS,
+)

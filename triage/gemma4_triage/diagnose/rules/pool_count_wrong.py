@@ -3,7 +3,7 @@
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import LEAK, Incident
-from gemma4_triage.diagnose.rule import LOSES_PAGES, Rule
+from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "pool-count-wrong"
@@ -21,8 +21,7 @@ def find(incident: Incident) -> Finding | None:
             "The prefix cache counts its evictable or protected tokens wrongly: every page is free, cached or held by "
             "one request, and the sums of SGLang's counters are not the pool's size."
         ),
-        # The audit's own count of what requests hold is the third side; it looked at the same rows as for the pages.
-        confidence=Confidence.LIKELY,
+        confidence=Confidence.CERTAIN,
         evidence=(
             said(dump, f"scalars.{pool}_evictable", "what the prefix cache says that it can evict"),
             said(dump, f"scalars.{pool}_protected", "what it says that requests hold of it"),
@@ -30,7 +29,6 @@ def find(incident: Incident) -> Finding | None:
             said(dump, f"scalars.{pool}_total", "what all sides have to add up to"),
             said(dump, "step", "the step of the audit that saw it first"),
         ),
-        ruled_out_if=("a page is nowhere, or in two places: then the count is right, and the page is what is wrong",),
         advice=(
             "No page is lost, but SGLang admits requests by these counters, and its own checker stops the server.",
             "Look at what changes them: insertions, evictions and locks of the prefix cache, tombstones among them.",
@@ -39,4 +37,10 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, leads_to=LOSES_PAGES, fallback=True)
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(Exclusion("the audit counts wrongly what requests hold beside the prefix cache"),),
+    leads_to=LOSES_PAGES,
+    fallback=True,
+)

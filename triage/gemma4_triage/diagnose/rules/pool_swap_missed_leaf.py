@@ -4,8 +4,8 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
-from gemma4_triage.diagnose.rule import Rule
-from gemma4_triage.diagnose.start_up import start_up_evidence
+from gemma4_triage.diagnose.rule import Exclusion, Rule, Seen
+from gemma4_triage.diagnose.start_up import sides_agree, start_up_evidence
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "pool-swap-missed-leaf"
@@ -43,7 +43,6 @@ def find(incident: Incident) -> Finding | None:
                 )
             ),
         ),
-        ruled_out_if=("the draft's backend has no children (see backend, and found above)",),
         advice=(
             "Without the fix SGLang dies of `IndexError: list index out of range` at the first draft step or capture.",
             "Without our runtime: --speculative-draft-attention-backend trtllm_mha gives the draft a backend "
@@ -58,4 +57,27 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, injected_by=("hybrid-pool-unswapped",), in_logs=("hybrid-draft-pool",))
+def _has_the_layer(seen: Seen) -> bool | None:
+    """Return whether the pool in force is the one meant, or has pages of that layer."""
+    agree = sides_agree(seen)
+    looked_up = [dump.manifest.extents.get("pages_in_buffer") for dump in seen.incident.of(rule=PAGE_TABLE)]
+    return agree if agree is not None else None if None in looked_up else any(looked_up)
+
+
+def _is_a_child(seen: Seen) -> bool | None:
+    """Return False where the backend that holds the pool is named below another, as `A.prefill_backend`."""
+    places = [str(piece.value).partition(" on ")[2].partition(" inside ")[0] for piece in seen.finding.evidence]
+    named = [place for place in places if place]
+    return not any("." in place for place in named) if named else None
+
+
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion("the pool that the draft's backend holds has the layers that the draft is bound to", _has_the_layer),
+        Exclusion("the draft's backend has no children: then it holds that pool itself", _is_a_child),
+    ),
+    injected_by=("hybrid-pool-unswapped",),
+    in_logs=("hybrid-draft-pool",),
+)

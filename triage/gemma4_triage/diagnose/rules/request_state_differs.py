@@ -9,7 +9,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import REQUEST_ROWS, Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 _Words = TypeVar("_Words", bound=StrEnum)
@@ -33,7 +33,7 @@ def find(incident: Incident) -> Finding | None:
     of_tree = why == _PREFIX and elsewhere
     had = scalars.get("row_had")
     of_row = why == _PREFIX and isinstance(had, int) and had == expected
-    known = (why in _BOTH_SIDES and isinstance(expected, int)) or of_row
+    known = _is_known(dump)
     unsure = elsewhere or (why == _PREFIX and not of_row)
     # Dumps without `row_had` have the way in which the row would be wrong.
     way_is_told = not unsure or (of_tree and had is not None)
@@ -53,15 +53,13 @@ def find(incident: Incident) -> Finding | None:
             f"The row of the running request in slot {slot} and the nodes of the prefix cache that it holds have other "
             f"slots: {'the row is as it was, the node is not' if of_tree else 'which of them is wrong is not known'}."
         )
-    confidence = Confidence.CERTAIN if known else Confidence.LIKELY
     return Finding(
         rule=ID,
         cause=cause,
-        confidence=Confidence.LIKELY if of_tree else Confidence.POSSIBLE if unsure else confidence,
+        confidence=Confidence.POSSIBLE if unsure and not of_tree else Confidence.CERTAIN,
         structure=Structure.TREE_NODE if of_tree else None if unsure else structure,
         defect=defect,
         evidence=tuple(_evidence(dump)),
-        ruled_out_if=("the value is what the request's own row, tokens and prefix say",),
         advice=(
             "What writes this structure in the step of the dump, or in the one before it, is at fault; kernels only "
             "follow it.",
@@ -86,4 +84,27 @@ def _word(words: type[_Words], value: object) -> _Words | None:
     return next((word for word in words if word.value == value), None)
 
 
-RULE = Rule(ID, find)
+def _is_known(dump: Dump) -> bool:
+    """Return whether the dump has both sides, and which of them is wrong."""
+    scalars = dump.manifest.scalars
+    why, expected, had = scalars.get("why"), scalars.get("expected"), scalars.get("row_had")
+    of_row = why == _PREFIX and isinstance(had, int) and had == expected
+    return (why in _BOTH_SIDES and isinstance(expected, int)) or of_row
+
+
+def _is_as_it_should(dump: Dump) -> bool | None:
+    scalars = dump.manifest.scalars
+    return scalars.get("value") == scalars.get("expected") if _is_known(dump) else None
+
+
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion("the value is what the request's own row, tokens and prefix say", in_dump(_is_as_it_should)),
+        Exclusion(
+            "the row is what changed, and the node is as it was",
+            lambda seen: None if seen.finding.structure is Structure.TREE_NODE else False,
+        ),
+    ),
+)

@@ -7,7 +7,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
-from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, Seen
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "row-not-translated"
@@ -52,7 +52,7 @@ def _finding(incident: Incident, dump: Dump, place: tuple[int, int]) -> Finding:
             f"Row {row} of the sliding-window table was never translated: it holds the full-pool page ids of its "
             "request, entry for entry."
         ),
-        confidence=Confidence.CERTAIN if proof else Confidence.LIKELY,
+        confidence=Confidence.CERTAIN,
         evidence=(
             said(dump, "offences.0.row", "the row"),
             said(dump, "offences.0.value", "no page of the sliding-window buffer"),
@@ -60,7 +60,6 @@ def _finding(incident: Incident, dump: Dump, place: tuple[int, int]) -> Finding:
             said(dump, "extents.pages_full_pool", "pages of the full pool, which has that id"),
             *proof,
         ),
-        ruled_out_if=("a live entry of the row differs between page_table and swa_page_table",),
         advice=(
             "Look at what builds rows one by one: a path that fills a request's row without the full-to-SWA map "
             "(late joiners, padded or idle rows, a batch that was merged).",
@@ -89,4 +88,17 @@ def _translated_write(dump: Dump, row: int) -> tuple[Evidence, ...]:
     )
 
 
-RULE = Rule(ID, find, injected_by=("one-untranslated-row",), explains=("page-past-pool-end",), leads_to=LEAVES_BUFFERS)
+def _ids_are_equal(seen: Seen) -> bool | None:
+    """Return False where the row's last token has another page in the pool than in the row."""
+    known = any(piece.field.startswith(_SWA_WRITES) for piece in seen.finding.evidence)
+    return False if known else None
+
+
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(Exclusion("the pools have equal ids there, so that a translated row looks alike", _ids_are_equal),),
+    injected_by=("one-untranslated-row",),
+    explains=("page-past-pool-end",),
+    leads_to=LEAVES_BUFFERS,
+)

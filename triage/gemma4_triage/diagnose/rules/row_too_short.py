@@ -1,10 +1,11 @@
 """A request is to have more KV slots than its row of req_to_token has columns."""
 
+from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import SHAPES, Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "row-too-short"
@@ -32,10 +33,6 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "scalars.overflowing", "requests that reach into another's row"),
             said(dump, "site", "where they are allocated"),
         ),
-        ruled_out_if=(
-            "no request comes near the end of its context",
-            "topk is 1, and --speculative-num-draft-tokens is 7 or less",
-        ),
         advice=(
             "The request in the row behind answers from slots that are not its own. A page whose slots are all behind "
             "the row's end is never freed, as SGLang 33579 tells of pages of one token, until SGLang's own check ends "
@@ -53,4 +50,14 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, explains=("request-state-differs",))
+def _fits(dump: Dump) -> bool | None:
+    longest, width = dump.manifest.scalars.get("longest"), dump.manifest.scalars.get("width")
+    return longest <= width if isinstance(longest, int) and isinstance(width, int) else None
+
+
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(Exclusion("no request is longer than a row", in_dump(_fits)),),
+    explains=("request-state-differs",),
+)

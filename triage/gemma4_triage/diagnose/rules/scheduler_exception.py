@@ -3,7 +3,7 @@
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import PROCESS_END, Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import Exclusion, Rule
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "scheduler-exception"
@@ -28,7 +28,6 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "scalars.traceback", "where, outermost first"),
             said(dump, "scalars.requests", "requests of the batch, which the tensor `requests` shows"),
         ),
-        ruled_out_if=("an earlier dump of the same process, or the log, names what was wrong before",),
         advice=(
             "Compare the rows in the dump with what each request counts: a slot outside the pool, or a row that is not "
             "the request's, is what such an exception comes from.",
@@ -38,4 +37,9 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, fallback=True)
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(Exclusion("an earlier dump of the same process, or the log, names what was wrong before"),),
+    fallback=True,
+)

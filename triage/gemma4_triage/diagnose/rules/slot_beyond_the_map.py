@@ -8,7 +8,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.incident import PROCESS_END, Incident
-from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "slot-beyond-the-map"
@@ -53,17 +53,26 @@ def _finding(incident: Incident, dump: Dump, structure: Structure, proof: tuple[
             if proof
             else "SGLang was given a slot to free that its pools do not have, and no row of the batch has it."
         ),
-        # Who wrote the row, or made the call, the state after it does not say.
-        confidence=Confidence.LIKELY,
+        confidence=Confidence.CERTAIN,
         evidence=(
             said(dump, "scalars.message", "the index, and how many there are"),
             said(dump, "scalars.traceback", "where it was looked up"),
             *proof,
         ),
-        ruled_out_if=("an allocator dump of the same step: then the allocator gave the slot out",),
         advice=("Look at what wrote that place since the request's last step; the dump has the rows as they were.",),
         next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
     )
 
 
-RULE = Rule(ID, find, leads_to=LEAVES_BUFFERS)
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion(
+            "an allocator gave the slot out, as a dump of it says",
+            lambda seen: seen.incident.first(verdict="alloc_out_of_range") is not None,
+        ),
+        Exclusion("the row was right, and whoever looked it up read another place of it"),
+    ),
+    leads_to=LEAVES_BUFFERS,
+)

@@ -10,7 +10,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, said, tensor_or_none
 from gemma4_triage.diagnose.incident import LEAK, Incident
-from gemma4_triage.diagnose.rule import LOSES_PAGES, Rule
+from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "swa-page-replaced-before-free"
@@ -34,7 +34,7 @@ def find(incident: Incident) -> Finding | None:
             "SWA pages are lost although their full pages were freed: the mapping led elsewhere by the time of the "
             "free, so the replacement was released and the page that was meant stayed behind."
         ),
-        confidence=Confidence.CERTAIN if exchange else Confidence.LIKELY,
+        confidence=Confidence.CERTAIN,
         evidence=(
             said(dump, "offence_count", "SWA pages that belong to nobody and are not free; no full page is lost"),
             cell(dump, TABLE, (0, 0), "the first of them"),
@@ -42,7 +42,6 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "scalars.swa_total", "the SWA pool: the parts are less"),
             *exchange,
         ),
-        ruled_out_if=("full pages of the same owner are lost too: then nothing was freed at all",),
         advice=(
             "Look for what writes the mapping of slots that wait in an open free group: tombstone recovery, or "
             "set_full_to_swa_mapping between free_group_begin and free_group_end.",
@@ -60,7 +59,7 @@ def _is_held(dump: Dump, suspect: Suspect) -> bool:
 
 
 def _stayed_behind(suspect: Suspect) -> bool:
-    return suspect.pool == "swa" and suspect.fault == "nowhere" and suspect.last_event not in ("cleared", "freed")
+    return suspect.pool != "requests" and suspect.fault == "nowhere" and suspect.last_event not in ("cleared", "freed")
 
 
 def _lost(dump: Dump) -> list[Suspect]:
@@ -103,4 +102,19 @@ def _page(record: Mapping[str, Any]) -> Any:
     return pages[0] if isinstance(pages, list) and pages else None
 
 
-RULE = Rule(ID, find, injected_by=("deferred-free-after-replacement",), leads_to=LOSES_PAGES)
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion(
+            "full pages of the same owner are lost too: then nothing was freed at all",
+            in_dump(lambda dump: any(one.pool == "full" for one in _lost(dump))),
+        ),
+        Exclusion(
+            "the events show no other SWA page that was handed out and freed in its place",
+            in_dump(lambda dump: False if _exchange(dump, _lost(dump)[0]) else None),
+        ),
+    ),
+    injected_by=("deferred-free-after-replacement",),
+    leads_to=LOSES_PAGES,
+)

@@ -1,11 +1,12 @@
 """Two full pages, or two holders, share one page."""
 
+from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.evidence import said, tensor_or_none
 from gemma4_triage.diagnose.hand_out import hand_out_wrong
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "swa-page-shared"
@@ -21,8 +22,7 @@ def find(incident: Incident) -> Finding | None:
         structure=wrong.structure,
         defect=wrong.defect or Defect.DUPLICATE,
         cause="A page has two owners, and both write their keys and values there.",
-        # That it has is certain; which of the two came by it wrongly is not, but where a hand-out shows it.
-        confidence=Confidence.CERTAIN if wrong.proof else Confidence.LIKELY,
+        confidence=Confidence.CERTAIN,
         evidence=(
             said(dump, "site", "where it was seen"),
             said(dump, "offences.0.value", "the slot, or in an audit the number of places"),
@@ -30,7 +30,6 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "offence_count", "so many are shared"),
             *wrong.proof,
         ),
-        ruled_out_if=("page_states names the same full page for both",),
         advice=(
             "Look at who wrote the mapping last: set_full_to_swa_mapping, or a hand-out of a page that was not free.",
             "page_states in a dump of the allocator names, per slot, the full page that the SWA page serves.",
@@ -39,4 +38,26 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, leads_to=("pool-leak",))
+def _is_its_own(dump: Dump) -> bool | None:
+    """Return whether the SWA page serves the very full page of the slot; None where the dump does not say."""
+    states, slots, offences = tensor_or_none(dump, "page_states"), tensor_or_none(dump, "slots"), dump.manifest.offences
+    if states is None or slots is None or states.shape != slots.shape or not offences or states.ndim != 2:
+        return None
+    row = offences[0].row
+    if not 0 <= row < len(slots) or states.shape[1] != 2:
+        return None
+    return int(states[row, 1]) == int(slots[row, 0]) // (dump.manifest.page_size or 1)
+
+
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion("page_states names the same full page for both", in_dump(_is_its_own)),
+        Exclusion(
+            "the lists before the call show that the hand-out is right, and the mapping is not",
+            in_dump(lambda dump: False if hand_out_wrong(dump).proof else None),
+        ),
+    ),
+    leads_to=("pool-leak",),
+)

@@ -2,8 +2,8 @@
 
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.rule import Rule
-from gemma4_triage.diagnose.start_up import start_up_evidence
+from gemma4_triage.diagnose.rule import Exclusion, Rule
+from gemma4_triage.diagnose.start_up import sides_agree, start_up_evidence
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "swa-pool-too-small"
@@ -23,10 +23,20 @@ def find(incident: Incident) -> Finding | None:
         ),
         confidence=Confidence.CERTAIN,
         evidence=evidence,
-        ruled_out_if=("a request was served since this start",),
         advice=("Raise --swa-full-tokens-ratio or --max-total-tokens, or lower --chunked-prefill-size.",),
         next_commands=(commands.serve(incident, "--debug trap", "--probes geometry"),),
     )
 
 
-RULE = Rule(ID, find, leads_to=("no-slot",))
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion("the pool has more slots than one window and one page", sides_agree),
+        Exclusion(
+            "a dump of this run is of a step, so that a request was served",
+            lambda seen: any(dump.manifest.step for dump in seen.incident.dumps),
+        ),
+    ),
+    leads_to=("no-slot",),
+)

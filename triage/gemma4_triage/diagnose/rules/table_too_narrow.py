@@ -5,7 +5,7 @@ from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.concerned import index_list
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
-from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "table-too-narrow"
@@ -30,17 +30,25 @@ def find(incident: Incident) -> Finding | None:
                 else "the table was sized for a shorter context than the sequence has."
             )
         ),
-        confidence=Confidence.LIKELY,
+        confidence=Confidence.CERTAIN,
         evidence=(
             said(dump, "offences.0.value", "columns that the row needs"),
             said(dump, "offences.0.column", "columns that there are"),
             said(dump, "offences.0.request_slot", "the request"),
             said(dump, "page_size", "tokens of a page"),
         ),
-        ruled_out_if=("the sequence length of the row is itself wrong: compare cache_seqlens with the request",),
         advice=("Compare the context length of draft and target, and --context-length with what requests may reach.",),
         next_commands=(commands.serve(incident, "--debug trap", "--probes page-table,geometry"), commands.show(dump)),
     )
 
 
-RULE = Rule(ID, find, leads_to=LEAVES_BUFFERS)
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion(
+            "the other of the two is wrong: compare cache_seqlens with the request's tokens, and both with the table"
+        ),
+    ),
+    leads_to=LEAVES_BUFFERS,
+)

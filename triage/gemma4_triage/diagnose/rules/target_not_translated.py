@@ -30,7 +30,6 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "forward_mode", "the path that built it"),
             said(dump, "backend", "the attention backend"),
         ),
-        ruled_out_if=("the role is draft: then it is the draft's SWA state",),
         advice=(
             "Trust no output of this server: nothing verifies what the target reads.",
             "Serve with another attention backend until the path is mended; a bisection of forward modes names it.",

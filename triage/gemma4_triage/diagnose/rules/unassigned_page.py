@@ -4,7 +4,7 @@ from gemma4_dumps.structures import Defect
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
-from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Rule
+from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, in_dump
 from gemma4_triage.diagnose.where_wrong import where_wrong
 from gemma4_triage.finding import Confidence, Finding
 
@@ -14,7 +14,7 @@ _MARK = -1
 
 def find(incident: Incident) -> Finding | None:
     for dump in incident.of(rule=PAGE_TABLE, verdict=("negative", "write_out_of_range")):
-        if dump.manifest.offences and all(offence.value == _MARK for offence in dump.manifest.offences):
+        if any(offence.value == _MARK for offence in dump.manifest.offences):
             break
     else:
         return None
@@ -32,7 +32,7 @@ def find(incident: Incident) -> Finding | None:
             "An index that was never assigned reached a kernel: -1 marks a place that is still to be filled, and here "
             "it stands where a request reads or writes."
         ),
-        confidence=Confidence.LIKELY,
+        confidence=Confidence.CERTAIN,
         evidence=(
             said(dump, "offences.0.value", "the mark of an unassigned index"),
             said(dump, "offences.0.table", "in which table"),
@@ -41,7 +41,6 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "offences.0.request_slot", "the request whose row it is"),
             *wrong.proof,
         ),
-        ruled_out_if=("other negative values beside -1: then the table is damaged, not unfilled",),
         advice=(
             "-1 is legal only as the last location of an empty prefix. Look for a sequence that grew past the pages "
             "that were allocated for it: draft tokens that cross into a new page, or an allocation that was skipped.",
@@ -51,4 +50,16 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, injected_by=("negative-page",), leads_to=LEAVES_BUFFERS)
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion(
+            "other values stand beside -1: then the table is damaged, not unfilled",
+            in_dump(lambda dump: any(offence.value != _MARK for offence in dump.manifest.offences)),
+        ),
+        Exclusion("-1 was written over a page that was there"),
+    ),
+    injected_by=("negative-page",),
+    leads_to=LEAVES_BUFFERS,
+)

@@ -10,7 +10,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import cell, event, readable_events, said
 from gemma4_triage.diagnose.incident import LEAK, Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import Exclusion, Rule
 from gemma4_triage.finding import Confidence, Evidence, Finding
 
 ID = "unset-slot-freed"
@@ -18,7 +18,7 @@ ID = "unset-slot-freed"
 
 def find(incident: Incident) -> Finding | None:
     at_free = _at_free(incident)
-    at_audit, others = _at_audit(incident)
+    at_audit, _ = _at_audit(incident)
     if not at_free and not at_audit:
         return None
     return Finding(
@@ -30,9 +30,8 @@ def find(incident: Incident) -> Finding | None:
             "Somebody frees a slot of page 0, which no allocator ever hands out: an unset entry of a request's row "
             "holds 0, and so does the mapping of a slot without an SWA peer."
         ),
-        confidence=Confidence.POSSIBLE if others and not at_free else Confidence.LIKELY,
+        confidence=Confidence.CERTAIN,
         evidence=(*at_free, *at_audit),
-        ruled_out_if=("slots above page 0 are listed too: then the list itself is wrong",),
         advice=(
             "Released, page 0 is handed out as a normal page, while padded tokens keep writing to it.",
             "Look at the caller's row: it frees more of it than the request wrote (kv_allocated_len, evicted prefix).",
@@ -103,4 +102,17 @@ def _pages(dump: Dump) -> list[int]:
 # Handed out, page 0 stands in live tables; several requests hold it, overwrite its mapping, and free it in turn.
 _FOLLOWS = ("null-page-in-live-column", "page-freed-twice", "page-given-twice", "swa-page-shared")
 _ALSO = ("swa-page-replaced-before-free",)
-RULE = Rule(ID, find, injected_by=("free-of-page-zero",), explains=(*_FOLLOWS, *_ALSO), leads_to=("pool-leak",))
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion(
+            "slots above page 0 are listed too: then the list itself is wrong",
+            lambda seen: not _at_free(seen.incident) and _at_audit(seen.incident)[1],
+        ),
+        Exclusion("the row was written, and its slots were overwritten with those of page 0"),
+    ),
+    injected_by=("free-of-page-zero",),
+    explains=(*_FOLLOWS, *_ALSO),
+    leads_to=("pool-leak",),
+)

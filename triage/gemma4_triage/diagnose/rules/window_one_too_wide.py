@@ -25,7 +25,6 @@ def find(incident: Incident) -> Finding | None:
         ),
         confidence=Confidence.CERTAIN,
         evidence=evidence,
-        ruled_out_if=("found is not expected + 1: then somebody else sets the window",),
         advice=(
             "It crashes nothing and leaks nothing. The fix is off by default, because it changes shipped outputs.",
             "A decode on Triton attention sees one key too few in this release, for which `triton-decode-window` is "

@@ -4,7 +4,7 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
 from gemma4_triage.diagnose.incident import SHAPES, Incident
-from gemma4_triage.diagnose.rule import Rule
+from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "write-locations-left-over"
@@ -14,7 +14,6 @@ def find(incident: Incident) -> Finding | None:
     dump = incident.first(rule=SHAPES, verdict="stale_write_rows")
     if dump is None:
         return None
-    of_draft = dump.manifest.role == "draft"
     return Finding(
         rule=ID,
         structure=Structure.WRITE_LOCATIONS,
@@ -23,15 +22,13 @@ def find(incident: Incident) -> Finding | None:
             "With CUDA graphs off, target verify leaves its write locations on the batch, and the draft's next forward "
             "copies more of them than it has tokens."
         ),
-        # Of a target it would be another path that leaves them.
-        confidence=Confidence.CERTAIN if of_draft else Confidence.POSSIBLE,
+        confidence=Confidence.CERTAIN,
         evidence=(
             said(dump, "role", "whose batch it is"),
             said(dump, "scalars.tokens", "tokens of the batch"),
             said(dump, "scalars.rows", "write locations that it carries"),
             said(dump, "site", "where they would be copied"),
         ),
-        ruled_out_if=("CUDA graphs are on and the batch was replayed", "the batch is the target's"),
         advice=(
             "Without the fix SGLang dies of `The size of tensor a must match the size of tensor b`.",
             "SGLang 0.5.15 and later have the fix.",
@@ -45,4 +42,12 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-RULE = Rule(ID, find, in_logs=("stale-write-rows",))
+RULE = Rule(
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion("CUDA graphs are on and the batch was replayed", in_dump(lambda dump: dump.manifest.graph.captured)),
+        Exclusion("the batch is the target's", in_dump(lambda dump: dump.manifest.role != "draft")),
+    ),
+    in_logs=("stale-write-rows",),
+)
