@@ -1,10 +1,10 @@
 """Walks the three needs of a newcomer by the README alone, in a fresh base environment, and writes down the times.
 
-Usage: python tests/tools/walk_first_hour.py [--runtime .venv] [--output docs/first_hour.md]
+Usage: python tests/tools/walk_first_hour.py [--runtime .venv-0.5.13.post1] [--output docs/first_hour.md]
 
 What is run are the lines of the README's own blocks, in a copy of what git has, so that nothing of this checkout helps.
-The line that compares patches needs SGLang, and is run in the environment that --runtime names, as `make setup` makes
-it; what serves a real model is left out.
+The line that compares patches needs SGLang, and is run in the environment that --runtime names, as `make setup`
+makes it for SGLang 0.5.13.post1; what serves a real model is left out.
 """
 
 from __future__ import annotations
@@ -119,11 +119,12 @@ def page(steps: list[Step], laptop_mb: int, load: float) -> str:
     """
     about = (
         "Three needs, by the lines of the [README](../README.md) alone, in a fresh base environment. Made by "
-        "`python tests/tools/walk_first_hour.py --runtime .venv --output docs/first_hour.md` on "
+        "`python tests/tools/walk_first_hour.py --runtime .venv-0.5.13.post1 --output docs/first_hour.md` on "
         f"{os.cpu_count()} cores with Python {platform.python_version()}; wall time, with what pip fetches, on a "
         f"machine with a load average of {load:.1f} before it began. Exit code 1 is a finding. Lines that serve a real "
         "model or need its dumps are left out. The environment takes "
-        f"{laptop_mb} MB (`du -sm`), with pip and numpy. `diff patches` runs in that of `make setup`, which has SGLang."
+        f"{laptop_mb} MB (`du -sm`), with pip and numpy. `diff patches` runs in that of "
+        "`make setup RELEASE=0.5.13.post1`, which has the SGLang that the README installs."
     )
     # Code that a line break parts could not be pasted.
     whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\0"), about)

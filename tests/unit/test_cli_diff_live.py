@@ -398,7 +398,7 @@ def test_without_a_base_nothing_was_checked(cli, finished, tmp_path):
         (("patches",), "--with"),
         (("patches", "--with", "nothing-like-it"), "nothing-like-it"),
         (("patches", "--with", "default", "--fault", "no-such-fault"), "no-such-fault"),
-        (("patches", "--with", "default"), "--base 'default' and --with 'default' are the same patches"),
+        (("patches", "--with", "default"), "--base 'default' and --with 'default' are the same patches on SGLang 0.5."),
         (("patches", "--base", "default", "--with", "default,-swa-state-swap,+swa-state-swap"), "are the same patches"),
         (("patches", "--with", "default", "--tolerance", "-1"), "tolerance"),
         (("patches", "--with", "default", "--tolerance", "inf"), "tolerance"),

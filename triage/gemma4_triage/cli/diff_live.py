@@ -177,6 +177,7 @@ def patches(
     def sides() -> list[Side]:
         from gemma4_repro.parity.exercise import differing
         from gemma4_repro.parity.side import Side, attached, read_backends, read_mtp
+        from gemma4_runtime.releases import installed_or_base
 
         attached(base)
         attached(with_, faults)
@@ -184,8 +185,10 @@ def patches(
         compared.extend(differing(Side("base", "", False, base), Side("with", "", False, with_, faults)))
         if not compared:
             raise UsageMistake(
-                f"--base {base!r} and --with {with_!r} are the same patches, and there is no --fault",
-                "name with --with what is to be judged, as default,+ID or default,-ID",
+                f"--base {base!r} and --with {with_!r} are the same patches on SGLang {installed_or_base()}, and there "
+                "is no --fault",
+                "name with --with what is to be judged, as default,+ID or default,-ID; gemma4-triage patches list has "
+                "what attaches",
             )
         made = []
         for backend, on in columns:
