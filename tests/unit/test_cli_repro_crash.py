@@ -13,7 +13,7 @@ from gemma4_repro.crash.machine import BLACKWELL, HOPPER, Gpu
 from gemma4_repro.toys.locate import toy_path
 from gemma4_triage.cli import crash_plan
 
-pytestmark = pytest.mark.releases("0.5.13.post1")
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
 TARGET, ASSISTANT = toy_path("toy-e4b"), toy_path("toy-e4b-assistant")
 SHARD = "model-00001-of-00002.safetensors"
@@ -321,7 +321,6 @@ def ran(cli, monkeypatch, tmp_path):
     return run
 
 
-@pytest.mark.releases("0.5.13.post1")
 def test_as_expected_it_exits_with_0_and_leaves_a_verdict_and_a_report(ran, cli, tmp_path):
     code, out, err = ran(small_server.DONE % small_server.LOAD.toy.requests)
     assert code == ExitCode.OK
@@ -336,7 +335,6 @@ def test_as_expected_it_exits_with_0_and_leaves_a_verdict_and_a_report(ran, cli,
     assert json.loads((folder / "verdict.json").read_text())["exit_code"] == 0
 
 
-@pytest.mark.releases("0.5.13.post1")
 def test_a_surprise_is_exit_1_with_the_same_evidence(ran, tmp_path):
     code, out, _ = ran(small_server.DONE % 1, "--json")
     document = json.loads(out)
@@ -345,7 +343,6 @@ def test_a_surprise_is_exit_1_with_the_same_evidence(ran, tmp_path):
     assert (tmp_path / "run" / "TRIAGE_REPORT.md").is_file()
 
 
-@pytest.mark.releases("0.5.13.post1")
 def test_a_server_that_dies_at_its_start_shows_the_end_of_its_log(ran):
     code, out, _ = ran("", server="import sys; print('no such device here'); sys.exit(3)")
     assert code == ExitCode.VIOLATION
@@ -353,7 +350,6 @@ def test_a_server_that_dies_at_its_start_shows_the_end_of_its_log(ran):
     assert "  no such device here" in out
 
 
-@pytest.mark.releases("0.5.13.post1")
 def test_forced_it_takes_only_its_own_files_away(ran, tmp_path):
     folder = tmp_path / "run"
     ran(small_server.DONE % small_server.LOAD.toy.requests)

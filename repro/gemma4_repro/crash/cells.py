@@ -97,6 +97,7 @@ BACKENDS = (
 AS_SHIPPED = "none"
 MTPS = (
     Mtp("off", "no MTP", False, AS_SHIPPED),
+    # From 0.5.14 on what is shipped is the one worker that is left, and overlaps.
     Mtp("v1", "MTP V1", True, AS_SHIPPED),
     # The release has no worker for it; the patch brings one, and the fixes that it cannot do without.
     Mtp("v2", "MTP V2 (overlap)", True, "none,+mtp-v2"),
@@ -120,8 +121,21 @@ _TOY_ARGUMENTS = {
     # The interpreter may take minutes for one step, which is no hang.
     "watchdog_timeout": 600,
 }
-# A CPU has no CUDA graphs, and the release's eager MTP dies of that before anything else could show.
-_TOY_FIX = "+eager-out-cache-loc"
+# A CPU has no CUDA graphs, and the eager MTP of releases before 0.5.15 dies of that before anything else could show.
+_TOY_FIX = "eager-out-cache-loc"
+
+
+def released_with(patch_id: str) -> bool:
+    """Say whether the installed SGLang has a fix itself.
+
+    Args:
+        patch_id: Of the fix.
+    """
+    from gemma4_runtime.catalog import CATALOG
+    from gemma4_runtime.releases import installed_or_base
+    from gemma4_runtime.standing import is_absorbed
+
+    return any(is_absorbed(patch, installed_or_base()) for patch in CATALOG if patch.id == patch_id)
 
 
 @dataclass(frozen=True)
@@ -144,7 +158,8 @@ class Cell:
 
     def patches(self, toy: bool) -> str:
         """Return what GEMMA4_TRIAGE_PATCHES is unless the user says otherwise."""
-        return f"{self.mtp.patches},{_TOY_FIX}" if toy and self.mtp.drafts else self.mtp.patches
+        needs_fix = toy and self.mtp.drafts and not released_with(_TOY_FIX)
+        return f"{self.mtp.patches},+{_TOY_FIX}" if needs_fix else self.mtp.patches
 
     def server_arguments(self, target: str, assistant: str | None, port: int, toy: bool = False) -> dict[str, Any]:
         """Return SGLang's arguments in the order in which they are shown.
