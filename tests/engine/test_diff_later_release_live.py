@@ -19,7 +19,9 @@ SIDES = (
     Side("triton-right-mtp", "triton", True, RIGHT),
     Side("trtllm", "trtllm_mha", False, "default"),
     Side("trtllm-mtp", "trtllm_mha", True, "default"),
+    Side("trtllm-bare", "trtllm_mha", False, "none"),
     Side("trtllm-fault", "trtllm_mha", True, "default", ("page-past-the-end",), "off", "sm90"),
+    Side("trtllm-crash", "trtllm_mha", True, "default", ("page-past-the-end",), "off", "sm100"),
 )
 
 
@@ -61,6 +63,35 @@ def test_with_mtp_drafts_are_accepted_and_usage_is_recorded(run):
 def test_an_injected_fault_that_reads_in_silence_fails_the_gate(run):
     (verdict,) = against_base(run, [("trtllm-mtp", "trtllm-fault")], Tolerances())
     assert (verdict.status, exit_code([verdict])) == ("differs", 1)
+
+
+def test_a_crash_is_an_outcome_of_its_own(verdicts):
+    """The same fault on a device that faults on the page."""
+    verdict = verdicts["trtllm-crash"]
+    assert (verdict.status, verdict.agrees) == ("crashed", None)
+    assert verdict.arm.outcome.first("IllegalAddress") is not None
+
+
+def test_a_harmless_patch_set_passes_the_gate(run):
+    (verdict,) = against_base(run, [("trtllm-bare", "trtllm")], Tolerances())
+    assert (verdict.status, exit_code([verdict], [run.arm("trtllm-bare")])) == ("agrees", 0)
+
+
+def test_a_stale_window_fails_the_gate_and_says_which_side_is_off(run):
+    (verdict,) = against_base(run, [("triton-right", "triton")], Tolerances())
+    assert verdict.status == "differs"
+    (cause,) = verdict.causes
+    assert (cause.window.reference.keys, cause.window.other.keys, cause.window.fix) == (
+        WINDOW,
+        WINDOW - 1,
+        TRITON_DECODE,
+    )
+
+
+def test_traces_are_removed_and_logs_stay(run):
+    left = {path.name for path in (run.folder / "trtllm-mtp").iterdir()}
+    assert left == {"dumps", "log.txt", "result.json", "usage.jsonl"}
+    assert {path.name for path in run.folder.iterdir() if path.is_file()} == {"oracle.txt", "prefork.txt"}
 
 
 def test_a_side_names_what_is_attached_there():

@@ -15,6 +15,7 @@ from gemma4_repro.parity.judge import against_base, against_transformers, exit_c
 from gemma4_repro.parity.runner import Options, run_sides
 from gemma4_repro.parity.side import Side
 
+# 0.5.23 has the width right: test_diff_later_release_live.py has its sides.
 pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
 WINDOW = 32

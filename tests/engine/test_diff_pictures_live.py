@@ -20,6 +20,7 @@ from gemma4_triage.runs.comparison_sentences import cause_sentence
 from gemma4_triage.runs.comparison_view import patches_at_work
 from gemma4_triage.runs.convert_comparison import compared_patch
 
+# Of vision-batching and yoco, which are not ported; test_diff_later_release_live.py compares pictures on 0.5.23.
 pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
 BASE = Side("base", "trtllm_mha", False, "default,-vision-batching")

@@ -10,6 +10,7 @@ import pytest
 from gemma4_repro.toys.language import EOS, token_id
 from lifecycle import assert_nothing_is_left, load_of, mixed_requests
 
+# Its loads are of mtp-v2; on 0.5.23 test_leak_audit_live.py and test_probes_live.py serve with its own worker.
 pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
 REQUESTS = int(os.environ.get("LIFECYCLE_REQUESTS", "300"))

@@ -14,6 +14,7 @@ from engine_records import FILE, read, read_draft_inputs
 from gemma4_repro.toys.language import EOS, held_out_prompts, token_id
 from lifecycle import assert_nothing_is_left, constrained, load_of, mixed_requests
 
+# 0.5.14 and later have spec v2 themselves: mtp-v2 and what it brings are for 0.5.13.post1.
 pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
 LIMIT_S = 240

@@ -10,6 +10,7 @@ from gemma4_dumps.store import DumpStore
 from gemma4_repro.toys.language import held_out_prompts
 from gemma4_runtime.optimisations.pool_decisions import KEY
 
+# owner-only-kv is not ported: 0.5.23 makes the lists of layers elsewhere.
 pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
 RATIO, PAGE = 0.5, 16

@@ -8,6 +8,7 @@ import pytest
 from gemma4_repro.toys.language import held_out_prompts
 from lifecycle import load_of
 
+# The V1 worker that died of it is gone since 0.5.14.
 pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
 LIMIT_S = 180

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+# 0.5.14 and later have spec v2 themselves: mtp-v2 and what it brings are for 0.5.13.post1.
 pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
 LIMIT_S = 600

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+# Its arms compare optimisations, none of which is ported.
 pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
 

@@ -5,6 +5,7 @@ import pytest
 from gemma4_repro.step_bench.plan import SEVERAL
 from toy_arguments import ENGINE
 
+# No layer op is ported: 0.5.23's layers go through layers/layer_boundary.
 pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
 EXPERTS = {

@@ -12,6 +12,8 @@ from engine_records import FILE
 from gemma4_repro.toys.language import held_out_prompts
 from gemma4_runtime.pools.serving import Serving
 
+# It is what swa-ratio-policy counts by, which is not ported: 0.5.23 gives back at each insert what the window has left,
+# and keeps up to two pages more of a short prompt.
 pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
 WINDOW, CHUNK, RUNNING, DRAFTS = 32, 128, 8, 4

@@ -8,6 +8,7 @@ from engine_records import FILE, read_row_logits
 from gemma4_repro.toys.locate import toy_path
 from yoco_rounds import CHUNK, LONG, ROUNDS, SHORT, TOKENS, all_rounds, read
 
+# yoco is not ported: it needs new bodies over the prefill graph runner and layers/layer_boundary.
 pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
 # fp32 and another kernel for the last row: log probabilities are of the order of 10.

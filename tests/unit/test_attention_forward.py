@@ -17,6 +17,7 @@ from gemma4_runtime.optimisations.qk_norm_rope import OP, around_attention_forwa
 from gemma4_runtime.session import Session
 from gemma4_runtime.settings import read_settings
 
+# qk-norm-rope and q-only-projection are not ported.
 pytestmark = pytest.mark.releases("0.5.13.post1")
 
 # Before any session hooks it; taken off again, a session gives this name back too.

@@ -21,6 +21,7 @@ from gemma4_runtime.fusion.small_linear import OP
 from gemma4_runtime.session import Session
 from gemma4_runtime.settings import read_settings
 
+# small-m-linear is not ported.
 pytestmark = pytest.mark.releases("0.5.13.post1")
 
 DEPTH, COLUMNS = 64, 96

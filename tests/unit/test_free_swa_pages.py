@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from swa_pools import extend, make_allocator
 
+# 0.5.14 and later have it: mem_cache/allocator/swa.py.
 pytestmark = pytest.mark.releases("0.5.13.post1")
 
 PAGE = 16

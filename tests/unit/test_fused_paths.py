@@ -23,6 +23,7 @@ from gemma4_runtime.patch import Kind
 from gemma4_runtime.session import Session
 from gemma4_runtime.settings import read_settings
 
+# No layer op is ported: 0.5.23's layers go through layers/layer_boundary.
 pytestmark = pytest.mark.releases("0.5.13.post1")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

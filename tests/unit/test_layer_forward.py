@@ -18,6 +18,7 @@ from gemma4_runtime.optimisations.next_norms import after_text_model_init
 from gemma4_runtime.session import Session
 from gemma4_runtime.settings import read_settings
 
+# No layer op is ported: 0.5.23's layers go through layers/layer_boundary.
 pytestmark = pytest.mark.releases("0.5.13.post1")
 
 # Before any session hooks it; taken off again, a session gives this name back too.

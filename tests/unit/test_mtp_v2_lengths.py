@@ -10,6 +10,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from gemma4_runtime.optimisations import mtp_v2_lengths
 from trtllm_world import PAGE, batch, fill, trtllm_backend
 
+# 0.5.14 and later have spec v2 themselves: mtp-v2 and what it brings are for 0.5.13.post1.
 pytestmark = pytest.mark.releases("0.5.13.post1")
 
 LENGTHS = [60, 17, 33]

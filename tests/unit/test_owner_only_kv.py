@@ -13,6 +13,7 @@ from gemma4_runtime.optimisations import owner_only_kv, swa_ratio_policy
 from gemma4_runtime.pools.kv_owners import own_kv
 from swa_pools import make_swa_allocator
 
+# owner-only-kv is not ported: 0.5.23 makes the lists of layers elsewhere.
 pytestmark = pytest.mark.releases("0.5.13.post1")
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"

@@ -25,6 +25,7 @@ import mtp_batches
 from gemma4_repro.toys.language import EOS, token_id, vocabulary
 from gemma4_repro.toys.locate import toy_path
 
+# 0.5.18 and later judge each token of a step themselves.
 pytestmark = pytest.mark.releases("0.5.13.post1")
 
 TOKENIZER = get_tokenizer(str(toy_path("toy-e4b")))

@@ -13,6 +13,7 @@ from gemma4_runtime.vision.encode import encode_padded
 from gemma4_runtime.vision.packed import encode_packed
 from vision_world import one_rank
 
+# vision-batching is not ported: 0.5.23 embeds pictures in managers/mm_schedule.py.
 pytestmark = pytest.mark.releases("0.5.13.post1")
 
 WIDTH = 3 * 16 * 16

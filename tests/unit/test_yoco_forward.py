@@ -15,6 +15,7 @@ from gemma4_runtime.faults.yoco_stale_cache_loc import as_extend
 from gemma4_runtime.yoco.attention_view import as_decode
 from gemma4_runtime.yoco.short_prefill import forward
 
+# yoco is not ported: it needs new bodies over the prefill graph runner and layers/layer_boundary.
 pytestmark = pytest.mark.releases("0.5.13.post1")
 
 SGLANGS = Gemma4TextModel.forward

@@ -4,7 +4,8 @@ A plan leaves in a wrapper the tensors that its kernels will read: `_paged_kv_in
 plans with pages of one token, and `_paged_kv_indptr_buf`. They lie on the device and are read at each run, so what is
 neutralised there never reaches a kernel; the plan itself goes by lengths alone. With a window there are two wrappers,
 the sliding layers' first; on 0.5.13.post1 a verify then fails in SGLang's own updater, which subtracts a prefix length
-of None.
+of None. 0.5.23 lists as many slots as the window has, and from the row's first token on, because what makes a verify's
+list is not told where the window begins: what such layers read is wrong, and lies in the pool, so nothing is reported.
 """
 
 from __future__ import annotations
