@@ -21,7 +21,7 @@ from gemma4_repro.crash.scripts import script_name
 from gemma4_triage.cli.crash_plan import toys
 from gemma4_triage.errors import EnvironmentCannot
 
-pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
+pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1", "0.5.23")]
 
 ALL_VARIABLE = "CRASH_SCRIPTS"
 SCRIPTS = Path(__file__).resolve().parents[2] / "repro" / "crash_repro"

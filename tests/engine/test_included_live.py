@@ -19,7 +19,7 @@ from gemma4_triage.replay.run import replay
 from gemma4_triage.replay.tables import AS_DUMPED, INTENDED
 from gemma4_triage.replay.values import query_values
 
-pytestmark = [pytest.mark.engine, pytest.mark.smoke, pytest.mark.releases("0.5.13.post1")]
+pytestmark = [pytest.mark.engine, pytest.mark.smoke, pytest.mark.releases("0.5.13.post1", "0.5.23")]
 
 OPTIONS = ReplayOptions()
 
@@ -40,8 +40,11 @@ def attention(dump, table, row):
     """[q_heads, head_dim] of one decoding row, from the dump's tensors and the seeded query alone, head by head."""
     scalars, length = dump.manifest.scalars, int(dump.tensor("cache_seqlens")[row])
     places = {page: place for place, page in enumerate(dump.tensor(PAGE_IDS).tolist())}
-    pages = [places[page] for page in table[row, : -(-length // dump.manifest.page_size)].tolist()]
-    seen = slice(length - 1 - scalars["window_left"], length)
+    page_size, begin = dump.manifest.page_size, length - 1 - scalars["window_left"]
+    first = begin // page_size
+    # Pages that the window has left may have been given back.
+    pages = [places[page] for page in table[row, first : -(-length // page_size)].tolist()]
+    seen = slice(begin - first * page_size, length - first * page_size)
     keys, values = (np.concatenate(dump.tensor(name)[pages])[seen].astype(np.float64) for name in (KEYS, VALUES))
     query = query_values(0, row, length - 1, (scalars["q_heads"], scalars["head_dim"])).astype(np.float64)
     group = scalars["q_heads"] // scalars["kv_heads"]
@@ -53,43 +56,55 @@ def attention(dump, table, row):
     return out
 
 
-def test_it_holds_the_pages_and_the_tokens_of_the_requests(dump):
+@pytest.fixture(scope="module")
+def concerned(dump):
+    """Return the rows whose requests are: those with an entry beyond the pool, or all where no entry tells them."""
+    bad = sorted({one.row for one in dump.manifest.offences})
+    return bad if dump.manifest.verdict == "out_of_range" else list(range(len(dump.tensor("request_slots"))))
+
+
+def test_it_holds_the_pages_and_the_tokens_of_the_requests(dump, concerned):
     manifest = dump.manifest
     assert (manifest.included, manifest.notes, manifest.truncated) == (("kv", "tokens"), (), {})
     assert manifest.launch_args[-2:] == ("--include-kv", "--include-tokens")
     assert manifest.repeat_command.endswith("--arm fault-probes --include-kv --include-tokens")
     assert verify_dump(dump.path).ok
-    rows, live = len(dump.tensor("request_slots")), -(-dump.tensor("cache_seqlens") // manifest.page_size)
-    # The pages that the rows read, and those that they should have read.
+    live = -(-dump.tensor("cache_seqlens") // manifest.page_size)
+    # The pages that the rows read, and those that they should have read; no more than the buffer has.
     tables = [dump.tensor(name) for name in ("page_table", "translated_page_table")]
-    named = {page for table in tables for row in range(rows) for page in table[row, : live[row]].tolist()}
-    assert set(dump.tensor(PAGE_IDS).tolist()) == named
-    translated = np.concatenate([tables[1][row, : live[row]] for row in range(rows)])
+    named = {page for table in tables for row in concerned for page in table[row, : live[row]].tolist()}
+    assert set(dump.tensor(PAGE_IDS).tolist()) == named & {*range(1, manifest.extents["pages_swa_pool"])}
+    translated = np.concatenate([tables[1][row, : live[row]] for row in concerned])
     right = np.isin(dump.tensor(PAGE_IDS), translated)
     # What a wrong id leads to may never have been written.
     assert np.abs(dump.tensor(KEYS)[right]).reshape(right.sum(), -1).max(axis=1).min() > 0
-    assert dump.tensor(TOKEN_ROWS).tolist() == list(range(rows))
+    assert dump.tensor(TOKEN_ROWS).tolist() == concerned
     ends, tokens, prompts = dump.tensor(TOKEN_INDPTR), dump.tensor(TOKEN_IDS).tolist(), SWA_PRESSURE.prompts()
-    for row in range(rows):
-        said = tokens[ends[row] : ends[row + 1]]
+    for at in range(len(concerned)):
+        said = tokens[ends[at] : ends[at + 1]]
         # The target's prefill has given each request its first token.
         assert said[:-1] in prompts
 
 
-def test_its_replay_reads_the_dumps_values(dump):
+def test_its_replay_reads_the_dumps_values(dump, concerned):
     prepared = prepare(dump, rebuild(dump, OPTIONS), OPTIONS)
-    table = dump.tensor("page_table")
-    expected = np.stack([attention(dump, table, row) for row in range(table.shape[0])])
-    np.testing.assert_allclose(prepared.reference[AS_DUMPED], expected, rtol=0, atol=1e-12)
+    # What lies beyond the pool is in no dump, so rows that lead there are read as they should have been.
+    beyond = dump.manifest.verdict == "out_of_range"
+    table = dump.tensor("translated_page_table" if beyond else "page_table")
+    expected = np.stack([attention(dump, table, row) for row in concerned])
+    reference = prepared.reference[INTENDED if beyond else AS_DUMPED]
+    np.testing.assert_allclose(reference[concerned], expected, rtol=0, atol=1e-12)
+    assert prepared.values_from.startswith("from the dump for ")
     # The null page, which clamp and contain may read, is not in a dump.
-    assert prepared.values_from.startswith(f"from the dump for {prepared.image.inside.shape[0] - 1} pages")
+    assert beyond or prepared.values_from.startswith(f"from the dump for {prepared.image.inside.shape[0] - 1} pages")
     found = replay(dump, OPTIONS, ["torch"])
     # The pools are aged: other pages are read than should be, and torch reads what the table says.
     assert not found.reads_right
     assert found.backends[0].refusal is None
     (as_dumped,) = [variant for variant in found.backends[0].variants if variant.variant == AS_DUMPED]
-    assert as_dumped.from_table is not None
-    assert as_dumped.from_table.fine
+    if not beyond:
+        assert as_dumped.from_table is not None
+        assert as_dumped.from_table.fine
 
 
 def test_a_wrong_page_shows_in_its_row_alone(dump):
