@@ -1,17 +1,21 @@
 """What a dump of the leak audit says, read from its table and scalars with numpy alone."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from .errors import DumpUnreadable
 from .reader import Dump
 
 RULE = "leak-audit"
-EventKind = Literal["handed_out", "owned", "given", "free_asked", "freed", "cleared"]
-"""What an event of an audit's dump is. given: to the prefix cache, beside or instead of the request that had them."""
-TABLE, LIVES = "suspects", "lives"
+EventKind = Literal["handed_out", "owned", "given", "shared", "free_asked", "freed", "cleared"]
+"""What an event of an audit's dump is.
+
+given: to the prefix cache, beside or instead of the request that had them. shared: a request took them from there.
+"""
+TABLE, LIVES, SHARES = "suspects", "lives", "shares"
 MAX_ROWS = 100_000
 """More than fit a dump at its default cap."""
 _SIDES = ("available", "evictable", "protected", "session_held", "uncached")
@@ -49,6 +53,19 @@ class Suspect:
 
 
 @dataclass(frozen=True)
+class Share:
+    """One request that took a page from the prefix cache: its slot and generation, who asked, and when."""
+
+    owner: tuple[int, int]
+    site: str
+    step: int
+
+    def text(self) -> str:
+        """`taken from there by slot 3, generation 2 (alloc_for_extend), step 7`."""
+        return f"taken from there by slot {self.owner[0]}, generation {self.owner[1]} ({self.site}), step {self.step}"
+
+
+@dataclass(frozen=True)
 class Life:
     """One life of a page, from its hand-out to the next one.
 
@@ -59,6 +76,7 @@ class Life:
         given_step: When the prefix cache was given it; None if it was not.
         free_site: Who gave it back; empty while it is in use.
         free_step: When; None while it is in use.
+        shared: The latest that took it from the prefix cache, oldest first.
     """
 
     owner: tuple[int, int] | None
@@ -67,12 +85,14 @@ class Life:
     given_step: int | None
     free_site: str
     free_step: int | None
+    shared: tuple[Share, ...] = ()
 
     def text(self) -> str:
         """`slot 2, generation 3: alloc_for_extend, step 4; given to the cache, step 4; evict_tree, step 9`."""
         whose = "owner unknown" if self.owner is None else f"slot {self.owner[0]}, generation {self.owner[1]}"
         parts = [f"{self.alloc_site}, step {self.alloc_step}"]
         parts += [] if self.given_step is None else [f"given to the prefix cache, step {self.given_step}"]
+        parts += [share.text() for share in self.shared]
         parts += [] if self.free_step is None else [f"given back by {self.free_site}, step {self.free_step}"]
         return f"{whose}: {'; '.join(parts)}"
 
@@ -167,10 +187,8 @@ def suspects(dump: Dump) -> list[Suspect]:
         raise DumpUnreadable(f"{TABLE} is {layout.dtype}{list(layout.shape)}, and {len(columns)} columns are named")
     if layout.shape[0] > MAX_ROWS:
         raise DumpUnreadable(f"{TABLE} has {layout.shape[0]} rows; at most {MAX_ROWS} are read")
-    try:
+    with _readable(TABLE):
         return [_suspect(dict(zip(columns, row, strict=True)), words) for row in dump.tensor(TABLE).tolist()]
-    except (KeyError, IndexError) as error:
-        raise DumpUnreadable(f"{TABLE} holds a code without a word, or lacks a column: {error}") from error
 
 
 def lives(dump: Dump) -> dict[tuple[str, int], list[Life]]:
@@ -179,25 +197,55 @@ def lives(dump: Dump) -> dict[tuple[str, int], list[Life]]:
     Raises:
         DumpUnreadable: the table or the words for its codes do not fit.
     """
-    if LIVES not in dump.manifest.tensors:
-        return {}
-    scalars = dump.manifest.scalars
-    columns = _words(scalars, "lives_columns")
-    pools, sites = _words(scalars, "pools"), _words(scalars, "sites")
-    layout = dump.record(LIVES)
-    if len(layout.shape) != 2 or layout.shape[1] != len(columns) or not layout.dtype.startswith(("int", "uint")):
-        raise DumpUnreadable(f"{LIVES} is {layout.dtype}{list(layout.shape)}, and {len(columns)} columns are named")
-    if layout.shape[0] > MAX_ROWS:
-        raise DumpUnreadable(f"{LIVES} has {layout.shape[0]} rows; at most {MAX_ROWS} are read")
     found: dict[tuple[str, int], list[Life]] = {}
-    try:
-        for values in dump.tensor(LIVES).tolist():
-            row = dict(zip(columns, values, strict=True))
-            key = _word(pools, row["pool"]), row["page"]
+    with _readable(LIVES):
+        for key, row, sites in _rows(dump, LIVES, "lives_columns"):
             found.setdefault(key, []).append(_life(row, sites))
-    except (KeyError, IndexError) as error:
-        raise DumpUnreadable(f"{LIVES} holds a code without a word, or lacks a column: {error}") from error
+    with _readable(SHARES):
+        for key, row, sites in _rows(dump, SHARES, "shares_columns"):
+            of_page, taken = found.get(key, []), _share(row, sites)
+            # It is of the latest life that had begun: what the cache lends it does not hand out meanwhile.
+            at = max((at for at, life in enumerate(of_page) if (life.alloc_step or 0) <= taken.step), default=None)
+            if at is not None:
+                of_page[at] = replace(of_page[at], shared=(*of_page[at].shared, taken))
     return found
+
+
+def says_more(of_page: Sequence[Life]) -> bool:
+    """Return whether the lives of a page say more than a suspect's row: of another life, or of who shared it."""
+    return len(of_page) > 1 or any(life.shared for life in of_page)
+
+
+def _rows(dump: Dump, name: str, columns_in: str) -> Iterator[tuple[tuple[str, int], dict[str, int], list[str]]]:
+    """Yield pool and page, the named columns and the words for sites of each row of a table; none if it is not there.
+
+    Raises:
+        DumpUnreadable: the table or the words for its codes do not fit.
+    """
+    if name not in dump.manifest.tensors:
+        return
+    scalars = dump.manifest.scalars
+    columns, pools, sites = (_words(scalars, words) for words in (columns_in, "pools", "sites"))
+    layout = dump.record(name)
+    if len(layout.shape) != 2 or layout.shape[1] != len(columns) or not layout.dtype.startswith(("int", "uint")):
+        raise DumpUnreadable(f"{name} is {layout.dtype}{list(layout.shape)}, and {len(columns)} columns are named")
+    if layout.shape[0] > MAX_ROWS:
+        raise DumpUnreadable(f"{name} has {layout.shape[0]} rows; at most {MAX_ROWS} are read")
+    for values in dump.tensor(name).tolist():
+        row = dict(zip(columns, values, strict=True))
+        yield (_word(pools, row["pool"]), row["page"]), row, sites
+
+
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (KeyError, IndexError) as error:
+        raise DumpUnreadable(f"{name} holds a code without a word, or lacks a column: {error}") from error
+
+
+def _share(row: Mapping[str, int], sites: list[str]) -> Share:
+    return Share((row["request_slot"], row["request_generation"]), _word(sites, row["site"]), row["step"])
 
 
 def _life(row: Mapping[str, int], sites: list[str]) -> Life:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemma4_dumps.audit_findings import LIVES, MAX_ROWS, TABLE, Suspect, equations, lives, lost, suspects
+from gemma4_dumps.audit_findings import LIVES, MAX_ROWS, SHARES, TABLE, Suspect, equations, lives, lost, suspects
 from gemma4_dumps.errors import DumpUnreadable
 
 POOLS = st.sampled_from(["full", "swa", "requests"])
@@ -84,6 +84,28 @@ class TestTables:
             "slot 2, generation 5: alloc_for_extend, step 3; given back by evict, step 9",
             "owner unknown: alloc_for_extend, step 11; given to the prefix cache, step 12",
         ]
+
+    def test_a_share_is_of_the_life_in_which_it_was(self):
+        tables = {
+            LIVES: np.array([ROWS[LIVES], [1, 7, 2, 6, 0, 11, 12, 1, -1]]),
+            SHARES: np.array([[7, 1, 3, 4, 0, 8], [7, 1, 4, 1, 0, 13], [9, 1, 4, 1, 0, 13]]),
+        }
+        dump = audit(LIVES, tables[LIVES], {"shares_columns": "page,pool,request_slot,request_generation,site,step"})
+        dump.manifest.tensors = tables
+        dump.tensor = tables.__getitem__
+        dump.record = lambda name: SimpleNamespace(shape=tables[name].shape, dtype="int64")
+        ((_, found),) = lives(dump).items()
+        assert [[(share.owner, share.step) for share in life.shared] for life in found] == [
+            [((3, 4), 8)],
+            [((4, 1), 13)],
+        ]
+        assert (
+            found[0]
+            .text()
+            .endswith(
+                "; taken from there by slot 3, generation 4 (alloc_for_extend), step 8; given back by evict, step 9"
+            )
+        )
 
     def test_a_dump_without_lives_has_none(self):
         assert lives(audit(TABLE, [ROWS[TABLE]])) == {}

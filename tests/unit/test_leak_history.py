@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 
 from gemma4_runtime.checks.page_events import FULL, SWA
-from gemma4_runtime.checks.page_ledger import LIVES
+from gemma4_runtime.checks.page_ledger import LIVES, SHARES
 from gemma4_runtime.leak import event_log
 from gemma4_runtime.leak.ledger import BY, SITE, LeakLedger, Site
 
@@ -59,11 +59,12 @@ class PlainHistory:
                 known[page] = dict.fromkeys(NUMBERS, -1) | {"last_event": event}
                 known[page] |= dict.fromkeys(("generation", "alloc_site", "free_site", "peer"), 0)
         self.lives = {name: {page: [] for page in known} for name, known in self.pages.items()}
+        self.shares = {name: {page: [] for page in known} for name, known in self.pages.items()}
         self.anomalies, self.recent = [], []
 
     def apply(self, kind, pool, site, step, slots, *about):
-        by = about[0] if kind in ("freed", "free_asked") else None
-        if by is not None:
+        by = about[0] if kind in ("freed", "free_asked", "shared") else None
+        if by is not None and kind != "shared":
             self.strangers(slots, by[0], pool, site)
         getattr(self, kind)(pool, site, step, slots, *([] if kind in ("freed", "free_asked") else about))
         if kind == "paired":
@@ -89,6 +90,10 @@ class PlainHistory:
             facts["last_event"] = "given"
             if facts["given_step"] == -1:
                 facts["given_step"] = step
+
+    def shared(self, pool, site, step, slots, by):
+        for page in self.named(pool, slots):
+            self.shares[pool][page].append((*by, int(site), step))
 
     def end_life(self, pool, page):
         facts = self.pages[pool][page]
@@ -154,7 +159,7 @@ class PlainHistory:
         for page, facts in self.pages[pool].items():
             facts |= {"owner": -1, "generation": 0, "peer": 0, "free_site": Site.UNKNOWN, "free_step": step}
             facts |= {"given_step": -1, "last_event": "cleared" if page else None}
-            self.lives[pool][page] = []
+            self.lives[pool][page], self.shares[pool][page] = [], []
         self.anomalies.clear()
 
 
@@ -171,9 +176,9 @@ def slot_lists(draw, page_size, most=12):
 @st.composite
 def events(draw, page_size, hybrid):
     """(kind, pool, site, step increment, slots, *about)."""
-    kinds = ["handed_out", "handed_out", "owned", "owned", "given", "free_asked", "freed", "freed", "cleared"]
-    kind = draw(st.sampled_from(kinds + ["paired"] * 3 * hybrid))
-    pool = draw(st.sampled_from(NAMES[: 1 + hybrid])) if kind not in ("owned", "paired", "given") else "full"
+    kinds = ["handed_out", "handed_out", "owned", "owned", "given", "shared", "free_asked", "freed", "freed"]
+    kind = draw(st.sampled_from([*kinds, "shared", "cleared"] + ["paired"] * 3 * hybrid))
+    pool = draw(st.sampled_from(NAMES[: 1 + hybrid])) if kind not in ("owned", "paired", "given", "shared") else "full"
     slots = draw(slot_lists(page_size)) if kind != "cleared" else []
     about = []
     if kind == "paired":
@@ -184,6 +189,8 @@ def events(draw, page_size, hybrid):
         lengths = [*lengths, max(len(slots) - sum(lengths), 0)]
         numbers = st.lists(st.integers(1, 9), min_size=len(lengths), max_size=len(lengths))
         about = [draw(numbers), draw(numbers), lengths]
+    if kind == "shared":
+        about = [draw(st.tuples(st.integers(1, 9), st.integers(1, 3)))]
     if kind in ("freed", "free_asked"):
         about = [draw(st.none() | st.tuples(st.integers(1, 9), st.integers(1, 3)))]
     return kind, pool, draw(st.sampled_from(Site)), draw(st.integers(0, 1)), slots, *about
@@ -223,6 +230,8 @@ class Recorder:
             self.ledger.owned(self.tensor(slots), *about)
         elif kind == "cleared":
             self.ledger.cleared(number)
+        elif kind == "shared":
+            self.ledger.shared(self.tensor(slots), about[0])
         elif kind == "given":
             self.ledger.given(self.tensor(slots))
         elif kind == "handed_out":
@@ -262,6 +271,7 @@ def test_a_fold_of_many_events_is_what_they_come_to_one_by_one(history, copy_at)
             lives, count = plain.lives[name][page], int(pool.ended[page])
             kept = [tuple(pool.lives[page, number % LIVES].tolist()) for number in range(max(0, count - LIVES), count)]
             assert (kept, count) == (lives[-LIVES:], len(lives)), (name, page)
+            assert [tuple(taken) for taken in pool.shares_of(page).tolist()] == plain.shares[name][page][-SHARES:]
     # One event may find several things of its pages, in no order of their own.
     assert {(a.fault.name, a.pool, a.page) for a in ledger.anomalies} == set(plain.anomalies)
     assert ledger.recent == plain.recent[-64:]

@@ -426,7 +426,7 @@ def test_no_token_of_a_prompt_reaches_the_dump(swa, guard):
     found = swa.audit()
     report(found, found.findings, "idle", Leak.DUMP, guard)
     (entry,) = DumpStore(guard.root).list()
-    assert set(read_dump(entry.path).manifest.tensors) == {"suspects", "holders", "lives"}
+    assert set(read_dump(entry.path).manifest.tensors) == {"shares", "suspects", "holders", "lives"}
     assert lost.rid not in (entry.path / "manifest.json").read_text()
 
 
@@ -470,6 +470,33 @@ class TestProvenance:
         ledger.log.drain()
         strangers = [one for one in ledger.anomalies if one.fault.name == "FREED_BY_OTHER"]
         assert [(one.pool, one.page) for one in strangers] == [("full", page)]
+
+    def test_the_dump_says_who_took_a_page_from_the_prefix_cache(self, swa, guard):
+        first = swa.start(prompt(1, 40))
+        owner = held(first).req_pool_idx
+        swa.finish(first)
+        takers = []
+        for step in (5, 6):
+            ledger_of(swa.allocator).step = step
+            request = swa.start(prompt(1, 40))
+            takers.append(held(request).req_pool_idx)
+            swa.finish(request)
+        swa.tree.evict(EvictParams(num_tokens=64, swa_num_tokens=64))
+        pool = swa.allocator.full_attn_allocator
+        pool.merge_and_sort_free()
+        pool.free_pages = pool.free_pages[1:]
+        found = swa.audit()
+        report(found, found.findings, "idle", Leak.DUMP, guard)
+        (entry,) = DumpStore(guard.root).list()
+        (life,) = next(iter(lives(read_dump(entry.path)).values()))
+        generations = generations_of(swa.rows)
+        taken = [(share.owner, share.site, share.step) for share in life.shared]
+        assert [(slot, site, step) for (slot, _), site, step in taken] == [
+            (slot, "alloc_for_extend", step) for slot, step in zip(takers, (5, 6), strict=True)
+        ]
+        assert taken[-1][0] == (takers[-1], generations[takers[-1]])
+        assert life.owner == (owner, 1), "who took it does not own it"
+        assert "; taken from there by slot " in life.text()
 
     def test_the_dump_shows_lives_and_tells_a_free_that_was_lost(self, swa, guard):
         request = swa.start(prompt(1, 40))

@@ -24,6 +24,8 @@ class Kind(IntEnum):
     CLEARED = 5
     GIVEN = 6
     """The prefix cache has them from now on, beside or instead of the request that they are of."""
+    SHARED = 7
+    """A request took them from the prefix cache, whose they stay."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,9 @@ class Events:
         site: Who asked.
         step: The scheduler's.
         first: Number of the event's list of slots, -1 for CLEARED.
-        second: For PAIRED, of the SWA slots that go with them; for OWNED, of the group of owners; for FREED and
-            FREE_ASKED, of the group that has the request that gave them back, where that is known; else -1.
+        second: For PAIRED, of the SWA slots that go with them; for OWNED, of the group of owners; for SHARED, of the
+            group that has the request; for FREED and FREE_ASKED, of that which has the request that gave them back,
+            where that is known; else -1.
         slots: int64, all lists one after the other; list i is slots[bounds[i] : bounds[i + 1]], and may serve many
             events.
         bounds: By list.
@@ -162,7 +165,7 @@ class PageRows:
         page: 0 for what lies outside the pool.
         opens: Whether it is HANDED_OUT from the page's first slot on.
         again: Whether the run names a slot and others of its page.
-        owner: Of OWNED; of FREED and FREE_ASKED, who gave it back; else NOBODY.
+        owner: Of OWNED; of SHARED, who took it; of FREED and FREE_ASKED, who gave it back; else NOBODY.
         generation: Of the owner, else 0.
         peer: Of PAIRED, a page of the other pool.
     """
@@ -191,8 +194,9 @@ class PageRows:
         owner, generation, peer = np.full(run.size, NOBODY), np.zeros(run.size, int), np.zeros(run.size, int)
         own, pair = np.flatnonzero(kind == Kind.OWNED), np.flatnonzero(kind == Kind.PAIRED)
         owner[own], generation[own] = events.owner_of(event[own], position[own])
-        back = np.flatnonzero(((kind == Kind.FREED) | (kind == Kind.FREE_ASKED)) & (events.second[event] >= 0))
-        owner[back], generation[back] = events.first_of(event[back])
+        by_one = (kind == Kind.FREED) | (kind == Kind.FREE_ASKED) | (kind == Kind.SHARED)
+        by = np.flatnonzero(by_one & (events.second[event] >= 0))
+        owner[by], generation[by] = events.first_of(event[by])
         other = (events.first if pool == SWA else events.second)[event[pair]]
         peer[pair] = events.slots[events.bounds[other] + position[pair]] // events.page_size
         return cls(

@@ -1,7 +1,8 @@
 """What became of each page of one pool: a history in host arrays, folded from events in the order in which they came.
 
 Of each page the LIVES latest lives that are over are kept as well, in a ring: whose it was, who handed it out and who
-took it back, and when. 146 bytes per page. A fold is O(n log n) in the pages that its events name, never in the pool,
+took it back, and when; and of the latest SHARES requests that took it from the prefix cache, which and when. 214 bytes
+per page. A fold is O(n log n) in the pages that its events name, never in the pool,
 and costs the same few numpy calls for one event as for hundreds.
 """
 
@@ -49,9 +50,15 @@ LIVES = 4
 LIFE_COLUMNS = ("owner_slot", "owner_generation", "alloc_site", "alloc_step", "free_site", "free_step", "given_step")
 """What is kept of a life, from the hand-out of a page until the next one. -1 for what did not happen."""
 
+SHARES = 4
+"""How many requests that took a page from the prefix cache are kept."""
+SHARE_COLUMNS = ("request_slot", "request_generation", "site", "step")
+"""What is kept of each: who took the page, asked by whom, and when."""
 
 _INSERTING = (Site.CACHE_UNFINISHED_REQ, Site.CACHE_FINISHED_REQ)
-_BECOMES = np.array([LastEvent[kind.name] if kind is not Kind.PAIRED else 0 for kind in Kind], np.int8)
+_BESIDE = (Kind.PAIRED, Kind.SHARED)
+"""Kinds that leave a page whose it was."""
+_BECOMES = np.array([0 if kind in _BESIDE else LastEvent[kind.name] for kind in Kind], np.int8)
 _IS_FREE = np.isin(np.arange(len(LastEvent)), (LastEvent.FREED, LastEvent.CLEARED))
 _IN_USE = ~_IS_FREE & (np.arange(len(LastEvent)) != LastEvent.NONE)
 
@@ -93,6 +100,8 @@ class PageLedger:
         self.peer = np.zeros(rows, np.int32)
         self.lives = np.full((rows, LIVES, len(LIFE_COLUMNS)), NOBODY, np.int32)
         self.ended = np.zeros(rows, np.int32)
+        self.shares = np.full((rows, SHARES, len(SHARE_COLUMNS)), NOBODY, np.int32)
+        self.shared = np.zeros(rows, np.int32)
 
     def lives_of(self, page: int) -> np.ndarray:
         """Return the lives of a page that are over and the present one, oldest first: int64 [lives, LIFE_COLUMNS]."""
@@ -104,6 +113,12 @@ class PageLedger:
         lived = self.alloc_step[page] != NOBODY and self.last_event[page] != LastEvent.CLEARED
         here = [(*now, self.given_step[page])] if lived else []
         return np.array([*past, *here], np.int64).reshape(-1, len(LIFE_COLUMNS))
+
+    def shares_of(self, page: int) -> np.ndarray:
+        """Return the latest that took a page from the prefix cache, oldest first: int64 [shares, SHARE_COLUMNS]."""
+        count = int(self.shared[page])
+        numbers = [number % SHARES for number in range(max(0, count - SHARES), count)]
+        return self.shares[page, numbers].astype(np.int64)
 
     def pages_of(self, slots: np.ndarray) -> np.ndarray:
         """Return the distinct pages of `slots`, ascending; what lies outside the pool is left out."""
@@ -123,7 +138,10 @@ class PageLedger:
         real = page > 0
         opens &= real
 
-        acts = real & (kind != Kind.PAIRED)
+        shares = np.flatnonzero(real & (kind == Kind.SHARED))
+        if shares.size:
+            self._share(rows, number[shares], site, step)
+        acts = real & (kind != Kind.PAIRED) & (kind != Kind.SHARED)
         was = self.last_event[page]
         latest = _latest_before(acts, first)
         was[latest >= 0] = _BECOMES[kind[latest[latest >= 0]]]
@@ -221,14 +239,21 @@ class PageLedger:
         if not pages.size:
             return
         # Rows are by page, then event: a page's lives that end in this fold follow one another.
-        run = np.arange(pages.size) - np.maximum.accumulate(np.where(_changes(pages), np.arange(pages.size), 0))
-        self.lives[pages, (self.ended[pages] + run) % LIVES] = life
+        self.lives[pages, (self.ended[pages] + _run(pages)) % LIVES] = life
         np.add.at(self.ended, pages, 1)
+
+    def _share(self, rows: PageRows, taken: np.ndarray, site: np.ndarray, step: np.ndarray) -> None:
+        """Put who took each page into its ring: of the rows `taken`, which lie by page, then event."""
+        page, event = rows.page[taken], rows.event[taken]
+        columns = (rows.owner[taken], rows.generation[taken], site[event], step[event])
+        self.shares[page, (self.shared[page] + _run(page)) % SHARES] = np.stack(columns, axis=1)
+        np.add.at(self.shared, page, 1)
 
     def clear(self, step: int) -> None:
         """Note that the allocator was cleared: every page is free, and whose it was is past."""
         self.owner[:], self.generation[:], self.peer[:] = NOBODY, 0, 0
         self.given_step[:], self.lives[:], self.ended[:] = NOBODY, NOBODY, 0
+        self.shares[:], self.shared[:] = NOBODY, 0
         self.free_site[:], self.free_step[:], self.last_event[:] = Site.UNKNOWN, step, LastEvent.CLEARED
 
     def _peers(self, rows: PageRows, number: np.ndarray, first: np.ndarray, opens: np.ndarray) -> PageRows:
@@ -264,6 +289,12 @@ def _changes(values: np.ndarray) -> np.ndarray:
     changed = np.ones(values.size, bool)
     np.not_equal(values[1:], values[:-1], out=changed[1:])
     return changed
+
+
+def _run(pages: np.ndarray) -> np.ndarray:
+    """Return which of its page's rows each one is, [n]; the pages ascend."""
+    here = np.arange(pages.size)
+    return here - np.maximum.accumulate(np.where(_changes(pages), here, 0))
 
 
 def _latest_before(marked: np.ndarray, first: np.ndarray) -> np.ndarray:

@@ -140,7 +140,7 @@ class EventLog:
             site: Who asked.
             step: The scheduler's.
             slots: [n] of `pool`, None for CLEARED.
-            by: Request slot and generation of who gives them back, where that is known.
+            by: Request slot and generation of who gives them back, where that is known, or takes them from the cache.
         """
         waiting = self._waiting
         number = _NONE if slots is None else waiting.number(slots)

@@ -27,7 +27,7 @@ BY: ContextVar[tuple[int, int] | None] = ContextVar("leak-ledger request", defau
 
 # As in the event log: plain numbers, since a hook uses them.
 _HANDED_OUT, _FREE_ASKED, _FREED = int(Kind.HANDED_OUT), int(Kind.FREE_ASKED), int(Kind.FREED)
-_GIVEN = int(Kind.GIVEN)
+_GIVEN, _SHARED = int(Kind.GIVEN), int(Kind.SHARED)
 _WRONG = {Kind.HANDED_OUT: Fault.HANDED_OUT_IN_USE, Kind.FREED: Fault.FREED_AGAIN}
 
 
@@ -86,6 +86,10 @@ class LeakLedger:
     def given(self, slots: torch.Tensor) -> None:
         """Note that the prefix cache has these slots of the full pool, [n], from now on."""
         self.log.add(_GIVEN, FULL, SITE.get(), self.step, slots)
+
+    def shared(self, slots: torch.Tensor, by: tuple[int, int]) -> None:
+        """Note that the request `by`, slot and generation, took pages with these slots from the prefix cache, [n]."""
+        self.log.add(_SHARED, FULL, SITE.get(), self.step, slots, by)
 
     def cleared(self, pool: int) -> None:
         self.log.add(Kind.CLEARED, pool, SITE.get(), self.step, None)

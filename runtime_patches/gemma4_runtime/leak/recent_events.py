@@ -47,6 +47,6 @@ def _document(events: Events, number: int, pools: Sequence[tuple[str, PageLedger
         "pages": pages.size,
         "first_pages": pages[:_NAMED].tolist(),
     }
-    if kind in (Kind.FREED, Kind.FREE_ASKED) and events.second[number] >= 0:
+    if kind in (Kind.FREED, Kind.FREE_ASKED, Kind.SHARED) and events.second[number] >= 0:
         said["by_request_slot"] = int(events.requests_of(number)[0])
     return said | {"request_slots": events.requests_of(number)[:_NAMED].tolist()} if kind is Kind.OWNED else said

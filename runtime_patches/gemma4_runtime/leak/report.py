@@ -15,7 +15,7 @@ from gemma4_runtime.evidence import offences
 from gemma4_runtime.guard import Guard
 from gemma4_runtime.leak.audit import Audit
 from gemma4_runtime.leak.holders import holders
-from gemma4_runtime.leak.suspects import COLUMNS, LIVES_COLUMNS, POOLS, lives, suspects
+from gemma4_runtime.leak.suspects import COLUMNS, LIVES_COLUMNS, POOLS, SHARES_COLUMNS, lives, shares, suspects
 from gemma4_runtime.leak.whereabouts import REQUEST_SLOTS, TREE
 from gemma4_runtime.settings import Leak, Mode
 
@@ -86,6 +86,7 @@ def _draft(audit: Audit, group: list[Finding], violation: Violation, table: np.n
             "suspects": TensorPayload.from_array(table),
             "holders": TensorPayload.from_array(holders(audit.reading, audit.findings, ledger)),
             "lives": TensorPayload.from_array(lives(table, ledger)),
+            "shares": TensorPayload.from_array(shares(table, ledger)),
         },
         events=tuple(recent),
         dropped_events=max(ledger.log.count - len(recent), 0),
@@ -120,6 +121,7 @@ def _scalars(audit: Audit) -> dict[str, Any]:
     scalars: dict[str, Any] = {
         "columns": ",".join(COLUMNS),
         "lives_columns": ",".join(LIVES_COLUMNS),
+        "shares_columns": ",".join(SHARES_COLUMNS),
         "events_seen": audit.ledger.log.count,
     }
     for equation in audit.equations:

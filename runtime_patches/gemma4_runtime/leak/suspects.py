@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from gemma4_runtime.checks.page_census import Finding
 from gemma4_runtime.checks.page_events import NOBODY
-from gemma4_runtime.checks.page_ledger import LIFE_COLUMNS
+from gemma4_runtime.checks.page_ledger import LIFE_COLUMNS, SHARE_COLUMNS, PageLedger
 from gemma4_runtime.leak.ledger import LeakLedger
 from gemma4_runtime.leak.whereabouts import REQUEST_SLOTS
 
@@ -31,8 +31,9 @@ COLUMNS = (
 )
 MAX_SUSPECTS = 4096
 LIVES_COLUMNS = ("page", "pool", *LIFE_COLUMNS)
+SHARES_COLUMNS = ("page", "pool", *SHARE_COLUMNS)
 MOST_WITH_LIVES = 256
-"""How many suspects of a dump have their lives beside them."""
+"""How many suspects of a dump have their lives beside them, and who took them from the prefix cache."""
 
 
 def suspects(findings: Sequence[Finding], ledger: LeakLedger) -> np.ndarray:
@@ -74,10 +75,24 @@ def lives(table: np.ndarray, ledger: LeakLedger) -> np.ndarray:
 
     The last one of a page is the present one.
     """
-    parts = [np.empty((0, len(LIVES_COLUMNS)), np.int64)]
+    return _beside(table, ledger, LIVES_COLUMNS, PageLedger.lives_of)
+
+
+def shares(table: np.ndarray, ledger: LeakLedger) -> np.ndarray:
+    """Return who took the first suspects of `table` from the prefix cache, oldest first: [shares, SHARES_COLUMNS]."""
+    return _beside(table, ledger, SHARES_COLUMNS, PageLedger.shares_of)
+
+
+def _beside(
+    table: np.ndarray,
+    ledger: LeakLedger,
+    columns: Sequence[str],
+    of_page: Callable[[PageLedger, int], np.ndarray],
+) -> np.ndarray:
+    parts = [np.empty((0, len(columns)), np.int64)]
     for page, pool in table[:MOST_WITH_LIVES, :2].tolist():
         history = ledger.pools.get(POOLS[pool])
         if history is not None and 0 < page <= history.pages:
-            found = history.lives_of(page)
+            found = of_page(history, page)
             parts.append(np.concatenate((np.tile((page, pool), (len(found), 1)), found), axis=1))
     return np.concatenate(parts)

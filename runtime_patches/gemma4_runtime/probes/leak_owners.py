@@ -2,7 +2,7 @@
 
 | SGLang's function                  | slots                              | tokens per request                    |
 |------------------------------------|------------------------------------|---------------------------------------|
-| alloc_for_extend(batch)            | its result                         | batch.extend_lens                     |
+| alloc_for_extend(batch)            | its result; the prefixes in rows   | batch.extend_lens                     |
 | alloc_for_decode(batch, …)         | its result                         | the same for all                      |
 | EagleVerifyInput.prepare_for_verify| batch.out_cache_loc                | the same for all: draft tokens        |
 | EagleDraftInputV2Mixin.            | the latest that were handed out    | how much kv_allocated_len rose        |
@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from gemma4_runtime.checks.page_ledger import Site
 from gemma4_runtime.leak.ledger import BY, SITE, generations_of, ledger_of
 from gemma4_runtime.release.prefix_caches import inserted_path
@@ -26,8 +28,11 @@ from gemma4_runtime.release.requests import held
 
 def around_alloc_for_extend(original: Callable[..., Any], batch: Any) -> Any:
     """Run around `alloc_for_extend(batch)` -> (slots [extend tokens], request slots, request slots)."""
+    fresh = [held(request).req_pool_idx is None for request in batch.reqs]
     result = _at(Site.ALLOC_FOR_EXTEND, original, batch)
     _own(batch, result[0], list(batch.extend_lens))
+    if any(fresh):
+        _at(Site.ALLOC_FOR_EXTEND, _share, batch, fresh)
     return result
 
 
@@ -168,6 +173,19 @@ class _By:
 
     def __exit__(self, *raised: object) -> None:
         BY.reset(self._token)
+
+
+def _share(batch: Any, fresh: list[bool]) -> None:
+    """Note whose prefix was found: of a request without a slot before, since a later chunk's prefix is its own.
+
+    Its row has the prefix by now; of each page the first slot is enough.
+    """
+    ledger, rows = ledger_of(batch.token_to_kv_pool_allocator), batch.req_to_token_pool.req_to_token
+    generations = generations_of(batch.req_to_token_pool)
+    for request, new, length in zip(batch.reqs, fresh, batch.prefix_lens, strict=True):
+        if new and length:
+            slot = held(request).req_pool_idx
+            ledger.shared(rows[slot, : length : ledger.page_size].to(torch.int64), (slot, generations[slot]))
 
 
 def _own_evenly(batch: Any, slots: Any) -> None:

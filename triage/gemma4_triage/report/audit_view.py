@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from gemma4_dumps.audit_findings import Suspect, equations, lives, lost, suspects
+from gemma4_dumps.audit_findings import Suspect, equations, lives, lost, says_more, suspects
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.wording import number_of
 from gemma4_triage.diagnose.next_steps import next_steps
@@ -36,7 +36,7 @@ def print_audit(console: Console, dump: Dump, rows: int) -> None:
         add_row(table, *_cells(suspect))
     console.print(table)
     for (pool, page), found_lives in list(lives(dump).items())[:rows]:
-        if len(found_lives) > 1:
+        if says_more(found_lives):
             print_line(console, f"  {pool} page {page}, oldest first:")
             for life in found_lives:
                 print_line(console, f"    {life.text()}")

@@ -40,8 +40,8 @@ def ledger_part(dump: Dump) -> Ledger:
 
 
 def _lives(dump: Dump) -> list[str]:
-    """Return a line per life of each of the first pages that had more than one, oldest first."""
-    found = [(key, of_page) for key, of_page in audit_findings.lives(dump).items() if len(of_page) > 1]
+    """Return a line per life of each of the first pages whose lives say more than the table, oldest first."""
+    found = [(key, of_page) for key, of_page in audit_findings.lives(dump).items() if audit_findings.says_more(of_page)]
     return [f"{pool} page {page}: {life.text()}" for (pool, page), of_page in found[:MAX_PAGES] for life in of_page]
 
 
