@@ -19,8 +19,12 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "mutations"
 """A folder for each run, named by its seed."""
 PAGE = ROOT / "docs" / "mutations.md"
-RUNS = {2411: 48, 2412: 16, 2413: 32, 2414: 32, 2415: 24, 2417: 48, 2420: 48, 2421: 60}
-"""How many mutations each seed's run has; the first is shown row by row, of the others only what they came to."""
+RUNS = {2411: 48, 2412: 16, 2413: 32, 2414: 32, 2415: 24, 2417: 48, 2420: 48, 2421: 60, 2500: 500}
+"""How many mutations each seed's run has."""
+BY_ROW, BY_KIND = {2411}, {2411, 2500}
+"""The seeds whose mutations are shown one by one, and by structure, defect and phase; of others what they came to."""
+MACHINES = {2500: "on 16 cores, 15 engines side by side"}
+"""Where a run was not on this project's usual machine."""
 _COLUMNS = ("drawn", "judged", "seen", "right", "partly", "unknown", "wrong", "certain_and_wrong", "tokens_changed")
 _HEADS = ("drawn", "judged", "seen", "right", "partly", "unknown", "wrong", "certain, wrong", "other tokens")
 
@@ -36,20 +40,21 @@ def measured(seed: int) -> Matrix:
 
 def page(text: str) -> str:
     """Return the page with its measured parts made anew, one for each run."""
-    for number, seed in enumerate(RUNS):
+    for seed in RUNS:
         begin, end = f"<!-- measured: seed {seed}, docs/make_mutation_page.py -->\n", f"<!-- end of seed {seed} -->\n"
         before, _, rest = text.partition(begin)
-        lines = _lines(measured(seed), rows=number == 0)
+        lines = _lines(measured(seed))
         text = "".join((before, begin, *(f"{line}\n" for line in lines), end, rest.partition(end)[2]))
     return text
 
 
-def _lines(whole: Matrix, rows: bool) -> Iterator[str]:
+def _lines(whole: Matrix) -> Iterator[str]:
     total = whole.total
     unseen = total.judged - total.seen
     about = (
         f"Seed {whole.seed}, {number_of(len(whole.rows), 'mutation')} of {whole.count}, SGLang {whole.sglang_version}, "
-        f"on 2 cores that had other work; engines together {whole.engine_s / 60:.0f} minutes. {total.judged} are "
+        f"{MACHINES.get(whole.seed, 'on 2 cores that had other work')}; engines together {whole.engine_s / 60:.0f} "
+        f"minutes. {total.judged} are "
         f"judged: {total.inert} were inert (overwritten before anybody read them) and {total.never_acted} never acted. "
         + (
             f"Of {unseen} that nobody saw, {total.silent} left no mark without probes either."
@@ -60,7 +65,7 @@ def _lines(whole: Matrix, rows: bool) -> Iterator[str]:
     yield from textwrap.wrap(about, 120)
     yield ""
     yield from _table(("aim", "found", ""), ((aim.text, aim.found, _met(aim.met)) for aim in whole.aims))
-    if not rows:
+    if whole.seed not in BY_KIND:
         return
     for title, counts in (("structure", whole.by_structure), ("defect", whole.by_defect), ("phase", whole.by_phase)):
         yield ""
@@ -71,6 +76,8 @@ def _lines(whole: Matrix, rows: bool) -> Iterator[str]:
         for one in whole.reliability
     )
     yield from _table(("said to be", "named", "right", "partly", "unknown", "wrong"), reliability)
+    if whole.seed not in BY_ROW:
+        return
     yield ""
     yield from _table(
         ("no", "corrupted", "how", "when", "score", "first cause named", "steps late", "without probes"),

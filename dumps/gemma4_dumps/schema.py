@@ -27,6 +27,8 @@ VERDICTS: Mapping[str, str] = {
     "double_free": "an index was freed that is already free",
     "freed_in_use": "a page is on the free list while a request or the prefix cache still holds it",
     "stale_mapping": "a full-to-SWA mapping entry outlived the page that it points to",
+    "mapping_differs": "a full-to-SWA mapping entry leads to another page than the one that it was made with",
+    "node_differs": "a node of the prefix cache has a page that stood elsewhere in the cache before",
     "pool_leak": "pages belong to nobody and are not free",
     "pool_alias": "a page has two owners",
     "held_out_of_range": "a request or the prefix cache holds page 0, or what is no page of the pool",

@@ -201,6 +201,8 @@ OTHERS: dict[str, Incident] = {
     "free-list-entry-wrong": mutation("swa-list-duplicate"),
     "free-that-loses": mutation("free-lost"),
     "mapping-entry-wrong": mutation("mapping-zero"),
+    "mapping-differs": mutation("mappings-of-a-row-swapped"),
+    "cached-pages-moved": mutation("pages-of-nodes-swapped"),
     "holder-entry-wrong": mutation("tree-node-negative"),
     "counters-overlap": mutation("protected-zero"),
     "evicted-not-freed": mutation("evicted-too-far"),

@@ -54,6 +54,10 @@ CASES = {
     "protected-of-another": ("request-state-differs", S.REQUEST_COUNTERS, D.FOREIGN, C.CERTAIN),
     "continued-in-the-neighbour": ("page-given-twice", S.ALLOCATION, D.OFF_BY_ONE, C.CERTAIN),
     "continued-in-a-new-page": ("page-given-twice", S.ALLOCATION, D.DUPLICATE, C.CERTAIN),
+    "mappings-of-a-row-swapped": ("mapping-differs", S.SWA_MAPPING, D.SWAPPED, C.CERTAIN),
+    "pages-of-nodes-swapped": ("cached-pages-moved", S.TREE_NODE, D.SWAPPED, C.CERTAIN),
+    "hand-out-or-list": ("free-list-entry-wrong", None, D.OFF_BY_ONE, C.POSSIBLE),
+    "committed-before-the-forward": ("request-state-differs", S.REQUEST_COUNTERS, D.OFF_BY_ONE, C.CERTAIN),
     "length-past-the-table": ("table-too-narrow", S.KERNEL_LENGTHS, D.PAST_END, C.LIKELY),
 }
 """By folder: the rule, what was corrupted, how, and how sure the dumps allow to be."""

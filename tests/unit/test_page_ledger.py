@@ -167,5 +167,11 @@ class TestMapping:
         (finding,) = check_mapping(pairs(row), np.array([2]), 4, 16)
         assert (finding.fault, finding.pages.tolist()) == (fault, [1])
 
+    def test_a_page_that_leads_to_another_than_its_own(self):
+        peers, none_free = np.array([0, 1, 2, 0]), np.array([], np.int64)
+        swapped = pairs((16, 32, True), (32, 16, True), (48, 48, True))
+        (finding,) = check_mapping(swapped, none_free, 4, 16, peers)
+        assert (finding.fault, finding.pages.tolist()) == (Fault.MAPPED_ELSEWHERE, [1, 2])
+
     def test_what_is_right(self):
         assert check_mapping(pairs((16, 16, True), (17, 0, False)), np.array([2]), 4, 16) == []

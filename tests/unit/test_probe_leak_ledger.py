@@ -20,6 +20,7 @@ from gemma4_runtime.guard import Guard
 from gemma4_runtime.leak.ledger import generations_of, ledger_of
 from gemma4_runtime.leak.report import report
 from gemma4_runtime.patch import ATTACH_ORDER
+from gemma4_runtime.release.prefix_caches import runs_of
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.session import Session
 from gemma4_runtime.settings import Leak, Mode, read_settings
@@ -244,6 +245,26 @@ def test_a_stale_mapping(swa):
     swa.allocator.full_to_swa_index_mapping[slot] = 16 * 19
     found = swa.faults()
     assert found[("STALE_MAPPING", "full")] == [int(slot) // 16]
+
+
+def test_pages_that_change_places_in_the_prefix_cache(swa):
+    world = swa
+    world.finish(world.start(prompt(1, 64)))
+    assert world.faults() == {}
+    node = next((run.node for run in runs_of(world.tree) if run.value.numel() >= 32), None)
+    if node is None:
+        pytest.skip("this cache's nodes are no objects of Python's")
+    node.value = torch.cat((node.value[16:32], node.value[:16], node.value[32:]))
+    assert {fault for fault, _ in world.faults()} == {"MOVED_IN_TREE"}
+
+
+def test_pages_whose_mappings_are_exchanged(swa):
+    request = swa.start(prompt(1, 40))
+    swa.decode()
+    slots = swa.rows.req_to_token[held(request).req_pool_idx, :32].to(torch.int64)
+    mapping = swa.allocator.full_to_swa_index_mapping
+    mapping[slots] = mapping[slots.roll(16)]
+    assert swa.faults() == {("MAPPED_ELSEWHERE", "full"): sorted({int(slot) // 16 for slot in slots})}
 
 
 def test_an_swa_slot_that_is_missing(swa):

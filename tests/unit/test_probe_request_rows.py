@@ -1,6 +1,7 @@
 """Probe request-rows on SGLang's own pools, prefix cache and batches: silent as they are, right where one is wrong."""
 
 from array import array
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,12 +11,15 @@ from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.probes import request_rows
 from gemma4_runtime.release.requests import held
+from gemma4_runtime.rows.counts import check_counters
+from gemma4_runtime.rows.seen import note_counts, seen_of
 from pool_world import PoolWorld
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
@@ -36,6 +40,7 @@ class Server:
         scheduler.req_to_token_pool, scheduler.token_to_kv_pool_allocator = world.rows, world.allocator
         scheduler.forward_ct, scheduler.page_size, scheduler.enable_overlap = 5, world.page, False
         scheduler.last_batch, scheduler.tree_cache = None, world.tree
+        scheduler.spec_algorithm = SpeculativeAlgorithm.NONE
         for seed in (0, 3):
             world.start([(token * (seed + 1)) % 97 for token in PROMPT])
         world.start(PROMPT)
@@ -415,6 +420,34 @@ def test_a_request_that_has_less_allocated_than_it_has_committed(server):
     held(server.world.requests[0]).kv_allocated_len -= 1
     said = trapped(server)
     assert (said.verdict, said.scalars["defect"]) == ("counter_wrong", "off by one")
+
+
+@pytest.mark.parametrize("name", ["kv_committed_len", "kv_allocated_len"])
+def test_with_overlap_counts_are_held_against_what_they_were_before_the_forward(server, name):
+    server.scheduler.enable_overlap = True
+    server.forward()
+    record = held(server.world.requests[0])
+    server.check_between_steps()
+    server.forward()
+    record.kv_allocated_len += 1
+    setattr(record, name, getattr(record, name) + (name == "kv_committed_len"))
+    with pytest.raises(TrappedViolation):
+        server.check_between_steps()
+    (entry,) = DumpStore(server.dumps).list()
+    said = read_dump(entry.path).manifest
+    assert (said.verdict, said.scalars["structure"]) == ("counter_wrong", "request counters")
+
+
+def test_with_drafts_what_was_allocated_is_taken_off_after_the_forward_and_does_not_grow(server):
+    server.scheduler.spec_algorithm = SpeculativeAlgorithm.FROZEN_KV_MTP
+    record = held(server.world.requests[0])
+    seen = seen_of(server.scheduler)
+    for allocated, grows in ((record.kv_committed_len, False), (record.kv_committed_len + 4, True)):
+        record.kv_allocated_len = record.kv_committed_len + 3
+        note_counts(seen, server.world.requests)
+        record.kv_allocated_len = allocated
+        with pytest.raises(TrappedViolation) if grows else nullcontext():
+            check_counters(server.scheduler, server.world.requests)
 
 
 @pytest.mark.parametrize("alone", [True, False])

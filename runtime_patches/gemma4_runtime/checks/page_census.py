@@ -26,6 +26,8 @@ class Fault(IntEnum):
     HELD_NULL = 12
     HELD_OUTSIDE = 13
     UNBALANCED = 14
+    MAPPED_ELSEWHERE = 15
+    MOVED_IN_TREE = 16
 
 
 VERDICT_OF = {
@@ -43,6 +45,8 @@ VERDICT_OF = {
     Fault.HELD_NULL: "held_out_of_range",
     Fault.HELD_OUTSIDE: "held_out_of_range",
     Fault.UNBALANCED: "pool_unbalanced",
+    Fault.MAPPED_ELSEWHERE: "mapping_differs",
+    Fault.MOVED_IN_TREE: "node_differs",
 }
 """The dump's verdict for each fault."""
 

@@ -30,11 +30,21 @@ def held_swa_pages(pairs: SlotPairs, page_size: int) -> np.ndarray:
     return np.unique(pairs.full[used] // page_size * width + target) % width
 
 
-def check_mapping(pairs: SlotPairs, free_swa: np.ndarray, pages: int, page_size: int) -> list[Finding]:
-    """Full pages whose mapping is wrong. free_swa: the free SWA pages [any]; pages: of the SWA pool.
+def check_mapping(
+    pairs: SlotPairs, free_swa: np.ndarray, pages: int, page_size: int, peers: np.ndarray | None = None
+) -> list[Finding]:
+    """Return the full pages whose mapping is wrong.
 
     A live slot without an SWA slot would read the dummy page. A mapping that leads into a free page, out of the pool,
-    or from a slot whose SWA side was given up, is stale: the page is, or will be, somebody else's.
+    or from a slot whose SWA side was given up, is stale: the page is, or will be, somebody else's. One that leads to
+    another page than it was made with reads that page's keys, whoever's they are.
+
+    Args:
+        pairs: What somebody holds, and where the mapping leads from there.
+        free_swa: The free SWA pages, [any].
+        pages: How many the SWA pool has.
+        page_size: In tokens.
+        peers: By full page the SWA page that its mapping was made with, 0 where that is not known; [full pages + 1].
     """
     target = pairs.swa // page_size
     is_free = np.zeros(pages + 2, bool)
@@ -42,8 +52,19 @@ def check_mapping(pairs: SlotPairs, free_swa: np.ndarray, pages: int, page_size:
     mapped = pairs.swa > 0
     outside = mapped & ((target < 1) | (target > pages))
     stale = mapped & (~pairs.live | outside | is_free[np.clip(target, 0, pages + 1)])
+    elsewhere = np.zeros_like(mapped)
+    if peers is not None:
+        full = pairs.full // page_size
+        known = (full > 0) & (full < peers.size)
+        peer = np.where(known, peers[np.where(known, full, 0)], 0)
+        elsewhere = mapped & ~stale & (peer > 0) & (target != peer)
+    cases = (
+        (Fault.UNMAPPED, pairs.live & ~mapped),
+        (Fault.STALE_MAPPING, stale),
+        (Fault.MAPPED_ELSEWHERE, elsewhere),
+    )
     found = []
-    for fault, bad in ((Fault.UNMAPPED, pairs.live & ~mapped), (Fault.STALE_MAPPING, stale)):
+    for fault, bad in cases:
         full = np.unique(pairs.full[bad] // page_size)
         if full.size:
             found.append(Finding(fault, "full", full, np.ones_like(full)))

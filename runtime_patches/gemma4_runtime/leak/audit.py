@@ -51,7 +51,10 @@ def audit(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Ite
     found = [finding for where in reading.pools for finding in check_census(where)]
     if reading.pairs is not None:
         swa = next(where for where in reading.pools if where.pool == "swa")
-        found += check_mapping(reading.pairs, swa.free, swa.pages, allocator.page_size)
+        found += check_mapping(reading.pairs, swa.free, swa.pages, allocator.page_size, ledger.pools["full"].peer)
+    moved = ledger.tree.moved(reading.nodes)
+    if moved.size:
+        found.append(Finding(Fault.MOVED_IN_TREE, "full", moved, np.ones_like(moved)))
     if idle and not reading.session_pages["full"] and reading.locked.size:
         found.append(Finding(Fault.LOCKED_AT_IDLE, "full", reading.locked, np.ones_like(reading.locked)))
     found += _anomalies(ledger)

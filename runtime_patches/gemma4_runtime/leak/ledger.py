@@ -16,6 +16,7 @@ from gemma4_runtime.checks.page_ledger import Folded, PageLedger, Site
 from gemma4_runtime.leak.by_identity import ByIdentity
 from gemma4_runtime.leak.event_log import EventLog
 from gemma4_runtime.leak.recent_events import RecentEvents
+from gemma4_runtime.leak.tree_memory import TreeMemory
 from gemma4_runtime.release import SWATokenToKVPoolAllocator
 from gemma4_runtime.release.allocators import free_page_lists
 
@@ -54,6 +55,7 @@ class LeakLedger:
         self.pools = {name: _page_ledger(part) for name, part in (inner or {"full": allocator}).items()}
         # Each once, so that no more wait for an audit than there are pages.
         self.anomalies: dict[Anomaly, None] = {}
+        self.tree = TreeMemory()
         self.log = EventLog(self._fold, self.page_size)
         self.latest_hand_out: torch.Tensor | None = None
         self.latest_swa_hand_out: torch.Tensor | None = None

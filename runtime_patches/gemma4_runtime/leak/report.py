@@ -32,6 +32,8 @@ _WORDS = {
     Fault.LOCKED_AT_IDLE: "are locked in the prefix cache by a request that is gone",
     Fault.UNMAPPED: "have live tokens without an SWA slot",
     Fault.STALE_MAPPING: "map to SWA slots that are not theirs any more",
+    Fault.MAPPED_ELSEWHERE: "map to other SWA pages than those that they were handed out with",
+    Fault.MOVED_IN_TREE: "stand in a node of the prefix cache in another one's place",
     Fault.FREED_AGAIN: "were freed while they were free",
     Fault.HANDED_OUT_IN_USE: "were handed out while in use",
     Fault.FREED_BY_OTHER: "were given back by a request that they were not of",

@@ -61,6 +61,7 @@ class Reading:
         session_pages: The same of sessions.
         holders: Who the holders of full pages are, in the order of `held`: TREE, or the request slot of a row.
         mapping: The whole full-to-SWA mapping; None without an SWA pool.
+        nodes: Each node that has its sliding window, with its pages in order, of a cache whose nodes are Python's.
     """
 
     pools: tuple[Whereabouts, ...]
@@ -70,6 +71,7 @@ class Reading:
     session_pages: dict[str, int]
     holders: tuple[int, ...] = ()
     mapping: np.ndarray | None = None
+    nodes: tuple[tuple[Any, np.ndarray], ...] = ()
 
 
 def unreadable(tree_cache: Any) -> str | None:
@@ -128,6 +130,11 @@ def read(allocator: Any, req_to_token_pool: Any, tree_cache: Any, requests: Iter
         {"full": _count(rows, row_pages, session=True), "swa": session_swa},
         (*(TREE for _ in nodes), *(row.slot for row in rows)),
         mapping,
+        tuple(
+            (node.node, slots[::page] // page)
+            for node, slots in zip(nodes, node_slots, strict=False)
+            if node.node is not None and not node.swa_tombstone
+        ),
     )
 
 

@@ -3,7 +3,8 @@
 | hook                                | what is held against what                                                      |
 |-------------------------------------|--------------------------------------------------------------------------------|
 | before get_next_batch_to_run        | the rows of all running requests: see checks/request_rows.py; what a request   |
-|                                     | counts against its row's width, and against the nodes that it holds            |
+|                                     | counts against its row's width, the nodes that it holds, and what it counted   |
+|                                     | before its forward                                                             |
 | after ForwardBatch.init_new, target | row numbers and lengths against the requests; rows; each slot that the forward |
 |                                     | will write against the row's entry of that token, with and without MTP         |
 | after trtllm_mha's metadata         | the lengths that the kernel is given against those of the batch; each page of  |
@@ -50,7 +51,7 @@ from gemma4_runtime.rows.report import (
     or_swapped,
     report_wrong,
 )
-from gemma4_runtime.rows.seen import Seen, evicted_before, seen_of
+from gemma4_runtime.rows.seen import Seen, evicted_before, note_counts, seen_of
 
 _NO_ROW = -1
 
@@ -90,6 +91,7 @@ def after_init_new(made: Any, cls: type, batch: Any, runner: Any, *args: Any, **
         kinds = [defect_of(w.value, w.expected, pool.size + 1, foreign=taken, free=free) for w in wrong]
         report_wrong(scheduler, wrong, ROW_INDEX, INIT, Structure.ROW_INDICES, or_swapped(wrong, kinds), made, wanted)
     check_lengths(scheduler, batch, made)
+    note_counts(_running, requests)
     _check_rows(scheduler, requests, INIT, made)
     check_writes(scheduler, requests, made)
 

@@ -21,11 +21,13 @@ class CachedRun:
         value: Slots of the full pool, int64 [n].
         swa_tombstone: Its slots of the sliding window were given up.
         locked: Somebody has locked it.
+        node: The node, where it is an object of Python's.
     """
 
     value: torch.Tensor
     swa_tombstone: bool
     locked: bool
+    node: Any = None
 
 
 def unreadable_cache(cache: Any) -> str:
@@ -141,7 +143,7 @@ def _nodes(cache: Any) -> Iterator[CachedRun]:
         waiting.extend(node.children.values())
         if node.value is not None:
             locks = (node.full_lock_ref, node.swa_lock_ref) if hasattr(node, "full_lock_ref") else (node.lock_ref,)
-            yield CachedRun(node.value, getattr(node, "swa_tombstone", False), any(locks))
+            yield CachedRun(node.value, getattr(node, "swa_tombstone", False), any(locks), node)
 
 
 def _walked(core: Any) -> Iterator[CachedRun]:

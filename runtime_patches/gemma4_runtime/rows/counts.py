@@ -18,7 +18,7 @@ from gemma4_runtime.rows.report import (
     or_swapped,
     report_wrong,
 )
-from gemma4_runtime.rows.seen import evicted_before, seen_of
+from gemma4_runtime.rows.seen import counts_before, evicted_before, seen_of
 
 
 def check_lengths(scheduler: Any, batch: Any, made: Any) -> None:
@@ -70,6 +70,10 @@ def check_counters(scheduler: Any, requests: Sequence[Any]) -> None:
             # Without drafts the two are alike, with them there may be more allocated.
             wrong.append(WrongEntry("unlike", number, 0, allocated, committed))
             kinds.append(defect_of(allocated, committed, width + 1))
+        if (before := counts_before(seen, request)) is not None:
+            for count, had in _changed(scheduler, before, (committed, allocated)):
+                wrong.append(WrongEntry("changed", number, 0, count, had))
+                kinds.append(defect_of(count, had, width + 1))
         for count in (held(request).kv_committed_len, held(request).kv_allocated_len):
             if not 0 <= count <= width:
                 wrong.append(WrongEntry("outside", number, 0, count))
@@ -78,6 +82,18 @@ def check_counters(scheduler: Any, requests: Sequence[Any]) -> None:
         seen.evicted = {}
         slots = [held(request).req_pool_idx for request in live]
         report_wrong(scheduler, wrong, COUNTER, NEXT, Structure.REQUEST_COUNTERS, kinds, None, slots)
+
+
+def _changed(scheduler: Any, before: tuple[int, int], now: tuple[int, int]) -> list[tuple[int, int]]:
+    """Return of each count that has changed since before the forward, and must not have, what it is and has to be.
+
+    Both grow before a forward, and after it only with drafts: what was accepted is committed then, and either as much
+    is allocated, or what was allocated for the drafts.
+    """
+    if scheduler.spec_algorithm.is_none():
+        return [(count, had) for count, had in zip(now, before, strict=True) if count != had]
+    most = max(before[1], now[0])
+    return [(now[1], most)] if now[1] > most else []
 
 
 def _count_defect(scheduler: Any, value: int, expected: int, others: Sequence[int | None]) -> Defect | None:

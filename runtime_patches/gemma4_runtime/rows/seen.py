@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ class Seen:
         evicted: By request slot: its stay there, and how many of its first tokens had left the sliding window.
         written: Where the target's forward before this one wrote.
         lengths: What its kernels were told of each request slot.
+        counts: By request slot: its stay there, and what it counted as committed and as allocated before its forward.
         batch: The batch that runs.
         scheduler: The scheduler.
     """
@@ -27,6 +29,7 @@ class Seen:
         self.evicted: dict[int, tuple[tuple[Any, ...], int]] = {}
         self.written: set[int] = set()
         self.lengths: dict[int, int] = {}
+        self.counts: dict[int, tuple[tuple[Any, ...], int, int]] = {}
         self.batch: Any = None
         self.scheduler: Any = None
 
@@ -46,3 +49,17 @@ def evicted_before(seen: Seen, request: Any) -> int | None:
     if evicted is not None:
         seen.evicted[slot] = (stay, evicted)
     return known[1] if known is not None and known[0] == stay else None
+
+
+def note_counts(seen: Seen, requests: Sequence[Any]) -> None:
+    """Note, before a forward, what each request of its batch counts as committed and as allocated."""
+    for request in requests:
+        record = held(request)
+        stay = (request.rid, request.retraction_count)
+        seen.counts[record.req_pool_idx] = (stay, record.kv_committed_len, record.kv_allocated_len)
+
+
+def counts_before(seen: Seen, request: Any) -> tuple[int, int] | None:
+    """Return what a request counted before its latest forward, if that was in this stay; once for each forward."""
+    known = seen.counts.pop(held(request).req_pool_idx, None)
+    return known[1:] if known is not None and known[0] == (request.rid, request.retraction_count) else None

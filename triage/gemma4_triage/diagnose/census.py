@@ -22,6 +22,7 @@ TREE = 0
 
 NOWHERE, TWICE_FREE, FREE_AND_HELD, HELD_TWICE = "nowhere", "free_twice", "free_and_held", "held_twice"
 OUT_OF_RANGE, LOCKED, FREED_AGAIN = "out_of_range", "locked_at_idle", "freed_again"
+MAPPED_ELSEWHERE, MOVED_IN_TREE = "mapped_elsewhere", "moved_in_tree"
 OF_VERIFIES = ("prepare_for_verify", "verify")
 """Sites that hand pages out inside a step."""
 OF_DECODES = ("alloc_for_decode", "spec_v2_decode", *OF_VERIFIES)
@@ -168,3 +169,18 @@ def single(found: Iterable[Listed]) -> Listed | None:
     """Return the only one; None if there are more, or none."""
     listed = tuple(found)
     return listed[0] if len(listed) == 1 else None
+
+
+def mapped_defect(census: Census, owned: Listed, held: Holder, own: int) -> Defect:
+    """Return in which way the page that the mapping leads to is wrong where `own` belongs, whose owner `owned` has."""
+    to, pages = held.leads_to, census.pages("swa")
+    if to <= 0:
+        return Defect.NEGATIVE if to else Defect.ZERO
+    if to == held.page:
+        return Defect.OTHER_SPACE
+    if pages is not None and to > pages:
+        return Defect.PAST_END
+    if abs(to - own) == 1:
+        return Defect.OFF_BY_ONE
+    shared = [one for one in census.of("swa", HELD_TWICE) if one.page == to]
+    return shared_defect(owned, shared[0]) if shared else Defect.STALE

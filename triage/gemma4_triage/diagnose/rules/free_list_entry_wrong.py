@@ -22,6 +22,7 @@ from gemma4_triage.finding import Confidence, Finding
 
 ID = "free-list-entry-wrong"
 _PAGE, _LAST_EVENT = 0, 11
+_STALE = "stale_mapping"
 _OF_A_HAND_OUT = (
     "A page that was free is no longer on the free list of the {pool} pool, and another was handed out in its place: "
     "the list named another page, or the call that hands out returned one. Which of them cannot be told from this."
@@ -73,6 +74,7 @@ def _finding(incident: Incident, census: Census, pool: str, missing: Listed, str
             cell(missing.dump, TABLE, (missing.row, _LAST_EVENT), f"its last event: {missing.suspect.last_event}"),
             *other,
             said(missing.dump, "step", "the step of the audit that saw it first"),
+            *(said(one, "verdict", "it leads to that page") for one in census.dumps if one.manifest.verdict == _STALE),
         ),
         advice=(
             "Look at what writes free_pages beside alloc and free: restore_state, clear, merge_and_sort_free.",

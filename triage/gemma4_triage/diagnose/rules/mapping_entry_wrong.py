@@ -1,17 +1,16 @@
 """The full-to-SWA mapping leads elsewhere than where the page's own SWA page is, which nobody has any more."""
 
 from gemma4_dumps.audit_findings import TABLE
-from gemma4_dumps.structures import Defect, Structure
+from gemma4_dumps.structures import Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.census import (
     FREE_AND_HELD,
-    HELD_TWICE,
     NOWHERE,
     Census,
     Holder,
     Listed,
     first_census,
-    shared_defect,
+    mapped_defect,
     single,
 )
 from gemma4_triage.diagnose.evidence import cell, said
@@ -42,7 +41,7 @@ def _finding(incident: Incident, census: Census, lost: Listed, held: Holder) -> 
     return Finding(
         rule=ID,
         structure=Structure.SWA_MAPPING,
-        defect=_defect(census, lost, held),
+        defect=mapped_defect(census, lost, held, lost.page),
         cause=(
             "The full-to-SWA mapping of a page that is in use leads elsewhere than to the SWA page that was handed out "
             "with it: nobody holds that one, and nobody freed it."
@@ -54,24 +53,11 @@ def _finding(incident: Incident, census: Census, lost: Listed, held: Holder) -> 
             cell(dump, "holders", (held.row, _LEADS_TO), "where the mapping leads from there; 0: nowhere"),
             cell(lost.dump, TABLE, (lost.row, 4), "the request slot that owned it last"),
             said(lost.dump, "step", "the step of the audit that saw it first"),
+            *(said(one, "verdict", "a later audit sees it too") for one in incident.of(verdict="mapping_differs")),
         ),
         advice=("Look at who writes the mapping: set_full_to_swa_mapping, free_swa, tombstone recovery.",),
         next_commands=(commands.audit(lost.dump), commands.serve(incident, "--debug trap")),
     )
-
-
-def _defect(census: Census, lost: Listed, held: Holder) -> Defect:
-    to, pages = held.leads_to, census.pages("swa")
-    if to <= 0:
-        return Defect.NEGATIVE if to else Defect.ZERO
-    if to == held.page:
-        return Defect.OTHER_SPACE
-    if pages is not None and to > pages:
-        return Defect.PAST_END
-    if abs(to - lost.page) == 1:
-        return Defect.OFF_BY_ONE
-    shared = [one for one in census.of("swa", HELD_TWICE) if one.page == to]
-    return shared_defect(lost, shared[0]) if shared else Defect.STALE
 
 
 def _lost(census: Census) -> Listed | None:

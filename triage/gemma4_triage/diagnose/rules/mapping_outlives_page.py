@@ -3,7 +3,7 @@
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
-from gemma4_triage.diagnose.census import NOWHERE, first_census
+from gemma4_triage.diagnose.census import FREE_AND_HELD, NOWHERE, first_census
 from gemma4_triage.diagnose.concerned import are_free
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.hand_out import strayed_hand_out
@@ -17,7 +17,7 @@ ID = "mapping-outlives-page"
 def find(incident: Incident) -> Finding | None:
     at_free = incident.first(rule="swa-stale-mapping") if strayed_hand_out(incident) is None else None
     at_audit = incident.first(rule=LEAK, verdict="stale_mapping")
-    if at_audit is not None and _leads_to_lost_pages(incident):
+    if at_audit is not None and _leads_to_pages_of_nobodys_free(incident):
         at_audit = None
     evidence: list[Evidence] = []
     if at_free is not None:
@@ -59,11 +59,14 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
-def _leads_to_lost_pages(incident: Incident) -> bool:
-    """Return whether the mapping leads to SWA pages that are lost: then nobody gave them back."""
+def _leads_to_pages_of_nobodys_free(incident: Incident) -> bool:
+    """Return whether the mapping leads to SWA pages that are lost, or on the free list and nobody put them there."""
     census = first_census(incident)
-    lost = set() if census is None else {one.page for one in census.of("swa", NOWHERE)}
-    return bool(lost) and any(one.leads_to in lost for one in (census.holders if census else None) or ())
+    if census is None:
+        return False
+    pages = {one.page for one in census.of("swa", NOWHERE)}
+    pages |= {one.page for one in census.of("swa", FREE_AND_HELD) if one.never_asked_back}
+    return any(one.leads_to in pages for one in census.holders or ())
 
 
 def _is_not_free(dump: Dump) -> bool | None:

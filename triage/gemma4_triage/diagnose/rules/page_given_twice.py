@@ -3,10 +3,12 @@
 from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Structure
 from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.census import FREE_AND_HELD, first_census
 from gemma4_triage.diagnose.evidence import cell, said, tensor_or_none
 from gemma4_triage.diagnose.hand_out import hand_out_wrong, strayed_hand_out
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.rule import Exclusion, Rule, in_dump
+from gemma4_triage.diagnose.where_wrong import Wrong
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "page-given-twice"
@@ -32,7 +34,8 @@ def find(incident: Incident) -> Finding | None:
     if states is not None and offences and states.ndim == 2 and 0 <= offences[0].row < states.shape[0]:
         at = (offences[0].row, min(offences[0].column, states.shape[1] - 1))
         state = (cell(dump, "page_states", at, "state of its page before: full side 1 is in use, SWA side the owner"),)
-    wrong = hand_out_wrong(dump)
+    # Then either the list or an earlier hand-out is wrong, which the audit's finding says.
+    wrong = Wrong(None) if _was_listed_while_held(incident, dump) else hand_out_wrong(dump)
     return Finding(
         rule=ID,
         structure=wrong.structure,
@@ -49,6 +52,16 @@ def find(incident: Incident) -> Finding | None:
         advice=("Trust no output since. A server in trap mode stops at the free that came too early.",),
         next_commands=(commands.serve(incident, "--debug trap", "--probes swa-allocator"), commands.show(dump)),
     )
+
+
+def _was_listed_while_held(incident: Incident, dump: Dump) -> bool:
+    """Return whether an audit saw the page listed while it was held, with nobody who put it there: then that is it."""
+    census, page_size = first_census(incident), dump.manifest.page_size or 1
+    if census is None or census.step > (dump.manifest.step or census.step) or not dump.manifest.offences:
+        return False
+    listed = census.of(dump.manifest.pool_kind or "full", FREE_AND_HELD)
+    pages = {one.page for one in listed if one.never_asked_back}
+    return dump.manifest.offences[0].value // page_size in pages
 
 
 def _is_from_before(dump: Dump) -> bool | None:

@@ -1,0 +1,57 @@
+"""The full-to-SWA mapping of a page leads to another SWA page than the one that was handed out with it."""
+
+from gemma4_dumps.audit_findings import TABLE
+from gemma4_dumps.structures import Defect, Structure
+from gemma4_triage.diagnose import commands
+from gemma4_triage.diagnose.census import MAPPED_ELSEWHERE, first_census, mapped_defect
+from gemma4_triage.diagnose.evidence import cell, said
+from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Rule
+from gemma4_triage.finding import Confidence, Finding
+
+ID = "mapping-differs"
+_HOLDER, _LEADS_TO = 1, 2
+
+
+def find(incident: Incident) -> Finding | None:
+    """Return a finding where the first audit saw that the mapping is not that of the pairs that were handed out."""
+    census = first_census(incident)
+    if census is None or not census.holders:
+        return None
+    elsewhere = census.of("full", MAPPED_ELSEWHERE)
+    held = {one.page: one for one in reversed(census.holders)}
+    first = next((one for one in elsewhere if one.page in held and one.suspect.peer is not None), None)
+    if first is None:
+        return None
+    holder, own = held[first.page], first.suspect.peer or 0
+    swapped = any(
+        other.suspect.peer == holder.leads_to and other.page in held and held[other.page].leads_to == own
+        for other in elsewhere
+    )
+    return Finding(
+        rule=ID,
+        structure=Structure.SWA_MAPPING,
+        defect=Defect.SWAPPED if swapped else mapped_defect(census, first, holder, own),
+        cause=(
+            "The full-to-SWA mapping of a page that is in use leads elsewhere than to the SWA page that was handed out "
+            "with it" + (", and the mapping of that one's page leads here." if swapped else ".")
+        ),
+        confidence=Confidence.CERTAIN,
+        evidence=(
+            cell(first.dump, TABLE, (first.row, 0), "the full page"),
+            cell(first.dump, TABLE, (first.row, 10), "the SWA page that it was handed out with"),
+            cell(census.dumps[0], "holders", (holder.row, _LEADS_TO), "where the mapping leads from it"),
+            cell(census.dumps[0], "holders", (holder.row, _HOLDER), "the request slot that holds it; 0: the cache"),
+            said(first.dump, "step", "the step of the audit that saw it first"),
+        ),
+        advice=("Look at who writes the mapping: set_full_to_swa_mapping, free_swa, tombstone recovery.",),
+        next_commands=(commands.audit(first.dump), commands.serve(incident, "--debug trap")),
+    )
+
+
+RULE = Rule(
+    ID,
+    find,
+    explains=(*FOLLOWS_FROM_AN_ENTRY, "mapping-entry-wrong", "free-list-entry-wrong"),
+    leads_to=(*LEAVES_BUFFERS, *LOSES_PAGES),
+)
