@@ -167,7 +167,6 @@ ELSEWHERE = {("freed-while-held", "the holder"), ("unset-slot-freed", "slots abo
 """Made true in test_diagnose_premises.py and test_diagnose_contained.py, on dumps of their own."""
 UNLESS_PROVEN = {
     ("allocator-past-pool-end", "a call before"),
-    ("draft-swa-state-stale", ""),
     ("evicted-page-counted", "the pages without"),
     ("finished-requests-not-released", "the pages were lost"),
     ("free-list-entry-wrong", "a call that"),
