@@ -122,6 +122,25 @@ class TestCudaGdb:
         assert "fmhaSm100Kernel_QkvE4m3_PagedKv" in finding["cause"]
         assert incident["readings"][0]["pids"] == [17072]
 
+    @pytest.mark.parametrize(
+        ("name", "rule", "kernel", "place"),
+        [
+            ("illegal-address", "illegal-access", "copy_pages", "bad.cu:5"),
+            ("triton", "illegal-access", "gather_rows", "bad_triton.py:11"),
+            ("assert", "kernel-failed", "check_index", "asserts.cu:3"),
+        ],
+    )
+    def test_what_cuda_gdb_printed_on_a_gpu(self, cli, name, rule, kernel, place):
+        """Of the first one cuda-gdb itself died behind the line of the exception."""
+        code, found = document(cli, SAMPLES / "cuda-gdb-h200" / f"{name}.txt")
+        (incident,) = found["incidents"]
+        (finding,) = incident["findings"]
+        assert (code, finding["rule"], finding["confidence"]) == (1, rule, "likely")
+        assert f"The kernel {kernel} " in finding["cause"]
+        (reading,) = incident["readings"]
+        assert len(reading["pids"]) == 1
+        assert place in str(reading["facts"])
+
     def test_with_its_process_it_is_evidence_of_that_incident(self, cli, tmp_path):
         shutil.copytree(SAMPLES / "crash", tmp_path / "x")
         text = (SAMPLES / "cuda-gdb" / "core.txt").read_text().replace("1764037350", "1795573350")
@@ -263,6 +282,16 @@ class TestCudaGdb:
 
 
 class TestFlightRecorder:
+    @pytest.mark.parametrize("folder", ["flight-recorder-nccl", "flight-recorder-nccl-json"])
+    def test_what_nccl_left_of_one_rank_that_finished_says_nothing_wrong(self, cli, folder):
+        code, found = document(cli, SAMPLES / folder)
+        (incident,) = found["incidents"]
+        assert (code, incident["findings"]) == (0, [])
+        (reading,) = readings(*(SAMPLES / folder).iterdir())
+        ((name, last),) = reading.facts
+        assert name == "rank 0, group 0 default_pg"
+        assert last.startswith("nccl:broadcast 4 completed")
+
     @pytest.mark.parametrize("folder", ["flight-recorder", "flight-recorder-json"])
     def test_the_rank_that_never_came(self, cli, folder):
         code, found = document(cli, SAMPLES / folder)

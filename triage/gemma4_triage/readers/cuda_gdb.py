@@ -33,7 +33,10 @@ _CORE_NAME = re.compile(
     r"core\.cuda\.(?P<time>\d{9,11})\.(?P<pid>\d{1,10})$|\.(?P<pid2>\d{1,10})\.(?P<time2>\d{9,11})$|"
     r"core_(?P<time3>\d{9,11})_.{1,200}_(?P<pid3>\d{1,10})\.nvcudmp$"
 )
-_EXCEPTION = re.compile(r"CUDA_EXCEPTION_\d+\W+([A-Z][\w -]{3,60})|CUDA Exception: ([A-Z][\w -]{3,60})")
+# Of an assert in a kernel cuda-gdb prints no exception's name.
+_EXCEPTION = re.compile(
+    r"CUDA_EXCEPTION_\d+\W+([A-Z][\w -]{3,60})|CUDA Exception: ([A-Z][\w -]{3,60})|^(Assertion failed)\.\s*$"
+)
 _FOCUS = re.compile(
     r"(?:Current focus set|Switching focus) to CUDA kernel (\d+)"
     r".*?block (\([\d,]+\)).*?thread (\([\d,]+\))(?:.*?device (\d+))?"
@@ -86,7 +89,7 @@ def _read(path: Path) -> Reading:
             pids.append(int(pid))
             moments.append(Moment(float(time), f"process {pid} wrote a GPU core dump", f"line {number}"))
         if exception is None and (match := _EXCEPTION.search(line)):
-            exception = _At((match[1] or match[2]).strip(), number)
+            exception = _At((match[1] or match[2] or match[3]).strip(), number)
         if match := _PC.search(line[: 2 * MATCHED]):
             place = _PLACE.search(match[2])
             name = (match[2][: place.start()] if place else match[2]).strip()
