@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ PAGE = ROOT / "docs" / "products.md"
 ROWS = ROOT / "kernels" / "bench" / "rows" / "small_m_linear_h200_2026-11-23.json"
 STEPS = [ROOT / "docs" / "bench" / f"step_products_h200_2026-11-23_{model}.json" for model in ("e4b", "e2b", "26b")]
 GATES = [ROOT / "docs" / "bench" / f"step_gates_h200_2026-11-25_{model}.json" for model in ("e4b", "e2b", "26b")]
+PEERS = ROOT / "kernels" / "bench" / "rows" / "product_peers_h200_2026-11-26.json"
 SHOWN = (1, 8, 16)
 LEFT_OUT = "lm-head"
 
@@ -74,11 +77,86 @@ defaults, among them `decode-attention`, which the rows above are without; 768 t
 |---|---|---|---|---|---|
 {gates}
 
+{peers}
 ## Each product
 
 | product | columns, depth | rows | cuBLAS | ours | limit | of limit |
 |---|---|---|---|---|---|---|
 """
+
+
+PEERS_HEAD = """## Beside other libraries
+
+```
+{command}
+```
+
+Another run, sums over the products of a step without the LM head, in milliseconds; *limit* as above, of this run's
+fastest rate, {rate:.2f} TB/s. *cuBLASLt, best* is the fastest of up to {algorithms} algorithms that cuBLASLt's
+heuristic names, product by product. *FlashInfer* is `tinygemm_bf16`, which is TensorRT-LLM's kernel for few rows,
+*compile* torch.compile with max-autotune. *fastest* says which arm is the fastest in how many of the products.
+
+| model | rows | cuBLAS | cuBLASLt, best | FlashInfer | compile | ours | limit | fastest |
+|---|---|---|---|---|---|---|---|---|
+"""
+PEER_ARMS = ("cublas", "cublaslt-best", "flashinfer", "compile", "ours")
+PEERS_END = """
+A dash is a sum of which a product is missing: FlashInfer's kernel is not tried above a depth of 4096, since its graph
+of e4b.down failed or did not come back, and torch.compile compiled E4B's products of 1 and 8 rows. Of the sizes that
+FlashInfer's kernel took it needs in the sum {flashinfer} times ours, by rows. Nothing was taken by
+{refused}.
+"""
+
+
+def peer_lines(document: dict[str, Any]) -> Iterator[str]:
+    """Yield a line per model and number of rows of which all products were measured."""
+    for model in ("e4b", "e2b", "26b"):
+        for count in SHOWN:
+            used = [
+                (int(use.split(" ")[0]), row)
+                for row in document["rows"]
+                if row["rows"] == count
+                for use in row["uses"]
+                if use.split(" ")[2].startswith(f"{model}.") and not use.endswith(LEFT_OUT)
+            ]
+            if not used:
+                continue
+            sums = [_sum_ms(used, arm) for arm in PEER_ARMS]
+            limit = sum(often * row["limit_us"] for often, row in used) / 1000
+            first = Counter(min(PEER_ARMS, key=lambda arm: _us(row, arm)) for _, row in used)
+            told = ", ".join(f"{arm} {number}" for arm, number in first.most_common())
+            times = " | ".join("-" if total is None else f"{total:.2f}" for total in sums)
+            yield f"| {model} | {count} | {times} | {limit:.2f} | {told} |"
+
+
+def _us(row: dict[str, Any], arm: str) -> float:
+    return row["us"][arm]["median"] if arm in row["us"] else math.inf
+
+
+def _sum_ms(used: list[tuple[int, dict[str, Any]]], arm: str) -> float | None:
+    total = sum(often * _us(row, arm) for often, row in used) / 1000
+    return total if math.isfinite(total) else None
+
+
+def peers(document: dict[str, Any]) -> str:
+    """Return the section on what other libraries have."""
+    rows = document["rows"]
+    refused = {arm: {row["refused"].get(arm) for row in rows} for arm in document["arms"]}
+    nowhere = {arm: reasons for arm, reasons in refused.items() if None not in reasons}
+    told = " and ".join(document["arms"][arm] for arm in nowhere)
+    both = [row for row in rows if "flashinfer" in row["us"] and not any(use.endswith(LEFT_OUT) for use in row["uses"])]
+    of_ours = {
+        count: sum(_us(row, "flashinfer") for row in both if row["rows"] == count)
+        / sum(_us(row, "ours") for row in both if row["rows"] == count)
+        for count in SHOWN
+    }
+    flashinfer = ", ".join(f"{ratio:.2f} ({count})" for count, ratio in of_ours.items())
+    head = PEERS_HEAD.format(
+        command=document["command"],
+        rate=document["read_bytes_per_s"] / 1e12,
+        algorithms=max(row["algorithms"] for row in rows),
+    )
+    return head + "\n".join(peer_lines(document)) + "\n" + PEERS_END.format(refused=told, flashinfer=flashinfer)
 
 
 def cublas_us(row: dict[str, Any]) -> float:
@@ -137,7 +215,12 @@ def unequal(documents: list[dict[str, Any]]) -> str:
     )
 
 
-def markdown(document: dict[str, Any], steps: list[dict[str, Any]], gates: list[dict[str, Any]]) -> str:
+def markdown(
+    document: dict[str, Any],
+    steps: list[dict[str, Any]],
+    gates: list[dict[str, Any]],
+    others: dict[str, Any],
+) -> str:
     """Return the page."""
     rows = document["rows"]
     head = next(row for row in rows if row["rows"] == 1 and any(use.endswith("e4b.lm-head") for use in row["uses"]))
@@ -162,6 +245,7 @@ def markdown(document: dict[str, Any], steps: list[dict[str, Any]], gates: list[
             todays_line(step["command"]).replace(" --rounds", " \\\n    --rounds") for step in gates
         ),
         gates="\n".join(line for step in gates for line in gate_lines(step)),
+        peers=peers(others),
     )
     for row in (row for row in rows if row["rows"] in SHOWN):
         ours = row["us"]["ours"]["median"]
@@ -171,10 +255,10 @@ def markdown(document: dict[str, Any], steps: list[dict[str, Any]], gates: list[
     return text
 
 
-def read_documents() -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the rows, the steps, and the steps with gates in the products."""
+def read_documents() -> tuple[Any, ...]:
+    """Return what `markdown` takes: the rows of products, of steps, and of products beside other libraries."""
     steps, gates = ([json.loads(path.read_text()) for path in paths] for paths in (STEPS, GATES))
-    return json.loads(ROWS.read_text()), steps, gates
+    return json.loads(ROWS.read_text()), steps, gates, json.loads(PEERS.read_text())
 
 
 if __name__ == "__main__":

@@ -6,12 +6,14 @@ The clock is that of bench_small_m_linear.py: CUDA graphs of products, each behi
 that come from memory. `ours` has the plan of the committed table, and cuBLAS where that has none. An arm that a library
 refuses, or that computes something else, has no time and says why. Whatever compiles, compiles before anything is
 timed, as long as --compile-s allows.
+A cell that takes CELL_S ends the script with the stacks of its threads; the rows before it are written.
 Exit codes: 0 measured, 1 ours was wrong, 2 usage, 3 no CUDA.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import math
 import sys
 import time
@@ -42,7 +44,12 @@ ARMS = {
     "sgl-fused-a": "sgl_kernel's dsv3_fused_a_gemm",
 }
 ROWS = (1, 8, 16)
-ALGORITHMS = 48
+ALGORITHMS = 24
+COMPILED = ("e4b.", (1, 8))
+"""Products and numbers of rows that torch.compile compiles: each takes it several seconds."""
+DEEPEST = {"flashinfer": 4096}
+"""Of deeper products this arm is not tried: at a depth of 10240 its graph failed on an H200, or did not come back."""
+CELL_S = 90
 _SIZE_LIMIT_S = 6.0
 _MOST_ERROR = 5e-3
 Launch = Callable[[torch.Tensor], Any]
@@ -102,19 +109,25 @@ class Bench:
         launches["ours"] = (
             cell.mm if plan is None else lambda weight: small_m_linear(cell.normed, weight, plan, out=cell.out)
         )
+        too_deep = [arm for arm, deepest in DEEPEST.items() if depth > deepest]
+        refused |= dict.fromkeys(too_deep, "not tried at this depth")
         for arm, make in OTHERS.items():
+            if arm in too_deep:
+                continue
             self._try(arm, lambda make=make: make(cell), launches, refused)
-        if self.compile_s > 0:
+        if rows not in COMPILED[1] or not any(use.split(" ")[2].startswith(COMPILED[0]) for use in uses):
+            refused["compile"] = "not compiled"
+        elif self.compile_s > 0:
             begin = time.monotonic()
             self._try("compile", lambda: compiled_launch(cell), launches, refused)
             self.compile_s -= time.monotonic() - begin
         else:
             refused["compile"] = "there was no time to compile it"
         tried = self._best_of_lt(cell, size, rows, launches, refused)
-        recorded = {"norm": cell.record(lambda weight: None)}
+        recorded, expected = {"norm": cell.record(lambda weight: None)}, in_fp32(cell)
         for arm, launch in launches.items():
             torch.backends.cuda.preferred_blas_library("cublaslt" if arm == "cublaslt" else "cublas")
-            if why := wrong(cell, launch):
+            if why := wrong(cell, launch, expected):
                 refused[arm] = why
             else:
                 recorded[arm] = cell.record(launch)
@@ -139,12 +152,13 @@ class Bench:
         """Add the fastest algorithm's launch, each timed twice, and return how many were tried."""
         product = self.lt.product(rows, *size)
         took: list[tuple[float, int, Launch]] = []
+        expected = in_fp32(cell)
         for number, algorithm in enumerate(product.algorithms(ALGORITHMS)):
 
             def launch(weight: torch.Tensor, algorithm: Any = algorithm) -> None:
                 product.multiply(algorithm, cell.normed, weight, cell.out)
 
-            if not wrong(cell, launch):
+            if not wrong(cell, launch, expected):
                 graph = cell.record(launch).graph
                 took.append((min(replay_us(graph, 2) for _ in range(2)), number, launch))
         if took:
@@ -160,10 +174,16 @@ class Bench:
             refused[arm] = first_line(error)
 
 
-def wrong(cell: Products, launch: Launch) -> str | None:
+def in_fp32(cell: Products) -> torch.Tensor:
+    """Return the product with the cell's last weight."""
+    cell.normed.copy_(cell.x)
+    return cell.normed.float() @ cell.weights[-1].float().T
+
+
+def wrong(cell: Products, launch: Launch, expected: torch.Tensor) -> str | None:
     """Say what keeps this launch from being timed: an error, or an answer that is no product."""
-    x, weight = cell.normed, cell.weights[-1]
-    expected = x.float() @ weight.float().T
+    weight = cell.weights[-1]
+    cell.normed.copy_(cell.x)
     cell.out.fill_(math.nan)
     try:
         made = launch(weight)
@@ -180,8 +200,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="JSON file to write; default: stdout")
     parser.add_argument("--rounds", type=int, default=11, help="samples per arm and cell (default 11)")
     parser.add_argument("--models", nargs="+", choices=tuple(SIZES), default=MODELS, help="default: all but 31b")
-    parser.add_argument("--limit-s", type=float, default=300.0, help="end after this long with what there is")
-    parser.add_argument("--compile-s", type=float, default=120.0, help="torch.compile may take this long in all")
+    parser.add_argument("--limit-s", type=float, default=420.0, help="end after this long with what there is")
+    parser.add_argument("--compile-s", type=float, default=180.0, help="torch.compile may take this long in all")
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         print(
@@ -197,15 +217,21 @@ def main(argv: list[str] | None = None) -> int:
     for part in memory.split(1 << 26):
         part.normal_()
     bench = Bench(options.rounds, options.compile_s)
-    for rows in ROWS:
-        for size, uses in sizes.items():
-            if time.monotonic() - begin > options.limit_s:
-                break
-            found.append(bench.cell(size, rows, uses, memory))
-            print(line(found[-1]), file=sys.stderr, flush=True)
     about = {"dtype": "bfloat16", "rounds": options.rounds, "arms": ARMS}
     packages = ("sglang", "flashinfer-python", "sglang-kernel")
-    write(origin("1.0", "product_peers", *packages) | about | with_limits(found), options.output)
+    heading = origin("1.0", "product_peers", *packages) | about
+    for rows in ROWS:
+        for size, uses in sorted(sizes.items(), key=lambda entry: entry[0][1] > min(DEEPEST.values())):
+            if time.monotonic() - begin > options.limit_s:
+                break
+            faulthandler.dump_traceback_later(CELL_S, exit=True)
+            found.append(bench.cell(size, rows, uses, memory))
+            faulthandler.cancel_dump_traceback_later()
+            print(line(found[-1]), file=sys.stderr, flush=True)
+            if options.output:
+                write(heading | with_limits(found), options.output)
+    if not options.output:
+        write(heading | with_limits(found), None)
     return 1 if any("ours" in row["refused"] for row in found) else 0
 
 

@@ -307,6 +307,26 @@ def test_what_is_said_of_drafts():
             assert f"drafts in every step take {span(theirs)} of the time per token" in said
 
 
+def test_what_is_said_of_drafts_with_the_present_tables_and_of_26b():
+    said = " ".join((ROOT / "docs" / "drafts.md").read_text().split())
+    folder = ROOT / "docs" / "bench"
+    e4b, larger = (
+        json.loads((folder / f"mtp_batches_h200_2026-11-26_{model}.json").read_text()) for model in ("e4b", "26b")
+    )
+    assert (e4b["wrong"], e4b["lost"], larger["wrong"], larger["lost"]) == ([], {}, [], {})
+    assert {one["target"]: one["status"] for one in e4b["targets"]}["never-slower"] == "met"
+    reached = [row["better_speedup"]["median"] for row in e4b["rows"] if row["arm"] == "default-policy"]
+    assert "the policy is " + " and ".join(f"x{one:.2f}" for one in reached) + " of the better" in said
+    tpot = {(row["arm"], row["requests"]): row["tpot_ms"]["median"] for row in with_requests(larger)}
+    sizes = sorted({requests for _, requests in tpot})
+    ratios = [tpot["default-v2", size] / tpot["default-no-mtp", size] for size in sizes]
+    assert sizes[-1] == 128
+    assert f"x{min(ratios[:-1]):.2f} to x{max(ratios[:-1]):.2f} of the time per token without" in said
+    assert f"at 128 they take x{ratios[-1]:.2f} of it" in said
+    needed = ",".join(f"{size}:{value:g}" for size, value in needed_rows(larger, "26b"))
+    assert f"`{needed}`" in said
+
+
 def test_what_is_said_of_the_long_context():
     found = {tuple(document["models"]): document for document in SERVING if document["load"] == "long-context"}
     tokens = {}

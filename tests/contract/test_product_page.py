@@ -29,7 +29,7 @@ def test_the_page_is_the_rows(page):
 
 
 def test_the_steps_are_whole_and_judged_as_today(page):
-    _, steps, _ = page.read_documents()
+    _, steps, *_ = page.read_documents()
     for document in steps:
         assert (document["wrong"], document["lost"], document["partial"]) == ([], [], "")
         rows = document["rows"]
@@ -43,7 +43,7 @@ def test_the_steps_are_whole_and_judged_as_today(page):
 
 def test_what_the_manual_says_of_it_is_in_the_rows(page):
     """And above 16 rows the step is that of cuBLAS, within a percent."""
-    _, steps, _ = page.read_documents()
+    _, steps, *_ = page.read_documents()
     us = {(row["model"], row["batch"], row["arm"]): row["step_us"]["median"] for d in steps for row in d["rows"]}
     gain = {key[:2]: us[(*key[:2], "all-cublas")] / us[(*key[:2], "all")] for key in us}
     said = (ROOT / "docs" / "patches.md").read_text()

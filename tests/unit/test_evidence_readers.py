@@ -131,7 +131,7 @@ class TestCudaGdb:
         ],
     )
     def test_what_cuda_gdb_printed_on_a_gpu(self, cli, name, rule, kernel, place):
-        """Of the first one cuda-gdb itself died behind the line of the exception."""
+        """cuda-gdb itself died behind the first one's line of the exception."""
         code, found = document(cli, SAMPLES / "cuda-gdb-h200" / f"{name}.txt")
         (incident,) = found["incidents"]
         (finding,) = incident["findings"]
