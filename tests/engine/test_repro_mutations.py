@@ -10,7 +10,7 @@ import pytest
 from gemma4_repro.mutations.rows_file import RowsFile
 from gemma4_repro.mutations.truth import read_truth
 
-pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
+pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1", "0.5.23")]
 
 ROOT = Path(__file__).parents[2]
 SEED, NUMBERS = 2411, (1, 8)
@@ -62,6 +62,7 @@ def test_every_mutation_has_a_row_and_the_clean_loads_are_silent(document):
         assert not clean["named"]
 
 
+@pytest.mark.releases("0.5.13.post1")  # The committed rows are of its scheduler's steps, which 0.5.23 makes otherwise.
 @pytest.mark.parametrize("number", NUMBERS)
 def test_the_same_seed_corrupts_the_same_entry_with_probes_and_without(committed, folder, document, number):
     known = committed.rows[number].truth
