@@ -71,6 +71,16 @@ def step_number() -> int | None:
     return None if step is None else step.number
 
 
+def latest_step_number() -> int | None:
+    """Return the step whose results are being read, else the running one, else the one that ran last.
+
+    Batches are chosen, merged and given their slots between steps: what is found there has the number of the step
+    before. None where none has run.
+    """
+    step = _reading or running or _latest
+    return None if step is None else step.number
+
+
 class Running:
     """A context manager: `step` is the running one inside. If it raises, what its checks left is read on the way out.
 

@@ -14,6 +14,8 @@ from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
 from gemma4_runtime.errors import TrappedViolation
 from gemma4_runtime.probes import batch_shapes
+from gemma4_runtime.steps import Running as RunningStep
+from gemma4_runtime.steps import Step
 from published import IN_A_CONTEXT, published
 
 if IN_A_CONTEXT:
@@ -170,6 +172,14 @@ class TestRows:
 
 
 class TestSpeculativeState:
+    def test_what_is_found_between_steps_has_the_number_of_the_step_before(self, attach):
+        dumps = attach("trap", "batch-shapes")
+        with RunningStep(Step(7, ())):
+            pass
+        with pytest.raises(TrappedViolation):
+            batch(verify_input(), [Finished()]).filter_batch()
+        assert the_dump(dumps).manifest.step == 7
+
     def test_filter_with_a_verify_input_is_trapped(self, attach):
         dumps = attach("trap", "batch-shapes")
         with pytest.raises(TrappedViolation, match="FrozenKVMTPVerifyInput, which has no filter_batch"):

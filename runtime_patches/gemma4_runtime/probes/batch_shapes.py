@@ -38,6 +38,7 @@ from gemma4_runtime.errors import VerificationFailed
 from gemma4_runtime.evidence import offences, payload
 from gemma4_runtime.release import get_alloc_reserve_per_decode
 from gemma4_runtime.release.requests import held
+from gemma4_runtime.steps import latest_step_number
 
 RULE = "batch-shapes"
 _VIEW = "ModelRunner._eager_fb_view"
@@ -141,6 +142,7 @@ def _check_rows_ahead(batch: Any, draft_input: Any, site: str) -> None:
             verdict=violation.verdict,
             provenance=Provenance(table_origin="ReqToTokenPool.req_to_token", explanation=summary),
             forward_mode=None if batch.forward_mode is None else batch.forward_mode.name,
+            step=latest_step_number(),
             page_size=int(batch.token_to_kv_pool_allocator.page_size),
             offences=offences(violation.listed, "req_to_token"),
             scalars={
@@ -196,6 +198,7 @@ def _report_state(problem: str, site: str, batch: Any, other: Any) -> None:
             verdict=violation.verdict,
             provenance=Provenance(table_origin=type(batch.spec_info).__name__, explanation=problem),
             forward_mode=None if batch.forward_mode is None else batch.forward_mode.name,
+            step=latest_step_number(),
             scalars={
                 "spec_info": type(batch.spec_info).__name__,
                 "joining_spec_info": None if other is None else type(other.spec_info).__name__,

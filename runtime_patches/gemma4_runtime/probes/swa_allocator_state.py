@@ -34,7 +34,7 @@ from gemma4_runtime.checks.slot_ledger import SlotLedger, pages_in_use
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.evidence import offences, payload
 from gemma4_runtime.release.allocators import held_back
-from gemma4_runtime.steps import step_number
+from gemma4_runtime.steps import latest_step_number
 
 RULES: Mapping[str, str] = {
     "alloc_out_of_range": "swa-alloc-range",
@@ -205,7 +205,7 @@ def draft_of(
         verdict=verdict,
         site=site,
         summary=summary,
-        step=step_number(),
+        step=latest_step_number(),
         page_size=page,
         extents={
             "slots_full_pool": full_upper,
