@@ -275,6 +275,14 @@ class TestWhichIncident:
             assert self.placed([incident], log_of(fault, other))[1].relation != "agrees"
         assert self.placed([incident], log_of(begins))[1].relation == "apart"
 
+    def test_a_log_that_begins_after_a_dump_is_that_of_a_restart_and_no_evidence(self):
+        run = ROOT / "tests" / "data" / "finished_runs" / "diff-patches"
+        material = read_store(DumpStore(run / "base-trtllm_mha-mtp-on" / "dumps"), None)
+        incidents = group(material.dumps, material.guards, material.ledgers)
+        for arm, relation in (("base-trtllm_mha-mtp-on", "agrees"), ("with-trtllm_mha-mtp-on", "guess")):
+            log = run / arm / "log.txt"
+            assert self.placed(incidents, read_log("log.txt", [log.read_bytes()]))[1].relation == relation
+
     def test_what_the_server_was_started_with_parts_them(self, two):
         incident = of(altered(two[0].dumps[0], launch_args=["launch_server.py", "--tp-size", "1", "--tp-size", "2"]))
         for asked, told in ((1, "the log has --tp-size 1, the dump 2"), (2, "both have --tp-size 2")):

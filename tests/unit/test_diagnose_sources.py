@@ -1,5 +1,6 @@
 """`diagnose WHATEVER…`: evidence is told apart by content, wherever it lies and whatever it is called."""
 
+import gzip
 import json
 import os
 import pickle
@@ -134,6 +135,13 @@ class TestZips:
             archive.write(LOGS / "pool-leak.log", "a.log")
         _, _, document = rules(cli, tmp_path / "outer.zip")
         assert "inner.zip: a zip in a zip" in document["err"]
+        assert document["files_not_read"] == 1
+        with zipfile.ZipFile(tmp_path / "outer.zip", "w") as archive:
+            archive.write(inner, "inner.zip")
+        inner.unlink()
+        for name in (tmp_path, tmp_path / "outer.zip"):
+            code, _, err = cli("diagnose", name)
+            assert (code, "outer.zip/inner.zip: a zip in a zip; unpack the outer one" in err) == (5, True)
 
 
 class TestLogs:
@@ -423,6 +431,42 @@ class TestFarTooMuch:
         code, _, err = cli("diagnose", tmp_path)
         assert code == 5
         assert "not read: 2 logs: reading took too long" in err
+
+    def test_logs_of_folders_beyond_the_newest(self, cli, tmp_path):
+        for at in range(70):
+            name = "healthy" if at else "pool-leak"
+            shutil.copy(LOGS / f"{name}.log", tmp_path / f"{at}.log")
+            os.utime(tmp_path / f"{at}.log", (1e9 + at, 1e9 + at))
+        code, found, document = rules(cli, tmp_path)
+        assert (code, document["clean"], document["files_not_read"], any(found)) == (4, False, 6, False)
+        assert document["summary"]["not_read"] == "6 files and folders not read"
+        assert "not read: 6 older logs; --limit 0 reads all of them" in document["err"]
+        last = cli("diagnose", tmp_path)[1].splitlines()[-1]
+        assert last == "no incident found in what was read of 64 runs: 6 files and folders not read"
+        code, _, document = rules(cli, tmp_path, "--limit", "0")
+        assert (code, document["files_not_read"], document["summary"]["certain"]) == (1, 0, 1)
+        code, out, _ = cli("report", tmp_path, "--json")
+        verdict = json.loads(out)["verdict"]
+        assert (code, verdict["status"]) == (4, "unchecked")
+        assert verdict["headline"] == "nothing wrong in what could be read: 6 files and folders not read"
+
+    def test_a_log_that_is_torn_is_no_clean_one(self, cli, tmp_path):
+        packed = gzip.compress((LOGS / "healthy.log").read_bytes())
+        (tmp_path / "a.log.gz").write_bytes(packed[: len(packed) * 9 // 10])
+        for name in (tmp_path, tmp_path / "a.log.gz"):
+            code, found, document = rules(cli, name)
+            assert (code, found, document["clean"], document["files_read_in_part"]) == (4, [[]], False, 1)
+        out = cli("diagnose", tmp_path)[1]
+        assert "nothing wrong in what was read of the log" in out
+        assert out.endswith("no incident found in what was read of 1 run: 1 file read in part\n")
+
+    def test_older_dumps_that_the_limit_leaves_are_said_and_no_lack(self, cli):
+        code, _, document = rules(cli, RUNS / "diff-patches" / "base-trtllm_mha-mtp-on" / "dumps", "--limit", "1")
+        assert (code, document["older_dumps_not_read"], document["summary"]["not_read"]) == (
+            0,
+            1,
+            "1 older dump not read",
+        )
 
     def test_files_and_folders(self, cli, tmp_path, monkeypatch):
         monkeypatch.setattr(sources, "MAX_FILES", 5)

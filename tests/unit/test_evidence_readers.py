@@ -80,6 +80,49 @@ class TestCrashSnapshot:
         assert [one["readings"][0]["relation"] for one in found["incidents"] if one["readings"]] == ["apart"]
 
 
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.9, 0.99])
+@pytest.mark.parametrize("name", ["", "renamed.pkl"])
+def test_a_torn_snapshot_is_never_a_healthy_server(cli, tmp_path, share, name):
+    (whole,) = (SAMPLES / "crash").rglob("*.pkl")
+    data = whole.read_bytes()
+    (tmp_path / (name or whole.name)).write_bytes(data[: int(len(data) * share)])
+    code, found = document(cli, tmp_path)
+    assert (code, found["clean"], found["files_read_in_part"]) == (4, False, 1)
+    # A name that SGLang gives to crash snapshots only says that the server ended.
+    assert [one["rule"] for one in found["incidents"][0]["findings"]] == ([] if name else ["ended-with-requests"])
+    last = cli("diagnose", tmp_path)[1].splitlines()[-1]
+    assert "nothing wrong" not in last
+    assert "1 file read in part" in last
+    code, out, _ = cli("report", tmp_path, "--json")
+    assert (code, json.loads(out)["verdict"]["status"]) == (4, "unchecked" if name else "bad")
+
+
+@pytest.mark.parametrize(
+    "fields", [{"server_args": 1}, {"server_args": 1, "requests": [("a", {}, 1.7e9, 0.0), ("a", {})]}]
+)
+def test_a_pickle_of_requests_that_lacks_some_is_damaged(cli, tmp_path, fields):
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps(fields))
+    code, found = document(cli, tmp_path)
+    assert (code, found["files_read_in_part"]) == (4, 1)
+    assert found["incidents"][0]["readings"][0]["problem"].startswith("is damaged: ")
+
+
+@pytest.mark.parametrize(
+    "sample", ["flight-recorder/nccl_trace_rank_0", "flight-recorder-json/rank_0.json", "hanging/collect.json"]
+)
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_a_torn_reading_is_named_beside_others_and_alone(cli, tmp_path, sample, share):
+    whole = SAMPLES / sample
+    data = whole.read_bytes()
+    (tmp_path / whole.name).write_bytes(data[: int(len(data) * share)])
+    assert document(cli, tmp_path / whole.name)[0] == 4
+    shutil.copy(SAMPLES.parent / "logs" / "healthy.log", tmp_path)
+    code, found = document(cli, tmp_path)
+    assert (code, found["files_left_alone"]) == (4, 0)
+    assert [one["path"] for one in found["unreadable"]] == [str(tmp_path / whole.name)]
+    assert cli("diagnose", tmp_path)[1].endswith("of 1 run: 1 unreadable file or dump\n")
+
+
 class TestRequestDump:
     def test_what_a_server_was_asked_is_no_fault_and_no_word_of_it_is_kept(self, cli):
         code, found = document(cli, SAMPLES / "requests")

@@ -56,9 +56,10 @@ def diagnose(
     stacks are evidence too if they name a dump or process of the incident, or agree with it; anything else is a run of
     its own. What this release is known for is a note, and no incident.
 
-    Exits 0 if nothing is wrong, notes aside, 1 for a cause, 4 if a dump cannot be read or a finding rests on one whose
-    files are damaged, 5 if there was nothing to look at.
+    Exits 0 if nothing is wrong, notes aside, 1 for a cause, 4 if evidence cannot be read or was not read to its end
+    and nothing is found in the rest, or if a finding rests on damaged files, 5 if there was nothing to look at.
     """
+    from gemma4_triage.diagnose.unread import Unread, in_part
     from gemma4_triage.report.diagnosis_document import (
         MOST_DAMAGED_SHOWN,
         damage_lines,
@@ -86,13 +87,14 @@ def diagnose(
         say(f"not read: {number_of(material.hidden, 'older dump')}; --limit 0 reads all of them")
     for remark in _remarks(evidence, others):
         say(remark)
-    code = exit_code(diagnoses, bool(material.unreadable))
+    unread = Unread(len(material.unreadable), in_part(evidence.readings, logs), evidence.not_read, material.hidden)
+    code = exit_code(diagnoses, unread.is_a_lack)
     if as_json:
         for line in damage_lines([dump for diagnosis in diagnoses for dump in diagnosis.damaged]):
             warn(line)
-        emit_json("diagnosis", diagnosis_document(diagnoses, evidence, code))
+        emit_json("diagnosis", diagnosis_document(diagnoses, evidence, unread, code))
     else:
-        print_diagnoses(stdout_console(), diagnoses, evidence.left_alone)
+        print_diagnoses(stdout_console(), diagnoses, unread, evidence.left_alone)
     raise typer.Exit(code)
 
 

@@ -30,7 +30,7 @@ def read_evidence(evidence: Evidence, points: int | None = None, but: Iterable[s
         points: of each time series at most; None for as many as `logs` keeps.
         but: names of logs that were read before.
 
-    Raises UsageMistake.
+    Those that were left for the time are added to `evidence.not_read`. Raises UsageMistake.
     """
     quiet, before = len(evidence.logs) > 1, list(but)
     named = [name for name in evidence.logs if name not in evidence.found_logs]
@@ -43,6 +43,7 @@ def read_evidence(evidence: Evidence, points: int | None = None, but: Iterable[s
             continue
         with until(evidence.end_s):
             read += read_logs([name], points, quiet, already, "diagnose")
+    evidence.not_read += late
     if late:
         say(f"not read: {number_of(late, 'log')}: reading took too long; name a part of it, or --limit 0 for all")
     return read

@@ -51,7 +51,7 @@ class Comparison:
         agreements: a clause each.
         contradictions: a clause each.
         away_s: how far apart in time both are if the log is in UTC, None if one of them has no times.
-        together: the log begins with a process of the incident and ends with its dumps.
+        together: the log begins with a process of the incident, before its dumps, and ends with them.
     """
 
     agreements: tuple[str, ...]
@@ -220,7 +220,9 @@ def _together(facts: LogFacts, incident: Incident) -> bool:
     if first is None or last is None or not started or facts.starts != 1:
         return False
     dumps = [dump.manifest.created_utc.timestamp() for dump in incident.dumps]
-    return min(abs(first - at) for at in started) <= START_S and max(dumps, default=last) <= last + LAST_LINES_S
+    # A server writes its first line before any dump: a log that begins after one may be that of its restart.
+    begins = min(abs(first - at) for at in started) <= START_S and first <= min(dumps, default=first)
+    return begins and max(dumps, default=last) <= last + LAST_LINES_S
 
 
 def _away_s(facts: LogFacts, times: Sequence[float], zone_s: float = 0.0) -> float | None:

@@ -179,7 +179,7 @@ class _Finder:
 
     def is_empty_since(self, before: int) -> bool:
         """Return whether there are as many pieces as there were, and nothing was left for a limit."""
-        return self.count == before and not self._budget.skipped
+        return self.count == before and not (self._budget.skipped or self.evidence.not_read)
 
     def result(self) -> Evidence:
         """Read what is left to read, and return everything."""
@@ -187,16 +187,17 @@ class _Finder:
             for reader, paths in self._by_reader.values():
                 self._read(reader, paths)
         found = self.evidence.found_logs
-        if len(found) > MAX_LOGS:
+        if self._limit is not None and len(found) > MAX_LOGS:
             self.evidence.found_logs = set(sorted(found, key=_changed_s, reverse=True)[:MAX_LOGS])
-            self.evidence.remarks.append(f"not read: {number_of(len(found) - MAX_LOGS, 'older log')}")
             left = found - self.evidence.found_logs
+            self.evidence.remarks.append(f"not read: {number_of(len(left), 'older log')}; --limit 0 reads all of them")
+            self.evidence.not_read += len(left)
             self.evidence.logs = [log for log in self.evidence.logs if log not in left]
         self.evidence.material = joined(self._parts)
         places = {os.path.realpath(dump.path) for part in self._parts for dump in part.dumps}
         if copies := len(places) - len(self.evidence.material.dumps):
             self.evidence.remarks.append(f"left out: {number_of(copies, 'copy', 'copies')} of dumps that are here too")
-        self.evidence.not_read = self._budget.skipped
+        self.evidence.not_read += self._budget.skipped
         self.evidence.remarks += [self._budget.remark] if self._budget.remark else []
         return self.evidence
 
@@ -303,7 +304,8 @@ class _Finder:
             return
         if is_zip(path):
             if in_zip:
-                self.evidence.remarks.append(f"not read: {origin(path)}: a zip in a zip")
+                self.evidence.remarks.append(f"not read: {origin(path)}: a zip in a zip; unpack the outer one")
+                self.evidence.not_read += 1
                 return
             try:
                 self.folder(unpack(path), 1, in_zip=True)

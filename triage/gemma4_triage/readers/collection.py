@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
-from gemma4_dumps.errors import DumpError
+from gemma4_dumps.errors import DumpError, DumpUnreadable
 from gemma4_dumps.safe_file import read_regular
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.rules.hang import where
@@ -59,7 +59,9 @@ def read(paths: Sequence[Path]) -> Iterator[Reading]:
 
 def _read(path: Path) -> Reading:
     fields = _object(path)
-    if fields is None or not isinstance(fields.get("processes", []), list):
+    if fields is None:
+        raise DumpUnreadable(f"{path.name} is damaged: it begins as a bundle's document does, and is no whole one")
+    if not isinstance(fields.get("processes", []), list):
         raise NotThis
     folder = path.parent
     info = _object(folder / "http" / "server_info.json") or {}

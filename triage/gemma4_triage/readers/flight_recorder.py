@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from gemma4_dumps.errors import DumpUnreadable
 from gemma4_dumps.safe_file import read_regular
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.rule import COLLECT
@@ -77,7 +78,10 @@ def read(paths: Sequence[Path]) -> Iterator[Reading]:
     """Yield one reading of all ranks of a folder. Raises NotThis, DumpUnreadable."""
     ranks = [_rank(path, at) for at, path in enumerate(paths[:MAX_RANKS])]
     known = [rank for rank in ranks if rank.groups]
+    problem = "; ".join(f"{rank.path.name} {rank.problem}" for rank in ranks if rank.problem)
     if not known:
+        if problem:
+            raise DumpUnreadable(cut(problem))
         raise NotThis
     name = str(paths[0] if len(paths) == 1 else paths[0].parent)
     times = [last.time_s for rank in known for last in rank.groups.values() if last.time_s is not None]
@@ -88,7 +92,7 @@ def read(paths: Sequence[Path]) -> Iterator[Reading]:
         moments=(Moment(max(times), "the last collective that a rank began"),) if times else (),
         facts=tuple(_facts(known)),
         findings=tuple(_findings(name, known)),
-        problem="; ".join(f"{rank.path.name} {rank.problem}" for rank in ranks if rank.problem),
+        problem=problem,
     )
 
 
@@ -114,10 +118,11 @@ def _fields(path: Path) -> tuple[dict[Any, Any], str]:
     with open(path, "rb") as file:
         is_json = file.read(1) == b"{"
     if is_json:
+        # Of another rank's file nothing is lost with this one.
         try:
             value, problem = from_json(read_regular(path, MAX_JSON_BYTES), allow_inf_nan=False), ""
         except ValueError as error:
-            raise NotThis from error
+            value, problem = None, f"is damaged: {error}"
     else:
         unpickled = read_pickle(path)
         value, problem = unpickled.value, unpickled.problem

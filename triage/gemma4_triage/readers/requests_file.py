@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from gemma4_dumps.errors import DumpUnreadable
 from gemma4_dumps.redaction import redact_launch_args
 from gemma4_dumps.unpacked import origin
 from gemma4_dumps.wording import number_of
@@ -39,10 +40,18 @@ def read(paths: Sequence[Path]) -> Iterator[Reading]:
 def _read(path: Path) -> Reading:
     unpickled = read_pickle(path)
     fields = unpickled.value
-    if not isinstance(fields, dict) or not isinstance(fields.get("requests", []), list):
+    listed = fields.get("requests") if isinstance(fields, dict) else None
+    if not isinstance(fields, dict) or not isinstance(listed, list | None):
+        if unpickled.problem:
+            raise DumpUnreadable(f"{path.name} {unpickled.problem}")
         raise NotThis
-    requests = [one for one in fields.get("requests", []) if isinstance(one, tuple) and len(one) == 4]
-    crashed = "launch_command" in fields
+    requests = [one for one in listed or () if isinstance(one, tuple) and len(one) == 4]
+    problem = unpickled.problem or _lack(listed, len(requests))
+    # The launch command comes last, so that a torn snapshot has lost it and is told by its name.
+    crashed = "launch_command" in fields or path.name.startswith(_HOSTS_FOLDER)
+    what = "a crash snapshot of SGLang" if crashed else "a dump of requests of SGLang"
+    if problem:
+        what = f"{what}{'' if crashed else ', or a crash snapshot'}, damaged, of which can be read"
     open_ones = [one for one in requests if not _finish_reason(one[1])]
     times = [time for one in requests for time in one[2:] if isinstance(time, float | int) and time > 10**9]
     moments = [Moment(min(times), "the first request in it came in", "requests")] if times else []
@@ -51,14 +60,22 @@ def _read(path: Path) -> Reading:
     return Reading(
         name=str(path),
         kind=KIND,
-        title=f"{'a crash snapshot of SGLang' if crashed else 'a dump of requests of SGLang'}, "
+        title=f"{what}{'' if problem else ','} "
         f"{len(requests) - len(open_ones)} finished and {len(open_ones)} unfinished requests",
         identity=_identity(path, fields),
         moments=tuple(moments),
         facts=_facts(requests, open_ones),
-        findings=(_finding(path, requests, open_ones),) if crashed else (),
-        problem=unpickled.problem,
+        findings=(_finding(path, requests, open_ones, bool(problem)),) if crashed else (),
+        problem=problem,
     )
+
+
+def _lack(listed: list[Any] | None, read_count: int) -> str:
+    """Say what a file that ends as a pickle does has not, though SGLang writes it; "" if nothing is missing."""
+    if listed is None:
+        return "is damaged: it has no list of requests"
+    lost = len(listed) - read_count
+    return f"is damaged: {lost} of {number_of(len(listed), 'request')} cannot be read" if lost else ""
 
 
 def _identity(path: Path, fields: dict[Any, Any]) -> Identity:
@@ -111,12 +128,14 @@ def _most_tokens(request: Any) -> Any:
     return parameters.get("max_new_tokens") if isinstance(parameters, dict) else None
 
 
-def _finding(path: Path, requests: Sequence[tuple], open_ones: Sequence[tuple]) -> Finding:
+def _finding(path: Path, requests: Sequence[tuple], open_ones: Sequence[tuple], damaged: bool) -> Finding:
     name = str(path)
+    count = number_of(len(open_ones), "unfinished request")
     return Finding(
         rule=RULE,
-        cause=f"SGLang ended with {number_of(len(open_ones), 'unfinished request')} and wrote down all that it had; "
-        "why it ended is not in this file.",
+        cause=f"SGLang ended and wrote down the requests that it had; {count} can be read, for the file is damaged."
+        if damaged
+        else f"SGLang ended with {count} and wrote down all that it had; why it ended is not in this file.",
         confidence=Confidence.POSSIBLE,
         evidence=(
             Evidence(source=name, field="requests", value=len(requests), meaning="requests of the last five minutes"),

@@ -16,6 +16,7 @@ from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.plan import plan
 from gemma4_triage.diagnose.sources import Evidence
 from gemma4_triage.diagnose.timeline import timeline
+from gemma4_triage.diagnose.unread import Unread
 from gemma4_triage.finding import Confidence, Finding, causes
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.readers.reading import Reading
@@ -44,18 +45,23 @@ class Diagnosis:
 
     @property
     def rests_on_damage(self) -> bool:
-        """Return whether a finding has evidence from such a dump."""
-        return any(rests_on_damage(piece, self.incident) for finding in self.findings for piece in finding.evidence)
+        """Return whether a finding has evidence from such a dump, or from a file that was read in part."""
+        torn = {reading.name for reading in self.incident.readings if reading.problem}
+        return any(
+            piece.source in torn or rests_on_damage(piece, self.incident)
+            for finding in self.findings
+            for piece in finding.evidence
+        )
 
 
-def exit_code(diagnoses: Sequence[Diagnosis], unreadable: bool) -> ExitCode:
-    """Return what the command ends with. unreadable: whether something that looked like evidence could not be read."""
+def exit_code(diagnoses: Sequence[Diagnosis], lacking: bool) -> ExitCode:
+    """Return what the command ends with. lacking: whether evidence could not be read, or not all of it was."""
     if any(diagnosis.rests_on_damage for diagnosis in diagnoses):
         return ExitCode.DUMP_UNREADABLE
     if any(diagnosis.causes for diagnosis in diagnoses):
         return ExitCode.VIOLATION
     damaged = any(diagnosis.damaged for diagnosis in diagnoses)
-    return ExitCode.DUMP_UNREADABLE if unreadable or damaged else ExitCode.OK
+    return ExitCode.DUMP_UNREADABLE if lacking or damaged else ExitCode.OK
 
 
 @dataclass(frozen=True)
@@ -66,20 +72,26 @@ class Summary:
         certainty: how many incidents there are of each confidence, the most certain first.
         clean: how many runs have no cause.
         next_command: of the first incident; "" if there is none.
+        not_read: what says nothing of it all, as a clause; "" if everything was read.
     """
 
     certainty: dict[Confidence, int]
     clean: int
     next_command: str
+    not_read: str = ""
 
     @property
     def text(self) -> str:
         """Return one line, as "3 incidents: 2 certain, 1 likely; next: ..."."""
         count = sum(self.certainty.values())
         if not count:
-            return f"no incident: nothing wrong in {number_of(self.clean, 'run')}"
+            runs = number_of(self.clean, "run")
+            if self.not_read:
+                return f"no incident found in what was read of {runs}: {self.not_read}"
+            return f"no incident: nothing wrong in {runs}"
         parts = ", ".join(f"{number} {confidence.value}" for confidence, number in self.certainty.items() if number)
         clean = f"; {number_of(self.clean, 'run')} without a cause" if self.clean else ""
+        clean += f"; {self.not_read}" if self.not_read else ""
         following = f"; next: {self.next_command}" if self.next_command else ""
         return f"{number_of(count, 'incident')}: {parts}{clean}{following}"
 
@@ -90,16 +102,17 @@ class Summary:
             "incidents": sum(self.certainty.values()),
             **{confidence.value: number for confidence, number in self.certainty.items()},
             "runs_without_a_cause": self.clean,
+            "not_read": self.not_read or None,
             "next": self.next_command or None,
         }
 
 
-def summary(diagnoses: Sequence[Diagnosis]) -> Summary:
-    """Return the last line of `diagnose`: what there is, and what to do first."""
+def summary(diagnoses: Sequence[Diagnosis], unread: Unread) -> Summary:
+    """Return the last line of `diagnose`: what there is, what of it was not read, and what to do first."""
     bad = [diagnosis for diagnosis in diagnoses if diagnosis.causes]
     certainty = {one: sum(diagnosis.causes[0].confidence is one for diagnosis in bad) for one in Confidence}
     commands = (step.command for diagnosis in bad for step in plan(diagnosis.findings))
-    return Summary(certainty, len(diagnoses) - len(bad), next(commands, ""))
+    return Summary(certainty, len(diagnoses) - len(bad), next(commands, ""), unread.text)
 
 
 def damage_line(dump: Dump, name: str = "") -> str:
@@ -119,24 +132,28 @@ def damage_lines(dumps: Sequence[Dump]) -> list[str]:
     return [damage_line(dumps[0]), f"damaged: {len(dumps) - 1} more dumps; --json has them all"]
 
 
-def diagnosis_document(diagnoses: Sequence[Diagnosis], evidence: Evidence, exit_code: int) -> dict[str, Any]:
+def diagnosis_document(
+    diagnoses: Sequence[Diagnosis], evidence: Evidence, unread: Unread, exit_code: int
+) -> dict[str, Any]:
     """Return every incident, the newest first, with its findings, the most certain first.
 
     Args:
         diagnoses: of the incidents that are shown.
         evidence: what was read.
+        unread: what was not.
         exit_code: of the command.
     """
     return {
         "clean": exit_code == 0,
         "exit_code": exit_code,
-        "summary": summary(diagnoses).document,
+        "summary": summary(diagnoses, unread).document,
         "incidents": [_incident(diagnosis) for diagnosis in diagnoses],
         "damaged": damaged_document([dump for diagnosis in diagnoses for dump in diagnosis.damaged]),
         "unreadable": [{"path": item.place, "problem": item.problem} for item in evidence.material.unreadable],
         "older_dumps_not_read": evidence.material.hidden,
         "files_left_alone": evidence.left_alone,
-        "files_not_read": evidence.not_read,
+        "files_not_read": unread.beyond,
+        "files_read_in_part": unread.in_part,
     }
 
 

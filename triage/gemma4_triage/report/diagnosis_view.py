@@ -13,6 +13,7 @@ from gemma4_triage.diagnose.nothing_to_run import why_nothing
 from gemma4_triage.diagnose.plan import plan
 from gemma4_triage.diagnose.process_state import State, state_of_incident
 from gemma4_triage.diagnose.timeline import joint_timeline
+from gemma4_triage.diagnose.unread import EVERYTHING, Unread
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.inspection.provenance_sentence import place
 from gemma4_triage.report.diagnosis_document import Diagnosis, damage_lines, notes, summary
@@ -24,10 +25,13 @@ _STYLES = {Confidence.CERTAIN: "bold red", Confidence.LIKELY: "bold yellow", Con
 MAX_DUMPS = 12
 
 
-def print_diagnoses(console: Console, diagnoses: Sequence[Diagnosis], left_alone: int = 0) -> None:
+def print_diagnoses(
+    console: Console, diagnoses: Sequence[Diagnosis], unread: Unread = EVERYTHING, left_alone: int = 0
+) -> None:
     """Say what is damaged, then show a block per incident with dumps, the newest first, then the runs without.
 
-    Of runs that say the same, one is shown. The last line sums up; left_alone files of folders were no evidence.
+    Of runs that say the same, one is shown. The last line sums up, with what is unread; left_alone files of folders
+    were no evidence.
     """
     for line in damage_lines([dump for diagnosis in diagnoses for dump in diagnosis.damaged]):
         print_line(console, line, style="bold yellow")
@@ -48,7 +52,7 @@ def print_diagnoses(console: Console, diagnoses: Sequence[Diagnosis], left_alone
     if diagnoses:
         if left_alone:
             print_line(console, f"left alone, by their content: {number_of(left_alone, 'file')}", style="dim")
-        print_line(console, summary(diagnoses).text, style="bold")
+        print_line(console, summary(diagnoses, unread).text, style="bold")
 
 
 def _print(console: Console, diagnosis: Diagnosis, title: str) -> None:
@@ -185,7 +189,9 @@ def _nothing(console: Console, incident: Incident) -> None:
         return
     if not incident.guards and not incident.dumps:
         served = any(facts.served for facts in incident.logs) or not incident.logs
-        said = "nothing wrong in the log" if served else "nothing wrong in the log, which holds no batch line"
+        torn = any(facts.problem for facts in incident.logs)
+        said = "nothing wrong in what was read of the log" if torn else "nothing wrong in the log"
+        said += "" if served else ", which holds no batch line"
         print_line(console, f"{said}; there is no guard manifest of this run", style="bold green")
         return
     processes = len(incident.guards)

@@ -12,6 +12,7 @@ from gemma4_dumps.wording import number_of
 from gemma4_triage.diagnose.all_evidence import findings_of, incidents_of
 from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.incident import LogLink
+from gemma4_triage.diagnose.unread import Unread, in_part
 from gemma4_triage.errors import NothingChecked
 from gemma4_triage.logs.catalog import findings as log_findings
 from gemma4_triage.logs.facts import LogFacts
@@ -79,14 +80,15 @@ def build_report(source: Source, logs: Sequence[LogFacts]) -> Report:
             "name a run's folder, dumps, or a folder of dumps; --log takes a server's log",
         )
     damaged = [dump for one in diagnosed for dump in one.diagnosis.damaged]
-    code = _exit_code(run, [one.diagnosis for one in diagnosed], read, bool(unreadable))
     older = sum(piece.material.hidden for piece in source.pieces)
+    unread = Unread(len(unreadable), in_part(source.found.readings, logs), source.found.not_read, older)
+    code = _exit_code(run, [one.diagnosis for one in diagnosed], read, unread)
     left_out = (*source.notes, *left_incidents, *left_logs)
     left_out += (f"{number_of(older, 'older dump')}; --limit 0 reads all of them",) if older else ()
     return Report(
         title=_title(run, source, read),
         sources=(*source.names, *(facts.name for facts in logs)),
-        verdict=_verdict(run, incidents, read, bool(unreadable or damaged)),
+        verdict=_verdict(run, incidents, read, unread, bool(damaged)),
         run=run,
         timeline=None if run is None else run_timeline(run),
         incidents=incidents,
@@ -172,7 +174,7 @@ def _read_arm(path: Path) -> LogFacts:
     return read_source(LogSource(str(path)), MAX_POINTS)
 
 
-def _exit_code(run: Run | None, diagnoses: Sequence[Diagnosis], logs: Sequence[Log], unreadable: bool) -> int:
+def _exit_code(run: Run | None, diagnoses: Sequence[Diagnosis], logs: Sequence[Log], unread: Unread) -> int:
     if any(diagnosis.rests_on_damage for diagnosis in diagnoses):
         return ExitCode.DUMP_UNREADABLE
     if run is not None and run.exit_code:
@@ -180,7 +182,7 @@ def _exit_code(run: Run | None, diagnoses: Sequence[Diagnosis], logs: Sequence[L
     if any(_causes(log.findings) for log in logs):
         return ExitCode.VIOLATION
     # Whether a run's dumps were meant is said by its own exit code.
-    return exit_code(diagnoses if run is None else (), unreadable)
+    return exit_code(diagnoses if run is None else (), unread.is_a_lack)
 
 
 def _causes(findings: Iterable[Finding]) -> list[Finding]:
@@ -195,16 +197,20 @@ def _title(run: Run | None, source: Source, logs: Sequence[Log]) -> str:
     return "A serving log" if logs else "Guards of a Gemma-4 server"
 
 
-def _verdict(run: Run | None, incidents: Sequence[Incident], logs: Sequence[Log], unreadable: bool) -> Verdict:
+def _verdict(
+    run: Run | None, incidents: Sequence[Incident], logs: Sequence[Log], unread: Unread, damaged: bool
+) -> Verdict:
     if run is not None:
         said = (run.symptom, run.root_cause, *run.causes, *_surprises(run))
         return Verdict(status=run.status, headline=run_headline(run), sentences=tuple(text for text in said if text))
     found = [finding for incident in incidents for finding in _causes(incident.findings)[:1]]
     found += [finding for log in logs for finding in _causes(log.findings)[:1]]
     if not found:
-        said = "nothing wrong in what could be read" if unreadable else "nothing wrong"
+        partly = unread.is_a_lack or damaged
+        said = "nothing wrong in what could be read" if partly else "nothing wrong"
+        said += f": {unread.text}" if unread.text else ""
         noted = [f"Note: {one.cause}" for incident in incidents for one in incident.findings]
-        status: Status = "unchecked" if unreadable else "ok"
+        status: Status = "unchecked" if partly else "ok"
         return Verdict(status=status, headline=said, sentences=tuple(dict.fromkeys(noted))[:MAX_LINES])
     sentences = list(dict.fromkeys(f"{one.confidence.capitalize()}: {one.cause}" for one in found[:MAX_LINES]))
     summaries = [dump.sentence for incident in incidents[:1] for dump in incident.dumps[:1] if dump.sentence]

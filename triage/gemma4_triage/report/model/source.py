@@ -62,7 +62,8 @@ def read_run_or_dumps(store: DumpStore, names: Sequence[str], limit: int | None)
     if not names:
         budget = Budget(limit is not None)
         piece = Piece("", False, read_store(store, limit, budget))
-        return Source((str(store.root),), None, (piece,), (), (budget.remark,) if budget.remark else ())
+        notes = (budget.remark,) if budget.remark else ()
+        return Source((str(store.root),), None, (piece,), (), notes, Evidence(not_read=budget.skipped))
     folders = [Path(name) for name in names if os.path.lexists(Path(name) / VERDICT_NAME)]
     if folders:
         if len(names) > 1:
