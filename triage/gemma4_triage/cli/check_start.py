@@ -103,15 +103,21 @@ def _abbreviated(name: str, options: Mapping[str, Option]) -> Option | None:
 
 
 def _check_known(name: str, ours: Collection[str], options: Mapping[str, Option]) -> None:
-    if not name.startswith("--") or len(name) == 2:
+    if name in ("--", "-h"):
         return
     if name in ours:
         raise UsageMistake(f"{name} is an option of serve and stands behind --", f"put {name} before the --")
-    # argparse takes the beginning of an option, and says itself if it is that of several.
-    if not options or any(one.startswith(name) for one in options):
+    if not options:
         return
-    near_ours = get_close_matches(name, ours, 1, 0.75)
-    near = [*near_ours, *get_close_matches(name, options, 3 - len(near_ours), 0.7)]
+    # argparse takes the beginning of one option, and refuses that of several.
+    several = [one for one in options if one.startswith(name)]
+    if several:
+        meant = [*(one for one in ours if one.startswith(name)), *several]
+        raise UsageMistake(f"{name} is the beginning of several options", f"write one of them: {_listed(meant)}")
+    # With one dash only: `-tp` for --tp-size.
+    meant = name if name.startswith("--") else f"-{name}"
+    near = [one for one in options if one.startswith(meant)] or get_close_matches(meant, ours, 1, 0.75)
+    near += [one for one in get_close_matches(meant, options, 3, 0.7) if one not in near][: max(0, 3 - len(near))]
     hint = f"near it: {', '.join(near)}" if near else "sglang serve --help lists SGLang's"
     raise UsageMistake(f"{name} is an option neither of serve nor of the installed SGLang", hint)
 
@@ -180,11 +186,25 @@ def check_model(arguments: Sequence[str]) -> None:
         if path and (path.startswith(("/", "./", "../", "~")) or path.count("/") > 1) and "://" not in path:
             if not os.path.exists(os.path.expanduser(path)):
                 raise UsageMistake(f"{option} {path} is not there", "name a folder that holds a config.json")
+            if os.path.isfile(path) and not _is_gguf(path):
+                raise UsageMistake(f"{option} {path} is a file, and no GGUF", "name the folder of the model")
             if os.path.isdir(path) and not any(os.path.isfile(os.path.join(path, name)) for name in _CONFIGS):
                 raise UsageMistake(f"{option} {path} holds no config.json", "name the folder of the model itself")
     settings = value_of(arguments, "--config")
     if settings is not None and not os.path.isfile(os.path.expanduser(settings)):
         raise UsageMistake(f"--config {settings} is no file", "name a file of SGLang's arguments, in YAML")
+
+
+def _is_gguf(path: str) -> bool:
+    """Return whether a file is one that SGLang takes for a model, by its name or its first bytes."""
+    if path.endswith(".gguf"):
+        return True
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) == b"GGUF"
+    except OSError:
+        # SGLang cannot read it either, and says why.
+        return True
 
 
 def port_of(arguments: Sequence[str]) -> int:

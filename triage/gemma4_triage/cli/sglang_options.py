@@ -1,7 +1,7 @@
 """The options of the installed SGLang's server, read from its source: importing it takes many seconds.
 
-Both forms are read: calls of add_argument (0.5.13), and fields of which SGLang makes options (0.5.23). There may be a
-few options too many, and none too few; what the source does not say plainly is left open.
+Both forms are read: calls of add_argument (0.5.13), and fields of which SGLang makes options (0.5.23). No other field,
+call or text is an option. What the source does not say plainly of an option is left open.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ from gemma4_triage.cli.sglang_source import Module
 
 _SURE = frozenset({"--model-path", "--port", "--host", "--attention-backend"})
 _OPTION = re.compile(r"--[a-z][a-z0-9_-]*")
-_SWITCHES = ("store_true", "store_false", "store_const", "argparse.BooleanOptionalAction")
+_TWO_SWITCHES = "argparse.BooleanOptionalAction"
+_SWITCHES = (
+    *("store_true", "store_false", "store_const", "help", _TWO_SWITCHES),
+    *("DeprecatedAction", "DeprecatedStoreTrueAction"),
+)
 _FIELD = re.compile(r"A(?:nnotated)?\[(?:Optional\[)?(\w+)(?: \| None)?\b(\[[^\]]*\])?")
 _TYPES = {"int": "int", "float": "float", "json.loads": "json", "json_list_type": "json", "human_readable_int": "count"}
 """What functions that SGLang reads a value by take, by their names in its source; any other takes a text."""
@@ -48,7 +52,7 @@ def sglang_options() -> dict[str, Option]:
         return {}
     package = Path(next(iter(found.submodule_search_locations)))
     server = package / "srt"
-    files = (server / "server_args.py", package / "cli" / "serve.py", *sorted((server / "arg_groups").rglob("*.py")))
+    files = (server / "server_args.py", *sorted((server / "arg_groups").rglob("*.py")))
     modules: dict[Path, Module] = {}
     said: dict[str, set[Option]] = {}
     for path in files:
@@ -60,8 +64,8 @@ def sglang_options() -> dict[str, Option]:
     options = {name: next(iter(found)) if len(found) == 1 else Option() for name, found in said.items()}
     if not options.keys() >= _SURE:
         return {}
-    # argparse.BooleanOptionalAction makes a second option of one.
-    return {f"--no-{name.removeprefix('--')}": Option() for name in options} | options
+    # `sglang serve` takes this one out before its parser sees it, and argparse adds the other.
+    return options | {"--model-type": Option("text"), "--help": Option("switch")}
 
 
 def other_plugins() -> bool:
@@ -82,33 +86,42 @@ def _plain_name(requirement: str) -> str:
 
 
 def _declared(node: ast.AST, module: Module) -> Iterator[tuple[str, Option | None]]:
-    """Yield the options that a node of SGLang's source names, with what they take; None if it does not say."""
-    if isinstance(node, ast.Call):
-        option = _of_call({keyword.arg: keyword.value for keyword in node.keywords}, module)
-        for one in node.args:
-            if isinstance(one, ast.Constant) and isinstance(one.value, str) and _OPTION.fullmatch(one.value):
-                yield one.value, option
-    elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+    """Yield the options that a node of SGLang's source makes, with what they take; None if it does not say."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
+        words = {keyword.arg: keyword.value for keyword in node.keywords}
+        option, names = _of_call(words, module), [module.text(one) for one in node.args]
+    elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and _is_option(node.annotation):
         words = _words_of_field(node.annotation)
-        option = _of_field(node.annotation, words, module)
-        name = words.get("cli_name")
-        yield module.text(name) or f"--{node.target.id.replace('_', '-')}", option
-        yield from ((alias, option) for alias in module.values(words.get("aliases")))
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _OPTION.fullmatch(node.value):
-        yield node.value, None
+        name = module.text(words.get("cli_name")) or f"--{node.target.id.replace('_', '-')}"
+        option, names = _of_field(node.annotation, words, module), [name, *module.values(words.get("aliases"))]
+    else:
+        return
+    if "action" in words and ast.unparse(words["action"]) == _TWO_SWITCHES:
+        names += [f"--no-{name.removeprefix('--')}" for name in names]
+    yield from ((name, option) for name in names if _OPTION.fullmatch(name))
+
+
+def _is_option(annotation: ast.expr) -> bool:
+    """Return whether SGLang makes an option of a field: of `A[type, "help"]` and `A[type, Arg(...)]` without no_cli."""
+    if not ast.unparse(annotation).startswith(("A[", "Annotated[")):
+        return False
+    assert isinstance(annotation, ast.Subscript)
+    said = annotation.slice.elts[1:] if isinstance(annotation.slice, ast.Tuple) else []
+    made = any(isinstance(one, ast.Call | ast.Constant | ast.JoinedStr | ast.BinOp) for one in said)
+    return made and "no_cli" not in _words_of_field(annotation)
 
 
 def _of_call(words: Mapping[str | None, ast.expr], module: Module) -> Option:
     if "action" in words and "choices" not in words:
-        action = words["action"]
-        text = action.value if isinstance(action, ast.Constant) else ast.unparse(action)
-        return Option("switch") if text in _SWITCHES else Option()
-    # Such a call may be of anything; of an option only type, choices or a default say that it takes one value.
-    if module.text(words.get("nargs")) not in ("", "+", "*") or not words.keys() & {"type", "choices", "default"}:
-        return Option()
-    if "nargs" in words and not words.keys() & {"type", "choices"}:
+        return _of_action(words["action"])
+    if module.text(words.get("nargs")) not in ("", "+", "*"):
         return Option()
     return Option(_kind(words.get("type")), module.values(words.get("choices")), bool(module.text(words.get("nargs"))))
+
+
+def _of_action(action: ast.expr) -> Option:
+    text = action.value if isinstance(action, ast.Constant) else ast.unparse(action)
+    return Option("switch") if text in _SWITCHES else Option()
 
 
 def _kind(function: ast.expr | None) -> str:
@@ -125,9 +138,9 @@ def _of_field(annotation: ast.expr, words: Mapping[str | None, ast.expr], module
     found = _FIELD.match(ast.unparse(annotation))
     if found is None:
         return None
-    if "no_cli" in words:
-        return None
-    if "action" in words or (found[1] in ("Dict", "dict") and "type_parser" not in words):
+    if "action" in words:
+        return _of_action(words["action"])
+    if found[1] in ("Dict", "dict") and "type_parser" not in words:
         return Option()
     choices = module.values(words.get("choices"))
     if found[1] == "Literal":
