@@ -1,5 +1,6 @@
 """The verb `collect`: servers that answer, never answer, trickle or are gone, and secrets that stay out of the zip."""
 
+import contextlib
 import http.server
 import json
 import os
@@ -209,6 +210,43 @@ class TestServers:
         assert ("is no server of SGLang: none of its pages is one of SGLang's: /model_info gave HTTP" in err) == bool(
             code
         )
+
+    def test_noise_is_no_server(self, cli, tmp_path):
+        with socket.create_server(("127.0.0.1", 0)) as noisy:
+
+            def answer():
+                with contextlib.suppress(OSError):
+                    while True:
+                        connection, _ = noisy.accept()
+                        connection.recv(4096)
+                        connection.sendall(b"\x15\x03\x01\x00\x02\x02\x46" * 40)
+                        connection.close()
+
+            threading.Thread(target=answer, daemon=True).start()
+            url = f"http://127.0.0.1:{noisy.getsockname()[1]}"
+            code, _, err = cli("collect", url, "-o", tmp_path / "a.zip")
+        assert (code, (tmp_path / "a.zip").exists()) == (2, False)
+        assert "is no server of SGLang: its answers are no HTTP" in err
+
+    def test_one_that_accepts_and_is_silent_is_said_to_though_no_process_is_ours(self, cli, tmp_path, monkeypatch):
+        monkeypatch.setattr(processes, "listening_on", lambda port: None)
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+            code, out, _ = cli("collect", url, "-o", tmp_path / "a.zip", "--timeout", "0.5s")
+        assert code == 0
+        assert "health.txt: no answer within 0.5 s, though the connection was accepted" in out
+        assert diagnosed(cli, tmp_path / "a.zip") == (1, ["server-not-answering"])
+
+    def test_its_key_is_in_no_line_of_the_zip(self, cli, serve, tmp_path, monkeypatch):
+        log = tmp_path / "server.log"
+        for key in ("correct-horse-battery", "k7"):
+            monkeypatch.setenv("GEMMA4_TRIAGE_API_KEY", key)
+            log.write_text(f"[2026-11-26 01:00:00] a client sent {key}, not xk7x\n")
+            url = serve(lambda handler, key=key: reply(handler, 200, json.dumps({**INFO, "x": key}).encode())).url
+            assert cli("collect", url, "-o", tmp_path / "a.zip", "--log", log, "--force")[0] == 0
+            (named,) = [data for name, data in opened(tmp_path / "a.zip").items() if name.endswith("server.log")]
+            assert b"a client sent [redacted], not xk7x" in named
+            assert json.loads(opened(tmp_path / "a.zip")["http/server_info.json"])["x"] == "[redacted]"
 
     def test_an_address_where_nobody_listens(self, cli, tmp_path):
         with socket.socket() as probe:

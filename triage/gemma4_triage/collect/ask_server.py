@@ -19,6 +19,7 @@ from typing import Any
 from pydantic_core import from_json
 
 API_KEY_VARIABLE = "GEMMA4_TRIAGE_API_KEY"
+_NO_HTTP = "is no answer of HTTP"
 MAX_BODY_BYTES = 16 * 1024**2
 PATHS: tuple[tuple[str, str], ...] = (
     ("http/model_info.json", "/model_info"),
@@ -42,6 +43,7 @@ class Answer:
         took_s: until the answer, or until nobody waited any longer.
         problem: why there is no answer; "" if there is one.
         location: where an answer that is none sends the request on to; "" for any other.
+        accepted: something took the request, and no answer came: a server that hangs, or a program of another kind.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Answer:
     took_s: float
     problem: str
     location: str = ""
+    accepted: bool = False
 
 
 class _SameServer(urllib.request.HTTPRedirectHandler):
@@ -75,6 +78,8 @@ def why_not_sglang(answers: Sequence[Answer]) -> str:
     without an error of the server's own says so.
     """
     statuses = {one.status for one in answers}
+    if statuses == {None} and any(one.problem.startswith(_NO_HTTP) for one in answers):
+        return "its answers are no HTTP"
     if any(status is None or status in (401, 403) or status >= 500 for status in statuses):
         return ""
     if any(one.status == 200 and _is_sglangs(one) for one in answers):
@@ -122,7 +127,7 @@ def ask(url: str, key: str, timeout_s: float) -> list[Answer]:
 def _fetch(opener: urllib.request.OpenerDirector, url: str, name: str, path: str, key: str, timeout_s: float) -> Answer:
     begin = time.monotonic()
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    status, body, problem, location = None, b"", "", ""
+    status, body, problem, location, accepted = None, b"", "", "", False
     try:
         with opener.open(urllib.request.Request(url + path, headers=headers), timeout=timeout_s) as reply:
             status, body = reply.status, reply.read(MAX_BODY_BYTES)
@@ -130,12 +135,14 @@ def _fetch(opener: urllib.request.OpenerDirector, url: str, name: str, path: str
         status, body = error.code, error.read(MAX_BODY_BYTES)
         location = error.headers.get("Location", "") if 300 <= status < 400 else ""
     except TimeoutError:
-        problem = f"no answer within {timeout_s:g} s"
+        # While it connects, this comes as a URLError.
+        accepted = True
+        problem = f"no answer within {timeout_s:g} s, though the connection was accepted"
     except urllib.error.URLError as error:
         timed_out = isinstance(error.reason, TimeoutError)
         problem = f"no answer within {timeout_s:g} s" if timed_out else f"cannot be reached: {error.reason}"
     except (OSError, ValueError) as error:
         problem = f"ended without an answer: {error}"
     except http.client.HTTPException as error:
-        problem = f"is no answer of HTTP: {type(error).__name__}"
-    return Answer(name, path, status, body, time.monotonic() - begin, problem, location)
+        problem = f"{_NO_HTTP}: {type(error).__name__}"
+    return Answer(name, path, status, body, time.monotonic() - begin, problem, location, accepted)

@@ -37,7 +37,14 @@ from gemma4_dumps.redaction import redact_launch_args
 from gemma4_dumps.safe_file import FILE_MODE, open_regular, read_chunks
 from gemma4_dumps.store import DumpStore
 from gemma4_triage.collect import ask_server, processes
-from gemma4_triage.collect.secrets import clean_body, clean_json, clean_line, clean_lines, clean_variables
+from gemma4_triage.collect.secrets import (
+    clean_body,
+    clean_json,
+    clean_line,
+    clean_lines,
+    clean_variables,
+    without_value,
+)
 from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.material import Material, read_store
 
@@ -174,11 +181,11 @@ class _Collector:
             "items": [vars(item) for item in self._bundle.items],
         }
         self._bundle.document = document
-        self._archive.writestr(_info(NAME), json.dumps(document, indent=1))
+        self._archive.writestr(_info(NAME), without_value(json.dumps(document, indent=1).encode(), self._target.key))
         return self._bundle
 
     def _add(self, name: str, data: bytes, took_s: float = 0.0, evidence: bool = True) -> None:
-        self._archive.writestr(_info(name), data)
+        self._archive.writestr(_info(name), without_value(data, self._target.key))
         self._bundle.items.append(Item(name, True, "", round(took_s, 3)))
         self._bundle.pieces += evidence
 
@@ -196,6 +203,8 @@ class _Collector:
         answers = ask_server.ask(self._target.url, self._target.key, self._target.timeout_s)
         if not processes.serves(found):
             self._bundle.not_sglang = clean_line(ask_server.why_not_sglang(answers))[:400]
+        # Such as a hanging server of another user or host: that it takes requests is all that there is to say of it.
+        self._bundle.pieces += not self._bundle.not_sglang and any(one.accepted for one in answers)
         for one in answers:
             if one.status is None:
                 self._lacks(one.name, one.problem, one.took_s)

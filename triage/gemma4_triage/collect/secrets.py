@@ -69,6 +69,14 @@ def clean_variables(variables: dict[str, str]) -> dict[str, str]:
     return {name: REDACTED if names_a_secret(name) else clean_line(value) for name, value in variables.items()}
 
 
+def without_value(data: bytes, secret: str) -> bytes:
+    """Return text without a secret that is known, whatever it stands under; a short one only as a word of its own."""
+    if not secret:
+        return data
+    value = re.escape(secret.encode())
+    return re.sub(value if len(secret) >= 8 else rb"(?<!\w)" + value + rb"(?!\w)", REDACTED.encode(), data)
+
+
 def _by_shape(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _by_shape(one) for key, one in value.items()}
