@@ -238,9 +238,9 @@ class TestUsage:
             ),
             (["--patches", "nonsense"], "gemma4-triage patches list has all"),
             (["--patches", "default,-swa-window-width"], "nothing before it chooses"),
-            (["--faults", "page-table"], "error: --fault 'page-table' names page-table"),
+            (["--faults", "page-table"], "error: --faults 'page-table' names page-table"),
             (["--faults", "swa-alloc-oob,swa-alloc-oob"], "named twice"),
-            (["--probes", "page-table"], "SGLANG_TRTLLM_MHA_DEBUG is off"),
+            (["--probes", "page-table"], "error: --probes 'page-table' chooses probes but --debug is off"),
             (["--debug", "1", "--probes", "nope"], "allowed: page-table, "),
             (["--host-engine", "--device-model", "sm80"], "sm100, sm90"),
             (["--device-model", "sm90"], "add --host-engine"),
@@ -381,6 +381,14 @@ class TestPresets:
         assert code == 0
         assert json.loads(out)["preset"]["patches"] == found["patches"]
         assert f"gemma4-triage serve --preset {preset.id} --model-path MODEL" in cli("patches", "explain", preset.id)[1]
+
+    def test_what_it_leaves_off_and_an_option_needs_is_said_in_options(self):
+        done = run("--preset", "speed", "--probes", "page-table", "--dry-run", "--model-path", "m")
+        assert done.returncode == 2
+        assert done.stderr.splitlines()[0] == (
+            "error: --probes 'page-table' chooses probes but --debug is off; "
+            "set --debug to log, contain, trap or 1, or leave --probes out"
+        )
 
     def test_an_option_wins_over_it_and_it_over_a_variable(self):
         words = ["--preset", "production", "--patches", "none", "--model-path", "m"]

@@ -18,6 +18,7 @@ from gemma4_repro.engine import readiness
 from gemma4_repro.engine.outcome import Answer, ArmResult, Ending, IdleCheck, Outcome, Raised
 from gemma4_repro.expect_evidence import WritesDump
 from gemma4_repro.runner import Run
+from gemma4_repro.toys import locate
 from gemma4_repro.verdict import judge
 from gemma4_triage.cli import repro as verb
 from gemma4_triage.runs.convert import record_of_scenario
@@ -208,6 +209,18 @@ def test_missing_toys_say_how_to_make_them(cli, monkeypatch):
     assert code == 3
     assert "no toy checkpoint" in err
     assert "hint: Make the toys with" in err
+
+
+def test_missing_toys_and_sglang_are_named_together(cli, monkeypatch):
+    def no_sglang(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(readiness, "version", no_sglang)
+    monkeypatch.setattr(locate, "_candidates", lambda name: [Path("/none") / name])
+    code, _, err = cli("repro", "e4b-trtllm")
+    assert (code, len(err.splitlines()), "\\n" in err) == (3, 2, False)
+    assert err.splitlines()[0] == "error: no toy checkpoint named 'toy-e4b', and SGLang is not installed"
+    assert "./repro/toys" in err.splitlines()[1]
 
 
 def test_an_output_that_is_not_empty_or_not_writable(cli, monkeypatch, tmp_path):

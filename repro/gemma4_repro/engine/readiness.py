@@ -32,10 +32,22 @@ def model_arguments(toys: tuple[str, ...]) -> dict[str, Any]:
     try:
         paths = [str(toy_path(name)) for name in toys]
     except FileNotFoundError as error:
-        message, _, hint = str(error).rpartition("\n")
-        raise EnvironmentLacks(message, hint) from error
+        # Between them stand the folders that were looked at, a line each.
+        first, *_, hint = str(error).splitlines()
+        what = first.partition(":")[0]
+        if not _has_sglang():
+            raise EnvironmentLacks(f"{what}, and SGLang is not installed", HOW_TO_INSTALL) from error
+        raise EnvironmentLacks(what, hint) from error
     # A target without an assistant leaves the second name over.
     return dict(zip(("model_path", "speculative_draft_model_path"), paths, strict=False))
+
+
+def _has_sglang() -> bool:
+    try:
+        version("sglang")
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def refuse_cuda(ready: Mapping[str, Any]) -> None:

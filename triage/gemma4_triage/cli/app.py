@@ -22,7 +22,7 @@ from typer.core import TyperGroup
 from gemma4_dumps.errors import ExitCode, UserError
 from gemma4_triage.cli.help_text import tidy_help
 from gemma4_triage.cli.manner_options import Color, Quiet, Verbose, take_manner_everywhere
-from gemma4_triage.cli.option_names import in_todays_words, take_one_form
+from gemma4_triage.cli.option_names import as_typed, in_todays_words, take_one_form
 from gemma4_triage.cli.streams import abandon_stdout, prepare_streams, stdout_is_lost
 from gemma4_triage.errors import Interrupted, UsageMistake
 from gemma4_triage.terminal import MANNER, emit_json, warn
@@ -121,7 +121,7 @@ def build_app(verbs: Sequence[str] = VERBS) -> typer.Typer:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is returned. arguments: without the program's name; None: sys.argv's."""
-    words = in_todays_words(list(sys.argv[1:] if arguments is None else arguments))
+    typed = list(sys.argv[1:] if arguments is None else arguments)
     # Imports make many objects and no cycles: looking for some takes a fifth of a short command, half of it at the end,
     # where Python looks through all that there is.
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     prepare_streams()
     MANNER.reset()
     try:
-        code = _run(words)
+        code = _run(in_todays_words(typed), typed)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader (head, a pager) has left.
@@ -152,8 +152,8 @@ def command_tree(verb: str | None = None) -> Any:
     return tree
 
 
-def _run(words: list[str]) -> int:
-    """Raises OSError only if stdout cannot be written."""
+def _run(words: list[str], typed: list[str]) -> int:
+    """Run a line in the words of today; `typed` is the line as written. Raises OSError only if stdout is lost."""
     try:
         if COMPLETE_VARIABLE in os.environ:
             from typer._completion_classes import completion_init
@@ -171,7 +171,7 @@ def _run(words: list[str]) -> int:
         # How a completion ends.
         return int(done.code or 0)
     except UserError as error:
-        return _fail(error.message, error.hint, error.exit_code, words)
+        return _fail(as_typed(error.message, typed), error.hint, error.exit_code, words)
     except _ClickError as error:
         return _fail_usage(error, words)
     # While verbs are imported or the line is parsed; typer makes an Abort of an end of input.

@@ -5,6 +5,7 @@ And what takes several values takes them alike everywhere: the option may be rep
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 SAME: tuple[tuple[str, ...], ...] = (
@@ -36,10 +37,26 @@ def in_todays_words(words: list[str]) -> list[str]:
             return [*found, *words[at:]]
         name, equals, value = word.partition("=")
         if name == _MINUTES:
-            found.append(f"--timeout={value}m" if equals else "--timeout")
+            found.append(f"--timeout={_minutes(value)}" if equals else "--timeout")
         else:
-            found.append(f"{word}m" if at and words[at - 1] == _MINUTES else word)
+            found.append(_minutes(word) if at and words[at - 1] == _MINUTES else word)
     return found
+
+
+def _minutes(value: str) -> str:
+    return f"{value}m" if re.fullmatch(r"[\d.]+", value) else value
+
+
+def as_typed(message: str, typed: list[str]) -> str:
+    """Return an error that begins with an option by the old name, and with the value, that its line has."""
+    today, _, rest = message.partition(" ")
+    written = {word.partition("=")[0] for word in typed}
+    names = {name for same in (*SAME, ("--timeout", _MINUTES)) if same[0] == today for name in same[1:]}
+    if today in written or not names & written:
+        return message
+    if _MINUTES in written:
+        rest = re.sub(r"^'([\d.]+)m'", r"'\1'", rest)
+    return f"{min(names & written)} {rest}; it is called {today} today"
 
 
 _MINUTES = "--max-minutes"

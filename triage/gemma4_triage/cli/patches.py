@@ -136,7 +136,7 @@ def explain_patch(
     """
     from gemma4_dumps.store import default_root
     from gemma4_runtime.catalog import CATALOG
-    from gemma4_runtime.presets import Preset, preset
+    from gemma4_runtime.presets import PRESETS, Preset, preset
     from gemma4_triage.inspection.explain_patch import explain
 
     if (found := preset(patch_id)) is not None:
@@ -149,7 +149,8 @@ def explain_patch(
     known = {patch.id: patch for patch in CATALOG}
     if patch_id not in known:
         typed = patch_id.casefold()
-        near = [name for name in known if typed and typed in name] or get_close_matches(typed, known, 4, 0.5)
+        names = [*known, *_SETS, *(one.id for one in PRESETS)]
+        near = [name for name in names if typed and typed in name] or get_close_matches(typed, names, 4, 0.5)
         beside = f"near it: {', '.join(near)}; " if near else ""
         raise UsageMistake(
             f"there is no patch called {patch_id!r}", f"{beside}gemma4-triage patches list shows all {len(known)}"

@@ -70,6 +70,9 @@ class Start:
         return " ".join([*words, shlex.join(self.command)])
 
 
+_MODE = "SGLANG_TRTLLM_MHA_DEBUG"
+
+
 def plan_for_user(
     options: Mapping[str, str],
     arguments: Sequence[str],
@@ -96,7 +99,12 @@ def plan_for_user(
     except RuntimePatchError as error:
         if error.exit_code == ExitCode.USAGE:
             for variable, option in typed.items():
-                error.message = error.message.replace(f"{variable}=", f"{option} ")
+                for said, instead in ((f"{variable}=", f"{option} "), (f"unset {variable}", f"leave {option} out")):
+                    error.message = error.message.replace(said, instead)
+            if typed:
+                # Where options are written, an option is also what turns on what they need.
+                for said, instead in ((f"{_MODE} is off", "--debug is off"), (f" set {_MODE} to", " set --debug to")):
+                    error.message = error.message.replace(said, instead)
             error.hint = "correct the option or the variable; --help says which belongs to which"
         else:
             error.hint = "gemma4-triage doctor shows what can be had here"
