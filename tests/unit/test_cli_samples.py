@@ -49,8 +49,9 @@ def test_an_option_is_found_by_every_name_of_the_thing(cli, tmp_path):
     assert cli("dumps", "ls", "--dump-dir", folder)[1] == cli("dumps", "list", "--dir", folder)[1]
     assert "--dump-dir" not in cli("dumps", "list", "--help")[1]
     words = ("serve", "--dry-run", "--json", "--model-path", "m")
+    fault = "swa-state-stale"
     named = [
-        cli(*words, *also)[1] for also in (["--dir", "d", "--fault", "clamp"], ["--dump-dir", "d", "--faults", "clamp"])
+        cli(*words, *also)[1] for also in (["--dir", "d", "--fault", fault], ["--dump-dir", "d", "--faults", fault])
     ]
     assert named[0] == named[1]
 
