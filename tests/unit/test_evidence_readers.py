@@ -1,36 +1,13 @@
-"""Readers of what else a server leaves: real samples, and files that want to harm or are torn."""
+"""Readers of what else a server leaves, on real samples; test_evidence_damaged.py has torn and hostile files."""
 
-import contextlib
 import json
-import pickle
-import random
 import shutil
-import time
 import zipfile
 
 import pytest
 
+from asked_evidence import EVIDENCE, SNAPSHOT, document, readings
 from diagnose_examples import ROOT
-from gemma4_dumps.errors import DumpError
-from gemma4_triage.readers import cuda_gdb, flashinfer_log, py_spy
-from gemma4_triage.readers.catalog import READERS, head_of, reader_of
-from gemma4_triage.readers.reading import Moment, NotThis, Reading
-from gemma4_triage.readers.text_file import Lines
-from gemma4_triage.time_limit import Clock
-
-SAMPLES = ROOT / "tests" / "data" / "evidence"
-(SNAPSHOT,) = (SAMPLES / "crash" / "vm").iterdir()
-FILES = sorted(path for path in SAMPLES.rglob("*") if path.is_file() and path.suffix not in (".md", ".log"))
-
-
-def readings(*paths) -> list[Reading]:
-    reader = reader_of(head_of(paths[0]))
-    return [] if reader is None else list(reader.read(paths))
-
-
-def document(cli, *words) -> tuple[int, dict]:
-    code, out, _ = cli("diagnose", *words, "--json")
-    return code, json.loads(out)
 
 
 class TestCrashSnapshot:
@@ -49,7 +26,7 @@ class TestCrashSnapshot:
 
     @pytest.mark.parametrize("sample", ["crash", "crash-0.5.23"])
     def test_it_its_log_and_its_manifests_are_one_incident(self, cli, sample):
-        code, found = document(cli, SAMPLES / sample)
+        code, found = document(cli, EVIDENCE / sample)
         (incident,) = found["incidents"]
         assert code == 1
         assert [len(incident[name]) for name in ("guards", "logs", "readings")] == [3, 1, 1]
@@ -64,7 +41,7 @@ class TestCrashSnapshot:
         assert "SGLang wrote down its requests and ended" in [entry["text"] for entry in incident["timeline"]]
 
     def test_a_snapshot_that_a_log_names_is_not_anothers_of_another_host(self, cli, tmp_path):
-        shutil.copytree(SAMPLES / "crash", tmp_path / "a")
+        shutil.copytree(EVIDENCE / "crash", tmp_path / "a")
         (tmp_path / "a" / "vm").rename(tmp_path / "a" / "elsewhere")
         _, found = document(cli, tmp_path)
         assert [one["relation"] for incident in found["incidents"] for one in incident["readings"]] == ["apart"]
@@ -80,64 +57,21 @@ class TestCrashSnapshot:
         assert [one["readings"][0]["relation"] for one in found["incidents"] if one["readings"]] == ["apart"]
 
 
-@pytest.mark.parametrize("share", [0.5, 0.7, 0.9, 0.99])
-@pytest.mark.parametrize("name", ["", "renamed.pkl"])
-def test_a_torn_snapshot_is_never_a_healthy_server(cli, tmp_path, share, name):
-    (whole,) = (SAMPLES / "crash").rglob("*.pkl")
-    data = whole.read_bytes()
-    (tmp_path / (name or whole.name)).write_bytes(data[: int(len(data) * share)])
-    code, found = document(cli, tmp_path)
-    assert (code, found["clean"], found["files_read_in_part"]) == (4, False, 1)
-    # A name that SGLang gives to crash snapshots only says that the server ended.
-    assert [one["rule"] for one in found["incidents"][0]["findings"]] == ([] if name else ["ended-with-requests"])
-    last = cli("diagnose", tmp_path)[1].splitlines()[-1]
-    assert "nothing wrong" not in last
-    assert "1 file read in part" in last
-    code, out, _ = cli("report", tmp_path, "--json")
-    assert (code, json.loads(out)["verdict"]["status"]) == (4, "unchecked" if name else "bad")
-
-
-@pytest.mark.parametrize(
-    "fields", [{"server_args": 1}, {"server_args": 1, "requests": [("a", {}, 1.7e9, 0.0), ("a", {})]}]
-)
-def test_a_pickle_of_requests_that_lacks_some_is_damaged(cli, tmp_path, fields):
-    (tmp_path / "a.pkl").write_bytes(pickle.dumps(fields))
-    code, found = document(cli, tmp_path)
-    assert (code, found["files_read_in_part"]) == (4, 1)
-    assert found["incidents"][0]["readings"][0]["problem"].startswith("is damaged: ")
-
-
-@pytest.mark.parametrize(
-    "sample", ["flight-recorder/nccl_trace_rank_0", "flight-recorder-json/rank_0.json", "hanging/collect.json"]
-)
-@pytest.mark.parametrize("share", [0.5, 0.9])
-def test_a_torn_reading_is_named_beside_others_and_alone(cli, tmp_path, sample, share):
-    whole = SAMPLES / sample
-    data = whole.read_bytes()
-    (tmp_path / whole.name).write_bytes(data[: int(len(data) * share)])
-    assert document(cli, tmp_path / whole.name)[0] == 4
-    shutil.copy(SAMPLES.parent / "logs" / "healthy.log", tmp_path)
-    code, found = document(cli, tmp_path)
-    assert (code, found["files_left_alone"]) == (4, 0)
-    assert [one["path"] for one in found["unreadable"]] == [str(tmp_path / whole.name)]
-    assert cli("diagnose", tmp_path)[1].endswith("of 1 run: 1 unreadable file or dump\n")
-
-
 class TestRequestDump:
     def test_what_a_server_was_asked_is_no_fault_and_no_word_of_it_is_kept(self, cli):
-        code, found = document(cli, SAMPLES / "requests")
+        code, found = document(cli, EVIDENCE / "requests")
         (incident,) = found["incidents"]
         assert (code, incident["findings"]) == (0, [])
         (reading,) = incident["readings"]
         assert reading["title"] == "a dump of requests of SGLang, 3 finished and 0 unfinished requests"
-        (path,) = (SAMPLES / "requests").iterdir()
+        (path,) = (EVIDENCE / "requests").iterdir()
         assert b"one two three" in path.read_bytes()
         assert "one two three" not in json.dumps(found)
 
 
 class TestStacks:
     def test_a_stack_alone_is_no_fault(self, cli):
-        code, found = document(cli, SAMPLES / "stacks")
+        code, found = document(cli, EVIDENCE / "stacks")
         (incident,) = found["incidents"]
         assert (code, incident["findings"]) == (0, [])
         assert incident["readings"][0]["pids"] == [14097, 14098]
@@ -158,7 +92,7 @@ class TestStacks:
 
 class TestCudaGdb:
     def test_the_kernel_that_left_its_buffer(self, cli):
-        code, found = document(cli, SAMPLES / "cuda-gdb")
+        code, found = document(cli, EVIDENCE / "cuda-gdb")
         (incident,) = found["incidents"]
         (finding,) = incident["findings"]
         assert (code, finding["rule"], finding["confidence"]) == (1, "illegal-access", "likely")
@@ -175,7 +109,7 @@ class TestCudaGdb:
     )
     def test_what_cuda_gdb_printed_on_a_gpu(self, cli, name, rule, kernel, place):
         """cuda-gdb itself died behind the first one's line of the exception."""
-        code, found = document(cli, SAMPLES / "cuda-gdb-h200" / f"{name}.txt")
+        code, found = document(cli, EVIDENCE / "cuda-gdb-h200" / f"{name}.txt")
         (incident,) = found["incidents"]
         (finding,) = incident["findings"]
         assert (code, finding["rule"], finding["confidence"]) == (1, rule, "likely")
@@ -185,14 +119,14 @@ class TestCudaGdb:
         assert place in str(reading["facts"])
 
     def test_with_its_process_it_is_evidence_of_that_incident(self, cli, tmp_path):
-        shutil.copytree(SAMPLES / "crash", tmp_path / "x")
-        text = (SAMPLES / "cuda-gdb" / "core.txt").read_text().replace("1764037350", "1795573350")
+        shutil.copytree(EVIDENCE / "crash", tmp_path / "x")
+        text = (EVIDENCE / "cuda-gdb" / "core.txt").read_text().replace("1764037350", "1795573350")
         (tmp_path / "core.txt").write_text(text)
         _, found = document(cli, tmp_path)
         (incident,) = found["incidents"]
         assert {one["kind"]: one["relation"] for one in incident["readings"]}["cuda-gdb"] == "names"
         # The same process id a year earlier is another process.
-        _, found = document(cli, SAMPLES / "crash", SAMPLES / "cuda-gdb")
+        _, found = document(cli, EVIDENCE / "crash", EVIDENCE / "cuda-gdb")
         assert found["incidents"][1]["readings"][0]["relation"] == "apart"
 
     @pytest.mark.parametrize(
@@ -327,38 +261,38 @@ class TestCudaGdb:
 class TestFlightRecorder:
     @pytest.mark.parametrize("folder", ["flight-recorder-nccl", "flight-recorder-nccl-json"])
     def test_what_nccl_left_of_one_rank_that_finished_says_nothing_wrong(self, cli, folder):
-        code, found = document(cli, SAMPLES / folder)
+        code, found = document(cli, EVIDENCE / folder)
         (incident,) = found["incidents"]
         assert (code, incident["findings"]) == (0, [])
-        (reading,) = readings(*(SAMPLES / folder).iterdir())
+        (reading,) = readings(*(EVIDENCE / folder).iterdir())
         ((name, last),) = reading.facts
         assert name == "rank 0, group 0 default_pg"
         assert last.startswith("nccl:broadcast 4 completed")
 
     @pytest.mark.parametrize("folder", ["flight-recorder", "flight-recorder-json"])
     def test_the_rank_that_never_came(self, cli, folder):
-        code, found = document(cli, SAMPLES / folder)
+        code, found = document(cli, EVIDENCE / folder)
         (finding,) = found["incidents"][0]["findings"]
         assert (code, finding["rule"], finding["confidence"]) == (1, "collective-timeout", "likely")
         assert "rank 1 never began collective 3, in which rank 0 waits" in finding["cause"]
 
     def test_ranks_in_step_say_nothing(self, cli, tmp_path):
         for rank in (0, 1):
-            shutil.copy(SAMPLES / "flight-recorder" / "nccl_trace_rank_1", tmp_path / f"nccl_trace_rank_{rank}")
+            shutil.copy(EVIDENCE / "flight-recorder" / "nccl_trace_rank_1", tmp_path / f"nccl_trace_rank_{rank}")
         code, found = document(cli, tmp_path)
         assert (code, found["incidents"][0]["findings"]) == (0, [])
 
 
 class TestFlashInfer:
     def test_a_page_outside_and_the_call_that_did_not_return(self, cli):
-        code, found = document(cli, SAMPLES / "flashinfer")
+        code, found = document(cli, EVIDENCE / "flashinfer")
         page, last = found["incidents"][0]["findings"]
         assert (code, page["rule"], page["confidence"]) == (1, "flashinfer-page-outside", "likely")
         assert [one["value"] for one in page["evidence"][:2]] == [65, 65]
         assert (last["rule"], last["confidence"]) == ("flashinfer-call-unfinished", "possible")
 
     def test_a_log_of_whole_calls_with_right_pages_is_clean(self, cli, tmp_path):
-        text = (SAMPLES / "flashinfer" / "api.log").read_text()
+        text = (EVIDENCE / "flashinfer" / "api.log").read_text()
         (tmp_path / "api.log").write_text(text[: text.index("Output value:")] + "Output value:\n  None\n")
         code, found = document(cli, tmp_path)
         assert (code, found["incidents"][0]["findings"]) == (0, [])
@@ -395,121 +329,3 @@ class TestFlashInfer:
             assert (code, reading["title"]) == (1, "FlashInfer's dumps of 2 calls, 1 without outputs")
             assert incident["findings"][0]["evidence"][0]["value"] == "b"
             (tmp_path / "d" / "session.jsonl").unlink(missing_ok=True)
-
-
-@pytest.mark.parametrize(
-    ("reader", "begins", "line"),
-    [
-        (cuda_gdb.read, b"", b"Current focus set to CUDA kernel 1, block (1,1) "),
-        (cuda_gdb.read, b"CUDA Exception: Warp Assert\n#0 0x1 in a", b"<(<(:"),
-        (cuda_gdb.read, b"CUDA Exception: Warp Assert\n", b"<<<("),
-        (flashinfer_log.read_logs, b"FlashInfer API Call: f\n", b"[2025-11-11"),
-        (flashinfer_log.read_logs, b"FlashInfer API Call: f\n  a=\n", b"FlashInfer API Call: "),
-        (py_spy.read, b'Process 1: x\nPython v3.1\nThread 1 (idle): "MainThread"\n  ', b"a ("),
-    ],
-)
-def test_lines_that_take_a_pattern_long_take_no_time(tmp_path, reader, begins, line):
-    path = tmp_path / "x"
-    path.write_bytes(begins + (line * 2000)[:16000].join([b"\n"] * 100))
-    begin = time.process_time()
-    with contextlib.suppress(NotThis):
-        list(reader([path]))
-    assert time.process_time() - begin < 3
-
-
-def test_time_is_looked_at_in_long_lines_too(tmp_path, monkeypatch):
-    path = tmp_path / "x"
-    path.write_bytes(b"a" * 10**6)
-    monkeypatch.setattr(Clock, "is_over", True)
-    lines = Lines(path)
-    assert len(list(lines)) < 10
-    assert lines.problem == "ends early: it took too long"
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-@pytest.mark.parametrize("seed", range(6))
-def test_a_damaged_sample_is_a_reading_or_an_error_in_a_line(tmp_path, path, seed):
-    luck = random.Random(seed)
-    data = bytearray(path.read_bytes())
-    for _ in range(luck.choice([1, 4, 40])):
-        data[luck.randrange(len(data))] = luck.randrange(256)
-    damaged = tmp_path / path.name
-    damaged.write_bytes(data[: luck.choice([len(data), len(data) // 2, 40])])
-    for reader in READERS:
-        try:
-            for reading in reader.read([damaged]):
-                assert isinstance(reading, Reading)
-        except (DumpError, NotThis):
-            pass
-
-
-# What a field may hold instead of what it should.
-ODD = (
-    None,
-    True,
-    -1,
-    1e308,
-    float("inf"),
-    10**400,
-    2**63,
-    "x",
-    "",
-    "0001-01-01",
-    [],
-    {},
-    [[]],
-    {"a": 1},
-    "--port",
-    "\x1b[31m",
-)
-
-
-def bent(value, dice: random.Random, share: float):
-    """Return a JSON value with some of its parts, at any depth, replaced by odd ones or left out."""
-    if dice.random() < share:
-        return dice.choice(ODD)
-    if isinstance(value, dict):
-        return {name: bent(part, dice, share) for name, part in value.items() if dice.random() > share / 2}
-    return [bent(part, dice, share) for part in value] if isinstance(value, list) else value
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_odd_values_in_any_field_end_in_no_error_of_ours(cli, tmp_path, seed):
-    dice = random.Random(seed)
-    sample = dice.choice(("hanging", "crash", "crash-0.5.23", "flight-recorder-json"))
-    folder = shutil.copytree(SAMPLES / sample, tmp_path / "x")
-    for path in folder.rglob("*.json"):
-        known = json.loads(path.read_text())
-        # JSON has no infinity; Python writes one all the same.
-        path.write_text(json.dumps(bent(known, dice, dice.choice((0.02, 0.1, 0.3))), indent=1))
-    requests = [(dice.choice(ODD), dice.choice(ODD), dice.choice((*ODD, 1.7e9)), dice.choice(ODD)) for _ in range(3)]
-    snapshot = {"server_args": dice.choice(ODD), "requests": requests, "launch_command": dice.choice(ODD)}
-    (folder / "crash_dump_x.pkl").write_bytes(pickle.dumps(snapshot))
-    entries = [{"collective_seq_id": 1, "time_created_ns": dice.choice(ODD), "frames": dice.choice(ODD)}]
-    for rank in range(2):
-        trace = {"pg_config": {}, "rank": dice.choice(ODD), "entries": [*entries, dice.choice(ODD)]}
-        (folder / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(trace))
-    for words in (("diagnose", folder), ("diagnose", folder, "--json"), ("report", folder, "--json")):
-        code, _, err = cli(*words)
-        assert code in (0, 1, 4, 5), err
-
-
-def test_a_time_that_no_calendar_has_is_none():
-    assert [Moment(time, "x").time_s for time in (0, 1.5, None, -1, 1e12, float("nan"), float("inf"), 10**400)] == [
-        *(0.0, 1.5),
-        *[None] * 6,
-    ]
-
-
-def test_what_a_file_says_cannot_command_the_terminal(cli, tmp_path):
-    text = (SAMPLES / "cuda-gdb" / "core.txt").read_text().replace("fmhaSm100", "fmha\x1b[2J")
-    (tmp_path / "core.txt").write_text(text)
-    _, out, _ = cli("diagnose", tmp_path)
-    assert "\x1b" not in out
-
-
-def test_a_very_long_line_is_survived(tmp_path):
-    stacks = tmp_path / "s.txt"
-    stacks.write_bytes(b"Process 1: x\nPython v3.11.1 (y)\n" + b"a" * 10**7 + b"\nThread 1 (idle)\n    f (g.py:1)\n")
-    (reading,) = readings(stacks)
-    assert reading.identity.pids == (1,)

@@ -452,6 +452,17 @@ def test_no_token_of_a_prompt_reaches_the_dump(swa, guard):
 
 
 class TestProvenance:
+    def _dump_of_a_lost_free(self, swa, guard):
+        """Return the dump of an audit after the prefix cache gave its pages back and the free list lost the first."""
+        swa.tree.evict(EvictParams(num_tokens=64, swa_num_tokens=64))
+        pool = swa.allocator.full_attn_allocator
+        pool.merge_and_sort_free()
+        pool.free_pages = pool.free_pages[1:]
+        found = swa.audit()
+        report(found, found.findings, "idle", Leak.DUMP, guard)
+        (entry,) = DumpStore(guard.root).list()
+        return read_dump(entry.path)
+
     def test_a_page_keeps_who_had_it_before(self, swa):
         first = swa.start(prompt(1, 40))
         slot = held(first).req_pool_idx
@@ -502,14 +513,7 @@ class TestProvenance:
             request = swa.start(prompt(1, 40))
             takers.append(held(request).req_pool_idx)
             swa.finish(request)
-        swa.tree.evict(EvictParams(num_tokens=64, swa_num_tokens=64))
-        pool = swa.allocator.full_attn_allocator
-        pool.merge_and_sort_free()
-        pool.free_pages = pool.free_pages[1:]
-        found = swa.audit()
-        report(found, found.findings, "idle", Leak.DUMP, guard)
-        (entry,) = DumpStore(guard.root).list()
-        (life,) = next(iter(lives(read_dump(entry.path)).values()))
+        (life,) = next(iter(lives(self._dump_of_a_lost_free(swa, guard)).values()))
         generations = generations_of(swa.rows)
         taken = [(share.owner, share.site, share.step) for share in life.shared]
         assert [(slot, site, step) for (slot, _), site, step in taken] == [
@@ -523,15 +527,7 @@ class TestProvenance:
         request = swa.start(prompt(1, 40))
         slot = held(request).req_pool_idx
         swa.finish(request)
-        swa.tree.evict(EvictParams(num_tokens=64, swa_num_tokens=64))
-        pool = swa.allocator.full_attn_allocator
-        # The page is given back, and the list loses it.
-        pool.merge_and_sort_free()
-        pool.free_pages = pool.free_pages[1:]
-        found = swa.audit()
-        report(found, found.findings, "idle", Leak.DUMP, guard)
-        (entry,) = DumpStore(guard.root).list()
-        dump = read_dump(entry.path)
+        dump = self._dump_of_a_lost_free(swa, guard)
         assert "were given back, and no free list has them" in dump.manifest.summary
         ((pool_name, _), (life,)) = next(iter(lives(dump).items()))
         assert (pool_name, life.owner) == ("full", (slot, 1))

@@ -7,6 +7,9 @@ import re
 from gemma4_triage.finding import Confidence
 from gemma4_triage.logs.rule import Wording, of_wordings
 
+_ANOTHER_ANSWERED = (
+    "The server's own first request was answered by something else than the server, such as an HTTP proxy."
+)
 _WORDINGS = (
     Wording(
         re.compile(r"(?:DistNetworkError|TCPStore|server socket has failed to listen).*(?:EADDRINUSE|already in use)"),
@@ -75,7 +78,7 @@ _WORDINGS = (
     ),
     Wording(
         re.compile(r"^JSONDecodeError"),
-        "The server's own first request was answered by something that is not the server, such as an HTTP proxy.",
+        _ANOTHER_ANSWERED,
         "unset http_proxy and https_proxy, or no_proxy=localhost,127.0.0.1,0.0.0.0; see that no other program has the "
         "port",
         frames=re.compile(r".* (?:_wait_and_warmup|_execute_server_warmup|json)$"),
@@ -91,7 +94,7 @@ _WORDINGS = (
     ),
     Wording(
         re.compile(r"res=<Response \[(?:502|503|504|407)\]>"),
-        "The server's own first request was answered by something else than the server, such as an HTTP proxy.",
+        _ANOTHER_ANSWERED,
         "unset http_proxy and https_proxy, or no_proxy=localhost,127.0.0.1,0.0.0.0; --skip-server-warmup passes it by",
     ),
     Wording(

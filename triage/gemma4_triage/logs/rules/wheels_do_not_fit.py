@@ -11,6 +11,9 @@ from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.rule import Wording, of_wordings, remarked
 
 BUILDS = re.compile(r"(?i)ninja build failed|Command '\['ninja'|Error building extension")
+_PINNED_TRANSFORMERS = (
+    "pip show transformers sglang; upgrade SGLang together with the transformers of its pyproject, or take its image"
+)
 _WORDINGS = (
     Wording(
         re.compile(
@@ -38,8 +41,7 @@ _WORDINGS = (
             r"cannot import name '\w+' from 'transformers|has no attribute 'Gemma\w+Config'"
         ),
         "The installed transformers is not of the release that this SGLang or this model needs.",
-        "pip show transformers sglang; upgrade SGLang together with the transformers that its pyproject pins, "
-        "as its images do",
+        _PINNED_TRANSFORMERS,
     ),
     Wording(
         re.compile(
@@ -53,8 +55,7 @@ _WORDINGS = (
     Wording(
         re.compile(r"^KeyError: "),
         "The installed transformers does not know the kind of model that config.json names.",
-        "pip show transformers sglang; upgrade SGLang together with the transformers that its pyproject pins, as its "
-        "images do",
+        _PINNED_TRANSFORMERS,
         frames=re.compile(r"(?:configuration|modeling|processing|tokenization)_auto\.py:"),
     ),
     Wording(
