@@ -117,7 +117,8 @@ class TestOpcodes:
         (tmp_path / "nccl_trace_rank_0").write_bytes(data)
         begin = time.monotonic()
         code, _, err = cli("diagnose", tmp_path / "nccl_trace_rank_0")
-        assert (code in (0, 5), time.monotonic() - begin < 10) == (True, True), err
+        # What calls a class without a name is damaged where it stands.
+        assert (code in ((4,) if field is None else (0, 5)), time.monotonic() - begin < 10) == (True, True), err
 
     def test_a_mark_costs_what_stands_above_it(self, tmp_path):
         begin = time.monotonic()
