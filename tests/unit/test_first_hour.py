@@ -75,7 +75,7 @@ TESTS = {
         "test_an_option_without_its_value_is_its_commands",
         "test_cli_rough_use.py::test_a_pipe_that_nobody_writes_to_is_not_waited_for",
         "test_cli_rough_use.py::test_a_hint_looks_where_the_line_did",
-        "test_diagnose_sources.py::test_thousands_of_torn_files_end_in_a_count",
+        "test_diagnose_limits.py::test_thousands_of_torn_files_end_in_a_count",
     ),
     "14 the README's lines run": ("test_the_walk_that_is_written_down_is_of_the_readme_as_it_is",),
     "15 the package": (
