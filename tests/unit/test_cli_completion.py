@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import pytest
 
 from command_line import run_command
 from gemma4_dumps.directory_name import short_id
-from gemma4_triage.cli.app import COMPLETE_VARIABLE, SHELLS
+from gemma4_triage.cli.app import command_tree
+from gemma4_triage.cli.shells import COMPLETE_VARIABLE, SHELLS
 from gemma4_triage.samples import SAMPLES, place
 
 
@@ -55,14 +57,79 @@ def test_verbs_dumps_and_patches():
         ("repro e4b-trt", "e4b-trtllm"),
         ("repro corpus --only double", "double-bookkeeping"),
         ("repro crash e4b_trtllm_v1_b", "e4b_trtllm_v1_bounds"),
+        ("repro e4b-trtllm --arm trtllm-fau", "trtllm-fault"),
+        ("repro crash --load summ", "summarisation"),
+        ("repro crash --fault swa", "swa-state-stale"),
+        ("repro crash --patches none,+cl", "none,+clamp"),
+        ("repro crash --device-model sm9", "sm90"),
+        ("diff patches e", "e4b"),
+        ("diff patches --with default,-yo", "default,-yoco"),
+        ("diff patches --base=defa", "default"),
+        ("diff patches --fault swa-state-st", "swa-state-stale"),
+        ("diff backends pic", "pictures"),
+        ("diff backends --backend triton,trt", "triton,trtllm_mha"),
+        ("diff backends --load pre", "pressure"),
+        ("diff backends --mtp off,o", "off,off off,on"),
+        ("diff backends --probes tr", "trap"),
+        ("diff backends --patches no", "none"),
+        ("audit --live --fault swa-state-st", "swa-state-stale"),
+        ("replay --backend reference,fl", "reference,flashinfer"),
+        ("bench kernels --ops tri", "triple_rmsnorm"),
+        ("bench kernels --model 3", "31b"),
+        ("bench kernels --arm sgl-", "sgl-kernel"),
+        ("bench step --model 3", "31b"),
+        ("bench step --arm all-c", "all-cublas"),
+        ("bench probes --arm led", "ledger"),
+        ("bench probes --mtp b", "both"),
+        ("bench probes --model sc", "scaled"),
+        ("bench serving pict", "pictures"),
+        ("bench serving lengths --model 2", "26b"),
+        ("bench serving decode --arm none,att", "none,attention"),
+        ("quality --base defa", "default"),
+        ("quality --with default,-yo", "default,-yoco"),
+        ("quality --api ch", "chat"),
+        ("doctor --constraints run", "runtime"),
+        ("patches list --sglang 0.5.2", "0.5.23"),
+        ("known check --release 0.5.2", "0.5.23"),
+        ("profile --steps wh", "whole"),
+        ("pools --kv-dtype float", "float32"),
         ("logs x --color al", "always"),
         ("--color ne", "never"),
+        ("--completion fi", "fish"),
     ],
 )
 def test_ids_dumps_and_choices_at_every_verb(words, expected):
     folder, name = place(SAMPLES[0]).parent, SAMPLES[3].file
     given = [text.format(folder, name, short_id(name)) for text in (words, expected)]
-    assert completed(f"gemma4-triage {given[0]}") == [given[1]]
+    assert completed(f"gemma4-triage {given[0]}") == given[1].split()
+
+
+FREE = re.compile(
+    r"|N|M|R|F|NUMBERS?|COUNTS|SIZES?|TIME|AGE|Q:KV|NxP\+O|URL(\|PID)?|(.*-- |\[--\] )SGLANG_ARGUMENTS"
+    r"|DIR|PATH|FILE|TRACE|(\[?)(LOG|FILE)(\]?)\.\.\.|.*\.(\w+)"
+)
+"""What stands for numbers, addresses, and files, which shells complete themselves."""
+
+
+def test_every_parameter_completes_unless_its_values_are_free():
+    def silent(command, path):
+        for name, below in getattr(command, "commands", {}).items():
+            yield from silent(below, f"{path} {name}")
+        for one in command.params:
+            free = getattr(one, "is_flag", False) or FREE.fullmatch(one.metavar or "")
+            if not (free or one.hidden or one._custom_shell_complete):
+                yield f"{path} {one.opts[0]} {one.metavar}"
+
+    # The servers of --base-url say which models they have.
+    assert [*silent(command_tree(), "")] == [" quality --model NAME"]
+
+
+def test_runs_are_completed_beside_dumps(tmp_path):
+    run = tmp_path / "gemma4-triage/runs/20261126T000000Z_e4b-trtllm"
+    run.mkdir(parents=True)
+    for verb in ("report", "diagnose"):
+        assert completed(f"gemma4-triage {verb} ", XDG_STATE_HOME=str(tmp_path)) == ["latest", str(run)]
+        assert completed(f"gemma4-triage {verb} {tmp_path}/gem", XDG_STATE_HOME=str(tmp_path)) == [str(run)]
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -74,6 +141,7 @@ def test_a_shell_takes_its_script(cli, shell):
         subprocess.run([program, "-n"], input=out, text=True, check=True, capture_output=True)
 
 
+LOGS = Path(__file__).parents[1] / "data/logs"
 FOLDER, SHAPES = place(SAMPLES[0]).parent, SAMPLES[3].file
 LINES = [
     ("gemma4-triage dia", "diagnose"),
@@ -83,7 +151,15 @@ LINES = [
     ("gemma4-triage serve --patches default,+triton-d", "default,+triton-decode-window"),
     ("gemma4-triage known show gemma4-mtp-trtllm-s", "gemma4-mtp-trtllm-swa-stale"),
     ("gemma4-triage logs x --color al", "always"),
+    ("gemma4-triage repro e4b-trtllm --arm trtllm-fau", "trtllm-fault"),
+    (f"gemma4-triage diagnose --log {LOGS}/illegal-acc", f"{LOGS}/illegal-access.log"),
 ]
+GLUED = [
+    ("gemma4-triage serve --preset=sp", "speed"),
+    ("gemma4-triage serve --patches=default,+triton-d", "default,+triton-decode-window"),
+    (f"gemma4-triage diagnose --log={LOGS}/illegal-acc", f"{LOGS}/illegal-access.log"),
+]
+"""What bash gets in three words, fish has to be told with the option, and zsh with where the value begins."""
 
 
 @pytest.fixture
@@ -102,43 +178,35 @@ def start_file(tmp_path):
     return install
 
 
-def test_bash_completes(start_file):
-    variables = start_file("bash")
-    for line, expected in (
-        *LINES,
-        ("gemma4-triage serve --patches=default,+triton-d", "default,+triton-decode-window"),
-    ):
-        words = line.replace("=", " = ").split()
-        asked = f"COMP_WORDS=({' '.join(words)}) COMP_CWORD={len(words) - 1}; _gemma4_triage_completion gemma4-triage"
-        script = f'. ~/.bashrc; {asked}; printf "%s\n" "${{COMPREPLY[@]}}"'
-        done = subprocess.run(["bash", "-c", script], env=variables, capture_output=True, text=True, check=True)
-        assert (done.stdout.split(), done.stderr) == ([expected], ""), line
-
-
-@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
-def test_fish_completes(start_file):
-    variables = start_file("fish")
-    for line, expected in LINES:
-        done = subprocess.run(["fish", "-c", f"complete -C '{line}'"], env=variables, capture_output=True, text=True)
-        assert [one.split("\t")[0] for one in done.stdout.splitlines()] == [expected], line
-
-
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
-def test_zsh_completes(start_file):
-    """Only at a prompt does zsh complete, so it gets a terminal."""
-    variables = start_file("zsh") | {"PS1": "ready> ", "COLUMNS": "300"}
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_bash_and_zsh_complete(start_file, shell):
+    """Only at a prompt do they complete all, so each gets a terminal."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    variables = start_file(shell) | {"COLUMNS": "300"}
+    with Path(variables["HOME"], f".{shell}rc").open("a") as start:
+        start.write("PS1='ready> '\n")
     pid, terminal = pty.fork()
     if pid == 0:
-        os.execvpe("zsh", ["zsh", "-i"], variables)
+        os.execvpe(shell, [shell, "-i"], variables)
     try:
         assert _type(terminal, "", "ready> ")
-        for line, expected in LINES:
+        for line, expected in (*LINES, *GLUED):
             # Ctrl-U empties the line.
             assert _type(terminal, f"\x15{line}\t", f"{expected} "), line
     finally:
         os.close(terminal)
         os.kill(pid, 9)
         os.waitpid(pid, 0)
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_completes(start_file):
+    variables = start_file("fish")
+    glued = [(line, f"{line.split()[-1].partition('=')[0]}={expected}") for line, expected in GLUED]
+    for line, expected in (*LINES, *glued):
+        done = subprocess.run(["fish", "-c", f"complete -C '{line}'"], env=variables, capture_output=True, text=True)
+        assert [one.split("\t")[0] for one in done.stdout.splitlines()] == [expected], line
 
 
 def _type(terminal: int, keys: str, expected: str, within_s: float = 30.0) -> bool:

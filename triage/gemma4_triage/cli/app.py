@@ -20,11 +20,13 @@ import typer
 from typer.core import TyperGroup
 
 from gemma4_dumps.errors import ExitCode, UserError
+from gemma4_triage.cli import completions
 from gemma4_triage.cli.help_text import tidy_help
 from gemma4_triage.cli.manner_options import Color, Quiet, Verbose, take_manner_everywhere
 from gemma4_triage.cli.option_names import as_typed, in_todays_words, take_one_form
+from gemma4_triage.cli.shells import COMPLETE_VARIABLE, SHELLS, prepare_answers, print_script
 from gemma4_triage.cli.streams import abandon_stdout, prepare_streams, stdout_is_lost
-from gemma4_triage.errors import Interrupted, UsageMistake
+from gemma4_triage.errors import Interrupted
 from gemma4_triage.terminal import MANNER, emit_json, warn
 
 VERBS: tuple[str, ...] = (
@@ -47,12 +49,6 @@ VERBS: tuple[str, ...] = (
     "quality",
     "samples",
 )
-
-SHELLS = ("bash", "zsh", "fish")
-COMPLETE_VARIABLE = "_GEMMA4_TRIAGE_COMPLETE"
-
-# A zsh whose start-up file is new knows no completion yet.
-_ZSH_BEFORE = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }"
 
 OBJECTS_BETWEEN_COLLECTIONS = 150_000
 
@@ -103,7 +99,8 @@ def build_app(verbs: Sequence[str] = VERBS) -> typer.Typer:
             typer.Option(
                 "--completion",
                 metavar="bash|zsh|fish",
-                callback=_print_completion,
+                autocompletion=completions.words(*SHELLS),
+                callback=print_script,
                 is_eager=True,
                 help="Print what completes words in that shell.",
             ),
@@ -156,10 +153,7 @@ def _run(words: list[str], typed: list[str]) -> int:
     """Run a line in the words of today; `typed` is the line as written. Raises OSError only if stdout is lost."""
     try:
         if COMPLETE_VARIABLE in os.environ:
-            from typer._completion_classes import completion_init
-
-            _join_words_of_bash()
-            completion_init()
+            prepare_answers()
         # A line that begins with a verb needs no other.
         verb = words[0] if words and words[0] in VERBS and COMPLETE_VARIABLE not in os.environ else None
         code = command_tree(verb).main(args=words, prog_name="gemma4-triage", standalone_mode=False)
@@ -274,27 +268,6 @@ def _meant_to_read(message: str, command: str, words: Sequence[str]) -> str | No
     if not named or (is_like_one and not os.path.lexists(named)):
         return None
     return f"to read it: {_READERS[command]} {shlex.quote(named)}"
-
-
-def _join_words_of_bash() -> None:
-    """Take the equals signs out of what bash asks about: it makes three words of `--patches=default`."""
-    words, at = os.environ.get("COMP_WORDS", "").split("\n"), os.environ.get("COMP_CWORD", "")
-    if at.isdecimal():
-        os.environ["COMP_WORDS"] = "\n".join(word for word in words if word != "=")
-        os.environ["COMP_CWORD"] = str(int(at) - words[: int(at)].count("="))
-
-
-def _print_completion(shell: str | None) -> None:
-    if shell is None:
-        return
-    from typer._completion_shared import get_completion_script
-
-    if shell not in SHELLS:
-        raise UsageMistake(f"there is no completion for {shell!r}", f"shells: {', '.join(SHELLS)}")
-    if shell == "zsh":
-        print(_ZSH_BEFORE)
-    print(get_completion_script(prog_name="gemma4-triage", complete_var=COMPLETE_VARIABLE, shell=shell))
-    raise typer.Exit
 
 
 def _print_version(wanted: bool) -> None:

@@ -31,7 +31,13 @@ def audit(
         bool, typer.Option("--live", help="Run a mixed load with MTP on the real engine on this CPU, and audit it.")
     ] = False,
     fault: Annotated[
-        list[str] | None, typer.Option("--fault", metavar="IDS", help="With --live: inject these faults.")
+        list[str] | None,
+        typer.Option(
+            "--fault",
+            metavar="IDS",
+            help="With --live: inject these faults.",
+            autocompletion=completions.words(completions.patches("fault")),
+        ),
     ] = None,
     requests: Annotated[
         int | None, typer.Option("--requests", min=1, max=256, help="With --live: how many; default 12.")

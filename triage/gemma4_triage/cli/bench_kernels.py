@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gemma4_triage.cli import completions
 from gemma4_triage.cli.bench_options import (
     Force,
     Out,
@@ -29,15 +30,35 @@ KIND = "bench-kernels"
 
 
 def kernels(
-    ops: Annotated[str | None, typer.Option("--ops", metavar="IDS", help="Comma-separated. Default: all.")] = None,
+    ops: Annotated[
+        str | None,
+        typer.Option(
+            "--ops",
+            metavar="IDS",
+            help="Comma-separated. Default: all.",
+            autocompletion=completions.words(completions.listed("gemma4_repro.kernel_bench.plan", "OPS")),
+        ),
+    ] = None,
     models: Annotated[
-        str | None, typer.Option("--model", metavar="IDS", help="Of 26b, e2b, e4b, 31b. Default: all.")
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="IDS",
+            help="Of 26b, e2b, e4b, 31b. Default: all.",
+            autocompletion=completions.words(completions.listed("gemma4_repro.kernel_bench.plan", "MODELS")),
+        ),
     ] = None,
     tokens: Annotated[
         str | None, typer.Option("--tokens", metavar="COUNTS", help="Default: 1,8,64,512,4096,32768.")
     ] = None,
     arms: Annotated[
-        str | None, typer.Option("--arm", metavar="IDS", help="Comma-separated; ours is always measured.")
+        str | None,
+        typer.Option(
+            "--arm",
+            metavar="IDS",
+            help="Comma-separated; ours is always measured.",
+            autocompletion=completions.words(completions.listed("gemma4_repro.kernel_bench.plan", "ARMS")),
+        ),
     ] = None,
     vllm_router: Annotated[
         Path | None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gemma4_dumps.errors import ExitCode
+from gemma4_triage.cli import completions
 from gemma4_triage.cli.bench_options import Force, Out, Timeout, deliver, need_cuda, read_counts
 from gemma4_triage.cli.bench_servers import measure_with_servers
 from gemma4_triage.cli.shared_options import AsJson
@@ -27,13 +28,24 @@ def probes(
     out: Out = None,
     force: Force = False,
     arms: Annotated[
-        str | None, typer.Option("--arm", metavar="IDS", help="Comma-separated; none is always measured.")
+        str | None,
+        typer.Option(
+            "--arm",
+            metavar="IDS",
+            help="Comma-separated; none is always measured.",
+            autocompletion=completions.words(completions.listed("gemma4_repro.bench.arms", "ARMS")),
+        ),
     ] = None,
     batches: Annotated[
         str | None,
         typer.Option("--batch", metavar="SIZES", help="Requests at once. Default: 1,16,64, on the host engine 1,2."),
     ] = None,
-    mtp: Annotated[str, typer.Option("--mtp", metavar="on|off|both", help="Speculative decoding.")] = "both",
+    mtp: Annotated[
+        str,
+        typer.Option(
+            "--mtp", metavar="on|off|both", help="Speculative decoding.", autocompletion=completions.words(*_MTP)
+        ),
+    ] = "both",
     rounds: Annotated[
         int | None,
         typer.Option(
@@ -43,7 +55,13 @@ def probes(
         ),
     ] = None,
     model: Annotated[
-        str, typer.Option("--model", metavar="scaled|e4b", help="The toy scaled up, or as wide and deep as E4B.")
+        str,
+        typer.Option(
+            "--model",
+            metavar="scaled|e4b",
+            help="The toy scaled up, or as wide and deep as E4B.",
+            autocompletion=completions.words(completions.listed("gemma4_repro.bench.checkpoint", "SIZES")),
+        ),
     ] = "scaled",
     copies: Annotated[
         int, typer.Option("--copies", min=1, max=8, help="Servers of each arm: equal programs differ in speed.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gemma4_triage.cli import completions
 from gemma4_triage.cli.bench_options import Force, Out, Timeout, deliver, exit_code, need_cuda, read_counts, read_words
 from gemma4_triage.cli.bench_servers import measure_with_servers
 from gemma4_triage.cli.shared_options import AsJson
@@ -26,14 +27,26 @@ def serving(
         typer.Argument(
             metavar="LOAD",
             help="prefill, long-context, pictures, graphs, lengths, lengths-mtp, decode, mtp, mtp-batches.",
+            autocompletion=completions.words(completions.listed("gemma4_repro.serving_bench.loads", "LOADS")),
         ),
     ],
     model: Annotated[
-        str | None, typer.Option("--model", metavar="IDS", help="Of the load's models; default: all of them.")
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="IDS",
+            help="Of the load's models; default: all of them.",
+            autocompletion=completions.words(completions.models_of_loads),
+        ),
     ] = None,
     arms: Annotated[
         str | None,
-        typer.Option("--arm", metavar="IDS", help="Of the load's; default: all of them. none is always measured."),
+        typer.Option(
+            "--arm",
+            metavar="IDS",
+            help="Of the load's; default: all of them. none is always measured.",
+            autocompletion=completions.words(completions.arms_of_loads),
+        ),
     ] = None,
     requests: Annotated[
         str | None,

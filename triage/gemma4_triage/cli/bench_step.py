@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gemma4_triage.cli import completions
 from gemma4_triage.cli.bench_options import (
     Force,
     Out,
@@ -29,7 +30,13 @@ KIND = "bench-step"
 
 def step(
     model: Annotated[
-        str | None, typer.Option("--model", metavar="IDS", help="Of 26b, e4b, e2b, 31b. Default: 26b,e4b.")
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="IDS",
+            help="Of 26b, e4b, e2b, 31b. Default: 26b,e4b.",
+            autocompletion=completions.words(completions.listed("gemma4_repro.step_bench.model_sizes", "SIZES")),
+        ),
     ] = None,
     batch: Annotated[
         str | None, typer.Option("--batch", metavar="SIZES", help="Requests in the step. Default: 1,16,64.")
@@ -38,7 +45,13 @@ def step(
         int | None, typer.Option("--layers", min=1, help="Of each model, whole groups. Default: all that it has.")
     ] = None,
     arms: Annotated[
-        str | None, typer.Option("--arm", metavar="IDS", help="Comma-separated; none is always measured.")
+        str | None,
+        typer.Option(
+            "--arm",
+            metavar="IDS",
+            help="Comma-separated; none is always measured.",
+            autocompletion=completions.words(completions.listed("gemma4_repro.step_bench.plan", "ARMS")),
+        ),
     ] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=5, help="Samples per arm and batch.")] = 20,
     context: Annotated[

@@ -1,6 +1,8 @@
 """What a shell completes: names of dumps, and the words that an option or argument takes."""
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from importlib import import_module
 
 import typer
 
@@ -21,16 +23,40 @@ def complete_dump(context: typer.Context, incomplete: str) -> list[str]:
         return []
 
 
-def words(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Return what completes one word, or the last of several with commas between; `+` and `-` may stand before one."""
+def complete_dump_or_run(context: typer.Context, incomplete: str) -> list[str]:
+    """Return names of dumps, and the folders of runs in the state directory, for a shell."""
+    from gemma4_repro.engine.run_folder import runs_root
+
+    with suppress(OSError):
+        runs = sorted(map(str, runs_root().iterdir()), reverse=True)
+        return [*complete_dump(context, incomplete), *(run for run in runs if run.startswith(incomplete))]
+    return complete_dump(context, incomplete)
+
+
+def words(*known: str | Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Return what completes one word, or the last of several with commas between; `+` and `-` may stand before one.
+
+    Args:
+        known: The words, or what returns some of them, imported only when a shell asks.
+    """
 
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
         sign = last[:1] if last[:1] in ("+", "-") else ""
         start = f"{before}{comma}{sign}"
-        return [f"{start}{word}" for word in known() if word.startswith(last.removeprefix(sign))]
+        every = (word for one in known for word in ((one,) if isinstance(one, str) else one()))
+        return [f"{start}{word}" for word in every if word.startswith(last.removeprefix(sign))]
 
     return complete
+
+
+def listed(module: str, name: str) -> Callable[[], list[str]]:
+    """Return what gives the keys of a table, or the ids of a list, that a module has: imported only when asked."""
+
+    def ids() -> list[str]:
+        return [getattr(one, "id", one) for one in getattr(import_module(module), name)]
+
+    return ids
 
 
 def presets() -> list[str]:
@@ -38,6 +64,13 @@ def presets() -> list[str]:
     from gemma4_runtime.presets import PRESETS
 
     return [one.id for one in PRESETS]
+
+
+def releases() -> list[str]:
+    """Return the releases of SGLang that are known."""
+    from gemma4_runtime.releases import KNOWN
+
+    return [*KNOWN]
 
 
 def kinds() -> list[str]:
@@ -94,6 +127,27 @@ def scenarios() -> list[str]:
     from gemma4_repro.catalog import SCENARIOS
 
     return ["corpus", "crash", "mutations", *(one.id for one in SCENARIOS)]
+
+
+def arms() -> list[str]:
+    """Return the arms of all scenarios, each once: a shell asks before the scenario of its line is parsed."""
+    from gemma4_repro.catalog import SCENARIOS
+
+    return list(dict.fromkeys(arm.id for one in SCENARIOS for arm in one.arms))
+
+
+def models_of_loads() -> list[str]:
+    """Return the models of all loads of `bench serving`, each once."""
+    from gemma4_repro.serving_bench.loads import LOADS
+
+    return list(dict.fromkeys(model for load in LOADS.values() for model in load.models))
+
+
+def arms_of_loads() -> list[str]:
+    """Return the arms of all loads of `bench serving`, each once."""
+    from gemma4_repro.serving_bench.loads import LOADS
+
+    return list(dict.fromkeys(arm.id for load in LOADS.values() for arm in load.arms))
 
 
 def corpus_cases() -> list[str]:

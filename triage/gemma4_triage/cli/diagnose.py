@@ -31,7 +31,7 @@ def diagnose(
         list[str] | None,
         typer.Argument(
             metavar="[WHATEVER]...",
-            autocompletion=completions.complete_dump,
+            autocompletion=completions.complete_dump_or_run,
             help="Dumps, folders at any depth, run folders, zips, logs and what else a server left, told apart by "
             'content; short ids, names or beginnings of names of dumps, "latest"; - reads a log on stdin. Without any: '
             "the newest incident of this machine.",

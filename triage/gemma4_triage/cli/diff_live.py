@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gemma4_triage.cli import completions
 from gemma4_triage.cli.durations import METAVAR, time_from
 from gemma4_triage.cli.finished_run import finish
 from gemma4_triage.cli.shared_options import AsJson, Force, Output
@@ -23,12 +24,15 @@ if TYPE_CHECKING:
     from gemma4_repro.parity.side import ChosenPatches, Side
     from gemma4_triage.runs.comparison_record import ComparisonKind
 
+_PROBES, _DEVICES = ("off", "log", "trap"), ("sm100", "sm90")
+
 Scenario = Annotated[
     str,
     typer.Argument(
         metavar="[SCENARIO]",
         help="Which model: e4b, the toy pair; 26b, the toy with experts; pictures, a toy with a vision tower, made for "
         "the run, and prompts with no picture, one and three.",
+        autocompletion=completions.words(completions.listed("gemma4_repro.parity.load", "SCENARIOS")),
     ),
 ]
 OldScenario = Annotated[
@@ -41,15 +45,41 @@ LoadName = Annotated[
         metavar="NAME",
         help="What is sent: prompts, three of them; pressure, 24 requests that hold more than 85% of a small SWA pool, "
         "for e4b and 26b.",
+        autocompletion=completions.words(completions.listed("gemma4_repro.parity.load", "LOADS")),
     ),
 ]
-Backends = Annotated[str, typer.Option("--backend", metavar="NAMES", help="Attention backends: triton, trtllm_mha.")]
-Mtp = Annotated[str, typer.Option("--mtp", metavar="off[,on]", help="Without and with MTP drafts.")]
+Backends = Annotated[
+    str,
+    typer.Option(
+        "--backend",
+        metavar="NAMES",
+        help="Attention backends: triton, trtllm_mha.",
+        autocompletion=completions.words(completions.listed("gemma4_repro.parity.side", "BACKENDS")),
+    ),
+]
+Mtp = Annotated[
+    str,
+    typer.Option(
+        "--mtp", metavar="off[,on]", help="Without and with MTP drafts.", autocompletion=completions.words("off", "on")
+    ),
+]
 Probes = Annotated[
-    str, typer.Option("--probes", metavar="off|log|trap", help="What probes do; with log they only leave dumps.")
+    str,
+    typer.Option(
+        "--probes",
+        metavar="off|log|trap",
+        help="What probes do; with log they only leave dumps.",
+        autocompletion=completions.words(*_PROBES),
+    ),
 ]
 DeviceModel = Annotated[
-    str, typer.Option("--device-model", metavar="sm100|sm90", help="What a read out of range does: fault, or pass.")
+    str,
+    typer.Option(
+        "--device-model",
+        metavar="sm100|sm90",
+        help="What a read out of range does: fault, or pass.",
+        autocompletion=completions.words(*_DEVICES),
+    ),
 ]
 Tolerance = Annotated[
     float | None,
@@ -63,7 +93,6 @@ TimeLimit = Annotated[
     typer.Option("--timeout", parser=time_from(1), metavar=METAVAR, help="For each side, instead of its own."),
 ]
 
-_PROBES, _DEVICES = ("off", "log", "trap"), ("sm100", "sm90")
 _BOTH, _OFF_AND_ON = "triton,trtllm_mha", "off,on"
 
 
@@ -75,7 +104,12 @@ def backends(
     load: LoadName = "prompts",
     fault: Annotated[
         list[str] | None,
-        typer.Option("--fault", metavar="IDS", help="Inject these faults on every side."),
+        typer.Option(
+            "--fault",
+            metavar="IDS",
+            help="Inject these faults on every side.",
+            autocompletion=completions.words(completions.patches("fault")),
+        ),
     ] = None,
     patches: Annotated[
         str | None,
@@ -86,6 +120,7 @@ def backends(
             help="Fixes on every side, as in GEMMA4_TRIAGE_PATCHES; default: `default`, less a fix that repairs a "
             "--fault, and with both window fixes for --load pressure. `default` changes no correct output, so what the "
             "release gets wrong is found; with `none` MTP crashes on a CPU, which is the release's too.",
+            autocompletion=completions.words(completions.patch_sets),
         ),
     ] = None,
     probes: Probes = "log",
@@ -141,11 +176,32 @@ def backends(
 
 
 def patches(
-    with_: Annotated[str, typer.Option("--with", metavar="IDS", help="The patch set that is to be judged.")],
-    base: Annotated[str, typer.Option("--base", metavar="IDS", help="The patch set that is the measure.")] = "default",
+    with_: Annotated[
+        str,
+        typer.Option(
+            "--with",
+            metavar="IDS",
+            help="The patch set that is to be judged.",
+            autocompletion=completions.words(completions.patch_sets),
+        ),
+    ],
+    base: Annotated[
+        str,
+        typer.Option(
+            "--base",
+            metavar="IDS",
+            help="The patch set that is the measure.",
+            autocompletion=completions.words(completions.patch_sets),
+        ),
+    ] = "default",
     fault: Annotated[
         list[str] | None,
-        typer.Option("--fault", metavar="IDS", help="Inject these faults on the --with side."),
+        typer.Option(
+            "--fault",
+            metavar="IDS",
+            help="Inject these faults on the --with side.",
+            autocompletion=completions.words(completions.patches("fault")),
+        ),
     ] = None,
     scenario: Scenario = "e4b",
     named: OldScenario = None,

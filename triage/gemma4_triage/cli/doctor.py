@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from gemma4_dumps.errors import ExitCode
+from gemma4_triage.cli import completions
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.errors import EnvironmentCannot, UsageMistake
 from gemma4_triage.terminal import emit_json, stdout_console
@@ -29,7 +30,10 @@ def doctor(
     constraints: Annotated[
         str | None,
         typer.Option(
-            "--constraints", metavar="EXTRA", help="Print every version that this extra was tested with, for pip -c."
+            "--constraints",
+            metavar="EXTRA",
+            help="Print every version that this extra was tested with, for pip -c.",
+            autocompletion=completions.words(*LOCKS),
         ),
     ] = None,
     as_json: AsJson = False,

@@ -97,7 +97,12 @@ def check_known(
         list[str] | None, typer.Argument(metavar="[LOG]...", help="SGLang's output, plain or gzip; - reads stdin.")
     ] = None,
     release: Annotated[
-        str | None, typer.Option("--release", help="Of SGLang, such as 0.5.13.post1. Default: what the log names.")
+        str | None,
+        typer.Option(
+            "--release",
+            help="Of SGLang, such as 0.5.13.post1. Default: what the log names.",
+            autocompletion=completions.words(completions.releases),
+        ),
     ] = None,
     server_info: Annotated[
         Path | None, typer.Option("--server-info", metavar="FILE", help="An answer of /server_info: its release.")

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gemma4_triage.cli import completions
 from gemma4_triage.errors import UsageMistake
 from gemma4_triage.terminal import MANNER
 
@@ -33,7 +34,7 @@ Color = Annotated[
     typer.Option(
         "--color",
         metavar="auto|always|never",
-        autocompletion=lambda incomplete: [word for word in COLORS if word.startswith(incomplete)],
+        autocompletion=completions.words(*COLORS),
         callback=_color,
         expose_value=False,
         help="Whether results have colours and links; auto: on a terminal without NO_COLOR.",

@@ -64,7 +64,10 @@ def list_patches(
     sglang: Annotated[
         str | None,
         typer.Option(
-            "--sglang", metavar="RELEASE", help="What each patch is in that release of SGLang, which need not be here."
+            "--sglang",
+            metavar="RELEASE",
+            help="What each patch is in that release of SGLang, which need not be here.",
+            autocompletion=completions.words(completions.releases),
         ),
     ] = None,
     as_json: AsJson = False,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemma4_dumps.errors import ExitCode
+from gemma4_triage.cli import completions
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.errors import UsageMistake
 from gemma4_triage.output_file import refuse_existing, refuse_other_than_svg, write_text
@@ -64,7 +65,12 @@ def pools(
     ] = 1,
     tp: Annotated[int, typer.Option("--tp", min=1, max=1024, help="GPUs that share the attention heads.")] = 1,
     kv_dtype: Annotated[
-        str, typer.Option("--kv-dtype", help="auto (16 bits), bf16, bfloat16, fp8_e4m3, fp8_e5m2 or float32.")
+        str,
+        typer.Option(
+            "--kv-dtype",
+            help="auto (16 bits), bf16, bfloat16, fp8_e4m3, fp8_e5m2 or float32.",
+            autocompletion=completions.words(completions.listed("gemma4_triage.pools.arithmetic", "KV_DTYPE_BYTES")),
+        ),
     ] = "auto",
     chunk: Annotated[int, typer.Option("--chunk", min=1, max=1 << 20, help="--chunked-prefill-size.")] = 8192,
     chunks_in_flight: Annotated[

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gemma4_triage.cli import completions
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.errors import EnvironmentCannot, NothingChecked, UsageMistake
 from gemma4_triage.terminal import emit_json, stdout_console
@@ -36,6 +37,7 @@ def profile(
             "--steps",
             metavar="METHOD",
             help=f"How steps are found: {', '.join(METHODS)}. Default: the first that works.",
+            autocompletion=completions.words(*METHODS),
         ),
     ] = None,
     as_json: AsJson = False,

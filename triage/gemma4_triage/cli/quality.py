@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gemma4_runtime.releases import HOW_TO_INSTALL
+from gemma4_triage.cli import completions
 from gemma4_triage.cli.durations import METAVAR, time_from
 from gemma4_triage.cli.quality_sides import Server, own_servers, running_servers
 from gemma4_triage.cli.shared_options import AsJson, Force, Output
@@ -63,11 +64,21 @@ def quality(
     ] = False,
     base: Annotated[
         str | None,
-        typer.Option("--base", metavar="IDS", help="The patch set that is the measure. Default: none."),
+        typer.Option(
+            "--base",
+            metavar="IDS",
+            help="The patch set that is the measure. Default: none.",
+            autocompletion=completions.words(completions.patch_sets),
+        ),
     ] = None,
     with_: Annotated[
         str | None,
-        typer.Option("--with", metavar="IDS", help="The patch set that is to be judged. Default: default."),
+        typer.Option(
+            "--with",
+            metavar="IDS",
+            help="The patch set that is to be judged. Default: default.",
+            autocompletion=completions.words(completions.patch_sets),
+        ),
     ] = None,
     base_url: Annotated[
         str | None,
@@ -86,6 +97,7 @@ def quality(
             "--api",
             metavar="completions|chat",
             help="How questions are put: the published prompt as it is, or in a chat's message.",
+            autocompletion=completions.words("completions", "chat"),
         ),
     ] = "completions",
     limit: Annotated[

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemma4_dumps.errors import ExitCode
+from gemma4_triage.cli import completions
 from gemma4_triage.cli.dumps import DumpName
 from gemma4_triage.cli.durations import METAVAR, time_from
 from gemma4_triage.cli.shared_options import AsJson
@@ -45,6 +46,7 @@ def replay(
         typer.Option(
             metavar="NAMES",
             help="Comma-separated: reference (fp64, needs nothing), torch, triton, flashinfer, trtllm_mha.",
+            autocompletion=completions.words(completions.listed("gemma4_triage.replay.backend_run", "BACKENDS")),
         ),
     ] = "reference",
     heads: Annotated[

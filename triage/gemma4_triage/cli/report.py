@@ -33,7 +33,7 @@ def report(
         list[str] | None,
         typer.Argument(
             metavar="[RUN_OR_WHATEVER]...",
-            autocompletion=completions.complete_dump,
+            autocompletion=completions.complete_dump_or_run,
             help="The folder of a run of repro, diff backends or diff patches; or dumps, folders, zips, logs and what "
             'else `diagnose` takes; names of dumps, "latest". Without one: all that --dir holds.',
         ),

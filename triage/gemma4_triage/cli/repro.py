@@ -53,7 +53,15 @@ def repro(
             "`mutations`: what diagnose makes of corruptions that no rule was written for, see repro mutations --help.",
         ),
     ] = None,
-    arm: Annotated[list[str] | None, typer.Option("--arm", metavar="NAMES", help="Run these arms only.")] = None,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--arm",
+            metavar="NAMES",
+            help="Run these arms only.",
+            autocompletion=completions.words(completions.arms),
+        ),
+    ] = None,
     keep: Annotated[
         bool,
         typer.Option(

@@ -66,6 +66,7 @@ def crash(
             "--load",
             metavar="IDS",
             help="Which published loads to send, or all. Default: summarisation, which crashed.",
+            autocompletion=completions.words("all", completions.listed("gemma4_repro.crash.loads", "LOADS")),
         ),
     ] = None,
     patches: Annotated[
@@ -74,17 +75,26 @@ def crash(
             "--patches",
             metavar="IDS",
             help="Which patches the server gets instead of the cell's, such as default or none,+clamp.",
+            autocompletion=completions.words(completions.patch_sets, completions.patches("probe")),
         ),
     ] = None,
     fault: Annotated[
         str | None,
         typer.Option(
-            "--fault", metavar="IDS", help="Inject swa-state-stale, the published bug; this release lacks it."
+            "--fault",
+            metavar="IDS",
+            help="Inject swa-state-stale, the published bug; this release lacks it.",
+            autocompletion=completions.words(completions.listed("gemma4_repro.crash.expected", "FAULTS")),
         ),
     ] = None,
     device_model: Annotated[
         str | None,
-        typer.Option("--device-model", metavar="sm100|sm90", help="With --toy: which GPU the CPU engine imitates."),
+        typer.Option(
+            "--device-model",
+            metavar="sm100|sm90",
+            help="With --toy: which GPU the CPU engine imitates.",
+            autocompletion=completions.words("sm100", "sm90"),
+        ),
     ] = None,
     port: Annotated[
         int | None,

@@ -59,7 +59,7 @@ def serve(
             "--debug",
             metavar="off|log|contain|trap|1",
             help="Probe mode: SGLANG_TRTLLM_MHA_DEBUG.",
-            autocompletion=completions.words(lambda: ("off", "log", "contain", "trap", "1")),
+            autocompletion=completions.words("off", "log", "contain", "trap", "1"),
         ),
     ] = None,
     patches: Annotated[
@@ -107,7 +107,7 @@ def serve(
             "--device-model",
             metavar="sm100|sm90",
             help="Of the host engine: GEMMA4_TRIAGE_DEVICE_MODEL.",
-            autocompletion=completions.words(lambda: ("sm100", "sm90")),
+            autocompletion=completions.words("sm100", "sm90"),
         ),
     ] = None,
     allow_missing: Annotated[
