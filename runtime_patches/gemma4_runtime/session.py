@@ -39,7 +39,8 @@ class Session:
         self.attachment = Attachment(
             self.patches, sglang_version, settings.allow_missing, settings.allow_untested, settings.cost
         )
-        self.root = settings.dump_dir or default_root()
+        # The log names dumps by it, and whoever reads that stands in another folder.
+        self.root = (settings.dump_dir or default_root()).absolute()
         self.manifest: dict[str, Any] = {}
         self._said_in_pid = 0
         self._cancel_finish: Callable[[], None] = lambda: None

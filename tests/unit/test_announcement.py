@@ -57,3 +57,10 @@ def test_the_worst_comes_first_and_a_missing_probe_is_not_named_as_there(monkeyp
     assert probes.text.startswith("probes: ")
     assert "page-table" not in probes.text
     assert any(line.loud and line.text.startswith("DUMPS WILL HOLD KV values of requests") for line in made)
+
+
+def test_a_log_names_dumps_in_a_relative_folder_by_the_whole_path(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    of_environment(monkeypatch, tmp_path)
+    monkeypatch.setenv("SGLANG_TRTLLM_MHA_DEBUG_DIR", "dumps")
+    assert Session(read_settings(), ()).in_force.guard.root == tmp_path / "dumps"

@@ -288,6 +288,7 @@ class TestProcesses:
         environment = {
             "HF_TOKEN": "hf_" + "y" * 30,
             "SGLANG_X": "1",
+            "SGLANG_TRTLLM_MHA_DEBUG_DIR": "its dumps",
             "MY_DIARY": "dear diary",
             "PATH": os.environ["PATH"],
         }
@@ -297,6 +298,7 @@ class TestProcesses:
                 [sys.executable, "-c", code, "launch_server", "--any", f"sk-{'z' * 30}", "--api-key", "abcdefgh"],
                 stdout=file,
                 env=environment,
+                cwd=tmp_path,
             )
         try:
             while not log.read_text():
@@ -308,7 +310,10 @@ class TestProcesses:
         files = opened(tmp_path / "a.zip")
         fields = json.loads(files[f"process/{child.pid}.json"])
         assert fields["command"][-2:] == ["--api-key", "[redacted]"]
-        assert fields["environment"] == {"HF_TOKEN": "[redacted]", "SGLANG_X": "1"}
+        dumps = {"SGLANG_TRTLLM_MHA_DEBUG_DIR": "its dumps"}
+        assert fields["environment"] == {"HF_TOKEN": "[redacted]", "SGLANG_X": "1"} | dumps
+        lacks = {item["name"]: item["problem"] for item in json.loads(files["collect.json"])["items"] if not item["ok"]}
+        assert lacks["dumps/"].startswith(f"{tmp_path / 'its dumps'} holds no dump")
         assert files["logs/0_server.log"].startswith(b"Prefill batch, api_key=[redacted]")
         everything = b"".join(files.values())
         assert not any(secret in everything for secret in (b"abcdefgh", b"yyyy", b"zzzz", b"dear diary"))

@@ -152,7 +152,7 @@ class _Collector:
         self._stacks(found)
         self._tool("gpu/nvidia-smi.txt", "nvidia-smi", [])
         pids = {one.pid for one in found} | ({self._target.pid} if self._target.pid else set())
-        store = self._target.store or _folder(variables) or self._default
+        store = self._target.store or _folder(variables, found) or self._default
         self._dumps(DumpStore(store), pids)
         document = {
             "schema_version": SCHEMA_VERSION,
@@ -353,9 +353,10 @@ def _files(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
-def _folder(variables: dict[str, str]) -> Path | None:
+def _folder(variables: dict[str, str], found: Sequence[processes.Process]) -> Path | None:
+    """Return the folder of dumps that the launcher's variables name; one that is relative is below its own folder."""
     named = variables.get("SGLANG_TRTLLM_MHA_DEBUG_DIR")
-    return Path(named) if named else None
+    return processes.folder_of(found[0].pid) / named if named and found else None
 
 
 def _info(name: str) -> zipfile.ZipInfo:

@@ -144,6 +144,14 @@ def environment_of(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in pairs if name.startswith(_PREFIXES)}
 
 
+def folder_of(pid: int) -> Path:
+    """Return the folder that a process runs in; the current one if that is not to be seen."""
+    try:
+        return Path(os.readlink(PROC / str(pid) / "cwd"))
+    except OSError:
+        return Path()
+
+
 def logs_of(pid: int) -> tuple[list[Path], list[str]]:
     """Return the regular files that stdout and stderr of a process go to, and what else they are."""
     files: list[Path] = []

@@ -46,6 +46,9 @@ def show(dump: Dump) -> str:
 
 def path_of(dump: Dump) -> str:
     """Return how a command names a dump, quoted for a shell."""
-    text = dump.place
-    # Without a slash it would be taken for a name in the store.
-    return shlex.quote(text if "/" in text else f"./{text}")
+    return named(dump.place)
+
+
+def named(place: str) -> str:
+    """Return a path as a word of a command: without a slash it is a name in the store, with a dash an option."""
+    return shlex.quote(place if "/" in place and not place.startswith("-") else f"./{place}")

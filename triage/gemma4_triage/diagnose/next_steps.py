@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
-
 from gemma4_dumps.reader import Dump
-from gemma4_triage.diagnose.commands import patches_with
+from gemma4_triage.diagnose.commands import patches_with, path_of
 from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.plan import completed
@@ -22,7 +20,7 @@ def first_finding(dump: Dump) -> Finding:
 
 def next_steps(dump: Dump, on_screen: str = "dumps show") -> list[str]:
     """Return the lines to show under "what to do next", most useful first; `on_screen` is the verb that shows them."""
-    found, path = first_finding(dump), shlex.quote(dump.place)
+    found, path = first_finding(dump), path_of(dump)
     return [
         f"{found.cause} ({found.label})",
         *found.advice,

@@ -36,6 +36,7 @@ REASONS: dict[str, str] = {
     "other-crash": _UNKNOWN,
     "prefill-starves-decode": _ARGUMENT,
     "prefix-not-reused": _REQUEST,
+    "probe-stopped": "the dump with the evidence is not here, and was perhaps not written",
     "quantised-kernel": _CHECKPOINT,
     "refused-by-check": _ARGUMENT,
     "router": _ELSEWHERE,

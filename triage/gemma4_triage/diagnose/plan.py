@@ -31,6 +31,7 @@ from gemma4_triage.pools.arithmetic import KV_DTYPE_BYTES, token_bytes
 from gemma4_triage.pools.model_shape import read_shape
 
 _SERVE, _POOLS, _LATEST = "gemma4-triage serve ", "gemma4-triage pools ", "gemma4-triage audit latest"
+_OF_A_DUMP = ("gemma4-triage dumps show ", "gemma4-triage audit ")
 _LOOKS = ("dumps", "audit", "known", "logs", "replay", "diagnose", "profile", "collect")
 _ORDER = {"pools": 1, "serve": 2, "doctor": 3, "patches": 3, "repro": 4}
 _POOL_OPTIONS = (
@@ -64,10 +65,11 @@ def completed(findings: Iterable[Finding], incident: Incident) -> tuple[Finding,
     found = []
     fix = ""
     for finding in findings:
-        lines = (command.replace(_NO_PATCHES, _patches(fix)) for command in finding.next_commands)
+        lines = [command.replace(_NO_PATCHES, _patches(fix)) for command in finding.next_commands]
         commands = [line for command in lines if (line := _complete(command, incident))]
         fix = fix or finding.fix or ""
         asked = tuple(said for line in commands if (said := _asks(line)))
+        asked += tuple(said for line in lines if (said := _bring(line, incident)))
         update = {"next_commands": tuple(dict.fromkeys(commands)), "advice": (*finding.advice, *asked)}
         found.append(finding.model_copy(update=update))
     return tuple(found)
@@ -110,6 +112,8 @@ def _complete(command: str, incident: Incident) -> str:
     if command == _LATEST:
         leak = incident.first(rule="leak-audit")
         return "" if leak is None else f"gemma4-triage audit {path_of(leak)}"
+    if command.startswith(_OF_A_DUMP):
+        return _of_a_dump(command, incident)
     if command == COLLECT:
         return _collect(incident)
     if command.startswith(_POOLS):
@@ -119,6 +123,25 @@ def _complete(command: str, incident: Incident) -> str:
     if command.startswith(_SERVE) and on_host_engine(incident) and "--host-engine" not in command:
         command = command.replace(_SERVE, f"{_SERVE}--host-engine ", 1)
     return command
+
+
+def _of_a_dump(command: str, incident: Incident) -> str:
+    """Return the command for the dump where it lies; a log names it by where it lay. "" for one that is not here."""
+    verb, place = next((verb, command.removeprefix(verb)) for verb in _OF_A_DUMP if command.startswith(verb))
+    if place.startswith("--") or any(place == path_of(dump) for dump in incident.dumps):
+        return command
+    (path, *_) = shlex.split(place)
+    dump = incident.dump(os.path.basename(path))
+    if dump is not None:
+        return f"{verb}{path_of(dump)}"
+    return command if os.path.lexists(path) else ""
+
+
+def _bring(command: str, incident: Incident) -> str:
+    """Return where a dump is that a command wants and that is not here; "" for any other command."""
+    if command == _LATEST or not command.startswith(_OF_A_DUMP) or _complete(command, incident):
+        return ""
+    return f"the dump is on the server's machine: {shlex.split(command)[-1]}; name a copy of it beside the log"
 
 
 def _collect(incident: Incident) -> str:

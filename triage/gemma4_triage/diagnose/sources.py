@@ -59,7 +59,8 @@ _TOO_MANY = f"after {MAX_FILES} files and folders"
 _TOO_DEEP = f"at {MAX_DEPTH} folders inside one another"
 _LOG_MARKS = re.compile(
     rb"server_args=|Prefill batch|Decode batch|Traceback \(most recent call last\)|CUDA error: |Uvicorn running|"
-    rb"gemma4-triage: |NCCL (?:WARN|error)|^Killed$|Segmentation fault|Scheduler hit an exception|; dump: /",
+    rb"gemma4-triage: |NCCL (?:WARN|error)|^Killed$|Segmentation fault|Scheduler hit an exception|"
+    rb"; seen \d+ times; dump: ",
     re.MULTILINE,
 )
 

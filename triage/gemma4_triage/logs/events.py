@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 
+from gemma4_dumps.directory_name import time_key
 from gemma4_triage.logs.facts import Death, GuardLine, LeakLine, Place, Pool
 
 RETRACTION = b"KV cache pool is full. Retract requests."
 POOL_SIZES = b"Use sliding window memory pool"
 SERVER_ARGS = (b"server_args=ServerArgs(", b"server_args={'")
 """How a release prints its arguments: up to 0.5.13 as an object, 0.5.23 as a dict."""
-NAMES_A_FILE = (b", guard manifest /", b" requests before crash to /")
+NAMES_A_FILE = (b", guard manifest ", b" requests before crash to ")
 LEAK_MARKS = (b"memory leak detected!", b"Mem Leak Detected!", b"] total=")
 GUARD_MARK = b"; dump: "
 FAULT_MARK = b"gemma4-triage: FAULT INJECTED: "
@@ -56,7 +57,7 @@ _SUM = re.compile(r"\btotal_tokens=(\d{1,18}) vs (?:self\.)?max_total_num_tokens
 _SIDES = re.compile(r"\b([\w.]{0,60}(?:max_total_num_tokens|_size))(?:\(\))?=(-?\d{1,18})")
 _OLD_LEAK = "memory leak detected!"
 _GUARD = re.compile(r"([\w-]{1,60}): (.*) \[(trapped|contained|logged); seen \d+ times; dump: (.*)\]")
-_TRAPPED = re.compile(r"([\w-]{1,60}): (.*) \[(?:dump: (.*)|no dump was written: .*)\]")
+_TRAPPED = re.compile(r"([\w-]{1,60}): (.*) \[(?:dump: (.*)|no dump was written: (.*))\]")
 _FAULT = re.compile(rb"FAULT INJECTED: ([\w-]{1,60})")
 _LONGEST_TEXT = 2000
 _BEFORE = 100  # bytes before a mark in a long line
@@ -80,8 +81,8 @@ def settings(line: bytes) -> dict[str, str]:
 
 
 _FILE = re.compile(
-    rb", guard manifest /(?:[^\s/]{1,200}/){0,40}([^\s/]{1,200}\.json)|"
-    rb" requests before crash to /(?:[^\s/]{1,200}/){0,40}([^\s/]{1,200}\.pkl)"
+    rb", guard manifest /?(?:[^\s/]{1,200}/){0,40}([^\s/]{1,200}\.json)|"
+    rb" requests before crash to /?(?:[^\s/]{1,200}/){0,40}([^\s/]{1,200}\.pkl)"
 )
 
 
@@ -135,7 +136,9 @@ def guard_line(line: bytes, place: Place) -> GuardLine | None:
     match = _GUARD.search(line[: 4 * _LONGEST_TEXT].decode(errors="replace"))
     if match is None:
         return None
-    return GuardLine(place, match[1], match[3], match[2][:_LONGEST_TEXT], _dump(match[4]))
+    dump = match[4] if _is_dump(match[4]) else ""
+    problem = "" if dump else match[4][:_LONGEST_TEXT]
+    return GuardLine(place, match[1], match[3], match[2][:_LONGEST_TEXT], dump, problem)
 
 
 def trapped(death: Death) -> GuardLine | None:
@@ -145,7 +148,7 @@ def trapped(death: Death) -> GuardLine | None:
     match = _TRAPPED.fullmatch(death.message)
     if match is None:
         return GuardLine(death.place, "", "trapped", death.message, "")
-    return GuardLine(death.place, match[1], "trapped", match[2], match[3] or "")
+    return GuardLine(death.place, match[1], "trapped", match[2], match[3] or "", match[4] or "")
 
 
 def death_message(line: bytes) -> str:
@@ -155,6 +158,7 @@ def death_message(line: bytes) -> str:
     return line[begin : at + 200].decode(errors="replace").strip()
 
 
-def _dump(text: str) -> str:
-    # Where no dump was written the reason stands there.
-    return text if text.startswith("/") else ""
+def _is_dump(text: str) -> bool:
+    """Return whether a line names a dump; where none was written the reason stands there."""
+    # Servers with dumps in a relative folder named them by that.
+    return text.startswith("/") or time_key(text.rpartition("/")[2]) is not None

@@ -248,13 +248,23 @@ class LeakLine:
 
 @dataclass(frozen=True, slots=True)
 class GuardLine:
-    """What a probe of ours logged. action: trapped, contained or logged. dump: its directory, "" if there is none."""
+    """What a probe of ours logged.
+
+    Attributes:
+        place: where.
+        rule: the probe.
+        action: trapped, contained or logged.
+        summary: what it found.
+        dump: the directory of its dump as the server named it; "" if there is none.
+        problem: why there is no dump, as far as the line says so.
+    """
 
     place: Place
     rule: str
     action: str
     summary: str
     dump: str
+    problem: str = ""
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def _finding(incident: Incident, census: Census, pool: str, missing: Listed, str
         ),
         next_commands=(
             commands.audit(missing.dump),
-            commands.serve(incident, "--debug trap", "--probes swa-allocator,leak-ledger"),
+            commands.serve(incident, "--preset debug", "--debug trap"),
         ),
     )
 

@@ -22,7 +22,7 @@ def find(incident: Incident) -> Finding | None:
         confidence=Confidence.POSSIBLE,
         evidence=evidence,
         advice=("The store's caps drop the oldest dumps first: copy the folder before the server writes on.",),
-        next_commands=(commands.serve(incident, "--debug log"), "gemma4-triage dumps list"),
+        next_commands=(commands.serve(incident, "--debug log"),),
     )
 
 

@@ -52,7 +52,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
             cause=f"The probe {rule or '(unnamed)'} {first.action} {what}: {first.summary}",
             confidence=Confidence.CERTAIN,
             evidence=tuple(piece for guard in guards[:_SHOWN] for piece in _evidence(facts, guard)),
-            next_commands=tuple(_command(rule, dump) for dump in dumps[:_SHOWN]) or ("gemma4-triage dumps list",),
+            next_commands=tuple(_command(rule, dump) for dump in dumps[:_SHOWN]),
         )
 
 
@@ -60,6 +60,8 @@ def _evidence(facts: LogFacts, guard: GuardLine) -> Iterator[Evidence]:
     yield at(facts, guard.place, guard.summary, f"{guard.action} by {guard.rule or 'a probe'}")
     if guard.dump:
         yield at(facts, guard.place, _name(guard.dump), "the dump that it wrote")
+    elif guard.problem:
+        yield at(facts, guard.place, guard.problem, "why it wrote no dump")
 
 
 def _name(dump: str) -> str:

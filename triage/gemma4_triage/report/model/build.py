@@ -10,8 +10,11 @@ from pathlib import Path
 from gemma4_dumps.errors import ExitCode
 from gemma4_dumps.wording import number_of
 from gemma4_triage.diagnose.all_evidence import findings_of, incidents_of
+from gemma4_triage.diagnose.commands import named
 from gemma4_triage.diagnose.grouping import group
+from gemma4_triage.diagnose.incident import Incident as DiagnosedIncident
 from gemma4_triage.diagnose.incident import LogLink
+from gemma4_triage.diagnose.plan import completed
 from gemma4_triage.diagnose.unread import Unread, in_part
 from gemma4_triage.errors import NothingChecked
 from gemma4_triage.logs.catalog import findings as log_findings
@@ -164,7 +167,8 @@ def _logs(
         # What an arm's load does to its pools is meant; its verdict says whether it went as expected.
         link = None if label else links.get(facts.name)
         told = label or (link is not None and link.is_evidence)
-        part = log_part(facts, label, () if told else log_findings(facts), "" if link is None else link.text)
+        findings = () if told else completed(log_findings(facts), DiagnosedIncident(logs=(facts,)))
+        part = log_part(facts, label, findings, "" if link is None else link.text)
         if part.schedulers or part.findings or not label:
             read.append(part)
     return tuple(read), left
@@ -254,7 +258,7 @@ def _of_incident(incident: Incident) -> Iterable[Command]:
     for finding in incident.findings:
         yield from (Command(what=f"after {finding.rule}", line=line) for line in finding.commands)
     for dump in incident.dumps[:1]:
-        path = shlex.quote(dump.path if "/" in dump.path else f"./{dump.path}")
+        path = named(dump.path)
         yield Command(what="the first dump, field by field", line=f"gemma4-triage dumps show {path}")
         yield Command(what="whether it is whole", line=f"gemma4-triage dumps verify {path}")
         if dump.grid is not None:
