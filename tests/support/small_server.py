@@ -1,6 +1,10 @@
 """A small server and small clients in the place of SGLang's, for tests of what runs around them."""
 
+import contextlib
+import socket
+import struct
 import sys
+import threading
 from pathlib import Path
 
 from gemma4_repro.bench.server import free_ports
@@ -45,3 +49,23 @@ def small_plan(folder: Path, client: str, server: str = SERVER, limits: Limits =
         client_environment={},
         limits=limits,
     )
+
+
+@contextlib.contextmanager
+def closing_port(answer: bytes, resets: bool, reads_first: bool = True):
+    """Listen on a port whose every connection gets `answer` and is closed, or reset; yields its URL."""
+
+    def serve_all():
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listening.accept()
+                if resets:
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                with connection:
+                    if reads_first:
+                        connection.recv(4096)
+                    connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve_all, daemon=True).start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"

@@ -19,6 +19,7 @@ import pytest
 from diagnose_examples import CORPUS, ROOT
 from gemma4_triage.collect import processes
 from gemma4_triage.collect.gather_bundle import output_of
+from small_server import closing_port
 
 LOGS = ROOT / "tests" / "data" / "logs"
 INFO = {
@@ -226,6 +227,30 @@ class TestServers:
             code, _, err = cli("collect", url, "-o", tmp_path / "a.zip")
         assert (code, (tmp_path / "a.zip").exists()) == (2, False)
         assert "is no server of SGLang: its answers are no HTTP" in err
+
+    @pytest.mark.parametrize("reads_first", [False, True])
+    @pytest.mark.parametrize("resets", [False, True])
+    def test_a_port_that_closes_without_a_byte_is_told_so_and_its_process_left_alone(
+        self, cli, tmp_path, resets, reads_first
+    ):
+        with closing_port(b"", resets, reads_first) as url:
+            code, out, err = cli("collect", url, "-o", tmp_path / "a.zip")
+            assert (code, out, (tmp_path / "a.zip").exists()) == (5, "", False)
+            said = f"error: nothing is left of {url}: the connection was closed without a byte of an answer, as a proxy"
+            assert err.splitlines()[0].startswith(said)
+            assert cli("collect", url, "-o", tmp_path / "a.zip", "--log", LOGS / "healthy.log")[0] == 0
+        assert not any(name.startswith("process/") for name in opened(tmp_path / "a.zip"))
+        assert diagnosed(cli, tmp_path / "a.zip") == (1, ["server-not-answering"])
+
+    def test_an_answer_that_breaks_off_is_none(self, cli, tmp_path):
+        with closing_port(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc", resets=False) as url:
+            code, out, _ = cli("collect", url, "-o", tmp_path / "a.zip")
+        assert (code, "health.txt: the answer broke off after 3 bytes" in out) == (0, True)
+
+    def test_of_an_error_that_breaks_off_the_status_counts(self, cli, tmp_path):
+        with closing_port(b"HTTP/1.1 503 No\r\nContent-Length: 100\r\n\r\nabc", resets=True) as url:
+            code, out, err = cli("collect", url, "-o", tmp_path / "a.zip")
+        assert (code, "not in it: http/" in out, "Traceback" in err) == (0, False, False)
 
     def test_one_that_accepts_and_is_silent_is_said_to_though_no_process_is_ours(self, cli, tmp_path, monkeypatch):
         monkeypatch.setattr(processes, "listening_on", lambda port: None)

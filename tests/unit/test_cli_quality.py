@@ -13,10 +13,12 @@ from threading import Event
 
 import pytest
 
+from gemma4_repro.quality.ask import paths_taken
 from gemma4_repro.quality.run import Launch, Limits, Side, run_sides
 from gemma4_repro.toys.locate import toy_path
 from gemma4_triage.cli.app import main
 from quality_endpoint import endpoint, gone_after, hanging_after, well_informed
+from small_server import closing_port
 
 COUNT = 30
 
@@ -120,6 +122,10 @@ class TestTwoServers:
             ({"rmsnorm-add": {"fused": 2}}, {"rmsnorm-add": {"fused": 0}}),
             ({"rmsnorm-add": {"fused": 7}}, {"rmsnorm-add": {"fused": 2}}),
         ]
+
+    def test_what_answers_with_noise_says_nothing_of_patches(self):
+        with closing_port(b"no HTTP\r\n\r\n", resets=False) as url:
+            assert paths_taken(f"{url}/v1") is None
 
 
 class TestServersThatFail:

@@ -8,6 +8,7 @@ import os
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -212,6 +213,6 @@ def paths_taken(root: str) -> dict[str, dict[str, int]] | None:
                 for path, times in paths.items():
                     counted[path] = counted.get(path, 0) + int(times)
     # Another server's answer may be of any form.
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, HTTPException, ValueError, KeyError, TypeError, AttributeError):
         return None
     return total

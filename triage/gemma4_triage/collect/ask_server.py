@@ -6,6 +6,7 @@ so both stay without an answer while the scheduler hangs; the others are answere
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import threading
 import time
@@ -18,8 +19,14 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from gemma4_dumps.wording import number_of
+
 API_KEY_VARIABLE = "GEMMA4_TRIAGE_API_KEY"
 _NO_HTTP = "is no answer of HTTP"
+_CLOSED = (
+    "the connection was closed without a byte of an answer, as a proxy does whose server is gone, or a port that does "
+    "not speak HTTP"
+)
 MAX_BODY_BYTES = 16 * 1024**2
 PATHS: tuple[tuple[str, str], ...] = (
     ("http/model_info.json", "/model_info"),
@@ -43,7 +50,8 @@ class Answer:
         took_s: until the answer, or until nobody waited any longer.
         problem: why there is no answer; "" if there is one.
         location: where an answer that is none sends the request on to; "" for any other.
-        accepted: something took the request, and no answer came: a server that hangs, or a program of another kind.
+        accepted: something took the request, and no whole answer came: a server that hangs or dies, or another program.
+        closed: the connection was closed, or reset, without a byte of an answer.
     """
 
     name: str
@@ -54,6 +62,7 @@ class Answer:
     problem: str
     location: str = ""
     accepted: bool = False
+    closed: bool = False
 
 
 class _SameServer(urllib.request.HTTPRedirectHandler):
@@ -127,22 +136,36 @@ def ask(url: str, key: str, timeout_s: float) -> list[Answer]:
 def _fetch(opener: urllib.request.OpenerDirector, url: str, name: str, path: str, key: str, timeout_s: float) -> Answer:
     begin = time.monotonic()
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    status, body, problem, location, accepted = None, b"", "", "", False
+    status, body, problem, location, accepted, closed = None, b"", "", "", False, False
     try:
         with opener.open(urllib.request.Request(url + path, headers=headers), timeout=timeout_s) as reply:
-            status, body = reply.status, reply.read(MAX_BODY_BYTES)
+            body = reply.read(MAX_BODY_BYTES)
+            # What is missing of an answer whose length was said; a read up to a limit does not miss it.
+            if reply.length and len(body) < MAX_BODY_BYTES:
+                raise http.client.IncompleteRead(body, reply.length)
+            status = reply.status
     except urllib.error.HTTPError as error:
-        status, body = error.code, error.read(MAX_BODY_BYTES)
+        status = error.code
+        # Its status says enough where the rest does not come.
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            body = error.read(MAX_BODY_BYTES)
         location = error.headers.get("Location", "") if 300 <= status < 400 else ""
     except TimeoutError:
         # While it connects, this comes as a URLError.
         accepted = True
         problem = f"no answer within {timeout_s:g} s, though the connection was accepted"
+    except http.client.IncompleteRead as error:
+        accepted, problem = True, f"the answer broke off after {number_of(len(error.partial), 'byte')}"
     except urllib.error.URLError as error:
+        closed = isinstance(error.reason, ConnectionResetError | BrokenPipeError)
         timed_out = isinstance(error.reason, TimeoutError)
         problem = f"no answer within {timeout_s:g} s" if timed_out else f"cannot be reached: {error.reason}"
+        problem = _CLOSED if closed else problem
+    except (ConnectionResetError, BrokenPipeError):
+        # Also http.client.RemoteDisconnected.
+        closed, problem = True, _CLOSED
     except (OSError, ValueError) as error:
         problem = f"ended without an answer: {error}"
     except http.client.HTTPException as error:
         problem = f"{_NO_HTTP}: {type(error).__name__}"
-    return Answer(name, path, status, body, time.monotonic() - begin, problem, location, accepted)
+    return Answer(name, path, status, body, time.monotonic() - begin, problem, location, accepted, closed)

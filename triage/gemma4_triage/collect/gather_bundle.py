@@ -144,7 +144,8 @@ class _Collector:
         begin = datetime.now(UTC)
         found = processes.server_of(self._target.pid) if self._target.pid else []
         answers = self._http(found)
-        if self._bundle.not_sglang:
+        closed = bool(answers) and all(one.closed for one in answers) and not processes.serves(found)
+        if self._bundle.not_sglang or closed:
             # Whose address was named by mistake has logs and variables that are nobody's business.
             found, self._target = [], replace(self._target, pid=None)
         variables = self._processes(found)
