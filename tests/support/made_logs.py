@@ -169,6 +169,10 @@ MADE = {
     "no-slot": [decode(1, swa=0.99), death(2, NO_SLOT)],
     "out-of-memory": [decode(1), death(2, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")],
     "index-outside-tensor": [decode(1), death(2, ASSERTION)],
+    "prefill-graph": [decode(1), death(2, "KeyError: 'rows'", frame="prefill_cuda_graph_runner.py")],
+    "triton-compile": [decode(1), death(2, "triton.compiler.errors.CompilationError: at 1:1:", frame="jit.py")],
+    "sizes-differ": [decode(1), death(2, "RuntimeError: shape mismatch").replace("in step", "in forward")],
+    "library-kernel": [decode(1), death(2, "RuntimeError: Error in function 'TopKSampling' at sampling.cuh:3: failed")],
 }
 
 

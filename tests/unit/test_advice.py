@@ -12,7 +12,7 @@ from diagnose_examples import CORPUS, ROOT
 from gemma4_runtime.releases import BASE, installed_or_base
 from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.diagnose.nothing_to_run import REASONS
-from gemma4_triage.logs.catalog import ENDINGS, LOADS
+from gemma4_triage.logs.catalog import ENDINGS, FALLBACKS, LOADS
 from gemma4_triage.readers.catalog import TITLES
 from made_logs import MADE, started
 from report_examples import SEED_BUG
@@ -182,7 +182,7 @@ class TestTheDumpThatALogNames:
 
 
 def test_reasons_are_of_rules_that_there_are():
-    assert set(REASONS) <= set(TITLES) | {rule.id for rule in (*ENDINGS, *LOADS, *RULES)} | set(MADE)
+    assert set(REASONS) <= set(TITLES) | {rule.id for rule in (*ENDINGS, *FALLBACKS, *LOADS, *RULES)} | set(MADE)
 
 
 def test_there_are_lines_of_every_kind():

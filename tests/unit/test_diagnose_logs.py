@@ -325,10 +325,10 @@ def test_no_foreign_log_changes_what_is_found(case):
 
 
 def test_what_rules_say_of_logs_exists():
-    from gemma4_triage.logs.catalog import ENDINGS, LOADS
+    from gemma4_triage.logs.catalog import ENDINGS, FALLBACKS, LOADS
     from gemma4_triage.logs.rules import other_crash
 
-    of_logs = {rule.id for rule in (*ENDINGS, *LOADS)} | {other_crash.ID}
+    of_logs = {rule.id for rule in (*ENDINGS, *FALLBACKS, *LOADS)} | {other_crash.ID}
     assert not of_logs & {rule.id for rule in RULES}
     named = [name for rule in RULES for name in (*rule.in_logs, *rule.leads_to)]
     assert set(named) <= of_logs

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from gemma4_triage.logs.facts import Alarm, Death, Place
 from gemma4_triage.logs.lines import lines_with
-from gemma4_triage.logs.tracebacks import path_of
+from gemma4_triage.logs.tracebacks import death_of
 
 # The first that fits names the kind. Sources: SGLang's utils/watchdog.py, entrypoints/engine.py and http_server.py,
 # managers/*.py, layers/sampler.py; torch's ProcessGroupNCCL and c10; bash, the kernel and container runtimes.
@@ -71,6 +71,7 @@ _HARD = {
     rb"\bpanicked at \S*\b(?:routers?|server|core|policies|tree|worker|middleware|service_discovery)\b\S*\.rs|"
     rb"[Cc]ircuit ?[Bb]reaker\b.{0,120}(?:\bto=[Oo]pen\b|-> Open\b|\b[Oo]pened\b|\bis open\b)",
     "panic": rb"\bpanicked at\b",
+    "grammar": rb"Grammar accept_token failed",
     "adapter": rb"[Ff]ailed to load LoRA adapter|LoRA adapter \S+ .{0,60}is incompatible",
     "image-tokens": rb"Number of tokens in multimodal embedding does not match|Insufficient multimodal embedding|"
     rb"[Ii]mage features and image tokens do not match",
@@ -91,7 +92,7 @@ FATAL = frozenset(
 """Kinds that end a server: what stands behind one of them is taken to follow from it."""
 OF_REQUESTS = frozenset(
     {"answered-500", "transfer", "image-tokens", "parser", "nan", "leak", "own-check", "storage", "router", "adapter"}
-    | {"thread", "panic", "refused", "weights-update"}
+    | {"thread", "panic", "refused", "weights-update", "grammar"}
 )
 """Kinds that a server survives: each is told, whatever stands before it."""
 _SOFT = {
@@ -229,7 +230,6 @@ _TRIGGERS = (
     ),
 )
 _PROGRAM = re.compile(rb"(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\b|\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d|Traceback |  File ")
-_FRAME = re.compile(r'\s*File "([^"]+)", line (\d+), in (.+)')
 _CRASH_FRAME = re.compile(r'  File "([^"]+)", line (\d+) in (\S+)')
 _RIGHT_BELOW = 3  # lines
 _CRASH_FRAMES, _NEAR = 3, 40  # frames; lines from the crash to its stack
@@ -238,9 +238,12 @@ _LONGEST_LINE = 2000  # bytes of a line that are looked at
 _LONGEST_TEXT = 300  # characters
 _FRAMES = 12
 _AGAIN, _SOON = re.compile(rb"[Rr]etry|[Rr]esum"), 3  # what follows a failure within so many lines, and makes it good
+_ANSWERED = re.compile(rb'HTTP/\d(?:\.\d)?" 500\b')
 _AGAIN_MARKS = (b"retry", b"resum", b"hread 0x")  # in lower case
 _MOST_ERRORS = 8
 _MOST_KEPT = 16
+_OF_A_REQUEST = re.compile(rb"Exception in ASGI application|\bError in request: ")
+_LONGEST_ANSWER = 400  # lines of the traceback of a request
 _ENOUGH_LINES = 1000
 
 
@@ -261,6 +264,7 @@ class AlarmReader:
         self._work_marks = list(_WORKS)
         self._answers: list[int] = []
         self._answers_seen = 0
+        self._of_a_request = -_LONGEST_ANSWER
 
     def begin(self, lines: list[bytes], text: bytes, ends: list[int], answers: list[int]) -> set[int]:
         """Return which of the lines that come next concern `kind_of`.
@@ -318,6 +322,9 @@ class AlarmReader:
                 self._stopping or any(mark in line for mark in _STOPS)
             )
             return ""
+        # An exception that a client was told of as a 500 has ended a request, and no process.
+        if self._soft is not None and number <= self._soft.place.line + _SOON and _ANSWERED.search(line):
+            self.last_work = self._soft.place.line
         if self._soft is not None and number <= self._soft.place.line + _SOON and _AGAIN.search(line):
             self.last_work = number
             return ""
@@ -352,6 +359,10 @@ class AlarmReader:
     def add(self, kind: str, line: bytes, rank: str, place: Place) -> None:
         """Keep a line whose kind `kind_of` has named."""
         alarm = Alarm(kind, place, rank, line[:_LONGEST_LINE].decode(errors="replace").strip()[:_LONGEST_TEXT])
+        if kind == "exception":
+            self._of_a_request = -_LONGEST_ANSWER
+        elif kind == "answered-500" and _OF_A_REQUEST.search(line):
+            self._of_a_request = place.line
         if kind in _SOFT:
             self._keep_soft(alarm)
         elif (known := self._hard.get(kind)) is None:
@@ -370,11 +381,12 @@ class AlarmReader:
             self._soft, self._errors = alarm, []
         if alarm.kind == "error" and len(self._errors) < _MOST_ERRORS:
             match = _LAST_LINE.fullmatch(alarm.text)
-            frames = tuple(filter(None, map(_frame_text, self._frames)))
             if match is not None:
-                path = path_of(self._frames[-1]) if self._frames else ""
-                self._errors.append(Death(alarm.place, alarm.rank, match[1], match[2] or "", frames, path=path))
+                self._errors.append(death_of(alarm.place, alarm.rank, match[1], match[2] or "", tuple(self._frames)))
                 self.caught = [*self.caught, self._errors[-1]][-_MOST_ERRORS:]
+        if alarm.kind == "error" and alarm.place.line <= self._of_a_request + _LONGEST_ANSWER:
+            # uvicorn answers first, and then writes down of what the request failed.
+            self.last_work = max(self.last_work, alarm.place.line)
         self._frames.clear()
 
     def alarms(self) -> tuple[Alarm, ...]:
@@ -386,8 +398,3 @@ class AlarmReader:
     def errors(self) -> list[Death]:
         """Return the exceptions after which no work was seen, in the order of the log."""
         return [error for error in self._errors if error.place.line > self.last_work]
-
-
-def _frame_text(line: bytes) -> str:
-    match = _FRAME.match(line.decode(errors="replace"))
-    return "" if match is None else f"{match[1].rsplit('/', 1)[-1]}:{match[2]} {match[3].strip()}"

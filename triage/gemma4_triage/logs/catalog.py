@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from gemma4_triage.finding import Finding, ranked
 from gemma4_triage.logs.alarms import FATAL, OF_REQUESTS, SURVIVABLE
@@ -37,6 +38,7 @@ from gemma4_triage.logs.rules import (
     killed_from_outside,
     known_issue,
     kv_transfer,
+    library_kernel,
     lora_refused,
     media_unreadable,
     never_admitted,
@@ -50,6 +52,7 @@ from gemma4_triage.logs.rules import (
     out_of_memory,
     own_checks,
     pool_leak,
+    prefill_graph,
     prefill_starves_decode,
     prefix_cache_loss,
     prefix_not_reused,
@@ -61,6 +64,7 @@ from gemma4_triage.logs.rules import (
     retraction_thrash,
     router,
     shared_memory,
+    sizes_differ,
     stale_write_rows,
     start_refused,
     start_stopped,
@@ -69,6 +73,7 @@ from gemma4_triage.logs.rules import (
     throughput_collapse,
     token_outside_vocabulary,
     torch_compile,
+    triton_compile,
     uneven_split,
     unexplained_line,
     unmergeable_batch,
@@ -130,6 +135,17 @@ ENDINGS: tuple[Rule, ...] = (
 )
 """Of what a server died of, or would have."""
 
+FALLBACKS: tuple[Rule, ...] = (
+    prefill_graph.RULE,
+    triton_compile.RULE,
+    sizes_differ.RULE,
+    library_kernel.RULE,
+)
+"""Of ends that no other rule knows: families of failures, by where and of what kind they are."""
+
+OF_A_REQUEST: tuple[Rule, ...] = (image_tokens.RULE, lora_refused.RULE, wheels_do_not_fit.RULE)
+"""Of ends, and of what a request failed of that a server survived: they say the same of both."""
+
 LOADS: tuple[Rule, ...] = (
     never_admitted.RULE,
     queue_stands.RULE,
@@ -162,29 +178,51 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
     # A rule that knows a death and says nothing of it has not explained it.
     told = {finding.rule for finding in endings}
     telling = [rule for rule in ENDINGS if rule.id in told]
-    unexplained = [death for death in facts.deaths if not any(rule.explains(death) for rule in telling)]
+    known = known_issue.explained(facts)
+    explained = {
+        _failure(death)
+        for death in facts.deaths
+        if any(rule.explains(death) for rule in telling) or (death.type_name, death.frame) in known
+    }
+    # An exception and what was raised while it was handled are one failure: one rule for one of them is enough.
+    unexplained = [death for death in facts.deaths if _failure(death) not in explained]
     # Of two ranks that wrote into each other's tracebacks one is left without frames.
     said = {(death.type_name, death.message) for death in facts.deaths if death not in unexplained}
     unexplained = [death for death in unexplained if death.frames or (death.type_name, death.message) not in said]
     endings += known_issue.beside(endings, facts)
-    known = known_issue.explained(facts)
-    unknown = [death for death in unexplained if (death.type_name, death.frame) not in known]
-    endings += refused_by_check.find(facts, unknown)
-    endings += other_crash.find(facts, [death for death in unknown if not refused_by_check.explains(death)])
+    for rule in FALLBACKS:
+        endings += rule.find(replace(facts, deaths=tuple(unexplained), alarms=()))
+        unexplained = _apart_from(rule.explains, unexplained)
+    endings += refused_by_check.find(facts, unexplained)
+    endings += other_crash.find(facts, _apart_from(refused_by_check.explains, unexplained))
     loads = [finding for rule in LOADS for finding in rule.find(facts)]
     accounted = _accounted_for([*endings, *loads], facts)
     if any(alarm.kind == "answered-500" for alarm in facts.alarms) and "answered-500" not in accounted:
-        refused = list(refused_by_check.survived(facts))
+        of_a_request = replace(facts, deaths=facts.errors, alarms=())
+        refused = [finding for rule in OF_A_REQUEST for finding in rule.find(of_a_request)][:1]
+        refused = refused or list(refused_by_check.survived(facts))
         endings += refused
         accounted |= {"answered-500"} if refused else set()
     floor = unexplained_line.find(facts, accounted)
     return (*ranked([*endings, *floor]), *ranked(loads))
 
 
+def _failure(death: Death) -> int:
+    """Return the line where the failure begins that a death is of."""
+    return death.chain or death.place.line
+
+
+def _apart_from(explains: Callable[[Death], bool], deaths: Iterable[Death]) -> list[Death]:
+    """Return the deaths that a rule does not know, and that were not raised while one was handled that it knows."""
+    listed = list(deaths)
+    failures = {_failure(death) for death in listed if explains(death)}
+    return [death for death in listed if _failure(death) not in failures]
+
+
 def _accounted_for(found: Iterable[Finding], facts: LogFacts) -> set[str]:
     """Return the kinds of alarms that the findings on ends account for, or that follow an end that is reported."""
     named = {finding.rule for finding in found}
-    rules = [rule for rule in (*ENDINGS, *LOADS) if rule.id in named]
+    rules = [rule for rule in (*ENDINGS, *FALLBACKS, *LOADS) if rule.id in named]
     kinds = {kind for rule in rules for kind in rule.alarms}
     for alarm in facts.alarms:
         told = Death(alarm.place, alarm.rank, "", alarm.text)

@@ -43,9 +43,12 @@ _SETTINGS = (
     *("dtype", "trust_remote_code", "enable_multimodal", "pp_size", "ep_size"),
     *("enable_mixed_chunk", "enable_piecewise_cuda_graph", "enforce_piecewise_cuda_graph", "enable_memory_saver"),
     *("enable_two_batch_overlap", "enable_eplb", "cpu_offload_gb", "moe_a2a_backend"),
-    *("max_prefill_tokens", "disable_hybrid_swa_memory", "host", "port"),
+    *("max_prefill_tokens", "disable_hybrid_swa_memory", "host", "port", "attn_cp_size"),
 )
-_SETTING = re.compile(rf"\b({'|'.join(_SETTINGS)})(?:=|': )('[^']{{0,200}}'|[\w.+-]{{1,40}})")
+# Of switches that no rule asks for, those that are on are kept: they say what a server does beyond plain serving.
+_SETTING = re.compile(
+    rf"\b({'|'.join(_SETTINGS)}|enable_\w{{1,60}}(?==True|': True))(?:=|': )('[^']{{0,200}}'|[\w.+-]{{1,40}})"
+)
 _RETRACTED = re.compile(rb"#retracted_reqs: (\d{1,9})")
 _POOL_TOKENS = re.compile(rb"\b(full|swa)_layer_tokens=(\d{1,18})")
 _EQUATION = re.compile(

@@ -166,6 +166,9 @@ class Death:
         frames: the last frames of the traceback as 'file.py:12 function', the innermost last.
         usage: the last pool usage that this rank reported before it, or any rank if this one reported none.
         path: the innermost frame's file below SGLang's srt, as "mem_cache/common.py"; "" if it is another's.
+        package: the installed package whose file the innermost frame is in, as "flashinfer"; "" if it is none's.
+        caller: the innermost file of SGLang's among the frames, below its srt; "" if there is none.
+        chain: the line where the first of the exceptions begins that were raised while each other were handled.
     """
 
     place: Place
@@ -175,6 +178,9 @@ class Death:
     frames: tuple[str, ...] = ()
     usage: Usage | None = None
     path: str = ""
+    package: str = ""
+    caller: str = ""
+    chain: int = 0
 
     @property
     def frame(self) -> str:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from gemma4_triage.logs.facts import LogFacts
+from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.started import Started
 
 MOST_SHOWN = 4
@@ -243,7 +243,13 @@ PARTS: tuple[Part, ...] = (
         "parsers of answers (--tool-call-parser, --reasoning-parser)",
         files=re.compile(r"(?:function_call\w*|\w*_detector|reasoning_parser|\w*tool_?call\w*)\.py"),
     ),
-    Part("images", "images in the requests", files=re.compile(r"(?:mm_utils|multimodal|\w*processor|vision)\w*\.py")),
+    Part(
+        "images",
+        "images in the requests",
+        files=re.compile(
+            r"(?:mm_utils|multimodal|(?!scheduler_output|logits_|batch_result)\w*processor|vision)\w*\.py"
+        ),
+    ),
 )
 
 
@@ -266,23 +272,93 @@ def of_files(frames: Iterable[str]) -> Part | None:
     return next((part for frame in inner for part in PARTS if part.files and part.files.match(frame)), None)
 
 
-_SWITCHES = (
-    ("speculative_algorithm", "--speculative-algorithm"),
-    ("enable_hierarchical_cache", "--enable-hierarchical-cache"),
-    ("enable_dp_attention", "--enable-dp-attention"),
-    ("enable_two_batch_overlap", "--enable-two-batch-overlap"),
-    ("enable_lora", "--enable-lora"),
-    ("enable_mixed_chunk", "--enable-mixed-chunk"),
-    ("enable_torch_compile", "--enable-torch-compile"),
-    ("enable_piecewise_cuda_graph", "piecewise CUDA graphs"),
-    ("enable_eplb", "--enable-eplb"),
-    ("cpu_offload_gb", "--cpu-offload-gb"),
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """An argument that asks for more than plain serving.
+
+    Attributes:
+        setting: its name in ServerArgs.
+        words: what names it in an exception or in a traceback's frames; None if nothing does.
+        without: how to do without it, as "without --enable-lora".
+    """
+
+    setting: str
+    words: re.Pattern[str] | None
+    without: str
+
+    @property
+    def flag(self) -> str:
+        """Return the argument as it is typed."""
+        return f"--{self.setting.replace('_', '-')}"
+
+    def is_named(self, death: Death) -> bool:
+        """Say whether an exception or its frames name what it is about."""
+        said = " ".join((death.message[:_LOOKED_AT], *death.frames[-_NEAR:]))
+        return self.words is not None and self.words.search(said) is not None
+
+
+_LOOKED_AT, _NEAR = 300, 6  # characters, frames
+# What each is called in SGLang's code, where that is not a word of its name; and how to do without it.
+_FEATURES = {
+    "speculative_algorithm": (r"eagle|mtp|spec_|speculat|draft|verify|ngram", ""),
+    "enable_hierarchical_cache": (r"hicache|hiradix|load_back|write_back|_host\b", ""),
+    "enable_lora": (r"lora", ""),
+    "enable_dp_attention": (r"dp_|data_parallel", ""),
+    "attn_cp_size": (r"context_parallel|_cp\b|\bcp_", "with --attn-cp-size 1"),
+    "pp_size": (r"_pp\b|\bpp_|pipeline", "with --pp-size 1 (--tp for the other GPUs)"),
+    "disaggregation_mode": (
+        r"disagg|prealloc|bootstrap|transfer|DecodeRequest",
+        "on one server in place of a prefill and a decode server",
+    ),
+    "enable_two_batch_overlap": (r"two_batch|tbo", ""),
+    "enable_eplb": (r"eplb", ""),
+    "cpu_offload_gb": (r"offload", ""),
+    "hicache_storage_backend": (r"storage|mooncake|hf3fs|prefetch", ""),
+}
+# Of no use as a hint: they stand in half of all frames.
+_COMMON = frozenset(
+    {"enable", "attention", "cache", "cuda", "graph", "mode", "scheduling", "kernel", "prefill", "decode", "model"}
+    | {"batch", "memory", "token", "weights", "cpu", "gpu", "for", "multi", "layer", "fused", "all", "by", "torch"}
+    | {"metrics", "trace", "custom", "mixed", "request", "time", "stats", "logging", "report", "p2p", "check"}
 )
+# These change nothing that a step computes.
+_HARMLESS = re.compile(r"enable_(?:metrics\w*|cache_report|request_time_stats\w*|trace|log\w*|mfu_metrics|http2)")
+_OFF = frozenset({"None", "False", "0", "1", "null", "none", ""})
 
 
-def switched_on(facts: LogFacts) -> tuple[str, ...]:
-    """Return one line of what this server has switched on beyond plain serving; empty if its start shows nothing."""
-    on = [name for setting, name in _SWITCHES if facts.settings.get(setting, "None") not in ("None", "False", "0")]
-    if not on:
-        return ()
-    return (f"this server has {', '.join(on)}: leave out one at a time, with the same load, until it holds",)
+def features(facts: LogFacts) -> tuple[Feature, ...]:
+    """Return what this server has switched on beyond plain serving, as far as its start line shows it."""
+    found = []
+    for setting, value in facts.settings.items():
+        known = setting in _FEATURES
+        if value in _OFF or _HARMLESS.fullmatch(setting) or not (known or setting.startswith("enable_")):
+            continue
+        words, without = _FEATURES.get(setting, ("|".join(_telling(setting)), ""))
+        flag = f"--{setting.replace('_', '-')}"
+        found.append(
+            Feature(setting, re.compile(f"(?i){words}") if words else None, without or f"without {flag}"),
+        )
+    return tuple(found)
+
+
+def _telling(setting: str) -> list[str]:
+    return [word for word in setting.split("_") if word not in _COMMON and len(word) > 2]
+
+
+def switched_on(facts: LogFacts, death: Death | None = None) -> tuple[str, ...]:
+    """Return what to leave out of this server's start, one at a time; empty if its start shows nothing.
+
+    Args:
+        facts: the log.
+        death: what a process died of; what that names comes first.
+    """
+    on = features(facts)
+    named = [one for one in on if death is not None and one.is_named(death)]
+    rest = [one.flag for one in on if one not in named]
+    return (
+        *(f"once {one.without}: the exception names what it is about" for one in named),
+        *(
+            (f"this server has {', '.join(rest)}: leave out one at a time, with the same load, until it holds",)
+            * bool(rest)
+        ),
+    )

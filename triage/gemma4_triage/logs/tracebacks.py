@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gemma4_triage.logs.facts import Death, Place
@@ -33,9 +34,12 @@ _LOOP = re.compile(
 _LAST_LINE = re.compile(r"(?:[\w<>]+\.)*([A-Za-z_]\w*)(?:: (.*)|:)?")
 _WORDS = re.compile(r"[A-Z]+|(?!\w*(?:Error|Exception)$)[a-z]\w*")  # "INFO: …" and "python: …" are no exceptions
 _OF_SGLANG = re.compile(rb'\s*File "[^"]*/sglang/(?:srt/)?([^"]+)"')
+_OF_PACKAGE = re.compile(rb'\s*File "[^"]*/(?:site|dist)-packages/(\w+)')
 _FRAME = re.compile(r'\s*File "([^"]*)", line (\d+), in (.*)')
 # An exception whose message begins below it lists what was tried, each with an exception of its own: "- OSError: ...".
 _ATTEMPT = re.compile(r"\s*- \w+(?:Error|Exception): \S")
+# What the kernels that SGLang compiles itself refuse: the next line says of which tensor, in which dimension.
+_GOES_ON = re.compile(r"Tensor match failed\b(?!.*Root cause)")
 # Triton's compiler quotes its source, indented, before it says what is wrong with it.
 _QUOTES = re.compile(r"at \d+:\d+:")
 _GROUP = re.compile(rb" {2,}(?:\| ?|\+[-+].*)")
@@ -57,11 +61,11 @@ class TracebackReader:
 
     def __init__(self) -> None:
         self.inside = False
-        self._chained = False
+        self._chained = self._linked = False
         self._introduced = False
         self._fatal = False
         self._rank = ""
-        self._begin = Place(0)
+        self._begin = self._chain = Place(0)
         self._frames: deque[bytes] = deque(maxlen=_FRAMES)
         self._left = self._foreign = 0
         self._first_frame = False
@@ -79,7 +83,9 @@ class TracebackReader:
         """Read a line with TRACEBACK in it. Returns whether the traceback is known to be one that a process dies of."""
         fatal = _INTRODUCED in line or self._introduced or self._chained
         self._group = b"Exception Group " + TRACEBACK in line or (self._group and self._chained)
-        self._introduced = self._chained = False
+        if not self._linked or _INTRODUCED in line:
+            self._chain = place
+        self._introduced = self._chained = self._linked = False
         if _INTRODUCED in line or not fatal or not self._rank:
             self._rank = rank
         self._open(place, fatal)
@@ -90,7 +96,7 @@ class TracebackReader:
         """Read a line with FRAME in it where no traceback is open: the beginning is missing."""
         if _FRAME.match(line[:_LONGEST_MESSAGE].decode(errors="replace")) is None:
             return
-        self._rank = rank
+        self._rank, self._chain = rank, place
         self._open(place, fatal=False)
         self.line(line)
 
@@ -113,7 +119,7 @@ class TracebackReader:
         """
         if not self.inside or not (self._fatal or (at_end and self._foreign == _MOST_FOREIGN)):
             return None
-        return Death(self._begin, self._rank, "", TORN, tuple(map(_frame_text, self._frames)))
+        return death_of(self._begin, self._rank, "", TORN, tuple(self._frames), self._chain)
 
     def introduce(self, line: bytes) -> None:
         """Read a line with one of INTRODUCTIONS in it: if it begins with one, a traceback that follows is a death."""
@@ -130,7 +136,8 @@ class TracebackReader:
         if self.inside:
             death = self._body(line)
             return self._fatal, death
-        if self._chained and line and not line.startswith(CHAIN):
+        self._linked = line.startswith(CHAIN) or (self._linked and not line)
+        if self._chained and line and not self._linked:
             self._chained = False
             self._rank = ""
         self._introduced = False
@@ -147,10 +154,15 @@ class TracebackReader:
             if not text or line[:1].isspace():
                 return None
             self._details = 0
-        elif not text or not self._details or (known and not _ATTEMPT.match(text)):
+        elif not text or not self._details or (known and not self._belongs(text)):
             return None
         self._last = replace(self._last, message=f"{known} {text}".strip()[:_LONGEST_MESSAGE])
         return self._last
+
+    def _belongs(self, text: str) -> bool:
+        assert self._last is not None
+        goes_on = _GOES_ON.search(self._last.message) is not None and text.startswith("- ")
+        return goes_on or _ATTEMPT.match(text) is not None
 
     def _body(self, line: bytes) -> Death | None:
         self._left -= 1
@@ -176,9 +188,8 @@ class TracebackReader:
         if not self._fatal:
             self.survived = tuple(map(_frame_text, self._frames))
             return None
-        frames, path = tuple(map(_frame_text, self._frames)), path_of(self._frames[-1]) if self._frames else ""
-        self._last = Death(self._begin, self._rank, match[1], message, frames, path=path)
-        begins_below = not message.strip() or _QUOTES.fullmatch(message)
+        self._last = death_of(self._begin, self._rank, match[1], message, self._frames, self._chain)
+        begins_below = not message.strip() or _QUOTES.fullmatch(message) or _GOES_ON.search(message)
         self._details = _MOST_DETAILS if begins_below and b":" in line else 0
         return self._last
 
@@ -189,9 +200,27 @@ class TracebackReader:
         self._first_frame = False
 
 
-def path_of(line: bytes) -> str:
-    """Return a frame's file below SGLang's srt; "" if it is none of SGLang's."""
-    match = _OF_SGLANG.match(line[:_LONGEST_MESSAGE])
+def death_of(
+    place: Place, rank: str, type_name: str, message: str, frames: Sequence[bytes], chain: Place | None = None
+) -> Death:
+    """Return an exception with what its frames say: their texts, whose files they are in, and who called whom."""
+    paths = [_named(_OF_SGLANG, frame) for frame in frames]
+    return Death(
+        place,
+        rank,
+        type_name,
+        message,
+        tuple(filter(None, map(_frame_text, frames))),
+        path=paths[-1] if paths else "",
+        package=_named(_OF_PACKAGE, frames[-1]) if frames else "",
+        caller=next(filter(None, reversed(paths)), ""),
+        chain=(chain or place).line,
+    )
+
+
+def _named(file: re.Pattern[bytes], frame: bytes) -> str:
+    """Return what an expression over a frame's file names; "" if it does not fit."""
+    match = file.match(frame[:_LONGEST_MESSAGE])
     return "" if match is None else match[1].decode(errors="replace")
 
 

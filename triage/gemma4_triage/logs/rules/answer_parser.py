@@ -48,6 +48,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
                 "--help lists them), or leave tools out of the requests",
             ),
         )
+    if any(map(_BEFORE.match, death.frames)):
+        return _of_the_request(facts, death)
     return Finding(
         rule=RULE.id,
         cause="A parser could not read what the model wrote, so calls or thoughts are lost or stand in the "
@@ -65,6 +67,27 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "once without streaming, or with a later release: parsers of streams meet halves of a call",
             "send the prompt with skip_special_tokens false and no tools: it shows the marks that the model writes",
             "an answer that max_tokens cuts, or a chat template of another model, breaks the format too",
+        ),
+    )
+
+
+_BEFORE = re.compile(r".* (?:structure_info|get_structure_\w+|structural_tag|build_ebnf|get_model_structural_tag)$")
+
+
+def _of_the_request(facts: LogFacts, death: Death) -> Finding:
+    return Finding(
+        rule=RULE.id,
+        cause="A request asks for tool calls of a fixed form, which the parser of this server cannot demand of the "
+        "model: it failed before anything was generated. Only such requests fail; the server goes on.",
+        confidence=Confidence.LIKELY,
+        evidence=(
+            *of_failure(facts, death, "what the parser said"),
+            *of_settings(facts, "tool_call_parser", "grammar_backend"),
+        ),
+        ruled_out_if=("the same request with tool_choice auto and without strict fails alike",),
+        advice=(
+            'leave "strict" out of the tools, and tool_choice at auto in place of required or a name',
+            "a later release, whose parser has that form; the --tool-call-parser has to be the model's own",
         ),
     )
 

@@ -46,6 +46,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             confidence = Confidence.POSSIBLE
             advice = (f"line {native.place.line} says that a process ended in native code: begin there",)
         elif others:
+            # That end has a finding of its own, which leads.
+            confidence = Confidence.POSSIBLE
             where = f"line {others[0].place.line}{on_rank(others[0].rank)}"
             advice = (f"{others[0].type_name or 'a failure'} in {where} is of another kind: begin there",)
         else:

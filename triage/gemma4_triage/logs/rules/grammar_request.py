@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
-from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.facts import Alarm, Death, LogFacts
 from gemma4_triage.logs.rule import Rule, at, of_failure, of_settings
 
 _FRAME = re.compile(
@@ -136,10 +136,52 @@ def _in_native_code(facts: LogFacts) -> Iterator[Finding]:
 
 def _find(facts: LogFacts) -> Iterator[Finding]:
     death = next(filter(_explains, facts.failures), None)
+    refused = next((alarm for alarm in facts.alarms if alarm.kind == "grammar"), None)
     if death is not None:
         yield _tell(facts, death)
+    elif refused is not None:
+        yield _refused(facts, refused)
     else:
         yield from _in_native_code(facts)
 
 
-RULE = Rule("grammar-request", "a request's grammar ended the scheduler", _find, _explains, frozenset({"signalled"}))
+_HOLDS_UP = "Only such requests fail, but a rank that leaves a step out so may hold up the others."
+
+
+def _refused(facts: LogFacts, alarm: Alarm) -> Finding:
+    """Return what SGLang says where it caught that a matcher refused a token: it aborts that request alone."""
+    drafts = facts.settings.get("speculative_algorithm", "None") != "None" or any(
+        rank.accept_length is not None for rank in facts.ranks
+    )
+    split = facts.settings.get("disaggregation_mode", "null") not in ("null", "None")
+    what = "drafts had been accepted that" if drafts else "a token had been sampled that"
+    lost = ", as steps overlap" if drafts and facts.settings.get("disable_overlap_schedule") != "True" else ""
+    lost += " on a server of its own for decode" if split else ""
+    ranks = facts.settings.get("enable_dp_attention") == "True"
+    return Finding(
+        rule=RULE.id,
+        cause=f"Requests with structured output were aborted: {what} their grammar refuses{lost}. "
+        f"{_HOLDS_UP if ranks else 'Only such requests fail.'} No schema is at fault.",
+        confidence=Confidence.LIKELY if drafts and not facts.deaths else Confidence.POSSIBLE,
+        evidence=(
+            at(facts, alarm.place, alarm.text, f"what the server said, {alarm.count} times"),
+            *of_settings(
+                facts, "grammar_backend", "speculative_algorithm", "disaggregation_mode", "enable_dp_attention"
+            ),
+        ),
+        ruled_out_if=("it happens to requests without response_format, json_schema, regex, ebnf or tools",),
+        advice=(
+            *(("serve requests with a grammar without --speculative-algorithm",) if drafts else ()),
+            "once with --disable-overlap-schedule",
+            "a later release of SGLang and of the grammar's backend, or another --grammar-backend",
+        ),
+    )
+
+
+RULE = Rule(
+    "grammar-request",
+    "a request's grammar ended the scheduler or the request",
+    _find,
+    _explains,
+    frozenset({"signalled", "grammar", "answered-500"}),
+)

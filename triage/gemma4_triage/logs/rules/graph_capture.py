@@ -63,7 +63,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     return Finding(
         rule=_OF_DEATH.id,
         cause=cause,
-        confidence=Confidence.LIKELY,
+        # Code that fails in a capture fails for a reason of its own, which another rule may know.
+        confidence=Confidence.LIKELY if handles or no_memory else Confidence.POSSIBLE,
         evidence=(
             *of_failure(facts, death),
             *remarked(facts, "before_graphs", "memory left before the capture"),

@@ -139,6 +139,12 @@ def _switches(facts: LogFacts) -> tuple[str, ...]:
     """Return what this server has that may hold up a step, each to be left out once, alone."""
     asked = facts.settings
     found = []
+    refused = next((alarm for alarm in facts.alarms if alarm.kind == "grammar"), None)
+    if refused is not None and asked.get("speculative_algorithm", "None") != "None":
+        found.append(
+            f"requests with a grammar without --speculative-algorithm: in line {refused.place.line} a grammar refused "
+            "drafts, and a rank that aborts a request so leaves the order of the others"
+        )
     if asked.get("enable_hierarchical_cache") == "True":
         found.append("once without --enable-hierarchical-cache, once with a smaller --chunked-prefill-size")
     if asked.get("enable_dp_attention") == "True":

@@ -20,6 +20,7 @@ _WORDS = re.compile(
     r"(?i)multimodal embedding does not match|Insufficient multimodal embedding|"
     r"(?:image|audio|video) features and (?:image|audio|video) tokens do not match|"
     r"number of (?:image|audio|video|placeholder) (?:tokens|placeholders).{0,60}(?:match|differ|equal)|"
+    r"more '.{1,80}' tokens found than corresponding data items|"
     r"value tensor of shape \[\d+, \d+\] cannot be broadcast to indexing result of shape \[\d+, \d+\]"
 )
 
@@ -39,7 +40,9 @@ def _explains(death: Death) -> bool:
 
 def _tell(facts: LogFacts, death: Death) -> Finding:
     counts = next((found for words in _COUNTS if (found := words.search(death.message))), None)
-    if counts is None and _of_positions(death):
+    if "corresponding data items" in death.message:
+        said, cause = "", "its text holds the model's own mark of an image, as text or an answer of a tool may"
+    elif counts is None and _of_positions(death):
         said, cause = "", "the prompt was cut, has a placeholder of its own, or lacks one, as positions were laid out"
     elif counts is None:
         said, cause = "", "the processor and the encoder disagree"

@@ -40,9 +40,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     if counted is not None:
         roomy, sums = counted
     if roomy:
-        advice = ()
-        cause = "A step found no slot although the pools had room"
-        cause += ": pages are lost, or one pool refused what the other gave."
+        advice, cause = _not_given(facts)
     elif counted is not None:
         cause = f"{cause.removesuffix('.')}: {sums}."
     return Finding(
@@ -54,6 +52,33 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         next_commands=(_SERVE,) if roomy else (PLAN_POOLS,),
         upstream=("SGLang 7909",) if roomy else (),
     )
+
+
+def _not_given(facts: LogFacts) -> tuple[tuple[str, ...], str]:
+    """Return what to do where the pools had room and did not give it, and the cause."""
+    asked = _number(facts, "asked", "Try to allocate")
+    text = found.text if (found := facts.remarks.get("free_full")) else ""
+    free, kept = (int(match[1]) if (match := words.search(text)) else None for words in (_FREE, _KEPT))
+    states = "free_mamba" in facts.remarks
+    advice = (
+        "a lower --max-running-requests and --chunked-prefill-size ask for less at once",
+        "once with --disable-radix-cache: nothing has then to be evicted",
+        *(("more states: a larger --max-mamba-cache-size, or --mamba-full-memory-ratio",) if states else ()),
+        "then a later release",
+    )
+    if asked is not None and free is not None and kept and free < asked:
+        held = "full pool" + (", beside states" if states else "")
+        return advice, (
+            f"A step asked for {asked:.0f} tokens, {free} were free, and the prefix cache did not give up any of the "
+            f"{kept} that it counts as evictable ({held}): a defect of the release, not a pool that is too small."
+        )
+    return advice, (
+        "A step found no slot although the pools had room: pages are lost, or one pool refused what the other gave."
+    )
+
+
+_FREE = re.compile(r"available_size(?:\(\))?_?=(\d+)")
+_KEPT = re.compile(r"evictable_size(?:\(\))?_?=(\d+)")
 
 
 def _of_rows(facts: LogFacts, death: Death) -> Finding:
@@ -106,6 +131,7 @@ def _numbers(facts: LogFacts, counted: tuple[bool, str] | None) -> list[Evidence
         *remarked(facts, "asked", "what was asked for"),
         *remarked(facts, "free_full", "full pool, with what can be evicted"),
         *remarked(facts, "free_swa", "SWA pool, with what can be evicted"),
+        *remarked(facts, "free_mamba", "states, with what can be evicted"),
     ]
     if counted is not None:
         found.append(over(facts, "asked against free", counted[1], "there was room" if counted[0] else "too little"))

@@ -9,7 +9,7 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import at, exception_text, on_rank, probe_could_see, usage_text
 from gemma4_triage.logs.rules import collective_timeout
-from gemma4_triage.logs.rules.refused_by_check import part_of
+from gemma4_triage.logs.rules.refused_by_check import part_of, part_of_file
 from gemma4_triage.logs.suspects import of_files, switched_on
 
 ID = "other-crash"
@@ -50,9 +50,10 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
             evidence=tuple(_evidence(facts, death, first)),
             advice=(
                 *((_WHERE if waited else _PACKAGES if "imported" in code else _OTHER_BUILD,) if code else ()),
+                *((_OF_A_PACKAGE.format(death.package),) if _in_a_package(death) else ()),
                 _next_step(death, beginning),
                 *_suspect(facts, death),
-                *(switched_on(facts) if first else ()),
+                *(switched_on(facts, death) if first else ()),
             ),
             next_commands=_commands(death),
         )
@@ -97,6 +98,19 @@ _PACKAGES = (
     "hold pip list against the releases in SGLang's pyproject, or take a fresh environment or SGLang's image: the "
     "frames name the packages"
 )
+_OF_A_PACKAGE = (
+    "the exception is {0}'s: hold pip show {0} against the release that SGLang's pyproject asks for, then "
+    "pip install -U {0}"
+)
+_NOT_AT_FAULT = frozenset({"", "torch", "sglang", "multiprocess", "uvloop", "starlette", "uvicorn", "fastapi", "zmq"})
+
+
+def _in_a_package(death: Death) -> bool:
+    """Say whether it was raised in another's package that may be of a release that does not fit."""
+    return death.package not in _NOT_AT_FAULT and death.type_name in _OF_CODE
+
+
+_OF_CODE = frozenset({"AttributeError", "TypeError", "ImportError", "ModuleNotFoundError", "NameError", "KeyError"})
 _NAMES = re.compile(
     r"name '(\w+)' is not defined|cannot access local variable '(\w+)'|local variable '(\w+)' referenced"
 )
@@ -147,7 +161,7 @@ def _next_step(death: Death, beginning: Death | None) -> str:
 def _suspect(facts: LogFacts, death: Death) -> tuple[str, ...]:
     """Name the feature whose file the exception stands in, or nothing: a file is a suspect and no cause."""
     part = of_files(death.frames[-_INNER:])
-    own = part_of(death)
+    own = part_of(death) or part_of_file(death.caller)
     staged = facts.settings.get("pp_size", "1") not in ("1", "None") or death.rank.startswith("PP")
     stages = "once with --pp-size 1 (--tp for the other GPUs): code that knows no stages asks for what another one has"
     return (
@@ -161,7 +175,7 @@ def _stands_in(death: Death) -> str:
     """Return in which part of SGLang its code stands; "" if it is another's code."""
     part = part_of(death)
     if part is None:
-        return ""
+        return f" SGLang called it for {called.what}." if (called := part_of_file(death.caller)) else ""
     met = " A state that its code does not expect is a defect of the release." * (death.type_name == "AssertionError")
     return f" The code is SGLang's own, of {part.what}.{met}"
 

@@ -25,8 +25,17 @@ _QUOTED = 120  # characters
 _CREATES = re.compile(r".* (?:create_weights|get_quant_method|process_weights_after_loading|create_moe_runner)$")
 
 
+# A layer that was made for a packed format has packed parameters alone.
+_NO_PARAMETER = re.compile(
+    r"'\w*(?:Linear|Head|Embedding|MoE|Experts?)\w*' object has no attribute "
+    r"'(?:weight\w*|qweight|qzeros|scales|w\d+_\w+|w\d+|input_scale|\w+_scale\w*)'"
+)
+
+
 def _no_support(death: Death) -> bool:
     """Say whether the code that makes a quantised layer's parameters lacks something of this model's layers."""
+    if death.type_name == "AttributeError" and _NO_PARAMETER.search(death.message):
+        return True
     lacks = death.type_name in ("KeyError", "TypeError", "AttributeError", "NotImplementedError")
     inner = death.frames[-3:]
     return lacks and any(_QUANTISED.match(frame) and _CREATES.match(frame) for frame in inner)
@@ -54,7 +63,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     aligned = _ALIGNED.search(death.message) is not None or (
         ranks not in ("1", "None") and _NEEDS_PADDING.search(death.message) is not None
     )
-    wrong_flag = quantised_on_load(facts)
+    # Where parameters are packed the checkpoint is quantised, whatever its name says.
+    packed = _NO_PARAMETER.search(death.message) is not None
+    wrong_flag = "" if packed else quantised_on_load(facts)
     backend = facts.settings.get("moe_runner_backend", "auto")
     advice: tuple[str, ...]
     unsupported = _no_support(death)
@@ -66,9 +77,14 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "a later GPU: FP8 begins at 8.9 (Ada), NVFP4 at 10.0 (Blackwell)",
         )
     elif unsupported and not wrong_flag:
-        what = death.frame.partition(".py")[0]
-        cause = f"This release does not serve the model's layers in this quantisation: {what}, which makes their "
-        cause += "parameters, is not given or has not what it needs. The weights are not at fault."
+        what = (death.caller.rpartition("/")[2] or death.frame).partition(".py")[0]
+        cause = "This release does not serve the model's layers in this quantisation: "
+        cause += (
+            f"{what} asks a layer for a parameter that it has only where nothing is packed. "
+            if packed
+            else f"{what}, which makes their parameters, is not given or has not what it needs. "
+        )
+        cause += "The weights are not at fault."
         advice = (
             "a later release of SGLang (and of vLLM, if the file is vLLM's)",
             "GPTQ and AWQ of a MoE model: --quantization moe_wna16; else the model in FP8, another format or bfloat16",

@@ -252,4 +252,9 @@ def part_of(death: Death) -> Part | None:
         return None
     if death.path.startswith("mem_cache/") and any(map(_OF_THE_HOST.match, death.frames)):
         return _HOST_CACHE
-    return next((part for part in _PARTS if part.files.match(death.path)), None)
+    return part_of_file(death.path)
+
+
+def part_of_file(path: str) -> Part | None:
+    """Return the part of SGLang that a file below its srt is of; None if there is no such file."""
+    return next((part for part in _PARTS if part.files.match(path)), None) if path else None

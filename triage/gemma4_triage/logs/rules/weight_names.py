@@ -42,6 +42,25 @@ def _explains(death: Death) -> bool:
     )
 
 
+_OF_QUANTISED = re.compile(
+    r"(?:\.|_)(?:weight_scale\w*|weight_packed|weight_shape|weight_zero_point|qweight|qzeros|scales|g_idx|input_scale\w*|"
+    r"\w*global_scale|[kvqo]_scale|w\d+_(?:weight|scale|qweight)\w*)$"
+)
+_TWICE = re.compile(r"\b([a-z]+_)\1")
+_LATER = "a later release of SGLang, whose class of this model knows such names; until then the model not quantised"
+
+
+def _why(name: str) -> str:
+    """Return what a name that is not known tells of its origin, as a further sentence; "" if it tells nothing."""
+    if _TWICE.search(name):
+        return " A part of the name stands there twice: the release's loader renamed it twice, which is its defect."
+    if _OF_QUANTISED.search(name):
+        return (
+            " It is of a quantised copy: the method was not recognised, or this class does not serve it so quantised."
+        )
+    return ""
+
+
 _SIZES = re.compile(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
 
 
@@ -57,6 +76,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         cause = (
             f"The checkpoint has a weight {name[0].strip(chr(39))} that the model class of this release does not know."
         )
+        cause += _why(name[0].strip(chr(39)))
     else:
         cause = "A weight of the checkpoint does not fit its place in the model class of this release"
         sizes = _SIZES.search(death.message)
@@ -72,6 +92,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         evidence=(*of_failure(facts, death), *of_settings(facts, "quantization", "tp_size")),
         ruled_out_if=("the checkpoint of the model's own publisher, not quantised, fails alike",),
         advice=(
+            *((_LATER,) if name and _why(name[0].strip(chr(39))) and not conflict else ()),
             *((_TIED,) if name and "lm_head" in name[0] else ()),
             "leave --quantization out where config.json names the method; else name the one that it was made with",
             "try the publisher's own checkpoint: if it loads, the other one was made for another loader or release",

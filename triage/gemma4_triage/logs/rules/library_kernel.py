@@ -1,0 +1,105 @@
+"""A library of kernels refused a call that SGLang made: which part of the model it computes says what to choose."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings
+
+_PACKAGES = frozenset(
+    {
+        "flashinfer",
+        "sgl_kernel",
+        "sglang_kernel",
+        "flash_attn",
+        "flash_attn_interface",
+        "deep_gemm",
+        "tilelang",
+        "aiter",
+    }
+    | {"flash_mla", "fla", "causal_conv1d", "mamba_ssm", "tvm_ffi", "cutlass", "cuda", "humming", "vllm"}
+)
+_SAYS = re.compile(r"Error in function '(\w+)' at|csrc/[\w/.]+\.cuh?:\d+")
+_NOT_THIS_GPU = re.compile(r"(?i)unsupported arch|architecture|compute capability|\bsm_?\d{2,3}|not supported on|cubin")
+
+
+class _Part(NamedTuple):
+    """A part of the model that kernels compute.
+
+    Attributes:
+        words: stand in names of files and functions, or in what the library says.
+        what: names the part.
+        look: what to choose instead.
+    """
+
+    words: re.Pattern[str]
+    what: str
+    look: str
+
+
+# The first whose words fit counts.
+_PARTS = (
+    _Part(
+        re.compile(r"(?i)all_?reduce|mnnvl|nvshmem|trtllm_ar|\bcomm\b|all_?gather"),
+        "the exchange between GPUs",
+        "without --enable-flashinfer-allreduce-fusion, then --disable-custom-all-reduce",
+    ),
+    _Part(
+        re.compile(r"(?i)moe|grouped|batched_gemm|expert"),
+        "the experts of a MoE layer",
+        "another --moe-runner-backend (triton serves most models and GPUs; flashinfer_cutlass NVFP4)",
+    ),
+    _Part(
+        re.compile(r"(?i)mamba|causal_conv|gdn|delta_rule|\bfla\b|kda|ssd"),
+        "layers that keep states (Mamba, GDN)",
+        "--mamba-backend triton and --linear-attn-backend triton, where the release has them",
+    ),
+    _Part(
+        re.compile(r"(?i)fmha|attention|paged|prefill|decode|\bmla|xqa|flash_attn"),
+        "attention",
+        "another --attention-backend (triton serves most models and GPUs)",
+    ),
+    _Part(
+        re.compile(r"(?i)sampl|top_?k|top_?p|min_?p|softmax"),
+        "sampling",
+        "--sampling-backend pytorch",
+    ),
+    _Part(
+        re.compile(r"(?i)gemm|scaled_mm|fp[48]|quant|\bmm_"),
+        "quantised layers",
+        "--fp8-gemm-runner-backend or --fp4-gemm-runner-backend of another library (triton, cutlass)",
+    ),
+)
+
+
+def _explains(death: Death) -> bool:
+    return death.package in _PACKAGES or _SAYS.search(death.message) is not None
+
+
+def _tell(facts: LogFacts, death: Death) -> Finding:
+    function = match[1] if (match := _SAYS.search(death.message)) and match[1] else death.frame.rpartition(" ")[2]
+    places = (f"{function} {death.frame}", death.message[:200], death.caller, *reversed(death.frames[-6:]))
+    part = next((one for place in places for one in _PARTS if one.words.search(place)), None)
+    said = " ".join(death.message.split())[:160]
+    gpu = " on this GPU" if _NOT_THIS_GPU.search(death.message) else ""
+    library = f"{death.package}, a library of kernels," if death.package in _PACKAGES else "A library of kernels"
+    return Finding(
+        rule=RULE.id,
+        cause=f"{library} refused a call of SGLang's{gpu}, in {function or 'an unknown function'}"
+        f"{f', which computes {part.what}' if part else ''}{f'; it says: {said}' if said else ''}.",
+        confidence=Confidence.LIKELY if part else Confidence.POSSIBLE,
+        evidence=(*of_failure(facts, death), *of_settings(facts, "attention_backend", "moe_runner_backend")),
+        ruled_out_if=("the same call dies alike with another backend of that part",),
+        advice=(
+            *((part.look,) if part else ("once with --disable-cuda-graph and another backend of the part it is of",)),
+            "the releases of sglang-kernel and flashinfer that SGLang pins (pip list), for the CUDA that is installed",
+            "then a later release of SGLang",
+        ),
+        next_commands=("gemma4-triage doctor",),
+    )
+
+
+RULE = of_death("library-kernel", "a library of kernels refused a call", _explains, _tell)

@@ -1,0 +1,64 @@
+"""Two tensors of one step have different numbers of rows or columns: parts of the engine disagree about the batch."""
+
+from __future__ import annotations
+
+import re
+
+from gemma4_triage.finding import Confidence, Finding
+from gemma4_triage.logs.facts import Death, LogFacts
+from gemma4_triage.logs.rule import of_death, of_failure, of_settings
+from gemma4_triage.logs.suspects import Feature, features, of_files
+
+MISFIT = re.compile(
+    r"Size mismatch for shape|Sizes of tensors must match|must match the (?:existing )?size|size of tensor a|"
+    r"shape mismatch|doesn't match the broadcast shape|is invalid for input of size|The expanded size of the tensor|"
+    r"cannot be broadcast|cannot reshape|mat1 and mat2 shapes|Expected size \d+ but got size \d+|"
+    r"expected .{0,40}batch.{0,20}(?:got|but)"
+)
+_STEP = re.compile(r".* (?:run_batch|forward\w*|\w*forward|replay|verify|draft\w*|process_batch_result\w*|sample)$")
+_NUMBERS = (
+    re.compile(r"Size mismatch for shape#\d+\('(?P<what>\w+)'\): expected (?P<a>\d+) but got (?P<b>\d+)"),
+    re.compile(r"tensor a \((?P<a>\d+)\) must match the size of tensor b \((?P<b>\d+)\)"),
+    re.compile(r"Expected size (?P<a>\d+) but got size (?P<b>\d+)"),
+)
+# What makes rows of a step that others do not see, or takes some away; nearest to the rows first.
+_OF_ROWS = (
+    *("speculative_algorithm", "attn_cp_size", "pp_size", "enable_dp_attention", "enable_two_batch_overlap"),
+    *("enable_mixed_chunk", "disaggregation_mode", "enable_lora"),
+)
+_MOST = 3
+
+
+def _explains(death: Death) -> bool:
+    return MISFIT.search(death.message) is not None and any(map(_STEP.match, death.frames))
+
+
+def _tell(facts: LogFacts, death: Death) -> Finding:
+    found = next((match for words in _NUMBERS if (match := words.search(death.message))), None)
+    numbers = f": {found['a']} against {found['b']}" if found else ""
+    on = [one for name in _OF_ROWS for one in features(facts) if one.setting == name]
+    named = [one for one in features(facts) if one.is_named(death) and one not in on]
+    part = of_files(death.frames[-4:])
+    return Finding(
+        rule=RULE.id,
+        cause=f"Two tensors of one step differ in size{numbers}, in {death.frame}: parts of the engine disagree about "
+        f"the rows of this batch. It is a defect of the release{_where(on)}, not of memory, weights or a prompt.",
+        confidence=Confidence.LIKELY if on else Confidence.POSSIBLE,
+        evidence=(*of_failure(facts, death), *of_settings(facts, *(one.setting for one in (*on, *named)))),
+        ruled_out_if=("the same requests, one at a time, on a server started without options, die alike",),
+        advice=(
+            *(f"once {one.without}" for one in (*named, *on)[:_MOST]),
+            *((f"once without {part.without}",) if part is not None and not on else ()),
+            "once with --disable-cuda-graph: a graph pads the batch to its own size"
+            if facts.settings.get("disable_cuda_graph") != "True"
+            else "once without --disable-cuda-graph: graphs take another path than the one that failed",
+            "then a later release",
+        ),
+    )
+
+
+def _where(on: list[Feature]) -> str:
+    return f" where {' or '.join(one.flag for one in on[:2])} is on" if on else ""
+
+
+RULE = of_death("sizes-differ", "tensors of one step differ in size", _explains, _tell)
