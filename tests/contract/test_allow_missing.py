@@ -22,6 +22,7 @@ FIXES = tuple(patch for patch in CATALOG if patch.kind is Kind.FIX and patch.def
 GONE = "sglang.srt.mem_cache.allocator.swa.SWATokenToKVPoolAllocator.no_such_method"
 
 
+# It takes a target from the base release's table; the table of a later one is that with its changes.
 pytestmark = [pytest.mark.usefixtures("nothing_left_behind"), pytest.mark.releases("0.5.13.post1")]
 
 

@@ -112,3 +112,19 @@ def test_a_file_that_needs_sglang_says_for_which_releases_it_is():
         if "pytest.mark.releases(" not in path.read_text() and (imports_sglang(path) or asks_for_sglang(path))
     ]
     assert silent == []
+
+
+def test_a_file_for_one_release_says_why():
+    """In a comment above its mark: what the other has instead, or what is not ported."""
+    silent = []
+    for path in FILES:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        marks = [at for at, line in enumerate(lines) if line.startswith("pytestmark") and "mark.releases(" in line]
+        if any(not lines[at - 1].startswith("# ") and not set(RUNNABLE) <= named(lines[at]) for at in marks):
+            silent.append(str(path.relative_to(TESTS)))
+    assert silent == []
+
+
+def named(line: str) -> set[str]:
+    """Return what stands in quotes."""
+    return set(re.findall(r'"(.*?)"', line))

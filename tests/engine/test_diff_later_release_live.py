@@ -8,6 +8,7 @@ from gemma4_repro.parity.judge import against_base, against_transformers, exit_c
 from gemma4_repro.parity.runner import Options, run_sides
 from gemma4_repro.parity.side import Side, attached
 
+# The older release has a window one too wide: test_diff_live.py has its sides.
 pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.23")]
 
 TRITON_DECODE = "triton-decode-window"

@@ -14,6 +14,7 @@ from gemma4_repro.engine.host_environment import REQUIRED
 from quality_toy import damage, make_answering_toy, write_questions
 from server_process import flags, free_port, running_server, session_members
 
+# It holds the default patches against none, and on 0.5.23 the defaults have no optimisation that could spoil an answer.
 pytestmark = [pytest.mark.engine, pytest.mark.releases("0.5.13.post1")]
 
 COMMAND = Path(sys.executable).with_name("gemma4-triage")

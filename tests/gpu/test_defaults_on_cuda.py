@@ -11,6 +11,7 @@ from gemma4_repro.toys.locate import toy_path
 from gemma4_repro.toys.vision import make_toy, picture
 from yoco_rounds import CHUNK, ROUNDS, TOKENS, all_rounds
 
+# What runs on a GPU alone has run with this release alone.
 pytestmark = [pytest.mark.gpu, pytest.mark.releases("0.5.13.post1")]
 
 ENGINE = {

@@ -11,6 +11,7 @@ import torch
 
 from trtllm_world import PAGE, SLIDING, attention, batch, fill, trtllm_backend
 
+# What runs on a GPU alone has run with this release alone.
 pytestmark = [pytest.mark.gpu, pytest.mark.releases("0.5.13.post1")]
 
 LENGTHS = [60, 100]

@@ -11,6 +11,7 @@ from gemma4_dumps.reader import read_dump
 from gemma4_runtime.errors import TrappedViolation
 from slot_list_backends import FULL, PAGE, SLIDING, SWA_SLOTS, Runner, attention, batch, found_in, rows_of, slots_of
 
+# What runs on a GPU alone has run with this release alone.
 pytestmark = [pytest.mark.gpu, pytest.mark.releases("0.5.13.post1")]
 
 HEAD_DIM, LENGTH = 64, 100

@@ -9,6 +9,7 @@ from gemma4_repro.kernel_bench.cell import Cell, library_norms, measure
 from gemma4_repro.kernel_bench.plan import MODELS, OPS, applies
 from gemma4_repro.kernel_bench.replay_clock import capture, interleaved
 
+# What runs on a GPU alone has run with this release alone.
 pytestmark = [pytest.mark.gpu, pytest.mark.releases("0.5.13.post1")]
 
 CELLS = [pytest.param(op, model, id=f"{op}-{model.id}") for op in OPS for model in MODELS if applies(op, model)]

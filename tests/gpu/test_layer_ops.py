@@ -6,6 +6,7 @@ import engine_process
 from gemma4_repro.toys.locate import toy_path
 from layer_op_parity import NEW_TOKENS, PROMPTS, assert_parity
 
+# What runs on a GPU alone has run with this release alone.
 pytestmark = [pytest.mark.gpu, pytest.mark.releases("0.5.13.post1")]
 
 OPS_OF = {

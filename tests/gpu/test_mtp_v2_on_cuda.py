@@ -17,6 +17,7 @@ from gemma4_triage.step_profile.trace_file import TraceFile
 from gemma4_triage.step_profile.trace_tables import read_tables
 from lifecycle import constrained, load_of, mixed_requests
 
+# What runs on a GPU alone has run with this release alone.
 pytestmark = [pytest.mark.gpu, pytest.mark.releases("0.5.13.post1")]
 
 GRAMMARS = find_spec("xgrammar") is not None

@@ -20,6 +20,7 @@ from gemma4_triage.replay.outcome import Status
 from gemma4_triage.replay.run import replay
 from gemma4_triage.replay.tables import AS_DUMPED, CLAMP, CONTAIN, INTENDED
 
+# What runs on a GPU alone has run with this release alone.
 pytestmark = [pytest.mark.gpu, pytest.mark.releases("0.5.13.post1")]
 
 SAMPLES = Path(__file__).parents[2] / "dumps" / "samples"

@@ -7,6 +7,7 @@ import torch
 
 from gemma4_runtime.optimisations import schedule_stream
 
+# What runs on a GPU alone has run with this release alone.
 pytestmark = [pytest.mark.gpu, pytest.mark.releases("0.5.13.post1")]
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from gemma4_repro.step_bench.plan import ARMS, StepPlan
 
+# What runs on a GPU alone has run with this release alone.
 pytestmark = [pytest.mark.gpu, pytest.mark.releases("0.5.13.post1")]
 PLAN = StepPlan(("e4b",), (1, 4), 6, tuple(ARMS), 5, 300.0)
 

@@ -9,6 +9,7 @@ from sglang.srt.layers.attention.triton_ops.decode_attention import decode_atten
 from gemma4_runtime.fusion.paths import FUSED, PATHS
 from gemma4_runtime.optimisations import decode_attention as patch
 
+# decode-attention is not ported.
 pytestmark = pytest.mark.releases("0.5.13.post1")
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from sglang.srt.speculative.frozen_kv_mtp_worker import FrozenKVMTPWorker
 
+# 0.5.15 and later have it: speculative/frozen_kv_mtp_worker_v2.py.
 pytestmark = pytest.mark.releases("0.5.13.post1")
 
 

@@ -18,6 +18,7 @@ from gemma4_runtime.errors import PenaltiesLost
 from gemma4_runtime.fixes.penalizer_none_safety import SummedPenalties, around_step
 from mtp_batches import ARGUMENTS, VOCABULARY, batch, draft_input, request, verify_input
 
+# The V1 worker that died of it is gone since 0.5.14.
 pytestmark = pytest.mark.releases("0.5.13.post1")
 
 SAMPLED = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "logit_bias": {"3": 2.0}}

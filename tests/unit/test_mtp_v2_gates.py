@@ -17,6 +17,7 @@ from gemma4_runtime.selection import select
 from gemma4_runtime.settings import read_settings
 from toy_arguments import ENGINE, MTP
 
+# 0.5.14 and later have spec v2 themselves: mtp-v2 and what it brings are for 0.5.13.post1.
 pytestmark = pytest.mark.releases("0.5.13.post1")
 
 FROZEN = SpeculativeAlgorithm.FROZEN_KV_MTP

@@ -11,6 +11,7 @@ from gemma4_runtime.mtp_v2.draft_policy import Verified
 from gemma4_runtime.mtp_v2.plain_step import PlainStep, verified_by
 from gemma4_runtime.mtp_v2.worker import FrozenKVMTPWorkerV2
 
+# 0.5.14 and later have spec v2 themselves: mtp-v2 and what it brings are for 0.5.13.post1.
 pytestmark = pytest.mark.releases("0.5.13.post1")
 
 ROWS = torch.arange(1000, 1060).reshape(3, 20)

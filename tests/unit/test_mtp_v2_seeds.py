@@ -7,6 +7,7 @@ import torch
 
 from gemma4_runtime.mtp_v2.draft_worker import FrozenKVMTPDraftWorkerV2
 
+# 0.5.14 and later have spec v2 themselves: mtp-v2 and what it brings are for 0.5.13.post1.
 pytestmark = pytest.mark.releases("0.5.13.post1")
 
 WIDTH, NODES = 6, 4

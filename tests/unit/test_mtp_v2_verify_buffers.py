@@ -11,6 +11,7 @@ from gemma4_runtime.mtp_v2.draft_worker import FrozenKVMTPDraftWorkerV2
 from slot_list_backends import batch, fill, triton_backends
 from trtllm_world import trtllm_backend
 
+# 0.5.14 and later have spec v2 themselves: mtp-v2 and what it brings are for 0.5.13.post1.
 pytestmark = pytest.mark.releases("0.5.13.post1")
 
 ROWS, NODES = 4, 4

@@ -16,6 +16,7 @@ from gemma4_repro.step_bench.plan import MARGIN, MOST_RELATIVE, StepPlan
 from gemma4_repro.step_bench.rows import build_rows, judge_targets, wrong_arms
 from gemma4_repro.step_bench.run_process import Measured, run_plan
 
+# Its arms compare optimisations, none of which is ported.
 pytestmark = pytest.mark.releases("0.5.13.post1")
 
 PLAN = StepPlan(("26b", "e4b"), (1, 16), None, ("none", "shipped", "all"), 5, 60.0)

@@ -21,6 +21,7 @@ from gemma4_runtime.fusion.paths import PATHS
 from gemma4_runtime.optimisations import yoco_prefill
 from gemma4_runtime.yoco import attention_view, eligible
 
+# yoco is not ported: it needs new bodies over the prefill graph runner and layers/layer_boundary.
 pytestmark = pytest.mark.releases("0.5.13.post1")
 
 LENGTHS = [300, 2]
