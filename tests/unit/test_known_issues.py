@@ -132,6 +132,22 @@ class TestMatching:
     def test_one_part_does_not(self, signature):
         assert not holds(signature, self.whole)
 
+    @pytest.mark.parametrize(
+        ("pools", "fits"),
+        [
+            (
+                "[full] total=10, available=8, evictable=2, protected=0\n[swa] total=10, available=10, evictable=1",
+                "over",
+            ),
+            ("[full] total=10, available=8, evictable=0, protected=1\n[swa] total=10, available=10", "under"),
+            ("[full] total=10, available=8, evictable=2, protected=0", ""),
+        ],
+    )
+    def test_what_a_pool_is_counted_as(self, pools, fits):
+        leak = Occurrence("E", f"leak detected! {pools}", (), {})
+        over, under = (holds(Signature(words=("leak detected",), counted=told), leak) for told in ("over", "under"))
+        assert (over, under) == (fits == "over", fits == "under")
+
     @settings(max_examples=25)
     @given(st.text(max_size=60), st.lists(st.text(max_size=20), max_size=4), st.dictionaries(st.text(), st.text()))
     def test_anything_can_be_asked_about(self, message, frames, arguments):

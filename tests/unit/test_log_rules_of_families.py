@@ -120,6 +120,13 @@ class TestChains:
         assert [finding.rule for finding in found_in(lines)] == ["illegal-access", "collective-timeout"]
 
 
+def test_a_transformers_that_keeps_sizes_per_layer():
+    name = "transformers.integrations.heterogeneity.configuration_utils.AmbiguousGlobalPerLayerAttributeError"
+    finding = only([died(f"{name}: 'head_dim' is a per-layer attribute and may vary across layers.", FORWARD)])
+    assert finding.rule == "wheels-do-not-fit"
+    assert "5.15" in finding.cause
+
+
 class TestRequests:
     ANSWER = f'{stamp(4)} INFO:     10.0.0.7:1 - "POST /v1/chat/completions HTTP/1.1" 500 Internal Server Error\n'
 
@@ -174,7 +181,7 @@ class TestGrammars:
 
 class TestFeatures:
     def test_what_an_exception_names_comes_first(self):
-        lacks = "AttributeError: 'DecodeRequest' object has no attribute 'priority'"
+        lacks = "AttributeError: 'WaitingRequest' object has no attribute 'priority'"
         finding = only([started(enable_priority_scheduling=True, enable_eplb=True), decode(1), died(lacks, FORWARD)])
         assert "once without --enable-priority-scheduling: the exception names what it is about" in finding.advice
         assert any(line.startswith("this server has --enable-eplb:") for line in finding.advice)

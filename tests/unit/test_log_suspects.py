@@ -41,6 +41,7 @@ def test_a_plain_server_of_gemma_4_has_none():
         (f"{GEMMA}, speculative_algorithm='FROZEN_KV_MTP'", ["drafts"]),
         ("model_path='Qwen/Qwen3.5-35B', enable_mixed_chunk=True", ["mixed-chunk-of-states"]),
         ("model_path='Qwen/Qwen3.5-35B', enable_mixed_chunk=True, disable_radix_cache=True", ["mixed-chunk"]),
+        ("model_path='google/gemma-3n-E4B-it'", ["gemma3n-shared-layers"]),
         ("model_path='openai/gpt-oss-120b', enable_dp_attention=True", ["dp-attention-of-gpt-oss"]),
         ("model_path='google/gemma-4-E4B-it', tool_call_parser=None", ["no-tool-call-parser"]),
         ("model_path='google/gemma-4-E4B-it', tool_call_parser='qwen25'", ["other-tool-call-parser"]),

@@ -15,6 +15,8 @@ _ABOVE = re.compile(r">(\d+)")
 _BELOW = re.compile(r"<(\d+(?:\.\d+)?)")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _UNSET = ("None", "False", "")
+# "[swa] total=1024, available=816, evictable=0, protected=96, session_held=0, uncached=0"
+_POOL = re.compile(r"\] total=(\d+)((?:, *\w+=\d+)+)")
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,14 @@ def holds(signature: Signature, one: Occurrence) -> bool:
         and all(word in one.message for word in signature.words)
         and _in_order(signature.frames, one.frames)
         and all(_argument(one.arguments.get(name), wanted) for name, wanted in signature.arguments.items())
+        and signature.counted in ("", *_counts(one.message))
     )
+
+
+def _counts(message: str) -> set[str]:
+    """Return "over" if a pool's parts are more slots than it has, "under" if a pool's are fewer; both can be."""
+    pools = [(int(total), sum(map(int, _NUMBER.findall(parts)))) for total, parts in _POOL.findall(message)]
+    return {"over" if parts > total else "under" for total, parts in pools if parts != total}
 
 
 def _in_order(wanted: tuple[str, ...], frames: tuple[str, ...]) -> bool:

@@ -35,12 +35,14 @@ class Signature(_Strict):
         words: Parts of the message, letter by letter.
         frames: Frames in the order of the traceback, as "file.py" or "file.py:function"; others may lie between.
         arguments: Of the start line: a value, "set" for any but None and False, ">N" or "<N" for more or less than N.
+        counted: Of a line that counts a pool's slots: "over" if a pool's parts are more than it has, "under" if fewer.
     """
 
     exception: str = ""
     words: tuple[str, ...] = ()
     frames: tuple[Annotated[str, Field(pattern=r"^\w+\.py(:[\w<>.]+)?$")], ...] = ()
     arguments: dict[str, str] = {}
+    counted: Literal["", "over", "under"] = ""
 
     @model_validator(mode="after")
     def _says_enough(self) -> Signature:

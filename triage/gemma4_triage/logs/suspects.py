@@ -97,6 +97,15 @@ PARTS: tuple[Part, ...] = (
         instead="with SGLang 0.4.5 or later",
     ),
     Part(
+        "gemma3n-shared-layers",
+        "",
+        "layers of Gemma-3n that take their keys and values from an earlier layer do not get them on fa3 and "
+        "FlashInfer: its answers repeat themselves or say nothing",
+        ("SGLang 36690",),
+        on=lambda start: start.of("gemma-3n", "gemma3n"),
+        instead="with a Gemma-4 E model, or another server",
+    ),
+    Part(
         "dp-attention-of-gpt-oss",
         "--enable-dp-attention",
         "gpt-oss has written nothing but repeated channel marks with it, and answered well on plain --tp with the "

@@ -38,6 +38,7 @@ def print_issue(console: Console, issue: KnownIssue) -> None:
         *(("words", words) for words in signature.words),
         *(("frame", frame) for frame in signature.frames),
         *(("argument", f"{name}: {value}") for name, value in signature.arguments.items()),
+        ("pool counted", signature.counted),
         *(("thread", url) for url in issue.urls),
     )
     for name, value in rows:

@@ -44,6 +44,13 @@ _WORDINGS = (
         _PINNED_TRANSFORMERS,
     ),
     Wording(
+        re.compile(r"is a per-layer attribute and may vary across layers"),
+        "The installed transformers (5.15 or later) keeps sizes of attention heads per layer, and this SGLang asks "
+        "the model's config for one of all layers.",
+        "pip install the transformers that SGLang's pyproject names, in the server's own environment, or take a later "
+        "release of SGLang",
+    ),
+    Wording(
         re.compile(
             r"(?P<package>[\w.-]+) (?:is installed with version (?P<found>\S+?),|with minimum required version)|"
             r"No package metadata was found for (?P<lacking>[\w.-]+)"
@@ -162,6 +169,7 @@ _TYPES = (
     "TypeError",
     "CalledProcessError",
     "AssertionError",
+    "AmbiguousGlobalPerLayerAttributeError",
     "PTXASError",
     "CompilationError",
     "KeyError",
