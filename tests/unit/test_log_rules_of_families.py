@@ -225,3 +225,96 @@ def test_what_a_weights_name_tells(name, word):
     assert finding.rule == "weight-names"
     assert word in finding.cause
     assert "a later release" in finding.advice[0]
+
+
+FRAME = '  File "/srv/sglang/srt/{}", line 9, in {}\n    call()\n'
+
+
+class TestHandled:
+    @pytest.mark.parametrize(
+        ("function", "word"),
+        [
+            ("handle_abort_req", "an abort"),
+            ("_normalize_decode_outputs", "log probabilities"),
+            ("add_logprob_return_values", "log probabilities"),
+            ("update_weights_from_tensor", "new weights"),
+            ("resume_memory_occupation", "took it back"),
+            ("open_session", "a session"),
+            ("start_profile", "profiled"),
+        ],
+    )
+    def test_what_a_functions_name_says(self, function, word):
+        finding = only([decode(1), died("KeyError: '5f0c'", FRAME.format("managers/scheduler.py", function))])
+        assert finding.rule == "other-crash"
+        assert word in finding.cause
+
+    def test_any_other_says_nothing(self):
+        finding = only([decode(1), died("KeyError: '5f0c'", FRAME.format("managers/scheduler.py", "about"))])
+        assert " It " not in finding.cause
+
+    def test_what_a_process_died_of_leads_transfers_that_failed(self):
+        failed = f"{stamp(2)} Decode transfer failed for request rank=1 with exception KVTransferError: "
+        failed += "Request 88 timed out after 300.0s in KVPoll.Bootstrapping\n"
+        gone = died("AttributeError: 'NoneType' object has no attribute 'abort'", FRAME.format("a.py", "abort_request"))
+        found = found_in([decode(1), failed, gone])
+        assert [(finding.rule, finding.confidence.value) for finding in found] == [
+            ("other-crash", "possible"),
+            ("kv-transfer", "possible"),
+        ]
+        assert found_in([decode(1), failed])[0].confidence.value == "likely"
+
+
+class TestWhatIsSetUp:
+    def test_no_grammars(self):
+        there = FRAME.format("managers/scheduler.py", "handle_generate_request")
+        finding = only([started(grammar_backend="none"), decode(1), died("AssertionError", there)])
+        assert "has no --grammar-backend" in told(finding)
+
+    def test_a_device_of_its_own(self):
+        there = FRAME.format("managers/scheduler.py", "process_batch_result")
+        lacks = "AttributeError: 'NoneType' object has no attribute 'tolist'"
+        assert "runs on mps" in told(only([started(device="mps"), decode(1), died(lacks, there)]))
+        assert "runs on" not in told(only([started(device="cuda"), decode(1), died(lacks, there)]))
+
+    def test_triton_without_a_gpu(self):
+        none = died("RuntimeError: 0 active drivers ([]). There should only be one.", SITE.format("triton/a.py", "go"))
+        finding = only([started(device="cpu"), decode(1), none])
+        assert (finding.rule, finding.confidence.value) == ("no-gpu", "likely")
+        assert "for cpu" in finding.cause
+        assert only([started(device="cuda"), none]).rule == "no-gpu"
+
+    def test_a_check_in_the_code_of_what_is_on(self):
+        there = FRAME.format("mem_cache/radix_cache.py", "match_prefix_lmcache")
+        refused = died("ValueError: Failed to allocate token prealloc indices", there)
+        finding = only([started(enable_lmcache=True), decode(1), refused])
+        assert "once without --enable-lmcache: its code raised it" in finding.advice
+
+    def test_a_storage_that_does_not_answer_is_no_split_of_servers(self):
+        there = FRAME.format("mem_cache/storage/mooncake_store/mooncake_store.py", "warmup")
+        finding = only([died("AssertionError", FRAME.format("managers/scheduler.py", "__init__"), there)])
+        assert "see that its service runs" in told(finding)
+        assert "the split of prefill and decode" not in told(finding)
+
+
+def test_answers_that_lost_their_way_between_tokenizers():
+    lost = (
+        f"{stamp(3)} IPC name is None, output type=<class 'sglang.srt.managers.io_struct.BatchStrOutput'>, skipping.\n"
+    )
+    assert "--tokenizer-worker-num 1" in told(only([started(tokenizer_worker_num=4), decode(1), lost]))
+
+
+def test_a_transfer_that_is_too_large():
+    failed = (
+        f"{stamp(2)} Prefill transfer failed for request rank=0 with exception KVTransferError: Failed to send kv\n"
+    )
+    finding = only([decode(1), "Sync batch data transfer timeout after 30000000000ns\n", failed])
+    assert "MC_TRANSFER_TIMEOUT" in told(finding)
+
+
+def test_a_library_that_launches_kernels_says_where_it_was_noticed():
+    last = "RuntimeError: CUDA driver error: 700 (CUDA_ERROR_ILLEGAL_ADDRESS, an illegal memory access was encountered)"
+    there = SITE.format("deep_gemm/__init__.py", "fp8_paged_mqa_logits")
+    finding = only([decode(1), *(died(last, FORWARD, there, rank=f"TP{rank}") for rank in range(2))])
+    assert finding.rule == "illegal-access"
+    assert "deep_gemm launched fp8_paged_mqa_logits, on 2 ranks alike" in finding.cause
+    assert any(line.startswith("all ranks fell at one call") for line in finding.advice)

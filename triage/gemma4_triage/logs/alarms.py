@@ -71,6 +71,7 @@ _HARD = {
     rb"\bpanicked at \S*\b(?:routers?|server|core|policies|tree|worker|middleware|service_discovery)\b\S*\.rs|"
     rb"[Cc]ircuit ?[Bb]reaker\b.{0,120}(?:\bto=[Oo]pen\b|-> Open\b|\b[Oo]pened\b|\bis open\b)",
     "panic": rb"\bpanicked at\b",
+    "lost-answer": rb"IPC name is None",
     "grammar": rb"Grammar accept_token failed",
     "adapter": rb"[Ff]ailed to load LoRA adapter|LoRA adapter \S+ .{0,60}is incompatible",
     "image-tokens": rb"Number of tokens in multimodal embedding does not match|Insufficient multimodal embedding|"
@@ -92,7 +93,7 @@ FATAL = frozenset(
 """Kinds that end a server: what stands behind one of them is taken to follow from it."""
 OF_REQUESTS = frozenset(
     {"answered-500", "transfer", "image-tokens", "parser", "nan", "leak", "own-check", "storage", "router", "adapter"}
-    | {"thread", "panic", "refused", "weights-update", "grammar"}
+    | {"thread", "panic", "refused", "weights-update", "grammar", "lost-answer"}
 )
 """Kinds that a server survives: each is told, whatever stands before it."""
 _SOFT = {
@@ -153,6 +154,7 @@ _WORKS = (
 # One of these is in every alarm's line in lower case: looked for first, since the expressions above are slow.
 _TRIGGERS = (
     b"could not select",
+    b"ipc name is none",
     *(
         b"kill",
         b"exit",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from gemma4_triage.finding import Finding, ranked
+from gemma4_triage.finding import Confidence, Finding, ranked
 from gemma4_triage.logs.alarms import FATAL, OF_REQUESTS, SURVIVABLE
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import Rule
@@ -204,7 +204,17 @@ def findings(facts: LogFacts) -> tuple[Finding, ...]:
         endings += refused
         accounted |= {"answered-500"} if refused else set()
     floor = unexplained_line.find(facts, accounted)
-    return (*ranked([*endings, *floor]), *ranked(loads))
+    endings, behind = _what_ended_nothing(endings, facts)
+    return (*ranked([*endings, *floor]), *behind, *ranked(loads))
+
+
+def _what_ended_nothing(found: list[Finding], facts: LogFacts) -> tuple[list[Finding], list[Finding]]:
+    """Return the findings, and apart transfers that failed, which end requests alone, where a process died."""
+    of_requests = [finding for finding in found if finding.rule == kv_transfer.RULE.id]
+    if len(of_requests) == len(found) or not facts.deaths or any(map(kv_transfer.RULE.explains, facts.deaths)):
+        return found, []
+    apart = [finding.model_copy(update={"confidence": Confidence.POSSIBLE}) for finding in of_requests]
+    return [finding for finding in found if finding not in of_requests], apart
 
 
 def _failure(death: Death) -> int:

@@ -39,6 +39,7 @@ _SETTINGS = (
     *("hicache_size", "pp_size", "enable_torch_compile", "disable_custom_all_reduce", "grammar_backend"),
     *("disaggregation_transfer_backend", "disaggregation_ib_device", "disaggregation_decode_enable_offload_kvcache"),
     *("disaggregation_decode_enable_radix_cache", "enable_lmcache", "ep_size"),
+    *("tokenizer_worker_num", "device"),
     *("model_path", "speculative_draft_model_path", "speculative_eagle_topk", "speculative_num_draft_tokens"),
     *("dtype", "trust_remote_code", "enable_multimodal", "pp_size", "ep_size"),
     *("enable_mixed_chunk", "enable_piecewise_cuda_graph", "enforce_piecewise_cuda_graph", "enable_memory_saver"),

@@ -28,6 +28,8 @@ MARKS = (
     (b"No RDMA devices found", "transport_no_rdma"),
     (b"Found 0 HCAs", "transport_no_rdma"),
     (b"onnection timed out", "transport_timed_out"),
+    (b"data transfer timeout", "transport_slow"),
+    (b"Failed to complete transfers after", "transport_slow"),
     (b"fp8e4nv not supported", "no_fp8_e4m3"),
     (b"NIXL_ERR_", "transport_nixl"),
     # SGLang's router on what a worker answered to a client's mistake.

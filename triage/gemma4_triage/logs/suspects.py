@@ -230,7 +230,7 @@ PARTS: tuple[Part, ...] = (
     Part(
         "split-server",
         "the split of prefill and decode, or with the same --tp on both sides",
-        files=re.compile(r"(?:disaggregation|mooncake\w*|nixl\w*|conn)\.py|.* \w*disagg\w*$"),
+        files=re.compile(r"(?:disaggregation|mooncake(?!_store)\w*|nixl(?!_?hi)\w*|conn)\.py|.* \w*disagg\w*$"),
     ),
     Part(
         "moe",
@@ -323,6 +323,7 @@ _FEATURES = {
     "enable_eplb": (r"eplb", ""),
     "cpu_offload_gb": (r"offload", ""),
     "hicache_storage_backend": (r"storage|mooncake|hf3fs|prefetch", ""),
+    "tokenizer_worker_num": (r"multi_?tokenizer|http_worker|ipc_name", "with --tokenizer-worker-num 1"),
 }
 # Of no use as a hint: they stand in half of all frames.
 _COMMON = frozenset(
@@ -354,6 +355,16 @@ def _telling(setting: str) -> list[str]:
     return [word for word in setting.split("_") if word not in _COMMON and len(word) > 2]
 
 
+_NO_CUDA = (
+    "this server runs on {0}, for which some code is lacking: a later release; until then requests without log "
+    "probabilities, forms of answers, adapters and images, or a GPU of NVIDIA"
+)
+_NO_GRAMMARS = (
+    "this server has no --grammar-backend: name one (xgrammar), or refuse response_format, regex and tools of a fixed "
+    "form before they reach it"
+)
+
+
 def switched_on(facts: LogFacts, death: Death | None = None) -> tuple[str, ...]:
     """Return what to leave out of this server's start, one at a time; empty if its start shows nothing.
 
@@ -362,9 +373,13 @@ def switched_on(facts: LogFacts, death: Death | None = None) -> tuple[str, ...]:
         death: what a process died of; what that names comes first.
     """
     on = features(facts)
+    device = facts.settings.get("device", "None")
+    elsewhere = device not in (*_OFF, "cuda", "auto")
     named = [one for one in on if death is not None and one.is_named(death)]
     rest = [one.flag for one in on if one not in named]
     return (
+        *((_NO_CUDA.format(device),) * elsewhere),
+        *((_NO_GRAMMARS,) * (facts.settings.get("grammar_backend") == "none")),
         *(f"once {one.without}: the exception names what it is about" for one in named),
         *(
             (f"this server has {', '.join(rest)}: leave out one at a time, with the same load, until it holds",)

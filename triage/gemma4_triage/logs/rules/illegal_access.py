@@ -83,13 +83,42 @@ def _of_the_pool(facts: LogFacts, death: Death) -> Finding:
 def _of_anything(facts: LogFacts, death: Death) -> Finding:
     return Finding(
         rule=RULE.id,
-        cause="A kernel left its buffer. The log does not say which: such an error is noticed after the kernel.",
+        cause=f"A kernel left its buffer. {_noticed(facts, death)}",
         confidence=Confidence.POSSIBLE,
         evidence=(*_evidence(facts, death), *_settings(facts)),
         ruled_out_if=("the probes trap nothing before the same crash",),
-        advice=_apart(facts, death),
+        advice=(*_together(facts, death), *_apart(facts, death)),
         next_commands=(_SERVE,),
     )
+
+
+def _noticed(facts: LogFacts, death: Death) -> str:
+    """Say where it was noticed: a library that launches kernels itself asks for errors as it does."""
+    if death.package not in _LAUNCHERS:
+        return "The log does not say which: such an error is noticed after the kernel."
+    function = death.frames[-1].partition(" ")[2]
+    return (
+        f"It was noticed as {death.package} launched {function or 'a kernel'}"
+        f"{f', on {alike} ranks alike' if (alike := _alike(facts, death)) > 1 else ''}: that kernel, or one before it."
+    )
+
+
+_LAUNCHERS = frozenset(
+    {"deep_gemm", "flashinfer", "flash_attn", "flash_mla", "sgl_kernel", "triton", "tilelang", "deep_ep"}
+)
+
+
+def _alike(facts: LogFacts, death: Death) -> int:
+    """Return how many ranks died of the same in the same frame."""
+    return len({one.rank for one in facts.deaths if (one.type_name, one.frame) == (death.type_name, death.frame)})
+
+
+def _together(facts: LogFacts, death: Death) -> tuple[str, ...]:
+    together = (
+        "all ranks fell at one call: it is the request, and no card. Send the last one alone, then half as long; "
+    )
+    together += "if only long ones do it, --context-length bounds them until a later release"
+    return (together,) if _alike(facts, death) > 1 else ()
 
 
 def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:

@@ -83,6 +83,16 @@ _TRANSPORTS = (
         ),
     ),
     (
+        "transport_slow",
+        "one transfer did not end within Mooncake's own time: a large one, of a long prompt, or a slow network",
+        (
+            "SGLANG_MOONCAKE_MAX_TRANSFER_BATCH_INDICES bounds one transfer, in a release that has it; a smaller "
+            "--chunked-prefill-size does too; MC_TRANSFER_TIMEOUT (seconds) waits longer",
+            "RDMA in place of TCP: --disaggregation-ib-device, /dev/infiniband in the container",
+            "once with --disaggregation-transfer-backend nixl",
+        ),
+    ),
+    (
         _NIXL,
         "NIXL refused to prepare or to make a transfer",
         (

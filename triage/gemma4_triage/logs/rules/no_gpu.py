@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import Rule, of_failure, remarked, says
+from gemma4_triage.logs.rule import Rule, of_failure, of_settings, remarked, says
 
 _NONE = re.compile(
-    r"No CUDA GPUs are available|could not select device driver|no CUDA-capable device is detected|"
+    r"No CUDA GPUs are available|0 active drivers|could not select device driver|no CUDA-capable device is detected|"
     r"No accelerator \(.*\) is available|Torch not compiled with CUDA enabled|"
     r"Failed to infer device type|Found no NVIDIA driver"
 )
@@ -31,6 +31,9 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     death = next(filter(_explains, facts.failures), None)
     if death is None:
         return
+    if "active drivers" in death.message and facts.settings.get("device") not in (None, "None", "cuda"):
+        yield _triton_without_gpu(facts, death)
+        return
     if says(_DRIVER)(death) or "old_driver" in facts.remarks:
         yield _old_driver(facts, death)
         return
@@ -45,6 +48,21 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
             "python -c 'import torch; print(torch.version.cuda)': None is a build of torch for the CPU",
         ),
         next_commands=("gemma4-triage doctor",),
+    )
+
+
+def _triton_without_gpu(facts: LogFacts, death: Death) -> Finding:
+    device = facts.settings["device"]
+    return Finding(
+        rule=RULE.id,
+        cause=f"A Triton kernel was called on a server for {device}, for which Triton has no driver: this release has "
+        "no other code for that step of this model.",
+        confidence=Confidence.LIKELY,
+        evidence=(*of_failure(facts, death, "what Triton said"), *of_settings(facts, "device", "attention_backend")),
+        advice=(
+            f"a later release of SGLang, whose code for {device} may cover the model; or a GPU",
+            "--attention-backend torch_native, if the frames above it are of an attention backend",
+        ),
     )
 
 

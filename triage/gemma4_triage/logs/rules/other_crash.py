@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
@@ -41,14 +42,16 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
         if waited:
             code = "another process, which it had started and waited for, ended before it was ready"
             code += _of_the_signal(death)
+        handled = _handled(death) if first else None
         yield Finding(
             rule=ID,
             cause=f"A process died of {death.type_name or 'an error'}{on_rank(death.rank)}"
             f"{', in ' + death.frame if death.frame else ''}; "
-            f"{code or 'no rule here knows its cause'}.{_stands_in(death)}",
+            f"{code or 'no rule here knows its cause'}.{_stands_in(death)}{handled.what if handled else ''}",
             confidence=Confidence.LIKELY if code else Confidence.POSSIBLE,
             evidence=tuple(_evidence(facts, death, first)),
             advice=(
+                *((handled.look,) if handled else ()),
                 *((_WHERE if waited else _PACKAGES if "imported" in code else _OTHER_BUILD,) if code else ()),
                 *((_OF_A_PACKAGE.format(death.package),) if _in_a_package(death) else ()),
                 _next_step(death, beginning),
@@ -57,6 +60,65 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
             ),
             next_commands=_commands(death),
         )
+
+
+@dataclass(frozen=True)
+class _Handled:
+    """What a scheduler had in hand.
+
+    Attributes:
+        functions: that take it.
+        what: it is, as a sentence behind another.
+        look: what to try first.
+    """
+
+    functions: re.Pattern[str]
+    what: str
+    look: str
+
+
+_HANDLED = (
+    _Handled(
+        re.compile(r"\w*abort\w*$"),
+        " It took an abort, of a request that was no longer there or not yet whole.",
+        "a later release: an abort can race with its request's end; until then clients that wait longer and give up "
+        "fewer requests at once",
+    ),
+    _Handled(
+        re.compile(r"\w*log_?probs?\w*$|_normalize_decode_outputs$"),
+        " It made up the log probabilities of a step, which a request had asked for.",
+        "once with requests that ask for no log probabilities (logprobs, return_logprob, prompt_logprobs); a later "
+        "release",
+    ),
+    _Handled(
+        re.compile(r"(?:init|destroy|update|receive|pull)_weights\w*|\w*weights_from_\w+$"),
+        " It put new weights into the running server, as a trainer asks for.",
+        "restart it with those weights on disk; names, shapes, dtype and parallelism that the trainer sends have to be "
+        "the server's",
+    ),
+    _Handled(
+        re.compile(r"(?:release|resume)_memory_\w+|\w*(?:onload|wake_up)\w*$"),
+        " It gave memory up or took it back, as a trainer asks for between two steps.",
+        "no request may run meanwhile (pause_generation, flush_cache first); once without --enable-memory-saver",
+    ),
+    _Handled(
+        re.compile(r"\w*_session\w*$"),
+        " It served a session of requests.",
+        "once with requests without session_params; a later release",
+    ),
+    _Handled(
+        re.compile(r"\w*(?:start|stop)_profile\w*$"),
+        " It profiled itself, as somebody had asked for.",
+        "do without the profile (/start_profile), or once with fewer activities; a later release",
+    ),
+)
+_HANDLING = 3  # frames
+
+
+def _handled(death: Death) -> _Handled | None:
+    """Return what the innermost frames took in hand, by the names of their functions; None if those do not say."""
+    names = [frame.partition(" ")[2] for frame in reversed(death.frames[-_HANDLING:])]
+    return next((one for name in names for one in _HANDLED if one.functions.match(name)), None)
 
 
 _WAITED = re.compile(r".* _?(?:wait_\w*|launch_(?:server|subprocess|worker)\w*|execute_server_warmup)$")
@@ -167,7 +229,7 @@ def _suspect(facts: LogFacts, death: Death) -> tuple[str, ...]:
     return (
         *((stages,) if staged else ()),
         *((f"once without {part.without}: if it then does not happen, that is the part at fault",) if part else ()),
-        *((own.look,) if part is None and own is not None else ()),
+        *((own.look,) if own is not None and (part is None or "--hicache-storage-backend" in own.look) else ()),
     )
 
 

@@ -47,7 +47,13 @@ def _explains(death: Death) -> bool:
     if death.type_name not in ("AssertionError", "IndexError", "RuntimeError", "ValueError", "NotImplementedError"):
         return False
     said = f"{death.type_name}: {death.message}"
-    if "CUDA error" in said or "HIP error" in said or "out of memory" in said or "Quantization method" in said:
+    if (
+        "CUDA error" in said
+        or "CUDA_ERROR" in said
+        or "HIP error" in said
+        or "out of memory" in said
+        or "Quantization method" in said
+    ):
         return False
     # A width that ranks divide below a block is told as that.
     if OF_A_SPLIT.search(said):

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import at, exception_text, of_failure, of_settings, on_rank
+from gemma4_triage.logs.suspects import features
 
 ID = "refused-by-check"
 TITLE = "a check of SGLang's own refused something, and says what"
@@ -240,6 +241,7 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
         advice=(
             *((f"what it asks for: {asked[0].strip()}",) if asked else ()),
             *((f"change or leave out {', '.join(flags)}",) if flags else ()),
+            *(f"once {one.without}: its code raised it" for one in features(facts) if one.is_named(death)),
             *((f"--dtype {dtype[1]}",) if (dtype := _DTYPE.search(said)) else ()),
             part.look,
         ),

@@ -102,6 +102,11 @@ _KINDS = {
             "clients that wait for ever after that: once with --tokenizer-worker-num 1",
         ),
     ),
+    "lost-answer": _Kind(
+        "answers did not find their way back to the tokenizer worker that had asked, so that clients, and the start's "
+        "own first request, wait for ever",
+        ("once with --tokenizer-worker-num 1; then a later release", _STACKS),
+    ),
     "weights-update": _Kind(
         "the weights of the running server could not be replaced, and may be replaced in part",
         (

@@ -12,7 +12,8 @@ from gemma4_triage.logs.rule import Wording, of_wordings, remarked
 
 BUILDS = re.compile(r"(?i)ninja build failed|Command '\['ninja'|Error building extension")
 _PINNED_TRANSFORMERS = (
-    "pip show transformers sglang; upgrade SGLang together with the transformers of its pyproject, or take its image"
+    "pip show transformers sglang; upgrade SGLang together with the transformers of its pyproject, or take its image; "
+    "of SGLang's main branch take a release instead"
 )
 _WORDINGS = (
     Wording(
