@@ -30,8 +30,8 @@ def base_install(tmp_path_factory) -> Path:
     if not UV.exists():
         pytest.skip(f"{UV} is not there")
     checkout = tmp_path_factory.mktemp("checkout")
-    # A copy: building in the checkout would leave build/ behind, from which later builds take stale files.
-    for name in ("pyproject.toml", "README.md", "LICENSE", "constraints.txt", "constraints-0.5.23.txt"):
+    # A copy: a build leaves an egg-info in the checkout.
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "constraints.txt", "constraints-0.5.23.txt"):
         shutil.copy(REPOSITORY / name, checkout)
     for name in SOURCES:
         ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.trace.json.gz")

@@ -228,3 +228,16 @@ def test_a_wheel_says_where_sglang_is_and_carries_types_samples_and_constraints(
     assert {f"samples/{sample.file}" for sample in SAMPLES if sample.is_log} <= shared
     assert {f"samples/{sample.file}/manifest.json" for sample in SAMPLES if not sample.is_log} <= shared
     assert not [name for name in held if "toys" in name and name.endswith(".safetensors")]
+
+
+def test_what_an_earlier_build_left_is_in_no_wheel(copied):
+    """What setuptools finds in build/ it packs, modules that were deleted since too."""
+    for left in ("lib/gemma4_triage/deleted.py", "bdist.linux-x86_64/wheel/gemma4_dumps/interrupted.py"):
+        stale = copied / "build" / left
+        stale.parent.mkdir(parents=True, exist_ok=True)
+        stale.write_text("")
+    with zipfile.ZipFile(built(copied, "wheel")) as wheel:
+        held = set(wheel.namelist())
+    assert {"gemma4_triage/__init__.py", "gemma4_dumps/__init__.py"} <= held
+    assert not {"gemma4_triage/deleted.py", "gemma4_dumps/interrupted.py"} & held
+    assert len([path for path in (copied / "build").rglob("*") if path.is_file()]) == 2
