@@ -37,7 +37,7 @@ class LiveLine:
     def update(self, text: str) -> None:
         """Replace the live line; nothing where there is none."""
         if self._status:
-            self._status.update(Text(text))
+            self._status.update(Text(printable(text)))
 
     def engines(self, phases: dict[str, str | None], otherwise: str, elapsed_s: float) -> None:
         """Replace the live line by what each engine does that runs, or by `otherwise` while none does."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,12 @@ _UNPRINTABLE = re.compile(
     r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     r"\U000e0000-\U000e007f]"
 )
+
+
+def print_plain(text: str) -> None:
+    """Print lines on stdout as they are, for whoever cuts or copies them, but for what could command the terminal."""
+    for line in text.split("\n"):
+        print(printable(line))
 
 
 def emit_json(kind: str, fields: dict[str, Any]) -> None:
@@ -131,7 +139,26 @@ def printable(text: str) -> str:
 
 def _escaped(match: re.Match[str]) -> str:
     code = ord(match[0])
-    return _NAMED.get(match[0]) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
+    return _NAMED.get(match[0]) or (
+        f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    )
+
+
+def shell_words(words: Iterable[str]) -> str:
+    """Return words quoted for a shell, as shlex.join does, with what could command the terminal as `$'\\x1b'`.
+
+    That is the same word in bash, zsh and today's POSIX, and nothing hides in it.
+    """
+    return " ".join(map(_shell_word, words))
+
+
+def _shell_word(word: str) -> str:
+    if printable(word) == word:
+        return shlex.quote(word)
+    return f"$'{printable(word.replace(_BACKSLASH, 2 * _BACKSLASH).replace(_QUOTE, _BACKSLASH + _QUOTE))}'"
+
+
+_BACKSLASH, _QUOTE = "\\", "'"
 
 
 def size_text(size_bytes: int) -> str:

@@ -27,7 +27,7 @@ from gemma4_triage.cli.option_names import as_typed, in_todays_words, take_one_f
 from gemma4_triage.cli.shells import COMPLETE_VARIABLE, SHELLS, prepare_answers, print_script
 from gemma4_triage.cli.streams import abandon_stdout, prepare_streams, stdout_is_lost
 from gemma4_triage.errors import Interrupted
-from gemma4_triage.terminal import MANNER, emit_json, warn
+from gemma4_triage.terminal import MANNER, emit_json, print_plain, warn
 
 VERBS: tuple[str, ...] = (
     "repro",
@@ -178,7 +178,8 @@ def _run(words: list[str], typed: list[str]) -> int:
         if isinstance(error, OSError) and stdout_is_lost(error):
             raise
         if os.environ.get(TRACEBACK_VARIABLE) == "1" or MANNER.verbose:
-            traceback.print_exc()
+            for line in traceback.format_exc().splitlines():
+                warn(line)
         if _began_with_an_interrupt(error):
             return _fail("interrupted", "", ExitCode.INTERRUPTED, words)
         hint = "-v shows the traceback: attach it to a bug report"
@@ -233,7 +234,7 @@ def _fail_usage(error: Any, words: Sequence[str]) -> int:
     message = getattr(error, "format_message", error.__str__)()
     if type(error).__name__ == "NoArgsIsHelpError":
         # Asking for nothing gets the help, and is still not a successful run.
-        print(message)
+        print_plain(message)
         return ExitCode.USAGE
     command = getattr(context, "command_path", None) or _command_of(words)
     meant = _meant_to_read(message, command, words) if command in _READERS else None
@@ -274,7 +275,7 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        print(f"gemma4-triage {version('gemma4-triage')}")
+        print_plain(f"gemma4-triage {version('gemma4-triage')}")
         raise typer.Exit
 
 

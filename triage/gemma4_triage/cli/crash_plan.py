@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from gemma4_triage.cli.server_start import HOST_ENGINE, PATCHES, Start, plan_for
 from gemma4_triage.errors import EnvironmentCannot, UsageMistake
 from gemma4_triage.inspection.checkpoint import check_assistant, check_target
 from gemma4_triage.inspection.cuda_presence import cuda_devices
+from gemma4_triage.terminal import shell_words
 
 SM100, SM90 = "sm100", "sm90"
 _NO_GPU = "gemma4-triage repro crash --matrix says what this machine can run; --toy runs a cell on this CPU"
@@ -64,7 +64,7 @@ class Asked:
         words = ["gemma4-triage", "repro", "crash", self.cell.id, *(["--toy"] if self.toy else [])]
         words += [word for name, value in options.items() if value is not None for word in (name, value)]
         words += [word for load in self.loads for word in ("--load", load.id)]
-        return shlex.join([*words, *(["--", *self.more] if self.more else [])])
+        return shell_words([*words, *(["--", *self.more] if self.more else [])])
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def shown_lines(asked: Asked, checkpoints: Checkpoints, port: int, folder: str) 
     """Return the shell lines of the server and of its clients, in the order in which to start them."""
     server = [*_SERVER, *serve_words(asked, checkpoints, port, f"{folder}/dumps")]
     clients = [["python", *words] for _, _, words in _clients(asked, checkpoints, port, folder)]
-    return [shlex.join(words) for words in (server, *clients)]
+    return [shell_words(words) for words in (server, *clients)]
 
 
 def make_plan(asked: Asked, checkpoints: Checkpoints, port: int, folder: Path, time_limit_s: float | None) -> Plan:

@@ -10,7 +10,7 @@ from gemma4_dumps.errors import ExitCode
 from gemma4_triage.cli import completions
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.errors import EnvironmentCannot, UsageMistake
-from gemma4_triage.terminal import emit_json, stdout_console
+from gemma4_triage.terminal import emit_json, print_plain, stdout_console
 
 
 def register(app: typer.Typer) -> None:
@@ -75,7 +75,7 @@ def _print_constraints(extra: str, as_json: bool) -> None:
         lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
         emit_json("constraints", {"extra": extra, "constraints": lines})
     else:
-        print(path.read_text(), end="")
+        print_plain(path.read_text().rstrip("\n"))
 
 
 def _print(checks: list) -> None:

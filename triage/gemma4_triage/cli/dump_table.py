@@ -8,7 +8,7 @@ from gemma4_dumps.included import sensitive, words
 from gemma4_dumps.listing import ListedDump
 from gemma4_dumps.verify import VerifyReport
 from gemma4_triage.inspection.provenance_sentence import place
-from gemma4_triage.terminal import add_row, clean_text, plain_table, printable, size_text, stdout_console
+from gemma4_triage.terminal import add_row, clean_text, plain_table, print_plain, printable, size_text, stdout_console
 
 _COLUMNS = ("id", "dump", "verdict", "where", "size")
 WIDTH_FOR_NAMES = 140
@@ -41,7 +41,7 @@ def print_listing(entries: Iterable[ListedDump]) -> tuple[int, int]:
         cells = _words(entry, full)
         if not "".join(cells).isprintable():
             cells = tuple(map(printable, cells))
-        print("  ".join(map(str.ljust, cells, widths)).rstrip())
+        print_plain("  ".join(map(str.ljust, cells, widths)).rstrip())
         count, size_bytes = count + 1, size_bytes + entry.size_bytes
     return count, size_bytes
 

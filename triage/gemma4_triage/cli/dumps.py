@@ -11,7 +11,7 @@ from gemma4_triage.cli.dumps_export import export
 from gemma4_triage.cli.durations import parse_age
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.cli.store_options import ONE_DUMP, Directory, open_store
-from gemma4_triage.terminal import MANNER, emit_json, printable, say, size_text
+from gemma4_triage.terminal import MANNER, emit_json, print_plain, say, size_text
 
 DumpName = Annotated[
     str,
@@ -63,7 +63,7 @@ def list_dumps(
         return
     if MANNER.quiet:
         for name in (*shown, *moved):
-            print(printable(name))
+            print_plain(name)
         return
     if not shown and not moved:
         say(f"no dumps in {store.root}")
@@ -150,6 +150,6 @@ def prune(
         emit_json("dump-removal", dump_documents.removal(store.root, removals, dry_run))
         return
     for removal in removals:
-        print(removal.entry.dump_id)
+        print_plain(removal.entry.dump_id)
     size = size_text(sum(removal.entry.size_bytes for removal in removals))
     say(f"{'Would remove' if dry_run else 'Removed'} {number_of(len(removals), 'dump')}, {size}, from {store.root}")

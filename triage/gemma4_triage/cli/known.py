@@ -15,7 +15,7 @@ from gemma4_triage.cli.read_logs import read_logs
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.errors import NothingChecked, UsageMistake
 from gemma4_triage.input_file import read_input
-from gemma4_triage.terminal import MANNER, emit_json, stdout_console
+from gemma4_triage.terminal import MANNER, emit_json, print_plain, stdout_console
 
 if TYPE_CHECKING:
     from gemma4_triage.known_issues.record import KnownIssue
@@ -60,7 +60,7 @@ def list_known(
     if as_json:
         emit_json("known-issues", list_document(chosen))
     elif MANNER.quiet:
-        print("\n".join(issue.id for issue in chosen))
+        print_plain("\n".join(issue.id for issue in chosen))
     else:
         print_list(stdout_console(), chosen)
 

@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 from gemma4_triage.cli import completions
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.errors import UsageMistake
-from gemma4_triage.terminal import MANNER, add_row, emit_json, plain_table, print_line, say, stdout_console
+from gemma4_triage.terminal import MANNER, add_row, emit_json, plain_table, print_line, print_plain, say, stdout_console
 
 if TYPE_CHECKING:
     from gemma4_runtime.patch import Patch
@@ -111,7 +111,7 @@ def list_patches(
         emit_json("patches", {"patches": rows})
         return
     if MANNER.quiet:
-        print("\n".join(row["id"] for row in rows))
+        print_plain("\n".join(row["id"] for row in rows))
         return
     _print_list(rows)
     say("gemma4-triage patches explain ID says everything about one of them, and how to switch it on and off.")

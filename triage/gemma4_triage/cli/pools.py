@@ -12,7 +12,7 @@ from gemma4_triage.cli import completions
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.errors import UsageMistake
 from gemma4_triage.output_file import refuse_existing, refuse_other_than_svg, write_text
-from gemma4_triage.terminal import emit_json, stdout_console
+from gemma4_triage.terminal import emit_json, print_plain, stdout_console
 
 if TYPE_CHECKING:
     from gemma4_triage.pools.memory import Memory
@@ -163,7 +163,7 @@ def pools(
     if out is not None:
         _draw(plan, out)
     if apply:
-        print(server_flag(plan))
+        print_plain(server_flag(plan))
     elif as_json:
         emit_json(KIND, pools_document(plan, memory, owner_only, start))
     else:

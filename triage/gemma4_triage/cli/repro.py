@@ -13,7 +13,7 @@ from gemma4_triage.cli.finished_run import finish
 from gemma4_triage.cli.include_options import IncludeKv, IncludeTokens, include_value
 from gemma4_triage.cli.shared_options import AsJson, Force, Output
 from gemma4_triage.errors import NothingChecked, UsageMistake
-from gemma4_triage.terminal import MANNER, emit_json, say, stdout_console
+from gemma4_triage.terminal import MANNER, emit_json, print_plain, say, stdout_console
 
 if TYPE_CHECKING:
     from gemma4_repro.runner import Options, Run
@@ -152,7 +152,7 @@ def _list_scenarios(as_json: bool) -> None:
     if as_json:
         emit_json("scenario-list", scenario_list(SCENARIOS))
     elif MANNER.quiet:
-        print("\n".join(scenario.id for scenario in SCENARIOS))
+        print_plain("\n".join(scenario.id for scenario in SCENARIOS))
     else:
         print_scenarios(stdout_console(), SCENARIOS)
         say("gemma4-triage repro SCENARIO runs one; gemma4-triage repro corpus runs every known fault under all probes")

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from gemma4_triage.cli.finished_run import finish
-from gemma4_triage.terminal import MANNER, emit_json, say, stdout_console
+from gemma4_triage.terminal import MANNER, emit_json, print_plain, say, stdout_console
 
 if TYPE_CHECKING:
     from gemma4_repro.corpus.runner import CorpusRun, Options
@@ -23,7 +23,7 @@ def list_cases(as_json: bool) -> None:
     if as_json:
         emit_json("corpus-list", cases.model_dump(mode="json"))
     elif MANNER.quiet:
-        print("\n".join(case.id for case in (*FAULTS, *CLEAN)))
+        print_plain("\n".join(case.id for case in (*FAULTS, *CLEAN)))
     else:
         print_cases(stdout_console(), cases)
         say("gemma4-triage repro corpus runs all of them; --only IDS some")

@@ -14,7 +14,7 @@ from gemma4_triage.cli.durations import METAVAR, time_from
 from gemma4_triage.cli.finished_run import show
 from gemma4_triage.cli.shared_options import AsJson, Force, Output
 from gemma4_triage.errors import EnvironmentCannot, UsageMistake
-from gemma4_triage.terminal import emit_json, say, stdout_console
+from gemma4_triage.terminal import emit_json, print_plain, say, stdout_console
 
 if TYPE_CHECKING:
     from gemma4_repro.crash.runner import Plan
@@ -226,7 +226,7 @@ def _dry_run(asked: Asked, port: int | None, as_json: bool) -> int:
         return ExitCode.OK
     say("# the server; the clients below it once it is ready, one after the other")
     for line in lines:
-        print(line)
+        print_plain(line)
     return ExitCode.OK
 
 

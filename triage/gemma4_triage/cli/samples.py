@@ -13,7 +13,7 @@ import typer
 from gemma4_triage.cli import completions
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.errors import EnvironmentCannot, UsageMistake
-from gemma4_triage.terminal import MANNER, emit_json, print_line, say, stdout_console
+from gemma4_triage.terminal import MANNER, emit_json, print_line, print_plain, say, stdout_console
 
 
 def register(app: typer.Typer) -> None:
@@ -77,7 +77,7 @@ def samples(
     console = stdout_console()
     for row in found:
         if MANNER.quiet:
-            print(row["id"])
+            print_plain(row["id"])
             continue
         print_line(console, f"{row['id']}: {row['title']}")
         print_line(console, f"  {row['command']}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -14,7 +13,7 @@ from gemma4_triage.cli import completions
 from gemma4_triage.cli.include_options import IncludeKv, IncludeTokens, include_value
 from gemma4_triage.cli.option_names import other_names
 from gemma4_triage.errors import EnvironmentCannot, UsageMistake
-from gemma4_triage.terminal import emit_json, say
+from gemma4_triage.terminal import emit_json, print_plain, say, shell_words
 
 if TYPE_CHECKING:
     from gemma4_triage.cli.server_start import Start
@@ -185,7 +184,7 @@ def serve(
     if as_json:
         emit_json("serve", _document(start))
     elif dry_run:
-        print(start.shell_line)
+        print_plain(start.shell_line)
     else:
         _become_the_server(start)
 
@@ -214,12 +213,12 @@ def _effective(start: Start) -> Iterator[str]:
     if settings.mode is not Mode.OFF and settings.allow_missing:
         yield "the server also starts without a probe whose target is missing; it names each as PROBE NOT ATTACHED"
     if settings.host_engine is not HostEngine.OFF:
-        yield f"arguments added for the CPU: {shlex.join(start.added) or 'none, all were given'}"
+        yield f"arguments added for the CPU: {shell_words(start.added) or 'none, all were given'}"
     for name, value in start.overridden.items():
-        now = shlex.quote(start.variables[name])
-        yield f"{name}={now}, not the inherited {shlex.quote(value)}: an option wins over a variable"
+        now = shell_words([start.variables[name]])
+        yield f"{name}={now}, not the inherited {shell_words([value])}: an option wins over a variable"
     for name, value in start.kept.items():
-        yield f"{name}={shlex.quote(value)} was inherited and is kept; the host engine was tested with another value"
+        yield f"{name}={shell_words([value])} was inherited and is kept; the host engine was tested with another value"
     if start.patches:
         yield f"dumps: {start.dump_folder}"
         yield f"guard manifests, one per process: {start.dump_folder / 'guards'}"

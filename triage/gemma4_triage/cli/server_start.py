@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from gemma4_triage.cli.server_arguments import missing_cpu_arguments
 from gemma4_triage.errors import EnvironmentCannot
 from gemma4_triage.inspection.cuda_presence import cuda_is_present
 from gemma4_triage.inspection.environment import guard_obstacles
+from gemma4_triage.terminal import shell_words
 
 PATCHES, HOST_ENGINE = "GEMMA4_TRIAGE_PATCHES", "GEMMA4_TRIAGE_HOST_ENGINE"
 _DEFAULT_PATCHES = "default"
@@ -64,10 +64,10 @@ class Start:
 
     @property
     def shell_line(self) -> str:
-        """Assignments and command, quoted for a POSIX shell."""
+        """Assignments and command, quoted for a shell."""
         # Only the value may be quoted: a shell takes 'NAME=a b' for a command.
-        words = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items()]
-        return " ".join([*words, shlex.join(self.command)])
+        words = [f"{name}={shell_words([value])}" for name, value in self.variables.items()]
+        return " ".join([*words, shell_words(self.command)])
 
 
 _MODE = "SGLANG_TRTLLM_MHA_DEBUG"

@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from gemma4_triage.errors import UsageMistake
+from gemma4_triage.terminal import print_plain
 
 SHELLS = ("bash", "zsh", "fish")
 COMPLETE_VARIABLE = "_GEMMA4_TRIAGE_COMPLETE"
@@ -25,8 +26,8 @@ def print_script(shell: str | None) -> None:
     if shell not in SHELLS:
         raise UsageMistake(f"there is no completion for {shell!r}", f"shells: {', '.join(SHELLS)}")
     if shell == "zsh":
-        print(_ZSH_BEFORE)
-    print(get_completion_script(prog_name="gemma4-triage", complete_var=COMPLETE_VARIABLE, shell=shell))
+        print_plain(_ZSH_BEFORE)
+    print_plain(get_completion_script(prog_name="gemma4-triage", complete_var=COMPLETE_VARIABLE, shell=shell))
     raise typer.Exit
 
 
