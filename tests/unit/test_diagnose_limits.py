@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -45,7 +46,9 @@ class TestFarTooMuch:
         (incident,) = document["incidents"]
         assert (code, len(incident["dumps"]), document["files_not_read"]) == (1, 2, 4)
         assert "not read: 4 files and folders: reading ends after 2 pieces of evidence" in document["err"]
-        assert "--limit 0 for all" in document["err"]
+        assert (
+            f", before {tmp_path}/2/renamed/manifest.json; name a part of it, or --limit 0 for all" in document["err"]
+        )
         _, _, document = rules(cli, tmp_path, "--limit", "0")
         assert (document["files_not_read"], len(document["incidents"][0]["dumps"])) == (0, 5)
         # A store by itself has the same limits.
@@ -122,7 +125,7 @@ class TestFarTooMuch:
         code, found, document = rules(cli, tmp_path)
         assert (code, document["clean"], document["files_not_read"], any(found)) == (4, False, 6, False)
         assert document["summary"]["not_read"] == "6 files and folders not read"
-        assert "not read: 6 older logs; --limit 0 reads all of them" in document["err"]
+        assert f"not read: 6 older logs, the newest of them {tmp_path}/5.log; --limit 0 reads all" in document["err"]
         last = cli("diagnose", tmp_path)[1].splitlines()[-1]
         assert last == "no incident found in what was read of 64 runs: 6 files and folders not read"
         code, _, document = rules(cli, tmp_path, "--limit", "0")
@@ -159,12 +162,36 @@ class TestFarTooMuch:
         assert code == 1
         assert document["files_not_read"] == 6
 
+    def test_what_is_not_read_is_named_with_its_whole_path(self, cli, tmp_path, monkeypatch):
+        (tmp_path / "ours/closed").mkdir(parents=True)
+        for name in ("a.log", "b.log"):
+            shutil.copy(LOGS / "pool-leak.log", tmp_path / "ours" / name)
+        os.utime(tmp_path / "ours/a.log", (0, 0))
+        monkeypatch.chdir(tmp_path)
+
+        def closed(path):
+            if Path(path).name == "closed":
+                raise PermissionError(13, "Permission denied")
+            return scandir(path)
+
+        scandir = os.scandir
+        monkeypatch.setattr(os, "scandir", closed)
+        monkeypatch.setattr(sources, "MAX_LOGS", 1)
+        err = cli("diagnose", "ours")[2]
+        assert f"not read: {tmp_path}/ours/closed: Permission denied\n" in err
+        assert f"not read: 1 older log, the newest of them {tmp_path}/ours/a.log; " in err
+        code, _, err = cli("diagnose", "ours/closed")
+        assert (code, f"error: {tmp_path}/ours/closed cannot be read: Permission denied\n" in err) == (4, True)
+        monkeypatch.setattr(sources, "MAX_FILES", 2)
+        assert f"after 50000 files and folders, before {tmp_path}/ours/" in cli("diagnose", "ours")[2]
+
     def test_folders_inside_one_another(self, cli, tmp_path):
         folder = tmp_path.joinpath(*["d"] * 30)
         folder.mkdir(parents=True)
         shutil.copy(LOGS / "pool-leak.log", folder)
         code, _, err = cli("diagnose", tmp_path)
         assert (code, "not read: 1 file or folder: reading ends at 24 folders inside one another" in err) == (5, True)
+        assert f", before {tmp_path.joinpath(*['d'] * 25)}; " in err
         assert cli("diagnose", tmp_path / "d/d/d/d/d/d/d")[0] == 1
 
     def test_zips_together(self, cli, tmp_path, monkeypatch):

@@ -289,10 +289,10 @@ class TestNamedFiles:
             folder.chmod(0o755)
         cli("diagnose", LOGS / "pool-leak.log")
         expected = {
-            "closed": (4, "closed cannot be read: Permission denied"),
+            "closed": (4, f"{tmp_path}/closed cannot be read: Permission denied"),
             "closed/a.log": (4, "closed cannot be read: Permission denied"),
             "closed.log": (2, "closed.log cannot be read: Permission denied"),
-            "half": (1, "closed cannot be read: Permission denied"),
+            "half": (1, f"not read: {tmp_path}/half/closed: Permission denied"),
         }
         for name, (code, said) in expected.items():
             reads, writes = os.pipe()

@@ -145,9 +145,9 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def shell_words(words: Iterable[str]) -> str:
-    """Return words quoted for a shell, as shlex.join does, with what could command the terminal as `$'\\x1b'`.
+    """Return words quoted for a shell, as shlex.join does, and those that could command the terminal as `$'...'`.
 
-    That is the same word in bash, zsh and today's POSIX, and nothing hides in it.
+    In that form bash, zsh and today's POSIX read escapes, so it is the same word, and nothing hides in it.
     """
     return " ".join(map(_shell_word, words))
 

@@ -43,37 +43,36 @@ class Budget:
         self._pieces = MAX_PIECES if limited else None
         self._bytes = MAX_PARSED_BYTES
         self._reached = ""
+        self._first = Path()
 
-    def admits(self, parsed: Path | None = None) -> bool:
-        """Return whether one more piece may be read, and count it; `parsed` is its file of JSON."""
-        size = 0
-        if parsed is not None:
-            try:
-                size = min(os.path.getsize(parsed), MAX_MANIFEST_BYTES)
-            except OSError:
-                size = 0
+    def admits(self, path: Path, is_parsed: bool = True) -> bool:
+        """Return whether one more piece may be read, and count it; `is_parsed` says that it is a file of JSON."""
+        try:
+            size = min(os.path.getsize(path), MAX_MANIFEST_BYTES) if is_parsed else 0
+        except OSError:
+            size = 0
         if self._pieces is not None and self._pieces <= 0:
-            return self._skip(f"after {MAX_PIECES} pieces of evidence")
+            return self._skip(f"after {MAX_PIECES} pieces of evidence", path)
         if size > self._bytes:
-            return self._skip(f"after {MAX_PARSED_BYTES // 1024**2} MiB of manifests")
-        if self.is_over:
+            return self._skip(f"after {MAX_PARSED_BYTES // 1024**2} MiB of manifests", path)
+        if self.is_over(path):
             return False
         self._pieces = None if self._pieces is None else self._pieces - 1
         self._bytes -= size
         return True
 
-    @property
-    def is_over(self) -> bool:
-        """Return whether the time is up, and count what is not read for that."""
-        return time.monotonic() > self.end_s and not self._skip(f"after {MAX_SECONDS:g} s")
+    def is_over(self, path: Path) -> bool:
+        """Return whether the time is up, and count `path`, which is not read then."""
+        return time.monotonic() > self.end_s and not self._skip(f"after {MAX_SECONDS:g} s", path)
 
-    def leave(self, count: int, why: str) -> None:
-        """Count what is not read for another limit."""
+    def leave(self, count: int, why: str, path: Path) -> None:
+        """Count what is not read for another limit; `path` is the first of it."""
         self.skipped += count
-        self._reached = self._reached or why
+        if not self._reached:
+            self._reached, self._first = why, path
 
-    def _skip(self, why: str) -> bool:
-        self.leave(1, why)
+    def _skip(self, why: str, path: Path) -> bool:
+        self.leave(1, why, path)
         return False
 
     @property
@@ -83,7 +82,7 @@ class Budget:
             return ""
         what = number_of(self.skipped, "file or folder", "files and folders")
         more = ", or --limit 0 for all" if self._pieces is not None else ""
-        return f"not read: {what}: reading ends {self._reached}; name a part of it{more}"
+        return f"not read: {what}: reading ends {self._reached}, before {full(self._first)}; name a part of it{more}"
 
 
 @dataclass(frozen=True)
@@ -95,13 +94,20 @@ class Unreadable:
 
     def __post_init__(self) -> None:
         # What could not be read is named by its reader too.
-        said = self.problem.removeprefix(f"{self.path}: ").removeprefix(f"{self.place}: ")
+        said = self.problem
+        for name in (self.path, origin(self.path), self.place, f"{self.path.name} cannot be read"):
+            said = said.removeprefix(f"{name}: ")
         object.__setattr__(self, "problem", said)
 
     @property
     def place(self) -> str:
-        """Return how to name it to a reader, as Dump.place."""
-        return origin(self.path)
+        """Return how to name it to a reader wherever they are."""
+        return full(self.path)
+
+
+def full(path: Path) -> str:
+    """Return the whole path of a file, as a reader knows it: of an unpacked one by its zip."""
+    return os.path.abspath(origin(path))
 
 
 @dataclass(frozen=True)

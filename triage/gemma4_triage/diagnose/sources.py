@@ -41,6 +41,7 @@ from gemma4_triage.diagnose.material import (
     Budget,
     Material,
     Unreadable,
+    full,
     joined,
     read_fields,
     read_store,
@@ -113,7 +114,7 @@ def gather(store: DumpStore, names: Iterable[str], limit: int | None) -> Evidenc
         before = found.count
         path = _path(store, name)
         if os.path.isdir(path):
-            if found.folder(path, in_zip=not os.path.isdir(name)) and found.is_empty_since(before):
+            if found.named_folder(path, in_zip=not os.path.isdir(name)) and found.is_empty_since(before):
                 raise NothingChecked(_nothing_in(path, name), "name dumps, logs, zips, or folders that hold some")
         else:
             found.named_file(path)
@@ -123,7 +124,7 @@ def gather(store: DumpStore, names: Iterable[str], limit: int | None) -> Evidenc
 def gather_folder(folder: Path, limit: int | None) -> Evidence:
     """Return the evidence in one folder and below, which may be none. Raises like `gather`."""
     found = _Finder(limit)
-    found.folder(folder)
+    found.named_folder(folder)
     return found.result()
 
 
@@ -191,7 +192,8 @@ class _Finder:
         if self._limit is not None and len(found) > MAX_LOGS:
             self.evidence.found_logs = set(sorted(found, key=_changed_s, reverse=True)[:MAX_LOGS])
             left = found - self.evidence.found_logs
-            self.evidence.remarks.append(f"not read: {number_of(len(left), 'older log')}; --limit 0 reads all of them")
+            what, first = number_of(len(left), "older log"), full(Path(max(left, key=_changed_s)))
+            self.evidence.remarks.append(f"not read: {what}, the newest of them {first}; --limit 0 reads all of them")
             self.evidence.not_read += len(left)
             self.evidence.logs = [log for log in self.evidence.logs if log not in left]
         self.evidence.material = joined(self._parts)
@@ -201,6 +203,16 @@ class _Finder:
         self.evidence.not_read += self._budget.skipped
         self.evidence.remarks += [self._budget.remark] if self._budget.remark else []
         return self.evidence
+
+    def named_folder(self, path: Path, in_zip: bool = False) -> bool:
+        """Do what `folder` does with one that was named, and raise DumpUnreadable with its whole path."""
+        try:
+            return self.folder(path, in_zip=in_zip)
+        except DumpUnreadable as error:
+            said = f"{path.name} cannot be read: "
+            if not error.message.startswith(said):
+                raise
+            raise DumpUnreadable(f"{full(path)} cannot be read: {error.message[len(said) :]}", error.hint) from error
 
     def folder(self, path: Path, depth: int = 0, in_zip: bool = False) -> bool:
         """Take what lies in a folder; a dump that was named itself (depth 0) and is damaged is an error.
@@ -213,7 +225,7 @@ class _Finder:
             self._parts.append(Material(dumps=(read_dump(path),)))
             return True
         self._files += 1
-        if self._is_too_much():
+        if self._is_too_much(path):
             return True
         entries = self._entries(path)
         folders = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -238,7 +250,7 @@ class _Finder:
                 except DumpUnreadable as error:
                     self._parts.append(Material(unreadable=(Unreadable(below, str(error)),)))
             else:
-                self._budget.leave(1, _TOO_DEEP)
+                self._budget.leave(1, _TOO_DEEP, below)
         for entry in entries:
             # torch's files of tensors are zips, of any size.
             if entry.is_file(follow_symlinks=False) and not (one_call and entry.name.endswith(".pt")):
@@ -249,9 +261,10 @@ class _Finder:
         """Return what lies in a folder, by name: the first MAX_FILES that the system lists, and counts the others."""
         with as_unreadable(path), os.scandir(path) as listed:
             entries = sorted(islice(listed, MAX_FILES), key=lambda entry: entry.name)
+            beyond = next(listed, None)
             more = sum(1 for _ in listed)
-        if more:
-            self._budget.leave(more, _TOO_MANY)
+        if beyond is not None:
+            self._budget.leave(1 + more, _TOO_MANY, Path(beyond.path))
         return entries
 
     def named_file(self, path: Path) -> None:
@@ -274,12 +287,12 @@ class _Finder:
                 raise UsageMistake(f"{path} is {what[0]}", what[1].format(path))
             self.evidence.logs.append(str(path))
 
-    def _is_too_much(self) -> bool:
+    def _is_too_much(self, path: Path) -> bool:
         """Return whether one more file or folder is beyond a limit, and count it then."""
         if self._files > MAX_FILES:
-            self._budget.leave(1, _TOO_MANY)
+            self._budget.leave(1, _TOO_MANY, path)
             return True
-        return self._budget.is_over
+        return self._budget.is_over(path)
 
     def _is_new(self, path: Path) -> bool:
         place = os.path.realpath(path)
@@ -298,7 +311,7 @@ class _Finder:
 
     def _file(self, path: Path, in_zip: bool) -> None:
         self._files += 1
-        if self._is_too_much():
+        if self._is_too_much(path):
             return
         if not self._is_new(path):
             self.evidence.left_alone += 1
@@ -335,14 +348,14 @@ class _Finder:
         reader = reader_of(head)
         if reader is None:
             return False
-        if not self._budget.admits():
+        if not self._budget.admits(path, is_parsed=False):
             return True
         folder = path.parent.parent if path.name == flashinfer_log.ONE_CALL else path.parent
         self._by_reader.setdefault((reader.id, folder), (reader, []))[1].append(path)
         return True
 
     def _read(self, reader: Reader, paths: list[Path]) -> None:
-        if self._budget.is_over:
+        if self._budget.is_over(paths[0]):
             self._budget.skipped += len(paths) - 1
             return
         try:
