@@ -116,6 +116,12 @@ class TestWhatTheFindingsSay:
         last = "RuntimeError: alloc_req_slots runs out of memory. self.req_to_token_pool.available_size()=1, num_reqs=2"
         assert "larger --max-running-requests" in only([decode(1), death(2, last)]).advice[0]
 
+    def test_rows_that_were_refused_although_there_were_enough_are_no_load(self):
+        last = "RuntimeError: alloc_req_slots runs out of memory. self.req_to_token_pool.available_size()=6, num_reqs=2"
+        found = only([decode(1), death(2, last)])
+        assert "although it had enough: 2 asked, 6 free" in found.cause
+        assert not any("--max-running-requests" in advice for advice in found.advice)
+
     def test_a_parser_that_raises_in_a_stream(self):
         raised = (
             f"{stamp(2)} ERROR:    Exception in ASGI application\n{TRACEBACK}"

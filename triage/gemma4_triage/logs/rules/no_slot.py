@@ -84,6 +84,17 @@ _KEPT = re.compile(r"evictable_size(?:\(\))?_?=(\d+)")
 def _of_rows(facts: LogFacts, death: Death) -> Finding:
     rows = _ROWS.search(death.message)
     said = f": {rows[2]} asked, {rows[1]} free" if rows else ""
+    if rows and int(rows[1]) >= int(rows[2]):
+        return Finding(
+            rule=RULE.id,
+            cause=f"The table of requests gave no rows although it had enough{said}. No load and no setting explains "
+            "that: the code that hands rows out is at fault.",
+            confidence=Confidence.LIKELY,
+            evidence=of_memory(facts, death),
+            advice=("compare SGLang's sources with those of its release, and report it",),
+            # The thread is of the same words; its cause is that there were too few.
+            upstream=("SGLang 10408",),
+        )
     return Finding(
         rule=RULE.id,
         cause=f"The scheduler took in more requests than it has rows for{said}. Rows are no memory: the pools "

@@ -170,7 +170,7 @@ _FEWEST_WORDS = 3
 _NOT_ITS_OWN = re.compile(
     r"CUDA error|HIP error|NCCL|out of memory|size of tensor|mat1 and mat2|must match the size|has no attribute|"
     r"Expected all tensors|died during initialization|NPU function error|not supported between instances|"
-    r"Boolean value of Tensor|"
+    r"Boolean value of Tensor|operand type|division by zero|cannot be interpreted as|unhashable|"
     r"unexpected keyword|positional argument|object is not|index out of range|broadcast|"
     r"invalid for input of size|is not defined|not subscriptable|expected str|invalid literal|values to unpack"
 )
