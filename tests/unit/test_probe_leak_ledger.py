@@ -1,5 +1,6 @@
 """The leak audit on SGLang's own pools: silent on what SGLang does, it names page, owner and site of a loss."""
 
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -20,6 +21,7 @@ from gemma4_runtime.guard import Guard
 from gemma4_runtime.leak.ledger import generations_of, ledger_of
 from gemma4_runtime.leak.report import report
 from gemma4_runtime.patch import ATTACH_ORDER
+from gemma4_runtime.probes import leak_owners
 from gemma4_runtime.release.prefix_caches import runs_of
 from gemma4_runtime.release.requests import held
 from gemma4_runtime.session import Session
@@ -294,6 +296,15 @@ def test_page_0_in_a_row_and_a_page_beyond_the_pool_are_findings(swa):
         assert swa.faults()[(fault, "full")] == [value // 16]
     slots[32:40] = own
     assert swa.faults() == {}
+
+
+def test_a_request_whose_row_was_given_back_does_not_end_the_server(swa):
+    request = swa.start(list(range(20)))
+    row, held(request).req_pool_idx = held(request).req_pool_idx, None
+    slots = swa.rows.req_to_token[row, 16:20].to(torch.int64)
+    batch = SimpleNamespace(reqs=[request], req_to_token_pool=swa.rows, token_to_kv_pool_allocator=swa.allocator)
+    leak_owners._own(batch, slots, [4])
+    ledger_of(swa.allocator).log.drain()
 
 
 def test_counters_that_do_not_add_up_are_a_finding_of_their_own(swa, guard):

@@ -291,6 +291,47 @@ def test_a_request_that_counts_wrongly_is_told_from_its_batch(server):
     assert said.scalars["structure"] == "request counters"
 
 
+def test_a_request_whose_row_was_given_back_is_in_no_batch(server):
+    said = trapped(server, lambda made: setattr(held(server.world.requests[0]), "req_pool_idx", None))
+    assert (said.scalars["structure"], said.scalars["defect"]) == ("row indices", "stale")
+
+
+def test_more_tokens_than_were_allocated_are_told_by_the_batchs_length(server):
+    server.scheduler.spec_algorithm = SpeculativeAlgorithm.FROZEN_KV_MTP
+    server.next_batch()
+    request = server.world.requests[0]
+    record, right = held(request), held(request).kv_committed_len
+    record.kv_committed_len += 40
+    request.origin_input_ids = array("q", range(len(request.origin_input_ids) + 40))
+    lengths = {id(one): held(one).kv_committed_len for one in server.world.requests} | {id(request): right}
+    with pytest.raises(TrappedViolation):
+        check_counters(server.scheduler, server.world.requests, lengths)
+    (entry,) = DumpStore(server.dumps).list()
+    (bad, *_) = read_dump(entry.path).manifest.offences
+    assert (bad.value, bad.lower) == (right + 40, right)
+
+
+def _told_fewer_tokens(request, by):
+    request.origin_input_ids = array("q", range(len(request.origin_input_ids) - by))
+
+
+@pytest.mark.parametrize(
+    ("of_batch", "of_tokens", "account", "structure"),
+    [
+        (1, 0, "batch", "batch lengths"),
+        (0, 1, "tokens", "request counters"),
+        (1, 1, "none", "batch lengths"),
+    ],
+)
+def test_of_three_accounts_of_a_length_two_outvote_the_third(server, of_batch, of_tokens, account, structure):
+    def change(made):
+        made.seq_lens[0] += of_batch
+        _told_fewer_tokens(server.world.requests[0], of_tokens)
+
+    said = trapped(server, change)
+    assert (said.scalars["account"], said.scalars["structure"]) == (account, structure)
+
+
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 @pytest.mark.parametrize(
     ("name", "structure"), [("page_table", "full page table"), ("swa_page_table", "swa page table")]

@@ -3,6 +3,10 @@
 import pytest
 import torch
 
+from gemma4_dumps.structures import Defect, Structure
+from gemma4_triage.diagnose.conclude import conclude
+from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.finding import Confidence
 from swa_pools import FULL_PAGES, SWA_PAGES, OnSmallPools, caught, decode, extend, says
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
@@ -87,6 +91,50 @@ class TestDoubleFree(OnSmallPools):
         slots = extend(allocator, 3).to(torch.int32)
         allocator.free(slots)
         assert says(caught(lambda: allocator.free(slots)), "double_free", "free", int(slots[0]))
+
+
+class TestLost(OnSmallPools):
+    """A free that returns without having given back what it was told of."""
+
+    def test_pages_that_a_free_left_out(self, dumps, allocator, page, monkeypatch):
+        slots, inner = extend(allocator, 2 * page), allocator.full_attn_allocator
+        kept = inner.free
+        monkeypatch.setattr(inner, "free", lambda free_index: kept(free_index[:page]))
+        dump = caught(lambda: allocator.free(slots))
+        assert says(dump, "pool_leak", "free", int(slots[-1]) // page, "full")
+        (first, *_) = conclude(Incident((dump,)))
+        assert (first.rule, first.structure) == ("pages-lost-between-calls", Structure.FREE_CALL)
+        assert (first.defect, first.confidence) == (Defect.LOST, Confidence.CERTAIN)
+
+    @pytest.mark.releases("0.5.23")
+    @pytest.mark.parametrize("grouped", [False, True])
+    def test_swa_pages_that_a_segment_left_out(self, dumps, allocator, page, monkeypatch, grouped):
+        slots = extend(allocator, 2 * page)
+        monkeypatch.setattr(allocator, "_free_swa_pages", lambda *args, **kwargs: None)
+        if grouped:
+            allocator.free_group_begin()
+            allocator.free_segment(slots, start_pos=0)
+        dump = caught(allocator.free_group_end if grouped else lambda: allocator.free_segment(slots, start_pos=0))
+        assert says(dump, "pool_leak", "free_group_end" if grouped else "free_segment", pool="swa")
+        assert dump.manifest.offence_count == 2
+
+    @pytest.mark.releases("0.5.23")
+    @pytest.mark.parametrize("grouped", [False, True])
+    def test_a_free_of_swa_slots_that_does_nothing(self, dumps, paged, monkeypatch, grouped):
+        slots = extend(paged, 32)
+        monkeypatch.setattr(paged, "_free_swa_pages", lambda *args, **kwargs: None)
+        if grouped:
+            paged.free_group_begin()
+        dump = caught(lambda: paged.free_swa_segment(slots, start_pos=0))
+        (first, *_) = conclude(Incident((dump,)))
+        assert (first.rule, first.structure) == ("pages-lost-between-calls", Structure.FREE_CALL)
+        assert (first.defect, first.confidence) == (Defect.LOST, Confidence.CERTAIN)
+
+    def test_a_page_in_place_of_another_is_left_to_the_audit(self, dumps, allocator, page, monkeypatch):
+        slots, other, inner = extend(allocator, page), extend(allocator, page), allocator.full_attn_allocator
+        kept = inner.free
+        monkeypatch.setattr(inner, "free", lambda free_index: kept(other))
+        allocator.free(slots)
 
 
 class TestRange(OnSmallPools):

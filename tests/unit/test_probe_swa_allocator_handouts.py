@@ -1,12 +1,16 @@
 """What is handed out wrongly, planted on SGLang's own allocator: caught at the call, with its dump."""
 
 import pytest
+import torch
 
 from gemma4_dumps.reader import read_dump
 from gemma4_dumps.store import DumpStore
-from gemma4_dumps.structures import Structure
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_runtime.probes.swa_allocator_state import _BOOKS
+from gemma4_triage.diagnose.conclude import conclude
 from gemma4_triage.diagnose.hand_out import hand_out_wrong
+from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.finding import Confidence
 from swa_pools import FULL_PAGES, PROBE, SWA_PAGES, OnSmallPools, caught, decode, extend, make_allocator, says
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
@@ -108,3 +112,46 @@ class TestLifetime(OnSmallPools):
         allocator.free(other)
         assert says(caught(lambda: allocator.free(other)), "double_free", "free", int(other[0]))
         allocator.free(slots)
+
+
+class TestBeforeTheMapping(OnSmallPools):
+    """What the pools themselves gave is known, whatever became of it."""
+
+    def test_a_slot_that_the_mapping_cannot_index(self, dumps, paged):
+        far = FULL_PAGES * 10
+        # In place, as a stray write would.
+        paged.full_attn_allocator.free_pages[0] = far
+        dump = caught(lambda: extend(paged, 3))
+        assert says(dump, "alloc_out_of_range", "alloc_extend", far * 16, "full")
+        assert hand_out_wrong(dump).structure is Structure.FULL_FREE_LIST
+
+    @pytest.mark.releases("0.5.23")
+    def test_a_mapping_that_was_not_written(self, dumps, paged, monkeypatch):
+        monkeypatch.setattr(paged, "set_full_to_swa_mapping", lambda *args: None)
+        dump = caught(lambda: extend(paged, 3))
+        assert says(dump, "alloc_out_of_range", "alloc_extend", 0, "swa")
+        (first, *_) = conclude(Incident((dump,)))
+        assert (first.structure, first.defect) == (Structure.SWA_MAPPING, Defect.ZERO)
+        assert first.confidence is Confidence.CERTAIN
+
+    def test_what_the_pool_gave_itself_is_not_the_mappings_fault(self, dumps, paged):
+        paged.swa_attn_allocator.free_pages[0] = SWA_PAGES + 5
+        dump = caught(lambda: extend(paged, 3))
+        assert hand_out_wrong(dump).structure is Structure.SWA_FREE_LIST
+
+
+class TestLengths(OnSmallPools):
+    @pytest.mark.parametrize("entry", ["alloc_extend", "alloc_decode"])
+    def test_a_length_that_the_host_has_otherwise(self, dumps, paged, entry):
+        request = extend(paged, 20)
+        lens = torch.tensor([21])
+        arguments = {
+            "alloc_extend": (torch.tensor([20]), torch.tensor([20]), lens, lens + 1, request[-1:], 2),
+            "alloc_decode": (lens, lens + 1, request[-1:]),
+        }[entry]
+        dump = caught(lambda: getattr(paged, entry)(*arguments))
+        assert (dump.manifest.rule, dump.manifest.site.rpartition(".")[2]) == ("swa-alloc-lengths", entry)
+        assert dump.tensor("lengths").tolist() == [[22, 21]]
+        (first, *_) = conclude(Incident((dump,)))
+        assert (first.structure, first.defect) == (Structure.BATCH_LENGTHS, Defect.OFF_BY_ONE)
+        assert first.confidence is Confidence.CERTAIN

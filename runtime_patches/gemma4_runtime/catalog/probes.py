@@ -83,6 +83,10 @@ PROBES: tuple[Patch, ...] = (
             Hook("swa.alloc_extend", How.AROUND, f"{_AT}.swa_allocator:around_alloc_extend"),
             Hook("swa.alloc_extend_tail", How.AROUND, f"{_AT}.swa_allocator:around_alloc_extend_tail"),
             Hook("swa.alloc_decode", How.AROUND, f"{_AT}.swa_allocator:around_alloc_decode"),
+            *(
+                Hook(f"paged.{entry}", How.AFTER, f"{_AT}.swa_allocator_state:after_inner_alloc")
+                for entry in ("alloc", "alloc_extend", "alloc_decode")
+            ),
             Hook("swa.set_mapping", How.BEFORE, f"{_AT}.swa_allocator:before_set_mapping"),
             Hook("swa.free", How.AROUND, f"{_AT}.swa_allocator_free:around_free", (BASE,)),
             Hook("swa.free_swa", How.AROUND, f"{_AT}.swa_allocator_free:around_free_swa", (BASE,)),

@@ -31,6 +31,53 @@ def check_failed_allocation(
     return _lost(had[~torch.isin(had, has)], 1, count)
 
 
+def check_given_back(
+    before: Sequence[torch.Tensor], after: Sequence[torch.Tensor], pages: torch.Tensor, count: int
+) -> Violation | None:
+    """Report pages that a free was told of, and that are on no list after it.
+
+    Only the lists' lengths are looked at if they have grown by as many pages. A list that got others in their place is
+    left to the audit, which sees both.
+
+    Args:
+        before: the lists of free page ids before it, [any] each.
+        after: the lists after it.
+        pages: [n] page ids that it was told of, each once.
+        count: pages in the pool, dummy page 0 included.
+
+    Returns:
+        The violation (row: position in the missing pages, column 0, value: page id) or None.
+    """
+    grown = sum(one.numel() for one in after) - sum(one.numel() for one in before)
+    if grown >= pages.numel():
+        return None
+    had, has = torch.cat(tuple(before)), torch.cat(tuple(after))
+    missing = pages[~torch.isin(pages, has)]
+    strangers = has[~torch.isin(has, torch.cat((had, pages.to(had.dtype))))]
+    return None if strangers.numel() else _lost(missing, 1, count)
+
+
+def check_still_mapped(
+    peers: torch.Tensor, mapped: torch.Tensor, after: Sequence[torch.Tensor], page_size: int, count: int
+) -> Violation | None:
+    """Report SWA pages that a call was told to give back, and to which the mapping leads as before.
+
+    Args:
+        peers: [n] SWA slots of what it was told of, 0 for none.
+        mapped: [n] what the mapping has for them after it.
+        after: the lists of free page ids after it, [any] each.
+        page_size: tokens of a page.
+        count: pages in the pool, dummy page 0 included.
+
+    Returns: the violation (row: position in the pages, column 0, value: page id) or None. One synchronisation.
+    """
+    left = peers[(peers > 0) & (peers == mapped)]
+    if left.numel() == 0:
+        return None
+    pages = torch.unique(left.to(torch.int64) // page_size)
+    return _lost(pages[~torch.isin(pages, torch.cat(tuple(after)))], 1, count)
+
+
 def check_restored(swa_owner: torch.Tensor, live_after: torch.Tensor) -> Violation | None:
     """Report SWA pages that were freed, mapping and all, after the state was saved that is now put back.
 

@@ -1,4 +1,4 @@
-"""Check token slots that an allocator handed out, or was handed, against the pool they belong to."""
+"""Check what an allocator handed out, or was handed: slots against their pool, lengths against their copy."""
 
 from __future__ import annotations
 
@@ -30,3 +30,19 @@ def check_slot_range(
         BadIndex(row, 0, value, lower, upper) for row, value in zip(rows.tolist(), slots[rows].tolist(), strict=True)
     )
     return Violation("alloc_out_of_range", listed, count)
+
+
+def check_copies(lens: torch.Tensor, on_host: torch.Tensor) -> Violation | None:
+    """Report lengths of a batch whose copy is another.
+
+    Args:
+        lens: [requests] lengths, on the host already.
+        on_host: [requests] their copy that SGLang keeps there.
+
+    Returns: the violation (row: the request; value: the copy; it had to be the length) or None.
+    """
+    if lens.shape != on_host.shape:
+        return None
+    pairs = enumerate(zip(on_host.tolist(), lens.tolist(), strict=True))
+    bad = [BadIndex(row, 0, copy, length, length + 1) for row, (copy, length) in pairs if copy != length]
+    return Violation("length_differs", tuple(bad[:MAX_LISTED]), len(bad)) if bad else None

@@ -195,6 +195,7 @@ def _own_evenly(batch: Any, slots: Any) -> None:
 
 
 def _own(batch: Any, slots: Any, lengths: list[int]) -> None:
-    rows = [held(request).req_pool_idx for request in batch.reqs]
+    # A request whose row was given back is nobody here; that it still runs is for another probe to say.
+    rows = [held(request).req_pool_idx or 0 for request in batch.reqs]
     generation = generations_of(batch.req_to_token_pool).__getitem__
     ledger_of(batch.token_to_kv_pool_allocator).owned(slots, rows, [*map(generation, rows)], lengths)

@@ -20,7 +20,7 @@ It copies rows to the host and waits for the device, so `contain` leaves it out 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -63,8 +63,16 @@ def before_next_batch(scheduler: Any, **_unknown: Any) -> None:
     """Check all rows before `Scheduler.get_next_batch_to_run`, where no step is half done and they are read next."""
     batches = (scheduler.running_batch, scheduler.last_batch)
     requests = {id(request): request for batch in batches if batch is not None for request in batch.reqs}
-    check_counters(scheduler, list(requests.values()))
+    lengths = {number: length for batch in batches if batch is not None for number, length in _lengths_of(batch)}
+    check_counters(scheduler, list(requests.values()), lengths)
     _check_rows(scheduler, list(requests.values()), NEXT)
+
+
+def _lengths_of(batch: Any) -> Iterator[tuple[int, int]]:
+    """Yield `id` and length of each request of a batch; nothing where it has another number of them."""
+    lengths = getattr(batch, "seq_lens", None)
+    if lengths is not None and len(lengths) == len(batch.reqs):
+        yield from zip(map(id, batch.reqs), lengths.tolist(), strict=True)
 
 
 def before_run_batch(scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
@@ -90,6 +98,12 @@ def after_init_new(made: Any, cls: type, batch: Any, runner: Any, *args: Any, **
         free = set(pool.free_slots)
         kinds = [defect_of(w.value, w.expected, pool.size + 1, foreign=taken, free=free) for w in wrong]
         report_wrong(scheduler, wrong, ROW_INDEX, INIT, Structure.ROW_INDICES, or_swapped(wrong, kinds), made, wanted)
+    pairs = enumerate(zip(rows, wanted, strict=True))
+    released = [WrongEntry("released", number, 0, row) for number, (row, slot) in pairs if slot is None]
+    if released and not scheduler.enable_overlap:
+        kinds = [Defect.STALE] * len(released)
+        report_wrong(scheduler, released, ROW_INDEX, INIT, Structure.ROW_INDICES, kinds, made, rows)
+        return
     check_lengths(scheduler, batch, made)
     note_counts(_running, requests)
     _check_rows(scheduler, requests, INIT, made)

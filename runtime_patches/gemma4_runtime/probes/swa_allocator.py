@@ -1,8 +1,8 @@
 """Probe `swa-allocator`, what is handed out: slots inside their pool, free so far, each with an SWA slot of its own.
 
 Backend-independent: it traps at the hand-out, before any kernel of any backend writes or reads there. SGLang's own
-write of the mapping comes first: a full slot too large for the mapping fails there already (IndexError on a CPU, a
-device assertion on CUDA).
+write of the mapping comes first: a full slot too large for the mapping fails there already. On a CPU that is an
+IndexError, and what the pools had given until then is looked at; on CUDA it is a device assertion.
 
 | entry point             | full slots           | SWA peers (mapping)             | last_loc                          |
 |-------------------------|----------------------|---------------------------------|-----------------------------------|
@@ -13,7 +13,8 @@ device assertion on CUDA).
 | set_full_to_swa_mapping | [page, end)          | [page, swa end), in use, of this| -                                 |
 |                         |                      | full page, each slot once       |                                   |
 
-In the first four, a slot that opens a page must find it free in both pools, and any other slot continues a page that
+The first four are given the lengths of a batch twice, on the device and on the host, which have to be alike. In them, a
+slot that opens a page must find it free in both pools, and any other slot continues a page that
 this call opened or that is in use, with the SWA page that serves it (`check_hand_out`). If they give nothing, neither
 pool's free list may be shorter than before.
 
@@ -33,7 +34,7 @@ from gemma4_runtime.checks.lost_pages import check_failed_allocation, check_rest
 from gemma4_runtime.checks.slot_free import check_free, check_leftover_mappings, check_repeats, leftover_mappings
 from gemma4_runtime.checks.slot_hand_out import check_hand_out, check_mapping_write
 from gemma4_runtime.checks.slot_ledger import SlotLedger, pages_in_use
-from gemma4_runtime.checks.slot_range import check_slot_range
+from gemma4_runtime.checks.slot_range import check_copies, check_slot_range
 from gemma4_runtime.checks.violation import Violation
 from gemma4_runtime.errors import VerificationFailed
 from gemma4_runtime.probes.swa_allocator_state import (
@@ -41,6 +42,7 @@ from gemma4_runtime.probes.swa_allocator_state import (
     Books,
     books_of,
     report_last_loc,
+    report_lengths,
     report_lost,
     report_slots,
     uppers,
@@ -58,6 +60,7 @@ def around_alloc_extend(original: Callable[..., Any], allocator: Any, prefix_len
     """Run around `alloc_extend(prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu, last_loc, extend_num_tokens)`."""
     lens, last_loc = _extend_arguments(prefix_lens, *args, **kw)
     _begin(allocator, "alloc_extend", **lens, last_loc=last_loc)
+    _check_lengths(allocator, "alloc_extend", last_loc, prefix_lens, *args, **kw)
     _check_last_loc(allocator, last_loc, prefix_lens == 0, "alloc_extend")
     return _hand_out(allocator, "alloc_extend", lambda: original(allocator, prefix_lens, *args, **kw))
 
@@ -70,6 +73,7 @@ def around_alloc_extend_tail(
     tail = kw["swa_tail_len"] if "swa_tail_len" in kw else args[5]
     entry = "alloc_extend_swa_tail"
     _begin(allocator, entry, **lens, last_loc=last_loc, swa_tail=int(tail))
+    _check_lengths(allocator, entry, last_loc, prefix_lens, *args, **kw)
     _check_last_loc(allocator, last_loc, prefix_lens == 0, entry)
     return _hand_out(allocator, entry, lambda: original(allocator, prefix_lens, *args, **kw), swa_tail=tail)
 
@@ -79,6 +83,7 @@ def around_alloc_decode(
 ) -> Any:
     """Run around `alloc_decode` -> [requests] or None; seq_lens counts the new token."""
     _begin(allocator, "alloc_decode", seq_lens=_lens(seq_lens_cpu), last_loc=last_loc)
+    _check_copies(allocator, "alloc_decode", last_loc, seq_lens, seq_lens_cpu)
     _check_last_loc(allocator, last_loc, seq_lens <= 1, "alloc_decode")
     return _hand_out(allocator, "alloc_decode", lambda: original(allocator, seq_lens, seq_lens_cpu, last_loc))
 
@@ -110,6 +115,28 @@ def _extend_arguments(
     return {"prefix_lens": _lens(prefix_lens_cpu), "seq_lens": _lens(seq_lens_cpu)}, last_loc
 
 
+def _check_lengths(
+    allocator: Any,
+    entry: str,
+    last_loc: torch.Tensor,
+    prefix_lens: Any,
+    prefix_lens_cpu: Any,
+    seq_lens: Any,
+    seq_lens_cpu: Any,
+    *_args: Any,
+    **_kw: Any,
+) -> None:
+    _check_copies(allocator, entry, last_loc, prefix_lens, prefix_lens_cpu)
+    _check_copies(allocator, entry, last_loc, seq_lens, seq_lens_cpu)
+
+
+def _check_copies(allocator: Any, entry: str, last_loc: torch.Tensor, lens: Any, on_host: Any) -> None:
+    """Hold a batch's lengths against their copy on the host: by one pages are counted, by the other they are filled."""
+    violation = check_copies(lens.to("cpu", torch.int64), on_host.to(torch.int64))
+    if violation is not None:
+        report_lengths(allocator, violation, lens, on_host, last_loc, entry)
+
+
 def _lens(on_host: torch.Tensor) -> list[int]:
     return [int(length) for length in on_host.tolist()]
 
@@ -125,8 +152,12 @@ def _hand_out(allocator: Any, entry: str, allocate: Callable[[], Any], swa_tail:
     books = books_of(allocator)
     assert books.lists is not None
     before = books.before = books.lists
-    with books.call():
-        full = allocate()
+    try:
+        with books.call():
+            full = allocate()
+    except IndexError:
+        _check_what_the_pools_gave(books, allocator, entry)
+        raise
     books.history.end(allocator)
     if full is None:
         _check_nothing_taken(books, allocator, before, entry)
@@ -140,6 +171,19 @@ def _hand_out(allocator: Any, entry: str, allocate: Callable[[], Any], swa_tail:
         _report(books, allocator, violation, full, peers, entry)
     books.commit(allocator, lambda: books.ledger.hand_out(full, peers))
     return full
+
+
+def _check_what_the_pools_gave(books: Books, allocator: Any, entry: str) -> None:
+    """Report a slot that the full pool does not have, of a hand-out whose mapping could not be written there."""
+    full, swa = books.given.get("full"), books.given.get("swa")
+    violation = None if full is None else check_slot_range(full, allocator.page_size, uppers(allocator)[0])
+    if full is None or violation is None:
+        return
+    peers = swa if swa is not None and swa.shape == full.shape else torch.zeros_like(full)
+    # Its pages have left the lists: for a replay of the dump the call is over.
+    books.history.end(allocator)
+    books.history.tell(full=full, swa=peers)
+    _report(books, allocator, violation, full, peers, entry)
 
 
 def _check_nothing_taken(books: Books, allocator: Any, before: tuple[torch.Tensor, ...], entry: str) -> None:
@@ -198,6 +242,8 @@ def self_test() -> None:
     owners, pages = torch.tensor([0, 0, 1]), torch.arange(1, 5)
     found = {
         "clean last_loc": check_slot_range(torch.tensor([-1, 16]), 16, 80, torch.tensor([True, False])),
+        "clean lengths": check_copies(two, two),
+        "length_differs": check_copies(two, two + 1),
         "clean hand-out": check_hand_out(two, two, ledger, *ends),
         "clean free": check_free(held, peers, ledger, *ends),
         "clean group": check_repeats(held, 16, 80),

@@ -8,6 +8,8 @@
 |                  |                                              | page which this call released                     |
 | free_group_begin | -                                            | a group that holds slots must not begin again     |
 | free_group_end   | no slot in two calls of the group            | as `free`, when the slots were handed in          |
+| after all but    | every page that was named is on the pool's   | likewise                                          |
+| free_group_begin | free list                                    |                                                   |
 
 Two calls of one group may name different slots of one page: the page is freed once. Outside a group the second such
 call frees a page that is free.
@@ -28,10 +30,11 @@ from typing import Any
 
 import torch
 
-from gemma4_runtime.checks.lost_pages import check_dropped_group
+from gemma4_runtime.allocator_history import free_lists
+from gemma4_runtime.checks.lost_pages import check_dropped_group, check_given_back, check_still_mapped
 from gemma4_runtime.checks.slot_free import check_free, check_leftover_mappings, check_repeats, leftover_mappings
 from gemma4_runtime.checks.violation import Violation
-from gemma4_runtime.probes.swa_allocator_state import Books, books_of, report_slots, uppers
+from gemma4_runtime.probes.swa_allocator_state import SPACES, Books, books_of, report_lost, report_slots, uppers
 from gemma4_runtime.release import SWATokenToKVPoolAllocator
 from gemma4_runtime.release.allocators import in_free_group
 
@@ -48,6 +51,7 @@ def around_free(original: Callable[..., Any], allocator: Any, free_index: torch.
     with books.call():
         result = original(allocator, free_index)
     books.history.end(allocator)
+    check_settled(books, allocator, free_index, peers, "free")
     books.commit(allocator, lambda: books.ledger.release(free_index, peers))
     return result
 
@@ -61,6 +65,7 @@ def around_free_swa(original: Callable[..., Any], allocator: Any, free_index: to
     with books.call():
         result = original(allocator, free_index)
     books.history.end(allocator)
+    check_settled(books, allocator, None, peers, "free_swa")
     if allocator.page_size > 1 and not books.doubted:
         check_leftovers(books, allocator, free_index, peers)
     books.commit(allocator, lambda: books.ledger.release_swa(peers))
@@ -97,6 +102,7 @@ def around_free_group_end(original: Callable[..., Any], allocator: Any) -> Any:
     with books.call():
         result = original(allocator)
     books.history.end(allocator)
+    check_settled(books, allocator, full, peers, "free_group_end")
     books.commit(allocator, lambda: books.ledger.release(full, peers))
     return result
 
@@ -146,9 +152,39 @@ def _summary(violation: Violation, books: Books, allocator: Any, full: torch.Ten
     return f"{leads} serves full page {owner}; this slot is in full page {slot // page}"
 
 
+def check_settled(books: Books, allocator: Any, full: torch.Tensor | None, peers: torch.Tensor, entry: str) -> None:
+    """Report pages of a call that was to settle them, and are not free after it.
+
+    Args:
+        books: Of the allocator, whose lists are still those before the call.
+        allocator: A pool pair's.
+        full: Full slots [any] that were to be given back; None: they stay in use.
+        peers: SWA slots [any] that were to be given back, 0 for none.
+        entry: The function that was called.
+    """
+    before, after, page = books.lists, free_lists(allocator), allocator.page_size
+    if before is None or books.doubted:
+        return
+    counts = books.ledger.full_live.numel(), books.ledger.swa_owner.numel()
+    for pool, slots in enumerate((full, peers[peers > 0])):
+        if slots is None:
+            continue
+        lists = slice(2 * pool, 2 * pool + 2)
+        named = torch.unique(slots.to(torch.int64) // page)
+        violation = check_given_back(before[lists], after[lists], named, counts[pool])
+        if violation is not None:
+            how = "named by a call that gives back, and on no free list after it"
+            report_lost(allocator, violation, entry, SPACES[pool], how)
+
+
 def check_leftovers(books: Books, allocator: Any, full: torch.Tensor, peers: torch.Tensor) -> None:
-    page = allocator.page_size
-    left = leftover_mappings(full, peers, allocator.full_to_swa_index_mapping, page)
+    page, mapping = allocator.page_size, allocator.full_to_swa_index_mapping
+    count = books.ledger.swa_owner.numel()
+    untouched = check_still_mapped(peers, mapping[full], free_lists(allocator)[2:], page, count)
+    if untouched is not None:
+        how = "named by a call that gives back, and still mapped after it"
+        report_lost(allocator, untouched, "free_swa", "swa", how)
+    left = leftover_mappings(full, peers, mapping, page)
     books.history.tell(left=(left[:, 0], left[:, 1]))
     violation = check_leftover_mappings(left, page, uppers(allocator)[1])
     if violation is not None:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from gemma4_runtime.checks.slot_free import check_repeats
-from gemma4_runtime.probes.swa_allocator_free import check_call, check_leftovers
+from gemma4_runtime.probes.swa_allocator_free import check_call, check_leftovers, check_settled
 from gemma4_runtime.probes.swa_allocator_state import books_of, report_slots, uppers
 from gemma4_runtime.release.allocators import in_free_group
 
@@ -83,6 +83,8 @@ def around_free_group_end(original: Callable[..., Any], allocator: Any) -> Any:
         result = original(allocator)
     if pending:
         books.history.end(allocator)
+        swa = torch.cat([peers for _, peers in pending])
+        check_settled(books, allocator, torch.cat(named) if named else None, swa, "free_group_end")
 
     def update() -> None:
         for full, peers in pending:
@@ -104,6 +106,9 @@ def _give_back(call: Callable[[], Any], allocator: Any, full: torch.Tensor, entr
     with books.call():
         result = call()
     books.history.end(allocator)
+    if not in_free_group(allocator):
+        settled = peers.new_zeros(0) if entry.startswith("free_full") else peers
+        check_settled(books, allocator, None if keeps_full else full, settled, entry)
     if keeps_full and allocator.page_size > 1 and not books.doubted:
         check_leftovers(books, allocator, full, peers)
     ledger = books.ledger

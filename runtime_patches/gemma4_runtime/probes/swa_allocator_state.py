@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
+from weakref import ref as weakref
 
 import torch
 
@@ -44,6 +45,7 @@ RULES: Mapping[str, str] = {
     "stale_mapping": "swa-stale-mapping",
     "pool_alias": "swa-mapping-alias",
     "pool_leak": "swa-lost-pages",
+    "length_differs": "swa-alloc-lengths",
 }
 """The rule under which a verdict is reported."""
 
@@ -56,10 +58,13 @@ class Books:
 
     Attributes:
         ledger: The pages in use.
+        allocator: Whose they are, as a weak reference.
         lists: The free lists that the ledger agrees with; None: none.
         inside: SGLang is in the middle of a call that the probe has checked.
         doubted: A violation was found and the call went on.
         before: The lists as they were when the hand-out began that is being checked; None outside one.
+        given: What the full and the sliding-window pool's own allocators returned in the hand-out that is being
+            checked, before the mapping was written; without those that were not asked, or are not known.
         history: For the dumps.
         pending: Full slots, None where these stay in use, and SWA slots of a group of frees, for releases that settle
             both when they come in.
@@ -67,10 +72,12 @@ class Books:
     """
 
     ledger: SlotLedger
+    allocator: Callable[[], Any]
     lists: tuple[torch.Tensor, ...] | None = None
     inside: bool = False
     doubted: bool = False
     before: tuple[torch.Tensor, ...] | None = None
+    given: dict[str, torch.Tensor] = field(default_factory=dict)
     history: History = field(default_factory=History)
     pending: list[tuple[torch.Tensor | None, torch.Tensor]] = field(default_factory=list)
     group: Any = None
@@ -82,15 +89,16 @@ class Books:
     @contextmanager
     def call(self):
         """Run around SGLang's own code: entry points that it calls in turn are not checked again."""
-        self.inside = True
+        global _calling
+        self.inside, self.given, _calling = True, {}, self
         try:
             yield
         finally:
-            self.inside = False
+            self.inside, _calling = False, None
 
     def commit(self, allocator: Any, update: Callable[[], None] | None = None) -> None:
         """Note what a call did. After a violation its slots may index anything, so the lists are asked instead."""
-        self.before = None
+        self.before, self.given = None, {}
         if self.doubted:
             self.lists, self.doubted = None, False
             return
@@ -100,6 +108,8 @@ class Books:
 
 
 _BOOKS: WeakKeyDictionary[Any, Books] = WeakKeyDictionary()
+_calling: Books | None = None
+"""Of the allocator whose call runs."""
 
 
 def books_of(allocator: Any) -> Books:
@@ -108,7 +118,7 @@ def books_of(allocator: Any) -> Books:
     if books is None:
         page, device = allocator.page_size, allocator.full_to_swa_index_mapping.device
         ledger = SlotLedger.create(allocator.size_full // page, allocator.size_swa // page, page, device)
-        books = _BOOKS[allocator] = Books(ledger)
+        books = _BOOKS[allocator] = Books(ledger, weakref(allocator))
     lists = free_lists(allocator)
     if not books.inside and (books.lists is None or any(a is not b for a, b in zip(books.lists, lists, strict=True))):
         books.ledger.rebuild(torch.cat(lists[:2]), torch.cat(lists[2:]))
@@ -120,6 +130,14 @@ def uppers(allocator: Any) -> tuple[int, int]:
     """Return the first slot beyond the last page, of the full and of the SWA pool."""
     page = allocator.page_size
     return (allocator.size_full // page + 1) * page, (allocator.size_swa // page + 1) * page
+
+
+def after_inner_alloc(result: Any, inner: Any, *args: Any, **kwargs: Any) -> None:
+    """Run after a pool's own `alloc`, `alloc_extend` or `alloc_decode`: what it gave, before the mapping has it."""
+    if _calling is not None and result is not None:
+        allocator = _calling.allocator()
+        pools = () if allocator is None else (allocator.full_attn_allocator, allocator.swa_attn_allocator)
+        _calling.given |= {space: result for space, pool in zip(SPACES, pools, strict=False) if inner is pool}
 
 
 def around_restore_state(original: Callable[..., Any], allocator: Any, state: Any) -> Any:
@@ -150,8 +168,10 @@ def report_slots(
     """Report slots of a call: `slots` [n, 2] in the dump, column 0 full, 1 SWA, with the state of their pages.
 
     `swa_before` [n] is what the mapping has for the full slot ahead of each: where a request continues, its last one's.
+    `swa_given` [n] is what the sliding-window pool's own allocator gave, where that is known: the mapping has column 1.
     """
-    ledger = books_of(allocator).ledger
+    books = books_of(allocator)
+    ledger, given = books.ledger, books.given.get("swa")
 
     def tensors() -> dict[str, torch.Tensor]:
         slots = torch.stack((full, swa), dim=1).to(torch.int64)
@@ -162,7 +182,10 @@ def report_slots(
         ]
         mapping = allocator.full_to_swa_index_mapping
         before = mapping[(full.to(torch.int64) - 1).clamp(0, mapping.shape[0] - 2)].to(torch.int64)
-        return {"slots": slots, "page_states": torch.stack(states, dim=1), "swa_before": before}
+        found = {"slots": slots, "page_states": torch.stack(states, dim=1), "swa_before": before}
+        if given is not None and given.shape == full.shape:
+            found["swa_given"] = given.to(torch.int64)
+        return found
 
     owners = lambda: request_slots_of(allocator, full)  # noqa: E731
     _report(allocator, violation, "slots", SPACES[violation.first.column], entry, summary, tensors, owners)
@@ -179,12 +202,27 @@ def report_last_loc(allocator: Any, violation: Violation, last_loc: torch.Tensor
     _report(allocator, violation, "last_loc", "full", entry, lambda: summary, tensors)
 
 
+def report_lengths(
+    allocator: Any, violation: Violation, lens: torch.Tensor, on_host: torch.Tensor, last_loc: torch.Tensor, entry: str
+) -> None:
+    """Report lengths of a batch of which the host has others: `lengths` [requests, 2], column 0 the host's."""
+    bad = violation.first
+    summary = (
+        f"{entry} was told that request {bad.row} of its batch has {bad.value} tokens by the host's copy, and "
+        f"{bad.lower} by the device's"
+    )
+    tensors = lambda: {"lengths": torch.stack((on_host.to(lens.device), lens), dim=1).to(torch.int64)}  # noqa: E731
+    owners = lambda: request_slots_of(allocator, last_loc.clamp(min=0))  # noqa: E731
+    _report(allocator, violation, "lengths", "full", entry, lambda: summary, tensors, owners)
+
+
 def report_lost(allocator: Any, violation: Violation, entry: str, space: str, how: str) -> None:
     """Report pages that nobody holds and no list has: `pages_lost` [listed, 1] in the dump."""
     noun = "page" if violation.count == 1 else "pages"
     summary = f"{entry}: {violation.count} {space} {noun}, first {violation.first.value}: {how}"
     lost = torch.tensor([[bad.value] for bad in violation.listed])
-    _report(allocator, violation, "pages_lost", space, entry, lambda: summary, lambda: {"pages_lost": lost})
+    of_full = lambda: request_slots_of(allocator, lost[:, 0] * allocator.page_size) if space == "full" else ()  # noqa: E731
+    _report(allocator, violation, "pages_lost", space, entry, lambda: summary, lambda: {"pages_lost": lost}, of_full)
 
 
 def draft_of(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gemma4_dumps.structures import Defect, Structure
-from gemma4_runtime.checks.request_rows import WrongEntry, check_values
+from gemma4_runtime.checks.request_rows import WrongEntry
 from gemma4_runtime.defects import defect_of
 from gemma4_runtime.release.prefix_caches import path_slots
 from gemma4_runtime.release.requests import committed_freed, held, prefilled_until, swa_evicted
@@ -19,6 +19,19 @@ from gemma4_runtime.rows.report import (
     report_wrong,
 )
 from gemma4_runtime.rows.seen import counts_before, evicted_before, seen_of
+
+LENGTH_OF, COMMITTED_OF, TOKENS_OF, NONE_OF = "batch", "committed", "tokens", "none"
+"""Who gives account of a request's length: its batch, its count, and its tokens. Two that agree outvote the third.
+
+After a verification the count and the tokens come from one list of accepted tokens, and the batch's length does not:
+then they outvote it only if it agreed between steps, and so has changed since.
+"""
+_OF_ACCOUNTS = (
+    (LENGTH_OF, Structure.BATCH_LENGTHS),
+    (COMMITTED_OF, Structure.REQUEST_COUNTERS),
+    (TOKENS_OF, Structure.REQUEST_COUNTERS),
+    (NONE_OF, Structure.BATCH_LENGTHS),
+)
 
 
 def check_lengths(scheduler: Any, batch: Any, made: Any) -> None:
@@ -35,18 +48,43 @@ def check_lengths(scheduler: Any, batch: Any, made: Any) -> None:
     committed = [held(request).kv_committed_len for request in batch.reqs]
     width = scheduler.req_to_token_pool.req_to_token.shape[1]
     rows = [held(request).req_pool_idx for request in batch.reqs]
-    for given, structure in ((lengths, Structure.BATCH_LENGTHS), (committed, Structure.REQUEST_COUNTERS)):
-        if wrong := check_values(given, tokens):
+    accounts = list(zip(lengths, committed, tokens, strict=True))
+    for of, structure in _OF_ACCOUNTS:
+        wrong = [entry for row, account in enumerate(accounts) if (entry := _outvoted(row, account, of)) is not None]
+        if wrong:
             kinds = [defect_of(w.value, w.expected, width + 1, foreign=set(tokens)) for w in wrong]
-            report_wrong(scheduler, wrong, LENGTH, INIT, structure, or_swapped(wrong, kinds), made, rows)
+            alone = made.forward_mode.is_target_verify() and of == LENGTH_OF
+            agreed = id(batch.reqs[wrong[0].row]) in seen_of(scheduler).agreed if alone else True
+            had = {"as_before": None, "account": of, "agreed_before": agreed}
+            report_wrong(scheduler, wrong, LENGTH, INIT, structure, or_swapped(wrong, kinds), made, rows, had=had)
 
 
-def check_counters(scheduler: Any, requests: Sequence[Any]) -> None:
-    """Hold what each request counts against the columns of its row, and against the nodes that it holds."""
+def _outvoted(row: int, account: tuple[int, int, int | None], of: str) -> WrongEntry | None:
+    """Return the account `of` of one request's length where the two others agree on another, or where no two agree."""
+    length, committed, tokens = account
+    differing = {
+        LENGTH_OF: (length, committed, committed == tokens),
+        COMMITTED_OF: (committed, tokens, length == tokens),
+        TOKENS_OF: (tokens, committed, length == committed),
+        NONE_OF: (length, tokens, len(set(account)) == 3),
+    }
+    value, expected, told = differing[of]
+    return WrongEntry("unlike", row, 0, value, expected) if told and value != expected else None
+
+
+def check_counters(scheduler: Any, requests: Sequence[Any], lengths: Mapping[int, int] | None = None) -> None:
+    """Hold what each request counts against the columns of its row, and against the nodes that it holds.
+
+    Args:
+        scheduler: Whose requests they are.
+        requests: Those that run.
+        lengths: By `id` of a request, the length that its batch has for it, which tells which of two counts is wrong.
+    """
     width = scheduler.req_to_token_pool.req_to_token.shape[1]
     cache = getattr(scheduler.tree_cache, "inner", scheduler.tree_cache)
     live = [r for r in requests if held(r).req_pool_idx is not None and not r.finished() and not committed_freed(r)]
-    wrong, kinds, seen = [], [], seen_of(scheduler)
+    wrong, kinds, accounts, seen = [], [], {}, seen_of(scheduler)
+    seen.agreed = set()
     for number, request in enumerate(live):
         had = evicted_before(seen, request)
         evicted = swa_evicted(request)
@@ -60,16 +98,24 @@ def check_counters(scheduler: Any, requests: Sequence[Any]) -> None:
             wrong.append(WrongEntry("unlike", number, 0, protected, path.numel()))
             kinds.append(_count_defect(scheduler, protected, path.numel(), others))
         committed, tokens = held(request).kv_committed_len, len(request.origin_input_ids) + len(request.output_ids) - 1
+        by_batch = (lengths or {}).get(id(request))
         # The token that was sampled last has no KV yet. With overlap the request does not know of it.
         if request.output_ids and not scheduler.enable_overlap and committed != tokens:
             others = [held(other).kv_committed_len for other in live if other is not request]
-            wrong.append(WrongEntry("unlike", number, 0, committed, tokens))
-            kinds.append(defect_of(committed, tokens, width + 1, foreign=set(others)))
+            of = COMMITTED_OF if by_batch in (None, tokens) else TOKENS_OF if by_batch == committed else NONE_OF
+            value, expected = (tokens, committed) if of == TOKENS_OF else (committed, tokens)
+            accounts[len(wrong)] = of
+            wrong.append(WrongEntry("unlike", number, 0, value, expected))
+            kinds.append(defect_of(value, expected, width + 1, foreign=set(others)))
         allocated = held(request).kv_allocated_len
         if 0 <= allocated < committed:
             # Without drafts the two are alike, with them there may be more allocated.
-            wrong.append(WrongEntry("unlike", number, 0, allocated, committed))
-            kinds.append(defect_of(allocated, committed, width + 1))
+            too_many = by_batch is not None and by_batch <= allocated
+            value, expected = (committed, by_batch) if too_many else (allocated, committed)
+            wrong.append(WrongEntry("unlike", number, 0, value, expected))
+            kinds.append(defect_of(value, expected, width + 1))
+        elif by_batch == committed == tokens:
+            seen.agreed.add(id(request))
         if (before := counts_before(seen, request)) is not None:
             for count, had in _changed(scheduler, before, (committed, allocated)):
                 wrong.append(WrongEntry("changed", number, 0, count, had))
@@ -81,7 +127,8 @@ def check_counters(scheduler: Any, requests: Sequence[Any]) -> None:
     if wrong:
         seen.evicted = {}
         slots = [held(request).req_pool_idx for request in live]
-        report_wrong(scheduler, wrong, COUNTER, NEXT, Structure.REQUEST_COUNTERS, kinds, None, slots)
+        had = {"as_before": None, "account": accounts.get(0)}
+        report_wrong(scheduler, wrong, COUNTER, NEXT, Structure.REQUEST_COUNTERS, kinds, None, slots, had=had)
 
 
 def _changed(scheduler: Any, before: tuple[int, int], now: tuple[int, int]) -> list[tuple[int, int]]:

@@ -20,6 +20,7 @@ class Seen:
         written: Where the target's forward before this one wrote.
         lengths: What its kernels were told of each request slot.
         counts: By request slot: its stay there, and what it counted as committed and as allocated before its forward.
+        agreed: By `id`, the requests whose batch had the length that they have themselves, at the check between steps.
         batch: The batch that runs.
         scheduler: The scheduler.
     """
@@ -30,6 +31,7 @@ class Seen:
         self.written: set[int] = set()
         self.lengths: dict[int, int] = {}
         self.counts: dict[int, tuple[tuple[Any, ...], int, int]] = {}
+        self.agreed: set[int] = set()
         self.batch: Any = None
         self.scheduler: Any = None
 

@@ -2,6 +2,7 @@
 
 | the page                                                            | is wrong               |
 |---------------------------------------------------------------------|------------------------|
+| is of the mapping, and its own pool gave another                    | the mapping            |
 | came in place of one that the call took off and did not return      | what the call returned |
 | continues a request, and is not the page of the request's last slot | what the call returned |
 | ... of the sliding-window pool, where the mapping leads there        | the mapping            |
@@ -28,6 +29,7 @@ from gemma4_triage.diagnose.where_wrong import Wrong
 from gemma4_triage.finding import Evidence
 
 _POOLS = ("full", "swa")
+_GIVEN = "swa_given"
 
 
 def hand_out_wrong(dump: Dump) -> Wrong:
@@ -37,6 +39,20 @@ def hand_out_wrong(dump: Dump) -> Wrong:
         return Wrong(None)
     call = _Call(dump, bad)
     return call.find() if call.is_known else Wrong(None)
+
+
+def is_what_the_pool_gave(dump: Dump) -> bool | None:
+    """Return whether the sliding-window pool gave the bad slot itself; False where the mapping has another.
+
+    None where the dump does not say, and of a slot of the full pool, which no mapping stands behind.
+    """
+    given, slots, offences = tensor_or_none(dump, _GIVEN), tensor_or_none(dump, "slots"), dump.manifest.offences
+    if not offences or offences[0].table != "slots" or offences[0].column != 1:
+        return None
+    row = offences[0].row
+    if given is None or slots is None or given.shape != slots.shape[:1] or not 0 <= row < len(given):
+        return None
+    return int(given[row]) == int(slots[row, 1])
 
 
 def strayed_hand_out(incident: Incident) -> Dump | None:
@@ -109,6 +125,11 @@ class _Call:
         """Hold the page against the lists, then each request's first slot against where the request continues."""
         before, after = self._before or [], self._after or []
         taken = Counter(before) - Counter(after)
+        if is_what_the_pool_gave(self._dump) is False:
+            # The mapping was written after the pool's own allocator had given another slot.
+            own = int(tensor_or_none(self._dump, _GIVEN)[self._bad.row])
+            proof = (cell(self._dump, _GIVEN, (self._bad.row,), "what the sliding-window pool itself gave"),)
+            return Wrong(Structure.SWA_MAPPING, self._defect(self._page, [own // self._page_size], taken), proof)
         given = {row[self._bad.column] // self._page_size for row in self._slots}
         unreturned = sorted(page for page in taken if page not in given)
         if unreturned:

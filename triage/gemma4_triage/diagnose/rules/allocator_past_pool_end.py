@@ -4,7 +4,7 @@ from gemma4_dumps.reader import Dump
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.evidence import said
-from gemma4_triage.diagnose.hand_out import asked_wrong, hand_out_wrong
+from gemma4_triage.diagnose.hand_out import asked_wrong, hand_out_wrong, is_what_the_pool_gave
 from gemma4_triage.diagnose.incident import PAGE_TABLE, Incident
 from gemma4_triage.diagnose.rule import LEAVES_BUFFERS, Exclusion, Rule, in_dump
 from gemma4_triage.diagnose.where_wrong import Wrong
@@ -26,6 +26,11 @@ _WHENCE: dict[Structure | None, str] = {
     Structure.ALLOCATION: " No free list held it: the call's result is wrong, and not the list.",
 }
 
+_WRITTEN = (
+    "The mapping has no slot of the sliding-window pool for what was handed out, although that pool gave one: its "
+    "entry was not written, or was written wrong."
+)
+
 
 def find(incident: Incident) -> Finding | None:
     dump = incident.first(verdict="alloc_out_of_range")
@@ -44,12 +49,12 @@ def find(incident: Incident) -> Finding | None:
             break
     asked = _was_asked(dump)
     beyond = not asked and any(offence.value >= offence.upper for offence in dump.manifest.offences)
-    wrong = _whence(dump)
+    wrong, mapped = _whence(dump), is_what_the_pool_gave(dump) is False
     return Finding(
         rule=ID,
         structure=wrong.structure,
         defect=wrong.defect or (Defect.PAST_END if beyond else None),
-        cause=_cause(asked, beyond) + _WHENCE.get(wrong.structure, ""),
+        cause=_WRITTEN if mapped else _cause(asked, beyond) + _WHENCE.get(wrong.structure, ""),
         confidence=Confidence.CERTAIN,
         evidence=(*evidence, *wrong.proof),
         advice=(
@@ -90,7 +95,13 @@ def _lies_inside(dump: Dump) -> bool:
 
 def _is_from_before(dump: Dump) -> bool | None:
     """Return None where a list, a row or the mapping had the slot: how it came there, this call does not say."""
-    return None if _whence(dump).structure in _NOT_PROVEN else False
+    structure, gave = _whence(dump).structure, is_what_the_pool_gave(dump)
+    if gave is False:
+        return False
+    of_swa = bool(dump.manifest.offences) and dump.manifest.offences[0].column == 1
+    # Without what the pool itself gave, the mapping may have been written wrong after it.
+    unproven = structure is Structure.ALLOCATION and of_swa and gave is None
+    return None if unproven or structure in _NOT_PROVEN else False
 
 
 RULE = Rule(

@@ -10,17 +10,45 @@ from gemma4_triage.finding import Confidence, Finding
 
 ID = "batch-length-wrong"
 _LENGTHS, _REQUESTS, _TOKENS = "seq_lens", "requests", 1
+COPIES = "swa-alloc-lengths"
+"""The probe's rule of a length that differs from its copy: one of the two is wrong, whatever the requests say."""
 _AHEAD = 16
 """Tokens by which the two may differ in a step: what is drafted, and what a step adds before the request knows it."""
 
 
 def find(incident: Incident) -> Finding | None:
     """Return a finding where the state at an exception has such a length."""
+    copies = incident.first(rule=COPIES)
+    if copies is not None:
+        return _of_copies(incident, copies)
     for dump in incident.of(rule=PROCESS_END):
         row = _first_wrong(dump)
         if row is not None:
             return _finding(incident, dump, row)
     return None
+
+
+def _of_copies(incident: Incident, dump: Dump) -> Finding:
+    bad = dump.manifest.offences[0] if dump.manifest.offences else None
+    near = bad is not None and abs(bad.value - bad.lower) == 1
+    return Finding(
+        rule=ID,
+        structure=Structure.BATCH_LENGTHS,
+        defect=Defect.OFF_BY_ONE if near else None,
+        cause=(
+            "A batch has another length for a request on the host than on the device. Pages are counted by the one "
+            "and filled by the other, so that requests get each other's pages, or none."
+        ),
+        confidence=Confidence.CERTAIN,
+        evidence=(
+            said(dump, "offences.0.value", "the host's copy"),
+            said(dump, "offences.0.lower", "the device's"),
+            said(dump, "offences.0.request_slot", "whose it is, by the page that it continues from"),
+            said(dump, "site", "the call that was given both"),
+        ),
+        advice=("Look at what writes seq_lens and seq_lens_cpu, and at which of the two was left out or done twice.",),
+        next_commands=(commands.show(dump), commands.serve(incident, "--debug 1")),
+    )
 
 
 def _lengths(dump: Dump) -> tuple[list[int], list[int]] | None:
@@ -70,15 +98,22 @@ def _defect(dump: Dump, row: int) -> Defect | None:
     return Defect.PAST_END if lengths[row] > max(tokens) + _AHEAD else None
 
 
+def _is_of_copies(dump: Dump) -> bool:
+    return dump.manifest.rule == COPIES
+
+
 RULE = Rule(
     ID,
     find,
     ruled_out_if=(
         Exclusion(
             "the batch is no decode: a prefill in chunks has a part of its prompt",
-            in_dump(lambda dump: dump.manifest.forward_mode != "DECODE"),
+            in_dump(lambda dump: not _is_of_copies(dump) and dump.manifest.forward_mode != "DECODE"),
         ),
-        Exclusion("the lengths are right, and the request's tokens were changed"),
+        Exclusion(
+            "the lengths are right, and the request's tokens were changed",
+            in_dump(lambda dump: False if _is_of_copies(dump) else None),
+        ),
     ),
     leads_to=("other-crash", "index-outside-tensor"),
 )

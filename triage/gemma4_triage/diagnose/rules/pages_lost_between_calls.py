@@ -1,6 +1,6 @@
-"""Pages that an allocator's own bookkeeping dropped: at restore_state, or when a free group began again."""
+"""Pages that an allocator's own bookkeeping dropped: at restore_state, in a free, or as a group of frees began anew."""
 
-from gemma4_dumps.structures import Defect
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.concerned import are_free, free_list
 from gemma4_triage.diagnose.evidence import said
@@ -10,32 +10,45 @@ from gemma4_triage.finding import Confidence, Finding
 
 ID = "pages-lost-between-calls"
 
+_CAUSES = {
+    "restore_state": (
+        "Pages that were freed between backup_state and restore_state came back as taken, and their mapping is gone: "
+        "nobody can free them."
+    ),
+    "free_group_begin": "A free group began anew while slots of the group before it were still to be freed.",
+}
+_IN_FREE = (
+    "A call that gives pages back returned, and pages that it was given are on no free list: whoever had them has "
+    "given them back, and the call lost them."
+)
+_ADVICE = {
+    "restore_state": "Free nothing between backup and restore.",
+    "free_group_begin": "End each free group before the next begins.",
+}
+
 
 def find(incident: Incident) -> Finding | None:
     dump = next((dump for dump in incident.of(rule=LOST_PAGES) if ".alloc" not in dump.manifest.site), None)
     if dump is None:
         return None
-    restored = dump.manifest.site.endswith(".restore_state")
+    entry = dump.manifest.site.rpartition(".")[2]
+    in_free = entry.startswith("free") and entry != "free_group_begin"
     return Finding(
         rule=ID,
-        structure=free_list(dump),
+        structure=Structure.FREE_CALL if in_free else free_list(dump),
         defect=Defect.LOST,
-        cause=(
-            "Pages that were freed between backup_state and restore_state came back as taken, and their mapping is "
-            "gone: nobody can free them."
-            if restored
-            else "A free group began anew while slots of the group before it were still to be freed."
-        ),
+        cause=_IN_FREE if in_free else _CAUSES.get(entry, _CAUSES["free_group_begin"]),
         confidence=Confidence.CERTAIN,
         evidence=(
             said(dump, "site", "the call that lost them"),
             said(dump, "offence_count", "pages or slots that are lost"),
             said(dump, "offences.0.value", "the first of them"),
             said(dump, "pool_kind", "of which pool"),
+            said(dump, "offences.0.request_slot", "whose it was"),
         ),
         advice=(
             "The pool stays smaller until it is cleared or the server restarts.",
-            "Free nothing between backup and restore." if restored else "End each free group before the next begins.",
+            _ADVICE.get(entry, "Look at what that call does with what it is given, from its first line on."),
         ),
         next_commands=(commands.serve(incident, "--debug trap", "--probes swa-allocator"), commands.show(dump)),
     )

@@ -16,6 +16,9 @@ _Words = TypeVar("_Words", bound=StrEnum)
 ID = "request-state-differs"
 _BOTH_SIDES = ("changed", "unlike", "fell")
 """Why an entry is wrong, where the dump has what it should be as well."""
+_TOKENS, _NONE = "tokens", "none"
+"""Which account of a request's length the two others outvote, where it is not what stands in `structure`."""
+_RELEASED = "released"
 _PREFIX = "prefix"
 """The row and the nodes that its request holds differ: which of the two changed, what the row had before says."""
 
@@ -48,6 +51,23 @@ def find(incident: Incident) -> Finding | None:
         should = f" where {expected} belongs" if known else ""
         way = "" if defect is None else f" ({defect.value})"
         cause = f"The request in slot {slot} has a wrong value in {named}: {scalars.get('value')}{should}{way}."
+    if why == _RELEASED:
+        cause = (
+            f"A batch still has a request whose row of the request table, {slot}, was given back: another request may "
+            "get the row, and its pages may be another's."
+        )
+    account = scalars.get("account")
+    if account == _TOKENS:
+        cause = (
+            f"The request in slot {slot} has {scalars.get('value')} tokens with keys and values, where its batch and "
+            f"its own count have {expected}: tokens were added to it that no forward gave, or were not added."
+        )
+    if account == _NONE:
+        unsure, structure, defect = True, None, None
+        cause = (
+            f"The batch, the own count and the tokens of the request in slot {slot} give three lengths: which of them "
+            "is wrong is not known."
+        )
     if why == _PREFIX and not of_row:
         cause = (
             f"The row of the running request in slot {slot} and the nodes of the prefix cache that it holds have other "
@@ -97,11 +117,18 @@ def _is_as_it_should(dump: Dump) -> bool | None:
     return scalars.get("value") == scalars.get("expected") if _is_known(dump) else None
 
 
+def _are_independent(dump: Dump) -> bool | None:
+    """Return False where what contradicts the value is not known to share its source; None where it may."""
+    scalars = dump.manifest.scalars
+    return None if scalars.get("account") == _TOKENS or scalars.get("agreed_before") is False else False
+
+
 RULE = Rule(
     ID,
     find,
     ruled_out_if=(
         Exclusion("the value is what the request's own row, tokens and prefix say", in_dump(_is_as_it_should)),
+        Exclusion("the two accounts that agree come from one source, which is wrong", in_dump(_are_independent)),
         Exclusion(
             "the row is what changed, and the node is as it was",
             lambda seen: None if seen.finding.structure is Structure.TREE_NODE else False,
