@@ -296,6 +296,21 @@ def test_a_request_whose_row_was_given_back_is_in_no_batch(server):
     assert (said.scalars["structure"], said.scalars["defect"]) == ("row indices", "stale")
 
 
+@pytest.mark.parametrize(("ended", "found"), [("", True), ("finished", False), ("retracted", False)])
+def test_a_request_that_runs_on_without_its_row_is_found_before_the_next_step(server, ended, found):
+    server.next_batch()
+    first, requests = server.world.requests[0], server.world.requests
+    slots = torch.tensor([held(request).req_pool_idx for request in requests])
+    held(first).req_pool_idx = None
+    first.is_retracted = ended == "retracted"
+    if ended == "finished":
+        first.finished_reason = object()
+    server.scheduler.running_batch = SimpleNamespace(reqs=requests, req_pool_indices=slots)
+    with pytest.raises(TrappedViolation) if found else nullcontext():
+        request_rows.before_next_batch(server.scheduler)
+    assert [read_dump(one.path).manifest.verdict for one in DumpStore(server.dumps).list()] == ["row_index"] * found
+
+
 def test_more_tokens_than_were_allocated_are_told_by_the_batchs_length(server):
     server.scheduler.spec_algorithm = SpeculativeAlgorithm.FROZEN_KV_MTP
     server.next_batch()

@@ -2,9 +2,9 @@
 
 | hook                                | what is held against what                                                      |
 |-------------------------------------|--------------------------------------------------------------------------------|
-| before get_next_batch_to_run        | the rows of all running requests: see checks/request_rows.py; what a request   |
-|                                     | counts against its row's width, the nodes that it holds, and what it counted   |
-|                                     | before its forward                                                             |
+| before get_next_batch_to_run        | the rows of all running requests, each of which has one still: see             |
+|                                     | checks/request_rows.py; what a request counts against its row's width, the     |
+|                                     | nodes that it holds, and what it counted before its forward                    |
 | after ForwardBatch.init_new, target | row numbers and lengths against the requests; rows; each slot that the forward |
 |                                     | will write against the row's entry of that token, with and without MTP         |
 | after trtllm_mha's metadata         | the lengths that the kernel is given against those of the batch; each page of  |
@@ -63,9 +63,29 @@ def before_next_batch(scheduler: Any, **_unknown: Any) -> None:
     """Check all rows before `Scheduler.get_next_batch_to_run`, where no step is half done and they are read next."""
     batches = (scheduler.running_batch, scheduler.last_batch)
     requests = {id(request): request for batch in batches if batch is not None for request in batch.reqs}
+    if not scheduler.enable_overlap:
+        for batch in batches:
+            _check_released(scheduler, batch)
     lengths = {number: length for batch in batches if batch is not None for number, length in _lengths_of(batch)}
     check_counters(scheduler, list(requests.values()), lengths)
     _check_rows(scheduler, list(requests.values()), NEXT)
+
+
+def _check_released(scheduler: Any, batch: Any) -> None:
+    """Find requests that run on and have no row any more: the next step would allocate for what others may have."""
+    rows = getattr(batch, "req_pool_indices", None)
+    if rows is None or len(rows) != len(batch.reqs):
+        return
+    released = [
+        number
+        for number, request in enumerate(batch.reqs)
+        if held(request).req_pool_idx is None and not (request.finished() or request.is_retracted)
+    ]
+    if released:
+        slots = rows.tolist()
+        wrong = [WrongEntry("released", number, 0, slots[number]) for number in released]
+        kinds = [Defect.STALE] * len(wrong)
+        report_wrong(scheduler, wrong, ROW_INDEX, NEXT, Structure.ROW_INDICES, kinds, None, slots)
 
 
 def _lengths_of(batch: Any) -> Iterator[tuple[int, int]]:
