@@ -90,7 +90,7 @@ def _of_rows(facts: LogFacts, death: Death) -> Finding:
             cause=f"The table of requests gave no rows although it had enough{said}. No load and no setting explains "
             "that: the code that hands rows out is at fault.",
             confidence=Confidence.LIKELY,
-            evidence=of_memory(facts, death),
+            evidence=(*of_memory(facts, death),),
             advice=("compare SGLang's sources with those of its release, and report it",),
             # The thread is of the same words; its cause is that there were too few.
             upstream=("SGLang 10408",),
