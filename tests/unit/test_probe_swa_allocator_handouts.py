@@ -37,6 +37,16 @@ class TestOneSidedAllocation(OnSmallPools):
         assert says(dump, "pool_leak", "alloc_decode", pool="swa")
         assert dump.manifest.offence_count == 2
 
+    @pytest.mark.parametrize("room", [True, False])
+    def test_what_is_refused_although_there_is_room_is_the_calls_fault(self, dumps, paged, monkeypatch, room):
+        request = extend(paged, 16)
+        monkeypatch.setattr(paged.swa_attn_allocator, "alloc_decode", lambda *args, **kwargs: None)
+        if not room:
+            paged.swa_attn_allocator.free_pages = paged.swa_attn_allocator.free_pages[:0]
+        (first, *_) = conclude(Incident((caught(lambda: decode(paged, [request])),)))
+        assert first.rule == "failed-allocation-keeps-pages"
+        assert first.structure is (Structure.ALLOCATION if room else Structure.FULL_FREE_LIST)
+
     def test_both_fail_and_nothing_is_taken(self, dumps, paged):
         request = extend(paged, SWA_PAGES * 16)
         paged.full_attn_allocator.free_pages = paged.full_attn_allocator.free_pages[:0]

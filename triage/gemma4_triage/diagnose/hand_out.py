@@ -55,6 +55,21 @@ def is_what_the_pool_gave(dump: Dump) -> bool | None:
     return int(given[row]) == int(slots[row, 1])
 
 
+def had_room(dump: Dump) -> bool | None:
+    """Return whether both pools had the pages that the latest call asked for; None where the dump does not say."""
+    records, page = readable_events(dump), dump.manifest.page_size or 1
+    free = [tensor_or_none(dump, f"free_before_{pool}") for pool in _POOLS]
+    if not records or not isinstance(records[-1].get("seq_lens"), list):
+        return None
+    call = records[-1]
+    begins, ends = call.get("prefix_lens"), [int(end) for end in call["seq_lens"]]
+    if not isinstance(begins, list) or len(begins) != len(ends):
+        begins = [end - 1 for end in ends]
+    asked = sum(-(-end // page) - -(-int(begin) // page) for begin, end in zip(begins, ends, strict=True))
+    counts = [len(pages) for pages in free if pages is not None]
+    return None if len(counts) < len(_POOLS) else min(counts) >= asked
+
+
 def strayed_hand_out(incident: Incident) -> Dump | None:
     """Return the dump of a mapping to a free page that a hand-out of that very call made; None if there is none."""
     dump = incident.first(rule="swa-stale-mapping")

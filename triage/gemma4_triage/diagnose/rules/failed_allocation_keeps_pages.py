@@ -1,9 +1,10 @@
 """Half an allocation: it succeeds in one pool, fails in the other, and keeps what it took."""
 
-from gemma4_dumps.structures import Defect
+from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.concerned import are_free, free_list
 from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.hand_out import had_room
 from gemma4_triage.diagnose.incident import LOST_PAGES, Incident
 from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, in_dump
 from gemma4_triage.finding import Confidence, Finding
@@ -15,13 +16,17 @@ def find(incident: Incident) -> Finding | None:
     dump = next((dump for dump in incident.of(rule=LOST_PAGES) if ".alloc" in dump.manifest.site), None)
     if dump is None:
         return None
+    refused = had_room(dump)
     return Finding(
         rule=ID,
-        structure=free_list(dump),
+        structure=Structure.ALLOCATION if refused else free_list(dump),
         defect=Defect.LOST,
         cause=(
-            "An allocation took pages from one pool of the pair, found the other one short, gave nothing, and did not "
-            "give back what it had taken."
+            "An allocation gave nothing although both pools of the pair had the pages that it was asked for, and did "
+            "not give back what it had taken: the call is wrong, and no pool is too small."
+            if refused
+            else "An allocation took pages from one pool of the pair, found the other one short, gave nothing, and did "
+            "not give back what it had taken."
         ),
         # The probe compares the free lists before and after a call that returned nothing.
         confidence=Confidence.CERTAIN,
@@ -33,7 +38,9 @@ def find(incident: Incident) -> Finding | None:
             said(dump, "scalars.full_available", "tokens free in the full pool afterwards"),
             said(dump, "scalars.swa_available", "tokens free in the SWA pool afterwards"),
         ),
-        advice=(
+        advice=("Look at what that call does between the pools' own allocators and its return.",)
+        if refused
+        else (
             "These pages stay lost until the pool is cleared. Give the fuller pool more tokens: "
             "--swa-full-tokens-ratio, or --mem-fraction-static for both.",
             "SGLang checks both pools before it decodes; look at what made the check and the allocation disagree.",
