@@ -155,7 +155,7 @@ def draw(run: Path, seed: int, count: int, root: Path) -> list[Drawn]:
 
 
 def put_in(root: Path, mutant: Mutant, line: int, package: str = "sglang.srt") -> None:
-    """Exchange the code of the mutant's function. root: where the package's sources are. line: of the mutant."""
+    """Exchange the code of the mutant's function, whose package has its sources at `root`."""
     path = root / mutant.path
     text = path.read_text()
     changed = replaced(text, mutant, mutant.function)

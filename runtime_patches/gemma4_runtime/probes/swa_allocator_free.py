@@ -180,7 +180,10 @@ def check_settled(books: Books, allocator: Any, full: torch.Tensor | None, peers
 def check_leftovers(books: Books, allocator: Any, full: torch.Tensor, peers: torch.Tensor) -> None:
     page, mapping = allocator.page_size, allocator.full_to_swa_index_mapping
     count = books.ledger.swa_owner.numel()
-    untouched = check_still_mapped(peers, mapping[full], free_lists(allocator)[2:], page, count)
+    # 0.5.23 puts what a group gives back aside, by page or by slot.
+    aside = [*(getattr(allocator, "swa_page_ids_group", None) or ())]
+    aside += [slots // page for slots in getattr(allocator, "swa_free_group", None) or ()]
+    untouched = check_still_mapped(peers, mapping[full], (*free_lists(allocator)[2:], *aside), page, count)
     if untouched is not None:
         how = "named by a call that gives back, and still mapped after it"
         report_lost(allocator, untouched, "free_swa", "swa", how)
