@@ -52,22 +52,14 @@ def find(incident: Incident) -> Finding | None:
         way = "" if defect is None else f" ({defect.value})"
         cause = f"The request in slot {slot} has a wrong value in {named}: {scalars.get('value')}{should}{way}."
     if why == _RELEASED:
-        cause = (
-            f"A batch still has a request whose row of the request table, {slot}, was given back: another request may "
-            "get the row, and its pages may be another's."
-        )
+        cause = f"A batch still has a request whose row, {slot}, was given back: another request may get it."
     account = scalars.get("account")
     if account == _TOKENS:
-        cause = (
-            f"The request in slot {slot} has {scalars.get('value')} tokens with keys and values, where its batch and "
-            f"its own count have {expected}: tokens were added to it that no forward gave, or were not added."
-        )
+        had_tokens = f"The request in slot {slot} has {scalars.get('value')} tokens with keys and values"
+        cause = f"{had_tokens}, and {expected} by its batch and its own count: some were lost, or came from no forward."
     if account == _NONE:
         unsure, structure, defect = True, None, None
-        cause = (
-            f"The batch, the own count and the tokens of the request in slot {slot} give three lengths: which of them "
-            "is wrong is not known."
-        )
+        cause = f"Batch, count and tokens of the request in slot {slot} give three lengths: which is wrong is unknown."
     if why == _PREFIX and not of_row:
         cause = (
             f"The row of the running request in slot {slot} and the nodes of the prefix cache that it holds have other "
