@@ -10,6 +10,8 @@ from diagnose_examples import ROOT
 from measure_sglang_mutants import SCORES, has_effect, outer_function, put_in, table
 from mutants_of_code import Mutant
 
+pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
+
 DRAWS = sorted((ROOT / "docs" / "mutations").glob("sglang-*"))
 SOURCE = """
 def plain(value):
