@@ -59,6 +59,19 @@ def test_a_path_that_leads_nowhere(tmp_path):
         check_start.check_model(["--model-path", name])
 
 
+def test_a_path_below_home_is_that_path_wherever_it_goes(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    words = ["--model-path=~/m", "--speculative-draft-model-path", "~/a", "--served-model-name", "~/name"]
+    whole = [f"--model-path={tmp_path}/m", "--speculative-draft-model-path", f"{tmp_path}/a", *words[3:]]
+    assert check_start.with_home(words) == whole
+    started = document("--dir=~/d", *words, HOME=str(tmp_path))
+    assert started["command"][-len(whole) :] == whole
+    assert started["dump_folder"] == f"{tmp_path}/d"
+    (tmp_path / "m").mkdir()
+    done = run(words[0], HOME=str(tmp_path))
+    assert done.stderr.splitlines()[0] == f"error: --model-path {tmp_path}/m holds no config.json"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

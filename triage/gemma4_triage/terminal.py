@@ -147,13 +147,14 @@ def _escaped(match: re.Match[str]) -> str:
 def shell_words(words: Iterable[str]) -> str:
     """Return words quoted for a shell, as shlex.join does, and those that could command the terminal as `$'...'`.
 
-    In that form bash, zsh and today's POSIX read escapes, so it is the same word, and nothing hides in it.
+    In that form bash, zsh and today's POSIX read escapes, so it is the same word, and nothing hides in it. A line break
+    stays one within its quotes, as every shell takes it.
     """
     return " ".join(map(_shell_word, words))
 
 
 def _shell_word(word: str) -> str:
-    if printable(word) == word:
+    if all(printable(line) == line for line in word.split("\n")):
         return shlex.quote(word)
     return f"$'{printable(word.replace(_BACKSLASH, 2 * _BACKSLASH).replace(_QUOTE, _BACKSLASH + _QUOTE))}'"
 

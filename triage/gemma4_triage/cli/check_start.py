@@ -34,6 +34,25 @@ def with_model(arguments: Sequence[str]) -> list[str]:
     return list(arguments)
 
 
+def with_home(arguments: Sequence[str]) -> list[str]:
+    """Return SGLang's arguments with the home folder in paths that begin with `~`.
+
+    A shell puts it there only where the word begins so, not in `--model-path=~/model`, and SGLang puts it nowhere.
+    """
+    found = list(arguments)
+    for at, word in enumerate(arguments):
+        name, equals, value = word.partition("=")
+        if name in _PATHS and equals:
+            found[at] = f"{name}={os.path.expanduser(value)}"
+        elif at and arguments[at - 1] in _PATHS:
+            found[at] = os.path.expanduser(word)
+    return found
+
+
+_MODELS = ("--model-path", "--model", "--speculative-draft-model-path", "--speculative-draft-model")
+_PATHS = frozenset((*_MODELS, "--tokenizer-path", "--tokenizer", "--config"))
+
+
 def named(arguments: Sequence[str], *options: str) -> bool:
     """Return whether one of the options stands on a command line."""
     return any(word.partition("=")[0] in options for word in arguments)
@@ -178,20 +197,23 @@ def check_model(arguments: Sequence[str]) -> None:
 
     Anything else may be a model's name on a hub.
 
+    Args:
+        arguments: SGLang's, as with_home returns them.
+
     Raises:
         UsageMistake: Nothing is there.
     """
-    for option in ("--model-path", "--model", "--speculative-draft-model-path", "--speculative-draft-model"):
+    for option in _MODELS:
         path = value_of(arguments, option)
         if path and (path.startswith(("/", "./", "../", "~")) or path.count("/") > 1) and "://" not in path:
-            if not os.path.exists(os.path.expanduser(path)):
+            if not os.path.exists(path):
                 raise UsageMistake(f"{option} {path} is not there", "name a folder that holds a config.json")
             if os.path.isfile(path) and not _is_gguf(path):
                 raise UsageMistake(f"{option} {path} is a file, and no GGUF", "name the folder of the model")
             if os.path.isdir(path) and not any(os.path.isfile(os.path.join(path, name)) for name in _CONFIGS):
                 raise UsageMistake(f"{option} {path} holds no config.json", "name the folder of the model itself")
     settings = value_of(arguments, "--config")
-    if settings is not None and not os.path.isfile(os.path.expanduser(settings)):
+    if settings is not None and not os.path.isfile(settings):
         raise UsageMistake(f"--config {settings} is no file", "name a file of SGLang's arguments, in YAML")
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gemma4_triage.cli.check_start import with_home
 from gemma4_triage.errors import EnvironmentCannot, UsageMistake
 from gemma4_triage.input_file import read_input
 
@@ -84,6 +85,7 @@ def own_servers(
     from gemma4_repro.quality.run import BASE, WITH
     from gemma4_triage.cli.server_start import plan_for_user
 
+    arguments = with_home(arguments)
     _check_arguments(arguments, colours)
     host = {_HOST_ENGINE: "1"} if host_engine else {}
     servers = []
@@ -124,14 +126,14 @@ def _check_arguments(arguments: Sequence[str], colours: bool) -> None:
         if "--config" not in arguments:
             raise UsageMistake("SGLang's arguments name no --model-path", "say which model after --")
         return
-    folder = Path(model).expanduser()
+    folder = Path(model)
     # ORGANISATION/NAME that is no folder here is one of Hugging Face's, which SGLang looks for.
     if not folder.exists() and (model.startswith(("/", ".", "~")) or model.count("/") != 1):
         raise UsageMistake(f"--model-path {model} is not there", "name the folder of a checkpoint")
     if folder.is_dir():
-        _check_checkpoint(folder, Path(_value(arguments, _TOKENIZER) or folder).expanduser(), colours)
+        _check_checkpoint(folder, Path(_value(arguments, _TOKENIZER) or folder), colours)
     if _value(arguments, _LOAD_FORMAT) in (None, "auto", "safetensors"):
-        for path in (folder, Path(_value(arguments, _DRAFT) or folder).expanduser()):
+        for path in (folder, Path(_value(arguments, _DRAFT) or folder)):
             _check_weights(path)
 
 

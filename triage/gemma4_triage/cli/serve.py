@@ -155,7 +155,7 @@ def serve(
         "GEMMA4_TRIAGE_PATCHES": patches,
         "GEMMA4_TRIAGE_PROBES": probes,
         "GEMMA4_TRIAGE_FAULTS": faults,
-        "SGLANG_TRTLLM_MHA_DEBUG_DIR": dump_dir,
+        "SGLANG_TRTLLM_MHA_DEBUG_DIR": dump_dir and os.path.expanduser(dump_dir),
         "GEMMA4_TRIAGE_HOST_ENGINE": "1" if host_engine else None,
         "GEMMA4_TRIAGE_DEVICE_MODEL": device_model,
         "GEMMA4_TRIAGE_ALLOW_MISSING": "1" if allow_missing else None,
@@ -165,7 +165,7 @@ def serve(
     options |= {name: value for name, value in given.items() if value is not None}
     ours = {name for parameter in context.command.params for name in parameter.opts if name.startswith("--")}
     ours |= other_names(list(ours))
-    arguments = check_start.with_model(arguments)
+    arguments = check_start.with_home(check_start.with_model(arguments))
     check_start.check_arguments(arguments, ours, sglang_options())
     check_start.port_of(arguments)
     typed = {variable: option for variable, option in _OPTIONS.items() if given[variable] is not None}

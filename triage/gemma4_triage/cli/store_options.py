@@ -22,7 +22,7 @@ def _directory(text: str) -> Path:
     # An unset variable of the user's shell script must not become the current directory.
     if not text:
         raise UsageMistake("--dir is empty", "--dir takes the directory that holds the dumps")
-    return Path(text)
+    return Path(text).expanduser()
 
 
 Directory = Annotated[
