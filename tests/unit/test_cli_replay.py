@@ -167,6 +167,11 @@ class TestExitCodes:
     def test_2_if_the_output_is_a_file(self, cli, tmp_path):
         (tmp_path / "file").write_text("")
         assert cli(SEED_BUG, "--shrink", "--output", tmp_path / "file")[0] == 2
+        code, _, err = cli(SEED_BUG, "--shrink", "--output", "/proc/none/below")
+        assert (code, err.splitlines()[-2:]) == (
+            3,
+            ["error: /proc/none cannot be written: No such file or directory", "hint: name another --output"],
+        )
 
 
 def test_text_from_a_dump_cannot_command_the_terminal(cli, store):

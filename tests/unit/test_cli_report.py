@@ -149,6 +149,9 @@ class TestExitCodes:
     def test_a_name_that_is_too_long_for_a_file(self, cli):
         code, _, err = cli("report", "a" * 300)
         assert (code, "hint: " in err) == (2, True)
+        for option in ("--output", "--markdown", "--junit", "--sarif"):
+            code, _, err = cli("report", CORPUS / "clean-aborts", option, "a" * 5000)
+            assert (code, "cannot be written: File name too long" in err) == (3, True)
 
     def test_an_empty_folder(self, cli, tmp_path):
         code, out, err = cli("report", tmp_path, "--json")

@@ -111,7 +111,7 @@ def _files(
     if markdown is not None:
         from gemma4_triage.report.triage_markdown import NAME, render_markdown
 
-        found.append((markdown / NAME if markdown.is_dir() else markdown, render_markdown))
+        found.append((markdown / NAME if os.path.isdir(markdown) else markdown, render_markdown))
     if junit is not None:
         from gemma4_triage.report.triage_junit import render_junit
 

@@ -63,6 +63,9 @@ def shrink(dump: Dump, options: ReplayOptions, root: Path, renumber: bool = Fals
             # The first dump's manifest is what it is written with.
             said = " ".join(str(outcome.cause).split())
             raise DumpUnreadable(f"{dump.manifest.dump_id} holds what cannot be written again: {said:.300}")
+        if isinstance(outcome.cause, OSError) and outcome.cause.strerror:
+            said = f"{outcome.cause.filename or root} cannot be written: {outcome.cause.strerror}"
+            raise EnvironmentCannot(said, "name another --output")
         raise EnvironmentCannot(
             f"no dump was written: {outcome.error or outcome.dropped_reason}", "name another --output"
         )
