@@ -1,5 +1,6 @@
 """`gemma4-triage logs`: output, document, exit codes, and the memory that it takes."""
 
+import gzip
 import io
 import json
 import subprocess
@@ -32,6 +33,34 @@ def test_a_clean_log(cli):
     assert out.splitlines()[-1] == "no findings"
 
 
+@pytest.mark.parametrize("verb", ["logs", "known check", "diagnose", "report"])
+class TestATornFile:
+    def packed(self, tmp_path, sample: str, of: float = 0.7) -> Path:
+        data = gzip.compress((SAMPLES / sample).read_bytes())
+        path = tmp_path / "server.log.gz"
+        path.write_bytes(data[: int(len(data) * of)])
+        return path
+
+    def test_without_a_finding_in_the_rest_is_not_clean(self, cli, tmp_path, verb):
+        path = self.packed(tmp_path, "healthy.log")
+        code, out, err = cli(*verb.split(), path)
+        assert (code, f"{path} ends early: its gzip is torn" in err) == (4, True)
+        assert "1 file read in part" in out or verb == "known check"
+        document = json.loads(cli(*verb.split(), path, "--json")[1])
+        assert document.get("clean", False) is False
+
+    def test_with_one_is_told_of_too(self, cli, tmp_path, verb):
+        path = self.packed(tmp_path, "illegal-access.log", 0.95)
+        code, _, err = cli(*verb.split(), path)
+        assert (code, f"{path} ends early: its gzip is torn" in err) == (1, True)
+
+    def test_of_which_nothing_can_be_read_is_an_error(self, cli, tmp_path, verb):
+        path = self.packed(tmp_path, "healthy.log", 0.005)
+        code, out, err = cli(*verb.split(), path)
+        assert (code, out) == (4, "")
+        assert f"error: {path} ends early: its gzip is torn, and no line of SGLang's scheduler comes before\n" in err
+
+
 def test_the_document(cli):
     code, out, err = cli("logs", SAMPLES / "illegal-access.log", SAMPLES / "healthy.log", "--json", "--points", "5")
     document = json.loads(out)
@@ -55,7 +84,7 @@ def test_stdin(cli, monkeypatch):
     code, out, _ = cli("logs", "-")
     assert code == 1
     assert out.startswith("-\n")
-    assert "next: gemma4-triage dumps show /srv/runs/e4b/fault-probes/dumps/" in out
+    assert "what to do: the dump is on the server's machine: /srv/runs/e4b/fault-probes/dumps/" in out
 
 
 def test_a_closed_stdin(cli, monkeypatch):

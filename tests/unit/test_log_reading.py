@@ -1,7 +1,11 @@
 """Reading serving logs: any bytes, any chunks, any rank, in bounded memory; what SGLang's own code formats is read."""
 
+import bz2
 import gzip
+import io
 import json
+import lzma
+import zlib
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +21,7 @@ from gemma4_triage.logs.batch_line import find_batch
 from gemma4_triage.logs.catalog import findings
 from gemma4_triage.logs.drops import DropWatch
 from gemma4_triage.logs.lines import MAX_LINE_BYTES, blocks_of_lines
+from gemma4_triage.logs.packed import LONGEST_MAGIC, Packed, Torn
 from gemma4_triage.logs.read import MAX_KEPT, MAX_RANKS, read_log, read_source
 from gemma4_triage.logs.series import COLUMNS
 from gemma4_triage.logs.source import Source
@@ -48,7 +53,7 @@ def judged(text: bytes, cuts: list[int]) -> str:
     """Return everything that is said about the text, as one string."""
     edges = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
     facts = read_log("x", [text[a:b] for a, b in pairwise(edges)])
-    return json.dumps(logs_document([facts], findings(facts)), allow_nan=False)
+    return json.dumps(logs_document([facts], findings(facts), 0), allow_nan=False)
 
 
 class TestAnyBytes:
@@ -234,6 +239,46 @@ class TestSources:
         assert facts.understood["decode"] > 1000
         assert "ends early" in (facts.problem or "")
 
+    @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+    def test_packed_files_end_to_end_are_one_log(self, tmp_path, pack):
+        texts = ["".join(steady(30)).encode(), "".join(steady(2000)).encode()]
+        path = tmp_path / "log"
+        path.write_bytes(pack(texts[0]) + bytes(8) + pack(texts[1]))
+        assert b"".join(Source(str(path)).chunks()) == b"".join(texts)
+        path.write_bytes(pack(texts[0]) + b"no log at all")
+        source = Source(str(path))
+        assert b"".join(source.chunks()) == texts[0]
+        assert "is none" in (source.problem or "")
+
+    @given(st.data())
+    def test_a_damaged_gzip_gives_all_that_is_before_the_damage(self, data):
+        text = "".join(f"{at} {at * 7919 % 1000}\n" for at in range(4000)).encode()
+        packed = bytearray(gzip.compress(text))
+        at = data.draw(st.integers(10, len(packed) - 1))
+        packed[at] ^= data.draw(st.integers(1, 255))
+        stream = Packed(io.BytesIO(bytes(packed)), bytes(packed[:LONGEST_MAGIC]))
+        found: list[bytes] = []
+        with pytest.raises(Torn, match=r"its gzip is damaged|its gzip is torn|is none"):
+            found.extend(iter(lambda: stream.read(1000), b""))
+        # What zlib gives of the bytes before that place, which are whole.
+        whole = zlib.decompressobj(31).decompress(bytes(packed[:at]))
+        assert b"".join(found).startswith(whole)
+
+    @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+    @given(cut=st.integers(0, 3000))
+    def test_a_torn_file_never_ends_quietly(self, pack, cut):
+        packed = pack("".join(steady(300)).encode())
+        part = packed[: max(6, len(packed) - 1 - cut)]
+        stream = Packed(io.BytesIO(part), part[:LONGEST_MAGIC])
+        with pytest.raises(Torn):
+            list(iter(lambda: stream.read(1 << 20), b""))
+
+    def test_what_was_packed_twice_is_no_log(self, tmp_path):
+        path = tmp_path / "log.gz.xz"
+        path.write_bytes(lzma.compress(gzip.compress(TEXTS[0])))
+        with pytest.raises(UsageMistake, match="packed twice"):
+            read_source(Source(str(path)))
+
     def test_zstd_where_python_cannot(self, tmp_path):
         path = tmp_path / "log.zst"
         path.write_bytes(b"\x28\xb5\x2f\xfd rest")
@@ -291,4 +336,4 @@ class TestAgainstSglang:
 
 def test_a_document_of_simple_facts_is_finite():
     facts = read(decode(1, rate=0.0))
-    assert SimpleNamespace(**logs_document([facts], ())).clean is True
+    assert SimpleNamespace(**logs_document([facts], (), 0)).clean is True

@@ -43,7 +43,7 @@ def diagnose(
     ] = 200,
     log: Annotated[
         list[str] | None,
-        typer.Option("--log", metavar="FILE", help="The server's log, plain or gzip; - reads stdin. Repeatable."),
+        typer.Option("--log", metavar="FILE", help="The server's log, plain or packed; - reads stdin. Repeatable."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -117,12 +117,14 @@ def _evidence(names: list[str], directory: Path | None, limit: int | None, logs:
 
 def _diagnoses(evidence: Evidence, logs: list[LogFacts]) -> list[Diagnosis]:
     from gemma4_triage.diagnose.all_evidence import findings_of, incidents_of
+    from gemma4_triage.diagnose.unread import refuse_torn
     from gemma4_triage.report.diagnosis_document import Diagnosis
 
     incidents = incidents_of(evidence.material, logs, evidence.readings)
     if not incidents and not evidence.material.unreadable:
         for remark in evidence.remarks:
             say(remark)
+        refuse_torn(logs)
         if evidence.remarks:
             raise NothingChecked("nothing there can be read", "name dumps, logs, zips, or folders that hold some")
         raise NothingChecked(

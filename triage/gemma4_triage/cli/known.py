@@ -94,7 +94,7 @@ def show_known(
 
 def check_known(
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="[LOG]...", help="SGLang's output, plain or gzip; - reads stdin.")
+        list[str] | None, typer.Argument(metavar="[LOG]...", help="SGLang's output, plain or packed; - reads stdin.")
     ] = None,
     release: Annotated[
         str | None,
@@ -113,19 +113,21 @@ def check_known(
 
     For example: gemma4-triage known check server.log
 
-    Exits 0 if nothing matches (or every record is right), 1 if something does (or one is wrong), 5 if no line of the
-    logs was understood.
+    Exits 0 if nothing matches (or every record is right), 1 if something does (or one is wrong), 4 if nothing does in
+    what could be read of a torn log, 5 if no line of the logs was understood.
     """
     if not files:
         if release or server_info:
             raise UsageMistake("--release and --server-info are of logs, and none is named", "name a log")
         _check_records(as_json)
+    from gemma4_triage.diagnose.unread import refuse_torn
     from gemma4_triage.logs.rules.known_issue import matches_in
     from gemma4_triage.report.known_document import matches_document
     from gemma4_triage.report.known_view import print_matches
 
     given = _release(release, server_info)
     read = [replace(facts, release=given or facts.release) for facts in read_logs(files or [], verb="known check")]
+    refuse_torn(read)
     if not any(facts.understood_lines for facts in read):
         raise NothingChecked("no line of SGLang's in the logs", "give the server's stdout and stderr")
     found = [(facts, facts.release or None, matches_in(facts, _known())) for facts in read]
@@ -134,7 +136,8 @@ def check_known(
     else:
         print_matches(stdout_console(), found)
     concerned = any(match.concerned is not False for _, _, matches in found for match in matches)
-    raise typer.Exit(ExitCode.VIOLATION if concerned else ExitCode.OK)
+    torn = any(facts.problem for facts in read)
+    raise typer.Exit(ExitCode.VIOLATION if concerned else ExitCode.DUMP_UNREADABLE if torn else ExitCode.OK)
 
 
 def _check_records(as_json: bool) -> None:

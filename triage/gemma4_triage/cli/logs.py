@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 def logs(
     files: Annotated[
-        list[str], typer.Argument(metavar="FILE...", help="SGLang's output, plain or gzip; - reads stdin.")
+        list[str], typer.Argument(metavar="FILE...", help="SGLang's output, plain or packed; - reads stdin.")
     ],
     points: Annotated[
         int, typer.Option("--points", min=2, max=MAX_POINTS, help="Of each time series at most; they are averaged.")
@@ -38,10 +38,11 @@ def logs(
     For example: gemma4-triage logs server.log
 
     Each file is read once, in constant memory, and judged by itself. Exits 0 if nothing was found, 1 for findings,
-    5 if no line was understood.
+    4 if nothing was found in a file that is torn or was not read to its end, 5 if no line was understood.
     """
     from gemma4_triage.diagnose.incident import Incident
     from gemma4_triage.diagnose.plan import completed
+    from gemma4_triage.diagnose.unread import in_part, refuse_torn
     from gemma4_triage.finding import causes
     from gemma4_triage.logs.catalog import findings
     from gemma4_triage.report.logs_document import logs_document
@@ -50,12 +51,15 @@ def logs(
     read = read_logs(files, points)
     found = [one for facts in read for one in completed(findings(facts), Incident(logs=(facts,)))]
     if not found:
+        refuse_torn(read)
         _need_one_understood(read)
+    torn = in_part((), read)
+    code = ExitCode.VIOLATION if causes(found) else ExitCode.DUMP_UNREADABLE if torn else ExitCode.OK
     if as_json:
-        emit_json("logs", logs_document(read, found))
+        emit_json("logs", logs_document(read, found, torn))
     else:
-        print_logs(stdout_console(), read, found)
-    raise typer.Exit(ExitCode.VIOLATION if causes(found) else ExitCode.OK)
+        print_logs(stdout_console(), read, found, torn)
+    raise typer.Exit(code)
 
 
 def _need_one_understood(read: list[LogFacts]) -> None:

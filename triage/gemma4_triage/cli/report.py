@@ -51,7 +51,7 @@ def report(
     ] = None,
     log: Annotated[
         list[str] | None,
-        typer.Option("--log", metavar="FILE", help="A server's log, plain or gzip; - reads stdin. Repeatable."),
+        typer.Option("--log", metavar="FILE", help="A server's log, plain or packed; - reads stdin. Repeatable."),
     ] = None,
     directory: Directory = None,
     limit: Annotated[

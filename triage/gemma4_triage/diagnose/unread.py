@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gemma4_dumps.errors import DumpUnreadable
 from gemma4_dumps.wording import number_of
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.readers.reading import Reading
@@ -50,3 +51,14 @@ EVERYTHING = Unread()
 def in_part(readings: Iterable[Reading], logs: Iterable[LogFacts]) -> int:
     """Return how many of these were not read to their end."""
     return sum(bool(one.problem) for one in (*readings, *logs))
+
+
+def refuse_torn(read: Iterable[LogFacts]) -> None:
+    """Raise DumpUnreadable if no log has a line that says anything, and one of them was not read to its end."""
+    logs = list(read)
+    torn = next((facts for facts in logs if facts.problem), None)
+    if torn is not None and not any(facts.understood_lines for facts in logs):
+        raise DumpUnreadable(
+            f"{torn.name} {torn.problem}, and no line of SGLang's scheduler comes before",
+            "bring the whole file: what was written to it last says what the server died of",
+        )

@@ -1,4 +1,4 @@
-"""A serving log as a stream of bytes: a file, stdin, gzip or, where the standard library can, zstd.
+"""A serving log as a stream of bytes: a file, stdin, packed (packed.py) or, where the standard library can, zstd.
 
 Archives and files that are no text are refused with what to do instead. A file of UTF-16, as PowerShell's `>` writes
 it, is read as UTF-8.
@@ -7,7 +7,6 @@ it, is read as UTF-8.
 from __future__ import annotations
 
 import codecs
-import gzip
 import importlib.util
 import os
 import re
@@ -15,13 +14,13 @@ import shlex
 import stat
 import sys
 import threading
-import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from gemma4_triage.errors import UsageMistake
+from gemma4_triage.logs.packed import LONGEST_MAGIC, Packed, Torn, is_packed
 from gemma4_triage.time_limit import Clock
 
 CHUNK_BYTES = 1 << 20
@@ -29,13 +28,10 @@ STDIN = "-"
 PIPE_WAIT_S = 5.0
 """How long to wait for somebody who writes to a named pipe."""
 
-_GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _ZIP = b"PK\x03\x04"
 _ARCHIVES = {
     _ZIP: ("a zip archive", "unzip -p {} FILE | gemma4-triage {} -"),
-    b"\xfd7zXZ\x00": ("xz-compressed", "xz -dc {} | gemma4-triage {} -"),
-    b"BZh": ("bzip2-compressed", "bzip2 -dc {} | gemma4-triage {} -"),
     b"7z\xbc\xaf": ("a 7z archive", "7z e -so {} | gemma4-triage {} -"),
 }
 # Of protocol 2 and later by its first bytes, of protocol 0 by the mark of the container that it holds.
@@ -70,14 +66,14 @@ class Source:
         """
         with ExitStack() as stack:
             stream = self._open(stack)
-            # read1: read would fill its chunk, and lose what it had when the data turns out to be torn.
+            # read1: read would wait for a chunk of a pipe that somebody still writes to.
             read = getattr(stream, "read1", stream.read)
             decoder: codecs.IncrementalDecoder | None = None
             size, clock = 0, Clock()
             while True:
                 try:
                     chunk = read(CHUNK_BYTES)
-                except (EOFError, zlib.error, OSError) as error:
+                except (EOFError, OSError, Torn) as error:
                     self.problem = f"ends early: {error}"
                     return
                 if not chunk:
@@ -104,6 +100,8 @@ class Source:
                 if magic == _ZIP and self.verb != "profile" and self.name != STDIN:
                     hint = f"to read all that is in it: gemma4-triage diagnose {shlex.quote(self.name)}"
                 raise UsageMistake(f"{self.name} is {kind}", hint)
+        if is_packed(start):
+            raise UsageMistake(f"{self.name} was packed twice", "unpack it once, and name what comes out")
         if _PICKLE.match(start):
             raise UsageMistake(
                 f"{self.name} is a pickle of no kind that is read, and nothing in it was unpickled",
@@ -119,10 +117,10 @@ class Source:
     def _open(self, stack: ExitStack) -> BinaryIO:
         raw = self._raw(stack)
         start = _peek(raw)
-        if start.startswith((_GZIP, _ZSTD)) and self.name != STDIN:
+        if (is_packed(start) or start.startswith(_ZSTD)) and self.name != STDIN:
             self._packed = raw
-        if start.startswith(_GZIP):
-            return cast(BinaryIO, stack.enter_context(gzip.GzipFile(fileobj=raw)))
+        if is_packed(start):
+            return cast(BinaryIO, Packed(raw, start))
         if start.startswith(_ZSTD):
             return self._zstd(raw, stack)
         return raw
@@ -185,4 +183,4 @@ def _open_pipe(path: Path) -> BinaryIO:
 def _peek(raw: BinaryIO) -> bytes:
     """Return the first bytes, without taking them."""
     peek = getattr(raw, "peek", None)
-    return b"" if peek is None else peek(4)[:4]
+    return b"" if peek is None else peek(LONGEST_MAGIC)[:LONGEST_MAGIC]

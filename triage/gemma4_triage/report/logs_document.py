@@ -11,10 +11,17 @@ from gemma4_triage.logs.facts import LogFacts, RankFacts
 from gemma4_triage.logs.suspects import suspects
 
 
-def logs_document(logs: Sequence[LogFacts], findings: Sequence[Finding]) -> dict[str, Any]:
-    """findings: of all logs, in the order to show; a finding's evidence names its log."""
+def logs_document(logs: Sequence[LogFacts], findings: Sequence[Finding], torn: int) -> dict[str, Any]:
+    """Return what the logs say.
+
+    Args:
+        logs: in the order in which they were named.
+        findings: of all logs, in the order to show; a finding's evidence names its log.
+        torn: how many of the logs were not read to their end.
+    """
     return {
-        "clean": not causes(findings),
+        "clean": not causes(findings) and not torn,
+        "files_read_in_part": torn,
         "findings": [finding.model_dump(mode="json") for finding in findings],
         "logs": [_log(facts, findings) for facts in logs],
     }

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from gemma4_dumps.wording import number_of
+from gemma4_triage.diagnose.unread import Unread
 from gemma4_triage.finding import Finding, causes
 from gemma4_triage.finding_view import print_finding
 from gemma4_triage.logs.facts import LogFacts, RankFacts
@@ -18,8 +19,8 @@ from gemma4_triage.terminal import print_line, size_text
 _SPARK_WIDTH = 60
 
 
-def print_logs(console: Console, logs: Sequence[LogFacts], findings: Sequence[Finding]) -> None:
-    """findings: in the order to show."""
+def print_logs(console: Console, logs: Sequence[LogFacts], findings: Sequence[Finding], torn: int) -> None:
+    """Print what the logs say: `findings` in this order, and that `torn` of the logs were not read to their end."""
     for facts in logs:
         _print_log(console, facts)
     for finding in findings:
@@ -29,7 +30,8 @@ def print_logs(console: Console, logs: Sequence[LogFacts], findings: Sequence[Fi
         if not any(piece.source == facts.name for finding in found for piece in finding.evidence):
             print_suspects(console, facts, facts.name if len(logs) > 1 else "")
     verdict = number_of(len(found), "finding") if found else "no findings"
-    print_line(console, verdict, style="bold red" if found else "bold green")
+    verdict += f" in what was read: {Unread(in_part=torn).text}" if torn else ""
+    print_line(console, verdict, style="bold red" if found else "bold yellow" if torn else "bold green")
 
 
 def print_suspects(console: Console, facts: LogFacts, name: str) -> None:
