@@ -12,6 +12,9 @@ import pytest
 from asked_evidence import CPU, DUMPS, exported, rules
 from diagnose_examples import CORPUS, ROOT
 from gemma4_triage.logs import source
+from gemma4_triage.own_document import RUN_KINDS
+from gemma4_triage.runs import record_file
+from report_examples import SEED_BUG
 
 LOGS = ROOT / "tests" / "data" / "logs"
 RUNS = ROOT / "tests" / "data" / "finished_runs"
@@ -309,3 +312,78 @@ class TestNamedFiles:
             with open(reads) as told:
                 got, err = json.loads(told.read())
             assert (got, said in err) == (code, True), err
+
+
+class TestDocumentsOfThisProject:
+    """What a run, a bench or a command wrote about evidence is none, whatever lines it quotes."""
+
+    GOLDEN = sorted((ROOT / "tests" / "contract" / "golden").glob("json_*.json"))
+    ROWS = sorted((ROOT / "kernels" / "bench" / "rows").glob("*.json"))
+    RUN = ROOT / "tests" / "data" / "finished_runs" / "e4b-trtllm"
+
+    @pytest.mark.parametrize("path", [*GOLDEN, *ROWS], ids=lambda path: path.stem)
+    def test_each_is_told_for_what_it_is(self, cli, path):
+        if b'"schema_version"' not in path.read_bytes()[:200]:
+            pytest.skip("an older bench's rows say no version")
+        code, out, err = cli("diagnose", path)
+        assert (code, out) == (5, "")
+        assert err.startswith(f"error: {path} is what ") or "is the verdict of a finished run" in err
+        assert cli("logs", path)[:2] == (2, "")
+        assert cli("diagnose", "--log", path)[:2] == (2, "")
+
+    def test_the_line_that_reads_it_is_named_and_runs(self, cli, tmp_path):
+        verdict = self.RUN / "verdict.json"
+        code, _, err = cli("diagnose", verdict)
+        assert code == 5
+        assert f"hint: gemma4-triage report {verdict} shows it" in err
+        code, out, _ = cli("report", verdict)
+        assert (code, out) == (0, cli("report", self.RUN)[1])
+        renamed = shutil.copy(verdict, tmp_path / "sent.json")
+        assert "e4b-trtllm: as expected" in cli("report", renamed)[1]
+        rows = next(path for path in self.ROWS if path.name.startswith("kernels_h200"))
+        hint = cli("diagnose", rows)[2].splitlines()[1].removeprefix("hint: gemma4-triage ").removesuffix(" draws it")
+        assert cli(*[tmp_path / word if word == "bench.svg" else word for word in hint.split()])[0] == 0
+
+    def test_beside_evidence_one_line_says_that_they_were_left_alone(self, cli, tmp_path):
+        folder = shutil.copytree(self.RUN, tmp_path / "run")
+        before = json.loads(cli("diagnose", folder, "--json")[1])
+        for at in range(3):
+            shutil.copy(folder / "verdict.json", folder / f"copy{at}.json")
+        code, out, err = cli("diagnose", folder, "--json")
+        assert err.count("left alone: ") == 1
+        assert "is the verdict of a finished run: gemma4-triage report" in err
+        assert "3 files more like it" in err
+        assert (code, json.loads(out)["summary"]) == (1, before["summary"])
+        verdicts = {log["file"] for one in json.loads(out)["incidents"] for log in one["logs"]}
+        assert not any(name.endswith(".json") for name in verdicts)
+
+    def test_the_kinds_of_runs_are_those_that_report_reads(self):
+        assert set(RUN_KINDS) == set(record_file._MODELS)
+
+    def test_lines_of_a_log_may_have_such_keys(self, cli, tmp_path):
+        lines = ["server_args=ServerArgs(page_size=16)", "CUDA error: an illegal memory access was encountered"]
+        shipped = [json.dumps({"schema_version": "1.0", "kind": "event", "log": line + "\n"}) for line in lines]
+        (tmp_path / "a.log").write_text("\n".join(shipped) + "\n")
+        assert cli("logs", tmp_path / "a.log")[0] == 1
+
+    def test_evidence_that_is_no_log_is_sent_to_diagnose(self, cli):
+        for path in (
+            ROOT / "tests" / "data" / "evidence" / "hanging" / "collect.json",
+            next((CORPUS / "clean-aborts" / "guards").iterdir()),
+            next((CORPUS / "clean-aborts" / "audits").iterdir()),
+        ):
+            code, _, err = cli("logs", path)
+            assert (code, f"hint: gemma4-triage diagnose {path} reads it" in err) == (2, True)
+            # Of a ledger without a finding there is nothing to say.
+            assert cli("diagnose", path)[0] == (
+                5 if path.parent.name == "audits" else 1 if "hanging" in str(path) else 0
+            )
+
+    @pytest.mark.parametrize("name", ["manifest.json", "tensors.safetensors", "events.jsonl"])
+    def test_a_file_of_a_dump_stands_for_the_dump(self, cli, name):
+        assert cli("diagnose", SEED_BUG / name)[:2] == cli("diagnose", SEED_BUG)[:2]
+
+    def test_a_manifest_without_its_dump(self, cli, tmp_path):
+        shutil.copy(SEED_BUG / "manifest.json", tmp_path / "sent.json")
+        code, _, err = cli("diagnose", tmp_path / "sent.json")
+        assert (code, "is a dump's manifest without its dump" in err) == (5, True)

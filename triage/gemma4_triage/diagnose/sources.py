@@ -6,6 +6,8 @@
 | `guards/` and `audits/` beside dumps                  | guard manifests and leak ledgers of those processes         |
 | a zip                                                 | what is in it; a zip in a zip is left alone                 |
 | a file that a reader of readers/catalog.py takes      | what that reader makes of it                                |
+| a file of a dump that is named                        | that dump                                                   |
+| another JSON document of this project                 | left alone, and said                                        |
 | text with lines that a server writes                  | a serving log                                               |
 | any other file in a folder                            | counted, not read; named by itself it is taken for a log    |
 
@@ -48,6 +50,7 @@ from gemma4_triage.diagnose.material import (
 )
 from gemma4_triage.errors import NothingChecked, UsageMistake
 from gemma4_triage.logs.source import STDIN, Source
+from gemma4_triage.own_document import OwnDocument, is_guard_manifest, is_ledger, own_document
 from gemma4_triage.readers import collection, flashinfer_log
 from gemma4_triage.readers.catalog import Reader, head_of, reader_of
 from gemma4_triage.readers.reading import NotThis, Reading
@@ -103,7 +106,7 @@ def gather(store: DumpStore, names: Iterable[str], limit: int | None) -> Evidenc
 
     Raises:
         DumpError: A dump or zip that was named cannot be found or read.
-        NothingChecked: A folder that was named holds no evidence.
+        NothingChecked: A folder that was named holds no evidence, or all that was named is documents of this project.
         UsageMistake: A file that was named is of no kind that is read.
     """
     found = _Finder(limit)
@@ -170,6 +173,7 @@ class _Finder:
         self._named: set[Path] = set()
         self._files = 0
         self._by_reader: dict[tuple[str, Path], tuple[Reader, list[Path]]] = {}
+        self._own: list[tuple[Path, OwnDocument]] = []
 
     @property
     def count(self) -> int:
@@ -177,17 +181,23 @@ class _Finder:
         pieces = sum(
             len(part.dumps) + len(part.guards) + len(part.ledgers) + len(part.unreadable) for part in self._parts
         )
-        return pieces + len(self.evidence.logs) + len(self._by_reader) + len(self.evidence.readings)
+        pieces += len(self.evidence.logs) + len(self._by_reader) + len(self.evidence.readings)
+        return pieces + len(self._own)
 
     def is_empty_since(self, before: int) -> bool:
         """Return whether there are as many pieces as there were, and nothing was left for a limit."""
-        return self.count == before and not (self._budget.skipped or self.evidence.not_read)
+        return self.count == before and not self._is_unfinished
+
+    @property
+    def _is_unfinished(self) -> bool:
+        return bool(self._budget.skipped or self.evidence.not_read)
 
     def result(self) -> Evidence:
         """Read what is left to read, and return everything."""
         with until(self._budget.end_s):
             for reader, paths in self._by_reader.values():
                 self._read(reader, paths)
+        self._tell_of_own()
         found = self.evidence.found_logs
         if self._limit is not None and len(found) > MAX_LOGS:
             self.evidence.found_logs = set(sorted(found, key=_changed_s, reverse=True)[:MAX_LOGS])
@@ -213,6 +223,19 @@ class _Finder:
             if not error.message.startswith(said):
                 raise
             raise DumpUnreadable(f"{full(path)} cannot be read: {error.message[len(said) :]}", error.hint) from error
+
+    def _tell_of_own(self) -> None:
+        """Count this project's own documents, and say of those that were named, else of the first, what they are.
+
+        Raises NothingChecked if there is nothing else.
+        """
+        self.evidence.left_alone += len(self._own)
+        named = [one for one in self._own if one[0] in self._named]
+        for path, own in named or self._own[:1]:
+            if self.count == len(self._own) and not self._is_unfinished:
+                raise NothingChecked(f"{origin(path)} is {own.what}, and nothing else is there", own.read_by)
+            others = "" if named or len(self._own) == 1 else f"; {number_of(len(self._own) - 1, 'file')} more like it"
+            self.evidence.remarks.append(f"left alone: {origin(path)} is {own.what}: {own.read_by}{others}")
 
     def folder(self, path: Path, depth: int = 0, in_zip: bool = False) -> bool:
         """Take what lies in a folder; a dump that was named itself (depth 0) and is damaged is an error.
@@ -272,6 +295,9 @@ class _Finder:
         if not self._is_new(path):
             return
         self._named.add(path)
+        if path.name in (MANIFEST_NAME, TENSORS_NAME, EVENTS_NAME) and _is_dump(path.parent):
+            self.folder(path.parent)
+            return
         if is_zip(path):
             self.folder(unpack(path), 1, in_zip=True)
             return
@@ -347,7 +373,10 @@ class _Finder:
             return True
         reader = reader_of(head)
         if reader is None:
-            return False
+            own = own_document(head, origin(path))
+            if own is not None:
+                self._own.append((path, own))
+            return own is not None
         if not self._budget.admits(path, is_parsed=False):
             return True
         folder = path.parent.parent if path.name == flashinfer_log.ONE_CALL else path.parent
@@ -402,11 +431,7 @@ def _is_dump(path: Path) -> bool:
 
 def _kind(head: bytes) -> str | None:
     """Return GUARDS or LEDGERS for a guard manifest or a ledger that lies alone; None if the file is neither."""
-    is_guard = all(key in head for key in (b'"patches"', b'"pid"', b'"settings"', b'"created_utc"'))
-    is_ledger = all(key in head for key in (b'"equations"', b'"audits"', b'"pid"'))
-    if not (is_guard or is_ledger) or b'"dump_id"' in head:
-        return None
-    return GUARDS if is_guard else LEDGERS
+    return GUARDS if is_guard_manifest(head) else LEDGERS if is_ledger(head) else None
 
 
 def _fields(path: Path, kind: str) -> Material:

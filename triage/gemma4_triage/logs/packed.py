@@ -78,18 +78,19 @@ class Packed:
     def _piece(self) -> bytes:
         """Return the next bytes, none at the end of it all. Raises Torn."""
         while self._stream is not None or self._begins():
-            before = self._stream.copy() if hasattr(self._stream, "copy") else None
+            stream: Any = self._stream
+            before = stream.copy() if hasattr(stream, "copy") else None
             try:
-                piece = self._stream.decompress(self._ahead, _PIECE_BYTES)
+                piece = stream.decompress(self._ahead, _PIECE_BYTES)
             # zlib.error, OSError, LZMAError, MemoryError: each library has its own, and none other is expected here.
             except Exception as error:
                 self._torn = Torn(f"its {self._name} is damaged: {error}")
                 if before is None:
                     raise self._torn from error
                 return _byte_by_byte(before, self._ahead)
-            ended = self._stream.eof
+            ended = stream.eof
             # zlib hands back what it did not get to; the others keep it.
-            self._ahead = self._stream.unused_data if ended else getattr(self._stream, "unconsumed_tail", b"")
+            self._ahead = stream.unused_data if ended else getattr(stream, "unconsumed_tail", b"")
             if ended:
                 self._stream = None
             if piece:

@@ -21,6 +21,7 @@ from typing import BinaryIO, cast
 
 from gemma4_triage.errors import UsageMistake
 from gemma4_triage.logs.packed import LONGEST_MAGIC, Packed, Torn, is_packed
+from gemma4_triage.own_document import own_document
 from gemma4_triage.time_limit import Clock
 
 CHUNK_BYTES = 1 << 20
@@ -102,6 +103,8 @@ class Source:
                 raise UsageMistake(f"{self.name} is {kind}", hint)
         if is_packed(start):
             raise UsageMistake(f"{self.name} was packed twice", "unpack it once, and name what comes out")
+        if (own := own_document(start, self.name)) is not None:
+            raise UsageMistake(f"{self.name} is {own.what}", own.read_by)
         if _PICKLE.match(start):
             raise UsageMistake(
                 f"{self.name} is a pickle of no kind that is read, and nothing in it was unpickled",

@@ -6,6 +6,7 @@ Dumps, manifests, logs and stacks in it are read as what they are; this reader s
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -29,6 +30,7 @@ FOLDERS = frozenset({"http", "process", "gpu"})
 MAX_BYTES = 16 * 1024**2
 _WAITS_FOR_SCHEDULER = ("/server_info", "/health")
 _MAX_PROCESSES = 256
+_KIND = re.compile(rb'"kind"\s*:\s*"collection"')
 
 
 class _State(NamedTuple):
@@ -48,7 +50,7 @@ class _State(NamedTuple):
 
 def takes(head: bytes) -> bool:
     """Return whether a file begins as the document of a bundle does."""
-    return head[:1] == b"{" and b'"kind": "collection"' in head[:400]
+    return head[:1] == b"{" and _KIND.search(head[:400]) is not None
 
 
 def read(paths: Sequence[Path]) -> Iterator[Reading]:

@@ -46,14 +46,14 @@ def write_record(record: RunRecord, folder: Path) -> Path:
     return path
 
 
-def read_record(folder: Path) -> RunRecord:
-    """Read the record of a finished run.
+def read_record(place: Path) -> RunRecord:
+    """Read the record of a finished run, by its folder or by the file itself.
 
     Raises:
         DumpUnreadable: verdict.json cannot be read, is damaged, or is not the verdict of a run.
         DumpIncompatible: a later release wrote it, under another major version of the schema.
     """
-    path = folder / VERDICT_NAME
+    path = place if place.is_file() else place / VERDICT_NAME
     data = read_regular(path, MAX_BYTES)
     try:
         return decode_record(data)

@@ -14,6 +14,8 @@ from gemma4_repro.engine.run_folder import VERDICT_NAME
 from gemma4_triage.diagnose.material import Budget, Material, read_store
 from gemma4_triage.diagnose.sources import Evidence, gather
 from gemma4_triage.errors import UsageMistake
+from gemma4_triage.own_document import own_document
+from gemma4_triage.readers.catalog import head_of
 from gemma4_triage.runs.record_file import RunRecord, read_record
 
 DUMPS, LOG = "dumps", "log.txt"
@@ -64,14 +66,13 @@ def read_run_or_dumps(store: DumpStore, names: Sequence[str], limit: int | None)
         piece = Piece("", False, read_store(store, limit, budget))
         notes = (budget.remark,) if budget.remark else ()
         return Source((str(store.root),), None, (piece,), (), notes, Evidence(not_read=budget.skipped))
-    folders = [Path(name) for name in names if os.path.lexists(Path(name) / VERDICT_NAME)]
-    if folders:
+    runs = [Path(name) for name in names if os.path.lexists(Path(name) / VERDICT_NAME) or _is_verdict(name)]
+    if runs:
         if len(names) > 1:
             raise UsageMistake(
-                f"{folders[0]} is a run's folder, and {len(names)} names are given",
-                "a report is of one run, or of dumps",
+                f"{runs[0]} is a finished run, and {len(names)} names are given", "a report is of one run, or of dumps"
             )
-        return _run(folders[0], limit)
+        return _run(runs[0], limit)
     if len(names) == 1 and (arms := _arms_without_verdict(Path(names[0]))):
         return _unfinished(Path(names[0]), arms, limit)
     found = gather(store, names, limit)
@@ -86,13 +87,24 @@ def nothing_but_logs() -> Source:
     return Source((), None, ())
 
 
-def _run(folder: Path, limit: int | None) -> Source:
-    verdict = read_record(folder)
+def _is_verdict(name: str) -> bool:
+    """Return whether a name is that of a finished run's record, whatever the file is called."""
+    try:
+        own = own_document(head_of(Path(name)), name) if os.path.isfile(name) else None
+    except OSError:
+        # Reading it says why.
+        return False
+    return own is not None and own.is_run
+
+
+def _run(place: Path, limit: int | None) -> Source:
+    verdict = read_record(place)
+    folder = place.parent if place.is_file() else place
     pieces = tuple(
         Piece(name, good, read_store(DumpStore(folder / name / DUMPS), limit)) for name, good in verdict.parts
     )
     logs = tuple((name, folder / name / LOG) for name in verdict.with_logs if (folder / name / LOG).is_file())
-    return Source((str(folder),), verdict, pieces, logs)
+    return Source((str(place),), verdict, pieces, logs)
 
 
 def _arms_without_verdict(folder: Path) -> list[Path]:
