@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import shutil
+import tarfile
 import threading
 import zipfile
 
@@ -271,6 +272,46 @@ class TestPipesAndMissingFiles:
             code, out, err = cli("diagnose", name)
             assert (code, out) == (2, "")
             assert err.startswith(f"error: there is no file {name}\n")
+
+    def test_a_link_that_leads_nowhere_is_called_one(self, cli, tmp_path):
+        (tmp_path / "latest").symlink_to("/gone/dumps")
+        code, _, err = cli("diagnose", tmp_path / "latest")
+        assert (code, err.splitlines()[0]) == (
+            2,
+            f"error: {tmp_path / 'latest'} is a link to /gone/dumps, which is not there",
+        )
+
+
+class TestWhatIsNotUnpacked:
+    """There may be a crash in it, so whatever lies beside it is not called well."""
+
+    def test_in_a_folder_it_is_said_and_counts_as_unread(self, cli, tmp_path):
+        shutil.copy(LOGS / "healthy.log", tmp_path)
+        assert cli("diagnose", tmp_path)[0] == 0
+        for at in range(6):
+            with tarfile.open(tmp_path / f"logs{at}.tar.gz", "w:gz") as archive:
+                archive.add(LOGS / "illegal-access.log", "server.log")
+        code, out, err = cli("diagnose", tmp_path, "--json")
+        found = json.loads(out)
+        assert (code, found["clean"], found["files_not_read"]) == (4, False, 6)
+        hint = f"unpack it: tar -xOf {tmp_path}/logs0.tar.gz FILE | gemma4-triage diagnose -"
+        assert f"not read: {tmp_path}/logs0.tar.gz is a tar archive; {hint}\n" in err
+        assert "not read: 2 more archives\n" in err
+
+    def test_in_a_zip_it_is_named_by_the_zip(self, cli, tmp_path):
+        with tarfile.open(tmp_path / "logs.tar", "w") as archive:
+            archive.add(LOGS / "illegal-access.log", "server.log")
+        with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+            archive.write(tmp_path / "logs.tar", "logs.tar")
+            archive.write(LOGS / "healthy.log", "healthy.log")
+        code, _, err = cli("diagnose", tmp_path / "a.zip")
+        assert (code, f"not read: {tmp_path}/a.zip/logs.tar is a tar archive; unpack it: " in err) == (4, True)
+
+    def test_alone_in_a_folder_it_is_not_nothing(self, cli, tmp_path):
+        (tmp_path / "server.log.zst").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(100))
+        code, _, err = cli("diagnose", tmp_path)
+        assert code in (4, 5)
+        assert "is zstd, which this Python cannot read" in err or "ends early" in err
 
 
 class TestNamedFiles:

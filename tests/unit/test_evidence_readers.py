@@ -89,6 +89,42 @@ class TestStacks:
         assert (code, finding["rule"], finding["confidence"]) == (1, "hang", "possible")
         assert "TP2" in finding["cause"]
 
+    SHELL = "root@pod:/# py-spy dump --pid {}\n"
+
+    def test_below_what_a_shell_or_a_script_said_they_are_stacks_too(self, cli, tmp_path):
+        for at, path in enumerate(sorted((EVIDENCE / "stacks").iterdir())):
+            words = path.read_text().replace("sglang::scheduler", "python -c 'import sglang\nmain()' sglang::scheduler")
+            (tmp_path / path.name).write_text(self.SHELL.format(at) + words)
+        code, found = document(cli, tmp_path)
+        (reading,) = found["incidents"][0]["readings"]
+        assert (code, reading["kind"], reading["pids"]) == (0, "py-spy", [14097, 14098])
+
+    def test_a_log_that_quotes_stacks_is_a_log(self, cli, tmp_path):
+        stack = (EVIDENCE / "stacks" / "py-spy-14098.txt").read_text()
+        (tmp_path / "a.log").write_text(f"[2026-01-01 00:00:00] server_args=ServerArgs(page_size=16)\n{stack}")
+        _, found = document(cli, tmp_path / "a.log")
+        assert [len(one["logs"]) for one in found["incidents"]] == [1]
+
+    def test_as_json(self, cli, tmp_path):
+        threads = []
+        for pid, name in ((10, "all_reduce"), (11, "all_reduce"), (12, "item")):
+            loop = {"name": "event_loop_normal", "short_filename": "scheduler.py", "filename": "/a.py", "line": 5}
+            inner = {"name": name, "short_filename": None, "filename": "parallel_state.py", "line": 9}
+            for thread in ("Thread-1", "MainThread"):
+                frames = [inner, loop] if thread == "MainThread" else [None, {}]
+                fields = {"pid": pid, "thread_id": 1, "thread_name": thread, "active": True, "owns_gil": False}
+                threads.append({**fields, "frames": frames})
+        (tmp_path / "stacks.json").write_text(json.dumps(threads, indent=2))
+        code, found = document(cli, tmp_path)
+        (finding,) = found["incidents"][0]["findings"]
+        assert (code, finding["rule"], found["incidents"][0]["readings"][0]["pids"]) == (1, "hang", [10, 11, 12])
+        assert "process 12" in finding["cause"]
+
+    @pytest.mark.parametrize("threads", ["[{", '[{"pid": [], "frames": 3}, 4, null', "[]"])
+    def test_damaged_json_is_nobodys_health(self, cli, tmp_path, threads):
+        (tmp_path / "stacks.json").write_text(threads + ' , {"thread_id": 1, "owns_gil": true}')
+        assert cli("diagnose", tmp_path / "stacks.json")[0] == 4
+
 
 class TestCudaGdb:
     def test_the_kernel_that_left_its_buffer(self, cli):

@@ -27,6 +27,13 @@ NEVER_HEALTHY = (
 SEGFAULT = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f (most recent call first):\n"
 SEGFAULT += '  File "/opt/triton/compiler/code_generator.py", line 1234 in ast_to_ttir\n'
 MASK = ("sampling/sampling_batch_info.py apply_logits_bias", "constrained/xgrammar_backend.py apply_vocab_mask")
+# faulthandler tells of the newest thread first, and of the one that crashed where it comes.
+THREADS = "Fatal Python error: Aborted\n\n" + "".join(
+    f'Thread 0x00007f{at:02x} (most recent call first):\n  File "/usr/lib/threading.py", line 320 in wait\n\n'
+    for at in range(60)
+)
+THREADS += "Current thread 0x00007f (most recent call first):\n"
+THREADS += '  File "/opt/triton/compiler/code_generator.py", line 1234 in ast_to_ttir\n'
 READ_TIMEOUT = "requests.exceptions.ReadTimeout: HTTPConnectionPool(host='127.0.0.1', port=30000): Read timed out.\n"
 LAUNCH = ("<frozen runpy> _run_module_as_main", "/opt/sglang/srt/entrypoints/engine.py _launch_subprocesses")
 PENDING = "Worker http://127.0.0.1:31000 health check is pending with error: error sending request\n"
@@ -181,6 +188,10 @@ LEADS = {
         ("start-refused", "__main__"),
     ),
     "a first request without an answer": ([READ_TIMEOUT], ("start-refused", "py-spy dump")),
+    "the thread that crashed, behind sixty others": (
+        [*THREADS.splitlines(keepends=True)],
+        ("unexplained-line", "code_generator.py:1234"),
+    ),
     "a compiler that ends in native code": ([SEGFAULT], ("unexplained-line", "~/.triton/cache")),
     "an actor that Ray lost": (
         ["ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n"],

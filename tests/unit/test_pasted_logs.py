@@ -5,6 +5,7 @@ import io
 import random
 import tarfile
 import zipfile
+import zlib
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,18 @@ class TestBadInput:
         path = tmp_path / "log"
         path.write_bytes(f"{DEATH}ValueError: a\n".encode("utf-16"))
         assert [death.message for death in read_source(Source(str(path))).deaths] == ["a"]
+
+    @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+    def test_utf_16_without_a_mark(self, tmp_path, encoding):
+        path = tmp_path / "log"
+        path.write_bytes(f"{DEATH}ValueError: a\n".encode(encoding))
+        assert [death.message for death in read_source(Source(str(path))).deaths] == ["a"]
+
+    def test_what_is_packed_and_has_lost_its_beginning_is_no_text(self, tmp_path):
+        path = tmp_path / "log"
+        path.write_bytes(zlib.compress(Path(__file__).read_bytes())[100:])
+        with pytest.raises(UsageMistake, match="is no text"):
+            read_source(Source(str(path)))
 
     def test_a_bomb_ends_early(self, tmp_path, monkeypatch):
         monkeypatch.setattr(source, "_BOMB_BYTES", 1 << 21)

@@ -9,6 +9,7 @@
 | a file of a dump that is named                        | that dump                                                   |
 | another JSON document of this project                 | left alone, and said                                        |
 | text with lines that a server writes                  | a serving log                                               |
+| an archive, or what is packed and not read, there     | counted, said, and the exit code 4 where all else is well   |
 | any other file in a folder                            | counted, not read; named by itself it is taken for a log    |
 
 What all of it may cost together is a Budget (material.py); what is beyond that is counted, and said.
@@ -49,7 +50,7 @@ from gemma4_triage.diagnose.material import (
     read_store,
 )
 from gemma4_triage.errors import NothingChecked, UsageMistake
-from gemma4_triage.logs.source import STDIN, Source
+from gemma4_triage.logs.source import STDIN, NotUnpacked, Source
 from gemma4_triage.own_document import OwnDocument, is_guard_manifest, is_ledger, own_document
 from gemma4_triage.readers import collection, flashinfer_log
 from gemma4_triage.readers.catalog import Reader, head_of, reader_of
@@ -59,6 +60,7 @@ from gemma4_triage.time_limit import until
 MAX_FILES = 50_000
 MAX_LOGS = 64
 MAX_DEPTH = 24
+_MOST_TOLD = 4
 _TOO_MANY = f"after {MAX_FILES} files and folders"
 _TOO_DEEP = f"at {MAX_DEPTH} folders inside one another"
 _LOG_MARKS = re.compile(
@@ -139,6 +141,10 @@ def _path(store: DumpStore, name: str) -> Path:
             with as_unreadable(Path(name).parent), contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 os.stat(name)
             raise UsageMistake(f"there is no file {name:.200}", "check the path; a dump is named by its folder")
+        if os.path.islink(name) and not os.path.exists(name):
+            raise UsageMistake(
+                f"{name:.200} is a link to {os.readlink(name):.200}, which is not there", "check the path"
+            )
         # os.path says no of what it may not look at; the store says why.
         return Path(name) if os.path.isfile(name) or is_special(name) else store.resolve(name)
     if not os.path.lexists(unpacked):
@@ -174,6 +180,7 @@ class _Finder:
         self._files = 0
         self._by_reader: dict[tuple[str, Path], tuple[Reader, list[Path]]] = {}
         self._own: list[tuple[Path, OwnDocument]] = []
+        self._not_unpacked: list[tuple[Path, NotUnpacked]] = []
 
     @property
     def count(self) -> int:
@@ -190,7 +197,7 @@ class _Finder:
 
     @property
     def _is_unfinished(self) -> bool:
-        return bool(self._budget.skipped or self.evidence.not_read)
+        return bool(self._budget.skipped or self.evidence.not_read or self._not_unpacked)
 
     def result(self) -> Evidence:
         """Read what is left to read, and return everything."""
@@ -198,6 +205,12 @@ class _Finder:
             for reader, paths in self._by_reader.values():
                 self._read(reader, paths)
         self._tell_of_own()
+        self.evidence.not_read += len(self._not_unpacked)
+        for path, error in self._not_unpacked[:_MOST_TOLD]:
+            said, hint = (text.replace(str(path), origin(path)) for text in (error.message, error.hint))
+            self.evidence.remarks.append(f"not read: {said}; {hint}")
+        if (more := len(self._not_unpacked) - _MOST_TOLD) > 0:
+            self.evidence.remarks.append(f"not read: {number_of(more, 'more archive')}")
         found = self.evidence.found_logs
         if self._limit is not None and len(found) > MAX_LOGS:
             self.evidence.found_logs = set(sorted(found, key=_changed_s, reverse=True)[:MAX_LOGS])
@@ -359,7 +372,12 @@ class _Finder:
             return
         if self._takes(path, head):
             return
-        if _is_log(path):
+        try:
+            is_log = _is_log(path)
+        except NotUnpacked as error:
+            self._not_unpacked.append((path, error))
+            return
+        if is_log:
             self.evidence.logs.append(str(path))
             self.evidence.found_logs.add(str(path))
         else:
@@ -464,15 +482,18 @@ def _binary(head: bytes) -> tuple[str, str] | None:
 
 
 def _is_log(path: Path) -> bool:
+    """Return whether a file has lines that a server writes. Raises NotUnpacked."""
     try:
         first = next(_chunks(path), b"")
+    except NotUnpacked:
+        raise
     except UsageMistake:
         return False
     return _LOG_MARKS.search(first) is not None
 
 
 def _chunks(path: Path) -> Iterator[bytes]:
-    yield from Source(str(path)).chunks()
+    yield from Source(str(path), "diagnose").chunks()
 
 
 def _changed_s(name: str) -> float:

@@ -261,6 +261,7 @@ class AlarmReader:
         self.last_work = 0
         self._stopping = False
         self._of_the_crash = True
+        self._stack_at = 0
         self.program_lines = 0
         self._triggers = list(_TRIGGERS)
         self._work_marks = list(_WORKS)
@@ -309,7 +310,13 @@ class AlarmReader:
             # faulthandler prints every thread; the one that crashed is the current one, or the first where none is.
             crash = self._hard.get("signalled")
             first = crash is not None and number - (crash.last or crash.place).line <= _RIGHT_BELOW
-            self._of_the_crash = first or line.startswith(b"Current thread")
+            current = line.startswith(b"Current thread")
+            self._of_the_crash = first or current
+            if current and crash is not None and crash.last is None:
+                # The newest thread comes first, so the main one, which crashes most, may be the last of a hundred.
+                self._stack_at = number
+                others = tuple(text for text in crash.more if ".py:" not in text)
+                self._hard["signalled"] = replace(crash, more=others)
         if line.startswith(b"  File "):
             self._frames.append(line)
             self._crash_frame(number, line)
@@ -352,7 +359,7 @@ class AlarmReader:
             or not self._of_the_crash
             or found is None
             or sum(".py:" in text for text in crash.more) >= _CRASH_FRAMES
-            or number > crash.place.line + _NEAR
+            or number > max(crash.place.line, self._stack_at) + _NEAR
         ):
             return
         frame = f"{found[1].rsplit('/', 1)[-1]}:{found[2]} {found[3]}"

@@ -1,7 +1,7 @@
 """A serving log as a stream of bytes: a file, stdin, packed (packed.py) or, where the standard library can, zstd.
 
 Archives and files that are no text are refused with what to do instead. A file of UTF-16, as PowerShell's `>` writes
-it, is read as UTF-8.
+it and what appends to that, is read as UTF-8.
 """
 
 from __future__ import annotations
@@ -38,8 +38,14 @@ _ARCHIVES = {
 # Of protocol 2 and later by its first bytes, of protocol 0 by the mark of the container that it holds.
 _PICKLE = re.compile(rb"\x80[\x02-\x05]|\((?:dp|lp|tp)\d+\n")
 _TAR_AT = 257  # where "ustar" stands in a tar archive
-_MOST_NUL = 0.05  # of the bytes of a text; none has more
+# Bytes that no text has: terminals are sent some others.
+_CONTROLS = bytes({*range(32)} - {*b"\a\b\t\n\v\f\r\x1b"})
+_MOST_CONTROLS = 0.05  # of the bytes of a text, which a torn write may leave in a log; what is packed has a tenth
 _BOMB_BYTES, _BOMB_RATIO = 1 << 30, 500  # real logs shrink to a tenth or a hundredth
+
+
+class NotUnpacked(UsageMistake):
+    """An archive, or a file packed in a way that is not read: there may be a log in it."""
 
 
 class Source:
@@ -80,8 +86,8 @@ class Source:
                 if not chunk:
                     return
                 if not size:
-                    if chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                        decoder = codecs.getincrementaldecoder("utf-16")(errors="replace")
+                    if (encoding := _wide_encoding(chunk)) is not None:
+                        decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
                     else:
                         self._need_text(chunk)
                 size += len(chunk)
@@ -100,9 +106,9 @@ class Source:
                 hint = f"unpack it: {command.format(shlex.quote(self.name), self.verb)}"
                 if magic == _ZIP and self.verb != "profile" and self.name != STDIN:
                     hint = f"to read all that is in it: gemma4-triage diagnose {shlex.quote(self.name)}"
-                raise UsageMistake(f"{self.name} is {kind}", hint)
+                raise NotUnpacked(f"{self.name} is {kind}", hint)
         if is_packed(start):
-            raise UsageMistake(f"{self.name} was packed twice", "unpack it once, and name what comes out")
+            raise NotUnpacked(f"{self.name} was packed twice", "unpack it once, and name what comes out")
         if (own := own_document(start, self.name)) is not None:
             raise UsageMistake(f"{self.name} is {own.what}", own.read_by)
         if _PICKLE.match(start):
@@ -112,8 +118,9 @@ class Source:
             )
         if start.startswith(b"ustar", _TAR_AT):
             hint = f"unpack it: tar -xOf {shlex.quote(self.name)} FILE | gemma4-triage {self.verb} -"
-            raise UsageMistake(f"{self.name} is a tar archive", hint)
-        if start.count(0) > _MOST_NUL * len(start) and len(start) > 100:
+            raise NotUnpacked(f"{self.name} is a tar archive", hint)
+        controls = len(start) - len(start.translate(None, _CONTROLS))
+        if controls > _MOST_CONTROLS * len(start) and len(start) > 100:
             wanted = "a Chrome trace, as JSON" if self.verb == "profile" else "the server's stdout and stderr, as text"
             raise UsageMistake(f"{self.name} is no text", f"give {wanted} or gzip")
 
@@ -156,7 +163,7 @@ class Source:
         # In the standard library from Python 3.14 on.
         if importlib.util.find_spec("compression") is None:
             hint = f"zstd -dk {shlex.quote(self.name)} unpacks it"
-            raise UsageMistake(f"{self.name} is zstd, which this Python cannot read", hint)
+            raise NotUnpacked(f"{self.name} is zstd, which this Python cannot read", hint)
         zstd = importlib.import_module("compression.zstd")
         return stack.enter_context(zstd.ZstdFile(raw))
 
@@ -187,3 +194,18 @@ def _peek(raw: BinaryIO) -> bytes:
     """Return the first bytes, without taking them."""
     peek = getattr(raw, "peek", None)
     return b"" if peek is None else peek(LONGEST_MAGIC)[:LONGEST_MAGIC]
+
+
+def _wide_encoding(start: bytes) -> str | None:
+    """Return the encoding of a text in UTF-16, with a mark at its beginning or without; None for any other."""
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    some = start[:400]
+    if len(some) < 100:
+        return None
+    even, odd = some[::2], some[1::2]
+    # Of a log's letters, which are ASCII's, each other byte is zero.
+    for zeros, letters, name in ((odd, even, "utf-16-le"), (even, odd, "utf-16-be")):
+        if zeros.count(0) > 0.8 * len(zeros) and not letters.count(0):
+            return name
+    return None

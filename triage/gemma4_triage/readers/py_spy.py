@@ -1,7 +1,8 @@
 """Stacks that `py-spy dump` printed: where each process stood, and which one holds up the others.
 
-A file has one process or several, each headed by "Process 123: command" and "Python v3.11". A stack alone is no sign of
-a fault: a healthy scheduler stands somewhere too. The processes are held against each other where there are several.
+A file has one process or several, each headed by "Process 123: command" and "Python v3.11", below what a shell or a
+script said; or it is JSON, as `--json` writes it. A stack alone is no sign of a fault: a healthy scheduler stands
+somewhere too. The processes are held against each other where there are several.
 """
 
 from __future__ import annotations
@@ -11,6 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic_core import from_json
+
+from gemma4_dumps.errors import DumpUnreadable
+from gemma4_dumps.safe_file import as_unreadable, read_regular
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Place, Stack
 from gemma4_triage.logs.rule import COLLECT
@@ -23,7 +28,11 @@ HANG = "hang"
 MAX_PROCESSES = 64
 MAX_BYTES = 64 * 1024**2
 _FRAMES = 12
-_HEAD = re.compile(rb"\AProcess \d+: .*\r?\nPython v\d", re.MULTILINE)
+MAX_JSON_BYTES = 4 * 1024**2
+"""Of `py-spy dump --json`: parsed, a file takes fifty times its size in memory."""
+_HEAD = re.compile(rb"^Process \d+: (?:.*\n){1,40}?Python v\d", re.MULTILINE)
+# A log that quotes stacks, as SGLang's watchdog prints them, is a log.
+_LOG = re.compile(rb"Pyspy dump for PID|server_args=|^\[?\d{4}-\d\d-\d\d", re.MULTILINE)
 _PROCESS = re.compile(r"Process (\d{1,10}): (.*)")
 _THREAD = re.compile(r'Thread (?:0x)?\w+ \((\w+(?:\+gil)?)\)(?:: "(.*)")?')
 _FRAME = re.compile(r"\s+(\S.{0,160}?) \(([^()]{1,200})\)\s*$")
@@ -57,7 +66,10 @@ class Process:
 
 def takes(head: bytes) -> bool:
     """Return whether a file begins with what py-spy prints of a process."""
-    return _HEAD.search(head.lstrip()[:4096]) is not None
+    start = head.lstrip()[:4096]
+    if start.startswith(b"["):
+        return b'"thread_id"' in start and b'"owns_gil"' in start
+    return _HEAD.search(start) is not None and _LOG.search(start) is None
 
 
 def read(paths: Sequence[Path]) -> Iterator[Reading]:
@@ -65,6 +77,9 @@ def read(paths: Sequence[Path]) -> Iterator[Reading]:
     found: list[tuple[Path, Process]] = []
     problems: list[str] = []
     for path in paths:
+        if _is_json(path):
+            found += [(path, process) for process in _of_json(path)]
+            continue
         lines = Lines(path, MAX_BYTES)
         found += [(path, process) for process in processes(lines)]
         problems += [f"{path.name} {lines.problem}"] if lines.problem else []
@@ -102,6 +117,37 @@ def processes(lines: Lines) -> list[Process]:
         elif found and main and len(found[-1].frames) < _FRAMES and (match := _FRAME.match(line)):
             found[-1].frames.append(f"{match[2]} {match[1]}")
     return found
+
+
+def _is_json(path: Path) -> bool:
+    with as_unreadable(path), open(path, "rb") as file:
+        return file.read(64).lstrip().startswith(b"[")
+
+
+def _of_json(path: Path) -> list[Process]:
+    """Return the processes of `py-spy dump --json`, which names threads and no command. Raises DumpUnreadable."""
+    try:
+        threads = from_json(read_regular(path, MAX_JSON_BYTES), allow_inf_nan=False)
+    except ValueError as error:
+        raise DumpUnreadable(f"{path.name} is damaged: {error}") from error
+    found: dict[int, Process] = {}
+    for thread in threads if isinstance(threads, list) else ():
+        pid = thread.get("pid") if isinstance(thread, dict) else None
+        if not isinstance(pid, int) or (pid not in found and len(found) == MAX_PROCESSES):
+            continue
+        process = found.setdefault(pid, Process(pid, "", 1))
+        process.threads += 1
+        if thread.get("thread_name") == "MainThread" and not process.frames:
+            frames = thread.get("frames")
+            listed = [one for one in frames if isinstance(one, dict)] if isinstance(frames, list) else []
+            process.frames = [cut(_frame(one)) for one in listed[:_FRAMES]]
+            process.state = "active" if thread.get("active") is True else "idle"
+    return list(found.values())
+
+
+def _frame(fields: dict) -> str:
+    place = f"{fields.get('short_filename') or fields.get('filename')}:{fields.get('line')}"
+    return f"{place} {fields.get('name')}"
 
 
 def _fact(process: Process) -> tuple[str, str]:
