@@ -289,6 +289,10 @@ class TestSources:
         else:
             assert facts.problem is not None
 
+    def test_what_the_disk_does_not_give(self):
+        with pytest.raises(UsageMistake, match=r"mem cannot be read: Input/output error"):
+            read_source(Source("/proc/self/mem"))
+
     @pytest.mark.parametrize("name", ["missing", ".", "a\0b"])
     def test_what_cannot_be_opened(self, tmp_path, monkeypatch, name):
         monkeypatch.chdir(tmp_path)

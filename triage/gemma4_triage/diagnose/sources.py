@@ -207,8 +207,9 @@ class _Finder:
         self._tell_of_own()
         self.evidence.not_read += len(self._not_unpacked)
         for path, error in self._not_unpacked[:_MOST_TOLD]:
-            said, hint = (text.replace(str(path), origin(path)) for text in (error.message, error.hint))
-            self.evidence.remarks.append(f"not read: {said}; {hint}")
+            # A command cannot name what lies in a zip.
+            hint = error.hint if origin(path) == str(path) else "unpack the zip and it, and name the folder"
+            self.evidence.remarks.append(f"not read: {error.message.replace(str(path), origin(path))}; {hint}")
         if (more := len(self._not_unpacked) - _MOST_TOLD) > 0:
             self.evidence.remarks.append(f"not read: {number_of(more, 'more archive')}")
         found = self.evidence.found_logs

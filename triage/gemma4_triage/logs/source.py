@@ -122,11 +122,15 @@ class Source:
         controls = len(start) - len(start.translate(None, _CONTROLS))
         if controls > _MOST_CONTROLS * len(start) and len(start) > 100:
             wanted = "a Chrome trace, as JSON" if self.verb == "profile" else "the server's stdout and stderr, as text"
-            raise UsageMistake(f"{self.name} is no text", f"give {wanted} or gzip")
+            raise UsageMistake(f"{self.name} is no text", f"give {wanted}, plain or packed")
 
     def _open(self, stack: ExitStack) -> BinaryIO:
         raw = self._raw(stack)
-        start = _peek(raw)
+        try:
+            start = _peek(raw)
+        except OSError as error:
+            said = f"{self.name} cannot be read: {error.strerror or error}"
+            raise UsageMistake(said, "check the disk or the share that it lies on; a copy may be read") from error
         if (is_packed(start) or start.startswith(_ZSTD)) and self.name != STDIN:
             self._packed = raw
         if is_packed(start):
