@@ -1,8 +1,11 @@
 """The verb `collect`: servers that answer, never answer, trickle or are gone, and processes of all kinds."""
 
+import bz2
 import contextlib
+import gzip
 import http.server
 import json
+import lzma
 import os
 import shutil
 import signal
@@ -287,6 +290,26 @@ class TestServers:
         code, rules = diagnosed(cli, tmp_path / "a.zip")
         assert code == 1
         assert {"draft-swa-state-stale", "pool-leak", "server-not-answering"} <= set(rules)
+
+    @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
+    def test_a_packed_log_is_looked_through_for_secrets_too(self, cli, tmp_path, pack):
+        text = b"Prefill batch, api_key=abcdefgh\n" + (LOGS / "pool-leak.log").read_bytes()
+        (tmp_path / "server.log.1").write_bytes(pack(text))
+        words = ("collect", "http://127.0.0.1:9", "--log", tmp_path / "server.log.1", "-o", tmp_path / "a.zip")
+        assert cli(*words)[0] == 0
+        packed = opened(tmp_path / "a.zip")["logs/0_server.log.1"]
+        assert packed.startswith(b"Prefill batch, api_key=[redacted]\n")
+        assert "pool-leak" in diagnosed(cli, tmp_path / "a.zip")[1]
+
+    @pytest.mark.parametrize(
+        "content", [b"\x28\xb5\x2f\xfd" + bytes(200), b"PK\x03\x04" + bytes(200), bytes(range(32)) * 9]
+    )
+    def test_what_cannot_be_looked_through_stays_out(self, cli, tmp_path, content):
+        (tmp_path / "a.log").write_bytes(content)
+        words = ("--log", tmp_path / "a.log", "--log", LOGS / "healthy.log")
+        code, out, _ = cli("collect", "http://127.0.0.1:9", "-o", tmp_path / "a.zip", *words)
+        assert (code, f"not in it: logs/0_a.log: {tmp_path}/a.log is " in out) == (0, True)
+        assert "logs/0_a.log" not in opened(tmp_path / "a.zip")
 
 
 class TestProcesses:

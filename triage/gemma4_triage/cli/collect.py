@@ -103,6 +103,10 @@ def _target(text: str, directory: Path | None, logs: list[str], timeout_s: float
     for name in logs:
         if not os.path.isfile(name):
             raise UsageMistake(f"{name} is no file", "--log takes the server's log")
+        try:
+            open(name, "rb").close()
+        except OSError as error:
+            raise UsageMistake(f"{name} cannot be read: {error.strerror}", "check who may read it") from error
     store = None if directory is None else open_store(directory).root
     key = os.environ.get(ask_server.API_KEY_VARIABLE, "")
     if text.isdecimal() and 0 < int(text) < 2**31:

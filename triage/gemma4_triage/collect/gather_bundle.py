@@ -25,6 +25,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -47,6 +48,10 @@ from gemma4_triage.collect.secrets import (
 )
 from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.material import Material, read_store
+from gemma4_triage.errors import UsageMistake
+from gemma4_triage.logs.packed import LONGEST_MAGIC, is_packed
+from gemma4_triage.logs.source import Source
+from gemma4_triage.time_limit import until
 
 NAME, KIND, SCHEMA_VERSION = "collect.json", "collection", "1.0"
 MAX_LOG_BYTES = 16 * 1024**2
@@ -256,12 +261,9 @@ class _Collector:
         for at, path in enumerate(wanted.values()):
             name = f"logs/{at}_{path.name[-80:]}"
             try:
-                with open(path, "rb") as file:
-                    size = os.fstat(file.fileno()).st_size
-                    file.seek(max(0, size - MAX_LOG_BYTES))
-                    if size > MAX_LOG_BYTES:
-                        file.readline()
-                    self._add(name, b"".join(clean_lines(file.readlines(MAX_LOG_BYTES))))
+                self._add(name, b"".join(clean_lines(_end_of(path))))
+            except UsageMistake as error:
+                self._lacks(name, error.message)
             except OSError as error:
                 self._lacks(name, f"{path} cannot be read: {error.strerror}")
 
@@ -348,6 +350,33 @@ def _launch_of(material: Material, pids: set[int]) -> list[Any]:
         if pids & {guards.pid for guards in one.guards if guards.fields.get("hostname") == here}
         or any(dump.manifest.host.pid in pids and dump.manifest.host.hostname == here for dump in one.dumps)
     ][:1]
+
+
+def _end_of(path: Path) -> list[bytes]:
+    """Return the last lines of a log, unpacked: what is packed cannot be looked through for secrets.
+
+    Raises:
+        OSError: It cannot be read.
+        UsageMistake: It is no text, or packed in a way that is not read.
+    """
+    # Raises for an archive, and for what is no text.
+    next(Source(str(path)).chunks(), b"")
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if not is_packed(file.peek(LONGEST_MAGIC)[:LONGEST_MAGIC]):
+            file.seek(max(0, size - MAX_LOG_BYTES))
+            if size > MAX_LOG_BYTES:
+                file.readline()
+            return file.readlines(MAX_LOG_BYTES)
+    kept: deque[bytes] = deque()
+    size = 0
+    with until(time.monotonic() + _TOOL_S):
+        for chunk in Source(str(path)).chunks():
+            kept.append(chunk)
+            size += len(chunk)
+            while size - len(kept[0]) >= MAX_LOG_BYTES:
+                size -= len(kept.popleft())
+    return b"".join(kept)[-MAX_LOG_BYTES:].splitlines(keepends=True)
 
 
 def _files(folder: Path) -> list[Path]:
