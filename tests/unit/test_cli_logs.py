@@ -93,7 +93,14 @@ def test_a_closed_stdin(cli, monkeypatch):
     assert (code, "stdin is closed" in err) == (2, True)
 
 
-@pytest.mark.parametrize("content", [b"", b"nothing\n" * 3, bytes(range(256)) * 20], ids=["empty", "text", "bytes"])
+def test_bytes_that_are_no_text(cli, tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(bytes(range(256)) * 20)
+    code, out, err = cli("logs", path)
+    assert (code, out, f"{path} is no text" in err) == (2, "", True)
+
+
+@pytest.mark.parametrize("content", [b"", b"nothing\n" * 3], ids=["empty", "text"])
 def test_nothing_understood(cli, tmp_path, content):
     path = tmp_path / "log"
     path.write_bytes(content)
