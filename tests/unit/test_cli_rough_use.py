@@ -157,6 +157,19 @@ class TestPaths:
         assert (code, out) == (2, "")
         assert err.startswith("error: ")
 
+    @pytest.mark.parametrize(
+        ("words", "code"),
+        [
+            (("bench", "kernels", "--vllm-router"), 2),
+            (("quality", "--colours", "--base-url", "http://127.0.0.1:9", "--questions"), 2),
+            (("quality", "--colours", "--host-engine", "--", "--model-path"), 2),
+            (("repro", "crash", "e4b_trtllm_v1", "--model"), 2),
+        ],
+    )
+    def test_a_name_that_is_too_long_is_no_defect_of_ours(self, cli, words, code):
+        got, out, err = cli(*words, "a" * 5000)
+        assert (got, out, "bug" in err) == (code, "", False), err
+
     def test_a_pipe_is_a_log(self):
         assert shell(f"$G logs <(cat {LOG})").returncode == 1
 

@@ -14,6 +14,7 @@ import csv
 import hashlib
 import io
 import json
+import os
 import random
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
@@ -84,13 +85,13 @@ def fingerprint(questions: Sequence[Question]) -> str:
 
 
 def _read(path: Path, split: str) -> Iterator[Question]:
-    if path.is_dir():
+    if os.path.isdir(path):
         files = sorted(file for file in path.rglob(f"*_{split}.csv") if not file.name.startswith("."))
         for file in files:
             yield from _of_csv(_bytes(file), str(file.relative_to(path)))
         return
     suffix = path.suffix.lower()
-    if suffix not in (*_READERS, ".tar") and path.exists():
+    if suffix not in (*_READERS, ".tar") and os.path.exists(path):
         raise QuestionsUnreadable(f"{path} is no file of questions", f"expected: {_FORMS.format(split=split)}")
     if suffix == ".tar":
         yield from _of_archive(path, split)
@@ -108,7 +109,7 @@ def _bytes(path: Path) -> bytes:
 
 def _refuse_pipe(path: Path) -> None:
     # One that nobody writes to would be waited for without end.
-    if path.exists() and not path.is_file():
+    if os.path.exists(path) and not os.path.isfile(path):
         raise QuestionsUnreadable(f"{path} is no regular file", "name a file or a folder of questions")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -134,13 +135,13 @@ def _arms(arms: str | None, vllm_router: Path | None) -> tuple[str, ...]:
         if "vllm" in words:
             raise UsageMistake("the arm vllm needs a file of vLLM's", "name its models/gemma4.py with --vllm-router")
         return tuple(arm for arm in chosen if arm != "vllm")
-    if not vllm_router.is_file():
+    if not os.path.isfile(vllm_router):
         raise UsageMistake(f"{vllm_router} is no file", "--vllm-router names vLLM's models/gemma4.py")
     return chosen
 
 
 def _refuse_no_folder(folder: Path | None) -> None:
-    if folder is not None and folder.exists() and not folder.is_dir():
+    if folder is not None and os.path.exists(folder) and not os.path.isdir(folder):
         raise UsageMistake(f"{folder} is no folder", "--compile-cache names one, which may be new")
 
 

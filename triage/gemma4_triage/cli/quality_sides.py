@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,9 +129,9 @@ def _check_arguments(arguments: Sequence[str], colours: bool) -> None:
         return
     folder = Path(model)
     # ORGANISATION/NAME that is no folder here is one of Hugging Face's, which SGLang looks for.
-    if not folder.exists() and (model.startswith(("/", ".", "~")) or model.count("/") != 1):
+    if not os.path.exists(folder) and (model.startswith(("/", ".", "~")) or model.count("/") != 1):
         raise UsageMistake(f"--model-path {model} is not there", "name the folder of a checkpoint")
-    if folder.is_dir():
+    if os.path.isdir(folder):
         _check_checkpoint(folder, Path(_value(arguments, _TOKENIZER) or folder), colours)
     if _value(arguments, _LOAD_FORMAT) in (None, "auto", "safetensors"):
         for path in (folder, Path(_value(arguments, _DRAFT) or folder)):
@@ -141,7 +142,7 @@ def _check_weights(folder: Path) -> None:
     from gemma4_triage.inspection.checkpoint import check_weights
 
     # Where there is no *.safetensors, SGLang takes weights in PyTorch's own form.
-    if folder.is_dir() and (any(folder.glob("*.safetensors*")) or not any(folder.glob("*.bin"))):
+    if os.path.isdir(folder) and (any(folder.glob("*.safetensors*")) or not any(folder.glob("*.bin"))):
         check_weights(folder)
 
 
@@ -153,7 +154,7 @@ def _check_checkpoint(folder: Path, tokenizer: Path, colours: bool) -> None:
         raise UsageMistake(
             f"{folder} is no checkpoint: its config.json cannot be read", "name the folder of a checkpoint"
         ) from error
-    if tokenizer.is_dir() and not any((tokenizer / name).is_file() for name in _TOKENIZER_FILES):
+    if os.path.isdir(tokenizer) and not any((tokenizer / name).is_file() for name in _TOKENIZER_FILES):
         raise UsageMistake(
             f"{tokenizer} holds no tokenizer: neither {' nor '.join(_TOKENIZER_FILES)} is there",
             "complete the checkpoint, or name a tokenizer with SGLang's --tokenizer-path",

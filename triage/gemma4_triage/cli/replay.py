@@ -3,6 +3,7 @@
 That is an attention call, an allocator's calls, the history of leaked pages, or the comparison of shapes.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -204,7 +205,7 @@ def _shrink(dump: "Dump", options: "ReplayOptions", output: Path | None, renumbe
 
     if dump.damage:
         raise DumpUnreadable("a damaged dump is not shrunk: the new one's checksums would vouch for what is damaged")
-    if output is not None and output.exists() and not output.is_dir():
+    if output is not None and os.path.exists(output) and not os.path.isdir(output):
         raise UsageMistake(f"{output} is not a directory", "--output takes a directory; it is made if it is not there")
     return shrink(dump, options, output or state_folder() / "shrunk", renumber)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def check_assistant(folder: Path, target: Path) -> int:
 
 
 def _refuse_no_folder(folder: Path, option: str) -> None:
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise UsageMistake(f"{folder} is no folder", f"{option} takes the folder of a checkpoint on this machine")
 
 
