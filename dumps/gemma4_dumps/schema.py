@@ -44,6 +44,8 @@ VERDICTS: Mapping[str, str] = {
     "row_index": "a batch names another row of req_to_token than its request has",
     "length_differs": "a length that a step goes by is not what its request has",
     "write_misplaced": "a forward is about to write a token's keys to another slot than its request's row has for it",
+    "table_entry": "an entry of a page table is not the page that its request's row leads to",
+    "counter_wrong": "what a request counts of its tokens or slots does not agree with itself, its row or its past",
     "accept_length_fell": "drafts are accepted far less than before; no index is at fault",
     "exception": "the scheduler raised an exception, which ends the server",
 }

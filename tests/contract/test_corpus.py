@@ -56,7 +56,7 @@ class TestFaults:
         fixes = {patch.id for patch in CATALOG if patch.kind is Kind.FIX}
         assert set(case.without) <= fixes
         assert set(case.probes) <= PROBES
-        for finding in case.findings:
+        for finding in (*case.findings, *case.earlier):
             assert PROBE_OF_RULE[finding.rule] == finding.probe
             assert finding.verdict in VERDICTS
             assert {name.split(".")[0] for name in finding.evidence} <= set(Manifest.model_fields)

@@ -13,12 +13,13 @@ import pytest
 import gemma4_dumps
 from gemma4_dumps.draft import DumpDraft, TensorPayload
 from gemma4_dumps.redaction import names_a_secret
-from gemma4_dumps.schema import Manifest, Offence, manifest_json_schema
+from gemma4_dumps.schema import VERDICTS, Manifest, Offence, manifest_json_schema
 from gemma4_dumps.writer import write_dump
 from gemma4_runtime.checks.violation import BadIndex
 from gemma4_triage.report.model.records import Offence as ReportedOffence
 
 PACKAGE = Path(gemma4_dumps.__file__).parent
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_published_schema_is_the_generated_one():
@@ -26,6 +27,16 @@ def test_the_published_schema_is_the_generated_one():
     assert published == manifest_json_schema(), (
         "python -m gemma4_dumps.schema > dumps/gemma4_dumps/manifest.schema.json"
     )
+
+
+def test_each_verdict_of_a_committed_dump_is_described():
+    found = {
+        json.loads(path.read_text())["verdict"]
+        for folder in ("mutation_dumps", "corpus_dumps", "contained_dumps")
+        for path in (ROOT / "tests" / "data" / folder).rglob("manifest.json")
+    }
+    assert len(found) > 20
+    assert found <= set(VERDICTS)
 
 
 def test_a_written_manifest_fits_the_published_schema(tmp_path):

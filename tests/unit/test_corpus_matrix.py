@@ -105,6 +105,17 @@ class TestCause:
         allowed = fault(consequences=(("swa-double-free", "double_free"),))
         assert FaultRow(allowed, evidence(sighting(), later)).good
 
+    def test_the_same_fault_may_be_seen_earlier_if_the_record_says_so(self):
+        early = sighting(1, rule="request-rows", verdict="table_entry", scalars={"defect": "other space"})
+        assert FaultRow(fault(), evidence(early, sighting())).cause is Cause.WRONG
+        record = Finding("request-rows", "request-rows", "table_entry", {"scalars.defect": "other space"})
+        allowed = fault(earlier=(record,))
+        assert FaultRow(allowed, evidence(early, early, sighting())).good
+        assert FaultRow(allowed, evidence(sighting())).good
+        assert FaultRow(allowed, evidence(early)).silent == ("page-table",)
+        stale = sighting(1, rule="request-rows", verdict="table_entry", scalars={"defect": "stale"})
+        assert FaultRow(allowed, evidence(stale, sighting())).cause is Cause.WRONG
+
     def test_every_finding_has_to_be_made(self):
         both = fault(SEED, Finding("geometry", "geometry", "swa_state"))
         alone = FaultRow(both, evidence(sighting()))

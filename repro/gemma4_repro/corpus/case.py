@@ -101,7 +101,8 @@ class FaultCase(Case):
         inject: Catalog ids of faults.
         without: Fixes that are left off.
         along: Patches on request that the fault is about.
-        findings: Each must be made, and the first dump must be one of them.
+        findings: Each must be made, and the first dump must be one of them, or of `earlier`.
+        earlier: What may be found besides, and first: the same fault, seen while its entries are still in range.
         consequences: (rule, verdict) of dumps that may follow, because the engine goes on after the first.
         trap: Stop at the first, where going on would only add hundreds of its consequences.
     """
@@ -112,6 +113,7 @@ class FaultCase(Case):
     without: tuple[str, ...] = ()
     along: tuple[str, ...] = ()
     findings: tuple[Finding, ...]
+    earlier: tuple[Finding, ...] = ()
     consequences: tuple[tuple[str, str], ...] = ()
     trap: bool = False
 

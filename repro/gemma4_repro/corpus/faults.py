@@ -127,6 +127,20 @@ FAULTS: tuple[FaultCase, ...] = (
                 (all_in_one_row,),
             ),
         ),
+        earlier=(
+            Finding(
+                "request-rows",
+                "request-rows",
+                "table_entry",
+                {
+                    "role": "target",
+                    "scalars.structure": "swa page table",
+                    "scalars.defect": "other space",
+                    "offences.0.row": 5,
+                },
+                (all_in_one_row,),
+            ),
+        ),
     ),
     FaultCase(
         id="negative-page",

@@ -96,11 +96,12 @@ class FaultRow(Row):
         """Why the dumps do not name the cause; empty if they do."""
         if self.first is None:
             return ()
-        findings = [finding.contradictions(self.first.manifest) for finding in self.case.findings]
+        right = (*self.case.findings, *self.case.earlier)
+        findings = [finding.contradictions(self.first.manifest) for finding in right]
         objections = [] if () in findings else [f"the first dump says otherwise: {'; '.join(min(findings, key=len))}"]
         for sighting in self.evidence.sightings[1:]:
             known = sighting.kind in (*self.case.consequences, *OF_ANY_FAULT)
-            if not known and all(finding.contradictions(sighting.manifest) for finding in self.case.findings):
+            if not known and all(finding.contradictions(sighting.manifest) for finding in right):
                 objections.append(f"a later dump names another cause: {', '.join(sighting.kind)}")
         for finding in self.case.findings:
             if all(finding.contradictions(sighting.manifest) for sighting in self.evidence.sightings):
