@@ -167,6 +167,7 @@ ELSEWHERE = {("freed-while-held", "the holder"), ("unset-slot-freed", "slots abo
 """Made true in test_diagnose_premises.py and test_diagnose_contained.py, on dumps of their own."""
 UNLESS_PROVEN = {
     ("allocator-past-pool-end", "a call before"),
+    ("batch-length-wrong", "the lengths are right"),
     ("evicted-page-counted", "the pages without"),
     ("finished-requests-not-released", "the pages were lost"),
     ("free-list-entry-wrong", "a call that"),
@@ -177,6 +178,7 @@ UNLESS_PROVEN = {
     ("null-page-in-live-column", "the request had"),
     ("page-given-twice", "the page was freed"),
     ("request-state-differs", "the row is what"),
+    ("request-state-differs", "the two accounts"),
     ("row-not-translated", "the pools have"),
     ("swa-page-replaced-before-free", "the events show"),
     ("swa-page-shared", "the lists before"),

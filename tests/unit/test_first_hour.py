@@ -50,8 +50,7 @@ TESTS = {
     ),
     "9 SGLang's arguments need no dashes": ("test_cli_serve.py::test_sglangs_arguments_need_no_dashes",),
     "10 shells complete": (
-        "test_cli_completion.py::test_bash_completes",
-        "test_cli_completion.py::test_zsh_completes",
+        "test_cli_completion.py::test_bash_and_zsh_complete",
         "test_cli_completion.py::test_fish_completes",
     ),
     "11 names": (
