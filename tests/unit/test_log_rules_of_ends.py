@@ -73,11 +73,60 @@ class TestOwnChecks:
             [death(2, "RuntimeError: KV cache canary violation detected (kernel_kind=SWEEP_K_SWA, slot_idx=812)")],
             [f"{stamp(2)} invariant-check [in_range[0,2560)@rank0]: +3 hit(s), 3 total. out_cache_loc\n", decode(3)],
             [death(2, "RuntimeError: invariant-check FAILED [in_range[0,2560)]: out_cache_loc")],
+            [f"{stamp(2)} KV double free: sub-pool 0 has 2 duplicate pages.\n", decode(3)],
+            [
+                f"{stamp(2)} KV page use-after-free: 3 owner page refs are in the free pool, sample pages=[4].\n",
+                decode(3),
+            ],
+            [death(2, "ValueError: KV double free: sub-pool 0 has 2 duplicate pages.")],
         ],
     )
     def test_what_ends_a_server_and_what_it_survives_are_told(self, lines):
         (finding,) = findings(read_log("a.log", ["".join([decode(1), *lines]).encode()]))
         assert (finding.rule, finding.confidence) == ("own-checks", Confidence.LIKELY)
+
+
+class TestWhatSupervisorsSay:
+    @pytest.mark.parametrize(
+        "line",
+        [
+            f"{stamp(2)} Scheduler or DataParallelController 123 terminated with -11",
+            "systemd[1]: sglang.service: Main process exited, code=dumped, status=11/SEGV",
+            "systemd[1]: sglang.service: Main process exited, code=exited, status=1/FAILURE",
+            "srun: error: node1: task 0: Exited with exit code 1",
+            "Exited (139) 3 seconds ago",
+            "free(): invalid pointer",
+            "free(): double free detected in tcache 2",
+            "munmap_chunk(): invalid pointer",
+            "*** stack smashing detected ***: terminated",
+            "[12345.6] python[77]: segfault at 0 ip 00007f sp 00007f error 4",
+        ],
+    )
+    def test_a_process_that_ended_is_told(self, line):
+        assert only([decode(1), f"{line}\n"]).rule == "unexplained-line"
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            f"{stamp(2)} Scheduler or DataParallelController 123 terminated with -9",
+            "systemd[1]: sglang.service: Main process exited, code=killed, status=9/KILL",
+            "srun: error: node1: task 0: Killed",
+            "Exited (137) 3 seconds ago",
+        ],
+    )
+    def test_a_kill_is_one(self, line):
+        assert only([decode(1), f"{line}\n"]).rule == "killed-from-outside"
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            f"{stamp(2)} Scheduler or DataParallelController 123 terminated with 0",
+            "systemd[1]: sglang.service: Main process exited, code=exited, status=0/SUCCESS",
+            "Exited (0) 3 seconds ago",
+        ],
+    )
+    def test_a_clean_end_is_none(self, line):
+        assert findings(read_log("a.log", ["".join([decode(1), f"{line}\n"]).encode()])) == ()
 
 
 class TestLeaksOfOtherReleases:

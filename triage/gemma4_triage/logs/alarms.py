@@ -20,10 +20,13 @@ from gemma4_triage.logs.tracebacks import death_of
 # managers/*.py, layers/sampler.py; torch's ProcessGroupNCCL and c10; bash, the kernel and container runtimes.
 _HARD = {
     "killed": rb"^\W*Killed\W*$|\bline \d+: +\d+ Killed\b|\bOOMKilled\b|Killed process \d|[Oo]om[-_]kill|"
-    rb"[Ee]xit(?:ed with)?[ -]?(?:[Cc]ode|status)?\W{0,3}(?:-9|137)\b|terminated with -9\b|died due to signal 9\b",
+    rb"[Ee]xit(?:ed with)?[ -]?(?:[Cc]ode|status)?\W{0,3}(?:-9|137)\b|terminated with -9\b|died due to signal 9\b|"
+    rb"\bstatus=9/KILL\b|^srun: error: .{0,200}: Killed\b|\bExited \(137\)",
     "signalled": rb"Segmentation fault|\(core dumped\)|Fatal Python error|terminate called after throwing|\bBus error|"
     rb"^\W*Aborted\W*$|Aborted \(|Segfault encountered|\bSIG(?:SEGV|ABRT|BUS)\b|double free or corruption|"
-    rb"[Ee]xit(?:ed with)?[ -]?(?:[Cc]ode|status)?\W{0,3}(?:-(?:4|6|7|8|11)|13[4569])\b|died due to signal \d",
+    rb"[Ee]xit(?:ed with)?[ -]?(?:[Cc]ode|status)?\W{0,3}(?:-(?:4|6|7|8|11)|13[4569])\b|died due to signal \d|"
+    rb"terminated with -(?:4|6|7|8|11)\b|\bstatus=(?:[45678]|11)/[A-Z]{3,4}\b|\bsegfault at [0-9a-f]+ ip\b|"
+    rb"\b(?:free|malloc|realloc|munmap_chunk)\(\): |corrupted size vs\. prev_size|\*{3} stack smashing detected",
     "nccl": rb"NCCL error|nccl\w*Error\b|Watchdog caught collective operation timeout|NCCL operations have failed|"
     rb"ProcessGroupNCCL.{0,80}(?:exception|[Tt]imeout|abort)|NCCL communicator was aborted|NCCL watchdog thread|"
     rb"\[gloo/|Gloo connectFullMesh failed|DistNetworkError|DistStoreError|DistBackendError",
@@ -49,14 +52,16 @@ _HARD = {
     "child": rb"(?:crashed|exited|terminated|died|ended) \(?with (?:exit ?code |code |status )?(?!13[04-79]\b|143\b)"
     rb"[1-9]|died \(exitcode|[Ee]xit ?code[ :=]+(?!13[04-79]\b|143\b)[1-9]\d{0,2}\b|"
     rb"process (?:has )?(?:died|crashed)\b|Back-off restarting failed container|"
-    rb"CrashLoopBackOff",
+    rb"CrashLoopBackOff|\bExited \((?!0\)|137\)|143\))\d+\)|\bMain process exited, code=exited, status=(?!0/)\d|"
+    rb"^srun: error: .{0,200}: (?:Exited with|Segmentation)",
     "ray": rb"ActorDiedError|RayActorError|ActorUnavailableError|Worker exit detail",
     "sigquit": rb"[Rr]eceived sigquit from a child|SIGQUIT received",
     "exception": rb"hit an exception\b",
     "refused": rb"The request queue is full",
     "thread": rb"^Exception in thread |\] Exception in thread ",
     "leak": rb"[Ll]eak [Dd]etected|[Mm]emory leak\b|leaked (?:semaphore|page|token|slot)",
-    "own-check": rb"kv_canary violation: |KV cache canary violation detected|invariant-check (?:FAILED )?\[",
+    "own-check": rb"kv_canary violation: |KV cache canary violation detected|invariant-check (?:FAILED )?\[|"
+    rb"\bKV double free: sub-pool|\bKV page use-after-free: ",
     "stopped-answering": rb"\b(?:deadlock(?:ed)?|hung|not responding|unresponsive|stopped responding)\b",
     # A client that goes away ends its transfer ("Aborted by AbortReq").
     "transfer": rb"(?:KVTransferError|[Tt]ransfer failed for request)(?!.*Aborted by AbortReq)|"
@@ -229,6 +234,12 @@ _TRIGGERS = (
         b"violation",
         b"invariant-check",
         b"outofres",
+        b"use-after-free",
+        b"free(): ",
+        b"alloc(): ",
+        b"chunk(): ",
+        b"prev_size",
+        b"smashing",
     ),
 )
 _PROGRAM = re.compile(rb"(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\b|\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d|Traceback |  File ")

@@ -12,7 +12,8 @@ from gemma4_triage.logs.rule import COLLECT, at, last_sign_of_life, of_death, of
 
 _OF_MEMORY = re.compile(r"OOMKilled|[Oo]om[-_]kill|Out of memory: Killed process|Memory cgroup out of memory")
 _CODE = re.compile(
-    r"[Ee]xit(?:ed with)? ?(?:[Cc]ode)?\W{0,3}(?:-9|137)\b|exitcode[ =:]*(?:-9|137)\b|terminated with -9\b"
+    r"[Ee]xit(?:ed with)? ?(?:[Cc]ode)?\W{0,3}(?:-9|137)\b|exitcode[ =:]*(?:-9|137)\b|terminated with -9\b|"
+    r"\bstatus=9/KILL\b|: Killed\W*$|\bExited \(137\)"
 )
 
 

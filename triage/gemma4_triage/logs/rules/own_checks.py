@@ -1,7 +1,8 @@
 """SGLang's own checks: the KV canary, which hashes what slots hold, and the invariant checks of 0.5.17 and later.
 
-Sources: srt/kv_canary/runner/violation_reporter.py; srt/utils/invariants.py of 0.5.23. Whether the server goes on is up
-to `--kv-canary` and `SGLANG_INVARIANT_CHECK`.
+Sources: srt/kv_canary/runner/violation_reporter.py; srt/utils/invariants.py and
+managers/scheduler_components/invariant_checker.py of 0.5.23. Whether the server goes on is up to `--kv-canary`,
+`SGLANG_INVARIANT_CHECK` and `SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from gemma4_triage.logs.rule import Wording, of_wordings
 
 _CANARY = re.compile(r"kv_canary violation: |KV cache canary violation detected")
 _INVARIANT = re.compile(r"invariant-check (?:FAILED )?\[")
+_FREE_TWICE = re.compile(r"\bKV double free: sub-pool")
+_FREE_AND_HELD = re.compile(r"\bKV page use-after-free: ")
 
 RULE = of_wordings(
     "own-checks",
@@ -27,6 +30,16 @@ RULE = of_wordings(
             _INVARIANT,
             "SGLang's invariant check met a value outside of what it allows.",
             "The brackets name the check: write locations and draft tokens are held against the size of their pools.",
+        ),
+        Wording(
+            _FREE_TWICE,
+            "SGLang's check at idle found pages on a free list twice: two requests will be given the same page.",
+            "The probe swa-allocator stops at the free that puts a page there twice.",
+        ),
+        Wording(
+            _FREE_AND_HELD,
+            "SGLang's check at idle found pages on the free list that a request or the prefix cache still holds.",
+            "The probe swa-allocator stops at the free of a page that is still held; the leak audit names its holder.",
         ),
     ),
     Confidence.LIKELY,
