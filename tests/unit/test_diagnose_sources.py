@@ -209,6 +209,15 @@ def test_the_last_line_sums_up(cli):
     assert cli("diagnose", CORPUS / "clean-retraction")[1].endswith("no incident: nothing wrong in 1 run\n")
 
 
+def test_what_is_next_is_of_the_first_cause_and_lacks_nothing_that_only_a_reader_knows(cli):
+    document = json.loads(cli("diagnose", LOGS / "illegal-access.log", "--json")[1])
+    (incident,) = document["incidents"]
+    assert "--config CONFIG" in incident["plan"][0]["command"]
+    (step,) = (step for step in incident["plan"] if step["command"] == document["summary"]["next"])
+    assert incident["findings"][0]["rule"] in step["rules"]
+    assert step["command"].startswith("gemma4-triage serve ")
+
+
 class TestPickles:
     @pytest.mark.parametrize(
         "data",

@@ -100,6 +100,14 @@ def plan(findings: Sequence[Finding]) -> tuple[Step, ...]:
     return tuple(Step(command, tuple(dict.fromkeys(rules[command]))) for command in sorted(kept, key=_place))
 
 
+def first_step(findings: Sequence[Finding]) -> str:
+    """Return what to run first: for the first cause, and complete, if there is such a command; "" if there is none."""
+    steps = plan(findings)
+    complete = [step for step in steps if not _asks(step.command)]
+    of_the_first = [step for step in complete if findings[0].rule in step.rules]
+    return next((step.command for step in (*of_the_first, *complete, *steps)), "")
+
+
 def _place(command: str) -> int:
     verb = command.split()[1] if len(command.split()) > 1 else ""
     if "--live" in command:

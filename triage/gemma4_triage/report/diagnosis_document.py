@@ -13,7 +13,7 @@ from gemma4_dumps.wording import number_of
 from gemma4_triage.diagnose.conclude import rests_on_damage
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.plan import plan
+from gemma4_triage.diagnose.plan import first_step, plan
 from gemma4_triage.diagnose.sources import Evidence
 from gemma4_triage.diagnose.timeline import timeline
 from gemma4_triage.diagnose.unread import Unread
@@ -71,7 +71,7 @@ class Summary:
     Attributes:
         certainty: how many incidents there are of each confidence, the most certain first.
         clean: how many runs have no cause.
-        next_command: of the first incident; "" if there is none.
+        next_command: for the first cause of the first incident; "" if there is none.
         not_read: what says nothing of it all, as a clause; "" if everything was read.
     """
 
@@ -111,7 +111,7 @@ def summary(diagnoses: Sequence[Diagnosis], unread: Unread) -> Summary:
     """Return the last line of `diagnose`: what there is, what of it was not read, and what to do first."""
     bad = [diagnosis for diagnosis in diagnoses if diagnosis.causes]
     certainty = {one: sum(diagnosis.causes[0].confidence is one for diagnosis in bad) for one in Confidence}
-    commands = (step.command for diagnosis in bad for step in plan(diagnosis.findings))
+    commands = (command for diagnosis in bad if (command := first_step(diagnosis.findings)))
     return Summary(certainty, len(diagnoses) - len(bad), next(commands, ""), unread.text)
 
 
