@@ -514,7 +514,8 @@ class TestBadInput:
     def test_a_process_that_is_no_server(self, cli, tmp_path):
         log = tmp_path / "server.log"
         log.write_text("Prefill batch")
-        with subprocess.Popen(["sleep", "60"]) as child:
+        words = [sys.executable, "-c", "import time; time.sleep(60)", "--api-key", "hunter2", "-x", f"hf_{'z' * 30}"]
+        with subprocess.Popen(["-", *words[1:]], executable=words[0]) as child:
             # Popen may return before the kernel shows the new command.
             while not Path(f"/proc/{child.pid}/cmdline").read_bytes():
                 time.sleep(0.01)
@@ -525,7 +526,10 @@ class TestBadInput:
             finally:
                 child.kill()
         assert (code, out, (tmp_path / "a.zip").exists()) == (2, "", False)
-        assert err.startswith(f"error: process {child.pid} is no server of SGLang: sleep 60\n")
+        shown = "- -c import time; time.sleep(60) --api-key [redacted] -x"
+        assert err.startswith(f"error: process {child.pid} is no server of SGLang: {shown}")
+        assert "hunter2" not in err
+        assert "hf_z" not in err
 
     def test_a_file_that_exists_or_cannot_be_written(self, cli, tmp_path, serve):
         out = tmp_path / "a.zip"

@@ -99,6 +99,7 @@ def collect(
 def _target(text: str, directory: Path | None, logs: list[str], timeout_s: float) -> Target:
     from gemma4_triage.collect import ask_server, processes
     from gemma4_triage.collect.gather_bundle import Target
+    from gemma4_triage.collect.secrets import clean_command
 
     for name in logs:
         if not os.path.isfile(name):
@@ -115,8 +116,9 @@ def _target(text: str, directory: Path | None, logs: list[str], timeout_s: float
         # Of one that has ended there are no words left to tell it by: it may have been the server.
         foreign = found and not processes.serves(found) and not processes.has_ended(found[0])
         if foreign and not logs and store is None:
+            shown = clean_command(found[0].command) or found[0].title
             raise UsageMistake(
-                f"process {pid} is no server of SGLang: {found[0].title[:80]}",
+                f"process {pid} is no server of SGLang: {shown[:80]}",
                 "name one of its processes, or its address; if it is gone, its log with --log or its dumps with --dir",
             )
         port = processes.port_of(found[0].command) if found else None

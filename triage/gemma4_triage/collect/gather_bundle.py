@@ -40,6 +40,7 @@ from gemma4_dumps.store import DumpStore
 from gemma4_triage.collect import ask_server, processes
 from gemma4_triage.collect.secrets import (
     clean_body,
+    clean_command,
     clean_json,
     clean_line,
     clean_lines,
@@ -173,7 +174,7 @@ class _Collector:
                 {
                     "pid": one.pid,
                     "parent": one.parent,
-                    "title": clean_line(" ".join(redact_launch_args(one.command)) or one.title)[:200],
+                    "title": (clean_command(one.command) or one.title)[:200],
                     "started_s": one.started_s,
                 }
                 for one in found
