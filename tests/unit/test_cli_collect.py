@@ -291,6 +291,16 @@ class TestServers:
         assert code == 1
         assert {"draft-swa-state-stale", "pool-leak", "server-not-answering"} <= set(rules)
 
+    @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+    def test_a_log_of_powershells_is_looked_through_too(self, cli, tmp_path, encoding):
+        text = "Prefill batch, api_key=abcdefgh\n" + (LOGS / "pool-leak.log").read_text()
+        (tmp_path / "a.log").write_bytes(text.encode(encoding))
+        words = ("collect", "http://127.0.0.1:9", "--log", tmp_path / "a.log", "-o", tmp_path / "a.zip")
+        assert cli(*words)[0] == 0
+        kept = opened(tmp_path / "a.zip")["logs/0_a.log"].decode().lstrip("\ufeff")
+        assert kept.startswith("Prefill batch, api_key=[redacted]\n")
+        assert "pool-leak" in diagnosed(cli, tmp_path / "a.zip")[1]
+
     @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
     def test_a_packed_log_is_looked_through_for_secrets_too(self, cli, tmp_path, pack):
         text = b"Prefill batch, api_key=abcdefgh\n" + (LOGS / "pool-leak.log").read_bytes()

@@ -86,47 +86,33 @@ class TestOwnChecks:
         assert (finding.rule, finding.confidence) == ("own-checks", Confidence.LIKELY)
 
 
-class TestWhatSupervisorsSay:
-    @pytest.mark.parametrize(
-        "line",
-        [
-            f"{stamp(2)} Scheduler or DataParallelController 123 terminated with -11",
-            "systemd[1]: sglang.service: Main process exited, code=dumped, status=11/SEGV",
-            "systemd[1]: sglang.service: Main process exited, code=exited, status=1/FAILURE",
-            "srun: error: node1: task 0: Exited with exit code 1",
-            "Exited (139) 3 seconds ago",
-            "free(): invalid pointer",
-            "free(): double free detected in tcache 2",
-            "munmap_chunk(): invalid pointer",
-            "*** stack smashing detected ***: terminated",
-            "[12345.6] python[77]: segfault at 0 ip 00007f sp 00007f error 4",
-        ],
-    )
-    def test_a_process_that_ended_is_told(self, line):
-        assert only([decode(1), f"{line}\n"]).rule == "unexplained-line"
+KILLED, OTHERWISE = "killed-from-outside", "unexplained-line"
+SAID_OF_AN_END = {
+    f"{stamp(2)} Scheduler or DataParallelController 123 terminated with -11": OTHERWISE,
+    f"{stamp(2)} Scheduler or DataParallelController 123 terminated with -9": KILLED,
+    f"{stamp(2)} Scheduler or DataParallelController 123 terminated with 0": None,
+    "systemd[1]: sglang.service: Main process exited, code=dumped, status=11/SEGV": OTHERWISE,
+    "systemd[1]: sglang.service: Main process exited, code=exited, status=1/FAILURE": OTHERWISE,
+    "systemd[1]: sglang.service: Main process exited, code=killed, status=9/KILL": KILLED,
+    "systemd[1]: sglang.service: Main process exited, code=exited, status=0/SUCCESS": None,
+    "srun: error: node1: task 0: Exited with exit code 1": OTHERWISE,
+    "srun: error: node1: task 0: Killed": KILLED,
+    "Exited (139) 3 seconds ago": OTHERWISE,
+    "Exited (137) 3 seconds ago": KILLED,
+    "Exited (0) 3 seconds ago": None,
+    "free(): invalid pointer": OTHERWISE,
+    "free(): double free detected in tcache 2": OTHERWISE,
+    "munmap_chunk(): invalid pointer": OTHERWISE,
+    "*** stack smashing detected ***: terminated": OTHERWISE,
+    "[12345.6] python[77]: segfault at 0 ip 00007f sp 00007f error 4": OTHERWISE,
+}
+"""What others than the server say of its end, to the rule that tells it; None for an end that is no failure."""
 
-    @pytest.mark.parametrize(
-        "line",
-        [
-            f"{stamp(2)} Scheduler or DataParallelController 123 terminated with -9",
-            "systemd[1]: sglang.service: Main process exited, code=killed, status=9/KILL",
-            "srun: error: node1: task 0: Killed",
-            "Exited (137) 3 seconds ago",
-        ],
-    )
-    def test_a_kill_is_one(self, line):
-        assert only([decode(1), f"{line}\n"]).rule == "killed-from-outside"
 
-    @pytest.mark.parametrize(
-        "line",
-        [
-            f"{stamp(2)} Scheduler or DataParallelController 123 terminated with 0",
-            "systemd[1]: sglang.service: Main process exited, code=exited, status=0/SUCCESS",
-            "Exited (0) 3 seconds ago",
-        ],
-    )
-    def test_a_clean_end_is_none(self, line):
-        assert findings(read_log("a.log", ["".join([decode(1), f"{line}\n"]).encode()])) == ()
+@pytest.mark.parametrize(("line", "rule"), SAID_OF_AN_END.items())
+def test_what_others_say_of_an_end(line, rule):
+    found = findings(read_log("a.log", ["".join([decode(1), f"{line}\n"]).encode()]))
+    assert [finding.rule for finding in found] == ([] if rule is None else [rule])
 
 
 class TestLeaksOfOtherReleases:

@@ -50,14 +50,14 @@ from gemma4_triage.collect.secrets import (
 from gemma4_triage.diagnose.grouping import group
 from gemma4_triage.diagnose.material import Material, read_store
 from gemma4_triage.errors import UsageMistake
-from gemma4_triage.logs.packed import LONGEST_MAGIC, is_packed
-from gemma4_triage.logs.source import Source
+from gemma4_triage.logs.source import Source, is_read_as_it_lies
 from gemma4_triage.time_limit import until
 
 NAME, KIND, SCHEMA_VERSION = "collect.json", "collection", "1.0"
 MAX_LOG_BYTES = 16 * 1024**2
 MAX_DUMPS = 32
 MAX_DUMPS_BYTES = 512 * 1024**2
+_PEEKED_BYTES = 4096
 _TOOL_S = 15.0
 _LOOKS, _PAUSE_S = 10, 0.03
 """How often py-spy looks at a process that runs on: its stack may change while it is read."""
@@ -354,7 +354,7 @@ def _launch_of(material: Material, pids: set[int]) -> list[Any]:
 
 
 def _end_of(path: Path) -> list[bytes]:
-    """Return the last lines of a log, unpacked: what is packed cannot be looked through for secrets.
+    """Return the last lines of a log, unpacked and in UTF-8: anything else cannot be looked through for secrets.
 
     Raises:
         OSError: It cannot be read.
@@ -364,7 +364,7 @@ def _end_of(path: Path) -> list[bytes]:
     next(Source(str(path)).chunks(), b"")
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        if not is_packed(file.peek(LONGEST_MAGIC)[:LONGEST_MAGIC]):
+        if is_read_as_it_lies(file.peek(_PEEKED_BYTES)[:_PEEKED_BYTES]):
             file.seek(max(0, size - MAX_LOG_BYTES))
             if size > MAX_LOG_BYTES:
                 file.readline()

@@ -44,6 +44,11 @@ _MOST_CONTROLS = 0.05  # of the bytes of a text, which a torn write may leave in
 _BOMB_BYTES, _BOMB_RATIO = 1 << 30, 500  # real logs shrink to a tenth or a hundredth
 
 
+def is_read_as_it_lies(start: bytes) -> bool:
+    """Return whether a file with these first bytes holds its text in single bytes, and is not packed."""
+    return not (is_packed(start) or start.startswith(_ZSTD)) and _wide_encoding(start) is None
+
+
 class NotUnpacked(UsageMistake):
     """An archive, or a file packed in a way that is not read: there may be a log in it."""
 
