@@ -21,8 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -36,6 +35,7 @@ from gemma4_dumps.store import DumpStore
 from gemma4_dumps.tensor_file import TENSORS_NAME
 from gemma4_dumps.unpacked import inside, is_zip, origin, unpack
 from gemma4_dumps.wording import number_of
+from gemma4_triage.diagnose.by_content import binary_of, is_dump, is_log, kind_of
 from gemma4_triage.diagnose.guards import Guards
 from gemma4_triage.diagnose.incident import Ledger
 from gemma4_triage.diagnose.material import (
@@ -50,8 +50,8 @@ from gemma4_triage.diagnose.material import (
     read_store,
 )
 from gemma4_triage.errors import NothingChecked, UsageMistake
-from gemma4_triage.logs.source import STDIN, NotUnpacked, Source
-from gemma4_triage.own_document import OwnDocument, is_guard_manifest, is_ledger, own_document
+from gemma4_triage.logs.source import STDIN, NotUnpacked
+from gemma4_triage.own_document import OwnDocument, own_document
 from gemma4_triage.readers import collection, flashinfer_log
 from gemma4_triage.readers.catalog import Reader, head_of, reader_of
 from gemma4_triage.readers.reading import NotThis, Reading
@@ -63,13 +63,6 @@ MAX_DEPTH = 24
 _MOST_TOLD = 4
 _TOO_MANY = f"after {MAX_FILES} files and folders"
 _TOO_DEEP = f"at {MAX_DEPTH} folders inside one another"
-_LOG_MARKS = re.compile(
-    rb"server_args=|Prefill batch|Decode batch|Traceback \(most recent call last\)|CUDA error: |Uvicorn running|"
-    rb"gemma4-triage: |NCCL (?:WARN|error)|^Killed$|Segmentation fault|Scheduler hit an exception|"
-    rb"; seen \d+ times; dump: ",
-    re.MULTILINE,
-)
-
 _FILE_ENDINGS = (".log", ".txt", ".out", ".err", ".gz", ".zst", ".zip", ".json", ".jsonl", ".pkl")
 
 
@@ -258,7 +251,7 @@ class _Finder:
         """
         if not self._is_new(path):
             return False
-        if depth == 0 and (_is_dump(path) or time_key(path.name)):
+        if depth == 0 and (is_dump(path) or time_key(path.name)):
             self._parts.append(Material(dumps=(read_dump(path),)))
             return True
         self._files += 1
@@ -279,7 +272,7 @@ class _Finder:
             # What an index of FlashInfer's names is in it, and may be thousands of folders.
             if indexed and flashinfer_log.CALL_FOLDER.search(entry.name):
                 continue
-            if _is_dump(below):
+            if is_dump(below):
                 self._dump(below)
             elif depth < MAX_DEPTH:
                 try:
@@ -309,7 +302,7 @@ class _Finder:
         if not self._is_new(path):
             return
         self._named.add(path)
-        if path.name in (MANIFEST_NAME, TENSORS_NAME, EVENTS_NAME) and _is_dump(path.parent):
+        if path.name in (MANIFEST_NAME, TENSORS_NAME, EVENTS_NAME) and is_dump(path.parent):
             self.folder(path.parent)
             return
         if is_zip(path):
@@ -323,7 +316,7 @@ class _Finder:
         except OSError as error:
             raise UsageMistake(f"{path} cannot be read: {error.strerror}", "check who may read it") from error
         if not self._takes(path, head):
-            if (what := _binary(head)) is not None:
+            if (what := binary_of(head)) is not None:
                 raise UsageMistake(f"{path} is {what[0]}", what[1].format(path))
             self.evidence.logs.append(str(path))
 
@@ -374,11 +367,11 @@ class _Finder:
         if self._takes(path, head):
             return
         try:
-            is_log = _is_log(path)
+            has_log_lines = is_log(path)
         except NotUnpacked as error:
             self._not_unpacked.append((path, error))
             return
-        if is_log:
+        if has_log_lines:
             self.evidence.logs.append(str(path))
             self.evidence.found_logs.add(str(path))
         else:
@@ -386,7 +379,7 @@ class _Finder:
 
     def _takes(self, path: Path, head: bytes) -> bool:
         """Take the file and say so if it is a guard manifest, a ledger, or of a reader."""
-        if head.lstrip()[:1] == b"{" and (kind := _kind(head)) is not None:
+        if head.lstrip()[:1] == b"{" and (kind := kind_of(head)) is not None:
             if self._budget.admits(path):
                 self._parts.append(_fields(path, kind))
             return True
@@ -434,25 +427,6 @@ def _named(reading: Reading) -> Reading:
     return replace(reading, name=origin(Path(reading.name)), identity=identity, findings=findings)
 
 
-def _is_dump(path: Path) -> bool:
-    """Return whether a folder's manifest.json is a dump's, whole or torn."""
-    manifest = path / MANIFEST_NAME
-    if not os.path.lexists(manifest):
-        return False
-    if any(os.path.lexists(path / name) for name in (TENSORS_NAME, EVENTS_NAME)) or time_key(path.name):
-        return True
-    try:
-        head = head_of(manifest)
-    except OSError:
-        return True
-    return b'"dump_id"' in head or b'"verdict"' in head
-
-
-def _kind(head: bytes) -> str | None:
-    """Return GUARDS or LEDGERS for a guard manifest or a ledger that lies alone; None if the file is neither."""
-    return GUARDS if is_guard_manifest(head) else LEDGERS if is_ledger(head) else None
-
-
 def _fields(path: Path, kind: str) -> Material:
     unreadable: list[Unreadable] = []
     fields = read_fields(path, unreadable)
@@ -466,35 +440,6 @@ def _fields(path: Path, kind: str) -> Material:
 def _head(path: Path) -> bytes:
     with as_unreadable(path):
         return head_of(path)
-
-
-_BINARIES = (
-    (
-        b"\x7fELF",
-        "a program or a core dump",
-        "cuda-gdb -batch -ex 'target cudacore {0}' -ex bt > core.txt, then name that",
-    ),
-    (b"SQLite format 3", "a database, such as Nsight Systems writes", "gemma4-triage profile reads torch's traces"),
-)
-
-
-def _binary(head: bytes) -> tuple[str, str] | None:
-    return next(((what, hint) for magic, what, hint in _BINARIES if head.startswith(magic)), None)
-
-
-def _is_log(path: Path) -> bool:
-    """Return whether a file has lines that a server writes. Raises NotUnpacked."""
-    try:
-        first = next(_chunks(path), b"")
-    except NotUnpacked:
-        raise
-    except UsageMistake:
-        return False
-    return _LOG_MARKS.search(first) is not None
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    yield from Source(str(path), "diagnose").chunks()
 
 
 def _changed_s(name: str) -> float:

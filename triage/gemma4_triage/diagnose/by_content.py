@@ -1,0 +1,66 @@
+"""What a file or folder is, told by what is in it and not by what it is called."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from gemma4_dumps.directory_name import time_key
+from gemma4_dumps.manifest_file import EVENTS_NAME, MANIFEST_NAME
+from gemma4_dumps.tensor_file import TENSORS_NAME
+from gemma4_triage.diagnose.material import GUARDS, LEDGERS
+from gemma4_triage.errors import UsageMistake
+from gemma4_triage.logs.source import NotUnpacked, Source
+from gemma4_triage.own_document import is_guard_manifest, is_ledger
+from gemma4_triage.readers.catalog import head_of
+
+_LOG_MARKS = re.compile(
+    rb"server_args=|Prefill batch|Decode batch|Traceback \(most recent call last\)|CUDA error: |Uvicorn running|"
+    rb"gemma4-triage: |NCCL (?:WARN|error)|^Killed$|Segmentation fault|Scheduler hit an exception|"
+    rb"; seen \d+ times; dump: ",
+    re.MULTILINE,
+)
+_BINARIES = (
+    (
+        b"\x7fELF",
+        "a program or a core dump",
+        "cuda-gdb -batch -ex 'target cudacore {0}' -ex bt > core.txt, then name that",
+    ),
+    (b"SQLite format 3", "a database, such as Nsight Systems writes", "gemma4-triage profile reads torch's traces"),
+)
+
+
+def is_dump(path: Path) -> bool:
+    """Return whether a folder's manifest.json is a dump's, whole or torn."""
+    manifest = path / MANIFEST_NAME
+    if not os.path.lexists(manifest):
+        return False
+    if any(os.path.lexists(path / name) for name in (TENSORS_NAME, EVENTS_NAME)) or time_key(path.name):
+        return True
+    try:
+        head = head_of(manifest)
+    except OSError:
+        return True
+    return b'"dump_id"' in head or b'"verdict"' in head
+
+
+def kind_of(head: bytes) -> str | None:
+    """Return GUARDS or LEDGERS for a guard manifest or a ledger that lies alone; None if the file is neither."""
+    return GUARDS if is_guard_manifest(head) else LEDGERS if is_ledger(head) else None
+
+
+def binary_of(head: bytes) -> tuple[str, str] | None:
+    """Return what a binary file is and what to do instead, with {} for its path; None for a file of no such kind."""
+    return next(((what, hint) for magic, what, hint in _BINARIES if head.startswith(magic)), None)
+
+
+def is_log(path: Path) -> bool:
+    """Return whether a file has lines that a server writes. Raises NotUnpacked."""
+    try:
+        first = next(Source(str(path), "diagnose").chunks(), b"")
+    except NotUnpacked:
+        raise
+    except UsageMistake:
+        return False
+    return _LOG_MARKS.search(first) is not None
