@@ -42,7 +42,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     return Finding(
         rule=RULE.id,
         cause=f"Two tensors of one step differ in size{numbers}, in {death.frame}: parts of the engine disagree about "
-        f"the rows of this batch. It is a defect of the release{_where(on)}, not of memory, weights or a prompt.",
+        f"the rows of this batch. Mostly that is a defect of the release{_where(on)}, seldom of weights.",
         confidence=Confidence.LIKELY if on else Confidence.POSSIBLE,
         evidence=(*of_failure(facts, death), *of_settings(facts, *(one.setting for one in (*on, *named)))),
         ruled_out_if=("the same requests, one at a time, on a server started without options, die alike",),

@@ -38,7 +38,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         )
     else:
         cause = "A Triton kernel does not compile for what it was called with: these types and shapes, on this GPU, "
-        cause += "with this Triton. Memory and weights are not at fault."
+        cause += "with this Triton. Memory is not at fault."
         advice = (
             *((f"once without {part.without}",) if part is not None else ()),
             "the triton that the installed torch pins (pip show triton torch); rm -r ~/.triton/cache",
