@@ -44,7 +44,7 @@ class ListedDump:
     """One directory as a list shows it.
 
     Attributes:
-        heading: None unless complete.
+        heading: None where the manifest cannot be read.
         problem: why it is not complete.
         renamed: its directory has another name than it was written with.
     """
@@ -123,15 +123,31 @@ def show(root: Path, name: str) -> ListedDump:
         if (state := _state_of_name(path, parsed)) is not None:
             return ListedDump(root, name, parsed.created_utc, _size_bytes(path), state, None, _why_temporary(parsed))
     place = f"{root}/{name}"
-    return ListedDump(root, name, time_in_name(name), _size_bytes(place), *_load(place, load_heading))
+    size_bytes, state, heading, problem = _load_listed(place)
+    return ListedDump(root, name, time_in_name(name), size_bytes, state, heading, problem)
 
 
 def show_renamed(root: Path, name: str) -> ListedDump:
     """Read what a list shows of one of `renamed_dumps`; one that cannot be read has the time of its directory."""
     path = root / name
-    state, heading, problem = _load(path, load_heading)
+    size_bytes, state, heading, problem = _load_listed(path)
     created = heading.created_utc if heading else datetime.fromtimestamp(time.time() - _age_s(path), UTC)
-    return ListedDump(root, name, created, _size_bytes(path), state, heading, problem, renamed=True)
+    return ListedDump(root, name, created, size_bytes, state, heading, problem, renamed=True)
+
+
+def _load_listed(path: Path | str) -> tuple[int, State, Heading | None, str | None]:
+    """Return a dump's size and what `_load` makes of its heading; torn if a file has not the size that it had.
+
+    No file but the manifest is read: whether its bytes are the ones that were written is for `verify` to say.
+    """
+    sizes = _sizes(path)
+    state, heading, problem = _load(str(path), load_heading)
+    for name, record in heading.files.items() if heading else ():
+        if name not in sizes:
+            state, problem = "torn", f"{name} is missing"
+        elif sizes[name] != record.size_bytes:
+            state, problem = "torn", f"{name}: {sizes[name]} bytes, the manifest says {record.size_bytes}"
+    return sum(sizes.values()), state, heading, problem
 
 
 def _load(path: Where, load: Callable[[Where], Loaded]) -> tuple[State, Loaded | None, str | None]:
@@ -202,12 +218,17 @@ def _cached_signature(path: Path, inode: int, mtime_ns: int, size_bytes: int) ->
 
 
 def _size_bytes(path: Path | str) -> int:
+    return sum(_sizes(path).values())
+
+
+def _sizes(path: Path | str) -> dict[str, int]:
+    """Return the size of each file of a dump, that of a link as the link's own."""
     try:
         with os.scandir(path) as found:
-            return sum([item.stat(follow_symlinks=False).st_size for item in found])
+            return {item.name: item.stat(follow_symlinks=False).st_size for item in found}
     except OSError:
         # Another process is removing it.
-        return 0
+        return {}
 
 
 def _age_s(path: Path) -> float:

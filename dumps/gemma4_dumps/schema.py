@@ -214,6 +214,7 @@ class Heading(BaseModel):
     step: int | None = None
     offence_count: Size = 0
     included: tuple[str, ...] = ()
+    files: dict[FileName, FileRecord] = {}
     tensors: dict[str, Unread] = {}
 
 

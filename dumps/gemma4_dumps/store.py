@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .caps import DEFAULT_CAPS, StoreCaps
-from .directory_name import TEMPORARY_PREFIX, is_short_id, short_id
+from .directory_name import LEAST_SHORT_ID, TEMPORARY_PREFIX, is_short_id, short_id
 from .drop_counters import load_counters
 from .errors import DumpNotFound, DumpUnreadable, StoreUnreadable
 from .listing import DumpEntry, ListedDump, describe, dump_names, renamed_dumps, show, show_renamed, survey
@@ -154,7 +154,10 @@ class DumpStore:
             raise DumpNotFound(f"{text} is no directory, and a dump is one")
         if "/" in text:
             raise DumpNotFound(f"there is no {text:.200}")
-        raise _not_found(self.root, f"no dump {text!r} in {self.root}")
+        # Whatever it is the beginning of would have been found, had it been long enough.
+        is_cut = 0 < len(text) < LEAST_SHORT_ID and is_short_id(text.ljust(LEAST_SHORT_ID, text[-1]))
+        too_short = f"; a short id needs {LEAST_SHORT_ID} letters" if is_cut else ""
+        raise _not_found(self.root, f"no dump {text!r} in {self.root}{too_short}")
 
     def prune(
         self, older_than: timedelta | None = None, keep: int | None = None, dry_run: bool = False

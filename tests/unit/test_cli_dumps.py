@@ -122,6 +122,20 @@ class TestList:
         document = one_document(cli("dumps", "list", "--dir", store.root, "--json")[1])
         assert [entry["state"] for entry in document["dumps"]] == ["complete", "torn"]
 
+    def test_a_file_of_another_size_is_torn_and_one_of_its_size_is_not_read(self, cli, store, dump_path):
+        tensors = dump_path / "tensors.safetensors"
+        size_bytes = tensors.stat().st_size
+        tensors.write_bytes(bytes(size_bytes))
+        assert "torn" not in cli("dumps", "list", "--dir", store.root)[1]
+        tensors.write_bytes(bytes(200))
+        assert "  torn: tensors.safetensors: 200 bytes" in cli("dumps", "list", "--dir", store.root)[1]
+        (entry,) = one_document(cli("dumps", "list", "--dir", store.root, "--json")[1])["dumps"]
+        assert entry["problem"] == f"tensors.safetensors: 200 bytes, the manifest says {size_bytes}"
+        tensors.unlink()
+        (entry,) = one_document(cli("dumps", "list", "--dir", store.root, "--json")[1])["dumps"]
+        assert (entry["state"], entry["problem"]) == ("torn", "tensors.safetensors is missing")
+        assert entry["verdict"] == "out_of_range"
+
     def test_names_survive_a_pipe_whole(self, cli, store, dump_path):
         assert dump_path.name in cli("dumps", "list", "--dir", store.root)[1]
 
@@ -150,7 +164,10 @@ class TestShortIds:
     def test_four_letters_will_do_and_a_name_goes_first(self, cli, store, dump_path):
         id = short_id(dump_path.name)
         assert cli("dumps", "verify", id[:4], "--dir", store.root)[0] == 0
-        assert cli("dumps", "verify", id[:3], "--dir", store.root)[0] == 2
+        code, _, err = cli("dumps", "verify", id[:3], "--dir", store.root)
+        assert (code, err.splitlines()[0].endswith("; a short id needs 4 letters")) == (2, True)
+        assert "4 letters" not in cli("dumps", "verify", "abc", "--dir", store.root)[2]
+        assert "4 letters of it" in cli("dumps", "verify", "--help")[1]
         (store.root / id).mkdir()
         assert cli("dumps", "verify", id, "--dir", store.root)[0] == 0
 

@@ -19,7 +19,15 @@ CONFIG = "tests/data/configs/26b-a4b.json"
 VIEWS = [
     *("patches", "dumps show 2026 --dir dumps/samples", "known show 1", "audit", "repro no-such"),
     *("samples", "doctor", "repro", "repro corpus --list", "repro crash --matrix", f"dumps list --dir {SAMPLES}"),
-    *("known list", "known show 29616", "known check", f"diagnose {SAMPLES}", "diagnose tests/data/evidence"),
+    *(
+        "known list",
+        "known list -v",
+        f"dumps list -v --dir {SAMPLES}",
+        "known show 29616",
+        "known check",
+        f"diagnose {SAMPLES}",
+        "diagnose tests/data/evidence",
+    ),
     *(
         "patches list",
         "patches list -v",
@@ -79,7 +87,15 @@ def test_nothing_is_wider_than_the_terminal(shown, line, columns):
 
 
 @pytest.mark.parametrize(
-    "line", ["patches list", "known list", f"diagnose {SAMPLES}", f"audit {SAMPLES}/{DUMPS[1]}", "doctor"]
+    "line",
+    [
+        "patches list",
+        "known list",
+        f"dumps list --dir {SAMPLES}",
+        f"diagnose {SAMPLES}",
+        f"audit {SAMPLES}/{DUMPS[1]}",
+        "doctor",
+    ],
 )
 def test_a_narrow_terminal_loses_no_word(shown, line, monkeypatch):
     # Other tests fill the disk and empty it between the two calls.
@@ -87,7 +103,32 @@ def test_a_narrow_terminal_loses_no_word(shown, line, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
     # A row whose cells stand below each other begins with what it is called.
     words = set(shown(line)[0].split()) - {"id"}
-    assert words <= set(shown(f"{line} --color never", 60)[0].split())
+    assert words <= set(shown(f"{line} -v --color never", 60)[0].split())
+
+
+@pytest.mark.parametrize(("line", "of"), [("patches list", "patches list -q"), ("known list", "known list -q")])
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_a_long_list_takes_a_line_for_each_unless_all_is_asked_for(shown, line, of, columns):
+    ids = shown(of)[0].splitlines()
+    lines = shown(f"{line} --color never", columns)[0].splitlines()
+    assert sorted(text.split()[0] for text in lines if text.split()[0] in ids) == sorted(ids)
+    assert len(ids) <= len(lines) < len(ids) + 10
+    assert columns > 80 or any(text.rstrip().endswith("…") for text in lines)
+    assert "…" not in shown(f"{line} -v --color never", columns)[0]
+    assert "…" not in shown(line)[0]
+
+
+def test_a_short_list_says_what_is_switched_on(shown, monkeypatch):
+    assert "here" not in shown("patches list --color never", 80)[0].splitlines()[0]
+    monkeypatch.setenv("GEMMA4_TRIAGE_PATCHES", "default")
+    lines = shown("patches list --color never", 80)[0].splitlines()
+    assert "here" in lines[0]
+    assert ["swa-state-swap", "yes", "on"] in [line.split()[:3] for line in lines]
+
+
+def test_whole_names_of_dumps_are_shown_to_whoever_asks(shown):
+    assert DUMPS[0] not in shown(f"dumps list --dir {SAMPLES} --color never", 80)[0]
+    assert set(DUMPS) <= set(shown(f"dumps list -v --dir {SAMPLES} --color never", 60)[0].split())
 
 
 class TestLines:

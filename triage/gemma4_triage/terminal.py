@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -238,6 +238,34 @@ def plain_table(*columns: str) -> Table:
     for position, column in enumerate(columns):
         table.add_column(column, no_wrap=position == 0, overflow="fold")
     return table
+
+
+WIDTH_FOR_ALL = 140
+LEAST_CUT = 12
+"""A cell that is cut shorter than this says nothing any more, and is left out."""
+
+
+def is_brief(console: Console) -> bool:
+    """Return whether a list leaves columns out: on a terminal of less than WIDTH_FOR_ALL columns, without -v."""
+    return sys.stdout.isatty() and not MANNER.verbose and console.width < WIDTH_FOR_ALL
+
+
+def with_last_cut(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return the rows of a table with the last cell cut so that each takes one line of a terminal.
+
+    In a pipe, and with -v, it stays whole.
+    """
+    if not sys.stdout.isatty() or MANNER.verbose:
+        return [list(row) for row in rows]
+    before = [max(map(len, column)) + 2 for column in zip(*(row[:-1] for row in (heads, *rows)), strict=True)]
+    room = console.width - sum(before)
+    return [[*row[:-1], _cut(row[-1], room)] for row in rows]
+
+
+def _cut(text: str, room: int) -> str:
+    if len(text) <= room:
+        return text
+    return f"{text[: room - 1].rstrip()}…" if room >= LEAST_CUT else ""
 
 
 def clean_text(*parts: str | tuple[str, str], style: str = "") -> Text:

@@ -8,11 +8,18 @@ from gemma4_dumps.included import sensitive, words
 from gemma4_dumps.listing import ListedDump
 from gemma4_dumps.verify import VerifyReport
 from gemma4_triage.inspection.provenance_sentence import place
-from gemma4_triage.terminal import add_row, clean_text, plain_table, print_plain, printable, size_text, stdout_console
+from gemma4_triage.terminal import (
+    add_row,
+    clean_text,
+    is_brief,
+    plain_table,
+    print_plain,
+    printable,
+    size_text,
+    stdout_console,
+)
 
 _COLUMNS = ("id", "dump", "verdict", "where", "size")
-WIDTH_FOR_NAMES = 140
-"""In a terminal narrower than this a dump's time stands for its name, which begins with it."""
 STATE_STYLES = {"torn": "red", "incompatible": "yellow", "writing": "cyan"}
 
 
@@ -28,7 +35,7 @@ def print_listing(entries: Iterable[ListedDump]) -> tuple[int, int]:
     left = iter(entries)
     console, table = stdout_console(), plain_table(*_COLUMNS)
     table.columns[1].no_wrap = True
-    full = console.width >= WIDTH_FOR_NAMES
+    full = not is_brief(console)
     rows = [(_words(entry, full), entry) for entry in islice(left, MOST_IN_A_TABLE)]
     for row, entry in rows:
         holds = entry.heading is not None and sensitive(entry.heading)
@@ -47,10 +54,10 @@ def print_listing(entries: Iterable[ListedDump]) -> tuple[int, int]:
 
 
 def _words(entry: ListedDump, full: bool) -> tuple[str, str, str, str, str]:
-    """Return a row; full: with the dump's whole name."""
+    """Return a row; full: with the dump's whole name, not its time, with which the name begins."""
     name = entry.dump_id if full or entry.renamed else f"{entry.created_utc:%Y-%m-%d %H:%M:%S}"
-    if entry.heading is None:
-        verdict, where = f"{entry.state}: {entry.problem or ''}", ""
+    if entry.heading is None or entry.state != "complete":
+        verdict, where = f"{entry.state}: {entry.problem or ''}", place(entry.heading) if entry.heading else ""
     else:
         held = sensitive(entry.heading)
         verdict = f"{entry.heading.verdict}, {entry.heading.action}" + (f"; holds {words(held)}" if held else "")

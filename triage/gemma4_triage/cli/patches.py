@@ -9,7 +9,18 @@ from typer.core import TyperGroup
 from gemma4_triage.cli import completions
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.errors import UsageMistake
-from gemma4_triage.terminal import MANNER, add_row, emit_json, plain_table, print_line, print_plain, say, stdout_console
+from gemma4_triage.terminal import (
+    MANNER,
+    add_row,
+    emit_json,
+    is_brief,
+    plain_table,
+    print_line,
+    print_plain,
+    say,
+    stdout_console,
+    with_last_cut,
+)
 
 if TYPE_CHECKING:
     from gemma4_runtime.patch import Patch
@@ -114,7 +125,8 @@ def list_patches(
         print_plain("\n".join(row["id"] for row in rows))
         return
     _print_list(rows)
-    say("gemma4-triage patches explain ID says everything about one of them, and how to switch it on and off.")
+    say("gemma4-triage patches explain ID says everything about one of them, and how to switch it on and off; -v shows")
+    say("whole titles and sources.")
     say("GEMMA4_TRIAGE_PATCHES chooses fixes and optimisations, SGLANG_TRTLLM_MHA_DEBUG=log|contain|trap|1 probes,")
     say("GEMMA4_TRIAGE_FAULTS=ID faults (they break a server on purpose)")
 
@@ -226,13 +238,34 @@ def _environment() -> tuple["Settings", set[str]]:
 
 
 def _print_list(rows: list[dict]) -> None:
-    """Print what a person may choose first; with -v also since when upstream has it, and where it was seen."""
-    more = {"upstream since": "upstream", "source": "origin"} if MANNER.verbose else {}
-    table = plain_table("id", "kind", "default", "here", "what it does", *more)
-    for row in sorted(rows, key=lambda row: _ORDER.index(row["kind"])):
-        default, here = ("yes" if row["default"] else ""), ("on" if row["selected"] else "off")
-        add_row(table, row["id"], row["kind"], default, here, row["title"], *(row[key] for key in more.values()))
-    stdout_console().print(table)
+    """Print what a person may choose first; with -v also since when upstream has it, and where it was seen.
+
+    On a narrow terminal patches stand below their kind, and what the environment selects is shown only if that is any.
+    """
+    console, by_kind = stdout_console(), lambda row: _ORDER.index(row["kind"])
+    brief = is_brief(console)
+    columns = {
+        "id": lambda row: row["id"],
+        "kind": lambda row: row["kind"],
+        "default": lambda row: "yes" if row["default"] else "",
+        "here": lambda row: "on" if row["selected"] else "off",
+        "what it does": lambda row: row["title"],
+    }
+    if MANNER.verbose:
+        columns |= {"upstream since": lambda row: row["upstream"], "source": lambda row: row["origin"]}
+    if brief:
+        del columns["kind"]
+        if not any(row["selected"] for row in rows):
+            del columns["here"]
+    rows = sorted(rows, key=by_kind)
+    cells = with_last_cut(console, [*columns], [[cell(row) for cell in columns.values()] for row in rows])
+    table, kind = plain_table(*columns), ""
+    for row, shown in zip(rows, cells, strict=True):
+        if brief and row["kind"] != kind:
+            kind = row["kind"]
+            add_row(table, (kind, "bold cyan"), *[""] * (len(columns) - 1))
+        add_row(table, *shown)
+    console.print(table)
 
 
 def _print_one(document: dict) -> None:

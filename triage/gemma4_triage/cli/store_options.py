@@ -12,8 +12,8 @@ from gemma4_triage.errors import UsageMistake
 if TYPE_CHECKING:
     from gemma4_dumps.store import DumpStore
 
-ONE_DUMP = 'A short id, a name or the beginning of one, a path, or "latest".'
-SEVERAL_DUMPS = 'Short ids, names or beginnings of names, paths, or "latest".'
+ONE_DUMP = 'A short id or 4 letters of it or more, a name or the beginning of one, a path, or "latest".'
+SEVERAL_DUMPS = 'Short ids or 4 letters of them or more, names or beginnings of names, paths, or "latest".'
 
 DIRECTORY_VARIABLE = "SGLANG_TRTLLM_MHA_DEBUG_DIR"
 

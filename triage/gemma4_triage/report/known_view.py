@@ -12,15 +12,22 @@ from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.rule import exception_text
 from gemma4_triage.logs.rules.known_issue import Match
 from gemma4_triage.report.known_matrix import MatrixRow
-from gemma4_triage.terminal import add_row, plain_table, print_line
+from gemma4_triage.terminal import add_row, is_brief, plain_table, print_line, say, with_last_cut
 
 
 def print_list(console: Console, issues: Sequence[KnownIssue]) -> None:
-    """Print one line of a table per record."""
-    table = plain_table("id", "thread", "topic", "fixed", "what happens")
-    for issue in issues:
-        add_row(table, issue.id, str(issue.threads[0]), issue.topic, issue.fix or "not known", issue.title)
+    """Print one line of a table per record; a narrow terminal has topic and fix with -v only."""
+    short = is_brief(console)
+    heads = ["id", "thread", *([] if short else ["topic", "fixed"]), "what happens"]
+    rows = [
+        [issue.id, str(issue.threads[0]), *([] if short else [issue.topic, issue.fix or "not known"]), issue.title]
+        for issue in issues
+    ]
+    table = plain_table(*heads)
+    for row in with_last_cut(console, heads, rows):
+        add_row(table, *row)
     console.print(table)
+    say(f"{number_of(len(issues), 'issue')}: gemma4-triage known show ID says all of one, known list -v more of each")
 
 
 def print_issue(console: Console, issue: KnownIssue) -> None:
