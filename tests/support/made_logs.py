@@ -171,6 +171,10 @@ MADE = {
     "index-outside-tensor": [decode(1), death(2, ASSERTION)],
     "prefill-graph": [decode(1), death(2, "KeyError: 'rows'", frame="prefill_cuda_graph_runner.py")],
     "triton-compile": [decode(1), death(2, "triton.compiler.errors.CompilationError: at 1:1:", frame="jit.py")],
+    "idle-rank": [
+        decode(1),
+        death(2, "RuntimeError: max(): Expected reduction dim to be specified for input.numel() == 0", rank="DP1 TP1"),
+    ],
     "sizes-differ": [decode(1), death(2, "RuntimeError: shape mismatch").replace("in step", "in forward")],
     "library-kernel": [decode(1), death(2, "RuntimeError: Error in function 'TopKSampling' at sampling.cuh:3: failed")],
 }

@@ -161,7 +161,7 @@ class TestStartsThatDoNotFit:
             ("NameError: name 'routing' is not defined", "imported: a defect of this build."),
             ("AttributeError: 'KVArgs' object has no attribute 'kv_head_num'", "KVArgs has no kv_head_num"),
             ("TypeError: f() got an unexpected keyword argument 'x'", "f() is called with other arguments"),
-            ("AttributeError: 'NoneType' object has no attribute 'x'", "no rule here knows"),
+            ("AttributeError: 'NoneType' object has no attribute 'x'", "was never set, or is gone already (None)"),
         ],
     )
     def test_what_an_exception_says_of_the_code(self, last, said):

@@ -64,7 +64,8 @@ _HARD = {
     rb"\bKV double free: sub-pool|\bKV page use-after-free: ",
     "stopped-answering": rb"\b(?:deadlock(?:ed)?|hung|not responding|unresponsive|stopped responding)\b",
     # A client that goes away ends its transfer ("Aborted by AbortReq").
-    "transfer": rb"(?:KVTransferError|[Tt]ransfer failed for request)(?!.*Aborted by AbortReq)|"
+    "transfer": rb"(?:KVTransferError|[Uu]nexpected transfer worker error|"
+    rb"[Tt]ransfer thread failed|[Tt]ransfer failed for request)(?!.*Aborted by AbortReq)|"
     rb"(?:bootstrap|handshake) (?:failed|timed out)|failed to register to bootstrap|"
     rb"Los(?:t|ing) connection with (?:prefill|decode) instance|"
     rb"\bNIXL_ERR_\w+|Failed to register memory\b|[Mm]ooncake memory registration failed|"

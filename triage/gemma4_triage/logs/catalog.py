@@ -30,6 +30,7 @@ from gemma4_triage.logs.rules import (
     hang,
     host_limits,
     hybrid_draft_pool,
+    idle_rank,
     illegal_access,
     image_tokens,
     index_outside_tensor,
@@ -136,6 +137,7 @@ ENDINGS: tuple[Rule, ...] = (
 """Of what a server died of, or would have."""
 
 FALLBACKS: tuple[Rule, ...] = (
+    idle_rank.RULE,
     prefill_graph.RULE,
     triton_compile.RULE,
     sizes_differ.RULE,

@@ -169,6 +169,7 @@ class Death:
         package: the installed package whose file the innermost frame is in, as "flashinfer"; "" if it is none's.
         caller: the innermost file of SGLang's among the frames, below its srt; "" if there is none.
         chain: the line where the first of the exceptions begins that were raised while each other were handled.
+        statement: the innermost frame's line of source, as the traceback quotes it; "" if it does not.
     """
 
     place: Place
@@ -181,6 +182,7 @@ class Death:
     package: str = ""
     caller: str = ""
     chain: int = 0
+    statement: str = ""
 
     @property
     def frame(self) -> str:

@@ -348,6 +348,7 @@ class LogReading:
                 replace(item, message=longer.message) if item.place == longer.place else item
                 for item in self._deaths.items
             ]
+            return True
         belongs, death = self._tracebacks.line(line)
         if death is not None:
             self._leak(death.message, death.place)

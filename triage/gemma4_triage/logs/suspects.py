@@ -302,7 +302,7 @@ class Feature:
 
     def is_named(self, death: Death) -> bool:
         """Say whether an exception or its frames name what it is about."""
-        said = " ".join((death.message[:_LOOKED_AT], *death.frames[-_NEAR:]))
+        said = " ".join((death.message[:_LOOKED_AT], death.statement[:_LOOKED_AT], *death.frames[-_NEAR:]))
         return self.words is not None and self.words.search(said) is not None
 
 
@@ -314,6 +314,8 @@ _FEATURES = {
     "enable_lora": (r"lora", ""),
     "enable_dp_attention": (r"dp_|data_parallel", ""),
     "attn_cp_size": (r"context_parallel|_cp\b|\bcp_", "with --attn-cp-size 1"),
+    "dcp_size": (r"\bdcp\b|dcp_|_dcp", "with --dcp-size 1"),
+    "kv_cache_dtype": (r"store_dtype|kv_cache_dtype|fp8_kv|k_scale", "with --kv-cache-dtype auto"),
     "pp_size": (r"_pp\b|\bpp_|pipeline", "with --pp-size 1 (--tp for the other GPUs)"),
     "disaggregation_mode": (
         r"disagg|prealloc|bootstrap|transfer|DecodeRequest",
@@ -332,8 +334,10 @@ _COMMON = frozenset(
     | {"metrics", "trace", "custom", "mixed", "request", "time", "stats", "logging", "report", "p2p", "check"}
 )
 # These change nothing that a step computes.
-_HARMLESS = re.compile(r"enable_(?:metrics\w*|cache_report|request_time_stats\w*|trace|log\w*|mfu_metrics|http2)")
-_OFF = frozenset({"None", "False", "0", "1", "null", "none", ""})
+_HARMLESS = re.compile(
+    r"enable_(?:multimodal|metrics\w*|cache_report|request_time_stats\w*|trace|log\w*|mfu_metrics|http2)"
+)
+_OFF = frozenset({"None", "False", "0", "1", "null", "none", "auto", ""})
 
 
 def features(facts: LogFacts) -> tuple[Feature, ...]:
@@ -374,7 +378,7 @@ def switched_on(facts: LogFacts, death: Death | None = None) -> tuple[str, ...]:
     """
     on = features(facts)
     device = facts.settings.get("device", "None")
-    elsewhere = device not in (*_OFF, "cuda", "auto")
+    elsewhere = device not in (*_OFF, "cuda")
     named = [one for one in on if death is not None and one.is_named(death)]
     rest = [one.flag for one in on if one not in named]
     return (

@@ -39,7 +39,8 @@ _FRAME = re.compile(r'\s*File "([^"]*)", line (\d+), in (.*)')
 # An exception whose message begins below it lists what was tried, each with an exception of its own: "- OSError: ...".
 _ATTEMPT = re.compile(r"\s*- \w+(?:Error|Exception): \S")
 # What the kernels that SGLang compiles itself refuse: the next line says of which tensor, in which dimension.
-_GOES_ON = re.compile(r"Tensor match failed\b(?!.*Root cause)")
+_GOES_ON = re.compile(r"Tensor match failed\b(?!.*Root cause)|NCCL error in: ")
+_OF_NCCL = re.compile(r"nccl\w+: |Last error:")
 # Triton's compiler quotes its source, indented, before it says what is wrong with it.
 _QUOTES = re.compile(r"at \d+:\d+:")
 _GROUP = re.compile(rb" {2,}(?:\| ?|\+[-+].*)")
@@ -47,6 +48,8 @@ _STOPPED = frozenset({"KeyboardInterrupt", "CancelledError", "GeneratorExit"})
 _LONGEST_TRACEBACK = 2000  # lines
 _LONGEST_MESSAGE = 2000  # characters
 _FRAMES = 12
+_LONGEST_STATEMENT = 6  # lines
+_MARKERS = re.compile(rb"[\s^~|]*")
 _MOST_DETAILS = 40  # lines of a message that begins below its exception
 _MOST_FOREIGN = 5  # lines of others, without a stamp, that may stand between two of a traceback
 
@@ -67,6 +70,7 @@ class TracebackReader:
         self._rank = ""
         self._begin = self._chain = Place(0)
         self._frames: deque[bytes] = deque(maxlen=_FRAMES)
+        self._statement: list[bytes] = []
         self._left = self._foreign = 0
         self._first_frame = False
         self._group = False
@@ -108,6 +112,7 @@ class TracebackReader:
         self._left, self._foreign = _LONGEST_TRACEBACK, _MOST_FOREIGN
         self._begin = place
         self._frames.clear()
+        self._statement = []
         self._first_frame = False
 
     def torn(self, at_end: bool) -> Death | None:
@@ -161,7 +166,10 @@ class TracebackReader:
 
     def _belongs(self, text: str) -> bool:
         assert self._last is not None
-        goes_on = _GOES_ON.search(self._last.message) is not None and text.startswith("- ")
+        known = self._last.message
+        goes_on = _GOES_ON.search(known) is not None and text.startswith("- ")
+        if "NCCL error in: " in known:
+            return _OF_NCCL.match(text) is not None or known.endswith("Last error:")
         return goes_on or _ATTEMPT.match(text) is not None
 
     def _body(self, line: bytes) -> Death | None:
@@ -172,6 +180,8 @@ class TracebackReader:
         if not line or line[:1].isspace():
             if line.startswith(FRAME):
                 self._frame(line)
+            elif len(self._statement) < _LONGEST_STATEMENT and not _MARKERS.fullmatch(line[:_LONGEST_MESSAGE]):
+                self._statement.append(line[:_LONGEST_MESSAGE].strip())
             return None
         match = _LAST_LINE.fullmatch(line[: 4 * _LONGEST_MESSAGE].decode(errors="replace").rstrip("\r"))
         if match is None or _WORDS.fullmatch(match[1]):
@@ -188,20 +198,28 @@ class TracebackReader:
         if not self._fatal:
             self.survived = tuple(map(_frame_text, self._frames))
             return None
-        self._last = death_of(self._begin, self._rank, match[1], message, self._frames, self._chain)
+        statement = b" ".join(self._statement).decode(errors="replace")[:_LONGEST_MESSAGE]
+        self._last = death_of(self._begin, self._rank, match[1], message, self._frames, self._chain, statement)
         begins_below = not message.strip() or _QUOTES.fullmatch(message) or _GOES_ON.search(message)
         self._details = _MOST_DETAILS if begins_below and b":" in line else 0
         return self._last
 
     def _frame(self, line: bytes) -> None:
         self._frames.append(line)
+        self._statement = []
         if (self._first_frame and _OUTERMOST.match(line)) or _LOOP.search(line):
             self._fatal = True
         self._first_frame = False
 
 
 def death_of(
-    place: Place, rank: str, type_name: str, message: str, frames: Sequence[bytes], chain: Place | None = None
+    place: Place,
+    rank: str,
+    type_name: str,
+    message: str,
+    frames: Sequence[bytes],
+    chain: Place | None = None,
+    statement: str = "",
 ) -> Death:
     """Return an exception with what its frames say: their texts, whose files they are in, and who called whom."""
     paths = [_named(_OF_SGLANG, frame) for frame in frames]
@@ -215,6 +233,7 @@ def death_of(
         package=_named(_OF_PACKAGE, frames[-1]) if frames else "",
         caller=next(filter(None, reversed(paths)), ""),
         chain=(chain or place).line,
+        statement=statement,
     )
 
 

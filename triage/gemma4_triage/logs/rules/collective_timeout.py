@@ -17,10 +17,44 @@ _GONE = re.compile(
     r"communicator was aborted"
 )
 _BEGIN = re.compile(
-    r"(?i)unhandled (?:cuda|system) error|ncclInternalError|ncclInvalidUsage|DistNetworkError|DistStoreError|"
-    r"clients? (?:has|have) (?:not )?joined|connectFullMesh|waiting for clients"
+    r"(?i)unhandled (?:cuda|system) error|ncclInternalError|ncclInvalidUsage|, invalid usage|"
+    r"DistNetworkError|DistStoreError|clients? (?:has|have) (?:not )?joined|connectFullMesh|waiting for clients"
 )
 _NCCL = re.compile(r"(?i)\bnccl|gloo|Dist(?:Backend|Network|Store)Error|ProcessGroup|collective")
+_NCCL_SAYS = (
+    (
+        re.compile(r"Duplicate GPU detected"),
+        "Two ranks of one group were given the same GPU.",
+        (
+            "--tp (times --pp, and --dp without attention) must not exceed the GPUs that CUDA_VISIBLE_DEVICES leaves: "
+            "nvidia-smi -L; each node and each server its own (--base-gpu-id, --node-rank)",
+            "where Ray or a trainer places the workers: its resource groups, or a later release of it",
+        ),
+    ),
+    (
+        re.compile(r"(?i)out of memory|Failed to CUDA (?:m|c)alloc"),
+        "NCCL found no memory on a GPU for its buffers: another process holds it, or pools and weights took all.",
+        ("nvidia-smi: end what else runs there", "a lower --mem-fraction-static leaves room for NCCL's buffers"),
+    ),
+    (
+        re.compile(r"(?i)driver version is insufficient|invalid device ordinal|initialization error|no CUDA-capable"),
+        "NCCL could not use a GPU: the driver is older than this CUDA, or the GPU is not in this container.",
+        ("nvidia-smi in the container: driver and GPUs; docker --gpus all", "a driver for the CUDA of the image"),
+    ),
+    (
+        re.compile(r"(?i)peer access|p2p|invalid argument"),
+        "GPUs of this host cannot read each other's memory as NCCL tried to (P2P).",
+        ("NCCL_P2P_DISABLE=1 once; nvidia-smi topo -m; IOMMU and ACS off on bare metal",),
+    ),
+    (
+        re.compile(r"(?i)ibv_|\bIB\b|net_ib|GID|local qp"),
+        "NCCL could not use this host's InfiniBand or RoCE cards.",
+        (
+            "NCCL_IB_DISABLE=1 once; then NCCL_IB_HCA and NCCL_IB_GID_INDEX; ulimit -l unlimited, IPC_LOCK and "
+            "/dev/infiniband in the container",
+        ),
+    ),
+)
 _JOINED = re.compile(r"(\d+)/(\d+) clients joined")
 _RANK = re.compile(r"\[[Rr]ank ?(\d+)\]")
 _WORK = re.compile(r"SeqNum=(\d+), OpType=(\w+)")
@@ -75,6 +109,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
             "the first node's log; then nc -vz address port from here: the port of --dist-init-addr has to be open",
             "containers: --network host; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME of the interface that reaches it",
         )
+    elif (known := next((one for one in _NCCL_SAYS if one[0].search(said)), None)) is not None:
+        _, cause, advice = known
     else:
         cause = "The group of ranks could not be formed, or NCCL met an error of CUDA or of the system."
         advice = (

@@ -23,8 +23,8 @@ _WORDINGS = (
     ),
     Wording(
         re.compile(
-            r"(?i)ibv_\w+.{0,40}fail|(?:ep_connect|connect EPS|setup connections) failed|nvshmem\w*.{0,80}fail|"
-            r"NVSHMEM API called before|nvshmem initialization failed"
+            r"(?i)^(?!.*NCCL error in).*ibv_\w+.{0,40}fail|(?:ep_connect|connect EPS|setup connections) failed|"
+            r"nvshmem\w*.{0,80}fail|NVSHMEM API called before|nvshmem initialization failed"
         ),
         "NVSHMEM, which carries tokens to the experts of other GPUs, could not connect them: the InfiniBand or RoCE "
         "settings do not fit this network.",

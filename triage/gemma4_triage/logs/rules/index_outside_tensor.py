@@ -12,7 +12,9 @@ from gemma4_triage.logs.rule import at, exception_text, of_death, of_failure, of
 from gemma4_triage.logs.rules import draft_bookkeeping
 from gemma4_triage.logs.suspects import of_files, switched_on
 
-_MESSAGE = re.compile(r"device-side assert triggered|index -?\d+ is out of bounds for dimension \d+ with size \d+")
+_MESSAGE = re.compile(
+    r"device-side assert triggered|index -?\d+ is out of bounds for dimension \d+ with size (?!0\b)\d+"
+)
 
 
 _INNER = 4  # frames

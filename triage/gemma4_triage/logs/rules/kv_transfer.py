@@ -9,10 +9,11 @@ import re
 
 from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
-from gemma4_triage.logs.rule import COLLECT, of_death, of_failure, of_settings, over, remarked
+from gemma4_triage.logs.rule import COLLECT, at, exception_text, of_death, of_failure, of_settings, over, remarked
 
 _WORDS = re.compile(
     r"(?:KVTransferError|[Tt]ransfer failed for request)(?!.*Aborted by AbortReq)|"
+    r"[Uu]nexpected transfer worker error|[Tt]ransfer thread failed|"
     r"(?:bootstrap|handshake) (?:failed|timed out)|"
     r"Los(?:t|ing) connection with (?:prefill|decode) instance|NIXL_ERR_|"
     r"Failed to register memory\b|(?i:mooncake (?:\w+ ){1,3}(?:registration|initialization) failed)"
@@ -112,6 +113,13 @@ _REGISTER = (
     "--disaggregation-ib-device with names of ibv_devices, on both servers",
     "once with --disaggregation-transfer-backend nixl",
 )
+_OF_THE_SPLIT = re.compile(r"disaggregation/")
+_REFUSED = (
+    "both servers have to be asked for the same: --tp, --dp and --pp, --page-size, --kv-cache-dtype, model and "
+    "release; models with windows or states bear no differing --tp",
+    "once with the other of --disaggregation-transfer-backend mooncake and nixl; then a later release",
+    "a request whose transfer failed so may wait for ever: bound it in the client or router",
+)
 _GONE = re.compile(r"Los(?:t|ing) connection with (prefill|decode) instance")
 _NIXL_ONCE = "once with --disaggregation-transfer-backend nixl on both servers: if it then holds, Mooncake is at fault"
 _OTHER = (
@@ -135,6 +143,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         None,
     )
     why = "the log does not say which side failed"
+    refused = next((error for error in facts.errors if _OF_THE_SPLIT.match(error.caller)), None)
     started = re.search(r"(?i)(?:registration|initialization) failed|to register memory", death.message) is not None
     advice, confidence, shown = (*_OTHER, *((_NIXL_ONCE,) if mooncake else ())), Confidence.POSSIBLE, []
     if started and transport is None:
@@ -151,6 +160,13 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         )
     elif state is not None:
         (why, advice), confidence = _STATES[state], Confidence.LIKELY
+    elif refused is not None:
+        why, confidence, advice = (
+            f"the code of the transfer refused it: {refused.message[:200].rstrip('.')}",
+            Confidence.LIKELY,
+            _REFUSED,
+        )
+        shown = [at(facts, refused.place, exception_text(refused), f"the exception, in {refused.frame}")]
     return Finding(
         rule=RULE.id,
         cause=f"KV did not get from the prefill to the decode server: {why}.",

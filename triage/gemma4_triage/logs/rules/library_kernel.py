@@ -22,6 +22,9 @@ _PACKAGES = frozenset(
     }
     | {"flash_mla", "fla", "causal_conv1d", "mamba_ssm", "tvm_ffi", "cutlass", "cuda", "humming", "vllm"}
 )
+_PINNED = "the releases of sglang-kernel and flashinfer that SGLang pins (pip list), for the CUDA that is installed"
+_OF_ITS_IMAGE = "the {0} of SGLang's image for this GPU: its kernels and its tuned tables have to be of one release"
+_OF_IMAGES = frozenset({"aiter", "vllm", "tilelang", "humming"})
 _SAYS = re.compile(r"Error in function '(\w+)' at|csrc/[\w/.]+\.cuh?:\d+")
 _NOT_THIS_GPU = re.compile(r"(?i)unsupported arch|architecture|compute capability|\bsm_?\d{2,3}|not supported on|cubin")
 
@@ -95,7 +98,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=("the same call dies alike with another backend of that part",),
         advice=(
             *((part.look,) if part else ("once with --disable-cuda-graph and another backend of the part it is of",)),
-            "the releases of sglang-kernel and flashinfer that SGLang pins (pip list), for the CUDA that is installed",
+            _OF_ITS_IMAGE.format(death.package) if death.package in _OF_IMAGES else _PINNED,
             "then a later release of SGLang",
         ),
         next_commands=("gemma4-triage doctor",),

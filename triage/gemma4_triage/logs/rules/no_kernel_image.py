@@ -23,6 +23,11 @@ _OLDER = (
     "the GPU is older than the build: SGLang's kernels begin at compute capability 8.0 (Ampere); take a later GPU, or "
     "build sglang-kernel from source for this one"
 )
+_LIBRARY = re.compile(r"_deps/repo-(\w+)-src|\b(flash_?mla|flash_attn|deep_gemm|deep_ep|flashinfer)\b", re.IGNORECASE)
+_OTHER = (
+    "another backend of what that library computes: --attention-backend (and --nsa-prefill-backend, "
+    "--nsa-decode-backend, later --dsa-…), --moe-runner-backend or --moe-a2a-backend; not every GPU has kernels in each"
+)
 _NOT_HERE = "shares of memory, --cuda-graph-max-bs and --disable-cuda-graph do not help, whatever the log proposes"
 _COMPARE = (
     "nvidia-smi --query-gpu=name,compute_cap --format=csv, and torch.cuda.get_arch_list() for what torch was built for"
@@ -41,6 +46,9 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         cause = f"{_LACKS} The build is for other architectures: older ones, such as one before Blackwell, or later "
         cause += "ones than this GPU's."
         advice = (_COMPARE, _NEWER, _OLDER, _NOT_HERE)
+    if (library := _LIBRARY.search(death.message)) is not None:
+        cause += f" It is {library[1]}'s kernel."
+        advice = (_OTHER, *advice)
     return Finding(
         rule=RULE.id,
         cause=cause,

@@ -15,6 +15,7 @@ _CAUSES = {
     "Prefill out of memory": "A prefill found no slots in one of the pools.",
     "No space left for only one request": "One request alone needs more tokens than a pool has left.",
     "Out of memory even after retracting all other requests": "One request alone needs more tokens than a pool has.",
+    "an not alloc mamba cache": "No slot for the state of a request (Mamba, GDN) was free, and none could be evicted.",
     "alloc_req_slots runs out of memory": "More requests were taken in than there are rows for requests.",
 }
 _ADVICE = (
@@ -34,6 +35,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     usage = death.usage
     roomy = usage is not None and max(usage.full or 0, usage.swa or 0) < _ROOMY
     cause, advice = cause_in(death, _CAUSES), _ADVICE
+    if "mamba cache" in death.message:
+        return _of_states(facts, death)
     if "alloc_req_slots" in death.message:
         return _of_rows(facts, death)
     counted = _of_numbers(facts, decoding="Decode" in death.message)
@@ -79,6 +82,27 @@ def _not_given(facts: LogFacts) -> tuple[tuple[str, ...], str]:
 
 _FREE = re.compile(r"available_size(?:\(\))?_?=(\d+)")
 _KEPT = re.compile(r"evictable_size(?:\(\))?_?=(\d+)")
+
+
+def _of_states(facts: LogFacts, death: Death) -> Finding:
+    host = facts.settings.get("enable_hierarchical_cache") == "True"
+    return Finding(
+        rule=RULE.id,
+        cause="No slot for the state of a request (Mamba, GDN) was free, and none could be evicted: requests that run, "
+        "and copies on their way to or from the host, hold them all. Later releases go on without the copy.",
+        confidence=Confidence.LIKELY,
+        evidence=(
+            *of_memory(facts, death),
+            *of_settings(facts, "max_running_requests", "max_mamba_cache_size", "mamba_full_memory_ratio"),
+        ),
+        advice=(
+            "fewer requests at once (--max-running-requests), or more states: --max-mamba-cache-size, a larger "
+            "--mamba-full-memory-ratio",
+            *(("once without --enable-hierarchical-cache",) if host else ()),
+            "once with --disable-radix-cache: the prefix cache then holds no states; then a later release",
+        ),
+        next_commands=(PLAN_POOLS,),
+    )
 
 
 def _of_rows(facts: LogFacts, death: Death) -> Finding:

@@ -47,7 +47,8 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
             rule=ID,
             cause=f"A process died of {death.type_name or 'an error'}{on_rank(death.rank)}"
             f"{', in ' + death.frame if death.frame else ''}; "
-            f"{code or 'no rule here knows its cause'}.{_stands_in(death)}{handled.what if handled else ''}",
+            f"{code or _met(death) or 'no rule here knows its cause'}.{_stands_in(death)}"
+            f"{handled.what if handled else ''}",
             confidence=Confidence.LIKELY if code else Confidence.POSSIBLE,
             evidence=tuple(_evidence(facts, death, first)),
             advice=(
@@ -100,6 +101,12 @@ _HANDLED = (
         re.compile(r"(?:release|resume)_memory_\w+|\w*(?:onload|wake_up)\w*$"),
         " It gave memory up or took it back, as a trainer asks for between two steps.",
         "no request may run meanwhile (pause_generation, flush_cache first); once without --enable-memory-saver",
+    ),
+    _Handled(
+        re.compile(r"\w*sanity_check\w*$"),
+        " It looked through its own prefix cache, which it does while it is idle, or was asked to.",
+        "unset SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK, if it is set: the check itself may be at fault; once with "
+        "--disable-radix-cache; then a later release",
     ),
     _Handled(
         re.compile(r"\w*_session\w*$"),
@@ -192,6 +199,8 @@ def _of_the_code(death: Death) -> str:
         )
     if death.type_name == "AttributeError" and (found := _ATTRIBUTE.search(death.message)) and found[1] != "NoneType":
         return f"{found[1]} has no {found[2]} in this build: a defect of its code, or two packages that do not fit"
+    if death.type_name == "AttributeError" and found:
+        return ""
     if "Boolean value of Tensor" in death.message or "can only concatenate" in death.message:
         return "its code takes a value of another type than it was given: a defect of this build"
     if death.type_name == "NotImplementedError":
@@ -199,6 +208,31 @@ def _of_the_code(death: Death) -> str:
     # The outermost <module> is the program itself.
     if any(map(_IMPORTS.match, death.frames[1:][-3:])):
         return "a package failed as it was imported: two that do not fit each other, or one that is not whole"
+    return ""
+
+
+_NONE = re.compile(
+    r"'NoneType' object (?:has no attribute '(\w+)'|is not (?:subscriptable|iterable|callable))|"
+    r"object of type 'NoneType' has no len"
+)
+_LACKS = re.compile(r"'?([\w./-]{1,60})'?$")
+_SHORT = 120  # characters
+
+
+def _met(death: Death) -> str:
+    """Return in words what frequent exceptions of Python say of the values that they met; "" if they say nothing."""
+    quotes = death.statement and not death.statement.startswith("raise ")
+    line = f", at `{death.statement[:_SHORT]}`" if quotes else ""
+    if _NONE.search(death.message):
+        return f"a value that it needs was never set, or is gone already (None){line}"
+    if death.type_name == "KeyError" and (found := _LACKS.match(death.message)):
+        return f"a table has no entry {found[1]}{line}: nobody put it there, or somebody took it out before"
+    if death.type_name == "IndexError":
+        return f"it asked for an element that is not there{line}: fewer are there than it counts on"
+    if death.type_name == "ZeroDivisionError":
+        return f"it divides by a number that is 0 here{line}"
+    if death.type_name == "AssertionError" and death.statement.startswith("assert "):
+        return f"its own condition does not hold: {death.statement[:_SHORT]}"
     return ""
 
 

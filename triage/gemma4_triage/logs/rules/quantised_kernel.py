@@ -18,6 +18,8 @@ OF_A_SPLIT = re.compile(r"not divisible by weight quantization block_[nk]")
 _ALIGNED = re.compile(r"(?i)multiple of \d+|must be (?:a )?(?:multiple|divisible)|alignment|not divisible")
 _NEEDS_PADDING = re.compile(r"(?i)padding|padded|intermediate[_ ]size")
 _TOWER = re.compile(r"(?:\w*_)?(?:vision|vit|siglip|clip|audio)\w*\.py:")
+OF_A_WEIGHT = re.compile(r"(?i)size of tensor a|split_with_sizes|shape mismatch|size mismatch|start \(\d+\) \+ length")
+_LOADS = re.compile(r"(?:post_)?load_weights$|weight_loader")
 _INNER = 6  # frames
 _QUOTED = 120  # characters
 
@@ -53,6 +55,7 @@ def _explains(death: Death) -> bool:
         or "HIP error" in said
         or "out of memory" in said
         or "Quantization method" in said
+        or "compilation failed" in said
     ):
         return False
     # A width that ranks divide below a block is told as that.
@@ -60,6 +63,10 @@ def _explains(death: Death) -> bool:
         return False
     if _TOO_OLD.search(said):
         return True
+    # A weight that does not fit its place is told as that.
+    frames = [frame.partition(" ")[2] for frame in death.frames]
+    if OF_A_WEIGHT.search(said) and any(map(_LOADS.match, frames)) and "process_weights_after_loading" not in frames:
+        return False
     return any(_QUANTISED.match(frame) for frame in death.frames[-_INNER:])
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import at, exception_text, of_failure, of_settings, on_rank
-from gemma4_triage.logs.suspects import features
+from gemma4_triage.logs.suspects import features, switched_on
 
 ID = "refused-by-check"
 TITLE = "a check of SGLang's own refused something, and says what"
@@ -42,6 +42,22 @@ _HOST_CACHE = _part(
     "the hierarchical cache",
     "once without --enable-hierarchical-cache; --hicache-size, --hicache-mem-layout and --hicache-io-backend",
 )
+_STATES = _part(
+    r"mem_cache/.*mamba|layers/attention/(?:mamba|linear|fla)/",
+    "models that keep states (Mamba, GDN), with the prefix cache of their states",
+    "once with --disable-radix-cache; pages that this cache takes (--page-size 1, or the extra_buffer strategy of "
+    "--mamba-radix-cache-strategy, --mamba-scheduler-strategy in earlier releases); more states "
+    "(--max-mamba-cache-size, --mamba-full-memory-ratio) or fewer requests at once (--max-running-requests); then a "
+    "later release",
+)
+_OF_STATES = re.compile(r".* \w*mamba\w*$|\w*mamba\w*\.py:")
+_POOLS = _part(
+    r"mem_cache/.*memory_pool",
+    "how the KV pools are laid out",
+    "what this server was asked for beside the model's own choice: once without --kv-cache-dtype, --page-size and "
+    "--attention-backend; not every GPU and model has every form of them; then a later release",
+)
+_LAID_OUT = re.compile(r".* (?:__init__|_?create_\w*|_?init_\w*)$")
 _OF_THE_HOST = re.compile(r".* \w*(?:hicache|load_back|write_back|backup|prefetch_from|host)\w*$")
 # The first whose files fit counts.
 _PARTS = (
@@ -95,6 +111,7 @@ _PARTS = (
         "--hicache-storage-backend",
     ),
     _HOST_CACHE,
+    _STATES,
     _part(r"mem_cache/", "the KV pools or the prefix cache", "once with --disable-radix-cache; a later release"),
     _part(
         r"lora/",
@@ -105,8 +122,9 @@ _PARTS = (
     _part(
         r"multimodal/|managers/mm_utils",
         "images, video or sound of a request",
-        "send that request alone: its media may be damaged, of another format or more than the model takes; then a "
-        "later release",
+        "send that request alone: its media may be damaged, of another format or more than the model takes; its "
+        "prompt has to hold one mark of an image for each, and input_ids that the client's own processor expanded are "
+        "expanded once more: send text; then a later release",
     ),
     _part(
         r"speculative/",
@@ -184,12 +202,26 @@ _ASKED = re.compile(r"(?:[Pp]lease|Consider|Try|Use|Set|Increase|Reduce|Raise|Up
 _LONGEST = 220
 
 
+_DEFECT = (
+    ", which does not hold. A state that its code does not expect is a defect of the release, for what this server was "
+    "asked."
+)
+_ARGUMENT = re.compile(r"server_args(?:\(\))?\.(\w+)")
+
+
+def _condition(death: Death) -> str:
+    """Return the condition that an assertion without words quotes, with its word assert; "" if there is none."""
+    bare = death.type_name == "AssertionError" and not death.message.strip()
+    return death.statement if bare and death.statement.startswith("assert ") else ""
+
+
 def explains(death: Death) -> bool:
     """Say whether a check of SGLang's own raised it, with words that say what it refused."""
+    said = _condition(death) or death.message
     return (
         bool(death.path)
         and death.type_name in _TYPES
-        and len(_WORDS.findall(death.message)) >= _FEWEST_WORDS
+        and len(_WORDS.findall(said)) >= _FEWEST_WORDS
         and _NOT_ITS_OWN.search(death.message) is None
         and part_of(death) is not None
     )
@@ -214,6 +246,18 @@ def survived(facts: LogFacts) -> Iterator[Finding]:
     if (error := next(filter(explains, reversed(facts.errors)), None)) is not None:
         evidence = [at(facts, error.place, exception_text(error), f"what the request failed of, in {error.frame}")]
         yield tell(facts, error, "failed a request, and the server went on", evidence)
+        return
+    error = next((error for error in reversed(facts.errors) if error.frames and part_of_file(error.caller)), None)
+    if error is None or (part := part_of_file(error.caller)) is None:
+        return
+    yield Finding(
+        rule=ID,
+        cause=f"A request failed of {error.type_name} in {error.frame}, which SGLang called for {part.what}, and the "
+        "server went on: its exception is of that request, not of the load.",
+        confidence=Confidence.POSSIBLE,
+        evidence=(at(facts, error.place, exception_text(error), f"what the request failed of, in {error.frame}"),),
+        advice=(part.look,),
+    )
 
 
 def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> Finding:
@@ -227,15 +271,17 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
     """
     part = part_of(death)
     assert part is not None
-    said = " ".join(death.message.split())
-    flags = tuple(dict.fromkeys(_FLAG.findall(said)))
+    condition = _condition(death)
+    said = " ".join((condition or death.message).split())
+    asks = tuple(f"--{name.replace('_', '-')}" for name in _ARGUMENT.findall(condition))
+    flags = tuple(dict.fromkeys((*_FLAG.findall(said), *asks)))
     named = (name for name in facts.settings if re.search(rf"\b{name}\b|--{name.replace('_', '-')}\b", said))
     asked = _ASKED.search(said)
     return Finding(
         rule=ID,
         cause=f"A check of SGLang's own, in {death.frame.partition(':')[0]}, {what}. It concerns {part.what}, and "
-        f"says: {said[:_LONGEST]}{'…' if len(said) > _LONGEST else ''}",
-        confidence=Confidence.LIKELY if _TELLING.search(said) else Confidence.POSSIBLE,
+        f"says: {said[:_LONGEST]}{'…' if len(said) > _LONGEST else ''}{_DEFECT * bool(condition)}",
+        confidence=Confidence.LIKELY if _TELLING.search(said) and not condition else Confidence.POSSIBLE,
         evidence=(*evidence, *of_settings(facts, *named)),
         ruled_out_if=("an earlier line tells of another failure: this one may then follow from it",),
         advice=(
@@ -244,6 +290,7 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
             *(f"once {one.without}: its code raised it" for one in features(facts) if one.is_named(death)),
             *((f"--dtype {dtype[1]}",) if (dtype := _DTYPE.search(said)) else ()),
             part.look,
+            *(switched_on(facts)[-1:] if condition else ()),
         ),
     )
 
@@ -254,6 +301,10 @@ def part_of(death: Death) -> Part | None:
         return None
     if death.path.startswith("mem_cache/") and any(map(_OF_THE_HOST.match, death.frames)):
         return _HOST_CACHE
+    if not _HOST_CACHE.files.match(death.path) and any(map(_OF_STATES.match, death.frames[-2:])):
+        return _STATES
+    if _POOLS.files.match(death.path) and _LAID_OUT.match(death.frame):
+        return _POOLS
     return part_of_file(death.path)
 
 

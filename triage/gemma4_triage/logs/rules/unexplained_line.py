@@ -13,7 +13,7 @@ from gemma4_triage.logs.rule import at, exception_text, last_sign_of_life, on_ra
 ID = "unexplained-line"
 TITLE = "a line says that something failed, and no rule knows why"
 
-CONSEQUENCES = ("sigquit", "child", "ray", "exception", "health")
+CONSEQUENCES = ("sigquit", "child", "ray", "exception", "health", "unhealthy")
 """Kinds that tell of a failure somewhere else: they lead a finding only where nothing else does."""
 
 
@@ -168,11 +168,13 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
     what, look = kind.what, kind.look
     if part := _in_native_code(lead):
         look = (part, *look)
+    elif lead.kind == "signalled" and not frames and not any(rank.decode_lines for rank in facts.ranks):
+        look = (_NO_BATCH, *look)
     if lead.kind == "health" and (silent := _silent_for(lead.text)) is not None:
         what, look = silent
     if busy is not None:
         what = f"{what}, and the last that it began and did not end is: {_without_stamp(busy.text)}"
-        look = (_BALANCES if "EPLB" in busy.text else _COMPILES, *look)
+        look = (next((one for word, one in _BUSY if word in busy.text), _COMPILES), *look)
         life += [at(facts, busy.place, busy.text, "what it began, and no end of it is here")]
     if lead.kind == "answered-500":
         life += [at(facts, error.place, exception_text(error), _raised_in(error)) for error in facts.errors[-1:]]
@@ -253,10 +255,22 @@ def _silent_for(text: str) -> tuple[str, tuple[str, ...]] | None:
 
 
 _LONG_SILENCE = 60
+_NO_BATCH = (
+    "before any batch it is mostly a native library that does not fit this GPU, its driver or the CPU: look whether "
+    "SGLang serves this GPU (of AMD, Instinct with the image of its gfx name; of NVIDIA, 8.0 and later), and take "
+    "its image"
+)
 _BALANCES = (
     "once without --enable-eplb: experts are moved between GPUs, and a rank that does not take part holds up all"
 )
+_ADAPTERS = (
+    "an adapter is loaded and unloaded between requests: it waits for those that use it, and all others for it; "
+    "restart the server, change adapters only while nothing runs, then a later release"
+)
 _COMPILES = "compile beforehand, and keep the cache (~/.cache) on a volume: a request then does not wait for a compiler"
+
+
+_BUSY = (("EPLB", _BALANCES), ("ora adapter", _ADAPTERS))
 
 
 def _busy(facts: LogFacts, lead: Alarm) -> Remark | None:

@@ -19,7 +19,7 @@ _CONFLICT = re.compile(
 )
 _SHAPE = re.compile(
     r"(?i)size mismatch for|param.{0,40}shape.{0,40}loaded_weight|loaded_weight.shape|loaded weight .{0,60}shape|"
-    r"size of tensor a \(\d+\) must match the size of tensor b"
+    r"size of tensor a \(\d+\) must match the size of tensor b|split_with_sizes expects|start \(\d+\) \+ length"
 )
 _LOADS = re.compile(
     r".*\b(?:load_weights|weight_loader|_load_w\d+\w*|_load_\w*weight\w*|default_weight_loader|load_column_parallel_weight)\w*$"
@@ -47,6 +47,8 @@ _OF_QUANTISED = re.compile(
     r"\w*global_scale|[kvqo]_scale|w\d+_(?:weight|scale|qweight)\w*)$"
 )
 _TWICE = re.compile(r"\b([a-z]+_)\1")
+_QUOTED = 160  # characters
+_PACKED = "a later release of SGLang: its code of this model splits or fuses such weights and scales otherwise"
 _LATER = "a later release of SGLang, whose class of this model knows such names; until then the model not quantised"
 
 
@@ -83,7 +85,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         cause += (
             f": {sizes[1]} against {sizes[2]}, as a packed format gives, or layers of several formats."
             if sizes
-            else "."
+            else (f"; it says: {' '.join(death.message.split())[:_QUOTED]}." if death.message.strip() else ".")
         )
     return Finding(
         rule=RULE.id,
@@ -93,6 +95,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=("the checkpoint of the model's own publisher, not quantised, fails alike",),
         advice=(
             *((_LATER,) if name and _why(name[0].strip(chr(39))) and not conflict else ()),
+            *((_PACKED,) if not name and not conflict else ()),
             *((_TIED,) if name and "lm_head" in name[0] else ()),
             "leave --quantization out where config.json names the method; else name the one that it was made with",
             "try the publisher's own checkpoint: if it loads, the other one was made for another loader or release",

@@ -112,11 +112,14 @@ _WORDINGS = (
         re.compile(
             r"(?i)ninja is required|Command '\['[^']*(?:gcc|g\+\+|cc)'|"
             r"nvcc.{0,40}(?:not found|No such file)|CUDA_HOME environment variable is not set|"
-            r"Could not find (?:nvcc|CUDA)|ptxas (?:fatal|error)|"
+            r"Could not find (?:nvcc|CUDA)|NV(?:CC|RTC) compilation failed|nvcc fatal|"
+            r"Unsupported gpu architecture|ptxas (?:fatal|error)|"
             r"PTXAS error|No such file or directory: '(?:\S*/)?(?:ninja|nvcc|gcc|g\+\+|cc|c\+\+|ptxas)'"
         ),
         "A kernel is compiled on this machine, and its compiler is missing or does not know this GPU.",
-        "install nvcc and ninja of torch's CUDA (images bring them), or TRITON_PTXAS_PATH to a newer ptxas",
+        "install nvcc and ninja of torch's CUDA and set CUDA_HOME (images bring them; Blackwell needs 12.9 or later), "
+        "or TRITON_PTXAS_PATH to a newer ptxas; SGLANG_ENABLE_JIT_DEEPGEMM=0 leaves DeepGEMM out, flashinfer-jit-cache "
+        "compiles nothing here",
     ),
     Wording(
         BUILDS,

@@ -1,0 +1,209 @@
+"""What frequent exceptions of Python, NCCL and compilers say by their words, their line of source and their place."""
+
+import pytest
+
+from made_logs import TRACEBACK, decode, only, prefill, stamp, started
+
+SRT = '  File "/srv/sglang/srt/{}", line 7, in {}\n    {}\n'
+NCCL = (
+    "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268, {} (run with NCCL_DEBUG=WARN for details)\n"
+)
+
+
+def died(last: str, *frames: tuple[str, str, str], rank: str = "TP0") -> str:
+    """Return a scheduler's traceback through frames of (file, function, line of source)."""
+    head = f"{stamp(3, rank)} Scheduler hit an exception: {TRACEBACK}"
+    return head + "".join(SRT.format(*frame) for frame in frames) + f"{last}\n\n"
+
+
+def told(finding) -> str:
+    return " ".join((finding.cause, *finding.advice))
+
+
+class TestStatements:
+    def test_an_assertion_without_words_is_told_by_its_line_of_source(self):
+        line = "assert not get_global_server_args().disable_chunked_prefix_cache"
+        finding = only([decode(1), died("AssertionError", ("layers/attention/fa.py", "forward_extend", line))])
+        assert finding.rule == "refused-by-check"
+        assert f"says: {line}, which does not hold" in finding.cause
+        assert finding.advice[0] == "change or leave out --disable-chunked-prefix-cache"
+        assert finding.confidence == "possible"
+
+    def test_markers_below_it_are_no_part_of_it(self):
+        line = "assert self.store_dtype == torch.uint8\n           ^^^^^^^^^^^^^^^^^^"
+        finding = only([died("AssertionError", ("mem_cache/deepseek_v4_memory_pool.py", "create_buffer", line))])
+        assert "says: assert self.store_dtype == torch.uint8, which" in finding.cause
+        assert "--kv-cache-dtype" in finding.advice[0]
+
+    def test_one_of_several_lines_is_told_whole(self):
+        line = "assert is_right(\n        first_of_all, second_of_all\n    )"
+        finding = only([decode(1), died("AssertionError", ("managers/scheduler.py", "step", line))])
+        assert "assert is_right( first_of_all, second_of_all )" in finding.cause
+
+    @pytest.mark.parametrize(
+        ("last", "words"),
+        [
+            (
+                "AttributeError: 'NoneType' object has no attribute 'x'",
+                "never set, or is gone already (None), at `y = f(z)`",
+            ),
+            ("TypeError: 'NoneType' object is not subscriptable", "never set, or is gone already (None)"),
+            ("KeyError: 'hidden_states'", "a table has no entry hidden_states, at `y = f(z)`"),
+            ("IndexError: list index out of range", "fewer are there than it counts on"),
+            ("ZeroDivisionError: division by zero", "divides by a number that is 0 here, at `y = f(z)`"),
+        ],
+    )
+    def test_what_a_value_was(self, last, words):
+        finding = only([decode(1), died(last, ("managers/step.py", "step", "y = f(z)"))])
+        assert words in finding.cause
+        assert finding.confidence == "possible"
+
+
+class TestIdleRanks:
+    EMPTY = "IndexError: index -1 is out of bounds for dimension 0 with size 0"
+
+    def test_only_attention_data_parallelism_has_them(self):
+        step = ("layers/logits_processor.py", "_get_pruned_states", "y = x[-1]")
+        finding = only([decode(1), died(self.EMPTY, step, rank="DP1 TP1")])
+        assert (finding.rule, "--enable-dp-attention" in finding.advice[0]) == ("idle-rank", True)
+        assert only([decode(1), died(self.EMPTY, step)]).rule == "other-crash"
+
+    def test_a_frame_that_says_so_is_enough(self):
+        frames = ("model_executor/model_runner.py", "forward_idle", "f()"), ("models/m.py", "forward", "f()")
+        assert only([decode(1), died("AssertionError: it serves extend alone, not 4", *frames)]).rule == "idle-rank"
+
+    def test_an_illegal_access_stays_one(self):
+        last = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+        frame = ("model_executor/model_runner.py", "forward_idle", "f()")
+        assert only([decode(1), died(last, frame, rank="DP1 TP1")]).rule == "illegal-access"
+
+
+class TestStates:
+    def test_slots_that_run_out(self):
+        frame = ("mem_cache/unified_cache/components/mamba.py", "_alloc_mamba_slot", "assert slot is not None")
+        start = started(enable_hierarchical_cache=True, max_running_requests=32)
+        finding = only([start, decode(1), died("AssertionError: Can not alloc mamba cache", frame)])
+        assert finding.rule == "no-slot"
+        assert "--max-mamba-cache-size" in told(finding)
+        assert "once without --enable-hierarchical-cache" in finding.advice
+
+    def test_their_prefix_cache_takes_certain_pages(self):
+        line = "assert isinstance(params.token_to_kv_pool_allocator, TokenToKVPoolAllocator)"
+        finding = only([died("AssertionError", ("mem_cache/mamba_radix_cache.py", "__init__", line))])
+        assert "--page-size 1" in told(finding)
+
+    def test_a_hierarchical_cache_of_states_is_one_of_the_host(self):
+        frame = ("mem_cache/hi_mamba_radix_cache.py", "_evict_regular", "assert len(node.children) == 0")
+        assert "the hierarchical cache" in only([decode(1), died("AssertionError: non-leaf, node.id=8", frame)]).cause
+
+
+class TestNccl:
+    INIT = ("model_executor/model_runner.py", "init_torch_distributed", "barrier()")
+
+    @pytest.mark.parametrize(
+        ("said", "below", "words"),
+        [
+            (
+                "invalid usage",
+                "ncclInvalidUsage: x\nLast error:\nDuplicate GPU detected : rank 1 and rank 0",
+                "the same GPU",
+            ),
+            (
+                "unhandled cuda error",
+                "ncclUnhandledCudaError: x\nLast error:\nCuda failure 'out of memory'",
+                "no memory",
+            ),
+            (
+                "unhandled cuda error",
+                "ncclUnhandledCudaError: x\nLast error:\nCuda failure 999 'invalid argument'",
+                "(P2P)",
+            ),
+            ("unhandled system error", "ncclSystemError: x\nLast error:\nCall to ibv_create_qp failed", "InfiniBand"),
+        ],
+    )
+    def test_the_lines_below_say_why(self, said, below, words):
+        finding = only([died(NCCL.format(said) + below, self.INIT)])
+        assert finding.rule == "collective-timeout"
+        assert words in finding.cause
+
+    def test_without_them_it_is_told_as_before(self):
+        assert "could not be formed" in only([died(NCCL.format("unhandled system error").strip(), self.INIT)]).cause
+
+
+def test_a_compiler_that_does_not_know_the_gpu():
+    last = 'RuntimeError: Assertion error (jit/compiler.hpp:176): false and "NVCC compilation failed"'
+    finding = only([died(last, ("layers/quantization/fp8_kernel.py", "deep_gemm_fp8", "f()"))])
+    assert (finding.rule, "12.9" in told(finding)) == ("wheels-do-not-fit", True)
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "RuntimeError: split_with_sizes expects split_sizes to sum exactly to 1, but got [1, 1, 1]",
+        "RuntimeError: The size of tensor a (512) must match the size of tensor b (16384) at dimension 1",
+    ],
+)
+def test_a_quantised_weight_that_does_not_fit_is_no_kernel(last):
+    frames = ("models/m.py", "load_weights", "f()"), ("layers/quantization/fp8_utils.py", "requantise", "f()")
+    assert only([died(last, *frames)]).rule == "weight-names"
+
+
+def test_a_library_whose_tables_are_of_another_release():
+    site = '  File "/opt/lib/python3.12/site-packages/aiter/ops/moe_kernels.py", line 7, in get_kernel\n    raise x\n'
+    finding = only([f"{stamp(3)} Scheduler hit an exception: {TRACEBACK}{site}ValueError: Invalid kernel name: moe1\n"])
+    assert "the aiter of SGLang's image for this GPU: its kernels and its tuned tables" in told(finding)
+
+
+class TestTransfers:
+    def test_what_a_worker_thread_survived_is_told(self):
+        said = "RuntimeError: PD does NOT support different TP sizes for hybrid SWA models yet."
+        lines = f"Unexpected transfer worker error for room 17\n{TRACEBACK}"
+        lines += SRT.format("disaggregation/nixl/conn.py", "maybe_send_extra", "raise RuntimeError(") + said + "\n"
+        finding = only([prefill(1), lines, f'{stamp(4)} INFO:     1.1.1.1:2 - "GET /health HTTP/1.1" 200 OK\n'])
+        assert finding.rule == "kv-transfer"
+        assert "the code of the transfer refused it: PD does NOT support different TP sizes" in finding.cause
+        assert "--tp" in finding.advice[0]
+
+
+class TestRequests:
+    def test_an_exception_of_a_processor_names_what_it_was_called_for(self):
+        frames = SRT.format("multimodal/processors/qwen_vl.py", "process_mm_data_async", "f()")
+        frames += (
+            '  File "/opt/lib/python3.12/site-packages/transformers/processing.py", line 8, in __call__\n    f()\n'
+        )
+        lines = f"ERROR:    Exception in ASGI application\n{TRACEBACK}{frames}IndexError: index 1 is out of bounds\n"
+        finding = only([decode(1), f'{stamp(2)} INFO: "POST /generate HTTP/1.1" 500 X\n', lines, decode(3)])
+        assert "A request failed of IndexError in processing.py:8 __call__" in finding.cause
+        assert "expanded once more" in finding.advice[0]
+
+    def test_a_health_check_behind_an_adapter_that_never_unloads(self):
+        silent = "tic start time: 18:38:20. last_heartbeat time: 18:38:14"
+        failed = f"{stamp(30)} Health check failed. Server couldn't get a response for last 20 seconds. {silent}\n"
+        answer = f'{stamp(30)} INFO:     1.1.1.1:2 - "GET /health HTTP/1.1" 503 Service Unavailable\n'
+        begun, ended = (
+            f"{stamp(s)} {said}\n"
+            for s, said in ((2, "Start unload Lora adapter. Lora name=a"), (3, "LoRA adapter unloading completes: a"))
+        )
+        assert "change adapters only while nothing runs" in told(only([decode(1), begun, failed, answer]))
+        assert "change adapters" not in told(only([decode(1), begun, ended, failed, answer]))
+
+
+def test_a_native_crash_before_any_batch_asks_whether_the_gpu_is_served():
+    crash = "Fatal Python error: Segmentation fault\n"
+    assert "does not fit this GPU" in told(only([crash]))
+    assert "does not fit this GPU" not in told(only([decode(1), crash]))
+
+
+def test_the_library_whose_kernel_is_missing_is_named():
+    line = (
+        "CUDA error (_deps/repo-flashmla-src/csrc/x.cu:93): no kernel image is available for execution on the device\n"
+    )
+    finding = only([f"{stamp(1)} Capture cuda graph begin. avail mem=6.99 GB\n", line])
+    assert "It is flashmla's kernel" in finding.cause
+    assert "--attention-backend" in finding.advice[0]
+
+
+def test_a_look_at_its_own_tree_that_fails():
+    last = "AttributeError: '_Backup' object has no attribute 'node_id'"
+    finding = only([decode(1), died(last, ("mem_cache/unified_radix_cache.py", "sanity_check", "x.node_id"))])
+    assert "SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK" in finding.advice[0]
