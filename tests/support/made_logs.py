@@ -171,6 +171,7 @@ MADE = {
     "index-outside-tensor": [decode(1), death(2, ASSERTION)],
     "prefill-graph": [decode(1), death(2, "KeyError: 'rows'", frame="prefill_cuda_graph_runner.py")],
     "triton-compile": [decode(1), death(2, "triton.compiler.errors.CompilationError: at 1:1:", frame="jit.py")],
+    "types-differ": [decode(1), death(2, "RuntimeError: expected scalar type Float but found BFloat16")],
     "idle-rank": [
         decode(1),
         death(2, "RuntimeError: max(): Expected reduction dim to be specified for input.numel() == 0", rank="DP1 TP1"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from made_logs import TRACEBACK, decode, only, prefill, stamp, started
+from made_logs import TRACEBACK, decode, found_in, only, prefill, stamp, started
 
 SRT = '  File "/srv/sglang/srt/{}", line 7, in {}\n    {}\n'
 NCCL = (
@@ -207,3 +207,159 @@ def test_a_look_at_its_own_tree_that_fails():
     last = "AttributeError: '_Backup' object has no attribute 'node_id'"
     finding = only([decode(1), died(last, ("mem_cache/unified_radix_cache.py", "sanity_check", "x.node_id"))])
     assert "SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK" in finding.advice[0]
+
+
+CLI = '  File "<frozen runpy>", line 198, in _run_module_as_main\n'
+CLI += '  File "/srv/sglang/launch_server.py", line 30, in <module>\n'
+SITE = '  File "/opt/lib/python3.12/site-packages/{}", line 7, in {}\n    call()\n'
+
+
+def ended(last: str, *frames: str) -> str:
+    """Return the traceback of a program that ended before it was a server."""
+    return f"{TRACEBACK}{CLI}{''.join(frames)}{last}\n"
+
+
+class TestPrograms:
+    @pytest.mark.parametrize(
+        "last",
+        [
+            "pkg.HFValidationError: Repo id must be in the form 'a/b': '/m'. Use `repo_type` argument if needed.",
+            "ValueError: context_length (9) is too long. To allow overriding this maximum, set the variable",
+            "KeyError: 'skipped, falling back to the default'",
+        ],
+    )
+    def test_no_word_of_an_exception_makes_its_end_a_survived_one(self, last):
+        frame = '  File "/srv/other.py", line 3, in step\n    call()\n'
+        assert found_in([f"{TRACEBACK}{frame}{last}\n"])
+
+    @pytest.mark.parametrize(
+        ("last", "rule", "word"),
+        [
+            ("AssertionError: daemonic processes are not allowed to have children", "start-refused", "no daemon"),
+            ("RuntimeError: this event loop is already running.", "start-refused", "async_generate"),
+            ("ValueError: signal only works in main thread of the main interpreter", "start-refused", "main thread"),
+            ("PermissionError: [Errno 13] Permission denied: '/root/.cache/hub'", "start-refused", "/root/.cache/hub"),
+            (
+                "Exception: data did not match any variant of untagged enum ModelWrapper",
+                "wheels-do-not-fit",
+                "tokenizers",
+            ),
+            ("AttributeError: 'AbConfig' object has no attribute 'hidden_size'", "wheels-do-not-fit", "no hidden_size"),
+            (
+                "RuntimeError: Failed to find C compiler. Please specify via CC",
+                "wheels-do-not-fit",
+                "compiler is missing",
+            ),
+        ],
+    )
+    def test_what_keeps_an_engine_from_starting(self, last, rule, word):
+        finding = only([ended(last)])
+        assert (finding.rule, word in told(finding)) == (rule, True)
+
+    def test_a_script_without_a_main_guard_says_so_below_its_exception(self):
+        last = "RuntimeError: \n        An attempt has been made to start a new process before the\n        current one"
+        assert "main guard" in only([ended(last)]).cause
+
+    def test_a_config_that_is_no_json(self):
+        frame = SITE.format("transformers/configuration_utils.py", "_dict_from_json_file")
+        finding = only([ended("json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)", frame)])
+        assert finding.rule == "weights-missing"
+
+    def test_a_client_that_found_no_server(self):
+        frame = SITE.format("requests/adapters.py", "send")
+        finding = only([f"{TRACEBACK}{frame}requests.exceptions.ConnectionError: Max retries exceeded\n"])
+        assert "found no server at that address" in finding.cause
+        assert "--host 0.0.0.0" in finding.advice[0]
+
+    def test_a_container_whose_driver_is_too_old(self):
+        line = "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.8, please update your driver\n"
+        assert "driver" in only([line]).cause
+
+    def test_an_illegal_instruction(self):
+        assert "AVX" in only([decode(1), "Illegal instruction (core dumped)\n"]).advice[0]
+
+
+class TestCompilers:
+    def test_an_assembler_that_is_older_than_the_gpu(self):
+        below = "`ptxas` stderr:\nptxas fatal   : Value 'sm_121a' is not defined for option 'gpu-name'"
+        last = f"triton.runtime.errors.PTXASError: PTXAS error: Internal Triton PTX codegen error\n{below}"
+        assert "TRITON_PTXAS_PATH" in only([died(last, ("models/m.py", "forward", "f()"))]).advice[0]
+
+    def test_one_that_lacks_headers(self):
+        last = "subprocess.CalledProcessError: Command '['/usr/bin/gcc', 'a.c']' returned non-zero exit status 1."
+        assert "python3-dev" in only([died(last, ("models/m.py", "forward", "f()"))]).advice[0]
+
+    def test_a_build_for_quantised_layers_is_a_build(self):
+        last = "RuntimeError: Ninja build failed. Ninja output:\nninja: build stopped: subcommand failed."
+        frames = ("layers/quantization/modelopt_quant.py", "apply", "f()"), ("layers/quantization/fp4.py", "mm", "f()")
+        assert only([started(quantization="modelopt_fp4"), died(last, *frames)]).rule == "wheels-do-not-fit"
+
+
+class TestAscend:
+    def test_the_operator_that_failed_is_named(self):
+        last = "RuntimeError: The process exits, and the current working operator name is aclnnFlash."
+        assert "aclnnFlash" in only([decode(1), died(last, ("managers/scheduler.py", "step", "f()"))]).cause
+
+    def test_what_an_operator_does_not_take(self):
+        last = "RuntimeError: NPU function error: call aclnnInplaceCopy failed, error code is 161002"
+        assert "does not serve" in only([died(last, ("models/m.py", "forward", "f()"))]).cause
+
+
+class TestTypes:
+    def test_a_tower_keeps_a_type_of_its_own(self):
+        last = "RuntimeError: mat1 and mat2 must have the same dtype, but got Float and BFloat16"
+        finding = only(
+            [decode(1), died(last, ("models/siglip.py", "forward", "f()"), ("layers/linear.py", "apply", "f()"))]
+        )
+        assert (finding.rule, "siglip.py" in finding.cause) == ("types-differ", True)
+
+    def test_a_quantised_cache_is_the_first_suspect(self):
+        last = "RuntimeError: query and key must have the same dtype"
+        start = started(kv_cache_dtype="fp8_e5m2")
+        assert (
+            only([start, died(last, ("models/m.py", "forward", "f()"))]).advice[0] == "once with --kv-cache-dtype auto"
+        )
+
+    def test_the_servers_own_word_on_attention_comes_first(self):
+        lines = f"{stamp(1)} Bidirectional attention for image tokens requires TritonAttnBackend.\n"
+        last = "RuntimeError: expected scalar type Float but found BFloat16"
+        finding = only([lines, died(last, ("layers/attention/amx.py", "forward", "f()"))])
+        assert finding.advice[0].startswith("--attention-backend triton")
+
+
+class TestPlaces:
+    def test_a_chunk_inside_an_encoders_tokens(self):
+        line = 'assert len(x) == n, f"Expected {len(x)}, got {n}"'
+        last = "AssertionError: Expected 8, got -404"
+        finding = only([decode(1), died(last, ("managers/schedule_batch.py", "prepare_encoder_info_extend", line))])
+        assert finding.advice[0].startswith("once with --chunked-prefill-size -1")
+
+    def test_embeddings_that_cannot_be_dealt_out(self):
+        last = "RuntimeError: split_with_sizes expects split_sizes to sum exactly to 60, but got split_sizes=[61]"
+        finding = only([decode(1), died(last, ("managers/mm_utils.py", "_get_chunked_prefill_embedding", "f()"))])
+        assert (finding.rule, "61 placeholders, 60 embeddings" in finding.cause) == ("image-tokens", True)
+
+    def test_a_check_inside_torch(self):
+        last = "RuntimeError: captures_underway.empty() INTERNAL ASSERT FAILED at x.cpp:2967, please report a bug"
+        frame = SITE.format("torch/cuda/memory.py", "empty_cache")
+        finding = only([f"{stamp(1)} Scheduler hit an exception: {TRACEBACK}{frame}{last}\n"])
+        assert "while a CUDA graph is captured" in finding.cause
+
+    def test_a_launch_of_a_library_names_the_part_that_it_computes(self):
+        frame = SITE.format("flashinfer/comm/trtllm_mnnvl_ar.py", "trtllm_mnnvl_fused_allreduce_add_rmsnorm")
+        last = "RuntimeError: Check failed: failed with error: an illegal memory access was encountered"
+        finding = only([decode(1), f"{stamp(2)} Scheduler hit an exception: {TRACEBACK}{frame}{last}\n"])
+        assert finding.advice[0].startswith("without --enable-flashinfer-allreduce-fusion")
+
+    def test_an_answer_that_lacks_a_field(self):
+        frames = SITE.format("sglang/srt/entrypoints/openai/serving_chat.py", "_build_chat_response")
+        lines = f"{stamp(1)} Error in request: 'weight_version'\n{TRACEBACK}{frames}KeyError: 'weight_version'\n"
+        finding = only([decode(1), lines, f'{stamp(2)} INFO: "POST /v1/chat/completions HTTP/1.1" 500 X\n', decode(3)])
+        assert "how an answer is put together" in finding.cause
+
+    def test_roles_that_a_template_does_not_take(self):
+        frame = SITE.format("transformers/utils/chat_template_utils.py", "raise_exception")
+        last = "jinja2.exceptions.TemplateError: System role not supported"
+        lines = f"{stamp(1)} Error in request: x\n{TRACEBACK}{frame}{last}\n"
+        finding = only([decode(1), lines, f'{stamp(2)} INFO: "POST /v1/chat/completions HTTP/1.1" 500 X\n', decode(3)])
+        assert "first user message" in finding.advice[0]

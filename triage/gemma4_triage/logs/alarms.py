@@ -47,7 +47,7 @@ _HARD = {
     "no-start": rb"Initialization failed|scheduler died during initialization|Weights are not ready after|"
     rb"[Aa]ddress already in use|\b[Pp]ort (?:\d+ )?is already in use(?!, trying)|error: unrecognized arguments|"
     rb"error: argument --|error: the following arguments are|"
-    rb"could not select device driver|"
+    rb"could not select device driver|nvidia-container-cli: |"
     rb"[Ff]ailed to (?:start|launch|initialize) (?:the )?(?:server|engine|scheduler|worker)",
     "child": rb"(?:crashed|exited|terminated|died|ended) \(?with (?:exit ?code |code |status )?(?!13[04-79]\b|143\b)"
     rb"[1-9]|died \(exitcode|[Ee]xit ?code[ :=]+(?!13[04-79]\b|143\b)[1-9]\d{0,2}\b|"
@@ -90,7 +90,7 @@ _HARD = {
     "answered-500": rb'HTTP/\d(?:\.\d)?" 50[024]\b|Exception in ASGI application|\bError in request: '
     rb"(?!.*(?:validation|"
     rb"longer than|context length|[Ee]xceed|must (?:not )?be|should (?:not )?be|[Ii]nvalid|is not supported|"
-    rb"is required|not found|does not exist|[Uu]nknown|\b4\d\d Client Error|HTTP Error 4\d\d))",
+    rb"is required|Please add `--|not found|does not exist|[Uu]nknown|\b4\d\d Client Error|HTTP Error 4\d\d))",
 }
 FATAL = frozenset(
     {"killed", "signalled", "nccl", "device", "watchdog", "no-start", "child", "sigquit", "exception"}
@@ -160,6 +160,7 @@ _WORKS = (
 # One of these is in every alarm's line in lower case: looked for first, since the expressions above are slow.
 _TRIGGERS = (
     b"could not select",
+    b"nvidia-container-cli",
     b"ipc name is none",
     *(
         b"kill",
@@ -356,7 +357,9 @@ class AlarmReader:
             found = words.search(line)
             if found and found.lastgroup and not any(mark in line for mark in _QUOTED):
                 kind = found.lastgroup.replace("_", "-")
-                if _AVOIDED.search(line) or (kind not in _NO_ADVICE and excuse.search(line)):
+                # Below a traceback it is an exception, whatever words it has; a word of it does not say who went on.
+                raised = kind == "error" and bool(self._frames)
+                if _AVOIDED.search(line) or (kind not in _NO_ADVICE and not raised and excuse.search(line)):
                     continue
                 early = kind == "unhealthy" and not self.last_work
                 return "" if early or (self._stopping and kind in _OF_A_STOP) else kind

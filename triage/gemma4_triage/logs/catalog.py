@@ -75,6 +75,7 @@ from gemma4_triage.logs.rules import (
     token_outside_vocabulary,
     torch_compile,
     triton_compile,
+    types_differ,
     uneven_split,
     unexplained_line,
     unmergeable_batch,
@@ -141,6 +142,7 @@ FALLBACKS: tuple[Rule, ...] = (
     prefill_graph.RULE,
     triton_compile.RULE,
     sizes_differ.RULE,
+    types_differ.RULE,
     library_kernel.RULE,
 )
 """Of ends that no other rule knows: families of failures, by where and of what kind they are."""

@@ -55,6 +55,7 @@ MARKS = (
     (b"[EPLBManager] rebalance end", "busy_no_more"),
     (b"Finished loading JIT ops", "busy_no_more"),
     (b"_assert_async", "device_assert"),
+    (b"Bidirectional attention for image tokens requires", "needs_triton"),
     (b"Piecewise CUDA Graph failed with error", "prefill_graph"),
     (b"--cuda-graph-backend-prefill=", "prefill_graph"),
     (b"Available mamba: ", "free_mamba"),

@@ -19,6 +19,9 @@ _RENDERS = re.compile(
     r"(?:jinja2\.|\b)(?:exceptions\.)?(?:TemplateError|UndefinedError|TemplateSyntaxError|TemplateRuntimeError)\b|"
     r"Object of type Undefined is not JSON serializable|roles must alternate|Failed to render chat template"
 )
+_ROLES = re.compile(
+    r"(?i)system role (?:is )?not supported|roles must alternate[\w /]*|only user and assistant roles[\w ]*"
+)
 _FRAME = re.compile(r".* (?:apply_chat_template|_apply_jinja_template|render_jinja_template|_compile_jinja_template)$")
 
 
@@ -44,6 +47,13 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         advice = (
             "--chat-template with the whole path of a file inside the container, or without it: the checkpoint's own "
             "one",
+        )
+    elif (roles := _ROLES.search(death.message)) is not None:
+        cause = f"The chat template refused the roles of a request's messages: {roles[0]}. Only such requests fail."
+        advice = (
+            "system text goes to the beginning of the first user message, and messages of one role that follow each "
+            "other are joined: templates such as Gemma-2's and Gemma-3's take user and assistant in turn",
+            "or --chat-template with one that takes such roles",
         )
     else:
         cause = (

@@ -12,6 +12,7 @@ import re
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import at, exception_text, of_death, on_rank, over, usage_text
+from gemma4_triage.logs.rules import library_kernel
 from gemma4_triage.logs.suspects import of_files, switched_on
 
 SWA_PRESSED_AT = 0.8
@@ -135,6 +136,8 @@ def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
         found.append("once with --speculative-moe-runner-backend triton: the draft's layers are of another type")
     if experts:
         found.append(f"once with another --moe-runner-backend than {moe}")
+    if death.package in _LAUNCHERS and (computes := library_kernel.part_of(death)) is not None:
+        found.insert(0, f"{computes.look}: what was launched computes {computes.what}")
     for name in ("enable_hierarchical_cache", "enable_dp_attention"):
         if asked.get(name) == "True":
             found.append(f"once without --{name.replace('_', '-')}")

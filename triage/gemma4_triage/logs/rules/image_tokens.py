@@ -34,17 +34,31 @@ def _of_positions(death: Death) -> bool:
     return misfit and any(map(_POSITIONS.match, death.frames[-3:]))
 
 
+_EMBEDS = re.compile(
+    r".* (?:_?get_chunked_\w*embedding\w*|get_embedding\w*|embed_mm_inputs|_?get_precomputed_embedding)$"
+)
+_SPLIT = re.compile(
+    r"sum exactly to (?P<made>\d+).{0,60}split_sizes=\[(?P<text>\d+)\]|must match|out of (?:range|bounds)"
+)
+
+
+def _of_embeddings(death: Death) -> bool:
+    """Say whether embeddings of media could not be dealt out to the places of their tokens."""
+    return _SPLIT.search(death.message) is not None and any(map(_EMBEDS.match, death.frames[-3:]))
+
+
 def _explains(death: Death) -> bool:
-    return says(_WORDS)(death) or _of_positions(death)
+    return says(_WORDS)(death) or _of_positions(death) or _of_embeddings(death)
 
 
 def _tell(facts: LogFacts, death: Death) -> Finding:
-    counts = next((found for words in _COUNTS if (found := words.search(death.message))), None)
+    counts = next((found for words in (*_COUNTS, _SPLIT) if (found := words.search(death.message))), None)
     if "corresponding data items" in death.message:
         said, cause = "", "its text holds the model's own mark of an image, as text or an answer of a tool may"
     elif counts is None and _of_positions(death):
         said, cause = "", "the prompt was cut, has a placeholder of its own, or lacks one, as positions were laid out"
-    elif counts is None:
+    elif counts is None or counts["text"] is None:
+        counts = None
         said, cause = "", "the processor and the encoder disagree"
     elif int(counts["text"]) > int(counts["made"]):
         said = f": {counts['text']} placeholders, {counts['made']} embeddings"

@@ -38,6 +38,23 @@ _WORDINGS = (
         confidence=Confidence.LIKELY,
     ),
     Wording(
+        re.compile(r"AclNN_Parameter_Error|EZ1001|error code is 161\d{3}"),
+        "An operator of Ascend's refused what it was given (sizes, dimensions or a type): the model's code in this "
+        "release asks for something that the NPU does not serve.",
+        "a later release and image of SGLang for NPUs, or a model of its list for NPUs; once without images, drafts "
+        "and graphs (--disable-cuda-graph): the operator that is named says which of them it is of",
+        confidence=Confidence.LIKELY,
+    ),
+    Wording(
+        re.compile(r"current working operator name is (?P<operator>\w+)"),
+        "A kernel of Ascend's failed on the NPU, mostly as it read outside of its memory. It names the operator: "
+        "{operator}.",
+        "the operator that is named says which part it is: of attention, fewer requests at once and shorter contexts "
+        "(--max-running-requests, --chunked-prefill-size) until a later image for NPUs; ASCEND_LAUNCH_BLOCKING=1 "
+        "names the place",
+        confidence=Confidence.LIKELY,
+    ),
+    Wording(
         re.compile(r"NPU function error|\baclInit\b|\baclnn\w+ failed|ERR\d{5} (?:PTA|OPS|GRAPH)"),
         "Ascend's runtime (CANN) refused a call: CANN, the driver, torch_npu and SGLang's kernels for NPUs do not fit "
         "each other or this NPU, or the container lacks its devices or memory.",

@@ -82,10 +82,16 @@ def _explains(death: Death) -> bool:
     return death.package in _PACKAGES or _SAYS.search(death.message) is not None
 
 
-def _tell(facts: LogFacts, death: Death) -> Finding:
+def part_of(death: Death) -> _Part | None:
+    """Return the part of the model that was computed, by the names of its frames; None if they do not tell."""
     function = match[1] if (match := _SAYS.search(death.message)) and match[1] else death.frame.rpartition(" ")[2]
     places = (f"{function} {death.frame}", death.message[:200], death.caller, *reversed(death.frames[-6:]))
-    part = next((one for place in places for one in _PARTS if one.words.search(place)), None)
+    return next((one for place in places for one in _PARTS if one.words.search(place)), None)
+
+
+def _tell(facts: LogFacts, death: Death) -> Finding:
+    function = match[1] if (match := _SAYS.search(death.message)) and match[1] else death.frame.rpartition(" ")[2]
+    part = part_of(death)
     said = " ".join(death.message.split())[:160]
     gpu = " on this GPU" if _NOT_THIS_GPU.search(death.message) else ""
     library = f"{death.package}, a library of kernels," if death.package in _PACKAGES else "A library of kernels"

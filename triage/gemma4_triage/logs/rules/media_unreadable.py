@@ -14,19 +14,26 @@ _FRAME = re.compile(
 )
 
 
+_LACKS = ", for the decoder itself does not load: FFmpeg lacks, or is of another release"
+_FFMPEG = "apt install ffmpeg (4 to 7) in the server's image, and the torchcodec that this torch asks for"
+
+
 def _find(facts: LogFacts) -> Iterator[Finding]:
     error = next((error for error in facts.errors if any(map(_FRAME.match, error.frames))), None)
     if error is None or not any(alarm.kind == "answered-500" for alarm in facts.alarms):
         return
     audio = any("audio" in frame.lower() for frame in error.frames)
     kind = "audio" if audio else "image or video"
+    lacks = "torchcodec" in error.message or "FFmpeg is not" in error.message
     yield Finding(
         rule=RULE.id,
-        cause=f"The {kind} of a request could not be decoded. Only such requests fail; the server goes on.",
+        cause=f"The {kind} of a request could not be decoded{_LACKS * lacks}. Only such requests fail; the "
+        "server goes on.",
         confidence=Confidence.LIKELY,
         evidence=(at(facts, error.place, exception_text(error), f"what the decoder said, in {error.frame}"),),
         ruled_out_if=("the same file decodes in the server's own environment",),
         advice=(
+            *((_FFMPEG,) if lacks else ()),
             "encode the file anew, without chunks of metadata (ffmpeg -i IN -map_metadata -1 OUT), and send it again",
             "the decoder of the environment differs: torchcodec, FFmpeg, Pillow; or take a later release",
         ),

@@ -12,7 +12,7 @@ from gemma4_triage.logs.rule import Rule, of_failure, of_settings, remarked, say
 _NONE = re.compile(
     r"No CUDA GPUs are available|0 active drivers|could not select device driver|no CUDA-capable device is detected|"
     r"No accelerator \(.*\) is available|Torch not compiled with CUDA enabled|"
-    r"Failed to infer device type|Found no NVIDIA driver"
+    r"Failed to infer device type|nvidia-container-cli: (?:initialization|mount|device) error|Found no NVIDIA driver"
 )
 _DRIVER = re.compile(
     r"CUDA driver version is insufficient|driver on your system is too old|cudaErrorInsufficientDriver|"

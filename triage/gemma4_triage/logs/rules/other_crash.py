@@ -53,6 +53,8 @@ def find(facts: LogFacts, unexplained: Iterable[Death]) -> Iterator[Finding]:
             evidence=tuple(_evidence(facts, death, first)),
             advice=(
                 *((handled.look,) if handled else ()),
+                *((_TORCH,) if "INTERNAL ASSERT FAILED" in death.message else ()),
+                *((_REACH,) if death.type_name.endswith(_UNREACHED) and not death.caller else ()),
                 *((_WHERE if waited else _PACKAGES if "imported" in code else _OTHER_BUILD,) if code else ()),
                 *((_OF_A_PACKAGE.format(death.package),) if _in_a_package(death) else ()),
                 _next_step(death, beginning),
@@ -101,6 +103,12 @@ _HANDLED = (
         re.compile(r"(?:release|resume)_memory_\w+|\w*(?:onload|wake_up)\w*$"),
         " It gave memory up or took it back, as a trainer asks for between two steps.",
         "no request may run meanwhile (pause_generation, flush_cache first); once without --enable-memory-saver",
+    ),
+    _Handled(
+        re.compile(r"\w*(?:encoder_info|_encoder_|mm_embed|multimodal)\w*$"),
+        " It counted the tokens of an image's or a sound's encoder in a batch.",
+        "once with --chunked-prefill-size -1: a chunk that ends inside such tokens miscounts them; one such request "
+        "at a time; then a later release",
     ),
     _Handled(
         re.compile(r"\w*sanity_check\w*$"),
@@ -159,6 +167,14 @@ def _only_waited(death: Death) -> bool:
     return pipe or bool(_GONE.search(death.message)) or any(map(_WAITED.match, death.frames[-1:]))
 
 
+_TORCH = (
+    "the torch that SGLang's pyproject names (pip show torch), or a later release of SGLang; once with "
+    "--disable-cuda-graph; weights as safetensors, where it happens as they load"
+)
+_REACH = (
+    "the server's own log says whether it still starts or what it died of; curl its /health; in a container --host "
+    "0.0.0.0 and a published port; proxies: no_proxy=localhost,127.0.0.1"
+)
 _SERVED = re.compile(r".* (?:\w*event_loop\w*|process_input_requests|run_batch)$")
 _OTHER_BUILD = (
     "take another release or image of SGLang, or another backend than the one whose file stands in the traceback"
@@ -217,6 +233,7 @@ _NONE = re.compile(
 )
 _LACKS = re.compile(r"'?([\w./-]{1,60})'?$")
 _SHORT = 120  # characters
+_UNREACHED = ("ConnectionError", "ConnectError", "ConnectionRefusedError", "APIConnectionError")
 
 
 def _met(death: Death) -> str:
@@ -231,6 +248,17 @@ def _met(death: Death) -> str:
         return f"it asked for an element that is not there{line}: fewer are there than it counts on"
     if death.type_name == "ZeroDivisionError":
         return f"it divides by a number that is 0 here{line}"
+    if "INTERNAL ASSERT FAILED" in death.message:
+        captures = ", as memory was freed or emptied while a CUDA graph is captured" * ("captures" in death.message)
+        return (
+            f"a check inside torch does not hold{captures}: this release calls torch in a way that its release forbids"
+        )
+    if "on the same device" in death.message:
+        return "a tensor lies on the CPU or on another GPU than the rest: something was offloaded, or never moved"
+    if death.type_name == "RecursionError":
+        return "it called itself without an end"
+    if death.type_name.endswith(_UNREACHED) and not death.caller:
+        return "a client found no server at that address: it is not started, died, or listens elsewhere"
     if death.type_name == "AssertionError" and death.statement.startswith("assert "):
         return f"its own condition does not hold: {death.statement[:_SHORT]}"
     return ""

@@ -8,6 +8,7 @@ from gemma4_triage.finding import Confidence, Finding
 from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import of_death, of_failure, of_settings
 from gemma4_triage.logs.rules.draft_model import quantised_on_load
+from gemma4_triage.logs.rules.wheels_do_not_fit import BUILDS
 
 _QUANTISED = re.compile(
     r"(?:w?8a8|fp[48]\w*|mxfp[48]\w*|nvfp4\w*|modelopt\w*|awq\w*|gptq\w*|marlin\w*|int[48]\w*|flashinfer_trtllm|"
@@ -56,6 +57,7 @@ def _explains(death: Death) -> bool:
         or "out of memory" in said
         or "Quantization method" in said
         or "compilation failed" in said
+        or BUILDS.search(said)
     ):
         return False
     # A width that ranks divide below a block is told as that.

@@ -51,6 +51,14 @@ _STATES = _part(
     "later release",
 )
 _OF_STATES = re.compile(r".* \w*mamba\w*$|\w*mamba\w*\.py:")
+_ANSWER = _part(
+    r"entrypoints/",
+    "how an answer is put together, behind the model",
+    "what the answer lacks is mostly that of a request that was aborted, retracted or cut short before its first "
+    "token, or of a field that was asked for (logprobs, usage, weight_version): that request alone; then a later "
+    "release",
+)
+_ANSWERS = re.compile(r".* \w*(?:_response|response_|_stream|_chunk|_output|_usage)\w*$")
 _POOLS = _part(
     r"mem_cache/.*memory_pool",
     "how the KV pools are laid out",
@@ -148,6 +156,11 @@ _PARTS = (
         r"function_call/|parser/",
         "the parsers of answers",
         "--tool-call-parser and --reasoning-parser have to be the model's",
+    ),
+    _part(
+        r"entrypoints/.*(?:engine|http_server)",
+        "how the server and its processes are started",
+        "the first exception of any process counts; send a request that failed alone; then a later release",
     ),
     _part(
         r"entrypoints/|managers/(?:tokenizer|multi_tok|template|io_struct)",
@@ -248,7 +261,7 @@ def survived(facts: LogFacts) -> Iterator[Finding]:
         yield tell(facts, error, "failed a request, and the server went on", evidence)
         return
     error = next((error for error in reversed(facts.errors) if error.frames and part_of_file(error.caller)), None)
-    if error is None or (part := part_of_file(error.caller)) is None:
+    if error is None or (part := part_of(error) or part_of_file(error.caller)) is None:
         return
     yield Finding(
         rule=ID,
@@ -303,6 +316,8 @@ def part_of(death: Death) -> Part | None:
         return _HOST_CACHE
     if not _HOST_CACHE.files.match(death.path) and any(map(_OF_STATES.match, death.frames[-2:])):
         return _STATES
+    if _ANSWERS.match(death.frame) and death.path.startswith("entrypoints/"):
+        return _ANSWER
     if _POOLS.files.match(death.path) and _LAID_OUT.match(death.frame):
         return _POOLS
     return part_of_file(death.path)

@@ -58,6 +58,38 @@ _WORDINGS = (
         "start the engine before anything touches the GPU, or set multiprocessing's start method to spawn",
     ),
     Wording(
+        re.compile(r"attempt has been made to start a new process before"),
+        "The script that starts the engine has no main guard: each process that it starts runs it anew.",
+        'put what starts the engine below if __name__ == "__main__":',
+    ),
+    Wording(
+        re.compile(r"daemonic processes are not allowed to have children"),
+        "The engine was started inside a daemon process, such as a worker of a pool, which may start none of its own.",
+        "start the engine in the main process, or in one that is no daemon (concurrent.futures, daemon=False)",
+    ),
+    Wording(
+        re.compile(
+            r"(?i)event loop is already running|cannot be called from a running event loop|"
+            r"There is no current event loop|another loop is running|Can't patch loop of type"
+        ),
+        "The engine was called where an event loop runs already, or in a thread that has none: a notebook, or an "
+        "application that is asynchronous itself.",
+        "await engine.async_generate there; in a notebook nest_asyncio.apply() first; or serve over HTTP",
+        confidence=Confidence.LIKELY,
+    ),
+    Wording(
+        re.compile(r"signal only works in main thread"),
+        "The engine was started in a thread, and it sets handlers of signals, which only the main thread may.",
+        "start the engine in the main thread, or in a process of its own",
+    ),
+    Wording(
+        re.compile(r"^PermissionError: .{0,40}'(?P<path>[^']+)'"),
+        "The server may not read or write {path}.",
+        "the user that the server runs as needs rights there (docker: -v with the right owner, --user); HF_HOME, "
+        "TRITON_CACHE_DIR and FLASHINFER_WORKSPACE_BASE name other folders",
+        confidence=Confidence.LIKELY,
+    ),
+    Wording(
         re.compile(r"Can't pickle|cannot pickle"),
         "An object that cannot be sent to another process was handed to the engine or its processes.",
         "pass paths and plain values, and classes and functions of a module's top level",

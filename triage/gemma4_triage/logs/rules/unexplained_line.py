@@ -166,6 +166,11 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
     life = last_sign_of_life(facts, lead.place)
     busy = _busy(facts, lead)
     what, look = kind.what, kind.look
+    if lead.kind == "answered-500" and (found := _REFUSED.search(lead.text)):
+        what = f"{what}: {found[1].strip()[:_QUOTED]}"
+        look = (*((f"what it asks for: {asked[0]}",) if (asked := _ASKED.search(found[1])) else ()), *look)
+    if lead.kind == "signalled" and "llegal instruction" in lead.text:
+        look = (_OTHER_CPU, *look)
     if part := _in_native_code(lead):
         look = (part, *look)
     elif lead.kind == "signalled" and not frames and not any(rank.decode_lines for rank in facts.ranks):
@@ -254,6 +259,13 @@ def _silent_for(text: str) -> tuple[str, tuple[str, ...]] | None:
     )
 
 
+_REFUSED = re.compile(r"Error in request: (.{12,})")
+_ASKED = re.compile(r"(?:[Pp]lease|Use|Set|Add|Enable)\b[^.;]{8,160}")
+_QUOTED = 160
+_OTHER_CPU = (
+    "the CPU lacks instructions that a wheel was built with (AVX2, AVX-512, AMX: lscpu): another machine, or the "
+    "wheel from source; in a virtual machine let it see the host's CPU"
+)
 _LONG_SILENCE = 60
 _NO_BATCH = (
     "before any batch it is mostly a native library that does not fit this GPU, its driver or the CPU: look whether "

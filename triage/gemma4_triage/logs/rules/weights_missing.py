@@ -59,6 +59,14 @@ _WORDINGS = (
         "compare the folder with model.safetensors.index.json, and fetch what is missing",
     ),
     Wording(
+        re.compile(r"^JSONDecodeError"),
+        "A JSON file of the checkpoint or its adapter is empty, cut short or no JSON, such as a page that a proxy "
+        "sent.",
+        "look at config.json, tokenizer_config.json and generation_config.json in the folder; fetch again what is "
+        "damaged",
+        frames=re.compile(r"(?:decoder|hf_transformers_utils|configuration_utils|hub)\.py:"),
+    ),
+    Wording(
         re.compile(r"Unrecognized model in .{0,200}Should have a `model_type`|Unrecognized configuration class"),
         "The config.json of the folder names no type of model that transformers knows.",
         "look into config.json: a folder of an adapter, of one modality or of another format (GGUF) is no checkpoint",

@@ -27,6 +27,11 @@ _WORDINGS = (
         "an SGLang of the transformers that wrote it",
     ),
     Wording(
+        re.compile(r"untagged enum ModelWrapper"),
+        "The checkpoint's tokenizer.json was written by later tokenizers than are installed.",
+        "pip install -U tokenizers transformers, of the releases in SGLang's pyproject; or take SGLang's image",
+    ),
+    Wording(
         re.compile(
             r"has no SGlang implementation|Unsupported architectures: |"
             r"Model architectures .{0,200}not supported for now",
@@ -74,6 +79,19 @@ _WORDINGS = (
         frames=re.compile(r".* \w*find_cuda_home$"),
     ),
     Wording(
+        re.compile(r"is not defined for option 'gpu-name'"),
+        "The assembler that Triton brings along (ptxas) is older than this GPU and does not know its architecture.",
+        "TRITON_PTXAS_PATH=/usr/local/cuda/bin/ptxas of a CUDA toolkit that knows the GPU (13.0 for sm_103, sm_110, "
+        "sm_121; 12.8 for sm_100, sm_120); or a later triton, or SGLang's image for this GPU",
+    ),
+    Wording(
+        re.compile(r"Command '\['[^']*(?:gcc|g\+\+|cc|clang)'.*returned non-zero"),
+        "A small module of Triton's, in C, did not compile on this machine: headers of Python or the driver's library "
+        "lack.",
+        "apt install build-essential python3-dev (of this Python), libcuda.so.1 where the linker looks (it comes with "
+        "the driver); the compiler's own lines above say which; or SGLang's image",
+    ),
+    Wording(
         re.compile(r"not supported on \.target|Internal Triton PTX codegen error"),
         "A kernel uses instructions that this GPU's architecture lacks.",
         "another --moe-runner-backend or --attention-backend, or a release with kernels for this GPU; compute_cap in "
@@ -110,7 +128,7 @@ _WORDINGS = (
     ),
     Wording(
         re.compile(
-            r"(?i)ninja is required|Command '\['[^']*(?:gcc|g\+\+|cc)'|"
+            r"(?i)ninja is required|Failed to find C compiler|Command '\['[^']*(?:gcc|g\+\+|cc)'|"
             r"nvcc.{0,40}(?:not found|No such file)|CUDA_HOME environment variable is not set|"
             r"Could not find (?:nvcc|CUDA)|NV(?:CC|RTC) compilation failed|nvcc fatal|"
             r"Unsupported gpu architecture|ptxas (?:fatal|error)|"
@@ -130,10 +148,18 @@ _WORDINGS = (
         "--attention-backend (triton) needs no nvcc",
     ),
     Wording(
+        re.compile(r"'(?P<of>\w+Config)' object has no attribute '(?P<field>\w+)'"),
+        "The model's {of} has no {field}, which this SGLang reads: the installed transformers, or the model's own "
+        "code (--trust-remote-code), is of another release than this one was written for, or SGLang does not know the "
+        "model.",
+        "pip install the transformers that SGLang's pyproject names (5.x dropped defaults that older code relied on); "
+        "a later release of SGLang; the model's card says with which releases its own code runs",
+    ),
+    Wording(
         re.compile(
             r"cannot import name '\w+' from|module '(?:sgl_kernel|flashinfer|triton|torch|transformers|"
             r"xgrammar)[\w.]*' has no "
-            r"attribute|'\w+Config' object has no attribute|(?:Wrapper|flashinfer|xgrammar|"
+            r"attribute|(?:Wrapper|flashinfer|xgrammar|"
             r"GrammarCompiler)[\w.]*\(\) got an "
             r"unexpected keyword argument"
         ),
@@ -144,7 +170,7 @@ _WORDINGS = (
         re.compile(
             r"[Pp]lease (?:install|upgrade) (?:the )?(?P<package>[\w.-]+(?: (?:library|package))?)|"
             r"(?P<needed>[\w.-]+) is required for [^.]{3,60}\. Please install|"
-            r"requires a newer version of (?P<newer>[\w.-]+)"
+            r"requires a newer version of (?P<newer>[\w.-]+)|requires the \w+ library but it was not found"
         ),
         "A package that the server needs for what it was asked to do is missing or too old.",
         "install it as the line says, in the server's own environment, of the release in SGLang's pyproject; or leave "
