@@ -18,7 +18,7 @@ from gemma4_triage.finding import Confidence, Evidence, Finding, Kind
 from gemma4_triage.logs.catalog import findings
 from gemma4_triage.logs.facts import LogFacts
 from gemma4_triage.logs.read import read_log
-from made_logs import death, decode, prefill, stamp, steady
+from made_logs import death, decode, prefill, stamp, started, steady
 
 ILLEGAL = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
 LEAK = "ValueError: pool memory leak detected! [swa] total=1024, available=752, evictable=256, protected=0"
@@ -176,8 +176,9 @@ class TestWithoutDumps:
 
     def test_a_fix_that_was_attached_makes_the_log_less_certain(self):
         attached = guards_only(id="eager-out-cache-loc", kind="fix").guards
-        (alone, _) = concluded(Incident(logs=(log_of(decode(1), EAGER),)))
-        (held, _) = concluded(Incident(guards=attached, logs=(log_of(decode(1), EAGER),)))
+        log = log_of(started(max_running_requests=8), decode(1), EAGER)
+        (alone, _) = concluded(Incident(logs=(log,)))
+        (held, _) = concluded(Incident(guards=attached, logs=(log,)))
         assert (alone.confidence, held.confidence) == (Confidence.CERTAIN, Confidence.LIKELY)
         assert held.evidence[-1].source == "1.json"
 

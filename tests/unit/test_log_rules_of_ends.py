@@ -1,5 +1,7 @@
 """What findings on the end of a server say beyond their rule: numbers, switches by name, and who waits for whom."""
 
+from collections.abc import Iterable
+
 import pytest
 
 from gemma4_triage.finding import Confidence, Finding
@@ -53,6 +55,16 @@ class TestWhatIsComputed:
         assert "rank 2 is behind" in only([*MADE["collective-timeout"], behind]).cause
 
 
+EAGER_FRAMES = ("frozen_kv_mtp_worker.py", "draft_forward"), ("model_runner.py", "_eager_fb_view")
+
+
+def eager_death(last: str, frames: Iterable[tuple[str, str]] = EAGER_FRAMES) -> str:
+    """Return the end of a server that died as a batch was copied for an eager forward."""
+    stack = "".join(f'  File "/srv/sglang/{file}", line 3, in {name}\n    call()\n' for file, name in frames)
+    copied = '  File "/srv/sglang/cuda_graph_buffer_registry.py", line 450, in fill_from\n    dst.copy_(src)\n'
+    return f"{stamp(2)} Scheduler hit an exception: Traceback (most recent call last):\n{stack}{copied}{last}\n\n"
+
+
 class TestOneRequestWithoutGraphs:
     SHAPES = "RuntimeError: output with shape [1] doesn't match the broadcast shape [263]"
 
@@ -60,6 +72,24 @@ class TestOneRequestWithoutGraphs:
         finding = only([decode(1), death(2, self.SHAPES, frame="eagle_worker.py")])
         assert (finding.rule, finding.confidence) == ("stale-write-rows", Confidence.LIKELY)
         assert finding.fix == "eager-out-cache-loc"
+
+    @pytest.mark.parametrize(
+        ("copied", "most", "confidence"),
+        [(120, 8, Confidence.CERTAIN), (8, 8, Confidence.LIKELY), (120, None, Confidence.LIKELY)],
+    )
+    def test_it_is_certain_where_more_was_copied_than_there_are_requests(self, copied, most, confidence):
+        sizes = f"RuntimeError: The size of tensor a (2) must match the size of tensor b ({copied}) at dimension 0"
+        (finding,) = findings(
+            read_log("a.log", ["".join([started(max_running_requests=most), eager_death(sizes)]).encode()])
+        )
+        assert (finding.rule, finding.confidence) == ("stale-write-rows", confidence)
+        assert bool(finding.ruled_out_if) == (confidence is not Confidence.CERTAIN)
+
+    def test_with_the_later_runner_a_draft_lost_count(self):
+        """0.5.15 copies no write locations there: what has too few is the draft's own, as when batches merge."""
+        frames = ("frozen_kv_mtp_worker_v2.py", "draft_forward"), ("eager_runner.py", "load_batch")
+        (finding,) = findings(read_log("a.log", [eager_death(self.SHAPES, frames).encode()]))
+        assert finding.rule == "draft-bookkeeping"
 
     def test_elsewhere_it_is_another_crash(self):
         assert only([decode(1), death(2, self.SHAPES, frame="sampler.py")]).rule == "other-crash"
