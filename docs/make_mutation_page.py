@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "mutations"
 """A folder for each run, named by its seed."""
 PAGE = ROOT / "docs" / "mutations.md"
-RUNS = {2411: 48, 2412: 16, 2413: 32, 2414: 32, 2415: 24, 2417: 48, 2420: 48, 2421: 60, 2500: 500}
+RUNS = {2411: 48, 2412: 16, 2413: 32, 2414: 32, 2415: 24, 2417: 48, 2420: 48, 2421: 60, 2500: 500, 2701: 40}
 """How many mutations each seed's run has."""
 BY_ROW, BY_KIND = {2411}, {2411, 2500}
 """The seeds whose mutations are shown one by one, and by structure, defect and phase; of others what they came to."""
@@ -33,7 +33,7 @@ def measured(seed: int) -> Matrix:
     """Return the matrix of a committed run. Rows that today's draw of the seed does not have are left out."""
     file = RowsFile(FOLDER / str(seed), seed)
     file.read()
-    drawn = draw(seed, RUNS[seed])
+    drawn = draw(seed, RUNS[seed], file.sglang_version)
     rows = [row for one in drawn if (row := file.rows.get(one.number)) is not None and row.mutation == one]
     return matrix(seed, RUNS[seed], rows, tuple(file.clean.values()), file.sglang_version)
 

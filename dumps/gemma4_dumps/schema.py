@@ -46,6 +46,7 @@ VERDICTS: Mapping[str, str] = {
     "write_misplaced": "a forward is about to write a token's keys to another slot than its request's row has for it",
     "table_entry": "an entry of a page table is not the page that its request's row leads to",
     "counter_wrong": "what a request counts of its tokens or slots does not agree with itself, its row or its past",
+    "position_wrong": "a token of a forward stands at another place of its sequence than its request's length says",
     "accept_length_fell": "drafts are accepted far less than before; no index is at fault",
     "exception": "the scheduler raised an exception, which ends the server",
 }

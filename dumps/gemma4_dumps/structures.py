@@ -34,6 +34,8 @@ class Structure(StrEnum):
     """How many tokens of each row a kernel reads (cache_seqlens)."""
     BATCH_LENGTHS = "batch lengths"
     """How long the scheduler believes each request to be (seq_lens)."""
+    POSITIONS = "positions"
+    """At which place of its sequence each token of a forward stands, a draft's too; it chooses the rotation."""
     ROW_INDICES = "row indices"
     """Which row of req_to_token belongs to each request of a batch (req_pool_indices)."""
     TREE_NODE = "radix tree node"

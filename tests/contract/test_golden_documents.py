@@ -37,6 +37,7 @@ from gemma4_repro import run_engines
 from gemma4_repro.bench.arms import choose
 from gemma4_repro.engine import supervisor
 from gemma4_repro.engine.outcome import Ending
+from gemma4_repro.mutations import runner as mutation_runner
 from gemma4_runtime.releases import RUNNABLE
 from gemma4_triage.cli import app, bench_kernels, bench_probes, bench_serving, bench_step, crash_plan, diff_live
 from gemma4_triage.report.kernel_bench_document import kernel_bench_document
@@ -254,6 +255,7 @@ def store(scene: Scene) -> Iterator[Added]:
 def mutation_rows(scene: Scene) -> Iterator[Added]:
     """Yield a run of mutations that was interrupted once all of them had a row."""
     shutil.copytree("docs/mutations/2411", scene.folder / "run", dirs_exist_ok=True)
+    scene.patch.setattr(mutation_runner, "installed_or_base", lambda: "0.5.13.post1")
     yield Added()
 
 

@@ -14,6 +14,7 @@ from gemma4_repro.mutations import forward_state, standing_state
 from gemma4_repro.mutations.entry import Entry, corrupt
 from gemma4_repro.mutations.live_state import LiveState
 from gemma4_repro.request_ids import request_id
+from gemma4_runtime.release.requests import swa_evicted
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
@@ -91,6 +92,7 @@ def live(swa_allocator: Any) -> LiveState:
         none, lengths = torch.tensor([0]), torch.tensor([length])
         slots = swa_allocator.alloc_extend(none, none, lengths, lengths, torch.tensor([-1]), length)
         rows[row, :length] = slots
+        evicted: dict[Any, int] = {}
         requests.append(
             SimpleNamespace(
                 rid=request_id(row),
@@ -101,6 +103,8 @@ def live(swa_allocator: Any) -> LiveState:
                 kv_committed_len=length,
                 cache_protected_len=0,
                 swa_evicted_seqlen=0,
+                get_evicted_seqlen=lambda kind, evicted=evicted: evicted.get(kind, 0),
+                set_evicted_seqlen=evicted.__setitem__,
             )
         )
     root = SimpleNamespace(children={}, value=None, id=0)
@@ -176,7 +180,7 @@ def test_lengths_and_counters_are_of_the_request(live: LiveState) -> None:
         entry for entry in standing_state.entries(Structure.REQUEST_COUNTERS, live) if "swa_evicted" in entry.where
     )
     counter.write(1)
-    assert live.batch.reqs[0].swa_evicted_seqlen == PAGE
+    assert swa_evicted(live.batch.reqs[0]) == PAGE
 
 
 @pytest.fixture
@@ -326,3 +330,30 @@ class TestPrefixCache:
         ]
         entries[0].write(1)
         assert nodes[0].full_lock_ref == 1
+
+
+def test_positions_are_of_the_forwards_tokens(live: LiveState) -> None:
+    forward = SimpleNamespace(
+        positions=torch.tensor([38, 39, 19]),
+        req_pool_indices=torch.tensor([1, 2]),
+        extend_seq_lens_cpu=[2, 1],
+        rids=[request_id(1), request_id(2)],
+    )
+    given = forward.positions
+    entry = forward_state.position_entries(live, forward)[1]
+    assert (entry.value, entry.row, entry.prompt, entry.own, entry.foreign) == (39, 1, 1, [38], [19])
+    entry.write(40)
+    assert (forward.positions.tolist(), given.tolist()) == ([38, 40, 19], [38, 39, 19])
+
+
+def test_a_tree_that_cannot_be_written_has_holders_and_no_nodes(live: LiveState) -> None:
+    """SGLang 0.5.23 has its tree in Rust: what it holds is told by its own walk."""
+    slots = live.rows[1, :32].long()
+    walk = SimpleNamespace(slot_indices=slots, prev_slot_indices=torch.cat((torch.tensor([-1]), slots[:-1])))
+    tree = SimpleNamespace(tree_core=SimpleNamespace(walk_for_kv_canary=lambda *_: walk))
+    scheduler = SimpleNamespace(**vars(live.scheduler) | {"tree_cache": tree})
+    there = LiveState(scheduler, live.batch)
+    assert there.nodes() == []
+    (held,) = there.cached()
+    assert held.slots.tolist() == slots.tolist()
+    assert standing_state.entries(Structure.TREE_NODE, there) == []

@@ -8,7 +8,10 @@ import pytest
 
 from gemma4_dumps.structures import Defect, Structure
 from gemma4_repro.mutations.draw import draw
-from gemma4_repro.mutations.grid import GRID, Phase, Room, cells
+from gemma4_repro.mutations.grid import GRID, Phase, Room, cells, left_out_on, structures_of
+from gemma4_runtime.releases import BASE
+
+RELEASES = (BASE, "0.5.23")
 
 
 def test_every_structure_has_a_room() -> None:
@@ -32,24 +35,35 @@ def test_each_cell_stands_once() -> None:
 
 
 def test_a_draw_is_the_same_every_time_and_a_longer_one_begins_with_it() -> None:
-    assert draw(7, 40) == draw(7, 40)
-    assert draw(7, 100)[:40] == draw(7, 40)
-    assert draw(7, 40) != draw(8, 40)
+    assert draw(7, 40, BASE) == draw(7, 40, BASE)
+    assert draw(7, 100, BASE)[:40] == draw(7, 40, BASE)
+    assert draw(7, 40, BASE) != draw(8, 40, BASE)
 
 
-def test_structures_take_turns() -> None:
-    drawn = Counter(mutation.structure for mutation in draw(3, 4 * len(Structure)))
-    assert set(drawn.values()) == {4}
+@pytest.mark.parametrize("release", RELEASES)
+def test_structures_take_turns(release: str) -> None:
+    drawn = Counter(mutation.structure for mutation in draw(3, 4 * len(structures_of(release)), release))
+    assert dict(drawn) == dict.fromkeys(structures_of(release), 4)
 
 
-def test_every_cell_comes_before_one_comes_twice() -> None:
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_cell_comes_before_one_comes_twice(release: str) -> None:
     largest = max(len(room.defects) * len(room.phases) for room in GRID.values())
-    drawn = [mutation.cell for mutation in draw(11, largest * len(Structure))]
-    assert set(drawn) == set(cells())
+    drawn = [mutation.cell for mutation in draw(11, largest * len(structures_of(release)), release)]
+    assert set(drawn) == set(cells(release))
+
+
+def test_what_a_release_cannot_have_is_left_out_with_a_reason() -> None:
+    for release in RELEASES:
+        left_out = left_out_on(release)
+        assert all(left_out.values())
+        assert {*structures_of(release), *left_out} == set(GRID)
+        assert not {cell.structure for cell in cells(release)} & set(left_out)
+    assert len(cells()) > max(len(cells(release)) for release in RELEASES)
 
 
 def test_a_mutation_is_drawn_for_a_server_that_has_its_phase() -> None:
-    for mutation in draw(5, 300):
+    for mutation in draw(5, 300, BASE):
         if mutation.phase in (Phase.DRAFT, Phase.VERIFY) or mutation.structure is Structure.DRAFT_BINDING:
             assert mutation.mtp
         if mutation.phase is Phase.DECODE:
@@ -57,10 +71,10 @@ def test_a_mutation_is_drawn_for_a_server_that_has_its_phase() -> None:
 
 
 def test_names_say_nothing_of_the_mutation() -> None:
-    for mutation in draw(5, 50):
+    for mutation in draw(5, 50, BASE):
         assert mutation.name == f"run-{mutation.number:04d}"
 
 
 def test_a_draw_of_none_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one"):
-        draw(1, 0)
+        draw(1, 0, BASE)

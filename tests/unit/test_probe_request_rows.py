@@ -11,6 +11,7 @@ from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.speculative.frozen_kv_mtp_utils import set_frozen_kv_positions
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from gemma4_dumps.reader import read_dump
@@ -87,6 +88,7 @@ class Server:
         made.forward_mode, made.spec_info = mode, None
         made.req_pool_indices = torch.tensor([held(request).req_pool_idx for request in requests])
         made.given = made.seq_lens + (DRAFTS if mode.is_target_verify() else 0)
+        made.positions = self._positions(made)
         change(made)
         batch = SimpleNamespace(reqs=requests)
         request_rows.before_run_batch(self.scheduler, batch)
@@ -95,6 +97,28 @@ class Server:
         spoil(backend.forward_metadata)
         if not draft:
             request_rows.after_trtllm_metadata(None, backend, made)
+
+    def _positions(self, made):
+        """Return where tokens stand as `ForwardBatch.init_new` and the tree of drafts have them."""
+        if made.forward_mode.is_target_verify():
+            return (made.seq_lens[:, None] + torch.arange(DRAFTS)).flatten()
+        if made.forward_mode.is_decode():
+            return made.seq_lens - 1
+        spans = zip(made.extend_prefix_lens_cpu, made.extend_seq_lens_cpu, strict=True)
+        return torch.cat([torch.arange(start, start + more) for start, more in spans])
+
+    def draft(self, change=lambda made: None, topk=1):
+        """Give a frozen draft's batch of all requests the positions that SGLang gives it, altered by `change`."""
+        self.next_batch()
+        requests = self.world.requests
+        lengths = torch.tensor([held(request).kv_committed_len for request in requests])
+        slots = torch.tensor([held(request).req_pool_idx for request in requests])
+        made = SimpleNamespace(forward_mode=ForwardMode.DECODE, seq_lens=lengths, req_pool_indices=slots)
+        made.positions = None if topk == 1 else torch.zeros(lengths.numel() * topk, dtype=torch.int64)
+        set_frozen_kv_positions(made, topk)
+        change(made)
+        request_rows.before_run_batch(self.scheduler, SimpleNamespace(reqs=requests))
+        request_rows.after_set_positions(None, object(), made)
 
     def free_slot(self):
         """Return a slot of a page that the full pool may hand out next, at its token's place."""
@@ -236,6 +260,37 @@ def test_a_write_that_goes_to_another_request(server, mode):
         "foreign",
     )
     assert (said.role, said.forward_mode) == ("target", mode.name)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_a_token_that_stands_at_another_place(server, mode):
+    def change(made):
+        made.positions = made.positions.clone()
+        made.positions[1] += 1
+
+    said = trapped(server, change, mode)
+    assert (said.verdict, said.site, said.role) == ("position_wrong", "ForwardBatch.init_new", "target")
+    assert (said.scalars["structure"], said.scalars["defect"]) == ("positions", "off by one")
+
+
+def test_a_tree_of_drafts_may_have_several_tokens_at_one_place(server):
+    def change(made):
+        made.spec_info, made.positions = SimpleNamespace(topk=2), made.positions - 1
+
+    server.forward(change, ForwardMode.TARGET_VERIFY)
+    assert list(DumpStore(server.dumps).list()) == []
+
+
+@pytest.mark.parametrize("topk", [1, 2])
+def test_a_drafts_positions_are_those_of_the_last_tokens_with_keys(server, topk):
+    server.draft(topk=topk)
+    assert list(DumpStore(server.dumps).list()) == []
+    with pytest.raises(TrappedViolation):
+        server.draft(lambda made: made.positions.sub_(1), topk)
+    (entry,) = DumpStore(server.dumps).list()
+    said = read_dump(entry.path).manifest
+    assert (said.verdict, said.role, said.site) == ("position_wrong", "draft", "set_frozen_kv_positions")
+    assert (said.offence_count, said.scalars["defect"]) == (topk * len(server.world.requests), "off by one")
 
 
 @pytest.mark.parametrize(

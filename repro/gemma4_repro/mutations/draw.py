@@ -9,7 +9,7 @@ from itertools import islice
 from pydantic import BaseModel, ConfigDict
 
 from gemma4_dumps.structures import Defect, Structure
-from gemma4_repro.mutations.grid import GRID, Cell, Phase, cells
+from gemma4_repro.mutations.grid import Cell, Phase, cells, structures_of
 
 _MOST_SKIPPED = {Phase.START: 0, Phase.PREFILL: 3, Phase.IDLE: 0}
 _MOST_SKIPPED_ELSEWHERE = 12
@@ -51,8 +51,13 @@ class Mutation(BaseModel):
         return f"run-{self.number:04d}"
 
 
-def draw(seed: int, count: int) -> tuple[Mutation, ...]:
+def draw(seed: int, count: int, release: str) -> tuple[Mutation, ...]:
     """Draw `count` mutations, the structures in turn and a structure's cells in an order of the seed's.
+
+    Args:
+        seed: Chooses the order, and all that is drawn.
+        count: How many.
+        release: Of SGLang, which says what can be mutated at all: see grid.left_out_on.
 
     Raises:
         ValueError: count is below 1.
@@ -61,20 +66,20 @@ def draw(seed: int, count: int) -> tuple[Mutation, ...]:
         raise ValueError(f"a draw has at least one mutation, not {count}")
     return tuple(
         _mutation(random.Random(f"{seed}/{number}"), number, cell)
-        for number, cell in enumerate(islice(_in_turn(seed), count), start=1)
+        for number, cell in enumerate(islice(_in_turn(seed, release), count), start=1)
     )
 
 
-def _in_turn(seed: int) -> Iterator[Cell]:
+def _in_turn(seed: int, release: str) -> Iterator[Cell]:
     """Yield cells without end: one of each structure, then the next of each; a structure's begin again when used up."""
     order = random.Random(f"{seed}/order")
-    left: dict[Structure, list[Cell]] = {structure: [] for structure in GRID}
+    left: dict[Structure, list[Cell]] = {structure: [] for structure in structures_of(release)}
     while True:
-        turn = list(GRID)
+        turn = list(left)
         order.shuffle(turn)
         for structure in turn:
             if not left[structure]:
-                left[structure] = [cell for cell in cells() if cell.structure is structure]
+                left[structure] = [cell for cell in cells(release) if cell.structure is structure]
                 order.shuffle(left[structure])
             yield left[structure].pop()
 

@@ -1,6 +1,6 @@
 """What one forward follows, as entries: page tables, lengths, rows and write locations.
 
-Runs inside the engine's processes; harness, not part of the patched runtime. Names are those of SGLang 0.5.13.post1.
+Runs inside the engine's processes; harness, not part of the patched runtime.
 """
 
 from __future__ import annotations
@@ -127,6 +127,34 @@ def write_entries(live: LiveState, forward_batch: Any, before: Sequence[int]) ->
             foreign=elsewhere[mine[place]],
             stale=[slot for slot in before if slot not in values],
             other_space=[int(live.mapping[value])],
+        )
+        for place, value in enumerate(values)
+    ]
+
+
+def position_entries(live: LiveState, forward_batch: Any) -> list[Entry]:
+    """Return at which place of its sequence each token of a forward stands."""
+    if forward_batch.positions is None or not len(forward_batch.req_pool_indices):
+        return []
+    values, rows = forward_batch.positions.tolist(), forward_batch.req_pool_indices.tolist()
+    mine = _request_of_tokens(forward_batch, len(values), len(rows))
+
+    def write(place: int, value: int) -> None:
+        changed = forward_batch.positions.clone()
+        changed[place] = value
+        forward_batch.positions = changed
+
+    return [
+        Entry(
+            where=f"token {place} of {len(values)}",
+            value=value,
+            write=partial(write, place),
+            read=lambda place=place: int(forward_batch.positions[place]),
+            upper=live.rows.shape[1],
+            prompt=_prompt(forward_batch, mine[place]),
+            row=rows[mine[place]],
+            own=[other for at, other in enumerate(values) if mine[at] == mine[place] and at != place],
+            foreign=[other for at, other in enumerate(values) if mine[at] != mine[place]],
         )
         for place, value in enumerate(values)
     ]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gemma4_dumps.structures import Defect, Structure
+from gemma4_runtime.releases import at_least
 
 
 class Phase(StrEnum):
@@ -169,6 +170,18 @@ GRID: Mapping[Structure, Room] = {
             _P.IDLE: _NO_REQUEST,
         },
     ),
+    _S.POSITIONS: Room(
+        (_D.OFF_BY_ONE, _D.FOREIGN, _D.ZERO, _D.NEGATIVE, _D.PAST_END, _D.SWAPPED),
+        _IN_A_FORWARD,
+        {
+            _D.STALE: "the position of the step before is OFF_BY_ONE, or its accepted tokens before",
+            _D.OTHER_SPACE: _NO_ID,
+            _D.DUPLICATE: "two tokens of a request at one position are OFF_BY_ONE",
+            _D.LOST: _FIXED_SIZE,
+            _D.EARLY: _NOT_GIVEN_BACK,
+        },
+        _OF_ONE_FORWARD,
+    ),
     _S.ROW_INDICES: Room(
         (_D.OFF_BY_ONE, _D.STALE, _D.FOREIGN, _D.ZERO, _D.NEGATIVE, _D.PAST_END, _D.SWAPPED),
         (_P.PREFILL, _P.DECODE, _P.VERIFY),
@@ -242,18 +255,36 @@ NOT_MUTATED: Mapping[str, str] = {
     "logits mask": "greedy loads without a grammar have none, and a wrong one changes no page",
     "free groups": "what a group holds is given back by one free, which is FREE_CALL",
     "pool sizes": "a size is set with the pool and its list; its effect is FULL_FREE_LIST or SWA_FREE_LIST, PAST_END",
-    "positions": "they choose rotations, not addresses; no probe and no rule is about them yet",
     "KV scales": "the CPU engine's pools are fp32 and have none",
-    "overlap scheduling, hybrid backends, page size 1": "the loads here are one backend, V1 and pages of 16 so far",
+    "overlap scheduling, hybrid backends, page size 1": "the loads here are one backend and pages of 16 so far",
 }
 """What else memory safety rests on, and why no cell is about it."""
 
 
-def cells() -> tuple[Cell, ...]:
-    """Return every cell, by structure in the grid's order."""
+def left_out_on(release: str) -> Mapping[Structure, str]:
+    """Return which structures are not mutated on a release of SGLang, and why not.
+
+    Args:
+        release: As PyPI names it.
+    """
+    if at_least(release, "0.5.23"):
+        in_rust = "the prefix cache's tree is in Rust there: it can be read from outside, and not written"
+        return {_S.TREE_NODE: in_rust, _S.TREE_LOCK: in_rust}
+    return {_S.POSITIONS: "the draws on this release began before a probe looked at them, and stay what they were"}
+
+
+def structures_of(release: str) -> tuple[Structure, ...]:
+    """Return the structures that are mutated on a release of SGLang, in the grid's order."""
+    return tuple(structure for structure in GRID if structure not in left_out_on(release))
+
+
+def cells(release: str | None = None) -> tuple[Cell, ...]:
+    """Return every cell of a release of SGLang, of the whole grid if none is named, by structure in its order."""
+    drawn = GRID if release is None else structures_of(release)
     return tuple(
         Cell(structure, defect, phase)
         for structure, room in GRID.items()
+        if structure in drawn
         for defect in room.defects
         for phase in room.phases
     )

@@ -1,6 +1,7 @@
 """What is live in a scheduler at one moment, as entries: who holds which pages, what is free, what a batch believes.
 
-Runs inside the engine's processes; harness, not part of the patched runtime. Names are those of SGLang 0.5.13.post1.
+Runs inside the engine's processes; harness, not part of the patched runtime. What a later release has elsewhere is read
+through `gemma4_runtime.release`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from gemma4_repro.mutations.entry import Entry
 from gemma4_repro.request_ids import prompt_of
+from gemma4_runtime.release.requests import held
 
 _NEXT = 8
 """How many places of a free list are entries: what lies behind them may not be handed out before a load ends."""
@@ -36,6 +38,7 @@ class LiveState:
         self.rows = scheduler.req_to_token_pool.req_to_token
         self.mapping = self.allocator.full_to_swa_index_mapping
         self.tree = scheduler.tree_cache
+        self._core = getattr(self.tree, "tree_core", None)
 
     @property
     def full_end(self) -> int:
@@ -55,7 +58,7 @@ class LiveState:
         return [
             (number, request, lengths[number])
             for number, request in enumerate(self.batch.reqs)
-            if number < len(lengths) and request.req_pool_idx is not None and not request.finished()
+            if number < len(lengths) and held(request).req_pool_idx is not None and not request.finished()
         ]
 
     def running(self) -> list[Holder]:
@@ -64,15 +67,17 @@ class LiveState:
             Holder(
                 f"prompt {prompt_of(request.rid)}",
                 prompt_of(request.rid),
-                int(request.req_pool_idx),
-                self.rows[request.req_pool_idx, :length].long(),
+                int(held(request).req_pool_idx),
+                self.rows[held(request).req_pool_idx, :length].long(),
             )
             for _, request, length in self.requests()
             if length > 0
         ]
 
     def nodes(self) -> list[Any]:
-        """Return the prefix cache's nodes that hold slots, the root left out."""
+        """Return the prefix cache's nodes that hold slots, the root left out. None where the tree is Rust's own."""
+        if self._core is not None:
+            return []
         found, left = [], [self.tree.root_node]
         while left:
             node = left.pop()
@@ -82,7 +87,13 @@ class LiveState:
         return sorted(found, key=lambda node: node.id)
 
     def cached(self) -> list[Holder]:
-        """Return a holder for each of those nodes."""
+        """Return a holder for each of those nodes; of a tree in Rust, for each run of slots that it holds."""
+        if self._core is not None:
+            # Imports torch, which the process that draws does without.
+            from gemma4_runtime.release.prefix_caches import runs_of
+
+            slots = [run.value.to(self.rows.device) for run in runs_of(self.tree)]
+            return [Holder(f"run {number}", None, None, run) for number, run in enumerate(slots)]
         return [Holder(f"node {node.id}", None, None, node.value.long()) for node in self.nodes()]
 
     def pages(self, slots: Any, swa: bool) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from gemma4_dumps.errors import ExitCode
-from gemma4_repro.mutations.grid import GRID, NOT_MUTATED
+from gemma4_repro.mutations.grid import GRID, NOT_MUTATED, left_out_on
 from gemma4_repro.mutations.score import Cause, Clean, Owner, Row, State
 
 SCHEMA_VERSION = "1.0"
@@ -110,6 +110,7 @@ def matrix(
     ordered = tuple(sorted(rows, key=lambda row: row.mutation.number))
     total = _counts("all", ordered)
     aims = _aims(total, ordered, clean)
+    not_here = left_out_on(sglang_version) if sglang_version else {}
     return Matrix(
         seed=seed,
         count=count,
@@ -129,8 +130,9 @@ def matrix(
         left_out={
             structure.value: {name.value: why for name, why in (*room.left_out.items(), *room.phases_left_out.items())}
             for structure, room in GRID.items()
+            if structure not in not_here
         },
-        not_mutated=dict(NOT_MUTATED),
+        not_mutated={**NOT_MUTATED, **{structure.value: why for structure, why in not_here.items()}},
     )
 
 

@@ -9,7 +9,8 @@ corrupted, and none stays on the stack while SGLang runs, so that no traceback d
 | start         | after the MTP worker has bound the target's layers          | draft binding                         |
 | prefill       | before `run_batch` of a prefill; after its batch is made;   | what the request rows, the map, lists |
 | and decode    | after its page tables are built; after slots are handed out | and batch hold; what a forward has    |
-| draft         | before `draft`; after its page tables are built             | the same                              |
+| draft         | before `draft`; after its page tables are built; after its  | the same                              |
+|               | positions are set                                           |                                       |
 | verify        | after `draft`; after the verify's batch, tables and slots   | the same                              |
 | between steps | after results are processed; before slots are given back    | the same, and the tree and requests   |
 | idle          | before the scheduler's own check                            | map, lists and tree                   |
@@ -30,7 +31,7 @@ from gemma4_repro.mutations.grid import Phase
 from gemma4_repro.mutations.live_state import LiveState
 from gemma4_repro.mutations.truth import Moment, Truth
 from gemma4_repro.recorders.recorder import Recorder
-from gemma4_runtime.targets import dotted_path
+from gemma4_runtime.targets import TARGETS, dotted_path
 
 AGEING_SEED = 24
 _AT_STEPS = frozenset(
@@ -86,13 +87,18 @@ class Mutator(Recorder):
             ("mtp.bind_context", HookType.AFTER, self._after_binding),
             ("mtp.draft", HookType.BEFORE, self._before_draft),
             ("mtp.draft", HookType.AFTER, self._after_draft),
+            ("mtp.set_positions", HookType.AFTER, self._after_positions),
+            ("eagle.prepare_for_decode", HookType.BEFORE, self._before_verify_slots),
             ("forward_batch.init_new", HookType.AFTER, self._after_forward_batch),
             ("trtllm.init_metadata", HookType.AFTER, self._after_metadata),
             ("swa.free", HookType.BEFORE, self._before_free),
+            ("swa.free_segment", HookType.BEFORE, self._before_free),
             ("paged.alloc_extend", HookType.AFTER, self._after_alloc_extend),
             ("paged.alloc_decode", HookType.AFTER, self._after_alloc_decode),
         )
         for target, kind, hook in hooks:
+            if TARGETS[release].get(target) is None:
+                continue
             HookRegistry.register(dotted_path(release, target), hook, kind)
 
     def _before_input(self, scheduler: Any, *args: Any, **kwargs: Any) -> None:
@@ -109,9 +115,13 @@ class Mutator(Recorder):
         if extend or batch.spec_algorithm.is_none():
             self._standing("scheduler.run_batch")
 
+    def _before_verify_slots(self, *args: Any, **kwargs: Any) -> None:
+        # A later release takes the slots that a verification writes before it runs the batch.
+        self._now = Phase.VERIFY
+
     def _before_draft(self, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         if not batch.forward_mode.is_idle():
-            self._now = Phase.DRAFT
+            self._now, self._batch = Phase.DRAFT, batch
             self._standing("mtp.draft")
 
     def _after_draft(self, result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
@@ -154,8 +164,17 @@ class Mutator(Recorder):
         if self._wants(Structure.WRITE_LOCATIONS, now):
             entries = lambda: forward_state.write_entries(live, result, self._written)  # noqa: E731
             self._try("forward_batch.init_new", lambda: self._corrupt(entries()), live)
+        if self._wants(Structure.POSITIONS, now):
+            made = lambda: forward_state.position_entries(live, result)  # noqa: E731
+            self._try("forward_batch.init_new", lambda: self._corrupt(made()), live)
         if result.out_cache_loc is not None:
             self._written = result.out_cache_loc.tolist()
+
+    def _after_positions(self, result: Any, worker: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
+        if self._scheduler is not None and self._wants(Structure.POSITIONS, Phase.DRAFT):
+            live = LiveState(self._scheduler, self._batch)
+            made = lambda: forward_state.position_entries(live, forward_batch)  # noqa: E731
+            self._try("mtp.set_positions", lambda: self._corrupt(made()), live)
 
     def _of_target(self, forward_batch: Any) -> Phase | None:
         """Return the phase of a forward of the target; None for one that has no requests."""
@@ -170,7 +189,8 @@ class Mutator(Recorder):
         self._follow("trtllm.init_metadata")
         if self._scheduler is None or self._batch is None or (now := self._of_target(forward_batch)) is None:
             return
-        draft = getattr(self._scheduler.model_worker, "draft_attn_backend", None)
+        worker = self._scheduler.model_worker
+        draft = getattr(getattr(worker, "draft_worker", worker), "draft_attn_backend", None)
         now = Phase.DRAFT if backend is draft else now
         live = LiveState(self._scheduler, self._batch)
         for structure, swa in ((Structure.FULL_TABLE, False), (Structure.SWA_TABLE, True)):
@@ -185,7 +205,8 @@ class Mutator(Recorder):
 
     def _before_free(self, allocator: Any, free_index: Any, *args: Any, **kwargs: Any) -> Any:
         self._follow("swa.free")
-        if self._scheduler is None or not allocator.is_not_in_free_group or not len(free_index):
+        # A later release settles what each call of a group names as it comes in, and says so nowhere.
+        if self._scheduler is None or not len(free_index) or not getattr(allocator, "is_not_in_free_group", True):
             return None
         if not self._wants(Structure.FREE_CALL, Phase.BETWEEN) or self._wants(
             Structure.FREE_CALL, Phase.BETWEEN, Defect.EARLY

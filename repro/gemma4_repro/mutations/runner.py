@@ -23,6 +23,7 @@ from gemma4_repro.recorders.steps import STEPS_NAME, read_step_times, step_at
 from gemma4_repro.recorders.traces import remove_traces
 from gemma4_repro.run_engines import EngineRun, Place
 from gemma4_repro.scenarios.e4b_engine import E4B_TOYS
+from gemma4_runtime.releases import installed_or_base
 
 TIME_LIMIT_S = 120.0
 BARE = "-bare"
@@ -83,9 +84,10 @@ def run_mutations(
         OutputRefused, OutputUnwritable: see run_folder and RowsFile.
         EnvironmentLacks: no SGLang, a release that is not known, no toys, CUDA present, the import failed.
     """
-    drawn = draw(options.seed, options.count)
+    release = installed_or_base()
+    drawn = draw(options.seed, options.count, release)
     models = model_arguments(E4B_TOYS)
-    before = _resumed(options)
+    before = _resumed(options, release)
     missing = [mutation for mutation in drawn if before is None or mutation.number not in before.rows]
     clean = [
         mtp for mtp in _CLEAN if any(one.mtp is mtp for one in drawn) and (before is None or mtp not in before.clean)
@@ -122,13 +124,16 @@ def _matrix(options: Options, drawn: Sequence[Mutation], file: RowsFile, folder:
     return matrix(options.seed, options.count, rows, tuple(file.clean.values()), file.sglang_version, folder)
 
 
-def _resumed(options: Options) -> RowsFile | None:
+def _resumed(options: Options, release: str) -> RowsFile | None:
     if not options.resume:
         return None
     if options.output is None:
         raise OutputRefused("--resume needs the folder of the run to resume", "name it with --output")
     file = RowsFile(options.output.expanduser(), options.seed)
     file.read()
+    if file.sglang_version != release:
+        said = f"the rows in {options.output} are of SGLang {file.sglang_version}, and {release} is installed"
+        raise OutputRefused(said, "resume it in its own environment, or name another --output")
     return file
 
 

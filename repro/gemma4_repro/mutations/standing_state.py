@@ -1,12 +1,14 @@
 """What stands between forwards, as entries, beside what live_state.py has: locks, counters, lengths, bindings, calls.
 
-Runs inside the engine's processes; harness, not part of the patched runtime. Names are those of SGLang 0.5.13.post1.
+Runs inside the engine's processes; harness, not part of the patched runtime. What a later release has elsewhere is read
+through `gemma4_runtime.release`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gemma4_dumps.structures import Structure
@@ -14,10 +16,12 @@ from gemma4_repro.mutations.entry import Entry
 from gemma4_repro.mutations.forward_state import list_entries
 from gemma4_repro.mutations.live_state import LiveState
 from gemma4_repro.request_ids import prompt_of
+from gemma4_runtime.release.requests import held, set_swa_evicted, swa_evicted
 
 _NO_END = 1 << 30
-_COUNTERS = ("kv_committed_len", "kv_allocated_len", "cache_protected_len", "swa_evicted_seqlen")
-_PAGE_ALIGNED = ("cache_protected_len", "swa_evicted_seqlen")
+_EVICTED = "swa_evicted_seqlen"
+_COUNTERS = ("kv_committed_len", "kv_allocated_len", "cache_protected_len", _EVICTED)
+_PAGE_ALIGNED = ("cache_protected_len", _EVICTED)
 
 
 def age(allocator: Any, seed: int) -> None:
@@ -69,25 +73,36 @@ def _counter_entries(live: LiveState) -> Iterator[Entry]:
     for request in requests:
         for name in _COUNTERS:
             unit = live.page_size if name in _PAGE_ALIGNED else 1
-            yield _attribute(
-                request,
-                name,
-                f"{name} of prompt {prompt_of(request.rid)}",
-                live.rows.shape[1] // unit + 1,
-                unit=unit,
+            yield Entry(
+                where=f"{name} of prompt {prompt_of(request.rid)}",
+                value=_count(request, name) // unit,
+                write=partial(_set_count, request, name, unit),
+                read=lambda request=request, name=name, unit=unit: _count(request, name) // unit,
+                upper=live.rows.shape[1] // unit + 1,
                 prompt=prompt_of(request.rid),
-                row=int(request.req_pool_idx),
-                foreign=[int(getattr(other, name)) // unit for other in requests if other is not request],
+                row=int(held(request).req_pool_idx),
+                foreign=[_count(other, name) // unit for other in requests if other is not request],
             )
 
 
-def _attribute(owner: Any, name: str, where: str, upper: int, unit: int = 1, **more: Any) -> Entry:
-    """Return a number of an object's as an entry, in units of `unit`."""
+def _count(request: Any, name: str) -> int:
+    return int((swa_evicted(request) or 0) if name == _EVICTED else getattr(held(request), name))
+
+
+def _set_count(request: Any, name: str, unit: int, value: int) -> None:
+    if name == _EVICTED:
+        set_swa_evicted(request, value * unit)
+    else:
+        setattr(held(request), name, value * unit)
+
+
+def _attribute(owner: Any, name: str, where: str, upper: int, **more: Any) -> Entry:
+    """Return a number of an object's as an entry."""
     return Entry(
         where=where,
-        value=int(getattr(owner, name)) // unit,
-        write=lambda value: setattr(owner, name, value * unit),
-        read=lambda: int(getattr(owner, name)) // unit,
+        value=int(getattr(owner, name)),
+        write=lambda value: setattr(owner, name, value),
+        read=lambda: int(getattr(owner, name)),
         upper=upper,
         **more,
     )
@@ -109,7 +124,7 @@ def _batch_length_entries(live: LiveState) -> list[Entry]:
 
         return read
 
-    rows = [int(request.req_pool_idx or 0) for request in batch.reqs]
+    rows = [int(held(request).req_pool_idx or 0) for request in batch.reqs]
     entries = list_entries(batch.seq_lens, put, live.rows.shape[1] + 1, batch, rows)
     # A batch keeps its requests' lengths in their order, without those that have ended.
     return [replace(one, read=reader(request)) for one, request in zip(entries, batch.reqs, strict=True)]
@@ -195,10 +210,11 @@ def _slot_entry(live: LiveState, given: Slots, page: int, pages: list[int], used
 def _owner(live: LiveState, page: int) -> tuple[int | None, int | None]:
     """Return the prompt and the row of the request of the batch whose row has this page of the full pool."""
     for request in () if live.batch is None else live.batch.reqs:
-        if request.req_pool_idx is not None:
-            row = live.rows[request.req_pool_idx, : request.seqlen] // live.page_size
+        slot = held(request).req_pool_idx
+        if slot is not None:
+            row = live.rows[slot, : request.seqlen] // live.page_size
             if bool((row == page).any()):
-                return prompt_of(request.rid), int(request.req_pool_idx)
+                return prompt_of(request.rid), int(slot)
     return None, None
 
 

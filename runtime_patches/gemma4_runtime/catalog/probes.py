@@ -243,7 +243,7 @@ PROBES: tuple[Patch, ...] = (
     Patch(
         id="request-rows",
         kind=Kind.PROBE,
-        title="rows, lengths, writes and page tables of a batch are those of its requests, before they are followed",
+        title="rows, lengths, positions, writes and page tables of a batch are those of its requests",
         origin="corrupted rows and lengths that stay in range, or crash inside SGLang's own indexing",
         upstream=NO_UPSTREAM,
         until="0.5.23",
@@ -253,8 +253,8 @@ PROBES: tuple[Patch, ...] = (
             "inside SGLang's own indexing. The request, the prefix cache and the ledger know what it should be.",
             eligibility="Every forward of the target, with and without MTP, and the rows and counters of all running "
             "requests before each batch is chosen; the kernel's lengths and page tables on trtllm_mha, the draft's "
-            "too. It copies rows to the host and waits "
-            "for the device, so contain leaves it out unless it is named.",
+            "too; the positions of the target's forwards, and of a frozen draft's outside CUDA graphs. "
+            "It copies rows to the host and waits for the device, so contain leaves it out unless it is named.",
             fallback="Without the leak ledger the owners of pages are not asked, and the dump says so. With overlap "
             "lengths are not held against the requests' own counts, which lag behind.",
             proof=(
@@ -268,6 +268,7 @@ PROBES: tuple[Patch, ...] = (
             Hook("scheduler.run_batch", How.BEFORE, f"{_AT}.request_rows:before_run_batch"),
             Hook("forward_batch.init_new", How.AFTER, f"{_AT}.request_rows:after_init_new"),
             Hook("trtllm.init_metadata", How.AFTER, f"{_AT}.request_rows:after_trtllm_metadata"),
+            Hook("mtp.set_positions", How.AFTER, f"{_AT}.request_rows:after_set_positions"),
         ),
         self_test=f"{_AT}.request_rows:self_test",
         synchronises=True,

@@ -6,7 +6,10 @@
 |                                     | checks/request_rows.py; what a request counts against its row's width, the     |
 |                                     | nodes that it holds, and what it counted before its forward                    |
 | after ForwardBatch.init_new, target | row numbers and lengths against the requests; rows; each slot that the forward |
-|                                     | will write against the row's entry of that token, with and without MTP         |
+|                                     | will write against the row's entry of that token, with and without MTP;        |
+|                                     | positions against lengths                                                      |
+| after the positions of a frozen     | each against the last token of its request that has KV                         |
+| draft are set                       |                                                                                |
 | after trtllm_mha's metadata         | the lengths that the kernel is given against those of the batch; each page of  |
 |                                     | a table against the request's row, and what the map makes of it                |
 
@@ -25,6 +28,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from gemma4_dumps.draft import TensorPayload
 from gemma4_dumps.structures import Defect, Structure
@@ -39,7 +43,7 @@ from gemma4_runtime.release.allocators import free_page_lists
 from gemma4_runtime.release.prefix_caches import path_slots
 from gemma4_runtime.release.requests import committed_freed, held
 from gemma4_runtime.rows.counts import check_counters, check_lengths
-from gemma4_runtime.rows.places import check_tables, check_writes, twin_of
+from gemma4_runtime.rows.places import check_draft_positions, check_positions, check_tables, check_writes, twin_of
 from gemma4_runtime.rows.report import (
     INIT,
     LENGTH,
@@ -125,6 +129,7 @@ def after_init_new(made: Any, cls: type, batch: Any, runner: Any, *args: Any, **
         report_wrong(scheduler, released, ROW_INDEX, INIT, Structure.ROW_INDICES, kinds, made, rows)
         return
     check_lengths(scheduler, batch, made)
+    check_positions(scheduler, requests, made)
     note_counts(_running, requests)
     _check_rows(scheduler, requests, INIT, made)
     check_writes(scheduler, requests, made)
@@ -146,6 +151,15 @@ def after_trtllm_metadata(result: Any, backend: Any, forward_batch: Any, *args: 
         report_wrong(scheduler, wrong, LENGTH, METADATA, Structure.KERNEL_LENGTHS, kinds, forward_batch, rows)
     _running.lengths = dict(zip(rows, given, strict=False))
     check_tables(scheduler, backend, forward_batch, rows, expected)
+
+
+def after_set_positions(result: Any, worker: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> None:
+    """Check the positions that a frozen draft's worker has just given its forward batch, outside of a capture."""
+    if forward_batch.forward_mode.is_idle() or _running is None or _running.scheduler is None:
+        return
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return
+    check_draft_positions(_running.scheduler, forward_batch)
 
 
 def self_test() -> None:

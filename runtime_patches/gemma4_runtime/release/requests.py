@@ -40,6 +40,21 @@ def swa_evicted(request: Any) -> int | None:
     return held(request).get_evicted_seqlen(ComponentType.SWA)
 
 
+def set_swa_evicted(request: Any, length: int) -> None:
+    """Sets how many of a request's first tokens have given up their slots of the sliding window.
+
+    Args:
+        request: A `Req`.
+        length: How many.
+    """
+    if not _IN_A_RECORD:
+        request.swa_evicted_seqlen = length
+        return
+    from gemma4_runtime.release import ComponentType
+
+    held(request).set_evicted_seqlen(ComponentType.SWA, length)
+
+
 def prefilled_until(request: Any) -> int:
     """Returns how many of a request's first tokens have KV once the prefill that it is in has run.
 

@@ -1,4 +1,4 @@
-"""What `request-rows` asks of a forward's places: pages of tables and slots to write are what rows say."""
+"""What `request-rows` asks of a forward's places: pages of tables, slots to write and positions are what rows say."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from gemma4_runtime.indices.owner import role_of
 from gemma4_runtime.release.allocators import free_page_lists
 from gemma4_runtime.release.requests import held, write_slots
 from gemma4_runtime.rows.report import (
+    DRAFT_POSITIONS,
     INIT,
     METADATA,
+    POSITION,
     TABLE,
     WRITE,
     or_swapped,
@@ -77,19 +79,8 @@ def check_tables(scheduler: Any, backend: Any, forward_batch: Any, rows: Sequenc
 
 def check_writes(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
     """Hold each slot that a forward of the target will write against the entry of its token."""
-    mode, locations = made.forward_mode, write_slots(made)
-    if locations is None:
-        return
-    lengths = made.seq_lens.tolist()
-    if mode.is_target_verify():
-        count = made.input_ids.shape[0] // len(lengths)
-        spans = [(length, length + count) for length in lengths]
-    elif mode.is_decode():
-        spans = [(length - 1, length) for length in lengths]
-    elif mode.is_extend():
-        counted = zip(made.extend_prefix_lens_cpu, made.extend_seq_lens_cpu, strict=True)
-        spans = [(int(start), int(start + more)) for start, more in counted]
-    else:
+    locations, spans = write_slots(made), _spans(made)
+    if locations is None or spans is None:
         return
     table = scheduler.req_to_token_pool.req_to_token
     slots = [held(request).req_pool_idx for request in requests]
@@ -135,6 +126,72 @@ def check_writes(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
         kinds.append(defect_of(one.value, one.expected, end, own, foreign, free, twin))
     kinds = or_swapped(wrong, kinds)
     report_wrong(scheduler, wrong, WRITE, INIT, Structure.WRITE_LOCATIONS, kinds, made, slots)
+
+
+def _spans(made: Any) -> list[tuple[int, int]] | None:
+    """Return for each request from where to where its tokens of a target's forward stand; None of another forward."""
+    mode, lengths = made.forward_mode, made.seq_lens.tolist()
+    if mode.is_target_verify():
+        count = made.input_ids.shape[0] // len(lengths)
+        return [(length, length + count) for length in lengths]
+    if mode.is_decode():
+        return [(length - 1, length) for length in lengths]
+    if mode.is_extend():
+        counted = zip(made.extend_prefix_lens_cpu, made.extend_seq_lens_cpu, strict=True)
+        return [(int(start), int(start + more)) for start, more in counted]
+    return None
+
+
+def check_positions(scheduler: Any, requests: Sequence[Any], made: Any) -> None:
+    """Hold the position of each token of a forward of the target against its request's length.
+
+    A tree of drafts has several tokens at one position, and is left out.
+    """
+    spans = _spans(made)
+    if spans is None or getattr(made.spec_info, "topk", 1) not in (1, None):
+        return
+    expected = np.concatenate([np.arange(start, stop) for start, stop in spans])
+    owner = np.repeat(np.arange(len(spans)), [stop - start for start, stop in spans])
+    slots = [held(request).req_pool_idx for request in requests]
+    _report_positions(scheduler, made, expected.clip(0), owner, slots, INIT, "target")
+
+
+def check_draft_positions(scheduler: Any, forward_batch: Any) -> None:
+    """Hold the positions of a frozen draft's forward, one for all its steps, against the last token that has KV."""
+    positions, lengths = forward_batch.positions, forward_batch.seq_lens
+    count = lengths.numel()
+    if positions is None or not count or positions.numel() % count:
+        return
+    each = positions.numel() // count
+    last = np.repeat(lengths.cpu().numpy().astype(np.int64) - 1, each).clip(0)
+    rows = forward_batch.req_pool_indices.tolist()
+    owner = np.repeat(np.arange(count), each)
+    _report_positions(scheduler, forward_batch, last, owner, rows, DRAFT_POSITIONS, "draft")
+
+
+def _report_positions(
+    scheduler: Any,
+    made: Any,
+    expected: np.ndarray,
+    owner: np.ndarray,
+    slots: Sequence[int | None],
+    site: str,
+    role: str,
+) -> None:
+    if made.positions is None or made.positions.numel() != expected.size:
+        return
+    found = made.positions.cpu().numpy()
+    at = np.flatnonzero(found != expected)
+    if not at.size:
+        return
+    wrong = tuple(WrongEntry("unlike", int(owner[i]), int(i), int(found[i]), int(expected[i])) for i in at[:MAX_LISTED])
+    width = scheduler.req_to_token_pool.req_to_token.shape[1]
+    kinds = []
+    for one in wrong:
+        foreign = set(expected[owner != one.row].tolist())
+        kinds.append(defect_of(one.value, one.expected, width, foreign=foreign))
+    kinds = or_swapped(wrong, kinds)
+    report_wrong(scheduler, wrong, POSITION, site, Structure.POSITIONS, kinds, made, slots, role=role)
 
 
 def twin_of(allocator: Any, slot: int | None) -> int | None:

@@ -15,10 +15,11 @@ from gemma4_runtime.evidence import offences
 
 RULE = "request-rows"
 ROW, ROW_INDEX, LENGTH, WRITE = "row_entry", "row_index", "length_differs", "write_misplaced"
-TABLE, COUNTER = "table_entry", "counter_wrong"
+TABLE, COUNTER, POSITION = "table_entry", "counter_wrong", "position_wrong"
 NEXT = "Scheduler.get_next_batch_to_run"
 INIT = "ForwardBatch.init_new"
 METADATA = "TRTLLMHAAttnBackend.init_forward_metadata"
+DRAFT_POSITIONS = "set_frozen_kv_positions"
 
 
 def or_swapped(wrong: Sequence[WrongEntry], kinds: list[Defect | None]) -> list[Defect | None]:
@@ -69,7 +70,9 @@ def report_wrong(
     listed = tuple(map(_bad, wrong[:MAX_LISTED]))
     violation = Violation(verdict, listed, len(wrong))
     should = "" if first.expected is None else f", and should have {first.expected}"
-    place = {ROW: "token {}", WRITE: "token {}", TABLE: "column {}"}.get(verdict, "its entry").format(first.column)
+    place = {ROW: "token {}", WRITE: "token {}", TABLE: "column {}", POSITION: "token {} of the forward"}.get(
+        verdict, "its entry"
+    ).format(first.column)
     summary = (
         f"{structure.value}: {place} of request slot {slots[first.row]} has {first.value}{should} "
         f"({first.why}; {len(wrong)} entries)"

@@ -79,6 +79,7 @@ PATHS: dict[str, str] = {
     "mtp.target_view": f"{_MTP_UTILS}.frozen_kv_target_view",
     "mtp.pool_view": f"{_MTP_UTILS}.target_kv_pool_view",
     "mtp.init_draft_backend": f"{_FROZEN}._init_draft_attn_backend",
+    "mtp.set_positions": f"{_FROZEN}._set_positions",
     "mtp.draft": f"{_FROZEN}.draft",
     "mtp.verify": f"{_FROZEN}.verify",
     "mtp.expand_for_topk": f"{_FROZEN}._expand_for_topk_draft",

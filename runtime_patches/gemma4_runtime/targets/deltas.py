@@ -22,6 +22,7 @@ _SINCE_0_5_17: dict[str, str | None] = {
     "mtp.bind_context": f"{_DRAFT_WORKER}._bind_kv_context",
     "mtp.preprocess_idle": None,
     "mtp.init_draft_backend": f"{_DRAFT_WORKER}._init_draft_attn_backend",
+    "mtp.set_positions": f"{_DRAFT_WORKER}._set_positions",
     "mtp.draft": f"{_DRAFT_WORKER}.draft",
     "mtp.verify": None,  # speculative.eagle_worker_v2.EAGLEWorkerV2.verify
     "mtp.expand_for_topk": f"{_DRAFT_WORKER}._expand_for_topk_draft",

@@ -1,9 +1,10 @@
 """V1 verify without CUDA graphs leaves the target's write locations on the draft's batch: two sizes that differ.
 
 With several requests torch names two tensors; with one it says that an output of shape [1] does not broadcast. The
-same words end a draft that lost other inputs as batches merged, of which each request has one: it is certain only where
-more was copied than the server takes requests. From 0.5.14 on eager batches are copied by `EagerRunner.load_batch`, and 0.5.15 keeps the target's write locations out of
-them: a stack with that frame is `draft-bookkeeping`, which holds for both.
+same words end a draft that lost other inputs as batches merged, of which each request has one: it is certain only
+where more was copied than the server takes requests. From 0.5.14 on eager batches are copied by
+`EagerRunner.load_batch`, and 0.5.15 keeps the target's write locations out of them: a stack with that frame is
+`draft-bookkeeping`, which holds for both.
 """
 
 from __future__ import annotations
