@@ -29,8 +29,9 @@ def test_the_page_is_the_rows(page: ModuleType) -> None:
 
 def test_every_row_is_of_the_draw_and_scored_as_today(page: ModuleType) -> None:
     for seed, count in page.RUNS.items():
-        rows = page.measured(seed).rows
-        assert tuple(row.mutation for row in rows) == draw(seed, count)
+        measured = page.measured(seed)
+        rows = measured.rows
+        assert tuple(row.mutation for row in rows) == draw(seed, count, measured.sglang_version)
         for row in rows:
             assert score(row.mutation, row.truth, row.sight, row.effect, row.duration_s) == row
             assert row.state is not State.HARNESS
