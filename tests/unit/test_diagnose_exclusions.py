@@ -142,6 +142,9 @@ TRUE: dict[tuple[str, str], Change | Callable[[Incident], Incident]] = {
     ("mapping-outlives-page", "the page of the SWA slot"): with_free_pages(False),
     ("page-freed-twice", "the ledger"): lambda folder, dump: seen_by_an_audit(folder, dump),
     ("pages-lost-between-calls", "they are"): with_free_pages(True),
+    ("pages-lost-between-calls", "the mapping"): beside(
+        corpus_dump("deferred-free-after-replacement", "pool_leak"),
+    ),
     ("parts-disagree", "both sides"): with_scalars(found="16"),
     ("pool-swap-missed-leaf", "the pool that"): lambda _, dump: altered(
         dump,

@@ -12,6 +12,7 @@ from diagnose_examples import (
     CORPUS,
     OTHERS,
     altered,
+    changed,
     corpus_dump,
     evidence_text,
     guards_only,
@@ -167,6 +168,25 @@ class TestConfidence:
         (tmp_path / "events.jsonl").write_text("")
         (finding,) = conclude(of(rewritten(tmp_path, dump)))
         assert (finding.rule, finding.confidence) == ("swa-page-replaced-before-free", Confidence.LIKELY)
+
+    def test_a_call_that_translates_late_did_not_lose_what_was_replaced(self, tmp_path):
+        audit, dump = (
+            corpus_dump(case, "pool_leak") for case in ("deferred-free-after-replacement", "alloc-on-one-pool")
+        )
+        page = int(audit.tensor("suspects")[0, 0])
+        lost, free = np.array([[page], [page + 1]]), np.arange(3) + page + 2
+        at_the_end = altered(
+            changed(tmp_path, dump, pages_lost=lost, free_pages_swa=free, free_pages_full=free),
+            site="SWATokenToKVPoolAllocator.free_group_end",
+            pool_kind="swa",
+            offences=tuple(offence("pages_lost", page + row, row=row) for row in range(2)),
+            dump_id="at the end",
+        )
+        (finding,) = conclude(of(at_the_end, altered(audit)))
+        assert (finding.rule, finding.confidence) == ("swa-page-replaced-before-free", Confidence.CERTAIN)
+        assert "at the end" in {piece.source for piece in finding.evidence}
+        (alone,) = conclude(of(at_the_end))
+        assert (alone.rule, alone.confidence) == ("pages-lost-between-calls", Confidence.LIKELY)
 
     def test_an_index_far_beyond_the_end_is_no_off_by_one(self):
         beyond = page_table("out_of_range", offences=(offence("swa_page_table", 65), offence("swa_page_table", 900)))

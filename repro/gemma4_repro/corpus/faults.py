@@ -216,6 +216,7 @@ FAULTS: tuple[FaultCase, ...] = (
                 "leak-ledger", "leak-audit", "pool_leak", {"pool_kind": "swa"}, (owner_is_known, one_swa_page_missing)
             ),
         ),
+        earlier=(Finding("swa-allocator", "swa-lost-pages", "pool_leak", {"pool_kind": "swa", "offence_count": 1}),),
     ),
     FaultCase(
         id="draft-pool-too-small",

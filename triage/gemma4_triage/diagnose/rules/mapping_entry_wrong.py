@@ -14,6 +14,7 @@ from gemma4_triage.diagnose.census import (
     single,
 )
 from gemma4_triage.diagnose.evidence import cell, said
+from gemma4_triage.diagnose.exchanged_page import exchanged
 from gemma4_triage.diagnose.incident import Incident
 from gemma4_triage.diagnose.rule import FOLLOWS_FROM_AN_ENTRY, LEAVES_BUFFERS, LOSES_PAGES, Exclusion, Rule, Seen
 from gemma4_triage.finding import Confidence, Finding
@@ -65,7 +66,9 @@ def _lost(census: Census) -> Listed | None:
 
 
 def _was_freed(seen: Seen) -> bool:
-    """Return whether the full page is free as well as held."""
+    """Return whether the full page is free as well as held, or was freed before it was handed out again."""
+    if exchanged(seen.incident):
+        return True
     census = first_census(seen.incident)
     lost = None if census is None else _lost(census)
     free = () if census is None else census.of("full", FREE_AND_HELD)

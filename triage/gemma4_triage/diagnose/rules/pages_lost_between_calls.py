@@ -4,8 +4,9 @@ from gemma4_dumps.structures import Defect, Structure
 from gemma4_triage.diagnose import commands
 from gemma4_triage.diagnose.concerned import are_free, free_list
 from gemma4_triage.diagnose.evidence import said
+from gemma4_triage.diagnose.exchanged_page import exchanged
 from gemma4_triage.diagnose.incident import LOST_PAGES, Incident
-from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, in_dump
+from gemma4_triage.diagnose.rule import LOSES_PAGES, Exclusion, Rule, Seen, in_dump
 from gemma4_triage.finding import Confidence, Finding
 
 ID = "pages-lost-between-calls"
@@ -54,6 +55,22 @@ def find(incident: Incident) -> Finding | None:
     )
 
 
+def _replaced(seen: Seen) -> bool | None:
+    """Return whether the mapping led elsewhere by the end of a group, which translates what it frees only then."""
+    if exchanged(seen.incident):
+        return True
+    if seen.dump is None:
+        return None
+    manifest = seen.dump.manifest
+    return None if manifest.site.endswith(".free_group_end") and manifest.pool_kind == "swa" else False
+
+
 RULE = Rule(
-    ID, find, ruled_out_if=(Exclusion("they are in a free list of the dump", in_dump(are_free)),), leads_to=LOSES_PAGES
+    ID,
+    find,
+    ruled_out_if=(
+        Exclusion("they are in a free list of the dump", in_dump(are_free)),
+        Exclusion("the mapping was replaced within the group of frees, so that another page was freed", _replaced),
+    ),
+    leads_to=LOSES_PAGES,
 )
