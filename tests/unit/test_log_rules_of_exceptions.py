@@ -29,6 +29,11 @@ class TestStatements:
         assert finding.advice[0] == "change or leave out --disable-chunked-prefix-cache"
         assert finding.confidence == "possible"
 
+    def test_the_argument_that_an_accessor_gives_is_named_too(self):
+        line = "assert not get_schedule().disable_chunked_prefix_cache"
+        finding = only([decode(1), died("AssertionError", ("layers/attention/fa.py", "forward_extend", line))])
+        assert finding.advice[0] == "change or leave out --disable-chunked-prefix-cache"
+
     def test_markers_below_it_are_no_part_of_it(self):
         line = "assert self.store_dtype == torch.uint8\n           ^^^^^^^^^^^^^^^^^^"
         finding = only([died("AssertionError", ("mem_cache/deepseek_v4_memory_pool.py", "create_buffer", line))])
@@ -63,7 +68,7 @@ class TestIdleRanks:
     EMPTY = "IndexError: index -1 is out of bounds for dimension 0 with size 0"
 
     def test_only_attention_data_parallelism_has_them(self):
-        step = ("layers/logits_processor.py", "_get_pruned_states", "y = x[-1]")
+        step = ("layers/pooler.py", "forward", "y = x[-1]")
         finding = only([decode(1), died(self.EMPTY, step, rank="DP1 TP1")])
         assert (finding.rule, "--enable-dp-attention" in finding.advice[0]) == ("idle-rank", True)
         assert only([decode(1), died(self.EMPTY, step)]).rule == "other-crash"

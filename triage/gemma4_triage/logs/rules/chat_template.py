@@ -19,9 +19,7 @@ _RENDERS = re.compile(
     r"(?:jinja2\.|\b)(?:exceptions\.)?(?:TemplateError|UndefinedError|TemplateSyntaxError|TemplateRuntimeError)\b|"
     r"Object of type Undefined is not JSON serializable|roles must alternate|Failed to render chat template"
 )
-_ROLES = re.compile(
-    r"(?i)system role (?:is )?not supported|roles must alternate[\w /]*|only user and assistant roles[\w ]*"
-)
+_ROLES = re.compile(r"(?i)system role (?:is )?not supported|roles must alternate[\w /]*")
 _FRAME = re.compile(r".* (?:apply_chat_template|_apply_jinja_template|render_jinja_template|_compile_jinja_template)$")
 
 
@@ -51,8 +49,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     elif (roles := _ROLES.search(death.message)) is not None:
         cause = f"The chat template refused the roles of a request's messages: {roles[0]}. Only such requests fail."
         advice = (
-            "system text goes to the beginning of the first user message, and messages of one role that follow each "
-            "other are joined: templates such as Gemma-2's and Gemma-3's take user and assistant in turn",
+            "put system text before the first user message and join messages of one role: Gemma-2's and Gemma-3's "
+            "templates take user and assistant in turn",
             "or --chat-template with one that takes such roles",
         )
     else:
@@ -62,8 +60,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         cause += "the template expects. Only such requests fail."
         advice = (
             "send that request alone, once without tools: a tool message without a call before it, content as a "
-            "list, or "
-            "arguments as text where the template wants an object are the usual ones",
+            "list, or arguments as text where the template wants an object are the usual ones",
             "the template has to be this model's and this release's: take the checkpoint's newest one "
             "(chat_template.jinja), or --chat-template",
             "a later release answers such a request with 400 and the template's own words",

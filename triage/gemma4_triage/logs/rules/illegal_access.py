@@ -123,7 +123,7 @@ def _together(facts: LogFacts, death: Death) -> tuple[str, ...]:
 
 
 def _apart(facts: LogFacts, death: Death) -> tuple[str, ...]:
-    """Return what to change, one at a time: what the server has switched on, then the backends of its frames."""
+    """Return what to change, one at a time: what is switched on, then backends of the frames."""
     asked = facts.settings
     moe = asked.get("moe_runner_backend", "auto")
     experts = moe not in ("auto", "None", "triton")

@@ -1,4 +1,4 @@
-"""The process can use no GPU: it sees none, or the driver is older than the CUDA that torch was built for."""
+"""The process can use no GPU: it sees none, or the driver is older than torch's CUDA."""
 
 from __future__ import annotations
 

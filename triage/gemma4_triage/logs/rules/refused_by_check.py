@@ -219,7 +219,7 @@ _DEFECT = (
     ", which does not hold. A state that its code does not expect is a defect of the release, for what this server was "
     "asked."
 )
-_ARGUMENT = re.compile(r"server_args(?:\(\))?\.(\w+)")
+_ARGUMENT = re.compile(r"server_args(?:\(\))?\.(\w+)|\bget_\w+\(\)\.((?:disable|enable)_\w+)")
 
 
 def _condition(death: Death) -> str:
@@ -286,7 +286,7 @@ def tell(facts: LogFacts, death: Death, what: str, evidence: list[Evidence]) -> 
     assert part is not None
     condition = _condition(death)
     said = " ".join((condition or death.message).split())
-    asks = tuple(f"--{name.replace('_', '-')}" for name in _ARGUMENT.findall(condition))
+    asks = tuple(f"--{name.replace('_', '-')}" for found in _ARGUMENT.findall(condition) for name in found if name)
     flags = tuple(dict.fromkeys((*_FLAG.findall(said), *asks)))
     named = (name for name in facts.settings if re.search(rf"\b{name}\b|--{name.replace('_', '-')}\b", said))
     asked = _ASKED.search(said)
