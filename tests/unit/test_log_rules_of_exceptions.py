@@ -368,3 +368,84 @@ class TestPlaces:
         lines = f"{stamp(1)} Error in request: x\n{TRACEBACK}{frame}{last}\n"
         finding = only([decode(1), lines, f'{stamp(2)} INFO: "POST /v1/chat/completions HTTP/1.1" 500 X\n', decode(3)])
         assert "first user message" in finding.advice[0]
+
+
+class TestAdapters:
+    @pytest.mark.parametrize(
+        ("last", "function"),
+        [
+            (
+                "RuntimeError: The size of tensor a (2304) must match the size of tensor b (2048) at dimension 1",
+                "load_lora",
+            ),
+            ("AssertionError: LoRA buffer shape [8, 2] does not match weight shape [9, 2].", "load_lora_weight_tensor"),
+            ("NotImplementedError: get_hidden_dim not implemented for in_proj_qkv", "get_lora_A_shape"),
+        ],
+    )
+    def test_weights_that_do_not_fit_the_buffers(self, last, function):
+        frames = [("model_executor/model_runner.py", "forward", "f()"), ("lora/mem_pool.py", function, "f()")]
+        if "hidden_dim" in last:
+            frames.append(("lora/utils.py", "get_hidden_dim", "raise x"))
+        finding = found_in([decode(1), died(last, *frames)])[0]
+        assert (finding.rule, "KV heads" in told(finding)) == ("lora-refused", True)
+
+
+class TestNativeStacks:
+    CRASH = "Fatal Python error: Segmentation fault\n"
+
+    def test_a_library_in_the_c_stack_names_the_part(self):
+        line = "  at mooncake::MemcpyWorkerPool::workerThread()+0x1a3\n"
+        assert "mooncake-transfer-engine" in only([prefill(1), self.CRASH, line]).advice[0]
+
+    def test_after_a_prefill_it_is_no_start(self):
+        assert "does not fit this GPU" not in told(only([prefill(1), self.CRASH]))
+
+
+class TestMore:
+    def test_a_gpu_that_is_too_old(self):
+        finding = only([died("RuntimeError: SGLang only supports sm75 and above.", ("models/m.py", "load", "raise x"))])
+        assert (finding.rule, "older than compute capability 8.0" in finding.cause) == ("no-kernel-image", True)
+
+    def test_a_runner_without_code_for_this_gpu(self):
+        frame = ("layers/quantization/modelopt_quant.py", "create_moe_runner", "raise x")
+        last = "NotImplementedError: Unsupported runner backend: flashinfer_trtllm"
+        assert "flashinfer_cutlass" in only([died(last, frame)]).advice[0]
+
+    def test_torchs_own_words_are_no_check_of_sglangs(self):
+        frame = ("layers/logprob_processor.py", "get_top_logprobs_raw", "x.topk(k)")
+        finding = only([decode(1), died("RuntimeError: selected index k out of range", frame)])
+        assert (finding.rule, "log probabilities" in finding.cause) == ("other-crash", True)
+
+    def test_a_line_of_source_names_what_is_on(self):
+        line = "hidden_states, aux_hidden_states = hidden_states"
+        last = "ValueError: too many values to unpack (expected 2)"
+        finding = only(
+            [started(speculative_algorithm="DFLASH"), decode(1), died(last, ("models/m.py", "forward", line))]
+        )
+        assert f"another number of values than it takes, at `{line}`" in finding.cause
+        assert "once without --speculative-algorithm: the exception names what it is about" in finding.advice
+
+    def test_a_folder_names_what_is_on(self):
+        last = "TypeError: cumsum(): argument 'input' must be Tensor, not NoneType"
+        finding = only([started(dcp_size=8), decode(1), died(last, ("layers/dcp/planner.py", "plan", "f()"))])
+        assert "once with --dcp-size 1: the exception names what it is about" in finding.advice
+
+    def test_a_capture_of_prefills_that_runs_sizes_without_room(self):
+        last = "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`"
+        frame = ("model_executor/piecewise_cuda_graph_runner.py", "warmup_compile", "f()")
+        assert "--disable-piecewise-cuda-graph" in only([died(last, frame)]).advice[0]
+
+    def test_a_request_that_failed_within_a_group_of_exceptions(self):
+        head = f"{stamp(1)} ERROR:    Exception in ASGI application\n  + Exception Group {TRACEBACK}"
+        frames = SITE.format("sglang/srt/entrypoints/openai/serving_chat.py", "_generate_chat_stream")
+        group = "".join(f"    | {line}\n" for line in f"{TRACEBACK}{frames}KeyError: 'prompt_tokens'".splitlines())
+        finding = only([prefill(1), head, group, decode(3)])
+        assert "A request failed of KeyError in serving_chat.py:7 _generate_chat_stream" in finding.cause
+
+    def test_aborts_are_no_failed_bootstrap_and_a_lost_stream_is_the_routers(self):
+        abort = (
+            f"{stamp(1, 'TP0')} Prefill bootstrap failed for request rank=0 with exception E: Aborted by AbortReq.\n"
+        )
+        lost = "2025-08-31 07:32:08 ERROR pd_router: Stream error from decode server http://d:1: error decoding body\n"
+        assert found_in([decode(1), abort, decode(2)]) == ()
+        assert only([lost, abort]).rule == "router"

@@ -66,13 +66,14 @@ _HARD = {
     # A client that goes away ends its transfer ("Aborted by AbortReq").
     "transfer": rb"(?:KVTransferError|[Uu]nexpected transfer worker error|"
     rb"[Tt]ransfer thread failed|[Tt]ransfer failed for request)(?!.*Aborted by AbortReq)|"
-    rb"(?:bootstrap|handshake) (?:failed|timed out)|failed to register to bootstrap|"
+    rb"(?:bootstrap|handshake) (?:failed(?!.*Aborted by AbortReq)|timed out)|failed to register to bootstrap|"
     rb"Los(?:t|ing) connection with (?:prefill|decode) instance|"
     rb"\bNIXL_ERR_\w+|Failed to register memory\b|[Mm]ooncake memory registration failed|"
     rb"[Mm]ooncake [Tt]ransfer [Ee]ngine initialization failed",
     # Of SGLang's router, which is another program.
     "router": rb"[Nn]o[ _]available[ _](?:\w+ )?(?:workers|servers)|all circuits open|server_selection_failed|"
     rb"[Ff]ailed to select (?:a |PD )?\w*(?:worker|pair)|"
+    rb"[Ss]tream error from (?:prefill|decode) server|"
     rb"without boo?t?strap room|[Rr]emoving failed worker|waiting for workers .{0,400}to become healthy|"
     rb"\bpanicked at \S*\b(?:routers?|server|core|policies|tree|worker|middleware|service_discovery)\b\S*\.rs|"
     rb"[Cc]ircuit ?[Bb]reaker\b.{0,120}(?:\bto=[Oo]pen\b|-> Open\b|\b[Oo]pened\b|\bis open\b)",
@@ -248,6 +249,7 @@ _PROGRAM = re.compile(rb"(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\b|\[?\d{4}-\d\d-\
 _CRASH_FRAME = re.compile(r'  File "([^"]+)", line (\d+) in (\S+)')
 _RIGHT_BELOW = 3  # lines
 _CRASH_FRAMES, _NEAR = 3, 40  # frames; lines from the crash to its stack
+_GROUP = re.compile(rb" {2,}\| ?")  # of a traceback within a group of exceptions
 _LAST_LINE = re.compile(r"(?:\w+\.)*(\w+)(?:: (.*))?")
 _LONGEST_LINE = 2000  # bytes of a line that are looked at
 _LONGEST_TEXT = 300  # characters
@@ -317,6 +319,8 @@ class AlarmReader:
     def kind_of(self, number: int, line: bytes) -> str:
         """Return the kind of alarm that a line is; "" if it is none."""
         line = line[:_LONGEST_LINE]
+        if line[:1] == b" " and b"| " in line[:16]:
+            line = _GROUP.sub(b"", line, count=1)
         if _TYPED.match(line):
             return ""
         if b"hread 0x" in line:
@@ -382,6 +386,7 @@ class AlarmReader:
 
     def add(self, kind: str, line: bytes, rank: str, place: Place) -> None:
         """Keep a line whose kind `kind_of` has named."""
+        line = _GROUP.sub(b"", line, count=1)
         alarm = Alarm(kind, place, rank, line[:_LONGEST_LINE].decode(errors="replace").strip()[:_LONGEST_TEXT])
         if kind == "exception":
             self._of_a_request = -_LONGEST_ANSWER

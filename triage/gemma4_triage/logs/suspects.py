@@ -256,7 +256,7 @@ PARTS: tuple[Part, ...] = (
         "images",
         "images in the requests",
         files=re.compile(
-            r"(?:mm_utils|multimodal|(?!scheduler_output|logits_|batch_result)\w*processor|vision)\w*\.py"
+            r"(?:mm_utils|multimodal|(?!scheduler_output|logits_|logprob_|batch_result)\w*processor|vision)\w*\.py"
         ),
     ),
 )
@@ -302,19 +302,21 @@ class Feature:
 
     def is_named(self, death: Death) -> bool:
         """Say whether an exception or its frames name what it is about."""
-        said = " ".join((death.message[:_LOOKED_AT], death.statement[:_LOOKED_AT], *death.frames[-_NEAR:]))
+        said = " ".join(
+            (death.message[:_LOOKED_AT], death.statement[:_LOOKED_AT], death.caller, *death.frames[-_NEAR:])
+        )
         return self.words is not None and self.words.search(said) is not None
 
 
 _LOOKED_AT, _NEAR = 300, 6  # characters, frames
 # What each is called in SGLang's code, where that is not a word of its name; and how to do without it.
 _FEATURES = {
-    "speculative_algorithm": (r"eagle|mtp|spec_|speculat|draft|verify|ngram", ""),
+    "speculative_algorithm": (r"eagle|mtp|spec_|speculat|draft|verify|ngram|aux_hidden", ""),
     "enable_hierarchical_cache": (r"hicache|hiradix|load_back|write_back|_host\b", ""),
     "enable_lora": (r"lora", ""),
     "enable_dp_attention": (r"dp_|data_parallel", ""),
     "attn_cp_size": (r"context_parallel|_cp\b|\bcp_", "with --attn-cp-size 1"),
-    "dcp_size": (r"\bdcp\b|dcp_|_dcp", "with --dcp-size 1"),
+    "dcp_size": (r"\bdcp\b|dcp_|_dcp|/dcp/", "with --dcp-size 1"),
     "kv_cache_dtype": (r"store_dtype|kv_cache_dtype|fp8_kv|k_scale", "with --kv-cache-dtype auto"),
     "pp_size": (r"_pp\b|\bpp_|pipeline", "with --pp-size 1 (--tp for the other GPUs)"),
     "disaggregation_mode": (

@@ -110,7 +110,7 @@ _LAUNCHERS = frozenset(
 
 
 def _alike(facts: LogFacts, death: Death) -> int:
-    """Return how many ranks died of the same in the same frame."""
+    """Return how many ranks died alike in one frame."""
     return len({one.rank for one in facts.deaths if (one.type_name, one.frame) == (death.type_name, death.frame)})
 
 

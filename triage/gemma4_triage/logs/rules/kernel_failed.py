@@ -88,10 +88,20 @@ _WORDINGS = (
 )
 
 
+_PREFILL_GRAPH = re.compile(r"(?:piecewise|prefill|breakable)_?cuda_graph\w*\.py:|.* warmup_compile$")
+_WITHOUT_GRAPH = (
+    "once without the graph of prefills, in whose warmup or capture it stands (--cuda-graph-backend-prefill=disabled; "
+    "earlier --disable-piecewise-cuda-graph): it runs sizes that a short --context-length or a full GPU has no room "
+    "for"
+)
+
+
 def _find(facts: LogFacts) -> Iterator[Finding]:
     # What fails in the exchange of a capture's handles has no sizes that are wrong.
     if not any(graph_capture.RULE.explains(death) for death in facts.failures):
-        yield from _OF_WORDINGS.find(facts)
+        graphs = any(map(_PREFILL_GRAPH.match, (frame for death in facts.failures for frame in death.frames)))
+        for found in _OF_WORDINGS.find(facts):
+            yield found.model_copy(update={"advice": (_WITHOUT_GRAPH, *found.advice)}) if graphs else found
 
 
 _OF_WORDINGS = of_wordings(

@@ -34,10 +34,20 @@ _WORDINGS = (
     ),
 )
 
+_FITS = Wording(
+    re.compile(r"(?i)size of tensor a|must match|does not match|shape mismatch|get_hidden_dim not implemented"),
+    "The adapter's weights do not fit the buffers that this release makes for the model: it does not know how wide a "
+    "module is (heads of another width, fused or tower modules), or --tp splits or copies heads otherwise.",
+    "a later release; a smaller --tp, at most the model's KV heads; an adapter without the module that the line "
+    "names, or merge it into the weights",
+    frames=re.compile(
+        r"(?:lora\w*|mem_pool|utils)\.py:\d+ \w*(?:load|prepare_lora|slice_lora|init_buffers|get_hidden_dim)\w*$"
+    ),
+)
 RULE = of_wordings(
     "lora-refused",
     "a LoRA adapter does not fit the server",
-    _WORDINGS,
+    (*_WORDINGS, _FITS),
     Confidence.LIKELY,
     settings=("max_lora_rank",),
     ruled_out_if=("the same adapter loads with PEFT and its names are those of the server's modules",),

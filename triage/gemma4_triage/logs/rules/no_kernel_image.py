@@ -9,7 +9,8 @@ from gemma4_triage.logs.facts import Death, LogFacts
 from gemma4_triage.logs.rule import of_death, of_failure, remarked, says
 
 WORDS = re.compile(
-    r"(?i)no (?:CUDA )?kernel image (?:is )?available|sm_?\d+ is not compatible with the current PyTorch|"
+    r"(?i)only supports sm ?\d+ and above|no (?:CUDA )?kernel image (?:is )?available|"
+    r"sm_?\d+ is not compatible with the current PyTorch|"
     r"cudaErrorNoKernelImageForDevice|(?:CUDA|HIP) error: invalid device function|"
     r"is for sm_?\d+(?:-sm_?\d+)?, but was built for sm_?\d+"
 )

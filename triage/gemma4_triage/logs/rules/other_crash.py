@@ -240,7 +240,9 @@ def _met(death: Death) -> str:
     """Return in words what frequent exceptions of Python say of the values that they met; "" if they say nothing."""
     quotes = death.statement and not death.statement.startswith("raise ")
     line = f", at `{death.statement[:_SHORT]}`" if quotes else ""
-    if _NONE.search(death.message):
+    if "values to unpack" in death.message:
+        return f"it is handed another number of values than it takes{line}: two parts of this build do not fit"
+    if _NONE.search(death.message) or "NoneType" in death.message:
         return f"a value that it needs was never set, or is gone already (None){line}"
     if death.type_name == "KeyError" and (found := _LACKS.match(death.message)):
         return f"a table has no entry {found[1]}{line}: nobody put it there, or somebody took it out before"

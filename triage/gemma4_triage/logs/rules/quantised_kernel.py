@@ -35,6 +35,9 @@ _NO_PARAMETER = re.compile(
 )
 
 
+_RUNNER = "another --moe-runner-backend: flashinfer_cutlass for NVFP4 on consumer Blackwell, triton for most else"
+
+
 def _no_support(death: Death) -> bool:
     """Say whether the code that makes a quantised layer's parameters lacks something of this model's layers."""
     if death.type_name == "AttributeError" and _NO_PARAMETER.search(death.message):
@@ -101,6 +104,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         )
         cause += "The weights are not at fault."
         advice = (
+            *((_RUNNER,) if "runner" in f"{death.message} {death.frame}" else ()),
             "a later release of SGLang (and of vLLM, if the file is vLLM's)",
             "GPTQ and AWQ of a MoE model: --quantization moe_wna16; else the model in FP8, another format or bfloat16",
         )

@@ -72,7 +72,9 @@ _PARTS = (
     _part(
         r"server_args|arg_groups/|utils/.*arg",
         "the arguments of the start",
-        "change the arguments that its words name and start again; launch_server --help of this release names choices",
+        "change the arguments that its words name and start again; launch_server --help of this release names "
+        "choices; where it compares None, such as on a CPU, give --mem-fraction-static, --chunked-prefill-size and "
+        "--cuda-graph-max-bs",
     ),
     _part(
         r"configs/",
@@ -124,8 +126,8 @@ _PARTS = (
     _part(
         r"lora/",
         "LoRA adapters",
-        "--max-lora-rank and --lora-target-modules have to cover the adapter, which has to be the model's; once "
-        "without the adapter",
+        "--max-lora-rank and --lora-target-modules have to cover the adapter, which has to be the model's; where "
+        "shapes differ a --tp of at most the model's KV heads, then a later release; once without the adapter",
     ),
     _part(
         r"multimodal/|managers/mm_utils",
@@ -203,7 +205,8 @@ _NOT_ITS_OWN = re.compile(
     r"Expected all tensors|died during initialization|NPU function error|not supported between instances|"
     r"Boolean value of Tensor|operand type|division by zero|cannot be interpreted as|unhashable|"
     r"unexpected keyword|positional argument|object is not|index out of range|broadcast|"
-    r"invalid for input of size|is not defined|not subscriptable|expected str|invalid literal|values to unpack"
+    r"invalid for input of size|must be Tensor, not|index k out of range|Expected reduction dim|INTERNAL ASSERT|"
+    r"is not defined|not subscriptable|expected str|invalid literal|values to unpack"
 )
 _TELLING = re.compile(
     r"(?i)support|must|require|please|only|mismatch|invalid|incompatible|not compatible|cannot|unknown|should|need|"

@@ -16,6 +16,7 @@ from gemma4_triage.logs.rule import Rule, at, remarked
 _CIRCUIT = re.compile(r"[Cc]ircuit ?[Bb]reaker")
 _STARTING = "to become healthy"
 _NONE_OF_A_KIND = re.compile(r"(?i)no (?:prefill|decode) (?:workers|servers)|to select PD pair")
+_LOST = re.compile(r"[Ss]tream error from")
 _ROOM = re.compile(r"without boo?t?strap room")
 _UNREACHABLE = re.compile(r"(?i)timed out|error sending request|connection|resolve|retry|unreachable")
 
@@ -41,6 +42,18 @@ def _no_worker(facts: LogFacts, alarm: Alarm) -> Finding:
             "mend the requests that are refused: the worker's log says why, such as a prompt longer than the context",
             "a later router, which does not count 4xx; until then --cb-failure-threshold higher, or "
             "--disable-circuit-breaker",
+        )
+    elif _LOST.search(alarm.text):
+        refused = []
+        cause = (
+            "The router lost an answer of a prefill or decode server in the middle, and gave its request up: what is "
+        )
+        cause += "aborted on the servers follows from that."
+        confidence = Confidence.POSSIBLE
+        advice = (
+            "the log of the server that the line names: its end, a time-out of its transfers, or a connection that "
+            "went stale while nothing was asked",
+            "restart both servers; a later release of router and servers; a keep-alive, or a request now and then",
         )
     elif _ROOM.search(alarm.text):
         refused = []

@@ -27,9 +27,13 @@ _OF_ROWS = (
     *("enable_mixed_chunk", "disaggregation_mode", "enable_lora"),
 )
 _MOST = 3
+OF_ADAPTERS = re.compile(r"(?:lora\w*|mem_pool)\.py:\d+ \w*(?:load|prepare_lora|slice_lora|init_buffers)\w*$")
 
 
 def _explains(death: Death) -> bool:
+    # Weights of an adapter are told as such.
+    if any(map(OF_ADAPTERS.match, death.frames[-2:])):
+        return False
     return MISFIT.search(death.message) is not None and any(map(_STEP.match, death.frames))
 
 

@@ -171,9 +171,9 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
         look = (*((f"what it asks for: {asked[0]}",) if (asked := _ASKED.search(found[1])) else ()), *look)
     if lead.kind == "signalled" and "llegal instruction" in lead.text:
         look = (_OTHER_CPU, *look)
-    if part := _in_native_code(lead):
+    if part := _in_native_code(lead) or _in_library(facts, lead):
         look = (part, *look)
-    elif lead.kind == "signalled" and not frames and not any(rank.decode_lines for rank in facts.ranks):
+    elif lead.kind == "signalled" and not frames and not life:
         look = (_NO_BATCH, *look)
     if lead.kind == "health" and (silent := _silent_for(lead.text)) is not None:
         what, look = silent
@@ -193,6 +193,11 @@ def find(facts: LogFacts, explained: Iterable[str]) -> Iterator[Finding]:
     )
 
 
+_TRANSPORT = (
+    "it was in the transport or the store of KV (Mooncake, NIXL): a later release of that package (pip show "
+    "mooncake-transfer-engine), as SGLang's newest image has it; one server per node, stores that stay up; once "
+    "without --hicache-storage-backend, or with the other of --disaggregation-transfer-backend"
+)
 _NATIVE = (
     (
         re.compile(r".*aiter\w*\.py:|core\.py:\d+ (?:custom_)?wrapper$"),
@@ -213,8 +218,7 @@ _NATIVE = (
     ),
     (
         re.compile(r"\w*(?:mooncake|nixl|conn|transfer_engine|hf3fs|storage)\w*\.py:"),
-        "it was in the transport of KV (Mooncake, NIXL): the release of it that SGLang's image has, and once the other "
-        "of --disaggregation-transfer-backend",
+        _TRANSPORT,
     ),
     (
         re.compile(r"\w*(?:weight_utils|loader|safetensors|torch_load|serialization)\w*\.py:"),
@@ -233,6 +237,13 @@ def _in_native_code(lead: Alarm) -> str:
     """Return what to do about a crash in native code by the Python frame that led there; "" if none is known."""
     frames = [frame for frame in lead.more if ".py:" in frame] if lead.kind == "signalled" else []
     return next((look for files, look in _NATIVE if any(map(files.match, frames))), "")
+
+
+def _in_library(facts: LogFacts, lead: Alarm) -> str:
+    """Return what to do about a crash without Python frames, by the library in its C stack; "" if none is known."""
+    found = facts.remarks.get("native_library") if lead.kind == "signalled" else None
+    name = found.text.lower() if found else ""
+    return _TRANSPORT if "mooncake" in name or "nixl" in name else ""
 
 
 _HEARTBEAT = re.compile(r"tic start time: (\d\d):(\d\d):(\d\d)\. last_heartbeat time: (\d\d):(\d\d):(\d\d)")
