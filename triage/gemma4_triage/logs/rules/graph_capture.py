@@ -1,4 +1,4 @@
-"""CUDA graphs could not be captured at start: memory, or a kernel that capture makes visible."""
+"""CUDA graphs could not be captured at start: memory, or a kernel."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _FAILED = re.compile(r"Capture (?:\w+ )*graph failed: ?(.*)")
 _IN_CAPTURE = re.compile(
     r"(?i)operation not permitted when stream is capturing|cudaErrorStreamCapture\w+|during CUDA graph capture"
 )
-# What such a capture fails of has a rule of its own, and fails without graphs too.
+# These have a rule of their own, and fail without graphs too.
 _OWN_CAUSES = (no_kernel_image.WORDS, kernel_too_large.WORDS)
-# ROCm's runtime refuses calls of other threads beside a capture; device_fault.py tells that.
+# device_fault.py tells it: ROCm refuses calls beside a capture.
 _OF_ROCM = re.compile(r"HIP error: .*captur")
 _ALL_REDUCE = re.compile(r"\w*custom_all_reduce\w*\.py:|.* register_graph_buffers$")
 _SAVER = (
@@ -63,7 +63,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     return Finding(
         rule=_OF_DEATH.id,
         cause=cause,
-        # Code that fails in a capture fails for a reason of its own, which another rule may know.
+        # Another rule may know why such code fails.
         confidence=Confidence.LIKELY if handles or no_memory else Confidence.POSSIBLE,
         evidence=(
             *of_failure(facts, death),
