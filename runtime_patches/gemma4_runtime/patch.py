@@ -20,6 +20,10 @@ class Kind(StrEnum):
 # Hooks on one target nest in the order of registration, so a probe, registered last, sees what all others made of it.
 ATTACH_ORDER = tuple(Kind)
 
+# Origins and upstream states that entries of several kinds share.
+SEED = "SGLang pull requests for Gemma-4 on trtllm_mha with MTP"
+NO_UPSTREAM = "not upstream up to 0.5.23"
+
 
 class How(StrEnum):
     """How a hook meets SGLang's function; the values are those of sglang's HookType."""

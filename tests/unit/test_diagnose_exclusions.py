@@ -179,6 +179,7 @@ UNLESS_PROVEN = {
     ("holder-entry-wrong", "the other of"),
     ("mapping-outlives-page", "another call"),
     ("null-page-in-live-column", "the request had"),
+    ("null-page-in-live-column", "the request's row"),
     ("page-given-twice", "the page was freed"),
     ("request-state-differs", "the row is what"),
     ("request-state-differs", "the two accounts"),

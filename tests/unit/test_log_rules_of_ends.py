@@ -87,7 +87,9 @@ class TestOneRequestWithoutGraphs:
 
     def test_with_the_later_runner_a_draft_lost_count(self):
         """0.5.15 copies no write locations there: what has too few is the draft's own, as when batches merge."""
-        frames = ("frozen_kv_mtp_worker_v2.py", "draft_forward"), ("eager_runner.py", "load_batch")
+        runner = [("eager_runner.py", name) for name in ("execute", "_execute_decode", "load_batch")]
+        forward = [("model_runner.py", name) for name in ("forward", "_forward_raw")]
+        frames = [("frozen_kv_mtp_worker_v2.py", "draft_forward"), *forward, *runner]
         (finding,) = findings(read_log("a.log", [eager_death(self.SHAPES, frames).encode()]))
         assert finding.rule == "draft-bookkeeping"
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gemma4_runtime.catalog.origins import SEED
 from gemma4_runtime.catalog.shared_hooks import FAULT_HOOKS
-from gemma4_runtime.patch import About, Hook, How, Kind, Patch
+from gemma4_runtime.patch import SEED, About, Hook, How, Kind, Patch
 
 _AT = "gemma4_runtime.faults"
 FAULTS: tuple[Patch, ...] = (

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gemma4_runtime.catalog.origins import NO_UPSTREAM
-from gemma4_runtime.patch import Bind, Edit, Hook, How, Kind, Patch
+from gemma4_runtime.patch import NO_UPSTREAM, Bind, Edit, Hook, How, Kind, Patch
 
 _AT = "gemma4_runtime.host"
 

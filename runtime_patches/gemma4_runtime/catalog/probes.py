@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gemma4_runtime.catalog.origins import NO_UPSTREAM, SEED
 from gemma4_runtime.catalog.shared_hooks import PAGE_HOOKS
-from gemma4_runtime.patch import About, Hook, How, Kind, Patch
+from gemma4_runtime.patch import NO_UPSTREAM, SEED, About, Hook, How, Kind, Patch
 from gemma4_runtime.releases import BASE
 
 _AT = "gemma4_runtime.probes"

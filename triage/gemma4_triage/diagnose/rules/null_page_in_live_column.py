@@ -73,10 +73,18 @@ def _had_ended(dump: Dump) -> bool | None:
     return False if wrong.proof and wrong.structure in derived else None
 
 
+def _of_another(dump: Dump) -> bool | None:
+    """Return False where the map is not accused: whose page the row has there no dump of this probe says."""
+    return None if where_wrong(dump).structure is Structure.SWA_MAPPING else False
+
+
 RULE = Rule(
     ID,
     find,
     ruled_out_if=(
+        Exclusion(
+            "the request's row has another's page there: then the row is wrong, not the map", in_dump(_of_another)
+        ),
         Exclusion(
             "the request had finished or was retracted before this step's result was processed", in_dump(_had_ended)
         ),

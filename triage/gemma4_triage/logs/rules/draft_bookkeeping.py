@@ -21,6 +21,8 @@ _MISFIT = re.compile(
     r"The expanded size of the tensor|cannot be broadcast|cannot reshape"
 )
 _INNER = 5  # frames
+_COPY = re.compile(r"cuda_graph_buffer_registry\.py:.* fill_from$")
+_RUNNER = re.compile(r"(?:cuda_graph_buffer_registry|eager_runner|\w*graph_runner|model_runner|hook_registry)\.py:")
 
 
 _ROTATES = re.compile(r"(?:rotary_embedding|rope\w*)\.py:|.* \w*(?:rotary|rope)\w*$")
@@ -31,9 +33,20 @@ def rotates(death: Death) -> bool:
     return any(map(_ROTATES.match, death.frames[-2:]))
 
 
+def _asking(death: Death) -> tuple[str, ...]:
+    """Return the frames up to the one that had the batch copied, where a runner's copy of its batch failed; else all.
+
+    What does not fit there was made by whoever asked for the forward.
+    """
+    frames = tuple(death.frames)
+    while frames and _COPY.match(death.frames[-1]) and _RUNNER.match(frames[-1]):
+        frames = frames[:-1]
+    return frames
+
+
 def of_drafts(death: Death) -> bool:
     """Say whether it was raised in speculative decoding, on sizes or indices."""
-    inner = death.frames[-_INNER:]
+    inner = _asking(death)[-_INNER:]
     if rotates(death):
         return False
     return any(_DRAFTS.match(frame) for frame in inner) and _MISFIT.search(death.message) is not None
