@@ -51,3 +51,11 @@ def test_an_unknown_op():
     done = run("--ops", "nothing")
     assert (done.returncode, done.stdout) == (2, "")
     assert "there is no op 'nothing'; ops: rmsnorm-residual-scalar" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.releases("0.5.23")
+def test_a_release_without_these_ops_is_said_in_one_sentence():
+    done = run("--rounds", 1, "--calls", 1)
+    assert done.returncode == 3
+    assert done.stderr.splitlines() == ["SGLang 0.5.23 has no gemma4_fused_ops to compare with; 0.5.13.post1 has"]
