@@ -449,3 +449,51 @@ class TestMore:
         lost = "2025-08-31 07:32:08 ERROR pd_router: Stream error from decode server http://d:1: error decoding body\n"
         assert found_in([decode(1), abort, decode(2)]) == ()
         assert only([lost, abort]).rule == "router"
+
+
+class TestWordsInPlaces:
+    @pytest.mark.parametrize(
+        ("last", "frame", "rule", "words"),
+        [
+            (
+                "RuntimeError: CUDA error: peer access is not supported between these two devices",
+                ("distributed/device_communicators/custom_all_reduce.py", "__init__"),
+                "expert-transport",
+                "--disable-custom-all-reduce: NCCL then does the sums",
+            ),
+            (
+                "torch.AcceleratorError: CUDA error: out of memory",
+                ("model_executor/model_runner.py", "init_torch_distributed"),
+                "out-of-memory",
+                "another process holds it",
+            ),
+            (
+                "RuntimeError: Some weights are not initialized from checkpoints: {'model.layers.5.v_norm.weight'}",
+                ("models/gemma3n_causal.py", "load_weights"),
+                "weight-names",
+                "asks for weights that the checkpoint has not: {'model.layers.5.v_norm.weight'}",
+            ),
+            (
+                "RuntimeError: operator torchvision::nms does not exist",
+                ("utils/common.py", "<module>"),
+                "wheels-do-not-fit",
+                "install torch, torchvision and torchaudio of one release",
+            ),
+            (
+                "FileNotFoundError: [Errno 2] No such file or directory: '/tmp/tmpab/gauge_mostrecent_12.db'",
+                ("prometheus_client/mmap_dict.py", "__init__"),
+                "host-limits",
+                "PROMETHEUS_MULTIPROC_DIR",
+            ),
+        ],
+    )
+    def test_the_place_tells_what_words_alone_do_not(self, last, frame, rule, words):
+        finding = only([died(last, (*frame, "x = f(y)"))])
+        assert finding.rule == rule
+        assert words in told(finding)
+
+    def test_a_file_that_was_not_fetched_is_not_one_that_is_damaged(self):
+        failed = f"{stamp(2)} Error in request: 403\n{TRACEBACK}" + SRT.format("utils/common.py", "load_image", "get()")
+        finding = only([decode(1), failed + "requests.exceptions.HTTPError: 403 Client Error: Forbidden\n", decode(3)])
+        assert finding.rule == "media-unreadable"
+        assert "could not be fetched" in finding.cause

@@ -9,6 +9,13 @@ from gemma4_triage.logs.rule import Wording, of_wordings
 
 _WORDINGS = (
     Wording(
+        re.compile(r"peer access is not supported between"),
+        "Some pairs of GPUs here cannot reach each other's memory (peer access), which the custom all-reduce needs.",
+        "--disable-custom-all-reduce: NCCL then does the sums (NCCL_P2P_DISABLE=1 if it hangs); nvidia-smi topo -p2p r "
+        "shows the pairs",
+        frames=re.compile(r"(?:\S*/)?\w*custom_all_reduce\w*\.py:"),
+    ),
+    Wording(
         re.compile(r"(?i)(?:deep_?ep|nvshmem).{0,200}(?:peer access|P2P|IPC)|peer access is not supported between"),
         "DeepEP needs peer access between all GPUs of a host, and some pairs here have none.",
         "nvidia-smi topo -p2p r shows the pairs; --moe-a2a-backend none (or without DeepEP), or GPUs with NVLink "
@@ -57,6 +64,6 @@ RULE = of_wordings(
     _WORDINGS,
     Confidence.LIKELY,
     settings=("moe_a2a_backend", "ep_size", "tp_size", "nnodes"),
-    ruled_out_if=("it dies alike with --moe-a2a-backend none",),
+    ruled_out_if=("it dies alike with --moe-a2a-backend none --disable-custom-all-reduce",),
     alarms=("nvshmem", "device"),
 )

@@ -30,6 +30,14 @@ _WORDINGS = (
         "FLASHINFER_WORKSPACE_BASE, SGLANG_DG_CACHE_DIR; remove what is half written there, then start again",
     ),
     Wording(
+        re.compile(r"FileNotFoundError: .*\.db'$"),
+        "A file of the metrics, which the server's processes share in a folder, is gone: /tmp was cleaned, or is "
+        "another one in that process.",
+        "PROMETHEUS_MULTIPROC_DIR on a folder that nothing cleans (and is empty at the start), or without "
+        "--enable-metrics",
+        frames=re.compile(r"(?:\S*/)?mmap_dict\.py:"),
+    ),
+    Wording(
         re.compile(r"(?i)memlock|ibv_reg_mr.{0,60}(?:fail|ENOMEM|Cannot allocate)|cannot lock memory|mlock.{0,40}fail"),
         "Memory could not be locked for a network card or a GPU: the limit of locked memory is too small.",
         "ulimit -l unlimited (docker: --ulimit memlock=-1, and the capability IPC_LOCK)",

@@ -13,8 +13,17 @@ _FRAME = re.compile(
     r".* (?:load_audio|load_image|load_video|_load_single_item)$|(?:_audio_decoder|_video_decoder|ImageFile|Image)\.py:"
 )
 
-
+_FETCHES = re.compile(
+    r"HTTPError|ReadTimeout|ConnectTimeout|ConnectionError|ConnectionReset|ClientError|SSLError|InvalidSchema|"
+    r"Max retries exceeded|Read timed out"
+)
+_REACH = (
+    "curl -I of the URL from inside the server's container: a proxy, a firewall, a certificate, or a site that "
+    "refuses such clients (403)",
+    "send the file as base64 (data:image/…) or as a path on the server; REQUEST_TIMEOUT gives a slow site more seconds",
+)
 _LACKS = ", for the decoder itself does not load: FFmpeg lacks, or is of another release"
+_NOT_FETCHED = "fetched: the server loads a URL itself, and could not reach this one, or was refused"
 _FFMPEG = "apt install ffmpeg (4 to 7) in the server's image, and the torchcodec that this torch asks for"
 
 
@@ -24,15 +33,18 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         return
     audio = any("audio" in frame.lower() for frame in error.frames)
     kind = "audio" if audio else "image or video"
+    fetched = _FETCHES.search(f"{error.type_name}: {error.message}") is not None
     lacks = "torchcodec" in error.message or "FFmpeg is not" in error.message
     yield Finding(
         rule=RULE.id,
-        cause=f"The {kind} of a request could not be decoded{_LACKS * lacks}. Only such requests fail; the "
-        "server goes on.",
+        cause=f"The {kind} of a request could not be {_NOT_FETCHED if fetched else f'decoded{_LACKS * lacks}'}. Only "
+        "such requests fail; the server goes on.",
         confidence=Confidence.LIKELY,
         evidence=(at(facts, error.place, exception_text(error), f"what the decoder said, in {error.frame}"),),
-        ruled_out_if=("the same file decodes in the server's own environment",),
-        advice=(
+        ruled_out_if=("the same file loads in the server's own environment",),
+        advice=_REACH
+        if fetched
+        else (
             *((_FFMPEG,) if lacks else ()),
             "encode the file anew, without chunks of metadata (ffmpeg -i IN -map_metadata -1 OUT), and send it again",
             "the decoder of the environment differs: torchcodec, FFmpeg, Pillow; or take a later release",

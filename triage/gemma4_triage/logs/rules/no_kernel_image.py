@@ -12,6 +12,7 @@ WORDS = re.compile(
     r"(?i)only supports sm ?\d+ and above|no (?:CUDA )?kernel image (?:is )?available|"
     r"sm_?\d+ is not compatible with the current PyTorch|"
     r"cudaErrorNoKernelImageForDevice|(?:CUDA|HIP) error: invalid device function|"
+    r"device kernel image is invalid|"
     r"is for sm_?\d+(?:-sm_?\d+)?, but was built for sm_?\d+"
 )
 _OLD, _NEW = 80, 120  # compute capability: the least that SGLang's kernels are built for, and consumer Blackwell

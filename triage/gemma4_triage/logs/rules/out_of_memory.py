@@ -32,6 +32,16 @@ _OF_WEIGHTS = (
         "nvidia-smi before the start: what another process holds is missing here",
     ),
 )
+_FIRST = re.compile(r".* (?:set_device|init_torch_distributed|init_device|_lazy_init|_cuda_init)$")
+_OF_OTHERS = (
+    "The GPU had no memory left before anything was loaded: another process holds it, mostly a server that has not "
+    "ended, or was not ended whole.",
+    (
+        "nvidia-smi names the processes; end what is left of an earlier server, or choose another GPU: --base-gpu-id, "
+        "CUDA_VISIBLE_DEVICES",
+        "no share of memory helps; of another container's process nvidia-smi on the host tells",
+    ),
+)
 _OF_PINNED = (
     "The host had no memory to pin (CUDA calls that out of memory too): what is kept on the host for the GPU is "
     "more than the host, its container or WSL lets be pinned.",
@@ -63,6 +73,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     cause = cause_in(death, _CAUSES) or _CAUSES[_ON_THE_DEVICE]
     if death.usage is None and any(map(_LOADS.match, death.frames)) and _ON_THE_DEVICE in death.message:
         cause, advice = _OF_WEIGHTS
+    elif death.usage is None and any(_FIRST.match(frame) for frame in death.frames[-3:]) and not too_small:
+        cause, advice = (cause, advice) if _UNBALANCED in death.message else _OF_OTHERS
     elif any(_PINNED.match(frame) for frame in death.frames[-3:]) and _HOST not in death.message:
         cause, advice = _OF_PINNED
     elif any(_PICTURES.match(frame) for frame in death.frames[-3:]):

@@ -1,4 +1,4 @@
-"""Somebody stopped a server before it was ready, as a probe does that waits less long than the start takes."""
+"""Somebody, or a probe, stopped a server before it was ready."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         return
     begun = facts.remarks.get("first_before_weights") or facts.remarks.get("before_weights")
     compiles = facts.remarks.get("deep_gemm")
-    seconds = _between(facts.first_time, stopped.place.time)
+    seconds = _gap(facts.first_time, stopped.place.time)
     again = begun is not None and facts.remarks["before_weights"].place.line > stopped.place.line
     if not (again or compiles or (begun and seconds is not None and seconds >= _LONG_S)):
         return
@@ -34,7 +34,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
         evidence=(
             at(facts, stopped.place, stopped.text, "the stop"),
             *remarked(facts, "deep_gemm", "what it was doing"),
-            *remarked(facts, "before_weights", "the last time that weights were loaded"),
+            *remarked(facts, "before_weights", "the last load of weights"),
         ),
         ruled_out_if=("somebody stopped it by hand",),
         advice=(
@@ -54,7 +54,7 @@ def _find(facts: LogFacts) -> Iterator[Finding]:
     )
 
 
-def _between(begin: str, end: str) -> float | None:
+def _gap(begin: str, end: str) -> float | None:
     try:
         return (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds()
     except (TypeError, ValueError):

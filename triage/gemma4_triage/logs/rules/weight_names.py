@@ -25,13 +25,13 @@ _LOADS = re.compile(
     r".*\b(?:load_weights|weight_loader|_load_w\d+\w*|_load_\w*weight\w*|default_weight_loader|load_column_parallel_weight)\w*$"
 )
 
-
+_LACKED = re.compile(r"weights (?:were|are) not initialized from (?:the )?checkpoints?: (.{0,120})")
 _TIED = "a later release, which passes that weight over; or a copy whose config.json says tie_word_embeddings false"
 
 
 def _explains(death: Death) -> bool:
     said = f"{death.type_name}: {death.message}"
-    if _CONFLICT.search(said):
+    if _CONFLICT.search(said) or _LACKED.search(said):
         return True
     if quantised_kernel.RULE.explains(death):
         return False
@@ -71,6 +71,8 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
     name = _NAME.search(death.message)
     if conflict:
         cause = "How the weights were quantised is not what the arguments say, or nothing that this release reads."
+    elif lacked := _LACKED.search(death.message):
+        cause = f"The model class of this release asks for weights that the checkpoint has not: {lacked[1]}."
     elif name and "lm_head" in name[0]:
         cause = "The checkpoint has an output layer of its own (lm_head), and the model class of this release takes "
         cause += "the input embeddings for it, so that it has no place for one. Quantised copies keep it often."
@@ -95,7 +97,7 @@ def _tell(facts: LogFacts, death: Death) -> Finding:
         ruled_out_if=("the checkpoint of the model's own publisher, not quantised, fails alike",),
         advice=(
             *((_LATER,) if name and _why(name[0].strip(chr(39))) and not conflict else ()),
-            *((_PACKED,) if not name and not conflict else ()),
+            *((_PACKED,) if not conflict and (not name or _LACKED.search(death.message)) else ()),
             *((_TIED,) if name and "lm_head" in name[0] else ()),
             "leave --quantization out where config.json names the method; else name the one that it was made with",
             "try the publisher's own checkpoint: if it loads, the other one was made for another loader or release",

@@ -106,6 +106,15 @@ _WORDINGS = (
         "a release of SGLang for this device that serves the model, or a GPU that the operator is for",
     ),
     Wording(
+        re.compile(
+            r"operator torchvision::\w+ does not exist|module 'torch\.\w+' has no attribute|"
+            r"numpy\.core\.multiarray failed|compiled using NumPy 1"
+        ),
+        "torch or numpy is of another release than a package that was built on it: torchvision, sglang-kernel, OpenCV.",
+        "install torch, torchvision and torchaudio of one release together, as SGLang's pyproject names them; where it "
+        "names numpy: numpy below 2, or a later opencv-python-headless",
+    ),
+    Wording(
         re.compile(r"undefined symbol|DLL load failed|version `(?:GLIBC|CXXABI)|symbol lookup error|ABI"),
         "Two wheels were built against different releases of torch or of the system's libraries.",
         "reinstall sglang-kernel, flashinfer and torch together, of the releases that SGLang's pyproject names, in a "
