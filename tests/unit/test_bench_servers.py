@@ -14,7 +14,7 @@ from gemma4_repro.bench.ask_installation import InstallationQuestion
 from gemma4_repro.bench.burst import prompts
 from gemma4_repro.bench.checkpoint import SIZES, geometry, make_pair
 from gemma4_repro.bench.cores import cpu_seconds, session_members, split_cores
-from gemma4_repro.bench.fleet import Fleet
+from gemma4_repro.bench.fleet import Fleet, gpu_of
 from gemma4_repro.bench.plan import CUDA_SIZES, Plan, schedule
 from gemma4_repro.bench.server import free_ports
 from gemma4_repro.bench.server_arguments import command_words, cuda_arguments, host_arguments
@@ -247,3 +247,12 @@ class TestInstallation:
         found = self.ask(tmp_path, monkeypatch, "torch")
         assert found["failure"] == "ModuleNotFoundError: No module named 'torch'"
         assert (found["versions"], found["gpu"], found["identity"]) == ({}, None, None)
+
+
+@pytest.mark.parametrize(
+    ("visible", "wanted"),
+    [(None, ["0", "1", "0"]), ("4,7", ["4", "7", "4"]), ("5", ["5", "5", "5"]), ("2,3,6", ["2", "3", "2"])],
+)
+def test_servers_take_turns_on_the_gpus_that_this_process_may_use(visible, wanted):
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert [gpu_of(number, 2, environment) for number in range(3)] == wanted

@@ -111,6 +111,11 @@ class TestPlan:
         with pytest.raises(UnknownName, match="never has 3 requests at once"):
             make_plan("mtp-batches", (), 5, False, 60, requests=(1, 3))
 
+    def test_the_largest_model_is_whole_where_servers_have_gpus_of_their_own(self):
+        shared, spread = (make_plan("mtp-batches", ("26b",), 5, False, 60, gpus=gpus) for gpus in (1, 2))
+        assert (shared.layers_of("26b"), spread.layers_of("26b")) == (12, 30)
+        assert shared.layers_of("e4b") == spread.layers_of("e4b") == 42
+
     def test_on_the_host_engine_drafts_are_the_toys_own(self):
         plan = plan_of("mtp", host=True)
         assert [arm.id for arm in plan.arms_of("toy-e4b")] == ["none", "v2"]

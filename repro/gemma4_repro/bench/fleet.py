@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -19,8 +19,8 @@ _POLL_S = 0.5
 class Fleet:
     """A context manager: leaving it kills every server, whatever happened.
 
-    copies: servers of each arm. cores: every server may use all of these. servers: those that run, by name. lost: why
-    the others do not.
+    copies: servers of each arm. cores: every server may use all of these. gpus: the servers take turns on so many; with
+    one they run where this process would. servers: those that run, by name. lost: why the others do not.
     """
 
     def __init__(
@@ -31,10 +31,11 @@ class Fleet:
         arguments: dict[str, Any],
         host_engine: bool,
         cores: set[int],
+        gpus: int = 1,
     ) -> None:
         self._plan = [(arm, copy) for copy in range(1, copies + 1) for arm in arms]
         self._folder, self._arguments = folder, arguments
-        self._host_engine, self._cores = host_engine, cores
+        self._host_engine, self._cores, self._gpus = host_engine, cores, gpus
         self.servers: dict[str, BenchServer] = {}
         self.lost: dict[str, str] = {}
 
@@ -77,11 +78,13 @@ class Fleet:
         return sum(server.cpu_s() for other, server in self.servers.items() if other != name)
 
     def _start(self) -> None:
-        for (arm, copy), port in zip(self._plan, free_ports(len(self._plan)), strict=True):
+        for number, ((arm, copy), port) in enumerate(zip(self._plan, free_ports(len(self._plan)), strict=True)):
             name = server_name(arm, copy)
             folder = self._folder / name
             folder.mkdir(mode=0o700, parents=True)
             environment = server_environment(arm, folder, self._host_engine)
+            if self._gpus > 1:
+                environment["CUDA_VISIBLE_DEVICES"] = gpu_of(number, self._gpus, environment)
             arguments = {**self._arguments, **arm.arguments}
             self.servers[name] = BenchServer(arm, copy, folder, arguments, environment, self._cores, port)
 
@@ -91,3 +94,10 @@ class Fleet:
         for server in self.servers.values():
             server.close()
         self.servers = {}
+
+
+def gpu_of(number: int, gpus: int, environment: Mapping[str, str]) -> str:
+    """Return which GPU a server has, by its place among them: the first ones that this process may use, in turn."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES", "")
+    names = [name for name in visible.split(",") if name] or [str(index) for index in range(gpus)]
+    return names[number % min(gpus, len(names))]

@@ -79,7 +79,7 @@ def run_plan(plan: ServingPlan, folder: Path, tell: Callable[[str], None]) -> Me
             arguments = server_arguments(plan, _checkpoint(plan, model, folder))
             arms = plan.arms_of(model)
             tell(f"{model}: starting {number_of(len(arms), 'server')}")
-            with Fleet(arms, 1, folder / model, arguments, plan.host_engine, server_cores) as fleet:
+            with Fleet(arms, 1, folder / model, arguments, plan.host_engine, server_cores, plan.gpus) as fleet:
                 measured.lost[model] = fleet.lost
                 _Model(plan, model, folder, fleet, deadline, measured, tell).run()
     except KeyboardInterrupt:
@@ -95,7 +95,7 @@ def _checkpoint(plan: ServingPlan, model: str, folder: Path) -> Path:
         if plan.host_engine:
             return toy_path(TARGET_NAME)
         size = SIZES[model]
-        text = size.text_config(plan.load.layers.get(model, size.layers))
+        text = size.text_config(plan.layers_of(model))
         checkpoint = folder / "models" / model
         if plan.load.assistant:
             top = {"backbone_hidden_size": text["hidden_size"]}

@@ -41,7 +41,13 @@ _EAGER_MTP = {"GEMMA4_TRIAGE_PATCHES": "default"}
 
 @dataclass(frozen=True)
 class ServingPlan:
-    """limit_s: for everything, starts included. also: arms beside the load's own."""
+    """What is measured.
+
+    Attributes:
+        limit_s: For everything, starts included.
+        also: Arms beside the load's own.
+        gpus: On which the servers are, in turn.
+    """
 
     load: Load
     models: tuple[str, ...]
@@ -50,6 +56,11 @@ class ServingPlan:
     limit_s: float
     also: tuple[BenchArm, ...] = ()
     seed: int = 0
+    gpus: int = 1
+
+    def layers_of(self, model: str) -> int:
+        """Return how many layers of a model are measured: where servers share one GPU, not all of the largest's."""
+        return SIZES[model].layers if self.gpus > 1 else self.load.layers.get(model, SIZES[model].layers)
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -108,6 +119,7 @@ def make_plan(
     also: tuple[BenchArm, ...] = (),
     arms: tuple[str, ...] = (),
     requests: tuple[int, ...] = (),
+    gpus: int = 1,
 ) -> ServingPlan:
     """Return what is measured, of the load's own models, arms and shapes.
 
@@ -121,6 +133,7 @@ def make_plan(
         arms: Ids; empty for all of the load's. The reference is always among them, and an aim of an arm that is left
             out is left out with it.
         requests: Of the load's shapes, those of so many at once; empty for all of them.
+        gpus: On which the servers are, in turn; every model is whole there.
 
     Raises:
         UnknownName: no such load, model, arm or number of requests, or a load that the host engine cannot serve.
@@ -137,7 +150,7 @@ def make_plan(
     if strangers:
         raise UnknownName(f"the load {load!r} has no model {strangers[0]!r}", f"models: {', '.join(found.models)}")
     chosen = tuple(model for model in found.models if not models or model in models)
-    return ServingPlan(found, chosen, rounds, False, limit_s, also)
+    return ServingPlan(found, chosen, rounds, False, limit_s, also, gpus=gpus)
 
 
 def _with_arms(load: Load, arms: tuple[str, ...]) -> Load:

@@ -53,6 +53,10 @@ def serving(
         typer.Option("--requests", metavar="NUMBERS", help="Of its shapes those of so many at once; default: all."),
     ] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=3, help="Bursts per arm and shape; default: 7.")] = None,
+    gpus: Annotated[
+        int,
+        typer.Option("--gpus", min=1, max=16, help="Spread the servers over so many GPUs, and measure 26b whole."),
+    ] = 1,
     timeout_s: Timeout = 540.0,
     host_engine: Annotated[
         bool,
@@ -69,7 +73,7 @@ def serving(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Send one load to servers with different patches, all on one GPU, and compare times and answers.
+    """Send one load to servers with different patches, side by side, and compare times and answers.
 
     For example: gemma4-triage bench serving prefill --model e2b -o prefill.json
 
@@ -85,12 +89,19 @@ def serving(
 
     if host_engine:
         _refuse_ignored(
-            {"--model": model, "--arm": arms, "--requests": requests, "--rounds": rounds, "--also-sglang": also_sglang}
+            {
+                "--model": model,
+                "--arm": arms,
+                "--requests": requests,
+                "--rounds": rounds,
+                "--gpus": None if gpus == 1 else gpus,
+                "--also-sglang": also_sglang,
+            }
         )
     also = () if also_sglang is None else (other_release(also_sglang),)
     chosen = (tuple(read_words("--model", model)), tuple(read_words("--arm", arms)))
     numbers = () if requests is None else read_counts("--requests", requests, 1024, "1,64")
-    plan = make_plan(load, chosen[0], rounds or 7, host_engine, timeout_s, also, chosen[1], numbers)
+    plan = make_plan(load, chosen[0], rounds or 7, host_engine, timeout_s, also, chosen[1], numbers, gpus)
     refuse_existing(out, force)
     if not host_engine:
         need_cuda(

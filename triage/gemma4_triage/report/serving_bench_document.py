@@ -67,8 +67,8 @@ def serving_bench_document(
         "device": device,
         "gpu": gpu,
         "versions": installation["versions"],
-        "method": _METHOD | {"rounds": plan.rounds},
-        "models": {model: _model(model) for model in plan.models},
+        "method": _METHOD | _where(plan) | {"rounds": plan.rounds},
+        "models": {model: _model(model, plan) for model in plan.models},
         "better_of": list(plan.load.better_of),
         "shapes": [asdict(shape) for shape in plan.shapes],
         "arguments": server_arguments(plan, Path("checkpoint")),
@@ -91,10 +91,18 @@ def _environment(arm: BenchArm) -> dict[str, str]:
     return {name: value for name, value in arm.environment.items() if name != "PYTHONPATH"}
 
 
-def _model(model: str) -> dict[str, Any]:
+def _where(plan: ServingPlan) -> dict[str, Any]:
+    """Return what differs where the servers do not share one GPU."""
+    if plan.gpus == 1:
+        return {}
+    shared = f"one SGLang server per arm, in turn on {plan.gpus} GPUs of one host"
+    return {"servers": _METHOD["servers"].replace("one SGLang server per arm, all on one GPU at once", shared)}
+
+
+def _model(model: str, plan: ServingPlan) -> dict[str, Any]:
     if model == HOST_MODEL:
         return {"weights": "committed toy"}
-    text = SIZES[model].text_config(SIZES[model].layers)
+    text = SIZES[model].text_config(plan.layers_of(model))
     types = text.pop("layer_types")
     shared = {"gemm_ceiling": round(gemm_ceiling(SIZES[model]), 3)} if text["num_kv_shared_layers"] else {}
     return {"full_attention_layers": types.count("full_attention"), "weights": "random"} | shared | text
