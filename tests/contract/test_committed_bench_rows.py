@@ -302,12 +302,14 @@ def test_what_is_said_of_drafts():
         else:
             assert all(ratios[size] < 1 for size in few)
             assert found["default-policy", 1]["accepted"] > 2.4
-            assert f"At 1 request of E4B the policy drafts as the better course does, and is x{reached[0]:.2f}" in said
+            assert (
+                f"E4B the policy drafts as the better course does at 1 request, and is x{reached[0]:.2f} of it" in said
+            )
             theirs = [tpot("default-v2-sglang-attention", size) / tpot("default-v2", size) for size in sizes]
             assert f"drafts in every step take {span(theirs)} of the time per token" in said
 
 
-def test_what_is_said_of_drafts_with_the_present_tables_and_of_26b():
+def test_what_is_said_of_drafts_on_26b_and_with_the_present_table_of_e4b():
     said = " ".join((ROOT / "docs" / "drafts.md").read_text().split())
     folder = ROOT / "docs" / "bench"
     e4b, larger = (
@@ -315,16 +317,35 @@ def test_what_is_said_of_drafts_with_the_present_tables_and_of_26b():
     )
     assert (e4b["wrong"], e4b["lost"], larger["wrong"], larger["lost"]) == ([], {}, [], {})
     assert {one["target"]: one["status"] for one in e4b["targets"]}["never-slower"] == "met"
-    reached = [row["better_speedup"]["median"] for row in e4b["rows"] if row["arm"] == "default-policy"]
-    assert "the policy is " + " and ".join(f"x{one:.2f}" for one in reached) + " of the better" in said
+    assert {one["status"] for document in (e4b, larger) for one in document["targets"]} == {"met"}
+    for document, model in ((e4b, "e4b"), (larger, "26b")):
+        mine = [row for row in document["rows"] if row["arm"] == "default-policy"]
+        spans = [
+            sorted(row[value]["median"] for row in mine if row["model"] == model)
+            for value in ("better_speedup", "speedup")
+        ]
+        better, shipped = (f"x{found[0]:.2f} to x{found[-1]:.2f}" for found in spans)
+        assert len(mine) == 8
+        assert f"{better} of the better, within 2% at 8 of 8 batches, and {shipped} as fast as MTP as shipped" in said
+        graphs = document["servers"][model]["default-policy"]["gemma4_triage_drafts"]["graphs_of_steps_without"]
+        assert f"{model.upper()}'s {graphs['seconds']:.2f} s and {graphs['gib']:.3f} GiB" in said
+    assert larger["models"]["26b"]["num_hidden_layers"] == SIZES["26b"].layers
     tpot = {(row["arm"], row["requests"]): row["tpot_ms"]["median"] for row in with_requests(larger)}
     sizes = sorted({requests for _, requests in tpot})
     ratios = [tpot["default-v2", size] / tpot["default-no-mtp", size] for size in sizes]
     assert sizes[-1] == 128
     assert f"x{min(ratios[:-1]):.2f} to x{max(ratios[:-1]):.2f} of the time per token without" in said
     assert f"at 128 they take x{ratios[-1]:.2f} of it" in said
-    needed = ",".join(f"{size}:{value:g}" for size, value in needed_rows(larger, "26b"))
-    assert f"`{needed}`" in said
+
+
+def test_what_is_said_of_every_length_on_the_whole_26b():
+    path = ROOT / "docs" / "bench" / "lengths_whole_h200_2026-11-26_26b.json"
+    document = json.loads(path.read_text())
+    found = [row for row in document["rows"] if row["arm"] == "default"]
+    ratios = sorted(row["speedup"]["median"] for row in found)
+    assert (document["wrong"], document["lost"], {row["rounds"] for row in found}, len(found)) == ([], {}, {1, 2}, 18)
+    assert document["models"]["26b"]["num_hidden_layers"] == SIZES["26b"].layers
+    assert f"every length was served x{ratios[0]:.2f} to x{ratios[-1]:.2f} as fast in them" in MEASURE
 
 
 def test_what_is_said_of_the_long_context():

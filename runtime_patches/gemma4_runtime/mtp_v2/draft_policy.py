@@ -72,10 +72,12 @@ class NeededTable:
 
 _E2B = ((1, 2.55), (2, 2.37), (4, 2.41), (8, 2.5), (16, 2.43), (32, 2.67), (64, 4.02), (128, 6.36))
 _E4B = ((1, 2.12), (2, 1.96), (4, 2.03), (8, 2.13), (16, 2.09), (32, 2.36), (64, 3.38), (128, 5.21))
+_26B = ((1, 2.08), (2, 1.9), (4, 1.65), (8, 1.44), (16, 1.4), (32, 1.53), (64, 1.98), (128, 3.23))
 # By hidden size and layers of the target's text model.
 MEASURED: dict[tuple[int, int], NeededTable] = {
     (1536, 35): NeededTable(_E2B, "E2B on an H200, docs/bench/mtp_batches_h200_2026-11-25_e2b.json"),
     (2560, 42): NeededTable(_E4B, "E4B on an H200, docs/bench/mtp_batches_h200_2026-11-25_e4b.json"),
+    (2816, 30): NeededTable(_26B, "26B on an H200, docs/bench/mtp_batches_h200_2026-11-26_26b.json"),
 }
 
 
