@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gemma4_dumps.wording import names_near
 from gemma4_repro.errors import UnknownName
 from gemma4_repro.scenario import Arm, Scenario
 from gemma4_repro.scenarios import e4b_triton, e4b_trtllm, mtp_v2_leak, mtp_zero_accept
@@ -34,8 +35,10 @@ def find_scenario(scenario_id: str, release: str = BASE) -> Scenario:
                     f"it runs in an environment that has SGLang {BASE}, which make setup makes",
                 )
             return scenario
-    known = ", ".join(scenario.id for scenario in SCENARIOS)
-    raise UnknownName(f"there is no scenario {scenario_id!r}", f"known scenarios: {known}")
+    raise UnknownName(
+        f"there is no scenario {scenario_id!r}",
+        names_near(scenario_id, (scenario.id for scenario in SCENARIOS), "gemma4-triage repro lists all"),
+    )
 
 
 def choose_arms(scenario: Scenario, wanted: tuple[str, ...]) -> tuple[Arm, ...]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
+from gemma4_dumps.wording import names_near
 from gemma4_runtime.catalog import CATALOG
 from gemma4_runtime.errors import SettingsError
 from gemma4_runtime.patch import ATTACH_ORDER, Kind, Patch
@@ -153,14 +153,8 @@ def _named(variable: str, names: tuple[str, ...], known: dict[str, Patch]) -> se
     return set(names)
 
 
-_MOST_NAMED = 8
-
-
 def _unknown(variable: str, items: tuple[str, ...], unknown: list[str], known: dict[str, Patch]) -> SettingsError:
-    near = [name for one in unknown for name in get_close_matches(one.casefold(), known, 3, 0.6)]
-    more = ", …; gemma4-triage patches list has all" if len(known) > _MOST_NAMED else ""
-    allowed = f"allowed: {', '.join([*known][:_MOST_NAMED]) or 'none'}{more}"
-    said = f"near it: {', '.join(dict.fromkeys(near))}" if near else allowed
+    said = "; ".join(dict.fromkeys(names_near(one, known, "gemma4-triage patches list shows all") for one in unknown))
     return SettingsError(
         f"{variable}={','.join(items)!r} names {', '.join(unknown)}, which this version does not have; {said}"
     )

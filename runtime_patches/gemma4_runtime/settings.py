@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from gemma4_dumps.included import WORDS, words
+from gemma4_dumps.wording import names_near
 from gemma4_runtime.errors import SettingsError
 
 
@@ -262,8 +263,9 @@ def read_settings() -> Settings:
     """
     strangers = [n for n in os.environ if n.startswith(_PREFIX) and n not in (*VARIABLES, *_OTHERS)]
     if strangers:
-        known = ", ".join(name for name in VARIABLES if name.startswith(_PREFIX))
-        raise SettingsError(f"{', '.join(sorted(strangers))}: no such setting; there are {known}")
+        known = [name for name in VARIABLES if name.startswith(_PREFIX)]
+        said = (names_near(name, known, "docs/settings.md lists all", _PREFIX) for name in sorted(strangers))
+        raise SettingsError(f"{', '.join(sorted(strangers))}: no such setting; {'; '.join(dict.fromkeys(said))}")
     try:
         settings = Settings.model_validate({name: os.environ[name] for name in VARIABLES if name in os.environ})
     except ValidationError as error:

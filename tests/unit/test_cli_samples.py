@@ -35,7 +35,7 @@ def test_copies(cli, tmp_path):
     assert not (tmp_path / "elsewhere").exists()
 
 
-@pytest.mark.parametrize(("words", "code"), [(["nope"], 2), (["leak", "-o", "/proc/x"], 3)])
+@pytest.mark.parametrize(("words", "code"), [(["nope"], 2), (["leak", "-o", ""], 2), (["leak", "-o", "/proc/x"], 3)])
 def test_bad_input(cli, words, code):
     found, out, err = cli("samples", *words)
     assert (found, out, len(err.splitlines())) == (code, "", 2)

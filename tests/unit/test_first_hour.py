@@ -159,7 +159,38 @@ def test_a_renamed_dump_and_an_export_are_dumps(cli, tmp_path):
 def test_a_misspelt_patch_is_told_what_is_near_it(cli):
     code, _, err = cli("serve", "--dry-run", "--patches", "default,+yocoo", "--model-path", "m")
     assert (code, len(err.splitlines())) == (2, FEW_LINES)
-    assert err.splitlines()[0].endswith("near it: yoco")
+    assert "; near it: yoco; " in err.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [
+        (
+            ("repro", "corpus", "--only", "swa-state-stal"),
+            "near it: swa-state-stale; gemma4-triage repro corpus --list",
+        ),
+        (("repro", "corpus", "--only", "nope"), "hint: gemma4-triage repro corpus --list shows all"),
+        (("repro", "e4b"), "near it: e4b-trtllm, e4b-triton; "),
+        (("samples", "pagetable"), "near it: page-table, page-table-later; gemma4-triage samples lists all"),
+        (("serve", "--dry-run", "--preset", "produktion", "--model-path", "m"), "near it: production"),
+        (
+            ("serve", "--dry-run", "--patches", "nope", "--model-path", "m"),
+            "have; gemma4-triage patches list shows all",
+        ),
+        (("known", "list", "--topic", "lor"), "near it: lora"),
+        (("replay", DUMP, "--backend", "tritn"), "near it: triton"),
+    ],
+)
+def test_a_name_that_nothing_has_is_told_what_is_near_it_and_not_every_name(cli, words, near):
+    code, _, err = cli(*words)
+    assert (code, near in err, len(err.splitlines())) == (2, True, FEW_LINES)
+    assert max(map(len, err.splitlines())) < 200
+
+
+def test_a_misspelt_variable_is_told_what_is_near_it(cli, monkeypatch):
+    monkeypatch.setenv("GEMMA4_TRIAGE_PATCHS", "default")
+    code, _, err = cli("patches", "list")
+    assert (code, "; near it: GEMMA4_TRIAGE_PATCHES; " in err.splitlines()[0]) == (2, True)
 
 
 @pytest.mark.releases("0.5.13.post1")
@@ -201,7 +232,9 @@ def test_a_log_fills_in_the_command_that_its_findings_name(cli):
 def test_a_replay_that_no_backend_can_do_says_so_beside_its_code(cli, monkeypatch):
     code, out, err = cli("replay", DUMP, "--backend", "trtllm_mha")
     assert (code, "cannot run here" in out) == (3, True)
+    assert out.startswith("NOT RUN on trtllm_mha: ")
     assert err == "error: no backend that was asked for can run here: trtllm_mha\n"
+    assert cli("replay", DUMP, "--backend", "reference,trtllm_mha")[1].startswith("READS BEYOND THE BUFFER")
 
 
 def test_a_laptop_sees_what_serve_would_start_and_that_it_cannot(cli, without_sglang):

@@ -110,7 +110,7 @@ def test_a_miss_and_a_false_alarm(cli, finished, tmp_path):
 @pytest.mark.parametrize(
     ("words", "known"),
     [
-        (("repro", "corpus", "--only", "seed"), "swa-state-stale"),
+        (("repro", "corpus", "--only", "seed"), "repro corpus --list shows all"),
         (("repro", "corpus", "--only", "yoco-stale-cache-loc"), "diff patches --with default --fault yoco-stale"),
         (("repro", "corpus", "--arm", "fault"), "--only"),
         (("repro", "e4b-trtllm", "--list"), "belong to the corpus"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gemma4_dumps.wording import names_near
 from gemma4_repro.corpus.case import Case
 from gemma4_repro.corpus.clean import CLEAN
 from gemma4_repro.corpus.faults import FAULTS
@@ -40,7 +41,10 @@ def choose_cases(wanted: tuple[str, ...], release: str = BASE) -> tuple[Case, ..
         if name in gated:
             raise UnknownName(f"no probe sees {name!r}, so it is no run of the corpus", f"run: {gated[name].command}")
         if name not in known:
-            raise UnknownName(f"the corpus has no case {name!r}", f"its cases: {', '.join(known)}")
+            raise UnknownName(
+                f"the corpus has no case {name!r}",
+                names_near(name, known, "gemma4-triage repro corpus --list shows all"),
+            )
         if name in absent:
             there = [name for name in known if name not in absent]
             raise UnknownName(

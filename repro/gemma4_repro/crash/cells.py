@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from gemma4_dumps.wording import names_near
 from gemma4_repro.errors import UnknownName
 from gemma4_repro.toys.locate import ASSISTANT_NAME, EXPERTS_ASSISTANT_NAME, EXPERTS_NAME, TARGET_NAME
 
@@ -193,8 +194,7 @@ def find_cell(name: str) -> Cell:
     for cell in CELLS:
         if cell.id == wanted:
             return cell
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, [*SHORT_IDS, *(cell.id for cell in CELLS)], n=3)
-    hint = f"near it: {', '.join(near)}; " if near else ""
-    raise UnknownName(f"there is no cell {name!r}", f"{hint}gemma4-triage repro crash --matrix lists all")
+    known = [*SHORT_IDS, *(cell.id for cell in CELLS)]
+    raise UnknownName(
+        f"there is no cell {name!r}", names_near(name, known, "gemma4-triage repro crash --matrix lists all")
+    )

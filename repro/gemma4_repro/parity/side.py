@@ -75,7 +75,7 @@ def attached(patches: str, faults: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return the ids of fixes and optimisations that a value of GEMMA4_TRIAGE_PATCHES attaches.
 
     Raises:
-        UnknownName: a patch or a fault that the catalog does not have; the text lists those it has.
+        UnknownName: a patch or a fault that the catalog does not have; the text names those near it.
     """
     items = tuple(item.strip() for item in patches.split(",") if item.strip())
     if len(set(items)) < len(items):
@@ -86,7 +86,7 @@ def attached(patches: str, faults: tuple[str, ...] = ()) -> tuple[str, ...]:
     except SettingsError as error:
         # What is read here is an option's value.
         said = str(error).replace("GEMMA4_TRIAGE_PATCHES=", "").replace("GEMMA4_TRIAGE_FAULTS=", "")
-        raise UnknownName(said, "gemma4-triage patches lists what there is") from error
+        raise UnknownName(said, "gemma4-triage patches explain ID says what one of them is") from error
     return tuple(patch.id for patch in chosen if patch.kind in (Kind.FIX, Kind.OPTIMISATION))
 
 

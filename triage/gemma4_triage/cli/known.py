@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gemma4_dumps.errors import ExitCode
+from gemma4_dumps.wording import names_near
 from gemma4_triage.cli import completions
 from gemma4_triage.cli.read_logs import read_logs
 from gemma4_triage.cli.shared_options import AsJson
@@ -55,7 +55,7 @@ def list_known(
     issues = _known()
     topics = sorted({issue.topic for issue in issues})
     if topic is not None and topic not in topics:
-        raise UsageMistake(f"there is no topic {topic!r}", f"topics: {', '.join(topics)}")
+        raise UsageMistake(f"there is no topic {topic!r}", names_near(topic, topics))
     chosen = [issue for issue in issues if topic in (None, issue.topic)]
     if as_json:
         emit_json("known-issues", list_document(chosen))
@@ -164,9 +164,8 @@ def _named(issue_id: str) -> KnownIssue:
     for issue in issues:
         if issue_id == issue.id or issue_id == str(issue.threads[0]):
             return issue
-    near = get_close_matches(issue_id, [issue.id for issue in issues], 3, 0.4)
-    beside = f"near it: {', '.join(near)}; " if near else ""
-    raise UsageMistake(f"there is no known issue {issue_id!r}", f"{beside}gemma4-triage known list shows all")
+    hint = names_near(issue_id, (issue.id for issue in issues), "gemma4-triage known list shows all")
+    raise UsageMistake(f"there is no known issue {issue_id!r}", hint)
 
 
 def _release(release: str | None, server_info: Path | None) -> str:

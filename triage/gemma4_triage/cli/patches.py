@@ -1,11 +1,11 @@
 """`gemma4-triage patches`: the catalog, what the environment selects from it, and everything about one of it."""
 
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer.core import TyperGroup
 
+from gemma4_dumps.wording import names_near
 from gemma4_triage.cli import completions
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.errors import UsageMistake
@@ -163,13 +163,9 @@ def explain_patch(
         return
     known = {patch.id: patch for patch in CATALOG}
     if patch_id not in known:
-        typed = patch_id.casefold()
         names = [*known, *_SETS, *(one.id for one in PRESETS)]
-        near = [name for name in names if typed and typed in name] or get_close_matches(typed, names, 4, 0.5)
-        beside = f"near it: {', '.join(near)}; " if near else ""
-        raise UsageMistake(
-            f"there is no patch called {patch_id!r}", f"{beside}gemma4-triage patches list shows all {len(known)}"
-        )
+        hint = names_near(patch_id, names, f"gemma4-triage patches list shows all {len(known)}")
+        raise UsageMistake(f"there is no patch called {patch_id!r}", hint)
     settings, selected = _environment()
     document = explain(known[patch_id], settings, patch_id in selected, settings.dump_dir or default_root())
     if as_json:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gemma4_dumps.errors import ExitCode
+from gemma4_dumps.wording import names_near
 from gemma4_triage.cli import completions
 from gemma4_triage.cli.dumps import DumpName
 from gemma4_triage.cli.durations import METAVAR, time_from
@@ -120,7 +121,7 @@ def replay(
             result = run_replay(found if shrunk is None else shrunk.dump, options, names, timeout_s)
             _report(found, result, shrunk, names, rows, as_json)
             code = _exit_code(result, names)
-            if all(outcome.refusal is not None for outcome in result.backends) and code == ExitCode.ENVIRONMENT:
+            if result.none_ran(names):
                 # The verdict above is of the table, and holds without a backend.
                 warn(f"error: no backend that was asked for can run here: {', '.join(names)}")
     raise typer.Exit(ExitCode.DUMP_UNREADABLE if found.damage else code)
@@ -192,7 +193,7 @@ def _report(
     if as_json:
         emit_json("replay", replay_document(dump, result, shrunk, names))
     else:
-        print_replay(stdout_console(), result, rows)
+        print_replay(stdout_console(), result, rows, names)
     if shrunk is not None:
         say(shrunk_text(shrunk))
         say(f"Wrote {shrunk.dump.path}")
@@ -211,11 +212,11 @@ def _shrink(dump: "Dump", options: "ReplayOptions", output: Path | None, renumbe
 
 
 def _exit_code(result: "Replay", names: tuple[str, ...]) -> ExitCode:
-    refused = {outcome.backend for outcome in result.backends if outcome.refusal is not None}
-    if refused == set(names):
+    if result.none_ran(names):
         return ExitCode.ENVIRONMENT
     if not result.fine:
         return ExitCode.VIOLATION
+    refused = any(outcome.refusal is not None for outcome in result.backends)
     return ExitCode.ENVIRONMENT if refused else ExitCode.OK
 
 
@@ -226,7 +227,7 @@ def _backends(text: str) -> tuple[str, ...]:
     unknown = [name for name in names if name not in BACKENDS]
     if unknown or not names:
         said = f"no backend is called {', '.join(unknown)}" if unknown else "--backend names none"
-        raise UsageMistake(said, f"there are {', '.join(BACKENDS)}")
+        raise UsageMistake(said, names_near("".join(unknown[:1]), BACKENDS))
     return names
 
 

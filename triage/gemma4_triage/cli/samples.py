@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from gemma4_dumps.wording import names_near
 from gemma4_triage.cli import completions
 from gemma4_triage.cli.shared_options import AsJson
 from gemma4_triage.errors import EnvironmentCannot, UsageMistake
@@ -31,7 +32,7 @@ def samples(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="DIR", help="Copy them into this folder.")
+        str | None, typer.Option("--output", "-o", metavar="DIR", help="Copy them into this folder.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace what lies there under a sample's name.")] = False,
     as_json: AsJson = False,
@@ -45,8 +46,13 @@ def samples(
     from gemma4_triage.samples import SAMPLES, place
 
     known = {sample.id: sample for sample in SAMPLES}
+    if output == "":
+        raise UsageMistake("--output is empty", "-o takes the folder to copy into; . is this one")
     if unknown := [name for name in names or () if name not in known]:
-        raise UsageMistake(f"there is no sample called {unknown[0]!r}", f"samples: {', '.join(known)}")
+        raise UsageMistake(
+            f"there is no sample called {unknown[0]!r}",
+            names_near(unknown[0], known, "gemma4-triage samples lists all"),
+        )
     rows = []
     for sample in [known[name] for name in dict.fromkeys(names or known)]:
         path = place(sample)
@@ -54,7 +60,7 @@ def samples(
             raise EnvironmentCannot(f"the sample {sample.id} is not there", "install gemma4-triage again")
         rows.append((sample, path))
     if output is not None:
-        targets = [output / path.name for _, path in rows]
+        targets = [Path(output).expanduser() / path.name for _, path in rows]
         if taken := [target for target in targets if os.path.lexists(target)]:
             if not force:
                 raise UsageMistake(f"{taken[0]} exists", "name another folder, or replace it with --force")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from gemma4_dumps.wording import names_near
 from gemma4_triage.cli import completions
 from gemma4_triage.cli.include_options import IncludeKv, IncludeTokens, include_value
 from gemma4_triage.cli.option_names import other_names
@@ -196,8 +197,7 @@ def _preset(name: str | None) -> dict[str, str]:
         return {}
     found = preset(name)
     if found is None:
-        known = ", ".join(one.id for one in PRESETS)
-        raise UsageMistake(f"there is no preset called {name!r}", f"presets: {known}")
+        raise UsageMistake(f"there is no preset called {name!r}", names_near(name, (one.id for one in PRESETS)))
     return dict(found.variables)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -109,3 +109,7 @@ class Replay:
     def reads_right(self) -> bool:
         outside = any(damage.outside for damage in self.damages)
         return not outside and self.reference[AS_DUMPED].fine
+
+    def none_ran(self, asked: Iterable[str]) -> bool:
+        """Return whether each backend that was asked for, the reference among them, ran nothing."""
+        return {outcome.backend for outcome in self.backends if outcome.refusal is not None} == set(asked)

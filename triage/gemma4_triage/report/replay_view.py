@@ -1,5 +1,7 @@
 """A replay on a terminal: the verdict, what was rebuilt, the damaged rows, what each table gives, each backend."""
 
+from collections.abc import Sequence
+
 from rich.console import Console
 
 from gemma4_dumps.wording import number_of
@@ -21,8 +23,10 @@ _VERDICTS = {
 }
 
 
-def print_replay(console: Console, result: Replay, rows: int) -> None:
-    """Print the result with at most `rows` damaged rows."""
+def print_replay(console: Console, result: Replay, rows: int, asked: Sequence[str]) -> None:
+    """Print the result with at most `rows` damaged rows; first of all, if so, that nothing that was asked for ran."""
+    if result.none_ran(asked):
+        print_line(console, f"NOT RUN on {', '.join(asked)}: what follows was found without", style="bold yellow")
     verdict = "reads the right pages by chance" if result.by_chance else _VERDICTS[result.worst]
     right = result.reads_right and not result.by_chance
     print_line(console, f"{verdict.upper()}  {result.call.dump_id}", style="bold green" if right else "bold red")
