@@ -9,7 +9,7 @@ from test_cli_serve import document, run
 
 from gemma4_triage.cli import check_start
 from gemma4_triage.cli.sglang_options import sglang_options
-from gemma4_triage.errors import UsageMistake
+from gemma4_triage.errors import EnvironmentCannot, UsageMistake
 
 pytestmark = pytest.mark.releases("0.5.13.post1", "0.5.23")
 
@@ -28,6 +28,31 @@ def test_a_port_in_use(taken):
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith(f"error: port {taken} of {host} is in use\n")
         assert len(done.stderr.splitlines()) == 2
+
+
+def test_a_dry_run_says_what_would_be_refused_here_and_makes_nothing(taken, tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    model = ("--model-path", "/no/such/model", "--port", taken)
+    done = run("--dry-run", "--dir", str(tmp_path / "dumps"), *model)
+    assert done.returncode == 0
+    said = [line for line in done.stderr.splitlines() if "would refuse" in line]
+    assert said == [
+        "gemma4-triage: serve would refuse this here: --model-path /no/such/model is not there",
+        f"gemma4-triage: serve would refuse this here: port {taken} of 127.0.0.1 is in use",
+    ]
+    assert sorted(tmp_path.iterdir()) == [file]
+    with pytest.raises(EnvironmentCannot, match="cannot be written: Not a directory"):
+        check_start.check_dump_folder(file / "dumps", make=False)
+
+
+@pytest.mark.parametrize("option", ["-q", "-v"])
+def test_a_short_option_behind_the_dashes_is_ours_too(option):
+    done = run("--", "--model-path", "m", option)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        2,
+        f"error: {option} is an option of serve and stands behind --",
+    )
 
 
 def test_nothing_is_bound_where_it_would_serve_elsewhere(taken, tmp_path):

@@ -271,15 +271,26 @@ def check_port(arguments: Sequence[str]) -> None:
         raise UsageMistake(f"port {port} of {host} cannot be had: {error.strerror}", hint) from None
 
 
-def check_dump_folder(folder: Path) -> None:
+def check_dump_folder(folder: Path, make: bool = True) -> None:
     """Make the folder that dumps will be written to, and write into it.
+
+    Args:
+        folder: The folder.
+        make: False to look only whether it could be made and written to.
 
     Raises:
         EnvironmentCannot: One of both is not possible.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+            return
+        nearest = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
+        if not nearest.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         what = f"dump folder: {folder} cannot be written: {error.strerror or error}"
         raise EnvironmentCannot(what, "name another one with --dir") from None

@@ -163,7 +163,7 @@ def quality(
     if model is not None and not urls:
         raise UsageMistake("--model chooses among what running servers serve", "give --base-url and --with-url")
     if not urls and not arguments:
-        raise UsageMistake("no arguments for SGLang", f"they come after --, for example: {_EXAMPLE}")
+        raise UsageMistake("no arguments for SGLang", f"for example: {_EXAMPLE}")
     _need_packages()
     items, asked_of = _items(questions, examples, colours, api, limit, seed)
     if urls:

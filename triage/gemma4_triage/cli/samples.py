@@ -68,12 +68,13 @@ def samples(
                 raise UsageMistake(f"{links[0]} is a link", "name another folder")
         _copy([path for _, path in rows], targets)
         rows = [(sample, target) for (sample, _), target in zip(rows, targets, strict=True)]
+    here = f"{os.getcwd()}/"
     found = [
         {
             "id": sample.id,
             "title": sample.title,
             "path": str(path),
-            "command": sample.command.replace("PATH", shlex.quote(_short(path))),
+            "command": sample.command.replace("PATH", shlex.quote(str(path).removeprefix(here))),
         }
         for sample, path in rows
     ]
@@ -89,12 +90,6 @@ def samples(
         print_line(console, f"  {row['command']}")
     if output is not None:
         say(f"Wrote {output}")
-
-
-def _short(path: Path) -> str:
-    """Return a path as seen from here, where it lies below."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else str(path)
 
 
 def _copy(paths: list[Path], targets: list[Path]) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from gemma4_dumps.errors import UserError
 from gemma4_dumps.wording import names_near
 from gemma4_triage.cli import completions
 from gemma4_triage.cli.include_options import IncludeKv, IncludeTokens, include_value
 from gemma4_triage.cli.option_names import other_names
 from gemma4_triage.errors import EnvironmentCannot, UsageMistake
-from gemma4_triage.terminal import emit_json, print_plain, say, shell_words
+from gemma4_triage.terminal import emit_json, print_plain, say, shell_words, warn
 
 if TYPE_CHECKING:
     from gemma4_triage.cli.server_start import Start
@@ -126,7 +128,10 @@ def serve(
     include_kv: IncludeKv = False,
     include_tokens: IncludeTokens = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the shell line that would start the server, and stop.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Print the shell line that would start the server, and what would be refused here."
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print one JSON document on stdout.")] = False,
 ) -> None:
@@ -147,7 +152,7 @@ def serve(
     from gemma4_triage.cli.sglang_options import sglang_options
 
     if not arguments:
-        raise UsageMistake("no arguments for SGLang", f"they come after --, for example: {_EXAMPLE}")
+        raise UsageMistake("no arguments for SGLang", f"for example: {_EXAMPLE}")
     if as_json and not dry_run:
         raise UsageMistake("--json needs --dry-run: stdout belongs to the server", "add --dry-run, or leave --json out")
     options = _preset(preset)
@@ -164,7 +169,7 @@ def serve(
         "GEMMA4_TRIAGE_INCLUDE": include_value(include_kv, include_tokens),
     }
     options |= {name: value for name, value in given.items() if value is not None}
-    ours = {name for parameter in context.command.params for name in parameter.opts if name.startswith("--")}
+    ours = {name for parameter in context.command.params for name in parameter.opts if name.startswith("-")}
     ours |= other_names(list(ours))
     arguments = check_start.with_home(check_start.with_model(arguments))
     check_start.check_arguments(arguments, ours, sglang_options())
@@ -173,17 +178,26 @@ def serve(
     start = plan_for_user(options, arguments, elsewhere=dry_run, typed=typed)
     if device_model is not None and start.settings.host_engine is HostEngine.OFF:
         raise UsageMistake("--device-model is the host engine's, and that is off", "add --host-engine")
-    if not dry_run:
-        check_start.check_model(arguments)
-        check_start.check_port(arguments)
-        if start.patches:
-            check_start.check_dump_folder(start.dump_folder)
+    refused = []
+    checks = [partial(check_start.check_model, arguments), partial(check_start.check_port, arguments)]
+    if start.patches:
+        checks.append(partial(check_start.check_dump_folder, start.dump_folder, make=not dry_run))
+    for check in checks:
+        try:
+            check()
+        except UserError as error:
+            # The line may be for another machine.
+            if not dry_run:
+                raise
+            refused.append(error.message)
     if dry_run and not is_sglang_installed():
         say("gemma4-triage: SGLang is not installed here; the line is for a machine that has it")
     for line in _effective(start):
         say(f"gemma4-triage: {line}")
+    for line in refused:
+        warn(f"gemma4-triage: serve would refuse this here: {line}")
     if as_json:
-        emit_json("serve", _document(start))
+        emit_json("serve", _document(start) | {"refused_here": refused})
     elif dry_run:
         print_plain(start.shell_line)
     else:
