@@ -4,14 +4,18 @@ import json
 import re
 import shlex
 import shutil
+from importlib.metadata import version
+from typing import ClassVar
 
 import pytest
 
+import make_sglang_arguments
 from command_line import parse_command
 from diagnose_examples import CORPUS, ROOT
 from gemma4_runtime.releases import BASE, installed_or_base
 from gemma4_triage.diagnose.catalog import RULES
 from gemma4_triage.diagnose.nothing_to_run import REASONS
+from gemma4_triage.logs import start_line
 from gemma4_triage.logs.catalog import ENDINGS, FALLBACKS, LOADS
 from gemma4_triage.readers.catalog import TITLES
 from made_logs import MADE, started
@@ -96,7 +100,10 @@ def test_every_rule_over_logs_has_a_line_that_runs_or_says_why_not(cli, monkeypa
             silent.add(rule)
             assert f"   next          nothing to run: {REASONS[rule]}" in cli("diagnose", path)[1]
     assert {rule for rule in REASONS if rule in MADE} >= silent
-    assert "gemma4-triage serve --debug 1 -- --model-path org/m --tp-size 2 --speculative-algorithm EAGLE" in lines
+    assert (
+        "gemma4-triage serve --debug 1 -- --model-path org/m --port 31000 --tp-size 2 --speculative-algorithm EAGLE"
+        in lines
+    )
     assert f"gemma4-triage collect http://127.0.0.1:31000 --log {tmp_path / 'hang.log'}" in lines
     for line in sorted(lines):
         run_line(cli, line, tmp_path)
@@ -244,13 +251,15 @@ class TestLaunch:
         (tmp_path / "a.log").write_text(text)
         (steps,) = plans(cli, tmp_path / "a.log")
         (serve,) = [step for step in steps if " serve " in step]
-        assert "-- --model-path org/m --attention-backend trtllm_mha --page-size 16" in serve
+        assert "-- --model-path org/m " in serve
+        assert "--attention-backend trtllm_mha" in serve
+        assert "--page-size 16" in serve
         assert "--speculative-algorithm NEXTN" in serve
 
     def test_the_model_that_nobody_knows_stays_a_name(self, cli):
         (steps,) = plans(cli, LOGS / "illegal-access.log")
         (serve,) = [step for step in steps if " serve " in step]
-        assert "-- --model-path MODEL --attention-backend trtllm_mha" in serve
+        assert "-- --model-path MODEL --mem-fraction-static " in serve
 
     def test_a_redacted_key_is_a_variable_to_set(self, cli, tmp_path):
         shutil.copytree(CRASH / "guards", tmp_path / "guards")
@@ -260,6 +269,83 @@ class TestLaunch:
             path.write_text(json.dumps(fields))
         (steps,) = plans(cli, tmp_path)
         assert any(step.endswith('--api-key "$API_KEY"') for step in steps)
+
+
+class TestEveryArgumentOfTheLog:
+    """A log says all arguments, in the notation of its release; the line that starts the server again has them too."""
+
+    GIVEN = (
+        ("enable_dp_attention", "False", "True", ["--enable-dp-attention"]),
+        ("ep_size", "1", "4", ["--ep-size", "4"]),
+        ("nnodes", "1", "2", ["--nnodes", "2"]),
+        ("enable_hierarchical_cache", "False", "True", ["--enable-hierarchical-cache"]),
+        ("hicache_ratio", "2.0", "3.5", ["--hicache-ratio", "3.5"]),
+        ("revision", "None", "'v2'", ["--revision", "v2"]),
+        ("disaggregation_mode", "'null'", "'prefill'", ["--disaggregation-mode", "prefill"]),
+        ("chat_template", "None", "'a b.jinja'", ["--chat-template", "a b.jinja"]),
+        ("lora_target_modules", "None", "['q_proj', 'k_proj']", ["--lora-target-modules", "q_proj", "k_proj"]),
+        ("lora_strict_loading", "False", "True", ["--lora-strict-loading"]),
+        ("api_key", "None", "'a-secret-key'", ["--api-key", "$API_KEY"]),
+    )
+    ADAPTERS: ClassVar = {
+        "crash": "[LoRARef(lora_id='1', lora_name='tax', lora_path='/l/tax', pinned=False)]",
+        "crash-0.5.23": "[{'lora_id': '1', 'lora_name': 'tax', 'lora_path': '/l/tax', 'pinned': False}]",
+    }
+
+    @pytest.fixture(params=sorted(ADAPTERS))
+    def log(self, request, tmp_path):
+        text = (CRASH.with_name(request.param) / "server.log").read_text()
+        given = [(name, default, value) for name, default, value, _ in self.GIVEN]
+        for name, default, value in [*given, ("lora_paths", "None", self.ADAPTERS[request.param])]:
+            for form in (f" {name}={{}}, ", f" '{name}': {{}}, "):
+                text = text.replace(form.format(default), form.format(value), 1)
+        path = tmp_path / "server.log"
+        path.write_text(
+            text + (LOGS / "illegal-access.log").read_text().partition("server_args=")[2].partition("\n")[2]
+        )
+        return path
+
+    def test_each_that_is_not_at_its_default_is_on_the_line(self, cli, log):
+        (steps,) = plans(cli, log)
+        (serve,) = [step for step in steps if " serve " in step]
+        words = shlex.split(serve.partition(" -- ")[2])
+        assert words[0] == "--model-path"
+        for _, _, _, said in self.GIVEN:
+            at = words.index(said[0])
+            assert words[at : at + len(said)] == said
+        at = words.index("--lora-paths")
+        assert words[at + 1] == "tax=/l/tax"
+        assert "--port" in words
+        assert "--tokenizer-path" not in words, "it is the model's"
+        assert len(words) < 110, serve
+
+    def test_no_secret_is_said_anywhere(self, cli, log):
+        for form in ((), ("--json",)):
+            assert "a-secret-key" not in cli("diagnose", log, *form)[1]
+
+    def test_what_no_word_can_say_is_named(self, cli, log):
+        text = log.read_text()
+        for said in ("mm_process_config={}", "'mm_process_config': {}"):
+            text = text.replace(said, said.replace("{}", "{'image': {'max_pixels': 5}}"))
+        log.write_text(text)
+        found = json.loads(cli("diagnose", log, "--json")[1])
+        advice = [line for one in found["incidents"][0]["findings"] for line in one["advice"]]
+        assert any("leaves out what the log says of" in line and "mm_process_config" in line for line in advice)
+
+    def test_hostile_arguments_end_quietly(self):
+        for line in (
+            b"server_args=ServerArgs(a='",
+            b"server_args={'a': [[[[",
+            b"server_args=ServerArgs(" + b"(" * 99999,
+        ):
+            assert start_line.arguments(line) == {}
+        many = b"server_args=ServerArgs(" + b"".join(b"a%d=1, " % number for number in range(5000)) + b")"
+        assert len(start_line.arguments(many)) == start_line.MAX_ARGUMENTS
+
+    def test_the_table_is_that_of_the_installed_release(self):
+        pytest.importorskip("sglang")
+        known = json.loads(make_sglang_arguments.DATA.read_text())
+        assert known[version("sglang")] == make_sglang_arguments.arguments()
 
 
 class TestPools:

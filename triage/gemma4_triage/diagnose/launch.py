@@ -2,48 +2,46 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
 
-from gemma4_dumps.redaction import REDACTED
-from gemma4_triage.diagnose.compare_log import commands_of, devices_of, is_sglang_serve
+from gemma4_dumps.redaction import REDACTED, redact_launch_args
+from gemma4_triage.diagnose.compare_log import commands_of, devices_of, is_sglang_serve, releases_of
 from gemma4_triage.diagnose.incident import Incident
+from gemma4_triage.logs.start_line import CUT
 
 ANY_MODEL = "--model-path MODEL"
 _LAUNCHERS = ("launch_server.py", "sglang.launch_server")
 _KEY = '"$API_KEY"'
-# SGLang's own default of each argument that a log's server_args says; what is left at it is no part of the line.
-_DEFAULTS: Mapping[str, tuple[str, ...]] = {
-    "model_path": (),
-    "attention_backend": ("None",),
-    "prefill_attention_backend": ("None",),
-    "decode_attention_backend": ("None",),
-    "page_size": ("None", "1"),
-    "tp_size": ("1",),
-    "dp_size": ("1",),
-    "pp_size": ("1",),
-    "dtype": ("auto",),
-    "quantization": ("None",),
-    "kv_cache_dtype": ("auto",),
-    "context_length": ("None",),
-    "mem_fraction_static": ("None",),
-    "max_total_tokens": ("None",),
-    "max_running_requests": ("None",),
-    "swa_full_tokens_ratio": ("0.8",),
-    "chunked_prefill_size": ("None",),
-    "speculative_algorithm": ("None",),
-    "speculative_draft_model_path": ("None",),
-    "speculative_num_steps": ("None",),
-    "speculative_eagle_topk": ("None",),
-    "speculative_num_draft_tokens": ("None",),
-    "disable_cuda_graph": ("False",),
-    "disable_overlap_schedule": ("False",),
-    "disable_radix_cache": ("False",),
-    "trust_remote_code": ("False",),
-    "enable_multimodal": ("None", "False"),
-    "reasoning_parser": ("None",),
-    "tool_call_parser": ("None",),
+_DATA = Path(__file__).with_name("sglang_arguments.json")
+# What SGLang makes of an argument that was left to it, wherever it runs. It says nothing of what was asked for.
+_MADE_OF_DEFAULTS: Mapping[str, tuple[str, ...]] = {
+    "page_size": ("1",),
+    "load_balance_method": ("round_robin",),
+    "mamba_scheduler_strategy": ("no_buffer",),
+    "mamba_full_memory_ratio": ("0.9",),
+    "speculative_draft_model_revision": ("main",),
+    "speculative_moe_runner_backend": ("auto",),
+    "expert_distribution_recorder_buffer_size": ("1000",),
+    "prefill_decode_interval": ("0",),
+    "dcp_comm_backend": ("ag_rs",),
+    "boundary_reduction": ("rs+rsv",),
+    "hicache_ratio": ("2.0",),
+    "mm_feature_transport": ("cpu",),
+    "encoder_transfer_backend": ("zmq_to_scheduler",),
+    "enable_multimodal": ("False",),
+    "enable_tf32_matmul": ("False",),
+    "enable_tp_lm_head_all_to_all": ("False",),
+    "mm_enable_dp_encoder": ("False",),
 }
+_ADAPTER = re.compile(r"lora_name'?[=:] ?'([^']{1,200})', '?lora_path'?[=:] ?'([^']{1,500})'")
+_LONGEST_LIST = 8
+_PLAIN = str | int | float
 # What SGLang turns into its own name of it, and does not take back.
 _ALGORITHMS = {"FROZEN_KV_MTP": "NEXTN", "FROZEN_KV_MTP_V2": "NEXTN"}
 
@@ -51,20 +49,35 @@ _ALGORITHMS = {"FROZEN_KV_MTP": "NEXTN", "FROZEN_KV_MTP_V2": "NEXTN"}
 def server_arguments(incident: Incident) -> str:
     """Return SGLang's arguments of the incident's server, quoted for a shell; ANY_MODEL alone if nothing says them.
 
-    A log says the values that hold, from which those at SGLang's defaults are left out. A key that was redacted is a
-    variable to set.
+    A log says the values that hold, from which those at the defaults of its release are left out. A key that was
+    redacted is a variable to set.
     """
     for command in (*commands_of(incident), *(one.identity.command for one in incident.readings)):
         words = _after_launcher(command)
         if words:
             return " ".join(_KEY if word == REDACTED else shlex.quote(word) for word in words)
-    given = [facts.settings for facts in incident.logs if facts.settings]
-    given += [one.identity.settings for one in incident.readings if one.identity.settings]
-    words = list(_of_settings(given[0])) if given else []
+    words, _ = _from_log(incident)
     if not words:
         return ANY_MODEL
     model = [] if words[0] == "--model-path" else [ANY_MODEL]
-    return " ".join([*model, shlex.join(words)])
+    return " ".join([*model, *(_KEY if word == REDACTED else shlex.quote(word) for word in words)])
+
+
+def left_out(incident: Incident) -> tuple[str, ...]:
+    """Return which arguments that a log says server_arguments has not, as it cannot say them on a command line."""
+    commands = (*commands_of(incident), *(one.identity.command for one in incident.readings))
+    return () if any(map(_after_launcher, commands)) else tuple(_from_log(incident)[1])
+
+
+def _from_log(incident: Incident) -> tuple[list[str], list[str]]:
+    """Return the arguments that a log or another file says as words, and the names of those that are left out."""
+    given = [facts.arguments or facts.settings for facts in incident.logs if facts.settings]
+    given += [one.identity.settings for one in incident.readings if one.identity.settings]
+    if not given:
+        return [], []
+    named = [facts.release for facts in incident.logs] + list(releases_of(incident))
+    named += [one.identity.release for one in incident.readings]
+    return _of_settings(given[0], named, on_host_engine(incident))
 
 
 def settings_of(incident: Incident) -> dict[str, str]:
@@ -99,13 +112,75 @@ def _after_launcher(command: Sequence[str]) -> list[str]:
     return []
 
 
-def _of_settings(settings: Mapping[str, str]) -> Iterator[str]:
-    for name, defaults in _DEFAULTS.items():
-        value = settings.get(name)
-        if value is None or value in defaults:
+@cache
+def _known() -> dict[str, dict[str, list[str]]]:
+    """Return form, default and, where it is another one, option of the arguments of each release that is known."""
+    return json.loads(_DATA.read_text(encoding="utf-8"))
+
+
+def _arguments_of(settings: Mapping[str, str], releases: Sequence[str]) -> dict[str, list[str]]:
+    """Return the arguments of the release that is named; else of the one that has most of these names."""
+    known = _known()
+    named = next((known[release] for release in releases if release in known), None)
+    return named or max(known.values(), key=lambda arguments: len(arguments.keys() & settings.keys()))
+
+
+def _of_settings(settings: Mapping[str, str], releases: Sequence[str], on_host: bool) -> tuple[list[str], list[str]]:
+    words: list[str] = []
+    lacking: list[str] = []
+    known = _arguments_of(settings, releases)
+    # model_path first: the line reads as one that somebody typed.
+    for name in sorted(settings, key=lambda name: name != "model_path"):
+        value = settings[name]
+        if _says_nothing(name, value, settings, on_host):
             continue
+        if name not in known:
+            # What is no option was never typed; of a release that is not known nobody knows what its options are.
+            if releases and not any(release in _known() for release in releases) and not name.startswith("_"):
+                lacking.append(name)
+            continue
+        form, default, *renamed = known[name]
+        if value == default:
+            continue
+        option = renamed[0] if renamed else f"--{name.replace('_', '-')}"
+        said = _words(option, form, _ALGORITHMS.get(value, value) if name == "speculative_algorithm" else value)
+        if said is None or (REDACTED in " ".join(redact_launch_args(said)) and option != "--api-key"):
+            lacking.append(name)
+        else:
+            words += said
+    return words, lacking
+
+
+def _says_nothing(name: str, value: str, settings: Mapping[str, str], on_host: bool) -> bool:
+    """Return whether a value is what SGLang makes of its default, on every machine or from other arguments."""
+    if value in ("None", "[]", "{}", "<redacted>") or value in _MADE_OF_DEFAULTS.get(name, ()):
+        return True
+    if name in ("tokenizer_path", "served_model_name"):
+        return value == settings.get("model_path")
+    if name == "device":
+        return value == "cuda" or on_host
+    return "cuda_graph_" in name and not name.startswith("disable") and settings.get("disable_cuda_graph") == "True"
+
+
+def _words(option: str, form: str, value: str) -> list[str] | None:
+    """Return an argument as words of a command line; None if they cannot say its value."""
+    if form in ("switch", "both"):
         if value == "True":
-            yield f"--{name.replace('_', '-')}"
-        elif value != "False":
-            yield f"--{name.replace('_', '-')}"
-            yield _ALGORITHMS.get(value, value) if name == "speculative_algorithm" else value
+            return [option]
+        return None if form == "switch" or value != "False" else [f"--no-{option[2:]}"]
+    if form == "adapters":
+        pairs = [f"{name}={path}" for name, path in _ADAPTER.findall(value)]
+        return [option, *pairs] if pairs else None
+    if value == CUT or form == "none":
+        return None
+    if form == "many":
+        try:
+            each = ast.literal_eval(value)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return None
+        # A long one is what SGLang works out itself, such as the sizes of its graphs.
+        plain = isinstance(each, list) and len(each) <= _LONGEST_LIST and all(isinstance(one, _PLAIN) for one in each)
+        return [option, *map(str, each)] if plain else None
+    if value.startswith(("[", "{", "(", "<")) and value != REDACTED and not value.startswith('{"'):
+        return None
+    return [f"{option}={value}"] if value.startswith("-") else [option, value]

@@ -23,7 +23,7 @@ from pathlib import Path
 from gemma4_dumps.errors import UserError
 from gemma4_triage.diagnose.commands import patches_with, path_of
 from gemma4_triage.diagnose.incident import Incident
-from gemma4_triage.diagnose.launch import ANY_MODEL, on_host_engine, server_arguments, settings_of
+from gemma4_triage.diagnose.launch import ANY_MODEL, left_out, on_host_engine, server_arguments, settings_of
 from gemma4_triage.finding import Finding, causes
 from gemma4_triage.logs.remarks import number_in
 from gemma4_triage.logs.rule import COLLECT
@@ -48,6 +48,7 @@ _POOL_OPTIONS = (
 
 # What a server listens on at every address is asked on its own machine.
 _LOCAL = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}
+_MOST_NAMED = 12
 _NO_PATCHES = " --patches none "
 _GUESSES = ("--kv-mem 40GiB", "--gpu-mem 80GiB", "--weights 20GiB", "--workload 64x8000+1000")
 
@@ -69,6 +70,7 @@ def completed(findings: Iterable[Finding], incident: Incident) -> tuple[Finding,
         commands = [line for command in lines if (line := _complete(command, incident))]
         fix = fix or finding.fix or ""
         asked = tuple(said for line in commands if (said := _asks(line)))
+        asked += _lacks(commands, incident)
         asked += tuple(said for line in lines if (said := _bring(line, incident)))
         update = {"next_commands": tuple(dict.fromkeys(commands)), "advice": (*finding.advice, *asked)}
         found.append(finding.model_copy(update=update))
@@ -87,6 +89,15 @@ def _asks(command: str) -> str:
     named = ["CONFIG (the model's config.json)"] if "--config CONFIG" in command else []
     named += [guess for guess in _GUESSES if guess in command]
     return f"the line of pools needs your own: {', '.join(named)}" if named else ""
+
+
+def _lacks(commands: Iterable[str], incident: Incident) -> tuple[str, ...]:
+    """Return what to add by hand to a line of `serve`, which a log says and a command line cannot."""
+    names = left_out(incident) if any(command.startswith(_SERVE) for command in commands) else ()
+    if not names:
+        return ()
+    said = ", ".join(names[:_MOST_NAMED]) + (f" and {len(names) - _MOST_NAMED} more" if names[_MOST_NAMED:] else "")
+    return (f"the line of serve leaves out what the log says of {said}: add what you had set",)
 
 
 def plan(findings: Sequence[Finding]) -> tuple[Step, ...]:

@@ -292,7 +292,8 @@ class LogFacts:
         last_time: the last stamp of a line that was understood; "" if there is none.
         end_time: the last stamp in the log, of whatever line; "" if there is none.
         starts: how many servers started in it.
-        settings: those of the last start, as ServerArgs printed them.
+        settings: those of the last start that rules ask for, as ServerArgs printed them.
+        arguments: all that ServerArgs printed at the last start, without secrets.
         pool_tokens: the tokens of the pools "full" and "swa", where the log says so.
         faults: the ids of faults that were injected.
         ranks: one record for each scheduler.
@@ -342,6 +343,7 @@ class LogFacts:
     remarks: Mapping[str, Remark] = field(default_factory=dict)
     stacks: tuple[Stack, ...] = ()
     errors: tuple[Death, ...] = ()
+    arguments: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def failures(self) -> tuple[Death, ...]:

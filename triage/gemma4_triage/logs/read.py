@@ -9,7 +9,7 @@ from itertools import accumulate, compress, pairwise
 import numpy as np
 
 from gemma4_triage.known_issues import release
-from gemma4_triage.logs import events, remarks
+from gemma4_triage.logs import events, remarks, start_line
 from gemma4_triage.logs.alarms import AlarmReader
 from gemma4_triage.logs.batch_line import MARK, device_of, find_batch
 from gemma4_triage.logs.batch_table import Rows, Table, TableReader, joined, single, time_text
@@ -119,6 +119,7 @@ class LogReading:
         self._named_files: dict[str, None] = {}
         self._starts = 0
         self._settings: dict[str, str] = {}
+        self._arguments: dict[str, str] = {}
         self._pool_tokens: dict[Pool, int] = {}
         self._device: Device = ""
         self._release = ""
@@ -318,6 +319,7 @@ class LogReading:
         elif kind == "start":
             self._starts += 1
             self._settings = events.settings(line)
+            self._arguments = start_line.arguments(line)
             for name in remarks.FIRST_TOO:
                 self._remarks.pop(f"first_{name}", None)
         elif kind == "named_file":
@@ -418,6 +420,7 @@ class LogReading:
             release=self._release,
             starts=self._starts,
             settings=self._settings,
+            arguments=self._arguments,
             pool_tokens=self._pool_tokens,
             faults=tuple(self._faults),
             named_files=tuple(self._named_files),

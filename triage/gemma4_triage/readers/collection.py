@@ -19,6 +19,7 @@ from gemma4_dumps.errors import DumpError, DumpUnreadable
 from gemma4_dumps.safe_file import read_regular
 from gemma4_triage.finding import Confidence, Evidence, Finding
 from gemma4_triage.logs.rules.hang import where
+from gemma4_triage.logs.start_line import LONGEST_VALUE
 from gemma4_triage.readers import py_spy
 from gemma4_triage.readers.reading import SERVE_GUARDED, Identity, Moment, NotThis, Reading, cut
 from gemma4_triage.readers.text_file import Lines
@@ -76,7 +77,7 @@ def _read(path: Path) -> Reading:
     begins = [time for one in running if isinstance(time := one.get("started_s"), int | float)]
     moments = [Moment(min(begins), "the server's first process started", "processes")] if begins else []
     moments.append(Moment(created, "this bundle was made", "created_utc"))
-    settings = {str(name): str(value) for name, value in info.items() if isinstance(value, str | int | float | bool)}
+    settings = {str(name): str(value) for name, value in info.items() if isinstance(value, str | int | float | list)}
     settings |= {"model_path": str(model["model_path"])} if isinstance(model.get("model_path"), str) else {}
     command = fields.get("command")
     return Reading(
@@ -88,7 +89,7 @@ def _read(path: Path) -> Reading:
             running=tuple(pid for one in running if isinstance(pid := one.get("pid"), int)),
             host=str(fields.get("host") or ""),
             command=tuple(map(str, command)) if isinstance(command, list) else (),
-            settings={name: value for name, value in settings.items() if len(value) <= 200},
+            settings={name: value for name, value in settings.items() if len(value) <= LONGEST_VALUE},
             release=str(info.get("version") or ""),
             folder=str(folder),
         ),

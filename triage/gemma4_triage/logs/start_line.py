@@ -1,0 +1,60 @@
+"""What a server prints of its arguments when it starts: ServerArgs(name=value, ...), or {'name': value, ...} in 0.5.23.
+
+Values are Python's own notation of anything, also of objects. None of it is evaluated here.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gemma4_dumps.redaction import REDACTED, names_a_secret
+from gemma4_triage.logs.events import SERVER_ARGS
+
+MAX_ARGUMENTS = 2000
+LONGEST_VALUE = 1000
+CUT = "..."
+"""Stands for a value that is longer than LONGEST_VALUE."""
+_NAME = re.compile(r"\s*(?:'(\w{1,80})'\s*:|(\w{1,80})=)\s*")
+_TOKEN = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[()\[\]{},]")
+
+
+def arguments(line: bytes) -> dict[str, str]:
+    """Return every argument by name as the line prints it, a text without its quotes; a secret's value is REDACTED."""
+    begin = next((at + len(mark) for mark in SERVER_ARGS if (at := line.find(mark)) >= 0), None)
+    if begin is None:
+        return {}
+    begin -= line[begin - 2 : begin] == b"{'"
+    text = line[begin:].decode(errors="replace")
+    found: dict[str, str] = {}
+    at = 0
+    while len(found) < MAX_ARGUMENTS and (name := _NAME.match(text, at)) is not None:
+        end = _end_of_value(text, name.end())
+        if end is None:
+            break
+        said, value = name[1] or name[2], text[name.end() : end].strip()
+        found[said] = REDACTED if names_a_secret(said) and value not in ("None", "False", "True") else _plain(value)
+        at = end + 1
+    return found
+
+
+def _end_of_value(text: str, at: int) -> int | None:
+    """Return where a value ends: at the comma behind it, or at the bracket that closes the arguments."""
+    depth = 0
+    for token in _TOKEN.finditer(text, at):
+        if token[0] in "([{":
+            depth += 1
+        elif token[0] == "," and not depth:
+            return token.start()
+        elif token[0] in ")]}":
+            if not depth:
+                return token.start()
+            depth -= 1
+    return None
+
+
+def _plain(value: str) -> str:
+    if len(value) > LONGEST_VALUE:
+        return CUT
+    if len(value) > 1 and value[0] in "'\"" and value[-1] == value[0]:
+        return re.sub(r"\\(['\"\\])", r"\1", value[1:-1])
+    return value
