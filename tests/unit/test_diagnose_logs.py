@@ -1,5 +1,7 @@
 """Logs beside dumps: one cause is one finding, with values of both; what only a log says is a finding too."""
 
+from datetime import timedelta
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -275,6 +277,8 @@ class TestWhichIncident:
         for other in (begins.replace("page_size=16", "page_size=64"), begins.replace(start, start[:-2] + "00")):
             assert self.placed([incident], log_of(fault, other))[1].relation != "agrees"
         assert self.placed([incident], log_of(begins))[1].relation == "apart"
+        before = begins.replace(start, (started - timedelta(seconds=5)).strftime("%Y-%m-%d %H:%M:%S"))
+        assert self.placed([incident], log_of(fault, before))[1].relation == "guess"
 
     def test_a_log_that_begins_after_a_dump_is_that_of_a_restart_and_no_evidence(self):
         run = ROOT / "tests" / "data" / "finished_runs" / "diff-patches"

@@ -222,7 +222,8 @@ def _together(facts: LogFacts, incident: Incident) -> bool:
     dumps = [dump.manifest.created_utc.timestamp() for dump in incident.dumps]
     # A server writes its first line before any dump: a log that begins after one may be that of its restart.
     begins = min(abs(first - at) for at in started) <= START_S and first <= min(dumps, default=first)
-    return begins and max(dumps, default=last) <= last + LAST_LINES_S
+    # A log that ended before every process began is of an earlier server; its stamps are whole seconds.
+    return begins and last + 1 >= min(started) and max(dumps, default=last) <= last + LAST_LINES_S
 
 
 def _away_s(facts: LogFacts, times: Sequence[float], zone_s: float = 0.0) -> float | None:
